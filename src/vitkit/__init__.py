@@ -1,0 +1,36 @@
+"""vitkit: the Vision Transformer system. Importing it is light; torch comes with the first name used."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitkit.layouts.layout import WeightsError
+    from vitkit.models.adapt import adapt
+    from vitkit.models.positions import resize_positions
+    from vitkit.models.variants import build
+    from vitkit.weights.archive import UntrustedCheckpoint
+    from vitkit.weights.load import load
+    from vitkit.weights.save import save
+
+__version__ = "0.1.0"
+__all__ = ["UntrustedCheckpoint", "WeightsError", "adapt", "build", "load", "resize_positions", "save"]
+
+HOMES = {
+    "WeightsError": "vitkit.layouts.layout",
+    "UntrustedCheckpoint": "vitkit.weights.archive",
+    "adapt": "vitkit.models.adapt",
+    "build": "vitkit.models.variants",
+    "load": "vitkit.weights.load",
+    "resize_positions": "vitkit.models.positions",
+    "save": "vitkit.weights.save",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOMES:
+        raise AttributeError(f"module 'vitkit' has no attribute {name!r}")
+    return getattr(import_module(HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,132 @@
+"""What vitkit has and what it knows of one model: facts for `vitkit list` and `vitkit show`."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from vitkit.evaluation.cost import flops, parameters
+from vitkit.models.variants import NAMED, Config, Model, skeleton, variant
+from vitkit.models.vit import ViTConfig
+from vitkit.report.terminal import print_facts, print_table, say
+from vitkit.weights.convert import Conversion
+from vitkit.weights.load import load
+from vitkit.weights.published import PUBLISHED
+
+FORMATS = {
+    "vitkit": ("read, write", ".safetensors", "our own: carries sizes, labels, preprocessing, origin"),
+    "official": ("read, write", ".npz", "ViT, hybrid and BiT arrays of the authors' code; every dialect is read"),
+    "timm": ("read, write", ".safetensors .pth", "ViT, hybrid, BiT; also DeiT, MAE and DINO encoders"),
+    "hf": ("read, write", "folder", "config.json and safetensors, as transformers reads and writes them"),
+    "torchvision": ("read, write", ".pth .safetensors", "ViT; the erf GELU only"),
+}
+
+
+def models() -> list[dict[str, Any]]:
+    """Every named model with its sizes; width and depth of a ResNet are its first and its units."""
+    rows = []
+    for name in NAMED:
+        config = variant(name)
+        vit = isinstance(config, ViTConfig)
+        rows.append({
+            "model": name,
+            "parameters": parameters(skeleton(config)),
+            "width": config.width,
+            "depth": config.depth if vit else sum(config.blocks),
+            "heads": config.heads if vit else None,
+            "tokens_224": config.tokens if vit else None,
+        })  # fmt: skip
+    return rows
+
+
+def sizes() -> list[dict[str, Any]]:
+    """Every named model's parameters and cost, beside the published figures."""
+    rows = []
+    for name, published in NAMED.items():
+        model = skeleton(variant(name))
+        rows.append({
+            "model": name,
+            "parameters": parameters(model),
+            "published": published.parameters if published else None,
+            "GFLOPs_224": round(flops(model, model.config.image_size) / 1e9, 3),
+            "published_GFLOPs": round(2 * published.gmac, 3) if published and published.gmac else None,
+        })  # fmt: skip
+    return rows
+
+
+def weights() -> list[dict[str, Any]]:
+    return [
+        {"name": w.name, "pixels": w.pixels, "trained_on": w.trained_on, "ImageNet_top1": w.top1, "MiB": w.megabytes,
+         "licence": w.licence, "address": w.address}
+        for w in PUBLISHED.values()
+    ]  # fmt: skip
+
+
+def formats() -> list[dict[str, Any]]:
+    return [{"format": k, "what": v[0], "files": v[1], "holds": v[2]} for k, v in FORMATS.items()]
+
+
+def describe(what: str) -> dict[str, Any]:
+    """All about a file, a published weight or a named model."""
+    if Path(what).exists():
+        model = load(what)
+        return {"file": what} | size_facts(model.config) | file_facts(model)
+    if what in PUBLISHED:
+        weight = asdict(PUBLISHED[what])
+        config = variant(weight["model"])
+        return weight | size_facts(replace(config, image_size=(weight["pixels"], weight["pixels"])))
+    return {"model": what} | size_facts(variant(what))
+
+
+def size_facts(config: Config) -> dict[str, Any]:
+    model = skeleton(config)
+    facts: dict[str, Any] = {"kind": "ViT" if isinstance(config, ViTConfig) else "ResNet"}
+    facts["parameters"] = parameters(model)
+    for pixels in (224, 384):
+        facts[f"GFLOPs_{pixels}"] = cost_at(model, pixels)
+    return facts | {k: v for k, v in asdict(config).items() if k != "stem"} | stem_facts(config)
+
+
+def cost_at(model: Model, pixels: int) -> float | str:
+    """GFLOPs for one square image, or why it cannot be."""
+    try:
+        return round(flops(model, (pixels, pixels), model.config.channels) / 1e9, 3)
+    except ValueError as error:
+        return str(error)
+
+
+def stem_facts(config: Config) -> dict[str, Any]:
+    stem = config.stem if isinstance(config, ViTConfig) else None
+    return {f"stem_{k}": v for k, v in asdict(stem).items()} if stem else {}
+
+
+def file_facts(model: Model) -> dict[str, Any]:
+    shown = model.labels[:5]
+    more = (f"... {len(model.labels)} in all",) if len(model.labels) > 5 else ()
+    return {
+        "labels": (*shown, *more),
+        "preprocessing": asdict(model.preprocessing),
+        "origin": {k: v for k, v in asdict(model.origin).items() if v and k != "notes"},
+        "notes": model.origin.notes,
+    }
+
+
+def print_conversion(c: Conversion) -> None:
+    """The parity report of a conversion, for a person."""
+    say(f"{c.source} ({c.source_format}) -> {c.out} ({c.format}), {c.parameters:,} parameters")
+    for note in c.notes:
+        say(f"  note: {note}")
+    say(f"  read back        {'every array equal, bit for bit' if c.read_back else 'ARRAYS DIFFER'}")
+    if c.parity and c.parity.skipped:
+        say(f"  against {c.parity.peer:12} not compared: {c.parity.skipped}")
+    elif c.parity:
+        parts = {"logits": c.parity.logits, "features": c.parity.features}
+        text = ", ".join(f"{k} {v:.1e}" for k, v in parts.items() if v is not None)
+        verdict = "equal" if c.parity.ok else "NOT EQUAL"
+        say(f"  against {c.parity.peer}: largest difference {text} (tolerance {c.parity.tolerance:.0e}): {verdict}")
+    if c.changed:
+        say(f"  that library's numerics move the logits of this model by up to {c.changed:.1e}")
+    if not c.ok:
+        say("  nothing was written", style="bold red")
+
+
+__all__ = ["describe", "formats", "models", "print_conversion", "print_facts", "print_table", "sizes", "weights"]

@@ -1,0 +1,13 @@
+"""Published names of parameters and ours: pure tables, one file a library. Touches no disk."""
+
+from vitkit.layouts import bit, huggingface, official, timm, torchvision
+from vitkit.layouts.layout import Layout
+
+LAYOUTS: tuple[Layout, ...] = (
+    official.LAYOUT,
+    bit.OFFICIAL,
+    timm.LAYOUT,
+    bit.TIMM,
+    huggingface.LAYOUT,
+    torchvision.LAYOUT,
+)

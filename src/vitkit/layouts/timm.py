@@ -1,0 +1,138 @@
+"""ViTs and hybrids in timm's names, which DeiT, MAE and DINO share."""
+
+from vitkit.layouts.layout import (
+    SAME,
+    Entry,
+    Found,
+    Hints,
+    Layout,
+    Shapes,
+    as_computed,
+    count,
+    grid_from,
+    guess_heads,
+    need,
+    pairs,
+    plain_vit_objection,
+    position_table,
+    square_patch,
+)
+from vitkit.models.card import Preprocessing
+from vitkit.models.resnet import StemConfig
+from vitkit.models.variants import Config
+from vitkit.models.vit import ViTConfig
+
+STEM = "patch_embed.backbone"
+DECODER = ("decoder_", "mask_token")  # of a masked autoencoder, which is not part of the encoder
+
+
+def recognises(shapes: Shapes) -> bool:
+    return "patch_embed.proj.weight" in shapes and "blocks.0.attn.proj.weight" in shapes
+
+
+def infer(shapes: Shapes, hints: Hints) -> Found:
+    kernel = need(shapes, "patch_embed.proj.weight", 4)
+    depth = count(shapes, "blocks.{}.attn.proj.weight")
+    hidden = need(shapes, "blocks.0.mlp.fc1.weight", 2)[0]
+    heads, note = guess_heads(kernel[0], depth, hidden, hints)
+    stem = infer_stem(shapes)
+    patch = square_patch((kernel[2], kernel[3]))
+    class_token = "cls_token" in shapes
+    pooled = "fc_norm.weight" in shapes
+    head = "map" if "attn_pool.latent" in shapes else "gap" if pooled or not class_token else "token"
+    config = ViTConfig(
+        width=kernel[0], depth=depth, heads=heads, hidden=hidden, patch=patch, stem=stem,
+        image_size=grid_from(
+            need(shapes, "pos_embed", 3)[1], class_token, patch * (stem.stride if stem else 1), hints
+        ),
+        channels=need(shapes, f"{root_of(shapes)}.conv.weight", 4)[1] if stem else kernel[1],
+        classes=need(shapes, "head.weight", 2)[0] if "head.weight" in shapes else 0,
+        representation=(
+            need(shapes, "pre_logits.fc.weight", 2)[0] if "pre_logits.fc.weight" in shapes else 0
+        ),
+        head=head, class_token=class_token, final_norm="pooled" if pooled else "tokens", gelu="erf",
+        position_resize="timm", qkv_bias="blocks.0.attn.qkv.bias" in shapes,
+        layer_scale="blocks.0.ls1.gamma" in shapes,
+    )  # fmt: skip
+    preprocessing = Preprocessing(resize="crop", crop=0.9, interpolation="bicubic")
+    is_decoder = any(name.startswith("decoder_") for name in shapes)
+    return Found(config, preprocessing, notes=(note,) if note else (), ignored=DECODER if is_decoder else ())
+
+
+def root_of(shapes: Shapes) -> str:
+    """Where the root convolution of a hybrid is; a stem without stages is not wrapped. Empty: no hybrid."""
+    return next((r for r in (f"{STEM}.stem", STEM) if f"{r}.conv.weight" in shapes), "")
+
+
+def infer_stem(shapes: Shapes) -> StemConfig | None:
+    if not root_of(shapes):
+        return None
+    stages = count(shapes, STEM + ".stages.{}.blocks.0.conv1.weight")
+    blocks = tuple(count(shapes, f"{STEM}.stages.{s}.blocks.{{}}.conv1.weight") for s in range(stages))
+    width = need(shapes, f"{root_of(shapes)}.conv.weight", 4)[0]
+    return StemConfig(blocks=blocks, width=width, norm_eps=1e-5, std_eps=1e-8, std_eps_in="variance")
+
+
+def entries(config: Config) -> list[Entry]:
+    assert isinstance(config, ViTConfig)
+    table = [*pairs("project", "patch_embed.proj")]
+    table += [Entry("positions.table", ("pos_embed",), position_table(config.tokens))]
+    if config.class_token:
+        table += [Entry("class_token", ("cls_token",), SAME)]
+    for i in range(config.depth):
+        own, foreign = f"encoder.blocks.{i}", f"blocks.{i}"
+        qkv = ("weight", "bias") if config.qkv_bias else ("weight",)
+        table += [
+            *pairs(f"{own}.norm1", f"{foreign}.norm1"),
+            *pairs(f"{own}.attention.qkv", f"{foreign}.attn.qkv", parts=qkv),
+            *pairs(f"{own}.attention.out", f"{foreign}.attn.proj"),
+            *pairs(f"{own}.norm2", f"{foreign}.norm2"),
+            *pairs(f"{own}.mlp.up", f"{foreign}.mlp.fc1"),
+            *pairs(f"{own}.mlp.down", f"{foreign}.mlp.fc2"),
+        ]
+        if config.layer_scale:
+            table += [Entry(f"{own}.scale{k}", (f"{foreign}.ls{k}.gamma",), SAME) for k in (1, 2)]
+    table += pairs("pool_norm", "fc_norm") if config.final_norm == "pooled" else pairs("encoder.norm", "norm")
+    if config.head == "map":
+        table += pool_entries()
+    table += pairs("representation", "pre_logits.fc") if config.representation else []
+    table += pairs("head", "head") if config.classes else []
+    return table + (stem_entries(config.stem) if config.stem else [])
+
+
+def pool_entries() -> list[Entry]:
+    names = {"query": "q", "key_value": "kv", "out": "proj", "norm": "norm", "mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"}
+    table = [Entry("pool.probe", ("attn_pool.latent",), SAME)]
+    for own, foreign in names.items():
+        table += pairs(f"pool.{own}", f"attn_pool.{foreign}")
+    return table
+
+
+def stem_entries(stem: StemConfig) -> list[Entry]:
+    root = f"{STEM}.stem" if stem.blocks else STEM
+    table = [*pairs("stem.root", f"{root}.conv", parts=("weight",)), *pairs("stem.root_norm", f"{root}.norm")]
+    for s, units in enumerate(stem.blocks):
+        for u in range(units):
+            own, foreign = f"stem.stages.{s}.{u}", f"{STEM}.stages.{s}.blocks.{u}"
+            for k, norm in ((1, "norm1"), (2, "norm2"), (3, "closing_norm")):
+                table += pairs(f"{own}.conv{k}", f"{foreign}.conv{k}", parts=("weight",))
+                table += pairs(f"{own}.{norm}", f"{foreign}.norm{k}")
+            if u == 0:
+                table += pairs(f"{own}.shortcut", f"{foreign}.downsample.conv", parts=("weight",))
+                table += pairs(f"{own}.shortcut_norm", f"{foreign}.downsample.norm")
+    return table
+
+
+def objection(config: Config) -> str:
+    also = ("head", "final_norm", "layer_scale", "qkv_bias", "stem")
+    return plain_vit_objection(config, "timm", also=also)
+
+
+def native(config: Config) -> Config:
+    stem = {"norm_eps": 1e-5, "std_eps": 1e-8, "std_eps_in": "variance"}
+    return as_computed(config, stem, gelu="erf", norm_eps=1e-6)
+
+
+LAYOUT = Layout(
+    name="timm", recognises=recognises, infer=infer, entries=entries, objection=objection, native=native
+)  # fmt: skip

@@ -1,0 +1,89 @@
+"""Fit a model to another task: a zero head, positions interpolated to another resolution (Sec. 3.2)."""
+
+from collections.abc import Iterable
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitkit.models.initial import zero_head
+from vitkit.models.positions import resize_positions
+from vitkit.models.variants import Model, skeleton
+from vitkit.models.vit import ViT, ViTConfig
+
+TRAINING = ("dropout", "attention_dropout", "stochastic_depth")  # fields that change no parameter
+
+
+def adapt(
+    model: Model,
+    *,
+    classes: int | None = None,
+    image_size: tuple[int, int] | int | None = None,
+    labels: Iterable[str] = (),
+    keep_representation: bool = False,
+    resize: str | None = None,
+    **training: Any,
+) -> Model:
+    """A new model with the same features and a zero head for `classes` (or for `labels`); the old is left alone.
+
+    image_size           positions are interpolated to it, by `resize` or the model's own convention
+    keep_representation  keep the pre-training head's tanh layer and replace only the last one
+    training             dropout, attention_dropout, stochastic_depth
+    """
+    labels = tuple(labels)
+    classes = len(labels) or None if classes is None else classes
+    if labels and len(labels) != classes:
+        raise ValueError(f"{len(labels)} labels for {classes} classes")
+    for field in training:
+        if field not in TRAINING or not isinstance(model, ViT):
+            raise ValueError(f"adapt cannot change {field!r}; it can: {', '.join(TRAINING)} of a ViT")
+    changes: dict[str, Any] = dict(training)
+    if image_size is not None:
+        changes["image_size"] = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+    if classes is not None:
+        changes["classes"] = classes
+        if isinstance(model, ViT) and not keep_representation:
+            changes["representation"] = 0
+    if resize is not None:
+        changes["position_resize"] = resize
+    known = {f.name for f in fields(model.config)}
+    config = replace(model.config, **{k: v for k, v in changes.items() if k in known})
+
+    new = skeleton(config)
+    state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    if isinstance(model, ViT) and isinstance(config, ViTConfig):
+        state |= resized(model, config)
+    if classes is not None:
+        like = next(iter(state.values()))
+        fresh_head = {n: torch.empty_like(t, device=like.device, dtype=like.dtype)
+                      for n, t in new.state_dict().items() if n.startswith("head.")}  # fmt: skip
+        state = {n: t for n, t in state.items() if not n.startswith("head.")} | fresh_head
+    wanted = new.state_dict()
+    new.load_state_dict({name: state[name] for name in wanted}, assign=True)
+    new.requires_grad_(True)
+    if classes is not None:
+        zero_head(new)
+    new.labels = labels if classes is not None else model.labels
+    new.preprocessing, new.origin = model.preprocessing, model.origin
+    return new.train(model.training)
+
+
+def resized(model: ViT, config: ViTConfig) -> dict[str, Tensor]:
+    """The position tables on the grid of another configuration."""
+    old, new = model.config.grid, config.grid
+    if old == new:
+        return {}
+    if config.positions == "relative":
+        raise ValueError(f"relative positions belong to their {old} grid; no convention resizes them to {new}")
+    positions, tables = model.positions, {}
+    with torch.no_grad():
+        if config.positions == "1d":
+            layers = [resize_positions(t[None], old, new, config.position_resize) for t in positions.table]
+            tables["positions.table"] = torch.cat(layers)
+        if config.positions == "2d":
+            for axis, k in (("y", 0), ("x", 1)):
+                table = getattr(positions, axis)
+                lines = [resize_positions(t[None], (old[k], 1), (new[k], 1), config.position_resize) for t in table]
+                tables[f"positions.{axis}"] = torch.cat(lines)
+    return {name: table.detach().clone() for name, table in tables.items()}

@@ -1,0 +1,96 @@
+"""The Transformer encoder: the pre-norm block (Eq. 2-3) and the stack of them."""
+
+# B batch, N tokens, D width, K heads; h, w grid of patches
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.models.attention import Attention
+
+Grid = tuple[int, int]
+Inject = Callable[[Tensor, int], Tensor]  # (z, layer) -> z with that layer's positions
+
+
+class Mlp(nn.Module):
+    """Two layers with a GELU between them; dropout after each dense layer (App. B.1)."""
+
+    def __init__(self, width: int, hidden: int, *, gelu: str = "tanh", dropout: float = 0.0):
+        super().__init__()
+        self.up = nn.Linear(width, hidden)
+        self.down = nn.Linear(hidden, width)
+        self.approximate = "tanh" if gelu == "tanh" else "none"
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, z: Tensor) -> Tensor:
+        z = self.dropout(F.gelu(self.up(z), approximate=self.approximate))
+        return self.dropout(self.down(z))
+
+
+class Block(nn.Module):
+    """One pre-norm layer of the encoder (Eq. 2-3)."""
+
+    def __init__(
+        self,
+        attention: Attention,
+        mlp: Mlp,
+        *,
+        width: int,
+        eps: float,
+        dropout: float = 0.0,
+        drop_path: float = 0.0,
+        layer_scale: bool = False,
+    ):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, eps=eps)
+        self.attention = attention
+        self.norm2 = nn.LayerNorm(width, eps=eps)
+        self.mlp = mlp
+        self.scale1 = nn.Parameter(torch.empty(width)) if layer_scale else None
+        self.scale2 = nn.Parameter(torch.empty(width)) if layer_scale else None
+        self.dropout = nn.Dropout(dropout)
+        self.drop_path = drop_path
+
+    def forward(self, z: Tensor, grid: Grid | None = None) -> Tensor:
+        z = z + self.keep(scaled(self.dropout(self.attention(self.norm1(z))), self.scale1))  # Eq. 2
+        return z + self.keep(scaled(self.mlp(self.norm2(z)), self.scale2))  # Eq. 3
+
+    def weights(self, z: Tensor, grid: Grid | None = None) -> Iterator[Tensor]:
+        """The attention weights of this layer, (B, K, N, N)."""
+        yield self.attention.weights(self.norm1(z))
+
+    def keep(self, branch: Tensor) -> Tensor:
+        """Stochastic depth: drop the branch for some examples; as published, without rescaling."""
+        if not (self.training and self.drop_path):
+            return branch
+        keep = torch.rand(len(branch), device=branch.device) >= self.drop_path
+        return branch * keep.view(-1, *[1] * (branch.ndim - 1))
+
+
+def scaled(branch: Tensor, scale: Tensor | None) -> Tensor:
+    return branch if scale is None else branch * scale
+
+
+class Encoder(nn.Module):
+    """L blocks; positions may be injected before each of them (App. D.4)."""
+
+    def __init__(self, blocks: Iterable[nn.Module], norm: nn.Module):
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = norm
+
+    def forward(self, z: Tensor, grid: Grid, inject: Inject) -> Tensor:
+        """z_0 -> LN(z_L)."""
+        for layer, block in enumerate(self.blocks):
+            z = block(inject(z, layer), grid)
+        return self.norm(z)
+
+    def states(self, z: Tensor, grid: Grid, inject: Inject) -> Iterator[Tensor]:
+        """z_0 ... z_{L-1}, each as its block sees it, and at last LN(z_L)."""
+        for layer, block in enumerate(self.blocks):
+            z = inject(z, layer)
+            yield z
+            z = block(z, grid)
+        yield self.norm(z)

@@ -1,0 +1,101 @@
+"""Position embeddings: their kinds, where they enter (App. D.4), and their 2D resizing (Sec. 3.2)."""
+
+# N tokens (T with the class token), D width; h, w grid of patches
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Grid = tuple[int, int]
+
+# Five conventions are in use; they differ by several per cent, so each has a name here.
+RESIZE: dict[str, dict] = {
+    "official": {"mode": "bilinear", "align_corners": True},  # scipy.ndimage.zoom, order 1
+    "timm": {"mode": "bicubic", "align_corners": False, "antialias": True},
+    "hf": {"mode": "bicubic", "align_corners": False},
+    "torchvision": {"mode": "bicubic", "align_corners": True},
+    "dinov2": {"mode": "bicubic", "align_corners": False},  # and 0.1 added to the new grid
+}
+
+
+def resize_positions(table: Tensor, grid: Grid, new_grid: Grid, method: str = "official") -> Tensor:
+    """Interpolate a table (1, N or N+1, D) on a grid (h, w) to a new grid; a class entry is kept.
+
+    >>> resize_positions(torch.zeros(1, 197, 8), (14, 14), (24, 24)).shape
+    torch.Size([1, 577, 8])
+    """
+    if method not in RESIZE:
+        raise ValueError(f"no resize method {method!r}; known: {', '.join(RESIZE)}")
+    if min(*grid, *new_grid) < 1:
+        raise ValueError(f"a grid has at least one row and one column: {grid} -> {new_grid}")
+    h, w = grid
+    extra = table.shape[-2] - h * w
+    if table.ndim != 3 or extra not in (0, 1):
+        raise ValueError(
+            f"a position table for a {h}x{w} grid has shape (1, {h * w} or {h * w + 1}, D), "
+            f"not {tuple(table.shape)}"
+        )
+    if tuple(grid) == tuple(new_grid):
+        return table
+    first, patches = table[:, :extra], table[:, extra:]
+    square = patches.unflatten(1, (h, w)).permute(0, 3, 1, 2)  # (1, D, h, w)
+    size: dict = {"size": tuple(new_grid)}
+    if method == "dinov2":
+        size = {"scale_factor": tuple((new + 0.1) / old for new, old in zip(new_grid, grid, strict=True))}
+    dtype = square.dtype if square.dtype in (torch.float32, torch.float64) else torch.float32
+    square = F.interpolate(square.to(dtype), **size, **RESIZE[method]).to(table.dtype)
+    assert square.shape[-2:] == tuple(new_grid)
+    return torch.cat([first, square.flatten(2).mT], dim=1)
+
+
+def sincos2d(grid: Grid, width: int, *, device: torch.device | None = None) -> Tensor:
+    """Fixed 2D sine and cosine positions, (1, h*w, D), ordered sin x, cos x, sin y, cos y."""
+    rate = torch.arange(width // 4, device=device, dtype=torch.float64) / max(1, width // 4 - 1)
+    rate = 10_000.0**-rate
+    y, x = (torch.arange(n, device=device, dtype=torch.float64)[:, None] * rate for n in grid)
+    y, x = (a.expand(*grid, -1) for a in (y[:, None], x[None, :]))  # (h, w, D/4)
+    return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=-1).flatten(0, 1)[None]
+
+
+class Positions(nn.Module):
+    """Adds position embeddings to tokens: at the stem, or before every layer (App. D.4).
+
+    kind       none, 1d (one learned row a token), 2d (learned x and y halves), sincos2d (fixed)
+    injection  stem, every (a table for each layer), shared (one table, added before each layer)
+    """
+
+    def __init__(self, kind: str, injection: str, *, grid: Grid, width: int, depth: int, lead: int, resize: str):
+        """`lead` is 1 when a class token leads the patches, else 0."""
+        super().__init__()
+        self.kind, self.injection, self.grid, self.lead, self.resize = kind, injection, grid, lead, resize
+        self.width = width
+        layers, (h, w) = depth if injection == "every" else 1, grid
+        if kind == "1d":
+            self.table = nn.Parameter(torch.empty(layers, lead + h * w, width))
+        if kind == "2d":
+            self.y = nn.Parameter(torch.empty(layers, h, width // 2))
+            self.x = nn.Parameter(torch.empty(layers, w, width // 2))
+            if lead:  # the class token stands nowhere on the grid: it has an entry of its own
+                self.first = nn.Parameter(torch.empty(layers, 1, width))
+
+    def forward(self, z: Tensor, grid: Grid, layer: int) -> Tensor:
+        """z plus the positions that belong before this layer."""
+        if self.kind in ("none", "relative") or (layer and self.injection == "stem"):
+            return z
+        return z + self.at(grid, layer if self.injection == "every" else 0, device=z.device).to(z.dtype)
+
+    def at(self, grid: Grid, layer: int = 0, *, device: torch.device | None = None) -> Tensor:
+        """The table of one layer on a grid, (1, T, D)."""
+        if self.kind == "sincos2d":
+            return F.pad(sincos2d(grid, self.width, device=device), (0, 0, self.lead, 0))
+        if self.kind == "2d":
+            y, x = (self.line(t[layer], n) for t, n in zip((self.y, self.x), grid, strict=True))
+            square = torch.cat([x[None].expand(len(y), -1, -1), y[:, None].expand(-1, len(x), -1)], -1)
+            table = square.flatten(0, 1)[None]
+            return torch.cat([self.first[layer][None], table], 1) if self.lead else table
+        return resize_positions(self.table[layer][None], self.grid, grid, self.resize)
+
+    def line(self, axis: Tensor, length: int) -> Tensor:
+        """One axis of a 2d table, (n, D/2), interpolated to another length."""
+        column = resize_positions(axis[None], (len(axis), 1), (length, 1), self.resize)
+        return column[0]

@@ -1,0 +1,215 @@
+"""ResNets with GroupNorm and standardised convolutions: the hybrids' stem and the BiT baselines."""
+
+# B batch, C channels; H, W pixels; h, w feature map
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.models.card import Origin, Preprocessing
+from vitkit.models.initial import initialise_resnet
+
+GROUPS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class StemConfig:
+    """The ResNet under a hybrid: units in each stage (none: the root alone), and its numerics."""
+
+    blocks: tuple[int, ...] = (3, 4, 6, 3)
+    width: int = 64
+    norm_eps: float = 1e-6
+    std_eps: float = 1e-5  # of weight standardisation
+    std_eps_in: str = "std"  # or "variance": where that epsilon is added
+
+    def __post_init__(self):
+        check_resnet(self)
+
+    @property
+    def stride(self) -> int:
+        return 4 * 2 ** max(0, len(self.blocks) - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNetConfig:
+    """A BiT ResNet as a value."""
+
+    blocks: tuple[int, ...] = (3, 4, 6, 3)
+    width: int = 64  # 64 times the width factor
+    channels: int = 3
+    classes: int = 1000
+    image_size: tuple[int, int] = (224, 224)
+    norm_eps: float = 1e-5
+    std_eps: float = 1e-10
+    std_eps_in: str = "variance"
+
+    def __post_init__(self):
+        if isinstance(self.image_size, int):
+            object.__setattr__(self, "image_size", (self.image_size, self.image_size))
+        check_resnet(self)
+        if not self.blocks or self.classes < 0 or self.channels < 1 or min(self.image_size) < 1:
+            raise ValueError(f"impossible ResNet: {self}")
+
+
+def check_resnet(c: StemConfig | ResNetConfig) -> None:
+    if c.width < GROUPS or c.width % GROUPS:
+        raise ValueError(f"width must be a multiple of the {GROUPS} norm groups, not {c.width}")
+    if len(c.blocks) > 4 or any(units < 1 for units in c.blocks):
+        raise ValueError(f"blocks are at most four stages of at least one unit each, not {c.blocks}")
+    if c.std_eps_in not in ("std", "variance"):
+        raise ValueError(f"std_eps_in must be 'std' or 'variance', not {c.std_eps_in!r}")
+
+
+class StdConv(nn.Conv2d):
+    """A convolution whose kernel is standardised for each output channel."""
+
+    def __init__(self, c: StemConfig | ResNetConfig, inputs: int, outputs: int, kernel: int, stride: int = 1):
+        super().__init__(inputs, outputs, kernel, stride=stride, bias=False)
+        self.eps, self.in_variance = c.std_eps, c.std_eps_in == "variance"
+        self.same = isinstance(c, StemConfig)
+
+    def forward(self, x: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), keepdim=True, correction=0)
+        scale = (variance + self.eps).sqrt() if self.in_variance else variance.sqrt() + self.eps
+        pad = pad_same if self.same else pad_symmetric
+        x = pad(x, self.kernel_size[0], self.stride[0], 0.0)
+        return F.conv2d(x, (self.weight - mean) / scale, stride=self.stride)
+
+
+def pad_same(x: Tensor, kernel: int, stride: int, value: float) -> Tensor:
+    """XLA's SAME: ceil(size / stride) outputs, the odd pixel of padding after, not before."""
+    pads: list[int] = []
+    for size in (x.shape[-1], x.shape[-2]):
+        total = max(0, (-(size // -stride) - 1) * stride + kernel - size)
+        pads += [total // 2, total - total // 2]
+    return F.pad(x, pads, value=value) if any(pads) else x
+
+
+def pad_symmetric(x: Tensor, kernel: int, stride: int, value: float) -> Tensor:
+    return F.pad(x, [kernel // 2] * 4, value=value) if kernel > 1 else x
+
+
+class StemUnit(nn.Module):
+    """A bottleneck unit in the order of ResNet v1: norm after each convolution."""
+
+    def __init__(self, c: StemConfig, inputs: int, middle: int, stride: int):
+        super().__init__()
+        outputs = 4 * middle
+        self.conv1 = StdConv(c, inputs, middle, 1)
+        self.norm1 = nn.GroupNorm(GROUPS, middle, eps=c.norm_eps)
+        self.conv2 = StdConv(c, middle, middle, 3, stride)
+        self.norm2 = nn.GroupNorm(GROUPS, middle, eps=c.norm_eps)
+        self.conv3 = StdConv(c, middle, outputs, 1)
+        self.closing_norm = nn.GroupNorm(GROUPS, outputs, eps=c.norm_eps)  # starts at scale 0
+        self.shortcut = self.shortcut_norm = None
+        if stride > 1 or inputs != outputs:
+            self.shortcut = StdConv(c, inputs, outputs, 1, stride)
+            self.shortcut_norm = nn.GroupNorm(GROUPS, outputs, eps=c.norm_eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm1(self.conv1(x)).relu()
+        y = self.norm2(self.conv2(y)).relu()
+        y = self.closing_norm(self.conv3(y))
+        if self.shortcut is not None and self.shortcut_norm is not None:
+            x = self.shortcut_norm(self.shortcut(x))
+        return (x + y).relu()
+
+
+class Stem(nn.Module):
+    """Images to the feature map whose cells are a hybrid's patches (Sec. 3.1)."""
+
+    def __init__(self, c: StemConfig, channels: int):
+        super().__init__()
+        self.root = StdConv(c, channels, c.width, 7, 2)
+        self.root_norm = nn.GroupNorm(GROUPS, c.width, eps=c.norm_eps)
+        self.stages = nn.ModuleList(
+            nn.ModuleList(StemUnit(c, *unit) for unit in stage) for stage in units(c.blocks, c.width)
+        )
+        self.channels = c.width * 2 ** (len(c.blocks) + 1) if c.blocks else c.width
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.root_norm(self.root(images)).relu()
+        x = F.max_pool2d(pad_same(x, 3, 2, float("-inf")), 3, 2)
+        for stage in self.stages:
+            for unit in stage:  # type: ignore[attr-defined]
+                x = unit(x)
+        return x
+
+
+def units(blocks: tuple[int, ...], width: int) -> Iterator[list[tuple[int, int, int]]]:
+    """For each stage its units as (inputs, middle width, stride)."""
+    inputs = width
+    for stage, count in enumerate(blocks):
+        middle = width * 2**stage
+        first = (inputs, middle, 1 if stage == 0 else 2)
+        yield [first] + [(4 * middle, middle, 1)] * (count - 1)
+        inputs = 4 * middle
+
+
+class Unit(nn.Module):
+    """A bottleneck unit in the order of ResNet v2: norm before each convolution."""
+
+    def __init__(self, c: ResNetConfig, inputs: int, middle: int, stride: int):
+        super().__init__()
+        outputs = 4 * middle
+        self.norm1 = nn.GroupNorm(GROUPS, inputs, eps=c.norm_eps)
+        self.conv1 = StdConv(c, inputs, middle, 1)
+        self.norm2 = nn.GroupNorm(GROUPS, middle, eps=c.norm_eps)
+        self.conv2 = StdConv(c, middle, middle, 3, stride)
+        self.norm3 = nn.GroupNorm(GROUPS, middle, eps=c.norm_eps)
+        self.conv3 = StdConv(c, middle, outputs, 1)
+        needed = stride > 1 or inputs != outputs
+        self.shortcut = StdConv(c, inputs, outputs, 1, stride) if needed else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm1(x).relu()
+        x = x if self.shortcut is None else self.shortcut(y)  # the projection sees the norm
+        y = self.conv1(y)
+        y = self.conv2(self.norm2(y).relu())
+        return x + self.conv3(self.norm3(y).relu())
+
+
+class ResNet(nn.Module):
+    """A BiT ResNet: the paper's convolutional baseline."""
+
+    def __init__(self, config: ResNetConfig):
+        super().__init__()
+        c = self.config = config
+        self.labels: tuple[str, ...] = ()
+        self.preprocessing = Preprocessing()
+        self.origin = Origin()
+        self.root = StdConv(c, c.channels, c.width, 7, 2)
+        self.stages = nn.ModuleList(
+            nn.ModuleList(Unit(c, *unit) for unit in stage) for stage in units(c.blocks, c.width)
+        )
+        outputs = c.width * 2 ** (len(c.blocks) + 1)
+        self.norm = nn.GroupNorm(GROUPS, outputs, eps=c.norm_eps)
+        self.head = nn.Linear(outputs, c.classes) if c.classes else None
+        initialise_resnet(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (B, C, H, W) -> logits (B, classes)."""
+        features = self.features(images)
+        return features if self.head is None else self.head(features)
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the head sees: the last feature map, averaged, (B, D)."""
+        return self.tokens(images).mean(1)
+
+    def tokens(self, images: Tensor) -> Tensor:
+        """The last feature map as tokens, (B, h*w, D)."""
+        if images.ndim != 4 or images.shape[1] != self.config.channels:
+            raise ValueError(
+                f"images must have shape (B, {self.config.channels}, H, W), not {tuple(images.shape)}"
+            )
+        x = F.max_pool2d(F.pad(self.root(images), [1, 1, 1, 1]), 3, 2)  # zeros, as published
+        for stage in self.stages:
+            for unit in stage:  # type: ignore[attr-defined]
+                x = unit(x)
+        return self.norm(x).relu().flatten(2).mT
+
+    def attention(self, images: Tensor) -> Iterator[Tensor]:
+        raise ValueError("a ResNet has no attention to show; use a ViT or a hybrid")

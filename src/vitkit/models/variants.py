@@ -1,0 +1,143 @@
+"""Table 1 as a table: the name of a model to its sizes, and to a fresh model."""
+
+import re
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+
+from vitkit.models.initial import initialise_resnet, initialise_vit
+from vitkit.models.resnet import ResNet, ResNetConfig, StemConfig
+from vitkit.models.vit import ViT, ViTConfig
+
+Model = ViT | ResNet
+Config = ViTConfig | ResNetConfig
+
+VARIANTS = {
+    "Ti": {"width": 192, "depth": 12, "heads": 3, "hidden": 768},
+    "S": {"width": 384, "depth": 12, "heads": 6, "hidden": 1536},
+    "b": {"width": 384, "depth": 12, "heads": 12, "hidden": 1536},  # Fig. 4: B with widths halved
+    "B": {"width": 768, "depth": 12, "heads": 12, "hidden": 3072},
+    "L": {"width": 1024, "depth": 24, "heads": 16, "hidden": 4096},
+    "H": {"width": 1280, "depth": 32, "heads": 16, "hidden": 5120},
+    "g": {"width": 1408, "depth": 40, "heads": 16, "hidden": 6144},
+    "G": {"width": 1664, "depth": 48, "heads": 16, "hidden": 8192},
+}
+RESNETS = {
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+    200: (3, 24, 36, 3),
+}
+STEMS = {  # (name, total stride) -> units of each stage; R50 at 16 has stage 4's units in stage 3
+    ("R50", 16): (3, 4, 9),
+    ("R50", 32): (3, 4, 6, 3),
+    ("R26", 32): (2, 2, 2, 2),
+}
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the literature says of a variant: parameters (1000 classes, 224 px), GMAC at 224 and 384."""
+
+    parameters: int
+    gmac: float | None = None
+    gmac_384: float | None = None
+
+
+NAMED: dict[str, Published | None] = {
+    "ViT-Ti/16": Published(5_717_416, 1.254, 4.682),
+    "ViT-S/32": Published(22_878_952, 1.143, 3.443),
+    "ViT-S/16": Published(22_050_664, 4.599, 15.490),
+    "ViT-b/32": Published(22_878_952, 1.143, 3.443),
+    "ViT-B/32": Published(88_224_232, 4.409, 13.044),
+    "ViT-B/16": Published(86_567_656, 17.564, 55.484),
+    "ViT-B/8": Published(86_576_872, 78.148, 294.0),
+    "ViT-L/32": Published(306_535_400, 15.378, 45.276),
+    "ViT-L/16": Published(304_326_632, 61.555, 191.066),
+    "ViT-L/14": Published(304_203_752),
+    "ViT-H/14": Published(632_045_800, 167.295),
+    "ViT-g/14": Published(1_012_611_432, 267.03),
+    "ViT-G/14": Published(1_844_440_680, 483.75),
+    "R+ViT-Ti/16": Published(6_337_704, 0.43, 1.33),
+    "R26+ViT-S/32": Published(36_431_912, 3.46, 10.26),
+    "R26+ViT-B/32": Published(101_383_976),
+    "R50+ViT-B/32": Published(110_945_832, 8.46, 24.94),
+    "R50+ViT-B/16": Published(98_659_112, 21.54, 67.16),
+    "R50+ViT-L/32": Published(328_994_856, 19.41, 57.14),
+    "R50+ViT-L/16": Published(316_483_624, 65.54, 202.78),
+    "Axial-ViT-B/32": None,
+    "Axial-ViT-B/16": None,
+    **{f"BiT-R{depth}x{width}": None for depth in RESNETS for width in (1, 2, 3, 4)},
+}
+
+
+def variant(name: str) -> Config:
+    """ViT-L/16, R50+ViT-B/32, BiT-R152x2, Axial-ViT-B/16 -> its sizes, at 224 pixels and 1000 classes."""
+    if match := re.fullmatch(r"BiT-(?:[SML]-)?R(\d+)x(\d+)", name):
+        depth, factor = int(match[1]), int(match[2])
+        if depth in RESNETS and factor >= 1:
+            return ResNetConfig(blocks=RESNETS[depth], width=64 * factor)
+    if match := re.fullmatch(r"(Axial-)?(?:(R\d*)(?:x1)?\+)?ViT-([A-Za-z]+)[/_](\d+)", name):
+        axial, stem, size, patch = match[1], match[2], match[3], int(match[4])
+        if size in VARIANTS and patch and not (axial and stem):
+            return vit_variant(size, patch, stem, axial=bool(axial))
+    raise ValueError(
+        f"no model {name!r}; known are ViT-X/P with X one of {', '.join(VARIANTS)} and any patch size P, "
+        f"Axial-ViT-X/P, R50+ViT-X/16 or /32, R26+ViT-X/32, R+ViT-X/16, "
+        f"and BiT-RNxW with N one of {', '.join(map(str, RESNETS))} (see: vitkit list)"
+    )
+
+
+def vit_variant(size: str, stride: int, stem: str | None, *, axial: bool) -> ViTConfig:
+    sizes: dict[str, Any] = dict(VARIANTS[size])
+    if axial:
+        sizes |= {"attention": "axial", "head": "gap"}
+    if stem == "R" and stride == 16:  # published under this name, though its stride is 32
+        sizes |= {"stem": StemConfig(blocks=()), "patch": 8}
+    elif stem:
+        base = 32 if stride % 32 == 0 else stride
+        if (stem, base) not in STEMS:
+            known = ", ".join(f"{s}+ViT-{size}/{p}" for s, p in STEMS)
+            raise ValueError(f"no hybrid {stem}+ViT-{size}/{stride}; known: {known}, R+ViT-{size}/16")
+        sizes |= {"stem": StemConfig(blocks=STEMS[stem, base]), "patch": stride // base}
+    else:
+        sizes |= {"patch": stride}
+    image = -(-224 // stride) * stride  # 224, or the next size that fits
+    if stem == "R":
+        image = 224
+    return ViTConfig(**sizes, image_size=(image, image))
+
+
+def configure(name: str, **options: Any) -> Config:
+    """The sizes of a named model with some fields changed; an unknown field is an error."""
+    config = variant(name)
+    known = [f.name for f in fields(config)]
+    for field in options:
+        if field not in known:
+            raise ValueError(f"{name} has no option {field!r}; its options: {', '.join(known)}")
+    if "head" in options and "class_token" not in options:
+        options["class_token"] = None  # follows the head
+    return replace(config, **options)
+
+
+def build(name: str, *, seed: int | None = None, **options: Any) -> Model:
+    """A fresh model: build("ViT-B/16", classes=10, image_size=384, head="gap").
+
+    Options are the fields of ViTConfig (or ResNetConfig); the same seed gives the same weights.
+    """
+    return fresh(configure(name, **options), seed=seed)
+
+
+def fresh(config: Config, *, seed: int | None = None) -> Model:
+    """A model of this configuration with published initialisation."""
+    model = skeleton(config).to_empty(device="cpu")
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    (initialise_vit if isinstance(model, ViT) else initialise_resnet)(model, generator)
+    return model
+
+
+def skeleton(config: Config) -> Model:
+    """The model without memory behind its parameters: names and shapes alone."""
+    with torch.device("meta"):
+        return ViT(config) if isinstance(config, ViTConfig) else ResNet(config)

@@ -1,0 +1,257 @@
+"""The Vision Transformer (Sec. 3.1, Eq. 1-4), plain or on a ResNet stem, with every choice of App. D."""
+
+# B batch, N tokens, D width, K heads; H, W pixels; h, w grid of patches; P patch
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.models.attention import Attention, AttentionPool
+from vitkit.models.axial import AxialBlock
+from vitkit.models.card import Origin, Preprocessing
+from vitkit.models.encoder import Block, Encoder, Grid, Mlp
+from vitkit.models.initial import initialise_vit
+from vitkit.models.positions import RESIZE, Positions
+from vitkit.models.resnet import Stem, StemConfig
+
+CHOICES = {
+    "head": ("token", "gap", "map"),
+    "positions": ("none", "1d", "2d", "relative", "sincos2d"),
+    "injection": ("stem", "every", "shared"),
+    "position_resize": tuple(RESIZE),
+    "attention": ("full", "axial"),
+    "gelu": ("tanh", "erf"),
+    "final_norm": ("tokens", "pooled"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViTConfig:
+    """A Vision Transformer as a value: Table 1's sizes and the choices of Sec. 3 and App. D."""
+
+    width: int = 768  # D
+    depth: int = 12  # L
+    heads: int = 12  # k
+    hidden: int = 3072  # MLP size
+    patch: int = 16  # P; on a stem: patches of its feature map
+    image_size: tuple[int, int] = (224, 224)  # H, W of the position table; any other fits too
+    channels: int = 3
+    classes: int = 1000  # 0: no head, the output is the features
+    representation: int = 0  # width of the pre-training head's tanh layer; 0: none
+    stem: StemConfig | None = None  # hybrid: patches of a ResNet's feature map
+
+    head: str = "token"  # or gap (average pooling), map (attention pooling)
+    class_token: bool | None = None  # None: exactly when the head reads it
+    positions: str = "1d"
+    injection: str = "stem"
+    position_resize: str = "official"
+    attention: str = "full"
+    final_norm: str = "tokens"  # the last LayerNorm: before pooling, or "pooled": after it
+
+    gelu: str = "tanh"
+    norm_eps: float = 1e-6
+    qkv_bias: bool = True
+    layer_scale: bool = False
+    mask_token: bool = False
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    stochastic_depth: float = 0.0  # of the last layer; grows linearly from 0
+
+    def __post_init__(self):
+        if isinstance(self.image_size, int):
+            object.__setattr__(self, "image_size", (self.image_size, self.image_size))
+        if self.class_token is None:
+            object.__setattr__(self, "class_token", self.head == "token")
+        check_vit(self)
+
+    @property
+    def stride(self) -> int:
+        """Pixels from one token to the next."""
+        return self.patch * (self.stem.stride if self.stem else 1)
+
+    @property
+    def grid(self) -> Grid:
+        """Rows and columns of patches at the configured image size."""
+        return grid_of(self.image_size, self.stride)
+
+    @property
+    def tokens(self) -> int:
+        return self.grid[0] * self.grid[1] + bool(self.class_token)
+
+
+def grid_of(image_size: tuple[int, int], stride: int) -> Grid:
+    """(H, W) -> (h, w), or an error that names the nearest sizes that fit."""
+    for side, pixels in zip(("height", "width"), image_size, strict=True):
+        if pixels < 1 or pixels % stride:
+            below = pixels // stride * stride
+            near = [str(n) for n in (below, below + stride) if n > 0]
+            raise ValueError(
+                f"image {side} {pixels} does not fit patches of {stride} pixels; "
+                f"the nearest that fits: {' or '.join(near)}"
+            )
+    return image_size[0] // stride, image_size[1] // stride
+
+
+def check_vit(c: ViTConfig) -> None:
+    """Refuse what cannot be built, with the reason."""
+    for field, known in CHOICES.items():
+        if getattr(c, field) not in known:
+            raise ValueError(f"{field} must be one of {', '.join(known)}, not {getattr(c, field)!r}")
+    for field in ("width", "heads", "hidden", "patch", "channels"):
+        if getattr(c, field) < 1:
+            raise ValueError(f"{field} must be at least 1, not {getattr(c, field)}")
+    for field in ("depth", "classes", "representation"):
+        if getattr(c, field) < 0:
+            raise ValueError(f"{field} must not be negative: {getattr(c, field)}")
+    for field in ("dropout", "attention_dropout", "stochastic_depth"):
+        if not 0 <= getattr(c, field) < 1:
+            raise ValueError(f"{field} must be in [0, 1), not {getattr(c, field)}")
+    grid_of(c.image_size, c.stride)
+    impossible = {
+        f"width {c.width} is not divisible by {c.heads} heads": c.width % c.heads,
+        f"2d positions are two halves of the width, and {c.width} is odd": c.positions == "2d" and c.width % 2,
+        f"sincos2d positions need a width divisible by 4, not {c.width}": c.positions == "sincos2d" and c.width % 4,
+        "head='token' reads the class token: class_token=False leaves it nothing to read; "
+        "use head='gap' or 'map'": c.head == "token" and not c.class_token,
+        f"positions={c.positions!r} has nothing to add before every layer; use injection='stem'": (
+            c.positions in ("none", "relative") and c.injection != "stem"
+        ),
+        "sincos2d positions are not learned, so they are the same before every layer; "
+        "use injection='shared'": c.positions == "sincos2d" and c.injection == "every",
+        "axial attention runs along rows and columns of patches, where no class token stands; "
+        "use head='gap' or 'map' and class_token=False": c.attention == "axial" and c.class_token,
+        "final_norm='pooled' belongs to head='gap'": c.final_norm == "pooled" and c.head != "gap",
+    }
+    for message, wrong in impossible.items():
+        if wrong:
+            raise ValueError(message)
+
+
+class ViT(nn.Module):
+    """An image as a sequence of patches through a Transformer encoder (Eq. 1-4)."""
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        c = self.config = config
+        self.labels: tuple[str, ...] = ()
+        self.preprocessing = Preprocessing()
+        self.origin = Origin()
+
+        self.stem = Stem(c.stem, c.channels) if c.stem else None
+        channels = self.stem.channels if self.stem else c.channels
+        self.project = nn.Conv2d(channels, c.width, c.patch, stride=c.patch)  # E
+        self.class_token = nn.Parameter(torch.empty(1, 1, c.width)) if c.class_token else None
+        self.mask_token = nn.Parameter(torch.empty(1, 1, c.width)) if c.mask_token else None
+        self.positions = Positions(  # E_pos
+            c.positions, c.injection, grid=c.grid, width=c.width, depth=c.depth,
+            lead=int(bool(c.class_token)), resize=c.position_resize,
+        )  # fmt: skip
+        self.dropout = nn.Dropout(c.dropout)
+        norm = nn.LayerNorm(c.width, eps=c.norm_eps)
+        pooled = c.final_norm == "pooled"
+        self.encoder = Encoder([make_layer(c, i) for i in range(c.depth)], nn.Identity() if pooled else norm)
+        self.pool = AttentionPool(c.width, c.heads, make_mlp(c), eps=c.norm_eps) if c.head == "map" else None
+        self.pool_norm = norm if pooled else None
+        self.representation = nn.Linear(c.width, c.representation) if c.representation else None
+        self.head = nn.Linear(c.representation or c.width, c.classes) if c.classes else None
+        initialise_vit(self)
+
+    def forward(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Images (B, C, H, W) -> logits (B, classes)."""
+        features = self.features(images, mask)
+        return features if self.head is None else self.head(features)
+
+    def features(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
+        """What the head sees: y of Eq. 4, through the tanh layer where there is one, (B, D)."""
+        z = self.tokens(images, mask)
+        lead = int(self.class_token is not None)
+        if self.pool is not None:
+            y = self.pool(z)
+        elif self.config.head == "gap":
+            y = z[:, lead:].mean(1)
+            y = y if self.pool_norm is None else self.pool_norm(y)
+        else:
+            y = z[:, 0]  # Eq. 4; the encoder's norm has been applied to every token
+        return y if self.representation is None else self.representation(y).tanh()
+
+    def tokens(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The encoder's output, (B, N+1, D): the class token, where there is one, leads."""
+        patches, grid = self.patches(images)
+        return self.encode(patches, grid, mask)
+
+    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
+        """x_p E of Eq. 1: the patch embeddings (B, N, D) and the grid on which they lie."""
+        if images.ndim != 4 or images.shape[1] != self.config.channels:
+            raise ValueError(
+                f"images must have shape (B, {self.config.channels}, H, W), not {tuple(images.shape)}"
+            )
+        grid = grid_of((images.shape[2], images.shape[3]), self.config.stride)
+        maps = images if self.stem is None else self.stem(images)
+        z = self.project(maps)  # (B, D, h, w)
+        assert z.shape[-2:] == grid
+        return z.flatten(2).mT, grid
+
+    def encode(self, patches: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
+        """Patch embeddings (B, N, D) -> the encoder's output, (B, N+1, D)."""
+        return self.encoder(self.embed(patches, grid, mask), grid, self.inject(grid))
+
+    def embed(self, patches: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
+        """z_0 of Eq. 1: [x_class; x_p E] + E_pos, with masked patches (B, N) replaced."""
+        if self.config.positions == "relative" and grid != self.config.grid:
+            raise ValueError(
+                f"relative positions belong to the {self.config.grid} grid they were learned on, "
+                f"and no convention resizes them to {grid}; use images of {self.config.image_size}"
+            )
+        z = patches if mask is None else self.masked(patches, mask)
+        if self.class_token is not None:
+            z = torch.cat([self.class_token.expand(len(z), -1, -1), z], dim=1)
+        return self.dropout(self.positions(z, grid, 0))  # Eq. 1
+
+    def masked(self, patches: Tensor, mask: Tensor) -> Tensor:
+        """The patches with the mask token in the place of those where the mask is true."""
+        if self.mask_token is None:
+            raise ValueError("this model has no mask token; build it with mask_token=True")
+        if mask.dtype != torch.bool or mask.shape != patches.shape[:2]:
+            raise ValueError(
+                f"the mask must be boolean of shape {tuple(patches.shape[:2])}, "
+                f"not {mask.dtype} of shape {tuple(mask.shape)}"
+            )
+        return torch.where(mask[..., None], self.mask_token.to(patches.dtype), patches)
+
+    def inject(self, grid: Grid) -> Any:
+        """What the encoder adds before each layer; the stem's positions are in z_0 already."""
+        return lambda z, layer: z if layer == 0 else self.positions(z, grid, layer)
+
+    def attention(self, images: Tensor) -> Iterator[Tensor]:
+        """The attention weights of each layer in turn, (B, K, N+1, N+1), one layer in memory at a time."""
+        patches, grid = self.patches(images)
+        states = self.encoder.states(self.embed(patches, grid), grid, self.inject(grid))
+        for block, z in zip(self.encoder.blocks, states, strict=False):  # the last state has no block
+            yield from block.weights(z, grid)
+
+
+def make_mlp(c: ViTConfig) -> Mlp:
+    return Mlp(c.width, c.hidden, gelu=c.gelu, dropout=c.dropout)
+
+
+def make_layer(c: ViTConfig, index: int) -> Block | AxialBlock:
+    """Layer `index` of the encoder; stochastic depth grows linearly from 0 to its full rate."""
+    drop_path = c.stochastic_depth * index / max(1, c.depth - 1)
+
+    def block(tokens: int) -> Block:
+        offsets = 2 * tokens - 1 if c.positions == "relative" else 0
+        attention = Attention(
+            c.width, c.heads, qkv_bias=c.qkv_bias, dropout=c.attention_dropout, offsets=offsets
+        )
+        return Block(
+            attention, make_mlp(c), width=c.width, eps=c.norm_eps, dropout=c.dropout,
+            drop_path=drop_path, layer_scale=c.layer_scale,
+        )  # fmt: skip
+
+    if c.attention == "axial":
+        h, w = c.grid
+        return AxialBlock(row=block(w), column=block(h))
+    return block(c.tokens)

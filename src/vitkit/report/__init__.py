@@ -1,0 +1,1 @@
+"""Numbers to ink. Takes plain values; imports no other room of ours."""

@@ -1,0 +1,1 @@
+"""Files to models and back: every published weight format, read as untrusted data."""

@@ -1,0 +1,85 @@
+"""The card of a model file as JSON: configuration, labels, preprocessing, origin."""
+
+import json
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from vitkit.layouts.layout import WeightsError
+from vitkit.models.card import Origin, Preprocessing
+from vitkit.models.resnet import ResNetConfig, StemConfig
+from vitkit.models.variants import Config, Model
+from vitkit.models.vit import ViTConfig
+
+VERSION = 1
+KINDS = {"ViT": ViTConfig, "ResNet": ResNetConfig}
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a model file says beside its arrays."""
+
+    layout: str
+    config: Config
+    labels: tuple[str, ...] = ()
+    preprocessing: Preprocessing = Preprocessing()
+    origin: Origin = Origin()
+
+
+def card_of(model: Model, layout: str) -> Card:
+    return Card(layout, model.config, model.labels, model.preprocessing, model.origin)
+
+
+def to_json(card: Card) -> str:
+    kind = "ViT" if isinstance(card.config, ViTConfig) else "ResNet"
+    return json.dumps({"version": VERSION, "kind": kind} | asdict(card), ensure_ascii=False)
+
+
+def from_json(text: str) -> Card:
+    """The card back, every value checked: it comes out of a file that anyone may have written."""
+    try:
+        told = json.loads(text)
+        if told.pop("version") != VERSION:
+            raise WeightsError("the file was written by a newer vitkit; update vitkit to read it")
+        kind = KINDS[told.pop("kind")]
+        if told["config"].get("stem") is not None:
+            told["config"]["stem"] = value(StemConfig, told["config"]["stem"])
+        return Card(
+            layout=str(told["layout"]),
+            config=value(kind, told["config"]),
+            labels=tuple(str(label) for label in told["labels"]),
+            preprocessing=value(Preprocessing, told["preprocessing"]),
+            origin=value(Origin, told["origin"]),
+        )
+    except WeightsError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise WeightsError(f"the file's own description is damaged ({reason})") from None
+
+
+def value(kind: type, told: dict[str, Any]) -> Any:
+    """A frozen value out of JSON: known fields only, each of its default's type."""
+    known = {f.name: f.default for f in fields(kind)}
+    given = {}
+    for name, content in told.items():
+        if name not in known:
+            raise ValueError(f"{kind.__name__} has no field {name!r}")
+        given[name] = checked(name, content, known[name])
+    return kind(**given)
+
+
+def checked(name: str, content: Any, default: Any) -> Any:
+    if default is None:  # a stem that is one already, or True, False or None
+        if not (content is None or type(content) in (bool, StemConfig)):
+            raise TypeError(f"{name} must not be {content!r}")
+        return content
+    if isinstance(default, tuple):
+        return tuple(checked(name, item, default[0] if default else "") for item in content)
+    if isinstance(default, float) and type(content) is int:
+        content = float(content)
+    if type(content) is not type(default) or (isinstance(content, float) and not math.isfinite(content)):
+        raise TypeError(f"{name} must be {type(default).__name__}, not {content!r}")
+    if type(content) is int and abs(content) > 2**31:
+        raise ValueError(f"{name} {content} is out of range")
+    return content

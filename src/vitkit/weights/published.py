@@ -1,0 +1,96 @@
+"""The published checkpoints: name, address, size, licence, resolution, accuracy; fetched and kept."""
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitkit.weights.download import cache_folder, download
+
+VIT = "https://storage.googleapis.com/vit_models"
+BIT = "https://storage.googleapis.com/bit_models"
+LICENCE = "Apache-2.0"
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One published checkpoint."""
+
+    name: str
+    model: str
+    address: str
+    megabytes: float | None  # MiB, as listed by its publishers
+    pixels: int
+    trained_on: str
+    top1: float | None = None  # ImageNet top-1 in per cent, as its publishers state
+    licence: str = LICENCE
+
+
+def original() -> Iterator[Weight]:
+    """The paper's own models: pre-trained on ImageNet-21k, and fine-tuned on ImageNet."""
+    pretrained = {
+        "ViT-B/16": 393.69, "ViT-B/32": 400.01, "ViT-B/8": 393.72, "ViT-L/16": 1249.0, "ViT-L/32": 1260.0,
+        "ViT-H/14": 2519.0, "R26+ViT-B/32": 450.23, "R50+ViT-B/16": 439.85, "R50+ViT-L/32": 1341.0,
+    }  # fmt: skip
+    for model, size in pretrained.items():
+        file = model.replace("/", "_")
+        yield Weight(f"{model}.i21k", model, f"{VIT}/imagenet21k/{file}.npz", size, 224, "ImageNet-21k")
+    finetuned = {  # model, pixels, ending of the file: MiB, top-1
+        ("ViT-B/16", 384, ""): (331.4, 84.53), ("ViT-B/32", 384, ""): (336.89, 81.66),
+        ("ViT-L/16", 384, ""): (1167.0, 85.05), ("ViT-L/32", 384, ""): (1167.0, 81.89),
+        ("R50+ViT-B/16", 384, ""): (377.57, 85.08), ("ViT-B/16", 224, "-224"): (330.29, 81.2),
+        ("ViT-L/16", 224, "-224"): (1157.0, 82.7), ("ViT-B/8", 384, ""): (334.78, None),
+    }  # fmt: skip
+    for (model, pixels, ending), (size, top1) in finetuned.items():
+        address = f"{VIT}/imagenet21k+imagenet2012/{model.replace('/', '_')}{ending}.npz"
+        yield Weight(f"{model}.i21k-i1k-{pixels}", model, address, size, pixels, "ImageNet-21k, ImageNet", top1)
+
+
+def augreg() -> Iterator[Weight]:
+    """AugReg's recommended checkpoints (Steiner et al.): pre-trained, and fine-tuned at 384 pixels."""
+    rows = {  # model: middle of the file's name, MiB, fine-tuning rate, top-1 at 384
+        "ViT-L/16": ("aug_strong1-wd_0.1-do_0.0-sd_0.0", 1243, "0.01", 85.59),
+        "ViT-B/16": ("aug_medium1-wd_0.1-do_0.0-sd_0.0", 391, "0.03", 85.49),
+        "ViT-S/16": ("aug_light1-wd_0.03-do_0.0-sd_0.0", 115, "0.03", 83.73),
+        "R50+ViT-L/32": ("aug_medium1-wd_0.1-do_0.1-sd_0.1", 1337, "0.01", 85.99),
+        "R26+ViT-S/32": ("aug_light1-wd_0.1-do_0.0-sd_0.0", 170, "0.01", 83.85),
+        "ViT-Ti/16": ("aug_none-wd_0.03-do_0.0-sd_0.0", 37, "0.03", 78.22),
+        "ViT-B/32": ("aug_light1-wd_0.1-do_0.0-sd_0.0", 398, "0.01", 83.59),
+        "ViT-S/32": ("aug_none-wd_0.1-do_0.0-sd_0.0", 118, "0.01", 79.58),
+        "R+ViT-Ti/16": ("aug_none-wd_0.03-do_0.0-sd_0.0", 40, "0.03", 75.40),
+        "ViT-B/8": ("aug_medium2-wd_0.1-do_0.0-sd_0.0", None, "0.03", None),
+    }
+    for model, (middle, size, rate, top1) in rows.items():
+        short = model.replace("ViT-", "").replace("/", "_").replace("+", "_")
+        stem = f"{VIT}/augreg/{short}-i21k-300ep-lr_0.001-{middle}"
+        yield Weight(f"{model}.augreg-i21k", model, f"{stem}.npz", size, 224, "ImageNet-21k")
+        pixels = 224 if model == "ViT-B/8" else 384
+        address = f"{stem}--imagenet2012-steps_20k-lr_{rate}-res_{pixels}.npz"
+        name = f"{model}.augreg-i21k-i1k-{pixels}"
+        yield Weight(name, model, address, None, pixels, "ImageNet-21k, ImageNet", top1)
+
+
+def bit() -> Iterator[Weight]:
+    """BiT's ResNets: S pre-trained on ImageNet, M on ImageNet-21k, and M fine-tuned on ImageNet."""
+    tuned_top1 = {"R50x1": 80.68, "R152x2": 85.15}
+    for shape in ("R50x1", "R50x3", "R101x1", "R101x3", "R152x2", "R152x4"):
+        model = f"BiT-{shape}"
+        for size, data in (("S", "ImageNet"), ("M", "ImageNet-21k")):
+            yield Weight(f"{model}.{size}", model, f"{BIT}/BiT-{size}-{shape}.npz", None, 224, data)
+        address, top1 = f"{BIT}/BiT-M-{shape}-ILSVRC2012.npz", tuned_top1.get(shape)
+        yield Weight(f"{model}.M-i1k", model, address, None, 480, "ImageNet-21k, ImageNet", top1)
+
+
+PUBLISHED: dict[str, Weight] = {w.name: w for family in (original, augreg, bit) for w in family()}
+
+
+def fetch(weight: Weight, cache: Path | None = None) -> tuple[Path, str]:
+    """The file on this machine, downloaded the first time and checked every time, and its SHA-256."""
+    path = (cache or cache_folder()) / f"{weight.name.replace('/', '_')}.npz"
+    return path, download(weight.address, path)
+
+
+def near_names(name: str) -> list[str]:
+    """Published names that a mistyped one may mean."""
+    starts = [known for known in PUBLISHED if known.startswith(f"{name}.")]
+    return starts[:4] or difflib.get_close_matches(name, PUBLISHED, 3, 0.7)
