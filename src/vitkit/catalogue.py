@@ -14,7 +14,11 @@ from vitkit.weights.published import PUBLISHED
 
 FORMATS = {
     "vitkit": ("read, write", ".safetensors", "our own: carries sizes, labels, preprocessing, origin"),
-    "official": ("read, write", ".npz", "ViT, hybrid and BiT arrays of the authors' code; every dialect is read"),
+    "official": (
+        "read, write",
+        ".npz",
+        "ViT, hybrid and BiT arrays of the authors' code; every dialect is read",
+    ),
     "timm": ("read, write", ".safetensors .pth", "ViT, hybrid, BiT; also DeiT, MAE and DINO encoders"),
     "hf": ("read, write", "folder", "config.json and safetensors, as transformers reads and writes them"),
     "torchvision": ("read, write", ".pth .safetensors", "ViT; the erf GELU only"),
@@ -26,15 +30,16 @@ def models() -> list[dict[str, Any]]:
     rows = []
     for name in NAMED:
         config = variant(name)
-        vit = isinstance(config, ViTConfig)
-        rows.append({
+        row: dict[str, Any] = {
             "model": name,
             "parameters": parameters(skeleton(config)),
             "width": config.width,
-            "depth": config.depth if vit else sum(config.blocks),
-            "heads": config.heads if vit else None,
-            "tokens_224": config.tokens if vit else None,
-        })  # fmt: skip
+        }
+        if isinstance(config, ViTConfig):
+            row |= {"depth": config.depth, "heads": config.heads, "tokens_224": config.tokens}
+        else:
+            row |= {"depth": sum(config.blocks), "heads": None, "tokens_224": None}
+        rows.append(row)
     return rows
 
 
@@ -43,22 +48,31 @@ def sizes() -> list[dict[str, Any]]:
     rows = []
     for name, published in NAMED.items():
         model = skeleton(variant(name))
-        rows.append({
-            "model": name,
-            "parameters": parameters(model),
-            "published": published.parameters if published else None,
-            "GFLOPs_224": round(flops(model, model.config.image_size) / 1e9, 3),
-            "published_GFLOPs": round(2 * published.gmac, 3) if published and published.gmac else None,
-        })  # fmt: skip
+        rows.append(
+            {
+                "model": name,
+                "parameters": parameters(model),
+                "published": published.parameters if published else None,
+                "GFLOPs_224": round(flops(model, model.config.image_size) / 1e9, 3),
+                "published_GFLOPs": round(2 * published.gmac, 3) if published and published.gmac else None,
+            }
+        )
     return rows
 
 
 def weights() -> list[dict[str, Any]]:
     return [
-        {"name": w.name, "pixels": w.pixels, "trained_on": w.trained_on, "ImageNet_top1": w.top1, "MiB": w.megabytes,
-         "licence": w.licence, "address": w.address}
+        {
+            "name": w.name,
+            "pixels": w.pixels,
+            "trained_on": w.trained_on,
+            "ImageNet_top1": w.top1,
+            "MiB": w.megabytes,
+            "licence": w.licence,
+            "address": w.address,
+        }
         for w in PUBLISHED.values()
-    ]  # fmt: skip
+    ]
 
 
 def formats() -> list[dict[str, Any]]:
@@ -122,11 +136,20 @@ def print_conversion(c: Conversion) -> None:
         parts = {"logits": c.parity.logits, "features": c.parity.features}
         text = ", ".join(f"{k} {v:.1e}" for k, v in parts.items() if v is not None)
         verdict = "equal" if c.parity.ok else "NOT EQUAL"
-        say(f"  against {c.parity.peer}: largest difference {text} (tolerance {c.parity.tolerance:.0e}): {verdict}")
+        say(f"  against {c.parity.peer}: {verdict}; {text} apart (at most {c.parity.tolerance:.0e})")
     if c.changed:
         say(f"  that library's numerics move the logits of this model by up to {c.changed:.1e}")
     if not c.ok:
         say("  nothing was written", style="bold red")
 
 
-__all__ = ["describe", "formats", "models", "print_conversion", "print_facts", "print_table", "sizes", "weights"]
+__all__ = [
+    "describe",
+    "formats",
+    "models",
+    "print_conversion",
+    "print_facts",
+    "print_table",
+    "sizes",
+    "weights",
+]

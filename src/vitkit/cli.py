@@ -31,7 +31,10 @@ def list_(kind: Positional[Kind] = "models", json: Json = False) -> None:
 
 
 def show(
-    what: Annotated[Positional[str], arg(metavar="X", help="A model's name, a published weight's name, a file or a folder.")],
+    what: Annotated[
+        Positional[str],
+        arg(metavar="X", help="A model's name, a published weight's name, a file or a folder."),
+    ],
     json: Json = False,
 ) -> None:
     """Everything about one model: sizes, parameters, FLOPs at 224 and 384 pixels, labels, origin.
@@ -47,8 +50,12 @@ def show(
 
 
 def convert(
-    source: Annotated[Positional[str], arg(metavar="IN", help="A weight file, a folder or a published name.")],
-    out: Annotated[Positional[Path], arg(metavar="OUT", help="The file to write, or a folder for Hugging Face.")],
+    source: Annotated[
+        Positional[str], arg(metavar="IN", help="A weight file, a folder or a published name.")
+    ],
+    out: Annotated[
+        Positional[Path], arg(metavar="OUT", help="The file to write, or a folder for Hugging Face.")
+    ],
     format: Annotated[
         Format | None,
         arg(metavar="FORMAT", help="vitkit, official, timm, hf or torchvision, where OUT does not tell."),
@@ -57,7 +64,9 @@ def convert(
         str | None, arg(metavar="N|HxW", help="The size that the position table was learned at.")
     ] = None,
     heads: Annotated[int | None, arg(metavar="N", help="Where the arrays do not tell.")] = None,
-    gelu: Annotated[Literal["tanh", "erf"] | None, arg(metavar="tanh|erf", help="The GELU from now on.")] = None,
+    gelu: Annotated[
+        Literal["tanh", "erf"] | None, arg(metavar="tanh|erf", help="The GELU from now on.")
+    ] = None,
     allow_missing: Annotated[
         tuple[str, ...], arg(metavar="NAME...", help="Our parameters that the file may lack, by prefix.")
     ] = (),
@@ -77,9 +86,16 @@ def convert(
     from vitkit.weights.convert import convert as run
 
     result = run(
-        source, out, format=format, overwrite=overwrite, image_size=parse_size(image_size), heads=heads,
-        gelu=gelu, allow_missing=allow_missing, ignore=ignore,
-    )  # fmt: skip
+        source,
+        out,
+        format=format,
+        overwrite=overwrite,
+        image_size=parse_size(image_size),
+        heads=heads,
+        gelu=gelu,
+        allow_missing=allow_missing,
+        ignore=ignore,
+    )
     print_json(result.to_json()) if json else catalogue.print_conversion(result)
     if not result.ok:
         sys.exit(1)

@@ -56,14 +56,19 @@ def journey(name: str, formats: tuple[str, ...]) -> list[dict[str, Any]]:
             there = Path(folder) / f"{i}-{NAMES.get(format, 'model.safetensors')}"
             c = convert(here, there, format=format)
             peer, back = c.parity, load(there)
-            legs.append({
-                "model": name, "format": c.format, "arrays": "bit-equal" if c.read_back else "DIFFER",
-                "logits_moved": float((back(pixels) - start).abs().max()),
-                "peer": peer.peer if peer else "-",
-                "peer_logits_differ": peer.logits if peer else None,
-                "peer_features_differ": peer.features if peer else None,
-                "equal": c.ok, "remark": peer.skipped if peer else "",
-            })  # fmt: skip
+            legs.append(
+                {
+                    "model": name,
+                    "format": c.format,
+                    "arrays": "bit-equal" if c.read_back else "DIFFER",
+                    "logits_moved": float((back(pixels) - start).abs().max()),
+                    "peer": peer.peer if peer else "-",
+                    "peer_logits_differ": peer.logits if peer else None,
+                    "peer_features_differ": peer.features if peer else None,
+                    "equal": c.ok,
+                    "remark": peer.skipped if peer else "",
+                }
+            )
             here = there
     return legs
 

@@ -58,7 +58,10 @@ def entries_timm(config: Config) -> list[Entry]:
         if u == 0:
             table += pairs(f"{own}.shortcut", f"{foreign}.downsample.conv", parts=("weight",))
     if config.classes:
-        table += [Entry("head.weight", ("head.fc.weight",), CONV_HEAD), *pairs("head", "head.fc", parts=("bias",))]
+        table += [
+            Entry("head.weight", ("head.fc.weight",), CONV_HEAD),
+            *pairs("head", "head.fc", parts=("bias",)),
+        ]
     return table
 
 

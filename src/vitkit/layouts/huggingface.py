@@ -59,14 +59,21 @@ def infer(shapes: Shapes, hints: Hints) -> Found:
     size = (size, size) if isinstance(size, int) else tuple(size) if size else None
     entries = need(shapes, "embeddings.position_embeddings", 3)[1]
     config = ViTConfig(
-        width=kernel[0], depth=depth, heads=heads, hidden=hidden, patch=patch, channels=kernel[1],
+        width=kernel[0],
+        depth=depth,
+        heads=heads,
+        hidden=hidden,
+        patch=patch,
+        channels=kernel[1],
         image_size=grid_from(entries, True, patch, Hints(image_size=size)),
         classes=need(shapes, "classifier.weight", 2)[0] if "classifier.weight" in shapes else 0,
         representation=need(shapes, "pooler.dense.weight", 2)[0] if "pooler.dense.weight" in shapes else 0,
-        gelu=GELU[act], norm_eps=float(told.get("layer_norm_eps", 1e-12)), position_resize="hf",
+        gelu=GELU[act],
+        norm_eps=float(told.get("layer_norm_eps", 1e-12)),
+        position_resize="hf",
         qkv_bias=LAYER.format(0) + ".attention.attention.query.bias" in shapes,
         mask_token="embeddings.mask_token" in shapes,
-    )  # fmt: skip
+    )
     return Found(
         config,
         preprocessing(hints.files.get("preprocessor_config.json", {})),
@@ -178,6 +185,11 @@ def preprocessor_json(config: Config, p: Preprocessing) -> dict[str, Any]:
 
 
 LAYOUT = Layout(
-    name="hf", recognises=recognises, tidy=tidy, infer=infer, entries=entries, objection=objection,
+    name="hf",
+    recognises=recognises,
+    tidy=tidy,
+    infer=infer,
+    entries=entries,
+    objection=objection,
     native=lambda config: config,  # config.json tells it all
-)  # fmt: skip
+)

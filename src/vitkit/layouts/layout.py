@@ -113,7 +113,9 @@ def position_table(tokens: int) -> Form:
     return Form(read, lambda a: a)
 
 
-def pairs(own: str, foreign: str, form: Form = SAME, parts: tuple[str, ...] = ("weight", "bias")) -> list[Entry]:
+def pairs(
+    own: str, foreign: str, form: Form = SAME, parts: tuple[str, ...] = ("weight", "bias")
+) -> list[Entry]:
     """The weight and the bias of one module that both sides call so."""
     return [Entry(f"{own}.{part}", (f"{foreign}.{part}",), form) for part in parts]
 
@@ -176,10 +178,20 @@ def plain_vit_objection(config: Config, library: str, *, also: tuple[str, ...] =
     if not isinstance(config, ViTConfig):
         return f"the {library} layout holds ViTs; a ResNet is written as official BiT or timm"
     usual = {
-        "positions": "1d", "injection": "stem", "attention": "full", "final_norm": "tokens", "head": "token",
-        "representation": 0, "layer_scale": False, "mask_token": False, "qkv_bias": True, "stem": None,
-    }  # fmt: skip
-    odd = [f"{k}={getattr(config, k)!r}" for k, v in usual.items() if k not in also and getattr(config, k) != v]
+        "positions": "1d",
+        "injection": "stem",
+        "attention": "full",
+        "final_norm": "tokens",
+        "head": "token",
+        "representation": 0,
+        "layer_scale": False,
+        "mask_token": False,
+        "qkv_bias": True,
+        "stem": None,
+    }
+    odd = [
+        f"{k}={getattr(config, k)!r}" for k, v in usual.items() if k not in also and getattr(config, k) != v
+    ]
     return f"the {library} layout has no place for {', '.join(odd)}" if odd else ""
 
 

@@ -95,14 +95,21 @@ def infer(shapes: Shapes, hints: Hints) -> Found:
         notes.append(f"no position table: fixed sincos2d positions, at {size[0]}x{size[1]} pixels")
     pre_logits = "pre_logits/kernel" in shapes
     config = ViTConfig(
-        width=kernel[3], depth=depth, heads=query[1], hidden=hidden, patch=patch, image_size=size,
+        width=kernel[3],
+        depth=depth,
+        heads=query[1],
+        hidden=hidden,
+        patch=patch,
+        image_size=size,
         channels=need(shapes, "conv_root/kernel", 4)[2] if stem else kernel[2],
         classes=need(shapes, "head/kernel", 2)[1] if "head/kernel" in shapes else 0,
         representation=need(shapes, "pre_logits/kernel", 2)[1] if pre_logits else 0,
-        stem=stem, class_token=class_token, positions=positions,
+        stem=stem,
+        class_token=class_token,
+        positions=positions,
         qkv_bias=block + "MultiHeadDotProductAttention_1/query/bias" in shapes,
         head="map" if "MAPHead_0/probe" in shapes else "token" if class_token else "gap",
-    )  # fmt: skip
+    )
     return Found(config, notes=tuple(notes))
 
 
@@ -141,7 +148,9 @@ def entries(config: Config) -> list[Entry]:
 def block_entries(config: ViTConfig, own: str, foreign: str) -> list[Entry]:
     attention = foreign + "MultiHeadDotProductAttention_1/"
     joined = tuple(f"{attention}{name}/" for name in ("query", "key", "value"))
-    table = [Entry(f"{own}.attention.qkv.weight", tuple(n + "kernel" for n in joined), heads_in(config.heads))]
+    table = [
+        Entry(f"{own}.attention.qkv.weight", tuple(n + "kernel" for n in joined), heads_in(config.heads))
+    ]
     if config.qkv_bias:
         table += [
             Entry(f"{own}.attention.qkv.bias", tuple(n + "bias" for n in joined), heads_bias(config.heads))
@@ -185,7 +194,9 @@ def stem_entries(stem: StemConfig) -> list[Entry]:
         for u in range(units):
             own, foreign = f"stem.stages.{s}.{u}", f"block{s + 1}/unit{u + 1}"
             for k, norm in ((1, "norm1"), (2, "norm2"), (3, "closing_norm")):
-                table += conv_norm(f"{own}.conv{k}", f"{own}.{norm}", f"{foreign}/conv{k}", f"{foreign}/gn{k}")
+                table += conv_norm(
+                    f"{own}.conv{k}", f"{own}.{norm}", f"{foreign}/conv{k}", f"{foreign}/gn{k}"
+                )
             if u == 0:
                 table += conv_norm(
                     f"{own}.shortcut", f"{own}.shortcut_norm", f"{foreign}/conv_proj", f"{foreign}/gn_proj"
@@ -201,7 +212,10 @@ def norm_entries(own: str, foreign: str) -> list[Entry]:
 
 
 def dense_entries(own: str, foreign: str, form: Form = DENSE) -> list[Entry]:
-    return [Entry(f"{own}.weight", (f"{foreign}/kernel",), form), Entry(f"{own}.bias", (f"{foreign}/bias",), SAME)]
+    return [
+        Entry(f"{own}.weight", (f"{foreign}/kernel",), form),
+        Entry(f"{own}.bias", (f"{foreign}/bias",), SAME),
+    ]
 
 
 def objection(config: Config) -> str:
@@ -220,5 +234,11 @@ def native(config: Config) -> Config:
 
 
 LAYOUT = Layout(
-    name="official", recognises=recognises, tidy=tidy, infer=infer, entries=entries, objection=objection, native=native
-)  # fmt: skip
+    name="official",
+    recognises=recognises,
+    tidy=tidy,
+    infer=infer,
+    entries=entries,
+    objection=objection,
+    native=native,
+)

@@ -41,7 +41,12 @@ def infer(shapes: Shapes, hints: Hints) -> Found:
     pooled = "fc_norm.weight" in shapes
     head = "map" if "attn_pool.latent" in shapes else "gap" if pooled or not class_token else "token"
     config = ViTConfig(
-        width=kernel[0], depth=depth, heads=heads, hidden=hidden, patch=patch, stem=stem,
+        width=kernel[0],
+        depth=depth,
+        heads=heads,
+        hidden=hidden,
+        patch=patch,
+        stem=stem,
         image_size=grid_from(
             need(shapes, "pos_embed", 3)[1], class_token, patch * (stem.stride if stem else 1), hints
         ),
@@ -50,10 +55,14 @@ def infer(shapes: Shapes, hints: Hints) -> Found:
         representation=(
             need(shapes, "pre_logits.fc.weight", 2)[0] if "pre_logits.fc.weight" in shapes else 0
         ),
-        head=head, class_token=class_token, final_norm="pooled" if pooled else "tokens", gelu="erf",
-        position_resize="timm", qkv_bias="blocks.0.attn.qkv.bias" in shapes,
+        head=head,
+        class_token=class_token,
+        final_norm="pooled" if pooled else "tokens",
+        gelu="erf",
+        position_resize="timm",
+        qkv_bias="blocks.0.attn.qkv.bias" in shapes,
         layer_scale="blocks.0.ls1.gamma" in shapes,
-    )  # fmt: skip
+    )
     preprocessing = Preprocessing(resize="crop", crop=0.9, interpolation="bicubic")
     is_decoder = any(name.startswith("decoder_") for name in shapes)
     return Found(config, preprocessing, notes=(note,) if note else (), ignored=DECODER if is_decoder else ())
@@ -101,7 +110,14 @@ def entries(config: Config) -> list[Entry]:
 
 
 def pool_entries() -> list[Entry]:
-    names = {"query": "q", "key_value": "kv", "out": "proj", "norm": "norm", "mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"}
+    names = {
+        "query": "q",
+        "key_value": "kv",
+        "out": "proj",
+        "norm": "norm",
+        "mlp.up": "mlp.fc1",
+        "mlp.down": "mlp.fc2",
+    }
     table = [Entry("pool.probe", ("attn_pool.latent",), SAME)]
     for own, foreign in names.items():
         table += pairs(f"pool.{own}", f"attn_pool.{foreign}")
@@ -135,4 +151,4 @@ def native(config: Config) -> Config:
 
 LAYOUT = Layout(
     name="timm", recognises=recognises, infer=infer, entries=entries, objection=objection, native=native
-)  # fmt: skip
+)

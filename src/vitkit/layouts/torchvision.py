@@ -31,7 +31,9 @@ def recognises(shapes: Shapes) -> bool:
 
 def tidy(shapes: Shapes) -> dict[str, Source]:
     """Old files call the MLP's layers linear_1 and linear_2."""
-    return {n.replace(".mlp.linear_1.", ".mlp.0.").replace(".mlp.linear_2.", ".mlp.3."): Source(n) for n in shapes}
+    return {
+        n.replace(".mlp.linear_1.", ".mlp.0.").replace(".mlp.linear_2.", ".mlp.3."): Source(n) for n in shapes
+    }
 
 
 def infer(shapes: Shapes, hints: Hints) -> Found:
@@ -42,11 +44,18 @@ def infer(shapes: Shapes, hints: Hints) -> Found:
     patch = square_patch((kernel[2], kernel[3]))
     sizes = {ours: need(shapes, f"{n}.weight", 2)[0] for n, ours in HEAD.items() if f"{n}.weight" in shapes}
     config = ViTConfig(
-        width=kernel[0], depth=depth, heads=heads, hidden=hidden, patch=patch, channels=kernel[1],
+        width=kernel[0],
+        depth=depth,
+        heads=heads,
+        hidden=hidden,
+        patch=patch,
+        channels=kernel[1],
         image_size=grid_from(need(shapes, "encoder.pos_embedding", 3)[1], True, patch, hints),
-        classes=sizes.get("head", 0), representation=sizes.get("representation", 0),
-        gelu="erf", position_resize="torchvision",
-    )  # fmt: skip
+        classes=sizes.get("head", 0),
+        representation=sizes.get("representation", 0),
+        gelu="erf",
+        position_resize="torchvision",
+    )
     preprocessing = Preprocessing(
         resize="crop", crop=0.875, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
     )
@@ -86,6 +95,11 @@ def objection(config: Config) -> str:
 
 
 LAYOUT = Layout(
-    name="torchvision", recognises=recognises, tidy=tidy, infer=infer, entries=entries, objection=objection,
+    name="torchvision",
+    recognises=recognises,
+    tidy=tidy,
+    infer=infer,
+    entries=entries,
+    objection=objection,
     native=lambda config: as_computed(config, gelu="erf", norm_eps=1e-6),
-)  # fmt: skip
+)

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitkit.models.initial import zero_head
 from vitkit.models.positions import resize_positions
 from vitkit.models.variants import Model, skeleton
 from vitkit.models.vit import ViT, ViTConfig
@@ -25,7 +24,7 @@ def adapt(
     resize: str | None = None,
     **training: Any,
 ) -> Model:
-    """A new model with the same features and a zero head for `classes` (or for `labels`); the old is left alone.
+    """A new model: the same features, a zero head for `classes` (or `labels`); the old one is left alone.
 
     image_size           positions are interpolated to it, by `resize` or the model's own convention
     keep_representation  keep the pre-training head's tanh layer and replace only the last one
@@ -56,14 +55,10 @@ def adapt(
         state |= resized(model, config)
     if classes is not None:
         like = next(iter(state.values()))
-        fresh_head = {n: torch.empty_like(t, device=like.device, dtype=like.dtype)
-                      for n, t in new.state_dict().items() if n.startswith("head.")}  # fmt: skip
-        state = {n: t for n, t in state.items() if not n.startswith("head.")} | fresh_head
-    wanted = new.state_dict()
-    new.load_state_dict({name: state[name] for name in wanted}, assign=True)
+        heads = {n: t.shape for n, t in new.state_dict().items() if n.startswith("head.")}
+        state |= {name: like.new_zeros(shape) for name, shape in heads.items()}  # a fresh head is zero
+    new.load_state_dict({name: state[name] for name in new.state_dict()}, assign=True)
     new.requires_grad_(True)
-    if classes is not None:
-        zero_head(new)
     new.labels = labels if classes is not None else model.labels
     new.preprocessing, new.origin = model.preprocessing, model.origin
     return new.train(model.training)
@@ -75,7 +70,9 @@ def resized(model: ViT, config: ViTConfig) -> dict[str, Tensor]:
     if old == new:
         return {}
     if config.positions == "relative":
-        raise ValueError(f"relative positions belong to their {old} grid; no convention resizes them to {new}")
+        raise ValueError(
+            f"relative positions belong to their {old} grid; no convention resizes them to {new}"
+        )
     positions, tables = model.positions, {}
     with torch.no_grad():
         if config.positions == "1d":
@@ -84,6 +81,8 @@ def resized(model: ViT, config: ViTConfig) -> dict[str, Tensor]:
         if config.positions == "2d":
             for axis, k in (("y", 0), ("x", 1)):
                 table = getattr(positions, axis)
-                lines = [resize_positions(t[None], (old[k], 1), (new[k], 1), config.position_resize) for t in table]
+                lines = [
+                    resize_positions(t[None], (old[k], 1), (new[k], 1), config.position_resize) for t in table
+                ]
                 tables[f"positions.{axis}"] = torch.cat(lines)
     return {name: table.detach().clone() for name, table in tables.items()}

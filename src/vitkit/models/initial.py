@@ -67,12 +67,7 @@ def initialise_ends(model: nn.Module, generator: Generator) -> None:
     if representation is not None:
         lecun(representation.weight, generator)
         nn.init.zeros_(representation.bias)
-    zero_head(model)
-
-
-def zero_head(model: nn.Module) -> None:
-    """Sec. 3.2: a fresh head starts at zero."""
-    if isinstance(model.head, nn.Linear):
+    if isinstance(model.head, nn.Linear):  # Sec. 3.2: a fresh head starts at zero
         nn.init.zeros_(model.head.weight)
         nn.init.zeros_(model.head.bias)
 

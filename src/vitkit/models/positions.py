@@ -64,7 +64,9 @@ class Positions(nn.Module):
     injection  stem, every (a table for each layer), shared (one table, added before each layer)
     """
 
-    def __init__(self, kind: str, injection: str, *, grid: Grid, width: int, depth: int, lead: int, resize: str):
+    def __init__(
+        self, kind: str, injection: str, *, grid: Grid, width: int, depth: int, lead: int, resize: str
+    ):
         """`lead` is 1 when a class token leads the patches, else 0."""
         super().__init__()
         self.kind, self.injection, self.grid, self.lead, self.resize = kind, injection, grid, lead, resize

@@ -112,8 +112,10 @@ def check_vit(c: ViTConfig) -> None:
     grid_of(c.image_size, c.stride)
     impossible = {
         f"width {c.width} is not divisible by {c.heads} heads": c.width % c.heads,
-        f"2d positions are two halves of the width, and {c.width} is odd": c.positions == "2d" and c.width % 2,
-        f"sincos2d positions need a width divisible by 4, not {c.width}": c.positions == "sincos2d" and c.width % 4,
+        f"2d positions are two halves of the width, and {c.width} is odd": c.positions == "2d"
+        and c.width % 2,
+        f"sincos2d positions need a width divisible by 4, not {c.width}": c.positions == "sincos2d"
+        and c.width % 4,
         "head='token' reads the class token: class_token=False leaves it nothing to read; "
         "use head='gap' or 'map'": c.head == "token" and not c.class_token,
         f"positions={c.positions!r} has nothing to add before every layer; use injection='stem'": (
@@ -146,9 +148,14 @@ class ViT(nn.Module):
         self.class_token = nn.Parameter(torch.empty(1, 1, c.width)) if c.class_token else None
         self.mask_token = nn.Parameter(torch.empty(1, 1, c.width)) if c.mask_token else None
         self.positions = Positions(  # E_pos
-            c.positions, c.injection, grid=c.grid, width=c.width, depth=c.depth,
-            lead=int(bool(c.class_token)), resize=c.position_resize,
-        )  # fmt: skip
+            c.positions,
+            c.injection,
+            grid=c.grid,
+            width=c.width,
+            depth=c.depth,
+            lead=int(bool(c.class_token)),
+            resize=c.position_resize,
+        )
         self.dropout = nn.Dropout(c.dropout)
         norm = nn.LayerNorm(c.width, eps=c.norm_eps)
         pooled = c.final_norm == "pooled"
@@ -230,7 +237,7 @@ class ViT(nn.Module):
         patches, grid = self.patches(images)
         states = self.encoder.states(self.embed(patches, grid), grid, self.inject(grid))
         for block, z in zip(self.encoder.blocks, states, strict=False):  # the last state has no block
-            yield from block.weights(z, grid)
+            yield from block.weights(z, grid)  # type: ignore[operator]
 
 
 def make_mlp(c: ViTConfig) -> Mlp:
@@ -247,9 +254,14 @@ def make_layer(c: ViTConfig, index: int) -> Block | AxialBlock:
             c.width, c.heads, qkv_bias=c.qkv_bias, dropout=c.attention_dropout, offsets=offsets
         )
         return Block(
-            attention, make_mlp(c), width=c.width, eps=c.norm_eps, dropout=c.dropout,
-            drop_path=drop_path, layer_scale=c.layer_scale,
-        )  # fmt: skip
+            attention,
+            make_mlp(c),
+            width=c.width,
+            eps=c.norm_eps,
+            dropout=c.dropout,
+            drop_path=drop_path,
+            layer_scale=c.layer_scale,
+        )
 
     if c.attention == "axial":
         h, w = c.grid

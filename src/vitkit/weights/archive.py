@@ -23,8 +23,17 @@ from vitkit.layouts.layout import WeightsError
 MAX_ARRAYS = 100_000
 MAX_HEADER = 100 * 2**20
 SAFE_DTYPES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
-}  # fmt: skip
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
 # what a file is, by its first bytes, when it is nothing that we read
 FOREIGN = {
     b"\x80": "a bare pickle, which can run code; save the weights again with torch.save or as safetensors",
@@ -77,9 +86,13 @@ def what_it_is(start: bytes, size: int) -> str:
     if not size:
         return "the file is empty"
     if start[257:262] == b"ustar":
-        return "a tar archive, perhaps of an old torch; save the weights again with torch.save or as safetensors"
+        return (
+            "a tar archive, perhaps of an old torch; save the weights again with torch.save or as safetensors"
+        )
     known = next((text for magic, text in FOREIGN.items() if start.startswith(magic)), None)
-    return known or f"not a weight file: begins with {start[:8].hex(' ')}; read are .safetensors, .npz and .pt"
+    return (
+        known or f"not a weight file: begins with {start[:8].hex(' ')}; read are .safetensors, .npz and .pt"
+    )
 
 
 def one_line(error: Exception) -> str:
@@ -127,7 +140,9 @@ def safetensors_header(path: Path, size: int) -> dict[str, Any]:
         if any(type(n) is not int or n < 0 for n in [*shape, begin, end]):
             raise UntrustedCheckpoint(f"{path}: array {name!r} has no sound shape or place")
         if begin != at or end - begin != math.prod(shape) * SAFE_DTYPES[kind]:
-            raise UntrustedCheckpoint(f"{path}: array {name!r} lies at {begin}-{end}: overlap, hole or wrong size")
+            raise UntrustedCheckpoint(
+                f"{path}: array {name!r} lies at {begin}-{end}: overlap, hole or wrong size"
+            )
         at = end
     if at != size - 8 - length:
         raise UntrustedCheckpoint(
@@ -161,11 +176,17 @@ def open_zip(path: Path, size: int) -> Arrays:
         raise UntrustedCheckpoint(f"{path}: its members claim more bytes than the file has")
     if names and all(name.endswith(".npy") for name in names):
         return open_npz(path, members, comment)
-    if any(name.rpartition("/")[2] in ("constants.pkl", "bytecode.pkl") or "/code/" in name for name in names):
-        raise UntrustedCheckpoint(f"{path}: a TorchScript program, not weights; save model.state_dict() instead")
+    if any(
+        name.rpartition("/")[2] in ("constants.pkl", "bytecode.pkl") or "/code/" in name for name in names
+    ):
+        raise UntrustedCheckpoint(
+            f"{path}: a TorchScript program, not weights; save model.state_dict() instead"
+        )
     if any(name.rpartition("/")[2] == "data.pkl" for name in names):
         return open_torch(path, size)
-    raise UntrustedCheckpoint(f"{path}: a zip archive of neither numpy nor torch; holds {', '.join(names[:3])}")
+    raise UntrustedCheckpoint(
+        f"{path}: a zip archive of neither numpy nor torch; holds {', '.join(names[:3])}"
+    )
 
 
 def open_npz(path: Path, members: list[zipfile.ZipInfo], comment: bytes) -> Arrays:
@@ -216,7 +237,9 @@ def open_torch(path: Path, size: int) -> Arrays:
         if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
             raise UntrustedCheckpoint(f"{path}: {name!r} is no plain dense tensor")
         if tensor.is_quantized or tensor.numel() * tensor.element_size() > size:
-            raise UntrustedCheckpoint(f"{path}: {name!r} claims shape {tuple(tensor.shape)}, more than the file holds")
+            raise UntrustedCheckpoint(
+                f"{path}: {name!r} claims shape {tuple(tensor.shape)}, more than the file holds"
+            )
     shapes = {name: tuple(t.shape) for name, t in tensors.items()}
     return Arrays(shapes, lambda name: tensors[name].detach().clone(), notes=notes)
 

@@ -63,7 +63,8 @@ def check(model: Model, source: str | Path, out: Path, trial: Path, format: str)
     notes = save(model, trial, format)
     again = load(trial, image_size=model.config.image_size, heads=getattr(model.config, "heads", None))
     same = model.state_dict().keys() == again.state_dict().keys() and all(
-        torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True)
+        torch.equal(a, b)
+        for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True)
     )
     parity, changed = None, None
     if layout is not OWN:
@@ -73,10 +74,16 @@ def check(model: Model, source: str | Path, out: Path, trial: Path, format: str)
             native = with_config(model, layout.native(model.config))
             changed = float((model.eval()(pixels) - native(pixels)).abs().max())
     return Conversion(
-        source=str(source), source_format=model.origin.format, out=str(out), format=layout.name,
-        parameters=sum(p.numel() for p in model.parameters()), read_back=same, parity=parity, changed=changed,
+        source=str(source),
+        source_format=model.origin.format,
+        out=str(out),
+        format=layout.name,
+        parameters=sum(p.numel() for p in model.parameters()),
+        read_back=same,
+        parity=parity,
+        changed=changed,
         notes=(*model.origin.notes, *notes),
-    )  # fmt: skip
+    )
 
 
 def remove(path: Path) -> None:

@@ -34,7 +34,7 @@ def download(address: str, path: Path, *, progress: Progress | None = None, paus
     if path.exists():
         digest = sha256(path)
         if not recorded.exists():
-            raise DownloadError(f"{path} is there without its checksum {recorded.name}; delete it and fetch it again")
+            raise DownloadError(f"{path} lacks its checksum {recorded.name}; delete it to fetch it again")
         if digest != recorded.read_text().strip():
             raise DownloadError(f"{path} has changed since it was fetched; delete it to fetch it again")
         return digest
@@ -67,14 +67,16 @@ def fill(address: str, partial: Path, progress: Progress, pause: float) -> None:
         tries = 0 if after > before else tries + 1
         if tries >= TRIES:
             raise DownloadError(
-                f"cannot fetch {address} ({reason}); {after} bytes are kept and the next try goes on from there. "
-                f"Offline? Fetch the file elsewhere and give its path instead of the name."
+                f"cannot fetch {address} ({reason}); the {after} bytes that came are kept for the next try. "
+                "Offline? Fetch the file elsewhere and give its path instead of the name."
             )
         time.sleep(pause * 2 ** min(tries, 5))
 
 
 def receive(address: str, partial: Path, start: int, progress: Progress) -> bool:
     """One request from byte `start` on; whether the file is complete."""
+    if not address.startswith(("https://", "http://")):
+        raise DownloadError(f"{address}: only http and https addresses are fetched")
     request = urllib.request.Request(address, headers={"Range": f"bytes={start}-"} if start else {})
     try:
         response = urllib.request.urlopen(request, timeout=TIMEOUT)
@@ -123,9 +125,21 @@ class bar:
 
     def __init__(self, name: str):
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
 
-        columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        columns = (
+            "{task.description}",
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+        )
         self.bar = Progress(*columns, console=Console(stderr=True))
         self.task = self.bar.add_task(f"fetching {name}", total=None)
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from vitkit.layouts import LAYOUTS
 from vitkit.layouts.layout import SAME, Entry, Found, Hints, Layout, Source, WeightsError
 from vitkit.models.card import Origin, Preprocessing
-from vitkit.models.resnet import ResNetConfig
 from vitkit.models.variants import Config, Model, fresh, skeleton
 from vitkit.models.vit import ViTConfig
 from vitkit.weights.archive import Arrays, UntrustedCheckpoint, open_arrays
@@ -73,7 +72,9 @@ def locate(source: str | Path) -> tuple[Path, Origin]:
         path, sha256 = fetch(weight)
         return path, Origin(source=weight.address, licence=weight.licence, sha256=sha256)
     near = near_names(str(source))
-    hint = f"; did you mean {' or '.join(near)}?" if near else "; vitkit list weights shows the published names"
+    hint = (
+        f"; did you mean {' or '.join(near)}?" if near else "; vitkit list weights shows the published names"
+    )
     raise WeightsError(f"no file, folder or published weights {str(source)!r}{hint}")
 
 
@@ -83,7 +84,7 @@ def open_source(path: Path) -> tuple[Arrays, dict[str, Any]]:
         return open_arrays(path), {}
     if (path / ".metadata").exists():
         raise UntrustedCheckpoint(
-            f"{path}: a distributed checkpoint, which can run code; load it where it was made and vitkit.save it"
+            f"{path}: a distributed checkpoint, which can run code; load it where it was made, then save it"
         )
     files = {name: read_json(path, name) for name in SIDE_FILES if (path / name).exists()}
     index = "model.safetensors.index.json"
@@ -158,8 +159,8 @@ def understand(arrays: Arrays, hints: Hints) -> tuple[Layout, dict[str, Source],
     layout = next((known for known in LAYOUTS if known.recognises(arrays.shapes)), None)
     if layout is None:
         raise WeightsError(
-            f"{len(arrays.shapes)} arrays in no known layout (official, BiT, timm, Hugging Face, torchvision, "
-            f"vitkit); the first: {listed(list(arrays.shapes))}"
+            f"{len(arrays.shapes)} arrays in no known layout (official, BiT, timm, Hugging Face, "
+            f"torchvision, vitkit); the first: {listed(list(arrays.shapes))}"
         )
     places = layout.tidy(arrays.shapes)
     shapes = {name: shape_at(arrays, place) for name, place in places.items()}
@@ -172,9 +173,14 @@ def shape_at(arrays: Arrays, place: Source) -> tuple[int, ...]:
 
 
 def assemble(
-    arrays: Arrays, layout: Layout, places: dict[str, Source], found: Found,
-    *, allow_missing: tuple[str, ...], ignore: tuple[str, ...],
-) -> tuple[Model, tuple[str, ...]]:  # fmt: skip
+    arrays: Arrays,
+    layout: Layout,
+    places: dict[str, Source],
+    found: Found,
+    *,
+    allow_missing: tuple[str, ...],
+    ignore: tuple[str, ...],
+) -> tuple[Model, tuple[str, ...]]:
     """The model with every parameter read, or an error that names all that does not fit."""
     layers = found.config.depth if isinstance(found.config, ViTConfig) else sum(found.config.blocks)
     if layers > len(places):
@@ -185,7 +191,13 @@ def assemble(
     left_out = [n for n in places if n not in wanted and n.startswith(dropped)]
     left_over = [n for n in places if n not in wanted and not n.startswith(dropped)]
     absent = [e for e in entries if any(n not in places for n in e.foreign)]
-    missing = [n for e in absent if not e.own.startswith(allow_missing or ("\0",)) for n in e.foreign if n not in places]
+    missing = [
+        n
+        for e in absent
+        if not e.own.startswith(allow_missing or ("\0",))
+        for n in e.foreign
+        if n not in places
+    ]
     model = skeleton(found.config)
     shapes = {name: tuple(p.shape) for name, p in model.state_dict().items()}
     present = [e for e in entries if e not in absent]
@@ -213,7 +225,8 @@ def misfit(arrays: Arrays, places: dict[str, Source], entry: Entry, shape: tuple
         ours = ()
     if ours == shape:
         return ""
-    return f"{', '.join(entry.foreign)}: found {found if len(found) > 1 else found[0]}, our {entry.own} is {shape}"
+    is_now = found if len(found) > 1 else found[0]
+    return f"{', '.join(entry.foreign)}: found {is_now}, our {entry.own} is {shape}"
 
 
 def complain(layout: str, missing: list[str], left_over: list[str], wrong: list[str]) -> None:
@@ -243,7 +256,9 @@ def read_entry(arrays: Arrays, places: dict[str, Source], entry: Entry) -> Tenso
             raise UntrustedCheckpoint(f"array {place.name!r} holds {array.dtype}, not floating-point numbers")
         if not array.isfinite().all():
             count = int((~array.isfinite()).sum())
-            raise UntrustedCheckpoint(f"array {place.name!r} holds {count} values that are not finite numbers")
+            raise UntrustedCheckpoint(
+                f"array {place.name!r} holds {count} values that are not finite numbers"
+            )
         parts.append(entry.form.read(array))
     tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
     tensor = tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

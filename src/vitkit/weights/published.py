@@ -43,7 +43,9 @@ def original() -> Iterator[Weight]:
     }  # fmt: skip
     for (model, pixels, ending), (size, top1) in finetuned.items():
         address = f"{VIT}/imagenet21k+imagenet2012/{model.replace('/', '_')}{ending}.npz"
-        yield Weight(f"{model}.i21k-i1k-{pixels}", model, address, size, pixels, "ImageNet-21k, ImageNet", top1)
+        yield Weight(
+            f"{model}.i21k-i1k-{pixels}", model, address, size, pixels, "ImageNet-21k, ImageNet", top1
+        )
 
 
 def augreg() -> Iterator[Weight]:

@@ -136,7 +136,9 @@ def save_folder(model: Model, folder: Path, layout: Layout) -> None:
         folder / "model.safetensors",
         lambda temporary: safetensors.torch.save_file(arrays, temporary, metadata),
     )
-    write_json(folder / "preprocessor_config.json", huggingface.preprocessor_json(model.config, model.preprocessing))
+    write_json(
+        folder / "preprocessor_config.json", huggingface.preprocessor_json(model.config, model.preprocessing)
+    )
     write_json(folder / "config.json", huggingface.config_json(model.config, model.labels))
 
 
@@ -158,7 +160,9 @@ class writable:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, OSError | safetensors.SafetensorError | RuntimeError):
             reason = getattr(error, "strerror", None) or error
-            raise WeightsError(f"cannot write {self.path}: {reason}; what was there before is untouched") from None
+            raise WeightsError(
+                f"cannot write {self.path}: {reason}; what was there before is untouched"
+            ) from None
 
 
 def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
