@@ -14,11 +14,11 @@ from vitkit.layouts.layout import (
     Source,
     WeightsError,
     count,
-    grid_from,
     guess_heads,
     need,
     pairs,
     plain_vit_objection,
+    size_from,
     square_patch,
 )
 from vitkit.models.card import Preprocessing
@@ -51,9 +51,7 @@ def infer(shapes: Shapes, hints: Hints) -> Found:
     kernel = need(shapes, "embeddings.patch_embeddings.projection.weight", 4)
     depth = count(shapes, LAYER + ".layernorm_before.weight")
     hidden = need(shapes, LAYER.format(0) + ".intermediate.dense.weight", 2)[0]
-    heads, note = guess_heads(kernel[0], depth, hidden, hints)
-    if "num_attention_heads" in told and hints.heads is None:
-        heads, note = int(told["num_attention_heads"]), ""
+    heads, note = guess_heads(kernel[0], depth, hidden, hints if hints.heads else told_heads(told))
     patch = square_patch((kernel[2], kernel[3]))
     size = hints.image_size or told.get("image_size")
     size = (size, size) if isinstance(size, int) else tuple(size) if size else None
@@ -65,7 +63,7 @@ def infer(shapes: Shapes, hints: Hints) -> Found:
         hidden=hidden,
         patch=patch,
         channels=kernel[1],
-        image_size=grid_from(entries, True, patch, Hints(image_size=size)),
+        image_size=size_from(entries, True, patch, Hints(image_size=size))[0],
         classes=need(shapes, "classifier.weight", 2)[0] if "classifier.weight" in shapes else 0,
         representation=need(shapes, "pooler.dense.weight", 2)[0] if "pooler.dense.weight" in shapes else 0,
         gelu=GELU[act],
@@ -81,6 +79,11 @@ def infer(shapes: Shapes, hints: Hints) -> Found:
         notes=(note,) if note else (),
         ignored=("decoder.",),
     )
+
+
+def told_heads(told: Mapping[str, Any]) -> Hints:
+    heads = told.get("num_attention_heads")
+    return Hints(heads=heads if type(heads) is int and heads > 0 else None)
 
 
 def labels(told: Mapping[str, Any], classes: int) -> tuple[str, ...]:

@@ -120,19 +120,24 @@ def pairs(
     return [Entry(f"{own}.{part}", (f"{foreign}.{part}",), form) for part in parts]
 
 
-def grid_from(entries: int, lead: bool, stride: int, hints: Hints) -> tuple[int, int]:
-    """The image size that a position table was learned at: square unless the hints say otherwise."""
+def size_from(entries: int, lead: bool, stride: int, hints: Hints) -> tuple[tuple[int, int], str]:
+    """The image size that a position table was learned at, square unless the hints say otherwise.
+
+    With it a note where the class token (`lead`) seems to have no entry of its own.
+    """
     if hints.image_size is not None:
         h, w = hints.image_size
         if (h // stride) * (w // stride) not in (entries, entries - lead) or h % stride or w % stride:
             raise WeightsError(
                 f"image_size {h}x{w} needs {h // stride}x{w // stride} positions, the file has {entries}"
             )
-        return h, w
+        return (h, w), ""
     for count in (entries - 1, entries) if lead else (entries,):
         side = math.isqrt(max(0, count))
         if side and side * side == count:
-            return side * stride, side * stride
+            bare = lead and count == entries
+            note = f"{entries} positions: a {side}x{side} grid, with none for the class token" if bare else ""
+            return (side * stride, side * stride), note
     raise WeightsError(
         f"{entries} positions lie on no square grid; say on which: image_size=(H, W), --image-size HxW"
     )

@@ -16,13 +16,13 @@ from vitkit.layouts.layout import (
     Source,
     WeightsError,
     as_computed,
-    grid_from,
     heads_bias,
     heads_in,
     heads_out,
     need,
     plain_vit_objection,
     position_table,
+    size_from,
     square_patch,
 )
 from vitkit.models.resnet import StemConfig
@@ -87,7 +87,8 @@ def infer(shapes: Shapes, hints: Hints) -> Found:
     if POSITIONS in shapes:
         positions = "1d"
         entries = need(shapes, POSITIONS, 3)[1]
-        size = grid_from(entries, class_token, patch * (stem.stride if stem else 1), hints)
+        size, note = size_from(entries, class_token, patch * (stem.stride if stem else 1), hints)
+        notes += [note] if note else []
     elif class_token:
         raise WeightsError(f"array {POSITIONS!r} is missing")
     else:  # fixed positions are not stored

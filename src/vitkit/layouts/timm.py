@@ -9,12 +9,12 @@ from vitkit.layouts.layout import (
     Shapes,
     as_computed,
     count,
-    grid_from,
     guess_heads,
     need,
     pairs,
     plain_vit_objection,
     position_table,
+    size_from,
     square_patch,
 )
 from vitkit.models.card import Preprocessing
@@ -39,6 +39,9 @@ def infer(shapes: Shapes, hints: Hints) -> Found:
     patch = square_patch((kernel[2], kernel[3]))
     class_token = "cls_token" in shapes
     pooled = "fc_norm.weight" in shapes
+    stride = patch * (stem.stride if stem else 1)
+    size, size_note = size_from(need(shapes, "pos_embed", 3)[1], class_token, stride, hints)
+    notes = tuple(n for n in (note, size_note) if n)
     head = "map" if "attn_pool.latent" in shapes else "gap" if pooled or not class_token else "token"
     config = ViTConfig(
         width=kernel[0],
@@ -47,9 +50,7 @@ def infer(shapes: Shapes, hints: Hints) -> Found:
         hidden=hidden,
         patch=patch,
         stem=stem,
-        image_size=grid_from(
-            need(shapes, "pos_embed", 3)[1], class_token, patch * (stem.stride if stem else 1), hints
-        ),
+        image_size=size,
         channels=need(shapes, f"{root_of(shapes)}.conv.weight", 4)[1] if stem else kernel[1],
         classes=need(shapes, "head.weight", 2)[0] if "head.weight" in shapes else 0,
         representation=(
@@ -65,7 +66,7 @@ def infer(shapes: Shapes, hints: Hints) -> Found:
     )
     preprocessing = Preprocessing(resize="crop", crop=0.9, interpolation="bicubic")
     is_decoder = any(name.startswith("decoder_") for name in shapes)
-    return Found(config, preprocessing, notes=(note,) if note else (), ignored=DECODER if is_decoder else ())
+    return Found(config, preprocessing, notes=notes, ignored=DECODER if is_decoder else ())
 
 
 def root_of(shapes: Shapes) -> str:

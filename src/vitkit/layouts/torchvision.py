@@ -10,11 +10,11 @@ from vitkit.layouts.layout import (
     Source,
     as_computed,
     count,
-    grid_from,
     guess_heads,
     need,
     pairs,
     plain_vit_objection,
+    size_from,
     square_patch,
 )
 from vitkit.models.card import Preprocessing
@@ -50,7 +50,7 @@ def infer(shapes: Shapes, hints: Hints) -> Found:
         hidden=hidden,
         patch=patch,
         channels=kernel[1],
-        image_size=grid_from(need(shapes, "encoder.pos_embedding", 3)[1], True, patch, hints),
+        image_size=size_from(need(shapes, "encoder.pos_embedding", 3)[1], True, patch, hints)[0],
         classes=sizes.get("head", 0),
         representation=sizes.get("representation", 0),
         gelu="erf",

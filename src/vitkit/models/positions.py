@@ -42,7 +42,9 @@ def resize_positions(table: Tensor, grid: Grid, new_grid: Grid, method: str = "o
     size: dict = {"size": tuple(new_grid)}
     if method == "dinov2":
         size = {"scale_factor": tuple((new + 0.1) / old for new, old in zip(new_grid, grid, strict=True))}
-    dtype = square.dtype if square.dtype in (torch.float32, torch.float64) else torch.float32
+    # the official code interpolates in double precision; the others in that of the table
+    double = method == "official" and table.device.type != "mps"
+    dtype = torch.promote_types(table.dtype, torch.float64 if double else torch.float32)
     square = F.interpolate(square.to(dtype), **size, **RESIZE[method]).to(table.dtype)
     assert square.shape[-2:] == tuple(new_grid)
     return torch.cat([first, square.flatten(2).mT], dim=1)

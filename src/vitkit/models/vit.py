@@ -176,7 +176,7 @@ class ViT(nn.Module):
         z = self.tokens(images, mask)
         lead = int(self.class_token is not None)
         if self.pool is not None:
-            y = self.pool(z)
+            y = self.pool(z[:, lead:])
         elif self.config.head == "gap":
             y = z[:, lead:].mean(1)
             y = y if self.pool_norm is None else self.pool_norm(y)

@@ -53,7 +53,7 @@ def save(model: Model, path: str | Path, format: str | None = None) -> tuple[str
             replace_file(path, lambda temporary: write_npz(temporary, model, layout, card))
         elif path.suffix == ".safetensors":
             arrays = {name: tensor.contiguous() for name, tensor in foreign_arrays(model, layout)}
-            metadata = {"format": "pt", "vitkit": card}
+            metadata = {"vitkit": card}  # one key alone: the order of several is not the same every time
             replace_file(path, lambda temporary: safetensors.torch.save_file(arrays, temporary, metadata))
         else:
             notes.append(f"a {path.suffix} file holds arrays alone: no labels, preprocessing or numerics")

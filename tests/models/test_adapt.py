@@ -1,0 +1,90 @@
+"""adapt: a zero head and another resolution, the same features, and the old model left alone (Sec. 3.2)."""
+
+import pytest
+import torch
+
+import vitkit
+from vitkit.models.card import Origin
+
+
+def test_features_are_bit_equal_at_the_same_size_and_the_head_is_zero(small, small_hybrid, small_resnet):
+    for model in (small(), small_hybrid(), small_resnet()):
+        images = torch.randn(2, 3, *model.config.image_size)
+        new = vitkit.adapt(model, classes=7)
+        assert torch.equal(new.features(images), model.features(images))
+        assert (new.head.weight == 0).all() and (new.head.bias == 0).all()
+        assert new(images).shape == (2, 7)
+
+
+def test_the_input_is_left_as_it_was(small):
+    model = small()
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    new = vitkit.adapt(model, classes=7, image_size=48)
+    with torch.no_grad():
+        for parameter in new.parameters():
+            parameter.add_(1.0)
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    assert model.config.classes == 5 and model.config.image_size == (32, 32)
+
+
+@pytest.mark.parametrize("method", [None, "timm"])
+def test_positions_are_interpolated_by_the_named_convention(small, method):
+    model = small()
+    new = vitkit.adapt(model, image_size=(48, 24), resize=method)
+    expected = vitkit.resize_positions(model.positions.table, (4, 4), (6, 3), method or "official")
+    assert torch.equal(new.positions.table, expected)
+    assert new.config.image_size == (48, 24) and new.config.position_resize == (method or "official")
+
+
+@pytest.mark.parametrize("options", [{"positions": "2d"}, {"injection": "every"}, {"positions": "sincos2d"}])
+def test_every_kind_of_positions_is_adapted(small, options):
+    model = small(**options)
+    images = torch.randn(1, 3, 48, 24)
+    assert torch.equal(vitkit.adapt(model, image_size=(48, 24))(images), model(images))
+
+
+def test_relative_positions_are_refused_at_another_size_but_kept_at_their_own(small):
+    model = small(positions="relative")
+    assert vitkit.adapt(model, classes=3).config.classes == 3
+    with pytest.raises(ValueError, match="no convention resizes"):
+        vitkit.adapt(model, image_size=48)
+
+
+def test_the_whole_head_goes_unless_the_representation_is_kept(small):
+    model = small(representation=16)
+    assert vitkit.adapt(model, classes=3).representation is None
+    kept = vitkit.adapt(model, classes=3, keep_representation=True)
+    assert torch.equal(kept.representation.weight, model.representation.weight)
+    assert kept.head.weight.shape == (3, 16)
+
+
+def test_without_classes_the_head_stays(small):
+    model = small(representation=16)
+    images = torch.randn(1, 3, 32, 32)
+    assert torch.equal(vitkit.adapt(model, dropout=0.1)(images), model(images))
+
+
+def test_labels_preprocessing_and_origin_travel(small):
+    model = small()
+    model.origin = Origin(source="somewhere")
+    new = vitkit.adapt(model, labels=("cat", "dog"))
+    assert new.config.classes == 2 and new.labels == ("cat", "dog")
+    assert new.origin == model.origin and new.preprocessing == model.preprocessing
+
+
+def test_training_fields_can_be_changed_and_others_not(small):
+    assert vitkit.adapt(small(), dropout=0.1, stochastic_depth=0.2).config.stochastic_depth == 0.2
+    with pytest.raises(ValueError, match="cannot change 'width'"):
+        vitkit.adapt(small(), width=64)
+    with pytest.raises(ValueError, match="3 labels for 2 classes"):
+        vitkit.adapt(small(), classes=2, labels=("a", "b", "c"))
+
+
+def test_a_size_that_does_not_fit_is_refused(small):
+    with pytest.raises(ValueError, match="nearest that fits: 40 or 48"):
+        vitkit.adapt(small(), image_size=44)
+
+
+def test_the_adapted_model_keeps_precision_and_mode(small):
+    new = vitkit.adapt(small().double().train(), classes=2)
+    assert new.head.weight.dtype == torch.float64 and new.training

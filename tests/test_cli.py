@@ -1,0 +1,174 @@
+"""The command line: exit codes, JSON, messages for mistakes, and help that does not wait for torch."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import vitkit
+from vitkit.cli import VERBS, main
+
+
+def run(*arguments) -> int:
+    """The exit code of one command."""
+    try:
+        main([str(a) for a in arguments])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+@pytest.fixture
+def npz(small, tmp_path):
+    vitkit.save(small(classes=3), tmp_path / "m.npz")
+    return tmp_path / "m.npz"
+
+
+@pytest.mark.parametrize("verb", ["", *VERBS])
+def test_help_answers_without_importing_torch(verb):
+    code = "import sys; sys.argv = ['vitkit'] + [v for v in sys.argv[1:] if v]\n"
+    code += "from vitkit.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code, verb, "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr
+    assert "usage: vitkit" in done.stdout and (not verb or f"$ vitkit {verb}" in done.stdout)
+
+
+def test_importing_vitkit_does_not_import_torch():
+    code = (
+        "import sys, vitkit; assert 'torch' not in sys.modules; vitkit.build; assert 'torch' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_public_names_are_all_there():
+    for name in vitkit.__all__:
+        assert getattr(vitkit, name).__name__ == name
+    assert set(vitkit.__all__) <= set(dir(vitkit))
+    with pytest.raises(AttributeError, match="no attribute 'train'"):
+        vitkit.train
+
+
+def test_list_prints_every_model(capsys):
+    assert run("list") == 0
+    out = capsys.readouterr().out
+    assert "ViT-H/14" in out and "632,045,800" in out and "BiT-R152x4" in out
+
+
+def test_list_as_json_is_one_value(capsys):
+    assert run("list", "weights", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {"name", "pixels", "ImageNet_top1", "licence", "address"} <= set(rows[0])
+    assert run("list", "formats", "--json") == 0
+    assert {row["format"] for row in json.loads(capsys.readouterr().out)} >= {"official", "hf"}
+
+
+def test_show_tells_all_of_a_name(capsys):
+    assert run("show", "ViT-B/16", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["parameters"] == 86_567_656 and facts["GFLOPs_224"] == pytest.approx(35.128)
+    assert facts["GFLOPs_384"] == pytest.approx(110.969) and facts["width"] == 768
+
+
+def test_show_tells_all_of_a_file(npz, capsys):
+    assert run("show", npz, "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["origin"]["format"] == "official" and facts["classes"] == 3 and facts["patch"] == 8
+    assert run("show", npz) == 0
+    assert "GFLOPs 384" in capsys.readouterr().out
+
+
+def test_show_tells_of_published_weights_without_fetching_them(capsys):
+    assert run("show", "R50+ViT-L/32.augreg-i21k-i1k-384", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (
+        facts["top1"] == 85.99 and facts["stem_blocks"] == [3, 4, 6, 3] and facts["image_size"] == [384, 384]
+    )
+
+
+def test_show_says_when_a_size_does_not_fit(capsys):
+    assert run("show", "ViT-H/14", "--json") == 0
+    assert "378 or 392" in json.loads(capsys.readouterr().out)["GFLOPs_384"]
+
+
+def test_convert_prints_its_parity_report(npz, tmp_path, capsys):
+    assert run("convert", npz, tmp_path / "out.safetensors", "--format", "timm") == 0
+    out = capsys.readouterr().out
+    assert "every array equal, bit for bit" in out and "against timm" in out and "equal" in out
+    assert "act_layer='gelu_tanh'" in out and "move the logits" in out
+    back = vitkit.load(tmp_path / "out.safetensors")
+    assert torch.equal(back.head.weight, vitkit.load(npz).head.weight)
+
+
+def test_convert_as_json(npz, tmp_path, capsys):
+    assert run("convert", npz, tmp_path / "folder", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] and report["read_back"] and report["format"] == "hf"
+    assert report["parity"]["logits"] <= 1e-5 and report["parity"]["peer"].startswith("transformers")
+
+
+def test_convert_leaves_what_exists_unless_told(npz, tmp_path, capsys):
+    (tmp_path / "out.safetensors").write_text("precious")
+    assert run("convert", npz, tmp_path / "out.safetensors") == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert (tmp_path / "out.safetensors").read_text() == "precious"
+    assert run("convert", npz, tmp_path / "out.safetensors", "--overwrite") == 0
+    assert vitkit.load(tmp_path / "out.safetensors").config.classes == 3
+
+
+def test_convert_fails_above_tolerance_and_writes_nothing(npz, tmp_path, capsys, monkeypatch):
+    """A peer that computes something else must be noticed: here one whose LayerNorm has another epsilon."""
+    from vitkit.weights import peers
+
+    right = peers.timm_vit
+
+    def wrong(config):
+        peer = right(config)
+        for module in peer.modules():
+            if isinstance(module, torch.nn.LayerNorm):
+                module.eps = 1e-2
+        return peer
+
+    monkeypatch.setattr(peers, "timm_vit", wrong)
+    assert run("convert", npz, tmp_path / "out.pth", "--format", "timm") == 1
+    out = capsys.readouterr().out
+    assert "NOT EQUAL" in out and "nothing was written" in out
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.npz"]
+
+
+def test_convert_says_when_there_is_no_peer(npz, tmp_path, capsys, monkeypatch):
+    from vitkit.weights import parity
+
+    monkeypatch.setattr(parity, "unusable", lambda name: "not installed")
+    assert run("convert", npz, tmp_path / "out.pth", "--format", "timm") == 0
+    assert "not compared: not installed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["show", "ViT-Q/16"], 2, "no model 'ViT-Q/16'"),
+        (["show", "README.nowhere"], 2, "no model"),
+        (["convert", "nothing.npz", "x.safetensors"], 2, "no file, folder or published weights"),
+        (["convert", "nothing.npz", "x.safetensors", "--image-size", "big"], 2, "give N or HxW"),
+        (["list", "planets"], 2, "invalid choice"),
+        (["lsit"], 2, "lsit"),
+        ([], 2, "Missing subcommand"),
+    ],
+)
+def test_mistakes_get_a_message_and_code_2_and_no_traceback(arguments, code, message, capsys):
+    assert run(*arguments) == code
+    err = capsys.readouterr().err
+    assert message in err and "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_the_demo_finds_everything_right(capsys):
+    assert run("demo", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (
+        told["ok"]
+        and len(told["models"]) == 38
+        and all(leg["logits_moved"] == 0 for leg in told["conversions"])
+    )

@@ -1,0 +1,230 @@
+"""Files that do not fit, names that do not exist, disks that cannot be written: clear errors, no loss."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import vitkit
+
+
+@pytest.fixture
+def timm_file(small, tmp_path):
+    """A file in timm's layout without our card, and its arrays."""
+    model = small(gelu="erf", width=64, heads=1)
+    vitkit.save(model, tmp_path / "m.pth", "timm")
+    return tmp_path / "m.pth", torch.load(tmp_path / "m.pth")
+
+
+def refused(path, *words, **options):
+    with pytest.raises(vitkit.WeightsError) as error:
+        vitkit.load(path, **options)
+    message = str(error.value)
+    assert path.name in message
+    for word in words:
+        assert word in message, message
+
+
+def test_a_missing_array_is_named(timm_file):
+    path, state = timm_file
+    del state["blocks.1.mlp.fc2.bias"]
+    torch.save(state, path)
+    refused(path, "missing: blocks.1.mlp.fc2.bias", "allow_missing")
+
+
+def test_an_array_too_many_is_named(timm_file):
+    path, state = timm_file
+    torch.save(state | {"dist_token": torch.zeros(1, 1, 64), "head_dist.bias": torch.zeros(5)}, path)
+    refused(path, "left over: dist_token, head_dist.bias")
+
+
+def test_an_array_of_another_shape_is_named_with_both_shapes(timm_file):
+    path, state = timm_file
+    state["blocks.0.mlp.fc2.weight"] = torch.zeros(64, 40)
+    torch.save(state, path)
+    refused(path, "another shape", "blocks.0.mlp.fc2.weight", "(64, 40)", "(64, 48)")
+
+
+def test_a_half_matching_file_is_never_loaded_in_part(timm_file):
+    path, state = timm_file
+    torch.save({n: t for n, t in state.items() if not n.startswith("blocks.1.attn")}, path)
+    refused(path, "left over")  # of what remains of the second block
+
+
+def test_missing_parameters_can_be_allowed_by_name_and_start_fresh(timm_file):
+    path, state = timm_file
+    del state["head.bias"]
+    torch.save(state, path)
+    refused(path, "missing: head.bias")
+    refused(path, "missing: head.bias", allow_missing=("encoder",))
+    model = vitkit.load(path, allow_missing=("head",))
+    assert (model.head.bias == 0).all() and torch.equal(model.head.weight, state["head.weight"])
+    assert any("started fresh" in note and "head.bias" in note for note in model.origin.notes)
+
+
+def test_arrays_can_be_ignored_by_name(timm_file):
+    path, state = timm_file
+    torch.save(state | {"aux.weight": torch.zeros(3)}, path)
+    assert any("aux.weight" in note for note in vitkit.load(path, ignore=("aux.",)).origin.notes)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_numbers_that_are_none_are_refused(timm_file, bad):
+    path, state = timm_file
+    state["norm.bias"][3] = bad
+    torch.save(state, path)
+    with pytest.raises(vitkit.UntrustedCheckpoint, match="'norm.bias' holds 1 values that are not finite"):
+        vitkit.load(path)
+
+
+def test_another_architecture_is_refused_with_what_was_found(tmp_path):
+    save_file(
+        {"conv1.weight": torch.zeros(8, 3, 7, 7), "fc.bias": torch.zeros(2)}, tmp_path / "r.safetensors"
+    )
+    refused(tmp_path / "r.safetensors", "no known layout", "conv1.weight")
+
+
+def test_a_table_on_no_square_grid_asks_for_the_size(small, tmp_path):
+    model = small(gelu="erf", image_size=(24, 56), width=64, heads=1)
+    vitkit.save(model, tmp_path / "m.pth", "timm")
+    refused(tmp_path / "m.pth", "no square grid", "image_size")
+    back = vitkit.load(tmp_path / "m.pth", image_size=(24, 56))
+    assert back.config.image_size == (24, 56)
+    refused(tmp_path / "m.pth", "needs 3x3 positions", image_size=(24, 24))
+
+
+def test_a_table_that_may_lack_the_class_entry_is_told_and_can_be_corrected(small, tmp_path):
+    """3x5 patches and a class token make 16 positions, which a 4x4 grid without that entry has too."""
+    model = small(gelu="erf", image_size=(24, 40), width=64, heads=1)
+    vitkit.save(model, tmp_path / "m.pth", "timm")
+    notes = vitkit.load(tmp_path / "m.pth").origin.notes
+    assert any("16 positions: a 4x4 grid, with none for the class token" in note for note in notes)
+    back = vitkit.load(tmp_path / "m.pth", image_size=(24, 40))
+    assert torch.equal(back.positions.table, model.positions.table)
+
+
+def test_a_joined_qkv_asks_for_the_heads_where_nothing_tells(small, tmp_path):
+    vitkit.save(small(gelu="erf"), tmp_path / "m.pth", "timm")
+    refused(tmp_path / "m.pth", "heads")
+    assert vitkit.load(tmp_path / "m.pth", heads=2).config.heads == 2
+
+
+def test_assumptions_are_told(timm_file):
+    assert any("1 heads of width 64" in note for note in vitkit.load(timm_file[0]).origin.notes)
+
+
+def test_labels_must_be_as_many_as_classes(timm_file):
+    assert vitkit.load(timm_file[0], labels="abcde").labels == tuple("abcde")
+    with pytest.raises(vitkit.WeightsError, match="4 labels for 5 classes"):
+        vitkit.load(timm_file[0], labels="abcd")
+
+
+def test_a_file_that_is_not_there_is_named_with_near_names():
+    with pytest.raises(vitkit.WeightsError, match="no file, folder or published weights 'nowhere.npz'"):
+        vitkit.load("nowhere.npz")
+    with pytest.raises(vitkit.WeightsError, match="did you mean ViT-B/16.i21k or"):
+        vitkit.load("ViT-B/16")
+
+
+def test_a_file_written_by_a_newer_version_says_so(small, tmp_path):
+    path = tmp_path / "m.safetensors"
+    vitkit.save(small(), path)
+    path.write_bytes(path.read_bytes().replace(b'\\"version\\": 1', b'\\"version\\": 2'))
+    refused(path, "newer vitkit")
+
+
+@pytest.mark.parametrize(
+    ("options", "format", "words"),
+    [
+        ({"positions": "relative"}, "official", "positions='relative'"),
+        ({"attention": "axial", "head": "gap"}, "timm", "attention='axial'"),
+        ({"head": "gap"}, "torchvision", "erf GELU"),
+        ({"head": "gap", "gelu": "erf"}, "torchvision", "head='gap'"),
+        ({"representation": 8}, "hf", "tanh layer"),
+        ({"image_size": (24, 40)}, "hf", "square"),
+        ({"head": "gap", "class_token": True}, "official", "class token beside"),
+        ({"representation": 8}, "timm", "representation=8"),
+    ],
+)
+def test_what_a_format_cannot_hold_is_refused_before_anything_is_written(
+    small, tmp_path, options, format, words
+):
+    name = {"official": "m.npz", "timm": "m.pth", "torchvision": "m.pth", "hf": "m"}[format]
+    with pytest.raises(vitkit.WeightsError, match=words):
+        vitkit.save(small(**options), tmp_path / name, format)
+    assert not list(tmp_path.iterdir())
+
+
+def test_resnets_are_refused_where_only_vits_live(small_resnet, tmp_path):
+    with pytest.raises(vitkit.WeightsError, match="holds ViTs"):
+        vitkit.save(small_resnet(), tmp_path / "m.pth", "torchvision")
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "words"),
+    [("m.pth", None, "give format="), ("m.npz", "timm", "written to"), ("m.npz", "keras", "known: vitkit")],
+)
+def test_names_and_formats_that_do_not_go_together_are_refused(small, tmp_path, name, format, words):
+    with pytest.raises(vitkit.WeightsError, match=words):
+        vitkit.save(small(), tmp_path / name, format)
+
+
+def test_a_failed_save_leaves_the_old_file_and_no_litter(small, tmp_path, monkeypatch):
+    path = tmp_path / "m.npz"
+    vitkit.save(small(), path)
+    before = path.read_bytes()
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np.lib.format, "write_array", full)
+    with pytest.raises(
+        vitkit.WeightsError, match="No space left on device; what was there before is untouched"
+    ):
+        vitkit.save(small(), path)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_does_not_exist_is_named(small, tmp_path):
+    with pytest.raises(vitkit.WeightsError, match="no folder"):
+        vitkit.save(small(), tmp_path / "nowhere" / "m.npz")
+
+
+def test_a_loaded_model_does_not_hang_on_its_file(small, tmp_path):
+    path = tmp_path / "m.safetensors"
+    vitkit.save(model := small(), path)
+    back = vitkit.load(path)
+    path.write_bytes(b"")
+    images = torch.rand(1, 3, 32, 32)
+    assert torch.equal(back(images), model(images))
+
+
+PEAK = """
+import resource, sys, vitkit
+vitkit.load(sys.argv[1])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+model = vitkit.load(sys.argv[2])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "format"), [("m.safetensors", "vitkit"), ("m.npz", "official"), ("m.pth", "timm")]
+)
+def test_loading_holds_no_more_than_the_file_and_one_model(small, tmp_path, name, format):
+    vitkit.save(small(gelu="erf", width=64, heads=1), tmp_path / f"small-{name}", format)
+    vitkit.save(vitkit.build("ViT-B/32", gelu="erf"), tmp_path / name, format)  # 353 MB
+    arguments = [sys.executable, "-c", PEAK, tmp_path / f"small-{name}", tmp_path / name]
+    growth = int(subprocess.run(arguments, capture_output=True, check=True, text=True).stdout) * 1024
+    size = (tmp_path / name).stat().st_size
+    assert growth <= 2 * size + 60e6
+
+
+def test_safetensors_of_timm_carry_no_obstacle_for_others(small, tmp_path):
+    vitkit.save(model := small(gelu="erf"), tmp_path / "m.safetensors", "timm")
+    arrays = load_file(tmp_path / "m.safetensors")
+    assert torch.equal(arrays["blocks.0.attn.qkv.weight"], model.encoder.blocks[0].attention.qkv.weight)

@@ -1,0 +1,36 @@
+"""ImageNet's thousand names, in the order in which every published head has them."""
+
+import vitkit
+from vitkit.weights.labels import imagenet_labels, imagenet_synsets
+
+
+def test_the_order_is_that_of_the_wordnet_numbers():
+    numbers = [number for number, _ in imagenet_synsets()]
+    assert len(numbers) == 1000 and numbers == sorted(numbers)
+
+
+def test_known_classes_stand_at_their_places():
+    labels = imagenet_labels()
+    places = {0: "tench", 285: "Egyptian cat", 442: "bell cote", 540: "drilling platform", 967: "espresso"}
+    for index, name in places.items():
+        assert labels[index].startswith(name)
+
+
+def test_names_are_unique_though_there_are_two_cranes():
+    labels = imagenet_labels()
+    assert len(set(labels)) == 1000
+    assert labels[134] == "crane (n02012849)" and labels[517] == "crane (n03126707)"
+
+
+def test_a_thousand_outputs_get_them_and_say_so(small, tmp_path):
+    vitkit.save(small(classes=1000, gelu="erf", width=64, heads=1), tmp_path / "m.pth", "timm")
+    model = vitkit.load(tmp_path / "m.pth")
+    assert model.labels == imagenet_labels()
+    assert any("ImageNet" in note for note in model.origin.notes)
+
+
+def test_timm_lists_the_same_classes():
+    from timm.data import ImageNetInfo
+
+    info = ImageNetInfo()
+    assert [number for number, _ in imagenet_synsets()] == info.label_names()
