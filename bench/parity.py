@@ -25,17 +25,15 @@ MODELS = {
 
 
 def main() -> None:
-    print(
-        "| model | format | against | logits | features | tolerance | read back |\n|---|---|---|---|---|---|---|"
-    )
+    print("| model | format | against | logits | features | tolerance | read back |")
+    print("|---|---|---|---|---|---|---|")
     for name, formats in MODELS.items():
         with tempfile.TemporaryDirectory() as folder:
             start = Path(folder) / "start.safetensors"
             save(randomised(name), start)
             for format in formats:
-                c = convert(
-                    start, Path(folder) / f"out-{NAMES.get(format, 'model.safetensors')}", format=format
-                )
+                out = Path(folder) / f"out-{NAMES.get(format, 'model.safetensors')}"
+                c = convert(start, out, format=format)
                 p = c.parity
                 assert p is not None and not p.skipped and c.ok, c
                 back = "bit-equal" if c.read_back else "DIFFERS"

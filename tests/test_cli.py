@@ -164,11 +164,9 @@ def test_mistakes_get_a_message_and_code_2_and_no_traceback(arguments, code, mes
 
 
 @pytest.mark.slow
-def test_the_demo_finds_everything_right(capsys):
-    assert run("demo", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (
-        told["ok"]
-        and len(told["models"]) == 38
-        and all(leg["logits_moved"] == 0 for leg in told["conversions"])
-    )
+def test_the_demos_journey_ends_where_it_began():
+    from vitkit.demo import JOURNEYS, journey
+
+    legs = journey("ViT-Ti/16", JOURNEYS["ViT-Ti/16"])
+    assert [leg["format"] for leg in legs] == ["official", "timm", "hf", "torchvision", "vitkit"]
+    assert all(leg["equal"] and leg["arrays"] == "bit-equal" and leg["logits_moved"] == 0 for leg in legs)

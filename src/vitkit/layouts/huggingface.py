@@ -99,8 +99,8 @@ def preprocessing(told: Mapping[str, Any]) -> Preprocessing:
     half = (0.5, 0.5, 0.5)
     return Preprocessing(
         interpolation=RESAMPLE.get(told.get("resample", 2), "bilinear"),
-        mean=tuple(told.get("image_mean", half)),
-        std=tuple(told.get("image_std", half)),
+        mean=tuple(float(n) for n in told.get("image_mean", half)),
+        std=tuple(float(n) for n in told.get("image_std", half)),
     )
 
 

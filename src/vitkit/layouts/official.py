@@ -45,7 +45,7 @@ def recognises(shapes: Shapes) -> bool:
 
 def tidy(shapes: Shapes) -> dict[str, Source]:
     """Every dialect to the published names: prefixes, numbering, stacked layers, the table's place."""
-    prefix = next(p for p in PREFIXES if f"{p}embedding/kernel" in shapes)
+    prefix = next((p for p in PREFIXES if f"{p}embedding/kernel" in shapes), "")
     tidied: dict[str, Source] = {}
     for name, shape in shapes.items():
         if not name.startswith(prefix):
@@ -53,7 +53,7 @@ def tidy(shapes: Shapes) -> dict[str, Source]:
         short = name.removeprefix(prefix)
         short = POSITIONS if short == "pos_embedding" else short
         if short.startswith("Transformer/encoderblock/"):  # layers stacked on the first axis
-            if not shape or shape[0] > 10_000:
+            if not shape or shape[0] > 1_000 or len(tidied) > 100_000:
                 raise WeightsError(f"array {name!r} of shape {shape} is no stack of layers")
             rest = short.removeprefix("Transformer/encoderblock/")
             for layer in range(shape[0]):

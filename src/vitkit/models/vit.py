@@ -109,6 +109,8 @@ def check_vit(c: ViTConfig) -> None:
     for field in ("dropout", "attention_dropout", "stochastic_depth"):
         if not 0 <= getattr(c, field) < 1:
             raise ValueError(f"{field} must be in [0, 1), not {getattr(c, field)}")
+    if not 0 <= c.norm_eps < 1:
+        raise ValueError(f"norm_eps must be in [0, 1), not {c.norm_eps}")
     grid_of(c.image_size, c.stride)
     impossible = {
         f"width {c.width} is not divisible by {c.heads} heads": c.width % c.heads,

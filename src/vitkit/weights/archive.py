@@ -8,8 +8,10 @@ import argparse
 import json
 import math
 import zipfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,9 +21,11 @@ import torch
 from torch import Tensor
 
 from vitkit.layouts.layout import WeightsError
+from vitkit.weights.guard import directory_objection, pickle_objection
 
-MAX_ARRAYS = 100_000
-MAX_HEADER = 100 * 2**20
+MAX_ARRAYS = 10_000
+MAX_AXIS = 2**40
+MAX_HEADER = 8 * 2**20  # JSON takes some 25 times its length in memory
 SAFE_DTYPES = {
     "F64": 8,
     "F32": 4,
@@ -62,6 +66,8 @@ class Arrays:
 
 def open_arrays(path: Path) -> Arrays:
     """Recognise a file by its content and open it."""
+    if path.exists() and not path.is_file():  # a pipe would keep us waiting, a device feed us for ever
+        raise WeightsError(f"cannot read {path}: not a file")
     try:
         with path.open("rb") as file:
             start = file.read(300)
@@ -104,7 +110,7 @@ def one_line(error: Exception) -> str:
 
 def open_safetensors(path: Path, size: int) -> Arrays:
     header = safetensors_header(path, size)
-    metadata = header.pop("__metadata__", None) or {}
+    metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise UntrustedCheckpoint(f"{path}: the metadata is not a table of strings")
 
@@ -136,8 +142,10 @@ def safetensors_header(path: Path, size: int) -> dict[str, Any]:
         begin, end = entry["data_offsets"]
         shape, kind = entry["shape"], entry["dtype"]
         if kind not in SAFE_DTYPES:
-            raise UntrustedCheckpoint(f"{path}: array {name!r} is of type {kind!r}, which is not read")
-        if any(type(n) is not int or n < 0 for n in [*shape, begin, end]):
+            raise UntrustedCheckpoint(
+                f"{path}: array {name!r} is of type {str(kind)[:20]!r}, which is not read"
+            )
+        if any(type(n) is not int or not 0 <= n < MAX_AXIS for n in [*shape, begin, end]):
             raise UntrustedCheckpoint(f"{path}: array {name!r} has no sound shape or place")
         if begin != at or end - begin != math.prod(shape) * SAFE_DTYPES[kind]:
             raise UntrustedCheckpoint(
@@ -162,11 +170,19 @@ def no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def open_zip(path: Path, size: int) -> Arrays:
+    if reason := directory_objection(path, size):
+        raise UntrustedCheckpoint(f"{path}: {reason}")
     with zipfile.ZipFile(path) as archive:
-        members, comment = archive.infolist(), archive.comment
+        members, comment, directory = archive.infolist(), archive.comment, archive.start_dir
     names = [m.filename for m in members]
     if len(names) != len(set(names)) or len(names) > 2 * MAX_ARRAYS:
         raise UntrustedCheckpoint(f"{path}: {len(names)} members, some of them twice, or too many")
+    if any(
+        name.rpartition("/")[2] in ("constants.pkl", "bytecode.pkl") or "/code/" in name for name in names
+    ):
+        raise UntrustedCheckpoint(
+            f"{path}: a TorchScript program, not weights; save model.state_dict() instead"
+        )
     if any(m.compress_type != zipfile.ZIP_STORED or m.flag_bits & 1 for m in members):
         raise UntrustedCheckpoint(
             f"{path}: has compressed or encrypted members, whose real size cannot be known beforehand; "
@@ -174,16 +190,15 @@ def open_zip(path: Path, size: int) -> Arrays:
         )
     if sum(m.file_size for m in members) > size or any(m.file_size != m.compress_size for m in members):
         raise UntrustedCheckpoint(f"{path}: its members claim more bytes than the file has")
+    spans = sorted(
+        (m.header_offset, m.header_offset + 30 + len(m.orig_filename) + m.file_size) for m in members
+    )
+    if any(end > begin for (_, end), (begin, _) in pairwise([*spans, (directory, directory)])):
+        raise UntrustedCheckpoint(f"{path}: its members overlap")
     if names and all(name.endswith(".npy") for name in names):
         return open_npz(path, members, comment)
-    if any(
-        name.rpartition("/")[2] in ("constants.pkl", "bytecode.pkl") or "/code/" in name for name in names
-    ):
-        raise UntrustedCheckpoint(
-            f"{path}: a TorchScript program, not weights; save model.state_dict() instead"
-        )
     if any(name.rpartition("/")[2] == "data.pkl" for name in names):
-        return open_torch(path, size)
+        return open_torch(path, size, members)
     raise UntrustedCheckpoint(
         f"{path}: a zip archive of neither numpy nor torch; holds {', '.join(names[:3])}"
     )
@@ -221,15 +236,19 @@ def npy_shape(path: Path, name: str, file: BinaryIO, size: int) -> tuple[int, ..
     if version not in readers:
         raise UntrustedCheckpoint(f"{path}: array {name!r} is of .npy version {version}, which is not read")
     shape, _, dtype = readers[version](file)
-    if dtype.hasobject or not (dtype.kind in "fiub" or dtype == np.dtype("V2")):
+    if dtype.hasobject or not ((dtype.kind in "fiub" and dtype.itemsize <= 8) or dtype == np.dtype("V2")):
         raise UntrustedCheckpoint(f"{path}: array {name!r} holds {dtype}, not numbers")
-    if math.prod(shape) * dtype.itemsize != size - file.tell() or min(shape, default=0) < 0:
+    if math.prod(shape) * dtype.itemsize != size - file.tell() or any(not 0 <= n < MAX_AXIS for n in shape):
         raise UntrustedCheckpoint(f"{path}: array {name!r} claims shape {shape}, which its bytes do not hold")
     return tuple(int(n) for n in shape)
 
 
-def open_torch(path: Path, size: int) -> Arrays:
+def open_torch(path: Path, size: int, members: list[zipfile.ZipInfo]) -> Arrays:
     """A .pt file by torch's restricted reader alone; there is no fallback to the other one."""
+    with zipfile.ZipFile(path) as archive:
+        for member in members:
+            if member.filename.endswith(".pkl") and (reason := pickle_objection(archive, member)):
+                raise UntrustedCheckpoint(f"{path}: {reason}")
     with torch.serialization.safe_globals([argparse.Namespace]):  # training options: plain attributes
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     tensors, notes = state_dict_in(path, loaded)
@@ -240,6 +259,11 @@ def open_torch(path: Path, size: int) -> Arrays:
             raise UntrustedCheckpoint(
                 f"{path}: {name!r} claims shape {tuple(tensor.shape)}, more than the file holds"
             )
+    if sum(t.numel() * t.element_size() for t in tensors.values()) > size:
+        raise UntrustedCheckpoint(f"{path}: its tensors share memory, more of them than the file holds")
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors.values()}
+    if Counter(storages.values()) - Counter(m.file_size for m in members):
+        raise UntrustedCheckpoint(f"{path}: a tensor is larger than what is stored of it")
     shapes = {name: tuple(t.shape) for name, t in tensors.items()}
     return Arrays(shapes, lambda name: tensors[name].detach().clone(), notes=notes)
 

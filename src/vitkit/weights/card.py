@@ -53,7 +53,7 @@ def from_json(text: str) -> Card:
         )
     except WeightsError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise WeightsError(f"the file's own description is damaged ({reason})") from None
 

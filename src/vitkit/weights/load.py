@@ -14,12 +14,13 @@ from vitkit.layouts.layout import SAME, Entry, Found, Hints, Layout, Source, Wei
 from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.variants import Config, Model, fresh, skeleton
 from vitkit.models.vit import ViTConfig
-from vitkit.weights.archive import Arrays, UntrustedCheckpoint, open_arrays
+from vitkit.weights.archive import Arrays, UntrustedCheckpoint, one_line, open_arrays
 from vitkit.weights.card import from_json
 from vitkit.weights.labels import imagenet_labels
 from vitkit.weights.published import PUBLISHED, fetch, near_names
 
 SIDE_FILES = ("config.json", "preprocessor_config.json")
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SHOWN = 6  # names in an error message before "and so many more"
 
 
@@ -55,6 +56,8 @@ def load(
         raise
     except ValueError as error:
         raise WeightsError(f"{path}: {error}") from None
+    except (RuntimeError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
+        raise WeightsError(f"{path}: what it says of itself makes no model ({one_line(error)})") from None
     model.labels, label_notes = choose_labels(labels, found, model.config.classes, layout.name)
     model.preprocessing = preprocessing or found.preprocessing
     notes = (*arrays.notes, *found.notes, *notes, *label_notes)
@@ -112,8 +115,8 @@ def inside(folder: Path, name: str) -> Path:
     """A file of a folder, refused when its name or a link leads elsewhere (but for a hub's own blobs)."""
     root = folder.resolve()
     roots = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
-    path = (root / name).resolve()
-    if Path(name).name != name or not any(path.is_relative_to(r) for r in roots):
+    plain = name.isprintable() and Path(name).name == name
+    if not plain or not any((root / name).resolve().is_relative_to(r) for r in roots):
         raise UntrustedCheckpoint(f"{folder}: {name!r} leads out of the folder")
     return root / name
 
@@ -121,8 +124,8 @@ def inside(folder: Path, name: str) -> Path:
 def read_json(folder: Path, name: str) -> dict[str, Any]:
     try:
         path = inside(folder, name)
-        if path.stat().st_size > 20 * 2**20:
-            raise UntrustedCheckpoint(f"{folder / name}: larger than any real one")
+        if not path.is_file() or path.stat().st_size > 4 * 2**20:
+            raise UntrustedCheckpoint(f"{folder / name}: no file, or larger than any real one")
         content = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError, OSError) as error:
         if isinstance(error, UntrustedCheckpoint):
@@ -154,6 +157,8 @@ def understand(arrays: Arrays, hints: Hints) -> tuple[Layout, dict[str, Source],
         layout = next((known for known in (OWN, *LAYOUTS) if known.name == card.layout), None)
         if layout is None:
             raise WeightsError(f"the file says it is in layout {card.layout!r}, which is not known")
+        if reason := layout.objection(card.config):
+            raise WeightsError(f"the file says it is in layout {card.layout!r}, but {reason}")
         found = Found(card.config, card.preprocessing, card.labels)
         return layout, layout.tidy(arrays.shapes), found, card.origin
     layout = next((known for known in LAYOUTS if known.recognises(arrays.shapes)), None)
@@ -182,8 +187,8 @@ def assemble(
     ignore: tuple[str, ...],
 ) -> tuple[Model, tuple[str, ...]]:
     """The model with every parameter read, or an error that names all that does not fit."""
-    layers = found.config.depth if isinstance(found.config, ViTConfig) else sum(found.config.blocks)
-    if layers > len(places):
+    layers = layer_count(found.config)
+    if 8 * layers > len(places):
         raise WeightsError(f"{layers} layers are declared, but the file has {len(places)} arrays")
     entries = layout.entries(found.config)
     dropped = (*found.ignored, *ignore)
@@ -200,7 +205,8 @@ def assemble(
     ]
     model = skeleton(found.config)
     shapes = {name: tuple(p.shape) for name, p in model.state_dict().items()}
-    present = [e for e in entries if e not in absent]
+    lost = {e.own for e in absent}
+    present = [e for e in entries if e.own not in lost]
     wrong = [w for e in present if (w := misfit(arrays, places, e, shapes[e.own]))]
     complain(layout.name, missing, left_over, wrong)
     tensors = {e.own: read_entry(arrays, places, e) for e in present}
@@ -213,6 +219,13 @@ def assemble(
     model.load_state_dict(tensors, assign=True)
     model.requires_grad_(True)
     return model, tuple(notes)
+
+
+def layer_count(config: Config) -> int:
+    """Layers and units, each of which has eight arrays or more."""
+    if isinstance(config, ViTConfig):
+        return config.depth + (sum(config.stem.blocks) if config.stem else 0)
+    return sum(config.blocks)
 
 
 def misfit(arrays: Arrays, places: dict[str, Source], entry: Entry, shape: tuple[int, ...]) -> str:
@@ -242,7 +255,7 @@ def complain(layout: str, missing: list[str], left_over: list[str], wrong: list[
 
 def listed(names: list[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    return ", ".join(ascii(name)[1:-1][:120] for name in names[:SHOWN]) + more
 
 
 def read_entry(arrays: Arrays, places: dict[str, Source], entry: Entry) -> Tensor:
@@ -252,7 +265,7 @@ def read_entry(arrays: Arrays, places: dict[str, Source], entry: Entry) -> Tenso
         place = places[name]
         array = arrays.read(place.name)
         array = array if place.layer is None else array[place.layer]
-        if not array.is_floating_point():
+        if array.dtype not in FLOATS:
             raise UntrustedCheckpoint(f"array {place.name!r} holds {array.dtype}, not floating-point numbers")
         if not array.isfinite().all():
             count = int((~array.isfinite()).sum())
