@@ -7,6 +7,7 @@ from typing import Any
 from vitkit.evaluation.cost import flops, parameters
 from vitkit.models.variants import NAMED, Config, Model, skeleton, variant
 from vitkit.models.vit import ViTConfig
+from vitkit.recipes.finetune import RECIPES
 from vitkit.report.terminal import print_facts, print_table, say
 from vitkit.weights.convert import Conversion
 from vitkit.weights.load import load
@@ -79,6 +80,16 @@ def formats() -> list[dict[str, Any]]:
     return [{"format": k, "what": v[0], "files": v[1], "holds": v[2]} for k, v in FORMATS.items()]
 
 
+def recipes() -> list[dict[str, Any]]:
+    rows = []
+    for name, make in RECIPES.items():
+        r = make()
+        length = f"{r.length.steps} steps" if r.length.steps else f"{r.length.epochs:g} epochs"
+        rows.append({"recipe": name, "length": length, "batch": r.batch, "rate": r.schedule.rate,
+                     "optimizer": r.optimizer.kind, "pixels": r.image_size[0], "about": r.about})  # fmt: skip
+    return rows
+
+
 def describe(what: str) -> dict[str, Any]:
     """All about a file, a published weight or a named model."""
     if Path(what).exists():
@@ -88,7 +99,17 @@ def describe(what: str) -> dict[str, Any]:
         weight = asdict(PUBLISHED[what])
         config = variant(weight["model"])
         return weight | size_facts(replace(config, image_size=(weight["pixels"], weight["pixels"])))
+    if what in RECIPES:
+        return flat(asdict(RECIPES[what]()))
     return {"model": what} | size_facts(variant(what))
+
+
+def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted names: those that --set takes."""
+    rows: dict[str, Any] = {}
+    for name, value in table.items():
+        rows |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return rows
 
 
 def size_facts(config: Config) -> dict[str, Any]:

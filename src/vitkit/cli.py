@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional, arg
 
-Kind = Literal["models", "weights", "formats"]
+Kind = Literal["models", "weights", "formats", "recipes"]
 Format = Literal["vitkit", "official", "timm", "hf", "torchvision"]
 Json = Annotated[bool, arg(help="One JSON object on standard output, nothing else there.")]
 
@@ -26,7 +26,12 @@ def list_(kind: Positional[Kind] = "models", json: Json = False) -> None:
     """
     from vitkit import catalogue
 
-    rows = {"models": catalogue.models, "weights": catalogue.weights, "formats": catalogue.formats}[kind]()
+    rows = {
+        "models": catalogue.models,
+        "weights": catalogue.weights,
+        "formats": catalogue.formats,
+        "recipes": catalogue.recipes,
+    }[kind]()
     print_json(rows) if json else catalogue.print_table(rows)
 
 
@@ -111,6 +116,93 @@ def demo(json: Json = False) -> None:
     sys.exit(0 if run(print_json if json else None) else 1)
 
 
+def finetune(
+    data: Annotated[
+        Positional[str], arg(metavar="DATA", help="Folder, .csv, .parquet, .zip, .tar, .npz or 'digits'.")
+    ],
+    weights: Annotated[str, arg(metavar="FILE|NAME", help="What to start from.")] = "",
+    model: Annotated[str, arg(metavar="NAME", help="Train this model from scratch instead.")] = "",
+    out: Annotated[Path | None, arg(metavar="DIR", help="The run folder (runs/<data> if not given).")] = None,
+    recipe: Annotated[str, arg(metavar="NAME", help="See vitkit list recipes.")] = "",
+    image_size: Annotated[str | None, arg(metavar="N|HxW", help="Resolution.")] = None,
+    batch: Annotated[int | None, arg(metavar="N", help="Images a step.")] = None,
+    steps: Annotated[int | None, arg(metavar="N", help="Length of the run.")] = None,
+    epochs: Annotated[
+        float | None, arg(metavar="X", help="Length of the run in passes over the data.")
+    ] = None,
+    lr: Annotated[float | None, arg(metavar="X", help="Peak learning rate.")] = None,
+    seed: Annotated[int | None, arg(metavar="N", help="Decides every random choice.")] = None,
+    set: Annotated[
+        tuple[str, ...], arg(metavar="FIELD=VALUE...", help="Any other field of the recipe.")
+    ] = (),
+    device: Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    precision: Annotated[str, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "auto",
+    workers: Annotated[int | None, arg(metavar="N", help="Threads that prepare images.")] = None,
+    max_bad: Annotated[float, arg(metavar="X", help="Share of unusable images that is put up with.")] = 0.05,
+    compile: Annotated[bool, arg(help="Compile the model (torch.compile).")] = False,
+    plan: Annotated[bool, arg(help="Say what would happen, and do nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """A classifier from your images: train, test, save one model file. The same command again resumes.
+
+    $ vitkit finetune photos/ --weights ViT-B/16.augreg-i21k
+    $ vitkit finetune photos.zip --weights Ti_16.npz --steps 200 --lr 0.003
+    $ vitkit finetune digits --model ViT-Ti/4 --image-size 16 --recipe scratch
+    """
+    from vitkit import tasks
+
+    options = {"weights": weights, "model": model, "image_size": parse_size(image_size), "batch": batch,
+               "steps": steps, "epochs": epochs, "rate": lr, "seed": seed, "set": set}  # fmt: skip
+    tasks.finetune(
+        data, out, recipe, options, device=device, precision=precision, workers=workers, max_bad=max_bad,
+        compile=compile, plan=plan, emit=print_json if json else None,
+    )  # fmt: skip
+
+
+def evaluate(
+    model: Annotated[
+        Positional[str], arg(metavar="MODEL", help="A model file, a run folder or a published name.")
+    ],
+    data: Annotated[Positional[str], arg(metavar="DATA", help="Data with the model's classes.")],
+    split: Annotated[
+        str | None, arg(metavar="NAME", help="train, val or test; the held-out one if not given.")
+    ] = None,
+    batch: Annotated[int, arg(metavar="N", help="Images at a time.")] = 32,
+    workers: Annotated[int | None, arg(metavar="N", help="Threads that prepare images.")] = None,
+    device: Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda, ...")] = "auto",
+    json: Json = False,
+) -> None:
+    """Accuracy over every image: top-1, top-5, per class, confusion.
+
+    $ vitkit evaluate runs/photos photos/
+    $ vitkit evaluate runs/photos other-photos.zip --json
+    """
+    from vitkit import tasks
+
+    tasks.evaluate(model, data, split, batch, workers, device, emit=print_json if json else None)
+
+
+def predict(
+    model: Annotated[
+        Positional[str], arg(metavar="MODEL", help="A model file, a run folder or a published name.")
+    ],
+    images: Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGE...", help="Files, folders or globs.")],
+    top: Annotated[int, arg(metavar="N", help="How many labels of each.")] = 5,
+    device: Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda, ...")] = "auto",
+    csv: Annotated[bool, arg(help="Comma-separated lines: image, label, probability.")] = False,
+    json: Json = False,
+) -> None:
+    """Labels and probabilities. Files that cannot be read are named and the others done.
+
+    $ vitkit predict runs/photos cat.jpg
+    $ vitkit predict runs/photos holiday/ 'inbox/*.png' --csv
+    """
+    from vitkit import tasks
+
+    if not tasks.predict(model, images, top, device, csv=csv, emit=print_json if json else None):
+        sys.exit(1)
+
+
 def parse_size(text: str | None) -> tuple[int, int] | None:
     """'384' or '384x256' -> (height, width)."""
     if text is None:
@@ -121,7 +213,15 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
     return int(parts[0]), int(parts[-1])
 
 
-VERBS: dict[str, Callable[..., None]] = {"demo": demo, "list": list_, "show": show, "convert": convert}
+VERBS: dict[str, Callable[..., None]] = {
+    "demo": demo,
+    "finetune": finetune,
+    "evaluate": evaluate,
+    "predict": predict,
+    "list": list_,
+    "show": show,
+    "convert": convert,
+}
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,0 +1,1 @@
+"""Files to batches. Imports no other room of ours."""

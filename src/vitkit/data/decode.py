@@ -1,0 +1,250 @@
+"""Bytes nobody vouches for to upright RGB pixels: the one decoder of training, prediction and the server.
+
+Whatever the file, the result is uint8 RGB or a BadImage with a reason. Transparency is laid on white, 16-bit
+gray keeps its high byte, floats in [0, 1] become 0..255, an animation is its first frame, EXIF orientation is
+applied; colour profiles and all other metadata are ignored.
+"""
+
+import os
+import re
+import stat
+import struct
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from PIL import BmpImagePlugin, GifImagePlugin, Image, ImageFile, PngImagePlugin, WebPImagePlugin
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+
+try:
+    simplejpeg: Any = import_module("simplejpeg")
+except ImportError:
+    simplejpeg = None
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+BACKGROUND = (255, 255, 255)  # what shows through transparent pixels
+MAX_BYTES = 200 * 10**6
+MAX_PIXELS = 50_000_000
+MAX_MARKERS = 500  # a progressive JPEG of some ten scans has 50; each scan is a pass over all pixels
+
+# Pillow's own classes and not Image.open, which only warns about sizes up to twice its limit
+OPENERS: dict[str, Callable[[BytesIO], ImageFile.ImageFile]] = {
+    "PNG": PngImagePlugin.PngImageFile, "WEBP": WebPImagePlugin.WebPImageFile,
+    "GIF": GifImagePlugin.GifImageFile, "BMP": BmpImagePlugin.BmpImageFile, "TIFF": TiffImageFile,
+}  # fmt: skip
+SIGNATURES = (
+    (rb"\xff\xd8\xff", "JPEG"), (rb"\x89PNG\r\n\x1a\n", "PNG"), (rb"RIFF....WEBP", "WEBP"),
+    (rb"GIF8[79]a", "GIF"), (rb"BM", "BMP"), (rb"II[*+]\0|MM\0[*+]", "TIFF"),
+    (rb"%!PS|\xc5\xd0\xd3\xc6", "EPS"), (rb"8BPS", "PSD"), (rb"%PDF", "PDF"), (rb"SIMPLE  =", "FITS"),
+    (rb"....ftypavi", "AVIF"), (rb"....ftyp(hei|hev|mif1|msf1)", "HEIC"), (rb"PK\x03\x04", "zip"),
+    (rb"\0\0\0\x0cjP  ", "JPEG 2000"), (rb"\x1f\x8b", "gzip"), (rb"\s*(<\?xml[^>]*>\s*)?<svg", "SVG"),
+)  # fmt: skip
+TURNS: dict[int, Callable[[np.ndarray], np.ndarray]] = {  # by EXIF orientation
+    1: lambda p: p, 2: lambda p: p[:, ::-1], 3: lambda p: p[::-1, ::-1], 4: lambda p: p[::-1],
+    5: lambda p: p.swapaxes(0, 1), 6: lambda p: p[::-1].swapaxes(0, 1),
+    7: lambda p: p[::-1, ::-1].swapaxes(0, 1), 8: lambda p: p[:, ::-1].swapaxes(0, 1),
+}  # fmt: skip
+
+
+class BadImage(ValueError):
+    """A file that is not used: a short stable reason, and a message of one line."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(" ".join(message.split())[:200])
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type["BadImage"], tuple[str, str]]:
+        return BadImage, (self.reason, str(self))
+
+
+def read(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of an ordinary file; a directory, pipe or device is refused without waiting for it."""
+    try:
+        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise BadImage("unreadable", f"cannot be opened: {getattr(error, 'strerror', error)}") from None
+    try:
+        status = os.fstat(opened)
+        if not stat.S_ISREG(status.st_mode):
+            raise BadImage("not-a-file", "not an ordinary file")
+        if status.st_size > MAX_BYTES:
+            raise BadImage("too-large", f"{status.st_size} bytes; at most {MAX_BYTES} are read")
+        with open(opened, "rb", closefd=False) as file:
+            return file.read(status.st_size)
+    except OSError as error:
+        raise BadImage("unreadable", f"cannot be read: {error.strerror}") from None
+    finally:
+        os.close(opened)
+
+
+def decode(
+    data: bytes, *, shorter: int | None = None, max_pixels: int = MAX_PIXELS, formats: Sequence[str] = FORMATS
+) -> np.ndarray:
+    """The pixels of an image file, (H, W, 3) uint8 RGB, or BadImage.
+
+    With `shorter`, a JPEG may come at 1/2, 1/4 or 1/8 size, as long as its shorter side is not below that.
+    Damage inside the compressed pixels of a JPEG is noticed only where simplejpeg is installed.
+    """
+    kind = _kind(data, formats)
+    try:
+        return _jpeg(data, shorter, max_pixels) if kind == "JPEG" else _other(data, kind, max_pixels)
+    except BadImage:
+        raise
+    except Exception as error:  # Pillow raises nearly every kind there is
+        cut = isinstance(error, EOFError) or "truncat" in str(error).lower()
+        raise BadImage("truncated" if cut else "damaged", f"{kind}: {str(error) or type(error)}") from error
+
+
+def _kind(data: bytes, formats: Sequence[str]) -> str:
+    """The format, by the first bytes alone: a file's name says nothing."""
+    if not data:
+        raise BadImage("empty", "the file is empty")
+    kind = next((kind for start, kind in SIGNATURES if re.match(start, data[:512], re.DOTALL)), None)
+    if kind is None:
+        raise BadImage("not-an-image", "not an image: its first bytes are those of no known format")
+    if kind not in formats or kind not in FORMATS:
+        raise BadImage("unsupported-format", f"{kind} is not read here; {', '.join(formats)} are")
+    return kind
+
+
+def _check_size(width: int, height: int, max_pixels: int) -> None:
+    if width < 1 or height < 1:
+        raise BadImage("zero-size", f"{width} x {height} pixels")
+    if width * height > max_pixels:
+        raise BadImage("too-many-pixels", f"{width} x {height} pixels; at most {max_pixels} are read")
+
+
+def _jpeg(data: bytes, shorter: int | None, max_pixels: int) -> np.ndarray:
+    (process, bits, height, width, components), orientation, scan = _jpeg_header(data)
+    _check_size(width, height, max_pixels)
+    if data.rfind(b"\xff\xd9", scan) < 0:
+        raise BadImage("truncated", "JPEG: cut off before its end")
+    _check_scans(data, scan)
+    scale = next((s for s in (8, 4, 2) if shorter and min(width, height) // s >= shorter > 0), 1)
+    plain = process <= 0xC2 and bits == 8 and components in (1, 3)  # C0 baseline, C1 extended, C2 progressive
+    reduced = -(-width // scale), -(-height // scale)
+    pixels = _fast_jpeg(data, *reduced, min(scale, 2)) if simplejpeg and plain else None
+    if pixels is None:
+        image = JpegImageFile(BytesIO(data))
+        _check_size(*image.size, max_pixels)  # Pillow may have found another frame than we did
+        image.draft(None, (width // scale, height // scale))
+        pixels = _rgb(image)
+    return np.ascontiguousarray(TURNS[orientation](pixels))
+
+
+def _fast_jpeg(data: bytes, width: int, height: int, factor: int) -> np.ndarray | None:
+    """Pillow's pixels to the bit, sooner; None where Pillow should have its say."""
+    try:
+        return simplejpeg.decode_jpeg(data, "RGB", min_width=width, min_height=height, min_factor=factor)
+    except ValueError as error:  # which carries libjpeg's first warning
+        if str(error).startswith("Premature end"):
+            raise BadImage("truncated", f"JPEG: {error}") from None
+        # stray bytes between whole segments are common and harmless
+        if str(error).startswith("Corrupt JPEG data") and "extraneous" not in str(error):
+            raise BadImage("damaged", f"JPEG: {error}") from None
+        return None
+
+
+def _jpeg_header(data: bytes) -> tuple[tuple[int, ...], int, int]:
+    """(process, bits, height, width, components) of the frame, orientation, where the first scan begins."""
+    frame: tuple[int, ...] = ()
+    orientation, at = 0, 2
+    for _ in range(MAX_MARKERS):
+        start, at = at, data.find(b"\xff", at)
+        if at < 0 or at + 10 > len(data):
+            raise BadImage("truncated", "JPEG: cut off in its header")
+        marker = data[at + 1]
+        if marker in (0x00, 0x01, 0xFF) or 0xD0 <= marker <= 0xD8:  # padding and markers without a body
+            at += 1 if marker == 0xFF else 2
+            continue
+        if marker == 0xDA and frame:
+            return frame, orientation or 1, at
+        if marker in (0xD9, 0xDA) or at - start > 4096:  # junk between markers
+            break
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            frame = (marker, *struct.unpack_from(">BHHB", data, at + 4))
+        body, at = at + 4, at + 2 + int.from_bytes(data[at + 2 : at + 4])
+        if marker == 0xE1 and not orientation and data.startswith(b"Exif\0\0", body):
+            orientation = _orientation(data[body:at])
+    raise BadImage("damaged", "JPEG: its header is not in order")
+
+
+def _check_scans(data: bytes, at: int) -> None:
+    """Refuse a small file whose thousands of empty scans would keep the decoder busy for hours."""
+    if data.count(b"\xff\xda", at) > MAX_MARKERS // 5:
+        marker = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # inside a scan, FF is followed by 00 or D0..D7
+        for _ in range(MAX_MARKERS):
+            found = marker.search(data, at)
+            if not found or found[0] == b"\xff\xd9":
+                return
+            at = found.end() + int.from_bytes(data[found.end() : found.end() + 2])
+        raise BadImage("damaged", f"JPEG: more than {MAX_MARKERS} markers")
+
+
+def _orientation(exif: bytes) -> int:
+    """Tag 274 of an EXIF block, or 1 where the block has none or is garbage."""
+    exif = exif.removeprefix(b"Exif\0\0")
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[:4])
+    if order and len(exif) >= 10:
+        start = min(struct.unpack_from(order + "I", exif, 4)[0], len(exif) - 2)
+        (entries,) = struct.unpack_from(order + "H", exif, start)
+        for at in range(start + 2, min(start + 2 + 12 * entries, len(exif) - 11), 12):
+            tag, kind, count = struct.unpack_from(order + "HHI", exif, at)
+            if tag == 274 and kind in (3, 4) and count == 1:
+                (value,) = struct.unpack_from(order + "HI"[kind - 3], exif, at + 8)
+                return value if value in TURNS else 1
+    return 1
+
+
+def _other(data: bytes, kind: str, max_pixels: int) -> np.ndarray:
+    if kind == "WEBP":
+        _check_size(*_webp_size(data[:30]), max_pixels)  # Pillow opens it on a whole canvas
+    image = OPENERS[kind](BytesIO(data))
+    _check_size(*image.size, max_pixels)
+    if isinstance(image, TiffImageFile):
+        # a tile is made whole, however small the image that it covers
+        _check_size(image.tag_v2.get(322, 1), image.tag_v2.get(323, 1), max_pixels)
+        return _rgb(image)  # a TIFF is turned as it is loaded
+    key = image.info.get("transparency")
+    if kind == "PNG" and image.mode == "L" and isinstance(key, int) and data[24] < 8:
+        image.info["transparency"] = key * 255 // (2 ** data[24] - 1)  # Pillow stretches the pixels only
+    pixels = _rgb(image)  # the EXIF block may follow them
+    return np.ascontiguousarray(TURNS[_orientation(image.info.get("exif", b""))](pixels))
+
+
+def _webp_size(head: bytes) -> tuple[int, int]:
+    if head[12:16] == b"VP8X":
+        return int.from_bytes(head[24:27], "little") + 1, int.from_bytes(head[27:30], "little") + 1
+    lossless = head[12:16] == b"VP8L"
+    (both,) = struct.unpack_from("<I", head, 21 if lossless else 26)
+    return (both & 0x3FFF) + lossless, (both >> (14 if lossless else 16) & 0x3FFF) + lossless
+
+
+def _rgb(image: ImageFile.ImageFile) -> np.ndarray:
+    image.load()
+    if image.mode == "F" or image.mode.startswith("I"):
+        return np.repeat(_gray(image)[..., None], 3, axis=2)
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        flat = Image.new("RGB", image.size, BACKGROUND)
+        flat.paste(layer, mask=layer)
+        return np.array(flat)
+    return np.array(image.convert("RGB"))
+
+
+def _gray(image: ImageFile.ImageFile) -> np.ndarray:
+    """Gray of more than 8 bits, of which Pillow's convert makes white (integers) or black (floats)."""
+    values, tags = np.asarray(image), image.tag_v2 if isinstance(image, TiffImageFile) else {}
+    real, twelve = image.mode == "F", tags.get(258) == (12,)
+    top = 1 if real else 4095 if twelve else 65535
+    if not (values.min() >= 0 and values.max() <= top):  # NaN compares with nothing
+        reason = "float-out-of-range" if real else "int-out-of-range"
+        raise BadImage(reason, f"values from {values.min()} to {values.max()}, not in 0..{top}")
+    gray = np.rint(values * 255) if real else values >> (4 if twelve else 8)
+    gray = (255 - gray if tags.get(262) == 0 else gray).astype(np.uint8)  # 0: white is zero
+    if "transparency" in image.info:
+        gray[values == image.info["transparency"]] = BACKGROUND[0]
+    return gray

@@ -1,0 +1,177 @@
+"""RandAugment with the operations and strengths of the published AugReg runs.
+
+The level of an operation becomes its argument as in the TensorFlow AutoAugment code, in a straight line that
+goes on beyond the highest level of 10: the runs used 15 and 20. Three habits of that code decide what the
+runs saw, and are kept:
+
+- Every selected operation is applied. The code draws a probability in [0.2, 0.8] for each, and drops it;
+  `chance=(0.2, 0.8)` does what was perhaps meant.
+- Posterize keeps int(level / 10 * 4) bits, by shifts of 8 - bits to the right and back: a higher level is a
+  weaker change, none at all from 20 on. TensorFlow shifts a byte by 7 at most, so level 0 leaves one bit and
+  not a black image.
+- Solarize inverts what is not below int(level / 10 * 256), and compares bytes, for which 256 is 0: levels 10
+  and 20 invert everything, 15 means 128.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageOps
+
+HIGHEST = 10  # level at which the arguments below are stated
+DEGREES = 30.0
+BITS = 4
+THRESHOLD = 256
+ADDITION = 110
+SHEAR = 0.3
+PIXELS = 100.0  # of a shift; the runs had images of 224
+CUTOUT = 40  # half the side of the square
+GREY = 128
+
+Operation = Callable[[Image.Image, float, np.random.Generator], Image.Image]
+
+
+def augment(
+    image: np.ndarray,
+    layers: int,
+    magnitude: float,
+    rng: np.random.Generator,
+    *,
+    chance: tuple[float, float] = (1.0, 1.0),
+) -> np.ndarray:
+    """`layers` operations in a row, each one of the 16, applied with a chance drawn from this range."""
+    if layers < 0 or magnitude < 0:
+        raise ValueError(f"RandAugment ({layers}, {magnitude}): layers and magnitude are 0 or more")
+    if not 0 <= chance[0] <= chance[1] <= 1:
+        raise ValueError(f"chance {chance} is not a range in 0 to 1, low first")
+    names = list(OPERATIONS)
+    picture = Image.fromarray(image)
+    for _ in range(layers):
+        operation = OPERATIONS[names[rng.integers(len(names))]]
+        if rng.random() < rng.uniform(*chance):
+            picture = operation(picture, magnitude, rng)
+    return np.array(picture)
+
+
+def operate(name: str, image: np.ndarray, level: float, rng: np.random.Generator) -> np.ndarray:
+    """One operation, by its name."""
+    if name not in OPERATIONS:
+        raise ValueError(f"no operation {name!r}; known: {', '.join(OPERATIONS)}")
+    return np.array(OPERATIONS[name](Image.fromarray(image), level, rng))
+
+
+def factor(level: float) -> float:
+    """How much of the image remains in a blend with its degenerate: grey, black, mean or smoothed."""
+    return level / HIGHEST * 1.8 + 0.1
+
+
+def either_sign(value: float, rng: np.random.Generator) -> float:
+    return value if rng.random() < 0.5 else -value
+
+
+def autocontrast(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+    return ImageOps.autocontrast(image)
+
+
+def equalize(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+    return ImageOps.equalize(image)
+
+
+def invert(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+    return ImageOps.invert(image)
+
+
+def posterize(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+    bits = int(level / HIGHEST * BITS)
+    return ImageOps.posterize(image, min(max(bits, 1), 8))
+
+
+def solarize(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+    return ImageOps.solarize(image, int(level / HIGHEST * THRESHOLD) % 256)
+
+
+def solarize_add(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+    """Dark values, those below 128, become lighter."""
+    addition = int(level / HIGHEST * ADDITION)
+    return image.point([min(value + addition, 255) if value < 128 else value for value in range(256)] * 3)
+
+
+def color(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+    return ImageEnhance.Color(image).enhance(factor(level))
+
+
+def contrast(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+    return ImageEnhance.Contrast(image).enhance(factor(level))
+
+
+def brightness(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+    return ImageEnhance.Brightness(image).enhance(factor(level))
+
+
+def sharpness(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+    return ImageEnhance.Sharpness(image).enhance(factor(level))
+
+
+def affine(image: Image.Image, x: tuple[float, float, float], y: tuple[float, float, float]) -> Image.Image:
+    """The pixel at (i, j) is taken from (x . (i, j, 1), y . (i, j, 1)), the nearest one; grey from outside.
+
+    Pillow asks for the map of pixel centres, which lie half a pixel further on both axes.
+    """
+    (a, b, c), (d, e, f) = x, y
+    centred = (a, b, c + (1 - a - b) / 2, d, e, f + (1 - d - e) / 2)
+    return image.transform(
+        image.size, Image.Transform.AFFINE, centred, Image.Resampling.NEAREST, fillcolor=(GREY, GREY, GREY)
+    )
+
+
+def rotate(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+    angle = math.radians(either_sign(level / HIGHEST * DEGREES, rng))
+    cos, sin = math.cos(angle), math.sin(angle)
+    i, j = (image.width - 1) / 2, (image.height - 1) / 2  # the centre stays
+    return affine(image, (cos, -sin, i - cos * i + sin * j), (sin, cos, j - sin * i - cos * j))
+
+
+def shear_x(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+    return affine(image, (1, either_sign(level / HIGHEST * SHEAR, rng), 0), (0, 1, 0))
+
+
+def shear_y(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+    return affine(image, (1, 0, 0), (either_sign(level / HIGHEST * SHEAR, rng), 1, 0))
+
+
+def translate_x(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+    return affine(image, (1, 0, either_sign(level / HIGHEST * PIXELS, rng)), (0, 1, 0))
+
+
+def translate_y(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+    return affine(image, (1, 0, 0), (0, 1, either_sign(level / HIGHEST * PIXELS, rng)))
+
+
+def cutout(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+    """A grey square about any pixel, cut off at the border."""
+    half = int(level / HIGHEST * CUTOUT)
+    j, i = rng.integers(image.height), rng.integers(image.width)
+    pixels = np.array(image)
+    pixels[max(j - half, 0) : j + half, max(i - half, 0) : i + half] = GREY
+    return Image.fromarray(pixels)
+
+
+OPERATIONS: dict[str, Operation] = {
+    "AutoContrast": autocontrast,
+    "Equalize": equalize,
+    "Invert": invert,
+    "Rotate": rotate,
+    "Posterize": posterize,
+    "Solarize": solarize,
+    "Color": color,
+    "Contrast": contrast,
+    "Brightness": brightness,
+    "Sharpness": sharpness,
+    "ShearX": shear_x,
+    "ShearY": shear_y,
+    "TranslateX": translate_x,
+    "TranslateY": translate_y,
+    "Cutout": cutout,
+    "SolarizeAdd": solarize_add,
+}

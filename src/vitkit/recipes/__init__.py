@@ -1,0 +1,1 @@
+"""Experiments as frozen values: complete, comparable, JSON and back."""

@@ -1,0 +1,98 @@
+"""Fine-tuning by the paper: every row of Table 4, BiT's HyperRule, and a plain default."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from vitkit.recipes.recipe import Recipe
+from vitkit.training.optimizer import OptimizerConfig
+from vitkit.training.schedule import Duration, Schedule
+
+TABLE_4 = (
+    "Table 4: SGD, momentum 0.9, batch 512, cosine decay, no weight decay, clipping at norm 1, 384 pixels"
+)
+
+
+def paper(name: str, steps: int, warmup: int, rate: float, held_out: float) -> Recipe:
+    return Recipe(
+        name=name,
+        about=TABLE_4,
+        length=Duration(steps=steps),
+        schedule=Schedule(rate=rate, warmup=warmup, decay="cosine"),
+        optimizer=OptimizerConfig(kind="sgd", momentum=0.9, clip=1.0),
+        val=held_out,
+    )
+
+
+def imagenet() -> Recipe:
+    """Table 4, ImageNet: 20,000 steps; rates 0.003, 0.01, 0.03 (0.06 too for ResNets and hybrids)."""
+    return paper("imagenet", 20_000, 500, 0.03, 0.01)
+
+
+def cifar100() -> Recipe:
+    """Table 4, CIFAR-100: 10,000 steps; rates 0.001, 0.003, 0.01, 0.03."""
+    return paper("cifar100", 10_000, 500, 0.03, 0.02)
+
+
+def cifar10() -> Recipe:
+    """Table 4, CIFAR-10: 10,000 steps; rates 0.001, 0.003, 0.01, 0.03."""
+    return paper("cifar10", 10_000, 500, 0.03, 0.02)
+
+
+def pets() -> Recipe:
+    """Table 4, Oxford-IIIT Pets: 500 steps; rates 0.001, 0.003, 0.01, 0.03."""
+    return paper("pets", 500, 100, 0.03, 0.1)
+
+
+def flowers() -> Recipe:
+    """Table 4, Oxford Flowers-102: 500 steps; rates 0.001, 0.003, 0.01, 0.03."""
+    return paper("flowers", 500, 100, 0.03, 0.1)
+
+
+def vtab() -> Recipe:
+    """Table 4, VTAB: 2,500 steps at rate 0.01 for all of the 19 tasks."""
+    return paper("vtab", 2_500, 200, 0.01, 0.2)
+
+
+def bit() -> Recipe:
+    """BiT's HyperRule for 20,000 to 500,000 images of 96x96 pixels or more."""
+    return replace(
+        paper("bit", 10_000, 500, 0.003, 0.02),
+        about="BiT HyperRule: SGD, momentum 0.9, batch 512, rate / 10 at 30, 60 and 90 %, MixUp 0.1",
+        schedule=Schedule(rate=0.003, warmup=500, decay="stairs", stairs=(0.3, 0.6, 0.9)),
+        optimizer=OptimizerConfig(kind="sgd", momentum=0.9, clip=0.0),
+        crop="squash-random",
+        mixup=0.1,
+    )
+
+
+def finetune() -> Recipe:
+    """What `vitkit finetune` starts from: Table 4's optimizer with a batch and a length for one machine."""
+    return replace(
+        paper("finetune", 500, 50, 0.01, 0.1),
+        about="Table 4's optimizer; batch, resolution and length as this machine and data allow",
+        image_size=(224, 224),
+        batch=64,
+    )
+
+
+def scratch() -> Recipe:
+    """Small data from scratch: Adam with weight decay, as the paper pre-trains, sized for one machine."""
+    return replace(
+        finetune(),
+        name="scratch",
+        about="Adam, betas 0.9 and 0.999, weight decay 0.1, warm-up, cosine decay, clipping at norm 1",
+        length=Duration(epochs=30),
+        schedule=Schedule(rate=1e-3, warmup=50, decay="cosine"),
+        optimizer=OptimizerConfig(kind="adam", weight_decay=0.1, clip=1.0),
+    )
+
+
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    f.__name__: f for f in (finetune, scratch, imagenet, cifar100, cifar10, pets, flowers, vtab, bit)
+}
+
+
+def recipe(name: str) -> Recipe:
+    if name not in RECIPES:
+        raise ValueError(f"no recipe {name!r}; known: {', '.join(RECIPES)}")
+    return RECIPES[name]()

@@ -1,0 +1,127 @@
+"""A Recipe: one experiment as a frozen value, with overrides by name and a JSON round trip."""
+
+import json
+import types
+import typing
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from vitkit.training.optimizer import OptimizerConfig
+from vitkit.training.schedule import Duration, Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One fine-tuning or training run, complete: nothing else decides its result."""
+
+    name: str
+    about: str = ""  # where its numbers come from
+
+    data: str = ""
+    weights: str = ""  # a file or a published name to start from; empty: from scratch
+    model: str = ""  # the model to build when there are no weights
+    model_options: tuple[str, ...] = ()  # fields of that model, as in depth=4
+    keep_representation: bool = False  # replace only the last layer of the head, not the whole of it
+
+    image_size: tuple[int, int] = (384, 384)
+    crop: str = "inception"  # the training view
+    flip: bool = True
+    randaugment: tuple[int, ...] = ()  # (layers, magnitude)
+    mixup: float = 0.0
+    evaluation_crop: str = "squash"
+
+    batch: int = 512
+    micro_batch: int = 0  # images in memory at a time; 0: the whole batch
+    length: Duration = Duration(steps=10_000)
+    schedule: Schedule = Schedule(rate=0.03, warmup=500)
+    optimizer: OptimizerConfig = OptimizerConfig()
+    loss: str = "softmax"
+    label_smoothing: float = 0.0
+    dropout: float = 0.0
+    stochastic_depth: float = 0.0
+
+    val: float = 0.1  # share of train held out where the data has no split
+    test: float = 0.1
+    evaluations: int = 10  # on val, spread over the run
+    patience: int = 0  # evaluations without a better one before the run stops; 0: never
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.batch < 1 or self.micro_batch < 0 or self.evaluations < 0 or self.patience < 0:
+            raise ValueError(
+                f"batch must be positive, micro_batch, evaluations and patience not negative: {self}"
+            )
+        if not self.mixup >= 0 or not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"mixup and label_smoothing are not negative, and smoothing is below 1: {self}")
+
+
+def override(value: Any, changes: Iterable[str]) -> Any:
+    """A frozen value with fields changed by 'name=text' or 'part.name=text', each checked by its type.
+
+    All changes take place at once, so that only the outcome must make sense.
+    """
+    known = {f.name for f in fields(value)}
+    made: dict[str, Any] = {}
+    parts: dict[str, list[str]] = {}
+    for change in changes:
+        name, equals, text = (part.strip() for part in change.partition("="))
+        if not equals:
+            raise ValueError(f"{change!r}: give field=value, as in optimizer.weight_decay=0.1")
+        first, _, rest = name.partition(".")
+        if first not in known or (rest and not is_dataclass(getattr(value, first))):
+            raise ValueError(f"no field {name!r}; {type(value).__name__} has {', '.join(sorted(known))}")
+        if rest:
+            parts.setdefault(first, []).append(f"{rest}={text}")
+        else:
+            made[first] = parse(text, typing.get_type_hints(type(value))[first], name)
+    nested = {name: override(getattr(value, name), inner) for name, inner in parts.items()}
+    return replace(value, **made, **nested)
+
+
+def parse(text: str, hint: Any, name: str) -> Any:
+    """Text to a value of a field's type."""
+    options = [h for h in typing.get_args(hint) if h is not type(None)]
+    if isinstance(hint, types.UnionType):
+        return None if text.lower() == "none" else parse(text, options[0], name)
+    try:
+        if hint is bool:
+            return {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}[
+                text.lower()
+            ]
+        if typing.get_origin(hint) is tuple:
+            parts = [part for part in text.replace("x", ",").split(",") if part]
+            if Ellipsis not in options and len(parts) == 1:
+                parts *= len(options)  # one number for both sides
+            if Ellipsis not in options and len(parts) != len(options):
+                raise ValueError
+            return tuple(options[0](part) for part in parts)
+        if is_dataclass(hint):
+            raise ValueError
+        return hint(text)
+    except (ValueError, KeyError):
+        raise ValueError(
+            f"{name}: {text!r} is not a value of type {getattr(hint, '__name__', hint)}"
+        ) from None
+
+
+def to_json(recipe: Recipe) -> str:
+    return json.dumps(asdict(recipe), indent=2, ensure_ascii=False)
+
+
+def from_json(text: str) -> Recipe:
+    return build(Recipe, json.loads(text))
+
+
+def build(kind: Any, told: dict[str, Any]) -> Any:
+    """A frozen value out of a JSON table; an unknown field is an error."""
+    hints = typing.get_type_hints(kind)
+    strange = set(told) - set(hints)
+    if strange:
+        raise ValueError(f"{kind.__name__} has no field {', '.join(sorted(strange))}")
+    made = {}
+    for name, content in told.items():
+        if is_dataclass(hints[name]) and isinstance(content, dict):
+            content = build(hints[name], content)
+        made[name] = tuple(content) if isinstance(content, list) else content
+    return kind(**made)

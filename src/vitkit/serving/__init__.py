@@ -1,0 +1,1 @@
+"""A model file to answers. Imports no training code."""

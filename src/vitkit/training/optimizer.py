@@ -1,0 +1,103 @@
+"""Adam and SGD as published: which parameters decay, at which rate each learns, which are frozen."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """How parameters are moved; the rate itself is the schedule's."""
+
+    kind: str = "sgd"  # or adam, with decoupled weight decay
+    momentum: float = 0.9
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0  # multiplied by the rate
+    decays: str = "kernels"  # or "all": biases, norms, tokens and positions too
+    clip: float = 1.0  # global norm of the gradient; 0: none
+    layer_decay: float = 1.0  # rate of each layer as a share of the one above it
+    frozen: str = "nothing"  # or "backbone": only the head learns
+    average: float = 0.0  # Polyak averaging: the share that is kept each step, 0.9999 in the paper; 0: none
+
+    def __post_init__(self):
+        for field, known in (("kind", ("sgd", "adam")), ("decays", ("kernels", "all")),
+                             ("frozen", ("nothing", "backbone"))):  # fmt: skip
+            if getattr(self, field) not in known:
+                raise ValueError(f"{field} must be one of {', '.join(known)}, not {getattr(self, field)!r}")
+        if not (
+            0 <= self.average < 1 and 0 < self.layer_decay <= 1 and self.clip >= 0 and self.weight_decay >= 0
+        ):
+            raise ValueError(
+                f"average and layer_decay are shares, clip and weight_decay not negative: {self}"
+            )
+
+
+def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """The optimizer with every parameter that learns in exactly one group."""
+    groups = group_parameters(model, config)
+    if config.kind == "sgd":
+        return torch.optim.SGD(groups, lr=0.0, momentum=config.momentum)
+    return torch.optim.AdamW(groups, lr=0.0, betas=config.betas, eps=config.eps, weight_decay=0.0)
+
+
+def group_parameters(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+    """Parameters by (weight decay, share of the rate); frozen ones get no gradient and no group."""
+    depth = 1 + max(
+        (layer_of(name) for name, _ in model.named_parameters() if layer_of(name) < TOP), default=0
+    )
+    groups: dict[tuple[float, float], list[Tensor]] = {}
+    for name, parameter in model.named_parameters():
+        learns = config.frozen == "nothing" or name.startswith("head.")
+        parameter.requires_grad_(learns)
+        if learns:
+            decay = config.weight_decay if config.decays == "all" or is_kernel(name, parameter) else 0.0
+            share = config.layer_decay ** (depth - min(layer_of(name), depth))
+            groups.setdefault((decay, share), []).append(parameter)
+    if not groups:
+        raise ValueError("no parameter learns: the backbone is frozen and the model has no head")
+    return [
+        {"params": members, "weight_decay": decay, "rate_share": share}
+        for (decay, share), members in groups.items()
+    ]
+
+
+TOP = 10**6  # the layer of heads and norms above all others
+
+
+def layer_of(name: str) -> int:
+    """How high in the model a parameter stands: 0 embeddings, then blocks or stages, then the rest."""
+    if match := re.match(r"encoder\.blocks\.(\d+)\.", name):
+        return int(match[1]) + 1
+    if match := re.match(r"stages\.(\d+)\.", name):
+        return int(match[1]) + 1
+    below = ("stem.", "project.", "positions.", "class_token", "mask_token", "root.")
+    return 0 if name.startswith(below) else TOP
+
+
+def is_kernel(name: str, parameter: Tensor) -> bool:
+    """Matrices and convolutions; not biases, norms, tokens, position tables or probes."""
+    return parameter.ndim >= 2 and name.endswith(".weight")
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
+    """Scale the gradients to a global norm of at most `limit` (0: leave them); return the norm before."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
+    if limit:
+        factor = (limit / norm.clamp(min=limit)).to(norm.dtype)
+        torch._foreach_mul_(gradients, factor)
+    return norm
+
+
+@torch.no_grad()
+def update_average(average: dict[str, Tensor], model: nn.Module, keep: float) -> None:
+    """Polyak averaging: average <- keep * average + (1 - keep) * parameters."""
+    names = list(average)
+    state = dict(model.named_parameters())
+    torch._foreach_lerp_([average[n] for n in names], [state[n] for n in names], 1 - keep)

@@ -1,0 +1,73 @@
+"""The order contract: each sample once an epoch, everything a pure function of (seed, step, place)."""
+
+import numpy as np
+import pytest
+
+from vitkit.data.order import Order, shuffled
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 64, 65, 1000, 4097])
+def test_every_epoch_is_a_permutation(length):
+    for key in (0, 1, 2**63):
+        assert sorted(shuffled(i, length, key) for i in range(length)) == list(range(length))
+
+
+def test_epochs_and_seeds_differ():
+    def epoch(seed: int, number: int) -> list[int]:
+        order = Order(100, 10, seed)
+        return [order.sample(number * 10 + step, place) for step in range(10) for place in range(10)]
+
+    lists = [epoch(0, 0), epoch(0, 1), epoch(1, 0)]
+    assert all(sorted(one) == list(range(100)) for one in lists)
+    assert len({tuple(one) for one in lists}) == 3 and lists[0] != list(range(100))
+
+
+def test_batches_run_on_over_the_end_of_an_epoch():
+    order = Order(length=10, batch=4, seed=3)
+    stream = [order.sample(step, place) for step in range(5) for place in range(4)]
+    assert sorted(stream[:10]) == sorted(stream[10:]) == list(range(10))
+
+
+def test_the_order_is_well_mixed():
+    """Neighbours do not stay neighbours, and every place is as likely as any other."""
+    length = 5000
+    places = np.array([shuffled(i, length, 12345) for i in range(length)])
+    assert abs(np.corrcoef(np.arange(length), places)[0, 1]) < 0.05
+    assert abs(np.corrcoef(places[:-1], places[1:])[0, 1]) < 0.05
+    firsts = np.array([shuffled(0, 50, key) for key in range(5000)])
+    counts = np.bincount(firsts, minlength=50)
+    assert counts.min() > 60 and counts.max() < 145  # 100 each on average
+
+
+def test_a_billion_samples_cost_nothing_to_order():
+    order = Order(10**9, 4096, seed=1)
+    assert len({order.sample(123_456, place) for place in range(4096)}) == 4096
+
+
+def test_random_choices_follow_step_and_place_alone():
+    order = Order(10, 4, seed=5)
+    again = Order(99, 7, seed=5)
+    assert order.rng(3, 2).random() == again.rng(3, 2).random()
+    draws = {
+        Order(10, 4, seed).rng(step, place).random()
+        for seed in (0, 1)
+        for step in range(9)
+        for place in range(-1, 4)
+    }
+    assert len(draws) == 2 * 9 * 5
+
+
+def test_the_order_never_changes_between_versions():
+    order = Order(1000, 8, seed=42)
+    assert [order.sample(5, place) for place in range(8)] == GOLDEN
+    assert order.rng(5, 3).integers(1000, size=3).tolist() == GOLDEN_RNG
+
+
+GOLDEN = [372, 133, 814, 530, 376, 544, 97, 456]
+GOLDEN_RNG = [621, 440, 679]
+
+
+@pytest.mark.parametrize(("length", "batch"), [(0, 4), (4, 0)])
+def test_nothing_to_order_is_refused(length, batch):
+    with pytest.raises(ValueError, match="needs samples and places"):
+        Order(length, batch)

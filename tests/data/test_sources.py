@@ -1,0 +1,252 @@
+"""Folders, manifests, archives and arrays become the same Source, and bad shapes are refused by name."""
+
+import csv
+import io
+import os
+import tarfile
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitkit.data.decode import BadImage, decode
+from vitkit.data.sources import digits, from_arrays, open_data
+from vitkit.data.splits import complete, fingerprints, same_classes, split, subset
+
+
+def picture(number: int) -> bytes:
+    pixels = np.full((6, 8, 3), number % 256, np.uint8)
+    pixels[0, 0] = (number // 256, 7, 9)
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "PNG")
+    return out.getvalue()
+
+
+def write(root, names) -> None:
+    for i, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(picture(i))
+
+
+NAMES = ["cat/a.png", "cat/b.PNG", "dog/a.png", "bird/heron/x.png", "bird/owl/x.png"]
+CLASSES = ("bird/heron", "bird/owl", "cat", "dog")
+
+
+def labelled(source) -> dict[str, str]:
+    return {key: source.classes[label] for key, label in zip(source.keys, source.labels, strict=True)}
+
+
+def test_a_folder_of_nested_classes(tmp_path):
+    write(tmp_path, [*NAMES, ".hidden/x.png", "cat/.DS_Store.png", "cat/notes.txt"])
+    found = open_data(tmp_path)["all"]
+    assert found.classes == CLASSES and found.skipped == ("cat/notes.txt",)
+    assert labelled(found) == {name: name.rpartition("/")[0] for name in NAMES}
+    for i, key in enumerate(found.keys):
+        assert decode(found.fetch(i))[1, 1, 0] == NAMES.index(key)
+
+
+def test_splits_are_known_by_their_usual_names(tmp_path):
+    write(tmp_path, ["Train/cat/1.png", "train/dog/1.png", "validation/cat/2.png", "TEST/dog/3.png"])
+    found = open_data(tmp_path)
+    assert {name: list(part.keys) for name, part in found.items()} == {
+        "train": ["Train/cat/1.png", "train/dog/1.png"], "val": ["validation/cat/2.png"], "test": ["TEST/dog/3.png"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+@pytest.mark.parametrize("prefix", ["", "pets/"])
+def test_an_archive_of_a_folder_is_read_in_place(tmp_path, kind, prefix):
+    path = tmp_path / f"pets.{kind}"
+    contents = {f"{prefix}{name}": picture(i) for i, name in enumerate(NAMES)} | {f"{prefix}.DS_Store": b"x"}
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in contents.items():
+                archive.writestr(name, content)
+    else:
+        with tarfile.open(path, "w") as archive:
+            for name, content in contents.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+    found = open_data(path)["all"]
+    assert found.classes == CLASSES and len(found) == 5
+    assert sorted(found.fetch(i) for i in range(5)) == sorted(picture(i) for i in range(5))
+    assert sorted(p.name for p in tmp_path.iterdir()) == [path.name]
+
+
+def test_links_and_devices_in_a_tar_are_left_out(tmp_path):
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        for name, kind in (("cat/a.png", tarfile.SYMTYPE), ("cat/b.png", tarfile.FIFOTYPE)):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "/etc/hostname"
+            archive.addfile(member)
+        member = tarfile.TarInfo("cat/c.png")
+        member.size = len(picture(1))
+        archive.addfile(member, io.BytesIO(picture(1)))
+    assert list(open_data(tmp_path / "x.tar")["all"].keys) == ["cat/c.png"]
+
+
+def test_a_tar_cut_off_names_its_last_member(tmp_path):
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        member = tarfile.TarInfo("cat/c.png")
+        member.size = len(picture(1))
+        archive.addfile(member, io.BytesIO(picture(1)))
+    (tmp_path / "x.tar").write_bytes((tmp_path / "x.tar").read_bytes()[:550])
+    with pytest.raises(BadImage, match=r"cat/c\.png"):
+        open_data(tmp_path / "x.tar")["all"].fetch(0)
+
+
+def manifest(path, rows) -> None:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+
+
+def test_a_manifest_with_splits_and_several_labels(tmp_path):
+    write(tmp_path, ["1.png", "2.png", "3.png"])
+    rows = [
+        ("path", "label", "split"),
+        ("1.png", "cat", "train"),
+        ("2.png", "dog; cat", "train"),
+        ("3.png", "dog", "val"),
+    ]
+    manifest(tmp_path / "m.csv", rows)
+    found = open_data(tmp_path / "m.csv")
+    train = found["train"]
+    assert train.multilabel and train.classes == ("cat", "dog") and train.labels.tolist() == [[1, 0], [1, 1]]
+    assert found["val"].classes == ("dog",) and decode(train.fetch(1)).shape == (6, 8, 3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([("file", "label"), ("1.png", "cat")], "columns path and label"),
+        ([("path", "label"), ("1.png", "")], "line 2: path and label"),
+        ([("path", "label")], "no rows"),
+    ],
+)
+def test_manifests_that_say_too_little_are_refused(tmp_path, rows, message):
+    manifest(tmp_path / "m.csv", rows)
+    with pytest.raises(ValueError, match=message):
+        open_data(tmp_path / "m.csv")
+
+
+def test_arrays_with_and_without_splits(tmp_path):
+    images = np.random.default_rng(0).integers(0, 255, (6, 4, 5, 3), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", images=images, labels=np.array([0, 1, 2, 0, 1, 2]))
+    found = open_data(tmp_path / "a.npz")["all"]
+    assert found.classes == ("0", "1", "2") and np.array_equal(found.fetch(3), images[3])
+    names = np.array(["x", "y"])
+    np.savez(tmp_path / "b.npz", x_train=images[:4, :, :, 0], y_train=np.array([0, 1, 1, 0]), x_test=images[4:],
+             y_test=np.array([1, 0]), classes=names)  # fmt: skip
+    parts = open_data(tmp_path / "b.npz")
+    assert set(parts) == {"train", "test"} and parts["train"].classes == ("x", "y")
+    assert parts["train"].fetch(0).shape == (4, 5, 3)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (np.zeros((2, 4, 4), np.float32), np.zeros(2, int), "uint8"),
+        (np.zeros((2, 4, 4, 2), np.uint8), np.zeros(2, int), "uint8"),
+        (np.zeros((2, 4, 4), np.uint8), np.zeros(3, int), "2 class numbers"),
+        (np.zeros((2, 4, 4), np.uint8), np.array([0, -1]), "from 0"),
+    ],
+)
+def test_arrays_of_another_kind_are_refused(images, labels, message):
+    with pytest.raises(ValueError, match=message):
+        from_arrays("x", images, labels)
+
+
+def test_the_embedded_digits_are_the_1797_known_ones():
+    source = digits()
+    assert len(source) == 1797 and source.classes == tuple("0123456789")
+    assert np.bincount(source.labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert source.fetch(0).shape == (8, 8, 3) and source.fetch(0).max() == 239
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([], "no images"),
+        (["a.txt"], "no images"),
+        (["a.png", "cat/b.png"], "1 images lie in no class folder.*'a.png'"),
+    ],
+)
+def test_folders_without_classes_or_images_are_refused(tmp_path, names, message):
+    write(tmp_path, names)
+    with pytest.raises(ValueError, match=message):
+        open_data(tmp_path)
+
+
+def test_what_is_not_there_or_not_data_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no data at"):
+        open_data(tmp_path / "nowhere")
+    (tmp_path / "x.mp4").write_bytes(b"")
+    with pytest.raises(ValueError, match="not a kind of data"):
+        open_data(tmp_path / "x.mp4")
+
+
+def test_links_in_a_circle_do_not_go_round(tmp_path):
+    write(tmp_path, ["cat/a.png"])
+    os.symlink(tmp_path, tmp_path / "cat" / "again")
+    os.symlink(tmp_path / "nothing.png", tmp_path / "cat" / "broken.png")
+    found = open_data(tmp_path)["all"]
+    assert sorted(found.keys) == ["cat/a.png", "cat/broken.png"]
+    with pytest.raises(BadImage):
+        found.fetch(list(found.keys).index("cat/broken.png"))
+
+
+def test_odd_names_stay_as_they_are(tmp_path):
+    names = ["a b/x.png", "<img onerror>/x.png", "-rf/x.png", "émoji 🦉/x.png", "10/x.png", "2/x.png"]
+    write(tmp_path, names)
+    assert open_data(tmp_path)["all"].classes == tuple(sorted(n.split("/")[0] for n in names))
+
+
+def test_a_split_depends_on_content_not_on_names_or_order(tmp_path):
+    source = digits()
+    rest, part = split(source, 0.2)
+    assert len(rest) + len(part) == 1797 and not set(rest.keys) & set(part.keys)
+    shares = np.bincount(part.labels) / np.bincount(source.labels)
+    assert shares.min() > 0.19 and shares.max() < 0.21
+    mirror = source.take(np.arange(1797)[::-1])
+    assert set(split(mirror, 0.2)[1].keys) == set(part.keys)
+
+
+def test_copies_of_an_image_stay_on_one_side(tmp_path):
+    images = np.random.default_rng(0).integers(0, 255, (40, 4, 4), dtype=np.uint8)
+    twice = from_arrays("x", np.concatenate([images, images]), np.arange(80) % 2)
+    rest, part = split(twice, 0.3)
+    assert not set(fingerprints(rest)) & set(fingerprints(part)) and len(part) == 24
+
+
+def test_subsets_are_nested():
+    source = digits()
+    small, large = subset(source, count=50, seed=1), subset(source, fraction=0.5, seed=1)
+    assert len(small) == 50 and len(large) == 898 and set(small.keys) < set(large.keys)
+    few, more = subset(source, per_class=3), subset(source, per_class=10)
+    assert np.bincount(few.labels).tolist() == [3] * 10 and set(few.keys) < set(more.keys)
+    with pytest.raises(ValueError, match="one of count, fraction and per_class"):
+        subset(source, count=3, per_class=1)
+    with pytest.raises(ValueError, match="subset of 2000 of 1797"):
+        subset(source, count=2000)
+
+
+def test_missing_splits_are_made_and_given_ones_kept(tmp_path):
+    parts = complete({"all": digits()})
+    assert {name: len(part) for name, part in parts.items()} == {"train": 1458, "val": 160, "test": 179}
+    rest, val = split(digits(), 0.1)
+    parts = complete({"train": rest, "val": val})
+    assert set(parts["test"].keys) == set(val.keys) and len(parts["train"]) + len(parts["val"]) == len(rest)
+
+
+def test_other_classes_are_an_error_by_name_and_a_part_of_them_is_renumbered(tmp_path):
+    source = digits()
+    odd = source.take(np.flatnonzero(source.labels % 2 == 1))
+    odd = same_classes(odd, source.classes)
+    write(tmp_path, ["7/a.png", "3/a.png"])
+    part = same_classes(open_data(tmp_path)["all"], source.classes, "val")
+    assert sorted(part.labels.tolist()) == [3, 7] and part.classes == source.classes
+    write(tmp_path, ["eleven/a.png"])
+    with pytest.raises(ValueError, match="val: classes 'eleven' are unknown"):
+        same_classes(open_data(tmp_path)["all"], source.classes, "val")

@@ -1,0 +1,257 @@
+"""Runs: resumed ones equal straight ones, bit for bit; kills, damage and locks are survived."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vitkit
+from vitkit.experiment import run
+from vitkit.recipes.finetune import RECIPES, recipe
+from vitkit.recipes.recipe import Recipe, from_json, override, to_json
+from vitkit.runs import Interrupted, locked
+from vitkit.training.checkpoint import CheckpointError, complete, latest
+from vitkit.training.runtime import Runtime
+from vitkit.training.schedule import Duration
+
+TINY = ("width=32", "depth=2", "heads=2", "hidden=32", "dropout=0.1")
+
+
+def tiny(**changes) -> Recipe:
+    """Twelve steps on the digits with everything random switched on."""
+    base = override(recipe("scratch"), ["image_size=8", "batch=16", "schedule.warmup=2", "evaluations=3"])
+    base = replace(base, data="digits", model="ViT-Ti/4", model_options=TINY, length=Duration(steps=12))
+    return replace(base, **({"dropout": 0.1, "mixup": 0.2, "randaugment": (1, 5)} | changes))
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    return vitkit.load(out / "model.safetensors").state_dict()
+
+
+def same(a: Path, b: Path) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(weights(a).values(), weights(b).values(), strict=True))
+
+
+def rows(out: Path) -> list[dict]:
+    found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in found]
+
+
+def go(out: Path, r: Recipe, **options):
+    return run(r, out, Runtime(), quiet=True, **({"workers": 0} | options))
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """A run that was never stopped."""
+    out = tmp_path_factory.mktemp("straight")
+    go(out, tiny())
+    return out
+
+
+def test_a_run_leaves_all_that_its_folder_promises(straight):
+    names = {p.name for p in straight.iterdir()}
+    assert {"recipe.json", "metrics.jsonl", "checkpoints", "model.safetensors", "result.json"} <= names
+    result = json.loads((straight / "result.json").read_text())
+    assert result["steps"] == 12 and result["test"]["images"] == 179 and result["cost"]["images_seen"] == 192
+    model = vitkit.load(straight / "model.safetensors")
+    assert model.labels == tuple("0123456789") and model.config.image_size == (8, 8)
+    assert from_json((straight / "recipe.json").read_text()) == tiny()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_change_nothing(straight, tmp_path, workers):
+    go(tmp_path, tiny(), workers=workers)
+    assert same(straight, tmp_path) and rows(straight) == rows(tmp_path)
+
+
+@pytest.mark.parametrize("at", [1, 4, 11])
+def test_a_run_stopped_by_a_signal_ends_like_the_straight_one(straight, tmp_path, at, monkeypatch):
+    from vitkit import experiment
+
+    real = experiment.Work.watch
+
+    def watch(self, state, metrics):
+        if state.step == at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, state, metrics)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment.Work, "watch", watch)
+        with pytest.raises(Interrupted, match="SIGTERM at step"):
+            go(tmp_path, tiny())
+    go(tmp_path, tiny())
+    assert same(straight, tmp_path) and rows(straight) == rows(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_run_killed_again_and_again_ends_like_the_straight_one(straight, tmp_path):
+    """kill -9 at growing delays, with a save after every step; each process goes on from the last save."""
+    code = f"""
+import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from vitkit import experiment
+from test_experiment import go, tiny
+experiment.SAVE_SECONDS = 0.0
+go(Path({str(tmp_path)!r}), tiny())
+"""
+    kills = 0
+    for delay in (0.2, 0.5, 0.9, 1.3, 1.8, 2.5):
+        seen = len(complete(tmp_path / "checkpoints")) if (tmp_path / "checkpoints").exists() else 0
+        process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+        begun = time.monotonic()
+        while process.poll() is None and time.monotonic() - begun < 60:
+            now = tmp_path / "checkpoints"
+            if now.exists() and (seen or complete(now)) and time.monotonic() - begun > 2 + delay:
+                process.kill()
+                kills += 1
+            time.sleep(0.005)
+        process.wait()
+    go(tmp_path, tiny())
+    assert kills >= 3 and same(straight, tmp_path)
+    assert rows(tmp_path)[-1] == rows(straight)[-1]
+
+
+def test_a_damaged_checkpoint_is_passed_over(straight, tmp_path):
+    from vitkit import experiment
+
+    saved = experiment.SAVE_SECONDS
+    experiment.SAVE_SECONDS = 0.0
+    try:
+        go(tmp_path, tiny())
+    finally:
+        experiment.SAVE_SECONDS = saved
+    newest = complete(tmp_path / "checkpoints")[-1]
+    content = bytearray((newest / "state.safetensors").read_bytes())
+    content[-5] ^= 1
+    (newest / "state.safetensors").write_bytes(content)
+    found, damaged = latest(tmp_path / "checkpoints")
+    assert damaged == [newest.name] and found == complete(tmp_path / "checkpoints")[-2]
+    go(tmp_path, tiny())
+    assert same(straight, tmp_path)
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, monkeypatch):
+    from vitkit.training import checkpoint
+
+    go(tmp_path, tiny())
+    before = complete(tmp_path / "checkpoints")
+    usage = checkpoint.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: usage._replace(free=100))
+    with pytest.raises(CheckpointError, match="needs .* bytes and 100 are free"):
+        go(tmp_path, tiny())
+    assert complete(tmp_path / "checkpoints") == before
+
+
+def test_a_second_process_is_refused(tmp_path):
+    with locked(tmp_path), pytest.raises(ValueError, match=f"in use by process {os.getpid()}"):
+        go(tmp_path, tiny())
+
+
+def test_a_changed_recipe_is_refused_with_what_changed(straight):
+    with pytest.raises(ValueError, match="seed: 0 -> 1.*another --out"):
+        go(straight, tiny(seed=1))
+
+
+def test_averaged_weights_are_what_is_saved(tmp_path):
+    r = tiny(optimizer=replace(tiny().optimizer, average=0.5))
+    go(tmp_path, r)
+    from safetensors.torch import load_file
+
+    arrays = load_file(complete(tmp_path / "checkpoints")[-1] / "state.safetensors")
+    assert torch.equal(weights(tmp_path)["head.weight"], arrays["average.head.weight"])
+    assert not torch.equal(weights(tmp_path)["head.weight"], arrays["model.head.weight"])
+
+
+def test_patience_stops_a_run_that_gets_no_better(tmp_path):
+    r = tiny(patience=1, evaluations=12, schedule=replace(tiny().schedule, rate=0.0))
+    assert go(tmp_path, r).steps == 2
+
+
+def test_fine_tuning_at_a_higher_resolution_starts_from_a_run(straight, tmp_path):
+    r = replace(
+        tiny(), model="", model_options=(), weights=str(straight / "model.safetensors"), image_size=(16, 12)
+    )
+    go(tmp_path, r)
+    assert vitkit.load(tmp_path / "model.safetensors").config.image_size == (16, 12)
+
+
+def test_bad_files_are_named_once_and_the_run_goes_on(tmp_path, capfd):
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for i in range(40):
+        folder = tmp_path / "data" / ("cat" if i % 2 else "dog")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (9, 11, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+    (tmp_path / "data" / "cat" / "broken.png").write_bytes(b"not an image")
+    r = tiny(data=str(tmp_path / "data"), evaluations=0, length=Duration(steps=8))
+    result = run(r, tmp_path / "run", Runtime(), workers=2, max_bad=0.2)
+    named = capfd.readouterr().err.count("broken.png")
+    assert named == 1 and result.steps == 8
+    with pytest.raises(ValueError, match="1 of .* images are unusable.*broken.png"):
+        run(r, tmp_path / "strict", Runtime(), workers=0, max_bad=0.0, quiet=True)
+
+
+def test_nothing_to_start_from_says_what_to_give(tmp_path):
+    with pytest.raises(ValueError, match="--weights FILE|NAME, or --model"):
+        go(tmp_path, tiny(model=""))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_survives_json(name):
+    assert from_json(to_json(recipe(name))) == recipe(name)
+
+
+def test_table_4_is_as_published():
+    steps = {
+        "imagenet": 20_000,
+        "cifar100": 10_000,
+        "cifar10": 10_000,
+        "pets": 500,
+        "flowers": 500,
+        "vtab": 2500,
+    }
+    for name, length in steps.items():
+        r = recipe(name)
+        assert r.length.steps == length and r.batch == 512 and r.image_size == (384, 384)
+        assert r.optimizer.kind == "sgd" and r.optimizer.momentum == 0.9 and r.optimizer.clip == 1
+        assert r.optimizer.weight_decay == 0 and r.schedule.decay == "cosine"
+    assert recipe("vtab").schedule.rate == 0.01
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("rate=3", "no field 'rate'"),
+        ("optimizer.speed=3", "no field 'speed'"),
+        ("batch=many", "'many' is not a value of type int"),
+        ("batch", "give field=value"),
+        ("optimizer.kind=lion", "sgd, adam"),
+        ("batch=0", "batch must be positive"),
+    ],
+)
+def test_overrides_are_checked(change, message):
+    with pytest.raises(ValueError, match=message):
+        override(recipe("finetune"), [change])
+
+
+def test_overrides_reach_every_kind_of_field():
+    changes = [
+        "image_size=64x32",
+        "flip=no",
+        "optimizer.average=0.9999",
+        "length.steps=3",
+        "schedule.stairs=0.5,0.9",
+    ]
+    r = override(recipe("finetune"), changes)
+    assert r.image_size == (64, 32) and r.flip is False and r.optimizer.average == 0.9999
+    assert r.length.steps == 3 and r.schedule.stairs == (0.5, 0.9)

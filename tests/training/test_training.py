@@ -1,0 +1,184 @@
+"""Schedules, optimizers, accumulation and averaging against their formulas; the loop learns."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from vitkit.training.loop import Diverged, TrainState, train, update
+from vitkit.training.objectives import Classify
+from vitkit.training.optimizer import OptimizerConfig, clip_gradients, group_parameters
+from vitkit.training.schedule import Duration, Schedule
+
+
+def test_warm_up_multiplies_the_decayed_rate_and_starts_at_zero():
+    schedule = Schedule(rate=0.03, warmup=500, decay="cosine")
+    assert schedule.at(0, 10_000) == 0
+    assert schedule.at(250, 10_000) == pytest.approx(0.015)
+    progress = (3000 - 500) / 9500
+    assert schedule.at(3000, 10_000) == pytest.approx(0.03 * 0.5 * (1 + math.cos(math.pi * progress)))
+    assert schedule.at(10_000, 10_000) == pytest.approx(0, abs=1e-12)
+
+
+def test_linear_decay_ends_at_its_floor_and_stairs_divide_by_ten():
+    linear = Schedule(rate=1e-3, warmup=100, decay="linear", floor=1e-5)
+    assert linear.at(1000, 1000) == pytest.approx(1e-5)
+    assert linear.at(550, 1000) == pytest.approx(1e-5 + (1e-3 - 1e-5) * 0.5)
+    stairs = Schedule(rate=0.003, warmup=0, decay="stairs", stairs=(0.3, 0.6, 0.9))
+    assert [stairs.at(s, 100) for s in (0, 29, 30, 60, 95)] == pytest.approx([3e-3, 3e-3, 3e-4, 3e-5, 3e-6])
+
+
+def test_durations_convert_once():
+    assert Duration(steps=20).in_steps(1000, 512) == 20
+    assert Duration(epochs=90).in_steps(14_200_000, 4096) == 312_012
+    with pytest.raises(ValueError, match="one of them"):
+        Duration(steps=3, epochs=1)
+
+
+@pytest.mark.parametrize("bad", [{"decay": "exponential"}, {"rate": -1}, {"warmup": -1}])
+def test_impossible_schedules_are_refused(bad):
+    with pytest.raises(ValueError):
+        Schedule(**bad)
+
+
+def batch_of(n: int, size: int = 32) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    images = torch.randint(0, 256, (n, 3, size, size), dtype=torch.uint8, generator=generator)
+    return {"image": images, "label": torch.arange(n) % 5}
+
+
+def doubled(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The batch normalised, in double precision."""
+    return batch | {"image": batch["image"].double() / 127.5 - 1}
+
+
+def stepped(model: nn.Module, config: OptimizerConfig, batches, rates=(0.1, 0.1, 0.05)) -> TrainState:
+    state = TrainState.start(model, config)
+    for rate in rates:
+        update(state, batches, Classify(), rate, config, model)
+    return state
+
+
+def test_sgd_and_adam_equal_their_formulas(small):
+    """Momentum m <- 0.9 m + g, p <- p - lr m; Adam with decoupled decay p <- p - lr (adam + wd p)."""
+    for config in (
+        OptimizerConfig(clip=0.0),
+        OptimizerConfig(kind="adam", weight_decay=0.1, decays="all", clip=0.0),
+    ):
+        model = small().double()
+        twin = copy.deepcopy(model)
+        stepped(model.train(), config, [doubled(batch_of(6))])
+        m = {n: torch.zeros_like(p) for n, p in twin.named_parameters()}
+        v = copy.deepcopy(m)
+        for t, rate in enumerate((0.1, 0.1, 0.05), start=1):
+            twin.zero_grad()
+            Classify()(twin, doubled(batch_of(6)))["loss"].backward()
+            with torch.no_grad():
+                for n, p in twin.named_parameters():
+                    if config.kind == "sgd":
+                        m[n] = 0.9 * m[n] + p.grad
+                        p -= rate * m[n]
+                    else:
+                        m[n] = 0.9 * m[n] + 0.1 * p.grad
+                        v[n] = 0.999 * v[n] + 0.001 * p.grad**2
+                        adam = (m[n] / (1 - 0.9**t)) / ((v[n] / (1 - 0.999**t)).sqrt() + 1e-8)
+                        p -= rate * (adam + 0.1 * p)
+        for (n, a), b in zip(model.named_parameters(), twin.parameters(), strict=True):
+            assert torch.allclose(a, b, atol=1e-6), n
+
+
+@pytest.mark.parametrize("pieces", [(6,), (2, 2, 2), (5, 1)])
+def test_accumulated_micro_batches_equal_the_whole_batch(small, pieces):
+    whole = small().double().train()
+    parts = copy.deepcopy(whole)
+    batch = doubled(batch_of(6))
+    cut, at = [], 0
+    for size in pieces:
+        cut.append({k: t[at : at + size] for k, t in batch.items()})
+        at += size
+    config = OptimizerConfig()
+    stepped(whole, config, [batch])
+    stepped(parts, config, cut)
+    for a, b in zip(whole.parameters(), parts.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-7)
+
+
+def test_gradients_are_clipped_at_the_global_norm():
+    parameters = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2))]
+    parameters[0].grad, parameters[1].grad = torch.tensor([3.0, 0, 0]), torch.tensor([0, 4.0])
+    assert clip_gradients(parameters, 1.0) == 5
+    assert torch.allclose(parameters[0].grad, torch.tensor([0.6, 0, 0]))
+    assert clip_gradients(parameters, 10.0) == pytest.approx(1)
+    assert torch.allclose(parameters[1].grad, torch.tensor([0, 0.8]))
+
+
+def test_only_kernels_decay_unless_all_do(small):
+    model = small(head="map", mask_token=True)
+    names = {id(p): n for n, p in model.named_parameters()}
+    groups = group_parameters(model, OptimizerConfig(kind="adam", weight_decay=0.1))
+    decayed = {names[id(p)] for g in groups if g["weight_decay"] for p in g["params"]}
+    assert "encoder.blocks.0.attention.qkv.weight" in decayed and "project.weight" in decayed
+    assert not any(
+        n.endswith("bias") or "norm" in n or n in ("positions.table", "pool.probe") for n in decayed
+    )
+    everything = group_parameters(model, OptimizerConfig(kind="adam", weight_decay=0.1, decays="all"))
+    assert sum(len(g["params"]) for g in everything) == len(names) and len(everything) == 1
+
+
+def test_layer_decay_and_freezing(small):
+    model = small(depth=3)
+    names = {id(p): n for n, p in model.named_parameters()}
+    groups = group_parameters(model, OptimizerConfig(layer_decay=0.5))
+    share = {names[id(p)]: g["rate_share"] for g in groups for p in g["params"]}
+    assert share["head.weight"] == 1 and share["encoder.blocks.2.norm1.weight"] == 0.5
+    assert share["encoder.blocks.0.norm1.weight"] == 0.125 and share["project.weight"] == 0.0625
+    frozen = group_parameters(model, OptimizerConfig(frozen="backbone"))
+    assert {names[id(p)] for g in frozen for p in g["params"]} == {"head.weight", "head.bias"}
+    assert not model.project.weight.requires_grad
+    with pytest.raises(ValueError, match="no parameter learns"):
+        group_parameters(small(classes=0), OptimizerConfig(frozen="backbone"))
+
+
+def test_polyak_averaging_keeps_its_share(small):
+    model = small().train()
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    config = OptimizerConfig(average=0.9)
+    state = stepped(model, config, [batch_of(4)], rates=(0.1,))
+    for name, p in model.named_parameters():
+        assert torch.allclose(state.average[name], 0.9 * before[name] + 0.1 * p, atol=1e-6)
+
+
+def test_label_smoothing_and_the_sigmoid_loss_equal_their_formulas():
+    logits, targets = torch.randn(4, 5), torch.eye(5)[:4]
+    smooth = 0.9 * targets + 0.1 / 5
+    expected = -(smooth * logits.log_softmax(1)).sum(1).mean()
+    assert torch.allclose(Classify(label_smoothing=0.1).value(logits, targets), expected)
+    each = -(targets * logits.sigmoid().log() + (1 - targets) * (-logits).sigmoid().log())
+    assert torch.allclose(Classify(loss="sigmoid").value(logits, targets), each.sum(1).mean(), atol=1e-6)
+
+
+def test_a_loss_that_is_no_number_stops_before_the_model_moves(small):
+    model = small().train()
+    with torch.no_grad():
+        model.head.bias[0] = float("nan")
+    before = model.project.weight.clone()
+    state = TrainState.start(model, OptimizerConfig())
+    with pytest.raises(Diverged, match="step 0: loss nan"):
+        update(state, [batch_of(4)], Classify(), 0.1, OptimizerConfig(), model)
+    assert torch.equal(model.project.weight, before)
+
+
+def test_a_small_model_learns_sixteen_images_by_heart(small):
+    model = small().train()
+    config = OptimizerConfig(kind="adam")
+    state, seen = TrainState.start(model, config), []
+
+    def watch(state, metrics):
+        seen.append(float(metrics["loss"]))
+        return float(metrics["accuracy"]) == 1 and seen[-1] < 0.05
+
+    batches = iter(lambda: [batch_of(16)], None)
+    train(state, batches, Classify(), until=300, rate=lambda step: 2e-3, config=config, watch=watch)
+    assert seen[-1] < 0.05 < seen[0] and state.step == len(seen) < 300
