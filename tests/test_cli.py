@@ -165,7 +165,7 @@ def test_mistakes_get_a_message_and_code_2_and_no_traceback(arguments, code, mes
 
 @pytest.mark.slow
 def test_the_demos_journey_ends_where_it_began():
-    from vitkit.demo import JOURNEYS, journey
+    from vitkit.demo.models import JOURNEYS, journey
 
     legs = journey("ViT-Ti/16", JOURNEYS["ViT-Ti/16"])
     assert [leg["format"] for leg in legs] == ["official", "timm", "hf", "torchvision", "vitkit"]

@@ -15,9 +15,11 @@ FLOORS = {
     "weights": 3,
     "training": 4, "inspection": 4, "serving": 4,
     "recipes": 5,
-    "experiment": 6, "catalogue": 6,
-    "studies": 7, "demo": 7,
-    "cli": 8,
+    "runs": 6,
+    "experiment": 7, "catalogue": 7,
+    "studies": 8, "tasks": 8,
+    "demo": 9,
+    "cli": 10,
 }  # fmt: skip
 PEERS = {"timm", "transformers", "torchvision"}
 

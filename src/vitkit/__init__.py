@@ -8,12 +8,22 @@ if TYPE_CHECKING:
     from vitkit.models.adapt import adapt
     from vitkit.models.positions import resize_positions
     from vitkit.models.variants import build
+    from vitkit.serving.predict import predict
     from vitkit.weights.archive import UntrustedCheckpoint
     from vitkit.weights.load import load
     from vitkit.weights.save import save
 
 __version__ = "0.1.0"
-__all__ = ["UntrustedCheckpoint", "WeightsError", "adapt", "build", "load", "resize_positions", "save"]
+__all__ = [
+    "UntrustedCheckpoint",
+    "WeightsError",
+    "adapt",
+    "build",
+    "load",
+    "predict",
+    "resize_positions",
+    "save",
+]
 
 HOMES = {
     "WeightsError": "vitkit.layouts.layout",
@@ -21,6 +31,7 @@ HOMES = {
     "adapt": "vitkit.models.adapt",
     "build": "vitkit.models.variants",
     "load": "vitkit.weights.load",
+    "predict": "vitkit.serving.predict",
     "resize_positions": "vitkit.models.positions",
     "save": "vitkit.weights.save",
 }

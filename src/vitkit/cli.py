@@ -106,14 +106,28 @@ def convert(
         sys.exit(1)
 
 
-def demo(json: Json = False) -> None:
-    """Build every model, compare its size with the published one, and take a model through every format.
+def demo(
+    part: Annotated[
+        Positional[Literal["all", "models", "digits"]], arg(help="models, digits or both.")
+    ] = "all",
+    json: Json = False,
+) -> None:
+    """See it work: every model and weight format, then the main job on embedded data, in five verbs.
 
     $ vitkit demo
+    $ vitkit demo digits
     """
-    from vitkit.demo import run
+    from vitkit.demo import digits, models
 
-    sys.exit(0 if run(print_json if json else None) else 1)
+    told: dict[str, Any] = {}
+    right = [
+        module.run((lambda content, name=name: told.update({name: content})) if json else None)
+        for name, module in (("models", models), ("digits", digits))
+        if part in ("all", name)
+    ]
+    if json:
+        print_json(told)
+    sys.exit(0 if all(right) else 1)
 
 
 def finetune(
@@ -157,6 +171,25 @@ def finetune(
         data, out, recipe, options, device=device, precision=precision, workers=workers, max_bad=max_bad,
         compile=compile, plan=plan, emit=print_json if json else None,
     )  # fmt: skip
+
+
+def doctor(
+    data: Annotated[
+        Positional[str], arg(metavar="DATA", help="Folder, .csv, .parquet, .zip, .tar, .npz or 'digits'.")
+    ],
+    quick: Annotated[bool, arg(help="Look at names and counts only; read no image.")] = False,
+    workers: Annotated[int | None, arg(metavar="N", help="Threads that read images.")] = None,
+    json: Json = False,
+) -> None:
+    """Look at a data set before training: bad files, duplicates, classes, sizes, and what to do about each.
+
+    $ vitkit doctor photos/
+    $ vitkit doctor photos.zip --quick --json
+    """
+    from vitkit import tasks
+
+    if not tasks.doctor(data, quick=quick, workers=workers, emit=print_json if json else None):
+        sys.exit(1)
 
 
 def evaluate(
@@ -215,6 +248,7 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
 
 VERBS: dict[str, Callable[..., None]] = {
     "demo": demo,
+    "doctor": doctor,
     "finetune": finetune,
     "evaluate": evaluate,
     "predict": predict,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.data.batches import BadFiles
+from vitkit.data.doctor import examine
 from vitkit.data.sources import open_data
 from vitkit.data.splits import complete, same_classes
 from vitkit.evaluation.cost import flops
@@ -16,6 +17,7 @@ from vitkit.experiment import evaluate as evaluate_model
 from vitkit.models.variants import Model
 from vitkit.recipes import finetune as finetuning
 from vitkit.recipes.recipe import Recipe, override
+from vitkit.report.live import Live
 from vitkit.report.terminal import print_facts, print_table, say
 from vitkit.serving.predict import find_images, predict_many
 from vitkit.training.runtime import choose, data_workers
@@ -23,6 +25,7 @@ from vitkit.training.schedule import Duration
 from vitkit.weights.load import load
 
 Emit = Callable[[Any], None] | None
+STYLES = {"error": "bold red", "warning": "yellow", "note": ""}
 
 
 def make_recipe(data: str, name: str, options: dict[str, Any]) -> Recipe:
@@ -83,6 +86,29 @@ def tell(result: Result) -> None:
     say(f"  vitkit evaluate {result.run} DATA")
 
 
+def doctor(data: str, *, quick: bool = False, workers: int | None = None, emit: Emit = None) -> bool:
+    """Whether nothing was found that would spoil a training."""
+    splits = open_data(data)
+    total = sum(len(part) for part in splits.values())
+    with Live("looking", total, quiet=bool(emit) or quick) as live:
+        done = 0
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            live.step(done)
+
+        report = examine(splits, deep=not quick, workers=data_workers(workers), advance=advance)
+    if emit:
+        emit(report.to_json())
+        return report.ok
+    print_table([{"split": name, **row} for name, row in report.to_json()["splits"].items()])
+    for finding in report.findings:
+        say(f"{finding.severity}: {finding.text} {finding.remedy}", style=STYLES[finding.severity])
+    say("nothing that would spoil a training" if report.ok else "mend the errors before training")
+    return report.ok
+
+
 def load_model(place: str, device: str) -> Model:
     """A model file, a run folder or a published name, on its device."""
     folder = Path(place) / MODEL
@@ -133,4 +159,4 @@ def predict(place: str, images: tuple[str, ...], top: int, device: str, *, csv: 
     return not any(p.error for p in found)
 
 
-__all__ = ["evaluate", "finetune", "predict"]
+__all__ = ["doctor", "evaluate", "finetune", "predict"]

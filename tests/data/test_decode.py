@@ -1,14 +1,13 @@
 """Every kind of image file gives the right pixels or a BadImage with the right reason, and nothing else."""
 
-import gzip
 import os
 import pickle
-import resource
 import struct
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
+from resource import RUSAGE_SELF, getrusage
 
 import numpy as np
 import pytest
@@ -21,9 +20,8 @@ H, W = 40, 56
 Y, X = np.mgrid[:H, :W]
 SCENE = np.stack([X * 4, Y * 5, 220 - X * 2 - Y], axis=2).astype(np.uint8)
 SCENE += np.random.default_rng(0).integers(0, 16, SCENE.shape, np.uint8)
-GRAY = (X * 3 + Y * 2).astype(np.uint8)
+GRAY, ALPHA = (X * 3 + Y * 2).astype(np.uint8), (255 - Y * 6).astype(np.uint8)
 DEEP = (GRAY.astype(np.uint16) << 8) + 77
-ALPHA = (255 - Y * 6).astype(np.uint8)
 EXIF = b"Exif\0\0MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0%c\0\0\0\0\0\0"
 ORIENTED = {
     1: SCENE, 2: np.fliplr(SCENE), 3: np.rot90(SCENE, 2), 4: np.flipud(SCENE), 5: np.rot90(np.fliplr(SCENE)),
@@ -62,8 +60,7 @@ def on_white(colour, alpha):
     return colour * (alpha / 255) + 255 - alpha
 
 
-def lab_to_rgb(lightness, a, b):
-    """CIE Lab (D50) to sRGB, by the book."""
+def lab_to_rgb(lightness, a, b):  # CIE Lab under D50 to sRGB
     fy = (lightness + 16) / 116
     f = np.stack([fy + a / 500, fy, fy - b / 200], axis=2)
     xyz = np.where(f > 6 / 29, f**3, 3 * (6 / 29) ** 2 * (f - 4 / 29)) * [0.9642, 1.0, 0.8249]
@@ -90,16 +87,15 @@ def modes():
     raw, high, ink = DEEP.astype("<u2").tobytes(), DEEP >> 8, k[..., None] / 255
     return {
         "L": (saved(GRAY), GRAY), "LA": (saved(np.dstack([GRAY, ALPHA])), on_white(GRAY, ALPHA)),
-        "1": (saved(GRAY > 100), (GRAY > 100) * 255), "P": (saved(palette), table[index]),
-        "P+tRNS": (saved(palette, transparency=clear.tobytes()), on_white(table[index], clear[index][..., None])),
-        "RGBA": (saved(rgba), clear_scene), "RGB16": (rgb16, SCENE),
-        "RGBA webp": (saved(rgba, "WEBP", lossless=True, exact=True), clear_scene),
+        "1": (saved(GRAY > 99), (GRAY > 99) * 255), "P": (saved(palette), table[index]),
+        "P+tRNS": (saved(palette, transparency=clear.tobytes()), on_white(table, clear[:, None])[index]),
+        "RGBA": (saved(rgba), clear_scene), "RGBA webp": (saved(rgba, "WEBP", lossless=True), clear_scene),
         "CMYK": (cmyk, (255.0 - planes[..., :3]) * ink), "YCCK": (ycck, (255 - ycc) * ink),
         "I;16": (saved(DEEP), high), "I;16 tiff": (tiff(W, H, 16, raw), high),
         "I;16B": (tiff(W, H, 16, DEEP.astype(">u2").tobytes(), ">"), high),
         "I;16 white is zero": (tiff(W, H, 16, raw, t262=0), 255 - high),
-        "I;12": (tiff(2, 1, 12, b"\xff\xf1\x23"), [[255, 18]]), "I": (saved(DEEP.astype(np.int32), "TIFF"), high),
-        "F": (saved((GRAY / 255).astype(np.float32), "TIFF"), GRAY),
+        "I;12": (tiff(2, 1, 12, b"\xff\xf1\x23"), [[255, 18]]), "I": (saved(np.int32(DEEP), "TIFF"), high),
+        "F": (saved(np.float32(GRAY / 255), "TIFF"), GRAY), "RGB16": (rgb16, SCENE),
         "Lab": (tiff(W, H, 8, lab.tobytes(), t262=8, t277=3), lab_to_rgb(X + 30, Y - 20, 10 - Y // 2)),
         "L4 key": (png(2, 1, 4, 0, [b"\x3a"], chunk(b"tRNS", b"\0\3")), [[255, 170]]),
         "I;16 key": (png(2, 1, 16, 0, [b"\1\2\3\4"], chunk(b"tRNS", b"\1\2")), [[255, 3]]),
@@ -115,8 +111,7 @@ SEEDS = {
     "JPEG": JPEG, "progressive": PROGRESSIVE, "rotated": saved(kind="JPEG", exif=EXIF % 6), "PNG": PNG,
     "palette": MODES["P+tRNS"][0], "WEBP": saved(kind="WEBP"), "lossless": saved(kind="WEBP", lossless=True),
     "BMP": saved(kind="BMP"), "TIFF": saved(kind="TIFF"), "GIF": saved(kind="GIF"), "CMYK": MODES["CMYK"][0],
-    "lzw": saved(kind="TIFF", compression="tiff_lzw"), "I;16B": MODES["I;16B"][0],
-    "frames": saved(kind="GIF", **FRAMES),
+    "lzw": saved(kind="TIFF", compression="tiff_lzw"), "frames": saved(kind="GIF", **FRAMES),
 }  # fmt: skip
 CUT, SIZE, BIG = {"truncated", "damaged"}, struct.pack(">HH", H, W), {"too-many-pixels"}
 NONE, OTHER, FLOAT = {"not-an-image"}, {"unsupported-format"}, {"float-out-of-range"}
@@ -124,26 +119,25 @@ TILE = {"t259": 8, "t322": 20000, "t323": 20000, "t324": 150, "t325": 9}
 VP8X = b"RIFF\x16\0\0\0WEBPVP8X\x0a\0\0\0\0\0\0\0\xff\xff\0\xff\xff\0"
 TEXT = chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(10**7)))
 REFUSED = {
-    "0 bytes": (b"", {"empty"}), "1 byte": (b"\xff", NONE), "text": (b"hello", NONE), "nuls": (bytes(999), NONE),
+    "0 bytes": (b"", {"empty"}), "1 byte": (b"\xff", NONE), "text": (b"hi", NONE), "nuls": (bytes(99), NONE),
     "html": (b"<!DOCTYPE html><title>404</title>", NONE), "header only": (JPEG[:20], {"truncated"}),
     "header, no scan": (JPEG[:SCAN], {"truncated"}), "without its last byte": (JPEG[:-1], {"truncated"}),
     **{f"{kind} cut at {part}": (file[: int(len(file) * part)], CUT)
        for kind, file in SEEDS.items() for part in (0.1, 0.5, 0.9) if (kind, part) != ("frames", 0.9)},
-    "JPEG cut at 0.99": (JPEG[: len(JPEG) * 99 // 100], {"truncated"}), "gzip": (gzip.compress(JPEG), OTHER),
+    "99 %": (JPEG[: len(JPEG) * 99 // 100], {"truncated"}), "gzip": (zlib.compress(JPEG, wbits=31), OTHER),
     "bad IHDR CRC": (PNG[:29] + b"nope" + PNG[33:], CUT), "bad IDAT": (PNG[:60] + bytes(99) + PNG[159:], CUT),
     "SVG": (b'<?xml?><svg width="9"/>', OTHER), "EPS": (b"%!PS-Adobe-3.0 EPSF-3.0\n", OTHER),
     "no width": (png(0, 9, 8, 0, [b""] * 9), {"zero-size", "damaged"}),
     "no height": (JPEG.replace(SIZE, b"\0\0" + SIZE[2:]), {"zero-size"}), "huge WebP": (VP8X, BIG),
-    "169 megapixels": (png(13000, 13000, 8, 0, []), BIG), "361 megapixels": (png(19000, 19000, 8, 0, []), BIG),
+    "169 megapixels": (png(13000, 13000, 8, 0, []), BIG), "361 MP": (png(19000, 19000, 8, 0, []), BIG),
     "10 gigapixels": (png(10**5, 10**5, 8, 0, []), BIG), "huge TIFF": (tiff(60000, 60000, 8, b"abc"), BIG),
     "huge JPEG": (JPEG.replace(SIZE, b"\xff" * 4), BIG), "huge tile": (tiff(1, 1, 8, bytes(9), **TILE), BIG),
     "huge GIF": (b"GIF89a" + b"\xff" * 4 + SEEDS["GIF"][10:], BIG),
     "huge BMP": (SEEDS["BMP"][:18] + b"\0\0\1\0\0\0\1\0" + SEEDS["BMP"][26:], BIG),
-    "zTXt bomb": (png(1, 1, 8, 0, [b"a"], TEXT), {"damaged"}),
-    "scan bomb": (PROGRESSIVE[:-2] + PROGRESSIVE[LAST:-2] * 3000 + b"\xff\xd9", {"damaged"}),
-    "float above 1": (saved(GRAY.astype(np.float32), "TIFF"), FLOAT),
-    "float NaN": (saved(np.full((2, 2), np.nan, np.float32), "TIFF"), FLOAT),
-    "int above 16 bits": (saved(np.full((2, 2), 70000, np.int32), "TIFF"), {"int-out-of-range"}),
+    "zTXt bomb": (png(1, 1, 8, 0, [b"a"], TEXT), CUT), "no strip": (tiff(9, 9, 8, bytes(45), t278=5), CUT),
+    "scan bomb": (PROGRESSIVE[:-2] + PROGRESSIVE[LAST:-2] * 3000 + b"\xff\xd9", CUT),
+    "> 1": (saved(np.float32(GRAY), "TIFF"), FLOAT), "NaN": (saved(np.float32(Y * np.nan), "TIFF"), FLOAT),
+    "int above 16 bits": (saved(np.int32(DEEP) * 9, "TIFF"), {"int-out-of-range"}),
 }  # fmt: skip
 TALL, WIDE = np.zeros((5000, 1, 3), np.uint8), np.zeros((1, 20000, 3), np.uint8)
 FIXED = {
@@ -155,38 +149,34 @@ FIXED = {
     "TIFF pages": (saved(kind="TIFF", **FRAMES), SCENE), "BMP with palette": (saved(GRAY, "BMP"), GRAY),
     "EXIF after the pixels": (PNG[:-12] + chunk(b"eXIf", EXIF[6:] % 6) + PNG[-12:], ORIENTED[6]),
     "TIFF on its side": (saved(kind="TIFF", tiffinfo={274: 6}), ORIENTED[6]), "20000x1": (saved(WIDE), WIDE),
-    "1x1": (saved(SCENE[:1, :1]), SCENE[:1, :1]), "bytes after JPEG": (JPEG + b"\xff\xda" * 300, decode(JPEG)),
-    "stray bytes in JPEG": (JPEG[:-2] + bytes(20) + JPEG[-2:], decode(JPEG)),
-    "padded JPEG": (JPEG[:2] + b"\xff\xff\xff" + JPEG[2:], decode(JPEG)),
+    "1x1": (saved(SCENE[:1, :1]), SCENE[:1, :1]), "bytes after": (JPEG + b"\xff\xda" * 300, decode(JPEG)),
+    "stray bytes": (JPEG[:-2] + bytes(20) + JPEG[-2:], decode(JPEG)),
+    "padding": (JPEG[:2] + b"\xff\xff\xff" + JPEG[2:], decode(JPEG)),
 }  # fmt: skip
 NOISY = np.tile(SCENE, (5, 5, 1))[:187, :251]
 VARIETIES = {
-    f"{mode} {sampling} {way}": saved(NOISY, "JPEG", mode, progressive=way == "progressive", subsampling=sampling)
+    f"{mode} {sampling} {way}": saved(NOISY, "JPEG", mode, progressive=way != "plain", subsampling=sampling)
     for way in ("plain", "progressive") for mode in ("RGB", "L") for sampling in ("4:4:4", "4:2:2", "4:2:0")
 } | {"stored as RGB": saved(NOISY, "JPEG", keep_rgb=True)}  # fmt: skip
 PHOTO, SCANS = VARIETIES["RGB 4:2:0 plain"], VARIETIES["RGB 4:2:0 progressive"].split(b"\xff\xda")
 DAMAGED = {  # inside the compressed pixels
     "cut, then ended": PHOTO[: len(PHOTO) * 3 // 4] + b"\xff\xd9",
-    "flipped bits": b"\xff\xda".join(
-        [*SCANS[:2], SCANS[2][:99] + b"flipped" * 9 + SCANS[2][162:], *SCANS[3:]]
-    ),
+    "overwritten": b"\xff\xda".join([*SCANS[:2], SCANS[2][:99] + b"flip" * 15 + SCANS[2][159:], *SCANS[3:]]),
 }
 
 
 @pytest.fixture(params=["simplejpeg", "Pillow"])
-def path(request, monkeypatch):
-    """Both ways through a JPEG."""
+def path(request, monkeypatch):  # both ways through a JPEG
     if request.param == "Pillow":
         monkeypatch.setattr(decoder, "simplejpeg", None)
     assert decoder.simplejpeg or request.param == "Pillow", "these tests need simplejpeg"
 
 
 def distance(pixels, reference):
-    """The mean over all pixels; a reference of two dimensions is gray."""
-    reference = np.asarray(reference)
-    assert pixels.shape == (*reference.shape[:2], 3) and pixels.dtype == np.uint8
+    colours = np.broadcast_to(np.atleast_3d(np.asarray(reference, float)), pixels.shape)
+    assert pixels.shape == (*np.shape(reference)[:2], 3) and pixels.dtype == np.uint8
     assert pixels.flags.c_contiguous and pixels.flags.writeable
-    return np.abs(pixels - reference.reshape(*reference.shape[:2], -1).astype(float)).mean()
+    return np.abs(pixels - colours).mean()
 
 
 def refusal(function, *arguments, **options):
@@ -197,9 +187,8 @@ def refusal(function, *arguments, **options):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_bad_files_are_refused_with_their_reason(name, path, recwarn):
-    data, reasons = REFUSED[name]
-    error = refusal(decode, data)
-    assert error.reason in reasons
+    error = refusal(decode, REFUSED[name][0])
+    assert error.reason in REFUSED[name][1]
     assert 0 < len(str(error)) <= 200 and "\n" not in str(error)
     assert not [w for w in recwarn if issubclass(w.category, Image.DecompressionBombWarning)]
     again = pickle.loads(pickle.dumps(error))
@@ -227,12 +216,9 @@ def test_a_photo_comes_upright(kind, orientation, path):
 
 
 def test_plain_pillow_would_fail_these_tests():
-    def naive(data):
-        return np.array(Image.open(BytesIO(data)).convert("RGB"))
-
-    for name in ("I;16", "F", "RGBA"):
-        assert distance(naive(MODES[name][0]), MODES[name][1]) > 20
-    assert naive(saved(exif=EXIF % 6)).shape != ORIENTED[6].shape
+    for data, reference in (MODES["I;16"], MODES["F"], MODES["RGBA"]):
+        assert distance(np.array(Image.open(BytesIO(data)).convert("RGB")), reference) > 20
+    assert np.array(Image.open(BytesIO(saved(exif=EXIF % 6)))).shape != ORIENTED[6].shape
 
 
 @pytest.mark.parametrize("name", VARIETIES)
@@ -240,7 +226,7 @@ def test_simplejpeg_and_pillow_give_the_same_bits(name, monkeypatch):
     full, half = decode(VARIETIES[name]), decode(VARIETIES[name], shorter=90)
     box = full[:186, :250].reshape(93, 2, 125, 2, 3).mean(axis=(1, 3))
     assert full.shape == (187, 251, 3) and half.shape == (94, 126, 3)
-    assert np.abs(half[:93, :125] - box).mean() < 8, "a reduced decode is the reduced image"
+    assert np.abs(half[:93, :125] - box).mean() < 4, "a reduced decode is the reduced image"
     monkeypatch.setattr(decoder, "simplejpeg", None)
     assert np.array_equal(full, decode(VARIETIES[name]))
     assert np.array_equal(half, decode(VARIETIES[name], shorter=90))
@@ -261,8 +247,7 @@ def test_limits_and_formats_are_the_callers():
 def test_threads_give_what_one_thread_gives():
     files = list(SEEDS.values())[:8] * 5
     with ThreadPoolExecutor(4) as pool:
-        for one, other in zip(pool.map(decode, files), map(decode, files), strict=True):
-            assert np.array_equal(one, other)
+        assert all(map(np.array_equal, pool.map(decode, files), map(decode, files)))
 
 
 def test_only_ordinary_readable_files_are_read(tmp_path):
@@ -289,27 +274,20 @@ def test_only_ordinary_readable_files_are_read(tmp_path):
 def mutant(data, rng):
     """One to eight changes: a bit, a number, a piece lost, doubled, zeroed or swapped; now and then a cut."""
     for _ in range(rng.integers(1, 9)):
-        at, bit = (
-            int(rng.integers(min(len(data), rng.choice([64, 10**6])) + 1)),
-            rng.integers(8),
-        )
-        piece = data[at : at + int(rng.integers(1, 40))]
-        number = int(rng.choice([0, 1, 2**15, 2**31 - 1, 2**32 - 1])).to_bytes(
-            4, rng.choice(["big", "little"])
-        )
-        flipped = bytes(b ^ 1 << int(bit) for b in piece[:1]) + piece[1:]
-        new = (flipped, number[-len(piece) :], b"", piece * 2, bytes(len(piece)), piece[::-1])[
-            rng.integers(6)
-        ]
+        at = int(rng.integers(min(len(data), rng.choice([64, 10**6])) + 1))
+        size, bit, change = (int(rng.integers(bound)) for bound in (40, 8, 6))
+        piece = data[at : at + size + 1]
+        number = int(rng.choice([0, 1, 2**15, 2**31, 2**32 - 1])).to_bytes(4, rng.choice(["big", "little"]))
+        flipped = bytes(b ^ 1 << bit for b in piece[:1]) + piece[1:]
+        new = (flipped, number[-len(piece) :], b"", piece * 2, bytes(len(piece)), piece[::-1])[change]
         data = data[:at] + new + data[at + len(piece) :]
     return data[: int(rng.integers(len(data) + 1))] if rng.random() < 0.1 else data
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_thousands_of_damaged_files_raise_nothing_but_bad_image(monkeypatch):
-    rng, slowest, outcomes = np.random.default_rng(7), 0.0, []
-    memory, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
-    fast, files = decoder.simplejpeg, list(SEEDS.values())
+    rng, slowest, outcomes, files = np.random.default_rng(7), 0.0, [], list(SEEDS.values())
+    start, fast, memory = time.monotonic(), decoder.simplejpeg, getrusage(RUSAGE_SELF).ru_maxrss
     while len(outcomes) < 4000 and time.monotonic() - start < 12:
         monkeypatch.setattr(decoder, "simplejpeg", fast if rng.random() < 0.5 else None)
         data, began = mutant(files[len(outcomes) % len(files)], rng), time.monotonic()
@@ -319,4 +297,4 @@ def test_thousands_of_damaged_files_raise_nothing_but_bad_image(monkeypatch):
             outcomes.append(error.reason)
         slowest = max(slowest, time.monotonic() - began)
     assert len(outcomes) > 300 and 0.05 < outcomes.count("uint8") / len(outcomes) < 0.95
-    assert slowest < 2 and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 300 * 1024
+    assert slowest < 2 and getrusage(RUSAGE_SELF).ru_maxrss - memory < 300 * 1024

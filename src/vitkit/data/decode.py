@@ -122,7 +122,8 @@ def _jpeg(data: bytes, shorter: int | None, max_pixels: int) -> np.ndarray:
     _check_size(width, height, max_pixels)
     if data.rfind(b"\xff\xd9", scan) < 0:
         raise BadImage("truncated", "JPEG: cut off before its end")
-    _check_scans(data, scan)
+    if process > 0xC1 and data.count(b"\xff\xda", scan) > MAX_MARKERS // 5:
+        _check_scans(data, scan)
     scale = next((s for s in (8, 4, 2) if shorter and min(width, height) // s >= shorter > 0), 1)
     plain = process <= 0xC2 and bits == 8 and components in (1, 3)  # C0 baseline, C1 extended, C2 progressive
     reduced = -(-width // scale), -(-height // scale)
@@ -140,11 +141,10 @@ def _fast_jpeg(data: bytes, width: int, height: int, factor: int) -> np.ndarray 
     try:
         return simplejpeg.decode_jpeg(data, "RGB", min_width=width, min_height=height, min_factor=factor)
     except ValueError as error:  # which carries libjpeg's first warning
-        if str(error).startswith("Premature end"):
-            raise BadImage("truncated", f"JPEG: {error}") from None
+        cut = str(error).startswith("Premature end")
         # stray bytes between whole segments are common and harmless
-        if str(error).startswith("Corrupt JPEG data") and "extraneous" not in str(error):
-            raise BadImage("damaged", f"JPEG: {error}") from None
+        if cut or (str(error).startswith("Corrupt JPEG data") and "extraneous" not in str(error)):
+            raise BadImage("truncated" if cut else "damaged", f"JPEG: {error}") from None
         return None
 
 
@@ -174,14 +174,13 @@ def _jpeg_header(data: bytes) -> tuple[tuple[int, ...], int, int]:
 
 def _check_scans(data: bytes, at: int) -> None:
     """Refuse a small file whose thousands of empty scans would keep the decoder busy for hours."""
-    if data.count(b"\xff\xda", at) > MAX_MARKERS // 5:
-        marker = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # inside a scan, FF is followed by 00 or D0..D7
-        for _ in range(MAX_MARKERS):
-            found = marker.search(data, at)
-            if not found or found[0] == b"\xff\xd9":
-                return
-            at = found.end() + int.from_bytes(data[found.end() : found.end() + 2])
-        raise BadImage("damaged", f"JPEG: more than {MAX_MARKERS} markers")
+    marker = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # inside a scan, FF is followed by 00 or D0..D7
+    for _ in range(MAX_MARKERS):
+        found = marker.search(data, at)
+        if not found or found[0] == b"\xff\xd9":
+            return
+        at = found.end() + int.from_bytes(data[found.end() : found.end() + 2])
+    raise BadImage("damaged", f"JPEG: more than {MAX_MARKERS} markers")
 
 
 def _orientation(exif: bytes) -> int:
@@ -205,8 +204,10 @@ def _other(data: bytes, kind: str, max_pixels: int) -> np.ndarray:
     image = OPENERS[kind](BytesIO(data))
     _check_size(*image.size, max_pixels)
     if isinstance(image, TiffImageFile):
-        # a tile is made whole, however small the image that it covers
-        _check_size(image.tag_v2.get(322, 1), image.tag_v2.get(323, 1), max_pixels)
+        tags = image.tag_v2
+        _check_size(tags.get(322, 1), tags.get(323, 1), max_pixels)  # a tile is made in full
+        if (image.tile[-1][1] or ())[2:] != (tags[256], tags[257]):  # which Pillow would leave black
+            raise BadImage("truncated", "TIFF: the last of its strips or tiles are missing")
         return _rgb(image)  # a TIFF is turned as it is loaded
     key = image.info.get("transparency")
     if kind == "PNG" and image.mode == "L" and isinstance(key, int) and data[24] < 8:
@@ -238,12 +239,11 @@ def _rgb(image: ImageFile.ImageFile) -> np.ndarray:
 def _gray(image: ImageFile.ImageFile) -> np.ndarray:
     """Gray of more than 8 bits, of which Pillow's convert makes white (integers) or black (floats)."""
     values, tags = np.asarray(image), image.tag_v2 if isinstance(image, TiffImageFile) else {}
-    real, twelve = image.mode == "F", tags.get(258) == (12,)
-    top = 1 if real else 4095 if twelve else 65535
-    if not (values.min() >= 0 and values.max() <= top):  # NaN compares with nothing
-        reason = "float-out-of-range" if real else "int-out-of-range"
-        raise BadImage(reason, f"values from {values.min()} to {values.max()}, not in 0..{top}")
-    gray = np.rint(values * 255) if real else values >> (4 if twelve else 8)
+    kind, twelve = "float" if image.mode == "F" else "int", tags.get(258) == (12,)
+    top, least, most = 1 if kind == "float" else 4095 if twelve else 65535, values.min(), values.max()
+    if not (least >= 0 and most <= top):  # NaN compares with nothing
+        raise BadImage(f"{kind}-out-of-range", f"values from {least} to {most}, not in 0..{top}")
+    gray = np.rint(values * 255) if kind == "float" else values >> (4 if twelve else 8)
     gray = (255 - gray if tags.get(262) == 0 else gray).astype(np.uint8)  # 0: white is zero
     if "transparency" in image.info:
         gray[values == image.info["transparency"]] = BACKGROUND[0]

@@ -1,6 +1,5 @@
 """A run as it goes: a live line on a terminal, plain lines elsewhere."""
 
-import sys
 import time
 
 from rich.console import Console
@@ -12,6 +11,8 @@ class Live:
 
     def __init__(self, what: str, total: int, start: int = 0, *, every: float = 10.0, quiet: bool = False):
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
+        if not self.console.is_terminal:
+            self.console.width = 200  # a file or a pipe: one line stays one line
         self.every, self.last, self.total = every, time.monotonic(), total
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         shown = self.console.is_terminal and not quiet
@@ -39,7 +40,3 @@ class Live:
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False)
-
-
-def interactive() -> bool:
-    return sys.stderr.isatty()

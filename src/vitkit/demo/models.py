@@ -1,4 +1,4 @@
-"""The demonstration: every model beside its published size, then one model through every weight format."""
+"""Every model beside its published size, then one model of each family through every weight format."""
 
 import tempfile
 from collections.abc import Callable
@@ -26,7 +26,7 @@ NAMES = {"official": "model.npz", "hf": "model", "torchvision": "model.pt"}
 
 
 def run(emit: Callable[[Any], None] | None = None) -> bool:
-    """Print both tables (or emit one JSON value); whether every figure and every round trip is right."""
+    """Print both tables (or emit one value); whether every figure and every round trip is right."""
     rows = sizes()
     right = all(row["published"] in (None, row["parameters"]) for row in rows)
     journeys = [leg for name, formats in JOURNEYS.items() for leg in journey(name, formats)]

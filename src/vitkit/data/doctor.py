@@ -1,0 +1,290 @@
+"""A data set looked at before any training: what is broken, doubled, leaking or lopsided, and what to do."""
+
+import hashlib
+import unicodedata
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from io import BytesIO
+from itertools import chain, combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from vitkit.data.decode import FORMATS, BadImage, _orientation, decode
+from vitkit.data.sources import Source
+
+FEW, IMBALANCE = 5, 10  # images of a class to learn from; the largest class to the smallest
+TINY, ENORMOUS, LONG = 32, 20_000_000, 5  # shorter side; pixels; longer side to shorter
+NEAR, FLAT = 3, 8  # bits in which near-duplicates differ at most; grey levels that show nothing to hash
+COLUMNS = [0, 2, 4, 6, 1, 3, 5, 7]  # of a hash: each half gets one of the margins, which are often flat
+KINDS = {  # severity, text, remedy
+    "unusable": ("error", "Files that cannot be used ({of}): {n}, as {first}", "Mend or remove them"),
+    "label-conflict": ("error", "Images with different labels: {g}, as {first}", "Keep the rightly labelled"),
+    "leakage": ("error", "Images in {place} alike: {g}, as {first}", "Keep each image in one split only"),
+    "class-not-in-train": ("error", "Classes of {split} without an image in {train}: {classes}",
+                           "Add training images of them, or take them out of {split}"),
+    "one-class": ("error", "Classes with images in {train}: only {classes}", "Give each class a folder"),
+    "duplicates": ("warning", "Images more than once in {place}: {g}, as {first}", "Keep one of each"),
+    "near-duplicates": ("warning", "Images that look alike in {place}: {g} groups, as {first}",
+                        "Look at them, and keep one of each group if they are copies"),
+    "near-leakage": ("warning", "Images that look alike across {place}: {g} groups, as {first}",
+                     "Look at them, and keep each group in one split if they are copies"),
+    "class-not-in-split": ("warning", "Classes of {train} without an image in {split}: {classes}",
+                           "Add images of them to {split}, or its result will not tell of them"),
+    "few-images": ("warning", "Classes with under 5 images in {train}: {listed}", "Add images"),
+    "imbalance": ("warning", "In {train}, {large} and {small}", "Add images of the small classes"),
+    "similar-classes": ("warning", "Classes that differ by case, spaces or Unicode form only: {twins}",
+                        "Give them one name if they are one class"),
+    "tiny": ("note", "Images with a side under 32 pixels: {n}, as {first}", "Use small patches"),
+    "enormous": ("note", "Images of more than 20 million pixels: {n}, as {first}", "Scale them down once"),
+    "long": ("note", "Images longer than 5:1: {n}, as {first}", "Crop them"),
+    "mode": ("note", "Images of the kind {of}: {n}, as {first}", "Nothing: all are read as 8-bit RGB"),
+    "other-files": ("note", "Files without an image's suffix: {n}, as {files}", "Rename any that are images"),
+}  # fmt: skip
+MODES = {"1": "bilevel", "L": "gray", "LA": "gray", "I;16": "gray", "I;16B": "gray", "I": "32-bit",
+         "F": "float", "CMYK": "cmyk", "P": "palette", "RGB": "", "RGBA": "", "RGBX": ""}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to know about a data set, and what to do about it."""
+
+    kind: str  # a stable code: one of KINDS; behind unusable- and mode- stands which
+    severity: str
+    text: str
+    remedy: str
+    files: tuple[str, ...] = ()  # all of them
+    groups: tuple[tuple[str, ...], ...] = ()  # the same files, copies of one image together
+    classes: tuple[str, ...] = ()  # all of them
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was counted, and what was found; `sizes` and `modes` are empty where no image was read."""
+
+    splits: dict[str, dict[str, Any]]
+    sizes: dict[str, Any]
+    modes: dict[str, int]
+    findings: tuple[Finding, ...]  # errors first
+
+    @property
+    def ok(self) -> bool:
+        return not any(finding.severity == "error" for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"ok": self.ok} | asdict(self)
+
+
+class Look(NamedTuple):
+    """What one image showed."""
+
+    split: str
+    name: str
+    label: str  # empty where an image may have several
+    size: tuple[int, int] | None = None  # width, height; None where it cannot be used
+    tags: tuple[str, ...] = ()  # "tiny", "mode-gray", "unusable-truncated" ...
+    told: str = ""  # to be said behind the name
+    digest: bytes = b""  # of the pixels
+    hash: bytes = b""  # of how they look; empty where that would say nothing
+
+
+def examine(splits: Mapping[str, Source], *, deep: bool = True, workers: int = 4,
+            advance: Callable[[int], None] = lambda count: None) -> Report:  # fmt: skip
+    """Names and labels and, if `deep`, every image, read and decoded once; `advance` is told how many more.
+
+    A file is named by its key, after its split ("test:000001") where several splits have that key.
+    """
+    usual = ("train", "all", "val", "test")
+    splits = {s: splits[s] for s in sorted(splits, key=lambda s: (usual.index(s) if s in usual else 4, s))}
+    held = Counter(key for source in splits.values() for key in set(source.keys))
+    names = {s: [f"{s}:{k}" if held[k] > 1 else k for k in source.keys] for s, source in splits.items()}
+    looks: list[Look] = []
+    with warnings.catch_warnings(), ThreadPoolExecutor(workers) as pool:
+        warnings.simplefilter("ignore")  # Pillow's, about what is told of the same file here
+        for split, source in splits.items() if deep else ():
+            found: list[Look] = []
+            while len(found) < len(source):  # by parts, for a million waiting tasks would fill the memory
+                part = range(len(found), min(len(found) + 32 * workers, len(source)))
+                for one in pool.map(lambda i, s=split, src=source: look(src, i, s, names[s][i]), part):
+                    found.append(one)
+                    advance(1)
+            looks += sorted(found, key=lambda one: one[:3])
+    files = {split: files_by_class(source, names[split]) for split, source in splits.items()}
+    findings = [*structure(splits, files), *copies(looks)]
+    for tag in sorted({tag for one in looks for tag in one.tags}):
+        those = [one for one in looks if tag in one.tags]
+        findings.append(find(tag, [one.name for one in those], first=f"{those[0].name!r}{those[0].told}"))
+    findings.sort(key=lambda finding: ("error", "warning", "note").index(finding.severity))
+    per = {split: [len(those) for those in files[split].values() if those] for split in splits}
+    numbers = {
+        s: {"images": len(splits[s]), "classes": len(n), "per_class": spread(n)} for s, n in per.items()
+    }
+    sizes = [one.size for one in looks if one.size]
+    sides = {"width": spread([w for w, _ in sizes]), "height": spread([h for _, h in sizes])}
+    share = {"non_square": sum(w != h for w, h in sizes) / max(len(sizes), 1)}
+    modes = Counter(tag.removeprefix("mode-") for one in looks for tag in one.tags if tag.startswith("mode-"))
+    return Report(numbers, sides | share if sizes else {}, dict(sorted(modes.items())), tuple(findings))
+
+
+def spread(values: Sequence[int]) -> dict[str, float]:
+    return {"min": min(values), "median": float(np.median(values)), "max": max(values)} if values else {}
+
+
+def files_by_class(source: Source, names: list[str]) -> dict[str, list[str]]:
+    files: dict[str, list[str]] = {name: [] for name in sorted(source.classes)}
+    rows = np.argwhere(source.labels > 0).tolist() if source.multilabel else enumerate(source.labels.tolist())
+    for i, label in rows:
+        files[source.classes[label]].append(names[i])
+    return {name: sorted(those) for name, those in files.items()}
+
+
+def some(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def find(kind: str, files: Iterable[str] = (), *, groups: Sequence[Sequence[Look]] = (),
+         classes: Iterable[str] = (), **values: str) -> Finding:  # fmt: skip
+    named = tuple(tuple(one.name for one in group) for group in groups)
+    files, classes = tuple(files) or tuple(chain(*named)), tuple(classes)
+    rule, _, of = (kind, "", "") if kind in KINDS else kind.partition("-")
+    known = {"n": str(len(files)), "g": str(len(named)), "of": of, "first": some(named[0]) if named else ""}
+    known |= {"files": some(files), "classes": some(classes)} | values
+    severity, text, remedy = KINDS[rule]
+    text, remedy = (sentence.format(**known) + "." for sentence in (text, remedy))
+    return Finding(kind, severity, text, remedy, files, named, classes)
+
+
+def structure(splits: Mapping[str, Source], files: dict[str, dict[str, list[str]]]) -> Iterator[Finding]:
+    """What names and labels tell."""
+    skipped = sorted({name for source in splits.values() for name in source.skipped})
+    if skipped:
+        yield find("other-files", skipped)
+    alike: dict[str, list[str]] = {}
+    for name in sorted(set(chain(*files.values()))):
+        folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+        alike.setdefault("".join(folded.split()), []).append(name)
+    for twins in alike.values():
+        if len(twins) > 1:  # ascii, for NFC and NFD look the same
+            yield find("similar-classes", classes=twins, twins=", ".join(map(ascii, twins)))
+    train = next((split for split in ("train", "all") if split in splits), None)
+    if train is None:  # data to evaluate on
+        return
+    present = {name: len(those) for name, those in files[train].items() if those}
+    if len(present) < 2 and not splits[train].multilabel:
+        yield find("one-class", classes=present, train=train)
+    for split, parts in files.items():
+        strange = [name for name in parts if parts[name] and name not in present]
+        absent = [name for name in present if not parts.get(name)]
+        if strange:
+            those = chain(*(parts[name] for name in strange))
+            yield find("class-not-in-train", those, classes=strange, split=split, train=train)
+        if absent:
+            yield find("class-not-in-split", classes=absent, split=split, train=train)
+    few = [name for name, those in files[train].items() if len(those) < FEW]
+    if few:
+        those = chain(*(files[train][name] for name in few))
+        listed = some([f"{name}: {len(files[train][name])}" for name in few])
+        yield find("few-images", those, classes=few, train=train, listed=listed)
+    if present and max(present.values()) > IMBALANCE * min(present.values()):
+        ends = [max(present, key=present.__getitem__), min(present, key=present.__getitem__)]
+        large, small = (f"{name!r} has {present[name]} images" for name in ends)
+        yield find("imbalance", classes=ends, train=train, large=large, small=small)
+
+
+def look(source: Source, index: int, split: str, name: str) -> Look:
+    label = "" if source.multilabel else source.classes[source.labels[index]]
+    try:
+        content = source.fetch(index)
+        pixels = decode(content) if isinstance(content, bytes) else np.ascontiguousarray(content)
+    except BadImage as error:
+        return Look(split, name, label, tags=(f"unusable-{error.reason}",), told=f": {error}")
+    size = width, height = pixels.shape[1], pixels.shape[0]
+    short, long = sorted(size)
+    shape = {"tiny": short < TINY, "enormous": short * long > ENORMOUS, "long": long > LONG * short}
+    tags = tuple(tag for tag in shape if shape[tag]) + (header(content) if isinstance(content, bytes) else ())
+    digest = hashlib.blake2b(pixels.tobytes(), digest_size=16, key=b"%d %d" % (width, height)).digest()
+    return Look(split, name, label, size, tags, f" of {width} x {height}", digest, difference_hash(pixels))
+
+
+def header(data: bytes) -> tuple[str, ...]:
+    """What is unusual about a file that was decoded, as far as its header tells."""
+    try:
+        image = Image.open(BytesIO(data), formats=FORMATS)
+        turn = getattr(image, "tag_v2", {}).get(274) or _orientation(image.info.get("exif", b""))
+        raw = str(image.tile[0].args) if image.tile and image.format in ("PNG", "TIFF") else ""
+        found = {MODES.get(image.mode, "other-colours"): True, "alpha": image.has_transparency_data,
+                 "16-bit": ";16" in raw, "exif-rotated": turn in range(2, 9),
+                 "animated": getattr(image, "is_animated", False)}  # fmt: skip
+        return tuple(f"mode-{mode}" for mode, there in found.items() if mode and there)
+    except Exception:  # Pillow raises nearly every kind there is, and the pixels are known to be good
+        return ()
+
+
+def difference_hash(pixels: np.ndarray) -> bytes:
+    """Of 9 x 8 grey levels, which are brighter than their left neighbours: a byte for each column."""
+    if min(pixels.shape[:2]) < TINY:  # small drawings share most of their bits
+        return b""
+    small = np.array(Image.fromarray(pixels).convert("L").resize((9, 8), Image.Resampling.BOX), np.int16)
+    bits = small[:, 1:] > small[:, :-1]
+    if np.ptp(small) < FLAT or not NEAR < bits.sum() < 64 - NEAR:  # a smooth ramp is like any other
+        return b""
+    return np.packbits(bits[:, COLUMNS], axis=0).tobytes()
+
+
+def copies(looks: list[Look]) -> Iterator[Finding]:
+    """The same pixels, and the same looks: for the latter, the first of exact copies stands for all."""
+    by_digest: dict[bytes, list[Look]] = {}
+    for one in (one for one in looks if one.digest):
+        by_digest.setdefault(one.digest, []).append(one)
+    exact = [group for group in by_digest.values() if len(group) > 1]
+    torn = [group for group in exact if len({one.label for one in group if one.label}) > 1]
+    if torn:
+        first = some([f"{one.name} ({one.label})" for one in torn[0]])
+        yield find("label-conflict", groups=torn, first=first)
+    close = near_groups([group[0] for group in by_digest.values() if group[0].hash])
+    kinds = ("duplicates", "leakage", exact), ("near-duplicates", "near-leakage", close)
+    for within, across, groups in kinds:
+        places: dict[tuple[str, ...], list[list[Look]]] = {}
+        for group in groups:
+            splits = tuple(dict.fromkeys(one.split for one in group))
+            for place in {splits, *((split,) for split in splits)}:
+                part = [one for one in group if one.split in place]
+                if len(part) > 1:
+                    places.setdefault(place, []).append(part)
+        for place in sorted(places):
+            yield find(within if len(place) == 1 else across, groups=places[place], place=" and ".join(place))
+
+
+def near_groups(looks: list[Look]) -> list[list[Look]]:
+    """Those that look the same, be it by way of others."""
+    hashes, at = np.unique(np.frombuffer(b"".join(one.hash for one in looks), np.uint64), return_inverse=True)
+    group = np.arange(len(hashes))
+    for pairs in near_pairs(hashes.view(np.uint8).reshape(-1, 8)):
+        for a, b in pairs[group[pairs[:, 0]] != group[pairs[:, 1]]]:
+            if group[a] != group[b]:
+                group[group == group[b]] = group[a]
+    joined: dict[int, list[Look]] = {}
+    for one, number in zip(looks, group[at].tolist(), strict=True):
+        joined.setdefault(number, []).append(one)
+    return [those for those in joined.values() if len(those) > 1]
+
+
+def near_pairs(columns: np.ndarray) -> Iterator[np.ndarray]:
+    """Pairs (P, 2) of rows (N, 8) that differ in at most 3 bits, so that in one half 3 bytes are equal."""
+    for three in [*combinations(range(4), 3), *combinations(range(4, 8), 3)]:
+        key = columns[:, three].astype(np.int64) @ (1, 256, 65536)
+        order = np.argsort(key, kind="stable")
+        key, at, step = key[order], np.arange(len(key)), 0
+        while len(at):
+            step += 1
+            at = at[: np.searchsorted(at, len(key) - step)]
+            at = at[key[at + step] == key[at]]
+            pairs = order[np.stack([at, at + step], axis=1)]
+            yield pairs[np.unpackbits(np.bitwise_xor(*columns[pairs.T]), axis=1).sum(1) <= NEAR]

@@ -1,0 +1,107 @@
+"""The main job on embedded data: look at it, train, fine-tune at a higher resolution, evaluate, predict."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vitkit import tasks
+from vitkit.data.sources import Source, open_data
+from vitkit.data.splits import complete
+from vitkit.report.terminal import say
+
+OUT = Path("runs/demo")
+SOME = 6  # classes of the first training: the digits 0 to 5
+MODEL = "width=96,depth=4,heads=4,hidden=192"
+TRAIN = ["crop=random", "flip=no", "mixup=0.2", "label_smoothing=0.1", "dropout=0.1", "evaluations=4"]
+
+
+def run(emit: Callable[[Any], None] | None = None, out: Path = OUT) -> bool:
+    """Five verbs in a row; whether the classifier at the end is as good as promised."""
+    began = time.monotonic()
+    out.mkdir(parents=True, exist_ok=True)
+    splits = complete({"all": open_data("digits")["all"]}, val=0.05, test=0.2)
+    tell = ignore if emit else say
+    quiet = bool(emit)
+    whole, some = write_arrays(out, splits)
+
+    tell("vitkit demo: 1,797 handwritten digits, from looking at them to reading new ones, in five verbs.\n")
+    step(tell, 1, "Look at the data before any training", f"vitkit doctor {whole}")
+    tasks.doctor(str(whole), emit=ignore if quiet else None)
+
+    command = f"vitkit finetune {some} --model ViT-Ti/4 --image-size 16 --out {out}/some ..."
+    step(tell, 2, f"Train a small ViT from scratch, on the digits 0 to {SOME - 1} only", command)
+    size = ["model=ViT-Ti/4", f"model_options={MODEL}", "image_size=16"]
+    first = train(some, out / "some", [*size, "length.epochs=25", "schedule.rate=0.002"], quiet)
+
+    start = out / "some" / "model.safetensors"
+    command = f"vitkit finetune {whole} --weights {start} --image-size 24 --out {out}/all ..."
+    step(
+        tell, 3, "Fine-tune it on all ten digits at a higher resolution (positions are interpolated)", command
+    )
+    size = [f"weights={start}", "image_size=24"]
+    second = train(whole, out / "all", [*size, "length.epochs=30", "schedule.rate=0.0015"], quiet)
+
+    step(tell, 4, "Evaluate it on every held-out image", f"vitkit evaluate {out}/all {whole}")
+    found: dict[str, Any] = {}
+    tasks.evaluate(str(out / "all"), str(whole), "test", 64, None, "auto", emit=found.update)
+    for name, row in found["per_class"].items():
+        tell(f"   {name}: {row['accuracy']:.1%} of {row['images']}")
+
+    step(tell, 5, "Ask it about new pictures", f"vitkit predict {out}/all {out}/pictures")
+    pictures = str(write_pictures(out / "pictures", splits["test"]))
+    tasks.predict(str(out / "all"), (pictures,), 3, "auto", csv=False, emit=ignore if quiet else None)
+
+    seconds = time.monotonic() - began
+    tell(f"\n{found['top1']:.2%} of {found['images']} held-out images right, after {seconds:.0f} s. "
+         f"The classifier is one file: {second['model']}")  # fmt: skip
+    good = found["top1"] >= 0.97
+    if emit:
+        emit({"first": first["test"]["top1"], "test": found, "model": second["model"], "ok": good})
+    return good
+
+
+def ignore(content: Any) -> None:
+    """Where the verbs tell their results when a program is listening."""
+
+
+def step(tell: Callable[[str], None], number: int, what: str, command: str) -> None:
+    tell(f"\n{number}. {what}\n   $ {command}\n")
+
+
+def train(data: Path, out: Path, changes: list[str], quiet: bool) -> dict[str, Any]:
+    """One training run of the demonstration; a finished one is only read."""
+    options = {"weights": "", "model": "", "image_size": None, "batch": 64, "steps": None, "epochs": None,
+               "rate": None, "seed": 0, "set": [*TRAIN, "length.steps=none", *changes]}  # fmt: skip
+    tasks.finetune(
+        str(data), out, "scratch", options, device="auto", precision="auto", workers=None, max_bad=0.0,
+        compile=False, plan=False, emit=ignore if quiet else None,
+    )  # fmt: skip
+    return json.loads((out / "result.json").read_text())
+
+
+def write_arrays(out: Path, splits: dict[str, Source]) -> tuple[Path, Path]:
+    """The digits as two data sets on disk: all classes, and some of them."""
+    paths = out / "digits.npz", out / "some-digits.npz"
+    for path, classes in zip(paths, (10, SOME), strict=True):
+        arrays = {}
+        for where in ("train", "val", "test"):
+            part = splits[where].take(np.flatnonzero(splits[where].labels < classes))
+            arrays[f"x_{where}"] = np.stack([np.asarray(part.fetch(i)) for i in range(len(part))])
+            arrays[f"y_{where}"] = part.labels
+        if not path.exists():
+            np.savez(path, **arrays)  # type: ignore[arg-type]
+    return paths
+
+
+def write_pictures(folder: Path, source: Source) -> Path:
+    """Eight held-out digits as picture files, named by what they show."""
+    folder.mkdir(exist_ok=True)
+    for i in range(0, 8):
+        name = f"a-{source.classes[source.labels[i * 40]]}-{i}.png"
+        Image.fromarray(np.ascontiguousarray(source.fetch(i * 40))).resize((64, 64)).save(folder / name)
+    return folder

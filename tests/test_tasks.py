@@ -1,0 +1,136 @@
+"""From images to a predictor on the command line: finetune, evaluate, predict and their JSON."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_cli import run
+
+import vitkit
+from vitkit.data.sources import digits
+
+TINY = [
+    "--model", "ViT-Ti/4", "--image-size", "8", "--steps", "6", "--batch", "16", "--workers", "0",
+    "--set", "model_options=width=32,depth=1,heads=2,hidden=32", "evaluations=0", "schedule.warmup=1",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "tiny"
+    assert run("finetune", "digits", "--out", out, *TINY, "--json") == 0
+    return out
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Twenty digits as files, in folders by class."""
+    source = digits()
+    for i in range(20):
+        folder = tmp_path / "pictures" / source.classes[source.labels[i]]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.ascontiguousarray(source.fetch(i))).save(folder / f"{i}.png")
+    return tmp_path / "pictures"
+
+
+def test_finetune_tells_what_it_came_to(tmp_path, capsys):
+    assert run("finetune", "digits", "--out", tmp_path / "r", *TINY, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {"run", "model", "steps", "test"} <= set(told)
+    assert told["steps"] == 6 and told["test"]["images"] == 179 and len(told["test"]["per_class"]) == 10
+    assert run("finetune", "digits", "--out", tmp_path / "r", *TINY) == 0  # again: nothing left but to tell
+    out = capsys.readouterr().out
+    assert "of 179 test images right" in out and f"vitkit predict {tmp_path / 'r'}" in out
+
+
+def test_a_plan_says_what_would_happen_and_does_nothing(tmp_path, capsys):
+    assert run("finetune", "digits", "--out", tmp_path / "r", *TINY, "--plan", "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["steps"] == 6 and plan["train_images"] == 1458 and plan["training_FLOPs"] > 0
+    assert not (tmp_path / "r").exists()
+
+
+def test_evaluate_covers_every_image(trained, pictures, capsys):
+    assert run("evaluate", trained, pictures, "--json", "--batch", 7) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["images"] == 20 and 0 <= found["top1"] <= found["top5"] <= 1
+    assert np.sum(found["confusion"]) == 20 and found["per_class"]["3"]["images"] == 2
+    assert run("evaluate", trained, "digits") == 0
+    assert "of 1797 images right" in capsys.readouterr().out
+
+
+def test_evaluate_and_predict_agree(trained, pictures, capsys):
+    run("evaluate", trained, pictures, "--json")
+    found = json.loads(capsys.readouterr().out)
+    run("predict", trained, pictures, "--json")
+    said = json.loads(capsys.readouterr().out)
+    right = [one["label"] == one["image"].split("/")[-2] for one in said]
+    assert np.mean(right) == pytest.approx(found["top1"])
+
+
+def test_other_classes_are_an_error_by_name(trained, pictures, capsys):
+    (pictures / "eleven").mkdir()
+    (pictures / "3").rename(pictures / "eleven" / "deep")
+    assert run("evaluate", trained, pictures) == 2
+    assert "'eleven/deep'" in capsys.readouterr().err
+
+
+def test_predict_takes_files_folders_and_globs_and_tells_it_three_ways(trained, pictures, capsys):
+    files = [str(pictures / "0" / "0.png"), str(pictures / "1"), str(pictures / "2" / "*.png")]
+    assert run("predict", trained, *files, "--json", "--top", 3) == 0
+    said = json.loads(capsys.readouterr().out)
+    inside = [str(p) for name in ("1", "2") for p in sorted((pictures / name).iterdir())]
+    assert [one["image"] for one in said] == [files[0], *inside]
+    assert all(len(one["top"]) == 3 and one["probability"] == one["top"][0]["probability"] for one in said)
+    assert run("predict", trained, *files, "--csv") == 0
+    table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["label"] for row in table] == [one["label"] for one in said]
+    assert run("predict", trained, files[0]) == 0
+    assert said[0]["label"] in capsys.readouterr().out
+
+
+def test_predict_names_what_it_cannot_read_and_does_the_others(trained, pictures, capsys):
+    (pictures / "0" / "broken.png").write_bytes(b"nothing")
+    assert run("predict", trained, pictures / "0", "nowhere.png", "--json") == 1
+    captured = capsys.readouterr()
+    said = json.loads(captured.out)
+    assert sum("error" in one for one in said) == 2 and sum("label" in one for one in said) == 2
+    assert "broken.png" in captured.err and "nowhere.png" in captured.err
+
+
+def test_the_library_predicts_like_the_command(trained, pictures, capsys):
+    run("predict", trained, pictures / "0" / "0.png", "--json")
+    said = json.loads(capsys.readouterr().out)[0]
+    model = vitkit.load(trained / "model.safetensors")
+    top = vitkit.predict(model, pictures / "0" / "0.png", top=2)
+    assert top[0] == (said["label"], pytest.approx(said["probability"])) and len(top) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["finetune", "nowhere", "--model", "ViT-Ti/16"], "no data at 'nowhere'"),
+        (["finetune", "digits"], "--weights FILE|NAME, or --model"),
+        (["finetune", "digits", "--model", "ViT-Ti/16", "--steps", "3", "--epochs", "1"], "not both"),
+        (["finetune", "digits", "--model", "ViT-Ti/16", "--set", "speed=3"], "no field 'speed'"),
+        (["finetune", "digits", "--recipe", "magic"], "no recipe 'magic'"),
+        (["finetune", "digits", "--model", "ViT-Ti/16", "--device", "abacus"], "device 'abacus'"),
+        (["predict", "nothing.safetensors", "x.png"], "no file, folder or published weights"),
+    ],
+)
+def test_mistakes_are_told_without_a_traceback(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run(*arguments) == 2
+    err = capsys.readouterr().err
+    assert message in err and "Traceback" not in err
+
+
+def test_recipes_are_listed_and_shown(capsys):
+    assert run("list", "recipes") == 0
+    assert "20000 steps" in capsys.readouterr().out
+    assert run("show", "pets", "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["length.steps"] == 500 and shown["optimizer.momentum"] == 0.9
