@@ -255,3 +255,17 @@ def test_overrides_reach_every_kind_of_field():
     r = override(recipe("finetune"), changes)
     assert r.image_size == (64, 32) and r.flip is False and r.optimizer.average == 0.9999
     assert r.length.steps == 3 and r.schedule.stairs == (0.5, 0.9)
+
+
+def test_bfloat16_follows_the_weights_as_they_learn(straight, tmp_path):
+    """Autocast keeps copies of the weights while it is entered: it must be left between steps."""
+    r = tiny(mixup=0.0, randaugment=(), dropout=0.0, length=Duration(steps=60), crop="squash", flip=False)
+    r = override(
+        r, ["schedule.rate=0.005", "evaluations=0", "model_options=width=32,depth=2,heads=2,hidden=32"]
+    )
+    losses = {}
+    for precision in ("fp32", "bf16"):
+        run(r, tmp_path / precision, Runtime(precision=precision), workers=0, quiet=True)
+        losses[precision] = np.array([row["loss"] for row in rows(tmp_path / precision) if "loss" in row])
+    assert losses["fp32"][-10:].mean() < 0.7 * losses["fp32"][0]
+    assert losses["bf16"][-10:].mean() == pytest.approx(losses["fp32"][-10:].mean(), rel=0.1)

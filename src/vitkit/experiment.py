@@ -129,12 +129,18 @@ class Work:
         with signals() as self.asked:
             model = self.runtime.callable(self.state.model)
             self.clock = time.monotonic()
-            with self.runtime.computing():
-                train(
-                    self.state, self.batches(), self.objective(), until=self.total,
-                    rate=lambda step: self.recipe.schedule.at(step, self.total), config=self.recipe.optimizer,
-                    watch=self.watch, call=model, before=lambda step: seed_step(self.recipe.seed, step),
-                )  # fmt: skip
+            train(
+                self.state,
+                self.batches(),
+                self.objective(),
+                until=self.total,
+                rate=lambda step: self.recipe.schedule.at(step, self.total),
+                config=self.recipe.optimizer,
+                watch=self.watch,
+                call=model,
+                before=lambda step: seed_step(self.recipe.seed, step),
+                computing=self.runtime.computing,
+            )
             self.save()
 
     def objective(self) -> Classify:

@@ -102,11 +102,17 @@ def doctor(data: str, *, quick: bool = False, workers: int | None = None, emit: 
     if emit:
         emit(report.to_json())
         return report.ok
-    print_table([{"split": name, **row} for name, row in report.to_json()["splits"].items()])
+    print_table([{"split": name, **split_row(row)} for name, row in report.to_json()["splits"].items()])
     for finding in report.findings:
         say(f"{finding.severity}: {finding.text} {finding.remedy}", style=STYLES[finding.severity])
     say("nothing that would spoil a training" if report.ok else "mend the errors before training")
     return report.ok
+
+
+def split_row(row: dict[str, Any]) -> dict[str, Any]:
+    spread = row["per_class"]
+    fewest = {"fewest_in_a_class": spread["min"], "median": spread["median"], "most": spread["max"]}
+    return {"images": row["images"], "classes": row["classes"]} | fewest
 
 
 def load_model(place: str, device: str) -> Model:

@@ -1,6 +1,9 @@
-"""Batches: the same bits for any number of workers and processes, from any step on; nothing lost or replaced."""
+"""Batches: the same bits for any number of workers and processes, from any step on."""
 
 import io
+import multiprocessing
+import os
+import signal
 from itertools import islice
 
 import numpy as np
@@ -33,7 +36,8 @@ def source(bad: tuple[int, ...] = (), count: int = 25) -> Source:
 
 def take(n: int, **options) -> list[dict[str, torch.Tensor]]:
     data = options.pop("data", None) or source()
-    return list(islice(train_batches(data, VIEW, Order(len(data), 8, seed=3), **options), n))
+    view = options.pop("view", VIEW)
+    return list(islice(train_batches(data, view, Order(len(data), 8, seed=3), **options), n))
 
 
 def equal(a, b) -> bool:
@@ -61,7 +65,9 @@ def test_processes_share_a_global_batch_by_places():
 
 
 def test_every_sample_comes_once_an_epoch_with_another_view_each_time():
-    batches = take(25)  # eight epochs of 25 images, in batches of 8
+    batches = take(
+        25, view=View(size=(24, 20), crop="inception")
+    )  # eight epochs of 25 images, in batches of 8
     stream = torch.cat([b["index"] for b in batches]).tolist()
     for epoch in range(8):
         assert sorted(stream[epoch * 25 : (epoch + 1) * 25]) == list(range(25))
@@ -100,10 +106,17 @@ def test_an_order_over_other_data_is_refused():
         next(train_batches(source(), VIEW, Order(24, 8)))
 
 
-def test_threads_end_with_their_stream():
-    import threading
-
+def test_workers_end_with_their_stream_and_do_not_answer_signals():
+    before = set(multiprocessing.active_children())
     stream = train_batches(source(), VIEW, Order(25, 8), workers=2)
     next(stream)
+    mine = set(multiprocessing.active_children()) - before
+    assert len(mine) == 2
+    for process in mine:
+        os.kill(process.pid, signal.SIGTERM)
+    for _ in range(6):
+        next(stream)
     stream.close()
-    assert not [t for t in threading.enumerate() if t.name.startswith("vitkit-data")]
+    for process in mine:
+        process.join(10)
+        assert not process.is_alive()

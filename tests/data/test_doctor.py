@@ -79,7 +79,7 @@ def test_files_that_cannot_be_used_are_named_by_reason():
     whole, jpeg = saved(scene(50, 200, 200)), saved(scene(51, 200, 200), "JPEG")
     bad = {
         "a/cut.png": whole[: len(whole) // 2], "a/cut.jpg": jpeg[: len(jpeg) // 2], "b/empty.png": b"",
-        "b/page.jpg": b"<html>404</html>", "b/locked.png": None, "a/paper.jpg": b"%PDF-1.4 ...", "a/none.png": b"",
+        "b/page.jpg": b"<html>404</html>", "b/locked.png": None, "a/paper.jpg": b"%PDF-1", "a/none.png": b"",
     }  # fmt: skip
     report = examine({"train": source(clean(**bad))})
     check(report, "unusable-truncated", "error", ["a/cut.jpg", "a/cut.png"], "2", "cut off")
@@ -109,7 +109,7 @@ ODD = {
 @pytest.mark.parametrize("mode", ODD)
 def test_images_that_need_care_are_noted(mode):
     plain = {"a/up.jpg": saved(scene(70), "JPEG", exif=exif(1)), "b/x.webp": saved(scene(71), "WEBP")}
-    report = examine({"train": source(clean(**plain, **{"a/odd": ODD[mode]}))})
+    report = examine({"train": source(clean(**plain) | {"a/odd": ODD[mode]})})
     check(report, f"mode-{mode}", "note", ["a/odd"], mode)
     assert report.modes == {mode: 1} | ({"gray": 1} if mode == "16-bit" else {}) and report.ok
 
@@ -119,8 +119,7 @@ def test_copies_within_a_split():
     report = examine({"train": source(clean(**more))})
     names = ["a/0.png", "a/again.png", "a/bmp.bmp", "b/3.png", "b/3b.png"]
     finding = check(report, "duplicates", "warning", names, "train", "2")
-    assert finding.groups == (tuple(names[:3]), tuple(names[3:]))
-    assert kinds(report) == ["duplicates"] and report.ok
+    assert finding.groups == (tuple(names[:3]), tuple(names[3:])) and kinds(report) == ["duplicates"]
 
 
 def test_one_image_under_two_labels():
@@ -153,7 +152,7 @@ def test_the_same_key_in_two_splits_is_told_apart():
 def test_near_duplicates_within_and_across_splits():
     small = {"a/small.jpg": saved(scene(0).resize((40, 40)), "JPEG", quality=70)}
     bright = saved(scene(3).point(lambda v: min(255, v * 0.9 + 20)))
-    train = split("train", clean() | small | {"a/copy.png": saved(scene(6))})
+    train = split("train", clean() | small | {"a/copy.png": saved(scene(0))})
     report = examine({"train": train, "val": split("val", scenes([20, 21]) | {"b/bright.png": bright})})
     check(report, "near-duplicates", "warning", ["train/a/0.png", "train/a/small.jpg"], "train")
     check(report, "near-leakage", "warning", ["train/b/3.png", "val/b/bright.png"], "train and val")
@@ -162,6 +161,8 @@ def test_near_duplicates_within_and_across_splits():
 
 def test_flat_images_and_smooth_ramps_are_no_near_duplicates():
     flat = {f"a/flat{v}.png": saved(Image.new("RGB", (48, 48), (v, v, v))) for v in (10, 90, 200)}
+    flat |= {f"a/faint{v}.png": saved(scene(0).point(lambda p, v=v: v + p // 40)) for v in (100, 120)}
+    flat |= {f"b/{size}.png": saved(Image.new("RGB", size)) for size in ((40, 60), (60, 40))}  # equal bytes
     ramp = np.tile(np.arange(48, dtype=np.uint8), (48, 1))
     ramps = {f"b/ramp{s}.png": saved(Image.fromarray(ramp * s).convert("RGB")) for s in (2, 3, 5)}
     assert kinds(examine({"train": source(clean(**flat, **ramps))})) == []
@@ -180,9 +181,9 @@ def test_near_pairs_are_those_of_comparing_all_with_all():
 
 
 def test_near_groups_join_by_steps():
-    hashes = {str(n): bytes([n, 0, 0, 0, 0, 0, 0, 0]) for n in (0, 7, 63, 248)}
-    looks = [Look("all", name, "", digest=value, hash=value) for name, value in hashes.items()]
-    assert [[one.name for one in group] for group in near_groups(looks)] == [["0", "7", "63"]]
+    chain = [(2 ** (3 * step) - 1).to_bytes(8, "little") for step in range(21)]
+    looks = [Look("all", "", "", digest=value, hash=value) for value in [*chain, bytes([85] * 8)]]
+    assert near_groups(looks) == [looks[:21]]
     assert near_groups([]) == []
 
 
@@ -259,7 +260,7 @@ def test_several_labels_are_counted_and_never_in_conflict():
 @pytest.fixture(scope="module")
 def faulty() -> dict[str, Source]:
     bad = {"a/cut.png": saved(scene(9))[:300], "a/like.jpg": saved(scene(1), "JPEG")} | scenes([0], "b")
-    val = split("val", scenes([2, 30, 31]) | {"c/9.gif": ODD["gray"]})
+    val = split("val", scenes([2, 30, 31]) | {"c/9.gif": ODD["gray"], "c/8.png": ODD["alpha"]})
     return {"train": split("train", clean(**bad)), "val": val}
 
 
@@ -277,8 +278,8 @@ def test_the_report_travels_as_json_and_puts_errors_first(faulty):
     back = json.loads(json.dumps(report.to_json()))
     assert back["ok"] is False and back["splits"] == report.splits and back["sizes"] == report.sizes
     assert back["findings"] == json.loads(json.dumps([finding.to_json() for finding in report.findings]))
-    order = [("error", "warning", "note").index(finding.severity) for finding in report.findings]
-    assert order == sorted(order) and set(order) == {0, 1, 2}
+    severities = [finding.severity for finding in report.findings]
+    assert list(dict.fromkeys(severities)) == ["error", "warning", "note"]
 
 
 def test_each_image_is_read_once_and_progress_adds_up(faulty):

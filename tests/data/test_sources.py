@@ -138,8 +138,8 @@ def test_arrays_with_and_without_splits(tmp_path):
     found = open_data(tmp_path / "a.npz")["all"]
     assert found.classes == ("0", "1", "2") and np.array_equal(found.fetch(3), images[3])
     names = np.array(["x", "y"])
-    np.savez(tmp_path / "b.npz", x_train=images[:4, :, :, 0], y_train=np.array([0, 1, 1, 0]), x_test=images[4:],
-             y_test=np.array([1, 0]), classes=names)  # fmt: skip
+    train = {"x_train": images[:4, :, :, 0], "y_train": np.array([0, 1, 1, 0])}
+    np.savez(tmp_path / "b.npz", **train, x_test=images[4:], y_test=np.array([1, 0]), classes=names)
     parts = open_data(tmp_path / "b.npz")
     assert set(parts) == {"train", "test"} and parts["train"].classes == ("x", "y")
     assert parts["train"].fetch(0).shape == (4, 5, 3)

@@ -4,6 +4,7 @@ import os
 import tarfile
 import threading
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,7 +31,14 @@ def open_zip(path: Path) -> Members:
         try:
             with turn:
                 return archive.read(member)
-        except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError, EOFError) as error:
+        except (
+            zipfile.BadZipFile,
+            OSError,
+            RuntimeError,
+            NotImplementedError,
+            EOFError,
+            zlib.error,
+        ) as error:
             raise BadImage("unreadable", f"{name}: {error}") from None
 
     return sorted(members), fetch

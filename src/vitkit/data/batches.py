@@ -1,27 +1,27 @@
-"""Records to batches: decoded, viewed and stacked by threads, in an order that no thread can change."""
+"""Records to batches: decoded, viewed and stacked by worker processes, in an order that none can change."""
 
 # B images in a batch; h, w pixels of a view
 
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+import signal
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import count, islice
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from vitkit.data.decode import BadImage, decode
 from vitkit.data.order import Order
 from vitkit.data.sources import Source
 from vitkit.data.views import View, apply, min_shorter
 
-AHEAD = 3  # batches in the making beside the one in use
+AHEAD = 2  # batches that each worker makes ahead
 
 Batch = dict[str, Tensor]  # image (B, 3, h, w) uint8, label (B,) or (B, classes), index (B,)
-Sample = tuple[Tensor, np.ndarray, int]
-Place = tuple[int, np.random.Generator]  # the number of a sample, and its random choices
+Place = tuple[int, int]  # (step, place) of a training order, (0, number) in evaluation
+Made = tuple[Batch | None, list[tuple[int, BadImage]]]  # a batch, and what was wrong with its other images
 
 
 class TooManyBad(ValueError):
@@ -67,14 +67,8 @@ def train_batches(
     if order.length != len(source):
         raise ValueError(f"an order over {order.length} samples does not fit a source of {len(source)}")
     mine = range(order.batch) if places is None else places
-
-    def steps() -> Iterator[list[Place]]:
-        step = start
-        while True:
-            yield [(order.sample(step, place), order.rng(step, place)) for place in mine]
-            step += 1
-
-    return stream(source, view, steps(), workers, bad or BadFiles())
+    groups = ([(step, place) for place in mine] for step in count(start))
+    return stream(Samples(source, view, order), groups, workers, bad or BadFiles())
 
 
 def evaluation_batches(
@@ -88,54 +82,70 @@ def evaluation_batches(
 ) -> Iterator[Batch]:
     """Every image exactly once, in order; `places` picks this process's share of them."""
     indices = range(len(source))[places]
-    nothing = np.random.Generator(np.random.Philox(0))  # evaluation views make no random choice
-    groups = ([(i, nothing) for i in indices[at : at + batch]] for at in range(0, len(indices), batch))
-    return stream(source, view, groups, workers, bad or BadFiles(allowed=1.0))
+    groups = ([(0, i) for i in indices[at : at + batch]] for at in range(0, len(indices), batch))
+    return stream(Samples(source, view), groups, workers, bad or BadFiles(allowed=1.0))
 
 
-def stream(
-    source: Source, view: View, groups: Iterator[list[Place]], workers: int, bad: BadFiles
-) -> Iterator[Batch]:
-    """Groups of places to batches: at once when there are no workers, else some batches ahead."""
-    if workers < 1:
-        for group in groups:
-            yield stack([sample(source, view, *place) for place in group], source, bad)
-        return
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="vitkit-data")
-    making: deque[list[Future]] = deque()
-    try:
-        while True:
-            for group in islice(groups, AHEAD + 1 - len(making)):
-                making.append([pool.submit(sample, source, view, *place) for place in group])
-            if not making:
-                return
-            yield stack([future.result() for future in making.popleft()], source, bad)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+@dataclass(frozen=True)
+class Samples(Dataset):
+    """What makes the sample of a place, here or in a worker process; without an order, by its number."""
+
+    source: Source
+    view: View
+    order: Order | None = None
+
+    def __getitem__(self, place: Place) -> tuple[Tensor, np.ndarray, int] | tuple[int, BadImage]:
+        index = self.order.sample(*place) if self.order else place[1]
+        rng = self.order.rng(*place) if self.order else np.random.default_rng(0)
+        try:
+            content = self.source.fetch(index)
+            if isinstance(content, bytes):
+                content = decode(content, shorter=min_shorter(self.view))
+            return apply(content, self.view, rng), self.source.labels[index], index
+        except BadImage as error:
+            return index, error
 
 
-def sample(source: Source, view: View, index: int, rng: np.random.Generator) -> Sample | tuple[int, BadImage]:
-    """One image through its view, or what is wrong with it."""
-    try:
-        content = source.fetch(index)
-        image = decode(content, shorter=min_shorter(view)) if isinstance(content, bytes) else content
-        return apply(image, view, rng), source.labels[index], index
-    except BadImage as error:
-        return index, error
-
-
-def stack(samples: list[Sample | tuple[int, BadImage]], source: Source, bad: BadFiles) -> Batch:
-    good: list[Sample] = []
-    for found in samples:
-        if len(found) == 2:
-            bad.add(source, *found)
-        else:
-            good.append(found)
+def stack(samples: list) -> Made:
+    """The usable samples as one batch, and the others."""
+    good = [found for found in samples if len(found) == 3]
+    wrong = [found for found in samples if len(found) == 2]
     if not good:
-        raise TooManyBad(f"{source.name}: a whole batch of {len(samples)} images is unusable")
-    labels = np.stack([label for _, label, _ in good])
-    return {
-        "image": torch.stack([image for image, _, _ in good]),
-        "label": torch.from_numpy(labels),
-        "index": torch.tensor([index for _, _, index in good]),
+        return None, wrong
+    images, labels, indices = zip(*good, strict=True)
+    batch = {
+        "image": torch.stack(images),
+        "label": torch.from_numpy(np.stack(labels)),
+        "index": torch.tensor(indices),
     }
+    return batch, wrong
+
+
+def stream(samples: Samples, groups: Iterator[list[Place]], workers: int, bad: BadFiles) -> Iterator[Batch]:
+    """Groups of places to batches, in order: at once without workers, else made ahead by processes."""
+    made: Iterable[Made] = (
+        DataLoader(
+            samples,
+            batch_sampler=groups,
+            num_workers=workers,
+            prefetch_factor=AHEAD,
+            collate_fn=stack,
+            worker_init_fn=stay,
+            generator=torch.Generator(),  # else it would draw from the one that dropout draws from
+            multiprocessing_context="fork",  # sources hold open files and functions, which cannot be sent
+        )
+        if workers
+        else (stack([samples[place] for place in group]) for group in groups)
+    )
+    for batch, wrong in made:
+        for index, error in wrong:
+            bad.add(samples.source, index, error)
+        if batch is None:
+            raise TooManyBad(f"{samples.source.name}: a whole batch of {len(wrong)} images is unusable")
+        yield batch
+
+
+def stay(worker: int) -> None:
+    """A signal to the whole group is the main process's to answer; it ends its workers itself."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -23,11 +23,11 @@ NEAR, FLAT = 3, 8  # bits in which near-duplicates differ at most; grey levels t
 COLUMNS = [0, 2, 4, 6, 1, 3, 5, 7]  # of a hash: each half gets one of the margins, which are often flat
 KINDS = {  # severity, text, remedy
     "unusable": ("error", "Files that cannot be used ({of}): {n}, as {first}", "Mend or remove them"),
-    "label-conflict": ("error", "Images with different labels: {g}, as {first}", "Keep the rightly labelled"),
+    "label-conflict": ("error", "Images with different labels: {g}, as {first}", "Keep only the right copy"),
     "leakage": ("error", "Images in {place} alike: {g}, as {first}", "Keep each image in one split only"),
     "class-not-in-train": ("error", "Classes of {split} without an image in {train}: {classes}",
                            "Add training images of them, or take them out of {split}"),
-    "one-class": ("error", "Classes with images in {train}: only {classes}", "Give each class a folder"),
+    "one-class": ("error", "Classes with images in {train}: only {classes}", "Give each class its folder"),
     "duplicates": ("warning", "Images more than once in {place}: {g}, as {first}", "Keep one of each"),
     "near-duplicates": ("warning", "Images that look alike in {place}: {g} groups, as {first}",
                         "Look at them, and keep one of each group if they are copies"),
@@ -35,13 +35,13 @@ KINDS = {  # severity, text, remedy
                      "Look at them, and keep each group in one split if they are copies"),
     "class-not-in-split": ("warning", "Classes of {train} without an image in {split}: {classes}",
                            "Add images of them to {split}, or its result will not tell of them"),
-    "few-images": ("warning", "Classes with under 5 images in {train}: {listed}", "Add images"),
+    "few-images": ("warning", "Classes with under 5 images in {train}: {listed}", "Add images or drop these"),
     "imbalance": ("warning", "In {train}, {large} and {small}", "Add images of the small classes"),
     "similar-classes": ("warning", "Classes that differ by case, spaces or Unicode form only: {twins}",
                         "Give them one name if they are one class"),
-    "tiny": ("note", "Images with a side under 32 pixels: {n}, as {first}", "Use small patches"),
+    "tiny": ("note", "Images with a side under 32 pixels: {n}, as {first}", "Use a small patch size"),
     "enormous": ("note", "Images of more than 20 million pixels: {n}, as {first}", "Scale them down once"),
-    "long": ("note", "Images longer than 5:1: {n}, as {first}", "Crop them"),
+    "long": ("note", "Images longer than 5:1: {n}, as {first}", "Crop them, or a square view distorts"),
     "mode": ("note", "Images of the kind {of}: {n}, as {first}", "Nothing: all are read as 8-bit RGB"),
     "other-files": ("note", "Files without an image's suffix: {n}, as {files}", "Rename any that are images"),
 }  # fmt: skip
@@ -168,7 +168,7 @@ def structure(splits: Mapping[str, Source], files: dict[str, dict[str, list[str]
         yield find("other-files", skipped)
     alike: dict[str, list[str]] = {}
     for name in sorted(set(chain(*files.values()))):
-        folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+        folded = unicodedata.normalize("NFC", name.casefold())
         alike.setdefault("".join(folded.split()), []).append(name)
     for twins in alike.values():
         if len(twins) > 1:  # ascii, for NFC and NFD look the same

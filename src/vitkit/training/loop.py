@@ -1,6 +1,7 @@
 """The one training loop. Two seams: the objective (batch to loss) and watch (what happens beside)."""
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +11,7 @@ from vitkit.training.objectives import Batch, Objective
 from vitkit.training.optimizer import OptimizerConfig, clip_gradients, make_optimizer, update_average
 
 Metrics = dict[str, Tensor | float]
+Computing = Callable[[], AbstractContextManager]
 
 
 class Diverged(ValueError):
@@ -43,16 +45,20 @@ def train(
     watch: Callable[[TrainState, Metrics], bool],
     call: nn.Module | None = None,
     before: Callable[[int], None] = lambda step: None,
+    computing: Computing = nullcontext,
 ) -> None:
     """Advance the state to step `until`, or until `watch` (which logs, evaluates and saves) says stop.
 
     `call` is the model as it is to be called (compiled, or spread over processes), if not as it is;
-    `before` runs ahead of each step: the runtime sets the seed of that step there.
+    `before` runs ahead of each step: the runtime sets the seed of that step there. `computing` is entered
+    anew for each forward pass: autocast keeps its copies of the weights until it is left.
     """
     while state.step < until:
         before(state.step)
         state.model.train()
-        metrics = update(state, next(batches), objective, rate(state.step), config, call or state.model)
+        metrics = update(
+            state, next(batches), objective, rate(state.step), config, call or state.model, computing
+        )
         state.step += 1
         if watch(state, metrics):
             return
@@ -65,6 +71,7 @@ def update(
     rate: float,
     config: OptimizerConfig,
     call: nn.Module,
+    computing: Computing = nullcontext,
 ) -> Metrics:
     """One optimizer step over the micro-batches of one batch; each counts by its number of images."""
     for group in state.optimizer.param_groups:
@@ -73,7 +80,8 @@ def update(
     results: dict[str, Tensor] = {}
     for batch in micro_batches:
         share = len(batch["image"]) / images
-        found = objective(call, batch)
+        with computing():
+            found = objective(call, batch)
         (found["loss"] * share).backward()
         for name, value in found.items():
             results[name] = results.get(name, torch.zeros_like(value)) + value.detach() * share
