@@ -250,8 +250,8 @@ def test_other_files_are_noted_once(tmp_path):
 def test_several_labels_are_counted_and_never_in_conflict():
     files = scenes(range(6), "x") | {"x/copy.png": saved(scene(0))}
     labels = {key: "sky;sea" if i % 2 else "sky" for i, key in enumerate(files)} | {"x/copy.png": "sea"}
-    val = source(scenes([20], "v"), {"v/20.png": "sky;fog"})
-    report = examine({"train": source(files, labels), "val": val})
+    val = source(scenes([20], "v"), {"v/20.png": "sky;fog"}, several=True)
+    report = examine({"train": source(files, labels, several=True), "val": val})
     assert kinds(report) == ["class-not-in-train", "class-not-in-split", "few-images", "duplicates"]
     check(report, "few-images", "warning", ["x/1.png", "x/3.png", "x/5.png", "x/copy.png"], "sea: 4")
     assert report.splits["train"]["per_class"] == {"min": 4, "median": 5.0, "max": 6}

@@ -133,11 +133,17 @@ def without_common_root(names: list[str]) -> list[str]:
 
 
 def from_rows(
-    name: str, rows: list[tuple[str, str]], fetch: Callable[[str], bytes], skipped: tuple[str, ...] = ()
+    name: str,
+    rows: list[tuple[str, str]],
+    fetch: Callable[[str], bytes],
+    skipped: tuple[str, ...] = (),
+    several: bool = False,
 ) -> Source:
-    """(file, label) rows to a Source; classes stand in the order of their names."""
+    """(file, label) rows to a Source; classes stand in the order of their names.
+
+    several: a label may be several, and each image has a 0 or 1 for each class.
+    """
     keys = [key for key, _ in rows]
-    several = any(BETWEEN in label for _, label in rows)
     sets = [[part.strip() for part in label.split(BETWEEN)] if several else [label] for _, label in rows]
     classes = tuple(sorted({part for labels in sets for part in labels if part}))
     number = {label: i for i, label in enumerate(classes)}
@@ -161,7 +167,11 @@ def open_manifest(path: Path) -> dict[str, Source]:
         groups.setdefault(SPLITS.get(where, where), []).append((row["path"], row["label"]))
     if not groups:
         raise ValueError(f"{path}: the table has no rows")
-    return {w: from_rows(path.name, rs, lambda key: read(path.parent / key)) for w, rs in groups.items()}
+    several = any(BETWEEN in label for rows_ in groups.values() for _, label in rows_)  # in any split: in all
+    return {
+        where: from_rows(path.name, part, lambda key: read(path.parent / key), several=several)
+        for where, part in groups.items()
+    }
 
 
 def csv_rows(path: Path) -> list[dict[str, str]]:
