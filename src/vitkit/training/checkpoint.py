@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vitkit.training.loop import TrainState
+from vitkit.weights.save import flush
 
 MANIFEST = "MANIFEST.json"
 KEEP = 2
@@ -114,11 +115,3 @@ def load_checkpoint(path: Path, state: TrainState) -> dict[str, Any]:
 def digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
