@@ -200,7 +200,15 @@ def test_links_in_a_circle_do_not_go_round(tmp_path):
 
 
 def test_odd_names_stay_as_they_are(tmp_path):
-    names = ["a;b/x.png", "a b/x.png", "<img onerror>/x.png", "-rf/x.png", "émoji 🦉/x.png", "10/x.png", "2/x.png"]
+    names = [
+        "a;b/x.png",
+        "a b/x.png",
+        "<img onerror>/x.png",
+        "-rf/x.png",
+        "émoji 🦉/x.png",
+        "10/x.png",
+        "2/x.png",
+    ]
     write(tmp_path, names)
     assert open_data(tmp_path)["all"].classes == tuple(sorted(n.split("/")[0] for n in names))
 
