@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -44,6 +46,20 @@ def test_finetune_tells_what_it_came_to(tmp_path, capsys):
     assert run("finetune", "digits", "--out", tmp_path / "r", *TINY) == 0  # again: nothing left but to tell
     out = capsys.readouterr().out
     assert "of 179 test images right" in out and f"vitkit predict {tmp_path / 'r'}" in out
+
+
+def test_a_signal_ends_a_run_with_its_code_and_how_to_go_on(tmp_path, capsys, monkeypatch):
+    from vitkit import experiment
+
+    real = experiment.Work.watch
+
+    def watch(self, state, metrics):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, state, metrics)
+
+    monkeypatch.setattr(experiment.Work, "watch", watch)
+    assert run("finetune", "digits", "--out", tmp_path / "r", *TINY) == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM at step 1; the same command goes on" in capsys.readouterr().err
 
 
 def test_a_plan_says_what_would_happen_and_does_nothing(tmp_path, capsys):

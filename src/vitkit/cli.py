@@ -1,6 +1,7 @@
 """The command line: words to one call. Imports torch only inside the verbs that need it."""
 
 import json as json_module
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -151,7 +152,7 @@ def finetune(
     ] = (),
     device: Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     precision: Annotated[str, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "auto",
-    workers: Annotated[int | None, arg(metavar="N", help="Threads that prepare images.")] = None,
+    workers: Annotated[int | None, arg(metavar="N", help="Processes that prepare images.")] = None,
     max_bad: Annotated[float, arg(metavar="X", help="Share of unusable images that is put up with.")] = 0.05,
     compile: Annotated[bool, arg(help="Compile the model (torch.compile).")] = False,
     plan: Annotated[bool, arg(help="Say what would happen, and do nothing.")] = False,
@@ -201,7 +202,7 @@ def evaluate(
         str | None, arg(metavar="NAME", help="train, val or test; the held-out one if not given.")
     ] = None,
     batch: Annotated[int, arg(metavar="N", help="Images at a time.")] = 32,
-    workers: Annotated[int | None, arg(metavar="N", help="Threads that prepare images.")] = None,
+    workers: Annotated[int | None, arg(metavar="N", help="Processes that prepare images.")] = None,
     device: Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda, ...")] = "auto",
     json: Json = False,
 ) -> None:
@@ -268,8 +269,10 @@ def main(arguments: list[str] | None = None) -> None:
             args=arguments,
             config=(tyro.conf.FlagCreatePairsOff,),
         )
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except KeyboardInterrupt as stop:  # a run's Interrupted is one: its text says how to go on
+        if str(stop):
+            print(f"vitkit: {stop}", file=sys.stderr)
+        sys.exit(128 + getattr(stop, "number", signal.SIGINT))
     except BrokenPipeError:
         sys.exit(0)
     except ValueError as error:  # WeightsError is one

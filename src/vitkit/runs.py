@@ -10,7 +10,7 @@ from typing import Any
 from vitkit.recipes.recipe import Recipe, from_json, to_json
 
 
-class Interrupted(Exception):
+class Interrupted(KeyboardInterrupt):
     """A signal asked the run to stop; its state is saved."""
 
     def __init__(self, number: int, step: int):
