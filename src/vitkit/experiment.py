@@ -124,7 +124,7 @@ class Work:
     def train(self) -> None:
         """The loop, with everything that happens beside it."""
         self.journal = Journal(self.out, self.state.step)
-        self.saved, self.stopped, self.waited = time.monotonic(), False, 0.0
+        self.saved, self.waited = time.monotonic(), 0.0
         self.every = max(1, self.total // self.recipe.evaluations) if self.recipe.evaluations else 0
         with signals() as self.asked:
             model = self.runtime.callable(self.state.model)
@@ -151,7 +151,7 @@ class Work:
 
     def batches(self) -> Iterator[list[Batch]]:
         """Micro-batches of each step on the device, from the state's step on."""
-        r, source = self.recipe, self.splits["train"]
+        r, source, objective = self.recipe, self.splits["train"], self.objective()
         order = Order(len(source), r.batch, r.seed)
         augment = (r.randaugment[0], r.randaugment[1]) if r.randaugment else None
         view = View(size=r.image_size, crop=r.crop, flip=r.flip, randaugment=augment)
@@ -163,7 +163,7 @@ class Work:
             batch = self.runtime.place(next(stream))
             self.waited += time.monotonic() - begun
             if r.mixup:  # before the batch is cut in pieces, so that the pieces do not matter
-                images = normalise(batch["image"], self.objective().mean, self.objective().std)
+                images = normalise(batch["image"], objective.mean, objective.std)
                 labels = one_hot(batch["label"], len(source.classes))
                 batch["image"], batch["label"] = mixup(images, labels, r.mixup, order.rng(step, -1))
             yield micro(batch, r.micro_batch)

@@ -59,14 +59,9 @@ def tidy(shapes: Shapes) -> dict[str, Source]:
             for layer in range(shape[0]):
                 tidied[BLOCK.format(layer) + published(rest)] = Source(name, layer)
         else:
-            head, block, rest = short.rpartition(re_block(short))
-            tidied[head + block + published(rest) if block else short] = Source(name)
+            inside = re.match(r"(Transformer/encoderblock_\d+/)(.*)", short)
+            tidied[inside[1] + published(inside[2]) if inside else short] = Source(name)
     return tidied
-
-
-def re_block(name: str) -> str:
-    match = re.match(r"Transformer/encoderblock_\d+/", name)
-    return match[0] if match else "\0"
 
 
 def published(rest: str) -> str:

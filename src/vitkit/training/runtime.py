@@ -69,5 +69,5 @@ def seed_step(seed: int, step: int) -> None:
 
 
 def data_workers(workers: int | None) -> int:
-    """Threads that prepare data: those asked for, or as many as there are cores, at most 16."""
+    """Processes that prepare data: those asked for, or as many as there are cores, at most 16."""
     return workers if workers is not None else min(16, os.cpu_count() or 1)

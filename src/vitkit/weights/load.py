@@ -196,13 +196,7 @@ def assemble(
     left_out = [n for n in places if n not in wanted and n.startswith(dropped)]
     left_over = [n for n in places if n not in wanted and not n.startswith(dropped)]
     absent = [e for e in entries if any(n not in places for n in e.foreign)]
-    missing = [
-        n
-        for e in absent
-        if not e.own.startswith(allow_missing or ("\0",))
-        for n in e.foreign
-        if n not in places
-    ]
+    missing = [n for e in absent if not e.own.startswith(allow_missing) for n in e.foreign if n not in places]
     model = skeleton(found.config)
     shapes = {name: tuple(p.shape) for name, p in model.state_dict().items()}
     lost = {e.own for e in absent}
