@@ -1,4 +1,4 @@
-"""Batches: the same bits for any number of workers and processes, from any step on."""
+"""Batches: the same bits for any number of workers and processes, from any step on; views of files too."""
 
 import io
 import multiprocessing
@@ -11,10 +11,13 @@ import pytest
 import torch
 from PIL import Image
 
+import vitkit.data.decode as decoder
+import vitkit.data.views as views
 from vitkit.data.batches import BadFiles, TooManyBad, evaluation_batches, train_batches
+from vitkit.data.decode import BadImage, decode, decode_box, jpeg_size
 from vitkit.data.order import Order
 from vitkit.data.sources import Source, from_rows
-from vitkit.data.views import View
+from vitkit.data.views import CROPS, RESIZED, View, apply
 
 VIEW = View(size=(24, 20), crop="inception", flip=True, randaugment=(2, 9))
 
@@ -109,7 +112,8 @@ def test_an_order_over_other_data_is_refused():
 def test_workers_end_with_their_stream_and_do_not_answer_signals():
     before = set(multiprocessing.active_children())
     stream = train_batches(source(), VIEW, Order(25, 8), workers=2)
-    next(stream)
+    for _ in range(2):  # one from each worker, so that both are ready for signals
+        next(stream)
     mine = set(multiprocessing.active_children()) - before
     assert len(mine) == 2
     for process in mine:
@@ -120,3 +124,122 @@ def test_workers_end_with_their_stream_and_do_not_answer_signals():
     for process in mine:
         process.join(10)
         assert not process.is_alive()
+
+
+def natural(height: int, width: int) -> np.ndarray:
+    """Random, but as smooth as photographs are: the strength of a wave falls with its frequency."""
+    rng = np.random.default_rng(0)
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)) + 1e-3
+    waves = [np.exp(2j * np.pi * rng.random(frequency.shape)) / frequency**1.5 for _ in range(4)]
+    planes = np.stack([np.fft.irfft2(waves[0] + wave / 2, (height, width)) for wave in waves[1:]], axis=2)
+    return np.clip(128 + 50 * planes / planes.std(), 0, 255).astype(np.uint8)
+
+
+def jpeg(pixels: np.ndarray, orientation: int = 1, **options) -> bytes:
+    exif, file = Image.Exif(), io.BytesIO()
+    exif[274] = orientation
+    Image.fromarray(pixels).save(file, "JPEG", quality=90, exif=exif, **options)
+    return file.getvalue()
+
+
+SCENE = natural(595, 803)  # no multiples of 2, 4, 8 or 16
+KINDS = {
+    "4:2:0": {"subsampling": "4:2:0"}, "4:2:2": {"subsampling": "4:2:2"}, "4:4:4": {"subsampling": "4:4:4"},
+    "progressive": {"progressive": True}, "restarts": {"restart_marker_rows": 2},
+}  # fmt: skip
+
+
+@pytest.fixture(params=["simplejpeg", "Pillow"])
+def path(request, monkeypatch):  # both ways through a JPEG
+    if request.param == "Pillow":
+        monkeypatch.setattr(decoder, "simplejpeg", None)
+    assert decoder.simplejpeg or request.param == "Pillow", "these tests need simplejpeg"
+    return request.param
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    return (a.float() - b.float()).abs().mean().item()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_view_of_a_file_is_that_of_its_pixels_though_less_is_decoded(orientation, path, monkeypatch):
+    scales = set()
+
+    def noted(*given):
+        pixels, box = decode_box(*given)
+        scales.add(given[1][3] / box[3])
+        return pixels, box
+
+    monkeypatch.setattr(views, "decode_box", noted)
+    file = jpeg(SCENE, orientation)
+    full = decode(file)
+    assert jpeg_size(file) == full.shape[:2] == ((595, 803) if orientation < 5 else (803, 595))
+    for crop in CROPS:
+        view = View(size=(56, 48), crop=crop, flip=True, resize=100 if crop in RESIZED else None)
+        for seed in range(6):
+            drawn, drawn_in_full, elsewhere = (np.random.default_rng(seed) for _ in range(3))
+            seen, exact = apply(file, view, drawn), apply(full, view, drawn_in_full)
+            assert drawn.bit_generator.state == drawn_in_full.bit_generator.state
+            assert distance(seen, exact) <= 2
+            assert distance(apply(np.roll(full, (4, 4), (0, 1)), view, elsewhere), exact) > 4
+    assert scales == {2, 4, 8}
+
+
+def test_a_box_is_reduced_only_as_long_as_nothing_is_enlarged_from_it(path):
+    file = jpeg(SCENE)
+    for height, scale in ((99, 1), (100, 2), (199, 2), (200, 4), (399, 4), (400, 8)):
+        pixels, box = decode_box(file, (7, 9, height, 500), (50, 50))
+        assert pixels.shape[1] == -(-803 // scale) and box == tuple(n / scale for n in (7, 9, height, 500))
+    tiny, view = jpeg(SCENE[:60, :60]), View(size=(56, 48), crop="inception")
+    for seed in range(9):
+        results = [apply(content, view, np.random.default_rng(seed)) for content in (tiny, decode(tiny))]
+        assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scale", [1, 2, 8])
+def test_rows_below_a_box_are_left_out_and_no_bit_changes(kind, scale, path):
+    file = jpeg(SCENE, **KINDS[kind])
+    for height in (128, 135, 136, 143, 144, 145):
+        box = (16, 8, height, 720)
+        pixels, found = decode_box(file, box, (height // scale, 720 // scale))
+        assert (len(pixels) < 600 // scale // 2) == (kind not in ("progressive", "restarts"))
+        whole = decode(file, shorter=595 // scale)
+        last, right = -(-(16 + height) // scale), 728 // scale
+        assert found == tuple(side / scale for side in box)
+        assert np.array_equal(pixels[16 // scale : last, :right], whole[16 // scale : last, :right])
+
+
+def test_damage_is_noticed_down_to_the_box(path):
+    file = jpeg(SCENE)
+    broken = file[: len(file) // 2] + b"\xff\xd9"  # about 300 of 595 rows
+    above, below = (0, 0, 150, 803), (300, 0, 295, 803)
+    assert np.array_equal(decode_box(broken, above, None)[0][:150], decode(file)[:150])
+    with pytest.raises(BadImage, match="cut off"):
+        decode_box(broken[:-2], above, None)
+    if path == "simplejpeg":  # Pillow passes over it
+        for box in (below, None):
+            with pytest.raises(BadImage):
+                decode_box(broken, box, None)
+
+
+def test_damaged_files_raise_nothing_but_bad_image(path):
+    rng, outcomes = np.random.default_rng(3), []
+    file, view = np.frombuffer(jpeg(SCENE[:90, :120], 6), np.uint8), View(size=(24, 20), crop="inception")
+    for seed in range(600):
+        broken = file.copy()
+        broken[rng.integers(rng.choice([200, len(file)]), size=rng.integers(1, 5))] = rng.integers(256)
+        try:
+            outcomes.append(tuple(apply(broken.tobytes(), view, np.random.default_rng(seed)).shape))
+        except BadImage as error:
+            outcomes.append(error.reason)
+    assert 0.05 < outcomes.count((3, 24, 20)) / 600 < 0.95
+
+
+def test_neither_workers_nor_the_decoder_change_a_bit_of_reduced_photos(monkeypatch):
+    files = {f"{i}": jpeg(np.roll(SCENE, i * 50, axis=1), 1 + i % 8) for i in range(9)}
+    photos = from_rows("photos", [(name, "a") for name in files], files.__getitem__)
+    plain = take(3, data=photos)
+    assert equal(plain, take(3, data=photos, workers=2))
+    monkeypatch.setattr(decoder, "simplejpeg", None)
+    assert equal(plain, take(3, data=photos))

@@ -2,30 +2,41 @@
 
 # B images in a batch; h, w pixels of a view
 
+import atexit
+import os
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
+from multiprocessing.context import ForkContext, ForkProcess
+from typing import Protocol
+from weakref import WeakSet
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vitkit.data.decode import BadImage, decode
+from vitkit.data.decode import BadImage
 from vitkit.data.order import Order
 from vitkit.data.sources import Source
-from vitkit.data.views import View, apply, min_shorter
+from vitkit.data.views import View, apply
 
 AHEAD = 2  # batches that each worker makes ahead
 
-Batch = dict[str, Tensor]  # image (B, 3, h, w) uint8, label (B,) or (B, classes), index (B,)
+Batch = dict[str, Tensor]  # image (B, 3, h, w) uint8, label (B,) or (B, classes), index (B,), place (B,)
 Place = tuple[int, int]  # (step, place) of a training order, (0, number) in evaluation
-Made = tuple[Batch | None, list[tuple[int, BadImage]]]  # a batch, and what was wrong with its other images
+Made = tuple[Batch, list[tuple[int, BadImage]]]  # a batch, and what was wrong with its other images
 
 
 class TooManyBad(ValueError):
     """More files of a data set are unusable than was allowed."""
+
+
+class Notes(Protocol):
+    """Whoever is told of files that could not be used."""
+
+    def add(self, source: Source, index: int, error: BadImage) -> None: ...
 
 
 @dataclass
@@ -56,13 +67,14 @@ def train_batches(
     order: Order,
     *,
     start: int = 0,
-    places: range | None = None,
+    places: Sequence[int] | None = None,
     workers: int = 0,
-    bad: BadFiles | None = None,
+    bad: Notes | None = None,
 ) -> Iterator[Batch]:
     """Batches from step `start` on, without end; `places` is this process's part of each global batch.
 
-    A file that cannot be used leaves its batch one image smaller; no other sample takes its place.
+    A file that cannot be used leaves its batch one image smaller, down to none; no other sample takes its
+    place.
     """
     if order.length != len(source):
         raise ValueError(f"an order over {order.length} samples does not fit a source of {len(source)}")
@@ -78,50 +90,47 @@ def evaluation_batches(
     *,
     places: slice = slice(None),
     workers: int = 0,
-    bad: BadFiles | None = None,
+    bad: Notes | None = None,
 ) -> Iterator[Batch]:
-    """Every image exactly once, in order; `places` picks this process's share of them."""
+    """Every usable image exactly once, in order; `places` picks this process's share of them."""
     indices = range(len(source))[places]
     groups = ([(0, i) for i in indices[at : at + batch]] for at in range(0, len(indices), batch))
-    return stream(Samples(source, view), groups, workers, bad or BadFiles(allowed=1.0))
+    made = stream(Samples(source, view), groups, workers, bad or BadFiles(allowed=1.0))
+    return (batch for batch in made if len(batch["image"]))
 
 
 @dataclass(frozen=True)
 class Samples(Dataset):
-    """What makes the sample of a place, here or in a worker process; without an order, by its number."""
+    """What makes the batch of a group of places, here or in a worker process; without an order, by number."""
 
     source: Source
     view: View
     order: Order | None = None
 
-    def __getitem__(self, place: Place) -> tuple[Tensor, np.ndarray, int] | tuple[int, BadImage]:
-        index = self.order.sample(*place) if self.order else place[1]
-        rng = self.order.rng(*place) if self.order else np.random.default_rng(0)
-        try:
-            content = self.source.fetch(index)
-            if isinstance(content, bytes):
-                content = decode(content, shorter=min_shorter(self.view))
-            return apply(content, self.view, rng), self.source.labels[index], index
-        except BadImage as error:
-            return index, error
+    def __getitems__(self, places: list[Place]) -> Made:
+        """The usable samples as one batch, and what is wrong with the others."""
+        images = torch.empty((len(places), 3, *self.view.size), dtype=torch.uint8)
+        good: list[int] = []
+        where: list[int] = []
+        wrong: list[tuple[int, BadImage]] = []
+        for place in places:
+            index = self.order.sample(*place) if self.order else place[1]
+            rng = self.order.rng(*place) if self.order else np.random.default_rng(0)
+            try:
+                apply(self.source.fetch(index), self.view, rng, out=images[len(good)])
+                good.append(index)
+                where.append(place[1])
+            except BadImage as error:
+                wrong.append((index, error))
+        labels = torch.from_numpy(self.source.labels[np.array(good, dtype=np.int64)])
+        numbers = {
+            "index": torch.tensor(good, dtype=torch.int64),
+            "place": torch.tensor(where, dtype=torch.int64),
+        }
+        return {"image": images[: len(good)], "label": labels, **numbers}, wrong
 
 
-def stack(samples: list) -> Made:
-    """The usable samples as one batch, and the others."""
-    good = [found for found in samples if len(found) == 3]
-    wrong = [found for found in samples if len(found) == 2]
-    if not good:
-        return None, wrong
-    images, labels, indices = zip(*good, strict=True)
-    batch = {
-        "image": torch.stack(images),
-        "label": torch.from_numpy(np.stack(labels)),
-        "index": torch.tensor(indices),
-    }
-    return batch, wrong
-
-
-def stream(samples: Samples, groups: Iterator[list[Place]], workers: int, bad: BadFiles) -> Iterator[Batch]:
+def stream(samples: Samples, groups: Iterator[list[Place]], workers: int, bad: Notes) -> Iterator[Batch]:
     """Groups of places to batches, in order: at once without workers, else made ahead by processes."""
     made: Iterable[Made] = (
         DataLoader(
@@ -129,20 +138,41 @@ def stream(samples: Samples, groups: Iterator[list[Place]], workers: int, bad: B
             batch_sampler=groups,
             num_workers=workers,
             prefetch_factor=AHEAD,
-            collate_fn=stack,
+            collate_fn=lambda made: made,  # a batch is whole as it comes
             worker_init_fn=stay,
             generator=torch.Generator(),  # else it would draw from the one that dropout draws from
-            multiprocessing_context="fork",  # sources hold open files and functions, which cannot be sent
+            multiprocessing_context=Workers(),
         )
         if workers
-        else (stack([samples[place] for place in group]) for group in groups)
+        else map(samples.__getitems__, groups)
     )
     for batch, wrong in made:
         for index, error in wrong:
             bad.add(samples.source, index, error)
-        if batch is None:
-            raise TooManyBad(f"{samples.source.name}: a whole batch of {len(wrong)} images is unusable")
         yield batch
+
+
+class Worker(ForkProcess):
+    """A data worker, forked: sources hold open files and functions, which cannot be sent."""
+
+    def start(self) -> None:
+        super().start()
+        STARTED.add(self)
+
+
+class Workers(ForkContext):
+    Process = Worker
+
+
+STARTED: WeakSet[Worker] = WeakSet()
+os.register_at_fork(after_in_child=STARTED.clear)
+
+
+@atexit.register
+def end_workers() -> None:
+    """Before Python ends its children by a signal that these do not answer, and waits for them for ever."""
+    for worker in [worker for worker in STARTED if worker.is_alive()]:
+        worker.kill()
 
 
 def stay(worker: int) -> None:

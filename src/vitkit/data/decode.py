@@ -48,6 +48,9 @@ TURNS: dict[int, Callable[[np.ndarray], np.ndarray]] = {  # by EXIF orientation
     7: lambda p: p[::-1, ::-1].swapaxes(0, 1), 8: lambda p: p[:, ::-1].swapaxes(0, 1),
 }  # fmt: skip
 
+Box = tuple[float, float, float, float]  # top, left, height, width
+Size = tuple[int, int]  # height, width
+
 
 class BadImage(ValueError):
     """A file that is not used: a short stable reason, and a message of one line."""
@@ -81,16 +84,41 @@ def read(path: str | os.PathLike[str]) -> bytes:
 
 
 def decode(
-    data: bytes, *, shorter: int | None = None, max_pixels: int = MAX_PIXELS, formats: Sequence[str] = FORMATS
+    data: bytes, *, shorter: int = 0, max_pixels: int = MAX_PIXELS, formats: Sequence[str] = FORMATS
 ) -> np.ndarray:
     """The pixels of an image file, (H, W, 3) uint8 RGB, or BadImage.
 
     With `shorter`, a JPEG may come at 1/2, 1/4 or 1/8 size, as long as its shorter side is not below that.
     Damage inside the compressed pixels of a JPEG is noticed only where simplejpeg is installed.
     """
-    kind = _kind(data, formats)
+    _kind(data, formats)
+    least = (shorter, shorter) if shorter else None
+    return np.ascontiguousarray(decode_box(data, None, least, max_pixels)[0])
+
+
+def jpeg_size(data: bytes) -> Size | None:
+    """The size of the upright image in a JPEG, by its header; None for what is no JPEG."""
+    if not data.startswith(b"\xff\xd8\xff"):
+        return None
+    (_, _, height, width, *_), orientation, _ = _jpeg_header(data)
+    _check_size(width, height, MAX_PIXELS)
+    return (width, height) if orientation > 4 else (height, width)
+
+
+def decode_box(
+    data: bytes, box: Box | None, least: Size | None, max_pixels: int = MAX_PIXELS
+) -> tuple[np.ndarray, Box]:
+    """Pixels of the upright image in which a box (None: all) is to be found, and where.
+
+    A JPEG comes at 1/2, 1/4 or 1/8 size where that leaves the box `least` pixels; it may then begin or end
+    inside one. Rows below the box may be missing, and damage in them is then not noticed.
+    """
+    kind = _kind(data, FORMATS)
     try:
-        return _jpeg(data, shorter, max_pixels) if kind == "JPEG" else _other(data, kind, max_pixels)
+        if kind == "JPEG":
+            return _jpeg(data, box, least, max_pixels)
+        pixels = _other(data, kind, max_pixels)
+        return pixels, box or (0, 0, *pixels.shape[:2])
     except BadImage:
         raise
     except Exception as error:  # Pillow raises nearly every kind there is
@@ -117,39 +145,61 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
         raise BadImage("too-many-pixels", f"{width} x {height} pixels; at most {max_pixels} are read")
 
 
-def _jpeg(data: bytes, shorter: int | None, max_pixels: int) -> np.ndarray:
-    (process, bits, height, width, components), orientation, scan = _jpeg_header(data)
+def _jpeg(data: bytes, box: Box | None, least: Size | None, max_pixels: int) -> tuple[np.ndarray, Box]:
+    frame, turn, scan = _jpeg_header(data)
+    process, bits, height, width, components, _ = frame
     _check_size(width, height, max_pixels)
     if data.rfind(b"\xff\xd9", scan) < 0:
         raise BadImage("truncated", "JPEG: cut off before its end")
     if process > 0xC1 and data.count(b"\xff\xda", scan) > MAX_MARKERS // 5:
         _check_scans(data, scan)
-    scale = next((s for s in (8, 4, 2) if shorter and min(width, height) // s >= shorter > 0), 1)
+    top, left, h, w = box or (0, 0, *((width, height) if turn > 4 else (height, width)))
+    scale = next((s for s in (8, 4, 2) if least and h >= s * least[0] and w >= s * least[1]), 1)
+    upside_down, mirrored = turn in (3, 4, 6, 7), turn in (2, 3, 7, 8)  # as stored
+    last = height if upside_down else left + w if turn > 4 else top + h
+    data, rows = _without_rows_below(last, data, frame, scan)
+    reduced = -(-width // scale), -(-rows // scale)
     plain = process <= 0xC2 and bits == 8 and components in (1, 3)  # C0 baseline, C1 extended, C2 progressive
-    reduced = -(-width // scale), -(-height // scale)
-    pixels = _fast_jpeg(data, *reduced, min(scale, 2)) if simplejpeg and plain else None
+    pixels = _fast_jpeg(data, *reduced, scale, rows < height) if simplejpeg and plain else None
     if pixels is None:
         image = JpegImageFile(BytesIO(data))
         _check_size(*image.size, max_pixels)  # Pillow may have found another frame than we did
-        image.draft(None, (width // scale, height // scale))
+        image.draft(None, (width // scale, rows // scale))
         pixels = _rgb(image)
-    return np.ascontiguousarray(TURNS[orientation](pixels))
+    if pixels.shape[1::-1] != reduced:
+        raise BadImage("damaged", f"JPEG: {reduced} pixels by its header, {pixels.shape[1::-1]} in its frame")
+    # the last pixel of a reduced side may stand for less than the others; in a flipped image it is the first
+    y, x = (-height % scale * upside_down, -width % scale * mirrored)[:: -1 if turn > 4 else 1]
+    return TURNS[turn](pixels), ((top + y) / scale, (left + x) / scale, h / scale, w / scale)
 
 
-def _fast_jpeg(data: bytes, width: int, height: int, factor: int) -> np.ndarray | None:
+def _without_rows_below(row: float, data: bytes, frame: tuple[int, ...], scan: int) -> tuple[bytes, int]:
+    """A JPEG whose header lets it end soon after a row, and that height; the same pixels until there."""
+    process, _, height, _, components, at = frame
+    rows = int(row) // 16 * 16 + 16  # whole blocks, and at least one row more, for colours between rows
+    if rows >= height or process > 0xC1 or data[scan + 4] != components or b"\xff\xdd" in data[:scan]:
+        return data, height  # with more scans, or restart markers, the first warning may hide another
+    return data[: at + 5] + rows.to_bytes(2) + data[at + 7 :], rows
+
+
+def _fast_jpeg(data: bytes, width: int, height: int, scale: int, cut: bool) -> np.ndarray | None:
     """Pillow's pixels to the bit, sooner; None where Pillow should have its say."""
+    pixels, least = np.empty((height, width, 3), np.uint8), {"min_width": width, "min_height": height}
     try:
-        return simplejpeg.decode_jpeg(data, "RGB", min_width=width, min_height=height, min_factor=factor)
-    except ValueError as error:  # which carries libjpeg's first warning
-        cut = str(error).startswith("Premature end")
+        return simplejpeg.decode_jpeg(data, "RGB", **least, min_factor=min(scale, 2), buffer=pixels)
+    except ValueError as error:  # which carries libjpeg's first warning; the pixels are written all the same
+        said = str(error)
+        if cut and said.endswith("extraneous bytes before marker 0xd9"):
+            return pixels  # those are the rows left out
+        short = said.startswith("Premature end")
         # stray bytes between whole segments are common and harmless
-        if cut or (str(error).startswith("Corrupt JPEG data") and "extraneous" not in str(error)):
-            raise BadImage("truncated" if cut else "damaged", f"JPEG: {error}") from None
+        if short or (said.startswith("Corrupt JPEG data") and "extraneous" not in said):
+            raise BadImage("truncated" if short else "damaged", f"JPEG: {said}") from None
         return None
 
 
 def _jpeg_header(data: bytes) -> tuple[tuple[int, ...], int, int]:
-    """(process, bits, height, width, components) of the frame, orientation, where the first scan begins."""
+    """(process, bits, height, width, components, place) of the frame, orientation, where the scans begin."""
     frame: tuple[int, ...] = ()
     orientation, at = 0, 2
     for _ in range(MAX_MARKERS):
@@ -165,7 +215,7 @@ def _jpeg_header(data: bytes) -> tuple[tuple[int, ...], int, int]:
         if marker in (0xD9, 0xDA) or at - start > 4096:  # junk between markers
             break
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            frame = (marker, *struct.unpack_from(">BHHB", data, at + 4))
+            frame = (marker, *struct.unpack_from(">BHHB", data, at + 4), at)
         body, at = at + 4, at + 2 + int.from_bytes(data[at + 2 : at + 4])
         if marker == 0xE1 and not orientation and data.startswith(b"Exif\0\0", body):
             orientation = _orientation(data[body:at])
@@ -213,7 +263,7 @@ def _other(data: bytes, kind: str, max_pixels: int) -> np.ndarray:
     if kind == "PNG" and image.mode == "L" and isinstance(key, int) and data[24] < 8:
         image.info["transparency"] = key * 255 // (2 ** data[24] - 1)  # Pillow stretches the pixels only
     pixels = _rgb(image)  # the EXIF block may follow them
-    return np.ascontiguousarray(TURNS[_orientation(image.info.get("exif", b""))](pixels))
+    return TURNS[_orientation(image.info.get("exif", b""))](pixels)
 
 
 def _webp_size(head: bytes) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """Which sample stands in which place of which batch: a pure function of (seed, step, place)."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -35,9 +36,8 @@ class Order:
         return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
-def mixed(*numbers: int) -> int:
-    """Numbers stirred into one of 64 bits (the finaliser of splitmix64)."""
-    state = 0
+def mixed(*numbers: int, state: int = 0) -> int:
+    """Numbers stirred into one of 64 bits (the finaliser of splitmix64), or into one already stirred."""
     for number in numbers:
         state = (state + (number & MASK) + 0x9E3779B97F4A7C15) & MASK
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & MASK
@@ -54,8 +54,14 @@ def shuffled(index: int, length: int, key: int) -> int:
     low = (1 << half) - 1
     while True:
         left, right = index >> half, index & low
-        for round_ in range(ROUNDS):
-            left, right = right, left ^ (mixed(key, round_, right) & low)
+        for state in rounds(key):
+            left, right = right, left ^ (mixed(right, state=state) & low)
         index = (left << half) | right
         if index < length:
             return index
+
+
+@lru_cache(maxsize=4)
+def rounds(key: int) -> tuple[int, ...]:
+    """What the rounds of a network have in common for all indices of an epoch."""
+    return tuple(mixed(key, number) for number in range(ROUNDS))

@@ -7,12 +7,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
+from vitkit.data.decode import Box, decode, decode_box, jpeg_size
 from vitkit.data.randaugment import augment
 
 # B batch, C classes; H, W pixels of an image, h, w pixels of its view
@@ -26,12 +29,13 @@ CROPS = {
 }
 RESIZED = {"random", "squash-random", "centre"}
 METHODS = ("bilinear", "bicubic")
-PUBLISHED_RESIZE = {224: 256, 384: 448}  # big_vision's evaluation; other sizes in the first proportion
 
 AREA = (0.05, 1.0)
 ASPECT = (0.75, 1.33)  # the default of TensorFlow's operation, which says 1.33 for 4/3
 ATTEMPTS = 100
 LONGEST = 16  # times the shorter side: beyond it an image is not resized as a whole
+AVX = torch.backends.cpu.get_cpu_capability().startswith("AVX")
+CACHED = 2**20  # bytes of an image that are turned on their side without many cache misses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,57 +71,78 @@ class View:
         return self.resize or round(max(self.size) * 256 / 224)
 
 
-def train_view(size: int | tuple[int, int], *, randaugment: tuple[int, int] | None = None) -> View:
-    """Inception crop and flip: all pre-training, and the released fine-tuning."""
-    return View(size=_pair(size), crop="inception", flip=True, randaugment=randaugment)
+class Window(NamedTuple):
+    """A box of an image, the size to which it is resized, and where in that a view begins."""
+
+    box: tuple[int, int, int, int]  # top, left, height, width
+    size: tuple[int, int]
+    start: tuple[int, int] = (0, 0)
 
 
-def evaluation_view(size: int | tuple[int, int], how: str) -> View:
-    """`squash` as the released fine-tuning code evaluates, `centre` as big_vision does."""
-    if how not in ("squash", "centre"):
-        raise ValueError(f"no evaluation view {how!r}; known: squash, centre")
-    size = _pair(size)
-    resize = PUBLISHED_RESIZE.get(max(size)) if how == "centre" else None
-    return View(size=size, crop=how, resize=resize)
+def apply(
+    content: bytes | np.ndarray, view: View, rng: np.random.Generator, out: Tensor | None = None
+) -> Tensor:
+    """An image file, or its pixels (H, W, 3), to uint8 (3, h, w), in `out` or in memory of its own.
 
-
-def min_shorter(view: View) -> int | None:
-    """The shorter side that a reduced JPEG decode must keep for this view; None: decode in full.
-
-    A crop after a resize needs what the resize needs. An inception crop is drawn in pixels of the image: on a
-    reduced one the same generator draws another box, and 5 % of the area would be enlarged from too few.
+    A JPEG is decoded no larger than the view needs. Its crop is drawn on the full size all the same, so that
+    a generator draws one crop from a file, however that is decoded.
     """
-    if view.crop in RESIZED:
-        return view.resized
-    return max(view.size) if view.crop == "squash" else None
-
-
-def apply(image: np.ndarray, view: View, rng: np.random.Generator) -> Tensor:
-    """uint8 (H, W, 3) to uint8 (3, h, w), in memory of its own."""
-    _check_image(image)
-    pixels = _crop(image, view, rng).permute(1, 2, 0).numpy()  # (h, w, 3)
+    if isinstance(content, bytes) and (size := jpeg_size(content)):
+        window = _window(*size, view, rng)
+        pixels, box = decode_box(content, window.box, window.size)
+    else:
+        pixels = decode(content) if isinstance(content, bytes) else content
+        _check_image(pixels)
+        height, width, _ = pixels.shape
+        window = _window(height, width, view, rng)
+        box = window.box
+    (top, left), (h, w) = window.start, view.size
+    chosen = resize(pixels, window.size, view.interpolation, box)[top : top + h, left : left + w]
     if view.flip and rng.random() < 0.5:
-        pixels = pixels[:, ::-1]
+        chosen = chosen[:, ::-1]
     if view.randaugment is not None:
-        pixels = augment(pixels, *view.randaugment, rng)
-    return torch.from_numpy(np.array(pixels.transpose(2, 0, 1), order="C"))
+        chosen = augment(chosen, *view.randaugment, rng)
+    out = torch.empty((3, *view.size), dtype=torch.uint8) if out is None else out
+    np.copyto(out.numpy(), chosen.transpose(2, 0, 1))
+    return out
 
 
-def resize(image: np.ndarray, size: tuple[int, int], method: str = "bilinear") -> Tensor:
-    """uint8 (H, W, 3) to uint8 (3, h, w), antialiased; equal to Pillow's within one level.
+def resize(
+    image: np.ndarray, size: tuple[int, int], method: str = "bilinear", box: Box | None = None
+) -> np.ndarray:
+    """uint8 (H, W, 3), or a box of it, to uint8 (h, w, 3), antialiased; equal to Pillow's within one level.
 
     Where bicubic overshoots black or white, the two may clip in another order and differ by more. The result
-    lies in memory as (h, w, 3); an image that has the size already may be shared.
+    lies in memory in any order; it may be the image itself, where that has the size.
     """
     _check_image(image)
     _check_method(method)
-    if not image.flags.writeable:
-        image = image.copy()  # torch warns of arrays that it could not write to
+    if box is not None:
+        top, left, height, width = box
+        y, x = math.floor(top), math.floor(left)
+        image = image[y : math.ceil(top + height), x : math.ceil(left + width)]
+        if (height, width) != image.shape[:2]:  # Pillow can begin and end inside a pixel, torch cannot
+            edges = (left - x, top - y, left - x + width, top - y + height)
+            picture = Image.fromarray(image).resize(size[::-1], Image.Resampling[method.upper()], edges)
+            return np.asarray(picture)
+    if image.shape[:2] == tuple(size):
+        return image
+    if AVX or image.size > CACHED:
+        return _interpolate(np.array(image, order="C"), *size, method)
+    # without AVX, torch is quick along columns only: rows become columns and are turned back
+    across = np.array(image.transpose(1, 2, 0), order="C").reshape(image.shape[1], -1, 3)
+    across = _interpolate(across, size[1], image.shape[0], method).reshape(size[1], 3, -1)  # (w, 3, H)
+    down = np.array(across.transpose(2, 1, 0), order="C").reshape(-1, size[1], 3)
+    return _interpolate(down, *size, method).reshape(size[0], 3, -1).transpose(0, 2, 1)  # (h, w, 3)
+
+
+def _interpolate(image: np.ndarray, height: int, width: int, method: str) -> np.ndarray:
+    if image.shape[:2] == (height, width):
+        return image
     # the batch dimension comes first: its stride tells interpolate that channels are last, 3 times as fast
-    batch = torch.from_numpy(np.ascontiguousarray(image))[None].permute(0, 3, 1, 2)
-    if batch.shape[2:] != tuple(size):
-        batch = F.interpolate(batch, size=tuple(size), mode=method, antialias=True)
-    return batch[0]
+    batch = torch.from_numpy(image.reshape(1, *image.shape).transpose(0, 3, 1, 2))
+    batch = F.interpolate(batch, size=(height, width), mode=method, antialias=True)
+    return batch.numpy()[0].transpose(1, 2, 0)
 
 
 def inception_box(height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
@@ -153,8 +178,13 @@ def normalise(batch: Tensor, mean: Sequence[float], std: Sequence[float]) -> Ten
     return torch.sub(batch, shift).div_(scale)
 
 
-def mixup(images: Tensor, targets: Tensor, alpha: float, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Each example mixed with the one before it; one share for all, 1/2 or more, from Beta(alpha, alpha)."""
+def mixup(
+    images: Tensor, targets: Tensor, alpha: float, rng: np.random.Generator, partner: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Each example mixed with the one before it, or its partner by number; one share for all of them.
+
+    The share is drawn from Beta(alpha, alpha), and the example's own is 1/2 or more.
+    """
     if alpha < 0:
         raise ValueError(f"Mixup alpha {alpha} is below 0; 0 switches it off")
     if not (images.is_floating_point() and targets.is_floating_point()):
@@ -168,16 +198,17 @@ def mixup(images: Tensor, targets: Tensor, alpha: float, rng: np.random.Generato
         return images, targets
     share = float(rng.beta(alpha, alpha))
     share = max(share, 1 - share)
-    return images.roll(1, 0).lerp(images, share), targets.roll(1, 0).lerp(targets, share)
+    if partner is None:
+        partner = torch.arange(len(images), device=images.device).roll(1)
+    return images[partner].lerp(images, share), targets[partner].lerp(targets, share)
 
 
-def _crop(image: np.ndarray, view: View, rng: np.random.Generator) -> Tensor:
-    height, width = image.shape[:2]
+def _window(height: int, width: int, view: View, rng: np.random.Generator) -> Window:
+    whole = (0, 0, height, width)
     if view.crop == "squash":
-        return resize(image, view.size, view.interpolation)
+        return Window(whole, view.size)
     if view.crop == "inception":
-        top, left, h, w = inception_box(height, width, rng)
-        return resize(image[top : top + h, left : left + w], view.size, view.interpolation)
+        return Window(inception_box(height, width, rng), view.size)
     if view.crop == "squash-random":
         new = (view.resized, view.resized)
     else:
@@ -192,14 +223,14 @@ def _crop(image: np.ndarray, view: View, rng: np.random.Generator) -> Tensor:
         # 1 x 5000 pixels would become a gigabyte to take 224 columns from: crop first, in whole pixels
         rows = _source(top, view.size[0], new[0], height)
         columns = _source(left, view.size[1], new[1], width)
-        return resize(image[rows, columns], view.size, view.interpolation)
-    whole = resize(image, new, view.interpolation)
-    return whole[:, top : top + view.size[0], left : left + view.size[1]]
+        return Window((rows[0], columns[0], rows[1], columns[1]), view.size)
+    return Window(whole, new, (top, left))
 
 
-def _source(start: int, length: int, resized: int, original: int) -> slice:
-    """The pixels of an original side that cover a part of the resized side."""
-    return slice(start * original // resized, math.ceil((start + length) * original / resized))
+def _source(start: int, length: int, resized: int, original: int) -> tuple[int, int]:
+    """The first of the pixels of an original side that cover a part of the resized side, and their number."""
+    first = start * original // resized
+    return first, math.ceil((start + length) * original / resized) - first
 
 
 def _shape_of_aspect(
@@ -219,10 +250,6 @@ def _shape_of_aspect(
     w = round(h * aspect)
     fits = 0 < h <= height and 0 < w <= width and least <= h * w <= most
     return (h, w) if fits else None
-
-
-def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else size
 
 
 def _check_image(image: np.ndarray) -> None:
