@@ -1,18 +1,26 @@
 """The doctor finds each fault of a data set by its kind and files, and no fault where there is none."""
 
+import inspect
 import json
+import re
+import time
 import unicodedata
 from dataclasses import replace
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from vitkit import cli
+from vitkit.data import decode
 from vitkit.data.decode import BadImage
-from vitkit.data.doctor import COLUMNS, Finding, Look, difference_hash, examine, near_groups, near_pairs
+from vitkit.data.doctor import COLUMNS, Look, difference_hash, examine, near_groups, near_pairs
+from vitkit.data.findings import KINDS, MEND, Finding, find
 from vitkit.data.sources import Source, digits, from_arrays, from_rows, open_data
 from vitkit.data.splits import complete
+from vitkit.tasks.use import told_if_slow
 
 
 def scene(number: int, width: int = 48, height: int = 48) -> Image.Image:
@@ -298,3 +306,29 @@ def test_a_hundred_thousand_names_are_looked_at_without_reading_one():
     many = Source("many", tuple(f"class {n}" for n in range(1000)), keys, labels, fetch)
     report = examine({"all": many}, deep=False)
     assert report.findings == () and report.sizes == {} and report.splits["all"]["images"] == 100_000
+
+
+def test_every_remedy_is_one_line_that_says_what_to_do():
+    reasons = set(re.findall(r'BadImage\("([\w-]+)"', inspect.getsource(decode)))
+    reasons |= {"damaged", "float-out-of-range", "int-out-of-range"}  # chosen by an expression
+    assert reasons == set(MEND), "a reason for which a file is refused has its remedy"
+    kinds = [kind for kind in KINDS if kind not in ("unusable", "mode")]
+    kinds += [f"unusable-{reason}" for reason in MEND] + ["mode-gray"]
+    words = ("first", "place", "here", "split", "train", "listed", "large", "small", "twins")
+    values = dict.fromkeys(words, "x")
+    source = "".join(file.read_text() for file in Path(cli.__file__).parent.glob("*.py"))
+    for kind in kinds:
+        remedy = find(kind, ["a"], **values).remedy
+        assert "\n" not in remedy and "{" not in remedy and len(remedy) >= 60, kind
+        for option in re.findall(r"--([a-z-]+)", remedy):
+            assert f"{option.replace('-', '_')}:" in source, f"{kind}: --{option} is an option"
+
+
+def test_what_is_being_listed_is_told_when_that_is_slow(capfd):
+    with told_if_slow("listing", after=0.01):
+        time.sleep(0.2)
+    with told_if_slow("quick", after=60):
+        pass
+    with told_if_slow("quiet", after=0.01, quiet=True):
+        time.sleep(0.2)
+    assert capfd.readouterr().err == "listing\n"

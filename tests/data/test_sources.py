@@ -9,6 +9,7 @@ import zipfile
 import numpy as np
 import pytest
 from PIL import Image
+from torch.utils.data import DataLoader
 
 from vitkit.data.decode import BadImage, decode
 from vitkit.data.sources import digits, from_arrays, open_data
@@ -85,7 +86,64 @@ def test_links_and_devices_in_a_tar_are_left_out(tmp_path):
         member = tarfile.TarInfo("cat/c.png")
         member.size = len(picture(1))
         archive.addfile(member, io.BytesIO(picture(1)))
-    assert list(open_data(tmp_path / "x.tar")["all"].keys) == ["cat/c.png"]
+    found = open_data(tmp_path / "x.tar")["all"]
+    assert list(found.keys) == ["cat/c.png"] and found.skipped == ("cat/a.png", "cat/b.png")
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        link = zipfile.ZipInfo("cat/a.png")
+        link.external_attr = 0o120777 << 16
+        archive.writestr(link, "/etc/hostname")
+        archive.writestr("cat/c.png", picture(1))
+    found = open_data(tmp_path / "x.zip")["all"]
+    assert list(found.keys) == ["cat/c.png"] and found.skipped == ("cat/a.png",)
+
+
+@pytest.mark.parametrize("name", ["../cat/a.png", "/cat/a.png", "cat/../../a.png"])
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_names_that_lead_out_of_an_archive_are_refused(tmp_path, name, kind):
+    if kind == "zip":
+        with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+            archive.writestr(name, picture(1))
+    else:
+        with tarfile.open(tmp_path / "x.tar", "w") as archive:
+            member = tarfile.TarInfo(name)
+            member.size = len(picture(1))
+            archive.addfile(member, io.BytesIO(picture(1)))
+    with pytest.raises(ValueError, match=rf"x\.{kind}!{name}: a name that leads out"):
+        open_data(tmp_path / f"x.{kind}")
+
+
+def test_a_damaged_header_in_a_tar_does_not_end_it_silently(tmp_path):
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        for name in ("cat/a.png", "cat/b.png", "cat/c.png"):
+            member = tarfile.TarInfo(name)
+            member.size = len(picture(1))
+            archive.addfile(member, io.BytesIO(picture(1)))
+    content = (tmp_path / "x.tar").read_bytes()
+    (tmp_path / "x.tar").write_bytes(content.replace(b"cat/b.png", b"cat/d.png"))  # the checksum is another's
+    with pytest.raises(ValueError, match="no member begins at byte"):
+        open_data(tmp_path / "x.tar")
+
+
+def test_a_member_that_claims_ten_gigabytes_is_not_made_room_for(tmp_path):
+    member = tarfile.TarInfo("cat/a.png")
+    member.size = 10 * 2**30
+    (tmp_path / "x.tar").write_bytes(member.tobuf() + bytes(4096))
+    with pytest.raises(BadImage, match=r"x\.tar!cat/a\.png: claims 10737418240 bytes"):
+        open_data(tmp_path / "x.tar")["all"].fetch(0)
+
+
+def test_processes_that_share_a_zip_do_not_move_each_other(tmp_path):
+    rng = np.random.default_rng(0)
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for i in range(300):
+            archive.writestr(f"cat/{i:03d}.png", rng.bytes(20_000))
+    source = open_data(tmp_path / "x.zip")["all"]
+    whole = [source.fetch(i) for i in range(300)]
+    loader = DataLoader(
+        list(range(300)), 10, num_workers=4, multiprocessing_context="fork",
+        collate_fn=lambda numbers: [source.fetch(i) == whole[i] for i in numbers],
+    )  # fmt: skip
+    assert all(right for part in loader for right in part)
 
 
 def test_a_tar_cut_off_names_its_last_member(tmp_path):

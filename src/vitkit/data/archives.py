@@ -1,27 +1,72 @@
 """Zip and tar files of images, read in place: nothing is ever extracted."""
 
+import hashlib
+import io
 import os
+import stat
 import tarfile
 import threading
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from vitkit.data.decode import BadImage
+import numpy as np
+
+from vitkit.data.decode import BadImage, read
 
 MAX_MEMBER = 200 * 2**20  # bytes of one image file
+END = 16 * 1024  # bytes at each end of a large file that stand for all of it
 
-Members = tuple[list[str], Callable[[str], bytes]]
+Members = tuple[list[str], Callable[[str], bytes], list[str]]  # names, how to read one, what is left out
+
+
+class Positioned(io.RawIOBase):
+    """A file read by place, so that processes and threads that share it do not move each other."""
+
+    def __init__(self, path: Path):
+        self.number = -1
+        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        status = os.fstat(self.number)
+        self.size, self.at = status.st_size, 0
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{path}: not an ordinary file")
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self.at = offset + (0, self.at, self.size)[whence]
+        return self.at
+
+    def readinto(self, buffer: Any) -> int:
+        found = os.pread(self.number, len(buffer), self.at)
+        buffer[: len(found)] = found
+        self.at += len(found)
+        return len(found)
+
+    def close(self) -> None:
+        if self.number >= 0 and not self.closed:
+            os.close(self.number)
+        super().close()
 
 
 def open_zip(path: Path) -> Members:
     """The names of a zip's files, and how to read one; threads share the file by turns."""
     try:
-        archive = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, OSError) as error:
+        archive = zipfile.ZipFile(io.BufferedReader(Positioned(path)))
+    except (zipfile.BadZipFile, OSError, ValueError) as error:
         raise ValueError(f"{path}: not a readable zip file ({error})") from None
-    members = {m.filename: m for m in archive.infolist() if not m.is_dir() and not hidden(m.filename)}
+    entries = [m for m in archive.infolist() if not m.is_dir() and not hidden(m.filename)]
+    odd = [m.filename for m in entries if stat.S_ISLNK(m.external_attr >> 16)]
+    members = {m.filename: m for m in entries if not stat.S_ISLNK(m.external_attr >> 16)}
+    for name in members:
+        check_name(path, name)
     turn = threading.Lock()
 
     def fetch(name: str) -> bytes:
@@ -41,32 +86,101 @@ def open_zip(path: Path) -> Members:
         ) as error:
             raise BadImage("unreadable", f"{name}: {error}") from None
 
-    return sorted(members), fetch
+    return sorted(members), fetch, odd
 
 
 def open_tar(path: Path) -> Members:
     """The names of a tar's regular files, and how to read one by its place."""
     places: dict[str, tuple[int, int]] = {}
+    odd: list[str] = []
     try:
-        with tarfile.open(path, "r:") as archive:
-            for m in archive:
-                if m.isreg() and not m.issparse() and not hidden(m.name):
-                    places[m.name.removeprefix("./")] = (m.offset_data, m.size)
+        for m in walk_tar(path):
+            if hidden(m.name):
+                continue
+            if m.isreg() and not m.issparse():
+                places[m.name.removeprefix("./")] = (m.offset_data, m.size)
+            elif not m.isdir():
+                odd.append(m.name)
     except tarfile.ReadError as error:
         if not places:  # else it is cut off: the last member is named when it is read
             raise ValueError(f"{path}: not a plain tar file ({error}); unpack a compressed one") from None
-    handle = os.open(path, os.O_RDONLY)
-    length = os.fstat(handle).st_size
+    file = Positioned(path)
 
     def fetch(name: str) -> bytes:
         start, size = places[name]
-        if size > MAX_MEMBER or start + size > length:
-            raise BadImage("truncated", f"{name}: claims {size} bytes at {start} of {length}")
-        return os.pread(handle, size, start)
+        if size > MAX_MEMBER:
+            raise BadImage("too-large", f"{path.name}!{name}: claims {size} bytes")
+        if start + size > file.size:
+            raise BadImage("truncated", f"{path.name}!{name}: claims {size} bytes at {start} of {file.size}")
+        return os.pread(file.number, size, start)
 
-    return sorted(places), fetch
+    return sorted(places), fetch, odd
+
+
+def walk_tar(path: Path) -> Iterator[tarfile.TarInfo]:
+    """Every member of a plain tar; a name that leads elsewhere or a damaged header is an error."""
+    with tarfile.open(path, "r:") as archive:
+        while True:
+            try:
+                member = archive.next()
+            except tarfile.ReadError:
+                raise
+            except (tarfile.TarError, ValueError, OverflowError, RecursionError, KeyError) as error:
+                raise ValueError(f"{path}: a damaged tar, at byte {archive.offset} ({error})") from None
+            if member is None:
+                break
+            archive.members.clear()  # type: ignore[attr-defined]  # else a million empty members fill the memory
+            check_name(path, member.name)
+            yield member
+        archive.fileobj.seek(archive.offset)
+        if archive.fileobj.read(512).strip(b"\0"):
+            raise ValueError(f"{path}: a damaged tar: no member begins at byte {archive.offset}")
+
+
+def check_name(path: Path, name: str) -> None:
+    if name.startswith("/") or ".." in name.split("/") or "\0" in name:
+        raise ValueError(f"{path}!{name}: a name that leads out of the archive; the file is not used")
 
 
 def hidden(name: str) -> bool:
     """Files that file managers leave behind, such as .DS_Store and __MACOSX."""
-    return any(part.startswith((".", "__MACOSX")) and part != "." for part in name.split("/"))
+    return any(part.startswith((".", "__MACOSX")) and part not in (".", "..") for part in name.split("/"))
+
+
+def mark(content: bytes | np.ndarray) -> bytes:
+    """16 bytes that tell images apart: a digest of all or, of a large file, of its size and both ends."""
+    if isinstance(content, np.ndarray):
+        return hashlib.blake2b(content.tobytes(), digest_size=16).digest()
+    if len(content) <= 2 * END:
+        return hashlib.blake2b(content, digest_size=16).digest()
+    ends = content[:END] + content[-END:]
+    return hashlib.blake2b(ends, digest_size=16, key=b"%d" % len(content)).digest()
+
+
+def mark_file(path: Path) -> bytes:
+    """The mark of a file's content, without reading the middle of a large one."""
+    with suppress(OSError, ValueError):
+        status = os.stat(path)
+        if stat.S_ISREG(status.st_mode) and status.st_size > 2 * END:
+            with Positioned(path) as file:
+                ends = os.pread(file.number, END, 0) + os.pread(file.number, END, status.st_size - END)
+                return hashlib.blake2b(ends, digest_size=16, key=b"%d" % status.st_size).digest()
+    return mark(read(path))
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[io.BufferedRandom]:
+    """A file to write that appears under its name only when it is whole and on the disk."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+    finally:
+        with suppress(FileNotFoundError):
+            partial.unlink()

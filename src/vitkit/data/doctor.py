@@ -1,10 +1,11 @@
 """A data set looked at before any training: what is broken, doubled, leaking or lopsided, and what to do."""
 
 import hashlib
+import math
 import unicodedata
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from io import BytesIO
@@ -14,55 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from vitkit.data.batches import BadFiles, TooManyBad
 from vitkit.data.decode import FORMATS, BadImage, _orientation, decode
+from vitkit.data.findings import Finding, find, some
 from vitkit.data.sources import Source
 
 FEW, IMBALANCE = 5, 10  # images of a class to learn from; the largest class to the smallest
 TINY, ENORMOUS, LONG = 32, 20_000_000, 5  # shorter side; pixels; longer side to shorter
 NEAR, FLAT = 3, 8  # bits in which near-duplicates differ at most; grey levels that show nothing to hash
 COLUMNS = [0, 2, 4, 6, 1, 3, 5, 7]  # of a hash: each half gets one of the margins, which are often flat
-KINDS = {  # severity, text, remedy
-    "unusable": ("error", "Files that cannot be used ({of}): {n}, as {first}", "Mend or remove them"),
-    "label-conflict": ("error", "Images with different labels: {g}, as {first}", "Keep only the right copy"),
-    "leakage": ("error", "Images in {place} alike: {g}, as {first}", "Keep each image in one split only"),
-    "class-not-in-train": ("error", "Classes of {split} without an image in {train}: {classes}",
-                           "Add training images of them, or take them out of {split}"),
-    "one-class": ("error", "Classes with images in {train}: only {classes}", "Give each class its folder"),
-    "duplicates": ("warning", "Images more than once in {place}: {g}, as {first}", "Keep one of each"),
-    "near-duplicates": ("warning", "Images that look alike in {place}: {g} groups, as {first}",
-                        "Look at them, and keep one of each group if they are copies"),
-    "near-leakage": ("warning", "Images that look alike across {place}: {g} groups, as {first}",
-                     "Look at them, and keep each group in one split if they are copies"),
-    "class-not-in-split": ("warning", "Classes of {train} without an image in {split}: {classes}",
-                           "Add images of them to {split}, or its result will not tell of them"),
-    "few-images": ("warning", "Classes with under 5 images in {train}: {listed}", "Add images or drop these"),
-    "imbalance": ("warning", "In {train}, {large} and {small}", "Add images of the small classes"),
-    "similar-classes": ("warning", "Classes that differ by case, spaces or Unicode form only: {twins}",
-                        "Give them one name if they are one class"),
-    "tiny": ("note", "Images with a side under 32 pixels: {n}, as {first}", "Use a small patch size"),
-    "enormous": ("note", "Images of more than 20 million pixels: {n}, as {first}", "Scale them down once"),
-    "long": ("note", "Images longer than 5:1: {n}, as {first}", "Crop them, or a square view distorts"),
-    "mode": ("note", "Images of the kind {of}: {n}, as {first}", "Nothing: all are read as 8-bit RGB"),
-    "other-files": ("note", "Files without an image's suffix: {n}, as {files}", "Rename any that are images"),
-}  # fmt: skip
 MODES = {"1": "bilevel", "L": "gray", "LA": "gray", "I;16": "gray", "I;16B": "gray", "I": "32-bit",
          "F": "float", "CMYK": "cmyk", "P": "palette", "RGB": "", "RGBA": "", "RGBX": ""}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing to know about a data set, and what to do about it."""
-
-    kind: str  # a stable code: one of KINDS; behind unusable- and mode- stands which
-    severity: str
-    text: str
-    remedy: str
-    files: tuple[str, ...] = ()  # all of them
-    groups: tuple[tuple[str, ...], ...] = ()  # the same files, copies of one image together
-    classes: tuple[str, ...] = ()  # all of them
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -133,6 +96,38 @@ def examine(splits: Mapping[str, Source], *, deep: bool = True, workers: int = 4
     return Report(numbers, sides | share if sizes else {}, dict(sorted(modes.items())), tuple(findings))
 
 
+def preflight(source: Source, bad: BadFiles, *, sample: int = 1000, workers: int = 4) -> None:
+    """Decode some images before a training, so that data with too many bad files is refused at once.
+
+    Up to `sample` images, all of them where there are no more. Of a larger source they stand for the whole:
+    it is refused when by chance alone so many would hardly be found (three standard deviations).
+    """
+    count = min(sample, len(source))
+    chosen = np.sort(np.random.default_rng(0).choice(len(source), count, replace=False, shuffle=False))
+    found = 0
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        for index, error in zip(chosen, pool.map(lambda i: refusal(source, int(i)), chosen), strict=True):
+            if error:
+                found += 1
+                bad.add(source, int(index), error)
+    chance = 3 * math.sqrt(count * bad.allowed * max(0.0, 1 - bad.allowed))
+    if count < len(source) and found > count * bad.allowed + chance:
+        raise TooManyBad(
+            f"{source.name}: of {count} images looked at, {found} are unusable, and {bad.allowed:.0%} are "
+            f"allowed; the first: {some(list(bad.found))}. Mend them (vitkit doctor), or raise --max-bad"
+        )
+
+
+def refusal(source: Source, index: int) -> BadImage | None:
+    try:
+        content = source.fetch(index)
+        if isinstance(content, bytes):
+            decode(content, shorter=TINY)  # a JPEG is read to its end, but not made large
+    except BadImage as error:
+        return error
+    return None
+
+
 def spread(values: Sequence[int]) -> dict[str, float]:
     return {"min": min(values), "median": float(np.median(values)), "max": max(values)} if values else {}
 
@@ -143,22 +138,6 @@ def files_by_class(source: Source, names: list[str]) -> dict[str, list[str]]:
     for i, label in rows:
         files[source.classes[label]].append(names[i])
     return {name: sorted(those) for name, those in files.items()}
-
-
-def some(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-def find(kind: str, files: Iterable[str] = (), *, groups: Sequence[Sequence[Look]] = (),
-         classes: Iterable[str] = (), **values: str) -> Finding:  # fmt: skip
-    named = tuple(tuple(one.name for one in group) for group in groups)
-    files, classes = tuple(files) or tuple(chain(*named)), tuple(classes)
-    rule, _, of = (kind, "", "") if kind in KINDS else kind.partition("-")
-    known = {"n": str(len(files)), "g": str(len(named)), "of": of, "first": some(named[0]) if named else ""}
-    known |= {"files": some(files), "classes": some(classes)} | values
-    severity, text, remedy = KINDS[rule]
-    text, remedy = (sentence.format(**known) + "." for sentence in (text, remedy))
-    return Finding(kind, severity, text, remedy, files, named, classes)
 
 
 def structure(splits: Mapping[str, Source], files: dict[str, dict[str, list[str]]]) -> Iterator[Finding]:
@@ -247,7 +226,7 @@ def copies(looks: list[Look]) -> Iterator[Finding]:
     torn = [group for group in exact if len({one.label for one in group if one.label}) > 1]
     if torn:
         first = some([f"{one.name} ({one.label})" for one in torn[0]])
-        yield find("label-conflict", groups=torn, first=first)
+        yield find("label-conflict", groups=names(torn), first=first)
     close = near_groups([group[0] for group in by_digest.values() if group[0].hash])
     kinds = ("duplicates", "leakage", exact), ("near-duplicates", "near-leakage", close)
     for within, across, groups in kinds:
@@ -259,7 +238,12 @@ def copies(looks: list[Look]) -> Iterator[Finding]:
                 if len(part) > 1:
                     places.setdefault(place, []).append(part)
         for place in sorted(places):
-            yield find(within if len(place) == 1 else across, groups=places[place], place=" and ".join(place))
+            kind, where = within if len(place) == 1 else across, " and ".join(place)
+            yield find(kind, groups=names(places[place]), place=where, here=place[0])
+
+
+def names(groups: list[list[Look]]) -> Iterator[list[str]]:
+    return ([one.name for one in group] for group in groups)
 
 
 def near_groups(looks: list[Look]) -> list[list[Look]]:

@@ -1,16 +1,21 @@
-"""Where images are: folders, manifests, archives and arrays, all as one Source of named, labelled images."""
+"""Where images are: folders, manifests, archives, arrays, shards; all as one Source of labelled images."""
 
 import csv
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from vitkit.data.archives import open_tar, open_zip
+from vitkit.data.archives import mark_file, open_tar, open_zip
 from vitkit.data.decode import read
+from vitkit.data.index import INDEX, Index, ReadShard, local_shards, open_index
+from vitkit.data.parquet import image_tables, manifest_rows
+from vitkit.data.remote import Cache, open_remote
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 SPLITS = {  # what people call the folders of a split
@@ -18,6 +23,20 @@ SPLITS = {  # what people call the folders of a split
     "test": "test", "testing": "test",
 }  # fmt: skip
 BETWEEN = ";"  # several labels in one cell of a manifest
+
+
+class Lazy(Sequence[str]):
+    """Names that are made when they are asked for, since ten million of them fill a gigabyte."""
+
+    def __init__(self, length: int, name: Callable[[int], str]):
+        self.numbers, self.name = range(length), name
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, place: Any) -> Any:
+        found = self.numbers[place]
+        return [self.name(i) for i in found] if isinstance(found, range) else self.name(found)
 
 
 @dataclass(frozen=True)
@@ -30,6 +49,7 @@ class Source:
     labels: np.ndarray  # (N,) of class numbers, or (N, classes) of 0 and 1 where an image may have several
     fetch: Callable[[int], bytes | np.ndarray]  # encoded bytes, or pixels (H, W, 3)
     skipped: tuple[str, ...] = ()  # files that are not images, by name
+    digest: Callable[[int], bytes] | None = None  # of an image's content, where it is had without reading all
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -41,38 +61,85 @@ class Source:
     def take(self, indices: np.ndarray) -> "Source":
         """The images with these numbers, in this order."""
         indices = np.asarray(indices, dtype=np.int64)
-        keys, fetch = self.keys, self.fetch
+        keys, fetch, digest = self.keys, self.fetch, self.digest
         return replace(
             self,
-            keys=[keys[i] for i in indices],
+            keys=Lazy(len(indices), lambda i: keys[indices[i]]),
             labels=self.labels[indices],
             fetch=lambda i: fetch(int(indices[i])),
+            digest=(lambda i: digest(int(indices[i]))) if digest else None,
         )
 
 
-def open_data(place: str | Path) -> dict[str, Source]:
+def open_data(place: str | Path, *, cache: Cache | None = None) -> dict[str, Source]:
     """All splits of a data set by name; one without splits is under "all".
 
-    place: an image folder, a .csv or .parquet manifest, a .zip or .tar of a folder, an .npz, or "digits".
+    place: an image folder, a folder or http(s) address of shards, a .csv or .parquet manifest, .parquet files
+    of images, a .zip or .tar of a folder, an .npz, or "digits". cache: where what is fetched is kept.
     """
     if str(place) == "digits":
         return {"all": digits()}
+    if re.match(r"https?://", str(place)):
+        return open_shards(str(place), *open_remote(str(place), cache or Cache()))
     path = Path(place)
     if not path.exists():
-        raise ValueError(
-            f"no data at {str(place)!r}; give a folder, .csv, .parquet, .zip, .tar, .npz or 'digits'"
-        )
+        known = "a folder, .csv, .parquet, .zip, .tar, .npz, an http(s) address of shards or 'digits'"
+        raise ValueError(f"no data at {str(place)!r}; give {known}")  # no pipe: or other kinds of addresses
     if path.is_dir():
-        return open_tree(path.name or str(path), sorted(walk(path)), lambda key: read(path / key))
+        return open_folder(path)
     opener = {
-        ".csv": open_manifest, ".parquet": open_manifest, ".npz": open_arrays,
+        ".csv": open_manifest, ".parquet": open_parquet, ".npz": open_arrays,
         ".zip": open_archive, ".tar": open_archive,
     }.get(path.suffix.lower())  # fmt: skip
     if opener is None:
-        raise ValueError(
-            f"{path}: not a kind of data that is read; known are .csv, .parquet, .zip, .tar, .npz"
-        )
+        known = ".csv, .parquet, .zip, .tar, .npz"
+        raise ValueError(f"{path}: not a kind of data that is read; known are {known}")
     return opener(path)
+
+
+def open_folder(path: Path) -> dict[str, Source]:
+    """Shards, known by their index; .parquet files of images; or files in class folders."""
+    if (path / INDEX).is_file():
+        return open_shards(path.name, path / INDEX)
+    names = sorted(walk(path))
+    suffixes = {os.path.splitext(name)[1].lower() for name in names}
+    if suffixes.isdisjoint(SUFFIXES):
+        if ".parquet" in suffixes:
+            return open_parquet(path)
+        if ".tar" in suffixes:
+            raise ValueError(f"{path}: tar shards without {INDEX}; 'vitkit shard {path} {path}' writes it")
+    return open_tree(
+        path.name or str(path), names, lambda key: read(path / key), lambda key: mark_file(path / key)
+    )
+
+
+def open_shards(name: str, path: Path, read: ReadShard | None = None) -> dict[str, Source]:
+    """The splits of an index, whose shards lie beside it unless `read` knows better."""
+    classes, splits = open_index(path)
+    by_place = read or local_shards(path.parent, splits)
+
+    def source(part: Index) -> Source:
+        keys, labels = Lazy(len(part), part.key), part.columns["label"]
+        return Source(name, classes, keys, labels, lambda i: part.fetch(i, by_place), digest=part.digest)
+
+    return {where: source(part) for where, part in splits.items()}
+
+
+def open_parquet(path: Path) -> dict[str, Source]:
+    """A manifest, or a file or folder of images as Hugging Face's datasets write them."""
+    rows = None if path.is_dir() else manifest_rows(path)
+    if rows is not None:
+        return open_rows(path, rows)
+    found = {}
+    for where, table in image_tables(path, SPLITS).items():
+        keys, bare = Lazy(len(table.labels), table.key), np.flatnonzero(table.labels < 0)
+        source = Source(path.name, table.classes, keys, table.labels, table.fetch)
+        if len(bare) < len(source):  # the test split is often published without labels
+            kept = source.take(np.flatnonzero(table.labels >= 0)) if len(bare) else source
+            found[where] = replace(kept, skipped=tuple(keys[i] for i in bare))
+    if not found:
+        raise ValueError(f"{path}: no image has a label")
+    return found
 
 
 def walk(root: Path) -> Iterator[str]:
@@ -96,14 +163,20 @@ def walk(root: Path) -> Iterator[str]:
 
 
 def open_archive(path: Path) -> dict[str, Source]:
-    members, fetch = open_zip(path) if path.suffix.lower() == ".zip" else open_tar(path)
-    return open_tree(path.name, members, fetch)
+    members, fetch, odd = open_zip(path) if path.suffix.lower() == ".zip" else open_tar(path)
+    return open_tree(path.name, members, fetch, skipped=odd)
 
 
-def open_tree(name: str, names: Sequence[str], fetch: Callable[[str], bytes]) -> dict[str, Source]:
+def open_tree(
+    name: str,
+    names: Sequence[str],
+    fetch: Callable[[str], bytes],
+    digest: Callable[[str], bytes] | None = None,
+    skipped: Sequence[str] = (),
+) -> dict[str, Source]:
     """Files named [split/]class/.../image: the folders between are the class, nested ones joined by '/'."""
     images = [n for n in names if n.lower().endswith(SUFFIXES)]
-    skipped = tuple(n for n in names if not n.lower().endswith(SUFFIXES))
+    skipped = (*skipped, *(n for n in names if not n.lower().endswith(SUFFIXES)))
     if not images:
         raise ValueError(f"{name}: holds no images ({', '.join(SUFFIXES)}); {len(skipped)} other files")
     images = without_common_root(images)
@@ -116,11 +189,9 @@ def open_tree(name: str, names: Sequence[str], fetch: Callable[[str], bytes]) ->
         groups.setdefault(where, []).append((full, inner.rpartition("/")[0]))
     bare = [full for rows in groups.values() for full, label in rows if not label]
     if bare:
-        raise ValueError(
-            f"{name}: {len(bare)} images lie in no class folder, the first {bare[0]!r}; "
-            "expected [train|val|test/]class/image"
-        )
-    return {where: from_rows(name, rows, fetch, skipped) for where, rows in groups.items()}
+        raise ValueError(f"{name}: {len(bare)} images lie in no class folder, the first {bare[0]!r}; "
+                         "expected [train|val|test/]class/image")  # fmt: skip
+    return {where: from_rows(name, rows, fetch, skipped, digest=digest) for where, rows in groups.items()}
 
 
 def without_common_root(names: list[str]) -> list[str]:
@@ -138,6 +209,7 @@ def from_rows(
     fetch: Callable[[str], bytes],
     skipped: tuple[str, ...] = (),
     several: bool = False,
+    digest: Callable[[str], bytes] | None = None,
 ) -> Source:
     """(file, label) rows to a Source; classes stand in the order of their names.
 
@@ -153,12 +225,22 @@ def from_rows(
             labels[row, [number[part] for part in found if part]] = 1
     else:
         labels = np.array([number[found[0]] for found in sets], dtype=np.int64)
-    return Source(name, classes, keys, labels, lambda i: fetch(keys[i]), skipped)
+    mark = (lambda i: digest(keys[i])) if digest else None
+    return Source(name, classes, keys, labels, lambda i: fetch(keys[i]), skipped, mark)
 
 
 def open_manifest(path: Path) -> dict[str, Source]:
-    """A table with the columns path, label and, if given, split; paths are relative to the table."""
-    rows = parquet_rows(path) if path.suffix.lower() == ".parquet" else csv_rows(path)
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        table = csv.DictReader(file)
+        names = table.fieldnames or []
+        if not {"path", "label"} <= set(names):
+            needed = "the columns path and label (and split, if any)"
+            raise ValueError(f"{path}: needs {needed}, has {', '.join(names)}")
+        return open_rows(path, list(table))
+
+
+def open_rows(path: Path, rows: list[dict[str, str]]) -> dict[str, Source]:
+    """Rows of path, label and, if given, split; paths are relative to the table."""
     groups: dict[str, list[tuple[str, str]]] = {}
     for line, row in enumerate(rows, start=2):
         if not row.get("path") or row.get("label") in (None, ""):
@@ -168,36 +250,13 @@ def open_manifest(path: Path) -> dict[str, Source]:
     if not groups:
         raise ValueError(f"{path}: the table has no rows")
     several = any(BETWEEN in label for rows_ in groups.values() for _, label in rows_)  # in any split: in all
+    folder = path.parent
     return {
-        where: from_rows(path.name, part, lambda key: read(path.parent / key), several=several)
+        where: from_rows(
+            path.name, part, lambda key: read(folder / key), (), several, lambda key: mark_file(folder / key)
+        )
         for where, part in groups.items()
     }
-
-
-def csv_rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        table = csv.DictReader(file)
-        check_columns(path, table.fieldnames or [])
-        return list(table)
-
-
-def parquet_rows(path: Path) -> list[dict[str, str]]:
-    try:
-        from pyarrow import parquet
-    except ModuleNotFoundError:
-        raise ValueError(
-            f"{path}: reading Parquet needs pyarrow (pip install pyarrow), or use a .csv"
-        ) from None
-    table = parquet.read_table(path)
-    check_columns(path, table.column_names)
-    return [{k: "" if v is None else str(v) for k, v in row.items()} for row in table.to_pylist()]
-
-
-def check_columns(path: Path, columns: Sequence[str]) -> None:
-    if not {"path", "label"} <= set(columns):
-        raise ValueError(
-            f"{path}: needs the columns path and label (and split, if any), has {', '.join(columns)}"
-        )
 
 
 def open_arrays(path: Path) -> dict[str, Source]:
@@ -208,13 +267,10 @@ def open_arrays(path: Path) -> dict[str, Source]:
         if {"images", "labels"} <= names:
             pairs = {"all": ("images", "labels")}
         if not pairs:
-            raise ValueError(
-                f"{path}: needs images and labels, or x_train and y_train ...; has {sorted(names)}"
-            )
+            known = "images and labels, or x_train and y_train ..."
+            raise ValueError(f"{path}: needs {known}; has {sorted(names)}")
         classes = tuple(map(str, arrays["classes"])) if "classes" in names else None
-        return {
-            where: from_arrays(path.name, arrays[x], arrays[y], classes) for where, (x, y) in pairs.items()
-        }
+        return {s: from_arrays(path.name, arrays[x], arrays[y], classes) for s, (x, y) in pairs.items()}
 
 
 def from_arrays(
@@ -226,18 +282,14 @@ def from_arrays(
         raise ValueError(f"{name}: images must be uint8 (N, H, W), (N, H, W, 1) or (N, H, W, 3), not "
                          f"{images.dtype} {images.shape}")  # fmt: skip
     if labels.shape != (len(images),) or labels.dtype.kind not in "iu" or (len(labels) and labels.min() < 0):
-        raise ValueError(
-            f"{name}: labels must be {len(images)} class numbers from 0, not {labels.dtype} {labels.shape}"
-        )
+        found = f"{labels.dtype} {labels.shape}"
+        raise ValueError(f"{name}: labels must be {len(images)} class numbers from 0, not {found}")
     labels = labels.astype(np.int64)
     classes = classes or tuple(str(n) for n in range(int(labels.max(initial=-1)) + 1))
     if len(labels) and labels.max() >= len(classes):
         raise ValueError(f"{name}: label {labels.max()} has no name among {len(classes)} classes")
-    keys = range(len(images))
-    return Source(
-        name, classes, [f"{i:06d}" for i in keys], labels,
-        lambda i: np.broadcast_to(images[i], (*images.shape[1:3], 3)),
-    )  # fmt: skip
+    keys = [f"{i:06d}" for i in range(len(images))]
+    return Source(name, classes, keys, labels, lambda i: np.broadcast_to(images[i], (*images.shape[1:3], 3)))
 
 
 def digits() -> Source:

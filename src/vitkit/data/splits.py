@@ -1,36 +1,45 @@
 """Parts of a data set: a stratified split by content, nested subsets, classes that must agree."""
 
-import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
+from vitkit.data.archives import mark
 from vitkit.data.decode import BadImage
-from vitkit.data.sources import Source
+from vitkit.data.sources import Lazy, Source
+
+PART = 256  # images that a thread looks at in a row
 
 
 def fingerprint(source: Source, index: int) -> bytes:
     """A digest of an image's bytes or pixels; of its name where it cannot be read."""
     try:
-        content = source.fetch(index)
-        content = content if isinstance(content, bytes) else np.ascontiguousarray(content).tobytes()
+        return source.digest(index) if source.digest else mark(source.fetch(index))
     except BadImage:
-        content = source.keys[index].encode("utf-8", "surrogateescape")
-    return hashlib.blake2b(content, digest_size=16).digest()
+        return mark(source.keys[index].encode("utf-8", "surrogateescape"))
 
 
-def fingerprints(source: Source, advance: Callable[[], None] = lambda: None) -> list[bytes]:
-    def one(index: int) -> bytes:
-        advance()
-        return fingerprint(source, index)
+def fingerprints(source: Source, advance: Callable[[], None] = lambda: None) -> np.ndarray:
+    """The digests of all images, (N,) of 16 bytes each."""
+    marks = np.zeros(len(source), dtype="S16")
+
+    def fill(part: range) -> None:
+        for index in part:
+            marks[index] = fingerprint(source, index)
+            advance()
 
     with ThreadPoolExecutor(4) as pool:
-        return list(pool.map(one, range(len(source))))
+        list(pool.map(fill, (range(len(source))[at : at + PART] for at in range(0, len(source), PART))))
+    return marks
 
 
-def split(source: Source, fraction: float, *, marks: list[bytes] | None = None) -> tuple[Source, Source]:
+def split(
+    source: Source, fraction: float, *, marks: Sequence[bytes] | np.ndarray | None = None
+) -> tuple[Source, Source]:
     """(rest, part): of each class the `fraction` with the smallest digests goes to the part.
 
     Which images those are depends on their content alone, not on their names or order, and copies of one
@@ -38,20 +47,22 @@ def split(source: Source, fraction: float, *, marks: list[bytes] | None = None) 
     """
     if not 0 < fraction < 1:
         raise ValueError(f"a split takes a fraction between 0 and 1, not {fraction}")
-    marks = fingerprints(source) if marks is None else marks
-    chosen: set[bytes] = set()
+    marks = fingerprints(source) if marks is None else np.array(marks, dtype="S16")
+    chosen = [np.empty(0, marks.dtype)]
     for members in by_class(source):
-        digests = sorted({marks[i] for i in members})
+        digests = np.unique(marks[members])  # in order
         count = min(max(1, round(fraction * len(digests))), len(digests) - 1) if len(digests) > 1 else 0
-        chosen |= set(digests[:count])
-    inside = np.array([mark in chosen for mark in marks], dtype=bool)
+        chosen.append(digests[:count])
+    inside = np.isin(marks, np.concatenate(chosen))
     return source.take(np.flatnonzero(~inside)), source.take(np.flatnonzero(inside))
 
 
 def by_class(source: Source) -> Iterable[np.ndarray]:
     """The numbers of the images of each class; with several labels, an image counts for its first."""
     first = source.labels.argmax(1) if source.multilabel else source.labels
-    return [np.flatnonzero(first == label) for label in range(len(source.classes))]
+    order = np.argsort(first, kind="stable")  # not a search for each class, of which there may be 21,000
+    bounds = np.searchsorted(first[order], np.arange(len(source.classes) + 1))
+    return [order[start:stop] for start, stop in pairwise(bounds)]
 
 
 def subset(
@@ -82,7 +93,7 @@ def subset(
 
 
 def complete(splits: Mapping[str, Source], *, val: float = 0.1, test: float = 0.1) -> dict[str, Source]:
-    """train, val and test: those that are there, the others split off from train by content."""
+    """train, val and test: those that are there, the others split off train by content; val=0: no val."""
     found = dict(splits)
     train = found.pop("train", None) or found.pop("all", None)
     if train is None:
@@ -91,10 +102,27 @@ def complete(splits: Mapping[str, Source], *, val: float = 0.1, test: float = 0.
         train, found["test"] = split(train, test)
     elif "test" not in found:
         found["test"] = found.pop("val")  # the only held-out part is what the result is told on
-    if "val" not in found:
+    if "val" not in found and val:
         train, found["val"] = split(train, val)
     same = {name: same_classes(part, train.classes, name) for name, part in found.items()}
     return {"train": train} | same
+
+
+def join(first: Source, second: Source) -> Source:
+    """The images of two sources with the same classes, one after the other."""
+    size = len(first)
+
+    def either(call: Callable[[Source], Callable[[int], Any]]) -> Callable[[int], Any]:
+        return lambda i: call(first)(i) if i < size else call(second)(i - size)
+
+    return replace(
+        first,
+        keys=Lazy(size + len(second), either(lambda source: source.keys.__getitem__)),
+        labels=np.concatenate([first.labels, same_classes(second, first.classes).labels]),
+        fetch=either(lambda source: source.fetch),
+        skipped=first.skipped + second.skipped,
+        digest=None,
+    )
 
 
 def same_classes(source: Source, classes: tuple[str, ...], name: str = "") -> Source:

@@ -1,0 +1,114 @@
+"""What an index of shards costs: seconds to open it, memory for each entry, seconds for lookups and an order.
+
+    python bench/shard_index.py [--entries 1000000 10000000] [--folder DIR]
+
+The shards are files with holes, of images of 1,000 zero bytes; the index is as real as any.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+IMAGE = bytes(1000)
+PER_SHARD = 100_000
+CLASSES = 21_843
+
+
+def write(folder: Path, entries: int) -> None:
+    from vitkit.data.archives import replaced
+    from vitkit.data.index import INDEX, ROW, Shard, make_columns, write_index
+
+    rows = np.zeros(entries, ROW)
+    number = np.arange(entries)
+    rows["shard"], within = np.divmod(np.random.default_rng(0).permutation(number), PER_SHARD)
+    rows["offset"], rows["length"], rows["crc"] = within * 2048 + 512, len(IMAGE), zlib.crc32(IMAGE)
+    rows["digest"] = np.frombuffer(np.random.default_rng(1).bytes(16 * entries), "V16")
+    counts = np.bincount(rows["shard"]).tolist()
+    shards = [Shard(f"train-{i:06d}.tar", PER_SHARD * 2048, "0" * 64, n) for i, n in enumerate(counts)]
+    keys = (f"n{i % CLASSES:08d}/n{i % CLASSES:08d}_{i}.JPEG" for i in range(entries))
+    with replaced(folder / INDEX) as file:
+        columns = make_columns(rows, keys, number % CLASSES)
+        write_index(file, [f"n{i:08d}" for i in range(CLASSES)], {"train": (shards, columns)}, {})
+    for shard in shards:
+        with (folder / shard.file).open("wb") as file:
+            file.truncate(shard.bytes)
+
+
+def forget(path: Path) -> None:
+    """Ask the system to drop its copy of a file, so that the first open reads the disk."""
+    file = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(file)
+
+
+def resident() -> np.ndarray:
+    """Bytes of this process in memory: its own, and pages of files, which are the system's to take back."""
+    told = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return 1024 * np.array([int(told[kind].split()[0]) for kind in ("RssAnon", "RssFile")])
+
+
+def measure(folder: Path) -> dict[str, float]:
+    from vitkit.data.order import Order
+    from vitkit.data.sources import open_data
+
+    before, began = resident(), time.perf_counter()
+    source = open_data(folder)["train"]
+    opened, held = time.perf_counter(), (resident() - before) / len(source)
+    some = np.random.default_rng(2).integers(0, len(source), 1000).tolist()
+    began_lookups = time.perf_counter()
+    for index in some:
+        assert source.fetch(index) == IMAGE and source.keys[index].endswith(f"_{index}.JPEG")
+        assert source.labels[index] == index % CLASSES
+    looked, after = time.perf_counter(), (resident() - before) / len(source)
+    order = Order(len(source), 4096)
+    began_order = time.perf_counter()
+    for place in range(4096):
+        order.sample(1000, place)
+    ordered = time.perf_counter()
+    half = source.take(np.arange(0, len(source), 2))
+    assert half.keys[7] == source.keys[14]
+    return {
+        "index B/entry": (folder / "index.vitkit").stat().st_size / len(source),
+        "open s": opened - began, "own B/entry": held[0], "mapped B/entry": held[1],
+        "1000 lookups s": looked - began_lookups, "then own": after[0], "then mapped": after[1],
+        "Order.sample us": (ordered - began_order) / 4096 * 1e6, "take half s": time.perf_counter() - ordered,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--entries", type=int, nargs="+", default=[10**6, 10**7])
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--measure", type=Path)
+    given = parser.parse_args()
+    if given.measure:
+        print(json.dumps(measure(given.measure)))
+        return
+    for number, entries in enumerate(given.entries):
+        with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+            write(Path(folder), entries)
+            forget(Path(folder) / "index.vitkit")
+            cold, warm = (measured(folder) for _ in range(2))
+        told = {"entries": f"{entries:,}", "cold open s": f"{cold['open s']:.3g}"}
+        told |= {name: f"{value:.3g}" for name, value in warm.items()}
+        if not number:
+            print(" | ".join(told))
+        print(" | ".join(told.values()))
+
+
+def measured(folder: str) -> dict[str, float]:
+    """In a process of its own, with nothing in memory."""
+    again = [sys.executable, __file__, "--measure", folder]
+    return json.loads(subprocess.run(again, check=True, capture_output=True, text=True).stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""Tar shards as they are found: those that others wrote for WebDataset indexed in place, any verified."""
+
+import hashlib
+import io
+import json
+import os
+import re
+import tarfile
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitkit.data.archives import MAX_MEMBER, Positioned, mark, replaced, walk_tar
+from vitkit.data.index import (
+    INDEX,
+    ROW,
+    Index,
+    Shard,
+    check_columns,
+    check_file,
+    local_shards,
+    make_columns,
+    open_index,
+    write_index,
+)
+from vitkit.data.sources import SPLITS, SUFFIXES
+
+MOST = 10**6  # classes; a list of names is made of them
+CODE = ("pkl", "pickle", "pyd", "pt", "pth")  # what WebDataset would unpickle; here it is not opened
+
+Advance = Callable[[int], None]
+Label = int | list[int]
+Scanned = tuple[Shard, list[tuple[Any, ...]], list[str], list[Label]]  # rows of ROW, keys, labels
+
+
+def index_shards(
+    folder: Path, *, classes: Sequence[str] = (), advance: Advance = lambda count: None
+) -> dict[str, str]:
+    """Write the index of shards of <key>.<image> and <key>.cls or .json; what was left out, and why.
+
+    A shard belongs to the split that a word of its name says. Without names, classes are numbers.
+    """
+    if (folder / INDEX).exists():
+        raise ValueError(f"{folder / INDEX} is there already; remove it, and it is written anew")
+    groups: dict[str, list[Scanned]] = {}
+    left_out: dict[str, str] = {}
+    for path in sorted(folder.glob("*.tar")):
+        words = [SPLITS[word] for word in re.split(r"[^a-z]+", path.stem.lower()) if word in SPLITS]
+        scanned = scan_shard(path, left_out)
+        groups.setdefault(words[0] if words else "all", []).append(scanned)
+        advance(scanned[0].samples)
+    labels = [label for parts in groups.values() for part in parts for label in part[3]]
+    several = {isinstance(label, list) for label in labels}
+    if len(several) != 1:
+        raise ValueError(
+            f"{folder}: {'some labels are several' if labels else 'no labelled image in a tar file'}"
+        )
+    top = max(max(label, default=-1) if isinstance(label, list) else label for label in labels)
+    names = tuple(classes) or tuple(str(n) for n in range(top + 1))
+    if top >= len(names):
+        raise ValueError(f"{folder}: label {top} has no name among {len(names)} classes")
+    splits = {split: joined(parts, len(names), several == {True}) for split, parts in groups.items()}
+    with replaced(folder / INDEX) as file:
+        write_index(file, names, splits, {"left_out": left_out})
+    return left_out
+
+
+def joined(parts: list[Scanned], classes: int, several: bool) -> tuple[list[Shard], dict[str, np.ndarray]]:
+    """The shards of a split and its columns."""
+    rows = np.concatenate([np.array(part[1], ROW) for part in parts])
+    rows["shard"] = np.repeat(np.arange(len(parts)), [len(part[1]) for part in parts])
+    labels: list[Any] = [label for part in parts for label in part[3]]
+    if several:
+        table = np.zeros((len(labels), classes), np.float32)
+        for row, found in enumerate(labels):
+            table[row, found] = 1
+    else:
+        table = np.array(labels, np.int64)
+    return [part[0] for part in parts], make_columns(rows, (key for part in parts for key in part[2]), table)
+
+
+def scan_shard(path: Path, left_out: dict[str, str]) -> Scanned:
+    """The samples of a shard: a label and one image each."""
+    rows: list[tuple[Any, ...]] = []
+    keys, labels = [], []
+    with Positioned(path) as file:
+        for key, members in samples(path).items():
+            images = [name for name in members if f".{name.rpartition('.')[2]}" in SUFFIXES]
+            label = read_label(f"{path.name}!{key}", file, members)
+            if len(images) > 1:
+                raise ValueError(f"{path}!{key}: {len(images)} images in one sample; one is read")
+            code = [name for name in members if name.rpartition(".")[2] in CODE]
+            left_out |= {f"{path.name}!{key}.{name}": "not opened: it may hold code" for name in code}
+            if not images or label is None:
+                left_out[f"{path.name}!{key}"] = "no image" if not images else "no label"
+                continue
+            start, size = members[images[0]]
+            content = os.pread(file.number, size, start)
+            rows.append((0, 0, start, size, zlib.crc32(content), mark(content)))
+            keys.append(key)
+            labels.append(label)
+        digest = hashlib.file_digest(io.BufferedReader(file), "sha256").hexdigest()
+        return Shard(path.name, file.size, digest, len(rows)), rows, keys, labels
+
+
+def samples(path: Path) -> dict[str, dict[str, tuple[int, int]]]:
+    """By key and ending, where the members lie; only ordinary files of a size that can be."""
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    try:
+        for member in walk_tar(path):
+            if member.isdir():
+                continue
+            where = f"{path}!{member.name}"
+            if not member.isreg() or member.issparse():
+                raise ValueError(f"{where}: a link, device or sparse file; shards hold ordinary files only")
+            if member.size > MAX_MEMBER:
+                raise ValueError(f"{where}: claims {member.size} bytes; at most {MAX_MEMBER} are read")
+            folder, _, name = member.name.removeprefix("./").rpartition("/")
+            stem, _, ending = name.partition(".")
+            members = found.setdefault(f"{folder}/{stem}" if folder else stem, {})
+            if ending.lower() in members:
+                raise ValueError(f"{where}: stands there twice")
+            members[ending.lower()] = (member.offset_data, member.size)
+    except (tarfile.TarError, OSError) as error:
+        raise ValueError(f"{path}: cut off, damaged or not a plain tar file ({error})") from None
+    return found
+
+
+def read_label(where: str, file: Positioned, members: dict[str, tuple[int, int]]) -> Label | None:
+    """A class number in .cls, or a JSON table with a number `label` or a list of them, `labels`."""
+    for ending in ("cls", "json"):
+        if ending not in members:
+            continue
+        start, size = members[ending]
+        text = os.pread(file.number, min(size, 2**20), start)
+        try:
+            told = int(text) if ending == "cls" else json.loads(text)
+            label = told if isinstance(told, int) else told.get("labels", told.get("label"))
+        except (ValueError, AttributeError, RecursionError):
+            raise ValueError(f"{where}.{ending}: no label: {text[:40]!r}") from None
+        if label is None:
+            continue
+        if not all(
+            isinstance(n, int) and 0 <= n < MOST for n in (label if isinstance(label, list) else [label])
+        ):
+            raise ValueError(f"{where}.{ending}: not a class number from 0: {text[:40]!r}")
+        return label
+    return None
+
+
+def verify(folder: Path, *, workers: int = 4, advance: Advance = lambda count: None) -> list[str]:
+    """What is wrong with shards or their index, every byte of which is read; nothing: an empty list."""
+    check_columns(folder / INDEX)
+    wrong: list[str] = []
+    with ThreadPoolExecutor(workers) as pool:
+        for index in open_index(folder / INDEX)[1].values():
+            work = ((folder, index, number) for number in range(len(index.shards)))
+            for shard, found in zip(index.shards, pool.map(lambda job: faults(*job), work), strict=True):
+                wrong += found
+                advance(shard.samples)
+    return wrong
+
+
+def faults(folder: Path, index: Index, number: int) -> list[str]:
+    shard = index.shards[number]
+    try:
+        check_file(folder, shard)
+        with Positioned(folder / shard.file) as file:
+            digest = hashlib.file_digest(io.BufferedReader(file), "sha256").hexdigest()
+    except (OSError, ValueError) as error:
+        return [str(error)]
+    if digest == shard.sha256:
+        return []
+    wrong = [f"{folder / shard.file}: SHA-256 {digest}, its index says {shard.sha256}"]
+    read = local_shards(folder, {})
+    for row in np.flatnonzero(index.columns["shard"] == number).tolist():
+        try:
+            index.fetch(row, read)
+        except ValueError as error:  # BadImage is one
+            wrong.append(str(error))
+    return wrong

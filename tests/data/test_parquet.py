@@ -1,0 +1,109 @@
+"""Parquet files as Hugging Face's datasets write them, and tables of paths."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitkit.data.batches import evaluation_batches
+from vitkit.data.decode import BadImage
+from vitkit.data.shards import shard
+from vitkit.data.sources import open_data
+from vitkit.data.views import View
+
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+
+def picture(number: int) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(np.full((6, 8, 3), number, np.uint8)).save(out, "PNG")
+    return out.getvalue()
+
+
+def write(path, numbers, labels, names=("cat", "dog", "owl"), rows=4) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    images = [None if n is None else {"bytes": picture(n), "path": f"{n}.png"} for n in numbers]
+    kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    table = pyarrow.table(
+        {"image": pyarrow.array(images, kind), "label": pyarrow.array(labels, pyarrow.int64())}
+    )
+    if names:
+        features = {"image": {"_type": "Image"}, "label": {"names": list(names), "_type": "ClassLabel"}}
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    parquet.write_table(table, path, row_group_size=rows)
+
+
+def test_a_folder_of_splits(tmp_path):
+    data = tmp_path / "data"
+    write(data / "train-00000-of-00002.parquet", range(10), [i % 3 for i in range(10)])
+    write(data / "train-00001-of-00002.parquet", range(10, 17), [1] * 7)
+    write(data / "validation-00000-of-00001.parquet", range(17, 20), [0, 1, None])
+    write(data / "test-00000-of-00001.parquet", range(20, 22), [-1, -1])
+    found = open_data(tmp_path)
+    assert set(found) == {"train", "val"} and len(found["train"]) == 17
+    train = found["train"]
+    assert (
+        train.classes == ("cat", "dog", "owl")
+        and train.labels.tolist() == [i % 3 for i in range(10)] + [1] * 7
+    )
+    assert [train.fetch(i) for i in range(17)] == [picture(i) for i in range(17)]
+    assert (
+        train.keys[9] == "train-00000-of-00002.parquet:9"
+        and train.keys[15] == "train-00001-of-00002.parquet:5"
+    )
+    assert len(found["val"]) == 2 and found["val"].skipped == ("validation-00000-of-00001.parquet:2",)
+    batches = list(evaluation_batches(train, View(size=(6, 8), crop="squash"), 5, workers=2))
+    assert sorted(int(image[0, 0, 0]) for batch in batches for image in batch["image"]) == list(range(17))
+
+
+def test_one_file_without_names_and_a_row_without_bytes(tmp_path):
+    write(tmp_path / "x.parquet", [0, None, 2], [0, 1, 4], names=())
+    found = open_data(tmp_path / "x.parquet")["all"]
+    assert found.classes == ("0", "1", "2", "3", "4") and found.fetch(2) == picture(2)
+    with pytest.raises(BadImage, match=r"x\.parquet:1"):
+        found.fetch(1)
+
+
+def test_shards_of_it(tmp_path):
+    write(tmp_path / "in" / "train.parquet", range(9), [i % 3 for i in range(9)])
+    shard(str(tmp_path / "in"), tmp_path / "out", images=4)
+    found = open_data(tmp_path / "out")["train"]
+    assert [found.fetch(i) for i in range(9)] == [picture(i) for i in range(9)] and found.classes[2] == "owl"
+
+
+def test_a_table_of_paths(tmp_path):
+    (tmp_path / "a.png").write_bytes(picture(3))
+    parquet.write_table(pyarrow.table({"path": ["a.png"], "label": ["cat"]}), tmp_path / "x.parquet")
+    found = open_data(tmp_path / "x.parquet")["all"]
+    assert found.classes == ("cat",) and found.fetch(0) == picture(3)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"image": [b"x"], "text": ["a"]}, "no column label or labels"),
+        ({"image": [b"x"], "label": ["a"]}, "labels must be class numbers, not string"),
+        ({"image": [b"x"], "label": [None]}, "labels must be|no image has a label"),
+        ({"a": [1]}, "needs the columns path and label.*or image and label; has a"),
+    ],
+)
+def test_tables_of_another_kind_are_refused(tmp_path, table, message):
+    parquet.write_table(pyarrow.table(table), tmp_path / "x.parquet")
+    with pytest.raises(ValueError, match=message):
+        open_data(tmp_path / "x.parquet")
+
+
+def test_what_is_not_parquet_or_does_not_agree_is_refused(tmp_path):
+    (tmp_path / "x.parquet").write_bytes(b"PAR1 not")
+    with pytest.raises(ValueError, match=r"x\.parquet: not a readable Parquet"):
+        open_data(tmp_path / "x.parquet")
+    write(tmp_path / "y" / "train-0.parquet", [1], [0])
+    write(tmp_path / "y" / "train-1.parquet", [1], [0], names=("a", "b", "c"))
+    with pytest.raises(ValueError, match=r"train-1\.parquet: other classes than train-0"):
+        open_data(tmp_path / "y")
+    write(tmp_path / "z.parquet", [1], [3])
+    with pytest.raises(ValueError, match="label 3 has no name among 3 classes"):
+        open_data(tmp_path / "z.parquet")

@@ -1,0 +1,532 @@
+"""Shards: the images and order of the data they came from, whole or not at all, or an error by name."""
+
+import csv
+import hashlib
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitkit.data.archives import END, mark, mark_file
+from vitkit.data.batches import train_batches
+from vitkit.data.decode import BadImage, decode
+from vitkit.data.index import INDEX, MAGIC, open_index, read_header
+from vitkit.data.order import Order
+from vitkit.data.shards import shard, write_shards
+from vitkit.data.sources import Source, digits, from_rows, open_data
+from vitkit.data.splits import complete, fingerprints, split
+from vitkit.data.tars import index_shards, verify
+from vitkit.data.views import View
+
+
+def picture(number: int, kind: str = "JPEG", size: tuple[int, int] = (30, 41)) -> bytes:
+    pixels = np.random.default_rng(number).integers(0, 255, (*size, 3), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, kind)
+    return out.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """60 images of 5 classes in train and test, of three formats, and one broken file."""
+    root = tmp_path / "data"
+    for i in range(60):
+        kind = ("JPEG", "PNG", "WEBP")[i % 3]
+        place = root / ("test" if i % 6 == 5 else "train") / f"class {i % 5}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{i}.a.{kind.lower()}").write_bytes(picture(i, kind))
+    return root
+
+
+def batches(source: Source, **options) -> list[dict[str, torch.Tensor]]:
+    view = View(size=(24, 20), crop="inception", flip=True)
+    return list(islice(train_batches(source, view, Order(len(source), 8, seed=3), **options), 9))
+
+
+def equal(a, b) -> bool:
+    return all(
+        torch.equal(x[k], y[k]) for x, y in zip(a, b, strict=True) for k in ("image", "label", "index")
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_those_of_the_folder_bit_for_bit(folder, tmp_path, workers):
+    seen = []
+    told = shard(str(folder), tmp_path / "out", images=7, seed=5, advance=seen.append)
+    assert (
+        sum(seen) == 60
+        and told["splits"] == {"test": 10, "train": 50}
+        and told["shards"] == 8 + 2
+        and not told["left_out"]
+    )
+    plain, packed = complete(open_data(folder)), complete(open_data(tmp_path / "out"))
+    for name in ("train", "val", "test"):  # val is split off by content: by the stored digests, the same one
+        assert (
+            list(packed[name].keys) == list(plain[name].keys) and packed[name].classes == plain[name].classes
+        )
+        assert equal(batches(packed[name], workers=workers), batches(plain[name]))
+    assert verify(tmp_path / "out") == []
+
+
+def test_pixels_in_memory_come_back_to_the_bit(tmp_path):
+    source = digits()
+    told = shard("digits", tmp_path, images=1000)
+    assert told["images"] == 1797 and told["bytes"] == sum(p.stat().st_size for p in tmp_path.glob("*.tar"))
+    packed = open_data(tmp_path)["all"]
+    for i in range(0, 1797, 100):
+        assert (
+            np.array_equal(decode(packed.fetch(i)), source.fetch(i)) and packed.labels[i] == source.labels[i]
+        )
+
+
+def test_several_labels(tmp_path):
+    rows = [
+        ("path", "label", "split"),
+        ("0.jpg", "cat", "train"),
+        ("1.jpg", "dog; cat", "train"),
+        ("2.jpg", "dog", "val"),
+    ]
+    for i in range(3):
+        (tmp_path / f"{i}.jpg").write_bytes(picture(i))
+    with (tmp_path / "m.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    shard(str(tmp_path / "m.csv"), tmp_path / "out")
+    found = open_data(tmp_path / "out")
+    assert found["train"].multilabel and found["train"].labels.tolist() == [[1, 0], [1, 1]]
+    assert found["val"].labels.tolist() == [[0, 1]] and found["val"].classes == ("cat", "dog")
+    assert found["train"].labels.dtype == open_data(tmp_path / "m.csv")["train"].labels.dtype
+    with tarfile.open(tmp_path / "out" / "val-000000.tar") as archive:
+        assert archive.getnames() == ["000000000.jpg", "000000000.json"]
+        told = json.load(archive.extractfile("000000000.json"))
+    assert told == {"labels": [1], "names": ["dog"]}
+    (tmp_path / "out" / INDEX).unlink()
+    index_shards(tmp_path / "out", classes=("cat", "dog"))
+    assert open_data(tmp_path / "out")["val"].labels.tolist() == [[0, 1]]
+
+
+def test_webdataset_reads_them(folder, tmp_path):
+    webdataset = pytest.importorskip("webdataset")
+    shard(str(folder), tmp_path / "out", images=20, seed=1)
+    source, names = open_data(folder)["train"], sorted(map(str, (tmp_path / "out").glob("train-*.tar")))
+    found = list(webdataset.WebDataset(names, shardshuffle=False))
+    assert len(found) == 50 and sorted(s["__key__"] for s in found) == [f"{i:09d}" for i in range(50)]
+    for sample in found:
+        number = int(sample["__key__"])
+        image = next(sample[kind] for kind in ("jpg", "png", "webp") if kind in sample)
+        assert image == source.fetch(number) and int(sample["cls"]) == source.labels[number]
+
+
+def test_a_shard_is_a_random_sample_and_the_seed_decides(folder, tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        shard(str(folder), tmp_path / name, images=25, seed=seed)
+    a, b, c = ((tmp_path / name / "train-000000.tar").read_bytes() for name in "abc")
+    assert a == b != c
+    part = open_index(tmp_path / "a" / INDEX)[1]["train"]
+    assert len(set(part.columns["label"][part.columns["shard"] == 0].tolist())) == 5
+    assert (tmp_path / "a" / INDEX).read_bytes() == (tmp_path / "b" / INDEX).read_bytes()
+
+
+def test_unusable_files_are_named_and_left_out(folder, tmp_path):
+    (folder / "train" / "class 1" / "bad.jpg").write_bytes(picture(1)[:200])
+    (folder / "train" / "class 1" / "no.png").write_bytes(b"text")
+    told = shard(str(folder), tmp_path / "out", images=7)
+    assert set(told["left_out"]) == {"train/class 1/bad.jpg", "train/class 1/no.png"}
+    assert told["left_out"]["train/class 1/no.png"].startswith("not-an-image")
+    assert shard(str(folder), tmp_path / "out", images=7)["left_out"] == told["left_out"]
+    assert len(open_data(tmp_path / "out")["train"]) == 50
+    nothing = from_rows("x", [("a.jpg", "cat")], lambda key: b"no")
+    with pytest.raises(ValueError, match="not one of its 1 images"):
+        write_shards({"all": nothing}, tmp_path / "none")
+    assert not (tmp_path / "none" / INDEX).exists()
+
+
+def test_a_class_that_training_does_not_know_is_an_error_by_name(folder, tmp_path):
+    (folder / "test" / "class 9").mkdir()
+    (folder / "test" / "class 9" / "x.jpg").write_bytes(picture(1))
+    with pytest.raises(ValueError, match="test: classes 'class 9' are unknown"):
+        shard(str(folder), tmp_path / "out")
+
+
+def test_a_run_again_makes_what_is_missing_or_says_what_differs(folder, tmp_path):
+    out = tmp_path / "out"
+    shard(str(folder), out, images=7)
+    files = {path.name: path.read_bytes() for path in out.iterdir()}
+    (out / "train-000003.tar").unlink()
+    with pytest.raises(ValueError, match=r"train-000003\.tar: the shard is missing"):
+        open_data(out)
+    shard(str(folder), out, images=7)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == files
+    with pytest.raises(ValueError, match="another plan: seed differ"):
+        shard(str(folder), out, images=7, seed=1)
+    with pytest.raises(
+        ValueError, match="another plan: train: images a shard, test: images a shard|images a shard"
+    ):
+        shard(str(folder), out, images=8)
+    os.truncate(out / "train-000002.tar", 1000)
+    with pytest.raises(ValueError, match=r"train-000002\.tar: 1000 bytes, \d+ were written; remove it"):
+        shard(str(folder), out, images=7)
+    (out / "train-000002.tar").unlink()
+    for path in (folder / "train" / "class 1").iterdir():
+        path.write_bytes(picture(7))
+    with pytest.raises(ValueError, match="the images have changed"):
+        shard(str(folder), out, images=7)
+    assert not (out / "train-000002.tar").exists()
+    (folder / "train" / "class 1" / "new.jpg").write_bytes(picture(8))
+    with pytest.raises(ValueError, match="train: images, train: names, train: labels differ"):
+        shard(str(folder), out, images=7)
+
+
+def test_a_folder_with_other_shards_is_left_alone(folder, tmp_path):
+    (tmp_path / "x.tar").write_bytes(b"")
+    with pytest.raises(ValueError, match="holds other shards"):
+        shard(str(folder), tmp_path)
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from vitkit.data import shards
+first = shards.checked
+shards.checked = lambda *of: (time.sleep(0.02), first(*of))[1]
+shards.shard(sys.argv[1], Path(sys.argv[2]), images=5, workers=1)
+"""
+
+
+@pytest.mark.parametrize("after", [2, 6, 10])
+def test_killed_at_any_time_it_goes_on_and_ends_with_the_same_bytes(folder, tmp_path, after):
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    shard(str(folder), whole, images=5)
+    run = subprocess.Popen([sys.executable, "-c", KILLED, str(folder), str(out)])
+    while run.poll() is None and len(list(out.glob("*.tar"))) < after:
+        time.sleep(0.005)
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    assert not (out / INDEX).exists()
+    for path in out.glob("*.tar"):  # whole, or not there
+        assert path.read_bytes() == (whole / path.name).read_bytes()
+    before = {path.name: path.stat().st_mtime_ns for path in out.glob("*.tar")}
+    assert len(before) >= after
+    shard(str(folder), out, images=5)
+    assert all((out / name).stat().st_mtime_ns == when for name, when in before.items())
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == {
+        p.name: p.read_bytes() for p in whole.iterdir()
+    }
+
+
+@pytest.fixture
+def packed(folder, tmp_path):
+    shard(str(folder), tmp_path / "out", images=7)
+    return tmp_path / "out"
+
+
+def test_a_shard_replaced_by_one_of_the_same_size_is_noticed_image_by_image(packed, tmp_path):
+    name = "train-000001.tar"
+    content = bytearray((packed / name).read_bytes())
+    part = open_index(packed / INDEX)[1]["train"]
+    row = int(np.flatnonzero(part.columns["shard"] == 1)[2])
+    content[int(part.columns["offset"][row]) + 20] ^= 1
+    (packed / name).write_bytes(content)
+    source = open_data(packed)["train"]
+    with pytest.raises(BadImage, match=rf"{name}!.*checksum.*index says.*damaged or of another") as error:
+        source.fetch(row)
+    assert error.value.reason == "changed" and source.keys[row] in str(error.value)
+    source.fetch(row - 1 if part.columns["shard"][row - 1] != 1 else row + 1)
+    wrong = verify(packed)
+    assert len(wrong) == 2 and f"{name}: SHA-256" in wrong[0] and source.keys[row] in wrong[1]
+
+
+@pytest.mark.parametrize(
+    ("size", "message"), [(5000, "5000 bytes, its index says .* cut off"), (10**6, "replaced")]
+)
+def test_a_shard_of_another_size_is_noticed_when_it_is_opened(packed, size, message):
+    os.truncate(packed / "train-000001.tar", size)
+    with pytest.raises(ValueError, match=rf"train-000001\.tar: {size} bytes.*{message}|{message}"):
+        open_data(packed)
+    assert "train-000001.tar" in verify(packed)[0]
+
+
+def test_a_shard_that_goes_away_is_an_error_and_not_a_bad_image(packed, monkeypatch):
+    monkeypatch.setattr("vitkit.data.index.PROBES", 1)  # else all are open
+    source = open_data(packed)["train"]
+    numbers = open_index(packed / INDEX)[1]["train"].columns["shard"]
+    row = int(np.flatnonzero(numbers != numbers[0])[0])
+    (packed / f"train-{numbers[row]:06d}.tar").unlink()
+    with pytest.raises(ValueError, match="is missing") as error:
+        source.fetch(row)
+    assert not isinstance(error.value, BadImage)
+
+
+def test_two_data_sets_mixed_are_noticed(packed, tmp_path):
+    other = from_rows("x", [(f"{i}", "c") for i in range(14)], lambda key: picture(100 + int(key)))
+    write_shards({"train": other}, tmp_path / "other", images=7)
+    (tmp_path / "other" / "train-000000.tar").replace(packed / "train-000000.tar")
+    with pytest.raises(ValueError, match=r"train-000000\.tar.* its index says"):  # by size or by a sample
+        open_data(packed)
+    with pytest.raises(ValueError, match="its index says"):
+        open_data(packed)["train"].fetch(0)
+
+
+def rewritten(path, change) -> None:
+    """An index whose header says something else, with its checksum set right."""
+    header, base = read_header(path)
+    columns = path.read_bytes()[base:]
+    change(header)
+    text = json.dumps(header).encode()
+    line = b"%b 1 %d %b\n" % (MAGIC, len(text), hashlib.sha256(text).hexdigest().encode())
+    path.write_bytes((line + text).ljust(-(-(len(line) + len(text)) // 64) * 64) + columns)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda h: h["classes"].pop(), r"label 4 is not in 0\.\.3"),
+        (
+            lambda h: h["splits"]["train"]["shards"][0].__setitem__(3, 9),
+            r"train-000000\.tar has 9 samples, of which 7",
+        ),
+        (lambda h: h["splits"]["train"]["shards"].pop(), "shard 7 of 7"),
+        (lambda h: h["splits"]["train"]["shards"][0].__setitem__(0, "../x.tar"), r"'\.\./x\.tar' is no name"),
+        (lambda h: h["splits"]["train"]["shards"][0].__setitem__(0, "/etc/passwd"), "is no name for a shard"),
+        (lambda h: h["splits"]["train"]["shards"][0].__setitem__(0, "pipe:cat x"), "is no name for a shard"),
+        (lambda h: h["splits"]["train"].update(count=10**12), "does not fit"),
+        (lambda h: h["splits"]["train"]["columns"]["offset"].__setitem__(0, 10**12), "does not fit"),
+        (lambda h: h["splits"]["train"]["columns"].pop("crc"), "KeyError: 'crc'"),
+        (lambda h: h["splits"].update(train=7), "damaged"),
+        (lambda h: h.update(bytes=5), "bytes, not"),
+    ],
+)
+def test_an_index_that_contradicts_itself_is_refused(packed, change, message):
+    rewritten(packed / INDEX, change)
+    with pytest.raises(ValueError, match=f"{INDEX}.*{message}"):
+        open_data(packed)
+
+
+def test_a_damaged_or_newer_index_is_refused(packed):
+    path = packed / INDEX
+    good = path.read_bytes()
+    line, rest = good.split(b"\n", 1)
+    header, base = read_header(path)
+    label = base + header["splits"]["train"]["columns"]["label"][0]
+    cases = {
+        "version 7; this vitkit reads up to 1": good.replace(b"vitkit-shards 1 ", b"vitkit-shards 7 ", 1),
+        "not an index": b"PK" + good,
+        "at most": line.replace(b" %d " % len(json.dumps(header)), b" 99999999999 ") + b"\n" + rest,
+        "header is not the one": good.replace(b"class 3", b"class 8", 1),
+        "bytes, not": good[:-1],
+        "checksum": good[:label] + b"\1" + good[label + 1 :]
+        if good[label] != 1
+        else good[:label] + b"\2" + good[label + 1 :],
+    }
+    for message, content in cases.items():
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=f"{INDEX}.*{message}"):
+            open_data(packed)
+    rng = np.random.default_rng(0)
+    for cut in rng.integers(0, len(good), 40).tolist():
+        path.write_bytes(good[:cut])
+        with pytest.raises(ValueError, match=INDEX):
+            open_data(packed)
+
+
+def test_a_size_that_cannot_be_is_not_made_room_for(packed):
+    path = packed / INDEX
+    header, base = read_header(path)
+    start, _, _ = header["splits"]["train"]["columns"]["length"]
+    content = bytearray(path.read_bytes())
+    content[base + start : base + start + 4] = b"\xff" * 4
+    path.write_bytes(content)
+    with pytest.raises(
+        ValueError, match=r"train-\d+\.tar!.*: 4294967295 bytes at \d+ of .*its index is damaged"
+    ):
+        open_data(packed)
+
+
+def test_a_flipped_bit_in_the_index_is_noticed(packed):
+    """At once in the header, labels and shard numbers, by verify anywhere."""
+    path = packed / INDEX
+    good = path.read_bytes()
+    header, base = read_header(path)
+    places = [p for s in header["splits"].values() for p in s["columns"].values()]
+    for start, size, _ in places:
+        bad = bytearray(good)
+        bad[base + start + size // 2] ^= 16
+        path.write_bytes(bad)
+        with pytest.raises(ValueError, match="checksum|label|shard"):
+            verify(packed)
+
+
+def tar(path, members) -> None:
+    """Members of (name, content or a TarInfo's other fields)."""
+    with tarfile.open(path, "w") as archive:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            if isinstance(content, dict):
+                for field, value in content.items():
+                    setattr(member, field, value)
+                archive.addfile(member)
+            else:
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+
+
+CODE = b"cos\nsystem\n(S'touch owned'\ntR."
+
+
+def test_shards_of_others_are_indexed_in_place(tmp_path):
+    for number in range(3):
+        split = ("train", "train", "val")[number]
+        members = [(f"{number}/x.jpg", picture(1)), (f"{number}/y.cls", b"1"), (f"{number}/y.pkl", CODE)]
+        for i in range(4):
+            members.append((f"./{number}/{i}.cls", b"%d" % (i % 3)))
+            members.append((f"./{number}/{i}.JPG", picture(10 * number + i)))
+            members.append((f"./{number}/{i}.txt", b"a caption"))
+        tar(tmp_path / f"set-{split}-{number}.tar", members)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    told = shard(str(tmp_path), tmp_path)
+    assert told["splits"] == {"train": 8, "val": 4} and told["shards"] == 3
+    assert (
+        told["left_out"]["set-train-0.tar!0/x"] == "no label"
+        and told["left_out"]["set-val-2.tar!2/y"] == "no image"
+    )
+    assert "hold code" in told["left_out"]["set-val-2.tar!2/y.pkl"]
+    train = open_data(tmp_path)["train"]
+    assert train.classes == ("0", "1", "2") and train.labels.tolist() == [0, 1, 2, 0] * 2
+    assert train.keys[5] == "1/1" and train.fetch(5) == picture(11) and verify(tmp_path) == []
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.tar")} == before
+    with pytest.raises(ValueError, match="is there already"):
+        index_shards(tmp_path)
+
+
+GOOD = [("a.jpg", picture(1)), ("a.cls", b"0")]
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ([("../a.jpg", b"x")], r"x\.tar!\.\./a\.jpg: a name that leads out"),
+        ([("/etc/a.jpg", b"x")], r"x\.tar!/etc/a\.jpg: a name that leads out"),
+        ([("b/../../a.jpg", b"x")], "a name that leads out"),
+        ([("a.jpg", {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"})], r"x\.tar!a\.jpg: a link, device"),
+        ([("a.jpg", {"type": tarfile.LNKTYPE, "linkname": "b.jpg"})], "a link, device"),
+        ([("a.jpg", {"type": tarfile.FIFOTYPE})], "a link, device"),
+        ([("a.jpg", {"type": tarfile.GNUTYPE_SPARSE})], "a link, device or sparse file"),
+        ([("a.jpg", {"type": tarfile.CHRTYPE, "devmajor": 1, "devminor": 5})], "a link, device"),
+        ([("a.jpg", b"x"), ("a.jpg", b"y")], r"x\.tar!a\.jpg: stands there twice"),
+        ([("a.jpg", b"x"), ("a.png", b"y"), ("a.cls", b"0")], r"x\.tar!a: 2 images in one sample"),
+        ([("a.jpg", b"x"), ("a.cls", b"-3")], r"x\.tar!a\.cls: not a class number"),
+        ([("a.jpg", b"x"), ("a.cls", b"2000000000")], r"x\.tar!a\.cls: not a class number"),
+        ([("a.jpg", b"x"), ("a.cls", b"cat")], r"x\.tar!a\.cls: no label: b'cat'"),
+        ([("a.jpg", b"x"), ("a.json", b"[" * 9999)], r"x\.tar!a\.json: no label"),
+        ([("a.jpg", b"x"), ("a.json", b'{"labels": [true, "x"]}')], "not a class number"),
+        ([("a.jpg", b"x"), ("a.pkl", CODE)], "no labelled image"),
+        (
+            [("a.jpg", b"x"), ("a.cls", b"1"), ("b.jpg", b"x"), ("b.json", b'{"labels": [1]}')],
+            "some labels are several",
+        ),
+    ],
+)
+def test_tars_that_are_not_as_they_should_be_are_refused_by_member(tmp_path, members, message):
+    tar(tmp_path / "x.tar", members)
+    with pytest.raises(ValueError, match=message):
+        index_shards(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.tar"] and not os.path.exists("owned")
+
+
+def test_tars_cut_off_damaged_or_with_impossible_sizes_are_refused(tmp_path):
+    path = tmp_path / "x.tar"
+    tar(path, [("a.jpg", picture(1)), ("a.cls", b"0"), ("b.jpg", picture(2)), ("b.cls", b"0")])
+    good = path.read_bytes()
+    second = good.index(b"b.jpg")
+    huge = tarfile.TarInfo("a.jpg")
+    huge.size = 10 * 2**30
+    cases = {
+        "cut off": good[: second + 700],
+        r"no member begins at byte \d+": good[:second]
+        + b"Z"
+        + good[second + 1 :],  # the header's checksum is wrong
+        "claims 10737418240 bytes": huge.tobuf() + bytes(2048),
+        "not a plain tar": b"\x1f\x8b" + good,
+    }
+    for message, content in cases.items():
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"x\.tar.*{message}"):
+            index_shards(tmp_path)
+
+
+def test_mutants_of_a_tar_raise_one_kind_of_error(tmp_path):
+    path = tmp_path / "x.tar"
+    tar(path, [*GOOD, ("é" * 90 + ".jpg", picture(2)), ("b" * 120 + ".cls", b"0")])
+    good, rng = path.read_bytes(), np.random.default_rng(0)
+    for _ in range(300):
+        bad = bytearray(good)
+        for at in rng.integers(0, len(good), 3):
+            bad[at] = rng.integers(256)
+        path.write_bytes(bad)
+        try:
+            index_shards(tmp_path)
+            open_data(tmp_path)["all"].fetch(0)
+        except ValueError:
+            pass
+        (tmp_path / INDEX).unlink(missing_ok=True)
+
+
+def test_a_hundred_thousand_empty_members(tmp_path):
+    header = bytearray(tarfile.TarInfo("000000.txt").tobuf())
+    with (tmp_path / "x.tar").open("wb") as file:
+        for number in range(100_000):
+            header[:6] = b"%06d" % number
+            header[148:156] = b" " * 8
+            header[148:155] = b"%06o\0" % sum(header[:512])
+            file.write(header)
+        file.write(bytes(1024))
+    with pytest.raises(ValueError, match="no labelled image"):
+        index_shards(tmp_path)
+
+
+def test_only_files_folders_and_http_are_opened(tmp_path):
+    for place in ("pipe:touch owned", "file:///etc", "s3://bucket/x", "ftp://host/x/"):
+        with pytest.raises(ValueError, match="no data at|only http"):
+            open_data(place)
+    assert not os.path.exists("owned")
+
+
+def test_a_split_by_stored_digests_reads_no_image(packed, folder):
+    packed_train, plain = open_data(packed)["train"], open_data(folder)["train"]
+    assert np.array_equal(fingerprints(packed_train), fingerprints(plain))
+    for path in packed.glob("*.tar"):
+        path.unlink()
+    rest, part = split(packed_train, 0.2)
+    assert set(part.keys) == set(split(plain, 0.2)[1].keys) and len(rest) + len(part) == 50
+
+
+@pytest.mark.parametrize("size", [0, 10, 2 * END - 1, 2 * END, 2 * END + 1, 100_000])
+def test_the_mark_of_a_file_is_that_of_its_bytes(tmp_path, size):
+    content = np.random.default_rng(size).bytes(size)
+    (tmp_path / "x").write_bytes(content)
+    assert mark_file(tmp_path / "x") == mark(content)
+    if size <= 2 * END:
+        assert mark(content) == hashlib.blake2b(content, digest_size=16).digest()
+    else:
+        assert mark(content) != mark(content[:-1] + b"!") and mark(content) != mark(b"!" + content[1:])
+
+
+def test_a_taken_part_holds_numbers_and_no_names(packed):
+    source = open_data(packed)["train"]
+    part = source.take(np.arange(49, -1, -7)).take(np.array([2, 0]))
+    assert list(part.keys) == [source.keys[35], source.keys[49]] and part.keys[-1] == source.keys[49]
+    assert part.keys[:1] == [source.keys[35]] and part.fetch(1) == source.fetch(49)
+    assert part.digest(0) == source.digest(35) and part.labels.tolist() == source.labels[[35, 49]].tolist()
+    with pytest.raises(IndexError):
+        part.keys[2]
+    assert not re.search("list|tuple", type(part.keys).__name__)
