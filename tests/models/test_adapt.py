@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import vitkit
-from vitkit.models.card import Origin
+from vitkit.models.card import Origin, pair
 
 
 def test_features_are_bit_equal_at_the_same_size_and_the_head_is_zero(small, small_hybrid, small_resnet):
@@ -88,3 +88,15 @@ def test_a_size_that_does_not_fit_is_refused(small):
 def test_the_adapted_model_keeps_precision_and_mode(small):
     new = vitkit.adapt(small().double().train(), classes=2)
     assert new.head.weight.dtype == torch.float64 and new.training
+
+
+def test_a_size_is_one_number_or_two(small, tmp_path):
+    assert pair(24) == (24, 24) and pair((24, 16)) == (24, 16) and pair([24, 16]) == (24, 16)
+    for wrong in ((24,), (24, 16, 3)):
+        with pytest.raises(ValueError):
+            pair(wrong)
+    assert small(image_size=24).config == small(image_size=[24, 24]).config
+    assert vitkit.adapt(small(), image_size=[48, 24]).config.image_size == (48, 24)
+    assert vitkit.build("BiT-R50x1", image_size=64).config.image_size == (64, 64)
+    vitkit.save(small(), tmp_path / "m.pth", "timm")  # whose table tells no size of its own
+    assert vitkit.load(tmp_path / "m.pth", image_size=32, heads=2).config.image_size == (32, 32)

@@ -21,7 +21,7 @@ from vitkit.layouts.layout import (
     size_from,
     square_patch,
 )
-from vitkit.models.card import Preprocessing
+from vitkit.models.card import Preprocessing, pair
 from vitkit.models.variants import Config
 from vitkit.models.vit import ViTConfig
 
@@ -54,7 +54,7 @@ def infer(shapes: Shapes, hints: Hints) -> Found:
     heads, note = guess_heads(kernel[0], depth, hidden, hints if hints.heads else told_heads(told))
     patch = square_patch((kernel[2], kernel[3]))
     size = hints.image_size or told.get("image_size")
-    size = (size, size) if isinstance(size, int) else tuple(size) if size else None
+    size = pair(size) if size else None
     entries = need(shapes, "embeddings.position_embeddings", 3)[1]
     config = ViTConfig(
         width=kernel[0],

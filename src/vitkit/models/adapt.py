@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitkit.models.card import pair
 from vitkit.models.positions import resize_positions
 from vitkit.models.variants import Model, skeleton
 from vitkit.models.vit import ViT, ViTConfig
@@ -20,6 +21,7 @@ def adapt(
     classes: int | None = None,
     image_size: tuple[int, int] | int | None = None,
     labels: Iterable[str] = (),
+    multilabel: bool = False,
     keep_representation: bool = False,
     resize: str | None = None,
     **training: Any,
@@ -27,6 +29,7 @@ def adapt(
     """A new model: the same features, a zero head for `classes` (or `labels`); the old one is left alone.
 
     image_size           positions are interpolated to it, by `resize` or the model's own convention
+    multilabel           an image may have several of the labels: each output is a sigmoid of its own
     keep_representation  keep the pre-training head's tanh layer and replace only the last one
     training             dropout, attention_dropout, stochastic_depth
     """
@@ -37,15 +40,13 @@ def adapt(
     for field in training:
         if field not in TRAINING or not isinstance(model, ViT):
             raise ValueError(f"adapt cannot change {field!r}; it can: {', '.join(TRAINING)} of a ViT")
-    changes: dict[str, Any] = dict(training)
+    changes = training | ({} if resize is None else {"position_resize": resize})
     if image_size is not None:
-        changes["image_size"] = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+        changes["image_size"] = pair(image_size)
     if classes is not None:
         changes["classes"] = classes
         if isinstance(model, ViT) and not keep_representation:
             changes["representation"] = 0
-    if resize is not None:
-        changes["position_resize"] = resize
     known = {f.name for f in fields(model.config)}
     config = replace(model.config, **{k: v for k, v in changes.items() if k in known})
 
@@ -60,6 +61,7 @@ def adapt(
     new.load_state_dict({name: state[name] for name in new.state_dict()}, assign=True)
     new.requires_grad_(True)
     new.labels = labels if classes is not None else model.labels
+    new.multilabel = multilabel or (classes is None and model.multilabel)
     new.preprocessing, new.origin = model.preprocessing, model.origin
     return new.train(model.training)
 

@@ -1,5 +1,6 @@
-"""What travels with a model beside its weights: labels, preprocessing, origin. Plain frozen values."""
+"""What travels with a model beside its weights: preprocessing and origin, and sizes as a pair."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -31,3 +32,9 @@ class Origin:
     licence: str = ""
     sha256: str = ""
     notes: tuple[str, ...] = ()
+
+
+def pair(size: int | Sequence[int]) -> tuple[int, int]:
+    """(height, width) of an image size given as one number or as two."""
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.models.attention import Attention
+from vitkit.models.recompute import recomputed
 
 Grid = tuple[int, int]
 Inject = Callable[[Tensor, int], Tensor]  # (z, layer) -> z with that layer's positions
@@ -76,6 +77,8 @@ def scaled(branch: Tensor, scale: Tensor | None) -> Tensor:
 class Encoder(nn.Module):
     """L blocks; positions may be injected before each of them (App. D.4)."""
 
+    recompute = False  # what a block computes is not kept for the backward pass, but computed again there
+
     def __init__(self, blocks: Iterable[nn.Module], norm: nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
@@ -84,8 +87,12 @@ class Encoder(nn.Module):
     def forward(self, z: Tensor, grid: Grid, inject: Inject) -> Tensor:
         """z_0 -> LN(z_L)."""
         for layer, block in enumerate(self.blocks):
-            z = block(inject(z, layer), grid)
+            z = recomputed(block, inject(z, layer), grid, again=self.recompute and self.training)
         return self.norm(z)
+
+    def units(self) -> list[nn.Module]:
+        """The parts that are recomputed, or spread over processes, one by one."""
+        return list(self.blocks)
 
     def states(self, z: Tensor, grid: Grid, inject: Inject) -> Iterator[Tensor]:
         """z_0 ... z_{L-1}, each as its block sees it, and at last LN(z_L)."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.models.card import Origin, Preprocessing
+from vitkit.models.card import Origin, Preprocessing, pair
 from vitkit.models.initial import initialise_resnet
+from vitkit.models.recompute import recomputed
 
 GROUPS = 32
 
@@ -46,8 +47,7 @@ class ResNetConfig:
     std_eps_in: str = "variance"
 
     def __post_init__(self):
-        if isinstance(self.image_size, int):
-            object.__setattr__(self, "image_size", (self.image_size, self.image_size))
+        object.__setattr__(self, "image_size", pair(self.image_size))
         check_resnet(self)
         if not self.blocks or self.classes < 0 or self.channels < 1 or min(self.image_size) < 1:
             raise ValueError(f"impossible ResNet: {self}")
@@ -117,6 +117,8 @@ class StemUnit(nn.Module):
 class Stem(nn.Module):
     """Images to the feature map whose cells are a hybrid's patches (Sec. 3.1)."""
 
+    recompute = False  # see models/recompute.py
+
     def __init__(self, c: StemConfig, channels: int):
         super().__init__()
         self.root = StdConv(c, channels, c.width, 7, 2)
@@ -126,12 +128,15 @@ class Stem(nn.Module):
         )
         self.channels = c.width * 2 ** (len(c.blocks) + 1) if c.blocks else c.width
 
+    def units(self) -> list[nn.Module]:
+        """The parts that are recomputed, or spread over processes, one by one."""
+        return [unit for stage in self.stages for unit in stage]  # type: ignore[attr-defined]
+
     def forward(self, images: Tensor) -> Tensor:
         x = self.root_norm(self.root(images)).relu()
         x = F.max_pool2d(pad_same(x, 3, 2, float("-inf")), 3, 2)
-        for stage in self.stages:
-            for unit in stage:  # type: ignore[attr-defined]
-                x = unit(x)
+        for unit in self.units():
+            x = recomputed(unit, x, again=self.recompute and self.training)
         return x
 
 
@@ -171,10 +176,13 @@ class Unit(nn.Module):
 class ResNet(nn.Module):
     """A BiT ResNet: the paper's convolutional baseline."""
 
+    recompute = False  # see models/recompute.py
+
     def __init__(self, config: ResNetConfig):
         super().__init__()
         c = self.config = config
         self.labels: tuple[str, ...] = ()
+        self.multilabel = False  # whether an image may have several of them: a sigmoid for each
         self.preprocessing = Preprocessing()
         self.origin = Origin()
         self.root = StdConv(c, c.channels, c.width, 7, 2)
@@ -202,10 +210,13 @@ class ResNet(nn.Module):
                 f"images must have shape (B, {self.config.channels}, H, W), not {tuple(images.shape)}"
             )
         x = F.max_pool2d(F.pad(self.root(images), [1, 1, 1, 1]), 3, 2)  # zeros, as published
-        for stage in self.stages:
-            for unit in stage:  # type: ignore[attr-defined]
-                x = unit(x)
+        for unit in self.units():
+            x = recomputed(unit, x, again=self.recompute and self.training)
         return self.norm(x).relu().flatten(2).mT
+
+    def units(self) -> list[nn.Module]:
+        """The parts that are recomputed, or spread over processes, one by one."""
+        return [unit for stage in self.stages for unit in stage]  # type: ignore[attr-defined]
 
     def attention(self, images: Tensor) -> Iterator[Tensor]:
         raise ValueError("a ResNet has no attention to show; use a ViT or a hybrid")

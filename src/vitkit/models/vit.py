@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitkit.models.attention import Attention, AttentionPool
 from vitkit.models.axial import AxialBlock
-from vitkit.models.card import Origin, Preprocessing
+from vitkit.models.card import Origin, Preprocessing, pair
 from vitkit.models.encoder import Block, Encoder, Grid, Mlp
 from vitkit.models.initial import initialise_vit
 from vitkit.models.positions import RESIZE, Positions
@@ -61,8 +61,7 @@ class ViTConfig:
     stochastic_depth: float = 0.0  # of the last layer; grows linearly from 0
 
     def __post_init__(self):
-        if isinstance(self.image_size, int):
-            object.__setattr__(self, "image_size", (self.image_size, self.image_size))
+        object.__setattr__(self, "image_size", pair(self.image_size))
         if self.class_token is None:
             object.__setattr__(self, "class_token", self.head == "token")
         check_vit(self)
@@ -141,6 +140,7 @@ class ViT(nn.Module):
         super().__init__()
         c = self.config = config
         self.labels: tuple[str, ...] = ()
+        self.multilabel = False  # whether an image may have several of them: a sigmoid for each
         self.preprocessing = Preprocessing()
         self.origin = Origin()
 

@@ -3,7 +3,9 @@
 import glob
 import os
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitkit.data.decode import BadImage, decode, read
+from vitkit.data.decode import BadImage, read
 from vitkit.data.sources import SUFFIXES, walk
 from vitkit.data.views import View, apply, normalise
 from vitkit.models.card import Preprocessing
@@ -44,7 +46,7 @@ def evaluation_view(preprocessing: Preprocessing, size: tuple[int, int]) -> View
 def pixels(content: bytes, model: Model) -> Tensor:
     """An encoded image as the model wants it, uint8 (3, h, w)."""
     view = evaluation_view(model.preprocessing, model.config.image_size)
-    return apply(decode(content), view, np.random.default_rng(0))  # such a view chooses nothing
+    return apply(content, view, np.random.default_rng(0))  # such a view chooses nothing
 
 
 @torch.inference_mode()
@@ -58,15 +60,17 @@ def logits(model: Model, images: Tensor) -> Tensor:
 def predict(model: Model, image: str | os.PathLike | bytes, top: int = 5) -> list[tuple[str, float]]:
     """[(label, probability), ...] of one image, the likeliest first."""
     content = image if isinstance(image, bytes) else read(Path(image))
-    return ranked(model, logits(model.eval(), pixels(content, model)[None]), top)[0]
+    return list(ranked(model, logits(model.eval(), pixels(content, model)[None]), top)[0])
 
 
-def ranked(model: Model, values: Tensor, top: int) -> list[list[tuple[str, float]]]:
+def ranked(model: Model, values: Tensor, top: int) -> list[tuple[tuple[str, float], ...]]:
+    """Of each image the likeliest labels: out of all, or each for itself where an image may have several."""
     names = model.labels or tuple(str(i) for i in range(values.shape[1]))
-    best = values.softmax(-1).topk(min(top, values.shape[1]), dim=-1)
+    chances = values.sigmoid() if model.multilabel else values.softmax(-1)
+    best = chances.topk(min(top, values.shape[1]), dim=-1)
     return [
-        [(names[i], p) for p, i in zip(chances, places, strict=True)]
-        for chances, places in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        tuple((names[i], p) for p, i in zip(found, places, strict=True))
+        for found, places in zip(best.values.tolist(), best.indices.tolist(), strict=True)
     ]
 
 
@@ -89,26 +93,52 @@ def find_images(places: Iterable[str]) -> list[str]:
 
 def predict_many(
     model: Model,
-    images: list[str],
+    images: Iterable[str],
     *,
     top: int = 5,
     batch: int = 32,
+    threads: int = 4,
     advance: Callable[[], None] = lambda: None,
 ) -> Iterator[Prediction]:
-    """A prediction for each image, in order; one that cannot be read is named and the others are done."""
+    """A prediction for each image, in order; one that cannot be read is named and the others are done.
+
+    While the model works on a batch, `threads` read and decode the next one, and no more than that: of a
+    million images two batches are in memory.
+    """
     model.eval()
-    for at in range(0, len(images), batch):
-        ready: dict[str, Tensor] = {}
-        wrong: dict[str, str] = {}
-        for name in images[at : at + batch]:
-            try:
-                ready[name] = pixels(read(Path(name)), model)
-            except BadImage as error:
-                wrong[name] = str(error)
-        answers = ranked(model, logits(model, torch.stack(list(ready.values()))), top) if ready else []
-        said = dict(zip(ready, answers, strict=True))
-        for name in images[at : at + batch]:
-            advance()
-            yield (
-                Prediction(name, error=wrong[name]) if name in wrong else Prediction(name, tuple(said[name]))
-            )
+    rest = iter(images)
+    pool = ThreadPoolExecutor(threads)
+
+    def begin() -> list[tuple[str, Future[Tensor]]]:
+        return [(name, pool.submit(from_file, name, model)) for name in islice(rest, batch)]
+
+    try:
+        ahead = begin()
+        while ahead:
+            made, ahead = [(name, opened(future)) for name, future in ahead], begin()
+            for prediction in answers(model, made, top):
+                advance()
+                yield prediction
+    finally:
+        pool.shutdown(cancel_futures=True)  # whoever wants no more does not wait for the rest
+
+
+def from_file(name: str, model: Model) -> Tensor:
+    return pixels(read(Path(name)), model)
+
+
+def opened(future: Future[Tensor]) -> Tensor | BadImage:
+    try:
+        return future.result()
+    except BadImage as error:
+        return error
+
+
+def answers(model: Model, made: list[tuple[str, Tensor | BadImage]], top: int) -> list[Prediction]:
+    """What the model says of a batch, and of those that could not be read, why."""
+    good = [image for _, image in made if isinstance(image, Tensor)]
+    said = iter(ranked(model, logits(model, torch.stack(good)), top) if good else [])
+    return [
+        Prediction(name, error=str(image)) if isinstance(image, BadImage) else Prediction(name, next(said))
+        for name, image in made
+    ]

@@ -24,10 +24,11 @@ class Card:
     labels: tuple[str, ...] = ()
     preprocessing: Preprocessing = Preprocessing()
     origin: Origin = Origin()
+    multilabel: bool = False
 
 
 def card_of(model: Model, layout: str) -> Card:
-    return Card(layout, model.config, model.labels, model.preprocessing, model.origin)
+    return Card(layout, model.config, model.labels, model.preprocessing, model.origin, model.multilabel)
 
 
 def to_json(card: Card) -> str:
@@ -50,6 +51,7 @@ def from_json(text: str) -> Card:
             labels=tuple(str(label) for label in told["labels"]),
             preprocessing=value(Preprocessing, told["preprocessing"]),
             origin=value(Origin, told["origin"]),
+            multilabel=checked("multilabel", told.get("multilabel", False), False),  # the first files lack it
         )
     except WeightsError:
         raise

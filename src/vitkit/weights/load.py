@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from vitkit.layouts import LAYOUTS
 from vitkit.layouts.layout import SAME, Entry, Found, Hints, Layout, Source, WeightsError
-from vitkit.models.card import Origin, Preprocessing
+from vitkit.models.card import Origin, Preprocessing, pair
 from vitkit.models.variants import Config, Model, fresh, skeleton
 from vitkit.models.vit import ViTConfig
 from vitkit.weights.archive import Arrays, UntrustedCheckpoint, one_line, open_arrays
-from vitkit.weights.card import from_json
+from vitkit.weights.card import Card, from_json
 from vitkit.weights.labels import imagenet_labels
 from vitkit.weights.published import PUBLISHED, fetch, near_names
 
@@ -43,10 +43,9 @@ def load(
     """
     path, origin = locate(source)
     arrays, files = open_source(path)
-    image_size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    hints = Hints(heads=heads, image_size=image_size, files=files)
+    hints = Hints(heads=heads, image_size=None if image_size is None else pair(image_size), files=files)
     try:
-        layout, places, found, card_origin = understand(arrays, hints)
+        layout, places, found, card = understand(arrays, hints)
         if gelu is not None and isinstance(found.config, ViTConfig):
             found = replace(found, config=replace(found.config, gelu=gelu))
         model, notes = assemble(
@@ -60,8 +59,9 @@ def load(
         raise WeightsError(f"{path}: what it says of itself makes no model ({one_line(error)})") from None
     model.labels, label_notes = choose_labels(labels, found, model.config.classes, layout.name)
     model.preprocessing = preprocessing or found.preprocessing
+    model.multilabel = card is not None and card.multilabel
     notes = (*arrays.notes, *found.notes, *notes, *label_notes)
-    model.origin = replace(card_origin or origin, format=layout.name, notes=notes)
+    model.origin = replace(card.origin if card else origin, format=layout.name, notes=notes)
     return model.eval()
 
 
@@ -150,7 +150,7 @@ OWN = Layout(
 )
 
 
-def understand(arrays: Arrays, hints: Hints) -> tuple[Layout, dict[str, Source], Found, Origin | None]:
+def understand(arrays: Arrays, hints: Hints) -> tuple[Layout, dict[str, Source], Found, Card | None]:
     """Which layout the arrays are in, where each array lies, and what model they make."""
     if arrays.card:
         card = from_json(arrays.card)
@@ -160,7 +160,7 @@ def understand(arrays: Arrays, hints: Hints) -> tuple[Layout, dict[str, Source],
         if reason := layout.objection(card.config):
             raise WeightsError(f"the file says it is in layout {card.layout!r}, but {reason}")
         found = Found(card.config, card.preprocessing, card.labels)
-        return layout, layout.tidy(arrays.shapes), found, card.origin
+        return layout, layout.tidy(arrays.shapes), found, card
     layout = next((known for known in LAYOUTS if known.recognises(arrays.shapes)), None)
     if layout is None:
         raise WeightsError(

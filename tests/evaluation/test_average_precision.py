@@ -1,0 +1,101 @@
+"""Evaluation with several labels an image: against scikit-learn, a plain loop, and numbers done by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from vitkit.evaluation.accuracy import accuracy
+from vitkit.evaluation.multilabel import MultilabelAccuracy, average_precision, multilabel_accuracy
+
+
+def slow_precision(scores, there) -> float:
+    """The definition, one threshold after the other."""
+    total, before = 0.0, 0.0
+    for threshold in sorted(set(scores), reverse=True):
+        above = [t for s, t in zip(scores, there, strict=True) if s >= threshold]
+        recall, precision = sum(above) / sum(there), sum(above) / len(above)
+        total += (recall - before) * precision
+        before = recall
+    return total
+
+
+def cases():
+    """Scores of all kinds: without ties, with many, all the same; labels rare and common."""
+    rng = np.random.default_rng(3)
+    for images in (1, 2, 7, 60):
+        for share in (0.05, 0.5, 0.95):
+            for levels in (1, 4, 10**6):
+                there = rng.random(images) < share
+                there[0] = True
+                yield rng.integers(0, levels, images).astype(np.float32), there
+
+
+@pytest.mark.parametrize(("scores", "there"), list(cases()))
+def test_precision_is_that_of_its_definition(scores, there):
+    found = average_precision(torch.from_numpy(scores), torch.from_numpy(there))
+    assert found == pytest.approx(slow_precision(scores.tolist(), there.tolist()), abs=1e-12)
+
+
+def test_precision_is_that_of_scikit_learn():
+    metrics = pytest.importorskip("sklearn.metrics")
+    for scores, there in cases():
+        found = average_precision(torch.from_numpy(scores), torch.from_numpy(there))
+        assert found == pytest.approx(metrics.average_precision_score(there, scores), abs=1e-12)
+
+
+def batches(logits, labels, size):
+    """The logits stand for the images, so that the model is the identity."""
+    for at in range(0, len(logits), size):
+        yield {"image": logits[at : at + size], "label": labels[at : at + size]}
+
+
+def evaluated(logits, labels, size=4) -> MultilabelAccuracy:
+    return multilabel_accuracy(lambda images: images, batches(logits, labels, size), logits.shape[1])
+
+
+def test_numbers_done_by_hand():
+    logits = torch.tensor([[2.0, -1, 0], [1, 3, -2], [-1, -2, -3], [-2, 1, -1]])
+    labels = torch.tensor([[1.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0]])
+    found = evaluated(logits, labels, size=3)
+    assert found.images == 4 and found.top1 == 2 / 4 and found.top5 is None
+    assert found.positives.tolist() == [2, 2, 0]
+    assert found.precisions[:2].tolist() == pytest.approx([1.0, (1 / 2 + 2 / 4) / 2])
+    assert math.isnan(found.precisions[2])  # no image has it: left out of the mean, and counted
+    assert found.mean_average_precision == pytest.approx(0.75)
+    # said above 0.5: [1 0 0] [1 1 0] [0 0 0] [0 1 0]; a logit of 0 is not above
+    assert found.exact_match == 2 / 4 and found.f1 == pytest.approx(2 * 3 / (2 * 3 + 1 + 1))
+    told = found.to_json(("a", "b", "c"))
+    assert told["per_class"]["c"] == {"images": 0, "average_precision": None}
+    assert told["classes_without_images"] == 1 and "confusion" not in told
+    assert {"top1", "top5", "images", "per_class", "loss"} <= set(told)
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+    assert found.loss == pytest.approx(float(loss.sum(1).mean()))
+
+
+def test_batches_do_not_matter_and_many_classes_have_a_top_5():
+    rng = torch.Generator().manual_seed(1)
+    logits = torch.randn(53, 9, generator=rng)
+    labels = (torch.rand(53, 9, generator=rng) < 0.2).float()
+    whole = evaluated(logits, labels, 53).to_json(tuple("abcdefghi"))
+    small = evaluated(logits, labels, 5).to_json(tuple("abcdefghi"))
+    assert small.pop("loss") == pytest.approx(whole.pop("loss")) and small == whole
+    fives = [labels[i, logits[i].topk(5).indices].any() for i in range(53)]
+    assert whole["top5"] == pytest.approx(np.mean(fives)) and whole["top1"] < whole["top5"]
+
+
+def test_without_any_label_nothing_is_made_up():
+    found = evaluated(torch.full((3, 2), -1.0), torch.zeros(3, 2))
+    assert found.mean_average_precision is None and found.f1 == 0 and found.top1 == 0
+    assert found.exact_match == 1  # none was there and none was said
+
+
+def test_labels_of_the_other_kind_are_an_error():
+    one, several = torch.zeros(2, dtype=torch.int64), torch.zeros(2, 3)
+    with pytest.raises(ValueError, match="each image has one label"):
+        evaluated(torch.zeros(2, 3), one)
+    with pytest.raises(ValueError, match="several labels"):
+        accuracy(lambda images: images, batches(torch.zeros(2, 3), several, 2), 3)
+    with pytest.raises(ValueError, match="no image"):
+        evaluated(torch.zeros(0, 3), several[:0])

@@ -1,0 +1,113 @@
+"""Two hundred and more bad and odd files in a folder, through a whole training: counted, named, survived."""
+
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_cli import run
+
+from vitkit.data import batches
+from vitkit.data.batches import BadFiles, TooManyBad
+from vitkit.data.doctor import preflight
+from vitkit.data.sources import open_data
+
+sys.path.insert(0, str(Path(__file__).parent / "data"))
+from bad_images import KINDS, ODD, REFUSED, SEEDS, fill
+
+pytestmark = pytest.mark.slow
+GOOD = 1000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """train with every kind among 1,000 good files, val and test with good files alone -> names, kinds."""
+    root = tmp_path_factory.mktemp("photos")
+    names = {f"train/{name}": kind for name, kind in fill(root / "train", GOOD).items()}
+    for split in ("val", "test"):
+        for name, kind in names.items():
+            if kind == "good" and name.endswith("7.jpg"):
+                there = root / name.replace("train", split, 1)
+                there.parent.mkdir(parents=True, exist_ok=True)
+                there.write_bytes((root / name).read_bytes())
+    return root, names
+
+
+def finetune(root, names, out, *options) -> int:
+    """Two epochs exactly, by a batch that divides the number of files; the exit code."""
+    batch = next(n for n in range(100, len(names)) if len(names) % n == 0)
+    tiny = ("model_options=width=32,depth=1,heads=2,hidden=32", "evaluations=0", "schedule.warmup=1")
+    model = ("--model", "ViT-Ti/4", "--image-size", 8, "--batch", batch, "--epochs", 2)
+    return run("finetune", root, "--out", out, *model, "--set", *tiny, *options)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_bad_file_is_named_once_and_every_other_is_used_once(
+    folder, tmp_path, workers, capfd, monkeypatch
+):
+    root, names = folder
+    real, seen = batches.stream, []
+
+    def spy(samples, *arguments):
+        for batch in real(samples, *arguments):
+            if samples.order:  # a training's
+                seen.append([samples.source.keys[i] for i in batch["index"].tolist()])
+            yield batch
+
+    monkeypatch.setattr(batches, "stream", spy)
+    assert finetune(root, names, tmp_path / "run", "--workers", workers, "--max-bad", 0.5) == 0
+    assert (tmp_path / "run" / "model.safetensors").exists() and len(seen) % 2 == 0
+    good = {name: 1 for name, kind in names.items() if kind not in REFUSED}
+    for epoch in (seen[: len(seen) // 2], seen[len(seen) // 2 :]):  # each once, none in another's place
+        assert Counter(key for keys in epoch for key in keys) == good
+    told = re.findall(r"^not used: (\S+): (.+)$", capfd.readouterr().err, re.MULTILINE)
+    counts = Counter(key for key, _ in told)
+    assert set(counts.values()) == {1} and all(why.strip() for _, why in told)
+    assert Counter(names[key] for key in counts) == dict.fromkeys(REFUSED, len(SEEDS))
+
+
+def test_reasons_are_those_of_the_kinds(folder):
+    root, names = folder
+    bad = BadFiles(allowed=1.0)
+    source = open_data(root)["train"]
+    preflight(source, bad, sample=len(source), workers=2)
+    wrong = {k: (names[k], r) for k, r in bad.found.items() if r not in KINDS[names[k]].reasons}
+    assert not wrong and len(bad.found) == len(REFUSED) * len(SEEDS)
+    assert len(source) == GOOD + len(KINDS) * len(SEEDS) and len(KINDS) >= 40 and len(ODD) >= 13
+
+
+def test_by_default_so_many_stop_the_run(folder, tmp_path, capfd):
+    """5 % are 62 files: the run ends with the 63rd, which it names with the others."""
+    root, names = folder
+    assert finetune(root, names, tmp_path / "run", "--workers", 0) == 2
+    told = capfd.readouterr().err
+    assert "63 of 1255 images are unusable, more than the 5% allowed" in told and "--max-bad" in told
+    assert len(re.findall("^not used: ", told, re.MULTILINE)) == 63
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_before_training_a_look_at_some_images_tells(folder):
+    root, names = folder
+    source = open_data(root)["train"]
+    with pytest.raises(TooManyBad, match="63 of 1255 images are unusable"):
+        preflight(source, BadFiles(), workers=2)  # 1,000 of 1,255: enough to know
+    told: list[str] = []
+    with pytest.raises(TooManyBad, match="of 400 images looked at, .* 5% are allowed; the first: 'train/"):
+        preflight(source, BadFiles(report=lambda key, why: told.append(key)), sample=400, workers=2)
+    assert 20 < len(told) < 63 and len(set(told)) == len(told)
+    preflight(source, BadFiles(allowed=0.15), workers=2)
+    few = source.take(np.array([i for i, key in enumerate(source.keys) if names[key] == "good"]))
+    preflight(few, BadFiles(allowed=0.0), workers=2)
+
+
+def test_a_share_at_the_limit_is_not_refused_by_bad_luck(folder):
+    """A twentieth of 1,000 files is bad, which is allowed: no sample of 300 of them says otherwise."""
+    root, names = folder
+    source = open_data(root)["train"]
+    bad = [i for i, key in enumerate(source.keys) if names[key] in REFUSED][:50]
+    good = [i for i, key in enumerate(source.keys) if names[key] == "good"][:950]
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        preflight(source.take(rng.permutation(bad + good)), BadFiles(), sample=300, workers=2)
