@@ -57,7 +57,7 @@ def doubled(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def stepped(model: nn.Module, config: OptimizerConfig, batches, rates=(0.1, 0.1, 0.05)) -> TrainState:
     state = TrainState.start(model, config)
     for rate in rates:
-        update(state, batches, Classify(), rate, config, model)
+        update(state, batches, Classify(classes=5), rate, config, model)
     return state
 
 
@@ -74,7 +74,7 @@ def test_sgd_and_adam_equal_their_formulas(small):
         v = copy.deepcopy(m)
         for t, rate in enumerate((0.1, 0.1, 0.05), start=1):
             twin.zero_grad()
-            Classify()(twin, doubled(batch_of(6)))["loss"].backward()
+            Classify(classes=5)(twin, doubled(batch_of(6)))["loss"].backward()
             with torch.no_grad():
                 for n, p in twin.named_parameters():
                     if config.kind == "sgd":
@@ -154,9 +154,10 @@ def test_label_smoothing_and_the_sigmoid_loss_equal_their_formulas():
     logits, targets = torch.randn(4, 5), torch.eye(5)[:4]
     smooth = 0.9 * targets + 0.1 / 5
     expected = -(smooth * logits.log_softmax(1)).sum(1).mean()
-    assert torch.allclose(Classify(label_smoothing=0.1).value(logits, targets), expected)
+    assert torch.allclose(Classify(classes=5, label_smoothing=0.1).value(logits, targets), expected)
     each = -(targets * logits.sigmoid().log() + (1 - targets) * (-logits).sigmoid().log())
-    assert torch.allclose(Classify(loss="sigmoid").value(logits, targets), each.sum(1).mean(), atol=1e-6)
+    sigmoid = Classify(classes=5, loss="sigmoid").value(logits, targets)
+    assert torch.allclose(sigmoid, each.sum(1).mean(), atol=1e-6)
 
 
 def test_a_loss_that_is_no_number_stops_before_the_model_moves(small):
@@ -166,7 +167,7 @@ def test_a_loss_that_is_no_number_stops_before_the_model_moves(small):
     before = model.project.weight.clone()
     state = TrainState.start(model, OptimizerConfig())
     with pytest.raises(Diverged, match="step 0: loss nan"):
-        update(state, [batch_of(4)], Classify(), 0.1, OptimizerConfig(), model)
+        update(state, [batch_of(4)], Classify(classes=5), 0.1, OptimizerConfig(), model)
     assert torch.equal(model.project.weight, before)
 
 
@@ -180,5 +181,5 @@ def test_a_small_model_learns_sixteen_images_by_heart(small):
         return float(metrics["accuracy"]) == 1 and seen[-1] < 0.05
 
     batches = iter(lambda: [batch_of(16)], None)
-    train(state, batches, Classify(), until=300, rate=lambda step: 2e-3, config=config, watch=watch)
+    train(state, batches, Classify(classes=5), until=300, rate=lambda step: 2e-3, config=config, watch=watch)
     assert seen[-1] < 0.05 < seen[0] and state.step == len(seen) < 300

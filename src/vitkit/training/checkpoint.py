@@ -1,69 +1,159 @@
-"""The whole training state on disk: written beside, hashed, flushed, renamed; the newest sound one counts."""
+"""The whole training state on disk: written beside, hashed, flushed, renamed; the newest sound one counts.
+
+Each process that has tensors, or parts of them, writes one file. A part is some rows of a tensor, and any
+number of processes can read what any other number has written.
+"""
 
 import hashlib
 import json
 import os
 import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import safetensors.torch
 import torch
-from torch import Tensor
 
 from vitkit.training.loop import TrainState
+from vitkit.training.parts import Piece, pieces, put_pieces
+from vitkit.training.runtime import Runtime
 from vitkit.weights.save import flush
 
 MANIFEST = "MANIFEST.json"
 KEEP = 2
+PATIENCE = 540.0  # seconds that the main process waits for the parts of the others; they wait for it longer
+LEAVING = 10.0  # and where the run has failed
 
 
 class CheckpointError(ValueError):
     """A checkpoint could not be written or does not fit; the message says what is needed."""
 
 
-def save_checkpoint(folder: Path, state: TrainState, remember: dict[str, Any]) -> Path:
-    """folder/step-N, whole or not at all; older ones beyond the last two are removed after it stands."""
-    folder.mkdir(parents=True, exist_ok=True)
-    final = folder / f"step-{state.step:08d}"
-    partial = folder / f"{final.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    arrays = state_arrays(state)
-    needed = sum(t.numel() * t.element_size() for t in arrays.values())
-    free = shutil.disk_usage(folder).free
-    if free < 1.05 * needed + 2**20:
-        raise CheckpointError(f"{folder}: a checkpoint needs {needed:,} bytes and {free:,} are free")
+class Saver:
+    """Writes checkpoints into a folder, one at a time: at once, or beside the training (`aside`)."""
+
+    def __init__(self, folder: Path, runtime: Runtime = Runtime(), *, aside: bool = False):
+        self.folder, self.runtime, self.aside = folder, runtime, aside
+        self.thread: Thread | None = None
+        self.error: CheckpointError | None = None
+        self.end = float("inf")  # of waiting for the others
+
+    def save(self, state: TrainState, remember: dict[str, Any]) -> None:
+        """folder/step-N, whole or not at all; older ones beyond the last two are removed after it stands."""
+        self.finish()
+        partial = self.folder / f"step-{state.step:08d}.partial"
+        mine = pieces(state, self.runtime)
+        facts = {"step": state.step, "remember": dict(remember), "torch": torch.__version__}
+        self.runtime.first(lambda: begin(partial))
+        if self.aside:
+            mine = {name: piece.copied() for name, piece in mine.items()}
+            self.thread = Thread(target=self.attempt, args=(partial, mine, facts))
+            self.thread.start()
+        else:
+            self.attempt(partial, mine, facts)
+            self.finish()
+
+    def attempt(self, partial: Path, mine: dict[str, Piece], facts: dict[str, Any]) -> None:
+        rank, cut = self.runtime.rank, self.runtime.cut
+        try:
+            if self.runtime.main or cut:  # a process of many may have no rows, and says so
+                write_part(partial, rank, mine)
+            if self.runtime.main:
+                await_parts(partial, self.runtime.world if cut else 1, lambda: time.monotonic() > self.end)
+                close(partial, facts)
+        except CheckpointError as error:
+            self.error = error
+        except (OSError, safetensors.SafetensorError) as error:
+            self.error = CheckpointError(
+                f"cannot write {partial.with_suffix('')}: {error}; the checkpoints before it are untouched"
+            )
+        if self.error and self.runtime.main:
+            shutil.rmtree(partial, ignore_errors=True)
+        elif self.error:
+            with suppress(OSError):
+                (partial / f"part-{rank:05d}.failed").touch()
+
+    def finish(self) -> None:
+        """Wait for what is being written; what went wrong with it anywhere is an error everywhere."""
+        self.join()
+        error, self.error = self.error, None
+        if told := [text for text in self.runtime.everyones(error and str(error)) if text]:
+            raise CheckpointError(told[0])
+
+    def leave(self) -> None:
+        """The same where the training has failed, and the other processes may be gone."""
+        self.end = time.monotonic() + LEAVING
+        self.join()
+
+    def join(self) -> None:
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+
+
+def begin(partial: Path) -> None:
+    """An empty folder, and no remains of those that were never finished."""
     try:
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        for old in partial.parent.glob("step-*.partial"):
+            shutil.rmtree(old, ignore_errors=True)
         partial.mkdir()
-        safetensors.torch.save_file(arrays, partial / "state.safetensors")
-        facts = {"step": state.step, "remember": remember, "torch": torch.__version__}
-        (partial / "facts.json").write_text(json.dumps(facts))
-        hashes = {p.name: digest(p) for p in sorted(partial.iterdir())}
-        (partial / MANIFEST).write_text(json.dumps(hashes))
-        for path in (*partial.iterdir(), partial):
-            flush(path)
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(partial, final)
-        flush(folder)
-    except (OSError, safetensors.SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise CheckpointError(
-            f"cannot write {final}: {error}; the checkpoints before it are untouched"
-        ) from None
-    for old in complete(folder)[:-KEEP]:
+    except OSError as error:
+        raise CheckpointError(f"cannot write {partial.with_suffix('')}: {error}") from None
+
+
+def write_part(partial: Path, rank: int, mine: dict[str, Piece]) -> None:
+    """The tensors of one process, and beside them what they are; the latter last."""
+    needed = sum(piece.tensor.nbytes for piece in mine.values())
+    free = shutil.disk_usage(partial).free
+    if free < 1.05 * needed + 2**20:
+        raise CheckpointError(f"{partial.parent}: a checkpoint needs {needed:,} bytes and {free:,} are free")
+    path = partial / f"state-{rank:05d}.safetensors"
+    arrays = {name: piece.tensor.detach().contiguous().cpu() for name, piece in mine.items()}
+    safetensors.torch.save_file(arrays, path)
+    flush(path)
+    told = {"sha256": digest(path), "rows": {name: [p.start, *p.shape] for name, p in mine.items()}}
+    beside = partial / f"part-{rank:05d}.json.new"
+    beside.write_text(json.dumps(told))
+    os.replace(beside, partial / f"part-{rank:05d}.json")
+
+
+def await_parts(partial: Path, parts: int, late: Callable[[], bool]) -> None:
+    begun = time.monotonic()
+    while missing := [r for r in range(parts) if not (partial / f"part-{r:05d}.json").exists()]:
+        listed = ", ".join(map(str, missing))
+        if any((partial / f"part-{rank:05d}.failed").exists() for rank in missing):
+            raise CheckpointError(f"{partial}: process {listed} could not write its part")
+        if late() or time.monotonic() - begun > PATIENCE:
+            raise CheckpointError(f"{partial}: the part of process {listed} did not come")
+        time.sleep(0.01)
+
+
+def close(partial: Path, facts: dict[str, Any]) -> None:
+    """When all parts are there: the manifest, the name, and away with the oldest."""
+    names = sorted(path.name for path in partial.glob("part-*.json"))
+    told = [json.loads((partial / name).read_text()) for name in names]
+    (partial / "facts.json").write_text(json.dumps(facts | {"parts": [one["rows"] for one in told]}))
+    hashes = {f"state-{rank:05d}.safetensors": one["sha256"] for rank, one in enumerate(told)}
+    hashes["facts.json"] = digest(partial / "facts.json")
+    for name in names:
+        (partial / name).unlink()
+    (partial / MANIFEST).write_text(json.dumps(hashes))
+    for path in (partial / "facts.json", partial / MANIFEST, partial):
+        flush(path)
+    final = partial.with_suffix("")
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(partial, final)
+    flush(final.parent)
+    others = [path for path in complete(final.parent) if path != final]
+    before = [path for path in others if path < final]
+    newer = [path for path in others if path > final]  # damaged, or the run would have gone on from there
+    for old in before[: len(before) - KEEP + 1] + newer:
         shutil.rmtree(old, ignore_errors=True)
-    return final
-
-
-def state_arrays(state: TrainState) -> dict[str, Tensor]:
-    """Model, average and optimizer as one flat table of tensors."""
-    arrays = {f"model.{n}": t.detach() for n, t in state.model.state_dict().items()}
-    arrays |= {f"average.{n}": t for n, t in state.average.items()}
-    for number, slots in state.optimizer.state_dict()["state"].items():
-        for name, value in slots.items():
-            if value is not None:
-                arrays[f"optimizer.{number}.{name}"] = torch.as_tensor(value)
-    return {name: t.contiguous().cpu() for name, t in arrays.items()}
 
 
 def complete(folder: Path) -> list[Path]:
@@ -92,22 +182,13 @@ def verifies(path: Path) -> bool:
 def load_checkpoint(path: Path, state: TrainState) -> dict[str, Any]:
     """Put a verified checkpoint into the state; return what was remembered beside it."""
     facts = json.loads((path / "facts.json").read_text())
-    arrays = safetensors.torch.load_file(path / "state.safetensors")
-    model = {n.removeprefix("model."): t for n, t in arrays.items() if n.startswith("model.")}
-    wanted = {n: tuple(t.shape) for n, t in state.model.state_dict().items()}
-    if {n: tuple(t.shape) for n, t in model.items()} != wanted:
-        raise CheckpointError(f"{path}: is of another model; give another --out, or delete it")
-    state.model.load_state_dict(model)
-    with torch.no_grad():
-        for name, tensor in state.average.items():
-            tensor.copy_(arrays[f"average.{name}"])
-    slots: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in arrays.items():
-        if name.startswith("optimizer."):
-            _, number, slot = name.split(".", 2)
-            slots.setdefault(int(number), {})[slot] = tensor
-    groups = state.optimizer.state_dict()["param_groups"]
-    state.optimizer.load_state_dict({"state": slots, "param_groups": groups})
+    files = [path / f"state-{rank:05d}.safetensors" for rank in range(len(facts["parts"]))]
+    try:
+        put_pieces(state, files, facts["parts"])
+    except KeyError as error:
+        raise CheckpointError(
+            f"{path}: is of another model ({error.args[0]}); give another --out, or delete it"
+        ) from None
     state.step = int(facts["step"])
     return facts["remember"]
 

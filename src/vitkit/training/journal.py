@@ -1,19 +1,61 @@
-"""What a run writes down as it goes: metrics.jsonl always, TensorBoard where it is installed."""
+"""What a run writes down as it goes: metrics.jsonl and TensorBoard events always, other trackers if asked."""
 
 import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitkit.training.trackers import TensorBoard, Tracker, check_trackers, open_tracker
+
+
+def tell(text: str) -> None:
+    print(f"vitkit: {text}", file=sys.stderr)
+
 
 class Journal:
-    """Rows of numbers by step. Reopened at a step, it forgets what was written after that step."""
+    """Rows of numbers by step. Reopened at a step, it forgets what was written after that step.
 
-    def __init__(self, folder: Path, step: int = 0):
+    metrics.jsonl is the record, and what goes wrong with it is an error. A tracker that fails is left out
+    with one note, be it at the start, in the middle or at the end: no training ends for it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        step: int = 0,
+        *,
+        trackers: Sequence[str] = (),
+        about: Mapping[str, Any] | None = None,
+        say: Callable[[str], None] = tell,
+    ):
+        check_trackers(trackers)
+        self.say, self.trackers = say, dict[str, Tracker]()
         self.path = folder / "metrics.jsonl"
         kept = [line for line in self.lines() if json.loads(line)["step"] <= step] if step else []
-        self.path.write_text("".join(line + "\n" for line in kept))
+        beside = self.path.with_suffix(".part")
+        beside.write_text("".join(line + "\n" for line in kept))
+        os.replace(beside, self.path)
         self.file = self.path.open("a")
-        self.board = tensorboard(folder / "events", step)
+        self.attempt("tensorboard", self.board, folder / "events", step, about or {})
+        for name in dict.fromkeys(trackers):
+            self.attempt(name, self.open, name, folder, about or {})
+
+    def board(self, folder: Path, step: int, about: Mapping[str, Any]) -> None:
+        self.trackers["tensorboard"] = TensorBoard(folder, step, about)
+
+    def open(self, name: str, folder: Path, about: Mapping[str, Any]) -> None:
+        self.trackers[name] = tracker = open_tracker(name, folder, about)
+        self.say(f"{name}: {tracker.where}")
+
+    def attempt(self, name: str, act: Callable[..., None], *args: Any) -> None:
+        try:
+            act(*args)
+        except Exception as error:  # whatever a library or a network comes up with
+            self.trackers.pop(name, None)
+            why = (str(error).splitlines() or [""])[0][:300] or type(error).__name__
+            self.say(f"{name} failed and is left out from here on: {why}")
 
     def lines(self) -> list[str]:
         """Complete rows of an earlier process; a last one that was cut off does not count."""
@@ -25,20 +67,19 @@ class Journal:
     def write(self, step: int, **numbers: Any) -> None:
         self.file.write(json.dumps({"step": step} | numbers) + "\n")
         self.file.flush()
-        if self.board is not None:
-            for name, value in numbers.items():
-                if isinstance(value, int | float):
-                    self.board.add_scalar(name, value, step)
+        values = {name: float(value) for name, value in numbers.items() if isinstance(value, int | float)}
+        for name, tracker in list(self.trackers.items()):
+            self.attempt(name, tracker.log, step, values)
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
+        """Once is enough; more often does no harm."""
         self.file.close()
-        if self.board is not None:
-            self.board.close()
+        for name, tracker in list(self.trackers.items()):
+            self.attempt(name, tracker.close, failed)
+        self.trackers.clear()
 
+    def __enter__(self) -> "Journal":
+        return self
 
-def tensorboard(folder: Path, step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder), purge_step=step)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(failed=kind is not None)

@@ -1,7 +1,6 @@
 """The one training loop. Two seams: the objective (batch to loss) and watch (what happens beside)."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -9,9 +8,9 @@ from torch import Tensor, nn
 
 from vitkit.training.objectives import Batch, Objective
 from vitkit.training.optimizer import OptimizerConfig, clip_gradients, make_optimizer, update_average
+from vitkit.training.runtime import Runtime
 
 Metrics = dict[str, Tensor | float]
-Computing = Callable[[], AbstractContextManager]
 
 
 class Diverged(ValueError):
@@ -45,19 +44,18 @@ def train(
     watch: Callable[[TrainState, Metrics], bool],
     call: nn.Module | None = None,
     before: Callable[[int], None] = lambda step: None,
-    computing: Computing = nullcontext,
+    runtime: Runtime = Runtime(),
 ) -> None:
     """Advance the state to step `until`, or until `watch` (which logs, evaluates and saves) says stop.
 
     `call` is the model as it is to be called (compiled, or spread over processes), if not as it is;
-    `before` runs ahead of each step: the runtime sets the seed of that step there. `computing` is entered
-    anew for each forward pass: autocast keeps its copies of the weights until it is left.
+    `before` runs ahead of each step: the seed of that step is set there.
     """
     while state.step < until:
         before(state.step)
         state.model.train()
         metrics = update(
-            state, next(batches), objective, rate(state.step), config, call or state.model, computing
+            state, next(batches), objective, rate(state.step), config, call or state.model, runtime
         )
         state.step += 1
         if watch(state, metrics):
@@ -71,20 +69,27 @@ def update(
     rate: float,
     config: OptimizerConfig,
     call: nn.Module,
-    computing: Computing = nullcontext,
+    runtime: Runtime = Runtime(),
 ) -> Metrics:
-    """One optimizer step over the micro-batches of one batch; each counts by its number of images."""
+    """One optimizer step over the micro-batches of one batch; each counts by its number of images.
+
+    The images of all processes count alike, also where unusable files have left one with fewer.
+    """
     for group in state.optimizer.param_groups:
         group["lr"] = rate * group["rate_share"]
-    images = sum(len(batch["image"]) for batch in micro_batches)
+    images = int(runtime.total(torch.tensor(sum(len(batch["image"]) for batch in micro_batches))))
+    if not images:
+        raise ValueError(f"step {state.step}: not one image of its batch is usable")
     results: dict[str, Tensor] = {}
-    for batch in micro_batches:
+    for number, batch in enumerate(micro_batches, start=1):
         share = len(batch["image"]) / images
-        with computing():
-            found = objective(call, batch)
-        (found["loss"] * share).backward()
+        with runtime.accumulating(call, more=number < len(micro_batches)):
+            with runtime.computing():  # anew for each pass: autocast keeps its copies of the weights
+                found = objective(call, batch if share else blank(batch))
+            (found["loss"] * (share * runtime.world)).backward()  # the processes' gradients are averaged
         for name, value in found.items():
             results[name] = results.get(name, torch.zeros_like(value)) + value.detach() * share
+    results = dict(zip(results, runtime.total(torch.stack([*results.values()])).unbind(), strict=True))
     norm = clip_gradients(state.model.parameters(), config.clip)
     if not torch.isfinite(norm) or not torch.isfinite(results["loss"]):
         state.optimizer.zero_grad()
@@ -96,3 +101,8 @@ def update(
     if config.average:
         update_average(state.average, state.model, config.average)
     return {**results, "gradient_norm": norm, "rate": rate, "images": float(images)}
+
+
+def blank(batch: Batch) -> Batch:
+    """One black image in the place of none: it counts nothing, but all call the model equally often."""
+    return {name: tensor.new_zeros((1, *tensor.shape[1:])) for name, tensor in batch.items()}

@@ -18,6 +18,7 @@ LOSSES = ("softmax", "sigmoid")
 class Classify:
     """Classification of images; batches are uint8 as decoded, and are normalised here, on their device."""
 
+    classes: int
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     loss: str = "softmax"
@@ -29,10 +30,10 @@ class Classify:
 
     def __call__(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """{"loss", "accuracy"} of one batch; images that are floats are normalised (and mixed) already."""
-        images, classes = batch["image"], int(model.config.classes)  # type: ignore[union-attr, arg-type]
+        images = batch["image"]
         if not images.is_floating_point():
             images = normalise(images, self.mean, self.std)
-        targets = one_hot(batch["label"], classes)
+        targets = one_hot(batch["label"], self.classes)
         logits = model(images).float()
         right = targets.gather(1, logits.argmax(1, keepdim=True)) == targets.amax(1, keepdim=True)
         return {"loss": self.value(logits, targets), "accuracy": right.float().mean()}

@@ -1,5 +1,6 @@
 """Adam and SGD as published: which parameters decay, at which rate each learns, which are frozen."""
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from vitkit.training.runtime import local, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +20,7 @@ class OptimizerConfig:
     momentum: float = 0.9
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
+    moment: str = "fp32"  # or bf16: how Adam keeps its first moment
     weight_decay: float = 0.0  # multiplied by the rate
     decays: str = "kernels"  # or "all": biases, norms, tokens and positions too
     clip: float = 1.0  # global norm of the gradient; 0: none
@@ -26,7 +30,7 @@ class OptimizerConfig:
 
     def __post_init__(self):
         for field, known in (("kind", ("sgd", "adam")), ("decays", ("kernels", "all")),
-                             ("frozen", ("nothing", "backbone"))):  # fmt: skip
+                             ("moment", ("fp32", "bf16")), ("frozen", ("nothing", "backbone"))):  # fmt: skip
             if getattr(self, field) not in known:
                 raise ValueError(f"{field} must be one of {', '.join(known)}, not {getattr(self, field)!r}")
         if not (
@@ -42,7 +46,45 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
     groups = group_parameters(model, config)
     if config.kind == "sgd":
         return torch.optim.SGD(groups, lr=0.0, momentum=config.momentum)
-    return torch.optim.AdamW(groups, lr=0.0, betas=config.betas, eps=config.eps, weight_decay=0.0)
+    kind = HalfMomentAdam if config.moment == "bf16" else torch.optim.AdamW
+    return kind(groups, lr=0.0, betas=config.betas, eps=config.eps, weight_decay=0.0)
+
+
+class HalfMomentAdam(torch.optim.AdamW):
+    """Adam with decoupled weight decay whose first moment is rounded to bfloat16 after each step.
+
+    As big_vision trains: two bytes less for each parameter, and none of the arithmetic in half precision.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            self.move([p for p in group["params"] if p.grad is not None], **group)
+
+    def move(
+        self, parameters: list[Tensor], lr: float, betas: Any, eps: float, weight_decay: float, **_: Any
+    ):
+        states = [self.state[p] for p in parameters]
+        for p, state in zip(parameters, states, strict=True):
+            if not state:
+                zero = torch.zeros_like(p, memory_format=torch.preserve_format)
+                state |= {"step": torch.tensor(0.0), "exp_avg": zero.bfloat16(), "exp_avg_sq": zero}
+            state["step"] += 1
+        if not states:
+            return
+        step, gradients = float(states[0]["step"]), [p.grad for p in parameters if p.grad is not None]
+        first = [state["exp_avg"].float() for state in states]
+        second = [state["exp_avg_sq"] for state in states]
+        torch._foreach_lerp_(first, gradients, 1 - betas[0])
+        torch._foreach_mul_(second, betas[1])
+        torch._foreach_addcmul_(second, gradients, gradients, 1 - betas[1])
+        spread = torch._foreach_sqrt(second)
+        torch._foreach_div_(spread, math.sqrt(1 - betas[1] ** step))
+        torch._foreach_add_(spread, eps)
+        torch._foreach_mul_(parameters, 1 - lr * weight_decay)
+        torch._foreach_addcdiv_(parameters, first, spread, -lr / (1 - betas[0] ** step))
+        for state, moment in zip(states, first, strict=True):
+            state["exp_avg"] = moment.bfloat16()
 
 
 def group_parameters(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
@@ -88,10 +130,10 @@ def is_kernel(name: str, parameter: Tensor) -> bool:
 def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
     """Scale the gradients to a global norm of at most `limit` (0: leave them); return the norm before."""
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = nn.utils.get_total_norm(gradients)
+    norm = whole(nn.utils.get_total_norm(gradients))
     if limit:
         factor = (limit / norm.clamp(min=limit)).to(norm.dtype)
-        torch._foreach_mul_(gradients, factor)
+        torch._foreach_mul_([local(gradient) for gradient in gradients], factor)
     return norm
 
 
@@ -100,4 +142,4 @@ def update_average(average: dict[str, Tensor], model: nn.Module, keep: float) ->
     """Polyak averaging: average <- keep * average + (1 - keep) * parameters."""
     names = list(average)
     state = dict(model.named_parameters())
-    torch._foreach_lerp_([average[n] for n in names], [state[n] for n in names], 1 - keep)
+    torch._foreach_lerp_([local(average[n]) for n in names], [local(state[n]) for n in names], 1 - keep)
