@@ -7,7 +7,8 @@ from typing import Any
 from vitkit.evaluation.cost import flops, parameters
 from vitkit.models.variants import NAMED, Config, Model, skeleton, variant
 from vitkit.models.vit import ViTConfig
-from vitkit.recipes.finetune import RECIPES
+from vitkit.recipes import RECIPES
+from vitkit.recipes.recipe import flat
 from vitkit.report.terminal import print_facts, print_table, say
 from vitkit.weights.convert import Conversion
 from vitkit.weights.load import load
@@ -102,14 +103,6 @@ def describe(what: str) -> dict[str, Any]:
     if what in RECIPES:
         return flat(asdict(RECIPES[what]()))
     return {"model": what} | size_facts(variant(what))
-
-
-def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, with dotted names: those that --set takes."""
-    rows: dict[str, Any] = {}
-    for name, value in table.items():
-        rows |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return rows
 
 
 def size_facts(config: Config) -> dict[str, Any]:

@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from tyro.conf import Positional, arg
+from tyro.conf import OmitArgPrefixes, Positional, arg
+
+from vitkit.options import Training, parse_size
 
 Kind = Literal["models", "weights", "formats", "recipes"]
 Format = Literal["vitkit", "official", "timm", "hf", "torchvision"]
+Data = Annotated[
+    Positional[str],
+    arg(metavar="DATA", help="Folder, .csv, .parquet, .zip, .tar, .npz, shards (folder or URL) or 'digits'."),
+]
 Json = Annotated[bool, arg(help="One JSON object on standard output, nothing else there.")]
 
 
@@ -132,52 +138,61 @@ def demo(
 
 
 def finetune(
-    data: Annotated[
-        Positional[str], arg(metavar="DATA", help="Folder, .csv, .parquet, .zip, .tar, .npz or 'digits'.")
-    ],
-    weights: Annotated[str, arg(metavar="FILE|NAME", help="What to start from.")] = "",
-    model: Annotated[str, arg(metavar="NAME", help="Train this model from scratch instead.")] = "",
-    out: Annotated[Path | None, arg(metavar="DIR", help="The run folder (runs/<data> if not given).")] = None,
-    recipe: Annotated[str, arg(metavar="NAME", help="See vitkit list recipes.")] = "",
-    image_size: Annotated[str | None, arg(metavar="N|HxW", help="Resolution.")] = None,
-    batch: Annotated[int | None, arg(metavar="N", help="Images a step.")] = None,
-    steps: Annotated[int | None, arg(metavar="N", help="Length of the run.")] = None,
-    epochs: Annotated[
-        float | None, arg(metavar="X", help="Length of the run in passes over the data.")
-    ] = None,
-    lr: Annotated[float | None, arg(metavar="X", help="Peak learning rate.")] = None,
-    seed: Annotated[int | None, arg(metavar="N", help="Decides every random choice.")] = None,
-    set: Annotated[
-        tuple[str, ...], arg(metavar="FIELD=VALUE...", help="Any other field of the recipe.")
-    ] = (),
-    device: Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
-    precision: Annotated[str, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "auto",
-    workers: Annotated[int | None, arg(metavar="N", help="Processes that prepare images.")] = None,
-    max_bad: Annotated[float, arg(metavar="X", help="Share of unusable images that is put up with.")] = 0.05,
-    compile: Annotated[bool, arg(help="Compile the model (torch.compile).")] = False,
-    plan: Annotated[bool, arg(help="Say what would happen, and do nothing.")] = False,
+    data: Data,
+    options: OmitArgPrefixes[Training],
+    protocol: Annotated[
+        bool,
+        arg(help="As the paper does: choose the rate on a held-out slice, retrain on all, test n seeds."),
+    ] = False,
+    seeds: Annotated[int, arg(metavar="N", help="Runs of the protocol whose mean is told.")] = 3,
     json: Json = False,
 ) -> None:
     """A classifier from your images: train, test, save one model file. The same command again resumes.
 
-    $ vitkit finetune photos/ --weights ViT-B/16.augreg-i21k
-    $ vitkit finetune photos.zip --weights Ti_16.npz --steps 200 --lr 0.003
-    $ vitkit finetune digits --model ViT-Ti/4 --image-size 16 --recipe scratch
-    """
-    from vitkit import tasks
+    Without options it chooses weights, resolution, batch and length for this machine, and says why.
 
-    options = {"weights": weights, "model": model, "image_size": parse_size(image_size), "batch": batch,
-               "steps": steps, "epochs": epochs, "rate": lr, "seed": seed, "set": set}  # fmt: skip
-    tasks.finetune(
-        data, out, recipe, options, device=device, precision=precision, workers=workers, max_bad=max_bad,
-        compile=compile, plan=plan, emit=print_json if json else None,
-    )  # fmt: skip
+    $ vitkit finetune photos/
+    $ vitkit finetune photos.zip --weights Ti_16.npz --steps 200 --lr 0.003
+    $ vitkit finetune digits --model ViT-Ti/4 --image-size 16
+    $ vitkit finetune pets/ --weights ViT-B/16.augreg-i21k --recipe pets --protocol
+    """
+    from vitkit.tasks import learn
+
+    learn.finetune(data, options, protocol=protocol, seeds=seeds, emit=print_json if json else None)
+
+
+def pretrain(data: Data, options: OmitArgPrefixes[Training], json: Json = False) -> None:
+    """A model from scratch by the paper's recipes, on one process or, under torchrun, on many.
+
+    $ vitkit pretrain shards/ --model ViT-S/16 --epochs 90
+    $ vitkit pretrain imagenet/ --recipe imagenet.ViT-B/16 --plan
+    $ vitkit pretrain shards/ --recipe augreg-i1k.ViT-B/16 --against cifar/ pets/
+    $ torchrun --nproc-per-node 8 -m vitkit pretrain shards/ --recipe i21k.ViT-L/16
+    """
+    from vitkit.tasks import learn
+
+    learn.pretrain(data, options, emit=print_json if json else None)
+
+
+def shard(
+    data: Data,
+    out: Annotated[Positional[Path], arg(metavar="OUT", help="The folder to write.")],
+    seed: Annotated[int, arg(metavar="N", help="Decides the order of the images.")] = 0,
+    json: Json = False,
+) -> None:
+    """Tar shards with an index: random access from disk or over HTTP, readable by WebDataset too.
+
+    The same command again completes what is missing. OUT, or an address that serves it, is DATA everywhere.
+
+    $ vitkit shard photos/ shards/
+    """
+    from vitkit.tasks import use
+
+    use.shard(data, out, seed=seed, emit=print_json if json else None)
 
 
 def doctor(
-    data: Annotated[
-        Positional[str], arg(metavar="DATA", help="Folder, .csv, .parquet, .zip, .tar, .npz or 'digits'.")
-    ],
+    data: Data,
     quick: Annotated[bool, arg(help="Look at names and counts only; read no image.")] = False,
     workers: Annotated[int | None, arg(metavar="N", help="Threads that read images.")] = None,
     json: Json = False,
@@ -187,9 +202,9 @@ def doctor(
     $ vitkit doctor photos/
     $ vitkit doctor photos.zip --quick --json
     """
-    from vitkit import tasks
+    from vitkit.tasks import use
 
-    if not tasks.doctor(data, quick=quick, workers=workers, emit=print_json if json else None):
+    if not use.doctor(data, quick=quick, workers=workers, emit=print_json if json else None):
         sys.exit(1)
 
 
@@ -211,9 +226,9 @@ def evaluate(
     $ vitkit evaluate runs/photos photos/
     $ vitkit evaluate runs/photos other-photos.zip --json
     """
-    from vitkit import tasks
+    from vitkit.tasks import use
 
-    tasks.evaluate(model, data, split, batch, workers, device, emit=print_json if json else None)
+    use.evaluate(model, data, split, batch, workers, device, emit=print_json if json else None)
 
 
 def predict(
@@ -231,26 +246,18 @@ def predict(
     $ vitkit predict runs/photos cat.jpg
     $ vitkit predict runs/photos holiday/ 'inbox/*.png' --csv
     """
-    from vitkit import tasks
+    from vitkit.tasks import use
 
-    if not tasks.predict(model, images, top, device, csv=csv, emit=print_json if json else None):
+    if not use.predict(model, images, top, device, csv=csv, emit=print_json if json else None):
         sys.exit(1)
-
-
-def parse_size(text: str | None) -> tuple[int, int] | None:
-    """'384' or '384x256' -> (height, width)."""
-    if text is None:
-        return None
-    parts = text.lower().split("x")
-    if len(parts) > 2 or not all(part.isdigit() for part in parts):
-        raise ValueError(f"--image-size {text!r}: give N or HxW, as in 384 or 384x256")
-    return int(parts[0]), int(parts[-1])
 
 
 VERBS: dict[str, Callable[..., None]] = {
     "demo": demo,
     "doctor": doctor,
+    "shard": shard,
     "finetune": finetune,
+    "pretrain": pretrain,
     "evaluate": evaluate,
     "predict": predict,
     "list": list_,

@@ -1,13 +1,23 @@
-"""The run folder: one recipe, one process at a time, and a way to be stopped without losing work."""
+"""The run folder: one recipe, one run at a time, and a way to be stopped without losing work."""
 
 import fcntl
 import os
+import platform
 import signal
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from vitkit.recipes.recipe import Recipe, from_json, to_json
+
+MAY_CHANGE = {  # fields with which a run may go on otherwise than it began: none decides what it comes to
+    "about": "a text",
+    "evaluations": "how often val is looked at; not with patience, which stops by it",
+    "micro_batch": "images in memory at a time: the same sums in another order, equal to rounding",
+    "rates": "those that the protocol tries, each in a folder of its own",
+    "convolution_rates": "the same for ResNets and hybrids",
+}
 
 
 class Interrupted(KeyboardInterrupt):
@@ -21,17 +31,41 @@ class Interrupted(KeyboardInterrupt):
 
 
 def claim(out: Path, recipe: Recipe) -> None:
-    """The folder belongs to one recipe: a changed one is refused, with what changed."""
+    """The folder belongs to one recipe: a changed one is refused, with what changed and what may."""
     path = out / "recipe.json"
     if path.exists():
         old, new = asdict(from_json(path.read_text())), asdict(recipe)
-        changed = [f"{k}: {old[k]} -> {new[k]}" for k in new if old[k] != new[k]]
+        may = [name for name in MAY_CHANGE if name != "evaluations" or not recipe.patience]
+        changed = [f"{k}: {old[k]} -> {new[k]}" for k in new if old[k] != new[k] and k not in may]
         if changed:
             raise ValueError(
-                f"{out} holds a run of another recipe ({'; '.join(changed)}); give another --out"
+                f"{out} holds a run of another recipe ({'; '.join(changed)}); give another --out. "
+                f"A run may go on with another {', '.join(may)}"
             )
-    else:
-        path.write_text(to_json(recipe) + "\n")
+        if old == new:
+            return
+    beside = path.with_suffix(".new")
+    beside.write_text(to_json(recipe) + "\n")
+    os.replace(beside, path)
+
+
+def take(out: Path, recipe: Recipe, held: ExitStack) -> None:
+    """The folder for this run alone, as long as `held` is."""
+    out.mkdir(parents=True, exist_ok=True)
+    held.enter_context(locked(out))
+    claim(out, recipe)
+
+
+HELD: set[IO[str]] = set()  # locks of this process
+
+
+def let_go() -> None:
+    """In a process forked from this one: data workers that outlive it must not keep its folder."""
+    while HELD:
+        HELD.pop().close()
+
+
+os.register_at_fork(after_in_child=let_go)
 
 
 class locked:
@@ -46,17 +80,24 @@ class locked:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.file.seek(0)
-            raise ValueError(f"{self.path.parent} is in use by process {self.file.read().strip()}") from None
+            holder = self.file.read().strip()
+            self.file.close()
+            raise ValueError(f"{self.path.parent} is in use by process {holder}") from None
+        HELD.add(self.file)
         self.file.truncate(0)
-        self.file.write(str(os.getpid()))
+        self.file.write(f"{os.getpid()} on {platform.node()}")
         self.file.flush()
 
     def __exit__(self, *_: object) -> None:
+        HELD.discard(self.file)
         self.file.close()
 
 
 class signals:
-    """Inside, SIGTERM and SIGINT are noted in a list and do not end the process; a second one does."""
+    """Inside, SIGTERM and SIGINT are noted in a list and do not end the process; a second SIGINT does.
+
+    A second SIGTERM does not: a job manager sends one to every process, and torchrun one more to its own.
+    """
 
     def __enter__(self) -> list[int]:
         self.asked: list[int] = []
@@ -66,7 +107,7 @@ class signals:
         return self.asked
 
     def note(self, number: int, frame: Any) -> None:
-        if self.asked:
+        if number == signal.SIGINT and number in self.asked:
             raise KeyboardInterrupt
         self.asked.append(number)
 

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitkit import tasks
 from vitkit.data.sources import Source, open_data
 from vitkit.data.splits import complete
+from vitkit.options import Training
 from vitkit.report.terminal import say
+from vitkit.tasks import learn, use
 
 OUT = Path("runs/demo")
 ENOUGH = 0.96  # 0.978 was measured; CPUs differ in their last bits, and so do runs by some images
@@ -32,7 +33,7 @@ def run(emit: Callable[[Any], None] | None = None, out: Path = OUT) -> bool:
 
     tell("vitkit demo: 1,797 handwritten digits, from looking at them to reading new ones, in five verbs.\n")
     step(tell, 1, "Look at the data before any training", f"vitkit doctor {whole}")
-    tasks.doctor(str(whole), emit=ignore if quiet else None)
+    use.doctor(str(whole), emit=ignore if quiet else None)
 
     command = f"vitkit finetune {some} --model ViT-Ti/4 --image-size 16 --out {out}/some ..."
     step(tell, 2, f"Train a small ViT from scratch, on the digits 0 to {SOME - 1} only", command)
@@ -49,13 +50,13 @@ def run(emit: Callable[[Any], None] | None = None, out: Path = OUT) -> bool:
 
     step(tell, 4, "Evaluate it on every held-out image", f"vitkit evaluate {out}/all {whole}")
     found: dict[str, Any] = {}
-    tasks.evaluate(str(out / "all"), str(whole), "test", 64, None, "auto", emit=found.update)
+    use.evaluate(str(out / "all"), str(whole), "test", 64, None, "auto", emit=found.update)
     for name, row in found["per_class"].items():
         tell(f"   {name}: {row['accuracy']:.1%} of {row['images']}")
 
     step(tell, 5, "Ask it about new pictures", f"vitkit predict {out}/all {out}/pictures")
     pictures = str(write_pictures(out / "pictures", splits["test"]))
-    tasks.predict(str(out / "all"), (pictures,), 3, "auto", csv=False, emit=ignore if quiet else None)
+    use.predict(str(out / "all"), (pictures,), 3, "auto", csv=False, emit=ignore if quiet else None)
 
     seconds = time.monotonic() - began
     tell(f"\n{found['top1']:.2%} of {found['images']} held-out images right, after {seconds:.0f} s. "
@@ -76,12 +77,10 @@ def step(tell: Callable[[str], None], number: int, what: str, command: str) -> N
 
 def train(data: Path, out: Path, changes: list[str], quiet: bool) -> dict[str, Any]:
     """One training run of the demonstration; a finished one is only read."""
-    options = {"weights": "", "model": "", "image_size": None, "batch": 64, "steps": None, "epochs": None,
-               "rate": None, "seed": 0, "set": [*TRAIN, "length.steps=none", *changes]}  # fmt: skip
-    tasks.finetune(
-        str(data), out, "scratch", options, device="auto", precision="auto", workers=None, max_bad=0.0,
-        compile=False, plan=False, emit=ignore if quiet else None,
-    )  # fmt: skip
+    options = Training(
+        out=out, recipe="scratch", batch=64, seed=0, max_bad=0.0, set=(*TRAIN, "length.steps=none", *changes)
+    )
+    learn.finetune(str(data), options, emit=ignore if quiet else None)
     return json.loads((out / "result.json").read_text())
 
 

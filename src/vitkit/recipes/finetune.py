@@ -12,12 +12,25 @@ TABLE_4 = (
 )
 
 
-def paper(name: str, steps: int, warmup: int, rate: float, held_out: float) -> Recipe:
+RATES = (0.001, 0.003, 0.01, 0.03)
+
+
+def paper(
+    name: str,
+    steps: int,
+    warmup: int,
+    rate: float,
+    held_out: float,
+    rates: tuple[float, ...] = RATES,
+    convolution_rates: tuple[float, ...] = (),
+) -> Recipe:
     return Recipe(
         name=name,
         about=TABLE_4,
         length=Duration(steps=steps),
         schedule=Schedule(rate=rate, warmup=warmup, decay="cosine"),
+        rates=rates,
+        convolution_rates=convolution_rates,
         optimizer=OptimizerConfig(kind="sgd", momentum=0.9, clip=1.0),
         val=held_out,
     )
@@ -25,7 +38,7 @@ def paper(name: str, steps: int, warmup: int, rate: float, held_out: float) -> R
 
 def imagenet() -> Recipe:
     """Table 4, ImageNet: 20,000 steps; rates 0.003, 0.01, 0.03 (0.06 too for ResNets and hybrids)."""
-    return paper("imagenet", 20_000, 500, 0.03, 0.01)
+    return paper("imagenet", 20_000, 500, 0.03, 0.01, (0.003, 0.01, 0.03), (0.06,))
 
 
 def cifar100() -> Recipe:
@@ -50,19 +63,30 @@ def flowers() -> Recipe:
 
 def vtab() -> Recipe:
     """Table 4, VTAB: 2,500 steps at rate 0.01 for all of the 19 tasks."""
-    return paper("vtab", 2_500, 200, 0.01, 0.2)
+    return paper("vtab", 2_500, 200, 0.01, 0.2, (0.01,))
 
 
 def bit() -> Recipe:
-    """BiT's HyperRule for 20,000 to 500,000 images of 96x96 pixels or more."""
+    """BiT's HyperRule; its length, Mixup and size follow from the data (`hyperrule`)."""
     return replace(
-        paper("bit", 10_000, 500, 0.003, 0.02),
+        paper("bit", 10_000, 500, 0.003, 0.02, (0.003,)),
         about="BiT HyperRule: SGD, momentum 0.9, batch 512, rate / 10 at 30, 60 and 90 %, MixUp 0.1",
         schedule=Schedule(rate=0.003, warmup=500, decay="stairs", stairs=(0.3, 0.6, 0.9)),
         optimizer=OptimizerConfig(kind="sgd", momentum=0.9, clip=0.0),
         crop="squash-random",
+        resize=448,
         mixup=0.1,
     )
+
+
+def hyperrule(recipe: Recipe, images: int, pixels: int) -> Recipe:
+    """BiT's rule for so many training images, the median of them of so many pixels."""
+    if images < 20_000:  # in 500 steps the rate falls after 200, 300 and 400
+        schedule = replace(recipe.schedule, warmup=100, stairs=(0.4, 0.6, 0.8))
+        recipe = replace(recipe, length=Duration(steps=500), schedule=schedule, mixup=0.0)
+    elif images >= 500_000:
+        recipe = replace(recipe, length=Duration(steps=20_000))
+    return replace(recipe, image_size=(128, 128), resize=160) if pixels < 96 * 96 else recipe
 
 
 def finetune() -> Recipe:
@@ -90,9 +114,3 @@ def scratch() -> Recipe:
 RECIPES: dict[str, Callable[[], Recipe]] = {
     f.__name__: f for f in (finetune, scratch, imagenet, cifar100, cifar10, pets, flowers, vtab, bit)
 }
-
-
-def recipe(name: str) -> Recipe:
-    if name not in RECIPES:
-        raise ValueError(f"no recipe {name!r}; known: {', '.join(RECIPES)}")
-    return RECIPES[name]()

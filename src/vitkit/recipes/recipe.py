@@ -1,6 +1,7 @@
 """A Recipe: one experiment as a frozen value, with overrides by name and a JSON round trip."""
 
 import json
+import re
 import types
 import typing
 from collections.abc import Iterable
@@ -23,9 +24,14 @@ class Recipe:
     model: str = ""  # the model to build when there are no weights
     model_options: tuple[str, ...] = ()  # fields of that model, as in depth=4
     keep_representation: bool = False  # replace only the last layer of the head, not the whole of it
+    against: tuple[str, ...] = ()  # data sets whose images are taken out of train, and what looks like them
+    subset: str = ""  # a part of train: 1000 images, 10%, or 25/class; smaller ones lie within larger ones
+    train_on: str = "train"  # or train+val
+    report_on: str = "test"  # or val
 
     image_size: tuple[int, int] = (384, 384)
     crop: str = "inception"  # the training view
+    resize: int = 0  # of the random and squash-random crops: the side before; 0: 256 / 224 of the size
     flip: bool = True
     randaugment: tuple[int, ...] = ()  # (layers, magnitude)
     mixup: float = 0.0
@@ -35,9 +41,12 @@ class Recipe:
     micro_batch: int = 0  # images in memory at a time; 0: the whole batch
     length: Duration = Duration(steps=10_000)
     schedule: Schedule = Schedule(rate=0.03, warmup=500)
+    rates: tuple[float, ...] = ()  # those that the paper's protocol tries
+    convolution_rates: tuple[float, ...] = ()  # and these too for ResNets and hybrids
     optimizer: OptimizerConfig = OptimizerConfig()
     loss: str = "softmax"
     label_smoothing: float = 0.0
+    head_bias: float = 0.0  # of a model from scratch; -10 for a sigmoid over many classes
     dropout: float = 0.0
     stochastic_depth: float = 0.0
 
@@ -54,6 +63,25 @@ class Recipe:
             )
         if not self.mixup >= 0 or not 0 <= self.label_smoothing < 1:
             raise ValueError(f"mixup and label_smoothing are not negative, and smoothing is below 1: {self}")
+        for field, known in (("train_on", ("train", "train+val")), ("report_on", ("test", "val"))):
+            if getattr(self, field) not in known:
+                raise ValueError(f"{field} must be {' or '.join(known)}, not {getattr(self, field)!r}")
+        if self.train_on == "train+val" and (self.report_on == "val" or self.patience):
+            raise ValueError("with train_on=train+val no val is left to stop early or to report on")
+        part_of(self.subset)
+
+
+def part_of(text: str) -> dict[str, int | float]:
+    """'1000', '10%' or '25/class' as what data.splits.subset takes; nothing for all."""
+    if not text:
+        return {}
+    found = re.fullmatch(r"(\d+)(/class)?|(\d+(?:\.\d+)?)%", text.strip())
+    if found is None:
+        raise ValueError(f"subset {text!r}: give so many images, a share or so many of each class, "
+                         "as in 1000, 10% or 25/class")  # fmt: skip
+    if found[3]:
+        return {"fraction": float(found[3]) / 100}
+    return {"per_class" if found[2] else "count": int(found[1])}
 
 
 def override(value: Any, changes: Iterable[str]) -> Any:
@@ -103,6 +131,14 @@ def parse(text: str, hint: Any, name: str) -> Any:
         raise ValueError(
             f"{name}: {text!r} is not a value of type {getattr(hint, '__name__', hint)}"
         ) from None
+
+
+def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted names: those that --set takes."""
+    rows: dict[str, Any] = {}
+    for name, value in table.items():
+        rows |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return rows
 
 
 def to_json(recipe: Recipe) -> str:

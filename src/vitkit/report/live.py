@@ -20,6 +20,7 @@ class Live:
             *columns, TextColumn("{task.fields[told]}"), console=self.console, disable=not shown
         )
         self.task = self.bar.add_task(what, total=total, completed=start, told="")
+        self.done = start
         self.shown, self.what, self.first, self.begun = shown, what, start, time.monotonic()
 
     def __enter__(self) -> "Live":
@@ -37,6 +38,11 @@ class Live:
             self.last = now
             left = (now - self.begun) / max(1, step - self.first) * (self.total - step)
             self.console.print(f"{self.what}  {step}/{self.total}  {told}  {left:.0f} s left")
+
+    def more(self, count: int) -> None:
+        """So many done besides those before."""
+        self.done += count
+        self.step(self.done)
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False)

@@ -59,3 +59,10 @@ def cell(value: Any) -> str:
     if isinstance(value, tuple | list):
         return "\n".join(map(str, value)) or "-"
     return str(value)
+
+
+def duration(seconds: float) -> str:
+    """A length of time as a person would say it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

@@ -2,103 +2,49 @@
 
 import csv as csv_module
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from vitkit.data.batches import BadFiles
 from vitkit.data.doctor import examine
+from vitkit.data.shards import shard as write_shards
 from vitkit.data.sources import open_data
-from vitkit.data.splits import complete, same_classes
-from vitkit.evaluation.cost import flops
-from vitkit.experiment import MODEL, Result, run, start_model
-from vitkit.experiment import evaluate as evaluate_model
+from vitkit.data.splits import same_classes
+from vitkit.experiment import MODEL
+from vitkit.measure import evaluate as evaluate_model
 from vitkit.models.variants import Model
-from vitkit.recipes import finetune as finetuning
-from vitkit.recipes.recipe import Recipe, override
 from vitkit.report.live import Live
-from vitkit.report.terminal import print_facts, print_table, say
+from vitkit.report.terminal import print_table, say
 from vitkit.serving.predict import find_images, predict_many
 from vitkit.training.runtime import choose, data_workers
-from vitkit.training.schedule import Duration
 from vitkit.weights.load import load
 
 Emit = Callable[[Any], None] | None
 STYLES = {"error": "bold red", "warning": "yellow", "note": ""}
 
 
-def make_recipe(data: str, name: str, options: dict[str, Any]) -> Recipe:
-    """The named recipe with the command's options on it; each is checked by the recipe itself."""
-    name = name or ("scratch" if options["model"] else "finetune")
-    r = replace(finetuning.recipe(name), data=data, weights=options["weights"], model=options["model"])
-    if options["image_size"]:
-        r = replace(r, image_size=options["image_size"])
-    for field in ("batch", "seed"):
-        if options[field] is not None:
-            r = replace(r, **{field: options[field]})
-    if options["steps"] is not None and options["epochs"] is not None:
-        raise ValueError("give --steps or --epochs, not both")
-    if options["steps"] is not None or options["epochs"] is not None:
-        r = replace(r, length=Duration(options["steps"], options["epochs"]))
-    if options["rate"] is not None:
-        r = replace(r, schedule=replace(r.schedule, rate=options["rate"]))
-    return override(r, options["set"])
-
-
-def finetune(
-    data: str, out: Path | None, name: str, options: dict[str, Any], *, device: str, precision: str,
-    workers: int | None, max_bad: float, compile: bool, plan: bool, emit: Emit,
-) -> None:  # fmt: skip
-    recipe = make_recipe(data, name, options)
-    out = out or Path("runs") / (Path(data).stem or "run")
-    runtime = choose(device, precision, compile)
-    if plan:
-        facts = planned(recipe, out) | runtime.facts()
-        return emit(facts) if emit else print_facts(facts)
-    result = run(recipe, out, runtime, workers=workers, max_bad=max_bad, quiet=bool(emit))
-    if emit:
-        emit(result.to_json())
-    else:
-        tell(result)
-
-
-def planned(recipe: Recipe, out: Path) -> dict[str, Any]:
-    """What a run would do, without doing it."""
-    splits = complete(open_data(recipe.data), val=recipe.val, test=recipe.test)
-    model = start_model(recipe, splits["train"])
-    steps = recipe.length.in_steps(len(splits["train"]), recipe.batch)
-    each = flops(model, model.config.image_size, model.config.channels)
-    return {
-        "run": str(out), "recipe": recipe.name, "start": recipe.weights or f"{recipe.model} from scratch",
-        **{f"{name}_images": len(part) for name, part in splits.items()},
-        "classes": len(splits["train"].classes), "steps": steps, "images_seen": steps * recipe.batch,
-        "epochs": steps * recipe.batch / len(splits["train"]),
-        "training_FLOPs": 3 * each * steps * recipe.batch,
-    }  # fmt: skip
-
-
-def tell(result: Result) -> None:
-    test = result.test
-    say(f"{test['top1']:.2%} of {test['images']} test images right")
-    say(f"the model: {result.model}")
-    say(f"  vitkit predict {result.run} IMAGE...")
-    say(f"  vitkit evaluate {result.run} DATA")
+def in_short(found: dict[str, Any], images: str) -> str:
+    """The result of an evaluation in a line."""
+    if "mean_average_precision" in found:
+        mean, exact, f1 = (found[k] or 0.0 for k in ("mean_average_precision", "exact_match", "f1"))
+        return (
+            f"mean average precision {mean:.2%}, F1 {f1:.2%} at 0.5, "
+            f"every label right for {exact:.2%} of {found['images']} {images}"
+        )
+    five = f", top-5 {found['top5']:.2%}" if found["top5"] else ""
+    return f"{found['top1']:.2%} of {found['images']} {images} right{five}"
 
 
 def doctor(data: str, *, quick: bool = False, workers: int | None = None, emit: Emit = None) -> bool:
     """Whether nothing was found that would spoil a training."""
-    splits = open_data(data)
+    with told_if_slow(f"listing the files of {data} ...", quiet=bool(emit)):
+        splits = open_data(data)
     total = sum(len(part) for part in splits.values())
     with Live("looking", total, quiet=bool(emit) or quick) as live:
-        done = 0
-
-        def advance(count: int) -> None:
-            nonlocal done
-            done += count
-            live.step(done)
-
-        report = examine(splits, deep=not quick, workers=data_workers(workers), advance=advance)
+        report = examine(splits, deep=not quick, workers=data_workers(workers), advance=live.more)
     if emit:
         emit(report.to_json())
         return report.ok
@@ -107,6 +53,29 @@ def doctor(data: str, *, quick: bool = False, workers: int | None = None, emit: 
         say(f"{finding.severity}: {finding.text} {finding.remedy}", style=STYLES[finding.severity])
     say("nothing that would spoil a training" if report.ok else "mend the errors before training")
     return report.ok
+
+
+def shard(data: str, out: Path, *, seed: int, emit: Emit) -> None:
+    """Write shards, and tell how many of what."""
+    total = sum(len(part) for part in open_data(data).values())
+    with Live("packing", total, quiet=bool(emit)) as live:
+        facts = write_shards(data, out, seed=seed, workers=data_workers(None), advance=live.more)
+    if emit:
+        return emit(facts)
+    for key, why in facts["left_out"].items():
+        say(f"left out: {key}: {why}")
+    say(f"{facts['images']} images in {facts['shards']} shards, {facts['bytes'] / 1e6:,.1f} MB, in {out}")
+
+
+@contextmanager
+def told_if_slow(text: str, *, after: float = 1.0, quiet: bool = False) -> Iterator[None]:
+    """Say what is being waited for, if it takes long."""
+    timer = Timer(after, lambda: None if quiet else print(text, file=sys.stderr, flush=True))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def split_row(row: dict[str, Any]) -> dict[str, Any]:
@@ -138,31 +107,31 @@ def evaluate(
         return emit(facts)
     rows = [{"class": name, **row} for name, row in facts["per_class"].items()]
     print_table(rows)
-    say(
-        f"{found.top1:.2%} of {found.images} images right"
-        + (f", top-5 {found.top5:.2%}" if found.top5 else "")
-    )
+    say(in_short(facts, "images"))
 
 
 def predict(place: str, images: tuple[str, ...], top: int, device: str, *, csv: bool, emit: Emit) -> bool:
-    """Whether every image could be read."""
+    """Whether every image could be read; each is told when it is done, JSON at the end."""
     model = load_model(place, device)
-    found = list(predict_many(model, find_images(images), top=top))
-    if emit:
-        emit([p.to_json() for p in found])
-    elif csv:
-        table = csv_module.writer(sys.stdout)
+    table = csv_module.writer(sys.stdout)
+    if csv and not emit:
         table.writerow(("image", "label", "probability"))
-        table.writerows((p.image, *(p.top[0] if p.top else ("", ""))) for p in found)
-    else:
-        for p in found:
-            if p.top:
-                said = ", ".join(f"{label} {probability:.3f}" for label, probability in p.top)
-                say(f"{p.image}: {said}")
-    for p in found:
+    told, unread = [], 0
+    for p in predict_many(model, find_images(images), top=top):
         if p.error:
+            unread += 1
             print(f"not read: {p.image}: {p.error}", file=sys.stderr)
-    return not any(p.error for p in found)
+        if emit:
+            told.append(p.to_json())
+        elif csv:
+            rows = p.top[: None if model.multilabel else 1] or [("", "")]
+            table.writerows((p.image, *row) for row in rows)
+            sys.stdout.flush()
+        elif p.top:
+            say(f"{p.image}: {', '.join(f'{label} {probability:.3f}' for label, probability in p.top)}")
+    if emit:
+        emit(told)
+    return not unread
 
 
-__all__ = ["doctor", "evaluate", "finetune", "predict"]
+__all__ = ["doctor", "evaluate", "predict"]

@@ -1,0 +1,87 @@
+"""What a recipe starts from: the splits of its data, and its model."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitkit.data.duplicates import against
+from vitkit.data.sources import Source, open_data
+from vitkit.data.splits import complete, join, subset
+from vitkit.models.adapt import adapt
+from vitkit.models.card import Origin, Preprocessing
+from vitkit.models.variants import Model, configure, fresh
+from vitkit.recipes.recipe import Recipe, override, part_of
+from vitkit.weights.load import load
+
+EVALUATION = {"squash": Preprocessing(), "centre": Preprocessing(resize="crop", crop=0.875)}
+
+
+def open_splits(recipe: Recipe, note: Path | None = None) -> dict[str, Source]:
+    """train, val and test as the recipe wants them; no val where it is trained on.
+
+    note: where it is written, or is already, what was taken out of train because it is in other sets too.
+    """
+    opened = open_data(recipe.data)
+    everything = recipe.train_on == "train+val"
+    splits = complete(opened, val=0.0 if everything else recipe.val, test=recipe.test)
+    if everything and "val" in splits:
+        splits["train"] = join(splits["train"], splits.pop("val"))
+    if recipe.against:
+        splits["train"] = without(splits["train"], recipe.against, note)
+    if recipe.subset:
+        splits["train"] = subset(splits["train"], **part_of(recipe.subset), seed=recipe.seed)  # type: ignore[arg-type]
+    return splits
+
+
+def without(train: Source, places: Sequence[str], note: Path | None) -> Source:
+    """The images of train that are in none of the other sets; a list of the others beside the run."""
+    if note is None or not note.exists():
+        others = [source for place in places for source in open_data(place).values()]
+        kept, removed = against(train, others, workers=os.cpu_count() or 1)
+        if note is not None:
+            beside = note.with_suffix(".new")
+            beside.write_text(json.dumps([one._asdict() for one in removed], indent=1))
+            os.replace(beside, note)
+        return train.take(kept)
+    gone = {one["number"] for one in json.loads(note.read_text())}
+    return train.take(np.array([i for i in range(len(train)) if i not in gone]))
+
+
+def start_model(recipe: Recipe, train_split: Source) -> Model:
+    """Published or own weights with a new zero head at the recipe's size, or a fresh model."""
+    if train_split.multilabel and recipe.loss != "sigmoid":
+        raise ValueError("the data has several labels for an image: use --set loss=sigmoid")
+    if recipe.evaluation_crop not in EVALUATION:
+        raise ValueError(f"evaluation_crop must be squash or centre, not {recipe.evaluation_crop!r}")
+    training: dict[str, Any] = {"dropout": recipe.dropout, "stochastic_depth": recipe.stochastic_depth}
+    if recipe.weights:
+        model = load(recipe.weights)
+        origin = Origin(format="vitkit", source=recipe.weights, licence=model.origin.licence)
+        training = training if hasattr(model.config, "dropout") else {}
+        model = adapt(
+            model, labels=train_split.classes, image_size=recipe.image_size,
+            multilabel=train_split.multilabel, keep_representation=recipe.keep_representation, **training,
+        )  # fmt: skip
+    elif recipe.model:
+        config = configure(recipe.model, classes=len(train_split.classes), image_size=recipe.image_size)
+        known = {k: v for k, v in training.items() if hasattr(config, k)}
+        model = fresh(override(replace(config, **known), recipe.model_options), seed=recipe.seed)
+        model.labels, model.multilabel = train_split.classes, train_split.multilabel
+        if recipe.head_bias:
+            torch.nn.init.constant_(model.head.bias, recipe.head_bias)  # type: ignore[union-attr]
+        origin = Origin(format="vitkit", source=f"{recipe.model} from scratch")
+    else:
+        raise ValueError(
+            "nothing to start from: give --weights FILE|NAME, or --model NAME to train from scratch, "
+            "or a --recipe that names its model"
+        )
+    base = model.preprocessing
+    model.preprocessing = replace(EVALUATION[recipe.evaluation_crop], mean=base.mean, std=base.std)
+    model.origin = origin
+    return model

@@ -1,0 +1,153 @@
+"""What a person did not say: weights, resolution, batch and length for this machine and this data."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from vitkit.data.decode import BadImage, decode
+from vitkit.data.sources import Source
+from vitkit.evaluation.memory import Memory, training_memory
+from vitkit.layouts.layout import WeightsError
+from vitkit.models.variants import Model, skeleton
+from vitkit.options import Training
+from vitkit.recipes.finetune import RECIPES as FINETUNING
+from vitkit.recipes.finetune import hyperrule
+from vitkit.recipes.recipe import Recipe, from_json
+from vitkit.training.runtime import Runtime
+from vitkit.training.schedule import Duration
+from vitkit.weights.download import cache_folder
+from vitkit.weights.published import PUBLISHED, fetch
+
+ON_GPU, ON_CPU = "ViT-B/16.augreg-i21k", "ViT-Ti/16.augreg-i21k"
+LARGE = 320  # shorter side of photographs for which 384 pixels show more than 224
+BUDGET = 30 * 60  # seconds that a training on a CPU may take if nobody says how long
+FIELDS = ("weights", "image_size", "batch", "micro_batch", "length", "schedule")
+
+Say = Callable[[str], None]
+
+
+def given(options: Training) -> set[str]:
+    """The fields of a recipe that a person has decided."""
+    named = {change.partition("=")[0].partition(".")[0].strip() for change in options.set}
+    if options.steps is not None or options.epochs is not None:
+        named.add("length")
+    return named | set(options.changes())
+
+
+def remembered(recipe: Recipe, options: Training, out: Path) -> Recipe | None:
+    """With the choices of the run that is in the folder already, so that the same command goes on with it."""
+    path = out / "recipe.json"
+    if not path.exists():
+        return None
+    old, fixed = from_json(path.read_text()), given(options)
+    kept = {field: getattr(old, field) for field in FIELDS if field not in fixed}
+    if "schedule" in kept and options.lr is not None:
+        kept["schedule"] = replace(kept["schedule"], rate=options.lr)
+    return replace(recipe, **kept)
+
+
+def fill_in(recipe: Recipe, options: Training, train: Source, runtime: Runtime, say: Say) -> Recipe:
+    """The recipe with everything decided, each decision told with its reason."""
+    fixed, cuda = given(options), runtime.device.startswith("cuda")
+    if not recipe.weights and not recipe.model and recipe.name in FINETUNING:
+        recipe = replace(recipe, weights=some_weights(cuda, say))
+    sides = shorter_sides(train)
+    if recipe.name == "bit":
+        ruled = hyperrule(recipe, len(train), round(median(sides)) ** 2)
+        kept = {"image_size", "length", "schedule", "mixup", "resize"} - fixed
+        recipe = replace(recipe, **{field: getattr(ruled, field) for field in kept})
+        say(f"BiT's rule for {len(train)} images: {recipe.length}, {recipe.image_size[0]} pixels")
+    if recipe.name != "finetune":
+        return recipe
+    if "image_size" not in fixed:
+        pixels = 384 if cuda and median(sides) >= LARGE else 224
+        recipe = replace(recipe, image_size=(pixels, pixels))
+        why = "a GPU, and photographs large enough" if pixels == 384 else "the weights' own"
+        say(f"resolution {pixels}: {why} (median shorter side {median(sides):.0f} pixels)")
+    if "batch" not in fixed:
+        most = 512 if cuda else 64
+        batch = max(8, min(most, 2 ** (max(1, len(train) // 8).bit_length() - 1)))
+        batch = max(runtime.world, batch // runtime.world * runtime.world)
+        recipe = replace(recipe, batch=batch)
+        say(f"batch {batch}: {'512 as in the paper' if batch == 512 else f'for {len(train)} images'}")
+    if "length" not in fixed:
+        steps = 500 if len(train) < 20_000 else 10_000 if len(train) < 500_000 else 20_000
+        warmup = min(500, steps // 10)
+        recipe = replace(
+            recipe, length=Duration(steps=steps), schedule=replace(recipe.schedule, warmup=warmup)
+        )
+        say(f"{steps} steps: for {len(train)} training images")
+    return recipe
+
+
+def some_weights(cuda: bool, say: Say) -> str:
+    """A published checkpoint that is here already, or the one for this machine, fetched."""
+    name = ON_GPU if cuda else ON_CPU
+    here = [w for w in PUBLISHED.values() if (cache_folder() / f"{w.name.replace('/', '_')}.npz").exists()]
+    here = [w for w in here if w.name.endswith("augreg-i21k")]
+    if here and name not in {w.name for w in here}:
+        name = here[0].name
+    try:
+        fetch(PUBLISHED[name])
+    except WeightsError as error:
+        raise ValueError(
+            f"no weights were given, and {name} could not be fetched ({error}). Fetch "
+            f"{PUBLISHED[name].address} elsewhere and give it as --weights FILE, or train from scratch "
+            "with --model ViT-Ti/16"
+        ) from None
+    why = "it is here already" if here else f"the best for {'a GPU' if cuda else 'a CPU'} in reasonable time"
+    say(f"weights {name}: {why}")
+    return name
+
+
+def shorter_sides(source: Source, count: int = 32) -> list[int]:
+    """Of some images, spread over the data."""
+    sides = []
+    for i in range(0, len(source), max(1, len(source) // count)):
+        try:
+            content = source.fetch(i)
+            pixels = decode(content) if isinstance(content, bytes) else content
+            sides.append(min(pixels.shape[:2]))
+        except BadImage:
+            continue
+    return sides or [224]
+
+
+def fit_memory(recipe: Recipe, options: Training, model: Model, runtime: Runtime, say: Say) -> Recipe:
+    """Micro-batches that fit the device, if the whole batch does not."""
+    here = recipe.batch // runtime.world
+    most = largest_batch(recipe, model, runtime)
+    if "micro_batch" in given(options) or most >= here:
+        return recipe
+    if not most:
+        raise ValueError(
+            f"not one image of {recipe.image_size} fits into the memory of {runtime.device}: give a smaller "
+            "model or --image-size, or --recompute, or --spread fsdp on more devices"
+        )
+    say(f"in pieces of {most} images: the memory of {runtime.device} holds no more at a time")
+    return replace(recipe, micro_batch=most)
+
+
+def largest_batch(recipe: Recipe, model: Model, runtime: Runtime) -> int:
+    """The images at a time that the device's memory holds, by the formula."""
+    one, two = (memory_of(recipe, model, runtime, n).total for n in (1, 2))
+    return max(0, int((0.92 * device_memory(runtime.device) - one) // max(1, two - one)) + 1)
+
+
+def memory_of(recipe: Recipe, model: Model, runtime: Runtime, images: int) -> Memory:
+    return training_memory(
+        skeleton(model.config), images, half=runtime.precision == "bf16",
+        slots=2 if recipe.optimizer.kind == "adam" else 1,
+        recompute=runtime.recompute, average=bool(recipe.optimizer.average),
+        cut=runtime.world if runtime.cut else 1,
+    )  # fmt: skip
+
+
+def device_memory(device: str) -> int:
+    if device.startswith("cuda"):
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

@@ -1,0 +1,143 @@
+"""Fine-tuning as a verb: a recipe out of words, what it will take, the run, and what it came to."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vitkit.data.sources import Source
+from vitkit.evaluation.cost import flops, parameters
+from vitkit.experiment import How, Result, run
+from vitkit.models.variants import Model, skeleton
+from vitkit.models.vit import ViTConfig
+from vitkit.options import Training
+from vitkit.recipes import recipe as named_recipe
+from vitkit.recipes.recipe import Recipe, override
+from vitkit.report.terminal import duration, print_facts, say
+from vitkit.start import open_splits, start_model
+from vitkit.tasks import automatic
+from vitkit.tasks.pace import seconds_a_step, shortened
+from vitkit.tasks.protocol import follow
+from vitkit.tasks.use import Emit, in_short
+from vitkit.training.runtime import Runtime, choose, data_workers
+from vitkit.training.schedule import Duration
+
+
+def finetune(data: str, options: Training, *, protocol: bool = False, seeds: int = 3, emit: Emit) -> None:
+    """Choose, say what was chosen and why and how long it will take, then do it."""
+    learn(
+        data, options, "scratch" if options.model else "finetune", protocol=protocol, seeds=seeds, emit=emit
+    )
+
+
+def pretrain(data: str, options: Training, *, emit: Emit) -> None:
+    """The same, from scratch by a recipe of the paper; the model is the recipe's unless one is named."""
+    learn(data, options, "pretrain", protocol=False, seeds=1, emit=emit)
+
+
+def learn(data: str, options: Training, default: str, *, protocol: bool, seeds: int, emit: Emit) -> None:
+    runtime = choose(options.device, options.precision, options.compile, options.recompute, options.spread)
+    out = options.out or Path("runs") / (Path(data).stem or "run")
+    how = How(
+        workers=options.workers, max_bad=options.max_bad, trackers=options.track,
+        save_aside=options.save_aside, quiet=bool(emit),
+    )  # fmt: skip
+    with runtime.joined():
+        tell = voice(runtime, emit)
+        recipe, convolutional, facts = settled(data, options, default, out, runtime, tell)
+        if options.plan:
+            return emit(facts) if emit else print_facts(facts)
+        if protocol:
+            told = follow(recipe, out, runtime, how, seeds=seeds, convolutional=convolutional, say=tell)
+        else:
+            told = run(recipe, out, runtime, how).to_json()
+        if runtime.main:
+            emit(told) if emit else tell_result(told)
+
+
+def voice(runtime: Runtime, emit: Emit) -> Callable[[str], None]:
+    """How choices are told: on standard error, by one process, and not to a program."""
+    return lambda text: print(text, file=sys.stderr) if runtime.main and not emit else None
+
+
+def make_recipe(data: str, options: Training, default: str) -> Recipe:
+    """The named recipe with the command's options on it; each is checked by the recipe itself."""
+    if options.steps is not None and options.epochs is not None:
+        raise ValueError("give --steps or --epochs, not both")
+    r = replace(named_recipe(options.recipe or default), data=data, **options.changes())
+    if options.steps is not None or options.epochs is not None:
+        r = replace(r, length=Duration(options.steps, options.epochs))
+    if options.lr is not None:
+        r = replace(r, schedule=replace(r.schedule, rate=options.lr))
+    return r
+
+
+def settled(
+    data: str, options: Training, default: str, out: Path, runtime: Runtime, tell: Callable[[str], None]
+) -> tuple[Recipe, bool, dict[str, Any]]:
+    """The complete recipe, whether its model has convolutions, and what the run will take."""
+    recipe = make_recipe(data, options, default)
+    old = runtime.agreed(automatic.remembered(recipe, options, out))
+    recipe = override(old or recipe, options.set)
+    splits = open_splits(replace(recipe, against=()))
+    if old is None:
+        recipe = automatic.fill_in(recipe, options, splits["train"], runtime, tell)
+    runtime.share(recipe.batch)  # an error before anything takes time
+    model = start_model(recipe, splits["train"])
+    convolutional = not isinstance(model.config, ViTConfig) or model.config.stem is not None
+    if old is None:
+        recipe = automatic.fit_memory(recipe, options, model, runtime, tell)
+    if old is not None and not options.plan:
+        return recipe, convolutional, {}
+    workers = data_workers(options.workers)
+    seconds = seconds_a_step(recipe, model, splits["train"], runtime, workers)
+    free = old is None and recipe.name == "finetune" and "length" not in automatic.given(options)
+    if free and not runtime.device.startswith("cuda"):
+        shorter = shortened(recipe, seconds, len(splits["train"]), automatic.BUDGET)
+        if shorter != recipe:
+            tell(f"{shorter.length.steps} steps: what a CPU does in half an hour; --steps for more")
+        recipe = shorter
+    recipe = runtime.agreed(recipe)
+    steps = recipe.length.in_steps(len(splits["train"]), recipe.batch)
+    tell(f"{steps} steps of {recipe.batch} images, about {duration(steps * seconds)}")
+    return recipe, convolutional, planned(recipe, out, splits, model, runtime, seconds)
+
+
+def planned(
+    recipe: Recipe, out: Path, splits: dict[str, Source], model: Model, runtime: Runtime, seconds: float
+) -> dict[str, Any]:
+    """What a run would do and take, without doing it."""
+    images = len(splits["train"])
+    steps = recipe.length.in_steps(images, recipe.batch)
+    each = flops(skeleton(model.config), model.config.image_size, model.config.channels)
+    here = recipe.micro_batch or recipe.batch // runtime.world
+    memory = automatic.memory_of(recipe, model, runtime, here)
+    return {
+        "run": str(out), "recipe": recipe.name, "start": recipe.weights or f"{recipe.model} from scratch",
+        **{f"{name}_images": len(part) for name, part in splits.items()},
+        "classes": len(splits["train"].classes), "parameters": parameters(model),
+        "image_size": f"{recipe.image_size[0]} x {recipe.image_size[1]}", "batch": recipe.batch,
+        "steps": steps, "images_seen": steps * recipe.batch, "epochs": steps * recipe.batch / images,
+        "training_FLOPs": 3 * each * steps * recipe.batch,
+        "memory_GB": memory.total / 1e9, "memory_free_GB": automatic.device_memory(runtime.device) / 1e9,
+        "largest_batch_at_once": automatic.largest_batch(recipe, model, runtime),
+        "seconds": steps * seconds, "time": duration(steps * seconds),
+        "checkpoint_GB": (memory.parameters + memory.optimizer) / 1e9,
+    } | runtime.facts()  # fmt: skip
+
+
+def tell_result(told: dict[str, Any]) -> None:
+    if "seeds" in told:
+        spread = f" +- {told['std']:.2%}" if told["std"] is not None else ""
+        say(f"{told['mean']:.2%}{spread} of {told['images']} test images right, mean of {len(told['seeds'])} "
+            f"seeds at rate {told['rate']:g}")  # fmt: skip
+    else:
+        say(in_short(told["test"], f"{told['test']['split']} images"))
+    say(f"the model: {told['model']}")
+    say(f"  vitkit predict {told['run']} IMAGE...")
+    say(f"  vitkit evaluate {told['run']} DATA")
+    say(f"  tensorboard --logdir {told['run']}")
+
+
+__all__ = ["Result", "finetune"]

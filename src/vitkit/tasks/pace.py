@@ -1,0 +1,68 @@
+"""How long a run will take: a few steps are timed, on copies, before anything is decided."""
+
+import copy
+import time
+from dataclasses import replace
+
+import torch
+
+from vitkit.data.batches import Samples
+from vitkit.data.order import Order
+from vitkit.data.sources import Source
+from vitkit.models.variants import Model
+from vitkit.recipes.recipe import Recipe
+from vitkit.supply import training_view
+from vitkit.training.loop import TrainState, update
+from vitkit.training.objectives import Classify
+from vitkit.training.runtime import Runtime, alone
+
+TIMED = 2  # steps, after one that is not counted
+READ = 16  # images
+
+
+def seconds_a_step(recipe: Recipe, model: Model, train: Source, runtime: Runtime, workers: int) -> float:
+    """The slower of computing and preparing the images of one step, which go on at the same time."""
+    each = recipe.batch // runtime.world
+    computing = each * seconds_an_image(recipe, model, runtime)
+    preparing = each * seconds_to_prepare(recipe, train) / max(1, workers)
+    if not workers or not runtime.device.startswith("cuda"):
+        return computing + preparing  # on a CPU both want the same cores
+    return max(computing, preparing)
+
+
+def seconds_an_image(recipe: Recipe, model: Model, runtime: Runtime) -> float:
+    runtime = alone(runtime)
+    count = min(recipe.micro_batch or recipe.batch, 64 if runtime.device.startswith("cuda") else 4)
+    work = runtime.settle(copy.deepcopy(model))
+    state = TrainState.start(work, recipe.optimizer)
+    classes = model.config.classes
+    objective = Classify(classes=classes, loss=recipe.loss)
+    images = torch.zeros(count, model.config.channels, *recipe.image_size, dtype=torch.uint8)
+    batch = runtime.place({"image": images, "label": torch.arange(count) % classes})
+    begun = 0.0
+    for step in range(TIMED + 1):
+        if step == 1:
+            begun = time.monotonic()
+        found = update(state, [batch], objective, 0.0, recipe.optimizer, work, runtime)
+        float(found["loss"])  # waits for the device
+    return (time.monotonic() - begun) / TIMED / count
+
+
+def seconds_to_prepare(recipe: Recipe, train: Source) -> float:
+    samples = Samples(train, training_view(recipe), Order(len(train), recipe.batch, recipe.seed))
+    begun = time.monotonic()
+    samples.__getitems__([(0, place) for place in range(READ)])
+    return (time.monotonic() - begun) / READ
+
+
+def shortened(recipe: Recipe, seconds: float, images: int, budget: float) -> Recipe:
+    """So many steps as the budget allows, but at least two passes over the data."""
+    steps = recipe.length.in_steps(images, recipe.batch)
+    allowed = max(int(budget / seconds), -(-2 * images // recipe.batch), 20)
+    if steps <= allowed:
+        return recipe
+    warmup = min(recipe.schedule.warmup, allowed // 10)
+    return replace(
+        recipe, length=replace(recipe.length, steps=allowed, epochs=None),
+        schedule=replace(recipe.schedule, warmup=warmup),
+    )  # fmt: skip
