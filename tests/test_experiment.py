@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import vitkit
-from vitkit.experiment import run
-from vitkit.recipes.finetune import RECIPES, recipe
+from vitkit.experiment import How, run
+from vitkit.recipes import RECIPES, recipe
 from vitkit.recipes.recipe import Recipe, from_json, override, to_json
 from vitkit.runs import Interrupted, locked
 from vitkit.training.checkpoint import CheckpointError, complete, latest
@@ -42,11 +42,11 @@ def same(a: Path, b: Path) -> bool:
 
 def rows(out: Path) -> list[dict]:
     found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in found]
+    return [{k: v for k, v in row.items() if k not in ("seconds", "waited")} for row in found]
 
 
 def go(out: Path, r: Recipe, **options):
-    return run(r, out, Runtime(), quiet=True, **({"workers": 0} | options))
+    return run(r, out, Runtime(), How(quiet=True, **({"workers": 0} | options)))
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +130,9 @@ def test_a_damaged_checkpoint_is_passed_over(straight, tmp_path):
     finally:
         experiment.SAVE_SECONDS = saved
     newest = complete(tmp_path / "checkpoints")[-1]
-    content = bytearray((newest / "state.safetensors").read_bytes())
+    content = bytearray((newest / "state-00000.safetensors").read_bytes())
     content[-5] ^= 1
-    (newest / "state.safetensors").write_bytes(content)
+    (newest / "state-00000.safetensors").write_bytes(content)
     found, damaged = latest(tmp_path / "checkpoints")
     assert damaged == [newest.name] and found == complete(tmp_path / "checkpoints")[-2]
     go(tmp_path, tiny())
@@ -166,7 +166,7 @@ def test_averaged_weights_are_what_is_saved(tmp_path):
     go(tmp_path, r)
     from safetensors.torch import load_file
 
-    arrays = load_file(complete(tmp_path / "checkpoints")[-1] / "state.safetensors")
+    arrays = load_file(complete(tmp_path / "checkpoints")[-1] / "state-00000.safetensors")
     assert torch.equal(weights(tmp_path)["head.weight"], arrays["average.head.weight"])
     assert not torch.equal(weights(tmp_path)["head.weight"], arrays["model.head.weight"])
 
@@ -194,11 +194,11 @@ def test_bad_files_are_named_once_and_the_run_goes_on(tmp_path, capfd):
         Image.fromarray(rng.integers(0, 255, (9, 11, 3), dtype=np.uint8)).save(folder / f"{i}.png")
     (tmp_path / "data" / "cat" / "broken.png").write_bytes(b"not an image")
     r = tiny(data=str(tmp_path / "data"), evaluations=0, length=Duration(steps=8))
-    result = run(r, tmp_path / "run", Runtime(), workers=2, max_bad=0.2)
+    result = run(r, tmp_path / "run", Runtime(), How(workers=2, max_bad=0.2))
     named = capfd.readouterr().err.count("broken.png")
     assert named == 1 and result.steps == 8
     with pytest.raises(ValueError, match="1 of .* images are unusable.*broken.png"):
-        run(r, tmp_path / "strict", Runtime(), workers=0, max_bad=0.0, quiet=True)
+        run(r, tmp_path / "strict", Runtime(), How(workers=0, max_bad=0.0, quiet=True))
 
 
 def test_nothing_to_start_from_says_what_to_give(tmp_path):
@@ -265,7 +265,7 @@ def test_bfloat16_follows_the_weights_as_they_learn(straight, tmp_path):
     )
     losses = {}
     for precision in ("fp32", "bf16"):
-        run(r, tmp_path / precision, Runtime(precision=precision), workers=0, quiet=True)
+        run(r, tmp_path / precision, Runtime(precision=precision), How(workers=0, quiet=True))
         losses[precision] = np.array([row["loss"] for row in rows(tmp_path / precision) if "loss" in row])
     assert losses["fp32"][-10:].mean() < 0.7 * losses["fp32"][0]
     assert losses["bf16"][-10:].mean() == pytest.approx(losses["fp32"][-10:].mean(), rel=0.1)

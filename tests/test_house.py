@@ -10,12 +10,12 @@ ROOT = Path(__file__).parent.parent
 SRC = ROOT / "src" / "vitkit"
 FILES = sorted(SRC.rglob("*.py"))
 FLOORS = {
-    "models": 1, "data": 1, "evaluation": 1, "report": 1,
+    "models": 1, "data": 1, "evaluation": 1, "report": 1, "options": 1,
     "layouts": 2,
     "weights": 3,
     "training": 4, "inspection": 4, "serving": 4,
     "recipes": 5,
-    "runs": 6,
+    "runs": 6, "start": 6, "supply": 6, "measure": 6,
     "experiment": 7, "catalogue": 7,
     "studies": 8, "tasks": 8,
     "demo": 9,

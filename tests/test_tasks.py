@@ -129,7 +129,6 @@ def test_the_library_predicts_like_the_command(trained, pictures, capsys):
     ("arguments", "message"),
     [
         (["finetune", "nowhere", "--model", "ViT-Ti/16"], "no data at 'nowhere'"),
-        (["finetune", "digits"], "--weights FILE|NAME, or --model"),
         (["finetune", "digits", "--model", "ViT-Ti/16", "--steps", "3", "--epochs", "1"], "not both"),
         (["finetune", "digits", "--model", "ViT-Ti/16", "--set", "speed=3"], "no field 'speed'"),
         (["finetune", "digits", "--recipe", "magic"], "no recipe 'magic'"),

@@ -1,0 +1,208 @@
+"""finetune as a verb: what it chooses by itself, subsets, the paper's protocol, and what stops it."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_cli import run
+from test_experiment import go, rows, same, tiny
+from test_tasks import TINY
+
+import vitkit
+from vitkit.evaluation.memory import activation_bytes, training_memory
+from vitkit.experiment import How
+from vitkit.experiment import run as run_recipe
+from vitkit.models.variants import skeleton, variant
+from vitkit.options import Training
+from vitkit.recipes import recipe
+from vitkit.recipes.finetune import hyperrule
+from vitkit.recipes.recipe import part_of
+from vitkit.start import open_splits
+from vitkit.tasks import automatic
+from vitkit.training.loop import Diverged
+from vitkit.training.runtime import Runtime
+from vitkit.weights.download import DownloadError
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Forty pictures of two kinds, large enough for any resolution."""
+    rng = np.random.default_rng(0)
+    for i in range(40):
+        folder = tmp_path / "photos" / ("dark" if i % 2 else "light")
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 120, (400, 330, 3), dtype=np.uint8) + (0 if i % 2 else 120)
+        Image.fromarray(pixels).save(folder / f"{i}.jpg")
+    return tmp_path / "photos"
+
+
+def published(monkeypatch, tmp_path):
+    """A published name that is on this machine already, so that nothing is fetched."""
+    model = vitkit.build("ViT-Ti/16", classes=3, image_size=32, depth=1, width=32, heads=2, hidden=32)
+    vitkit.save(model, tmp_path / "small.npz")
+    monkeypatch.setattr(automatic, "some_weights", lambda cuda, say: str(tmp_path / "small.npz"))
+
+
+def test_without_options_it_chooses_and_says_why(photos, tmp_path, monkeypatch, capsys):
+    published(monkeypatch, tmp_path)
+    monkeypatch.setattr(automatic, "BUDGET", 0.5)
+    out = tmp_path / "run"
+    assert run("finetune", photos, "--out", out, "--workers", "0", "--device", "cpu", "--json") == 0
+    told = json.loads((out / "recipe.json").read_text())
+    assert told["image_size"] == [224, 224] and told["batch"] == 8 and told["length"]["steps"] < 500
+    before = (out / "recipe.json").read_bytes()
+    capsys.readouterr()
+    # the same command again goes on with the choices of the first time, whatever the clock says now
+    monkeypatch.setattr(automatic, "BUDGET", 3.0)
+    assert run("finetune", photos, "--out", out, "--workers", "0", "--device", "cpu") == 0
+    assert (out / "recipe.json").read_bytes() == before
+    assert "vitkit predict" in capsys.readouterr().out
+
+
+def test_choices_follow_machine_and_data(photos):
+    train = open_splits(replace(recipe("finetune"), data=str(photos)))["train"]
+    said: list[str] = []
+    base = replace(recipe("finetune"), weights="given")
+    on_gpu = automatic.fill_in(base, Training(), train, Runtime("cuda", "bf16"), said.append)
+    assert on_gpu.image_size == (384, 384) and "photographs large enough" in said[0]
+    fixed = Training(image_size="64", batch=24, steps=7)
+    by_hand = automatic.fill_in(replace(base, batch=24), fixed, train, Runtime(), said.append)
+    assert by_hand == replace(base, batch=24)
+
+
+def test_offline_it_says_how_to_get_weights(photos, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def fails(weight):
+        raise DownloadError("no route to host")
+
+    monkeypatch.setattr(automatic, "fetch", fails)
+    assert run("finetune", photos, "--out", tmp_path / "run") == 2
+    told = capsys.readouterr().err
+    assert "no route to host" in told and "--weights FILE" in told and "--model ViT-Ti/16" in told
+    assert not (tmp_path / "run" / "recipe.json").exists()
+
+
+def test_a_plan_tells_memory_and_time_and_does_nothing(tmp_path, capsys):
+    assert run("finetune", "digits", "--out", tmp_path / "run", *TINY, "--plan", "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["steps"] == 6 and plan["memory_GB"] > 0 and plan["seconds"] > 0
+    assert plan["largest_batch_at_once"] > 16 and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["ViT-Ti/16", "R26+ViT-S/32", "BiT-R50x1"])
+def test_the_memory_formula_equals_what_autograd_keeps(name):
+    """Counted on the CPU, in full precision, for one image more."""
+    small = {"depth": 2} if "ViT" in name else {"blocks": (1, 1, 1, 1)}
+    model = vitkit.build(name, classes=10, image_size=64, **small).train()
+    kept: dict[int, tuple[int, object]] = {}
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def note(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = (storage.nbytes(), storage)
+        return tensor
+
+    def count(images):
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+            model(torch.zeros(images, 3, 64, 64))
+        return sum(size for size, _ in kept.values())
+
+    real, told = count(3) - count(2), activation_bytes(skeleton(model.config), half=False)
+    if "ViT" in name:
+        told -= 8 * model.config.tokens * model.config.hidden  # the backward pass at work
+    assert told == pytest.approx(real, rel=0.06)
+
+
+def test_memory_shrinks_by_recomputing_and_cutting():
+    model = skeleton(variant("ViT-L/16"))
+    whole = training_memory(model, 64, half=True, slots=2)
+    assert training_memory(model, 64, half=True, slots=2, recompute=True).activations < whole.activations / 4
+    assert training_memory(model, 64, half=True, slots=2, cut=8).total < whole.total
+
+
+@pytest.mark.parametrize("text", ["1000", "10%", "25/class", "2.5%"])
+def test_subsets_are_read(text):
+    assert len(part_of(text)) == 1
+
+
+@pytest.mark.parametrize("text", ["many", "10 %%", "-3", "2.5", "3/classes"])
+def test_other_subsets_are_refused(text):
+    with pytest.raises(ValueError, match="1000, 10% or 25/class"):
+        replace(recipe("finetune"), subset=text)
+
+
+def test_smaller_subsets_lie_within_larger_ones():
+    parts = {}
+    for text in ("20%", "50%", "3/class"):
+        parts[text] = set(open_splits(tiny(subset=text))["train"].keys)
+    assert parts["20%"] < parts["50%"] and len(parts["3/class"]) == 30
+
+
+def test_the_protocol_tunes_on_held_out_data_and_tests_all_seeds(tmp_path, capsys):
+    arguments = ["finetune", "digits", "--out", tmp_path / "p", *TINY, "rates=0.0001,0.01", "--protocol"]
+    assert run(*arguments, "--seeds", "2", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert set(told["rates"]) == {"0.0001", "0.01"} and told["rate"] == 0.01 and len(told["seeds"]) == 2
+    assert told["mean"] == pytest.approx(sum(told["seeds"]) / 2) and told["images"] == 179
+    grid = json.loads((tmp_path / "p" / "rate-0.01" / "result.json").read_text())
+    final = json.loads((tmp_path / "p" / "seed-1" / "result.json").read_text())
+    assert grid["test"]["split"] == "val" and final["test"]["split"] == "test"
+    sizes = {name: len(open_splits(tiny(train_on=name))["train"]) for name in ("train", "train+val")}
+    assert sizes["train+val"] == sizes["train"] + grid["test"]["images"]
+    before = (tmp_path / "p" / "seed-1" / "result.json").stat().st_mtime_ns
+    assert run(*arguments, "--seeds", "2") == 0  # finished runs are only read
+    assert (tmp_path / "p" / "seed-1" / "result.json").stat().st_mtime_ns == before
+    assert "mean of 2 seeds at rate 0.01" in capsys.readouterr().out
+    assert run("evaluate", tmp_path / "p", "digits", "--json") == 0
+
+
+def test_convolutions_try_the_rate_of_the_paper():
+    assert recipe("imagenet").rates == (0.003, 0.01, 0.03) and recipe("imagenet").convolution_rates == (0.06,)
+
+
+def test_the_hyperrule_follows_the_data():
+    small = hyperrule(recipe("bit"), 1_000, 300 * 300)
+    assert small.length.steps == 500 and small.mixup == 0 and small.schedule.warmup == 100
+    assert [round(s * 500) for s in small.schedule.stairs] == [200, 300, 400]
+    middle, large = (hyperrule(recipe("bit"), n, 32 * 32) for n in (50_000, 1_000_000))
+    assert middle.length.steps == 10_000 and large.length.steps == 20_000 and middle.mixup == 0.1
+    assert middle.image_size == (128, 128) and middle.resize == 160
+
+
+def test_recomputed_activations_change_no_bit(tmp_path):
+    for name, runtime in (("kept", Runtime()), ("again", Runtime(recompute=True))):
+        run_recipe(tiny(), tmp_path / name, runtime, How(workers=0, quiet=True))
+    assert same(tmp_path / "kept", tmp_path / "again") and rows(tmp_path / "kept") == rows(tmp_path / "again")
+
+
+def test_a_checkpoint_written_aside_is_the_same(tmp_path):
+    from vitkit import experiment
+
+    saved, experiment.SAVE_SECONDS = experiment.SAVE_SECONDS, 0.0
+    try:
+        go(tmp_path / "aside", tiny(), save_aside=True)
+    finally:
+        experiment.SAVE_SECONDS = saved
+    go(tmp_path / "at-once", tiny())
+    assert same(tmp_path / "aside", tmp_path / "at-once")
+    newest = [sorted((tmp_path / n / "checkpoints").iterdir())[-1] for n in ("aside", "at-once")]
+    state = [(path / "state-00000.safetensors").read_bytes() for path in newest]
+    assert state[0] == state[1]
+
+
+def test_a_loss_that_is_no_number_names_its_batch(tmp_path):
+    r = tiny(mixup=0.0)
+    r = replace(
+        r, schedule=replace(r.schedule, rate=1e30, warmup=0), optimizer=replace(r.optimizer, clip=0.0)
+    )
+    with pytest.raises(Diverged, match="step .*loss.*its batch: '.*' .* lower --lr"):
+        go(tmp_path, r)
+    named = next(tmp_path.glob("batch-*.txt")).read_text().split()
+    assert len(named) == 16 and set(named) <= set(open_splits(r)["train"].keys)
+    assert not (tmp_path / "model.safetensors").exists()
