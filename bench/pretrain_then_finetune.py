@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from vitkit.experiment import How, Result, run
+from vitkit.experiment.run import How, Result, run
 from vitkit.recipes import recipe
 from vitkit.recipes.recipe import Recipe, override
 from vitkit.training.runtime import Runtime, choose

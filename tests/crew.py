@@ -19,7 +19,7 @@ from vitkit.training.schedule import Duration
 OPTIONS = ("width=32", "depth=2", "heads=2", "hidden=32")
 PATIENCE = 150.0
 forks = multiprocessing.get_context("forkserver")
-forks.set_forkserver_preload(["vitkit.experiment", "torch.distributed.fsdp"])
+forks.set_forkserver_preload(["vitkit.experiment.run", "torch.distributed.fsdp"])
 
 
 def small(steps: int = 40, **changes: Any) -> Recipe:
@@ -76,8 +76,8 @@ def go(runtime: Runtime, recipe: Recipe, out: Path, options: dict[str, Any]) -> 
     """One process of a run: workers and save_aside as How has them, `stop` a step at which one is told to
     stop, `save` the seconds between checkpoints. Comes back with the result, or the step of the stop.
     """
-    from vitkit import experiment
-    from vitkit.runs import Interrupted
+    from vitkit.experiment import run as experiment
+    from vitkit.experiment.folder import Interrupted
 
     options = {"workers": 0, "max_bad": 0.2} | options
     stop, experiment.SAVE_SECONDS = options.pop("stop", None), options.pop("save", 300.0)
@@ -98,7 +98,7 @@ def go(runtime: Runtime, recipe: Recipe, out: Path, options: dict[str, Any]) -> 
 
 def note_batches(rank: int, out: Path) -> None:
     """From now on each process writes down which samples it trains on, where they stand, and their pixels."""
-    from vitkit import experiment
+    from vitkit.experiment import run as experiment
 
     supply = experiment.supply
 

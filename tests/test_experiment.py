@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import vitkit
-from vitkit.experiment import How, run
+from vitkit.experiment.folder import Interrupted, locked
+from vitkit.experiment.run import How, run
 from vitkit.recipes import RECIPES, recipe
 from vitkit.recipes.recipe import Recipe, from_json, override, to_json
-from vitkit.runs import Interrupted, locked
 from vitkit.training.checkpoint import CheckpointError, complete, latest
 from vitkit.training.runtime import Runtime
 from vitkit.training.schedule import Duration
@@ -75,7 +75,7 @@ def test_workers_change_nothing(straight, tmp_path, workers):
 
 @pytest.mark.parametrize("at", [1, 4, 11])
 def test_a_run_stopped_by_a_signal_ends_like_the_straight_one(straight, tmp_path, at, monkeypatch):
-    from vitkit import experiment
+    from vitkit.experiment import run as experiment
 
     real = experiment.Work.watch
 
@@ -98,7 +98,7 @@ def test_a_run_killed_again_and_again_ends_like_the_straight_one(straight, tmp_p
     code = f"""
 import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
-from vitkit import experiment
+from vitkit.experiment import run as experiment
 from test_experiment import go, tiny
 experiment.SAVE_SECONDS = 0.0
 go(Path({str(tmp_path)!r}), tiny())
@@ -121,7 +121,7 @@ go(Path({str(tmp_path)!r}), tiny())
 
 
 def test_a_damaged_checkpoint_is_passed_over(straight, tmp_path):
-    from vitkit import experiment
+    from vitkit.experiment import run as experiment
 
     saved = experiment.SAVE_SECONDS
     experiment.SAVE_SECONDS = 0.0

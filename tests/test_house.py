@@ -15,11 +15,10 @@ FLOORS = {
     "weights": 3,
     "training": 4, "inspection": 4, "serving": 4,
     "recipes": 5,
-    "runs": 6, "start": 6, "supply": 6, "measure": 6,
-    "experiment": 7, "catalogue": 7,
-    "studies": 8, "tasks": 8,
-    "demo": 9,
-    "cli": 10,
+    "experiment": 6, "catalogue": 6,
+    "studies": 7, "tasks": 7,
+    "demo": 8,
+    "cli": 9,
 }  # fmt: skip
 PEERS = {"timm", "transformers", "torchvision"}
 

@@ -1,6 +1,7 @@
 """finetune as a verb: what it chooses by itself, subsets, the paper's protocol, and what stops it."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -13,18 +14,20 @@ from test_tasks import TINY
 
 import vitkit
 from vitkit.evaluation.memory import activation_bytes, training_memory
-from vitkit.experiment import How
-from vitkit.experiment import run as run_recipe
+from vitkit.experiment.run import How
+from vitkit.experiment.run import run as run_recipe
+from vitkit.experiment.start import open_splits
 from vitkit.models.variants import skeleton, variant
 from vitkit.options import Training
 from vitkit.recipes import recipe
 from vitkit.recipes.finetune import hyperrule
 from vitkit.recipes.recipe import part_of
-from vitkit.start import open_splits
 from vitkit.tasks import automatic
 from vitkit.training.loop import Diverged
 from vitkit.training.runtime import Runtime
 from vitkit.weights.download import DownloadError
+
+BARE = ("width=32", "depth=2", "heads=2", "hidden=32")
 
 
 @pytest.fixture
@@ -182,7 +185,7 @@ def test_recomputed_activations_change_no_bit(tmp_path):
 
 
 def test_a_checkpoint_written_aside_is_the_same(tmp_path):
-    from vitkit import experiment
+    from vitkit.experiment import run as experiment
 
     saved, experiment.SAVE_SECONDS = experiment.SAVE_SECONDS, 0.0
     try:
@@ -206,3 +209,18 @@ def test_a_loss_that_is_no_number_names_its_batch(tmp_path):
     named = next(tmp_path.glob("batch-*.txt")).read_text().split()
     assert len(named) == 16 and set(named) <= set(open_splits(r)["train"].keys)
     assert not (tmp_path / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_a_compiled_model_learns_the_same(tmp_path):
+    for name, runtime in (("plain", Runtime()), ("compiled", Runtime(compile=True))):
+        run_recipe(
+            tiny(dropout=0.0, model_options=BARE), tmp_path / name, runtime, How(workers=0, quiet=True)
+        )
+    losses = [
+        [row["loss"] for row in rows(tmp_path / name) if "loss" in row] for name in ("plain", "compiled")
+    ]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5) and losses[0][-1] != losses[0][0]
+    plain, compiled = (vitkit.load(tmp_path / n / "model.safetensors") for n in ("plain", "compiled"))
+    assert list(plain.state_dict()) == list(compiled.state_dict())  # no wrapper's name reaches a file

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from test_cli import run
 
 import vitkit
-from vitkit.experiment import start_model
+from vitkit.experiment.run import start_model
 from vitkit.recipes import recipe
 
 SMALL = [

@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors import safe_open
 
 import vitkit
-from vitkit.runs import MAY_CHANGE, locked
+from vitkit.experiment.folder import MAY_CHANGE, locked
 from vitkit.training import checkpoint
 from vitkit.training.checkpoint import complete, latest
 from vitkit.training.runtime import Runtime
@@ -150,7 +150,7 @@ def test_too_many_unusable_files_are_an_error_of_every_process(spoilt, tmp_path)
 def measured(runtime: Runtime, path: Path, batch: int) -> dict:
     from vitkit.data.sources import open_data
     from vitkit.data.splits import complete as splits
-    from vitkit.measure import evaluate
+    from vitkit.experiment.measure import evaluate
 
     model = runtime.settle(vitkit.load(path))
     source = splits(open_data("digits"))["test"]

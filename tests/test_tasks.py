@@ -49,7 +49,7 @@ def test_finetune_tells_what_it_came_to(tmp_path, capsys):
 
 
 def test_a_signal_ends_a_run_with_its_code_and_how_to_go_on(tmp_path, capsys, monkeypatch):
-    from vitkit import experiment
+    from vitkit.experiment import run as experiment
 
     real = experiment.Work.watch
 

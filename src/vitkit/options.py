@@ -38,8 +38,11 @@ class Training:
         bool, arg(help="Compute activations twice instead of keeping them: less memory, a third more time.")
     ] = False
     spread: Annotated[
-        str, arg(metavar="ddp|fsdp", help="Under torchrun: whole models, or tensors cut over the processes.")
-    ] = "ddp"
+        str,
+        arg(
+            metavar="ddp|fsdp", help="Under torchrun: whole models, or cut over processes; auto: as they fit."
+        ),
+    ] = "auto"
     save_aside: Annotated[bool, arg(help="Write checkpoints while the training goes on.")] = False
     track: Annotated[
         tuple[str, ...], arg(metavar="NAME...", help="wandb, mlflow, trackio; TensorBoard is always written.")

@@ -117,6 +117,14 @@ def shorter_sides(source: Source, count: int = 32) -> list[int]:
     return sides or [224]
 
 
+def fit_devices(recipe: Recipe, model: Model, runtime: Runtime, say: Say) -> Runtime:
+    """With tensors cut over the processes, if one device holds no model as a whole."""
+    if runtime.world == 1 or largest_batch(recipe, model, runtime):
+        return runtime
+    say(f"fsdp: {runtime.device} does not hold the model, its gradients and its optimizer as a whole")
+    return replace(runtime, spread="fsdp")
+
+
 def fit_memory(recipe: Recipe, options: Training, model: Model, runtime: Runtime, say: Say) -> Recipe:
     """Micro-batches that fit the device, if the whole batch does not."""
     here = recipe.batch // runtime.world

@@ -8,14 +8,14 @@ from typing import Any
 
 from vitkit.data.sources import Source
 from vitkit.evaluation.cost import flops, parameters
-from vitkit.experiment import How, Result, run
+from vitkit.experiment.run import How, Result, run
+from vitkit.experiment.start import open_splits, start_model
 from vitkit.models.variants import Model, skeleton
 from vitkit.models.vit import ViTConfig
 from vitkit.options import Training
 from vitkit.recipes import recipe as named_recipe
 from vitkit.recipes.recipe import Recipe, override
 from vitkit.report.terminal import duration, print_facts, say
-from vitkit.start import open_splits, start_model
 from vitkit.tasks import automatic
 from vitkit.tasks.pace import seconds_a_step, shortened
 from vitkit.tasks.protocol import follow
@@ -37,7 +37,8 @@ def pretrain(data: str, options: Training, *, emit: Emit) -> None:
 
 
 def learn(data: str, options: Training, default: str, *, protocol: bool, seeds: int, emit: Emit) -> None:
-    runtime = choose(options.device, options.precision, options.compile, options.recompute, options.spread)
+    spread = "ddp" if options.spread == "auto" else options.spread
+    runtime = choose(options.device, options.precision, options.compile, options.recompute, spread)
     out = options.out or Path("runs") / (Path(data).stem or "run")
     how = How(
         workers=options.workers, max_bad=options.max_bad, trackers=options.track,
@@ -45,7 +46,7 @@ def learn(data: str, options: Training, default: str, *, protocol: bool, seeds: 
     )  # fmt: skip
     with runtime.joined():
         tell = voice(runtime, emit)
-        recipe, convolutional, facts = settled(data, options, default, out, runtime, tell)
+        recipe, convolutional, runtime, facts = settled(data, options, default, out, runtime, tell)
         if options.plan:
             return emit(facts) if emit else print_facts(facts)
         if protocol:
@@ -75,8 +76,8 @@ def make_recipe(data: str, options: Training, default: str) -> Recipe:
 
 def settled(
     data: str, options: Training, default: str, out: Path, runtime: Runtime, tell: Callable[[str], None]
-) -> tuple[Recipe, bool, dict[str, Any]]:
-    """The complete recipe, whether its model has convolutions, and what the run will take."""
+) -> tuple[Recipe, bool, Runtime, dict[str, Any]]:
+    """The complete recipe, whether its model has convolutions, how it is spread, and what it will take."""
     recipe = make_recipe(data, options, default)
     old = runtime.agreed(automatic.remembered(recipe, options, out))
     recipe = override(old or recipe, options.set)
@@ -86,12 +87,21 @@ def settled(
     runtime.share(recipe.batch)  # an error before anything takes time
     model = start_model(recipe, splits["train"])
     convolutional = not isinstance(model.config, ViTConfig) or model.config.stem is not None
+    if options.spread == "auto":
+        runtime = automatic.fit_devices(recipe, model, runtime, tell)
     if old is None:
         recipe = automatic.fit_memory(recipe, options, model, runtime, tell)
     if old is not None and not options.plan:
-        return recipe, convolutional, {}
+        return recipe, convolutional, runtime, {}
     workers = data_workers(options.workers)
     seconds = seconds_a_step(recipe, model, splits["train"], runtime, workers)
+    if seconds is None:
+        return (
+            runtime.agreed(recipe),
+            convolutional,
+            runtime,
+            planned(recipe, out, splits, model, runtime, None),
+        )
     free = old is None and recipe.name == "finetune" and "length" not in automatic.given(options)
     if free and not runtime.device.startswith("cuda"):
         shorter = shortened(recipe, seconds, len(splits["train"]), automatic.BUDGET)
@@ -101,11 +111,16 @@ def settled(
     recipe = runtime.agreed(recipe)
     steps = recipe.length.in_steps(len(splits["train"]), recipe.batch)
     tell(f"{steps} steps of {recipe.batch} images, about {duration(steps * seconds)}")
-    return recipe, convolutional, planned(recipe, out, splits, model, runtime, seconds)
+    return recipe, convolutional, runtime, planned(recipe, out, splits, model, runtime, seconds)
 
 
 def planned(
-    recipe: Recipe, out: Path, splits: dict[str, Source], model: Model, runtime: Runtime, seconds: float
+    recipe: Recipe,
+    out: Path,
+    splits: dict[str, Source],
+    model: Model,
+    runtime: Runtime,
+    seconds: float | None,
 ) -> dict[str, Any]:
     """What a run would do and take, without doing it."""
     images = len(splits["train"])
@@ -122,7 +137,8 @@ def planned(
         "training_FLOPs": 3 * each * steps * recipe.batch,
         "memory_GB": memory.total / 1e9, "memory_free_GB": automatic.device_memory(runtime.device) / 1e9,
         "largest_batch_at_once": automatic.largest_batch(recipe, model, runtime),
-        "seconds": steps * seconds, "time": duration(steps * seconds),
+        "seconds": steps * seconds if seconds else None,
+        "time": duration(steps * seconds) if seconds else "told once it runs",
         "checkpoint_GB": (memory.parameters + memory.optimizer) / 1e9,
     } | runtime.facts()  # fmt: skip
 

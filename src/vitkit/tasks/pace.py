@@ -9,9 +9,9 @@ import torch
 from vitkit.data.batches import Samples
 from vitkit.data.order import Order
 from vitkit.data.sources import Source
+from vitkit.experiment.supply import training_view
 from vitkit.models.variants import Model
 from vitkit.recipes.recipe import Recipe
-from vitkit.supply import training_view
 from vitkit.training.loop import TrainState, update
 from vitkit.training.objectives import Classify
 from vitkit.training.runtime import Runtime, alone
@@ -20,8 +20,15 @@ TIMED = 2  # steps, after one that is not counted
 READ = 16  # images
 
 
-def seconds_a_step(recipe: Recipe, model: Model, train: Source, runtime: Runtime, workers: int) -> float:
-    """The slower of computing and preparing the images of one step, which go on at the same time."""
+def seconds_a_step(
+    recipe: Recipe, model: Model, train: Source, runtime: Runtime, workers: int
+) -> float | None:
+    """The slower of computing and preparing the images of one step, which go on at the same time.
+
+    None for a model that is cut over processes, since none of them may be able to try it alone.
+    """
+    if runtime.cut:
+        return None
     each = recipe.batch // runtime.world
     computing = each * seconds_an_image(recipe, model, runtime)
     preparing = each * seconds_to_prepare(recipe, train) / max(1, workers)

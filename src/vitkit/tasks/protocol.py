@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from vitkit.experiment import MODEL, How, Result, run
+from vitkit.experiment.run import MODEL, How, Result, run
 from vitkit.recipes.recipe import Recipe, from_json
 from vitkit.training.runtime import Runtime
 

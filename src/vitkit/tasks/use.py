@@ -13,8 +13,8 @@ from vitkit.data.doctor import examine
 from vitkit.data.shards import shard as write_shards
 from vitkit.data.sources import open_data
 from vitkit.data.splits import same_classes
-from vitkit.experiment import MODEL
-from vitkit.measure import evaluate as evaluate_model
+from vitkit.experiment.measure import evaluate as evaluate_model
+from vitkit.experiment.run import MODEL
 from vitkit.models.variants import Model
 from vitkit.report.live import Live
 from vitkit.report.terminal import print_table, say

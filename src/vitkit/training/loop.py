@@ -55,7 +55,13 @@ def train(
         before(state.step)
         state.model.train()
         metrics = update(
-            state, next(batches), objective, rate(state.step), config, call or state.model, runtime
+            state,
+            next(batches),
+            objective,
+            rate(state.step),
+            config,
+            state.model if call is None else call,
+            runtime,
         )
         state.step += 1
         if watch(state, metrics):

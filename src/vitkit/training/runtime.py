@@ -76,14 +76,14 @@ class Runtime:
         stacks: list[Any] = [part for part in model.modules() if hasattr(part, "recompute")]
         for stack in stacks:
             stack.recompute = self.recompute
-        model = model.to(self.device)
-        if self.cut:
-            from torch.distributed.fsdp import fully_shard  # a second to import
+        if not self.cut:
+            return model.to(self.device)
+        from torch.distributed.fsdp import fully_shard  # a second to import
 
-            for stack in stacks:
-                for block in stack.units():
-                    fully_shard(block)
-            fully_shard(model)
+        for stack in stacks:
+            for block in stack.units():
+                fully_shard(block)  # moved to the device and cut one by one: the whole may not fit
+        fully_shard(model)
         return model
 
     def callable(self, model: nn.Module) -> nn.Module:

@@ -16,14 +16,14 @@ from vitkit.data.sources import Source
 from vitkit.evaluation.accuracy import Accuracy
 from vitkit.evaluation.cost import flops, parameters
 from vitkit.evaluation.multilabel import MultilabelAccuracy
-from vitkit.measure import evaluate
+from vitkit.experiment.folder import Interrupted, signals, take
+from vitkit.experiment.measure import evaluate
+from vitkit.experiment.start import open_splits, start_model
+from vitkit.experiment.supply import Unusable, supply
 from vitkit.models.card import Preprocessing
 from vitkit.models.variants import Model, skeleton
 from vitkit.recipes.recipe import Recipe, flat
 from vitkit.report.live import Live
-from vitkit.runs import Interrupted, signals, take
-from vitkit.start import open_splits, start_model
-from vitkit.supply import Unusable, supply
 from vitkit.training.checkpoint import Saver, latest, load_checkpoint
 from vitkit.training.journal import Journal
 from vitkit.training.loop import Diverged, Metrics, TrainState, train

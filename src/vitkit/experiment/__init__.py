@@ -1,0 +1,1 @@
+"""Recipe to run folder: the only room that combines the others."""
