@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitkit import cli
+from vitkit import cli, options
 from vitkit.data import decode
 from vitkit.data.decode import BadImage
 from vitkit.data.doctor import COLUMNS, Look, difference_hash, examine, near_groups, near_pairs
@@ -316,7 +316,8 @@ def test_every_remedy_is_one_line_that_says_what_to_do():
     kinds += [f"unusable-{reason}" for reason in MEND] + ["mode-gray"]
     words = ("first", "place", "here", "split", "train", "listed", "large", "small", "twins")
     values = dict.fromkeys(words, "x")
-    source = "".join(file.read_text() for file in Path(cli.__file__).parent.glob("*.py"))
+    files = (*Path(cli.__file__).parent.glob("*.py"), Path(options.__file__))
+    source = "".join(file.read_text() for file in files)
     for kind in kinds:
         remedy = find(kind, ["a"], **values).remedy
         assert "\n" not in remedy and "{" not in remedy and len(remedy) >= 60, kind

@@ -1,0 +1,21 @@
+"""Words that several verbs share, and how a program is answered."""
+
+import json as json_module
+from typing import Annotated, Any
+
+from tyro.conf import Positional, arg
+
+Data = Annotated[
+    Positional[str],
+    arg(metavar="DATA", help="Folder, .csv, .parquet, .zip, .tar, .npz, shards (folder or URL) or 'digits'."),
+]
+Model = Annotated[
+    Positional[str], arg(metavar="MODEL", help="A model file, a run folder or a published name.")
+]
+Device = Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda, ...")]
+Workers = Annotated[int | None, arg(metavar="N", help="Processes that prepare images.")]
+Json = Annotated[bool, arg(help="One JSON object on standard output, nothing else there.")]
+
+
+def print_json(content: Any) -> None:
+    print(json_module.dumps(content, indent=2, ensure_ascii=False))
