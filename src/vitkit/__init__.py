@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vitkit.evaluation.fewshot import fewshot
     from vitkit.layouts.layout import WeightsError
     from vitkit.models.adapt import adapt
     from vitkit.models.positions import resize_positions
@@ -19,6 +20,7 @@ __all__ = [
     "WeightsError",
     "adapt",
     "build",
+    "fewshot",
     "load",
     "predict",
     "resize_positions",
@@ -30,6 +32,7 @@ HOMES = {
     "UntrustedCheckpoint": "vitkit.weights.archive",
     "adapt": "vitkit.models.adapt",
     "build": "vitkit.models.variants",
+    "fewshot": "vitkit.evaluation.fewshot",
     "load": "vitkit.weights.load",
     "predict": "vitkit.serving.predict",
     "resize_positions": "vitkit.models.positions",

@@ -1,6 +1,6 @@
-"""Accuracy over every image of a split exactly once: top-1, top-5, per class, confusion."""
+"""Accuracy over every image of a split exactly once: top-1, top-5, per class, confusion, how sure it is."""
 
-# N images in all, B in a batch, C classes
+# N images in all, B in a batch, C classes of the model, F of the data (the same, unless they are mapped)
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from vitkit.evaluation.certainty import calibration_error, interval
 
 SHOWN = 1000  # classes up to which the confusion matrix is written out
 
@@ -21,26 +23,34 @@ class Accuracy:
     top1: float
     top5: float | None  # None where there are not more than five classes
     loss: float
-    classes: int
-    truth: Tensor  # (N,) what is
-    said: Tensor  # (N,) what was said
+    classes: int  # C
+    kinds: int  # F
+    index: Tensor  # (N,) of the images, in their order in the data
+    truth: Tensor  # (N,) what is, one of F
+    said: Tensor  # (N,) what was said, one of C
+    right: Tensor  # (N,) whether that counts as right
+    confidence: Tensor  # (N,) the probability of what was said
 
     @property
     def confusion(self) -> Tensor:
-        """(C, C): rows are what is, columns what was said."""
+        """(F, C): rows are what is, columns what was said."""
         pairs = self.truth * self.classes + self.said
-        return pairs.bincount(minlength=self.classes**2).view(self.classes, self.classes)
+        return pairs.bincount(minlength=self.kinds * self.classes).view(self.kinds, self.classes)
 
     def to_json(self, classes: tuple[str, ...]) -> dict[str, Any]:
-        counts = self.truth.bincount(minlength=self.classes).tolist()
-        right = self.truth[self.truth == self.said].bincount(minlength=self.classes).tolist()
+        """`classes` are the names of the F."""
+        counts = self.truth.bincount(minlength=self.kinds).tolist()
+        right = self.truth[self.right].bincount(minlength=self.kinds).tolist()
         per_class = {
             name: {"images": n, "accuracy": r / n if n else None}
             for name, n, r in zip(classes, counts, right, strict=True)
         }
+        shown = max(self.classes, self.kinds) <= SHOWN
         return {
-            "top1": self.top1, "top5": self.top5, "images": self.images, "loss": self.loss,
-            "per_class": per_class, "confusion": self.confusion.tolist() if len(classes) <= SHOWN else None,
+            "top1": self.top1, "interval": list(interval(self.right)), "top5": self.top5,
+            "images": self.images, "loss": self.loss,
+            "calibration_error": calibration_error(self.confidence, self.right),
+            "per_class": per_class, "confusion": self.confusion.tolist() if shown else None,
         }  # fmt: skip
 
 
@@ -50,24 +60,47 @@ def accuracy(
     batches: Iterable[dict[str, Tensor]],
     classes: int,
     gather: Callable[[Tensor], Tensor] = lambda rows: rows,
+    accepted: Tensor | None = None,
 ) -> Accuracy:
     """Every batch through a function from images to logits; single labels only.
 
-    `gather` brings the rows of several processes together, where each has some of the images.
+    `gather` brings the rows of several processes together, where each has some of the images; by their
+    `index` they are put in order again. `accepted` (F, C) says which of the model's classes are right for
+    each of the data's; without it the two are the same, and each is right for itself.
     """
-    rows = [torch.zeros(0, 4, dtype=torch.float64)]  # truth, said, among five, loss
+    rows, seen = [torch.zeros(0, 6, dtype=torch.float64)], 0
     for batch in batches:
         logits = logits_of(batch["image"]).float().cpu()  # (B, C)
         labels = batch["label"].cpu()
         if labels.ndim != 1:
             raise ValueError("each image may have several labels here: multilabel_accuracy counts those")
-        best = logits.topk(min(5, classes), dim=1).indices
-        five = (best == labels[:, None]).any(1)
-        loss = F.cross_entropy(logits, labels, reduction="none")
-        rows.append(torch.stack([labels, logits.argmax(1), five, loss], 1).double())
+        index = batch["index"].cpu() if "index" in batch else torch.arange(seen, seen + len(labels))
+        seen += len(labels)
+        rows.append(torch.stack([index, labels, *judged(logits, labels, accepted)], 1).double())
     table = gather(torch.cat(rows))
     if not len(table):
         raise ValueError("there is no image to evaluate on")
-    truth, said = table[:, 0].long(), table[:, 1].long()
-    top1, fives, mean_loss = float((truth == said).double().mean()), *table[:, 2:].mean(0).tolist()
-    return Accuracy(len(table), top1, fives if classes > 5 else None, mean_loss, classes, truth, said)
+    table = table[table[:, 0].argsort()]
+    index, truth, said = table[:, :3].long().unbind(1)
+    right = truth == said if accepted is None else accepted[truth, said]
+    fives, loss = table[:, 3:5].mean(0).tolist()
+    return Accuracy(
+        len(table), float(right.double().mean()), fives if classes > 5 else None, loss, classes,
+        classes if accepted is None else len(accepted), index, truth, said, right, table[:, 5],
+    )  # fmt: skip
+
+
+def judged(logits: Tensor, labels: Tensor, accepted: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of each image: what was said, whether a right class is among five, the loss, the confidence.
+
+    Where several classes are right, the loss is that of their probabilities together.
+    """
+    best = logits.topk(min(5, logits.shape[1]), dim=1).indices
+    confidence = logits.softmax(1).amax(1)
+    if accepted is None:
+        five = (best == labels[:, None]).any(1)
+        loss = F.cross_entropy(logits, labels, reduction="none")
+    else:
+        five = accepted[labels].gather(1, best).any(1)
+        loss = -logits.log_softmax(1).masked_fill(~accepted[labels], -torch.inf).logsumexp(1)
+    return logits.argmax(1), five, loss, confidence

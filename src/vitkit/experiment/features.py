@@ -1,0 +1,179 @@
+"""Frozen features of a source by a model: every image once, on any number of processes, kept by content."""
+
+# M usable images of a source, D features
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from vitkit.data.batches import BadFiles, evaluation_batches
+from vitkit.data.sources import Source
+from vitkit.data.splits import fingerprints
+from vitkit.data.views import View, normalise
+from vitkit.models.variants import Model
+from vitkit.report.live import Live
+from vitkit.serving.predict import evaluation_view
+from vitkit.training.runtime import Runtime
+from vitkit.weights.save import replace_file
+
+VIEWS = {
+    "model": "as the model's own preprocessing asks",
+    "official": "squashed to 256 / 224 of the model's size, then the central crop",
+}
+VERSION = 1  # of what a cache file means
+LONG = timedelta(days=1)  # that looking at every image of a large data set may take
+
+
+@dataclass(frozen=True)
+class Features:
+    """What the head sees of the images of a source; those that could not be used are missing."""
+
+    x: Tensor  # (M, D) float32
+    index: Tensor  # (M,) their numbers in the source, in order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extractor:
+    """A model whose features are asked for, whole on each device, and how they are made and kept."""
+
+    model: Model
+    runtime: Runtime = Runtime()
+    view: str = "model"
+    batch: int = 64
+    workers: int = 0
+    cache: Path | None = None
+    tell: Callable[[str], None] = lambda text: None
+    quiet: bool = True
+
+    def __post_init__(self) -> None:
+        if self.view not in VIEWS:
+            raise ValueError(f"no view {self.view!r}; known: {', '.join(VIEWS)}")
+        assert not self.runtime.cut  # only a forward pass of all processes together could use the model
+        if self.batch < 1:
+            raise ValueError(f"batch must be at least 1, not {self.batch}")
+
+    def features(self, source: Source) -> Features:
+        """Out of the cache where they are there; else by the model, each process a share of the images."""
+        if self.cache is None:
+            return self.compute(source)
+        path, found = self.runtime.first(lambda: self.look_up(source), patience=LONG)
+        if found is None:
+            found = self.compute(source)
+            self.runtime.first(lambda: self.keep(path, found))
+        return found
+
+    def compute(self, source: Source) -> Features:
+        """Every usable image of a source through the model."""
+        self.model.eval()
+        runtime, view = self.runtime, self.wide_view
+        bad = BadFiles(1.0, lambda key, why: self.tell(f"not used: {key}: {why}"))
+        mine = slice(runtime.rank, None, runtime.world)
+        batches = evaluation_batches(source, view, self.batch, places=mine, workers=self.workers, bad=bad)
+        share = len(range(len(source))[mine])
+        rows, numbers = [], []
+        with Live("features", share, quiet=self.quiet or not runtime.main) as live:
+            for batch in batches:
+                rows.append(self.seen(batch["image"]))
+                numbers.append(batch["index"])
+                live.more(len(batch["index"]))
+        own = (torch.cat(rows), torch.cat(numbers)) if rows else None
+        parts = [part for part in runtime.everyones(own) if part is not None]
+        if not parts:
+            raise ValueError(f"{source.name}: there is no image that can be used")
+        index, order = torch.cat([numbers for _, numbers in parts]).sort()
+        return Features(torch.cat([x for x, _ in parts])[order], index)
+
+    @torch.no_grad()
+    def seen(self, images: Tensor) -> Tensor:
+        """uint8 (B, 3, h, w) of the wide view to what the head sees, (B, D) on the CPU."""
+        model, p = self.model, self.model.preprocessing
+        device = next(model.parameters()).device
+        ready = normalise(centre(images, model.config.image_size).to(device), p.mean, p.std)
+        return model.features(ready).float().cpu()
+
+    @cached_property
+    def wide_view(self) -> View:
+        """What is taken from an image before the central crop; mostly all that there is to do."""
+        size = self.model.config.image_size
+        if self.view == "model":
+            return evaluation_view(self.model.preprocessing, size)
+        height, width = (round(side * 256 / 224) for side in size)
+        return View(size=(height, width), crop="squash")
+
+    @cached_property
+    def how(self) -> bytes:
+        """SHA-256 of everything but the images that the features depend on."""
+        model = self.model
+        about = {"version": VERSION, "kind": type(model).__name__, "config": asdict(model.config),
+                 "preprocessing": asdict(model.preprocessing), "view": asdict(self.wide_view)}  # fmt: skip
+        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+        for name, tensor in sorted(model.state_dict().items()):
+            values = tensor.detach().cpu().contiguous()
+            digest.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
+            digest.update(values.reshape(-1).view(torch.uint8).numpy().data)
+        return digest.digest()
+
+    def look_up(self, source: Source) -> tuple[Path, Features | None]:
+        """Where the features of a source are kept, and they themselves if they are there and whole."""
+        assert self.cache is not None
+        key = hashlib.sha256(self.how + fingerprints(source).tobytes()).hexdigest()
+        path = self.cache / f"{key}.safetensors"
+        if not path.exists():
+            return path, None
+        try:
+            found = read(path, len(source))
+        except (ValueError, OSError, safetensors.SafetensorError) as error:
+            self.tell(f"{path}: {error}; the features are computed again")
+            return path, None
+        lost = len(source) - len(found.index)
+        if lost:
+            self.tell(f"{source.name}: {lost} images could not be used when these features were computed")
+        return path, found
+
+    def keep(self, path: Path, found: Features) -> None:
+        """A cache file, whole or not at all; that it cannot be written is told and no failure."""
+        about = {"vitkit": f"features {path.stem} {content(found)}"}
+        arrays = {"x": found.x.contiguous(), "index": found.index}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, lambda beside: safetensors.torch.save_file(arrays, beside, about))
+        except (OSError, safetensors.SafetensorError) as error:
+            self.tell(f"the features are not kept: {error}")
+
+
+def read(path: Path, images: int) -> Features:
+    """The features in a cache file; an error if it is damaged or none of ours."""
+    with safetensors.safe_open(path, "pt") as file:
+        about = (file.metadata() or {}).get("vitkit", "").split()
+        if len(about) != 3 or about[:2] != ["features", path.stem] or set(file.keys()) != {"x", "index"}:
+            raise ValueError("not a file of these features")
+        found = Features(file.get_tensor("x"), file.get_tensor("index"))
+    if content(found) != about[2]:
+        raise ValueError("damaged")
+    fits = found.x.ndim == 2 and found.x.dtype == torch.float32 and found.index.dtype == torch.int64
+    if not fits or found.index.shape != found.x.shape[:1] or not 0 < len(found.index) <= images:
+        raise ValueError("not a file of these features")
+    return found
+
+
+def content(found: Features) -> str:
+    """SHA-256 of the numbers themselves."""
+    digest = hashlib.sha256(f"{tuple(found.x.shape)}".encode())
+    for tensor in (found.x, found.index):
+        digest.update(tensor.contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def centre(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """The central crop of (B, 3, H, W)."""
+    top, left = ((side - part) // 2 for side, part in zip(images.shape[2:], size, strict=True))
+    return images[:, :, top : top + size[0], left : left + size[1]]

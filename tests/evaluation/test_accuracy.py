@@ -1,0 +1,111 @@
+"""Accuracy, its interval and its calibration, against plain loops and numbers done by hand."""
+
+import numpy as np
+import pytest
+import torch
+
+from vitkit.evaluation.accuracy import Accuracy, accuracy
+from vitkit.evaluation.certainty import calibration_error, interval
+
+
+def evaluated(logits, labels, size=4, order=None, **options) -> Accuracy:
+    """The logits stand for the images, so that the model is the identity."""
+    order = range(len(labels)) if order is None else order
+    rows = torch.tensor(list(order))
+    batches = (
+        {"image": logits[part], "label": labels[part], "index": part}
+        for part in rows.split(size)
+        if len(part)
+    )
+    return accuracy(lambda images: images, batches, logits.shape[1], **options)
+
+
+@pytest.fixture
+def case():
+    generator = torch.Generator().manual_seed(5)
+    labels = torch.randint(0, 9, (61,), generator=generator)
+    return 3 * torch.randn(61, 9, generator=generator) + 2 * torch.eye(9)[labels], labels
+
+
+def test_numbers_are_those_of_plain_loops(case):
+    logits, labels = case
+    found = evaluated(logits, labels)
+    told = found.to_json(tuple("abcdefghi"))
+    said = logits.argmax(1)
+    assert told["top1"] == pytest.approx(float((said == labels).double().mean())) and told["images"] == 61
+    fives = [labels[i] in logits[i].topk(5).indices for i in range(61)]
+    assert told["top5"] == pytest.approx(np.mean(fives))
+    assert told["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-6)
+    assert told["confusion"][2][3] == sum((labels == 2) & (said == 3))
+    assert told["per_class"]["c"]["images"] == sum(labels == 2)
+    chances = logits.softmax(1).amax(1)
+    assert torch.allclose(found.confidence.float(), chances)
+    slow, right = 0.0, said == labels
+    for q in range(15):
+        inside = (chances > q / 15) & (chances <= (q + 1) / 15)
+        if inside.any():
+            gap = right[inside].double().mean() - chances[inside].double().mean()
+            slow += float(inside.double().mean() * gap.abs())
+    assert told["calibration_error"] == pytest.approx(slow, abs=1e-7)
+
+
+def test_neither_batches_nor_the_order_of_rows_matter(case):
+    logits, labels = case
+    whole = evaluated(logits, labels, 61)
+    halves = [*range(0, 61, 2), *range(1, 61, 2)]  # as two processes have them, one after the other
+    for other in (evaluated(logits, labels, 7), evaluated(logits, labels, 5, halves)):
+        assert other.to_json(tuple("abcdefghi")) == whole.to_json(tuple("abcdefghi"))
+        assert torch.equal(other.said, whole.said) and torch.equal(other.index, torch.arange(61))
+
+
+def test_several_classes_may_be_right():
+    logits = torch.tensor([[4.0, 0, 0, 0, 0, 0, 0], [0, 0, 3, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 5]])
+    accepted = torch.zeros(2, 7, dtype=torch.bool)
+    accepted[0, [0, 1]] = True
+    accepted[1, [6, 2]] = True
+    found = evaluated(logits, torch.tensor([0, 0, 1]), accepted=accepted)
+    assert found.right.tolist() == [True, False, True] and found.top1 == pytest.approx(2 / 3)
+    assert found.confusion.shape == (2, 7) and found.confusion[0].tolist() == [1, 0, 1, 0, 0, 0, 0]
+    together = -logits.softmax(1)[[0, 0, 1, 1, 2, 2], [0, 1, 0, 1, 6, 2]].view(3, 2).sum(1).log()
+    assert found.loss == pytest.approx(float(together.mean()), rel=1e-5)
+    told = found.to_json(("ab", "gc"))
+    assert told["per_class"]["ab"] == {"images": 2, "accuracy": 0.5}
+    alone = torch.eye(7, dtype=torch.bool)
+    labels = torch.tensor([0, 1, 6])
+    both = [
+        evaluated(logits, labels, **given).to_json(tuple("abcdefg")) for given in ({}, {"accepted": alone})
+    ]
+    assert both[0].pop("loss") == pytest.approx(both[1].pop("loss")) and both[0] == both[1]
+
+
+def test_calibration_by_hand():
+    confidence = torch.tensor([1.0, 1.0, 0.5, 0.5], dtype=torch.float64)
+    assert calibration_error(confidence, torch.tensor([True, True, True, False])) == 0
+    assert calibration_error(confidence, torch.tensor([True, False, False, False])) == pytest.approx(0.5)
+    edge = torch.tensor([1 / 15, 1 / 15 + 1e-9, 0.0], dtype=torch.float64)  # the first, the second, the first
+    right = torch.tensor([False, True, True])
+    assert calibration_error(edge, right) == pytest.approx((1 - 1 / 15 + 14 / 15) / 3, abs=1e-8)
+
+
+def test_the_interval_is_that_of_resampled_images():
+    right = torch.arange(80) % 5 > 0  # 80 %
+    low, high = interval(right)
+    rng = np.random.default_rng(1)
+    means = [right.numpy()[rng.integers(0, 80, 80)].mean() for _ in range(10_000)]
+    assert [low, high] == pytest.approx(np.quantile(means, [0.025, 0.975]), abs=0.0126)  # one image of 80
+    assert low < 0.8 < high and high - low == pytest.approx(2 * 1.96 * (0.16 / 80) ** 0.5, rel=0.1)
+    assert interval(right) == (low, high) == interval(right.flip(0))  # seeded; the order is nothing to it
+    assert interval(torch.ones(5)) == (1.0, 1.0)
+    narrow = interval(right, level=0.5)
+    assert low < narrow[0] < narrow[1] < high
+    with pytest.raises(ValueError, match="no image"):
+        interval(torch.zeros(0))
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says():
+    rng = np.random.default_rng(2)
+    covered = 0
+    for _ in range(300):
+        low, high = interval(torch.from_numpy(rng.random(200) < 0.7), resamples=1000)
+        covered += low <= 0.7 <= high
+    assert 0.91 <= covered / 300 <= 0.985

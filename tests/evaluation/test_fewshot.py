@@ -1,0 +1,162 @@
+"""Few-shot accuracy: the closed form against a direct solve, its conventions, and what it refuses."""
+
+import numpy as np
+import pytest
+import torch
+
+import vitkit
+from vitkit.evaluation.fewshot import (
+    GRID,
+    best_l2,
+    choose_shots,
+    dual,
+    fewshot,
+    fewshot_grid,
+    primal,
+    solve,
+)
+
+
+def clouds(images: int, width: int = 12, classes: int = 4, noise: float = 2.0, seed: int = 0):
+    """Features around a centre for each class, which is the same for every seed."""
+    rng = np.random.default_rng(seed)
+    centres = np.random.default_rng(100).normal(size=(classes, width)) * 3 + 5
+    labels = np.arange(images) % classes
+    return centres[labels] + noise * rng.normal(size=(images, width)), labels
+
+
+def by_hand(train_x, train_y, test_x, test_y, l2):
+    """The definition, solved directly."""
+    mean, std = train_x.mean(0), train_x.std(0) + 1e-5
+    x, z = (np.c_[(a - mean) / std, np.full(len(a), 100.0)] for a in (train_x, test_x))
+    y = 2.0 * np.eye(train_y.max() + 1)[train_y] - 1
+    w = np.linalg.solve(x.T @ x + l2 * np.eye(x.shape[1]), x.T @ y)
+    return float(((z @ w).argmax(1) == test_y).mean())
+
+
+@pytest.mark.parametrize("images", [8, 12, 13, 200])  # fewer and more than there are features
+@pytest.mark.parametrize("l2", [2.0**-10, 1.0, 1024.0, 2.0**19])
+def test_it_is_the_regularised_least_squares_solution(images, l2):
+    train, test = clouds(images), clouds(300, seed=1)
+    assert fewshot(*train, *test, l2=l2) == by_hand(*train, *test, l2)
+
+
+@pytest.mark.parametrize("shape", [(5, 30), (30, 5), (9, 9)])
+def test_primal_and_dual_give_the_weights_of_a_direct_solve(shape):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(shape, generator=generator, dtype=torch.float64)
+    y = torch.randn(shape[0], 3, generator=generator, dtype=torch.float64)
+    for l2 in (2.0**-10, 1.0, 1024.0):
+        direct = torch.linalg.solve(x.mT @ x + l2 * torch.eye(shape[1], dtype=x.dtype), x.mT @ y)
+        for form in (primal, dual, solve):
+            left, values, right = form(x, y)
+            assert torch.allclose(left @ (right / (values + l2)[:, None]), direct, atol=1e-9, rtol=1e-9)
+    assert len(solve(x, y).values) == min(shape)
+
+
+def test_the_grid_is_every_penalty_at_once():
+    train, test = clouds(40), clouds(400, seed=1)
+    assert len(GRID) == 30 and GRID[0] == 2.0**-10 and GRID[-1] == 2.0**19
+    assert fewshot_grid(*train, *test) == [fewshot(*train, *test, l2=l2) for l2 in GRID]
+
+
+def test_tensors_arrays_and_any_class_numbers_give_the_same():
+    (a, b), (c, d) = clouds(40), clouds(400, seed=1)
+    found = fewshot(a, b, c, d)
+    assert 0.5 < found < 1
+    assert vitkit.fewshot(*(torch.from_numpy(t) for t in (a, b, c, d))) == found
+    assert fewshot(a, b * 7 + 3, c, d * 7 + 3) == found
+
+
+def test_test_images_are_counted_in_pieces_and_none_is_left_out(monkeypatch):
+    train, test = clouds(40), clouds(101, seed=1)
+    whole = fewshot_grid(*train, *test)
+    monkeypatch.setattr("vitkit.evaluation.fewshot.ROWS", 7)
+    assert fewshot_grid(*train, *test) == whole
+
+
+def test_scale_and_offset_of_a_feature_do_not_matter():
+    (a, b), (c, d) = clouds(40), clouds(400, seed=1)
+    scale, offset = np.logspace(-1, 3, a.shape[1]), np.linspace(-50, 50, a.shape[1])
+    assert fewshot(a * scale + offset, b, c * scale + offset, d) == pytest.approx(
+        fewshot(a, b, c, d), abs=0.01
+    )
+
+
+@pytest.mark.parametrize("l2", [2.0**-10, 1024.0])
+def test_a_feature_without_variance_has_no_say(l2):
+    (a, b), (c, d) = clouds(40), clouds(400, seed=1)
+    wild = 1e6 * np.random.default_rng(5).normal(size=(400, 1))
+    with_dead = fewshot(np.c_[a, np.full(40, 0.1)], b, np.c_[c, wild], d, l2=l2)
+    assert with_dead == fewshot(a, b, c, d, l2=l2)
+
+
+def broken(value):
+    a, b = clouds(40)
+    a[3, 2] = value
+    return (a, b, *clouds(20, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (broken(np.nan), "train: the features of 1 of 40 images are not finite.*image 3"),
+        (broken(np.inf), "not finite"),
+        ((*clouds(20), *broken(np.nan)[:2]), "test: the features of 1 of 40"),
+        ((np.ones((8, 12)), clouds(8)[1], *clouds(8)), "all training images are the same"),
+        ((clouds(8)[0], np.full(8, 2), *clouds(8)), "every training image is of class 2"),
+        ((*clouds(8, classes=2), *clouds(8, classes=4)), r"classes \[2, 3\] are in the test images but not"),
+        ((clouds(8)[0][:, :5], clouds(8)[1], *clouds(8)), "width 5 to train, 12 to test"),
+        ((clouds(8)[0], clouds(8)[1][:5], *clouds(8)), "train: give float features"),
+        ((clouds(8)[0].astype(int), clouds(8)[1], *clouds(8)), "train: give float features"),
+        ((*clouds(8), np.ones((0, 12)), np.zeros(0, int)), "test: no features"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_learned_from_is_a_clear_error(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        fewshot(*arguments)
+
+
+@pytest.mark.parametrize("l2", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_penalty_is_a_number_above_0(l2):
+    with pytest.raises(ValueError, match="l2 must be a number above 0"):
+        fewshot(*clouds(8), *clouds(8), l2=l2)
+
+
+def test_shots_are_of_each_class_seeded_and_nested():
+    labels = np.random.default_rng(0).integers(0, 5, 200)
+    many, few = choose_shots(labels, 10, seed=4), choose_shots(labels, 3, seed=4)
+    assert many.shape == (5, 10) and (labels[many] == np.arange(5)[:, None]).all()
+    assert (many[:, :3] == few).all() and len(np.unique(many)) == 50
+    assert (choose_shots(labels, 10, seed=4) == many).all()
+    assert (choose_shots(labels, 10, seed=5) != many).any()
+
+
+def test_shots_are_the_official_permutation():
+    labels = np.array([1, 0, 1, 0, 0, 1, 1])
+    rng = np.random.default_rng(9)
+    expected = [rng.permutation(np.flatnonzero(labels == c))[:2] for c in (0, 1)]
+    assert (choose_shots(labels, 2, seed=9) == expected).all()
+
+
+def test_an_unusable_image_is_passed_over_and_moves_no_other():
+    labels = np.arange(40) % 2
+    before = choose_shots(labels, 5, seed=1)
+    usable = np.ones(40, dtype=bool)
+    usable[before[0, 1]] = False
+    after = choose_shots(labels, 5, seed=1, usable=usable)
+    assert (after[1] == before[1]).all() and after[0, :4].tolist() == before[0, [0, 2, 3, 4]].tolist()
+
+
+def test_fewer_images_than_shots_is_an_error_by_name():
+    with pytest.raises(ValueError, match="class 'cat' has 2 usable training images, fewer than 3 shots"):
+        choose_shots(np.array([0, 0, 0, 1, 1]), 3, names=("dog", "cat"))
+    with pytest.raises(ValueError, match="at least 1"):
+        choose_shots(np.array([0, 1]), 0)
+
+
+def test_the_penalty_is_the_best_in_mean_rank_over_data_sets():
+    table = np.array([[0.10, 0.90, 0.80], [0.52, 0.50, 0.51], [0.11, 0.12, 0.13]])
+    assert best_l2(table) == 2  # mean ranks 5/3, 1, 2/3; its mean accuracy is not the best
+    assert best_l2(np.array([[0.5, 0.7, 0.7]])) == 2  # equal: the stronger penalty
+    assert best_l2(np.array([[0.5, 0.9, 0.6], [0.6, 0.5, 0.7], [0.5, 0.5, 0.5]])) == 2

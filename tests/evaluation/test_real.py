@@ -1,0 +1,39 @@
+"""Reassessed labels: images without any leave both sides, in the order of the file names."""
+
+import pytest
+import torch
+
+from vitkit.evaluation.real import by_file_name, check_labels, read_labels, real_accuracy
+
+KEYS = ["b/val_2.png", "b/val_4.png", "a/val_1.png", "a/val_3.png"]  # as folders have them
+
+
+def test_file_names_give_the_order_and_empty_lists_do_not_count():
+    assert by_file_name(KEYS) == [1, 3, 0, 2]
+    labels = [[7], [1, 2], [], [3]]  # of val_1, val_2, val_3, val_4
+    said = torch.tensor([2, 0, 7, 5])
+    found = real_accuracy(said, torch.arange(4), KEYS, labels)
+    assert (found.accuracy, found.images, found.left_out) == (pytest.approx(2 / 3), 3, 1)
+    some = real_accuracy(said[1:], torch.arange(1, 4), KEYS, labels)  # the first could not be read
+    assert (some.accuracy, some.images, some.left_out) == (1 / 2, 2, 1)
+    none = real_accuracy(said, torch.arange(4), KEYS, [[]] * 4)
+    assert none.to_json() == {"accuracy": None, "interval": None, "images": 0, "left_out": 4}
+
+
+def test_labels_of_other_images_are_an_error_that_names_both_numbers():
+    with pytest.raises(ValueError, match=r"real.json has labels for 3 images, but the data has 4"):
+        check_labels([[1]] * 3, 4, 10, "real.json")
+    with pytest.raises(ValueError, match="image 1 has labels \\[2, 10\\], of 10 classes"):
+        check_labels([[1], [2, 10]], 2, 10, "real.json")
+    with pytest.raises(ValueError, match="one file name"):
+        by_file_name(["a/1.png", "b/1.png"])
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[1, 2]", '[["a"]]', "[[1.5]]", "[[true]]"])
+def test_what_is_no_list_of_lists_of_numbers_is_an_error(text):
+    with pytest.raises(ValueError, match="r.json: "):
+        read_labels(text, "r.json")
+
+
+def test_the_published_form_is_read():
+    assert read_labels("[[65], [970, 795], []]", "real.json") == [[65], [970, 795], []]

@@ -1,0 +1,366 @@
+"""Frozen features: computed once and kept, few-shot accuracy as a verb and as a run goes, and bad input."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from crew import together
+from PIL import Image
+from test_cli import run
+from test_experiment import go, tiny
+
+import vitkit
+from vitkit.data.sources import digits
+from vitkit.data.splits import complete
+from vitkit.experiment.features import Extractor
+from vitkit.experiment.frozen import FewShot, learn_from, learn_from_all, open_frozen
+from vitkit.models.variants import build
+from vitkit.training.runtime import Runtime
+
+SIZES = {"width": 32, "depth": 2, "heads": 2, "hidden": 32, "image_size": (8, 8), "classes": 3}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build("ViT-Ti/4", seed=0, **SIZES).eval()
+
+
+@pytest.fixture(scope="module")
+def saved(model, tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "tiny.safetensors"
+    vitkit.save(model, path)
+    return path
+
+
+@pytest.fixture
+def some():
+    return digits().take(np.arange(40))
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Sixty digits of three classes as files."""
+    source = digits()
+    for i in [i for i in range(300) if source.labels[i] < 3][:60]:
+        folder = tmp_path / "pictures" / source.classes[source.labels[i]]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.ascontiguousarray(source.fetch(i))).save(folder / f"{i:03d}.png")
+    return tmp_path / "pictures"
+
+
+class Counting:
+    """A model's features, and how many images they were asked of."""
+
+    def __init__(self, model, monkeypatch):
+        self.images, real = 0, type(model).features
+
+        def features(this, images, *rest):
+            self.images += len(images)
+            return real(this, images, *rest)
+
+        monkeypatch.setattr(type(model), "features", features)
+
+
+def ask(saved, cache, capsys, *arguments):
+    code = run("fewshot", saved, *arguments, "--cache", cache, "--workers", 0, "--json")
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return json.loads(captured.out), captured.err
+
+
+# features
+
+
+def test_features_are_what_the_head_sees_of_every_image(model, some):
+    found = Extractor(model=model, batch=7).features(some)
+    images = torch.stack([torch.from_numpy(np.array(some.fetch(i))) for i in range(40)]).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        expected = model.features((images - 127.5) / 127.5)
+    assert torch.allclose(found.x, expected, atol=1e-6) and found.index.tolist() == list(range(40))
+
+
+def test_the_official_view_is_the_centre_of_a_larger_square():
+    model = build("ViT-Ti/4", seed=0, **(SIZES | {"image_size": (56, 28)}))
+    extractor = Extractor(model=model, view="official")
+    assert extractor.wide_view.size == (64, 32) and extractor.wide_view.crop == "squash"
+    seen = []
+    model.features = lambda images: seen.append(images) or images.flatten(1)
+    image = torch.arange(64 * 32).reshape(1, 1, 64, 32).remainder(256).byte().expand(1, 3, -1, -1)
+    extractor.seen(image)
+    assert torch.equal(seen[0], (image[:, :, 4:60, 2:30] - 127.5) / 127.5)
+    with pytest.raises(ValueError, match="no view 'blurred'; known: model, official"):
+        Extractor(model=model, view="blurred")
+
+
+def share(runtime: Runtime, folder: Path) -> tuple:
+    model = build("ViT-Ti/4", seed=0, **SIZES)
+    source = digits().take(np.arange(9))
+    found = Extractor(model=model, runtime=runtime, batch=2, cache=folder).features(source)
+    again = Extractor(model=model, runtime=runtime, batch=2, cache=folder).features(source)
+    return found.x.tolist(), found.index.tolist(), again.x.tolist()
+
+
+def test_processes_share_the_images_and_all_get_all_features(tmp_path):
+    alone = share(Runtime(), tmp_path / "alone")
+    for x, index, again in together(2, share, tmp_path / "two"):
+        assert index == list(range(9)) and again == x
+        assert np.allclose(x, alone[0], atol=1e-6)
+    assert len(list((tmp_path / "two").iterdir())) == 1
+
+
+# the cache
+
+
+def test_features_are_computed_once_and_by_content(model, some, tmp_path, monkeypatch):
+    count = Counting(model, monkeypatch)
+    first = Extractor(model=model, cache=tmp_path).features(some)
+    assert count.images == 40
+    renamed = replace(some, name="other", keys=[f"x{i}" for i in range(40)])
+    again = Extractor(model=model, cache=tmp_path, batch=3).features(renamed)
+    assert count.images == 40 and torch.equal(first.x, again.x) and torch.equal(first.index, again.index)
+
+
+def test_other_weights_views_numerics_or_images_are_other_features(model, some, tmp_path):
+    other = build("ViT-Ti/4", seed=1, **SIZES)
+    tanh = build("ViT-Ti/4", seed=0, gelu="erf", **SIZES)
+    bright = build("ViT-Ti/4", seed=0, **SIZES)
+    bright.preprocessing = replace(bright.preprocessing, mean=(0.1, 0.1, 0.1))
+    for one in (model, other, tanh, bright):
+        Extractor(model=one, cache=tmp_path).features(some)
+    Extractor(model=model, cache=tmp_path, view="official").features(some)
+    Extractor(model=model, cache=tmp_path).features(some.take(np.arange(39)))
+    assert len(list(tmp_path.iterdir())) == 6
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+
+
+def foreign(path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"x": torch.zeros(40, 32), "index": torch.arange(40)}, path)
+
+
+DAMAGE = {
+    "a bit": flip,
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-40]),
+    "empty": lambda path: path.write_bytes(b""),
+    "text": lambda path: path.write_text("not a cache"),
+    "foreign": foreign,
+    "another's": lambda path: path.write_bytes((path.parent / "other.safetensors").read_bytes()),
+}
+
+
+@pytest.mark.parametrize("harm", DAMAGE)
+def test_a_damaged_or_foreign_cache_file_is_computed_again_with_a_note(model, some, tmp_path, harm):
+    first = Extractor(model=model, cache=tmp_path).features(some)
+    path = next(tmp_path.iterdir())
+    whole = path.read_bytes()
+    Extractor(model=model, cache=tmp_path).features(some.take(np.arange(39)))
+    next(p for p in tmp_path.iterdir() if p != path).rename(tmp_path / "other.safetensors")
+    DAMAGE[harm](path)
+    notes = []
+    again = Extractor(model=model, cache=tmp_path, tell=notes.append).features(some)
+    assert len(notes) == 1 and "computed again" in notes[0] and path.name in notes[0]
+    assert torch.equal(first.x, again.x) and path.read_bytes() == whole
+    assert {p.name for p in tmp_path.iterdir()} == {path.name, "other.safetensors"}
+
+
+def test_a_cache_that_cannot_be_written_is_told_and_no_failure(model, some, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    notes = []
+    found = Extractor(model=model, cache=tmp_path / "file" / "cache", tell=notes.append).features(some)
+    assert len(found.x) == 40 and "not kept" in notes[0]
+
+
+# the choice of images
+
+
+def test_only_the_chosen_images_are_computed(model, monkeypatch):
+    train = complete({"all": digits()}, val=0.0)["train"]
+    count = Counting(model, monkeypatch)
+    few = learn_from(Extractor(model=model), train, 2, 3)
+    assert count.images == len(few.features.index) <= 60
+    every = learn_from_all(Extractor(model=model), train, 2, 3)
+    for seed in range(3):
+        a, b = few.rows(seed, 2), every.rows(seed, 2)
+        assert (few.chosen[seed] == every.chosen[seed]).all()
+        assert torch.allclose(few.features.x[a], every.features.x[b], atol=1e-6)
+        assert torch.equal(few.labels[a], every.labels[b])
+
+
+def test_an_unusable_image_gives_its_place_to_the_next_of_its_class(model, pictures):
+    before = learn_from(Extractor(model=model), open_frozen(str(pictures))[0], 2, 2)
+    victim = before.source.keys[before.chosen[0][1, 0]]
+    (pictures / victim).write_bytes(b"no image")
+    notes = []
+    train, _ = open_frozen(str(pictures))
+    after = learn_from(Extractor(model=model, tell=notes.append), train, 2, 2)
+    every = learn_from_all(Extractor(model=model), train, 2, 2)
+    chosen = {train.keys[i] for seed in after.chosen for i in seed.flatten()}
+    assert victim in train.keys  # the test images are chosen by content, but it is not among them
+    assert any(victim in note for note in notes) and victim not in chosen
+    assert all((a == b).all() for a, b in zip(after.chosen, every.chosen, strict=True))
+
+
+# the verb
+
+
+def test_fewshot_tells_mean_and_spread_over_the_whole_test_split(saved, tmp_path, capsys):
+    told, _ = ask(saved, tmp_path, capsys, "digits", "--knn", 5, "--probe")
+    assert list(told["shots"]) == ["1", "5", "10", "25"] and told["images"] == 179
+    means = [row["mean"] for row in told["shots"].values()]
+    assert 0.15 < means[0] < means[3] and all(row["std"] > 0 for row in told["shots"].values())
+    assert {row["l2"] for row in told["shots"].values()} == {1024.0}
+    assert told["knn"]["k"] == 5 and told["knn"]["top1"] > 0.4 and told["probe"]["top1"] > 0.4
+
+
+def test_the_verb_is_the_library_on_the_same_features(saved, model, tmp_path, capsys):
+    told, _ = ask(saved, tmp_path, capsys, "digits", "--shots", 3, "--seeds", 1, "--l2", 2)
+    train, test = open_frozen("digits")
+    learning = learn_from(Extractor(model=model), train, 3, 1)
+    rows, seen = learning.rows(0, 3), Extractor(model=model).features(test)
+    found = vitkit.fewshot(learning.features.x[rows], learning.labels[rows], seen.x, test.labels, l2=2.0)
+    assert told["shots"] == {"3": {"mean": pytest.approx(found), "std": None, "l2": 2.0}}
+    assert told["knn"] is None and told["probe"] is None
+
+
+def test_a_second_time_nothing_is_computed(saved, tmp_path, capsys, model, monkeypatch):
+    first, _ = ask(saved, tmp_path, capsys, "digits", "--shots", 1, 5)
+    count = Counting(model, monkeypatch)
+    again, _ = ask(saved, tmp_path, capsys, "digits", "--shots", 1, 5)
+    assert first == again and count.images == 0
+
+
+def test_several_data_sets_choose_one_penalty_together(saved, pictures, tmp_path, capsys):
+    arguments = ("--l2", "grid", "--shots", 1, 5, "--seeds", 2)
+    told, err = ask(saved, tmp_path / "c", capsys, "digits", pictures, *arguments)
+    assert list(told) == ["data"] and list(told["data"]) == ["digits", str(pictures)] and not err
+    for shots in ("1", "5"):
+        assert len({facts["shots"][shots]["l2"] for facts in told["data"].values()}) == 1
+    alone, err = ask(saved, tmp_path / "c", capsys, "digits", *arguments)
+    assert "chosen by the test images" in err
+    assert all(alone["shots"][s]["mean"] >= told["data"]["digits"]["shots"][s]["mean"] for s in ("1", "5"))
+
+
+def test_it_is_told_as_a_table_and_kept_in_the_users_cache_folder(saved, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert run("fewshot", saved, "digits", "--shots", 2, "--workers", 0, "--probe", "--knn", 3) == 0
+    out = capsys.readouterr().out
+    assert "digits" in out and "%" in out and "3 nearest" in out and "linear probe at rate" in out
+    assert len(list((tmp_path / "vitkit" / "features").iterdir())) == 2
+
+
+def test_usual_shots_that_a_class_lacks_are_left_out_and_asked_ones_are_an_error(
+    saved, pictures, tmp_path, capsys
+):
+    for path in sorted((pictures / "1").iterdir())[7:]:
+        path.unlink()
+    told, err = ask(saved, tmp_path / "c", capsys, pictures)
+    assert list(told["shots"]) == ["1", "5"] and "10, 25 shots: left out" in err
+    assert run("fewshot", saved, pictures, "--shots", 1, 10) == 2
+    assert "class '1' has 6 usable training images, fewer than 10 shots" in capsys.readouterr().err
+
+
+def test_one_class_alone_is_an_error(saved, pictures, capsys):
+    for name in ("1", "2"):
+        for path in (pictures / name).iterdir():
+            path.unlink()
+        (pictures / name).rmdir()
+    assert run("fewshot", saved, pictures) == 2
+    assert "two classes are the least" in capsys.readouterr().err
+
+
+def test_broken_weights_are_an_error(tmp_path, capsys):
+    model = build("ViT-Ti/4", seed=0, **SIZES)
+    torch.nn.init.constant_(model.project.bias, float("nan"))
+    vitkit.save(model, tmp_path / "nan.safetensors")
+    code = run("fewshot", tmp_path / "nan.safetensors", "digits", "--cache", tmp_path / "c", "--workers", 0)
+    assert code == 2 and "not finite" in capsys.readouterr().err
+    torch.nn.init.zeros_(model.encoder.norm.weight)
+    torch.nn.init.zeros_(model.project.bias)
+    vitkit.save(model, tmp_path / "dead.safetensors")
+    code = run("fewshot", tmp_path / "dead.safetensors", "digits", "--cache", tmp_path / "c", "--workers", 0)
+    assert code == 2 and "the model tells none apart" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["digits", "--l2", "much"], "--l2 'much': give a number above 0, or grid"),
+        (["digits", "--l2", "-1"], "give a number above 0, or grid"),
+        (["digits", "--shots", "0"], "must be at least 1"),
+        (["digits", "--seeds", "0"], "must be at least 1"),
+        (["digits", "--knn", "0"], "--knn must be at least 1"),
+        (["digits", "--knn", "5000"], "--knn 5000 neighbours among 1618 training images"),
+        (["nowhere"], "no data at 'nowhere'"),
+        (["several.csv"], "several labels for each image"),
+        (["strange.npz"], "classes '2' are in the test images but not in the training images"),
+    ],
+)
+def test_mistakes_are_told_before_anything_takes_time(
+    saved, arguments, message, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (8, 8)).save("a.png")
+    Path("several.csv").write_text("path,label\na.png,x;y\na.png,x\na.png,y\n")
+    x = np.random.default_rng(0).integers(0, 255, (6, 8, 8), dtype=np.uint8)
+    y = np.array([0, 1, 0, 1, 2, 1])
+    np.savez("strange.npz", x_train=x[:4], y_train=y[:4], x_test=x[4:], y_test=y[4:], classes=list("012"))
+    assert run("fewshot", saved, *arguments) == 2
+    err = capsys.readouterr().err
+    assert message in err and "Traceback" not in err
+
+
+# as a run goes
+
+
+def numbers(out: Path) -> list[dict]:
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "fewshot_mean" in row]
+
+
+def test_a_run_tells_few_shot_accuracy_as_it_goes_and_is_not_changed_by_it(tmp_path):
+    go(tmp_path / "without", tiny())
+    go(tmp_path / "with", tiny(fewshot="digits", shots=2))
+    told = numbers(tmp_path / "with")
+    assert [row["step"] for row in told] == [4, 8] and not numbers(tmp_path / "without")
+    assert all(row["fewshot_images"] == 179 and row["fewshot_shots"] == 2 for row in told)
+    assert all(0.05 < row["fewshot_mean"] < 1 for row in told)
+    a, b = (vitkit.load(tmp_path / n / "model.safetensors").state_dict() for n in ("with", "without"))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_what_is_wrong_with_the_few_shot_data_is_told_before_training(tmp_path):
+    with pytest.raises(ValueError, match="fewer than 5000 shots"):
+        go(tmp_path, tiny(fewshot="digits", shots=5000))
+    with pytest.raises(ValueError, match="no data at 'nowhere'"):
+        go(tmp_path / "other", tiny(fewshot="nowhere"))
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_features_that_tell_nothing_do_not_end_a_run():
+    model = build("ViT-Ti/4", seed=0, **SIZES)
+    torch.nn.init.zeros_(model.encoder.norm.weight)
+    notes = []
+    assert FewShot("digits")(model, Runtime(), 64, 0, notes.append) == {}
+    assert "tells none apart" in notes[0]
+
+
+def judged(runtime: Runtime) -> dict:
+    model = runtime.settle(build("ViT-Ti/4", seed=0, **SIZES))
+    return FewShot("digits", 2, 2)(model, runtime, 64, 0, lambda text: None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", ["ddp", "fsdp"])
+def test_processes_that_train_together_judge_together(spread):
+    alone = judged(Runtime())
+    for told in together(2, judged, spread=spread):
+        assert told == pytest.approx(alone, abs=0.01)
