@@ -46,7 +46,7 @@ def shard(
 
 def finetune(
     data: Data,
-    options: OmitArgPrefixes[Training],
+    training: OmitArgPrefixes[Training],
     protocol: Annotated[
         bool,
         arg(help="As the paper does: choose the rate on a held-out slice, retrain on all, test n seeds."),
@@ -65,10 +65,10 @@ def finetune(
     """
     from vitkit.tasks import learn
 
-    learn.finetune(data, options, protocol=protocol, seeds=seeds, emit=print_json if json else None)
+    learn.finetune(data, training, protocol=protocol, seeds=seeds, emit=print_json if json else None)
 
 
-def pretrain(data: Data, options: OmitArgPrefixes[Training], json: Json = False) -> None:
+def pretrain(data: Data, training: OmitArgPrefixes[Training], json: Json = False) -> None:
     """A model from scratch by the paper's recipes, on one process or, under torchrun, on many.
 
     $ vitkit pretrain shards/ --model ViT-S/16 --epochs 90
@@ -78,4 +78,4 @@ def pretrain(data: Data, options: OmitArgPrefixes[Training], json: Json = False)
     """
     from vitkit.tasks import learn
 
-    learn.pretrain(data, options, emit=print_json if json else None)
+    learn.pretrain(data, training, emit=print_json if json else None)

@@ -15,18 +15,35 @@ def evaluate(
         str | None, arg(metavar="NAME", help="train, val or test; the held-out one if not given.")
     ] = None,
     batch: Annotated[int, arg(metavar="N", help="Images at a time.")] = 32,
+    classes: Annotated[
+        str,
+        arg(
+            metavar="FILE|objectnet",
+            help="A .csv of class,label: which of the model's labels are right for each class of the data, "
+            "several with ';' between them. Images of other classes are left out and counted.",
+        ),
+    ] = "",
+    real: Annotated[
+        str, arg(metavar="FILE", help="Reassessed labels (real.json), in the order of the file names.")
+    ] = "",
     workers: Workers = None,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Accuracy over every image: top-1, top-5, per class, confusion.
+    """Accuracy over every image: top-1 with its interval, top-5, per class, confusion, calibration error.
+
+    Models of ImageNet's classes take folders named by WordNet number (n01440764), by name, or, all of them,
+    by class number (0 to 999, as in ImageNet-V2). Under torchrun each process does a share.
 
     $ vitkit evaluate runs/photos photos/
     $ vitkit evaluate runs/photos other-photos.zip --json
+    $ vitkit evaluate ViT-B/16.i21k-i1k-384 imagenet/val --real real.json
+    $ vitkit evaluate ViT-B/16.i21k-i1k-384 objectnet-1.0/images --classes objectnet
     """
     from vitkit.tasks import use
 
-    use.evaluate(model, data, split, batch, workers, device, emit=print_json if json else None)
+    emit = print_json if json else None
+    use.evaluate(model, data, split, batch, workers, device, classes=classes, real=real, emit=emit)
 
 
 def predict(

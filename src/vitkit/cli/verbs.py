@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import tyro
 
-from vitkit.cli import learn, models, use
+from vitkit.cli import frozen, learn, models, suite, use
 
 VERBS: dict[str, Callable[..., None]] = {
     "demo": models.demo,
@@ -14,7 +14,9 @@ VERBS: dict[str, Callable[..., None]] = {
     "shard": learn.shard,
     "finetune": learn.finetune,
     "pretrain": learn.pretrain,
+    "suite": suite.suite,
     "evaluate": use.evaluate,
+    "fewshot": frozen.fewshot,
     "predict": use.predict,
     "list": models.list_,
     "show": models.show,

@@ -75,14 +75,17 @@ def open_data(place: str | Path, *, cache: Cache | None = None) -> dict[str, Sou
     """All splits of a data set by name; one without splits is under "all".
 
     place: an image folder, a folder or http(s) address of shards, a .csv or .parquet manifest, .parquet files
-    of images, a .zip or .tar of a folder, an .npz, or "digits". cache: where what is fetched is kept.
+    of images, a .zip or .tar of a folder, an .npz, "digits" or vtab:TASK:ROOT. cache: for what is fetched.
     """
     if str(place) == "digits":
         return {"all": digits()}
+    if str(place).startswith("vtab:"):
+        from vitkit.data.vtab import open_place  # which makes sources, and is rarely asked for
+
+        return open_place(str(place))
     if re.match(r"https?://", str(place)):
         return open_shards(str(place), *open_remote(str(place), cache or Cache()))
-    path = Path(place)
-    if not path.exists():
+    if not (path := Path(place)).exists():
         known = "a folder, .csv, .parquet, .zip, .tar, .npz, an http(s) address of shards or 'digits'"
         raise ValueError(f"no data at {str(place)!r}; give {known}")  # no pipe: or other kinds of addresses
     if path.is_dir():
@@ -92,8 +95,7 @@ def open_data(place: str | Path, *, cache: Cache | None = None) -> dict[str, Sou
         ".zip": open_archive, ".tar": open_archive,
     }.get(path.suffix.lower())  # fmt: skip
     if opener is None:
-        known = ".csv, .parquet, .zip, .tar, .npz"
-        raise ValueError(f"{path}: not a kind of data that is read; known are {known}")
+        raise ValueError(f"{path}: not a kind of data that is read; known: .csv, .parquet, .zip, .tar, .npz")
     return opener(path)
 
 

@@ -1,0 +1,148 @@
+"""Images as files, with classes by folder, list or table: Caltech101, DTD, Pets, Sun397, EuroSAT and others.
+
+The keys of every source of this room are the split and the key by which TensorFlow Datasets orders it.
+"""
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from vitkit.data.archives import mark_file
+from vitkit.data.decode import read
+from vitkit.data.sources import Source
+from vitkit.data.splits import by_class, fingerprints
+
+PER_CLASS = 30  # training images of each class of Caltech101
+SUN = {"train": "sun397_tfds_tr.txt", "validation": "sun397_tfds_va.txt", "test": "sun397_tfds_te.txt"}
+FOLD = {"train": "train1.txt", "validation": "val1.txt", "test": "test1.txt"}  # the first of ten
+
+Row = tuple[str, Path, str]  # key, file, class
+
+
+def need(root: Path, *places: str) -> Path:
+    """The first of these places that exists."""
+    for place in places:
+        if (root / place).exists():
+            return root / place
+    raise ValueError(f"{root}: has no {' or '.join(places)}; docs/vtab.md tells what goes there")
+
+
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The numbered lines of a list that are not empty."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: not a list of names, since it is not text") from None
+    return ((i, line.strip()) for i, line in enumerate(text.splitlines(), start=1) if line.strip())
+
+
+def from_files(name: str, rows: Mapping[str, list[Row]], classes: Iterable[str] = ()) -> dict[str, Source]:
+    """Sources of files by split; all splits have all classes, in the order given or that of their names."""
+    known = tuple(classes) or tuple(sorted({label for part in rows.values() for _, _, label in part}))
+    number = {label: i for i, label in enumerate(known)}
+
+    def source(split: str, part: list[Row]) -> Source:
+        paths = [path for _, path, _ in part]
+        labels = np.array([number[label] for _, _, label in part], dtype=np.int64)
+        keys = [f"{split}/{key}" for key, _, _ in part]
+        fetch, digest = (lambda i: read(paths[i])), (lambda i: mark_file(paths[i]))
+        return Source(name, known, keys, labels, fetch, digest=digest)
+
+    empty = [split for split, part in rows.items() if not part]
+    if empty:
+        raise ValueError(f"{name}: no images for {', '.join(empty)}")
+    return {split: source(split, part) for split, part in rows.items()}
+
+
+def by_folder(root: Path, suffix: str = ".jpg") -> Iterator[tuple[str, Path]]:
+    """(class, file) for the files in the folders of a folder."""
+    for folder in sorted(path for path in root.iterdir() if path.is_dir() and path.name[0] != "."):
+        yield from ((folder.name, file) for file in sorted(folder.iterdir()) if file.suffix.lower() == suffix)
+
+
+def caltech101(root: Path) -> dict[str, Source]:
+    """30 images of each of 102 classes to train on, as is usual, the others to test; chosen by content."""
+    inner = need(root, "101_ObjectCategories", "caltech-101/101_ObjectCategories", ".")
+    rows = [(f"{label}/{file.name}", file, label.lower()) for label, file in by_folder(inner)]
+    (everything,) = from_files("caltech101", {"all": rows}).values()
+    marks = fingerprints(everything)
+    chosen = np.zeros(len(rows), dtype=bool)
+    for members in by_class(everything):
+        if len(members) <= PER_CLASS:
+            few = everything.classes[everything.labels[members[0]]]
+            raise ValueError(f"{inner}: {len(members)} images of {few!r}; {PER_CLASS} are for train alone")
+        chosen[members[np.argsort(marks[members], kind="stable")[:PER_CLASS]]] = True
+    parts = {"train": np.flatnonzero(chosen), "test": np.flatnonzero(~chosen)}
+    return from_files("caltech101", {split: [rows[i] for i in part] for split, part in parts.items()})
+
+
+def dtd(root: Path) -> dict[str, Source]:
+    """Textures; a file's folder in the lists of the first fold is its class."""
+    inner = need(root, "dtd", ".") if not (root / "labels").is_dir() else root
+    found = {}
+    for split, listed in FOLD.items():
+        names = [name for _, name in lines(need(inner, f"labels/{listed}"))]
+        found[split] = [(name, inner / "images" / name, name.rpartition("/")[0]) for name in names]
+    return from_files("dtd", found)
+
+
+def pets(root: Path) -> dict[str, Source]:
+    """37 breeds; lists of name, class from 1, species and number within the species."""
+    images = need(root, "images")
+    found: dict[str, list[Row]] = {}
+    names: dict[int, str] = {}
+    for split, listed in {"train": "trainval.txt", "test": "test.txt"}.items():
+        path, found[split] = need(root, f"annotations/{listed}"), []
+        for number, line in lines(path):
+            cells = line.split()
+            if line.startswith("#"):
+                continue
+            if len(cells) != 4 or not cells[1].isdigit() or not int(cells[1]):
+                raise ValueError(f"{path}, line {number}: not name, class, species, number: {line!r}")
+            label = names.setdefault(int(cells[1]), cells[0].rpartition("_")[0])
+            found[split].append((f"{cells[0]}.jpg", images / f"{cells[0]}.jpg", label))
+    return from_files("pets", found, [names[i] for i in sorted(names)])
+
+
+def sun397(root: Path) -> dict[str, Source]:
+    """Scenes; names in the three lists begin with a slash, and their folders are the class."""
+    images, found = need(root, "SUN397"), {}
+    for split, listed in SUN.items():
+        names = [f"/{name.lstrip('/')}" for _, name in lines(need(root, listed))]
+        found[split] = [(name, images / name[1:], name.rpartition("/")[0]) for name in names]
+    return from_files("sun397", found)
+
+
+def eurosat(root: Path) -> dict[str, Source]:
+    """Satellite images of 64 pixels, in folders by class and with the class in their names too."""
+    inner = need(root, "2750", "EuroSAT_RGB", "EuroSAT/2750", ".")
+    rows = [(f"{label}_{file.name}", file, label) for label, file in by_folder(inner)]
+    return from_files("eurosat", {"train": rows})
+
+
+def resisc45(root: Path) -> dict[str, Source]:
+    """Aerial images of 256 pixels in folders by class."""
+    inner = need(root, "NWPU-RESISC45", ".")
+    rows = [(f"{label}_{file.name}", file, label) for label, file in by_folder(inner)]
+    return from_files("resisc45", {"train": rows})
+
+
+def retinopathy(root: Path) -> dict[str, Source]:
+    """Eyes with a level from 0 to 4; of Kaggle's test images, the public ones are to validate on."""
+    found: dict[str, list[Row]] = {"train": [], "validation": [], "test": []}
+    usage = {"Public": "validation", "Private": "test"}
+    for listed, folder in {"trainLabels.csv": "train", "retinopathy_solution.csv": "test"}.items():
+        path, images = need(root, listed), need(root, folder)
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            table = csv.DictReader(file)
+            wanted = {"image", "level"} | ({"Usage"} if folder == "test" else set())
+            if not wanted <= set(table.fieldnames or ()):
+                raise ValueError(f"{path}: needs the columns {', '.join(sorted(wanted))}")
+            for row in table:
+                split = usage.get(row["Usage"] or "") if folder == "test" else "train"
+                if split is None or row["level"] not in tuple("01234"):
+                    raise ValueError(f"{path}, line {table.line_num}: not a level from 0 to 4, or its usage")
+                found[split].append((row["image"], images / f"{row['image']}.jpeg", row["level"]))
+    return from_files("retinopathy", found, "01234")

@@ -1,0 +1,429 @@
+"""The published formats: pixels, keys and labels are what small files made in them say."""
+
+import gzip
+import sys
+from types import SimpleNamespace
+
+import formats
+import numpy as np
+import pytest
+from formats import picture, put
+
+from vitkit.data.decode import BadImage, decode
+from vitkit.data.vtab import TASKS
+from vitkit.data.vtab.arrays import NORB_FILES, SPRITES, camelyon, cifar100, dsprites, read_norb, smallnorb
+from vitkit.data.vtab.lists import caltech101, dtd, eurosat, pets, resisc45, retinopathy, sun397
+from vitkit.data.vtab.matlab import flowers102, read_mat, svhn
+from vitkit.data.vtab.scenes import clevr, count, kitti, nearest
+from vitkit.data.vtab.tfrecord import dmlab, masked_crc
+
+
+def names(source) -> list[str]:
+    return [source.classes[label] for label in source.labels]
+
+
+def gray(source, index: int) -> int:
+    return int(decode(source.fetch(index))[0, 0, 0])
+
+
+def cut(path, by: int = 7) -> None:
+    path.write_bytes(path.read_bytes()[:-by])
+
+
+# --- files in folders and lists
+
+
+def test_caltech_takes_thirty_of_each_class_whatever_they_are_called(tmp_path):
+    for label in ("BACKGROUND_Google", "ant"):
+        for i in range(33):
+            put(
+                tmp_path / "101_ObjectCategories" / label / f"image_{i:04d}.jpg",
+                picture(i + len(label), "JPEG"),
+            )
+    put(tmp_path / "101_ObjectCategories" / "BACKGROUND_Google" / "tmp", b"not an image")
+    found = caltech101(tmp_path)
+    assert {split: len(part) for split, part in found.items()} == {"train": 60, "test": 6}
+    assert found["train"].classes == ("ant", "background_google")
+    before = {found["test"].fetch(i) for i in range(6)}
+    folder = tmp_path / "101_ObjectCategories" / "ant"
+    for i, file in enumerate(sorted(folder.iterdir(), reverse=True)):
+        file.rename(folder / f"new_{i}.jpg")
+    again = caltech101(tmp_path)
+    assert {again["test"].fetch(i) for i in range(6)} == before
+    for file in list(folder.iterdir())[:5]:
+        file.unlink()
+    with pytest.raises(ValueError, match="28 images of 'ant'; 30 are for train alone"):
+        caltech101(tmp_path)
+
+
+def test_dtd_is_split_by_the_lists_of_the_first_fold(tmp_path):
+    lists = {
+        "train1": ["banded/banded_0002.jpg", "dotted/dotted_0001.jpg"],
+        "val1": ["dotted/dotted_0009.jpg"],
+        "test1": ["banded/banded_0005.jpg"],
+    }
+    for i, (word, files) in enumerate(lists.items()):
+        put(tmp_path / "dtd" / "labels" / f"{word}.txt", "\n".join(files) + "\n")
+        for file in files:
+            put(tmp_path / "dtd" / "images" / file, picture(10 * i))
+    found = dtd(tmp_path)
+    assert list(found["train"].keys) == [f"train/{name}" for name in lists["train1"]]
+    assert names(found["train"]) == ["banded", "dotted"] and names(found["validation"]) == ["dotted"]
+    assert gray(found["validation"], 0) == 10 and found["test"].classes == ("banded", "dotted")
+    put(tmp_path / "dtd" / "labels" / "val1.txt", b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match=r"val1\.txt: not a list of names"):
+        dtd(tmp_path)
+
+
+def test_pets_come_from_annotations_in_the_order_of_their_numbers(tmp_path):
+    put(tmp_path / "annotations/trainval.txt", "# comment\nbeagle_10 2 2 1\nAbyssinian_100 1 1 1\n")
+    put(tmp_path / "annotations/test.txt", "beagle_7 2 2 1\n")
+    put(tmp_path / "images/beagle_7.jpg", picture(77))
+    found = pets(tmp_path)
+    assert found["train"].classes == ("Abyssinian", "beagle") and names(found["train"]) == [
+        "beagle",
+        "Abyssinian",
+    ]
+    assert list(found["train"].keys) == ["train/beagle_10.jpg", "train/Abyssinian_100.jpg"]
+    assert gray(found["test"], 0) == 77
+    with pytest.raises(BadImage, match="cannot be opened"):
+        found["train"].fetch(0)
+    put(tmp_path / "annotations/test.txt", "beagle_7 two 2 1\n")
+    with pytest.raises(ValueError, match=r"test\.txt, line 1: not name, class, species, number"):
+        pets(tmp_path)
+
+
+def test_sun_scenes_have_their_folders_as_class(tmp_path):
+    for word, name in (
+        ("tr", "/a/abbey/sun_1.jpg"),
+        ("va", "/c/cabin/indoor/sun_2.jpg"),
+        ("te", "/a/abbey/sun_3.jpg"),
+    ):
+        put(tmp_path / f"sun397_tfds_{word}.txt", name + "\n")
+        put(tmp_path / "SUN397" / name[1:], picture(5))
+    found = sun397(tmp_path)
+    assert found["train"].classes == ("/a/abbey", "/c/cabin/indoor") and names(found["test"]) == ["/a/abbey"]
+    assert (
+        found["validation"].keys[0] == "validation//c/cabin/indoor/sun_2.jpg" and gray(found["test"], 0) == 5
+    )
+    (tmp_path / "sun397_tfds_va.txt").unlink()
+    with pytest.raises(ValueError, match=r"has no sun397_tfds_va\.txt; docs/vtab\.md"):
+        sun397(tmp_path)
+
+
+@pytest.mark.parametrize(("read", "inner"), [(eurosat, "2750"), (resisc45, "NWPU-RESISC45"), (resisc45, ".")])
+def test_satellite_images_lie_in_folders_by_class(tmp_path, read, inner):
+    for label in ("River", "Forest"):
+        put(tmp_path / inner / label / f"{label}_1.jpg", picture(3, "JPEG"))
+        put(tmp_path / inner / label / "notes.txt", "no image")
+    (source,) = read(tmp_path).values()
+    assert list(source.keys) == ["train/Forest_Forest_1.jpg", "train/River_River_1.jpg"]
+    assert source.classes == ("Forest", "River") and gray(source, 1) == 3
+
+
+def test_eyes_come_from_tables_whose_public_rows_are_to_validate_on(tmp_path):
+    put(tmp_path / "trainLabels.csv", "image,level\n10_left,0\n10_right,4\n")
+    put(tmp_path / "retinopathy_solution.csv", "image,level,Usage\n1_left,2,Public\n1_right,3,Private\n")
+    put(tmp_path / "train/10_right.jpeg", picture(9, "JPEG"))
+    (tmp_path / "test").mkdir()
+    found = retinopathy(tmp_path)
+    assert names(found["train"]) == ["0", "4"] and found["train"].keys[1] == "train/10_right"
+    assert (
+        names(found["validation"]) == ["2"] and names(found["test"]) == ["3"] and gray(found["train"], 1) == 9
+    )
+    put(tmp_path / "trainLabels.csv", "image,level\n10_left,5\n")
+    with pytest.raises(ValueError, match=r"trainLabels\.csv, line 2: not a level from 0 to 4"):
+        retinopathy(tmp_path)
+    put(tmp_path / "trainLabels.csv", "name,level\n10_left,5\n")
+    with pytest.raises(ValueError, match="needs the columns image, level"):
+        retinopathy(tmp_path)
+
+
+# --- pixels in one file
+
+
+def test_cifars_binary_version_is_read_and_its_pickle_refused(tmp_path):
+    formats.cifar100(tmp_path, 250, 3)
+    put(tmp_path / "fine_label_names.txt", "\n".join(f"thing{i}" for i in range(100)))
+    found = cifar100(tmp_path)
+    assert len(found["train"]) == 250 and names(found["train"])[101] == "thing1"
+    assert found["train"].fetch(60)[31, 31].tolist() == [60, 110, 160] and found["test"].keys[2] == "test/2"
+    cut(tmp_path / "test.bin")
+    with pytest.raises(ValueError, match=r"test\.bin: 9215 bytes are no whole number of images"):
+        cifar100(tmp_path)
+    put(tmp_path / "other" / "cifar-100-python" / "train", b"\x80\x02")
+    with pytest.raises(ValueError, match="a pickle, which can run code .* binary version"):
+        cifar100(tmp_path / "other")
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_svhn_is_read_without_scipy_and_its_tens_are_zeros(tmp_path, compressed):
+    formats.svhn(tmp_path, 40, 12, compressed)
+    found = svhn(tmp_path)
+    assert names(found["train"])[:11] == ["1", "2", "3", "4", "5", "6", "7", "8", "9", "0", "1"]
+    assert found["train"].fetch(33)[1, 2].tolist() == [33, 33, 33] and found["train"].fetch(33)[2, 1, 0] == 0
+    assert found["test"].keys[11] == "test/11" and found["test"].fetch(0).flags["C_CONTIGUOUS"]
+
+
+def test_the_matlab_reader_agrees_with_scipy(tmp_path):
+    from scipy.io import loadmat, savemat
+
+    rng = np.random.default_rng(0)
+    kinds = ("u1", "i1", "u2", "i2", "u4", "i4", "f4", "f8", "i8", "u8")
+    told = {f"x{kind}": rng.integers(0, 99, (3, 1, 4)).astype(kind) for kind in kinds}
+    told |= {"small": np.array([[7.0]]), "words": "text", "table": {"a": 1}, "turned": 1j * np.ones((2, 2))}
+    for compressed in (True, False):
+        savemat(tmp_path / "x.mat", told, do_compression=compressed)
+        expected, found = loadmat(tmp_path / "x.mat"), read_mat(tmp_path / "x.mat")
+        assert set(found) == {*(f"x{kind}" for kind in kinds), "small"}
+        assert all(
+            np.array_equal(found[k], expected[k]) and found[k].dtype == expected[k].dtype for k in found
+        )
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_matlab_files_that_are_cut_off_or_no_such_files_are_refused(tmp_path, compressed):
+    formats.svhn(tmp_path, 20, 5, compressed)
+    whole = (tmp_path / "train_32x32.mat").read_bytes()
+    for end in (140, 200, len(whole) // 2, len(whole) - 20):
+        put(tmp_path / "train_32x32.mat", whole[:end])
+        with pytest.raises(
+            ValueError, match=r"train_32x32\.mat: (a MATLAB file that is cut off|needs the arrays)"
+        ):
+            svhn(tmp_path)
+    for content, why in ((b"", "no MATLAB 5 file"), (b"MATLAB 7.3 MAT-file" + bytes(200), "which is HDF5")):
+        put(tmp_path / "x.mat", content)
+        with pytest.raises(ValueError, match=why):
+            read_mat(tmp_path / "x.mat")
+    rng = np.random.default_rng(0)
+    for _ in range(60):  # any bytes may be wrong: either it is read or an error says why
+        damaged = bytearray(whole)
+        for place in rng.integers(0, min(len(whole), 400), 3):
+            damaged[place] = rng.integers(256)
+        put(tmp_path / "x.mat", bytes(damaged))
+        try:
+            read_mat(tmp_path / "x.mat")
+        except ValueError as error:
+            assert "x.mat" in str(error)
+
+
+def test_svhn_with_other_counts_of_images_and_labels_is_refused(tmp_path):
+    from scipy.io import savemat
+
+    formats.svhn(tmp_path, 20, 5)
+    savemat(tmp_path / "test_32x32.mat", {"X": np.zeros((32, 32, 3, 4), np.uint8), "y": np.ones((5, 1))})
+    with pytest.raises(ValueError, match=r"found X uint8 \(32, 32, 3, 4\) and y \(5, 1\)"):
+        svhn(tmp_path)
+
+
+def test_flowers_are_split_by_numbers_from_one(tmp_path):
+    formats.flowers102(tmp_path)
+    found = flowers102(tmp_path)
+    assert found["train"].keys[0] == "train/image_00001.jpg" and names(found["train"])[:3] == [
+        "001",
+        "002",
+        "003",
+    ]
+    assert {split: len(part) for split, part in found.items()} == {"train": 10, "validation": 10, "test": 10}
+    assert gray(found["test"], 0) == 21
+    formats.flowers102(tmp_path / "b", 25)
+    (tmp_path / "b" / "setid.mat").write_bytes((tmp_path / "setid.mat").read_bytes())
+    with pytest.raises(ValueError, match=r"tstid in setid\.mat names images that imagelabels\.mat has not"):
+        flowers102(tmp_path / "b")
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_norb_is_read_from_its_own_format_and_the_first_camera(tmp_path, zipped):
+    formats.smallnorb(tmp_path, 40, 20, zipped)
+    azimuth, elevation = smallnorb(tmp_path, "azimuth"), smallnorb(tmp_path, "elevation")
+    assert azimuth["train"].labels[:20].tolist() == [*range(18), 0, 1] and len(azimuth["train"].classes) == 18
+    assert elevation["test"].labels[:10].tolist() == [*range(9), 0] and len(elevation["test"].classes) == 9
+    assert azimuth["train"].fetch(21).shape == (96, 96, 3) and (azimuth["train"].fetch(21) == 21).all()
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_damaged_norb_files_are_refused(tmp_path, zipped):
+    formats.smallnorb(tmp_path, 5, 5, zipped)
+    path = tmp_path / (f"{NORB_FILES['test']}-dat.mat" + ".gz" * zipped)
+    cut(path, 20)
+    with pytest.raises(ValueError, match="testing-dat.*cut off"):
+        smallnorb(tmp_path, "azimuth")
+    for content in (b"", b"\0" * 40, formats.matrix(np.zeros((3, 2), np.uint8))[:10]):
+        put(path, gzip.compress(content) if zipped else content)
+        with pytest.raises(ValueError, match="testing-dat.*(cut off|not a matrix)"):
+            smallnorb(tmp_path, "elevation")
+    put(path, gzip.compress(formats.matrix(np.zeros((4, 2, 96, 96), np.uint8))) if zipped
+        else formats.matrix(np.zeros((4, 2, 96, 96), np.uint8)))  # fmt: skip
+    with pytest.raises(ValueError, match=r"expected, not \(4, 2, 96, 96\) and \(5, 4\)"):
+        smallnorb(tmp_path, "elevation")
+
+
+def test_a_norb_matrix_that_claims_more_than_there_can_be_is_refused(tmp_path):
+    huge = formats.matrix(np.zeros((1, 1, 1), np.uint8))[:8] + (2**31 - 1).to_bytes(4, "little") * 3
+    with pytest.raises(ValueError, match="a matrix of shape"):
+        read_norb(put(tmp_path / "x.mat", huge))
+
+
+def test_sprites_are_grouped_by_sixteen_and_their_pickle_is_not_read(tmp_path):
+    trap = tmp_path / "sprung"
+    formats.dsprites(tmp_path, 1280, trap)
+    (place,), (turn,) = (dsprites(tmp_path, rule).values() for rule in ("location", "orientation"))
+    assert place.labels[:32].tolist() == [i // 2 for i in range(32)]  # 32 places, two to a class
+    assert turn.labels[:40].tolist() == [int(i / 2.5) for i in range(40)]  # 40 turns: 3, 2, 3, 2, ...
+    assert np.bincount(turn.labels[:40], minlength=16).tolist() == [3, 2] * 8
+    pixels = place.fetch(130)
+    assert pixels.shape == (64, 64, 3) and pixels[2, 2].tolist() == [255] * 3 and pixels.sum() == 3 * 255
+    assert pixels.dtype == np.uint8 and not trap.exists()
+
+
+def test_damaged_sprites_are_refused(tmp_path):
+    formats.dsprites(tmp_path, 64)
+    cut(tmp_path / SPRITES)
+    with pytest.raises(ValueError, match=r"\.npz: not an \.npz file, or cut off"):
+        dsprites(tmp_path, "location")
+    for arrays, why in (
+        (
+            {"imgs": np.zeros((3, 4, 4), np.uint8), "latents_classes": np.zeros((2, 6))},
+            "3 images and latents",
+        ),
+        ({"imgs": np.zeros((3, 4, 4)), "latents_classes": np.zeros((3, 6))}, "must be uint8"),
+        ({"imgs": np.full((3, 4, 4), 2, np.uint8), "latents_classes": np.zeros((3, 6))}, "must be 0 and 1"),
+        ({"imgs": np.zeros((3, 4, 4), np.uint8), "latents_classes": np.full((3, 6), 40)}, "up to 40, not 31"),
+        ({"imgs": np.zeros((3, 4, 4), np.uint8)}, "not as published"),
+    ):
+        np.savez(tmp_path / SPRITES, **arrays)
+        with pytest.raises(ValueError, match=why):
+            dsprites(tmp_path, "location")
+
+
+def test_camelyon_needs_h5py_and_says_so(tmp_path, monkeypatch):
+    for word in ("train", "valid", "test"):
+        for axis in "xy":
+            put(tmp_path / f"camelyonpatch_level_2_split_{word}_{axis}.h5", b"")
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(ValueError, match=r"reading HDF5 needs h5py \(pip install 'vitkit\[vtab\]'"):
+        camelyon(tmp_path)
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_camelyon_is_read(tmp_path, monkeypatch, real):
+    """With the library where it is installed, and by its interface where not."""
+    images = {w: np.full((4, 96, 96, 3), n, np.uint8) for n, w in enumerate(("train", "valid", "test"))}
+    labels = np.array([0, 1, 1, 0], np.uint8).reshape(4, 1, 1, 1)
+    held = {}
+    h5py = pytest.importorskip("h5py") if real else SimpleNamespace(File=lambda path, mode: held[path])
+    monkeypatch.setitem(sys.modules, "h5py", h5py)
+    for word in images:
+        for axis, values in (("x", images[word]), ("y", labels)):
+            path = tmp_path / f"camelyonpatch_level_2_split_{word}_{axis}.h5"
+            held[path] = {axis: values}
+            if real:
+                with h5py.File(path, "w") as file:
+                    file[axis] = values
+            else:
+                put(path, b"")
+    found = camelyon(tmp_path)
+    assert list(found["validation"].keys) == [f"validation/valid_{i}" for i in range(4)]
+    assert names(found["test"]) == ["normal", "tumour", "tumour", "normal"]
+    assert (found["test"].fetch(1) == 2).all() and found["test"].fetch(1).shape == (96, 96, 3)
+
+
+# --- scenes and records
+
+
+def test_clevr_counts_from_three_and_bins_the_nearest_depth(tmp_path):
+    depths = [[7.9, 30, 40], [8.0] * 4, [8.01] * 5, [8.5] * 6, [8.6, 20, 9] + [10] * 4, [9.4] * 8, [9.6] * 9,
+              [10.0] * 10, [10.1, 11, 12]]  # fmt: skip
+    formats.clevr(tmp_path, {"train": depths, "val": [[20.0, 12, 15]]})
+    counted, binned = clevr(tmp_path, count), clevr(tmp_path, nearest)
+    assert (
+        counted["train"].labels.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 0] and len(counted["train"].classes) == 8
+    )
+    assert binned["train"].labels.tolist() == [0, 0, 1, 1, 2, 3, 4, 4, 5]  # a bound belongs to the bin below
+    assert binned["validation"].labels.tolist() == [5] and len(binned["validation"].classes) == 6
+    assert counted["train"].keys[3] == "train/CLEVR_train_000003.png" and gray(counted["train"], 3) == 3
+
+
+def test_scenes_out_of_range_or_cut_off_are_refused(tmp_path):
+    formats.clevr(tmp_path, {"train": [[9.0] * 2], "val": [[9.0] * 3]})
+    with pytest.raises(ValueError, match=r"scene of 'CLEVR_train_000000\.png' has a label out of 0\.\.7"):
+        clevr(tmp_path, count)
+    cut(tmp_path / "scenes/CLEVR_train_scenes.json")
+    with pytest.raises(ValueError, match="not a file of CLEVR's scenes, or cut off"):
+        clevr(tmp_path, nearest)
+
+
+def test_kitti_bins_the_nearest_vehicle_and_splits_by_video(tmp_path):
+    kinds: list = [
+        [("Car", 7.9)], [("Van", 8.0), ("Pedestrian", 1.0)], [("Truck", 8.1)], [("Car", 20.01), ("Van", 60)],
+        [("Cyclist", 3.0), ("DontCare", -1000)], [], [("Car", -2.0)], [("Tram", 4), ("Car", 20)],
+    ]  # fmt: skip
+    expected = [0, 0, 1, 2, 3, 3, 0, 1]
+    formats.kitti(tmp_path, [kinds[i % 8] for i in range(80)], videos=20)
+    found = kitti(tmp_path)
+    images = {split: [int(key.rpartition("/")[2][:6]) for key in part.keys] for split, part in found.items()}
+    assert sorted(i for part in images.values() for i in part) == list(range(80))
+    assert {split: len(part) for split, part in images.items()} == {"train": 64, "validation": 8, "test": 8}
+    videos = {split: {i % 20 for i in part} for split, part in images.items()}
+    assert not videos["train"] & (videos["validation"] | videos["test"]) and len(videos["test"]) == 2
+    for split, part in found.items():
+        assert part.labels.tolist() == [expected[i % 8] for i in images[split]]
+    assert found["train"].keys[0] == f"train/{images['train'][0]:06d}.png"
+
+
+def test_kittis_files_must_be_in_order(tmp_path):
+    formats.kitti(tmp_path, [[("Car", 5.0)]] * 20, videos=10)
+    put(tmp_path / "training/label_2/000003.txt", "Car 0.00 0\n")
+    with pytest.raises(ValueError, match=r"000003\.txt, line 1: not the 15 fields of an object"):
+        kitti(tmp_path)
+    put(tmp_path / "mapping/train_rand.txt", "1,2,99")
+    with pytest.raises(ValueError, match=r"train_rand\.txt must number lines of train_mapping\.txt"):
+        kitti(tmp_path)
+
+
+def test_the_checksum_is_crc_32c():
+    crc = 0xE3069283  # of these nine digits, by its definition
+    assert masked_crc(b"123456789") == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def test_dmlab_is_read_from_records_in_several_files(tmp_path):
+    formats.dmlab(tmp_path)
+    found = dmlab(tmp_path)
+    assert {split: len(part) for split, part in found.items()} == {"train": 20, "validation": 6, "test": 6}
+    assert found["train"].labels.tolist() == [i % 6 for i in range(20)]
+    assert found["train"].keys[15] == "train/00015.jpg" and gray(found["train"], 15) == 15
+
+
+def test_damaged_records_are_refused_or_left_out(tmp_path):
+    formats.dmlab(tmp_path)
+    path = tmp_path / "dmlab-test.tfrecord-00000-of-00001"
+    whole = path.read_bytes()
+    for end in (5, 14, len(whole) - 3):
+        put(path, whole[:end])
+        with pytest.raises(ValueError, match=r"dmlab-test\.tfrecord.*cut off"):
+            dmlab(tmp_path)
+    put(path, b"\xff" * 20 + whole)
+    with pytest.raises(ValueError, match="no record begins at byte 0"):
+        dmlab(tmp_path)
+    put(path, formats.record(formats.example(label=1)))
+    with pytest.raises(ValueError, match="an example without the feature 'filename'"):
+        dmlab(tmp_path)
+    put(path, formats.record(b"\x0a\xff\xff"))
+    with pytest.raises(ValueError, match="cut off or damaged"):
+        dmlab(tmp_path)
+    put(path, formats.record(formats.example(image=b"", filename=b"a", label=6)))
+    with pytest.raises(ValueError, match="a label of 6, but there are 6 classes"):
+        dmlab(tmp_path)
+    place = whole.index(b"\xff\xda") + 4  # inside the pixels of the first image
+    put(path, whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    found = dmlab(tmp_path)["test"]
+    with pytest.raises(BadImage, match="wrong checksum at byte"):
+        found.fetch(0)
+    assert gray(found, 1) == 1
+
+
+def test_a_folder_without_the_files_is_told_what_is_missing(tmp_path):
+    (tmp_path / "x").mkdir()
+    for task in TASKS.values():
+        with pytest.raises(ValueError, match="has no |no images for"):
+            task.read(tmp_path / "x")

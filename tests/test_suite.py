@@ -1,0 +1,160 @@
+"""suite as a verb: many tasks by one recipe, what is missing, whose means those are, and going on."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_cli import run
+
+import vitkit
+from vitkit.data.vtab import TASKS
+from vitkit.options import Training
+from vitkit.tasks.suite import Entry, make, summed
+
+sys.path.insert(0, str(Path(__file__).parent / "data" / "vtab"))
+import formats
+
+QUICK = ["--image-size", "16", "--batch", "8", "--workers", "0", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """A model, the files of two data sets of VTAB, and a folder of somebody's own."""
+    root = tmp_path_factory.mktemp("suite")
+    model = vitkit.build("ViT-Ti/8", classes=3, image_size=16, depth=1, width=32, heads=2, hidden=32)
+    vitkit.save(model, root / "small.npz")
+    formats.cifar100(root / "vtab" / "cifar100")
+    formats.smallnorb(root / "vtab" / "smallnorb", 820, 480)
+    for i in range(30):
+        folder = root / "photos" / ("dark" if i % 2 else "light")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((12, 12, 3), i + 200 * (i % 2 == 0), np.uint8)).save(folder / f"{i}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def done(here):
+    tasks = ["--tasks", "cifar100", "dtd", "snorb-azimuth", here / "photos"]
+    command = ["suite", here / "small.npz", "--data", here / "vtab", *tasks, "--steps", "3", *QUICK,
+               "--out", here / "out", "--json"]  # fmt: skip
+    assert run(*command) == 0
+    return command, json.loads((here / "out" / "suite.json").read_text())
+
+
+def test_every_task_with_data_is_run_and_the_others_are_named(here, done):
+    _, told = done
+    rows = {row["task"]: row for row in told["tasks"]}
+    assert list(rows) == ["cifar100", "snorb-azimuth", "photos"] and told["waiting"] == 0
+    assert told["missing"] == [{"task": "dtd", "group": "Natural"}]
+    assert rows["cifar100"]["images"] == 40 and rows["snorb-azimuth"]["images"] == 240
+    assert rows["cifar100"]["order"] == "tfds" and not rows["cifar100"]["complete"]
+    assert rows["photos"]["group"] == "own" and rows["photos"]["order"] is None
+    assert (here / "out" / "photos" / "model.safetensors").exists()
+
+
+def test_means_say_of_how_many_tasks_they_are(done):
+    _, told = done
+    rows, means = {row["task"]: row["top1"] for row in told["tasks"]}, told["means"]
+    assert means["Natural"] == {"mean": rows["cifar100"], "tasks": 1, "of": 7, "complete": False}
+    assert means["Specialized"] == {"mean": None, "tasks": 0, "of": 4, "complete": False}
+    both = (rows["cifar100"] + rows["snorb-azimuth"]) / 2
+    assert means["VTAB-1k"] == {"mean": pytest.approx(both), "tasks": 2, "of": 19, "complete": False}
+    assert means["own"] == {"mean": rows["photos"], "tasks": 1, "of": 1, "complete": True}
+
+
+def test_the_final_run_is_on_the_thousand_by_the_recipe_of_the_paper(here, done):
+    recipe = json.loads((here / "out" / "cifar100" / "seed-0" / "recipe.json").read_text())
+    assert (
+        recipe["name"] == "vtab" and recipe["train_on"] == "train+val" and recipe["schedule"]["rate"] == 0.01
+    )
+    assert recipe["data"] == f"vtab:cifar100:{here / 'vtab'}" and recipe["length"]["steps"] == 3
+    assert recipe["crop"] == "squash-random" and recipe["flip"] and recipe["resize"] == 19
+    turned = json.loads((here / "out" / "snorb-azimuth" / "seed-0" / "recipe.json").read_text())
+    assert not turned["flip"] and turned["crop"] == "squash-random"
+
+
+def test_the_same_command_again_only_reads(here, done, capsys):
+    command, told = done
+    path = here / "out" / "cifar100" / "seed-0" / "result.json"
+    before = path.stat().st_mtime_ns
+    assert run(*command) == 0
+    assert path.stat().st_mtime_ns == before
+    assert json.loads(capsys.readouterr().out)["means"] == told["means"]
+    assert run(*command[:-1]) == 0
+    out = capsys.readouterr().out
+    assert "missing: no data" in out and "of 1 of 7 tasks, incomplete" in out and "snorb-azimuth" in out
+
+
+def test_of_several_rates_one_is_chosen_on_the_two_hundred(here, tmp_path, capsys):
+    what = [
+        "suite",
+        here / "small.npz",
+        "--data",
+        here / "vtab",
+        "--tasks",
+        "cifar100",
+        "--steps",
+        "2",
+        *QUICK,
+    ]
+    how = ["--rates", "0.001", "0.01", "--seeds", "2", "--out", tmp_path / "out", "--json"]
+    assert run(*what, *how) == 0
+    (row,) = json.loads(capsys.readouterr().out)["tasks"]
+    assert row["rate"] in (0.001, 0.01) and len(row["seeds"]) == 2 and row["std"] is not None
+    tried = json.loads((tmp_path / "out" / "cifar100" / "rate-0.001" / "result.json").read_text())
+    assert tried["test"]["split"] == "val" and tried["test"]["images"] == 200
+
+
+def test_flips_and_crops_follow_the_table():
+    for task in TASKS.values():
+        entry = Entry(task.name, task.group, f"vtab:{task.name}:x", flip=task.flip, crop=task.crop)
+        recipe = make(entry, Training(weights="w"), ())
+        assert recipe.flip == task.flip and (recipe.crop == "squash") == (not task.crop)
+        assert recipe.length.steps == 2500 and recipe.image_size == (384, 384) and recipe.batch == 512
+        assert recipe.resize == (448 if task.crop else 0) and recipe.rates == (0.01,)
+    short = make(entry, Training(weights="w", steps=500, set=("batch=64",)), (0.003, 0.01))
+    assert short.schedule.warmup == 40 and short.batch == 64 and short.rates == (0.003, 0.01)
+
+
+def test_a_mean_is_complete_only_with_every_task_and_every_file():
+    rows = [{"task": t.name, "group": t.group, "top1": 0.5, "complete": True} for t in TASKS.values()]
+    assert all(told["complete"] for told in summed(rows, [])["means"].values())
+    rows[0]["complete"] = False
+    means = summed(rows, [])["means"]
+    assert (
+        not means["Natural"]["complete"]
+        and not means["VTAB-1k"]["complete"]
+        and means["Structured"]["complete"]
+    )
+    mine = [{"task": "a", "group": "own", "top1": 0.5, "complete": True}]
+    assert set(summed(mine, [])["means"]) == {"own"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (
+            ["--tasks", "mnist"],
+            "no task 'mnist': neither data that is there, nor one of VTAB-1k's (caltech101,",
+        ),
+        (["--tasks", "dtd"], "need --data ROOT"),
+        (["--data", "nowhere"], "there is no such folder"),
+        (["--data", ".", "--tasks", "dtd", "pets"], "none of these tasks has its data below .: dtd, pets"),
+        (["--tasks", "photos", "other/photos"], "two tasks are called photos"),
+        (["--tasks", "photos", "--seeds", "0"], "--seeds must be at least 1"),
+        (["--data", "broken", "--tasks", "cifar100"], "has no train.bin"),
+    ],
+)
+def test_requests_that_cannot_be_met_end_before_any_training(
+    here, tmp_path, monkeypatch, capsys, arguments, why
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("photos", "other/photos"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).symlink_to(here / "photos", target_is_directory=True)
+    Path("broken/cifar100").mkdir(parents=True)
+    assert run("suite", here / "small.npz", *arguments, *QUICK) == 2
+    assert why in capsys.readouterr().err and not (tmp_path / "runs").exists()
