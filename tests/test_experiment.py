@@ -40,9 +40,12 @@ def same(a: Path, b: Path) -> bool:
     return all(torch.equal(x, y) for x, y in zip(weights(a).values(), weights(b).values(), strict=True))
 
 
+CLOCK = ("seconds", "waited", "cost_seconds", "cost_device_hours", "cost_images_per_second")  # never the same
+
+
 def rows(out: Path) -> list[dict]:
     found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k not in ("seconds", "waited")} for row in found]
+    return [{k: v for k, v in row.items() if k not in CLOCK} for row in found]
 
 
 def go(out: Path, r: Recipe, **options):

@@ -167,6 +167,8 @@ def test_every_test_image_counts_once_where_processes_have_unequal_numbers(tmp_p
         for told in together(world, measured, tmp_path / "model.safetensors", 44, spread=spread):
             assert told["confusion"] == one["confusion"] and told["top1"] == one["top1"]
             assert told["images"] == 179 and told["loss"] == pytest.approx(one["loss"], abs=1e-6)
+            assert told["interval"] == one["interval"]
+            assert told["calibration_error"] == pytest.approx(one["calibration_error"], abs=1e-6)
 
 
 @pytest.mark.parametrize("harm", ["missing", "damaged"])

@@ -8,11 +8,14 @@ import signal
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from test_cli import run
 
 import vitkit
 from vitkit.data.sources import digits
+from vitkit.evaluation.cost import forward_flops
+from vitkit.weights.labels import imagenet_labels, imagenet_synsets
 
 TINY = [
     "--model", "ViT-Ti/4", "--image-size", "8", "--steps", "6", "--batch", "16", "--workers", "0",
@@ -43,9 +46,26 @@ def test_finetune_tells_what_it_came_to(tmp_path, capsys):
     told = json.loads(capsys.readouterr().out)
     assert {"run", "model", "steps", "test"} <= set(told)
     assert told["steps"] == 6 and told["test"]["images"] == 179 and len(told["test"]["per_class"]) == 10
+    low, high = told["test"]["interval"]
+    assert low <= told["test"]["top1"] <= high and 0 <= told["test"]["calibration_error"] <= 1
     assert run("finetune", "digits", "--out", tmp_path / "r", *TINY) == 0  # again: nothing left but to tell
     out = capsys.readouterr().out
-    assert "of 179 test images right" in out and f"vitkit predict {tmp_path / 'r'}" in out
+    assert f"(95%: {100 * low:.2f} to {100 * high:.2f}) of 179 test images right" in out
+    assert f"vitkit predict {tmp_path / 'r'}" in out
+
+
+def test_what_a_run_cost_stands_in_its_result_and_its_metrics(tmp_path, capsys):
+    assert run("finetune", "digits", "--out", tmp_path / "r", *TINY, "--price-per-hour", 2.5, "--json") == 0
+    cost = json.loads(capsys.readouterr().out)["cost"]
+    config = vitkit.load(tmp_path / "r" / "model.safetensors").config
+    assert cost["images_seen"] == 96 and cost["training_FLOPs"] == 3 * 96 * cost["forward_FLOPs"]
+    assert (
+        cost["forward_FLOPs"] == forward_flops(config) and cost["exaFLOPs"] == cost["training_FLOPs"] / 1e18
+    )
+    assert cost["price"] == pytest.approx(2.5 * cost["device_hours"]) and cost["device_hours"] > 0
+    assert cost["tpu_v3_core_days"] > 0 and cost["MFU"] is None
+    rows = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["cost_price"] == cost["price"] and rows[-1]["cost_exaFLOPs"] == cost["exaFLOPs"]
 
 
 def test_a_signal_ends_a_run_with_its_code_and_how_to_go_on(tmp_path, capsys, monkeypatch):
@@ -92,6 +112,103 @@ def test_other_classes_are_an_error_by_name(trained, pictures, capsys):
     (pictures / "3").rename(pictures / "eleven" / "deep")
     assert run("evaluate", trained, pictures) == 2
     assert "'eleven/deep'" in capsys.readouterr().err
+
+
+def said_of(trained, place, capsys) -> dict[str, str]:
+    """The label told of each file, by its name."""
+    run("predict", trained, place, "--json")
+    return {one["image"].rpartition("/")[2]: one["label"] for one in json.loads(capsys.readouterr().out)}
+
+
+def test_reassessed_labels_go_by_file_name_and_images_without_one_do_not_count(trained, pictures, capsys):
+    said = sorted(said_of(trained, pictures, capsys).items())
+    labels = [[int(label), 9] for _, label in said]
+    labels[3], labels[7], labels[11] = [], [], [(int(said[11][1]) + 1) % 10]
+    path = pictures.parent / "real.json"
+    path.write_text(json.dumps(labels))
+    assert run("evaluate", trained, pictures, "--real", path, "--json") == 0
+    found = json.loads(capsys.readouterr().out)["real"]
+    assert found["accuracy"] == pytest.approx(17 / 18) and (found["images"], found["left_out"]) == (18, 2)
+    assert run("evaluate", trained, pictures, "--real", path) == 0
+    assert "94.44% (95%: " in (out := capsys.readouterr().out) and "of 18 images right, 2 have none" in out
+    path.write_text(json.dumps(labels[1:]))
+    assert run("evaluate", trained, pictures, "--real", path) == 2
+    assert "has labels for 19 images, but the data has 20" in capsys.readouterr().err
+
+
+def test_a_table_of_classes_says_what_is_right_and_leaves_the_rest_out(trained, pictures, capsys):
+    said = said_of(trained, pictures / "3", capsys) | said_of(trained, pictures / "4", capsys)
+    (pictures / "3").rename(pictures / "curly")
+    (pictures / "4").rename(pictures / "straight")
+    every = ";".join("0123456789")
+    table = pictures.parent / "map.csv"
+    table.write_text(f"class,label\ncurly,{every}\nstraight,4;{said['4.png']}\n")
+    assert run("evaluate", trained, pictures, "--classes", table, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (
+        found["images"] == 4 and found["left_out"] == 16 and list(found["per_class"]) == ["curly", "straight"]
+    )
+    assert found["per_class"]["curly"] == {"images": 2, "accuracy": 1.0}
+    right = [said[name] in ("4", said["4.png"]) for name in ("4.png", "14.png")]
+    assert found["per_class"]["straight"] == {"images": 2, "accuracy": np.mean(right)}
+    assert run("evaluate", trained, pictures, "--classes", table) == 0
+    assert "16 images of classes that the model is not asked for were left out" in capsys.readouterr().out
+    table.write_text("class,label\ncurly,eleven\n")
+    assert run("evaluate", trained, pictures, "--classes", table) == 2
+    assert "'curly' is to be 'eleven', which the model does not know" in capsys.readouterr().err
+    assert run("evaluate", trained, pictures, "--classes", "nowhere.csv") == 1
+    assert "nowhere.csv" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def thousand(tmp_path_factory):
+    """A model of ImageNet's classes, and a thousand pictures."""
+    folder = tmp_path_factory.mktemp("thousand")
+    model = vitkit.build(
+        "ViT-Ti/4", classes=1000, image_size=8, width=32, depth=1, heads=2, hidden=32, seed=0
+    )
+    torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
+    model.labels = imagenet_labels()
+    vitkit.save(model, folder / "model.safetensors")
+    for i in range(1000):
+        Image.fromarray(np.ascontiguousarray(digits().fetch(i))).save(folder / f"{i:03d}.png")
+    return folder
+
+
+def manifest(folder, labels) -> str:
+    with (folder / "data.csv").open("w", newline="") as file:
+        rows = ((f"{i:03d}.png", label) for i, label in enumerate(labels))
+        csv.writer(file).writerows([("path", "label"), *rows])
+    return str(folder / "data.csv")
+
+
+def test_imagenets_classes_are_known_by_name_wordnet_number_and_class_number(thousand, capsys):
+    named = {
+        "names": imagenet_labels(),
+        "WordNet numbers": [number for number, _ in imagenet_synsets()],
+        "class numbers": [str(i) for i in range(1000)],  # which stand as 0, 1, 10, 100, ...
+    }
+    losses = []
+    for labels in named.values():
+        assert run("evaluate", thousand, manifest(thousand, labels), "--workers", 0, "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["images"] == 1000 and list(found["per_class"])[:2] == list(imagenet_labels()[:2])
+        losses.append(found["loss"])
+    assert losses == [losses[0]] * 3
+    assert run("evaluate", thousand, manifest(thousand, ["0", "1", "2"])) == 2  # may be anything
+    assert "classes '0', '1', '2' are unknown to the model" in capsys.readouterr().err
+
+
+def test_objectnets_classes_are_known(thousand, capsys):
+    said = said_of(thousand, thousand / "002.png", capsys)["002.png"]
+    data = manifest(thousand, ["chair", "squeegee", "pen", "squeegee"])
+    assert run("evaluate", thousand, data, "--classes", "objectnet", "--workers", 0, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["images"] == 2 and found["left_out"] == 2 and list(found["per_class"]) == ["chair", "pen"]
+    assert found["per_class"]["pen"]["accuracy"] == float(
+        said.startswith(("ballpoint", "quill", "fountain pen"))
+    )
+    assert np.sum(found["confusion"]) == 2 and len(found["confusion"]) == 2
 
 
 def test_predict_takes_files_folders_and_globs_and_tells_it_three_ways(trained, pictures, capsys):

@@ -22,7 +22,7 @@ class Training:
     lr: Annotated[float | None, arg(metavar="X", help="Peak learning rate.")] = None
     seed: Annotated[int | None, arg(metavar="N", help="Decides every random choice.")] = None
     subset: Annotated[
-        str | None, arg(metavar="N|P%|N/class", help="Train on a part: 1000 images, 10%%, or 25/class.")
+        str | None, arg(metavar="N|P%|N/class", help="Train on a part: 1000 images, 10%, or 25/class.")
     ] = None
     against: Annotated[
         tuple[str, ...],
@@ -47,6 +47,9 @@ class Training:
     track: Annotated[
         tuple[str, ...], arg(metavar="NAME...", help="wandb, mlflow, trackio; TensorBoard is always written.")
     ] = ()
+    price_per_hour: Annotated[
+        float | None, arg(metavar="X", help="What a device costs an hour; the result tells the price.")
+    ] = None
     plan: Annotated[bool, arg(help="Say what would happen, and do nothing.")] = False
 
     def changes(self) -> dict[str, Any]:

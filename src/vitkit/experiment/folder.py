@@ -17,6 +17,8 @@ MAY_CHANGE = {  # fields with which a run may go on otherwise than it began: non
     "micro_batch": "images in memory at a time: the same sums in another order, equal to rounding",
     "rates": "those that the protocol tries, each in a folder of its own",
     "convolution_rates": "the same for ResNets and hybrids",
+    "fewshot": "data on which few-shot accuracy is told as the run goes",
+    "shots": "images of each class for that",
 }
 
 

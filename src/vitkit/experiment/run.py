@@ -13,23 +13,25 @@ from vitkit.data.batches import BadFiles, Batch
 from vitkit.data.doctor import preflight
 from vitkit.data.order import Order
 from vitkit.data.sources import Source
-from vitkit.evaluation.accuracy import Accuracy
-from vitkit.evaluation.cost import flops, parameters
-from vitkit.evaluation.multilabel import MultilabelAccuracy
+from vitkit.evaluation.cost import forward_flops, ledger, parameters, peak_flops
+from vitkit.evaluation.energy import Meter
+from vitkit.experiment.aim import bare, learner, objective_of, plain, preparation
 from vitkit.experiment.folder import Interrupted, signals, take
-from vitkit.experiment.measure import evaluate
+from vitkit.experiment.frozen import FewShot
+from vitkit.experiment.measure import Found, evaluate, evaluate_masked, in_words, numbers
 from vitkit.experiment.start import open_splits, start_model
 from vitkit.experiment.supply import Unusable, supply
-from vitkit.models.card import Preprocessing
-from vitkit.models.variants import Model, skeleton
+from vitkit.models.masked import MaskedViT
+from vitkit.models.variants import Model
 from vitkit.recipes.recipe import Recipe, flat
 from vitkit.report.live import Live
 from vitkit.training.checkpoint import Saver, latest, load_checkpoint
 from vitkit.training.journal import Journal
 from vitkit.training.loop import Diverged, Metrics, TrainState, train
+from vitkit.training.masked import Masked
 from vitkit.training.objectives import Classify
 from vitkit.training.parts import fill
-from vitkit.training.runtime import Runtime, data_workers, seed_step, whole
+from vitkit.training.runtime import Runtime, data_workers, seed_step
 from vitkit.training.trackers import check_trackers
 from vitkit.weights.load import load
 from vitkit.weights.save import save
@@ -63,6 +65,7 @@ class How:
     trackers: Sequence[str] = ()
     save_aside: bool = False
     quiet: bool = False
+    price_per_hour: float | None = None  # of a device
 
 
 def run(recipe: Recipe, out: Path, runtime: Runtime, how: How = How()) -> Result:
@@ -74,7 +77,7 @@ def run(recipe: Recipe, out: Path, runtime: Runtime, how: How = How()) -> Result
         if recipe.against:  # long work, done by one process and written down
             runtime.first(lambda: bool(open_splits(recipe, out / REMOVED)), patience=LONG)
         splits = open_splits(recipe, out / REMOVED)
-        model = runtime.settle(start_model(recipe, splits["train"]))
+        model = runtime.settle(learner(recipe, start_model(recipe, splits["train"])))
         state = TrainState.start(model, recipe.optimizer)
         found, damaged = runtime.agreed(latest(out / "checkpoints") if runtime.main else None)
         memory = load_checkpoint(found, state) if found else {"best": None, "since": 0, "seconds": 0.0}
@@ -113,6 +116,7 @@ class Work:
         self.unusable = Unusable(self.splits["train"], self.bad, self.runtime)
         self.unseen: dict[str, dict[str, str]] = {}  # unusable files of val and test, each named once
         self.order = Order(len(self.splits["train"]), self.recipe.batch, self.recipe.seed)
+        self.fewshot = FewShot(self.recipe.fewshot, self.recipe.shots) if self.recipe.fewshot else None
         self.saver = Saver(self.out / "checkpoints", self.runtime, aside=self.how.save_aside)
         about = flat(asdict(self.recipe)) | self.runtime.facts()
         self.journal = None
@@ -128,7 +132,7 @@ class Work:
         with signals() as self.asked:
             model = self.runtime.callable(self.state.model)
             self.look_ahead()
-            self.clock = time.monotonic()
+            self.clock, self.meter = time.monotonic(), Meter(self.runtime.device)
             try:
                 train(
                     self.state, self.batches(), self.objective(),
@@ -165,39 +169,38 @@ class Work:
             "step was saved; look at those images, or give a lower --lr in another --out"
         )
 
-    def objective(self) -> Classify:
-        p: Preprocessing = self.state.model.preprocessing  # type: ignore[assignment]
-        r = self.recipe
-        classes = len(self.splits["train"].classes)
-        return Classify(
-            classes=classes, mean=p.mean, std=p.std, loss=r.loss, label_smoothing=r.label_smoothing
-        )
+    def objective(self) -> Classify | Masked:
+        return objective_of(self.recipe, bare(self.state.model), len(self.splits["train"].classes))
 
     def batches(self) -> Iterator[list[Batch]]:
         def waited(seconds: float) -> None:
             self.waited += seconds
 
-        p: Preprocessing = self.state.model.preprocessing  # type: ignore[assignment]
+        model = bare(self.state.model)
         return supply(
-            self.recipe, self.splits["train"], self.order, p, self.runtime, start=self.state.step,
-            workers=self.workers, bad=self.unusable, waited=waited,
+            self.recipe, self.splits["train"], self.order, model.preprocessing, self.runtime,
+            start=self.state.step, workers=self.workers, bad=self.unusable, waited=waited,
+            prepare=preparation(self.recipe, model, self.order),
         )  # fmt: skip
 
     def watch(self, state: TrainState, metrics: Metrics) -> bool:
         """Log, evaluate, save; whether the run is to stop early."""
         now = time.monotonic()
-        numbers = {name: float(value) for name, value in metrics.items()}
+        found = {name: float(value) for name, value in metrics.items()}
         spent, self.clock = max(1e-9, now - self.clock), now
-        shown = {k: numbers[k] for k in ("loss", "accuracy", "rate")}
-        shown |= {"images/s": numbers["images"] / spent, "waiting": self.waited / spent}
-        numbers |= {"seconds": round(spent, 4), "waited": round(self.waited, 4)}
+        shown: dict[str, float] = {k: found[k] for k in ("loss", "accuracy", "rate") if k in found}
+        shown |= {"images/s": found["images"] / spent, "waiting %": 100 * self.waited / spent}
+        found |= {"seconds": round(spent, 4), "waited": round(self.waited, 4)}
         self.waited = 0.0
         self.live.step(state.step, **shown)
-        self.write(**numbers)
+        self.write(**found)
         self.memory["seconds"] += spent
+        if (used := self.meter.lap()) is not None:
+            self.memory["joules"] = self.memory.get("joules", 0.0) + used
         if self.every and state.step % self.every == 0 and state.step < self.total:
             self.validate()
             self.clock = time.monotonic()
+            self.meter.lap()
         heard = self.asked[0] if self.asked else 0
         asked, due, news = self.runtime.most(heard, now - self.saved > SAVE_SECONDS, len(self.unusable.news))
         if news:
@@ -216,19 +219,25 @@ class Work:
 
     def validate(self) -> None:
         found = self.evaluate("val")
-        self.write(val_top1=found.top1, val_loss=found.loss, val_images=found.images)
-        self.live.say(f"step {self.state.step}: {found.top1:.2%} of {found.images} validation images right")
-        best = self.memory["best"]
-        self.memory["since"] = 0 if best is None or found.top1 > best else self.memory["since"] + 1
+        self.write(**numbers(found, "val"))
+        self.live.say(f"step {self.state.step}: {in_words(found, 'validation')}")
+        if self.fewshot:
+            how = (self.runtime, self.recipe.batch, self.workers, self.live.say)
+            self.write(**self.fewshot(self.state.model, *how))
+        best, reached = self.memory["best"], -found.loss if found.top1 is None else found.top1
+        self.memory["since"] = 0 if best is None or reached > best else self.memory["since"] + 1
         if self.memory["since"] == 0:
-            self.memory["best"] = found.top1
+            self.memory["best"] = reached
             if self.recipe.patience:
                 self.save_model("best.safetensors")
 
-    def evaluate(self, split: str) -> Accuracy | MultilabelAccuracy:
-        model: Model = self.state.model  # type: ignore[assignment]
+    def evaluate(self, split: str) -> Found:
+        model, objective = self.state.model, self.objective()
         bad = BadFiles(1.0, self.bad.report, self.unseen.setdefault(split, {}))
-        return evaluate(model, self.splits[split], self.recipe.batch, self.workers, bad, self.runtime)
+        how = (self.splits[split], self.recipe.batch, self.workers, bad, self.runtime)
+        if isinstance(model, MaskedViT) and isinstance(objective, Masked):
+            return evaluate_masked(model, objective, *how)
+        return evaluate(bare(model), *how)
 
     def save(self) -> None:
         self.saver.save(self.state, self.memory)
@@ -236,12 +245,7 @@ class Work:
 
     def save_model(self, name: str) -> Model:
         """The bare model, whole and on the CPU, also as a file."""
-        source: Model = self.state.model  # type: ignore[assignment]
-        model = skeleton(source.config)
-        state = {n: whole(t.detach()).cpu() for n, t in source.state_dict().items()}
-        model.load_state_dict(state, assign=True)
-        for field in ("labels", "multilabel", "preprocessing", "origin"):
-            setattr(model, field, getattr(source, field))
+        model = plain(self.state.model)
         if self.runtime.main:
             save(model, self.out / name)
         return model
@@ -256,8 +260,10 @@ class Work:
         found = self.evaluate(self.recipe.report_on)
         model = self.save_model(MODEL)
         test = found.to_json(model.labels) | {"split": self.recipe.report_on}
-        self.write(test_top1=found.top1, test_images=found.images)
-        result = Result(str(self.out), str(self.out / MODEL), self.state.step, test, self.cost(model))
+        cost = self.cost(model)
+        told = {f"cost_{k}": v for k, v in cost.items() if isinstance(v, int | float)}
+        self.write(**numbers(found, "test"), **told)
+        result = Result(str(self.out), str(self.out / MODEL), self.state.step, test, cost)
         if self.runtime.main:
             (self.out / "result.json").write_text(json.dumps(result.to_json(), indent=2))
         if self.journal:
@@ -267,10 +273,15 @@ class Work:
 
     def cost(self, model: Model) -> dict[str, Any]:
         seen, seconds = self.state.step * self.recipe.batch, self.memory["seconds"]
-        each = flops(skeleton(model.config), model.config.image_size, model.config.channels)
+        facts = self.runtime.facts()
+        joules = self.runtime.everyones(self.memory.get("joules"))
+        found = ledger(
+            parameters=parameters(model), images_seen=seen, forward=forward_flops(model.config),
+            device_seconds=self.runtime.world * seconds, joules=None if None in joules else sum(joules),
+            price_per_hour=self.how.price_per_hour, peak=peak_flops(facts["device"], facts["precision"]),
+        )  # fmt: skip
         return {
-            "images_seen": seen, "training_FLOPs": 3 * each * seen, "parameters": parameters(model),
-            "seconds": round(seconds, 2), "device_hours": self.runtime.world * seconds / 3600,
+            **found.to_json(), "seconds": round(seconds, 2),
             "images_per_second": seen / seconds if seconds else None,
-            "unusable_images": len(self.bad.found), **self.runtime.facts(),
+            "unusable_images": len(self.bad.found), **facts,
         }  # fmt: skip

@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from vitkit.data.archives import mark_file
+from vitkit.data.decode import read
 from vitkit.data.duplicates import against
-from vitkit.data.sources import Source, open_data
+from vitkit.data.sources import SUFFIXES, Source, from_rows, open_data, walk
 from vitkit.data.splits import complete, join, subset
 from vitkit.models.adapt import adapt
 from vitkit.models.card import Origin, Preprocessing
+from vitkit.models.masked import check_maskable, maskable, with_mask_token
 from vitkit.models.variants import Model, configure, fresh
 from vitkit.recipes.recipe import Recipe, override, part_of
 from vitkit.weights.load import load
@@ -27,7 +30,8 @@ def open_splits(recipe: Recipe, note: Path | None = None) -> dict[str, Source]:
 
     note: where it is written, or is already, what was taken out of train because it is in other sets too.
     """
-    opened = open_data(recipe.data)
+    bare = recipe.objective == "masked" and are_bare(recipe.data)
+    opened = open_pictures(Path(recipe.data)) if bare else open_data(recipe.data)
     everything = recipe.train_on == "train+val"
     splits = complete(opened, val=0.0 if everything else recipe.val, test=recipe.test)
     if everything and "val" in splits:
@@ -37,6 +41,24 @@ def open_splits(recipe: Recipe, note: Path | None = None) -> dict[str, Source]:
     if recipe.subset:
         splits["train"] = subset(splits["train"], **part_of(recipe.subset), seed=recipe.seed)  # type: ignore[arg-type]
     return splits
+
+
+def are_bare(place: str) -> bool:
+    """Whether images lie in a folder itself: they have no labels, which not every training needs."""
+    if place == "digits" or not Path(place).is_dir():
+        return False
+    return any(p.suffix.lower() in SUFFIXES for p in Path(place).iterdir() if p.is_file())
+
+
+def open_pictures(folder: Path) -> dict[str, Source]:
+    """All images in and below a folder, as if of one class."""
+    names = sorted(walk(folder))
+    rows = [(name, "image") for name in names if name.lower().endswith(SUFFIXES)]
+    others = tuple(name for name in names if not name.lower().endswith(SUFFIXES))
+    source = from_rows(
+        folder.name, rows, lambda key: read(folder / key), others, digest=lambda key: mark_file(folder / key)
+    )
+    return {"all": source}
 
 
 def without(train: Source, places: Sequence[str], note: Path | None) -> Source:
@@ -55,7 +77,8 @@ def without(train: Source, places: Sequence[str], note: Path | None) -> Source:
 
 def start_model(recipe: Recipe, train_split: Source) -> Model:
     """Published or own weights with a new zero head at the recipe's size, or a fresh model."""
-    if train_split.multilabel and recipe.loss != "sigmoid":
+    masked = recipe.objective == "masked"
+    if train_split.multilabel and recipe.loss != "sigmoid" and not masked:
         raise ValueError("the data has several labels for an image: use --set loss=sigmoid")
     if recipe.evaluation_crop not in EVALUATION:
         raise ValueError(f"evaluation_crop must be squash or centre, not {recipe.evaluation_crop!r}")
@@ -64,17 +87,23 @@ def start_model(recipe: Recipe, train_split: Source) -> Model:
         model = load(recipe.weights)
         origin = Origin(format="vitkit", source=recipe.weights, licence=model.origin.licence)
         training = training if hasattr(model.config, "dropout") else {}
-        model = adapt(
-            model, labels=train_split.classes, image_size=recipe.image_size,
-            multilabel=train_split.multilabel, keep_representation=recipe.keep_representation, **training,
-        )  # fmt: skip
+        if masked:
+            check_maskable(model.config)
+            model = with_mask_token(adapt(model, classes=0, image_size=recipe.image_size, **training))
+        else:
+            model = adapt(
+                model, labels=train_split.classes, image_size=recipe.image_size,
+                multilabel=train_split.multilabel, keep_representation=recipe.keep_representation, **training,
+            )  # fmt: skip
     elif recipe.model:
         config = configure(recipe.model, classes=len(train_split.classes), image_size=recipe.image_size)
         known = {k: v for k, v in training.items() if hasattr(config, k)}
-        model = fresh(override(replace(config, **known), recipe.model_options), seed=recipe.seed)
-        model.labels, model.multilabel = train_split.classes, train_split.multilabel
-        if recipe.head_bias:
-            torch.nn.init.constant_(model.head.bias, recipe.head_bias)  # type: ignore[union-attr]
+        config = override(replace(config, **known), recipe.model_options)
+        model = fresh(maskable(config) if masked else config, seed=recipe.seed)
+        if not masked:
+            model.labels, model.multilabel = train_split.classes, train_split.multilabel
+        if recipe.head_bias and model.head is not None:
+            torch.nn.init.constant_(model.head.bias, recipe.head_bias)
         origin = Origin(format="vitkit", source=f"{recipe.model} from scratch")
     else:
         raise ValueError(

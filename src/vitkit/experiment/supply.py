@@ -40,8 +40,11 @@ def supply(
     workers: int,
     bad: Notes,
     waited: Callable[[float], None],
+    prepare: Callable[[int, Batch], Batch] | None = None,
 ) -> Iterator[list[Batch]]:
     """Micro-batches of each step from `start` on; `waited` is told how long each was waited for.
+
+    prepare: what (step, batch) goes through before it is on the device.
 
     Every process has equally many of them, some perhaps without an image: with fsdp each is a call together.
     """
@@ -51,6 +54,8 @@ def supply(
         places.insert(0, (mine.start - 1) % recipe.batch)  # the partner of the first one
     view = training_view(recipe)
     stream = train_batches(source, view, order, start=start, places=places, workers=workers, bad=bad)
+    if prepare:
+        stream = map(prepare, count(start), stream)
     placed: Iterator[Batch] = map(runtime.place, stream)
     if runtime.device != "cpu":
         placed = ahead(placed)  # the way to the device is gone while it computes

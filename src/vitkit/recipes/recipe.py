@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import Any
 
+from vitkit.training.masked import MaskedConfig
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.schedule import Duration, Schedule
 
@@ -44,6 +45,8 @@ class Recipe:
     rates: tuple[float, ...] = ()  # those that the paper's protocol tries
     convolution_rates: tuple[float, ...] = ()  # and these too for ResNets and hybrids
     optimizer: OptimizerConfig = OptimizerConfig()
+    objective: str = "classify"  # or masked: to say what was in corrupted patches; labels are not looked at
+    masked: MaskedConfig = MaskedConfig()  # how, in that case
     loss: str = "softmax"
     label_smoothing: float = 0.0
     head_bias: float = 0.0  # of a model from scratch; -10 for a sigmoid over many classes
@@ -53,6 +56,8 @@ class Recipe:
     val: float = 0.1  # share of train held out where the data has no split
     test: float = 0.1
     evaluations: int = 10  # on val, spread over the run
+    fewshot: str = ""  # a data set whose few-shot accuracy is told beside each of them; empty: none
+    shots: int = 5  # images of each of its classes
     patience: int = 0  # evaluations without a better one before the run stops; 0: never
     seed: int = 0
 
@@ -63,12 +68,25 @@ class Recipe:
             )
         if not self.mixup >= 0 or not 0 <= self.label_smoothing < 1:
             raise ValueError(f"mixup and label_smoothing are not negative, and smoothing is below 1: {self}")
-        for field, known in (("train_on", ("train", "train+val")), ("report_on", ("test", "val"))):
+        choices = {"train_on": ("train", "train+val"), "report_on": ("test", "val"),
+                   "objective": ("classify", "masked")}  # fmt: skip
+        for field, known in choices.items():
             if getattr(self, field) not in known:
                 raise ValueError(f"{field} must be {' or '.join(known)}, not {getattr(self, field)!r}")
         if self.train_on == "train+val" and (self.report_on == "val" or self.patience):
             raise ValueError("with train_on=train+val no val is left to stop early or to report on")
+        if self.objective == "masked":
+            check_masked(self)
         part_of(self.subset)
+
+
+def check_masked(r: Recipe) -> None:
+    """Refuse what has no meaning without labels, or for a model that is all new."""
+    for field, without in (("mixup", r.mixup), ("label_smoothing", r.label_smoothing),
+                           ("patience", r.patience), ("optimizer.layer_decay", r.optimizer.layer_decay != 1),
+                           ("optimizer.frozen", r.optimizer.frozen != "nothing")):  # fmt: skip
+        if without:
+            raise ValueError(f"objective=masked has no use for {field}; leave it out, or set it to nothing")
 
 
 def part_of(text: str) -> dict[str, int | float]:

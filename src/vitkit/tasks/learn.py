@@ -42,11 +42,13 @@ def learn(data: str, options: Training, default: str, *, protocol: bool, seeds: 
     out = options.out or Path("runs") / (Path(data).stem or "run")
     how = How(
         workers=options.workers, max_bad=options.max_bad, trackers=options.track,
-        save_aside=options.save_aside, quiet=bool(emit),
+        save_aside=options.save_aside, quiet=bool(emit), price_per_hour=options.price_per_hour,
     )  # fmt: skip
     with runtime.joined():
         tell = voice(runtime, emit)
         recipe, convolutional, runtime, facts = settled(data, options, default, out, runtime, tell)
+        if protocol and recipe.objective != "classify":
+            raise ValueError("the protocol compares classifiers: give --protocol when fine-tuning the result")
         if options.plan:
             return emit(facts) if emit else print_facts(facts)
         if protocol:
@@ -148,11 +150,23 @@ def tell_result(told: dict[str, Any]) -> None:
         spread = f" +- {told['std']:.2%}" if told["std"] is not None else ""
         say(f"{told['mean']:.2%}{spread} of {told['images']} test images right, mean of {len(told['seeds'])} "
             f"seeds at rate {told['rate']:g}")  # fmt: skip
+    elif "patches" in told["test"]:
+        return tell_masked(told)
     else:
         say(in_short(told["test"], f"{told['test']['split']} images"))
     say(f"the model: {told['model']}")
     say(f"  vitkit predict {told['run']} IMAGE...")
     say(f"  vitkit evaluate {told['run']} DATA")
+    say(f"  tensorboard --logdir {told['run']}")
+
+
+def tell_masked(told: dict[str, Any]) -> None:
+    test = told["test"]
+    right = "" if test["accuracy"] is None else f"{test['accuracy']:.2%} of the colours right, "
+    say(f"{test['patches']} corrupted patches of {test['images']} {test['split']} images: {right}loss "
+        f"{test['loss']:.4g}")  # fmt: skip
+    say(f"the model: {told['model']}")
+    say(f"  vitkit finetune DATA --weights {told['run']}")
     say(f"  tensorboard --logdir {told['run']}")
 
 

@@ -9,11 +9,11 @@ import torch
 from vitkit.data.batches import Samples
 from vitkit.data.order import Order
 from vitkit.data.sources import Source
+from vitkit.experiment.aim import learner, objective_of, preparation
 from vitkit.experiment.supply import training_view
 from vitkit.models.variants import Model
 from vitkit.recipes.recipe import Recipe
 from vitkit.training.loop import TrainState, update
-from vitkit.training.objectives import Classify
 from vitkit.training.runtime import Runtime, alone
 
 TIMED = 2  # steps, after one that is not counted
@@ -40,12 +40,14 @@ def seconds_a_step(
 def seconds_an_image(recipe: Recipe, model: Model, runtime: Runtime) -> float:
     runtime = alone(runtime)
     count = min(recipe.micro_batch or recipe.batch, 64 if runtime.device.startswith("cuda") else 4)
-    work = runtime.settle(copy.deepcopy(model))
+    work = runtime.settle(learner(recipe, copy.deepcopy(model)))
     state = TrainState.start(work, recipe.optimizer)
     classes = model.config.classes
-    objective = Classify(classes=classes, loss=recipe.loss)
+    objective = objective_of(recipe, model, classes)
     images = torch.zeros(count, model.config.channels, *recipe.image_size, dtype=torch.uint8)
-    batch = runtime.place({"image": images, "label": torch.arange(count) % classes})
+    batch = {"image": images, "label": torch.arange(count) % max(1, classes), "place": torch.arange(count)}
+    prepare = preparation(recipe, model, Order(count, count))
+    batch = runtime.place(prepare(0, batch) if prepare else batch)
     begun = 0.0
     for step in range(TIMED + 1):
         if step == 1:

@@ -4,15 +4,29 @@ import csv as csv_module
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Timer
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from vitkit.data.batches import BadFiles
 from vitkit.data.doctor import examine
 from vitkit.data.shards import shard as write_shards
-from vitkit.data.sources import open_data
+from vitkit.data.sources import Source, open_data
 from vitkit.data.splits import same_classes
+from vitkit.evaluation.accuracy import Accuracy
+from vitkit.evaluation.mapping import (
+    accepted_classes,
+    objectnet_table,
+    official_order,
+    read_table,
+    translated,
+)
+from vitkit.evaluation.real import check_labels, read_labels, real_accuracy
 from vitkit.experiment.measure import evaluate as evaluate_model
 from vitkit.experiment.run import MODEL
 from vitkit.models.variants import Model
@@ -20,6 +34,7 @@ from vitkit.report.live import Live
 from vitkit.report.terminal import print_table, say
 from vitkit.serving.predict import find_images, predict_many
 from vitkit.training.runtime import choose, data_workers
+from vitkit.weights.labels import imagenet_synsets
 from vitkit.weights.load import load
 
 Emit = Callable[[Any], None] | None
@@ -35,7 +50,13 @@ def in_short(found: dict[str, Any], images: str) -> str:
             f"every label right for {exact:.2%} of {found['images']} {images}"
         )
     five = f", top-5 {found['top5']:.2%}" if found["top5"] else ""
-    return f"{found['top1']:.2%} of {found['images']} {images} right{five}"
+    return f"{share_in_words(found['top1'], found['interval'])} of {found['images']} {images} right{five}"
+
+
+def share_in_words(share: float, interval: tuple[float, float]) -> str:
+    """97.77% (95%: 96.10 to 99.16)."""
+    low, high = (f"{100 * end:.2f}" for end in interval)
+    return f"{share:.2%} (95%: {low} to {high})"
 
 
 def doctor(data: str, *, quick: bool = False, workers: int | None = None, emit: Emit = None) -> bool:
@@ -92,22 +113,88 @@ def load_model(place: str, device: str) -> Model:
 
 
 def evaluate(
-    place: str, data: str, split: str | None, batch: int, workers: int | None, device: str, emit: Emit
+    place: str,
+    data: str,
+    split: str | None,
+    batch: int,
+    workers: int | None,
+    device: str,
+    *,
+    classes: str = "",
+    real: str = "",
+    emit: Emit = None,
 ) -> None:
+    """Measure and tell. classes: a table of the data's classes in the model's; real: reassessed labels."""
+    runtime = choose(device, "fp32")
     model = load_model(place, device)
+    if model.multilabel and (classes or real):
+        raise ValueError("--classes and --real are for models that tell one label of an image, not several")
     splits = open_data(data)
     split = split or next((s for s in ("test", "val", "all", "train") if s in splits), "all")
     if split not in splits:
         raise ValueError(f"{data} has no split {split!r}, only {', '.join(splits)}")
-    source = same_classes(splits[split], model.labels, data) if model.labels else splits[split]
+    source, accepted = matched(splits[split], model, data, classes)
+    left_out = len(splits[split]) - len(source)
+    labels = reassessed(real, source, model) if real else None
     bad = BadFiles(1.0, lambda key, why: print(f"not used: {key}: {why}", file=sys.stderr))
-    found = evaluate_model(model, source, batch, data_workers(workers), bad)
-    facts = found.to_json(model.labels or source.classes) | {"split": split, "unusable": len(bad.found)}
-    if emit:
-        return emit(facts)
-    rows = [{"class": name, **row} for name, row in facts["per_class"].items()]
-    print_table(rows)
+    with runtime.joined():
+        found = evaluate_model(model, source, batch, data_workers(workers), bad, runtime, accepted)
+        unusable = sum(runtime.everyones(len(bad.found)))
+    facts = found.to_json(source.classes) | {"split": split, "unusable": unusable}
+    if classes:
+        facts["left_out"] = left_out
+    if labels is not None and isinstance(found, Accuracy):
+        order = torch.tensor(official_order(model.labels, imagenet_synsets()) or range(model.config.classes))
+        facts["real"] = real_accuracy(order[found.said], found.index, source.keys, labels).to_json()
+    if runtime.main:
+        emit(facts) if emit else tell_evaluation(facts)
+
+
+def tell_evaluation(facts: dict[str, Any]) -> None:
+    print_table([{"class": name, **row} for name, row in facts["per_class"].items()])
     say(in_short(facts, "images"))
+    if "left_out" in facts:
+        say(f"{facts['left_out']} images of classes that the model is not asked for were left out")
+    if "real" in facts:
+        again = facts["real"]
+        share = share_in_words(again["accuracy"], again["interval"]) if again["images"] else "nothing"
+        say(f"reassessed labels: {share} of {again['images']} images right, {again['left_out']} have none")
+
+
+def matched(source: Source, model: Model, name: str, table: str) -> tuple[Source, Tensor | None]:
+    """The source in the model's classes; by a table in its own, with those that are right for each."""
+    synsets, labels = imagenet_synsets(), model.labels
+    if not labels:  # what the model's classes are is not known: their numbers, or the data's in their order
+        numbers = tuple(map(str, range(model.config.classes)))
+        labels = numbers if set(source.classes) <= set(numbers) or table else source.classes
+        if len(labels) != model.config.classes:
+            told = f"{len(source.classes)} classes, and the model has {model.config.classes} without names"
+            raise ValueError(f"{name} has {told}; give --classes with their numbers")
+    if table:
+        rows = objectnet_table() if table == "objectnet" else read_table(read_text(table), table)
+        accepted = accepted_classes(rows, source.classes, labels, synsets, table)
+        named = accepted.any(1).numpy()
+        kept = source.take(np.flatnonzero(named[source.labels]))
+        classes = tuple(kind for kind, there in zip(source.classes, named, strict=True) if there)
+        return replace(kept, classes=classes, labels=(named.cumsum() - 1)[kept.labels]), accepted[named]
+    if not set(source.classes) <= set(labels) and not source.multilabel:
+        places = translated(source.classes, labels, synsets)
+        if places is not None:
+            return replace(source, classes=labels, labels=np.array(places)[source.labels]), None
+    return same_classes(source, labels, name), None
+
+
+def reassessed(path: str, source: Source, model: Model) -> list[list[int]]:
+    labels = read_labels(read_text(path), path)
+    check_labels(labels, len(source), model.config.classes, path)
+    return labels
+
+
+def read_text(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: not a text in UTF-8") from None
 
 
 def predict(place: str, images: tuple[str, ...], top: int, device: str, *, csv: bool, emit: Emit) -> bool:

@@ -1,0 +1,92 @@
+"""A ViT that says what stands in corrupted patches (masked patch prediction, Sec. 4.6 and App. B.1.2)."""
+
+# B batch, N patches, K of them corrupted, D width
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.models.variants import Model, skeleton
+from vitkit.models.vit import ViT, ViTConfig
+
+WHEN = ("before-positions", "after-positions")
+
+
+class MaskedViT(nn.Module):
+    """A ViT with a mask token and one linear layer on its patches. Names in files: vit.*, predict.*
+
+    The layer starts at zero, as heads do (Sec. 3.2), so that the first loss is that of chance.
+    """
+
+    def __init__(self, vit: ViT, outputs: int, when: str = "before-positions"):
+        """`outputs` numbers are said of each patch; `when` it is corrupted decides whose position it has."""
+        super().__init__()
+        check_maskable(vit.config)
+        if vit.mask_token is None:
+            raise ValueError("masked patches need a mask token; see with_mask_token")
+        if when not in WHEN:
+            raise ValueError(f"when must be {' or '.join(WHEN)}, not {when!r}")
+        self.when = when
+        self.vit = vit
+        self.predict = nn.Linear(vit.config.width, outputs)
+        nn.init.zeros_(self.predict.weight)
+        nn.init.zeros_(self.predict.bias)
+
+    def forward(self, images: Tensor, take: Tensor, chosen: Tensor) -> Tensor:
+        """Images (B, C, H, W) -> what is said of the chosen patches, (B, K, outputs).
+
+        take    (B, N): the number of the patch whose embedding stands in each place; N is the mask
+        chosen  (B, K): the places of which something is said
+        """
+        patches, grid = self.vit.patches(images)
+        lead = int(self.vit.class_token is not None)
+        if self.when == "before-positions":
+            z = self.vit.embed(self.corrupted(patches, take), grid)
+        else:
+            z = self.vit.embed(patches, grid)
+            z = torch.cat([z[:, :lead], self.corrupted(z[:, lead:], take)], dim=1)
+        z = self.vit.encoder(z, grid, self.vit.inject(grid))
+        return self.predict(rows(z, chosen + lead))
+
+    def corrupted(self, patches: Tensor, take: Tensor) -> Tensor:
+        """The embeddings (B, N, D) moved as `take` says, the mask token where it says N."""
+        number = patches.shape[1]
+        return self.vit.masked(rows(patches, take.clamp(max=number - 1)), take == number)
+
+
+def rows(z: Tensor, places: Tensor) -> Tensor:
+    """Of each image the rows at these places: (B, N, D) and (B, K) -> (B, K, D).
+
+    Not by gather, whose gradient adds up in any order where a place is named twice.
+    """
+    return z[torch.arange(len(z), device=z.device)[:, None], places]
+
+
+def check_maskable(config: Any) -> None:
+    """Refuse what has no patches, or would have parameters that no patch teaches."""
+    if not isinstance(config, ViTConfig):
+        raise ValueError("masked patch prediction needs patches: a ViT or a hybrid, not a ResNet")
+    if config.head == "map" or config.final_norm == "pooled":
+        raise ValueError(
+            "masked patches teach nothing to what pools them: use head=token or head=gap with "
+            "final_norm=tokens; another head can be put on for fine-tuning"
+        )
+
+
+def maskable(config: Any) -> ViTConfig:
+    """The configuration with a mask token and without a head, which would learn nothing."""
+    check_maskable(config)
+    return replace(config, classes=0, representation=0, mask_token=True)
+
+
+def with_mask_token(model: Model) -> ViT:
+    """A model with the same weights and, if it had none, a mask token of zeros; it has no head."""
+    new = skeleton(maskable(model.config))
+    assert isinstance(new, ViT)
+    state = {"mask_token": torch.zeros(1, 1, new.config.width)} | model.state_dict()
+    new.load_state_dict({name: state[name].detach().clone() for name in new.state_dict()}, assign=True)
+    new.requires_grad_(True)
+    new.preprocessing, new.origin = model.preprocessing, model.origin
+    return new
