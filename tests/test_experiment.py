@@ -177,6 +177,9 @@ def test_averaged_weights_are_what_is_saved(tmp_path):
 def test_patience_stops_a_run_that_gets_no_better(tmp_path):
     r = tiny(patience=1, evaluations=12, schedule=replace(tiny().schedule, rate=0.0))
     assert go(tmp_path, r).steps == 2
+    before = weights(tmp_path)["encoder.norm.weight"].clone()
+    assert go(tmp_path, r).steps == 2  # again: it has stopped, and stays so
+    assert torch.equal(weights(tmp_path)["encoder.norm.weight"], before)
 
 
 def test_fine_tuning_at_a_higher_resolution_starts_from_a_run(straight, tmp_path):

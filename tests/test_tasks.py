@@ -266,3 +266,13 @@ def test_recipes_are_listed_and_shown(capsys):
     assert run("show", "pets", "--json") == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["length.steps"] == 500 and shown["optimizer.momentum"] == 0.9
+
+
+def test_a_model_without_a_head_tells_no_classes(tmp_path, pictures, capsys):
+    model = vitkit.build("ViT-Ti/4", classes=0, image_size=8, width=32, depth=1, heads=2, hidden=32)
+    vitkit.save(model, tmp_path / "bare.safetensors")
+    for verb, what in (("predict", pictures / "0" / "0.png"), ("evaluate", "digits")):
+        assert run(verb, tmp_path / "bare.safetensors", what) == 2
+        assert "has no head" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="fine-tune it first"):
+        vitkit.predict(model, pictures / "0" / "0.png")

@@ -136,7 +136,7 @@ class Work:
             try:
                 train(
                     self.state, self.batches(), self.objective(),
-                    until=self.total, config=self.recipe.optimizer,
+                    until=self.state.step if self.stopped else self.total, config=self.recipe.optimizer,
                     rate=lambda step: self.recipe.schedule.at(step, self.total),
                     watch=self.watch, call=model, runtime=self.runtime,
                     before=lambda step: seed_step(self.recipe.seed, step, self.runtime.rank),
@@ -211,6 +211,11 @@ class Work:
             raise Interrupted(int(asked), state.step)
         if due:
             self.save()
+        return self.stopped
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run has ended early; it stays so when the command is given again."""
         return bool(self.recipe.patience and self.memory["since"] >= self.recipe.patience)
 
     def write(self, **numbers: Any) -> None:

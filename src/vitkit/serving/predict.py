@@ -57,8 +57,18 @@ def logits(model: Model, images: Tensor) -> Tensor:
     return model(ready).float().cpu()
 
 
+def check_head(model: Model) -> None:
+    if not model.config.classes:
+        source = model.origin.source or "it"
+        raise ValueError(
+            f"the model ({source}) has no head and tells no classes; fine-tune it first: "
+            "vitkit finetune DATA --weights MODEL"
+        )
+
+
 def predict(model: Model, image: str | os.PathLike | bytes, top: int = 5) -> list[tuple[str, float]]:
     """[(label, probability), ...] of one image, the likeliest first."""
+    check_head(model)
     content = image if isinstance(image, bytes) else read(Path(image))
     return list(ranked(model, logits(model.eval(), pixels(content, model)[None]), top)[0])
 

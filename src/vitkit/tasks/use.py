@@ -32,7 +32,7 @@ from vitkit.experiment.run import MODEL
 from vitkit.models.variants import Model
 from vitkit.report.live import Live
 from vitkit.report.terminal import print_table, say
-from vitkit.serving.predict import find_images, predict_many
+from vitkit.serving.predict import check_head, find_images, predict_many
 from vitkit.training.runtime import choose, data_workers
 from vitkit.weights.labels import imagenet_synsets
 from vitkit.weights.load import load
@@ -127,6 +127,7 @@ def evaluate(
     """Measure and tell. classes: a table of the data's classes in the model's; real: reassessed labels."""
     runtime = choose(device, "fp32")
     model = load_model(place, device)
+    check_head(model)
     if model.multilabel and (classes or real):
         raise ValueError("--classes and --real are for models that tell one label of an image, not several")
     splits = open_data(data)
@@ -200,6 +201,7 @@ def read_text(path: str) -> str:
 def predict(place: str, images: tuple[str, ...], top: int, device: str, *, csv: bool, emit: Emit) -> bool:
     """Whether every image could be read; each is told when it is done, JSON at the end."""
     model = load_model(place, device)
+    check_head(model)
     table = csv_module.writer(sys.stdout)
     if csv and not emit:
         table.writerow(("image", "label", "probability"))
