@@ -4,13 +4,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test slow lint clean
 
 demo: .venv/demo-installed
 	$(BIN)/vitkit demo
 
 test: .venv/test-installed
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+slow: .venv/test-installed
+	$(BIN)/python -m pytest -n 2 -m slow
 
 lint: .venv/test-installed
 	$(BIN)/ruff check .
