@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vitkit.data.batches import BadFiles, Batch, evaluation_batches
 from vitkit.data.sources import Source
+from vitkit.data.views import View
 from vitkit.evaluation.accuracy import Accuracy, accuracy
 from vitkit.evaluation.multilabel import MultilabelAccuracy, multilabel_accuracy
 from vitkit.models.masked import MaskedViT
@@ -70,12 +71,8 @@ def evaluate(
         raise ValueError(f"{source.name}: {data} for each image, but the model tells {told} of them{hint}")
     model.eval()
     view = evaluation_view(model.preprocessing, model.config.image_size)
-    mine = slice(runtime.rank, None, runtime.world)
-    batches = evaluation_batches(source, view, batch, places=mine, workers=workers, bad=bad)
-    if runtime.cut:  # a model whose tensors are spread is called by all processes, as often as by the busiest
-        blank = torch.zeros(1, model.config.channels, *view.size, dtype=torch.uint8)
-        calls = -(-len(range(len(source))[:: runtime.world]) // batch)
-        batches = evened(batches, calls, lambda: logits(model, blank))
+    blank = torch.zeros(1, model.config.channels, *view.size, dtype=torch.uint8)
+    batches = shared(source, view, batch, workers, bad, runtime, lambda: logits(model, blank))
     classes, gather = model.config.classes, runtime.gathered
     if model.multilabel:
         assert accepted is None
@@ -103,13 +100,9 @@ def evaluate_masked(
         found = objective.each(model, runtime.place(fixed(objective.config, patches, pixels)))
         return torch.stack([*found.values()], 1).double().cpu()  # (B, 1 or 2)
 
-    mine = slice(runtime.rank, None, runtime.world)
-    batches = evaluation_batches(source, view, batch, places=mine, workers=workers, bad=bad)
-    if runtime.cut:
-        image = torch.zeros(1, vit.config.channels, *view.size, dtype=torch.uint8)
-        blank = {"image": image, "place": torch.zeros(1, dtype=torch.int64)}
-        calls = -(-len(range(len(source))[:: runtime.world]) // batch)
-        batches = evened(batches, calls, lambda: each(blank))
+    image = torch.zeros(1, vit.config.channels, *view.size, dtype=torch.uint8)
+    blank = {"image": image, "place": torch.zeros(1, dtype=torch.int64)}
+    batches = shared(source, view, batch, workers, bad, runtime, lambda: each(blank))
     columns = 1 if objective.config.target == "pixels" else 2
     empty = torch.zeros(0, columns, dtype=torch.float64)
     table = runtime.gathered(torch.cat([empty, *map(each, batches)]))
@@ -120,10 +113,23 @@ def evaluate_masked(
     return PatchAccuracy(len(table), corrupted, objective.config.target, loss, right[0] if right else None)
 
 
-def evened(batches: Iterator[Batch], calls: int, blank: Callable[[], Any]) -> Iterator[Batch]:
-    """The batches, and for each that this process has fewer than others a call of `blank`."""
-    done = 0
-    for done, batch in enumerate(batches, start=1):  # noqa: B007
-        yield batch
-    for _ in range(calls - done):
+def shared(
+    source: Source,
+    view: View,
+    batch: int,
+    workers: int,
+    bad: BadFiles | None,
+    runtime: Runtime,
+    blank: Callable[[], Any],
+) -> Iterator[Batch]:
+    """This process's share of a source; for each batch that it has fewer than others a call of `blank`.
+
+    A model whose tensors are spread is called by all processes, as often as by the busiest.
+    """
+    mine = slice(runtime.rank, None, runtime.world)
+    calls = -(-len(range(len(source))[:: runtime.world]) // batch) if runtime.cut else 0
+    for made in evaluation_batches(source, view, batch, places=mine, workers=workers, bad=bad):
+        calls -= 1
+        yield made
+    for _ in range(calls):
         blank()

@@ -55,13 +55,14 @@ def fill_in(recipe: Recipe, options: Training, train: Source, runtime: Runtime, 
     fixed, cuda = given(options), runtime.device.startswith("cuda")
     if not recipe.weights and not recipe.model and recipe.name in FINETUNING:
         recipe = replace(recipe, weights=some_weights(cuda, say))
+    if recipe.name not in ("bit", "finetune"):
+        return recipe
     sides = shorter_sides(train)
     if recipe.name == "bit":
         ruled = hyperrule(recipe, len(train), round(median(sides)) ** 2)
         kept = {"image_size", "length", "schedule", "mixup", "resize"} - fixed
         recipe = replace(recipe, **{field: getattr(ruled, field) for field in kept})
         say(f"BiT's rule for {len(train)} images: {recipe.length}, {recipe.image_size[0]} pixels")
-    if recipe.name != "finetune":
         return recipe
     if "image_size" not in fixed:
         pixels = 384 if cuda and median(sides) >= LARGE else 224

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.data.sources import Source
-from vitkit.evaluation.cost import flops, parameters
-from vitkit.experiment.run import How, Result, run
+from vitkit.evaluation.cost import forward_flops, parameters
+from vitkit.experiment.run import How, run
 from vitkit.experiment.start import open_splits, start_model
-from vitkit.models.variants import Model, skeleton
+from vitkit.models.variants import Model
 from vitkit.models.vit import ViTConfig
 from vitkit.options import Training
 from vitkit.recipes import recipe as named_recipe
@@ -127,7 +127,6 @@ def planned(
     """What a run would do and take, without doing it."""
     images = len(splits["train"])
     steps = recipe.length.in_steps(images, recipe.batch)
-    each = flops(skeleton(model.config), model.config.image_size, model.config.channels)
     here = recipe.micro_batch or recipe.batch // runtime.world
     memory = automatic.memory_of(recipe, model, runtime, here)
     return {
@@ -136,7 +135,7 @@ def planned(
         "classes": len(splits["train"].classes), "parameters": parameters(model),
         "image_size": f"{recipe.image_size[0]} x {recipe.image_size[1]}", "batch": recipe.batch,
         "steps": steps, "images_seen": steps * recipe.batch, "epochs": steps * recipe.batch / images,
-        "training_FLOPs": 3 * each * steps * recipe.batch,
+        "training_FLOPs": 3 * forward_flops(model.config) * steps * recipe.batch,
         "memory_GB": memory.total / 1e9, "memory_free_GB": automatic.device_memory(runtime.device) / 1e9,
         "largest_batch_at_once": automatic.largest_batch(recipe, model, runtime),
         "seconds": steps * seconds if seconds else None,
@@ -146,28 +145,20 @@ def planned(
 
 
 def tell_result(told: dict[str, Any]) -> None:
+    next_verbs = [f"predict {told['run']} IMAGE...", f"evaluate {told['run']} DATA"]
     if "seeds" in told:
         spread = f" +- {told['std']:.2%}" if told["std"] is not None else ""
         say(f"{told['mean']:.2%}{spread} of {told['images']} test images right, mean of {len(told['seeds'])} "
             f"seeds at rate {told['rate']:g}")  # fmt: skip
     elif "patches" in told["test"]:
-        return tell_masked(told)
+        test = told["test"]
+        right = "" if test["accuracy"] is None else f"{test['accuracy']:.2%} of the colours right, "
+        say(f"{test['patches']} corrupted patches of {test['images']} {test['split']} images: {right}loss "
+            f"{test['loss']:.4g}")  # fmt: skip
+        next_verbs = [f"finetune DATA --weights {told['run']}"]
     else:
         say(in_short(told["test"], f"{told['test']['split']} images"))
     say(f"the model: {told['model']}")
-    say(f"  vitkit predict {told['run']} IMAGE...")
-    say(f"  vitkit evaluate {told['run']} DATA")
+    for verb in next_verbs:
+        say(f"  vitkit {verb}")
     say(f"  tensorboard --logdir {told['run']}")
-
-
-def tell_masked(told: dict[str, Any]) -> None:
-    test = told["test"]
-    right = "" if test["accuracy"] is None else f"{test['accuracy']:.2%} of the colours right, "
-    say(f"{test['patches']} corrupted patches of {test['images']} {test['split']} images: {right}loss "
-        f"{test['loss']:.4g}")  # fmt: skip
-    say(f"the model: {told['model']}")
-    say(f"  vitkit finetune DATA --weights {told['run']}")
-    say(f"  tensorboard --logdir {told['run']}")
-
-
-__all__ = ["Result", "finetune"]
