@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from vitkit.recipes.recipe import Recipe, from_json, to_json
+from vitkit.weights.save import replace_file
 
 MAY_CHANGE = {  # fields with which a run may go on otherwise than it began: none decides what it comes to
     "about": "a text",
@@ -46,9 +47,7 @@ def claim(out: Path, recipe: Recipe) -> None:
             )
         if old == new:
             return
-    beside = path.with_suffix(".new")
-    beside.write_text(to_json(recipe) + "\n")
-    os.replace(beside, path)
+    replace_file(path, lambda beside: beside.write_text(to_json(recipe) + "\n"))
 
 
 def take(out: Path, recipe: Recipe, held: ExitStack) -> None:

@@ -34,7 +34,7 @@ from vitkit.training.parts import fill
 from vitkit.training.runtime import Runtime, data_workers, seed_step
 from vitkit.training.trackers import check_trackers
 from vitkit.weights.load import load
-from vitkit.weights.save import save
+from vitkit.weights.save import replace_file, save
 
 MODEL = "model.safetensors"
 REMOVED = "removed.json"
@@ -270,7 +270,8 @@ class Work:
         self.write(**numbers(found, "test"), **told)
         result = Result(str(self.out), str(self.out / MODEL), self.state.step, test, cost)
         if self.runtime.main:
-            (self.out / "result.json").write_text(json.dumps(result.to_json(), indent=2))
+            text = json.dumps(result.to_json(), indent=2)
+            replace_file(self.out / "result.json", lambda beside: beside.write_text(text))
         if self.journal:
             self.journal.close()
         self.runtime.wait()

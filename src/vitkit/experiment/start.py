@@ -21,6 +21,7 @@ from vitkit.models.masked import check_maskable, maskable, with_mask_token
 from vitkit.models.variants import Model, configure, fresh
 from vitkit.recipes.recipe import Recipe, override, part_of
 from vitkit.weights.load import load
+from vitkit.weights.save import replace_file
 
 EVALUATION = {"squash": Preprocessing(), "centre": Preprocessing(resize="crop", crop=0.875)}
 
@@ -67,9 +68,8 @@ def without(train: Source, places: Sequence[str], note: Path | None) -> Source:
         others = [source for place in places for source in open_data(place).values()]
         kept, removed = against(train, others, workers=os.cpu_count() or 1)
         if note is not None:
-            beside = note.with_suffix(".new")
-            beside.write_text(json.dumps([one._asdict() for one in removed], indent=1))
-            os.replace(beside, note)
+            told = json.dumps([one._asdict() for one in removed], indent=1)
+            replace_file(note, lambda beside: beside.write_text(told))
         return train.take(kept)
     gone = {one["number"] for one in json.loads(note.read_text())}
     return train.take(np.array([i for i in range(len(train)) if i not in gone]))

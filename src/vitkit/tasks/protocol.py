@@ -1,7 +1,6 @@
 """The paper's protocol: rates compared on a held-out slice of train, then all of train, n seeds, the test."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import Any
 from vitkit.experiment.run import MODEL, How, Result, run
 from vitkit.recipes.recipe import Recipe, from_json
 from vitkit.training.runtime import Runtime
+from vitkit.weights.save import replace_file
 
 Say = Callable[[str], None]
 
@@ -47,9 +47,8 @@ def follow(
         "device_hours": sum(result.cost["device_hours"] for result in results),
     }  # fmt: skip
     if runtime.main:
-        shutil.copyfile(results[0].model, out / f"{MODEL}.new")
-        os.replace(out / f"{MODEL}.new", out / MODEL)
-        (out / "protocol.json").write_text(json.dumps(told, indent=2))
+        replace_file(out / MODEL, lambda beside: shutil.copyfile(results[0].model, beside))
+        replace_file(out / "protocol.json", lambda beside: beside.write_text(json.dumps(told, indent=2)))
     return told
 
 
