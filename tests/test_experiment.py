@@ -257,8 +257,10 @@ def test_overrides_reach_every_kind_of_field():
         "optimizer.average=0.9999",
         "length.steps=3",
         "schedule.stairs=0.5,0.9",
+        "model_options=attention=axial,depth=2",
     ]
     r = override(recipe("finetune"), changes)
+    assert r.model_options == ("attention=axial", "depth=2")
     assert r.image_size == (64, 32) and r.flip is False and r.optimizer.average == 0.9999
     assert r.length.steps == 3 and r.schedule.stairs == (0.5, 0.9)
 

@@ -96,6 +96,19 @@ def test_a_plan_tells_memory_and_time_and_does_nothing(tmp_path, capsys):
     assert plan["largest_batch_at_once"] > 16 and not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("name", ["ViT-Ti/16", "ViT-L/16", "BiT-R50x1"])
+@pytest.mark.parametrize("gigabytes", [2, 24, 140])
+def test_the_largest_batch_fits_and_one_image_more_does_not(name, gigabytes, monkeypatch):
+    monkeypatch.setattr(automatic, "device_memory", lambda device: int(gigabytes * 1e9))
+    r, runtime = recipe("finetune"), Runtime(device="cuda", precision="bf16")
+    model = skeleton(variant(name))
+    most = automatic.largest_batch(r, model, runtime)
+    limit = automatic.USABLE * gigabytes * 1e9
+    assert automatic.memory_of(r, model, runtime, most + 1).total > limit
+    assert most == 0 or automatic.memory_of(r, model, runtime, most).total <= limit
+    assert most or gigabytes == 2
+
+
 @pytest.mark.parametrize("name", ["ViT-Ti/16", "R26+ViT-S/32", "BiT-R50x1"])
 def test_the_memory_formula_equals_what_autograd_keeps(name):
     """Counted on the CPU, in full precision, for one image more."""

@@ -1,6 +1,7 @@
 """Prediction of many images: in order, as they come, decoded beside the model, never many in memory."""
 
 import threading
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -102,3 +103,10 @@ def test_the_command_tells_each_when_it_is_done(small, pictures, monkeypatch, ca
     monkeypatch.setattr(tasks, "predict_many", slowly)
     assert tasks.predict("m", tuple(pictures[:3]), 5, "cpu", csv=csv, emit=None) is False
     assert ",cat,0.75" in (out := capsys.readouterr().out) or "cat 0.750" in out
+
+
+@pytest.mark.parametrize("size", [(16, 24), (24, 16), (16, 16)])
+def test_a_centre_crop_of_any_shape_lies_within_the_resized_picture(small, pictures, size):
+    model = small(image_size=size)
+    model.preprocessing = replace(model.preprocessing, resize="crop", crop=0.875)
+    assert len(vitkit.predict(model, pictures[0])) > 0

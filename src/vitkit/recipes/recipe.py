@@ -136,7 +136,9 @@ def parse(text: str, hint: Any, name: str) -> Any:
                 text.lower()
             ]
         if typing.get_origin(hint) is tuple:
-            parts = [part for part in text.replace("x", ",").split(",") if part]
+            if options[0] is not str:
+                text = text.replace("x", ",")  # 384x256
+            parts = [part for part in text.split(",") if part]
             if Ellipsis not in options and len(parts) == 1:
                 parts *= len(options)  # one number for both sides
             if Ellipsis not in options and len(parts) != len(options):

@@ -39,7 +39,7 @@ def evaluation_view(preprocessing: Preprocessing, size: tuple[int, int]) -> View
     """The view that a model's own preprocessing asks for."""
     if preprocessing.resize == "squash":
         return View(size=size, crop="squash", interpolation=preprocessing.interpolation)
-    resize = round(min(size) / preprocessing.crop)
+    resize = round(max(size) / preprocessing.crop)  # of the shorter side: no crop is larger than that
     return View(size=size, crop="centre", resize=resize, interpolation=preprocessing.interpolation)
 
 

@@ -24,6 +24,7 @@ from vitkit.weights.published import PUBLISHED, fetch
 
 ON_GPU, ON_CPU = "ViT-B/16.augreg-i21k", "ViT-Ti/16.augreg-i21k"
 LARGE = 320  # shorter side of photographs for which 384 pixels show more than 224
+USABLE = 0.92  # of a device's free memory; the rest are its libraries and the allocator's gaps
 BUDGET = 30 * 60  # seconds that a training on a CPU may take if nobody says how long
 FIELDS = ("weights", "image_size", "batch", "micro_batch", "length", "schedule")
 
@@ -143,8 +144,9 @@ def fit_memory(recipe: Recipe, options: Training, model: Model, runtime: Runtime
 
 def largest_batch(recipe: Recipe, model: Model, runtime: Runtime) -> int:
     """The images at a time that the device's memory holds, by the formula."""
-    one, two = (memory_of(recipe, model, runtime, n).total for n in (1, 2))
-    return max(0, int((0.92 * device_memory(runtime.device) - one) // max(1, two - one)) + 1)
+    one = memory_of(recipe, model, runtime, 1)
+    room = USABLE * device_memory(runtime.device) - one.parameters - one.optimizer - one.copies
+    return int(room // one.activations) if room >= one.gradients else 0
 
 
 def memory_of(recipe: Recipe, model: Model, runtime: Runtime, images: int) -> Memory:

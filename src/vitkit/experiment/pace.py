@@ -1,0 +1,76 @@
+"""How long a step will take: a few are timed, on copies, before anything is decided."""
+
+import copy
+import time
+from dataclasses import dataclass
+
+import torch
+
+from vitkit.data.batches import Samples
+from vitkit.data.order import Order
+from vitkit.data.sources import Source
+from vitkit.experiment.aim import learner, objective_of, preparation
+from vitkit.experiment.supply import training_view
+from vitkit.models.variants import Model
+from vitkit.recipes.recipe import Recipe
+from vitkit.training.loop import TrainState, update
+from vitkit.training.runtime import Runtime, alone
+
+READ = 16  # images
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How much is tried: images at a time, steps that are not counted, steps that are."""
+
+    images: int
+    before: int
+    timed: int
+
+
+CPU, GPU = Trial(4, 1, 2), Trial(256, 3, 6)  # few images keep a CPU busy; a GPU needs many, and to warm up
+
+
+def seconds_a_step(
+    recipe: Recipe, model: Model, train: Source, runtime: Runtime, workers: int
+) -> float | None:
+    """The slower of computing and preparing the images of one step, which go on at the same time.
+
+    None for a model that is cut over processes, since none of them may be able to try it alone.
+    """
+    if runtime.cut:
+        return None
+    each = recipe.batch // runtime.world
+    computing = each * seconds_an_image(recipe, model, runtime)
+    preparing = each * seconds_to_prepare(recipe, train) / max(1, workers)
+    if not workers or not runtime.device.startswith("cuda"):
+        return computing + preparing  # on a CPU both want the same cores
+    return max(computing, preparing)
+
+
+def seconds_an_image(recipe: Recipe, model: Model, runtime: Runtime, trial: Trial | None = None) -> float:
+    trial = trial or (GPU if runtime.device.startswith("cuda") else CPU)
+    count = min(recipe.micro_batch or recipe.batch // runtime.world, trial.images)
+    runtime = alone(runtime)
+    work = runtime.settle(learner(recipe, copy.deepcopy(model)))
+    state = TrainState.start(work, recipe.optimizer)
+    classes = model.config.classes
+    objective = objective_of(recipe, model, classes)
+    images = torch.zeros(count, model.config.channels, *recipe.image_size, dtype=torch.uint8)
+    batch = {"image": images, "label": torch.arange(count) % max(1, classes), "place": torch.arange(count)}
+    prepare = preparation(recipe, model, Order(count, count))
+    batch = runtime.place(prepare(0, batch) if prepare else batch)
+    begun = 0.0
+    for step in range(trial.before + trial.timed):
+        if step == trial.before:
+            begun = time.monotonic()
+        found = update(state, [batch], objective, 0.0, recipe.optimizer, work, runtime)
+        float(found["loss"])  # waits for the device
+    return (time.monotonic() - begun) / trial.timed / count
+
+
+def seconds_to_prepare(recipe: Recipe, train: Source) -> float:
+    samples = Samples(train, training_view(recipe), Order(len(train), recipe.batch, recipe.seed))
+    begun = time.monotonic()
+    samples.__getitems__([(0, place) for place in range(READ)])
+    return (time.monotonic() - begun) / READ
