@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from vitkit.models.positions import resize_positions
     from vitkit.models.variants import build
     from vitkit.serving.predict import predict
+    from vitkit.tasks.look import inspect
     from vitkit.weights.archive import UntrustedCheckpoint
     from vitkit.weights.load import load
     from vitkit.weights.save import save
@@ -21,6 +22,7 @@ __all__ = [
     "adapt",
     "build",
     "fewshot",
+    "inspect",
     "load",
     "predict",
     "resize_positions",
@@ -33,6 +35,7 @@ HOMES = {
     "adapt": "vitkit.models.adapt",
     "build": "vitkit.models.variants",
     "fewshot": "vitkit.evaluation.fewshot",
+    "inspect": "vitkit.tasks.look",
     "load": "vitkit.weights.load",
     "predict": "vitkit.serving.predict",
     "resize_positions": "vitkit.models.positions",

@@ -1,0 +1,74 @@
+"""Heat maps laid over photographs, with numpy and Pillow alone."""
+
+import numpy as np
+from PIL import Image
+
+# from dark to light in steps that look equal: 17 colours of the map "magma" (CC0)
+SCALE = bytes.fromhex(
+    "000004 0a0822 1d1147 36106b 51127c 6a1c81 832681 9c2e7f b73779 d0416f e75263 f56b5c fc8961 fea772"
+    "fec488 fde2a3 fcfdbf"
+)
+COLOURS = np.frombuffer(SCALE, np.uint8).reshape(-1, 3)
+BRIGHTNESS = np.array([0.299, 0.587, 0.114], np.float32)  # of red, green, blue
+
+
+def overlay(
+    image: np.ndarray, heat: np.ndarray, *, strength: float = 0.65, quantile: float = 1.0
+) -> np.ndarray:
+    """A photograph uint8 (H, W, 3), in grey, under the colours of a map (h, w): uint8 (H, W, 3).
+
+    The map is stretched to 0..1 and enlarged; `strength` is the share of its colours, from 0 (the grey
+    photograph alone) to 1 (the map alone). What lies above the `quantile` of the map counts as 1, so that a
+    few patches do not leave all others dark.
+    """
+    if not 0 <= strength <= 1:
+        raise ValueError(f"strength must be from 0 to 1, not {strength}")
+    check_image(image)
+    grey = (image @ BRIGHTNESS)[..., None]
+    return to_bytes((1 - strength) * grey + strength * coloured(enlarged(heat, image.shape[:2], quantile)))
+
+
+def masked(image: np.ndarray, heat: np.ndarray, *, quantile: float = 1.0) -> np.ndarray:
+    """A photograph that is as light in each place as the map is high there, as in Fig. 6."""
+    check_image(image)
+    return to_bytes(image * enlarged(heat, image.shape[:2], quantile)[..., None])
+
+
+def in_blocks(values: np.ndarray, size: tuple[int, int], quantile: float = 1.0) -> np.ndarray:
+    """A map (h, w), or colours (h, w, 3) in 0..1, as a picture of (H, W) in which every patch is a block."""
+    picture = coloured(stretched(values, quantile)) if values.ndim == 2 else 255 * values
+    return np.asarray(Image.fromarray(to_bytes(picture)).resize(size[::-1], Image.Resampling.NEAREST))
+
+
+def coloured(values: np.ndarray) -> np.ndarray:
+    """Numbers in 0..1, of any shape, as colours in 0..255 from dark to light."""
+    place = np.clip(values, 0, 1) * (len(COLOURS) - 1)
+    steps = np.arange(len(COLOURS))
+    return np.stack([np.interp(place, steps, channel) for channel in COLOURS.T], -1).astype(np.float32)
+
+
+def enlarged(heat: np.ndarray, size: tuple[int, int], quantile: float = 1.0) -> np.ndarray:
+    """A map (h, w) stretched to 0..1 and brought to (H, W) by bicubic interpolation, still in 0..1."""
+    heat = np.asarray(heat, np.float32)
+    if heat.ndim != 2 or not heat.size:
+        raise ValueError(f"a heat map has shape (h, w), not {heat.shape}")
+    picture = Image.fromarray(stretched(heat, quantile)).resize(size[::-1], Image.Resampling.BICUBIC)
+    return np.clip(np.asarray(picture), 0, 1)
+
+
+def stretched(values: np.ndarray, quantile: float = 1.0) -> np.ndarray:
+    """The least is 0, and 1 is the greatest or what lies above a quantile; where all are equal all are 0."""
+    if not np.isfinite(values).all():
+        raise ValueError("a map with numbers that are not finite cannot be drawn")
+    low, high = values.min(), np.quantile(values, quantile)
+    high = high if high > low else values.max()  # nearly all of them are the least
+    return np.clip((values - low) / (high - low), 0, 1) if high > low else np.zeros_like(values)
+
+
+def to_bytes(values: np.ndarray) -> np.ndarray:
+    return np.clip(np.round(values), 0, 255).astype(np.uint8)
+
+
+def check_image(image: np.ndarray) -> None:
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        raise ValueError(f"an image of {image.dtype} {image.shape}; give uint8 (height, width, 3), as RGB")

@@ -1,0 +1,271 @@
+"""What `vitkit inspect` does: arrays, figures and facts of what a model looks at, in one folder."""
+
+# B images, L layers, K heads, N patches; H, W pixels; h, w grid of patches
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitkit.data.decode import BadImage, read
+from vitkit.data.sources import SUFFIXES, open_data, walk
+from vitkit.inspection.distance import attention_distance
+from vitkit.inspection.filters import embedding_filters
+from vitkit.inspection.gather import Gathered, batch_for, check_layer, gather
+from vitkit.inspection.similarity import position_similarity
+from vitkit.inspection.subject import attentions, transformer
+from vitkit.inspection.summary import distance_facts, similarity_facts, uniform_distance
+from vitkit.models.vit import ViT, grid_of
+from vitkit.report.live import Live
+from vitkit.report.terminal import say
+from vitkit.serving.predict import find_images
+from vitkit.tasks.drawings import draw_all
+from vitkit.tasks.look import class_number, label_of, ready, said, seen, upright
+from vitkit.tasks.use import Emit, load_model
+from vitkit.weights.save import replace_file
+
+SHOWN = 8  # images of which maps are drawn
+DATA = (".csv", ".parquet", ".zip", ".tar", ".npz")
+WANTED = {  # what images would add
+    "attention_distance": "how far each head looks",
+    "rollout": "where attention goes in an image",
+    "head_maps": "what each head of a layer looks at",
+    "class_maps": "which patches speak for a class",
+    "feature_colours": "which patches are alike",
+}
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Images by name, read when they are asked for."""
+
+    names: Sequence[str]
+    fetch: Callable[[int], bytes | np.ndarray]
+
+
+def inspect(
+    place: str,
+    places: tuple[str, ...],
+    out: Path | None,
+    *,
+    image_size: str = "",
+    layer: int = -1,
+    classes: tuple[str, ...] = (),
+    images: int = 128,
+    device: str = "auto",
+    emit: Emit = None,
+) -> bool:
+    """Whether every image could be read; the rest of the answer lies in the folder `out`."""
+    model = transformer(load_model(place, device))
+    size = size_in_words(image_size) or model.config.image_size
+    grid_of(size, model.config.stride)
+    check_layer(model, layer)
+    if images < 1:
+        raise ValueError(f"--images {images}: at least one image is looked at")
+    wanted = [class_number(model, name) for name in classes]
+    pictures = find_pictures(places) if places else None
+    found, facts = Gathered(), facts_of(model, place, size)
+    look_inside(model, size, found, facts)
+    if pictures:
+        look_at(model, evenly(pictures, images), size, layer, wanted, found, facts, quiet=bool(emit))
+    else:
+        found.skipped |= dict.fromkeys(WANTED, "needs images")
+    folder = out or default_folder(place)
+    facts |= {"skipped": found.skipped}
+    write(folder, found.arrays, facts)
+    emit(facts | {"folder": str(folder)}) if emit else tell(folder, facts)
+    return not facts.get("unreadable")
+
+
+def facts_of(model: ViT, place: str, size: tuple[int, int]) -> dict[str, Any]:
+    c = model.config
+    return {
+        "model": place,
+        "image_size": list(size),
+        "grid": list(grid_of(size, c.stride)),
+        "patch_pixels": c.stride,
+        "layers": c.depth,
+        "heads": c.heads,
+        "attention": c.attention,
+    }
+
+
+def look_inside(model: ViT, size: tuple[int, int], found: Gathered, facts: dict[str, Any]) -> None:
+    """What needs no image: filters and positions."""
+    filters = embedding_filters(model)
+    found.arrays |= {"filters": filters.tiles, "filters_variance": filters.variance}
+    share = [round(float(value), 6) for value in filters.variance]
+    facts["filters"] = {"explained_variance": share, "together": round(sum(share), 6)}
+    layers = table_layers(model)
+    found.add(
+        "position_similarity",
+        lambda: np.stack([position_similarity(model, image_size=size, layer=i) for i in layers]),
+    )
+    if "position_similarity" in found.arrays:
+        found.arrays["position_layers"] = np.array(layers)
+        tables = zip(layers, found.arrays["position_similarity"], strict=True)
+        facts["position_similarity"] = [{"layer": i} | similarity_facts(table) for i, table in tables]
+
+
+def table_layers(model: ViT) -> list[int]:
+    """Layers whose position tables are compared: the first, a middle one, the last, if each has its own."""
+    last = model.config.depth - 1
+    return sorted({0, last // 2, last}) if model.config.injection == "every" and last > 0 else [0]
+
+
+def look_at(
+    model: ViT, pictures: Pictures, size: tuple[int, int], layer: int, wanted: list[int], found: Gathered,
+    facts: dict[str, Any], *, quiet: bool,
+) -> None:  # fmt: skip
+    """What needs images: distances over all of them, maps of some."""
+    unread: dict[str, str] = {}
+    good: list[int] = []
+    with Live("looking", len(pictures.names), quiet=quiet) as live:
+        distance = mean_distance(model, views(model, pictures, size, unread, good, live.more))
+    if not good:
+        first = next(f"{name}: {why}" for name, why in unread.items())
+        raise ValueError(f"none of the {len(unread)} images can be read; the first, {first}")
+    facts |= {"images": len(good), "unreadable": unread}
+    if distance is None:
+        found.skipped["attention_distance"] = "this model has depth 0: there is no attention in it"
+    else:
+        found.arrays["attention_distance"] = distance
+        uniform = uniform_distance(model, grid_of(size, model.config.stride))
+        facts["attention_distance"] = distance_facts(distance, uniform)
+    some = [good[i] for i in spread(len(good), SHOWN)]
+    shown = torch.stack([seen(model, pictures.fetch(i), size) for i in some])
+    predictions, best = said(model, shown)
+    targets = [[number] * len(some) for number in wanted] or [best.tolist()]
+    maps = gather(model, ready(model, shown), layer=layer, targets=targets)
+    found.arrays |= {"images": upright(shown)} | maps.arrays
+    found.skipped |= maps.skipped
+    if "head_maps" in maps.arrays:
+        facts["head_layer"] = layer % attentions(model)
+    if "class_maps" in maps.arrays:
+        found.arrays["class_numbers"] = np.array(targets)
+        facts["classes"] = [[label_of(model, number) for number in row] for row in targets]
+    facts["shown"] = [
+        {"image": pictures.names[i], "top": [list(pair) for pair in top]}
+        for i, top in zip(some, predictions, strict=True)
+    ]
+
+
+def mean_distance(model: ViT, parts: Iterator[Tensor]) -> np.ndarray | None:
+    """The mean attention distance over parts of any number of images, one part in memory; None at depth 0."""
+    total, count = np.zeros(()), 0
+    for part in parts:
+        count += len(part)
+        if model.config.depth:
+            total = total + len(part) * attention_distance(model, part, batch=len(part)).astype(np.float64)
+    return (total / count).astype(np.float32) if count and model.config.depth else None
+
+
+def views(
+    model: ViT, pictures: Pictures, size: tuple[int, int], unread: dict[str, str], good: list[int],
+    advance: Callable[[int], None],
+) -> Iterator[Tensor]:  # fmt: skip
+    """Normalised images, a few at a time; which could be read, and why others could not, is noted."""
+    batch, part = batch_for(model, grid_of(size, model.config.stride)), []
+    for i, name in enumerate(pictures.names):
+        try:
+            part.append(seen(model, pictures.fetch(i), size))
+            good.append(i)
+        except BadImage as error:
+            unread[name] = str(error)
+            print(f"not read: {name}: {error}", file=sys.stderr)
+        if len(part) == batch or (part and i + 1 == len(pictures.names)):
+            yield ready(model, torch.stack(part))
+            advance(len(part))
+            part = []
+
+
+def find_pictures(places: tuple[str, ...]) -> Pictures:
+    """Image files, folders and globs; or one data set, of which the held-out split is taken."""
+    if len(places) == 1 and is_data(places[0]):
+        splits = open_data(places[0])
+        source = splits[next((s for s in ("test", "val", "all", "train") if s in splits), next(iter(splits)))]
+        return Pictures(source.keys, source.fetch)
+    names = find_images(places)
+    return Pictures(names, lambda i: read(names[i]))
+
+
+def is_data(place: str) -> bool:
+    """Whether a place is a data set and not a file or folder of images."""
+    named = place == "digits" or re.match(r"https?://|vtab:", place) is not None
+    if named or not (path := Path(place)).is_dir():
+        return named or path.suffix.lower() in DATA
+    return not any(name.lower().endswith(SUFFIXES) for name in walk(path))
+
+
+def evenly(pictures: Pictures, most: int) -> Pictures:
+    """At most so many of the pictures, from all over them, since neighbours are often of one class."""
+    chosen = spread(len(pictures.names), most)
+    return Pictures([pictures.names[i] for i in chosen], lambda i: pictures.fetch(chosen[i]))
+
+
+def spread(count: int, most: int) -> list[int]:
+    """At most so many of the numbers below count, equally far apart.
+
+    >>> spread(10, 4), spread(2, 4)
+    ([0, 2, 5, 7], [0, 1])
+    """
+    return [i * count // most for i in range(most)] if count > most else list(range(count))
+
+
+def size_in_words(text: str) -> tuple[int, int] | None:
+    """(height, width) from 224 or 224x384; None from nothing."""
+    if not text:
+        return None
+    match = re.fullmatch(r"(\d{1,5})(?:x(\d{1,5}))?", text)
+    if not match:
+        raise ValueError(f"--image-size {text!r} is neither a number of pixels nor HEIGHTxWIDTH")
+    return int(match[1]), int(match[2] or match[1])
+
+
+def default_folder(place: str) -> Path:
+    """runs/inspect/NAME, with the name of the model's file, folder or publication."""
+    path = Path(place)
+    name = (path.name if path.is_dir() else path.stem) if path.exists() else place
+    return Path("runs", "inspect", re.sub(r"[^\w.-]+", "-", name or path.resolve().name))
+
+
+def write(folder: Path, arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> None:
+    """The whole folder: arrays, figures, contact sheet, facts. Figures of an earlier inspection go."""
+    figures = folder / "figures"
+    figures.mkdir(parents=True, exist_ok=True)
+    for old in [*figures.glob("*.png"), *figures.glob("*.svg")]:
+        old.unlink()
+    names, sheet = draw_all(figures, arrays, facts)
+    facts |= {"arrays": {name: list(values.shape) for name, values in arrays.items()}, "figures": names}
+    text = json.dumps(facts, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+    with (folder / "arrays.npz").open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
+    (folder / "contact-sheet.png").write_bytes(sheet)
+    replace_file(folder / "facts.json", lambda beside: beside.write_bytes(text))
+
+
+def tell(folder: Path, facts: dict[str, Any]) -> None:
+    """The inspection in a few lines."""
+    needs = [what for name, what in WANTED.items() if facts["skipped"].get(name) == "needs images"]
+    for name, why in facts["skipped"].items():
+        if why != "needs images":
+            say(f"no {name.replace('_', ' ')}: {why}")
+    if needs:
+        say(f"with images it would also show {', '.join(needs[:-1])} and {needs[-1]}")
+    if "attention_distance" in facts:
+        reach = facts["attention_distance"]["mean"]
+        say(
+            f"attention reaches {reach[0]:.1f} pixels on average in the first layer, {reach[-1]:.1f} in the "
+            f"last ({facts['images']} images of {facts['image_size'][0]} x {facts['image_size'][1]})"
+        )
+    for row in facts.get("shown", ()):
+        if row["top"]:
+            say(f"{row['image']}: {', '.join(f'{label} {p:.3f}' for label, p in row['top'][:3])}")
+    say(f"{len(facts['figures'])} figures and their arrays in {folder}; at a glance: contact-sheet.png")

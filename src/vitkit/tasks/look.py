@@ -1,0 +1,199 @@
+"""What a model sees in one picture, as a value that shows itself in a notebook."""
+
+# K heads; H, W pixels; h, w grid of patches
+
+import os
+from base64 import b64encode
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from html import escape
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from vitkit.data.decode import read
+from vitkit.data.views import apply, normalise
+from vitkit.inspection.gather import check_layer, gather
+from vitkit.inspection.subject import transformer
+from vitkit.models.card import pair
+from vitkit.models.variants import Model
+from vitkit.models.vit import ViT, grid_of
+from vitkit.report.overlay import in_blocks, overlay
+from vitkit.serving.predict import evaluation_view, logits, ranked
+
+Picture = str | os.PathLike | bytes | np.ndarray | Image.Image
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """One picture, what the model says of it, and where it looks; None where a model has no such thing."""
+
+    image: np.ndarray  # (H, W, 3) uint8, as the model sees it
+    predictions: tuple[tuple[str, float], ...]  # the likeliest labels and their probabilities
+    target: str  # the class that the class map is for
+    rollout: np.ndarray | None  # (h, w)
+    heads: np.ndarray | None  # (K, h, w)
+    class_map: np.ndarray | None  # (h, w)
+    colours: np.ndarray | None  # (h, w, 3), in 0..1
+    skipped: dict[str, str] = field(default_factory=dict)  # why there is none
+
+    def panels(self) -> list[tuple[str, np.ndarray]]:
+        """Names and pictures (H, W, 3) uint8: the image, its maps laid over it, its patches in colour."""
+        found = [("image", self.image)]
+        if self.rollout is not None:
+            found.append(("attention", overlay(self.image, self.rollout, quantile=0.95)))
+        if self.class_map is not None:
+            found.append((self.target, overlay(self.image, self.class_map)))
+        if self.colours is not None:
+            found.append(("features", in_blocks(self.colours, self.image.shape[:2])))
+        return found
+
+    def in_words(self) -> str:
+        return ", ".join(f"{label} {probability:.3f}" for label, probability in self.predictions)
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            f'<figure style="margin:0 8px 8px 0;display:inline-block;text-align:center">'
+            f'<img src="data:image/png;base64,{b64encode(encoded(picture)).decode()}" '
+            f'alt="{escape(name)}" style="height:224px"><figcaption>{escape(name)}</figcaption></figure>'
+            for name, picture in self.panels()
+        )
+        return f"<div>{cells}<p>{escape(self.in_words())}</p></div>"
+
+    def _repr_png_(self) -> bytes:
+        return self.drawn("png")
+
+    def drawn(self, kind: str) -> bytes:
+        """The panels side by side, as a file of kind "png" or "svg"."""
+        from vitkit.report.figures import draw_pictures, render  # matplotlib, only when it draws
+
+        names, pictures = zip(*self.panels(), strict=True)
+        words = [self.in_words()] if self.predictions else []
+        return render(draw_pictures([pictures], columns=names, captions=words, side=2.0), kind)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """As .png, .svg or .html, by the name."""
+        place = Path(path)
+        kind = place.suffix.lower()
+        if kind not in (".png", ".svg", ".html"):
+            raise ValueError(f"{place}: a look is saved as .png, .svg or .html")
+        page = f"<!doctype html><meta charset=utf-8>{self._repr_html_()}\n"
+        place.write_bytes(page.encode("utf-8", "replace") if kind == ".html" else self.drawn(kind[1:]))
+
+
+def inspect(
+    model: Model,
+    image: Picture,
+    *,
+    target: int | str | None = None,
+    layer: int = -1,
+    image_size: int | tuple[int, int] | None = None,
+) -> Look:
+    """What a model sees in one picture: a file, its bytes, a PIL image or pixels uint8 (H, W, 3).
+
+    target: a class by number or label, the likeliest if not given; layer: whose heads; image_size: pixels, or
+    (height, width), where it is not the model's own.
+    """
+    vit = transformer(model)
+    size = vit.config.image_size if image_size is None else pair(image_size)
+    grid_of(size, vit.config.stride)
+    check_layer(vit, layer)
+    chosen = None if target is None else class_number(vit, target)
+    view = seen(vit, content_of(image), size)[None]
+    predictions, best = said(vit, view)
+    number = int(best[0]) if chosen is None else chosen
+    found = gather(vit, ready(vit, view), layer=layer, targets=[[number]])
+    first = {name: values[0] for name, values in found.arrays.items()}
+    maps = first.get("class_maps")
+    return Look(
+        image=upright(view)[0],
+        predictions=predictions[0],
+        target=label_of(vit, number) if maps is not None else "",
+        rollout=first.get("rollout"),
+        heads=first.get("head_maps"),
+        class_map=None if maps is None else maps[0],
+        colours=first.get("feature_colours"),
+        skipped=found.skipped,
+    )
+
+
+def content_of(image: Picture) -> bytes | np.ndarray:
+    """Encoded bytes or RGB pixels of whatever a picture is given as."""
+    if isinstance(image, Image.Image):
+        return np.asarray(image.convert("RGB"))
+    if isinstance(image, str | os.PathLike):
+        return read(image)
+    if isinstance(image, np.ndarray) and image.ndim == 2:
+        return image[..., None].repeat(3, -1)
+    return image
+
+
+def seen(model: ViT, content: bytes | np.ndarray, size: tuple[int, int]) -> Tensor:
+    """A picture as the model sees it, uint8 (3, H, W)."""
+    view = evaluation_view(model.preprocessing, size)
+    return apply(content, view, np.random.default_rng(0))  # such a view chooses nothing
+
+
+def ready(model: ViT, views: Tensor) -> Tensor:
+    return normalise(views, model.preprocessing.mean, model.preprocessing.std)
+
+
+def upright(views: Tensor) -> np.ndarray:
+    """uint8 (B, 3, H, W) to pictures (B, H, W, 3)."""
+    return views.permute(0, 2, 3, 1).contiguous().numpy()
+
+
+def said(model: ViT, views: Tensor, top: int = 5) -> tuple[list[tuple[tuple[str, float], ...]], np.ndarray]:
+    """The likeliest labels of each view, and the number of the likeliest; nothing where there is no head."""
+    if model.head is None:
+        return [()] * len(views), np.full(len(views), -1)
+    values = logits(model, views)
+    return ranked(model, values, top), values.argmax(1).numpy()
+
+
+def label_of(model: ViT, number: int) -> str:
+    return model.labels[number] if model.labels else f"class {number}"
+
+
+def class_number(model: ViT, name: int | str) -> int:
+    """The class with this label or number; else an error that names the nearest labels."""
+    count, labels = model.config.classes, model.labels
+    if model.head is None:
+        raise ValueError(f"there is no class {name!r}: this model has no head; fine-tune it first")
+    text = str(name)
+    if text in labels and isinstance(name, str):
+        return labels.index(text)
+    if text.lstrip("-").isdecimal():
+        if not 0 <= int(text) < count:
+            raise ValueError(f"there is no class {text}: the model's are 0 to {count - 1}")
+        return int(text)
+    same = [i for i, label in enumerate(labels) if text.casefold() in words_of(label)]
+    if len(same) == 1:
+        return same[0]
+    if not labels:
+        raise ValueError(f"the model's classes have no names, so none is {text!r}; give 0 to {count - 1}")
+    near = [labels[i] for i in same] or nearest(text, labels)
+    hint = f"; near it: {', '.join(map(repr, near))}" if near else ""
+    raise ValueError(f"the model has no class {text!r}{hint} (or give a number, 0 to {count - 1})")
+
+
+def words_of(label: str) -> set[str]:
+    """A label, and each of the names in it that commas separate, without case."""
+    return {part.strip().casefold() for part in (label, *label.split(","))}
+
+
+def nearest(text: str, labels: tuple[str, ...]) -> list[str]:
+    low = text.casefold()
+    by_fold = {label.casefold(): label for label in labels}
+    inside = [label for fold, label in by_fold.items() if low in fold]
+    close = [by_fold[fold] for fold in get_close_matches(low, by_fold, n=5)]
+    return list(dict.fromkeys([*inside, *close]))[:5]
+
+
+def encoded(picture: np.ndarray) -> bytes:
+    file = BytesIO()
+    Image.fromarray(picture).save(file, "PNG")
+    return file.getvalue()
