@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import tyro
 
-from vitkit.cli import frozen, learn, models, suite, use
+from vitkit.cli import frozen, inspect, learn, models, report, suite, use
 
 VERBS: dict[str, Callable[..., None]] = {
     "demo": models.demo,
@@ -18,6 +18,8 @@ VERBS: dict[str, Callable[..., None]] = {
     "evaluate": use.evaluate,
     "fewshot": frozen.fewshot,
     "predict": use.predict,
+    "inspect": inspect.inspect,
+    "report": report.report,
     "list": models.list_,
     "show": models.show,
     "convert": models.convert,

@@ -15,6 +15,7 @@ from vitkit.data.order import Order
 from vitkit.data.sources import Source
 from vitkit.evaluation.cost import forward_flops, ledger, parameters, peak_flops
 from vitkit.evaluation.energy import Meter
+from vitkit.experiment import evidence
 from vitkit.experiment.aim import bare, learner, objective_of, plain, preparation
 from vitkit.experiment.folder import Interrupted, signals, take
 from vitkit.experiment.frozen import FewShot
@@ -123,6 +124,7 @@ class Work:
         if self.runtime.main:
             named = self.how.trackers
             self.journal = Journal(self.out, self.state.step, trackers=named, about=about, say=self.live.say)
+            evidence.begin(self.out, self.splits, self.total, self.runtime, self.live.say)
         evaluated = self.recipe.evaluations if "val" in self.splits else 0
         self.every = max(1, self.total // evaluated) if evaluated else 0
 
@@ -226,15 +228,18 @@ class Work:
         found = self.evaluate("val")
         self.write(**numbers(found, "val"))
         self.live.say(f"step {self.state.step}: {in_words(found, 'validation')}")
-        if self.fewshot:
-            how = (self.runtime, self.recipe.batch, self.workers, self.live.say)
-            self.write(**self.fewshot(self.state.model, *how))
+        self.write(**self.few_shots())
         best, reached = self.memory["best"], -found.loss if found.top1 is None else found.top1
         self.memory["since"] = 0 if best is None or reached > best else self.memory["since"] + 1
         if self.memory["since"] == 0:
             self.memory["best"] = reached
             if self.recipe.patience:
                 self.save_model("best.safetensors")
+
+    def few_shots(self) -> dict[str, Any]:
+        if not self.fewshot:
+            return {}
+        return self.fewshot(self.state.model, self.runtime, self.recipe.batch, self.workers, self.live.say)
 
     def evaluate(self, split: str) -> Found:
         model, objective = self.state.model, self.objective()
@@ -262,18 +267,20 @@ class Work:
         best = self.out / "best.safetensors"
         if self.recipe.patience and best.exists():
             fill(self.state.model, load(best).state_dict())
-        found = self.evaluate(self.recipe.report_on)
+        found, few = self.evaluate(self.recipe.report_on), self.few_shots()
         model = self.save_model(MODEL)
-        test = found.to_json(model.labels) | {"split": self.recipe.report_on}
+        test = found.to_json(model.labels) | {"split": self.recipe.report_on} | few
         cost = self.cost(model)
         told = {f"cost_{k}": v for k, v in cost.items() if isinstance(v, int | float)}
-        self.write(**numbers(found, "test"), **told)
+        self.write(**numbers(found, "test"), **few, **told)
         result = Result(str(self.out), str(self.out / MODEL), self.state.step, test, cost)
         if self.runtime.main:
             text = json.dumps(result.to_json(), indent=2)
             replace_file(self.out / "result.json", lambda beside: beside.write_text(text))
         if self.journal:
             self.journal.close()
+        on, unusable = self.splits[self.recipe.report_on], {"train": self.bad.found} | self.unseen
+        evidence.finish(self.out, self.runtime, on, found, model, unusable, self.live.say)
         self.runtime.wait()
         return result
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from vitkit.data.sources import Source
 from vitkit.evaluation.cost import forward_flops, parameters
+from vitkit.experiment.pace import seconds_a_step
+from vitkit.experiment.pages import REPORT
 from vitkit.experiment.run import How, run
 from vitkit.experiment.start import open_splits, start_model
 from vitkit.models.variants import Model
@@ -17,7 +19,7 @@ from vitkit.recipes import recipe as named_recipe
 from vitkit.recipes.recipe import Recipe, override
 from vitkit.report.terminal import duration, print_facts, say
 from vitkit.tasks import automatic
-from vitkit.tasks.pace import seconds_a_step, shortened
+from vitkit.tasks.pace import shortened
 from vitkit.tasks.protocol import follow
 from vitkit.tasks.use import Emit, in_short
 from vitkit.training.runtime import Runtime, choose, data_workers
@@ -159,6 +161,11 @@ def tell_result(told: dict[str, Any]) -> None:
     else:
         say(in_short(told["test"], f"{told['test']['split']} images"))
     say(f"the model: {told['model']}")
+    drawn = Path(told["run"]) / REPORT
+    if drawn.exists():
+        say(f"the report: {drawn}")
+    else:  # of a protocol, or it could not be made
+        next_verbs.append(f"report {told['run']}")
     for verb in next_verbs:
         say(f"  vitkit {verb}")
     say(f"  tensorboard --logdir {told['run']}")

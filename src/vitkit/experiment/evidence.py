@@ -1,0 +1,219 @@
+"""What a report shows beside the result, kept in the run folder: the machine, the data, the mistakes."""
+
+# N images, B of them looked at; H, W pixels
+
+import base64
+import io
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+import torch
+from PIL import Image
+from torch import Tensor
+
+import vitkit
+from vitkit.data.decode import BadImage
+from vitkit.data.doctor import examine
+from vitkit.data.sources import Source
+from vitkit.data.views import apply, normalise
+from vitkit.evaluation.accuracy import Accuracy
+from vitkit.evaluation.certainty import BINS
+from vitkit.experiment.measure import Found
+from vitkit.experiment.pages import write_run_page
+from vitkit.inspection.rollout import attention_rollout
+from vitkit.models.variants import Model
+from vitkit.models.vit import ViT
+from vitkit.report.overlay import overlay
+from vitkit.serving.predict import evaluation_view
+from vitkit.training.runtime import Runtime
+from vitkit.weights.save import replace_file
+
+KEPT = 24  # mistakes of each kind
+SIDE = 128  # pixels of a small picture
+PAIRS, FILES, NAMES = 100, 100, 20  # confusions, unusable files and files of a finding that are named
+LOOKED = 1_000_000  # images up to which names and counts are gone through as a run begins
+
+Say = Callable[[str], None]
+Unusable = Mapping[str, Mapping[str, str]]  # by split: files, and why they cannot be used
+
+
+@contextmanager
+def harmless(what: str, say: Say) -> Iterator[None]:
+    """Inside, an error is told in a line and ends nothing: no run is lost for its report."""
+    try:
+        yield
+    except Exception as error:  # a full disk, a strange file, memory: the run is what counts
+        why = (str(error).splitlines() or [""])[0][:300] or type(error).__name__
+        say(f"{what} could not be made: {why}")
+
+
+def keep(path: Path, content: Any) -> None:
+    text = json.dumps(content)  # ASCII, so that names which are no Unicode survive
+    replace_file(path, lambda beside: beside.write_text(text))
+
+
+def begin(out: Path, splits: Mapping[str, Source], steps: int, runtime: Runtime, say: Say) -> None:
+    """Before training, by one process: where it runs and what it is given."""
+    with harmless("environment.json", say):
+        data = {
+            "images": {name: len(part) for name, part in splits.items()},
+            "classes": len(splits["train"].classes),
+        }
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        keep(out / "environment.json", {"machine": machine(runtime) | {"started": started}, "steps": steps,
+                                        "data": data, "command": command(sys.argv)})  # fmt: skip
+    with harmless("doctor.json", say):
+        if not (out / "doctor.json").exists():
+            keep(out / "doctor.json", look(splits))
+
+
+def machine(runtime: Runtime) -> dict[str, Any]:
+    """Versions and hardware."""
+    found = {
+        "vitkit": vitkit.__version__, "python": platform.python_version(), "torch": torch.__version__,
+        "cuda": torch.version.cuda, "numpy": np.__version__, "pillow": PIL.__version__,
+        "system": platform.platform(), "processors": os.cpu_count(), **runtime.facts(),
+    }  # fmt: skip
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def command(words: Sequence[str]) -> str | None:
+    """What was typed, if it was our command."""
+    ours = Path(words[0]).name == "vitkit" or Path(words[0]).parts[-2:] == ("vitkit", "__main__.py")
+    return shlex.join(["vitkit", *words[1:]]) if ours else None
+
+
+def look(splits: Mapping[str, Source]) -> dict[str, Any]:
+    """The doctor's findings by names and counts, with some of the files of each."""
+    total = sum(map(len, splits.values()))
+    if total > LOOKED:
+        told = f"{total:,} images: their names and counts were not gone through; vitkit doctor does so."
+        return {"skipped": told}
+    found = examine(splits, deep=False).to_json()
+    for finding in found["findings"]:
+        finding |= {"files": finding["files"][:NAMES], "groups": finding["groups"][:NAMES]}
+    return found
+
+
+def finish(
+    out: Path, runtime: Runtime, source: Source, found: Found, model: Model, unusable: Unusable, say: Say
+) -> None:
+    """After training, by all processes; the first one writes what is to be seen, and the report.
+
+    source: what the model was tested on; found: how well; model: whole, and nobody else's.
+    """
+    everyones = runtime.everyones(unusable)
+    if not runtime.main:
+        return
+    with harmless("unusable.json", say):
+        keep(out / "unusable.json", listed(everyones))
+    if isinstance(found, Accuracy):
+        with harmless("mistakes.json", say):
+            keep(out / "mistakes.json", mistakes(source, found, model, runtime.device, say))
+    with harmless("report.html", say):
+        write_run_page(out)
+
+
+def listed(everyones: Sequence[Unusable]) -> dict[str, Any]:
+    """Of each split how many files cannot be used, and some of their names."""
+    joined: dict[str, dict[str, str]] = {}
+    for one in everyones:
+        for split, files in one.items():
+            joined.setdefault(split, {}).update(files)
+    return {
+        split: {"count": len(files), "files": dict(sorted(files.items())[:FILES])}
+        for split, files in joined.items()
+    }
+
+
+def mistakes(source: Source, found: Accuracy, model: Model, device: str, say: Say) -> dict[str, Any]:
+    """The mistakes of which the model was most sure and least sure, what is confused, and how sure it is."""
+    wrong = torch.nonzero(~found.right)[:, 0]
+    ordered = wrong[found.confidence[wrong].argsort(descending=True, stable=True)].tolist()
+    worst, unsure = ordered[:KEPT], ordered[KEPT:][-KEPT:][::-1]
+    shown = pictured(source, found, [*worst, *unsure], model, device, say)
+    return {
+        "images": found.images, "wrong": len(ordered), "pairs": pairs(found, source.classes),
+        "calibration": bins(found.confidence, found.right),
+        "worst": [shown[row] for row in worst if row in shown],
+        "unsure": [shown[row] for row in unsure if row in shown],
+    }  # fmt: skip
+
+
+def pictured(
+    source: Source, found: Accuracy, rows: Sequence[int], model: Model, device: str, say: Say
+) -> dict[int, dict[str, Any]]:
+    """Of each row what it is and was said to be, with a small picture and one of attention over it."""
+    view = evaluation_view(model.preprocessing, model.config.image_size)
+    images: dict[int, Tensor] = {}
+    for row in rows:
+        try:
+            images[row] = apply(source.fetch(int(found.index[row])), view, np.random.default_rng(0))
+        except BadImage:  # it was there when the model was tested
+            continue
+    maps: Sequence[np.ndarray | None] = [None] * len(images)
+    if images and isinstance(model, ViT) and model.config.depth:
+        with harmless("attention over the mistakes", say):
+            maps = attended(model.to(device), torch.stack([*images.values()]))
+    told = {}
+    for (row, image), heat in zip(images.items(), maps, strict=True):
+        small = resized(image.permute(1, 2, 0).numpy())
+        told[row] = {
+            "key": str(source.keys[int(found.index[row])]), "confidence": float(found.confidence[row]),
+            "truth": source.classes[int(found.truth[row])], "said": source.classes[int(found.said[row])],
+            "image": jpeg(small), "overlay": None if heat is None else jpeg(overlay(small, heat)),
+        }  # fmt: skip
+    return told
+
+
+def attended(model: ViT, images: Tensor) -> list[np.ndarray]:
+    """What reaches the head, (h, w) for each of uint8 images (B, 3, H, W)."""
+    ready = normalise(images, model.preprocessing.mean, model.preprocessing.std)
+    return list(attention_rollout(model, ready, batch=4))
+
+
+def resized(pixels: np.ndarray) -> np.ndarray:
+    """(H, W, 3) with a longer side of at most 128; very small ones are enlarged, with their pixels seen."""
+    height, width = pixels.shape[:2]
+    factor = SIDE / max(height, width)
+    factor = factor if factor < 1 else max(1, int(factor))
+    size = max(1, round(width * factor)), max(1, round(height * factor))
+    how = Image.Resampling.LANCZOS if factor < 1 else Image.Resampling.NEAREST
+    return np.array(Image.fromarray(pixels).resize(size, how))
+
+
+def jpeg(pixels: np.ndarray) -> str:
+    """In base64, as JSON and pages want it."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=85, optimize=True)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def pairs(found: Accuracy, classes: Sequence[str]) -> list[tuple[str, str, int, int]]:
+    """(truth, said, times, images of that truth) of the most frequent confusions."""
+    wrong = ~found.right
+    kinds, times = torch.stack([found.truth[wrong], found.said[wrong]]).unique(dim=1, return_counts=True)
+    counts = found.truth.bincount(minlength=found.kinds)
+    order = times.argsort(descending=True, stable=True)[:PAIRS].tolist()
+    both = [(int(kinds[0, i]), int(kinds[1, i]), int(times[i])) for i in order]
+    return [(classes[truth], classes[said], n, int(counts[truth])) for truth, said, n in both]
+
+
+def bins(confidence: Tensor, right: Tensor) -> list[tuple[float, float, int]]:
+    """(mean confidence, share right, images) in bins of equal width, without those that are empty."""
+    place = (confidence * BINS).ceil().long().clamp(1, BINS)
+    chosen = [place == number for number in range(1, BINS + 1)]
+    return [
+        (float(confidence[those].mean()), float(right[those].double().mean()), int(those.sum()))
+        for those in chosen if those.any()
+    ]  # fmt: skip

@@ -1,0 +1,108 @@
+"""A run folder to its page: whatever of its files is there, and what may be typed next."""
+
+import json
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from vitkit.recipes import RECIPES
+from vitkit.recipes.finetune import RECIPES as FINETUNING
+from vitkit.recipes.recipe import flat
+from vitkit.report.html import encoded
+from vitkit.report.run_page import run_page
+from vitkit.weights.save import replace_file
+
+REPORT = "report.html"
+# what a command must name, lest it is chosen for the machine and the data
+CHOSEN = ("image_size", "batch", "length.", "schedule.rate", "schedule.warmup")
+
+
+def write_run_page(folder: Path) -> Path:
+    """The report of a run, beside its result."""
+    return write_page(folder / REPORT, run_page(gather(folder)))
+
+
+def write_page(path: Path, document: str) -> Path:
+    content = encoded(document)
+    replace_file(path, lambda beside: beside.write_bytes(content))
+    return path
+
+
+def gather(folder: Path) -> dict[str, Any]:
+    """What is known of a run, as plain values; None for what its folder does not hold."""
+    recipe = flat(read(folder / "recipe.json") or {})
+    named = RECIPES.get(recipe.get("name", ""))
+    usual = flat(json.loads(json.dumps(asdict(named())))) if named else {}
+    kept = ("result", "mistakes", "doctor", "environment", "unusable")
+    found: dict[str, Any] = {name: read(folder / f"{name}.json") for name in kept}
+    done, typed = bool(found["result"]), (found["environment"] or {}).get("command")
+    return found | {
+        "name": folder.resolve().name, "place": str(folder), "recipe": recipe, "usual": usual,
+        "metrics": rows(folder / "metrics.jsonl"),
+        "commands": commands(folder, recipe, usual, typed, done),
+    }  # fmt: skip
+
+
+def read(path: Path) -> Any:
+    """A JSON file, or None where it is missing or was cut off."""
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
+        return None
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a journal; one that is being written just now does not count."""
+    found = []
+    if path.exists():
+        with path.open() as file:
+            for line in file:
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError:
+                    continue
+                if isinstance(row, dict) and "step" in row:
+                    found.append(row)
+    return found
+
+
+def commands(
+    folder: Path, recipe: dict[str, Any], usual: dict[str, Any], typed: str | None, done: bool
+) -> dict[str, list[str]]:
+    """What may be typed, by what it is for."""
+    run, data = str(folder), recipe.get("data") or "DATA"
+    told = {"Go on with it" if not done else "How it was started": [typed]} if typed else {}
+    if recipe.get("name") and usual:
+        told["Do it again in another folder"] = [again(recipe, usual)]
+    if done and recipe.get("objective") == "masked":
+        told["Use it"] = [words("finetune", "DATA", "--weights", run)]
+    elif done:
+        use = words("predict", run, "IMAGE"), words("evaluate", run, data), words("inspect", run, "IMAGE")
+        told["Use it"] = [*use]
+    told["Look at it again"] = [words("report", run), shlex.join(["tensorboard", "--logdir", run])]
+    return told
+
+
+def words(*parts: str) -> str:
+    return shlex.join(["vitkit", *parts])
+
+
+def again(recipe: dict[str, Any], usual: dict[str, Any]) -> str:
+    """One command with everything that the recipe of this name does not say."""
+    start = ["--weights", recipe["weights"]] if recipe.get("weights") else ["--model", recipe["model"]]
+    left = {"name", "about", "data", "weights", "model", "micro_batch"}
+    fields = [
+        f"{key}={setting(value)}" for key, value in recipe.items()
+        if key not in left and (value != usual.get(key) or key.startswith(CHOSEN))
+    ]  # fmt: skip
+    verb = "finetune" if recipe["name"] in FINETUNING else "pretrain"
+    named = ["--recipe", recipe["name"], "--out", "ANOTHER"]
+    return words(verb, recipe["data"], *start, *named, "--set", *fields)
+
+
+def setting(value: Any) -> str:
+    """A field as --set takes it."""
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

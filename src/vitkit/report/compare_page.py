@@ -1,0 +1,181 @@
+"""Several runs side by side: headline numbers with their spread, curves, recipes where they differ, costs."""
+
+from collections.abc import Mapping, Sequence
+from statistics import mean, stdev
+from typing import Any
+
+from vitkit.report.charts import line_chart
+from vitkit.report.curves import overlaid
+from vitkit.report.html import (
+    Markup,
+    Number,
+    commands,
+    contents,
+    name,
+    note,
+    page,
+    percent,
+    section,
+    table,
+    text,
+)
+from vitkit.report.run_page import Found, flops, headline, said
+from vitkit.report.terminal import duration
+
+DRAWN = 16  # runs whose curves can be told apart
+SEEDED = {"seed", "micro_batch", "evaluations", "about"}  # fields in which runs of one recipe may differ
+
+
+def compare_page(runs: Sequence[Found], title: str = "", lead: str = "") -> str:
+    """Runs beside each other; `lead` is what is to be said before."""
+    called = names(runs)
+    title = title or f"{len(runs)} runs compared"
+    sections = {
+        "Results": results(runs, called),
+        "Curves": curves(runs, called),
+        "Recipes": differences(runs, called),
+        "Cost": costs(runs, called),
+        "Reports": commands(f"vitkit report {run['quoted']}" for run in runs),
+    }
+    ids = {f"part-{i}": heading for i, heading in enumerate(sections)}
+    head = lead or spread_lead(runs)
+    body = f"<header>\n<h1>{text(title)}</h1>\n{head}</header>\n{contents(ids)}"
+    body += "".join(section(heading, sections[heading], id) for id, heading in ids.items())
+    return page(title, body)
+
+
+def names(runs: Sequence[Found]) -> list[str]:
+    """What each run is called: its folder, or its whole place where folders are called alike."""
+    short = [run["name"] for run in runs]
+    return short if len(set(short)) == len(short) else [run["place"] for run in runs]
+
+
+def test_of(run: Found) -> Mapping[str, Any]:
+    return (run["result"] or {}).get("test") or {}
+
+
+def share(run: Found) -> float | None:
+    """The share that a run's headline tells, if it tells one."""
+    test = test_of(run)
+    return next(
+        (test[k] for k in ("mean_average_precision", "top1", "accuracy") if test.get(k) is not None), None
+    )
+
+
+def same_but_seed(runs: Sequence[Found]) -> bool:
+    return not changed(runs) - SEEDED and len({run["recipe"].get("seed") for run in runs}) == len(runs)
+
+
+def changed(runs: Sequence[Found]) -> set[str]:
+    """The fields in which the recipes differ."""
+    keys = {key for run in runs for key in run["recipe"]}
+    return {key for key in keys if len({said(run["recipe"].get(key)) for run in runs}) > 1}
+
+
+def spread_lead(runs: Sequence[Found]) -> str:
+    """The best run, or mean and spread where all are seeds of one recipe."""
+    done = [run for run in runs if run["result"]]
+    if not done:
+        return headline_words("No result yet", "none of these runs is finished")
+    shares = [found for run in done if (found := share(run)) is not None]
+    if same_but_seed(runs) and len(shares) == len(done) > 1:
+        return mean_words(shares, headline(done[0]))
+    best = max(done, key=lambda run: (share(run) or 0.0, -test_of(run)["loss"]))
+    big, small = headline(best)
+    which = names(runs)[[run is best for run in runs].index(True)]
+    return headline_words(big, f"{which}, the best of {len(done)}: {small}")
+
+
+def mean_words(values: Sequence[float], of: tuple[str, str]) -> str:
+    """Mean and standard deviation over seeds, in the words of one of them."""
+    counted = of[1].partition(";")[0]
+    if len(values) == 1:
+        return headline_words(of[0], f"one seed, {counted}")
+    number = f"{100 * mean(values):.2f} ± {100 * stdev(values):.2f} % {of[0].partition(' % ')[2]}"
+    told = f"mean and standard deviation over {len(values)} seeds of one recipe, each {counted}"
+    return headline_words(number, told)
+
+
+def headline_words(big: str, small: str) -> str:
+    return f'<p class="headline">{text(big)} <small>{text(small)}</small></p>\n'
+
+
+def results(runs: Sequence[Found], called: Sequence[str]) -> str:
+    return table(result_row(run, label) for run, label in zip(runs, called, strict=True))
+
+
+def result_row(run: Found, label: str) -> dict[str, Any]:
+    result = run["result"] or {}
+    test, ends = test_of(run), test_of(run).get("interval")
+    steps = result.get("steps") or max((row["step"] for row in run["metrics"]), default=0)
+    return {
+        "run": link(run, label),
+        "result": Number(text(headline(run)[0])),
+        "95 % interval": Number(f"{100 * ends[0]:.2f} to {100 * ends[1]:.2f} %" if ends else "–"),
+        "images": test.get("images"),
+        "loss": test.get("loss"),
+        "calibration error": percent(test.get("calibration_error")),
+        "steps": steps,
+        "seed": run["recipe"].get("seed"),
+    }
+
+
+def link(run: Found, label: str) -> Markup:
+    """A run's name, leading to its report where that lies below this page."""
+    told = name(label, 80)
+    return Markup(f'<a href="{text(run["link"])}">{told}</a>') if run.get("link") else told
+
+
+def curves(runs: Sequence[Found], called: Sequence[str]) -> str:
+    shown = dict(list(zip(called, (run["metrics"] for run in runs), strict=True))[:DRAWN])
+    more = note(f"The first {DRAWN} of {len(runs)} runs.") if len(runs) > DRAWN else ""
+    return more + overlaid(shown)
+
+
+def differences(runs: Sequence[Found], called: Sequence[str]) -> str:
+    """A row for each field that is not the same in all."""
+    other = changed(runs)
+    rows = [
+        {"field": key} | {label: name(said(run["recipe"].get(key)), 120)
+                          for run, label in zip(runs, called, strict=True)}
+        for key in dict.fromkeys(key for run in runs for key in run["recipe"]) if key in other
+    ]  # fmt: skip
+    return table(rows) if rows else note("All are of the same recipe, in every field.")
+
+
+def costs(runs: Sequence[Found], called: Sequence[str]) -> str:
+    rows = [cost_row(run, label) for run, label in zip(runs, called, strict=True)]
+    known = [key for key in rows[0] if any(row[key] is not None for row in rows)]
+    return table({key: row[key] for key in known} for row in rows)
+
+
+def cost_row(run: Found, label: str) -> dict[str, Any]:
+    cost: Mapping[str, Any] = (run["result"] or {}).get("cost") or {}
+    seconds, energy, price = (cost.get(key) for key in ("seconds", "energy_kWh", "price"))
+    return {
+        "run": name(label, 80),
+        "time": Number("–" if seconds is None else duration(seconds)),
+        "device hours": cost.get("device_hours"),
+        "images seen": cost.get("images_seen"),
+        "operations": Number(flops(cost.get("training_FLOPs")) or "–"),
+        "parameters": cost.get("parameters"),
+        "kWh": energy,
+        "price": price,
+        "device": cost.get("device", "–"),
+    }
+
+
+def protocol_page(protocol: Mapping[str, Any] | None, runs: Sequence[Found], title: str) -> str:
+    """The paper's protocol: the rates tried on held-out images, then seeds with the best of them on test."""
+    if protocol is None:
+        status = '<p class="status">The protocol is not finished: these are its runs so far.</p>\n'
+        return compare_page(runs, title, headline_words("Not finished", f"{len(runs)} runs so far") + status)
+    images = f"of {protocol['images']:,} test images"
+    lead = mean_words(protocol["seeds"], (f"{percent(protocol['mean'])} right", images))
+    lead += f"<p>Learning rate {protocol['rate']:g}, then all of train and val.</p>\n"
+    if protocol["rates"]:
+        rates = {"held-out": [(float(rate), top1) for rate, top1 in protocol["rates"].items()]}
+        drawn = line_chart(rates, x_label="learning rate", y_label="accuracy on held-out images",
+                           log_x=True, points=True, percent=True)  # fmt: skip
+        lead += f'<div class="charts">{drawn}</div>\n'
+    return compare_page(runs, title, lead)

@@ -1,0 +1,95 @@
+"""The report verb: the page of a run, of a protocol or of a suite, or several runs side by side."""
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from vitkit.experiment.pages import REPORT, gather, read, write_page
+from vitkit.report.compare_page import compare_page, protocol_page
+from vitkit.report.run_page import run_page
+from vitkit.report.suite_page import suite_page
+from vitkit.report.terminal import say
+from vitkit.tasks.use import Emit
+
+COMPARED = "compare.html"
+
+
+def report(places: Sequence[str], out: Path | None, *, emit: Emit) -> None:
+    """Draw, write, and say where it is."""
+    folders = [Path(place) for place in places]
+    if not folders:
+        raise ValueError("no run to report: give the folder of one, or of several to compare them")
+    path = draw(folders[0], out) if len(folders) == 1 else compare(folders, out or Path(COMPARED))
+    if emit:
+        return emit({"report": str(path), "bytes": path.stat().st_size, "runs": [str(f) for f in folders]})
+    say(f"the report: {path} ({path.stat().st_size / 1e3:,.0f} kB; any browser opens it)")
+
+
+def draw(folder: Path, out: Path | None) -> Path:
+    """The page of one folder, whatever was done there."""
+    path = out or folder / REPORT
+    if (folder / "suite.json").exists():
+        return draw_suite(folder, path)
+    if (folder / "recipe.json").exists():
+        return write_page(checked(path), run_page(gather(folder)))
+    parts = [*sorted(folder.glob("rate-*")), *sorted(folder.glob("seed-*"))]
+    runs = [part for part in parts if (part / "recipe.json").exists()]
+    if not runs:
+        raise ValueError(
+            f"{folder}: no run there (no recipe.json, protocol.json or suite.json); "
+            "give the --out of a training"
+        )
+    title = folder.resolve().name
+    return write_page(
+        checked(path), protocol_page(read(folder / "protocol.json"), gathered(runs, path), title)
+    )
+
+
+def draw_suite(folder: Path, path: Path) -> Path:
+    """The suite's own page, with links to those of its tasks, which are drawn too."""
+    suite: dict[str, Any] | None = read(folder / "suite.json")
+    if suite is None:
+        raise ValueError(f"{folder / 'suite.json'}: not readable as JSON; run the suite again to write it")
+    links = {}
+    for row in suite["tasks"]:
+        task = folder / row["task"]
+        if (task / "protocol.json").exists():
+            links[row["task"]] = link(draw(task, None), path)
+    return write_page(checked(path), suite_page(suite, folder.resolve().name, links))
+
+
+def compare(folders: Sequence[Path], path: Path) -> Path:
+    """Several runs; of a protocol's folder the seeds."""
+    runs: list[Path] = []
+    for folder in folders:
+        seeds = [f for f in sorted(folder.glob("seed-*")) if (f / "recipe.json").exists()]
+        if not seeds and not (folder / "recipe.json").exists():
+            raise ValueError(f"{folder}: no run there (no recipe.json); give the --out of a training")
+        runs += [folder] if (folder / "recipe.json").exists() else seeds
+    return write_page(checked(path), compare_page(gathered(runs, path)))
+
+
+def gathered(runs: Sequence[Path], path: Path) -> list[dict[str, Any]]:
+    """What is known of each, with where its own report is as seen from the page."""
+    found = []
+    for run in runs:
+        own = run / REPORT
+        extra = {"link": link(own, path) if own.exists() else None, "quoted": shlex.quote(str(run))}
+        found.append(gather(run) | extra)
+    return found
+
+
+def link(target: Path, page: Path) -> str:
+    """The way from a page to another file, as an address."""
+    return quote(os.fsencode(os.path.relpath(target.resolve(), page.resolve().parent)))
+
+
+def checked(path: Path) -> Path:
+    if path.is_dir():
+        raise ValueError(f"--out {path}: a folder; give the name of a file, as in {path / REPORT}")
+    if not path.resolve().parent.is_dir():
+        raise ValueError(f"--out {path}: there is no folder {path.parent}; make it first")
+    return path

@@ -1,0 +1,161 @@
+"""Reports in a browser: nothing runs, is fetched or is cut off, whatever things are named."""
+
+import html
+import shutil
+from pathlib import Path
+
+import pytest
+from test_report_page import found
+
+from vitkit.report.compare_page import compare_page
+from vitkit.report.html import clipped, encoded, text
+from vitkit.report.judged import NAMED
+from vitkit.report.run_page import run_page
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="there is no chromium here")
+
+HOSTILE = (
+    "<script>window.pwned=1</script>", "<img src=x onerror=window.pwned=1>", '"><svg onload=window.pwned=1>',
+    "' onmouseover='window.pwned=1", '" onfocus="window.pwned=1" autofocus="', "javascript:window.pwned=1",
+    "</style><script>window.pwned=1</script>", "</title><script>window.pwned=1</script>", "<!-- ", "-->",
+    "]]><script>window.pwned=1</script>", "&lt;script&gt;window.pwned=1&lt;/script&gt;", "&#60;b&#62;",
+    "&amp;",
+    "<iframe srcdoc='<script>parent.pwned=1</script>'>", "<base href=http://example.org/>",
+    "<meta http-equiv=refresh content=0;url=http://example.org/>", "<a href=javascript:window.pwned=1>x</a>",
+    "<link rel=stylesheet href=http://example.org/a.css>", "<object data=http://example.org/>",
+    "{{constructor.constructor('window.pwned=1')()}}", "${window.pwned=1}", "<%= window.pwned=1 %>",
+    "cat\u202egpj.exe", "a\u2066b\u2069c", "zero\u200bwidth\u2060joined", "\u05d0\u05d1\u05d2 \u0645\u0631",
+    "x" * 5000, "new\nline\ttab", "not utf-8 \udcff\udc80", "nul\x00escape\x1b[31m",
+    "z\u0310\u0345a\u0334l\u0321go",
+)  # fmt: skip
+OURS = {
+    "html", "head", "meta", "title", "style", "body", "header", "h1", "h2", "h3", "p", "small", "nav", "a",
+    "section", "figure", "svg", "g", "line", "polyline", "polygon", "circle", "path", "rect", "text", "tspan",
+    "ul", "li", "bdi", "div", "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "dl", "dt",
+    "dd", "pre", "span", "img", "b", "br",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as play:
+        window = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield window
+        window.close()
+
+
+class Opened:
+    """A page in the browser, with everything that it asked for and complained of."""
+
+    def __init__(self, browser, path: Path, width: int = 1280, scheme: str = "light"):
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        self.page = self.context.new_page()
+        self.asked: list[str] = []
+        self.trouble: list[str] = []
+        self.page.on("request", lambda r: self.asked.append(r.url))
+        self.page.on("console", lambda m: self.trouble.append(m.text))
+        self.page.on("pageerror", lambda e: self.trouble.append(str(e)))
+        self.page.on("dialog", lambda d: (self.trouble.append(d.message), d.dismiss()))
+        self.page.goto(path.as_uri())
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.context.close()
+
+    def says(self, code: str):
+        return self.page.evaluate(code)
+
+
+def hostile() -> dict:
+    """A run in which everything that has a name has a hostile one."""
+    value = found(classes=HOSTILE, name=HOSTILE[0], place=HOSTILE[1])
+    value["recipe"] |= {"data": HOSTILE[2], "weights": HOSTILE[5], "about": HOSTILE[6]}
+    for one, key in zip(value["mistakes"]["worst"], HOSTILE[8:] + HOSTILE[:8], strict=False):
+        one["key"] = key
+    value["doctor"]["findings"] = [
+        {"severity": "warning", "text": key, "remedy": key, "kind": "x"} for key in HOSTILE[:12]
+    ]
+    value["environment"]["machine"] = dict.fromkeys(("device", "system"), HOSTILE[1]) | {
+        HOSTILE[2]: HOSTILE[4]
+    }
+    value["unusable"] = {"train": {"count": 999, "files": dict.fromkeys(HOSTILE, HOSTILE[1])}}
+    value["commands"] = {HOSTILE[1]: list(HOSTILE[:6])}
+    value["result"]["cost"] = value["result"]["cost"] | {"device": HOSTILE[0]}
+    return value
+
+
+def write(path: Path, document: str) -> Path:
+    path.write_bytes(encoded(document))
+    return path
+
+
+def wide(opened: Opened) -> int:
+    """How far the page can be scrolled to the side."""
+    return opened.says("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+
+
+def test_hostile_names_do_nothing_and_are_shown_as_text(browser, tmp_path):
+    two = [hostile(), hostile() | {"name": HOSTILE[6], "link": "javascript%3Awindow.pwned%3D1"}]
+    for document in (run_page(hostile()), compare_page(two)):
+        path = write(tmp_path / "page.html", document)
+        with Opened(browser, path, width=390) as opened:
+            opened.says("document.querySelectorAll('details').forEach(d => d.open = true)")
+            assert opened.says("typeof window.pwned") == "undefined"
+            kinds = opened.says("[...new Set([...document.querySelectorAll('*')].map(e => e.localName))]")
+            assert set(kinds) <= OURS
+            risky = "[...document.querySelectorAll('*')].flatMap(e => [...e.attributes]).map(a => a.name)"
+            assert not [a for a in opened.says(risky) if a.startswith("on") or a in ("style", "srcdoc")]
+            links = opened.says("[...document.querySelectorAll('a')].map(a => a.protocol)")
+            assert set(links) == {"file:"}
+            assert wide(opened) == 0
+            assert not opened.trouble
+            assert [url for url in opened.asked if not url.startswith("data:")] == [path.as_uri()]
+
+
+def test_every_hostile_name_can_be_read(browser, tmp_path):
+    with Opened(browser, write(tmp_path / "page.html", run_page(hostile()))) as opened:
+        opened.says("document.querySelectorAll('details').forEach(d => d.open = true)")
+        shown = opened.says("[...document.querySelectorAll('td bdi')].map(e => e.textContent)")
+        assert "<script>window.pwned=1</script>" in opened.page.title()
+        for label in HOSTILE:
+            assert html.unescape(text(clipped(label, NAMED))) in shown, label
+        assert "cat[U+202E]gpj.exe" in shown and "not utf-8 \\xff\\x80" in shown
+
+
+@pytest.mark.parametrize("width, scheme", [
+    (390, "dark"), (1280, "light"),
+    pytest.param(390, "light", marks=pytest.mark.slow), pytest.param(1280, "dark", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_a_report_fits_its_window_in_light_and_dark(browser, tmp_path, width, scheme):
+    pages = {
+        "run": run_page(found([f"a class with the number {i}" for i in range(30)])),
+        "compare": compare_page([found(name=f"run {i}", place=str(i)) for i in range(9)]),
+        "unfinished": run_page(found(result=None, mistakes=None)),
+    }
+    for kind, document in pages.items():
+        with Opened(browser, write(tmp_path / f"{kind}.html", document), width, scheme) as opened:
+            assert wide(opened) == 0 and not opened.trouble, kind
+            drawn = opened.says("[...document.querySelectorAll('.chart > svg')].map(e => e.clientWidth)")
+            assert len(drawn) >= 4 and min(drawn) > 300
+            ground, ink = (
+                opened.says(f"getComputedStyle(document.body).{which}")
+                for which in ("backgroundColor", "color")
+            )
+            dark = [sum(map(int, c[4:-1].split(", "))) < 384 for c in (ground, ink)]
+            assert dark == [scheme == "dark", scheme == "light"]
+            assert opened.says("getComputedStyle(document.querySelector('.line')).stroke").startswith("rgb")
+
+
+def test_links_lead_to_their_sections_and_pictures_are_there(browser, tmp_path):
+    with Opened(browser, write(tmp_path / "page.html", run_page(found()))) as opened:
+        for link in opened.page.query_selector_all("nav a"):
+            link.click()
+            target = opened.says("document.querySelector(location.hash).querySelector('h2').textContent")
+            assert target == link.text_content()
+            assert opened.says("document.querySelector(location.hash).getBoundingClientRect().top") < 900
+        sizes = opened.says("[...document.images].map(i => i.naturalWidth)")
+        assert sizes and set(sizes) == {128}

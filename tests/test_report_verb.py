@@ -1,0 +1,270 @@
+"""Runs leave a report and what it shows; the verb draws it again, of anything that a training leaves."""
+
+import base64
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from crew import together
+from PIL import Image
+from test_cli import run
+from test_experiment import go, tiny
+from test_masked_runs import masked
+from test_report_page import words
+
+import vitkit
+from vitkit.data.sources import open_data
+from vitkit.experiment import evidence
+from vitkit.experiment.folder import Interrupted
+from vitkit.experiment.run import How
+from vitkit.experiment.run import run as run_recipe
+from vitkit.experiment.start import open_splits
+from vitkit.models.resnet import ResNetConfig
+from vitkit.serving.predict import evaluation_view, predict
+
+KEPT = ("result", "mistakes", "doctor", "environment", "unusable")
+
+
+def kept(out: Path, name: str):
+    return json.loads((out / f"{name}.json").read_text())
+
+
+def page(out: Path) -> str:
+    return words((out / "report.html").read_text("utf-8"))
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "digits"
+    go(out, tiny())
+    return out
+
+
+def test_a_run_ends_with_a_report_and_all_that_it_shows(done):
+    assert all((done / f"{name}.json").exists() for name in KEPT)
+    result, told = kept(done, "result"), page(done)
+    assert f"{100 * result['test']['top1']:.2f} % right of 179 test images" in told
+    assert "1,458 training images of 10 classes" in told and vitkit.__version__ in told
+    assert kept(done, "doctor")["splits"]["test"]["images"] == 179
+    assert kept(done, "environment")["steps"] == 12
+
+
+def test_the_mistakes_are_the_models_own(done):
+    """Each image that is shown is taken by the saved model for what the report says, as surely as it says."""
+    model, found = vitkit.load(done / "model.safetensors"), kept(done, "mistakes")
+    test = open_splits(tiny())["test"]
+    places = {key: i for i, key in enumerate(test.keys)}
+    result = kept(done, "result")["test"]
+    assert found["wrong"] == round((1 - result["top1"]) * 179) and found["images"] == 179
+    assert len(found["worst"]) == len(found["unsure"]) == 24
+    for one in (*found["worst"][:3], *found["unsure"][:3]):
+        image = test.fetch(places[one["key"]])
+        file = io.BytesIO()
+        Image.fromarray(np.ascontiguousarray(image)).save(file, "PNG")
+        (label, chance), *_ = predict(model, file.getvalue(), top=1)
+        assert label == one["said"] != one["truth"] and chance == pytest.approx(one["confidence"], abs=1e-4)
+        assert test.classes[test.labels[places[one["key"]]]] == one["truth"]
+        for picture in ("image", "overlay"):
+            assert Image.open(io.BytesIO(base64.b64decode(one[picture]))).size == (128, 128)
+    sure = [one["confidence"] for one in (*found["worst"], *reversed(found["unsure"]))]
+    assert sure == sorted(sure, reverse=True)
+    assert sum(images for _, _, images in found["calibration"]) == 179
+    confusion = np.array(result["confusion"])
+    truth, said, times, images = found["pairs"][0]
+    assert times == confusion[int(truth), int(said)] == (confusion - np.diag(confusion.diagonal())).max()
+    assert images == confusion[int(truth)].sum()
+
+
+def test_evidence_is_quick(done, tmp_path):
+    """What a run does for its report besides training takes little time."""
+    from vitkit.evaluation.accuracy import Accuracy
+    from vitkit.experiment.measure import evaluate
+    from vitkit.training.runtime import Runtime
+
+    splits, model = open_splits(tiny()), vitkit.load(done / "model.safetensors")
+    found = evaluate(model, splits["test"], 64, 0)
+    assert isinstance(found, Accuracy)
+    shutil.copy(done / "recipe.json", tmp_path)
+    begun = time.process_time()
+    evidence.begin(tmp_path, splits, 12, Runtime(), print)
+    evidence.finish(tmp_path, Runtime(), splits["test"], found, model, {}, print)
+    assert (tmp_path / "report.html").exists()
+    assert time.process_time() - begun < 2
+
+
+def test_a_resnets_mistakes_have_no_attention(tmp_path, small_resnet):
+    from vitkit.experiment.measure import evaluate
+
+    source = open_data("digits")["all"].take(np.arange(20))
+    model = small_resnet(classes=10, image_size=(32, 32))
+    assert isinstance(model.config, ResNetConfig) and evaluation_view(model.preprocessing, (32, 32))
+    told = evidence.mistakes(source, evaluate(model, source, 8, 0), model, "cpu", print)
+    assert told["worst"] and all(one["image"] and one["overlay"] is None for one in told["worst"])
+
+
+def test_no_run_is_lost_for_its_report(tmp_path, monkeypatch, capfd):
+    def fail(*_):
+        raise OSError("the disk is full\nand so on")
+
+    for part in ("machine", "look", "listed", "mistakes", "write_run_page"):
+        monkeypatch.setattr(evidence, part, fail)
+    result = run_recipe(tiny(), tmp_path, evidence.Runtime(), How(workers=0))
+    assert kept(tmp_path, "result")["steps"] == result.steps == 12
+    told = re.findall(r"^([\w.]+) could not be made: the disk is full$", capfd.readouterr().err, re.M)
+    assert told == ["environment.json", "doctor.json", "unusable.json", "mistakes.json", "report.html"]
+
+
+def run_of_one(runtime, out: str):
+    return run_recipe(
+        replace(tiny(), randaugment=()), Path(out), runtime, How(workers=0, quiet=True)
+    ).to_json()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", ["ddp", "fsdp"])
+def test_several_processes_leave_one_report(tmp_path, spread):
+    one, two = together(2, run_of_one, str(tmp_path), spread=spread)
+    assert one["test"]["top1"] == two["test"]["top1"]
+    assert kept(tmp_path, "mistakes")["images"] == 179 and "179 test images" in page(tmp_path)
+
+
+def test_files_that_cannot_be_used_are_named(tmp_path):
+    rng = np.random.default_rng(0)
+    for i in range(60):
+        folder = tmp_path / "data" / ("dark" if i % 2 else "light<b>")
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 99, (8, 8, 3)) + 150 * (i % 2 == 0)
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{i}.png")
+    broken = tmp_path / "data" / "dark" / os.fsdecode(b"broken \xff.png")
+    broken.write_bytes(b"\x89PNG")
+    (tmp_path / "data" / "dark" / "few.txt").write_text("x")
+    recipe = replace(tiny(), data=str(tmp_path / "data"))
+    go(tmp_path / "run", recipe, max_bad=0.5)
+    told = kept(tmp_path / "run", "unusable")
+    assert sum(split["count"] for split in told.values()) == 1
+    assert "broken \\xff.png" in page(tmp_path / "run") and "light<b>" in page(tmp_path / "run")
+    assert "Files without an image's suffix: 1" in page(tmp_path / "run")
+
+
+def test_very_large_data_is_not_gone_through(tmp_path, monkeypatch):
+    monkeypatch.setattr(evidence, "LOOKED", 1000)
+    go(tmp_path, tiny())
+    assert "1,797 images: their names and counts were not gone through" in page(tmp_path)
+
+
+def test_masked_runs_are_reported_too(tmp_path, capsys):
+    go(tmp_path, masked())
+    result = kept(tmp_path, "result")["test"]
+    assert f"of {result['patches']:,} corrupted patches in 179 test images" in page(tmp_path)
+    assert not (tmp_path / "mistakes.json").exists() and "vitkit finetune DATA --weights" in page(tmp_path)
+
+
+def test_runs_on_several_labels_are_reported_too(tmp_path):
+    rows = ["path,label"]
+    for i in range(40):
+        Image.fromarray(np.full((8, 8, 3), 6 * i, np.uint8)).save(tmp_path / f"{i}.png")
+        rows.append(f"{i}.png,{'light;' if i > 20 else ';'}{'odd' if i % 2 else ''}")
+    (tmp_path / "tags.csv").write_text("\n".join(rows))
+    go(tmp_path / "run", replace(tiny(), data=str(tmp_path / "tags.csv"), loss="sigmoid"))
+    assert "mean average precision over" in page(tmp_path / "run") and "odd" in page(tmp_path / "run")
+
+
+def test_an_interrupted_run_can_be_reported_and_then_goes_on(tmp_path, monkeypatch, capsys):
+    from vitkit.experiment import run as experiment
+
+    real = experiment.Work.watch
+
+    def watch(self, state, metrics):
+        if state.step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, state, metrics)
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(experiment.Work, "watch", watch)
+        go(tmp_path, tiny())
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "lo')  # as a process that is writing leaves it
+    assert run("report", tmp_path) == 0
+    assert "Not finished" in page(tmp_path) and "has come to step 5 of 12" in page(tmp_path)
+    go(tmp_path, tiny())
+    assert "Not finished" not in page(tmp_path)
+
+
+def test_the_verb_draws_again_and_tells_a_program_where(done, tmp_path, capsys):
+    assert run("report", done, "--out", tmp_path / "page.html", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["report"] == str(tmp_path / "page.html") and told["runs"] == [str(done)]
+    written = (tmp_path / "page.html").read_bytes()
+    assert len(written) == told["bytes"] and written == (done / "report.html").read_bytes()
+
+
+def test_a_run_from_before_reports_is_drawn_from_what_it_has(done, tmp_path, capsys):
+    for name in ("recipe.json", "result.json", "metrics.jsonl"):
+        shutil.copy(done / name, tmp_path)
+    (tmp_path / "doctor.json").write_text('{"cut o')
+    assert run("report", tmp_path) == 0
+    assert "Not kept with this run" in page(tmp_path) and "of 179 test images" in page(tmp_path)
+
+
+def test_runs_are_compared_in_one_page(done, tmp_path, capsys, monkeypatch):
+    go(tmp_path / "other", replace(tiny(), seed=1))
+    monkeypatch.chdir(tmp_path)
+    assert run("report", done, "other") == 0
+    document = (tmp_path / "compare.html").read_text("utf-8")
+    assert "over 2 seeds of one recipe" in words(document) and 'href="other/report.html"' in document
+    for target in re.findall(r'href="([^"#]+)"', document):
+        assert (tmp_path / target).exists()
+
+
+@pytest.mark.parametrize("arguments, why", [
+    (["nowhere"], "no run there"), ([], "no run to report"), (["RUN", "nowhere"], "no run there"),
+    (["RUN", "--out", "no/such/page.html"], "there is no folder"), (["RUN", "--out", "."], "a folder"),
+])  # fmt: skip
+def test_mistakes_are_told_in_a_line(done, arguments, why, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run("report", *(str(done) if a == "RUN" else a for a in arguments)) == 2
+    said = capsys.readouterr()
+    assert why in said.err + said.out and "Traceback" not in said.err
+
+
+def test_the_command_of_the_report_does_the_same_again(done, tmp_path, capsys):
+    command = kept_commands(done)["Do it again in another folder"][0]
+    words_ = shlex.split(command.replace("ANOTHER", str(tmp_path / "again")))
+    assert run(*words_[1:], "--workers", "0", "--device", "cpu", "--json") == 0
+    assert kept(tmp_path / "again", "recipe") == kept(done, "recipe")
+    assert kept(tmp_path / "again", "result")["test"]["loss"] == kept(done, "result")["test"]["loss"]
+
+
+def kept_commands(out: Path) -> dict:
+    from vitkit.experiment.pages import gather
+
+    return gather(out)["commands"]
+
+
+@pytest.mark.slow
+def test_a_protocol_and_a_suite_are_reported_with_links_to_their_runs(tmp_path, capsys):
+    model = vitkit.build("ViT-Ti/8", classes=3, image_size=16, depth=1, width=32, heads=2, hidden=32)
+    vitkit.save(model, tmp_path / "small.npz")
+    quick = ["--image-size", "16", "--batch", "16", "--workers", "0", "--device", "cpu", "--steps", "3"]
+    out = tmp_path / "suite"
+    command = ["suite", tmp_path / "small.npz", "--tasks", "digits", *quick, "--seeds", "2", "--out", out]
+    assert run(*command, "--rates", "0.01", "0.03", "--json") == 0
+    assert run("report", out) == 0
+    document = (out / "report.html").read_text("utf-8")
+    assert "of 1 of 1 tasks" in words(document) and 'href="digits/report.html"' in document
+    protocol = (out / "digits" / "report.html").read_text("utf-8")
+    assert "over 2 seeds" in words(protocol) and "seed-1" in protocol and "rate-0.03" in protocol
+    for target in re.findall(r'href="([^"#]+)"', protocol):
+        assert (out / "digits" / target).exists()
+    (out / "digits" / "protocol.json").unlink()
+    assert run("report", out / "digits") == 0 and "not finished" in page(out / "digits")
+    assert run("report", out / "digits", out / "digits" / "seed-0", "--out", tmp_path / "c.html") == 0
