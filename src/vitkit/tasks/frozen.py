@@ -25,8 +25,9 @@ from vitkit.experiment.frozen import (
     possible_shots,
     spread,
 )
+from vitkit.experiment.opened import load_model
 from vitkit.report.terminal import print_table, say
-from vitkit.tasks.use import Emit, load_model
+from vitkit.tasks.use import Emit
 from vitkit.training.runtime import choose, data_workers
 from vitkit.weights.download import cache_folder
 

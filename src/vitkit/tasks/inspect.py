@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vitkit.data.decode import BadImage, read
 from vitkit.data.sources import SUFFIXES, open_data, walk
+from vitkit.experiment.opened import load_model
 from vitkit.inspection.distance import attention_distance
 from vitkit.inspection.filters import embedding_filters
 from vitkit.inspection.gather import Gathered, batch_for, check_layer, gather
@@ -28,7 +29,7 @@ from vitkit.report.terminal import say
 from vitkit.serving.predict import find_images
 from vitkit.tasks.drawings import draw_all
 from vitkit.tasks.look import class_number, label_of, ready, said, seen, upright
-from vitkit.tasks.use import Emit, load_model
+from vitkit.tasks.use import Emit
 from vitkit.weights.save import replace_file
 
 SHOWN = 8  # images of which maps are drawn

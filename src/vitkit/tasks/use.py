@@ -28,14 +28,13 @@ from vitkit.evaluation.mapping import (
 )
 from vitkit.evaluation.real import check_labels, read_labels, real_accuracy
 from vitkit.experiment.measure import evaluate as evaluate_model
-from vitkit.experiment.run import MODEL
+from vitkit.experiment.opened import load_model
 from vitkit.models.variants import Model
 from vitkit.report.live import Live
 from vitkit.report.terminal import print_table, say
 from vitkit.serving.predict import check_head, find_images, predict_many
 from vitkit.training.runtime import choose, data_workers
 from vitkit.weights.labels import imagenet_synsets
-from vitkit.weights.load import load
 
 Emit = Callable[[Any], None] | None
 STYLES = {"error": "bold red", "warning": "yellow", "note": ""}
@@ -103,13 +102,6 @@ def split_row(row: dict[str, Any]) -> dict[str, Any]:
     spread = row["per_class"]
     fewest = {"fewest_in_a_class": spread["min"], "median": spread["median"], "most": spread["max"]}
     return {"images": row["images"], "classes": row["classes"]} | fewest
-
-
-def load_model(place: str, device: str) -> Model:
-    """A model file, a run folder or a published name, on its device."""
-    folder = Path(place) / MODEL
-    model = load(folder if folder.exists() else place)
-    return model.to(choose(device, "fp32").device).eval()
 
 
 def evaluate(
