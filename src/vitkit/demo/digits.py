@@ -1,4 +1,4 @@
-"""The main job on embedded data: look at it, train, fine-tune at a higher resolution, evaluate, predict."""
+"""The main job on embedded data: look at it, train, fine-tune at a higher resolution, evaluate, use."""
 
 import json
 import time
@@ -13,6 +13,7 @@ from vitkit.data.sources import Source, open_data
 from vitkit.data.splits import complete
 from vitkit.options import Training
 from vitkit.report.terminal import say
+from vitkit.tasks import inspect as look
 from vitkit.tasks import learn, use
 
 OUT = Path("runs/demo")
@@ -23,7 +24,7 @@ TRAIN = ["crop=random", "flip=no", "mixup=0.2", "label_smoothing=0.1", "dropout=
 
 
 def run(emit: Callable[[Any], None] | None = None, out: Path = OUT) -> bool:
-    """Five verbs in a row; whether the classifier at the end is good enough."""
+    """Six verbs in a row; whether the classifier at the end is good enough."""
     began = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     splits = complete({"all": open_data("digits")["all"]}, val=0.05, test=0.2)
@@ -31,7 +32,7 @@ def run(emit: Callable[[Any], None] | None = None, out: Path = OUT) -> bool:
     quiet = bool(emit)
     whole, some = write_arrays(out, splits)
 
-    tell("vitkit demo: 1,797 handwritten digits, from looking at them to reading new ones, in five verbs.\n")
+    tell("vitkit demo: 1,797 handwritten digits, from looking at them to reading new ones, in six verbs.\n")
     step(tell, 1, "Look at the data before any training", f"vitkit doctor {whole}")
     use.doctor(str(whole), emit=ignore if quiet else None)
 
@@ -58,9 +59,13 @@ def run(emit: Callable[[Any], None] | None = None, out: Path = OUT) -> bool:
     pictures = str(write_pictures(out / "pictures", splits["test"]))
     use.predict(str(out / "all"), (pictures,), 3, "auto", csv=False, emit=ignore if quiet else None)
 
+    step(tell, 6, "See what it looks at", f"vitkit inspect {out}/all {out}/pictures --out {out}/look")
+    look.inspect(str(out / "all"), (pictures,), out=out / "look", emit=ignore if quiet else None)
+
     seconds = time.monotonic() - began
     tell(f"\n{found['top1']:.2%} of {found['images']} held-out images right, after {seconds:.0f} s. "
-         f"The classifier is one file: {second['model']}")  # fmt: skip
+         f"The classifier is one file: {second['model']}\nThe page of its training: {out}/all/report.html\n"
+         f"What it looks at: {out}/look/contact-sheet.png")  # fmt: skip
     good = found["top1"] >= ENOUGH
     if emit:
         emit({"first": first["test"]["top1"], "test": found, "model": second["model"], "ok": good})

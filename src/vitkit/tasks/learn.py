@@ -18,7 +18,7 @@ from vitkit.options import Training
 from vitkit.recipes import recipe as named_recipe
 from vitkit.recipes.recipe import Recipe, override
 from vitkit.report.terminal import duration, print_facts, say
-from vitkit.tasks import automatic
+from vitkit.tasks import automatic, report
 from vitkit.tasks.pace import shortened
 from vitkit.tasks.protocol import follow
 from vitkit.tasks.use import Emit, in_short
@@ -55,6 +55,7 @@ def learn(data: str, options: Training, default: str, *, protocol: bool, seeds: 
             return emit(facts) if emit else print_facts(facts)
         if protocol:
             told = follow(recipe, out, runtime, how, seeds=seeds, convolutional=convolutional, say=tell)
+            report.drawn(out, runtime, tell)
         else:
             told = run(recipe, out, runtime, how).to_json()
         if runtime.main:
@@ -164,7 +165,7 @@ def tell_result(told: dict[str, Any]) -> None:
     drawn = Path(told["run"]) / REPORT
     if drawn.exists():
         say(f"the report: {drawn}")
-    else:  # of a protocol, or it could not be made
+    else:  # it could not be made
         next_verbs.append(f"report {told['run']}")
     for verb in next_verbs:
         say(f"  vitkit {verb}")

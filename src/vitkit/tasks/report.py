@@ -2,17 +2,19 @@
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from vitkit.experiment.evidence import harmless
 from vitkit.experiment.pages import REPORT, gather, read, write_page
 from vitkit.report.compare_page import compare_page, protocol_page
 from vitkit.report.run_page import run_page
 from vitkit.report.suite_page import suite_page
 from vitkit.report.terminal import say
 from vitkit.tasks.use import Emit
+from vitkit.training.runtime import Runtime
 
 COMPARED = "compare.html"
 
@@ -26,6 +28,13 @@ def report(places: Sequence[str], out: Path | None, *, emit: Emit) -> None:
     if emit:
         return emit({"report": str(path), "bytes": path.stat().st_size, "runs": [str(f) for f in folders]})
     say(f"the report: {path} ({path.stat().st_size / 1e3:,.0f} kB; any browser opens it)")
+
+
+def drawn(folder: Path, runtime: Runtime, tell: Callable[[str], None]) -> None:
+    """The same at the end of what a verb did, by one process; nothing is lost if it fails."""
+    if runtime.main:
+        with harmless(REPORT, tell):
+            draw(folder, None)
 
 
 def draw(folder: Path, out: Path | None) -> Path:

@@ -18,6 +18,7 @@ from vitkit.report.terminal import print_table, say
 from vitkit.tasks import automatic
 from vitkit.tasks.learn import make_recipe, voice
 from vitkit.tasks.protocol import follow
+from vitkit.tasks.report import drawn
 from vitkit.tasks.use import Emit
 from vitkit.training.runtime import Runtime, choose
 
@@ -70,6 +71,7 @@ def suite(
             summary = {"model": model, "run": str(out), **summed(rows, missing, len(entries) - len(rows))}
             if runtime.main:
                 (out / "suite.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False))
+        drawn(out, runtime, tell)
         if runtime.main:
             emit(summary) if emit else tell_summary(summary)
 
