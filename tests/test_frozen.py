@@ -330,11 +330,21 @@ def test_a_run_tells_few_shot_accuracy_as_it_goes_and_is_not_changed_by_it(tmp_p
     go(tmp_path / "without", tiny())
     go(tmp_path / "with", tiny(fewshot="digits", shots=2))
     told = numbers(tmp_path / "with")
-    assert [row["step"] for row in told] == [4, 8] and not numbers(tmp_path / "without")
+    assert [row["step"] for row in told] == [4, 8, 12] and not numbers(tmp_path / "without")
     assert all(row["fewshot_images"] == 179 and row["fewshot_shots"] == 2 for row in told)
     assert all(0.05 < row["fewshot_mean"] < 1 for row in told)
     a, b = (vitkit.load(tmp_path / n / "model.safetensors").state_dict() for n in ("with", "without"))
     assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_few_shot_accuracy_at_the_end_is_that_of_the_model_which_is_kept(tmp_path, capsys):
+    go(tmp_path / "run", tiny(fewshot="digits", shots=2, fewshot_when="end"))
+    [told] = numbers(tmp_path / "run")
+    test = json.loads((tmp_path / "run" / "result.json").read_text())["test"]
+    assert told["step"] == 12 and told["fewshot_mean"] == test["fewshot_mean"]
+    assert run("fewshot", tmp_path / "run", "digits", "--shots", 2, "--workers", 0, "--json") == 0
+    again = json.loads(capsys.readouterr().out)["shots"]["2"]
+    assert again["mean"] == pytest.approx(test["fewshot_mean"], abs=1e-9)
 
 
 def test_what_is_wrong_with_the_few_shot_data_is_told_before_training(tmp_path):

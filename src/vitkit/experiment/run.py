@@ -13,14 +13,14 @@ from vitkit.data.batches import BadFiles, Batch
 from vitkit.data.doctor import preflight
 from vitkit.data.order import Order
 from vitkit.data.sources import Source
-from vitkit.evaluation.cost import forward_flops, ledger, parameters, peak_flops
 from vitkit.evaluation.energy import Meter
 from vitkit.experiment import evidence
 from vitkit.experiment.aim import bare, learner, objective_of, plain, preparation
 from vitkit.experiment.folder import Interrupted, signals, take
 from vitkit.experiment.frozen import FewShot
 from vitkit.experiment.measure import Found, evaluate, evaluate_masked, in_words, numbers
-from vitkit.experiment.start import open_splits, start_model
+from vitkit.experiment.price import cost
+from vitkit.experiment.start import Opener, open_splits, start_model
 from vitkit.experiment.supply import Unusable, supply
 from vitkit.models.masked import MaskedViT
 from vitkit.models.variants import Model
@@ -67,17 +67,23 @@ class How:
     save_aside: bool = False
     quiet: bool = False
     price_per_hour: float | None = None  # of a device
+    report: bool = True  # the mistakes looked at and a page drawn at the end
 
 
-def run(recipe: Recipe, out: Path, runtime: Runtime, how: How = How()) -> Result:
-    """Train by the recipe into a run folder, or go on where an earlier process stopped."""
+def run(
+    recipe: Recipe, out: Path, runtime: Runtime, how: How = How(), opened: Opener = open_splits
+) -> Result:
+    """Train by the recipe into a run folder, or go on where an earlier process stopped.
+
+    opened: how its data is opened; whoever runs many recipes on the same data may keep it open.
+    """
     check_trackers(how.trackers)
     runtime.share(recipe.batch)
     with ExitStack() as held:
         runtime.first(lambda: take(out, recipe, held))
         if recipe.against:  # long work, done by one process and written down
-            runtime.first(lambda: bool(open_splits(recipe, out / REMOVED)), patience=LONG)
-        splits = open_splits(recipe, out / REMOVED)
+            runtime.first(lambda: bool(opened(recipe, out / REMOVED)), patience=LONG)
+        splits = opened(recipe, out / REMOVED)
         model = runtime.settle(learner(recipe, start_model(recipe, splits["train"])))
         state = TrainState.start(model, recipe.optimizer)
         found, damaged = runtime.agreed(latest(out / "checkpoints") if runtime.main else None)
@@ -228,7 +234,8 @@ class Work:
         found = self.evaluate("val")
         self.write(**numbers(found, "val"))
         self.live.say(f"step {self.state.step}: {in_words(found, 'validation')}")
-        self.write(**self.few_shots())
+        if self.recipe.fewshot_when == "evaluations":
+            self.write(**self.few_shots())
         best, reached = self.memory["best"], -found.loss if found.top1 is None else found.top1
         self.memory["since"] = 0 if best is None or reached > best else self.memory["since"] + 1
         if self.memory["since"] == 0:
@@ -279,22 +286,15 @@ class Work:
             replace_file(self.out / "result.json", lambda beside: beside.write_text(text))
         if self.journal:
             self.journal.close()
-        on, unusable = self.splits[self.recipe.report_on], {"train": self.bad.found} | self.unseen
-        evidence.finish(self.out, self.runtime, on, found, model, unusable, self.live.say)
+        if self.how.report:
+            on, unusable = self.splits[self.recipe.report_on], {"train": self.bad.found} | self.unseen
+            evidence.finish(self.out, self.runtime, on, found, model, unusable, self.live.say)
         self.runtime.wait()
         return result
 
     def cost(self, model: Model) -> dict[str, Any]:
-        seen, seconds = self.state.step * self.recipe.batch, self.memory["seconds"]
-        facts = self.runtime.facts()
-        joules = self.runtime.everyones(self.memory.get("joules"))
-        found = ledger(
-            parameters=parameters(model), images_seen=seen, forward=forward_flops(model.config),
-            device_seconds=self.runtime.world * seconds, joules=None if None in joules else sum(joules),
-            price_per_hour=self.how.price_per_hour, peak=peak_flops(facts["device"], facts["precision"]),
+        told = cost(
+            model, self.runtime, seen=self.state.step * self.recipe.batch, seconds=self.memory["seconds"],
+            joules=self.memory.get("joules"), an_hour=self.how.price_per_hour,
         )  # fmt: skip
-        return {
-            **found.to_json(), "seconds": round(seconds, 2),
-            "images_per_second": seen / seconds if seconds else None,
-            "unusable_images": len(self.bad.found), **facts,
-        }  # fmt: skip
+        return told | {"unusable_images": len(self.bad.found)}

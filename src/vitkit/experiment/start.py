@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from vitkit.recipes.recipe import Recipe, override, part_of
 from vitkit.weights.load import load
 from vitkit.weights.save import replace_file
 
+Opener = Callable[[Recipe, Path | None], dict[str, Source]]
 EVALUATION = {"squash": Preprocessing(), "centre": Preprocessing(resize="crop", crop=0.875)}
 
 
@@ -39,9 +40,15 @@ def open_splits(recipe: Recipe, note: Path | None = None) -> dict[str, Source]:
         splits["train"] = join(splits["train"], splits.pop("val"))
     if recipe.against:
         splits["train"] = without(splits["train"], recipe.against, note)
-    if recipe.subset:
-        splits["train"] = subset(splits["train"], **part_of(recipe.subset), seed=recipe.seed)  # type: ignore[arg-type]
-    return splits
+    return reduced(splits, recipe)
+
+
+def reduced(splits: dict[str, Source], recipe: Recipe) -> dict[str, Source]:
+    """The same splits with the recipe's part of train."""
+    if not recipe.subset:
+        return splits
+    part: dict[str, Any] = part_of(recipe.subset)
+    return splits | {"train": subset(splits["train"], **part, seed=recipe.seed)}
 
 
 def are_bare(place: str) -> bool:

@@ -58,6 +58,7 @@ class Recipe:
     evaluations: int = 10  # on val, spread over the run
     fewshot: str = ""  # a data set whose few-shot accuracy is told beside each of them; empty: none
     shots: int = 5  # images of each of its classes
+    fewshot_when: str = "evaluations"  # and at the end; or end: only then
     patience: int = 0  # evaluations without a better one before the run stops; 0: never
     seed: int = 0
 
@@ -69,7 +70,8 @@ class Recipe:
         if not self.mixup >= 0 or not 0 <= self.label_smoothing < 1:
             raise ValueError(f"mixup and label_smoothing are not negative, and smoothing is below 1: {self}")
         choices = {"train_on": ("train", "train+val"), "report_on": ("test", "val"),
-                   "objective": ("classify", "masked")}  # fmt: skip
+                   "objective": ("classify", "masked"),
+                   "fewshot_when": ("evaluations", "end")}  # fmt: skip
         for field, known in choices.items():
             if getattr(self, field) not in known:
                 raise ValueError(f"{field} must be {' or '.join(known)}, not {getattr(self, field)!r}")
