@@ -16,7 +16,7 @@ FLOORS = {
     "training": 4, "inspection": 4, "serving": 4,
     "recipes": 5,
     "experiment": 6, "catalogue": 6,
-    "studies": 7, "tasks": 7,
+    "studies": 7, "tasks": 7, "service": 7,
     "demo": 8,
     "cli": 9,
 }  # fmt: skip

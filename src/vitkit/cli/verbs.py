@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import tyro
 
-from vitkit.cli import frozen, inspect, learn, models, report, suite, use
+from vitkit.cli import frozen, inspect, learn, models, report, study, suite, use
 
 VERBS: dict[str, Callable[..., None]] = {
     "demo": models.demo,
@@ -15,6 +15,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "finetune": learn.finetune,
     "pretrain": learn.pretrain,
     "suite": suite.suite,
+    "study": study.study,
     "evaluate": use.evaluate,
     "fewshot": frozen.fewshot,
     "predict": use.predict,

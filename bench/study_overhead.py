@@ -1,0 +1,97 @@
+"""What ten trials of a study cost beside their own steps, one after the other in one process.
+
+    python bench/study_overhead.py --data digits --steps 100 --device cpu
+
+Told for each trial and in all: the seconds of its steps (as its own ledger counts them), of its evaluations,
+and of everything else (opening data, building, checkpoints, files), and the driver's own time around them.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from vitkit.experiment.run import Work
+from vitkit.studies.drive import Job, Outcome, drive
+from vitkit.studies.local import attempt
+from vitkit.studies.prepare import Request, make_plan
+from vitkit.studies.work import Place, perform
+
+TRIALS = 10
+
+
+class Inline:
+    """A crew of this very process, so that parts of a run can be timed."""
+
+    def __init__(self, place: Place):
+        self.place, self.ended = place, []
+
+    def room(self) -> int:
+        return 1
+
+    def submit(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            begun = time.perf_counter()
+            outcome = attempt(job.call, job.arguments, self.place)
+            self.ended.append((job.name, Outcome(outcome.value, outcome.error, outcome.trace,
+                                                 time.perf_counter() - begun)))  # fmt: skip
+
+    def wait(self, seconds: float) -> list[tuple[str, Outcome]]:
+        ended, self.ended = self.ended, []
+        return ended
+
+    def stop(self) -> None: ...
+
+
+def timed(name: str, spent: dict[str, float]) -> None:
+    """Add up what a part of a run takes."""
+    part = getattr(Work, name)
+
+    def call(*args, **options):
+        begun = time.perf_counter()
+        try:
+            return part(*args, **options)
+        finally:
+            spent[name] = spent.get(name, 0.0) + time.perf_counter() - begun
+
+    setattr(Work, name, call)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", default="digits")
+    parser.add_argument("--downstream", default="")
+    parser.add_argument("--study", default="positions")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int, default=0)
+    options = parser.parse_args()
+    request = Request(study=options.study, data=(options.data,), downstream=options.downstream,
+                      steps=options.steps, size=0)  # fmt: skip
+    plan = make_plan(request, 1, lambda kinds: {})
+    spent: dict[str, float] = {}
+    for name in ("evaluate", "few_shots", "finish", "train", "look_ahead", "save", "save_model"):
+        timed(name, spent)
+    torch.set_num_threads(1)
+    place = Place(device=options.device, workers=options.workers, threads=1)
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = [Job(one.name, perform, (one, Path(folder)), one.needs) for one in plan.trials[:TRIALS]]
+        begun = time.perf_counter()
+        found = drive(jobs, Inline(place))
+        total = time.perf_counter() - begun
+    for name, outcome in found.items():
+        assert not outcome.error, outcome.trace
+        print(f"{name}: {outcome.seconds:.2f} s, of them {outcome.value['cost']['seconds']:.2f} s of steps")
+    steps = sum(outcome.value["cost"]["seconds"] for outcome in found.values())
+    looking = spent["evaluate"] + spent["few_shots"]
+    rest = total - steps - looking
+    print({name: round(value, 2) for name, value in spent.items()})
+    print(f"{len(found)} trials: {total:.2f} s; steps {steps:.2f} s, evaluation {looking:.2f} s "
+          f"({looking / steps:.1%} of the steps), the rest {rest:.2f} s ({rest / steps:.1%}), of it the "
+          f"driver {total - sum(o.seconds for o in found.values()):.3f} s")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""A study's figures in the paper's form: scores over compute, data or settings, with the spread of seeds."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from vitkit.report.figures import quietly, shown_text
+
+Point = tuple[float, float, float]  # x, the mean of y, how far a bar reaches up and down
+LONGEST = 30  # characters of a name
+MARKS = "osD^vP*X"
+
+
+@quietly
+def draw_lines(
+    series: Mapping[str, Sequence[Point]],
+    *,
+    x_label: str,
+    y_label: str,
+    title: str = "",
+    log_x: bool = False,
+    fits: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+) -> Figure:
+    """Marks with bars, joined by lines; by the same names, dashed lines that were fitted to them."""
+    figure, axis = empty(x_label, y_label, title)
+    for i, (name, points) in enumerate(series.items()):
+        xs, ys, reach = zip(*sorted(points), strict=True) if points else ((), (), ())
+        axis.errorbar(
+            xs, ys, yerr=reach, label=shown_text(name, LONGEST), **look(i), linewidth=1, markersize=4
+        )  # fmt: skip
+        if fits and name in fits:
+            axis.plot(*zip(*fits[name], strict=True), linestyle="--", linewidth=0.8, color=colour(i))
+    if log_x and all(x > 0 for points in series.values() for x, _, _ in points):
+        axis.set_xscale("log")
+    return finished(figure, axis, len(series))
+
+
+@quietly
+def draw_bars(
+    groups: Mapping[str, Mapping[str, tuple[float, float]]], *, y_label: str, title: str = ""
+) -> Figure:
+    """For each group its settings side by side as marks with bars: {group: {setting: (mean, reach)}}."""
+    figure, axis = empty("", y_label, title)
+    settings = list(dict.fromkeys(name for group in groups.values() for name in group))
+    width = 0.7 / max(1, len(settings))
+    for i, setting in enumerate(settings):
+        here = [(g, group[setting]) for g, group in enumerate(groups.values()) if setting in group]
+        xs = [g + (i - (len(settings) - 1) / 2) * width for g, _ in here]
+        axis.errorbar(
+            xs, [mean for _, (mean, _) in here], yerr=[reach for _, (_, reach) in here], linestyle="none",
+            label=shown_text(setting, LONGEST), **look(i), markersize=5,
+        )  # fmt: skip
+    axis.set_xticks(range(len(groups)), [shown_text(name, LONGEST) for name in groups])
+    axis.set_xlim(-0.6, len(groups) - 0.4)
+    return finished(figure, axis, len(settings))
+
+
+def empty(x_label: str, y_label: str, title: str) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(4.8, 3.2), layout="constrained")
+    axis = figure.add_subplot()
+    axis.set(xlabel=x_label, ylabel=y_label, title=title)
+    axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+    axis.grid(True, linewidth=0.3, alpha=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+    return figure, axis
+
+
+def finished(figure: Figure, axis: Any, names: int) -> Figure:
+    if names:
+        axis.legend(fontsize=7, frameon=False)
+    return figure
+
+
+def look(number: int) -> dict[str, Any]:
+    """Of one line among several: told apart by colour and by mark."""
+    return {"color": colour(number), "marker": MARKS[number % len(MARKS)], "capsize": 2, "elinewidth": 0.8}
+
+
+def colour(number: int) -> str:
+    return f"C{number % 10}"

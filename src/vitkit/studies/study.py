@@ -1,0 +1,114 @@
+"""A study as values: its trials, what they start from, the claims that they test, how they are drawn."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from vitkit.recipes.recipe import Recipe, build
+from vitkit.studies.setting import Setting
+
+Factor = str | int | float
+Factors = Mapping[str, Factor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One run of a study: what is varied in it, its recipe, and the trial whose model it starts from."""
+
+    name: str
+    factors: dict[str, Factor]
+    recipe: Recipe
+    needs: str = ""
+    resize: str = ""  # the convention by which the positions of that model are brought to another size
+
+
+def trial(factors: Factors, recipe: Recipe, *, needs: str = "", resize: str = "") -> Trial:
+    """Named by what is varied; the seed is the recipe's."""
+    words = [f"{name}={value}" for name, value in factors.items()] + [f"seed={recipe.seed}"]
+    name = ",".join(words).replace("/", "-").replace(" ", "-").replace("%", "pc")
+    return Trial(name=name, factors=dict(factors), recipe=recipe, needs=needs, resize=resize)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A sentence of the paper as a comparison: the mean score of `left` above that of `right`.
+
+    sign     1: left is above right; -1: below; 0: they are no more than `margin` apart
+    since    the same two settings elsewhere: then what is compared is the gain from there to here
+    measure  score: the study's own; compute: how often the left family's compute fits into the right's at
+             equal score, as a power of two
+    """
+
+    text: str
+    left: dict[str, Factor]
+    right: dict[str, Factor]
+    sign: int = 1
+    margin: float = 0.01
+    since: tuple[dict[str, Factor], dict[str, Factor]] | None = None
+    measure: str = "score"
+
+    def __post_init__(self):
+        if self.sign not in (-1, 0, 1) or self.measure not in ("score", "compute"):
+            raise ValueError(f"sign is -1, 0 or 1 and measure score or compute: {self}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """One figure: the score over a column of the table, a line for each setting of some factors.
+
+    kind: lines over numbers, bars over settings, the history of each setting over the run, or similarity:
+    how alike the position embeddings of a setting are (Fig. 10).
+    """
+
+    title: str
+    x: str
+    lines: tuple[str, ...]
+    y: str = "score"
+    kind: str = "lines"
+    x_label: str = ""
+    log_x: bool = False
+    where: dict[str, Factor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A function from a setting to trials, and how their table is to be read."""
+
+    name: str
+    shows: str  # the figure or the table of the paper
+    about: str
+    make: Callable[[Setting], list[Trial]]
+    score: str  # the column that is compared: top1, or fewshot_mean
+    claims: tuple[Claim, ...]
+    pictures: tuple[Picture, ...]
+    fitted: tuple[str, ...] = ()  # factors by which scores are fitted against compute, a fit for each setting
+    convolutions: bool = False  # whether ResNets take part, which need larger images
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a study folder holds: what was asked for, what was chosen for it, and every trial."""
+
+    study: str
+    asked: dict[str, Any]
+    chosen: dict[str, Any]
+    trials: tuple[Trial, ...]
+
+    def __post_init__(self):
+        names = [one.name for one in self.trials]
+        before: set[str] = set()
+        for one in self.trials:
+            assert not one.needs or one.needs in before, f"{one.name} needs {one.needs}, which is not before"
+            before.add(one.name)
+        assert len(before) == len(names), "two trials of one name"
+
+
+def to_json(plan: Plan) -> str:
+    return json.dumps(asdict(plan), indent=1, ensure_ascii=False)
+
+
+def from_json(text: str) -> Plan:
+    told = json.loads(text)
+    trials = tuple(Trial(**(one | {"recipe": build(Recipe, one["recipe"])})) for one in told.pop("trials"))
+    return Plan(**told, trials=trials)

@@ -1,0 +1,111 @@
+"""What a process does for a study, here or on another machine: one trial, or how long its steps take."""
+
+import os
+import shutil
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitkit.data.sources import Source
+from vitkit.experiment.pace import Trial as Tried
+from vitkit.experiment.pace import seconds_an_image, seconds_to_prepare
+from vitkit.experiment.run import MODEL, How, run
+from vitkit.experiment.start import open_splits, reduced, start_model
+from vitkit.models.adapt import adapt
+from vitkit.recipes.recipe import Recipe
+from vitkit.studies.folder import done, folder_of, result_of
+from vitkit.studies.study import Trial
+from vitkit.training.runtime import Runtime, choose
+from vitkit.weights.load import load
+from vitkit.weights.save import save
+
+TRIED = Tried(images=0, before=2, timed=5)  # steps of a whole batch: small models are slow for few images
+NOTHING, DECIDING = Recipe(name="data"), ("data", "objective", "train_on", "val", "test")  # what is opened
+START = "start.safetensors"  # the model of another trial, with another way of resizing positions
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process works, and with how much of the machine."""
+
+    device: str = "cpu"
+    precision: str = "auto"
+    workers: int = 0  # processes that prepare data
+    threads: int = 0  # of PyTorch on the CPU; 0: its own choice
+    quiet: bool = True
+
+    def runtime(self) -> Runtime:
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        return settled(self.device, self.precision)
+
+
+@lru_cache
+def settled(device: str, precision: str) -> Runtime:
+    return choose(device, precision)
+
+
+def perform(trial: Trial, out: Path, place: Place) -> dict[str, Any]:
+    """Run a trial in its folder, or go on with it; what it came to."""
+    if not done(out, trial):
+        folder = folder_of(out, trial.name)
+        recipe = replace(trial.recipe, weights=str(beginning(trial, out))) if trial.needs else trial.recipe
+        how = How(workers=place.workers, quiet=place.quiet, report=False)  # the study's page tells of it
+        run(recipe, folder, place.runtime(), how, kept_open)
+        clean(folder)
+    found = result_of(out, trial)
+    assert found is not None
+    return found
+
+
+def kept_open(recipe: Recipe, note: Path | None) -> dict[str, Source]:
+    """The data of a trial, kept for the others of this process; not where it is compared with other data."""
+    if recipe.against:
+        return open_splits(recipe, note)
+    return reduced(opened(replace(NOTHING, **{name: getattr(recipe, name) for name in DECIDING})), recipe)
+
+
+@lru_cache(maxsize=4)
+def opened(recipe: Recipe) -> dict[str, Source]:
+    return open_splits(recipe)
+
+
+def beginning(trial: Trial, out: Path) -> Path:
+    """The model that a trial starts from."""
+    model = folder_of(out, trial.needs) / MODEL
+    if not model.exists():
+        raise ValueError(f"{trial.name} starts from {model}, which is not there: run the study as a whole")
+    if not trial.resize:
+        return model
+    start = folder_of(out, trial.name) / START
+    if not start.exists():
+        start.parent.mkdir(parents=True, exist_ok=True)
+        save(adapt(load(model), resize=trial.resize), start)
+    return start
+
+
+def clean(folder: Path) -> None:
+    """Checkpoints are for going on; a finished trial keeps its model."""
+    (folder / START).unlink(missing_ok=True)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+
+def seconds_a_step(recipe: Recipe, place: Place) -> tuple[float, float]:
+    """Of a step, and of looking at one image afterwards: the slower of computing and preparing."""
+    runtime = place.runtime()
+    train = kept_open(recipe, None)["train"]
+    computing = seconds_an_image(
+        recipe, start_model(recipe, train), runtime, replace(TRIED, images=recipe.batch)
+    )
+    preparing = seconds_to_prepare(recipe, train)
+    if place.workers and runtime.device.startswith("cuda"):
+        preparing /= place.workers
+        return recipe.batch * max(computing, preparing), max(computing / 3, preparing)
+    return recipe.batch * (computing + preparing), computing / 3 + preparing
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

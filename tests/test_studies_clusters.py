@@ -1,0 +1,66 @@
+"""The same plan on Ray and through submitit: the same table as on this machine."""
+
+import pytest
+from small_study import tiny_plan
+from test_studies_drive import carried_out
+
+from vitkit.studies.clusters import Ray, Share, Slurm, parse_options
+from vitkit.studies.drive import Job, drive
+from vitkit.studies.folder import claim
+from vitkit.studies.table import rows_of
+from vitkit.studies.work import perform
+
+SAME = ("trial", "head", "seed", "steps", "exaFLOPs", "top1", "fewshot_mean", "images_seen")
+
+
+def numbers(out, plan):
+    return [{name: row[name] for name in SAME} for row in rows_of(out, plan)]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    out, plan = tmp_path_factory.mktemp("here"), tiny_plan(seeds=1)
+    carried_out(plan, out, processes=1)
+    return numbers(out, plan)
+
+
+def jobs(plan, out):
+    claim(out, plan)
+    return [Job(one.name, perform, (one, out), one.needs) for one in plan.trials]
+
+
+@pytest.mark.slow
+def test_ray_comes_to_the_same_table(tmp_path, here):
+    pytest.importorskip("ray")
+    plan = tiny_plan(seeds=1)
+    with Ray(Share("cpu"), processes=2) as crew:
+        found = drive(jobs(plan, tmp_path), crew)
+    assert numbers(tmp_path, plan) == here
+    assert [one.name for one in plan.trials if found[one.name].error] == [t.name for t in plan.trials[-2:]]
+
+
+@pytest.mark.slow
+def test_submitit_comes_to_the_same_table(tmp_path, here):
+    pytest.importorskip("submitit")
+    plan = tiny_plan(seeds=1)
+    options = {"timeout_min": 5, "cpus_per_task": 1}
+    with Slurm(Share("cpu", cores=1), tmp_path / "jobs", options, cluster="local") as crew:
+        found = drive(jobs(plan, tmp_path), crew)
+    assert numbers(tmp_path, plan) == here
+    assert [one.name for one in plan.trials if found[one.name].error] == [t.name for t in plan.trials[-2:]]
+
+
+def test_slurm_says_what_is_missing(tmp_path, monkeypatch):
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match="there is no sbatch here"):
+        Slurm(Share(), tmp_path)
+
+
+def test_options_of_a_cluster_are_names_with_values():
+    assert parse_options(["slurm_partition=gpu", "gpus_per_node=1"]) == {
+        "slurm_partition": "gpu",
+        "gpus_per_node": 1,
+    }
+    with pytest.raises(ValueError, match="give name=value"):
+        parse_options(["gpu"])

@@ -1,0 +1,111 @@
+"""What a table is said to show: known exponents are found, and verdicts follow from intervals alone."""
+
+import math
+
+import numpy as np
+import pytest
+
+from vitkit.studies.catalogue import STUDIES
+from vitkit.studies.fits import FAILS, HOLDS, STUDENT, UNSEEN, UNTRIED, judge, law, laws, spread
+from vitkit.studies.study import Claim
+
+
+def rows(left, right, **more):
+    """One row a seed and side."""
+    sides = (("a", left), ("b", right), *more.items())
+    return [
+        {"trial": f"{side}{seed}", "arm": side, "seed": seed, "score": value}
+        for side, values in sides
+        for seed, value in enumerate(values)
+    ]
+
+
+def claim(sign=1, **more):
+    return Claim(text="a is better", left={"arm": "a"}, right={"arm": "b"}, sign=sign, **more)
+
+
+def test_a_power_law_is_found_with_its_exponent_inside_the_interval():
+    rng = np.random.default_rng(1)
+    x = np.repeat(10.0 ** np.arange(5), 3)
+    found = law(x, 0.5 * x**-0.25 * np.exp(rng.normal(0, 0.02, len(x))))
+    assert found.exponent == pytest.approx(-0.25, abs=0.01) and found.scale == pytest.approx(0.5, rel=0.05)
+    assert found.low < -0.25 < found.high and found.high - found.low < 0.03 and found.r2 > 0.99
+    assert found.at(100.0) == pytest.approx(0.5 * 100**-0.25, rel=0.05)
+
+
+def test_a_line_over_the_logarithm_is_found_exactly():
+    x = [1.0, 10.0, 100.0, 1000.0]
+    found = law(x, [0.2 + 0.1 * math.log10(v) for v in x], "log-linear")
+    assert (found.scale, found.exponent) == pytest.approx((0.2, 0.1))
+    assert (found.low, found.high) == pytest.approx((0.1, 0.1)) and found.r2 == pytest.approx(1)
+    assert law([1.0, 1.0, 2.0], [1.0, 2.0, 3.0]) is None  # two places make no law
+
+
+def test_intervals_are_those_of_students_t():
+    scipy_stats = pytest.importorskip("scipy.stats")
+    for n, quantile in enumerate(STUDENT, start=1):
+        assert quantile == pytest.approx(scipy_stats.t.ppf(0.975, n), abs=6e-4)
+    s = spread([0.1, 0.2, 0.6])
+    low, high = scipy_stats.t.interval(0.95, 2, loc=0.3, scale=np.std([0.1, 0.2, 0.6], ddof=1) / 3**0.5)
+    assert (s.low, s.high) == pytest.approx((low, high), rel=1e-3)
+    assert spread([0.5]).std is None
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "sign", "outcome"),
+    [
+        ((0.50, 0.60, 0.70), (0.45, 0.55, 0.651), 1, HOLDS),
+        ((0.45, 0.55, 0.651), (0.50, 0.60, 0.70), 1, FAILS),
+        ((0.45, 0.55, 0.651), (0.50, 0.60, 0.70), -1, HOLDS),
+        ((0.50, 0.60, 0.70), (0.45, 0.65, 0.60), 1, UNSEEN),
+        ((0.500, 0.600, 0.700), (0.501, 0.601, 0.700), 0, HOLDS),
+        ((0.50, 0.60, 0.70), (0.45, 0.55, 0.651), 0, FAILS),
+        ((0.50, 0.60, 0.70), (0.45, 0.65, 0.60), 0, UNSEEN),
+        ((0.9,), (0.1,), 1, UNSEEN),
+        ((0.9, 0.9), (), 1, UNTRIED),
+    ],
+)
+def test_a_verdict_is_what_the_interval_of_paired_differences_says(left, right, sign, outcome):
+    found = judge(claim(sign), rows(left, right), "score")
+    assert found.outcome == outcome
+    if outcome in (HOLDS, FAILS):
+        assert found.difference == pytest.approx(np.mean(left) - np.mean(right))
+        assert f"{100 * found.difference:+.2f} [" in found.words and "3 seeds" in found.words
+
+
+def test_seeds_are_compared_with_themselves_and_only_where_both_sides_are_done():
+    found = judge(claim(), rows((0.5, 0.6, 0.7, 0.8), (0.4, 0.5, 0.601)), "score")
+    assert found.seeds == 3 and found.outcome == HOLDS  # though means of sides overlap
+
+
+def test_gains_are_compared_where_a_claim_is_about_gains():
+    table = rows((0.5, 0.6), (0.5, 0.6), a0=(0.2, 0.3), b0=(0.4, 0.501))
+    since = ({"arm": "a0"}, {"arm": "b0"})
+    found = judge(claim(since=since), table, "score")
+    assert found.difference == pytest.approx(0.2, abs=1e-3) and found.outcome == HOLDS
+
+
+def test_compute_is_compared_at_equal_score():
+    table = []
+    for family, factor in (("ViT", 1.0), ("ResNet", 4.0)):
+        for seed in range(3):
+            for size in range(4):
+                compute = factor * 10.0**size
+                score = 0.2 + 0.1 * math.log10(compute / factor) + 0.001 * seed
+                table.append({"trial": "", "family": family, "seed": seed, "score": score,
+                              "pretrain_exaFLOPs": compute})  # fmt: skip
+    about = Claim(text="less compute", left={"family": "ViT"}, right={"family": "ResNet"}, measure="compute")
+    found = judge(about, table, "score")
+    assert found.difference == pytest.approx(2.0) and found.outcome == HOLDS  # 2^2 = 4 times
+    assert found.words.startswith("4.00 [4.00, 4.00] times the compute")
+    apart = [row | {"score": row["score"] / 100} if row["family"] == "ViT" else row for row in table]
+    assert judge(about, apart, "score").outcome == UNSEEN
+    told = laws(table, ["family"], "score")
+    assert {(one["family"], one["kind"]) for one in told} == {
+        (family, kind) for family in ("ViT", "ResNet") for kind in ("power", "log-linear")
+    }
+    assert told[1]["exponent"] == pytest.approx(0.1)
+
+
+def test_every_study_states_claims():
+    assert len(STUDIES) == 10 and all(one.claims and one.pictures for one in STUDIES.values())

@@ -1,0 +1,186 @@
+"""Plans of all studies: models can be built, parts are nested, arms are paired, a budget decides steps."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from vitkit.data.order import Order
+from vitkit.experiment.start import open_splits
+from vitkit.models.variants import configure, skeleton
+from vitkit.recipes.recipe import override
+from vitkit.studies.budget import (
+    FEWEST,
+    FIXED,
+    SPARE,
+    SPLIT,
+    Sight,
+    fit,
+    kinds,
+    longest_first,
+    makespan,
+    parse_budget,
+    prices,
+)
+from vitkit.studies.catalogue import STUDIES, study
+from vitkit.studies.folder import claim, differences, remembered
+from vitkit.studies.prepare import Request, first_setting, make_plan, survey
+from vitkit.studies.setting import Setting
+from vitkit.studies.study import Plan, from_json, to_json
+
+SEEN = {"digits": Sight(train=1618, test=179, side=8, seconds=0.0)}
+
+
+def made(name: str, **changes) -> list:
+    setting = Setting(data=("digits",), downstream="", pixels=32, patch=4, batch=32, steps=100, images=1618)
+    return STUDIES[name].make(replace(setting, **changes))
+
+
+@pytest.mark.parametrize("scale", ["mini", "paper"])
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_trial_of_every_study_makes_a_model_and_survives_json(name, scale):
+    trials = made(name, scale=scale, pixels=64, patch=8, seeds=1)
+    for kind in kinds(trials):
+        config = override(configure(kind.model, classes=10, image_size=kind.image_size), kind.model_options)
+        assert sum(p.numel() for p in skeleton(config).parameters()) > 0
+    plan = Plan(study=name, asked={}, chosen={}, trials=tuple(trials))
+    assert from_json(to_json(plan)) == plan
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_claim_and_picture_speaks_of_settings_that_are_tried(name):
+    trials = made(name)
+    factors = {key for one in trials for key in one.factors}
+
+    def tried(setting):
+        return any(setting.items() <= one.factors.items() for one in trials)
+
+    for claim_ in STUDIES[name].claims:
+        for side in (claim_.left, claim_.right, *(claim_.since or ())):
+            assert tried(side), f"{claim_.text}: {side}"
+    for picture in STUDIES[name].pictures:
+        assert set(picture.lines) <= factors and tried(picture.where)
+
+
+def test_at_the_papers_scale_models_and_recipes_are_the_papers():
+    trials = made("scaling", scale="paper", seeds=1)
+    first = [one for one in trials if not one.needs]
+    assert len(first) == 18  # Table 6
+    h14 = next(one.recipe for one in first if one.recipe.model == "ViT-H/14")
+    assert (h14.batch, h14.length.epochs, h14.schedule.rate, h14.image_size) == (4096, 14, 3e-4, (224, 224))
+    eight = [one for one in made("positions", scale="paper", seeds=1) if one.factors["hyper"] == "default"]
+    assert len(eight) == 8 and {one.recipe.model for one in eight} == {"ViT-B/16"}  # Table 8
+    whole = [one for one in made("augreg", scale="paper", seeds=1) if one.factors["share"] == "100%"]
+    assert len(whole) == 28 and {one.recipe.optimizer.weight_decay for one in whole} == {0.1, 0.03}
+    assert all(one.recipe.length.epochs == 300 for one in whole)
+
+
+def test_parts_of_a_data_set_lie_within_each_other_and_follow_the_seed():
+    keys = {}
+    for one in made("data-size", images=1618):
+        if one.factors["model"] == "ViT":
+            keys[one.recipe.seed, one.factors["share"]] = set(open_splits(one.recipe)["train"].keys)
+    assert keys[0, "3%"] < keys[0, "10%"] < keys[0, "30%"] < keys[0, "100%"]
+    assert keys[0, "3%"] != keys[1, "3%"]
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_arms_of_one_seed_see_the_same_images_in_the_same_order(name):
+    orders = {}
+    for one in made(name):
+        r = one.recipe
+        if not one.needs and not r.subset:
+            order = Order(1618, r.batch, r.seed)
+            orders.setdefault(r.seed, set()).add(tuple(order.sample(3, place) for place in range(r.batch)))
+    assert len(orders) == 3 and all(len(found) == 1 for found in orders.values())
+    assert len(set.union(*orders.values())) == 3
+
+
+def test_a_known_pace_gives_the_steps_that_fit():
+    heads, setting = STUDIES["heads"], Setting(data=("digits",), downstream="", batch=32, images=1618)
+    pace = 0.1
+
+    def measure(asked):  # the next larger models are two times as slow
+        slower = {kind: 1 if "width=96" in kind.model_options else 2 for kind in asked}
+        return {kind: (pace * factor, 0.0) for kind, factor in slower.items()}
+
+    found = fit(heads, setting, 600.0, 2, SEEN, measure)
+    # 12 trials on 2 processes: 6 in a row, each its steps, a second, and the time of holding val out
+    allowed = int((SPARE * 600 / 6 - FIXED - SPLIT * 1618) / pace)
+    assert found.setting.level == 0 and found.setting.steps == allowed > 800
+    assert found.seconds <= SPARE * 600
+    richer = fit(heads, setting, 6000.0, 2, SEEN, measure)
+    assert richer.setting.level > 0 and richer.seconds <= SPARE * 6000
+    with pytest.raises(ValueError, match=r"heads does not fit into 10 s on 2 processes.*give --budget 1min"):
+        fit(heads, setting, 10.0, 2, SEEN, measure)
+    late = fit(heads, setting, 600.0, 2, SEEN, measure, spent=lambda: 300.0)
+    assert late.seconds <= SPARE * 600 - 300 and late.setting.steps >= FEWEST
+
+
+def test_trials_wait_for_what_they_need_and_long_ones_begin_first():
+    trials = made("resolution", seeds=1)
+    price = {one.name: 10.0 if not one.needs else 1.0 for one in trials}
+    assert makespan(trials, price, 100) == 11.0
+    assert makespan(trials, price, 1) == 10.0 + (len(trials) - 1)
+    assert longest_first(list(reversed(trials)), price)[0].needs == ""
+
+
+def test_a_fine_tuned_model_is_timed_at_its_own_size():
+    trials = made("resolution", seeds=1)
+    asked = kinds(trials)
+    assert {kind.image_size for kind in asked} == {(32, 32), (48, 48), (64, 64)}
+    assert all(kind.model == "ViT-Ti/4" for kind in asked)
+    found = prices(trials, {kind: (kind.image_size[0] / 100, 0.0) for kind in asked}, SEEN)
+    assert found[trials[0].name] == pytest.approx(100 * 0.32 + 1.0)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("20min", 1200), ("1.5h", 5400), ("7", 420)])
+def test_budgets_are_times(text, seconds):
+    assert parse_budget(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"study": "postions"}, "no study 'postions'; known: scaling"),
+        ({"budget": "soon"}, "as in 90s, 20min or 1.5h"),
+        ({"data": ("a", "b")}, "heads takes one data set"),
+        ({"seeds": 0}, "--seeds must be at least 1"),
+        ({"size": 9}, "--size must be 0 to 3"),
+    ],
+)
+def test_a_wrong_request_is_refused_with_the_remedy(changes, why):
+    with pytest.raises(ValueError, match=why):
+        Request(**({"study": "heads", "data": ("digits",)} | changes))
+
+
+def test_sizes_follow_the_images(tmp_path):
+    rng = np.random.default_rng(0)
+    for side in (8, 32, 100):
+        path = tmp_path / f"{side}.npz"
+        images = rng.integers(0, 255, (40, side, side, 3), dtype=np.uint8)
+        np.savez(path, images=images, labels=np.arange(40) % 4)
+    found = {}
+    for side in (8, 32, 100):
+        request = Request(study="heads", data=(str(tmp_path / f"{side}.npz"),))
+        seen = {request.data[0]: survey(request.data[0])}
+        plain = first_setting(request, study("heads"), seen)
+        with_resnets = first_setting(request, study("data-size"), seen)
+        found[side] = (plain.pixels, plain.patch, with_resnets.pixels, with_resnets.patch)
+    assert found == {8: (16, 4, 64, 8), 32: (32, 4, 64, 8), 100: (64, 8, 64, 8)}
+    with pytest.raises(ValueError, match="multiple of 16"):
+        first_setting(replace(request, image_size=50), study("heads"), seen)
+
+
+def test_a_folder_belongs_to_one_request_and_one_plan(tmp_path):
+    request = Request(study="heads", data=("digits",), steps=5, seeds=1)
+    plan = make_plan(request, 1, lambda asked: {})
+    claim(tmp_path, plan)
+    claim(tmp_path, plan)
+    assert remembered(tmp_path, request.asked()) == plan
+    with pytest.raises(ValueError, match="asked for otherwise.*seeds: 1 -> 2.*another --out"):
+        remembered(tmp_path, replace(request, seeds=2).asked())
+    other = make_plan(replace(request, steps=6), 1, lambda asked: {})
+    assert any("recipe.length.steps: 5 -> 6" in one for one in differences(plan, other))
+    with pytest.raises(ValueError, match="holds another plan.*give another --out"):
+        claim(tmp_path, other)
