@@ -183,7 +183,7 @@ def test_classes_by_name_or_number_are_explained(saved, photos, tmp_path, capsys
         (["--class", "7"], "0 to 4"),
         (["--layer", "2"], "0 to 1"),
         (["--image-size", "30"], "nearest that fits: 24 or 32"),
-        (["--image-size", "big"], "HEIGHTxWIDTH"),
+        (["--image-size", "big"], "HxW"),
         (["--images", "0"], "at least one"),
     ],
 )

@@ -29,6 +29,7 @@ def carried_out(plan, out, **where):
         carry_out(plan, out, Crews(where, held), lambda text: None)
 
 
+@pytest.mark.slow
 def test_a_failure_is_listed_while_others_finish_and_what_is_done_is_not_run_again(tmp_path):
     plan = tiny_plan()
     carried_out(plan, tmp_path)
@@ -86,6 +87,7 @@ def test_a_tuned_trial_starts_from_the_model_it_needs_by_the_convention_it_names
         assert not (tmp_path / "trials" / resize / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_process_costs_its_own_job_only():
     jobs = [Job("dies", killed, ()), *(Job(f"job {i}", answered, (i,)) for i in range(6))]
     with Local(places("cpu", 2)) as crew:

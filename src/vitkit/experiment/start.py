@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from vitkit.weights.load import load
 from vitkit.weights.save import replace_file
 
 Opener = Callable[[Recipe, Path | None], dict[str, Source]]
+NOTHING, DECIDING = Recipe(name="data"), ("data", "objective", "train_on", "val", "test")  # what is opened
 EVALUATION = {"squash": Preprocessing(), "centre": Preprocessing(resize="crop", crop=0.875)}
 
 
@@ -49,6 +50,21 @@ def reduced(splits: dict[str, Source], recipe: Recipe) -> dict[str, Source]:
         return splits
     part: dict[str, Any] = part_of(recipe.subset)
     return splits | {"train": subset(splits["train"], **part, seed=recipe.seed)}
+
+
+@dataclass
+class Kept:
+    """An opener that keeps what it has opened, for several recipes on the same data."""
+
+    opened: dict[Recipe, dict[str, Source]] = field(default_factory=dict)
+
+    def __call__(self, recipe: Recipe, note: Path | None = None) -> dict[str, Source]:
+        if recipe.against:  # what is taken out is written down with each run
+            return open_splits(recipe, note)
+        key = replace(NOTHING, **{name: getattr(recipe, name) for name in DECIDING})
+        if key not in self.opened:
+            self.opened[key] = open_splits(key)
+        return reduced(self.opened[key], recipe)
 
 
 def are_bare(place: str) -> bool:

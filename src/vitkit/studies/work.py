@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-from vitkit.data.sources import Source
 from vitkit.experiment.pace import Trial as Tried
 from vitkit.experiment.pace import seconds_an_image, seconds_to_prepare
 from vitkit.experiment.run import MODEL, How, run
-from vitkit.experiment.start import open_splits, reduced, start_model
+from vitkit.experiment.start import Kept, start_model
 from vitkit.models.adapt import adapt
 from vitkit.recipes.recipe import Recipe
 from vitkit.studies.folder import done, folder_of, result_of
@@ -23,7 +22,7 @@ from vitkit.weights.load import load
 from vitkit.weights.save import save
 
 TRIED = Tried(images=0, before=2, timed=5)  # steps of a whole batch: small models are slow for few images
-NOTHING, DECIDING = Recipe(name="data"), ("data", "objective", "train_on", "val", "test")  # what is opened
+OPENED = Kept()  # by this process, for all its trials
 START = "start.safetensors"  # the model of another trial, with another way of resizing positions
 
 
@@ -54,23 +53,11 @@ def perform(trial: Trial, out: Path, place: Place) -> dict[str, Any]:
         folder = folder_of(out, trial.name)
         recipe = replace(trial.recipe, weights=str(beginning(trial, out))) if trial.needs else trial.recipe
         how = How(workers=place.workers, quiet=place.quiet, report=False)  # the study's page tells of it
-        run(recipe, folder, place.runtime(), how, kept_open)
+        run(recipe, folder, place.runtime(), how, OPENED)
         clean(folder)
     found = result_of(out, trial)
     assert found is not None
     return found
-
-
-def kept_open(recipe: Recipe, note: Path | None) -> dict[str, Source]:
-    """The data of a trial, kept for the others of this process; not where it is compared with other data."""
-    if recipe.against:
-        return open_splits(recipe, note)
-    return reduced(opened(replace(NOTHING, **{name: getattr(recipe, name) for name in DECIDING})), recipe)
-
-
-@lru_cache(maxsize=4)
-def opened(recipe: Recipe) -> dict[str, Source]:
-    return open_splits(recipe)
 
 
 def beginning(trial: Trial, out: Path) -> Path:
@@ -96,7 +83,7 @@ def clean(folder: Path) -> None:
 def seconds_a_step(recipe: Recipe, place: Place) -> tuple[float, float]:
     """Of a step, and of looking at one image afterwards: the slower of computing and preparing."""
     runtime = place.runtime()
-    train = kept_open(recipe, None)["train"]
+    train = OPENED(recipe)["train"]
     computing = seconds_an_image(
         recipe, start_model(recipe, train), runtime, replace(TRIED, images=recipe.batch)
     )

@@ -24,6 +24,7 @@ from vitkit.inspection.similarity import position_similarity
 from vitkit.inspection.subject import attentions, transformer
 from vitkit.inspection.summary import distance_facts, similarity_facts, uniform_distance
 from vitkit.models.vit import ViT, grid_of
+from vitkit.options import parse_size
 from vitkit.report.live import Live
 from vitkit.report.terminal import say
 from vitkit.serving.predict import find_images
@@ -65,7 +66,7 @@ def inspect(
 ) -> bool:
     """Whether every image could be read; the rest of the answer lies in the folder `out`."""
     model = transformer(load_model(place, device))
-    size = size_in_words(image_size) or model.config.image_size
+    size = parse_size(image_size or None) or model.config.image_size
     grid_of(size, model.config.stride)
     check_layer(model, layer)
     if images < 1:
@@ -218,16 +219,6 @@ def spread(count: int, most: int) -> list[int]:
     ([0, 2, 5, 7], [0, 1])
     """
     return [i * count // most for i in range(most)] if count > most else list(range(count))
-
-
-def size_in_words(text: str) -> tuple[int, int] | None:
-    """(height, width) from 224 or 224x384; None from nothing."""
-    if not text:
-        return None
-    match = re.fullmatch(r"(\d{1,5})(?:x(\d{1,5}))?", text)
-    if not match:
-        raise ValueError(f"--image-size {text!r} is neither a number of pixels nor HEIGHTxWIDTH")
-    return int(match[1]), int(match[2] or match[1])
 
 
 def default_folder(place: str) -> Path:

@@ -11,7 +11,7 @@ from vitkit.evaluation.cost import forward_flops, parameters
 from vitkit.experiment.pace import seconds_a_step
 from vitkit.experiment.pages import REPORT
 from vitkit.experiment.run import How, run
-from vitkit.experiment.start import open_splits, start_model
+from vitkit.experiment.start import Kept, Opener, start_model
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViTConfig
 from vitkit.options import Training
@@ -48,16 +48,19 @@ def learn(data: str, options: Training, default: str, *, protocol: bool, seeds: 
     )  # fmt: skip
     with runtime.joined():
         tell = voice(runtime, emit)
-        recipe, convolutional, runtime, facts = settled(data, options, default, out, runtime, tell)
+        opened = Kept()
+        recipe, convolutional, runtime, facts = settled(data, options, default, out, runtime, tell, opened)
         if protocol and recipe.objective != "classify":
             raise ValueError("the protocol compares classifiers: give --protocol when fine-tuning the result")
         if options.plan:
             return emit(facts) if emit else print_facts(facts)
         if protocol:
-            told = follow(recipe, out, runtime, how, seeds=seeds, convolutional=convolutional, say=tell)
+            told = follow(
+                recipe, out, runtime, how, seeds=seeds, convolutional=convolutional, say=tell, opened=opened
+            )
             report.drawn(out, runtime, tell)
         else:
-            told = run(recipe, out, runtime, how).to_json()
+            told = run(recipe, out, runtime, how, opened).to_json()
         if runtime.main:
             emit(told) if emit else tell_result(told)
 
@@ -80,13 +83,19 @@ def make_recipe(data: str, options: Training, default: str) -> Recipe:
 
 
 def settled(
-    data: str, options: Training, default: str, out: Path, runtime: Runtime, tell: Callable[[str], None]
+    data: str,
+    options: Training,
+    default: str,
+    out: Path,
+    runtime: Runtime,
+    tell: Callable[[str], None],
+    opened: Opener,
 ) -> tuple[Recipe, bool, Runtime, dict[str, Any]]:
     """The complete recipe, whether its model has convolutions, how it is spread, and what it will take."""
     recipe = make_recipe(data, options, default)
     old = runtime.agreed(automatic.remembered(recipe, options, out))
     recipe = override(old or recipe, options.set)
-    splits = open_splits(replace(recipe, against=()))
+    splits = opened(replace(recipe, against=()), None)
     if old is None:
         recipe = automatic.fill_in(recipe, options, splits["train"], runtime, tell)
     runtime.share(recipe.batch)  # an error before anything takes time
