@@ -11,8 +11,13 @@ from vitkit.options import Training
 
 
 def doctor(
-    data: Data,
+    data: Annotated[Data, arg(metavar="DATA", help="As for finetune; not needed with --machine.")] = "",
     quick: Annotated[bool, arg(help="Look at names and counts only; read no image.")] = False,
+    machine: Annotated[
+        bool, arg(help="Look at this machine instead: disk, memory, files, GPUs, clock, versions.")
+    ] = False,
+    out: Annotated[Path, arg(metavar="DIR", help="With --machine: where runs would be kept.")] = Path("runs"),
+    model: Annotated[str, arg(metavar="NAME", help="With --machine: what would be trained.")] = "ViT-B/16",
     workers: Annotated[int | None, arg(metavar="N", help="Threads that read images.")] = None,
     json: Json = False,
 ) -> None:
@@ -20,10 +25,19 @@ def doctor(
 
     $ vitkit doctor photos/
     $ vitkit doctor photos.zip --quick --json
+    $ vitkit doctor --machine --model ViT-L/16 --out /scratch/runs
     """
+    from vitkit.tasks import machine as machines
     from vitkit.tasks import use
 
-    if not use.doctor(data, quick=quick, workers=workers, emit=print_json if json else None):
+    if bool(data) == machine:
+        raise ValueError("give either DATA to look at, or --machine")
+    emit = print_json if json else None
+    if machine:
+        ok = machines.look(out, model, emit=emit)
+    else:
+        ok = use.doctor(data, quick=quick, workers=workers, emit=emit)
+    if not ok:
         sys.exit(1)
 
 
