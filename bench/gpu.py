@@ -1,0 +1,226 @@
+"""vitkit beside timm, transformers and torchvision on one GPU: training, inference, latency, memory, start.
+
+    python bench/gpu.py                                   every row; prints a markdown table
+    python bench/gpu.py --rows train-B infer-B --rounds 12 --json out.json
+
+All sides of a row are in one process and take turns, a round after a round; times are medians over the
+rounds. Each does the same work: bf16 autocast with float32 weights, AdamW, clipping, cross-entropy, the
+images already on the GPU. vitkit's step is its own `update`, with its checks. MFU is three times the forward
+FLOPs of an image, by the formula, over the rate of a large bf16 product in the same run.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.evaluation.cost import forward_flops
+from vitkit.models.variants import configure, fresh
+from vitkit.training.loop import TrainState, update
+from vitkit.training.objectives import Classify
+from vitkit.training.optimizer import OptimizerConfig
+from vitkit.training.runtime import Runtime
+
+CLASSES = 1000
+SIZES = {"S": (12, 384, 6), "B": (12, 768, 12), "L": (24, 1024, 16)}
+TIMM = {"S": "small", "B": "base", "L": "large"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a size of ViT at so many pixels, in so large batches, trained or only asked."""
+
+    size: str
+    pixels: int = 224
+    batch: int = 256
+    train: bool = True
+    sides: tuple[str, ...] = ("vitkit", "vitkit compiled", "timm", "timm compiled", "torchvision compiled")
+
+
+ROWS = {
+    "train-B": Row("B", sides=("vitkit", "vitkit compiled", "timm", "timm compiled", "transformers",
+                               "torchvision compiled")),
+    "train-L": Row("L", batch=128, sides=("vitkit", "vitkit compiled", "timm", "timm compiled")),
+    "train-S": Row("S", batch=512, sides=("vitkit compiled", "timm compiled")),
+    "tune-B-384": Row("B", pixels=384, batch=128, sides=("vitkit compiled", "timm compiled")),
+    "infer-B": Row("B", train=False, sides=("vitkit", "vitkit compiled", "timm", "timm compiled",
+                                            "transformers", "torchvision compiled")),
+    "latency-B": Row("B", batch=1, train=False),
+}  # fmt: skip
+
+
+def peer(kind: str, row: Row) -> nn.Module:
+    """Another library's model of the same shape, from scratch."""
+    if kind == "timm":
+        import timm
+
+        name = f"vit_{TIMM[row.size]}_patch16_{'384' if row.pixels == 384 else '224'}"
+        return timm.create_model(name, num_classes=CLASSES, img_size=row.pixels)
+    if kind == "transformers":
+        from transformers import ViTConfig, ViTForImageClassification
+
+        depth, width, heads = SIZES[row.size]
+        shape = {"num_hidden_layers": depth, "hidden_size": width, "num_attention_heads": heads,
+                 "intermediate_size": 4 * width, "image_size": row.pixels, "num_labels": CLASSES}  # fmt: skip
+        return ViTForImageClassification(ViTConfig(**shape, attn_implementation="sdpa"))
+    import torchvision.models as models
+
+    return getattr(models, f"vit_{row.size.lower()}_16")(num_classes=CLASSES, image_size=row.pixels)
+
+
+def peer_step(kind: str, row: Row, images: Tensor, labels: Tensor, compiled: bool) -> Callable[[], Any]:
+    model = peer(kind, row).to(images.device)
+    call: Any = torch.compile(model) if compiled else model
+    adam = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=images.is_cuda)
+
+    def logits() -> Tensor:
+        with torch.autocast(images.device.type, torch.bfloat16):
+            found = call(images)
+        return found.logits if kind == "transformers" else found
+
+    def train() -> None:
+        F.cross_entropy(logits().float(), labels).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        adam.step()
+        adam.zero_grad()
+
+    model.train(row.train)
+    return train if row.train else torch.inference_mode()(logits)
+
+
+def our_step(row: Row, images: Tensor, labels: Tensor, compiled: bool) -> Callable[[], Any]:
+    """By the training loop's own update; inference as the server calls a model."""
+    runtime = Runtime(device=images.device.type, precision="bf16", compile=compiled)
+    size = (row.pixels, row.pixels)
+    model = runtime.settle(fresh(configure(f"ViT-{row.size}/16", classes=CLASSES, image_size=size), seed=0))
+    call = runtime.callable(model)
+    if not row.train:
+        model.eval()
+
+        def ask() -> Tensor:
+            with torch.inference_mode(), runtime.computing():
+                return call(images)
+
+        return ask
+    config = OptimizerConfig(kind="adam", weight_decay=0.1, clip=1.0)
+    state = TrainState.start(model, config)
+    model.train()
+    pixels = ((images - images.amin()) / (images.amax() - images.amin()) * 255).to(torch.uint8)
+    batch = {"image": pixels, "label": labels, "index": torch.arange(len(images), device=images.device)}
+    objective = Classify(classes=CLASSES, mean=(0.5,) * 3, std=(0.5,) * 3)
+    return lambda: update(state, [batch], objective, 1e-4, config, call, runtime)
+
+
+def step_of(side: str, row: Row, images: Tensor, labels: Tensor) -> Callable[[], Any]:
+    kind, _, compiled = side.partition(" ")
+    make = our_step if kind == "vitkit" else lambda *rest: peer_step(kind, *rest)
+    return make(row, images, labels, bool(compiled))
+
+
+def wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def timed(step: Callable[[], Any], device: str, times: int) -> float:
+    """Seconds of one call, over several of them."""
+    wait(device)
+    begun = time.perf_counter()
+    for _ in range(times):
+        step()
+    wait(device)
+    return (time.perf_counter() - begun) / times
+
+
+def ceiling(device: str) -> float:
+    """FLOP/s of a large bf16 product."""
+    n = 8192 if device == "cuda" else 512
+    a = torch.randn(n, n, device=device, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
+    return 2 * n**3 / statistics.median(timed(lambda: a @ a, device, 3) for _ in range(10))
+
+
+def compare(name: str, row: Row, options: argparse.Namespace, peak: float) -> list[dict[str, Any]]:
+    device = options.device
+    torch.manual_seed(0)
+    batch = options.batch or row.batch
+    images = torch.randn(batch, 3, row.pixels, row.pixels, device=device)
+    labels = torch.arange(batch, device=device) % CLASSES
+    steps, started, memory = {}, {}, {}
+    for side in row.sides:
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated() if device == "cuda" else 0
+        begun = time.perf_counter()
+        steps[side] = step_of(side, row, images, labels)
+        steps[side]()
+        wait(device)
+        started[side] = time.perf_counter() - begun
+        timed(steps[side], device, 2)
+        memory[side] = (torch.cuda.max_memory_allocated() - held) / 1e9 if device == "cuda" else None
+    seconds: dict[str, list[float]] = {side: [] for side in row.sides}
+    for _ in range(options.rounds):
+        for side in row.sides:
+            seconds[side].append(timed(steps[side], device, options.steps))
+    flops = forward_flops(configure(f"ViT-{row.size}/16", classes=CLASSES, image_size=row.pixels))
+    work = flops * (3 if row.train else 1)
+    middle = {side: statistics.median(seconds[side]) for side in row.sides}
+    best = min(value for side, value in middle.items() if not side.startswith("vitkit"))
+    return [
+        {"row": name, "side": side, "images_per_second": batch / middle[side],
+         "spread": (max(seconds[side]) - min(seconds[side])) / middle[side], "ms": 1e3 * middle[side],
+         "against_best_peer": best / middle[side], "MFU": work * batch / middle[side] / peak,
+         "memory_GB": memory[side], "first_step_s": started[side]}
+        for side in row.sides
+    ]  # fmt: skip
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| row | side | images/s | ms | spread | against the best peer | MFU | GB | first step, s |",
+        "|---" * 9 + "|",
+    ]
+    for r in rows:
+        gigabytes = "-" if r["memory_GB"] is None else f"{r['memory_GB']:.1f}"
+        lines.append(
+            f"| {r['row']} | {r['side']} | {r['images_per_second']:,.0f} | {r['ms']:.2f} | {r['spread']:.1%} "
+            f"| {r['against_best_peer']:.2f} | {r['MFU']:.2f} | {gigabytes} | {r['first_step_s']:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=5, help="calls in a round")
+    parser.add_argument("--batch", type=int, default=0, help="instead of each row's own")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
+    peak = ceiling(options.device)
+    name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    print(f"{name}, torch {torch.__version__}, a large product runs at {peak / 1e12:.0f} TFLOP/s", flush=True)
+    rows = []
+    for row in options.rows:
+        rows += compare(row, ROWS[row], options, peak)
+        print(table(rows[-len(ROWS[row].sides) :]), flush=True)
+        torch.compiler.reset()
+        gc.collect()
+        if options.device == "cuda":
+            torch.cuda.empty_cache()
+    if options.json:
+        options.json.write_text(json.dumps({"machine": name, "peak": peak, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
