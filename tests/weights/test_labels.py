@@ -1,5 +1,7 @@
 """ImageNet's thousand names, in the order in which every published head has them."""
 
+import pytest
+
 import vitkit
 from vitkit.weights.labels import imagenet_labels, imagenet_synsets
 
@@ -34,3 +36,12 @@ def test_timm_lists_the_same_classes():
 
     info = ImageNetInfo()
     assert [number for number, _ in imagenet_synsets()] == info.label_names()
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "m.npz", "folder"])
+def test_names_that_are_no_unicode_come_back(small, tmp_path, name):
+    """A folder's name is bytes; Python shows those that are no UTF-8 as lone surrogates."""
+    model = small(classes=3)
+    model.labels = ("caf\udce9", "\u202etxt", "\U0001f408")
+    vitkit.save(model, tmp_path / name)
+    assert vitkit.load(tmp_path / name).labels == model.labels

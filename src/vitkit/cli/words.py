@@ -18,4 +18,4 @@ Json = Annotated[bool, arg(help="One JSON object on standard output, nothing els
 
 
 def print_json(content: Any) -> None:
-    print(json_module.dumps(content, indent=2, ensure_ascii=False))
+    print(json_module.dumps(content, indent=2))

@@ -164,7 +164,7 @@ def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def to_json(recipe: Recipe) -> str:
-    return json.dumps(asdict(recipe), indent=2, ensure_ascii=False)
+    return json.dumps(asdict(recipe), indent=2)
 
 
 def from_json(text: str) -> Recipe:

@@ -157,7 +157,7 @@ def report(out: Path) -> dict[str, Any]:
                    "means": [table6(line) for line in summary["means"]]}
     )  # fmt: skip
     replace_file(out / PAGE, lambda beside: beside.write_text(page, encoding="utf-8"))
-    text = json.dumps(summary, indent=1, ensure_ascii=False)
+    text = json.dumps(summary, indent=1)
     replace_file(out / SUMMARY, lambda beside: beside.write_text(text))
     return summary
 

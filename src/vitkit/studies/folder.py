@@ -78,5 +78,5 @@ def read_failed(out: Path) -> dict[str, dict[str, str]]:
 
 
 def write_failed(out: Path, failed: Mapping[str, Mapping[str, str]]) -> None:
-    text = json.dumps(failed, indent=1, ensure_ascii=False)
+    text = json.dumps(failed, indent=1)
     replace_file(out / FAILED, lambda beside: beside.write_text(text + "\n"))

@@ -105,7 +105,7 @@ class Plan:
 
 
 def to_json(plan: Plan) -> str:
-    return json.dumps(asdict(plan), indent=1, ensure_ascii=False)
+    return json.dumps(asdict(plan), indent=1)
 
 
 def from_json(text: str) -> Plan:

@@ -64,7 +64,7 @@ def write_table(out: Path, rows: Sequence[Row]) -> list[Path]:
         writer.writerows(rows)
     written = [out / "table.csv", out / "table.json"]
     replace_file(written[0], lambda beside: beside.write_text(text.getvalue()))
-    told = json.dumps(list(rows), indent=1, ensure_ascii=False)
+    told = json.dumps(list(rows), indent=1)
     replace_file(written[1], lambda beside: beside.write_text(told))
     try:
         import pyarrow

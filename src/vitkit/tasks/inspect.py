@@ -236,7 +236,7 @@ def write(folder: Path, arrays: dict[str, np.ndarray], facts: dict[str, Any]) ->
         old.unlink()
     names, sheet = draw_all(figures, arrays, facts)
     facts |= {"arrays": {name: list(values.shape) for name, values in arrays.items()}, "figures": names}
-    text = json.dumps(facts, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+    text = json.dumps(facts, indent=2).encode() + b"\n"
     with (folder / "arrays.npz").open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
     (folder / "contact-sheet.png").write_bytes(sheet)

@@ -70,7 +70,7 @@ def suite(
             rows.append(row(entry, told))
             summary = {"model": model, "run": str(out), **summed(rows, missing, len(entries) - len(rows))}
             if runtime.main:
-                (out / "suite.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False))
+                (out / "suite.json").write_text(json.dumps(summary, indent=2))
         drawn(out, runtime, tell)
         if runtime.main:
             emit(summary) if emit else tell_summary(summary)

@@ -33,7 +33,7 @@ def card_of(model: Model, layout: str) -> Card:
 
 def to_json(card: Card) -> str:
     kind = "ViT" if isinstance(card.config, ViTConfig) else "ResNet"
-    return json.dumps({"version": VERSION, "kind": kind} | asdict(card), ensure_ascii=False)
+    return json.dumps({"version": VERSION, "kind": kind} | asdict(card))
 
 
 def from_json(text: str) -> Card:

@@ -143,7 +143,7 @@ def save_folder(model: Model, folder: Path, layout: Layout) -> None:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(content, indent=2) + "\n"
     replace_file(path, lambda temporary: temporary.write_text(text, "utf-8"))
 
 
