@@ -18,13 +18,14 @@ import vitkit
 from vitkit.evaluation.memory import activation_bytes, training_memory
 from vitkit.experiment.run import How
 from vitkit.experiment.run import run as run_recipe
-from vitkit.experiment.start import open_splits
+from vitkit.experiment.start import Kept, open_splits
 from vitkit.models.variants import skeleton, variant
 from vitkit.options import Training
 from vitkit.recipes import recipe
 from vitkit.recipes.finetune import hyperrule
 from vitkit.recipes.recipe import part_of
 from vitkit.tasks import automatic
+from vitkit.tasks.learn import settled
 from vitkit.training.loop import Diverged
 from vitkit.training.runtime import Runtime
 from vitkit.weights.download import DownloadError
@@ -94,6 +95,18 @@ def test_a_plan_tells_memory_and_time_and_does_nothing(tmp_path, capsys):
     plan = json.loads(capsys.readouterr().out)
     assert plan["steps"] == 6 and plan["memory_GB"] > 0 and plan["seconds"] > 0
     assert plan["largest_batch_at_once"] > 16 and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("words, warmup", [
+    (("--steps", 30), 3), (("--steps", 30, "--set", "schedule.warmup=25"), 25), (("--steps", 20_001), 10_000),
+])  # fmt: skip
+def test_a_shortened_run_warms_up_for_a_tenth_of_it(tmp_path, words, warmup):
+    options = Training(model="ViT-Ti/4", recipe="masked", image_size="16", batch=8, steps=words[1],
+                       set=tuple(words[3:]), out=tmp_path / "run", device="cpu", plan=True)  # fmt: skip
+    said: list[str] = []
+    made, *_ = settled("digits", options, "pretrain", tmp_path / "run", Runtime(), said.append, Kept())
+    assert made.schedule.warmup == warmup
+    assert any("steps of warm-up" in text for text in said) == (warmup == 3)
 
 
 @pytest.mark.parametrize("name", ["ViT-Ti/16", "ViT-L/16", "BiT-R50x1"])

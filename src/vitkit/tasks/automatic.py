@@ -86,6 +86,15 @@ def fill_in(recipe: Recipe, options: Training, train: Source, runtime: Runtime, 
     return recipe
 
 
+def fit_warmup(recipe: Recipe, options: Training, images: int, say: Say) -> Recipe:
+    """A warm-up for a run that was made shorter than its recipe is meant for."""
+    steps, warmup = recipe.length.in_steps(images, recipe.batch), recipe.schedule.warmup
+    if "schedule" in given(options) or warmup <= steps // 2:
+        return recipe
+    say(f"{steps // 10} steps of warm-up, not the recipe's {warmup}: the run has {steps}")
+    return replace(recipe, schedule=replace(recipe.schedule, warmup=steps // 10))
+
+
 def some_weights(cuda: bool, say: Say) -> str:
     """A published checkpoint that is here already, or the one for this machine, fetched."""
     name = ON_GPU if cuda else ON_CPU
