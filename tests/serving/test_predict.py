@@ -92,7 +92,7 @@ def test_an_error_of_ours_is_not_taken_for_a_bad_image(small, pictures, monkeypa
 
 @pytest.mark.parametrize("csv", [False, True])
 def test_the_command_tells_each_when_it_is_done(small, pictures, monkeypatch, capsys, csv):
-    def slowly(model, images, top):
+    def slowly(model, images, top, engine):
         for n, image in enumerate(images):
             if n:
                 captured = capsys.readouterr()

@@ -51,6 +51,17 @@ def predict(
     images: Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGE...", help="Files, folders or globs.")],
     top: Annotated[int, arg(metavar="N", help="How many labels of each.")] = 5,
     device: Device = "auto",
+    engine: Annotated[
+        str,
+        arg(
+            metavar="NAME",
+            help="What computes on the CPU: torch, onnxruntime, openvino, ... (docs/export.md); "
+            "auto: of much work the fastest that agrees with torch.",
+        ),
+    ] = "auto",
+    calibrate: Annotated[
+        tuple[str, ...], arg(metavar="DATA|IMAGE...", help="Images for openvino-int8 to be calibrated on.")
+    ] = (),
     csv: Annotated[bool, arg(help="Comma-separated lines: image, label, probability.")] = False,
     json: Json = False,
 ) -> None:
@@ -61,5 +72,6 @@ def predict(
     """
     from vitkit.tasks import use
 
-    if not use.predict(model, images, top, device, csv=csv, emit=print_json if json else None):
+    emit = print_json if json else None
+    if not use.predict(model, images, top, device, csv=csv, emit=emit, engine=engine, calibrate=calibrate):
         sys.exit(1)

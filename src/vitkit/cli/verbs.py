@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import tyro
 
-from vitkit.cli import frozen, inspect, learn, models, report, study, suite, use
+from vitkit.cli import export, frozen, inspect, learn, models, report, study, suite, use
 
 VERBS: dict[str, Callable[..., None]] = {
     "demo": models.demo,
@@ -23,6 +23,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "report": report.report,
     "list": models.list_,
     "show": models.show,
+    "export": export.export,
     "convert": models.convert,
 }
 

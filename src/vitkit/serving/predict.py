@@ -108,14 +108,16 @@ def predict_many(
     top: int = 5,
     batch: int = 32,
     threads: int = 4,
+    engine: Callable[[Tensor], Tensor] | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Iterator[Prediction]:
     """A prediction for each image, in order; one that cannot be read is named and the others are done.
 
     While the model works on a batch, `threads` read and decode the next one, and no more than that: of a
-    million images two batches are in memory.
+    million images two batches are in memory. engine: see serving/engines.py; plain torch if None.
     """
     model.eval()
+    compute = engine or (lambda images: logits(model, images))
     rest = iter(images)
     pool = ThreadPoolExecutor(threads)
 
@@ -126,7 +128,7 @@ def predict_many(
         ahead = begin()
         while ahead:
             made, ahead = [(name, opened(future)) for name, future in ahead], begin()
-            for prediction in answers(model, made, top):
+            for prediction in answers(model, made, top, compute):
                 advance()
                 yield prediction
     finally:
@@ -144,10 +146,15 @@ def opened(future: Future[Tensor]) -> Tensor | BadImage:
         return error
 
 
-def answers(model: Model, made: list[tuple[str, Tensor | BadImage]], top: int) -> list[Prediction]:
+def answers(
+    model: Model,
+    made: list[tuple[str, Tensor | BadImage]],
+    top: int,
+    compute: Callable[[Tensor], Tensor],
+) -> list[Prediction]:
     """What the model says of a batch, and of those that could not be read, why."""
     good = [image for _, image in made if isinstance(image, Tensor)]
-    said = iter(ranked(model, logits(model, torch.stack(good)), top) if good else [])
+    said = iter(ranked(model, compute(torch.stack(good)), top) if good else [])
     return [
         Prediction(name, error=str(image)) if isinstance(image, BadImage) else Prediction(name, next(said))
         for name, image in made

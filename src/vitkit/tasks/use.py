@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -37,6 +38,7 @@ from vitkit.training.runtime import choose, data_workers
 from vitkit.weights.labels import imagenet_synsets
 
 Emit = Callable[[Any], None] | None
+FEW = 64  # images that are predicted sooner than another engine is looked for
 STYLES = {"error": "bold red", "warning": "yellow", "note": ""}
 
 
@@ -190,15 +192,27 @@ def read_text(path: str) -> str:
         raise ValueError(f"{path}: not a text in UTF-8") from None
 
 
-def predict(place: str, images: tuple[str, ...], top: int, device: str, *, csv: bool, emit: Emit) -> bool:
+def predict(
+    place: str,
+    images: tuple[str, ...],
+    top: int,
+    device: str,
+    *,
+    csv: bool,
+    emit: Emit,
+    engine: str = "auto",
+    calibrate: tuple[str, ...] = (),
+) -> bool:
     """Whether every image could be read; each is told when it is done, JSON at the end."""
     model = load_model(place, device)
     check_head(model)
+    names = find_images(images)
+    compute = engine_for(model, engine, len(names), calibrate)
     table = csv_module.writer(sys.stdout)
     if csv and not emit:
         table.writerow(("image", "label", "probability"))
     told, unread = [], 0
-    for p in predict_many(model, find_images(images), top=top):
+    for p in predict_many(model, names, top=top, engine=compute):
         if p.error:
             unread += 1
             print(f"not read: {p.image}: {p.error}", file=sys.stderr)
@@ -213,6 +227,22 @@ def predict(place: str, images: tuple[str, ...], top: int, device: str, *, csv: 
     if emit:
         emit(told)
     return not unread
+
+
+def engine_for(
+    model: Model, how: str, work: int, calibrate: tuple[str, ...]
+) -> Callable[[Tensor], Tensor] | None:
+    """What computes the answers; None is plain torch, which a few images get at once."""
+    if how == "torch" or (how == "auto" and work <= FEW):
+        return None
+    from vitkit.serving.engines import choose_engine
+    from vitkit.serving.samples import sample_images
+
+    learned = sample_images(model, 128, places=calibrate) if calibrate else None
+    told = partial(print, file=sys.stderr, flush=True)
+    engine = choose_engine(model, how, work=work, calibrate=learned, tell=told)
+    told(f"engine: {engine.name}{f' ({engine.note})' if engine.note else ''}")
+    return engine
 
 
 __all__ = ["doctor", "evaluate", "predict"]

@@ -1,0 +1,96 @@
+"""Prediction on the CPU: timm in eager float32 beside each of our engines, the same weights, interleaved.
+
+    python bench/predict_beside_timm.py --model ViT-B/16 --batch 32 --rounds 5
+
+Each round times all of them, in an order that turns; given are medians with the quartiles of the rounds, the
+median of each round's ratio to timm, the largest difference of the logits from timm's, and how many of the
+batch have the same top-1. The random weights have a random head, so that no label is sure. int8 is calibrated
+on 32 generated pictures.
+"""
+
+import argparse
+import platform
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from forward import pair
+
+from vitkit.data.views import normalise
+from vitkit.serving.builders import ENGINES, available
+from vitkit.serving.engines import Trial, torch_engine
+from vitkit.serving.remembered import Memory
+from vitkit.serving.samples import sample_images
+
+
+def timm_engine(theirs, ours):
+    @torch.inference_mode()
+    def run(images):
+        return theirs(normalise(images, ours.preprocessing.mean, ours.preprocessing.std))
+
+    return run
+
+
+def built(model, batch: int, names: list[str], folder: Path) -> dict:
+    """The engines that can be had here; why not, for the others."""
+    calibrate = sample_images(model, 32) if "openvino-int8" in names else None
+    memory = Memory(model, batch, calibrate, folder)
+    trial = Trial(model, torch_engine(model), batch, None, calibrate, memory)
+    engines = {"torch": trial.reference}
+    for name in names:
+        if reason := available(name, calibrate is not None):
+            print(f"{name}: {reason}", flush=True)
+        elif name != "torch":
+            start = time.perf_counter()
+            engines[name], found = trial.build(name)
+            print(f"{name}: made in {time.perf_counter() - start:.0f} s, {found.text()}", flush=True)
+    return engines
+
+
+def seconds(run, images) -> float:
+    start = time.perf_counter()
+    run(images)
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="ViT-B/16")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--engines", nargs="*", default=list(ENGINES))
+    parser.add_argument("--folder", type=Path, help="Keep the graphs here for the next run.")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    models = pair(options.model)
+    ours = models["vitkit"]
+    images = sample_images(ours, options.batch)
+    with tempfile.TemporaryDirectory() as spare:
+        engines = built(ours, options.batch, options.engines, options.folder or Path(spare))
+        runs = {"timm": timm_engine(models["timm"], ours), **engines}
+        want = runs["timm"](images)
+        said = {name: run(images) for name, run in runs.items()}  # and warm
+        took: dict[str, list[float]] = {name: [] for name in runs}
+        for turn in range(options.rounds):
+            names = list(runs)[turn % len(runs) :] + list(runs)[: turn % len(runs)]
+            for name in names:
+                took[name].append(seconds(runs[name], images))
+    print(f"{options.model}, batch {options.batch}, {options.threads} threads, {options.rounds} rounds, "
+          f"{platform.machine()}, torch {torch.__version__}")  # fmt: skip
+    print("| engine | images a second | quartiles | times timm | logits apart | same top-1 |")
+    print("|---|---|---|---|---|---|")
+    for name, times in took.items():
+        rates = [options.batch / t for t in times]
+        low, _, high = statistics.quantiles(rates, n=4) if len(rates) > 1 else rates * 3
+        ratio = statistics.median(a / b for a, b in zip(took["timm"], times, strict=True))
+        apart = float((said[name] - want).abs().max())
+        same = int((said[name].argmax(-1) == want.argmax(-1)).sum())
+        print(f"| {name} | {statistics.median(rates):.2f} | {low:.2f} to {high:.2f} | {ratio:.2f} "
+              f"| {apart:.1e} | {same} of {len(want)} |")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

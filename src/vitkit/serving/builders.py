@@ -1,0 +1,137 @@
+"""How each engine is made: torch compiled or in bf16, ONNX Runtime, OpenVINO."""
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitkit.data.views import normalise
+from vitkit.models.variants import Model
+from vitkit.serving import runtimes
+from vitkit.serving.graphs import Form, needs, to_onnx, to_openvino, trace
+from vitkit.serving.int8 import quantised
+from vitkit.serving.predict import logits
+from vitkit.serving.remembered import Memory
+
+Run = Callable[[Tensor], Tensor]
+FORM = Form()
+ENGINES = {  # name -> precision that it computes in
+    "torch": "fp32",
+    "torch-bf16": "bf16",
+    "onnxruntime": "fp32",
+    "openvino": "fp32",
+    "openvino-fp16": "fp16",
+    "openvino-bf16": "bf16",
+    "openvino-int8": "int8",
+    "compile": "fp32",
+    "compile-bf16": "bf16",
+}
+LIBRARIES = {
+    "onnxruntime": ("onnx", "onnxscript", "onnxruntime"),
+    "openvino": ("openvino",),
+    "openvino-int8": ("openvino", "nncf"),
+}
+
+
+def on_cpu(model: Model) -> bool:
+    return next(model.parameters()).device.type == "cpu"
+
+
+def available(name: str, calibrated: bool) -> str:
+    """Why an engine cannot be had here; empty if it can."""
+    kind, precision = name.split("-")[0], ENGINES[name]
+    for library in LIBRARIES.get(name) or LIBRARIES.get(kind, ()):
+        if importlib.util.find_spec(library) is None:
+            extra = "export" if kind == "onnxruntime" else "openvino"
+            return f"{library} is not installed: pip install 'vitkit[{extra}]'"
+    if kind in ("torch", "compile") and precision == "bf16" and not fast_bf16():
+        return "this processor has no fast bf16"
+    if kind == "compile" and not compiler():
+        return "there is no C++ compiler (g++ or clang++)"
+    if (
+        kind == "openvino"
+        and precision in ("fp16", "bf16")
+        and precision not in runtimes.openvino_precisions()
+    ):
+        return f"OpenVINO has no {precision} on this processor"
+    if precision == "int8" and not calibrated:
+        return "int8 is calibrated on images: give --calibrate"
+    return ""
+
+
+@cache
+def fast_bf16() -> bool:
+    """Whether the processor multiplies in bf16; one that does not is many times slower in it than in fp32."""
+    try:
+        words = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return False
+    return bool(words & {"amx_bf16", "avx512_bf16", "bf16", "svebf16"})
+
+
+def compiler() -> str | None:
+    return shutil.which(os.environ.get("CXX", "")) or shutil.which("g++") or shutil.which("clang++")
+
+
+def build_engine(name: str, model: Model, batch: int, calibrate: Tensor | None, memory: Memory) -> Run:
+    """uint8 images (B, 3, h, w) to float32 logits."""
+    kind, precision = name.split("-")[0], ENGINES[name]
+    if kind == "torch":
+        return in_bf16(model)
+    if kind == "compile":
+        return compiled(model, batch, precision)
+    if kind == "onnxruntime":
+        run = runtimes.onnx_runtime(memory.file("model.onnx", lambda path: write_onnx(model, path)))
+    elif precision == "int8":
+        assert calibrate is not None
+        name = f"int8-{memory.calibration}.xml"
+        path = memory.file(name, lambda path: write_openvino(model, path, calibrate))
+        run = runtimes.openvino(path)
+    else:
+        run = runtimes.openvino(memory.file("model.xml", lambda path: write_openvino(model, path)), precision)
+    mean, std = model.preprocessing.mean, model.preprocessing.std
+    return lambda images: run(normalise(images, mean, std).numpy())
+
+
+def write_onnx(model: Model, path: Path) -> None:
+    made = to_onnx(trace(model, FORM), FORM, "logits")
+    large = made.ByteSize() > 2**31 - 2**20  # what one protobuf message holds
+    needs("onnx").save(made, path, save_as_external_data=large, location=f"{path.name}.data")
+
+
+def write_openvino(model: Model, path: Path, calibrate: Tensor | None = None) -> None:
+    made = to_openvino(trace(model, FORM), FORM, "logits")
+    if calibrate is not None:
+        made = quantised(made, model, FORM, calibrate)
+    needs("openvino").save_model(made, path, compress_to_fp16=False)
+
+
+def in_bf16(model: Model) -> Run:
+    def run(images: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return logits(model, images)
+
+    return run
+
+
+def compiled(model: Model, batch: int, precision: str) -> Run:
+    """torch.compile with frozen weights, for one batch size: smaller batches are filled up."""
+    quick = torch.compile(model, options={"freezing": True}, dynamic=False)
+    mean, std = model.preprocessing.mean, model.preprocessing.std
+
+    @torch.no_grad()  # freezing asks for it
+    def run(images: Tensor) -> Tensor:
+        parts = []
+        for part in normalise(images, mean, std).split(batch):
+            full = F.pad(part, (0, 0, 0, 0, 0, 0, 0, batch - len(part)))
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+                parts.append(quick(full)[: len(part)].float())
+        return torch.cat(parts)
+
+    return run

@@ -1,0 +1,112 @@
+"""Which engine was the fastest for a model on this machine, and its graph, in the user's cache folder."""
+
+import hashlib
+import json
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitkit.models.variants import Model
+from vitkit.weights.card import card_of, to_json
+from vitkit.weights.download import cache_folder
+from vitkit.weights.save import replace_file
+
+LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf")
+
+
+class Memory:
+    """A folder for each model and set of versions; a choice for each machine and batch in it."""
+
+    def __init__(self, model: Model, batch: int, calibrate: Tensor | None = None, folder: Path | None = None):
+        self.model, self.batch, self.calibrate = model, batch, calibrate
+        self.root = cache_folder() / "engines" if folder is None else folder
+
+    @cached_property
+    def folder(self) -> Path:
+        """Of this model's graphs, as these versions write them."""
+        digest = hashlib.sha256(to_json(card_of(self.model, "vitkit")).encode("utf-8", "surrogatepass"))
+        digest.update(json.dumps(versions()).encode())
+        for name, tensor in self.model.state_dict().items():
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        return self.root / digest.hexdigest()[:32]
+
+    @cached_property
+    def calibration(self) -> str:
+        """A name for the images of int8."""
+        if self.calibrate is None:
+            return ""
+        return hashlib.sha256(self.calibrate.numpy().tobytes()).hexdigest()[:16]
+
+    @property
+    def note(self) -> Path:
+        """The file of the choice."""
+        here = json.dumps([processor(), torch.get_num_threads(), self.calibration])
+        return self.folder / f"batch-{self.batch}-{hashlib.sha256(here.encode()).hexdigest()[:16]}.json"
+
+    def choice(self) -> str | None:
+        try:
+            return str(json.loads(self.note.read_text("utf-8"))["engine"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def keep(self, engine: str, seconds: float | None) -> None:
+        """Write the choice down; a cache that cannot be written is done without."""
+        told = {"engine": engine, "batch": self.batch, "seconds": seconds, "processor": processor()}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            replace_file(self.note, lambda path: path.write_text(json.dumps(told | versions()), "utf-8"))
+        except OSError:
+            return
+
+    def forget(self) -> None:
+        """The choice and the graphs, which may be damaged."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def file(self, name: str, write: Callable[[Path], Any]) -> Path:
+        """A graph of this model, written once, in a folder with its siblings (.bin, .data)."""
+        folder = self.folder / name.replace(".", "-")
+        if (folder / name).exists():
+            return folder / name
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            trial = Path(tempfile.mkdtemp(prefix=".making-", dir=self.folder))
+        except OSError:  # no cache here: for this process alone
+            self.spare = tempfile.TemporaryDirectory(prefix="vitkit-")
+            folder = trial = Path(self.spare.name)
+        write(trial / name)
+        if trial != folder:
+            with suppress(OSError):  # another process was quicker: its file is as good
+                trial.rename(folder)
+            shutil.rmtree(trial, ignore_errors=True)
+        return folder / name
+
+
+def versions() -> dict[str, str]:
+    """Of vitkit and of what takes part, as far as it is installed."""
+    found = {}
+    for name in ("vitkit", *LIBRARIES):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = ""
+    return found
+
+
+def processor() -> str:
+    """The processor by name and abilities, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    told = {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
+    return f"{platform.machine()} {hashlib.sha256(repr(sorted(told)).encode()).hexdigest()[:16]}"

@@ -1,0 +1,193 @@
+"""vitkit export: a file for other runtimes, kept only if its own runtime gives the model's answers."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitkit.models.adapt import adapt
+from vitkit.models.variants import Model
+from vitkit.models.vit import ViTConfig
+from vitkit.report.terminal import say
+from vitkit.serving.agreement import Agreement, agreement
+from vitkit.serving.files import NAMES, check_kind, runner, write
+from vitkit.serving.graphs import TYPES, Form, check_form
+from vitkit.serving.predict import logits
+from vitkit.serving.samples import sample_images
+from vitkit.tasks.use import load_model
+
+Emit = Callable[[Any], None] | None
+CHECKED, CALIBRATED = 16, 128  # images, at most
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The file and the model on the same images."""
+
+    size: tuple[int, int]
+    batch: int
+    found: Agreement
+
+    def text(self) -> str:
+        height, width = self.size
+        return f"{height}x{width}, batch {self.batch}: {self.found.text()}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"size": list(self.size), "batch": self.batch} | self.found.to_json()
+
+
+@dataclass(frozen=True)
+class Export:
+    """What was written, and how it was checked."""
+
+    files: tuple[Path, ...]
+    format: str
+    precision: str
+    output: str  # what the graph gives: logits, features or probabilities
+    bytes: int
+    compared: tuple[Comparison, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "files": [str(path) for path in self.files],
+            "format": self.format,
+            "precision": self.precision,
+            "output": self.output,
+            "bytes": self.bytes,
+            "compared": [one.to_json() for one in self.compared],
+        }
+
+
+def export(
+    model: Model,
+    out: str | os.PathLike,
+    *,
+    precision: str = "fp32",
+    image_size: tuple[int, int] | None = None,
+    any_size: bool = False,
+    pixels: bool = False,
+    compiled: bool = False,
+    images: Sequence[str] = (),
+    calibrate: Sequence[str] = (),
+) -> Export:
+    """Write a model as .onnx, .pt2 or .xml beside `out`, run and compare it, and only then put it there."""
+    out, form = Path(out), Form(precision=precision, pixels=pixels, any_size=any_size)
+    device = next(model.parameters()).device.type
+    if precision not in TYPES:
+        raise ValueError(f"no precision {precision!r}; known: {', '.join(TYPES)}")
+    check_kind(out, form, compiled=compiled, device=device)
+    if (precision == "int8") != bool(calibrate):
+        raise ValueError("int8 is calibrated: --precision int8 and --calibrate DATA|IMAGES go together")
+    model = model.eval() if image_size is None else adapt(model.eval(), image_size=image_size)
+    check_form(model, form)
+    if model.config.channels != 3:
+        raise ValueError(f"the model takes {model.config.channels} channels; only RGB can be compared")
+    learned, judged = chosen(model, images, calibrate)
+    with beside(out) as trial:
+        write(model, form, trial, calibrate=learned, compiled=compiled)
+        compared = tuple(compare(model, form, trial, images, judged, compiled))
+        if not all(one.found.ok for one in compared):
+            numbers = "; ".join(one.text() for one in compared)
+            raise ValueError(f"{out} was not written: it disagrees with the model. {numbers}")
+        return Export(
+            files=publish(trial.parent, out),
+            format=NAMES[out.suffix] + (" (AOTInductor)" if compiled else ""),
+            precision=precision,
+            output=form.output(model),
+            bytes=sum(path.stat().st_size for path in siblings(out)),
+            compared=compared,
+        )
+
+
+def chosen(model: Model, images: Sequence[str], calibrate: Sequence[str]) -> tuple[Tensor | None, Tensor]:
+    """Images to calibrate on and images to compare on; of one collection, every eighth is for comparing."""
+    judged = sample_images(model, CHECKED, places=images) if images or not calibrate else None
+    learned = sample_images(model, CALIBRATED, places=calibrate) if calibrate else None
+    if judged is None:
+        assert learned is not None
+        held = torch.arange(len(learned)) % 8 == 7
+        judged, learned = (learned[held], learned[~held]) if held.any() else (learned, learned)
+    return learned, judged
+
+
+def compare(
+    model: Model, form: Form, path: Path, images: Sequence[str], judged: Tensor, compiled: bool
+) -> Iterator[Comparison]:
+    """At batch 1 and at another; at another size too, not square, where any size is taken."""
+    run = runner(model, form, path, compiled=compiled)
+    if len(judged) < 3:
+        judged = judged.repeat(3, 1, 1, 1)
+    sets = [judged[:1], judged]
+    if form.any_size:
+        sets.append(sample_images(model, 3, size=other_size(model), places=images))
+    for batch in sets:
+        values = logits(model, batch)
+        if form.pixels:
+            values = values.sigmoid() if model.multilabel else values.softmax(-1)
+        height, width = batch.shape[2:]
+        yield Comparison((height, width), len(batch), agreement(values, run(batch), form.precision))
+
+
+def other_size(model: Model) -> tuple[int, int]:
+    c = model.config
+    step = c.stride if isinstance(c, ViTConfig) else 32
+    height, width = c.image_size
+    return max(height + step, 2 * step), max(width + 2 * step, 2 * step)
+
+
+@contextmanager
+def beside(out: Path) -> Iterator[Path]:
+    """A place of the same name in a folder beside, which goes again whatever happens."""
+    if not out.parent.is_dir():
+        raise ValueError(f"cannot write {out}: no folder {out.parent}")
+    try:
+        folder = tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent)
+    except OSError as error:
+        raise ValueError(f"cannot write {out}: {error.strerror}") from None
+    try:
+        yield Path(folder) / out.name
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def siblings(out: Path) -> list[Path]:
+    """The file and those that belong to it, as far as they are there; the one that is opened last."""
+    others = [out.with_suffix(".bin")] if out.suffix == ".xml" else [out.with_name(f"{out.name}.data")]
+    return [path for path in (*others, out) if path.exists()]
+
+
+def publish(folder: Path, out: Path) -> tuple[Path, ...]:
+    """Move the files of a folder to their place, all or none: what was there is put back if one fails."""
+    aside = folder / "before"
+    aside.mkdir()
+    old, new = siblings(out), siblings(folder / out.name)
+    try:
+        for path in old:
+            os.rename(path, aside / path.name)
+        for path in new:
+            os.rename(path, out.parent / path.name)
+    except OSError as error:
+        for path in aside.iterdir():
+            os.replace(path, out.parent / path.name)
+        raise ValueError(f"cannot write {out}: {error.strerror}; what was there is untouched") from None
+    return tuple(out.parent / path.name for path in reversed(new))
+
+
+def export_verb(place: str, out: Path, device: str, *, emit: Emit, **options: Any) -> None:
+    """Export, and tell what was written and how near it is."""
+    if not emit:
+        say(f"writing {out} and running it ...")
+    done = export(load_model(place, device), out, **options)
+    if emit:
+        return emit(done.to_json())
+    for one in done.compared:
+        say(one.text())
+    files = ", ".join(str(path) for path in done.files)
+    say(f"{files}: {done.format} {done.precision}, {done.bytes / 1e6:,.1f} MB, gives {done.output}")
