@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import tyro
 
-from vitkit.cli import export, frozen, inspect, learn, models, report, study, suite, use
+from vitkit.cli import export, frozen, inspect, learn, models, report, serve, study, suite, use
 
 VERBS: dict[str, Callable[..., None]] = {
     "demo": models.demo,
@@ -19,6 +19,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "evaluate": use.evaluate,
     "fewshot": frozen.fewshot,
     "predict": use.predict,
+    "serve": serve.serve,
     "inspect": inspect.inspect,
     "report": report.report,
     "list": models.list_,

@@ -79,7 +79,7 @@ def commands(
         told["Use it"] = [words("finetune", "DATA", "--weights", run)]
     elif done:
         use = words("predict", run, "IMAGE"), words("evaluate", run, data), words("inspect", run, "IMAGE")
-        told["Use it"] = [*use]
+        told["Use it"] = [*use, words("serve", run)]
     told["Look at it again"] = [words("report", run), shlex.join(["tensorboard", "--logdir", run])]
     return told
 

@@ -1,0 +1,174 @@
+"""The endpoints."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect
+from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.staticfiles import StaticFiles
+
+import vitkit
+from vitkit.data.decode import BadImage
+from vitkit.service.attention import attention_objection, class_number
+from vitkit.service.desk import Desk
+from vitkit.service.docs import ATTENTION, BODIES, page
+from vitkit.service.guard import Guard
+from vitkit.service.inputs import Images, read_images
+from vitkit.service.refusal import Plain, Refusal, refused
+from vitkit.service.served import Served
+from vitkit.serving.predict import check_head, ranked
+
+WEB = Path(__file__).parent / "web"
+Top = Annotated[int, Query(ge=1, le=1000, description="how many labels of each image")]
+Target = Annotated[str | None, Query(max_length=500, description="a label or number; the likeliest if none")]
+
+
+def make_app(desk: Desk) -> Guard:
+    """The application of a desk, inside its guard."""
+    app = FastAPI(
+        title="vitkit serve", version=vitkit.__version__, docs_url=None, redoc_url=None,
+        description="Labels, features and attention maps of images by one model.",
+    )  # fmt: skip
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=desk.settings.names, www_redirect=False)
+    add_refusals(app)
+    add_questions(app, desk)
+    add_facts(app, desk)
+    add_pages(app)
+    return Guard(app, desk.settings, desk.metrics, lambda: desk.stopping)
+
+
+def add_questions(app: FastAPI, desk: Desk) -> None:
+    """What a model is asked about images."""
+
+    @app.post("/v1/predict", summary="The likeliest labels of images", **BODIES)
+    async def predict(request: Request, top: Top = 5) -> Response:
+        served = desk.served  # one model for the whole request, whatever is loaded meanwhile
+        checked(check_head, served.model)
+
+        def told(row: Any) -> dict[str, Any]:
+            return {"top": labelled(served, row[None], top)}
+
+        return await answered(desk, request, "predict", served, told)
+
+    @app.post("/v1/embed", summary="The features that the head sees of images", **BODIES)
+    async def embed(request: Request) -> Response:
+        return await answered(
+            desk, request, "embed", desk.served, lambda row: {"features": finite(row).tolist()}
+        )
+
+    @app.post("/v1/attention", summary="Where the model looks in one image", **ATTENTION)
+    async def attention(request: Request, target: Target = None) -> Response:
+        served = desk.served
+        if objection := attention_objection(served.model):
+            raise Refusal(422, objection)
+        number = None if target is None else checked(class_number, served.model, target)
+        desk.check_room("attention")
+        with desk.holding() as hold:
+            images, _ = await read_images(request, desk.settings.max_bytes, hold)
+            if len(images) != 1:
+                raise Refusal(422, f"attention is shown of one image, not of {len(images)}")
+            (found,) = await desk.ask(request, "attention", served, images, number)
+        if isinstance(found, BadImage):
+            raise Refusal(422, str(found))
+        maps, values = found
+        return Plain(maps | {"top": [] if values is None else labelled(served, values, 5)})
+
+
+async def answered(desk: Desk, request: Request, kind: str, served: Served, told: Any) -> Response:
+    """Read the images of a request, ask, and tell of each what was found."""
+    desk.check_room(kind)
+    with desk.holding() as hold:
+        images, bare = await read_images(request, desk.settings.max_bytes, hold)
+        found = await desk.ask(request, kind, served, images)
+    if bare and isinstance(found[0], BadImage):
+        raise Refusal(422, str(found[0]))
+    return Plain({"model": served.name, "results": results(images, found, told)})
+
+
+def results(images: Images, found: list[Any], told: Any) -> list[dict[str, Any]]:
+    return [
+        {"image": name, "error": str(one)} if isinstance(one, BadImage) else {"image": name, **told(one)}
+        for (name, _), one in zip(images, found, strict=True)
+    ]
+
+
+def labelled(served: Served, values: Any, top: int) -> list[dict[str, Any]]:
+    (best,) = ranked(served.model, finite(values), top)
+    return [{"label": label, "probability": probability} for label, probability in best]
+
+
+def finite(values: Any) -> Any:
+    if not values.isfinite().all():
+        raise Refusal(422, "the model gives numbers that are not finite for this image")
+    return values
+
+
+def checked(check: Any, *values: Any) -> Any:
+    try:
+        return check(*values)
+    except ValueError as error:
+        raise Refusal(422, str(error)) from None
+
+
+def add_facts(app: FastAPI, desk: Desk) -> None:
+    """What is asked about the service."""
+
+    @app.get("/v1/model", summary="The model and the limits of the service")
+    async def model() -> Response:
+        return Plain(desk.served.facts(desk.settings))
+
+    @app.get("/healthz", summary="Whether the process answers")
+    async def healthz() -> Response:
+        return Plain({"status": "ok"})
+
+    @app.get("/readyz", summary="Whether requests should be sent here")
+    async def readyz() -> Response:
+        return Plain({"status": "ready"}) if desk.ready else Plain({"status": "stopping"}, 503)
+
+    @app.get("/metrics", summary="Counters for Prometheus")
+    async def metrics() -> Response:
+        return Response(generate_latest(desk.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+def add_pages(app: FastAPI) -> None:
+    @app.get("/", include_in_schema=False)
+    async def index() -> Response:
+        if not (WEB / "index.html").is_file():
+            raise HTTPException(404, "there is no page")
+        return FileResponse(WEB / "index.html")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return HTMLResponse(page(app.openapi()))
+
+    app.mount("/static", StaticFiles(directory=WEB, check_dir=False))
+
+
+def add_refusals(app: FastAPI) -> None:
+    """Every error in one form."""
+
+    @app.exception_handler(Refusal)
+    async def on_refusal(request: Request, error: Refusal) -> Response:
+        return refused(request, error.status, str(error), error.headers)
+
+    @app.exception_handler(HTTPException)
+    async def on_http(request: Request, error: HTTPException) -> Response:
+        return refused(request, error.status_code, str(error.detail), dict(error.headers or {}))
+
+    @app.exception_handler(RequestValidationError)
+    async def on_wrong_query(request: Request, error: RequestValidationError) -> Response:
+        told = "; ".join(f"{one['loc'][-1]}: {one['msg']}" for one in error.errors()[:3])
+        return refused(request, 422, told)
+
+    @app.exception_handler(ClientDisconnect)
+    async def on_gone(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=499)  # for the count; nobody reads it
+
+    @app.exception_handler(Exception)
+    async def on_our_error(request: Request, error: Exception) -> Response:
+        return refused(request, 500, "an error of the service")  # the guard logs it

@@ -1,0 +1,119 @@
+"""Decoding apart from the service, in processes that may crash or be ended without harm."""
+
+import multiprocessing
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.forkserver import ensure_running
+from queue import SimpleQueue
+from threading import Lock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitkit.data.decode import BadImage
+from vitkit.data.views import View
+from vitkit.service import worker
+from vitkit.service.metrics import Metrics
+
+SECONDS = 10.0  # that one image may take
+
+
+context = multiprocessing.get_context("forkserver")  # a helper is quickly replaced: torch is imported once
+
+
+def prepare() -> None:
+    """Begin to import what helpers need, which takes a while, in the process that they are forked from."""
+    context.set_forkserver_preload(["__main__", "vitkit.service.worker"])
+    ensure_running()
+
+
+class Helper:
+    """One decoding process and the pipe to it."""
+
+    def __init__(self, max_pixels: int) -> None:
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=worker.main, args=(theirs, max_pixels), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def ask(self, question: bytes, most: int, seconds: float) -> bytes:
+        """Its answer of at most so many bytes; EOFError when it died, TimeoutError when it takes too long."""
+        self.pipe.send_bytes(question)
+        if not self.pipe.poll(seconds):
+            raise TimeoutError
+        return self.pipe.recv_bytes(most)
+
+    def end(self) -> None:
+        self.pipe.close()
+        self.process.kill()
+        self.process.join(5)
+
+
+class Decoder:
+    """A few helpers, each with a thread that waits for it; what they cannot do is a BadImage."""
+
+    def __init__(self, workers: int, max_pixels: int, metrics: Metrics) -> None:
+        self.max_pixels, self.metrics = max_pixels, metrics
+        self.idle: SimpleQueue[Helper] = SimpleQueue()
+        self.helpers: set[Helper] = set()
+        self.closing = False
+        self.lock = Lock()
+        self.threads = ThreadPoolExecutor(workers, "decode")
+        for _ in range(workers):
+            self.idle.put(self.fresh())
+
+    def submit(self, content: bytes, view: View) -> "Future[Tensor]":
+        """The image as the view wants it, uint8 (3, h, w), some time."""
+        return self.threads.submit(self.decode, content, view)
+
+    def decode(self, content: bytes, view: View) -> Tensor:
+        begun = time.monotonic()
+        question = worker.question(content, view, self.max_pixels)
+        size = 3 * view.size[0] * view.size[1]
+        reply = self.reply(question, max(size, 4096) + 1)
+        self.metrics.decode_seconds.observe(time.monotonic() - begun)
+        if reply[:1] == worker.REFUSED:
+            raise BadImage("refused", reply[1:].decode("utf-8", "replace"))
+        if len(reply) != size + 1:
+            raise BadImage("damaged", "it could not be decoded")
+        return torch.from_numpy(np.frombuffer(reply, np.uint8, offset=1).copy()).reshape(3, *view.size)
+
+    def reply(self, question: bytes, most: int) -> bytes:
+        """What a helper says; if it dies a second one is asked, since it may not have been the image."""
+        helper = self.idle.get()
+        try:
+            for _ in range(2):
+                try:
+                    return helper.ask(question, most, SECONDS)
+                except TimeoutError:
+                    helper = self.replaced(helper)
+                    raise BadImage("too-slow", f"it takes more than {SECONDS:.0f} s to decode") from None
+                except (EOFError, OSError):
+                    helper = self.replaced(helper)
+            raise BadImage("damaged", "it could not be decoded")
+        finally:
+            self.idle.put(helper)
+
+    def fresh(self) -> Helper:
+        helper = Helper(self.max_pixels)
+        with self.lock:
+            self.helpers.add(helper)
+        return helper
+
+    def replaced(self, helper: Helper) -> Helper:
+        with self.lock:
+            self.helpers.discard(helper)
+        helper.end()
+        if self.closing:
+            raise BadImage("stopped", "the service stops")
+        self.metrics.decoder_restarts.inc()
+        return self.fresh()
+
+    def close(self) -> None:
+        """At once: whoever still waits for an image has been told that it will not come."""
+        self.closing = True
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        for helper in list(self.helpers):
+            helper.process.kill()
+        self.threads.shutdown()

@@ -1,0 +1,128 @@
+"""Where requests are taken in: how many at a time, by which model, and until when they are answered."""
+
+import asyncio
+import time
+from asyncio import wrap_future
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from vitkit.data.decode import BadImage
+from vitkit.service.batcher import Batcher, Job
+from vitkit.service.decoder import Decoder
+from vitkit.service.inputs import Images
+from vitkit.service.metrics import Metrics
+from vitkit.service.refusal import busy
+from vitkit.service.served import Served
+from vitkit.service.settings import Settings
+
+
+class Desk:
+    """The state of a service. All but the decoder and the batcher belongs to the thread of the event loop."""
+
+    def __init__(self, settings: Settings, served: Served) -> None:
+        self.settings, self.served, self.metrics = settings, served, Metrics()
+        self.decoder = Decoder(settings.workers, settings.max_pixels, self.metrics)
+        self.batcher = Batcher(settings.max_batch, settings.max_wait_ms / 1000, self.metrics)
+        self.waiting, self.held, self.looking = 0, 0, 0  # images, bytes, requests for attention
+        self.stopping = False
+        self.batcher.start()
+
+    @property
+    def ready(self) -> bool:
+        return not self.stopping and self.batcher.is_alive()
+
+    def check_room(self, kind: str) -> None:
+        """Before a body is read: whether it would be of any use."""
+        if self.waiting >= self.settings.queue:
+            raise busy("too many images are waiting; try again")
+        if kind == "attention" and self.looking >= self.settings.attention_queue:
+            raise busy("too many requests for attention are waiting; try again")
+
+    @contextmanager
+    def holding(self) -> Iterator[Callable[[int], None]]:
+        """Inside, bytes of a body are counted as they come, until the request is answered."""
+        mine = 0
+
+        def hold(count: int) -> None:
+            nonlocal mine
+            if self.held + count > self.settings.held_bytes:
+                raise busy("too many bytes are waiting; try again")
+            mine += count
+            self.count_bytes(count)
+
+        try:
+            yield hold
+        finally:
+            self.count_bytes(-mine)
+
+    def count_bytes(self, count: int) -> None:
+        self.held += count
+        self.metrics.held.set(self.held)
+
+    @contextmanager
+    def room(self, kind: str, images: int) -> Iterator[None]:
+        """Inside, so many images have a place; 503 where there is none."""
+        self.check_room(kind)
+        if self.waiting and self.waiting + images > self.settings.queue:
+            raise busy("too many images are waiting; try again")
+        self.count(kind, images)
+        try:
+            yield
+        finally:
+            self.count(kind, -images)
+
+    def count(self, kind: str, images: int) -> None:
+        self.waiting += images
+        self.looking += images if kind == "attention" else 0
+        self.metrics.waiting.set(self.waiting)
+
+    async def ask(
+        self, request: Request, kind: str, served: Served, images: Images, target: int | None = None
+    ) -> list[Any]:
+        """For each image what the model says, or a BadImage; all of the same model."""
+        until = time.monotonic() + self.settings.timeout
+        with self.room(kind, len(images)):
+            work = asyncio.gather(*(self.one(kind, served, content, until, target) for _, content in images))
+            try:
+                found = await unless_gone(request, work, self.settings.timeout)
+            except TimeoutError:
+                raise busy(f"not done within {self.settings.timeout:g} s; try again") from None
+        for answer in found:
+            self.metrics.images.labels("unreadable" if isinstance(answer, BadImage) else "answered").inc()
+        return found
+
+    async def one(self, kind: str, served: Served, content: bytes, until: float, target: int | None) -> Any:
+        try:
+            pixels = await wrap_future(self.decoder.submit(content, served.view))
+        except BadImage as error:
+            return error
+        return await wrap_future(self.batcher.submit(Job(kind, served, pixels, until, target)))
+
+    def close(self) -> None:
+        self.batcher.stop()
+        self.decoder.close()
+
+
+async def unless_gone(request: Request, work: "asyncio.Future[list[Any]]", seconds: float) -> list[Any]:
+    """The result of the work, which is given up when the client goes away or the time is over."""
+    gone = asyncio.create_task(disconnected(request))
+    try:
+        either: set[asyncio.Future[Any]] = {work, gone}
+        await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        if gone.done():
+            raise ClientDisconnect
+        raise TimeoutError
+    finally:
+        gone.cancel()
+        work.cancel()
+        await asyncio.gather(work, gone, return_exceptions=True)  # whose results are taken, so none is missed
+
+
+async def disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,146 @@
+"""The model that is served: its weights in memory, its engine, and whether its file has changed."""
+
+import logging
+import shutil
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitkit.data.views import View, normalise
+from vitkit.experiment.opened import load_model, model_place
+from vitkit.models.variants import Model
+from vitkit.service.attention import attention_objection
+from vitkit.service.settings import MOST_IMAGES, Settings
+from vitkit.serving.engines import Engine, choose_engine, torch_engine
+from vitkit.serving.predict import evaluation_view
+from vitkit.training.runtime import Runtime, choose
+
+log = logging.getLogger("vitkit.service")
+SHOWN_LABELS = 1000
+WEIGHTS = (".safetensors", ".npz", ".pt", ".pth", ".bin")
+READ = (*WEIGHTS, ".json")  # the files of a folder that loading looks at
+Marks = tuple[tuple[str, int, int, int], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """A model ready to answer. A request is answered by one of them, from its first image to its last."""
+
+    name: str
+    model: Model
+    engine: Engine  # uint8 (B, 3, h, w) to logits (B, classes)
+    runtime: Runtime
+    view: View
+    revision: int
+
+    @torch.inference_mode()
+    def features(self, images: Tensor) -> Tensor:
+        """What the head sees, (B, D)."""
+        preprocessing = self.model.preprocessing
+        ready = normalise(images.to(self.runtime.device), preprocessing.mean, preprocessing.std)
+        with self.runtime.computing():
+            return self.model.features(ready).float().cpu()
+
+    def facts(self, settings: Settings) -> dict[str, Any]:
+        """What a client may know of the model."""
+        model, origin = self.model, self.model.origin
+        return {
+            "name": self.name,
+            "revision": self.revision,
+            "classes": model.config.classes,
+            "labels": list(model.labels[:SHOWN_LABELS]),
+            "image_size": list(model.config.image_size),
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "multilabel": model.multilabel,
+            "preprocessing": {"resize": model.preprocessing.resize, "crop": model.preprocessing.crop},
+            "engine": self.engine.name,
+            "device": self.runtime.device,
+            "precision": self.runtime.precision,
+            "origin": {
+                "format": origin.format, "source": without_path(origin.source),
+                "licence": origin.licence, "sha256": origin.sha256,
+            },
+            "attention": not attention_objection(model),
+            "limits": {
+                "bytes": settings.max_bytes, "pixels": settings.max_pixels, "images": MOST_IMAGES,
+                "seconds": settings.timeout, "queue": settings.queue,
+            },
+        }  # fmt: skip
+
+
+def open_served(settings: Settings, revision: int = 1) -> Served:
+    """Load, put into memory, and try out. A later one is loaded from a copy that nobody can cut short."""
+    name = Path(settings.model).name if Path(settings.model).exists() else settings.model
+    if revision == 1:
+        return prepared(settings, settings.model, name, revision)
+    with tempfile.TemporaryDirectory(prefix="vitkit-") as folder:
+        return prepared(settings, copied(settings.model, Path(folder)), name, revision)
+
+
+def prepared(settings: Settings, place: str, name: str, revision: int) -> Served:
+    runtime = choose(settings.device, settings.precision)
+    model = load_model(place, settings.device)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()  # out of the file, which may be mapped and may change
+    model.requires_grad_(False)
+    view = evaluation_view(model.preprocessing, model.config.image_size)
+    served = Served(name, model, engine_for(model, settings, runtime), runtime, view, revision)
+    trial = torch.randint(0, 256, (1, 3, *view.size), dtype=torch.uint8)
+    said = served.engine(trial) if model.config.classes else served.features(trial)
+    if not said.isfinite().all():
+        raise ValueError(f"{name}: the model gives numbers that are not finite")
+    return served
+
+
+def engine_for(model: Model, settings: Settings, runtime: Runtime) -> Engine:
+    """How logits are computed: by torch, or by another engine that says the same."""
+    if not model.config.classes:  # only features are asked for, and those are torch's
+        return torch_engine(model)
+    if settings.engine != "torch":
+        return choose_engine(model, settings.engine, batch=settings.max_batch, tell=log.info)
+    engine = torch_engine(model)
+
+    def run(images: Tensor) -> Tensor:
+        with runtime.computing():
+            return engine(images)
+
+    return replace(engine, run=run)
+
+
+def marks(place: str) -> Marks:
+    """By what a change of the model's files is seen: name, time, size and number of each. No file: none."""
+    path = Path(model_place(place))
+    files = sorted(p for p in path.iterdir() if p.suffix in READ) if path.is_dir() else [path]
+    found = []
+    for file in files:
+        try:
+            status = file.stat()
+        except OSError:
+            continue
+        found.append((file.name, status.st_mtime_ns, status.st_size, status.st_ino))
+    return tuple(found)
+
+
+def copied(place: str, folder: Path) -> str:
+    """The model's files as they are now, in a folder of our own; a published name is its own place."""
+    path = Path(model_place(place))
+    if not path.exists():
+        return place
+    if not path.is_dir():
+        return str(shutil.copyfile(path, folder / path.name))
+    (folder / path.name).mkdir()
+    for file in path.iterdir():
+        if file.is_file() and file.suffix in READ:
+            shutil.copyfile(file, folder / path.name / file.name)
+    return str(folder / path.name)
+
+
+def without_path(source: str) -> str:
+    """Where a model came from, without the folders of the machine that it was made on."""
+    if "://" in source:
+        return source
+    return Path(source).name if Path(source).is_absolute() or source.endswith(WEIGHTS) else source

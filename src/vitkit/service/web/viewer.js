@@ -1,0 +1,237 @@
+// One picture, large: what the model says of it and where it looked.
+
+import { answerLine } from "./cards.js";
+import { at, make, named, readable, setText } from "./dom.js";
+import { draw, drawScale, seen, stretched } from "./overlay.js";
+import { ask } from "./server.js";
+import { chance, words } from "./strings.js";
+
+const SIDES = [960, 1600]; // pixels of the longer side of the canvas, at least and at most
+const LONGEST_LABEL = 500; // characters that the server takes
+const ATTENTION = 0.95; // quantile that is drawn as the greatest: often a few patches take most of the attention
+
+export class Viewer {
+  constructor() {
+    this.items = () => [];
+    this.model = {};
+    this.mode = "rollout";
+    this.item = null;
+    this.stop = new AbortController();
+    drawScale(at("scale"));
+    at("close").onclick = () => at("viewer").close();
+    at("viewer").onclose = () => this.closed();
+    at("viewer").addEventListener("click", (event) => {
+      if (event.target === at("viewer")) at("viewer").close(); // a click beside it
+    });
+    at("previous").onclick = () => this.step(-1);
+    at("next").onclick = () => this.step(1);
+    for (const radio of document.getElementsByName("mode")) radio.onchange = () => this.setMode(radio.value);
+    for (const id of ["layer", "head", "opacity"]) at(id).oninput = () => this.redraw();
+  }
+
+  open(item) {
+    this.stop.abort();
+    this.stop = new AbortController();
+    this.item = item;
+    this.picture = null;
+    this.target = item.top[0]?.label;
+    at("viewer-title").replaceChildren(named(item.name));
+    if (!at("viewer").open) at("viewer").showModal();
+    this.updatePlace();
+    this.complain(item.state === "failed" ? readable(item.error) : "");
+    this.showPicture(item, this.stop.signal);
+    this.look();
+  }
+
+  closed() {
+    this.stop.abort();
+    this.item = null;
+    this.picture = null;
+    [at("canvas").width, at("canvas").height] = [0, 0]; // a large picture is not kept behind a closed window
+  }
+
+  step(by) {
+    const items = this.items();
+    this.open(items[(items.indexOf(this.item) + by + items.length) % items.length]);
+  }
+
+  updatePlace() {
+    const items = this.items();
+    setText(at("place"), words.place(items.indexOf(this.item) + 1, items.length));
+    at("previous").parentElement.hidden = items.length < 2;
+  }
+
+  // Called when the picture that is shown got its answer meanwhile.
+  changed(item) {
+    if (item !== this.item || !["done", "failed"].includes(item.state)) return;
+    this.target ??= item.top[0]?.label;
+    this.complain(item.state === "failed" ? readable(item.error) : "");
+    this.look();
+  }
+
+  async showPicture(item, signal) {
+    const image = new Image();
+    image.src = item.url;
+    const shown = await image.decode().then(() => true, () => false);
+    if (signal.aborted) return;
+    this.picture = shown ? image : null;
+    const [h, w] = shown ? [image.naturalHeight, image.naturalWidth] : (this.model.size ?? [224, 224]);
+    const side = Math.max(h, w);
+    const scale = Math.min(Math.max(side, SIDES[0]), SIDES[1]) / side;
+    [at("canvas").width, at("canvas").height] = [w, h].map((n) => Math.max(1, Math.round(n * scale)));
+    setText(at("blank"), words.noPreview);
+    at("blank").hidden = shown;
+    this.refresh();
+  }
+
+  // Fetches the maps that are not there yet. Those of heads and of the rollout come with the first class.
+  async look() {
+    const { item, target } = this;
+    this.refresh();
+    if (item.state !== "done" || this.model.attention === false) return;
+    if (item.looks?.classes.has(target)) return;
+    const { signal } = this.stop;
+    setText(at("looking"), words.looking);
+    at("looking").hidden = false;
+    try {
+      const query = new URLSearchParams({ target: asked(target, this.model.labels) });
+      const waiting = (seconds) => setText(at("looking"), seconds ? words.waiting(seconds) : words.looking);
+      const answer = await ask(`v1/attention?${query}`, { body: item.file, signal, waiting });
+      item.looks ??= { ...answer, maps: bytes(answer.maps), classes: new Map() };
+      item.looks.classes.set(target, answer.class_map);
+    } catch (error) {
+      if (!signal.aborted) this.complain(readable(error.message));
+    }
+    if (signal.aborted || target !== this.target) return; // another class was chosen meanwhile
+    at("looking").hidden = true;
+    this.refresh();
+  }
+
+  complain(text) {
+    setText(at("viewer-error"), text);
+    at("viewer-error").hidden = !text;
+  }
+
+  setMode(mode) {
+    this.mode = mode;
+    this.refresh();
+  }
+
+  choose(label) {
+    this.target = label;
+    this.mode = "classMap";
+    this.complain("");
+    this.look();
+  }
+
+  // What is to be drawn now, as { values, grid, title }, or nothing while it is not known.
+  map() {
+    const { looks, name } = this.item;
+    if (!looks) return null;
+    const [layer, head] = [Number(at("layer").value), Number(at("head").value)];
+    const { grid, heads, maps, rollout, classes } = looks;
+    const area = grid[0] * grid[1];
+    const begin = ((layer - 1) * heads + head - 1) * area;
+    const shown = {
+      rollout: () => [rollout, ATTENTION, words.drawn.rollout(name)],
+      classMap: () => [classes.get(this.target), 1, words.drawn.classMap(name, this.target)],
+      head: () => [maps.subarray(begin, begin + area), ATTENTION, words.drawn.head(name, layer, head)],
+    };
+    const [values, quantile, title] = shown[this.mode]();
+    return values ? { values: stretched(values, quantile), grid, title } : null;
+  }
+
+  refresh() {
+    this.fillControls();
+    this.fillAnswers();
+    this.redraw();
+  }
+
+  redraw() {
+    this.fillValues();
+    const canvas = at("canvas");
+    const map = this.map();
+    const region = seen(canvas.width, canvas.height, this.model.size, this.model.preprocessing);
+    const opacity = Number(at("opacity").value) / 100;
+    if (canvas.width) draw(canvas, this.picture, map, { opacity, region });
+    canvas.setAttribute("aria-label", readable(map ? map.title : words.drawn.plain(this.item.name)));
+    at("outside").hidden = !map || (region[2] > canvas.width - 2 && region[3] > canvas.height - 2);
+  }
+
+  fillControls() {
+    const { looks, state } = this.item;
+    at("controls").hidden = state !== "done" || this.model.attention === false;
+    at("no-attention").hidden = this.model.attention !== false;
+    const without = looks && [...looks.classes.values()].every((map) => map === null);
+    if (without && this.mode === "classMap") this.mode = "rollout";
+    for (const radio of document.getElementsByName("mode")) {
+      radio.checked = radio.value === this.mode;
+      if (radio.value === "classMap") radio.disabled = Boolean(without);
+    }
+    setText(at("explain"), without ? `${words.explain[this.mode]} ${words.noClassMap}` : words.explain[this.mode]);
+    at("one-head").hidden = this.mode !== "head";
+    if (looks) {
+      setRange("layer", looks.layers);
+      setRange("head", looks.heads);
+    }
+  }
+
+  fillValues() {
+    for (const id of ["layer", "head"]) setValue(id, words.of(at(id).value, at(id).max));
+    setValue("opacity", words.shareOf(Number(at("opacity").value) / 100));
+  }
+
+  fillAnswers() {
+    const { top, state } = this.item;
+    const mapped = !at("controls").querySelector("[value=classMap]").disabled;
+    const drawable = state === "done" && this.model.attention !== false && mapped;
+    const chosen = document.activeElement?.dataset?.place;
+    const entries = top.map((answer, i) => this.entry(answer, i, drawable));
+    at("first").replaceChildren(...entries.slice(0, 1));
+    at("others").replaceChildren(...entries.slice(1), ...this.rest(top));
+    at("similar").hidden = top.length < 2;
+    setText(at("similar-note"), this.model.multilabel ? words.severalNote : words.similarNote);
+    setText(at("no-answer"), state === "failed" ? words.noAnswerHere : words.sending);
+    at("no-answer").hidden = top.length > 0;
+    if (chosen !== undefined) entries[Number(chosen)]?.firstChild.focus(); // the button was made anew
+  }
+
+  entry(answer, place, drawable) {
+    if (!drawable) return make("li", {}, answerLine(answer));
+    const button = make("button", { type: "button", className: "answer" }, answerLine(answer));
+    button.dataset.place = place;
+    button.setAttribute("aria-pressed", String(this.mode === "classMap" && answer.label === this.target));
+    button.onclick = () => this.choose(answer.label);
+    return make("li", {}, button);
+  }
+
+  rest(top) {
+    const others = (this.model.classes ?? 0) - top.length;
+    if (this.model.multilabel || others < 1 || !top.length) return [];
+    const left = Math.max(0, 1 - top.reduce((sum, answer) => sum + answer.probability, 0));
+    const share = make("span", { className: "share" }, chance(left));
+    return [make("li", { className: "rest note" }, make("span", { className: "line" }, words.rest(others), share))];
+  }
+}
+
+function setRange(id, most) {
+  const slider = at(id);
+  if (Number(slider.max) !== most) {
+    slider.max = most;
+    if (id === "layer") slider.value = most; // the last layer says most about the answer
+  }
+  slider.disabled = most < 2;
+}
+
+function setValue(id, text) {
+  setText(at(`${id}-value`), text);
+  at(id).setAttribute("aria-valuetext", text);
+}
+
+// A class is asked for by its label; by its number where no address could hold the label.
+function asked(label, labels) {
+  const fits = label.length <= LONGEST_LABEL && (label.isWellFormed?.() ?? true);
+  return fits ? label : String(labels.indexOf(label));
+}
+
+const bytes = (base64) => Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));

@@ -1,0 +1,149 @@
+"""A service of our own on a free loopback port, and a client that costs little, for the tests beside it."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from PIL import Image
+
+from vitkit.models.variants import Model, build
+
+HOST = "127.0.0.1"
+TINY = {"width": 32, "depth": 2, "heads": 2, "hidden": 48, "patch": 8, "image_size": (32, 32), "classes": 5}
+
+
+def randomised(model: Model, scale: float = 0.3) -> Model:
+    """Random numbers in every parameter, so that answers to different pictures differ."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=scale)
+    return model.eval()
+
+
+def tiny(seed: int | None = None, **options: Any) -> Model:
+    """A two-layer ViT of 32 pixels."""
+    return randomised(build("ViT-Ti/8", seed=seed, **(TINY | options)))
+
+
+@dataclass(frozen=True)
+class Service:
+    """One that runs: where it is, its process, and what it has logged."""
+
+    url: str
+    process: subprocess.Popen
+    log: Path
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def memory(self) -> float:
+        """Megabytes of the service itself; decoders are limited by the system."""
+        return psutil.Process(self.process.pid).memory_info().rss / 1e6
+
+    def decoders(self) -> list[psutil.Process]:
+        """Those without children of their own: the process that forks them has some."""
+        below = psutil.Process(self.process.pid).children(recursive=True)
+        return [p for p in below if p.ppid() != self.process.pid]
+
+    def files(self) -> int:
+        return psutil.Process(self.process.pid).num_fds()
+
+    def gauge(self, name: str) -> float:
+        import httpx
+
+        text = httpx.get(f"{self.url}/metrics", timeout=30).text
+        found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.M)
+        assert found, name
+        return float(found[1])
+
+
+@contextmanager
+def service(model: Path, *options: str, token: str = "") -> Iterator[Service]:
+    log = model.with_name(f"{model.name}.log")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "VITKIT_TOKEN": token}
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "vitkit", "serve", str(model), "--port", "0", "--device", "cpu", *options],
+            stdout=subprocess.PIPE, stderr=file, text=True, env=environment, start_new_session=True,
+        )  # fmt: skip
+    try:
+        line = process.stdout.readline()
+        assert "http://" in line, log.read_text()
+        yield Service(re.search(r"http://\S+", line)[0], process, log)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(40)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def picture(seed: int = 0, size: tuple[int, int] = (48, 64), kind: str = "JPEG") -> bytes:
+    """A smooth picture that differs from those of other seeds in every part."""
+    rng = np.random.default_rng(seed)
+    small = Image.fromarray(rng.integers(0, 256, (5, 6, 3), dtype=np.uint8))
+    file = BytesIO()
+    small.resize(size[::-1], Image.Resampling.BICUBIC).save(file, kind)
+    return file.getvalue()
+
+
+def post(body: bytes, path: str = "/v1/predict", kind: str = "image/jpeg", more: str = "") -> bytes:
+    """A request, ready for the wire."""
+    head = f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+    return f"{head}{more}\r\n".encode() + body
+
+
+class Client:
+    """A connection that is kept, and opened anew when the service has closed it."""
+
+    def __init__(self, port: int) -> None:
+        self.port, self.writer = port, None
+
+    async def ask(self, request: bytes) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body; a connection closed before the first byte of an answer is tried again."""
+        for last in (False, True):
+            if self.writer is None:
+                self.reader, self.writer = await asyncio.open_connection(HOST, self.port)
+            try:
+                self.writer.write(request)
+                return await self.answer()
+            except (ConnectionError, asyncio.IncompleteReadError) as error:
+                begun = isinstance(error, asyncio.IncompleteReadError) and error.partial
+                self.close()
+                if last or begun:
+                    raise
+        raise AssertionError
+
+    async def answer(self) -> tuple[int, dict[str, str], bytes]:
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in head[1:] if line)}
+        body = await self.reader.readexactly(int(headers.get("content-length", 0)))
+        if headers.get("connection") == "close":
+            self.close()
+        return int(head[0].split()[1]), headers, body
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+            self.writer = None
+
+
+def labels(body: bytes) -> list[tuple[str, float]]:
+    """Of the first image of an answer."""
+    return [(one["label"], one["probability"]) for one in json.loads(body)["results"][0]["top"]]

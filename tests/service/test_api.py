@@ -1,0 +1,335 @@
+"""Every endpoint, and every refusal, of a real service on a loopback port."""
+
+import base64
+import json
+import re
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from io import BytesIO
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from launch import HOST, Service, picture, randomised, service, tiny
+from PIL import Image
+
+import vitkit
+from vitkit.cli import main
+from vitkit.inspection.rollout import attention_rollout, head_maps
+from vitkit.models.variants import build
+from vitkit.report.overlay import stretched
+from vitkit.service.attention import attention_objection, class_number
+from vitkit.service.guard import HEADERS
+from vitkit.serving.predict import pixels
+from vitkit.tasks.look import ready
+from vitkit.weights.load import load
+from vitkit.weights.save import save
+
+LABELS = ("cat", "dog <b>", "owl \u2603", "7", "</script>")
+TOKEN = "correct-horse-battery"
+JPEG = {"content-type": "image/jpeg"}
+
+
+@pytest.fixture(scope="module")
+def model_file(tmp_path_factory):
+    model = tiny()
+    model.labels = LABELS
+    path = tmp_path_factory.mktemp("served") / "animals.safetensors"
+    save(model, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def both(model_file):
+    """Two services, started side by side: one open, and a ResNet without labels behind a token."""
+    sizes = {"blocks": (1, 1), "width": 64, "classes": 5, "image_size": (32, 32)}
+    resnet = model_file.with_name("resnet.safetensors")
+    save(randomised(build("BiT-R50x1", **sizes), 0.05), resnet)
+    wanted = [
+        service(model_file, "--max-bytes", "300kB", "--max-pixels", "1e6"),
+        service(resnet, "--workers", "1", token=TOKEN),
+    ]
+    with ThreadPoolExecutor() as pool, ExitStack() as stack:
+        yield list(pool.map(stack.enter_context, wanted))
+
+
+@pytest.fixture(scope="module")
+def running(both):
+    return both[0]
+
+
+@pytest.fixture(scope="module")
+def guarded(both):
+    return both[1]
+
+
+@pytest.fixture
+def ask(running):
+    with httpx.Client(base_url=running.url, timeout=30) as client:
+        yield client
+
+
+def as_json(*images: tuple[str, bytes]) -> dict:
+    return {"images": [{"name": name, "data": base64.b64encode(data).decode()} for name, data in images]}
+
+
+def flat(width: int, height: int) -> bytes:
+    file = BytesIO()
+    Image.new("L", (width, height)).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_a_raw_image_is_told_what_predict_tells(ask, model_file):
+    model = load(model_file)
+    for kind in ("JPEG", "PNG", "WEBP"):
+        content = picture(1, kind=kind)
+        answer = ask.post(
+            "/v1/predict?top=3", content=content, headers={"content-type": f"image/{kind.lower()}"}
+        )
+        told = answer.json()
+        assert answer.status_code == 200 and told["model"] == "animals.safetensors"
+        (result,) = told["results"]
+        found = [(one["label"], one["probability"]) for one in result["top"]]
+        assert result["image"] == "image" and found == vitkit.predict(model, content, top=3)
+
+
+def test_forms_and_json_take_many_images_and_name_those_that_cannot_be_read(ask, model_file):
+    model = load(model_file)
+    names = ["a.jpg", "<img src=x onerror=alert(1)>.jpg", "../../etc/passwd", "snow\u2603.png"]
+    contents = [picture(n, kind="PNG" if n == 3 else "JPEG") for n in range(3)] + [b"no image at all"]
+    for options in (
+        {"files": [("files", (n, c)) for n, c in zip(names, contents, strict=True)]},
+        {"json": as_json(*zip(names, contents, strict=True))},
+    ):
+        results = ask.post("/v1/predict", **options).json()["results"]
+        assert [one["image"] for one in results] == names
+        for result, content in zip(results[:3], contents[:3], strict=True):
+            best = vitkit.predict(model, content)[0]
+            assert result["top"][0]["label"] == best[0]
+            assert result["top"][0]["probability"] == pytest.approx(best[1], abs=1e-5)
+        assert results[3]["error"].startswith("not an image") and "top" not in results[3]
+
+
+def test_features_are_those_that_the_head_sees(ask, model_file):
+    model, content = load(model_file), picture(4)
+    told = ask.post("/v1/embed", files=[("x", ("a", content))]).json()["results"][0]
+    with torch.inference_mode():
+        wanted = model.features(ready(model, pixels(content, model)[None]))[0]
+    assert told["image"] == "a" and torch.equal(torch.tensor(told["features"]), wanted)
+
+
+def test_attention_is_shown_by_layer_and_head_and_class(ask, model_file):
+    model, content = load(model_file), picture(5)
+    told = ask.post("/v1/attention", params={"target": "owl \u2603"}, content=content, headers=JPEG).json()
+    image = ready(model, pixels(content, model)[None])
+    assert told["grid"] == [4, 4] and told["image_size"] == [32, 32]
+    maps = np.frombuffer(base64.b64decode(told["maps"]), np.uint8)
+    maps = maps.reshape(told["layers"], told["heads"], 4, 4)
+    for layer in range(2):
+        for head, heat in enumerate(head_maps(model, image, layer=layer)[0]):
+            assert np.abs(maps[layer, head] - 255 * stretched(heat)).max() <= 0.51
+    assert told["rollout"] == pytest.approx(stretched(attention_rollout(model, image)[0]).ravel(), abs=1e-4)
+    assert [one["label"] for one in told["top"]] == [label for label, _ in vitkit.predict(model, content)]
+    by_class = vitkit.inspect(model, content, target="owl \u2603").class_map
+    assert told["class_map"] == pytest.approx(stretched(by_class).ravel(), abs=1e-4)
+    best = class_number(model, told["top"][0]["label"])
+    by_number = ask.post(f"/v1/attention?target={best}", content=content, headers=JPEG).json()["class_map"]
+    assert by_number == ask.post("/v1/attention", content=content, headers=JPEG).json()["class_map"]
+
+
+def test_a_label_goes_before_a_number(model_file):
+    model = load(model_file)
+    assert class_number(model, "7") == 3 and class_number(model, "0") == 0
+
+
+@pytest.mark.parametrize("name", ["5", "-1", "lion", "", "\u0663", "9" * 30])
+def test_classes_that_are_none_are_refused(model_file, name):
+    with pytest.raises(ValueError, match="no class"):
+        class_number(load(model_file), name)
+
+
+def test_models_without_such_attention_say_so(small, small_resnet):
+    assert attention_objection(small()) == ""
+    assert "ResNet" in attention_objection(small_resnet())
+    assert "axial" in attention_objection(small("Axial-ViT-Ti/8", head="gap", attention="axial"))
+    assert "depth 0" in attention_objection(small(depth=0))
+
+
+REFUSED = {
+    "no image": ("/v1/predict", b"hello", "image/jpeg", 422, "not an image"),
+    "empty": ("/v1/predict", b"", "image/jpeg", 422, "empty"),
+    "cut": ("/v1/predict", picture(1)[:300], "image/jpeg", 422, "cut off"),
+    "GIF": ("/v1/predict", picture(1, kind="GIF"), "application/octet-stream", 422, "GIF is not read here"),
+    "TIFF": ("/v1/predict", picture(1, kind="TIFF"), "image/png", 422, "TIFF is not read here"),
+    "too many pixels": ("/v1/predict", flat(1001, 1000), "image/png", 422, "at most 1000000"),
+    "as a JPEG": ("/v1/embed", picture(1, (1001, 1000)), "image/jpeg", 422, "at most 1000000"),
+    "too large": ("/v1/predict", bytes(300_001), "image/jpeg", 413, "300000 bytes"),
+    "text": ("/v1/predict", b"hello", "text/plain", 415, "multipart/form-data"),
+    "form fields": ("/v1/predict", b"a=b", "application/x-www-form-urlencoded", 415, "image/jpeg"),
+    "no boundary": ("/v1/predict", b"a", "multipart/form-data", 422, "boundary"),
+    "no form": ("/v1/predict", b"a", "multipart/form-data; boundary=b", 422, "multipart"),
+    "not JSON": ("/v1/predict", b"{", "application/json", 422, "not JSON"),
+    "deep JSON": ("/v1/predict", b"[" * 100_000, "application/json", 422, "not JSON"),
+    "other JSON": ("/v1/predict", b"[1]", "application/json", 422, "images"),
+    "no images": ("/v1/predict", b'{"images": []}', "application/json", 422, "no image"),
+    "no data": ("/v1/predict", b'{"images": [{"name": "a"}]}', "application/json", 422, "images[0]"),
+    "no base64": ("/v1/predict", b'{"images": [{"data": "!"}]}', "application/json", 422, "base64"),
+    "33 images": ("/v1/predict", json.dumps(as_json(*[("a", b"")] * 33)).encode(), "application/json", 422,
+                  "at most 32"),
+    "top 0": ("/v1/predict?top=0", b"", "image/jpeg", 422, "top"),
+    "top x": ("/v1/predict?top=x", b"", "image/jpeg", 422, "top"),
+    "no class": ("/v1/attention?target=lion", picture(1), "image/jpeg", 422, "no class 'lion'"),
+    "attention of text": ("/v1/attention", b"hello", "image/jpeg", 422, "not an image"),
+    "attention of two": ("/v1/attention", json.dumps(as_json(("a", b""), ("b", b""))).encode(),
+                         "application/json", 422, "one image"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_met_is_refused_with_a_reason(ask, running, case):
+    path, body, kind, status, text = REFUSED[case]
+    answer = ask.post(path, content=body, headers={"content-type": kind})
+    told = answer.json()
+    assert answer.status_code == status and text in told["error"], told
+    assert told["request"] == answer.headers["x-request-id"]
+    assert told["request"] in running.log.read_text()
+    assert "Traceback" not in running.log.read_text() and "/" + "site-packages" not in answer.text
+
+
+def test_34_files_and_packed_bodies_are_refused(ask):
+    many = ask.post("/v1/predict", files=[("f", ("a", b"x"))] * 33)
+    assert many.status_code == 422 and "Too many files" in many.json()["error"]
+    packed = ask.post("/v1/predict", content=b"x", headers=JPEG | {"content-encoding": "gzip"})
+    assert packed.status_code == 415
+
+
+def test_other_paths_and_methods_are_refused(ask):
+    assert ask.get("/v2").status_code == 404
+    assert ask.get("/v1/predict").status_code == 405
+    assert ask.post("/healthz").status_code == 405
+    assert ask.options("/v1/predict", headers={"origin": "http://evil.example"}).status_code == 403
+
+
+def test_the_model_tells_of_itself_without_a_path(ask, model_file):
+    told = ask.get("/v1/model").json()
+    assert told["name"] == model_file.name and told["labels"] == list(LABELS) and told["classes"] == 5
+    assert told["image_size"] == [32, 32] and told["attention"] is True and told["multilabel"] is False
+    assert told["parameters"] == sum(p.numel() for p in load(model_file).parameters())
+    assert told["limits"]["bytes"] == 300_000 and told["limits"]["pixels"] == 10**6
+    assert str(model_file.parent) not in json.dumps(told)
+
+
+def test_it_is_healthy_ready_and_counted(ask, running):
+    assert ask.get("/healthz").json() == {"status": "ok"} and ask.get("/readyz").status_code == 200
+    before = running.gauge('vitkit_requests_total{path="/healthz",status="200"}')
+    ask.get("/healthz")
+    assert running.gauge('vitkit_requests_total{path="/healthz",status="200"}') == before + 1
+    ask.post("/v1/predict", content=picture(), headers=JPEG)
+    assert running.gauge("vitkit_batch_images_count") >= 1
+    assert running.gauge("vitkit_waiting_images") == running.gauge("vitkit_held_bytes") == 0
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/docs", "/static/docs.css", "/v1/model", "/none", "/metrics", "/healthz"]
+)
+def test_every_answer_has_the_strict_headers(ask, path):
+    answer = ask.get(path)
+    assert HEADERS.items() <= dict(answer.headers).items()
+    assert "server" not in answer.headers and len(answer.headers["x-request-id"]) == 16
+
+
+def test_documents_are_there_and_need_nothing_from_elsewhere(ask):
+    document = ask.get("/openapi.json").json()
+    assert {"/v1/predict", "/v1/embed", "/v1/attention", "/v1/model"} <= set(document["paths"])
+    content = document["paths"]["/v1/predict"]["post"]["requestBody"]["content"]
+    assert {"image/jpeg", "multipart/form-data", "application/json"} <= set(content)
+    page = ask.get("/docs").text
+    assert "/v1/attention" in page and not re.search(r"https?://|<script|style=", page)
+
+
+@pytest.mark.parametrize("path", ["/static/../app.py", "/static/%2e%2e/app.py", "/static/..%2fapp.py",
+                                  "/static//etc/passwd", "/static/", "/static/%00"])  # fmt: skip
+def test_nothing_outside_the_page_is_given_out(running, path):
+    with socket.create_connection((HOST, running.port), 5) as wire:
+        wire.sendall(f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n".encode())
+        assert wire.makefile("rb").readline().split()[1] in (b"404", b"405")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("localhost:80", 200), ("127.0.0.1", 200), ("[::1]:9", 200), ("evil.example", 400), ("", 400)],
+)
+def test_only_its_own_names_are_answered(ask, host, status):
+    assert ask.get("/healthz", headers={"host": host}).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://evil.example", 403),
+        ("null", 403),
+        ("http://[", 403),
+        ("http://127.0.0.1:1", 403),
+        (None, 200),
+    ],
+)
+def test_pages_of_other_origins_may_not_ask(ask, running, origin, status):
+    headers = JPEG | ({} if origin is None else {"origin": origin})
+    assert ask.post("/v1/predict", content=picture(), headers=headers).status_code == status
+    own = ask.post("/v1/predict", content=picture(), headers=JPEG | {"origin": running.url})
+    assert own.status_code == 200 and "access-control-allow-origin" not in own.headers
+
+
+def test_without_the_token_only_the_page_is_there(guarded: Service):
+    with httpx.Client(base_url=guarded.url) as client:
+        for wrong in (
+            b"",
+            b"Bearer wrong",
+            f"Basic {TOKEN}".encode(),
+            f"Bearer {TOKEN}x".encode(),
+            b"Bearer \xff",
+        ):
+            headers = {"authorization": wrong} if wrong else {}
+            for path in ("/v1/model", "/metrics"):
+                answer = client.get(path, headers=headers)
+                assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
+            assert client.post("/v1/predict", content=picture(), headers=headers).status_code == 401
+        for path in ("/", "/healthz", "/readyz", "/docs", "/openapi.json"):
+            assert client.get(path).status_code == 200
+        client.headers["authorization"] = f"Bearer {TOKEN}"
+        told = client.get("/v1/model").json()
+        assert told["attention"] is False and told["labels"] == []
+        top = client.post("/v1/predict", content=picture(), headers=JPEG).json()["results"][0]["top"]
+        assert {one["label"] for one in top} == set("01234")
+        shown = client.post("/v1/attention", content=picture(), headers=JPEG)
+        assert shown.status_code == 422 and "ResNet" in shown.json()["error"]
+    assert TOKEN not in guarded.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--host", "0.0.0.0"], "VITKIT_TOKEN"),
+        (["--host", "0.0.0.0", "--token", "short"], "16 characters"),
+        (["--token", "two words"], "without spaces"),
+        (["--max-bytes", "much"], "no size"),
+        (["--queue", "0"], "queue"),
+        (["--timeout", "nan"], "timeout"),
+        (["--engine", "steam"], "steam"),
+        (["--port", "70000"], "65535"),
+    ],
+)
+def test_what_cannot_be_started_is_refused_in_one_line(model_file, capsys, monkeypatch, options, text):
+    monkeypatch.delenv("VITKIT_TOKEN", raising=False)
+    with pytest.raises(SystemExit) as stop:
+        main(["serve", str(model_file), "--port", "0", *options])
+    told = capsys.readouterr().err
+    assert stop.value.code == 2 and text in told and told.count("\n") == 1
+
+
+def test_a_port_in_use_is_said(model_file, running, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["serve", str(model_file), "--port", str(running.port)])
+    assert stop.value.code == 1 and "in use" in capsys.readouterr().err

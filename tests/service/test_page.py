@@ -1,0 +1,282 @@
+"""The page of `vitkit serve` in a browser, on the real service: what a visitor gives, sees and is spared."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from launch import service
+from test_report_browser import HOSTILE, wide
+from visits import Visit, as_png, model_of, png, wait_until
+
+import vitkit
+from vitkit.serving.predict import pixels
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="there is no chromium here")
+
+NAMES = tuple(name for name in HOSTILE if "\udcff" not in name)  # a label is stored as UTF-8
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A model with hostile labels, and its file."""
+    model, path = model_of(NAMES), tmp_path_factory.mktemp("model") / "small.safetensors"
+    vitkit.save(model, path)
+    return model, path
+
+
+@pytest.fixture(scope="module")
+def address(saved):
+    with service(saved[1]) as running:
+        yield running.url
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as play:
+        camera = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+        window = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *camera])
+        yield window
+        window.close()
+
+
+def unquoted(text: str) -> str:
+    """A cell of the CSV as it was before it was made harmless for spreadsheets."""
+    return text[1:] if text[:2] in ("'=", "'+", "'-", "'@", "'\t") else text
+
+
+def test_pictures_are_answered_as_by_predict_and_the_overlay_follows_its_sliders(browser, address, saved):
+    with Visit(browser, address) as visit:
+        visit.choose({"chosen.png": png(0), "broken.png": b"nothing"})
+        visit.give("drop", {"dropped.png": png(1), "second.png": png(2)})
+        visit.give("paste", {"image.png": png(3)})
+        visit.settled(5)
+        rows = visit.table()
+        assert [row["image"] for row in rows] == [
+            "chosen.png", "broken.png", "dropped.png", "second.png", "pasted picture 1.png"
+        ]  # fmt: skip
+        for row, seed in zip([rows[0], *rows[2:]], range(4), strict=True):
+            expected = vitkit.predict(saved[0], png(seed), 10)
+            assert [unquoted(row[f"label_{n}"]) for n in range(1, 11)] == [label for label, _ in expected]
+            chances = [float(row[f"probability_{n}"]) for n in range(1, 11)]
+            assert chances == pytest.approx([p for _, p in expected], abs=1e-4)
+        assert "image" in rows[1]["error"] and not rows[1]["label_1"]
+        assert rows[1]["error"] in visit.page.locator(".card").nth(1).inner_text()
+        visit.open()
+        overlay(visit)
+
+
+def overlay(visit: Visit) -> None:
+    """Every control of the open picture changes what is drawn, without a further request."""
+    rollout, asked = visit.drawn(), len(visit.asked)
+    visit.slide("Opacity", "Home")
+    plain = visit.drawn()
+    visit.slide("Opacity", "End")
+    map_alone = visit.drawn()
+    assert np.abs(rollout - plain).max() > 20 and np.abs(rollout - map_alone).max() > 20
+    assert map_alone.std() > 20  # it is not the same everywhere
+    visit.page.get_by_label("One head", exact=True).check()
+    seen = [visit.drawn()]
+    for name, key in (("Head", "ArrowRight"), ("Layer", "Home"), ("Head", "ArrowLeft")):
+        visit.slide(name, key)
+        seen.append(visit.drawn())
+    assert all(np.abs(a - b).max() > 20 for i, a in enumerate(seen) for b in seen[:i])
+    assert visit.page.get_by_label("Layer", exact=True).get_attribute("aria-valuetext") == "1 of 2"
+    assert len(visit.asked) == asked
+    visit.page.get_by_label("For a class", exact=True).check()
+    first = visit.drawn()
+    visit.page.locator("#others .answer").nth(2).click()
+    visit.looked()
+    assert visit.page.locator("#others .answer").nth(2).get_attribute("aria-pressed") == "true"
+    assert len(visit.asked) == asked + 1 and first.std() > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [(200, 120), (90, 240), (64, 64)])
+def test_the_map_lies_on_the_part_of_the_picture_that_the_model_sees(browser, address, small, size):
+    across, down = np.meshgrid(np.arange(size[0]), np.arange(size[1]))
+    content = as_png(np.stack([across, down, 0 * down], -1).astype(np.uint8))  # each pixel tells its place
+    model = small()
+    for resize, crop in (("squash", 1.0), ("crop", 1.0), ("crop", 0.875)):
+        model.preprocessing = replace(model.preprocessing, resize=resize, crop=crop)
+        left, top, right, bottom = places(pixels(content, model))
+        with Visit(browser, address) as visit:
+            arguments = [*size, list(model.config.image_size), {"resize": resize, "crop": crop}]
+            x, y, width, height = visit.says(
+                "async (a) => (await import('./static/overlay.js')).seen(...a)", arguments
+            )
+        assert (x, y, x + width, y + height) == pytest.approx((left, top, right, bottom), abs=2.5)
+
+
+def places(view) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom of a view, each half a step beyond its outermost pixel."""
+    across, down = view[0].float().mean(0), view[1].float().mean(1)
+    step = [(line[-1] - line[0]) / (len(line) - 1) / 2 for line in (across, down)]
+    found = across[0] - step[0], down[0] - step[1], across[-1] + step[0], down[-1] + step[1]
+    return tuple(float(place) + 0.5 for place in found)
+
+
+@pytest.mark.slow
+def test_hostile_names_of_classes_and_files_are_text(browser, address):
+    shown = "[...document.querySelectorAll('bdi')].map((e) => e.textContent)"
+    with Visit(browser, address, width=390) as visit:
+        visit.give("drop", {name: png(i % 4) for i, name in enumerate(NAMES)})
+        visit.settled(len(NAMES))
+        read = set(visit.says(shown))
+        for place in range(4):
+            visit.open(place)
+            read |= set(visit.says(shown))
+            assert wide(visit) == 0
+            assert visit.says("document.getElementById('viewer').scrollWidth") <= 390
+            visit.page.keyboard.press("Escape")
+        written = [visit.says("async (s) => (await import('./static/dom.js')).readable(s)", n) for n in NAMES]
+        assert set(written) <= read
+        assert "cat[U+202E]gpj.exe" in read and "<script>window.pwned=1</script>" in read
+        assert wide(visit) == 0
+        risky = "[...document.querySelectorAll('*')].flatMap((e) => [...e.attributes]).map((a) => a.name)"
+        assert not [name for name in visit.says(risky) if name.startswith("on") or name == "srcdoc"]
+        assert visit.says("document.querySelectorAll('iframe, object, base, main script').length") == 0
+        assert {row["image"][:1] for row in visit.table()} & {"=", "+", "-", "@"} == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width, scheme", [(390, "light"), (390, "dark"), (1280, "light"), (1280, "dark")])
+def test_the_page_fits_its_window_in_light_and_dark(browser, address, width, scheme):
+    with Visit(browser, address, width, scheme) as visit:
+        assert wide(visit) == 0
+        visit.give(
+            "drop", {f"a picture with a long name {i}.png": png(i) for i in range(6)} | {"b.png": b"no"}
+        )
+        visit.settled(7)
+        assert wide(visit) == 0
+        assert "undefined" not in visit.page.locator("body").text_content()
+        visit.open(2)
+        for mode in ("Attention", "For a class", "One head"):
+            visit.page.get_by_label(mode, exact=True).check()
+            assert wide(visit) == 0
+            assert visit.says("(v => v.scrollWidth - v.clientWidth)(document.getElementById('viewer'))") == 0
+        assert visit.says("document.getElementById('canvas').getBoundingClientRect().width") > 0.5 * min(
+            width, 700
+        )
+        ground = visit.says("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, ground[4:-1].split(", "))) < 384) == (scheme == "dark")
+
+
+@pytest.mark.slow
+def test_everything_can_be_done_with_the_keyboard(browser, address):
+    focus = "document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent.trim()"
+    with Visit(browser, address, reduced_motion="reduce") as visit:
+        press = visit.page.keyboard.press
+        press("Tab")
+        assert visit.says(focus) == "Choose pictures"
+        assert visit.says("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+        with visit.page.expect_file_chooser() as chooser:
+            press("Enter")
+        chooser.value.set_files([{"name": "one.png", "mimeType": "image/png", "buffer": png(1)}])
+        visit.settled(1)
+        wait_until(lambda: visit.says("document.getElementById('said').textContent").startswith("one.png: "))
+        reach(visit, focus, "Look closer at one.png")
+        press("Enter")
+        visit.looked()
+        assert visit.says("document.querySelector('dialog[open]').id") == "viewer"
+        before = visit.drawn()
+        reach(visit, "document.activeElement.value", "rollout")
+        press("ArrowRight")
+        press("ArrowRight")
+        reach(visit, "document.activeElement.id", "layer")
+        press("Home")
+        assert np.abs(visit.drawn() - before).max() > 20
+        reach(visit, "document.activeElement.dataset.place", "1")
+        press("Space")
+        visit.looked()
+        assert visit.says("document.activeElement.getAttribute('aria-pressed')") == "true"
+        press("Escape")
+        assert visit.says(focus) == "Look closer at one.png"
+        reach(visit, focus, "Remove one.png")
+        press("Enter")
+        assert visit.says(focus) == "Choose pictures" and visit.says("held.size") == 0
+
+
+def reach(visit: Visit, what: str, wanted: str) -> None:
+    """Tab until the focus is there."""
+    for _ in range(25):
+        if visit.says(what) == wanted:
+            return
+        visit.page.keyboard.press("Tab")
+    raise AssertionError(f"the keyboard does not reach {wanted}")
+
+
+@pytest.mark.slow
+def test_a_token_is_asked_for_and_kept_for_the_tab_only(browser, saved):
+    secret = "a-secret-of-23-characters"
+    with service(saved[1], token=secret) as running, Visit(browser, running.url) as visit:
+        field = visit.page.get_by_label("Token", exact=True)
+        for wrong in ("not it", secret):
+            field.fill(wrong)
+            visit.page.get_by_role("button", name="Continue").click()
+            if wrong != secret:
+                visit.page.get_by_text("This token was not accepted.").wait_for()
+        visit.page.get_by_text("31 classes").wait_for()
+        visit.give("drop", {"one.png": png(1)})
+        visit.settled(1)
+        assert visit.page.locator("[data-state=done]").count() == 1
+        assert visit.says("Object.values(sessionStorage)") == [secret]
+        assert visit.says("localStorage.length") == 0 and visit.says("document.cookie") == ""
+        assert not [asked for asked in visit.asked if secret in asked]
+        visit.says("sessionStorage.clear()")
+        visit.give("drop", {"two.png": png(2)})
+        visit.page.locator("#token-cancel").click()
+        visit.settled(2)
+        assert "token" in visit.page.locator("[data-state=failed]").inner_text()
+
+
+@pytest.mark.slow
+def test_a_busy_server_is_waited_for_and_waiting_can_be_cancelled(browser, saved):
+    with (
+        service(saved[1], "--queue", "1", "--max-wait-ms", "400") as running,
+        Visit(browser, running.url) as visit,
+    ):
+        visit.give("drop", {f"{i}.png": png(i) for i in range(5)})
+        visit.page.locator("[data-state=waiting]").first.wait_for()
+        assert "Waiting" in visit.page.locator("[data-state=waiting]").first.inner_text()
+        visit.settled(5)
+        assert visit.page.locator("[data-state=done]").count() == 5
+        visit.give("drop", {f"{i}.png": png(i) for i in range(5, 25)})
+        visit.page.locator("[data-state=waiting]").first.wait_for()
+        visit.page.get_by_role("button", name="Cancel", exact=True).click()
+        visit.settled(25)
+        assert visit.page.locator("[data-state=failed]").count() >= 15
+        visit.page.get_by_role("button", name="Try again").first.click()
+        wait_until(lambda: visit.page.locator("[data-state=done]").count() >= 6)
+        visit.page.get_by_role("button", name="Clear all").click()
+        assert visit.page.locator(".card").count() == 0 and visit.says("held.size") == 0
+
+
+@pytest.mark.slow
+def test_limits_are_told_and_a_camera_gives_pictures(browser, saved):
+    with service(saved[1], "--max-bytes", "20kB") as running, Visit(browser, running.url) as visit:
+        visit.give("drop", {"large.png": png(0) + bytes(30_000), "empty.png": b""})
+        visit.settled(2)
+        shown = visit.page.locator("#cards").inner_text()
+        assert "the server takes up to 20 kB" in shown and "This file is empty." in shown
+        visit.page.get_by_role("button", name="Use the camera").click()
+        wait_until(lambda: visit.says("document.getElementById('video').videoWidth") > 0)
+        visit.page.get_by_role("button", name="Take the picture").click()
+        visit.page.get_by_text("photograph 1.png").first.wait_for()
+        assert visit.says("document.getElementById('video').srcObject") is None
+
+
+@pytest.mark.slow
+def test_a_model_without_attention_still_answers(browser, tmp_path, small_resnet):
+    model = small_resnet()
+    model.labels = ("a", "b", "c", "d", "e")
+    vitkit.save(model, tmp_path / "resnet.safetensors")
+    with service(tmp_path / "resnet.safetensors") as running, Visit(browser, running.url) as visit:
+        visit.give("drop", {"one.png": png(1)})
+        visit.settled(1)
+        visit.page.locator(".thumb").click()
+        visit.page.get_by_text("This model has no attention that could be drawn.").wait_for()
+        assert visit.page.locator("#controls").is_hidden() and visit.drawn().std() > 0
+        assert visit.page.locator(".viewer .answers .line").count() == 5

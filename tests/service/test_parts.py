@@ -1,0 +1,182 @@
+"""Parts of the service by themselves: batches, models that are opened and watched, decoders within limits."""
+
+import os
+import time
+import zlib
+from concurrent.futures import CancelledError
+from dataclasses import replace
+
+import pytest
+import torch
+
+from vitkit.data.decode import BadImage
+from vitkit.data.views import View
+from vitkit.service.batcher import Batcher, Job
+from vitkit.service.decoder import Decoder, Helper
+from vitkit.service.metrics import Metrics
+from vitkit.service.served import copied, marks, open_served, without_path
+from vitkit.service.settings import Settings, size_in_bytes
+from vitkit.service.worker import REFUSED, plain, question
+from vitkit.serving.predict import logits
+from vitkit.weights.save import save
+
+
+@pytest.fixture
+def place(small, tmp_path):
+    save(small(), tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+@pytest.fixture
+def served(place):
+    return open_served(Settings(model=str(place), device="cpu"))
+
+
+def job(served, kind="predict", seed=0, seconds=60.0) -> Job:
+    pixels = torch.randint(0, 256, (3, 32, 32), dtype=torch.uint8, generator=torch.manual_seed(seed))
+    return Job(kind, served, pixels, time.monotonic() + seconds)
+
+
+def test_a_batch_holds_one_kind_of_one_model_and_keeps_the_order(served):
+    other = replace(served, name="other")
+    batcher = Batcher(2, 0.0, Metrics())
+    asked = [("predict", served), ("embed", served), ("predict", other), ("predict", served),
+             ("attention", served), ("predict", served), ("attention", served)]  # fmt: skip
+    jobs = [job(who, kind) for kind, who in asked]
+    for one in jobs:
+        batcher.submit(one)
+    batcher.stop()
+    taken = [[jobs.index(one) for one in batcher.take()] for _ in range(6)]
+    assert taken == [[0, 3], [1], [2], [4], [5], [6]]
+    assert batcher.take() == []
+
+
+def test_every_job_is_answered_and_those_that_nobody_wants_are_left_out(served):
+    batcher = Batcher(8, 0.0, Metrics())
+    good, late, gone, looks = job(served), job(served, seconds=-1), job(served), job(served, "attention", 3)
+    gone.future.cancel()
+    for one in (good, late, gone, looks):
+        batcher.submit(one)
+    batcher.stop()
+    batcher.start()
+    batcher.join(20)
+    assert torch.allclose(good.future.result(0), logits(served.model, good.pixels[None])[0], atol=1e-6)
+    with pytest.raises(TimeoutError):
+        late.future.result(0)
+    with pytest.raises(CancelledError):
+        gone.future.result(0)
+    assert looks.future.result(0)[0]["grid"] == [4, 4]
+
+
+def test_an_error_of_the_model_reaches_all_who_wait_and_the_next_are_answered(served):
+    batcher = Batcher(8, 0.0, Metrics())
+    wrong = [replace(job(served), pixels=torch.zeros(3, 33, 33, dtype=torch.uint8)) for _ in range(2)]
+    for one in wrong:
+        batcher.submit(one)
+    batcher.start()
+    for one in wrong:
+        with pytest.raises(ValueError, match="33"):
+            one.future.result(20)
+    assert batcher.submit(job(served)).result(20).shape == (5,)
+    batcher.stop()
+
+
+def test_weights_are_in_memory_and_not_in_the_file(served, place):
+    before = logits(served.model, job(served).pixels[None])
+    with place.open("r+b") as file:
+        file.truncate(10)  # a mapped file would end the process here
+    assert torch.equal(logits(served.model, job(served).pixels[None]), before)
+    assert not any(p.requires_grad for p in served.model.parameters())
+
+
+def test_a_model_that_gives_no_numbers_is_refused(small, tmp_path):
+    model = small()
+    with torch.no_grad():
+        model.head.weight.fill_(3e38)
+    save(model, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="not finite"):
+        open_served(Settings(model=str(tmp_path), device="cpu"))
+
+
+def test_a_change_of_the_file_is_seen_and_its_copy_is_whole(place, tmp_path):
+    first = marks(str(place))
+    assert first == marks(str(place)) == marks(str(tmp_path)) and first  # a run folder stands for its model
+    os.utime(place, (1, 1))
+    assert marks(str(place)) != first
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    with open(copied(str(tmp_path), folder), "rb") as file:
+        assert file.read() == place.read_bytes()
+    assert marks("no such file") == () and copied("ViT-B/16", folder) == "ViT-B/16"
+
+
+def test_where_a_model_came_from_is_told_without_folders():
+    assert without_path("/home/someone/secret/b16.npz") == "b16.npz"
+    assert without_path("runs/photos/model.safetensors") == "model.safetensors"
+    assert without_path("ViT-B/16 from scratch") == "ViT-B/16 from scratch"
+    assert without_path("https://example.org/a.npz") == "https://example.org/a.npz"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("10MB", 10**7), ("500 kb", 500_000), ("2e6", 2 * 10**6), ("7", 7)]
+)
+def test_sizes_are_read(text, size):
+    assert size_in_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MB", "1TB", "-1", "1e999", "1.2.3MB"])
+def test_other_sizes_are_refused(text):
+    with pytest.raises(ValueError, match="no size"):
+        size_in_bytes(text)
+
+
+def test_hosts_that_others_reach_need_a_token():
+    assert Settings(model="m").local and Settings(model="m", host="::1").local
+    assert "[::1]" in Settings(model="m", host="::1").names
+    open_to_all = Settings(model="m", host="0.0.0.0", token="x" * 16)
+    assert open_to_all.names == ["*"]
+    assert "photos.example" in replace(open_to_all, allow_host=("photos.example",)).names
+    for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
+        with pytest.raises(ValueError, match="openssl"):
+            Settings(model="m", host=host, token="x" * 15)
+
+
+def test_errors_of_decoders_hold_no_address():
+    assert plain("cannot identify <_io.BytesIO object at 0x7f00aa>") == "cannot identify the file"
+
+
+@pytest.mark.slow
+def test_decoders_have_a_limit_and_an_end():
+    from malformed import chunk
+
+    rows = 20_000  # 400 megapixels of nothing, in 400 kB
+    head = rows.to_bytes(4) * 2 + bytes([8, 0, 0, 0, 0])
+    data = zlib.compress(bytes(rows * (rows + 1)), 1)
+    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    view = View(size=(32, 32), crop="squash")
+    helper = Helper(max_pixels=1000)
+    try:
+        assert helper.ask(question(bomb, view, 10**9), 10**6, 60).startswith(REFUSED)  # no memory for it
+        assert helper.ask(question(b"text", view, 10**9), 10**6, 60).startswith(REFUSED + b"not an image")
+    finally:
+        helper.end()
+    decoder = Decoder(1, 1000, Metrics())
+    try:
+        with pytest.raises(BadImage, match="at most 1000"):
+            decoder.submit(bomb, view).result(60)
+        (helper,) = decoder.helpers
+        helper.process.kill()
+        with pytest.raises(BadImage, match="not an image"):  # by another one
+            decoder.submit(b"text", view).result(60)
+    finally:
+        decoder.close()
+
+
+@pytest.mark.slow
+def test_another_engine_says_the_same(place):
+    pytest.importorskip("onnxruntime")
+    settings = Settings(model=str(place), device="cpu", engine="onnxruntime")
+    served = open_served(settings)
+    images = torch.stack([job(served, seed=n).pixels for n in range(3)])
+    assert served.facts(settings)["engine"] == "onnxruntime"
+    assert torch.allclose(served.engine(images), logits(served.model, images), atol=1e-4)

@@ -1,0 +1,59 @@
+"""docs/serving.md and the Containerfile say what the service does."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vitkit.service import guard, protocol, run
+from vitkit.service.metrics import Metrics
+from vitkit.service.settings import Settings
+
+ROOT = Path(__file__).parent.parent.parent
+TEXT = (ROOT / "docs" / "serving.md").read_text()
+
+
+def test_the_policy_the_metrics_and_the_limits_are_the_codes():
+    joined = " ".join(TEXT.split())
+    assert guard.POLICY in joined
+    for metric in Metrics().registry.collect():
+        if metric.name.startswith("vitkit"):
+            assert f"`{metric.name}" in TEXT, metric.name
+    limits = Settings(model="m")
+    for name, value in (
+        ("head", f"{protocol.SECONDS['head']:.0f} s"), ("body", f"{protocol.SECONDS['body']:.0f} s"),
+        ("answer read", f"{protocol.SECONDS['write']:.0f} s"), ("connections", f"{protocol.CONNECTIONS}"),
+        ("of one address", f"{protocol.OF_ONE_ADDRESS}"), ("headers", f"{protocol.MAX_HEADERS}"),
+        ("chunks", f"{protocol.MAX_CHUNKS}"), ("images that wait", f"{limits.queue}"),
+        ("attention that waits", f"{limits.attention_queue}"),
+    ):  # fmt: skip
+        assert re.search(rf"^\| {name} \|[^|]*\b{re.escape(value)}\b", TEXT, re.M), name
+    assert f"{run.NOTICE:.0f} s" in TEXT
+
+
+def test_the_container_asks_for_a_token_by_its_host():
+    text = (ROOT / "Containerfile").read_text()
+    command = re.search(r"^CMD \[(.*)\]$", text, re.M)[1]
+    assert "0.0.0.0" in command and "VITKIT_TOKEN" in text and "USER 10001" in text and "HEALTHCHECK" in text
+
+
+@pytest.mark.slow
+def test_the_clients_of_the_document_work(tmp_path, small):
+    from launch import picture, service
+
+    from vitkit.weights.save import save
+
+    model = small()
+    model.labels = ("cat", "dog", "owl", "hen", "fox")
+    save(model, tmp_path / "model.safetensors")
+    (tmp_path / "cat.jpg").write_bytes(picture(1))
+    (python,) = re.findall(r"```python\n(.*?)```", TEXT, re.S)
+    (curl,) = re.findall(r"^curl .*cat.*$", TEXT, re.M)
+    assert len(python.strip().splitlines()) == 3
+    with service(tmp_path / "model.safetensors") as found:
+        for command in ([sys.executable, "-c", python], ["sh", "-c", curl]):
+            command[-1] = command[-1].replace("http://127.0.0.1:8000", found.url)
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0 and "probability" in done.stdout, done.stderr
