@@ -4,16 +4,25 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test slow lint clean
+.PHONY: demo test slow faults faults-push lint clean
 
 demo: .venv/demo-installed
 	$(BIN)/vitkit demo
 
 test: .venv/test-installed
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not faults"
 
 slow: .venv/test-installed
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 -m "slow and not faults"
+
+# Bad input and broken machines: what every change has time for, and all that docs/reliability.md tells
+faults-push: .venv/test-installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m faults tests/faults
+
+faults: .venv/test-installed
+	OMP_NUM_THREADS=1 VITKIT_FAULTS=full VITKIT_FAULTS_RECORD=tests/faults/record.json \
+	$(BIN)/python -m pytest -n 2 tests/faults $$($(BIN)/python tests/faults/promises.py tests)
+	$(BIN)/python tests/faults/promises.py
 
 lint: .venv/test-installed
 	$(BIN)/ruff check .

@@ -11,7 +11,16 @@ import torch
 from vitkit.models.variants import Model, build
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parent / "faults"))
 import importable_peers  # noqa: F401
+from recording import (  # noqa: F401
+    pytest_configure,
+    pytest_runtest_logreport,
+    pytest_sessionfinish,
+    small_disk,
+    straight,
+    tally,
+)
 
 SMALL = {"width": 32, "depth": 2, "heads": 2, "hidden": 48, "patch": 8, "image_size": (32, 32), "classes": 5}
 

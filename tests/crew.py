@@ -19,7 +19,7 @@ from vitkit.training.schedule import Duration
 OPTIONS = ("width=32", "depth=2", "heads=2", "hidden=32")
 PATIENCE = 150.0
 forks = multiprocessing.get_context("forkserver")
-forks.set_forkserver_preload(["vitkit.experiment.run", "torch.distributed.fsdp"])
+forks.set_forkserver_preload(["vitkit.experiment.run", "torch.distributed.fsdp", "torch._dynamo"])
 
 
 def small(steps: int = 40, **changes: Any) -> Recipe:

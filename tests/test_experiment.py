@@ -3,9 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,34 +90,6 @@ def test_a_run_stopped_by_a_signal_ends_like_the_straight_one(straight, tmp_path
             go(tmp_path, tiny())
     go(tmp_path, tiny())
     assert same(straight, tmp_path) and rows(straight) == rows(tmp_path)
-
-
-@pytest.mark.slow
-def test_a_run_killed_again_and_again_ends_like_the_straight_one(straight, tmp_path):
-    """kill -9 at growing delays, with a save after every step; each process goes on from the last save."""
-    code = f"""
-import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
-from pathlib import Path
-from vitkit.experiment import run as experiment
-from test_experiment import go, tiny
-experiment.SAVE_SECONDS = 0.0
-go(Path({str(tmp_path)!r}), tiny())
-"""
-    kills = 0
-    for delay in (0.2, 0.5, 0.9, 1.3, 1.8, 2.5):
-        seen = len(complete(tmp_path / "checkpoints")) if (tmp_path / "checkpoints").exists() else 0
-        process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
-        begun = time.monotonic()
-        while process.poll() is None and time.monotonic() - begun < 60:
-            now = tmp_path / "checkpoints"
-            if now.exists() and (seen or complete(now)) and time.monotonic() - begun > 2 + delay:
-                process.kill()
-                kills += 1
-            time.sleep(0.005)
-        process.wait()
-    go(tmp_path, tiny())
-    assert kills >= 3 and same(straight, tmp_path)
-    assert rows(tmp_path)[-1] == rows(straight)[-1]
 
 
 def test_a_damaged_checkpoint_is_passed_over(straight, tmp_path):

@@ -72,13 +72,13 @@ def hurt_inside(rng: random.Random, data: bytes) -> bytes:
     return out.getvalue()
 
 
-@pytest.mark.parametrize("name", ["own.safetensors", "official.npz", "timm.pth"])
-def test_a_damaged_file_loads_or_is_refused_and_nothing_else(tmp_path: Path, name: str):
-    path = tmp_path / name
+def fuzzed(folder: Path, name: str, tries: int) -> tuple[Counter[str], list[str]]:
+    """How often a damaged file was loaded or refused, and whatever else came out."""
+    path = folder / name
     model = vitkit.build("ViT-Ti/16", seed=0, **SIZES)
     vitkit.save(model, path, format="timm" if path.suffix == ".pth" else None)
     good, outcomes, leaks = path.read_bytes(), Counter[str](), []
-    for seed in range(TRIES):
+    for seed in range(tries):
         rng = random.Random(seed)
         path.write_bytes(rng.choice([damaged, hurt_inside])(rng, good))
         try:
@@ -88,5 +88,14 @@ def test_a_damaged_file_loads_or_is_refused_and_nothing_else(tmp_path: Path, nam
             outcomes["refused"] += 1
         except BaseException as error:
             leaks.append(f"seed {seed}: {type(error).__name__}: {str(error)[:200]}")
+    return outcomes, leaks
+
+
+NAMES = ["own.safetensors", "official.npz", "timm.pth"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_damaged_file_loads_or_is_refused_and_nothing_else(tmp_path: Path, name: str):
+    outcomes, leaks = fuzzed(tmp_path, name, TRIES)
     assert not leaks, "\n".join(leaks)
     assert outcomes["loaded"] and outcomes["refused"] > TRIES / 2, outcomes

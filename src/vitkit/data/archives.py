@@ -181,6 +181,10 @@ def replaced(path: Path) -> Iterator[io.BufferedRandom]:
         folder = os.open(path.parent, os.O_RDONLY)
         os.fsync(folder)
         os.close(folder)
+    except OSError as error:
+        if error.filename is None and error.errno is not None:  # a full disk does not say where it is
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
     finally:
         with suppress(FileNotFoundError):
             partial.unlink()

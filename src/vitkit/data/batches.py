@@ -5,7 +5,10 @@
 import atexit
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 from multiprocessing.context import ForkContext, ForkProcess
@@ -23,6 +26,9 @@ from vitkit.data.sources import Source
 from vitkit.data.views import View, apply
 
 AHEAD = 2  # batches that each worker makes ahead
+PATIENCE = 540.0  # seconds to wait for one batch: a cold file system is slow, a worker that hangs never comes
+GLANCE = 2.0  # seconds between two looks whether all workers live
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # which the main process answers for its workers
 
 Batch = dict[str, Tensor]  # image (B, 3, h, w) uint8, label (B,) or (B, classes), index (B,), place (B,)
 Place = tuple[int, int]  # (step, place) of a training order, (0, number) in evaluation
@@ -132,24 +138,76 @@ class Samples(Dataset):
 
 def stream(samples: Samples, groups: Iterator[list[Place]], workers: int, bad: Notes) -> Iterator[Batch]:
     """Groups of places to batches, in order: at once without workers, else made ahead by processes."""
-    made: Iterable[Made] = (
-        DataLoader(
-            samples,
-            batch_sampler=groups,
-            num_workers=workers,
-            prefetch_factor=AHEAD,
-            collate_fn=lambda made: made,  # a batch is whole as it comes
-            worker_init_fn=stay,
-            generator=torch.Generator(),  # else it would draw from the one that dropout draws from
-            multiprocessing_context=Workers(),
-        )
-        if workers
-        else map(samples.__getitems__, groups)
-    )
+    made = made_ahead(samples, groups, workers) if workers else map(samples.__getitems__, groups)
     for batch, wrong in made:
         for index, error in wrong:
             bad.add(samples.source, index, error)
         yield batch
+
+
+def made_ahead(samples: Samples, groups: Iterator[list[Place]], workers: int) -> Iterator[Made]:
+    """The batches of worker processes; one that dies or hangs is an error that names what it had in hand."""
+    begun: deque[list[Place]] = deque()
+
+    def noted() -> Iterator[list[Place]]:
+        for group in groups:
+            begun.append(group)
+            yield group
+
+    loader = DataLoader(
+        samples,
+        batch_sampler=noted(),
+        num_workers=workers,
+        prefetch_factor=AHEAD,
+        collate_fn=lambda made: made,  # a batch is whole as it comes
+        worker_init_fn=stay,
+        generator=torch.Generator(),  # else it would draw from the one that dropout draws from
+        multiprocessing_context=Workers(),
+        timeout=GLANCE,
+    )
+    before, others = signal.getsignal(signal.SIGCHLD), set(STARTED)
+    batches = iter(loader)
+    mine = set(STARTED) - others
+    if threading.current_thread() is threading.main_thread():
+        # torch's would raise wherever we are, in a save too
+        signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
+    while True:
+        try:
+            found = patiently(batches)
+        except StopIteration:
+            return
+        except (RuntimeError, OSError, EOFError) as error:
+            if "in DataLoader worker process" in str(error):  # an error of ours, brought over whole
+                raise
+            for worker in mine:  # which one may wait for in vain
+                worker.kill()
+            raise ChildProcessError(loss(samples, list(begun)[:workers], str(error))) from None
+        begun.popleft()
+        yield found
+
+
+def patiently(batches: Iterator[Made]) -> Made:
+    """The next batch, whatever the number of looks it takes."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return next(batches)
+        except RuntimeError as error:
+            if not str(error).startswith("DataLoader timed out") or time.monotonic() > end:
+                raise
+
+
+def loss(samples: Samples, begun: list[list[Place]], what: str) -> str:
+    """What to say of a worker that is gone."""
+    order = samples.order
+    numbers = [order.sample(*place) if order else place[1] for group in begun for place in group]
+    keys = [samples.source.keys[number] for number in numbers]
+    why = f"gave nothing for {PATIENCE:g} seconds" if "timed out" in what else f"has died ({what})"
+    return (
+        f"{samples.source.name}: a data worker {why}; in hand were {len(keys)} images, the first "
+        f"{', '.join(map(repr, keys[:3]))}. Give fewer --workers or more memory (also /dev/shm), or find the "
+        "file with vitkit doctor; the same command goes on from the last checkpoint"
+    )
 
 
 class Worker(ForkProcess):
@@ -177,5 +235,5 @@ def end_workers() -> None:
 
 def stay(worker: int) -> None:
     """A signal to the whole group is the main process's to answer; it ends its workers itself."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

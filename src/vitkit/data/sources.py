@@ -158,7 +158,7 @@ def walk(root: Path) -> Iterator[str]:
             for entry in entries:
                 if entry.name.startswith("."):
                     continue
-                if entry.is_dir():
+                if os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir():  # to itself, perhaps
                     pending.append((f"{prefix}{entry.name}/", Path(entry.path)))
                 else:
                     yield prefix + entry.name

@@ -4,13 +4,15 @@ import fcntl
 import os
 import platform
 import signal
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+from vitkit.data.batches import SIGNALS
 from vitkit.recipes.recipe import Recipe, from_json, to_json
-from vitkit.weights.save import replace_file
+from vitkit.weights.save import naming, replace_file
 
 MAY_CHANGE = {  # fields with which a run may go on otherwise than it began: none decides what it comes to
     "about": "a text",
@@ -86,17 +88,27 @@ class locked:
             self.file.close()
             raise ValueError(f"{self.path.parent} is in use by process {holder}") from None
         HELD.add(self.file)
-        self.file.truncate(0)
-        self.file.write(f"{os.getpid()} on {platform.node()}")
-        self.file.flush()
+        with naming(self.path):
+            self.file.truncate(0)
+            self.file.write(f"{os.getpid()} on {platform.node()}")
+            self.file.flush()
 
     def __exit__(self, *_: object) -> None:
         HELD.discard(self.file)
         self.file.close()
 
 
+def news(damaged: Sequence[str], before: Any, now: dict[str, Any]) -> Iterator[str]:
+    """What is to be said as a run goes on: which checkpoints were no good, and what is another machine's."""
+    for name in damaged:
+        yield f"{name} is damaged and was passed over"
+    for name in before:
+        if name in now and name != "python" and before[name] != now[name]:
+            yield f"{name}: {before[name]} until here, now {now[name]}; from here on equal to rounding only"
+
+
 class signals:
-    """Inside, SIGTERM and SIGINT are noted in a list and do not end the process; a second SIGINT does.
+    """Inside, SIGTERM, SIGINT and SIGUSR1 are noted in a list and end nothing; a second SIGINT does.
 
     A second SIGTERM does not: a job manager sends one to every process, and torchrun one more to its own.
     """
@@ -104,7 +116,7 @@ class signals:
     def __enter__(self) -> list[int]:
         self.asked: list[int] = []
         self.before: dict[int, Any] = {}
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in SIGNALS:
             self.before[number] = signal.signal(number, self.note)
         return self.asked
 

@@ -16,7 +16,7 @@ from vitkit.data.sources import Source
 from vitkit.evaluation.energy import Meter
 from vitkit.experiment import evidence
 from vitkit.experiment.aim import bare, learner, objective_of, plain, preparation
-from vitkit.experiment.folder import Interrupted, signals, take
+from vitkit.experiment.folder import Interrupted, news, signals, take
 from vitkit.experiment.frozen import FewShot
 from vitkit.experiment.measure import Found, evaluate, evaluate_masked, in_words, numbers
 from vitkit.experiment.price import cost
@@ -90,8 +90,8 @@ def run(
         memory = load_checkpoint(found, state) if found else {"best": None, "since": 0, "seconds": 0.0}
         total = recipe.length.in_steps(len(splits["train"]), recipe.batch)
         with Live("train", total, state.step, quiet=how.quiet or not runtime.main) as live:
-            for name in damaged:
-                live.say(f"{name} is damaged and was passed over")
+            for text in news(damaged, memory.pop("machine", {}), runtime.facts()):
+                live.say(text)
             work = Work(recipe, out, runtime, how, splits, state, memory, total, live)
             try:
                 work.train()
@@ -146,7 +146,7 @@ class Work:
                     self.state, self.batches(), self.objective(),
                     until=self.state.step if self.stopped else self.total, config=self.recipe.optimizer,
                     rate=lambda step: self.recipe.schedule.at(step, self.total),
-                    watch=self.watch, call=model, runtime=self.runtime,
+                    watch=self.watch, call=model, runtime=self.runtime, tell=self.live.say,
                     before=lambda step: seed_step(self.recipe.seed, step, self.runtime.rank),
                 )  # fmt: skip
             except Diverged as error:
@@ -257,7 +257,7 @@ class Work:
         return evaluate(bare(model), *how)
 
     def save(self) -> None:
-        self.saver.save(self.state, self.memory)
+        self.saver.save(self.state, self.memory | {"machine": self.runtime.facts()})
         self.saved = time.monotonic()
 
     def save_model(self, name: str) -> Model:

@@ -172,10 +172,13 @@ def latest(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def verifies(path: Path) -> bool:
+    """Whether all parts, and no others, are there and as they were written."""
     try:
         hashes = json.loads((path / MANIFEST).read_text())
-        return bool(hashes) and all(digest(path / Path(name).name) == value for name, value in hashes.items())
-    except (OSError, ValueError, AttributeError):
+        if set(hashes) != {"facts.json", *(part.name for part in path.glob("*.safetensors"))}:
+            return False
+        return all(digest(path / name) == value for name, value in hashes.items())
+    except (OSError, ValueError, AttributeError, TypeError):
         return False
 
 

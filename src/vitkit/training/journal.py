@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.training.trackers import TensorBoard, Tracker, check_trackers, open_tracker
+from vitkit.weights.save import naming
 
 
 def tell(text: str) -> None:
@@ -35,8 +36,9 @@ class Journal:
         self.path = folder / "metrics.jsonl"
         kept = [line for line in self.lines() if json.loads(line)["step"] <= step] if step else []
         beside = self.path.with_suffix(".part")
-        beside.write_text("".join(line + "\n" for line in kept))
-        os.replace(beside, self.path)
+        with naming(self.path):
+            beside.write_text("".join(line + "\n" for line in kept))
+            os.replace(beside, self.path)
         self.file = self.path.open("a")
         self.attempt("tensorboard", self.board, folder / "events", step, about or {})
         for name in dict.fromkeys(trackers):
@@ -65,15 +67,17 @@ class Journal:
         return [line for line in text[: text.rfind("\n") + 1].splitlines() if line]
 
     def write(self, step: int, **numbers: Any) -> None:
-        self.file.write(json.dumps({"step": step} | numbers) + "\n")
-        self.file.flush()
+        with naming(self.path):
+            self.file.write(json.dumps({"step": step} | numbers) + "\n")
+            self.file.flush()
         values = {name: float(value) for name, value in numbers.items() if isinstance(value, int | float)}
         for name, tracker in list(self.trackers.items()):
             self.attempt(name, tracker.log, step, values)
 
     def close(self, failed: bool = False) -> None:
         """Once is enough; more often does no harm."""
-        self.file.close()
+        with naming(self.path):
+            self.file.close()
         for name, tracker in list(self.trackers.items()):
             self.attempt(name, tracker.close, failed)
         self.trackers.clear()

@@ -71,6 +71,11 @@ class Runtime:
             return {k: t.pin_memory().to(self.device, non_blocking=True) for k, t in batch.items()}
         return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
+    def free(self) -> None:
+        """Give back memory that nothing uses any more."""
+        if self.device.startswith("cuda"):
+            torch.cuda.empty_cache()
+
     def settle(self, model: nn.Module) -> nn.Module:
         """The bare model on its device; with fsdp its tensors are cut over the processes; names stay."""
         stacks: list[Any] = [part for part in model.modules() if hasattr(part, "recompute")]

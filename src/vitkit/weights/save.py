@@ -5,7 +5,7 @@ import os
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -171,14 +171,26 @@ def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
     os.close(handle)
     temporary = Path(name)
     try:
-        write(temporary)
-        flush(temporary)
-        temporary.chmod(0o666 & ~current_umask())
-        os.replace(temporary, path)
-        flush(path.parent)
+        with naming(path):
+            write(temporary)
+            flush(temporary)
+            temporary.chmod(0o666 & ~current_umask())
+            os.replace(temporary, path)
+            flush(path.parent)
     finally:
         with suppress(FileNotFoundError):
             temporary.unlink()
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Inside, what goes wrong with writing says with which file: a full disk alone does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
 
 
 def flush(path: Path) -> None:

@@ -1,23 +1,22 @@
-"""Two hundred and more bad and odd files in a folder, through a whole training: counted, named, survived."""
+"""A1: two hundred and more bad and odd files in a folder, through a whole training: counted and named."""
 
 import re
-import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
+from bad_images import KINDS, ODD, REFUSED, SEEDS, fill
+from harness import scaled
 from test_cli import run
 
 from vitkit.data import batches
 from vitkit.data.batches import BadFiles, TooManyBad
 from vitkit.data.doctor import preflight
+from vitkit.data.order import Order
 from vitkit.data.sources import open_data
+from vitkit.data.views import View
 
-sys.path.insert(0, str(Path(__file__).parent / "data"))
-from bad_images import KINDS, ODD, REFUSED, SEEDS, fill
-
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.faults
 GOOD = 1000
 
 
@@ -43,11 +42,8 @@ def finetune(root, names, out, *options) -> int:
     return run("finetune", root, "--out", out, *model, "--set", *tiny, *options)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_each_bad_file_is_named_once_and_every_other_is_used_once(
-    folder, tmp_path, workers, capfd, monkeypatch
-):
-    root, names = folder
+def watched(monkeypatch) -> list[list[str]]:
+    """The names of the files in each training batch from now on."""
     real, seen = batches.stream, []
 
     def spy(samples, *arguments):
@@ -57,18 +53,78 @@ def test_each_bad_file_is_named_once_and_every_other_is_used_once(
             yield batch
 
     monkeypatch.setattr(batches, "stream", spy)
+    return seen
+
+
+def each_once(seen: list[list[str]], names: dict[str, str]) -> bool:
+    """Whether in both epochs every good file was used once, and none in another's place."""
+    good, half = {name: 1 for name, kind in names.items() if kind not in REFUSED}, len(seen) // 2
+    return all(Counter(key for keys in part for key in keys) == good for part in (seen[:half], seen[half:]))
+
+
+@pytest.mark.parametrize("workers", scaled([2], [0, 2]))
+def test_A1_each_bad_file_is_named_once_and_every_other_is_used_once(
+    folder, tmp_path, workers, capfd, monkeypatch, tally
+):
+    root, names = folder
+    seen = watched(monkeypatch)
     assert finetune(root, names, tmp_path / "run", "--workers", workers, "--max-bad", 0.5) == 0
     assert (tmp_path / "run" / "model.safetensors").exists() and len(seen) % 2 == 0
-    good = {name: 1 for name, kind in names.items() if kind not in REFUSED}
-    for epoch in (seen[: len(seen) // 2], seen[len(seen) // 2 :]):  # each once, none in another's place
-        assert Counter(key for keys in epoch for key in keys) == good
+    assert each_once(seen, names)
     told = re.findall(r"^not used: (\S+): (.+)$", capfd.readouterr().err, re.MULTILINE)
     counts = Counter(key for key, _ in told)
     assert set(counts.values()) == {1} and all(why.strip() for _, why in told)
     assert Counter(names[key] for key in counts) == dict.fromkeys(REFUSED, len(SEEDS))
+    tally(files=len(names) - GOOD, runs=1)
 
 
-def test_reasons_are_those_of_the_kinds(folder):
+def test_A1_control_a_file_taken_in_the_place_of_a_bad_one_is_noticed(folder, tmp_path, monkeypatch):
+    """As libraries do: the next sample, without a word."""
+    root, names = folder
+    source = open_data(root)["train"]
+
+    def next_best(index):
+        while names[source.keys[index % len(source)]] in REFUSED:
+            index += 1
+        return index % len(source)
+
+    real = batches.Samples.__getitems__
+
+    def substituting(self, places):
+        made, _ = real(self, places)
+        wanted = [next_best(self.order.sample(*place)) for place in places]
+        return made | {"index": made["index"].new_tensor(wanted[: len(made["index"])])}, []
+
+    seen = watched(monkeypatch)
+    monkeypatch.setattr(batches.Samples, "__getitems__", substituting)
+    view, order = View(size=(8, 8), crop="squash"), Order(len(source), 251)
+    for _ in zip(range(2 * len(source) // 251), batches.train_batches(source, view, order), strict=False):
+        pass
+    assert not each_once(seen, names)
+
+
+def test_A1_control_a_decoder_that_knows_os_errors_only_ends_the_run(folder):
+    """Opened inside a try and converted outside of it: most libraries' way."""
+    from io import BytesIO
+
+    from PIL import Image
+
+    root, names = folder
+    ended = set()
+    for name, kind in names.items():
+        if kind in KINDS and kind not in ("pipe", "closed", "169 megapixels", "361 megapixels"):
+            try:
+                try:
+                    image = Image.open(BytesIO((root / name).read_bytes()))
+                except OSError:
+                    continue
+                image.convert("RGB")
+            except Exception:
+                ended.add(kind)
+    assert len(ended) >= 8
+
+
+def test_A1_reasons_are_those_of_the_kinds(folder):
     root, names = folder
     bad = BadFiles(allowed=1.0)
     source = open_data(root)["train"]
@@ -78,7 +134,7 @@ def test_reasons_are_those_of_the_kinds(folder):
     assert len(source) == GOOD + len(KINDS) * len(SEEDS) and len(KINDS) >= 40 and len(ODD) >= 13
 
 
-def test_by_default_so_many_stop_the_run(folder, tmp_path, capfd):
+def test_A1_by_default_so_many_stop_the_run(folder, tmp_path, capfd):
     """5 % are 62 files: the run ends with the 63rd, which it names with the others."""
     root, names = folder
     assert finetune(root, names, tmp_path / "run", "--workers", 0) == 2
@@ -88,7 +144,7 @@ def test_by_default_so_many_stop_the_run(folder, tmp_path, capfd):
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
-def test_before_training_a_look_at_some_images_tells(folder):
+def test_A1_before_training_a_look_at_some_images_tells(folder):
     root, names = folder
     source = open_data(root)["train"]
     with pytest.raises(TooManyBad, match="63 of 1255 images are unusable"):
@@ -102,7 +158,7 @@ def test_before_training_a_look_at_some_images_tells(folder):
     preflight(few, BadFiles(allowed=0.0), workers=2)
 
 
-def test_a_share_at_the_limit_is_not_refused_by_bad_luck(folder):
+def test_A1_a_share_at_the_limit_is_not_refused_by_bad_luck(folder):
     """A twentieth of 1,000 files is bad, which is allowed: no sample of 300 of them says otherwise."""
     root, names = folder
     source = open_data(root)["train"]

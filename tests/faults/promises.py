@@ -1,0 +1,107 @@
+"""The promises of docs/reliability.md; run as a program it writes their table out of the record of a run."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+RECORD, PAGE = HERE / "record.json", HERE.parent.parent / "docs" / "reliability.md"
+BEGIN, END = "<!-- table -->", "<!-- end of table -->"
+PROMISES = {
+    "A1": "Bad files are named once, every good one is used once an epoch, and too many stop the run",
+    "A2": "Every mode of image and every orientation has the pixels computed by hand",
+    "A3": "A folder of any shape is read as it is meant or refused by name",
+    "A4": "A class keeps its name from the folder through training, saving and exporting to the prediction",
+    "A5": "A damaged image raises BadImage and nothing else, within 2 s and 300 MB",
+    "A6": "Bad shards and indexes are refused by shard and member; nothing is written or run",
+    "B1": "A run killed at any moment ends like one nobody touched: weights, losses, samples, bit for bit",
+    "B2": "A save that dies at any operation leaves the old checkpoint or the new one",
+    "B3": "All of a checkpoint is on the disk before it has its name, and the name after that",
+    "B4": "On a full disk the last checkpoint loads, shards are whole or absent, finished runs stay so",
+    "B5": "Any I/O error of any step of a save is told, and the last checkpoint loads",
+    "B6": "Flipped bits, cuts, missing, extra and swapped files are noticed; the newest sound one counts",
+    "B7": "SIGTERM, SIGINT or SIGUSR1 to the group save within a step or an evaluation; then on bit for bit",
+    "B8": "Any number of processes goes on from any other: the same samples, losses within 1e-5",
+    "B9": "A process that dies ends the others within a minute; restarted, the end is the same",
+    "B10": "A data worker that dies or hangs is an error with its images and a remedy; checkpoints stay",
+    "B11": "A loss or gradient that is no number stops the run before a weight has it; the batch is named",
+    "B12": "Out of memory: smaller pieces of the same batch, losses within 1e-5, all processes alike",
+    "B13": "A checkpoint written beside the training holds what was there when it was asked for",
+    "B14": "A run folder belongs to one process; the lock of a dead one to nobody",
+    "B15": "Changed settings are refused by name, allowed, or allowed and told",
+    "B16": "Files of this version are read for ever: logits within 1e-6",
+    "C1": "A hostile weight file is refused at once and runs nothing",
+    "C2": "A damaged weight file loads or is refused, and nothing else",
+    "C3": "Code that runs code out of files does not pass the checks",
+}  # fmt: skip
+ELSEWHERE = {  # tests that keep a promise and live with the part that they test
+    "A2": ("data/test_decode.py::test_odd_files_have_the_pixels_computed_by_hand",
+           "data/test_decode.py::test_a_photo_comes_upright",
+           "data/test_decode.py::test_plain_pillow_would_fail_these_tests"),
+    "A6": ("data/test_shards.py::test_tars_that_are_not_as_they_should_be_are_refused_by_member",
+           "data/test_shards.py::test_tars_cut_off_damaged_or_with_impossible_sizes_are_refused",
+           "data/test_shards.py::test_an_index_that_contradicts_itself_is_refused",
+           "data/test_shards.py::test_a_hundred_thousand_empty_members"),
+    "B8": ("test_processes.py::test_any_number_of_processes_goes_on_from_any_other",
+           "test_processes.py::test_batches_losses_and_results_do_not_depend_on_processes"),
+    "B9": ("test_torchrun.py::test_processes_that_die_are_started_again_and_the_run_ends_as_if_nothing_was",
+           "test_torchrun.py::test_a_process_that_dies_ends_the_others_within_a_minute"),
+    "C1": ("weights/test_hostile.py::test_every_hostile_file_is_refused_at_once_and_runs_nothing",
+           "weights/test_hostile.py::test_the_hostile_pickles_do_run_and_are_seen_where_nothing_guards"),
+    "C3": ("test_house.py::test_nothing_that_runs_code_out_of_files_is_used",),
+}  # fmt: skip
+CONTROLS = ("would_fail", "where_nothing_guards", "control")  # in the names of tests with a protection off
+
+
+def promise_of(test: str) -> str | None:
+    """The promise that a test keeps, by its name or by the table."""
+    named = re.search(r"::test_([ABC]\d+)_", test)
+    short = test.removeprefix("tests/")
+    return named[1] if named else next((i for i, tests in ELSEWHERE.items() if short in tests), None)
+
+
+def is_control(test: str) -> bool:
+    return any(word in test.partition("::")[2] for word in CONTROLS)
+
+
+def row(identity: str, tests: dict[str, dict[str, Any]]) -> str:
+    mine = {name: told for name, told in tests.items() if promise_of(name) == identity}
+    files = sorted({name.partition("::")[0].removeprefix("tests/") for name in mine})
+    counts: dict[str, float] = {}
+    for told in mine.values():
+        for word, number in told["tally"].items():
+            counts[word] = counts.get(word, 0) + number
+    cases = sum(told["passed"] for name, told in mine.items() if not is_control(name))
+    figures = [f"{int(number):,} {word.replace('_', ' ')}" for word, number in counts.items() if number]
+    failed = sum(told["failed"] for told in mine.values())
+    skipped = sum(told["skipped"] for told in mine.values())
+    figures += [f"**{failed} failed**"] if failed else []
+    figures += [f"{skipped} skipped"] if skipped else []
+    controls = sum(told["passed"] for name, told in mine.items() if is_control(name))
+    shown = "; ".join([f"{cases} tests", *figures])
+    return (
+        f"| {PROMISES[identity]} | {identity} | {', '.join(f'`{f}`' for f in files)} | {shown} | {controls} |"
+    )
+
+
+def table(record: dict[str, Any]) -> str:
+    minutes = sum(told["seconds"] for told in record["tests"].values()) / 60
+    size = "make faults" if record["size"] == "full" else "make faults-push"
+    head = f"`{size}` on {record['date']}: {record['machine']}; {minutes:.0f} minutes of tests.\n"
+    head += f"\n**Not one clean run:** {record['note']}\n" if record.get("note") else ""
+    lines = ["| promise | ID | tests (in `tests/`) | figure | controls |", "|---|---|---|---|---|"]
+    return "\n".join([head, *lines, *(row(identity, record["tests"]) for identity in PROMISES)])
+
+
+def written(page: str, record: dict[str, Any]) -> str:
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n{table(record)}\n{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["tests"]:
+        print(*(f"tests/{test}" for tests in ELSEWHERE.values() for test in tests))
+    else:
+        PAGE.write_text(written(PAGE.read_text(), json.loads(RECORD.read_text())))

@@ -1,0 +1,94 @@
+"""What tests/conftest.py has for the fault tests: fixtures, and counts of what they have done."""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).parent.parent
+sys.path += [
+    str(TESTS / room) for room in ("faults", "data", "weights")
+]  # whose tests and makers are used again
+RECORD: dict[str, dict[str, Any]] = {}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "faults: bad input and broken machines; run by make faults")
+
+
+@pytest.fixture
+def tally(record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """tally(kills=3): numbers that are added up over the tests of a promise."""
+
+    def add(**numbers: float) -> None:
+        for name, number in numbers.items():
+            record_property(f"tally {name}", number)
+
+    return add
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when != "call" and report.outcome == "passed":
+        return
+    name = report.nodeid.partition("[")[0] + ("[control]" if report.nodeid.endswith("[control]") else "")
+    told = RECORD.setdefault(name, {"passed": 0, "failed": 0, "skipped": 0, "seconds": 0.0, "tally": {}})
+    told[report.outcome] += 1
+    told["seconds"] += report.duration
+    for key, number in report.user_properties if report.when == "call" else ():
+        if key.startswith("tally "):
+            told["tally"][key[6:]] = told["tally"].get(key[6:], 0) + number
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    path = os.environ.get("VITKIT_FAULTS_RECORD")
+    if not path or hasattr(session.config, "workerinput"):
+        return
+    import torch
+
+    machine = f"{os.cpu_count()} cores of {platform.machine()}, Linux {platform.release().partition('-')[0]}"
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
+    head = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "machine": f"{machine}, {versions}"}
+    head["size"] = os.environ.get("VITKIT_FAULTS", "push")
+    Path(path).write_text(json.dumps(head | {"tests": dict(sorted(RECORD.items()))}, indent=1) + "\n")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """small_disk(bytes): a file system of that size in memory, where one may be mounted."""
+    mounted = []
+
+    def made(size: int) -> Path:
+        place = tmp_path / f"disk-{len(mounted)}"
+        place.mkdir()
+        words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(place)]
+        if (
+            os.geteuid()
+            or shutil.which("mount") is None
+            or subprocess.run(words, capture_output=True).returncode
+        ):
+            pytest.skip("a small file system can be mounted by root only")
+        mounted.append(place)
+        return place
+
+    yield made
+    for place in mounted:
+        subprocess.run(["umount", "-l", str(place)], capture_output=True)
+
+
+@pytest.fixture(scope="session")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the harness's command comes to where nobody touches it."""
+    from harness import cold, command, outcome
+
+    folder = tmp_path_factory.mktemp("straight")
+    run = cold(command(folder / "run"), folder / "told.txt")
+    assert run.wait(180) == 0, (folder / "told.txt").read_text()
+    return outcome(folder / "run")

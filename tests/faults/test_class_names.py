@@ -1,0 +1,150 @@
+"""A4: the name of a class travels with the model, whatever the names are."""
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from harness import scaled
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import vitkit
+from vitkit.data.sources import SPLITS, SUFFIXES
+from vitkit.experiment.run import How, run
+from vitkit.recipes import recipe as named
+from vitkit.recipes.recipe import override
+from vitkit.serving.predict import predict_many
+from vitkit.training.runtime import Runtime
+from vitkit.training.schedule import Duration
+
+pytestmark = pytest.mark.faults
+COLOURS = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0), (255, 255, 255)]  # one for each class
+ODD = [
+    "1",
+    "2",
+    "10",
+    "a",
+    "B",
+    "Ä",
+    "a b",
+    "-rf",
+    "<b>",
+    "🦉",
+    "é",
+    "e\u0301",
+    "null",
+    "0",
+    "c;d",
+    "%s",
+    "{x}",
+]
+NAME = st.sampled_from(ODD) | st.text(
+    st.characters(exclude_characters="/\0", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8
+)
+
+
+def usable(names: set[str]) -> bool:
+    """Whether a folder may have these names for classes."""
+    plain = all(
+        len(n.encode()) < 200 and not n.startswith(".") and not n.lower().endswith(SUFFIXES) for n in names
+    )
+    return plain and not all(name.lower() in SPLITS for name in names)
+
+
+def painted(root: Path, names: list[str]) -> None:
+    """Four pictures of each class in train, one in val and test: each class has its colour."""
+    rng = np.random.default_rng(0)
+    for colour, name in zip(COLOURS, names, strict=False):
+        for split, count in (("train", 4), ("val", 1), ("test", 1)):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                pixels = np.clip(np.array(colour) + rng.integers(-20, 20, (8, 8, 3)), 0, 255)
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{i}.png")
+
+
+def trained(root: Path, out: Path) -> Path:
+    changes = [
+        "image_size=8",
+        "batch=20",
+        "schedule.warmup=2",
+        "schedule.rate=0.01",
+        "evaluations=0",
+        "crop=squash",
+    ]
+    r = override(named("scratch"), changes)
+    options = ("width=16", "depth=1", "heads=1", "hidden=16")
+    plain = {"mixup": 0.0, "randaugment": (), "dropout": 0.0, "label_smoothing": 0.0, "flip": False}
+    r = replace(
+        r, data=str(root), model="ViT-Ti/8", model_options=options, length=Duration(steps=25), **plain
+    )
+    run(r, out, Runtime(), How(workers=0, quiet=True, report=False))
+    return out / "model.safetensors"
+
+
+def mislabelled(root: Path, path: Path) -> int:
+    """Test images of which the saved model does not say the folder that they lie in."""
+    images = sorted(str(p) for p in (root / "test").rglob("*.png"))
+    said = list(predict_many(vitkit.load(path), images, top=1))
+    assert len(said) == len(images)
+    return sum(Path(one.image).parent.name != one.top[0][0] for one in said)
+
+
+@settings(max_examples=scaled(12, 100), deadline=None, database=None, derandomize=True,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
+@given(st.sets(NAME, min_size=2, max_size=5).filter(usable), st.randoms(use_true_random=False))
+def test_A4_every_image_is_called_by_its_folder(tally, names, rng):
+    with tempfile.TemporaryDirectory() as folder:
+        root, order = Path(folder) / "data", sorted(names)
+        rng.shuffle(order)  # the colours know nothing of the alphabet
+        painted(root, order)
+        path = trained(root, Path(folder) / "run")
+        assert vitkit.load(path).labels == tuple(sorted(names))
+        assert mislabelled(root, path) == 0
+    tally(class_sets=1)
+
+
+def test_A4_in_every_format_that_holds_labels(tmp_path, tally):
+    painted(tmp_path / "data", ["10", "2", "é", "<b>", "-rf"])
+    path = trained(tmp_path / "data", tmp_path / "run")
+    model = vitkit.load(path)
+    for name in ("a.npz", "folder"):
+        vitkit.save(model, tmp_path / name)
+        assert mislabelled(tmp_path / "data", tmp_path / name) == 0
+        tally(formats=1)
+
+
+@pytest.mark.parametrize("name", scaled(["m.onnx"], ["m.onnx", "m.pt2", "m.xml"]))
+def test_A4_in_exported_files(name, tmp_path, tally):
+    export = pytest.importorskip("vitkit.tasks.export").export
+    files = pytest.importorskip("vitkit.serving.files")
+    painted(tmp_path / "data", ["10", "2", "é", "<b>", "-rf"])
+    model = vitkit.load(trained(tmp_path / "data", tmp_path / "run"))
+    export(model, tmp_path / name)
+    assert (
+        tuple(files.describe_export(tmp_path / name).card.labels)
+        == model.labels
+        == ("-rf", "10", "2", "<b>", "é")
+    )
+    tally(formats=1)
+
+
+def test_A4_control_labels_in_another_order_are_noticed(tmp_path):
+    """As where numbers are sorted as numbers at one end and as text at the other."""
+    painted(tmp_path / "data", ["1", "2", "10"])
+    path = trained(tmp_path / "data", tmp_path / "run")
+    model = vitkit.load(path)
+    assert mislabelled(tmp_path / "data", path) == 0 and model.labels == ("1", "10", "2")
+    model.labels = ("1", "2", "10")
+    vitkit.save(model, path)
+    assert mislabelled(tmp_path / "data", path) == 2
+
+
+def test_A4_a_class_of_val_that_training_does_not_know_is_an_error_by_name(tmp_path):
+    painted(tmp_path / "data", ["a", "b"])
+    (tmp_path / "data" / "val" / "b").rename(tmp_path / "data" / "val" / "c")
+    with pytest.raises(ValueError, match="val: classes 'c' are unknown"):
+        trained(tmp_path / "data", tmp_path / "run")

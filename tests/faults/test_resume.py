@@ -1,0 +1,133 @@
+"""B15, B16: runs that go on with other settings, and files of an earlier version."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from make_golden import FILES, GOLDEN, logits, tiny
+
+import vitkit
+from vitkit.experiment import folder as folders
+from vitkit.experiment.run import How, run
+from vitkit.recipes.recipe import from_json, override
+from vitkit.training.checkpoint import complete, latest
+from vitkit.training.runtime import Runtime
+
+pytestmark = pytest.mark.faults
+REFUSED = {
+    "rate": "schedule.rate=0.5", "batch": "batch=4", "image size": "image_size=16", "seed": "seed=9",
+    "augmentation": "randaugment=2,9", "mixup": "mixup=0.5", "smoothing": "label_smoothing=0.1",
+    "length": "length.steps=9", "warm-up": "schedule.warmup=2", "optimizer": "optimizer.kind=sgd",
+    "decay": "optimizer.weight_decay=0.3", "classes or data": "data=elsewhere", "model": "model=ViT-S/4",
+    "depth": "model_options=depth=2", "dropout": "dropout=0.2", "loss": "loss=sigmoid", "crop": "crop=squash",
+    "subset": "subset=41", "patience": "patience=2", "moments": "optimizer.moment=bf16",
+}  # fmt: skip
+ALLOWED = {
+    "micro-batch": "micro_batch=4", "evaluations": "evaluations=2", "text": "about=another",
+    "shots": "shots=3",
+}  # fmt: skip
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """The golden run, stopped at step 3 of 6."""
+    return Path(shutil.copytree(GOLDEN / "run", tmp_path / "run"))
+
+
+def go(out, recipe, runtime=Runtime(), **options):
+    return run(recipe, out, runtime, How(**({"workers": 0, "quiet": True, "report": False} | options)))
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_B15_what_would_change_the_run_is_refused_by_name(what, begun, tally):
+    changed = override(tiny(), [REFUSED[what]])
+    field = REFUSED[what].partition("=")[0].partition(".")[0]
+    before = {path: path.read_bytes() for path in begun.rglob("*") if path.is_file()}
+    with pytest.raises(
+        ValueError, match=rf"holds a run of another recipe \({field}: .* -> .*give another --out"
+    ):
+        go(begun, changed)
+    assert all(path.read_bytes() == data for path, data in before.items()), "and nothing is touched"
+    tally(refused=1)
+
+
+@pytest.mark.parametrize("what", ALLOWED)
+def test_B15_what_changes_nothing_that_counts_is_allowed(what, begun, tally):
+    found = go(begun, override(tiny(), [ALLOWED[what]]))
+    assert found.steps == 6 and found.test["loss"] == pytest.approx(told()["run"], abs=1e-5)
+    tally(allowed=1)
+
+
+MACHINES = {
+    "precision": (Runtime(precision="bf16"), "precision: fp32 until here, now bf16"),
+    "threads": (Runtime(), "threads: 99 until here, now "),
+    "torch": (Runtime(), "torch: 0.1 until here, now "),
+    "processes": (Runtime(), "processes: 8 until here, now 1"),
+}
+
+
+@pytest.mark.parametrize("what", MACHINES)
+def test_B15_another_machine_is_allowed_and_told(what, begun, capfd, tally):
+    runtime, words = MACHINES[what]
+    if what != "precision":
+        pretend(latest(begun / "checkpoints")[0], what)
+    assert go(begun, tiny(), runtime, quiet=False).steps == 6
+    said = capfd.readouterr().err
+    assert words in said and "equal to rounding only" in said
+    tally(told=1)
+
+
+def pretend(path: Path, what: str) -> None:
+    """As if the checkpoint had been written elsewhere."""
+    from vitkit.training import checkpoint
+
+    facts = json.loads((path / "facts.json").read_text())
+    facts["remember"]["machine"][what] = {"threads": 99, "torch": "0.1", "processes": 8}[what]
+    (path / "facts.json").write_text(json.dumps(facts))
+    hashes = json.loads((path / checkpoint.MANIFEST).read_text())
+    hashes["facts.json"] = checkpoint.digest(path / "facts.json")
+    (path / checkpoint.MANIFEST).write_text(json.dumps(hashes))
+
+
+def test_B15_control_without_the_check_a_changed_recipe_goes_on_as_if_it_were_the_same(begun, monkeypatch):
+    monkeypatch.setattr(folders, "claim", lambda out, recipe: None)
+    found = go(begun, override(tiny(), [REFUSED["rate"]]))
+    assert found.steps == 6 and found.test["loss"] != pytest.approx(told()["run"], abs=1e-3)
+
+
+def told() -> dict:
+    return json.loads((GOLDEN / "told.json").read_text())
+
+
+def furthest(a: list[list[float]], b: list[list[float]]) -> float:
+    return max(abs(x - y) for one, other in zip(a, b, strict=True) for x, y in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("format", FILES)
+def test_B16_a_model_file_of_every_format_means_what_it_meant(format, tally):
+    name, options = FILES[format]
+    assert furthest(logits(GOLDEN / name, **options), told()[format]) <= 1e-6
+    if format in ("vitkit", "official", "hf"):
+        assert vitkit.load(GOLDEN / name).labels == ("a", "b", "c")
+    tally(files=1)
+
+
+def test_B16_a_run_that_was_begun_goes_on_to_the_same_end(begun, tally):
+    assert from_json((begun / "recipe.json").read_text()) == tiny()
+    assert [path.name for path in complete(begun / "checkpoints")] == ["step-00000003"]
+    found = go(begun, tiny())
+    assert found.steps == 6 and found.test["loss"] == pytest.approx(told()["run"], abs=1e-5)
+    assert furthest(logits(begun / "model.safetensors"), told()["trained"]) <= 1e-5
+    tally(runs=1)
+
+
+def test_B16_control_another_weight_gives_other_answers(tmp_path):
+    model = vitkit.load(GOLDEN / "own.safetensors")
+    model.head.bias.data[1] += 1e-4
+    vitkit.save(model, tmp_path / "own.safetensors")
+    assert furthest(logits(tmp_path / "own.safetensors"), told()["vitkit"]) > 1e-6
+
+
+def test_B16_the_golden_files_stay_small():
+    assert sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file()) < 200_000

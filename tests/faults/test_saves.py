@@ -1,0 +1,301 @@
+"""B2, B3, B5, B6, B13: checkpoints that die, fail, are damaged or are written beside the training."""
+
+import errno
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import saving
+from harness import operations, scaled
+from saving import NEW, OLD, change, count, elsewhere, loaded, save, state_at
+
+from vitkit.training import checkpoint
+from vitkit.training.checkpoint import MANIFEST, CheckpointError, Saver, complete, latest
+from vitkit.training.parts import Piece
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two sound checkpoints, as a run has them."""
+    for step in (OLD - 1, OLD):
+        save(tmp_path, step)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    root = tmp_path_factory.mktemp("sound")
+    for step in (OLD - 1, OLD):
+        save(root, step)
+    return root
+
+
+def test_B2_a_save_that_dies_at_any_operation_leaves_the_old_checkpoint_or_the_new_one(
+    sound, tmp_path, tally
+):
+    kinds = count(shutil.copytree(sound, tmp_path / "counted"))
+    assert {"write", "fsync", "rename", "remove", "mkdir"} == set(kinds) and len(kinds) >= 15
+    found = []
+    for number, kind in enumerate(kinds, start=1):
+        for torn in (False, True) if kind == "write" else (False,):
+            folder = shutil.copytree(sound, tmp_path / f"{number}-{torn}")
+            assert elsewhere(saving.die_saving, folder, number, torn) == -9
+            found.append(loaded(folder))
+            save(folder, NEW + 1)  # and the next one is none the worse for it
+            assert loaded(folder) == NEW + 1 and not list(folder.glob("*.partial"))
+    assert found == sorted(found) and set(found) == {OLD, NEW}, (
+        "first the old one, from the rename on the new"
+    )
+    tally(points=len(found))
+
+
+def test_B2_control_a_file_written_over_the_old_one_is_lost(tmp_path):
+    (tmp_path / "last.json").write_text(json.dumps(dict.fromkeys("abcdef", OLD)))
+    assert elsewhere(saving.die_saving_in_place, tmp_path, 1, True) == -9
+    with pytest.raises(ValueError):
+        json.loads((tmp_path / "last.json").read_text())
+
+
+def traced(folder: Path, *words: str, inject: str = "") -> subprocess.CompletedProcess:
+    """A cold process that saves, under strace: what it says goes to a file."""
+    if shutil.which("strace") is None:
+        pytest.skip("needs strace")
+    calls = "fsync,rename,renameat,renameat2,mkdir,mkdirat,unlink,unlinkat,rmdir"
+    filters = [f"-einject={inject}"] if inject else []
+    done = subprocess.run(
+        ["strace", "-f", "-y", "-o", str(folder / "trace.txt"), f"-etrace={calls}", *filters,
+         sys.executable, saving.__file__, str(folder), *words],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    if "ptrace" in done.stderr and "not permitted" in done.stderr:
+        pytest.skip("strace may not look at processes here")
+    return done
+
+
+CALLS = scaled(
+    {"fsync": (1, 5), "renameat": (2,)},
+    {"fsync": range(1, 6), "renameat": (1, 2), "unlinkat": range(1, 6), "mkdirat": (1,)},
+)
+
+
+@pytest.mark.parametrize("inject", [f"{c}:signal=KILL:when={n}" for c, times in CALLS.items() for n in times])
+def test_B2_the_kernel_kills_a_save_at_its_system_calls(inject, folder, tally):
+    """The same from outside: strace sends the signal as the call is made."""
+    if os.uname().machine in ("x86_64", "AMD64"):  # other names for the same calls
+        inject = inject.replace("renameat:", "rename:").replace("mkdirat:", "mkdir:")
+        inject = inject.replace("unlinkat:", "unlink:") if ":when=1" in inject else inject
+    done = traced(folder, inject=inject)
+    assert done.returncode in (-9, 137), f"{done.returncode}: {done.stderr[-500:]}"
+    assert loaded(folder) in (OLD, NEW)
+    tally(kernel_points=1)
+
+
+def ordered(events: list[tuple[str, str]]) -> bool:
+    """Whether each file and its folder were flushed before the folder had its name, and the parent after."""
+    names = [place for kind, place in events if kind == "rename" and place.endswith(".partial")]
+    if not names:
+        return False
+    at = events.index(("rename", names[0]))
+    flushed = {place for kind, place in events[:at] if kind == "fsync"}
+    needed = {f"{names[0]}{end}" for end in ("", "/facts.json", f"/{MANIFEST}", "/state-00000.safetensors")}
+    return needed <= flushed and ("fsync", str(Path(names[0]).parent)) in events[at + 1 :]
+
+
+def heard(folder: Path) -> list[tuple[str, str]]:
+    """What a save flushes and renames, in this process."""
+    events: list[tuple[str, str]] = []
+
+    def note(kind, call, arguments):
+        if kind == "fsync":
+            events.append((kind, os.readlink(f"/proc/self/fd/{arguments[0]}")))
+        elif kind == "rename":
+            events.append((kind, str(arguments[0])))
+
+    with operations(note):
+        save(folder, NEW)
+    return events
+
+
+def test_B3_every_file_is_on_the_disk_before_the_checkpoint_has_its_name(tmp_path, tally):
+    for number in range(scaled(5, 20)):
+        assert ordered(heard(tmp_path / str(number)))
+        tally(saves=1)
+
+
+def test_B3_control_without_flushing_the_order_is_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "flush", lambda path: None)
+    assert not ordered(heard(tmp_path))
+
+
+@pytest.mark.parametrize("words", [(), ("no-flush",)], ids=["on", "control"])
+def test_B3_the_kernel_sees_the_same_order(words, folder, tally):
+    assert traced(folder, *words).returncode == 0
+    text = (folder / "trace.txt").read_text()
+    found = re.findall(r"(fsync)\(\d+<([^>]+)>|(rename)\w*\((?:AT_FDCWD[^,]*, )?\"([^\"]+)\"", text)
+    assert ordered([(a or c, b or d) for a, b, c, d in found]) is (not words)
+    tally(kernel_traces=1)
+
+
+ERRORS = (errno.EIO, errno.EROFS, errno.EACCES, errno.EDQUOT, errno.ENOSPC)
+
+
+def failing(kind: str, error: int, which: int = 1):
+    seen = 0
+
+    def act(what, call, arguments):
+        nonlocal seen
+        seen += what == kind
+        if what == kind and seen == which:
+            raise OSError(error, os.strerror(error))
+
+    return act
+
+
+@pytest.mark.parametrize("kind", ["write", "fsync", "rename", "mkdir"])
+@pytest.mark.parametrize("error", ERRORS, ids=lambda e: errno.errorcode[e])
+def test_B5_an_io_error_is_told_and_the_last_checkpoint_stays(kind, error, folder, tally):
+    times = count(shutil.copytree(folder, folder / "counted")).count(kind)
+    shutil.rmtree(folder / "counted")
+    first = times if kind == "mkdir" else 1  # the folders above are there already
+    for which in range(first, times + 1):
+        with operations(failing(kind, error, which)), pytest.raises(CheckpointError) as caught:
+            save(folder, NEW)
+        assert f"step-{NEW:08d}" in str(caught.value) and os.strerror(error) in str(caught.value)
+        after_name = kind == "fsync" and which == times  # only the folder's entry was not flushed
+        assert loaded(folder) == (NEW if after_name else OLD) and not list(folder.glob("*.partial"))
+        tally(errors=1)
+    tally(cases=1)
+
+
+def test_B5_control_an_error_that_is_swallowed_is_not_told(folder, monkeypatch):
+    real = checkpoint.flush
+
+    def careless(path):
+        with suppress(OSError):
+            real(path)
+
+    monkeypatch.setattr(checkpoint, "flush", careless)
+    with operations(failing("fsync", errno.EIO)):
+        save(folder, NEW)
+
+
+def hurt(folder: Path, number: int, flips: int) -> str:
+    """A bit of some file turned, or a file cut off; the name of what was done."""
+    newest = complete(folder)[-1]
+    files = sorted(newest.iterdir())
+    path = files[number % len(files)]
+    data = bytearray(path.read_bytes())
+    if number < flips:
+        at = (number * 7919) % (8 * len(data))
+        data[at // 8] ^= 1 << at % 8
+        path.write_bytes(data)
+        return f"bit {at} of {path.name}"
+    path.write_bytes(data[: (number * 7919) % len(data)])
+    return f"{path.name} cut at {path.stat().st_size}"
+
+
+def test_B6_every_flipped_bit_and_every_cut_is_noticed_and_the_one_before_counts(sound, tmp_path, tally):
+    flips, cuts = scaled((100, 20), (500, 50))
+    for number in range(flips + cuts):
+        folder = shutil.copytree(sound, tmp_path / "run")
+        what = hurt(folder, number, flips)
+        found, damaged = latest(folder)
+        assert damaged == [f"step-{OLD:08d}"] and found == folder / f"step-{OLD - 1:08d}", what
+        assert number % 25 or loaded(folder) == OLD - 1
+        shutil.rmtree(folder)
+    tally(flips=flips, cuts=cuts)
+
+
+def part(newest: Path) -> Path:
+    return newest / "state-00000.safetensors"
+
+
+SWAPS = {
+    "missing part": lambda newest, other: part(newest).unlink(),
+    "missing facts": lambda newest, other: (newest / "facts.json").unlink(),
+    "missing manifest": lambda newest, other: (newest / MANIFEST).unlink(),
+    "empty manifest": lambda newest, other: (newest / MANIFEST).write_text(""),
+    "manifest of nothing": lambda newest, other: (newest / MANIFEST).write_text("{}"),
+    "manifest that is a list": lambda newest, other: (newest / MANIFEST).write_text("[1, 2]"),
+    "manifest without the part": lambda newest, other: (newest / MANIFEST).write_text(
+        json.dumps({"facts.json": checkpoint.digest(newest / "facts.json")})
+    ),
+    "extra part": lambda newest, other: shutil.copy(part(other), newest / "state-00001.safetensors"),
+    "part of another step": lambda newest, other: shutil.copy(part(other), part(newest)),
+    "facts of another step": lambda newest, other: shutil.copy(other / "facts.json", newest),
+    "manifest of another step": lambda newest, other: shutil.copy(other / MANIFEST, newest),
+    "part is a folder": lambda newest, other: (part(newest).unlink(), part(newest).mkdir()),
+    "a file in its place": lambda newest, other: (shutil.rmtree(newest), newest.write_text("no folder")),
+}
+
+
+@pytest.mark.parametrize("what", SWAPS)
+def test_B6_missing_extra_and_swapped_files_are_noticed(what, folder, tally):
+    newest, other = reversed(complete(folder))
+    SWAPS[what](newest, other)
+    found, damaged = latest(folder)
+    assert found == other and damaged == ([] if what == "a file in its place" else [newest.name])
+    assert loaded(folder) == OLD - 1
+    tally(swaps=1)
+
+
+def test_B6_control_without_the_hashes_damage_is_not_noticed(folder, monkeypatch):
+    newest = complete(folder)[-1]
+    data = bytearray(part(newest).read_bytes())
+    data[-2] ^= 64
+    part(newest).write_bytes(data)
+    monkeypatch.setattr(
+        checkpoint, "verifies", lambda path: all((path / n).exists() for n in (MANIFEST, "facts.json"))
+    )
+    assert latest(folder) == (newest, [])
+    with pytest.raises(AssertionError):
+        loaded(folder)
+
+
+@pytest.mark.parametrize("protected", [True, False], ids=["on", "control"])
+def test_B13_what_is_written_aside_is_what_was_there_when_it_was_asked_for(
+    protected, tmp_path, monkeypatch, tally
+):
+    if not protected:
+        monkeypatch.setattr(Piece, "copied", lambda piece: piece)
+    write, busy = checkpoint.write_part, []
+
+    def slow(*args):
+        busy.append(1)
+        assert len(busy) == 1, "two at a time"
+        while not busy[0] < 0:  # until the weights have changed
+            pass
+        write(*args)
+        busy.clear()
+
+    monkeypatch.setattr(checkpoint, "write_part", slow)
+    saver, state, right = Saver(tmp_path, aside=True), state_at(0), 0
+    for step in range(1, 21):
+        change(state, step)
+        saver.save(state, {"best": step})
+        with_new_weights = step + 0.5
+        for parameter in state.model.parameters():
+            parameter.data.fill_(with_new_weights)
+        busy[:] = [-1]
+        saver.finish()
+        try:
+            right += loaded(tmp_path) == step
+        except AssertionError:
+            assert not protected
+    assert right == (20 if protected else 0)
+    tally(saves=20 if protected else 0)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3, 0.6])
+def test_B13_a_process_killed_while_one_is_in_flight_leaves_the_one_before(seconds, folder, tally):
+    assert elsewhere(saving.die_saving_aside, folder, seconds) == -9
+    assert loaded(folder) == OLD
+    tally(kills=1)
