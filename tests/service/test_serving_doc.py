@@ -51,7 +51,7 @@ def test_the_clients_of_the_document_work(tmp_path, small):
     (tmp_path / "cat.jpg").write_bytes(picture(1))
     (python,) = re.findall(r"```python\n(.*?)```", TEXT, re.S)
     (curl,) = re.findall(r"^curl .*cat.*$", TEXT, re.M)
-    assert len(python.strip().splitlines()) == 3
+    assert len([line for line in python.splitlines() if line]) == 3
     with service(tmp_path / "model.safetensors") as found:
         for command in ([sys.executable, "-c", python], ["sh", "-c", curl]):
             command[-1] = command[-1].replace("http://127.0.0.1:8000", found.url)

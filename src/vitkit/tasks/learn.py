@@ -98,8 +98,9 @@ def settled(
     splits = opened(replace(recipe, against=()), None)
     if old is None:
         recipe = automatic.fill_in(recipe, options, splits["train"], runtime, tell)
-        recipe = automatic.fit_warmup(recipe, options, len(splits["train"]), tell)
     runtime.share(recipe.batch)  # an error before anything takes time
+    if old is None:
+        recipe = automatic.fit_warmup(recipe, options, len(splits["train"]), tell)
     model = start_model(recipe, splits["train"])
     convolutional = not isinstance(model.config, ViTConfig) or model.config.stem is not None
     if options.spread == "auto":
