@@ -107,7 +107,7 @@ def demo(
     ] = "all",
     json: Json = False,
 ) -> None:
-    """See it work: every model and weight format, then the main job on embedded data, in five verbs.
+    """See it work: every model and weight format, then the main job on embedded data, in six verbs.
 
     $ vitkit demo
     $ vitkit demo digits
