@@ -169,22 +169,30 @@ def mark_file(path: Path) -> bytes:
 
 
 @contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Inside, what goes wrong with writing says with which file: a full disk alone does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
+
+
+@contextmanager
 def replaced(path: Path) -> Iterator[io.BufferedRandom]:
     """A file to write that appears under its name only when it is whole and on the disk."""
     partial = path.with_name(f".{path.name}.partial")
     try:
-        with partial.open("w+b") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
-    except OSError as error:
-        if error.filename is None and error.errno is not None:  # a full disk does not say where it is
-            raise OSError(error.errno, error.strerror, str(path)) from None
-        raise
+        with naming(path):
+            with partial.open("w+b") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+            folder = os.open(path.parent, os.O_RDONLY)
+            os.fsync(folder)
+            os.close(folder)
     finally:
         with suppress(FileNotFoundError):
             partial.unlink()

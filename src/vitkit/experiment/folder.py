@@ -10,9 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+from vitkit.data.archives import naming
 from vitkit.data.batches import SIGNALS
 from vitkit.recipes.recipe import Recipe, from_json, to_json
-from vitkit.weights.save import naming, replace_file
+from vitkit.weights.save import replace_file
 
 MAY_CHANGE = {  # fields with which a run may go on otherwise than it began: none decides what it comes to
     "about": "a text",

@@ -13,7 +13,8 @@ from typing import Any
 
 from vitkit.studies.drive import Job, Outcome, Stopwatch
 from vitkit.studies.local import attempt, devices_of
-from vitkit.studies.work import Place, cores
+from vitkit.studies.work import Place
+from vitkit.training.runtime import cores
 
 WITHOUT = "--on {} needs {}: pip install 'vitkit[{}]'"
 MANY = 1000  # jobs that are handed over at once; who runs when is the cluster's to say

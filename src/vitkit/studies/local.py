@@ -12,7 +12,8 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from vitkit.studies.drive import Job, Outcome, Stopwatch
-from vitkit.studies.work import Place, cores
+from vitkit.studies.work import Place
+from vitkit.training.runtime import cores
 
 SPAWN = multiprocessing.get_context("spawn")  # a forked process cannot use a GPU that its parent has used
 PATIENCE = 120.0  # seconds that a process may take to save its trial

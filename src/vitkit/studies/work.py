@@ -1,6 +1,5 @@
 """What a process does for a study, here or on another machine: one trial, or how long its steps take."""
 
-import os
 import shutil
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -92,7 +91,3 @@ def seconds_a_step(recipe: Recipe, place: Place) -> tuple[float, float]:
         preparing /= place.workers
         return recipe.batch * max(computing, preparing), max(computing / 3, preparing)
     return recipe.batch * (computing + preparing), computing / 3 + preparing
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -3,7 +3,7 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitkit.experiment.opened import load_model
 from vitkit.models.adapt import adapt
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViTConfig
@@ -21,9 +22,8 @@ from vitkit.serving.files import NAMES, check_kind, runner, write
 from vitkit.serving.graphs import TYPES, Form, check_form
 from vitkit.serving.predict import logits
 from vitkit.serving.samples import sample_images
-from vitkit.tasks.use import load_model
+from vitkit.tasks.use import Emit
 
-Emit = Callable[[Any], None] | None
 CHECKED, CALIBRATED = 16, 128  # images, at most
 
 

@@ -1,7 +1,6 @@
 """`vitkit doctor --machine`: what would go wrong here in a long run, seen before it begins."""
 
 import importlib.metadata
-import os
 import re
 import resource
 import shutil
@@ -18,7 +17,7 @@ from vitkit.models.variants import skeleton, variant
 from vitkit.report.terminal import print_facts, say
 from vitkit.tasks.automatic import device_memory
 from vitkit.tasks.use import STYLES, Emit
-from vitkit.training.runtime import data_workers
+from vitkit.training.runtime import cores, data_workers
 
 LEAST = {"torch": "2.10", "numpy": "1.26", "pillow": "12.3", "safetensors": "0.5"}  # as in pyproject.toml
 KEPT = 3  # checkpoints at a time: two that are kept and the one being written
@@ -71,7 +70,7 @@ def observe(out: Path, model: str) -> Machine:
         memory_free=device_memory("cpu"), memory_needed=16 * parameters,
         shared_memory=shutil.disk_usage(shm).free if shm.exists() else None,
         data_processes=data_workers(None), open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        processors=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        processors=cores(),
         gpus=tuple(gpus), driver=Path("/dev/nvidia0").exists(),
         clock_late=Path(vitkit.__file__).stat().st_mtime - time.time(),
         versions={name: importlib.metadata.version(name) for name in LEAST},

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitkit.data.archives import naming
 from vitkit.training.trackers import TensorBoard, Tracker, check_trackers, open_tracker
-from vitkit.weights.save import naming
 
 
 def tell(text: str) -> None:

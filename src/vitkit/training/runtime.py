@@ -267,10 +267,14 @@ def seed_step(seed: int, step: int, rank: int = 0) -> None:
     torch.manual_seed((seed * 1_000_003 + step + rank * 0x9E3779B97F4A7C15) % 2**63)
 
 
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def data_workers(workers: int | None) -> int:
     """Processes that prepare data: those asked for, or a share of the cores, at most 16."""
     if workers is not None:
         return workers
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    return max(1, min(16, cores // here - (cores > 4 * here)))  # one core of many for the loop itself
+    return max(1, min(16, cores() // here - (cores() > 4 * here)))  # one core of many for the loop itself

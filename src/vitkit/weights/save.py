@@ -5,7 +5,7 @@ import os
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from vitkit.data.archives import naming
 from vitkit.layouts import bit, huggingface, official, timm, torchvision
 from vitkit.layouts.layout import Layout, WeightsError
 from vitkit.models.resnet import ResNetConfig
@@ -180,17 +181,6 @@ def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
     finally:
         with suppress(FileNotFoundError):
             temporary.unlink()
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Inside, what goes wrong with writing says with which file: a full disk alone does not."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None and error.errno is not None:
-            raise OSError(error.errno, error.strerror, str(path)) from None
-        raise
 
 
 def flush(path: Path) -> None:
