@@ -37,6 +37,9 @@ class Training:
     recompute: Annotated[
         bool, arg(help="Compute activations twice instead of keeping them: less memory, a third more time.")
     ] = False
+    deterministic: Annotated[
+        bool, arg(help="On a GPU, only kernels that give the same bits every time: slower.")
+    ] = False
     spread: Annotated[
         str,
         arg(

@@ -24,6 +24,10 @@ OPERATIONS: dict[str, tuple[tuple[Any, str], ...]] = {  # that a save is made of
     "remove": ((os, "unlink"), (os, "rmdir")),
 }
 Act = Callable[[str, Callable[..., Any], tuple[Any, ...]], None]
+Fault = tuple[Any, ...]  # a function of inside.py, and its words
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+            "--max-restarts", "5", "--no-python")  # fmt: skip
+LAST_WORDS = "killed by the test\n"
 
 
 def scaled(push: Any, full: Any) -> Any:
@@ -53,6 +57,12 @@ def operations(act: Act) -> Iterator[None]:
             setattr(owner, name, call)
 
 
+def die() -> None:
+    """kill -9 of this process, which says so first."""
+    os.write(2, LAST_WORDS.encode())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def dying(number: int, *, torn: bool = False, when: Callable[[], bool] = lambda: True) -> Act:
     """kill -9 of this process at the number-th operation; torn: half of what it writes is on the disk."""
     seen = 0
@@ -65,7 +75,7 @@ def dying(number: int, *, torn: bool = False, when: Callable[[], bool] = lambda:
                 call(*arguments)
                 path = arguments[0] if isinstance(arguments[0], Path) else Path(arguments[1])
                 os.truncate(path, path.stat().st_size // 2)
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
 
     return act
 
@@ -83,15 +93,27 @@ def cold(
     told: Path,
     *,
     save: float = 0.0,
-    fault: tuple[Any, ...] = (),
+    fault: Fault = (),
     before: tuple[str, ...] = (),
 ) -> subprocess.Popen:
     """The command in a process and session of its own; `fault` names a function of inside.py and its words.
 
-    save: seconds between checkpoints; told: a file for what it says.
+    save: seconds between checkpoints; told: a file for what it says; before: a program that runs it.
     """
-    facts = json.dumps({"save": save, "fault": fault})
-    env = os.environ | {"OMP_NUM_THREADS": "1", "VITKIT_FAULT": facts}
+    return started(words, told, {"save": save, "faults": {"0 0": fault} if fault else {}}, before)
+
+
+def crowd(words: list[str], told: Path, faults: dict[tuple[int, int], Fault]) -> subprocess.Popen:
+    """The command on two processes under torchrun, a checkpoint after each step.
+
+    faults: by the start, of which torchrun makes one more after each death, and the process.
+    """
+    by_name = {f"{start} {rank}": fault for (start, rank), fault in faults.items()}
+    return started(words, told, {"save": 0.0, "faults": by_name}, TORCHRUN)
+
+
+def started(words: list[str], told: Path, facts: dict[str, Any], before: tuple[str, ...]) -> subprocess.Popen:
+    env = os.environ | {"OMP_NUM_THREADS": "1", "VITKIT_FAULT": json.dumps(facts)}
     with told.open("a") as file:
         return subprocess.Popen(
             [*before, sys.executable, str(HERE / "inside.py"), *words],

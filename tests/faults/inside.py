@@ -1,8 +1,7 @@
-"""The command with a fault in it: run by harness.cold, which says in VITKIT_FAULT which one and when."""
+"""The command with a fault in it: run by harness.cold or crowd, which say in VITKIT_FAULT which and when."""
 
 import json
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -11,17 +10,13 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
 from crew import note_batches  # noqa: E402
-from harness import dying, operations  # noqa: E402
+from harness import die, dying, operations  # noqa: E402
 
 from vitkit.data import batches  # noqa: E402
 from vitkit.experiment import run as experiment  # noqa: E402
 from vitkit.training import checkpoint  # noqa: E402
 
 HELD: list[Any] = []  # what must stay as long as the process
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def die_at_step(step: int) -> None:
@@ -80,6 +75,13 @@ def die_in_resume(number: int) -> None:
     parts.copy_rows = counted
 
 
+def die_in_meeting() -> None:
+    """When the processes of a start have said hello to each other, and before they are a group."""
+    from vitkit.training import runtime
+
+    runtime.dist.PrefixStore = lambda *args: die()  # type: ignore[assignment,misc]
+
+
 def slow_steps(seconds: float) -> None:
     watch = experiment.Work.watch
 
@@ -116,6 +118,11 @@ def start_over() -> None:
     experiment.supply = lambda *args, start, **options: supply(*args, start=0, **options)
 
 
+def no_resume() -> None:
+    """Protection off: no checkpoint is ever found."""
+    experiment.latest = lambda folder: (None, [])
+
+
 def other_dropout() -> None:
     """Protection off: dropout goes on from wherever its generator is."""
     experiment.seed_step = lambda *args: None
@@ -143,13 +150,14 @@ def slow_data(seconds: float, protected: bool) -> None:
 
 def main() -> None:
     told = json.loads(os.environ["VITKIT_FAULT"])
+    start, rank = (os.environ.get(name, "0") for name in ("TORCHELASTIC_RESTART_COUNT", "RANK"))
     experiment.SAVE_SECONDS = told["save"]
     out = Path(sys.argv[sys.argv.index("--out") + 1]) if "--out" in sys.argv else None
     if out:
         out.mkdir(parents=True, exist_ok=True)
-        note_batches(0, out)
-    if told["fault"]:
-        name, *words = told["fault"]
+        note_batches(int(rank), out)
+    if fault := told["faults"].get(f"{start} {rank}"):
+        name, *words = fault
         globals()[name](*words)
     from vitkit import cli
 

@@ -27,14 +27,17 @@ def parameters(model: nn.Module) -> int:
 def flops(model: nn.Module, image_size: Size, channels: int = 3) -> int:
     """Operations of one forward pass of one image: two for each multiply-add of a product.
 
-    Counted by running the model on its own device; on the meta device nothing is computed.
+    Counted by running the model on its own device; on the meta device nothing is computed. All tokens of all
+    layers count, as in the literature, also where a head reads one of them and the last layer computes no
+    other.
     """
     training = model.training
     model.eval()
     device = next(model.parameters()).device
     image = torch.empty(1, channels, *image_size, device=device)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        output: Tensor = model(image)
+        whole: Any = model if hasattr(model, "pooled") else None
+        output: Tensor = whole.judged(whole.pooled(whole.tokens(image))) if whole else model(image)
     assert len(output) == 1
     model.train(training)
     return counter.get_total_flops()

@@ -21,7 +21,7 @@ from vitkit.experiment.frozen import FewShot
 from vitkit.experiment.measure import Found, evaluate, evaluate_masked, in_words, numbers
 from vitkit.experiment.price import cost
 from vitkit.experiment.start import Opener, open_splits, start_model
-from vitkit.experiment.supply import Unusable, supply
+from vitkit.experiment.supply import Unusable, name_batch, supply
 from vitkit.models.masked import MaskedViT
 from vitkit.models.variants import Model
 from vitkit.recipes.recipe import Recipe, flat
@@ -150,7 +150,8 @@ class Work:
                     before=lambda step: seed_step(self.recipe.seed, step, self.runtime.rank),
                 )  # fmt: skip
             except Diverged as error:
-                raise Diverged(f"{error}; {self.name_batch(self.state.step)}") from None
+                named = name_batch(self.order, self.state.step, self.splits["train"], self.out, self.runtime)
+                raise Diverged(f"{error}; {named}") from None
             self.save()
             self.saver.finish()
 
@@ -164,18 +165,6 @@ class Work:
 
         if self.state.step == 0:
             self.bad.found = self.runtime.first(look)
-
-    def name_batch(self, step: int) -> str:
-        """The images of a step, all of them in a file of the run folder."""
-        source = self.splits["train"]
-        keys = [source.keys[self.order.sample(step, place)] for place in range(self.recipe.batch)]
-        path = self.out / f"batch-{step}.txt"
-        if self.runtime.main:
-            path.write_text("\n".join(keys) + "\n", errors="surrogateescape")
-        return (
-            f"its batch: {', '.join(map(repr, keys[:3]))} ... (all {len(keys)} in {path}). Nothing of this "
-            "step was saved; look at those images, or give a lower --lr in another --out"
-        )
 
     def objective(self) -> Classify | Masked:
         return objective_of(self.recipe, bare(self.state.model), len(self.splits["train"].classes))
@@ -203,9 +192,8 @@ class Work:
         self.live.step(state.step, **shown)
         self.write(**found)
         self.memory["seconds"] += spent
-        if (used := self.meter.lap()) is not None:
-            self.memory["joules"] = self.memory.get("joules", 0.0) + used
         if self.every and state.step % self.every == 0 and state.step < self.total:
+            self.charge()
             self.validate()
             self.clock = time.monotonic()
             self.meter.lap()
@@ -256,7 +244,13 @@ class Work:
             return evaluate_masked(model, objective, *how)
         return evaluate(bare(model), *how)
 
+    def charge(self) -> None:
+        """The energy since the last look. A look takes a driver milliseconds, so not every step has one."""
+        if (used := self.meter.lap()) is not None:
+            self.memory["joules"] = self.memory.get("joules", 0.0) + used
+
     def save(self) -> None:
+        self.charge()
         self.saver.save(self.state, self.memory | {"machine": self.runtime.facts()})
         self.saved = time.monotonic()
 

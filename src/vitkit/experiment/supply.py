@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from queue import Full, Queue
 from threading import Event, Thread
 
@@ -124,6 +125,18 @@ def micro(batch: Batch, mine: range, size: int) -> list[Batch]:
         [row[place] for place in mine[at : at + size] if place in row] for at in range(0, len(mine), size)
     ]
     return [{name: t[rows] for name, t in batch.items()} for rows in pieces]
+
+
+def name_batch(order: Order, step: int, source: Source, out: Path, runtime: Runtime) -> str:
+    """The images of a step for whoever must look at them, all of them in a file of the run folder."""
+    keys = [source.keys[order.sample(step, place)] for place in range(order.batch)]
+    path = out / f"batch-{step}.txt"
+    if runtime.main:
+        path.write_text("\n".join(keys) + "\n", errors="surrogateescape")
+    return (
+        f"its batch: {', '.join(map(repr, keys[:3]))} ... (all {len(keys)} in {path}). Nothing of this "
+        "step was saved; look at those images, or give a lower --lr in another --out"
+    )
 
 
 @dataclass

@@ -28,41 +28,50 @@ class Attention(nn.Module):
         # App. D.4: one embedding for each offset p_q - p_k in [-(N-1), N-1]
         self.relative = nn.Parameter(torch.empty(offsets, width)) if offsets else None
 
-    def forward(self, z: Tensor) -> Tensor:
-        """Attend along the last but one axis of z, (..., N, D) -> (..., N, D)."""
-        q, k, v = self.split(z.flatten(0, -3))
+    def forward(self, z: Tensor, first: int | None = None) -> Tensor:
+        """Attend along the last but one axis of z, (..., N, D) -> (..., N, D), or (..., first, D).
+
+        first: only so many tokens look at all the others; None, every one does.
+        """
+        q, k, v = self.split(z.flatten(0, -3), first)
         dropout = self.dropout if self.training else 0.0
-        bias = None if self.relative is None else self.relative_logits(q)
+        bias = None if self.relative is None else self.relative_logits(q, k.shape[2])
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)  # Eq. 6-7
-        return self.out(mixed.transpose(1, 2).flatten(2)).view(z.shape)  # Eq. 8
+        return self.out(mixed.transpose(1, 2).flatten(2)).unflatten(0, z.shape[:-2])  # Eq. 8
 
     def weights(self, z: Tensor) -> Tensor:
         """A of Eq. 6, (..., K, N, N): what each token looks at."""
         q, k, _ = self.split(z.flatten(0, -3))
         logits = q @ k.mT * q.shape[-1] ** -0.5
         if self.relative is not None:
-            logits = logits + self.relative_logits(q)
+            logits = logits + self.relative_logits(q, k.shape[2])
         return logits.softmax(-1).unflatten(0, z.shape[:-2])
 
-    def split(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Eq. 5: queries, keys and values, each (B, K, N, Dh)."""
-        qkv = self.qkv(z).unflatten(-1, (3, self.heads, -1))  # (B, N, 3, K, Dh)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    def split(self, z: Tensor, first: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Eq. 5: queries of the first tokens or of all, keys and values, each (B, K, N, Dh)."""
+        if first is None:
+            qkv = self.qkv(z).unflatten(-1, (3, self.heads, -1))  # (B, N, 3, K, Dh)
+            q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+            return q, k, v
+        width, bias = z.shape[-1], self.qkv.bias
+        wq, wkv = self.qkv.weight.tensor_split([width])
+        bq, bkv = (None, None) if bias is None else bias.tensor_split([width])
+        q = F.linear(z[:, :first], wq, bq).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k, v = F.linear(z, wkv, bkv).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         return q, k, v
 
-    def relative_logits(self, q: Tensor) -> Tensor:
-        """App. D.4: the content query against the embedding of each offset, (B, K, N, N).
+    def relative_logits(self, q: Tensor, n: int) -> Tensor:
+        """App. D.4: the content queries against the embedding of each offset, (B, K, queries, N).
 
         The embeddings act as extra keys, so each head sees its own Dh columns of them, and the
         logits are scaled as those of the content are.
         """
         assert self.relative is not None
-        n = q.shape[2]
         keys = self.relative.unflatten(-1, (self.heads, -1)).transpose(0, 1)  # (K, 2N-1, Dh)
         by_offset = q @ keys.mT * q.shape[-1] ** -0.5  # (B, K, N, 2N-1)
         place = torch.arange(n, device=q.device)
-        offset = place[:, None] - place[None, :] + n - 1  # (N, N), p_q - p_k from 0
-        return by_offset.gather(-1, offset.expand(*by_offset.shape[:2], n, n))
+        offset = place[: q.shape[2], None] - place[None, :] + n - 1  # (queries, N), p_q - p_k from 0
+        return by_offset.gather(-1, offset.expand(*by_offset.shape[:2], *offset.shape))
 
 
 class AttentionPool(nn.Module):

@@ -54,8 +54,11 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.drop_path = drop_path
 
-    def forward(self, z: Tensor, grid: Grid | None = None) -> Tensor:
-        z = z + self.keep(scaled(self.dropout(self.attention(self.norm1(z))), self.scale1))  # Eq. 2
+    def forward(self, z: Tensor, grid: Grid | None = None, first: int | None = None) -> Tensor:
+        """The tokens after this layer, or only the first of them."""
+        mixed = self.attention(self.norm1(z), first)
+        z = z if first is None else z[..., :first, :]
+        z = z + self.keep(scaled(self.dropout(mixed), self.scale1))  # Eq. 2
         return z + self.keep(scaled(self.mlp(self.norm2(z)), self.scale2))  # Eq. 3
 
     def weights(self, z: Tensor, grid: Grid | None = None) -> Iterator[Tensor]:
@@ -71,7 +74,7 @@ class Block(nn.Module):
 
 
 def scaled(branch: Tensor, scale: Tensor | None) -> Tensor:
-    return branch if scale is None else branch * scale
+    return branch if scale is None else branch * scale.to(branch.dtype)
 
 
 class Encoder(nn.Module):
@@ -84,10 +87,11 @@ class Encoder(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.norm = norm
 
-    def forward(self, z: Tensor, grid: Grid, inject: Inject) -> Tensor:
-        """z_0 -> LN(z_L)."""
+    def forward(self, z: Tensor, grid: Grid, inject: Inject, first: int | None = None) -> Tensor:
+        """z_0 -> LN(z_L); of the last layer only the first tokens are computed, where no others are read."""
         for layer, block in enumerate(self.blocks):
-            z = recomputed(block, inject(z, layer), grid, again=self.recompute and self.training)
+            read = (first,) if first is not None and layer == len(self.blocks) - 1 else ()
+            z = recomputed(block, inject(z, layer), grid, *read, again=self.recompute and self.training)
         return self.norm(z)
 
     def units(self) -> list[nn.Module]:

@@ -170,12 +170,20 @@ class ViT(nn.Module):
 
     def forward(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
         """Images (B, C, H, W) -> logits (B, classes)."""
-        features = self.features(images, mask)
+        return self.judged(self.features(images, mask))
+
+    def judged(self, features: Tensor) -> Tensor:
+        """What the head makes of features."""
         return features if self.head is None else self.head(features)
 
     def features(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
-        """What the head sees: y of Eq. 4, through the tanh layer where there is one, (B, D)."""
-        z = self.tokens(images, mask)
+        """What the head sees, (B, D). Where that is the class token, the last layer computes no other."""
+        patches, grid = self.patches(images)
+        first = 1 if self.config.head == "token" else None
+        return self.pooled(self.encode(patches, grid, mask, first))
+
+    def pooled(self, z: Tensor) -> Tensor:
+        """The encoder's output to y of Eq. 4, through the tanh layer where there is one."""
         lead = int(self.class_token is not None)
         if self.pool is not None:
             y = self.pool(z[:, lead:])
@@ -203,9 +211,11 @@ class ViT(nn.Module):
         assert z.shape[-2:] == grid
         return z.flatten(2).mT, grid
 
-    def encode(self, patches: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
-        """Patch embeddings (B, N, D) -> the encoder's output, (B, N+1, D)."""
-        return self.encoder(self.embed(patches, grid, mask), grid, self.inject(grid))
+    def encode(
+        self, patches: Tensor, grid: Grid, mask: Tensor | None = None, first: int | None = None
+    ) -> Tensor:
+        """Patch embeddings (B, N, D) -> the encoder's output, (B, N+1, D), or the first tokens of it."""
+        return self.encoder(self.embed(patches, grid, mask), grid, self.inject(grid), first)
 
     def embed(self, patches: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
         """z_0 of Eq. 1: [x_class; x_p E] + E_pos, with masked patches (B, N) replaced."""
@@ -216,7 +226,8 @@ class ViT(nn.Module):
             )
         z = patches if mask is None else self.masked(patches, mask)
         if self.class_token is not None:
-            z = torch.cat([self.class_token.expand(len(z), -1, -1), z], dim=1)
+            lead = self.class_token.to(z.dtype)  # in half precision so is all that layers add to each other
+            z = torch.cat([lead.expand(len(z), -1, -1), z], dim=1)
         return self.dropout(self.positions(z, grid, 0))  # Eq. 1
 
     def masked(self, patches: Tensor, mask: Tensor) -> Tensor:

@@ -55,7 +55,10 @@ def suite(
     entries, missing = find(tasks, data)
     out = options.out or Path("runs") / "suite"
     how = How(workers=options.workers, max_bad=options.max_bad, trackers=options.track, quiet=bool(emit))
-    runtime = choose(options.device, options.precision, options.compile, options.recompute)
+    runtime = choose(
+        options.device, options.precision, options.compile, options.recompute,
+        deterministic=options.deterministic,
+    )  # fmt: skip
     with runtime.joined():
         tell = voice(runtime, emit)
         recipes = [make(entry, options, rates) for entry in entries]

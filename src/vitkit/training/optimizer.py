@@ -46,8 +46,12 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
     groups = group_parameters(model, config)
     if config.kind == "sgd":
         return torch.optim.SGD(groups, lr=0.0, momentum=config.momentum)
-    kind = HalfMomentAdam if config.moment == "bf16" else torch.optim.AdamW
-    return kind(groups, lr=0.0, betas=config.betas, eps=config.eps, weight_decay=0.0)
+    if config.moment == "bf16":
+        return HalfMomentAdam(groups, lr=0.0, betas=config.betas, eps=config.eps, weight_decay=0.0)
+    fused = all(p.is_cuda and not hasattr(p, "to_local") for group in groups for p in group["params"])
+    return torch.optim.AdamW(
+        groups, lr=0.0, betas=config.betas, eps=config.eps, weight_decay=0.0, fused=fused or None
+    )
 
 
 class HalfMomentAdam(torch.optim.AdamW):

@@ -4,7 +4,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -13,10 +13,14 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 
 PRECISIONS = ("fp32", "bf16")
 SPREADS = ("ddp", "fsdp")  # every process has the whole model, or its part of each tensor
+KERNELS = [  # of attention, by speed on a GPU that has them all; each takes what those before it cannot
+    SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
+]  # fmt: skip
 PATIENCE = timedelta(minutes=10)  # for the slowest process: a large checkpoint, a cold file system
 
 
@@ -62,8 +66,12 @@ class Runtime:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Inside, products run in the chosen precision."""
-        with torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.precision == "bf16"):
+        """Inside, products run in the chosen precision, and attention by the quickest kernel there is."""
+        kind = torch.device(self.device).type
+        with ExitStack() as held:
+            held.enter_context(torch.autocast(kind, torch.bfloat16, enabled=self.precision == "bf16"))
+            if kind == "cuda" and torch.cuda.get_device_capability(self.device) >= (9, 0):
+                held.enter_context(sdpa_kernel(KERNELS, set_priority=True))
             yield
 
     def place(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -198,8 +206,13 @@ def choose(
     compile: bool = False,
     recompute: bool = False,
     spread: str = "ddp",
+    deterministic: bool = False,
 ) -> Runtime:
     """The best device unless one is named; bf16 where it is fast, else fp32; the processes of torchrun."""
+    if deterministic:  # of this process, before it has asked a GPU for anything
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
     rank, local, world = (int(os.environ.get(k, d)) for k, d in
                           (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1)))  # fmt: skip
     if device == "auto":
