@@ -1,9 +1,9 @@
-"""A cold `vitkit predict` of one image beside the least that a script can do: import torch, load, one forward.
+"""A cold `vitkit predict` of one image beside the least that does it: import torch, load, one forward.
 
     python bench/cold_predict.py --models ViT-Ti/16 ViT-B/16 --rounds 7
 
-Both start new processes, in turn, with the same file of weights and the same picture; given are medians of the
-wall-clock seconds, the range, and the median of each round's ratio.
+Both start new processes, in turn, with the same file of weights and the same picture; given are medians of
+the wall-clock seconds, the range, and the median of each round's ratio.
 """
 
 import argparse

@@ -5,9 +5,9 @@
 
 As bench/gpu.py: all sides of a row are in one process and take turns, and times are medians over the rounds.
 Both libraries start from the same weights and do the same work in float32; where the processor multiplies in
-bf16, in autocast too. A training step is AdamW, clipping and cross-entropy; vitkit's is its own `update`, with
-its checks. The last column is the share of the images on which a side names the same class as timm's eager
-model; in training, after two steps of each. Compiled sides need a C++ compiler.
+bf16, in autocast too. A training step is AdamW, clipping and cross-entropy; vitkit's is its own `update`,
+with its checks. The last column is the share of the images on which a side names the same class as timm's
+eager model; in training, after two steps of each. Compiled sides need a C++ compiler.
 """
 
 import argparse
@@ -18,10 +18,10 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 import torch.nn.functional as F
 from forward import pair
@@ -100,6 +100,7 @@ def timm_training(model: nn.Module, call: nn.Module, batch: Batch, runtime: Runt
 def made(side: str, row: Row, batch: Batch, precision: str) -> Side:
     kind, _, compiled = side.partition(" ")
     runtime = Runtime(precision=precision, compile=bool(compiled))
+    torch.manual_seed(0)  # the head is random, and the same for all
     model = pair(f"ViT-{row.size}/16")[kind].train(row.train)
     call = runtime.callable(model)
     if not row.train:
@@ -169,7 +170,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     machine = {
         "processor": platform.processor() or platform.machine(), "threads": options.threads,
-        "torch": torch.__version__, "timm": timm.__version__, "compiler": compiler(), "bf16": fast_bf16(),
+        "torch": torch.__version__, "timm": version("timm"), "compiler": compiler(), "bf16": fast_bf16(),
     }  # fmt: skip
     print(", ".join(f"{name} {value}" for name, value in machine.items()), flush=True)
     rows = []

@@ -1,12 +1,14 @@
 """vitkit beside timm, transformers and torchvision on one GPU: training, inference, latency, memory, start.
 
     python bench/gpu.py                                   every row; prints a markdown table
-    python bench/gpu.py --rows train-B infer-B --rounds 12 --json out.json
+    python bench/gpu.py --rows train-B infer-B --rounds 12 --images tiny.npz --json out.json
 
 All sides of a row are in one process and take turns, a round after a round; times are medians over the
-rounds. Each does the same work: bf16 autocast with float32 weights, AdamW, clipping, cross-entropy, the
-images already on the GPU. vitkit's step is its own `update`, with its checks. MFU is three times the forward
-FLOPs of an image, by the formula, over the rate of a large bf16 product in the same run.
+rounds. Each does the same work: bf16 autocast with float32 weights, fused AdamW, clipping, cross-entropy, the
+images already on the GPU. vitkit's step is its own `update`, with its checks; "graph" is its engine for
+prediction, from uint8 on the host to logits on the host. In the row of latency every call is waited for. MFU
+is three times (of inference: once) the forward FLOPs of an image, by the formula and with all tokens of the
+last layer, over the rate of a large bf16 product in the same run. "same top-1" is against float32.
 """
 
 import argparse
@@ -15,16 +17,19 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.evaluation.cost import forward_flops
-from vitkit.models.variants import configure, fresh
+from vitkit.models.variants import Model, configure, fresh
+from vitkit.serving.builders import build_engine
+from vitkit.serving.remembered import Memory
 from vitkit.training.loop import TrainState, update
 from vitkit.training.objectives import Classify
 from vitkit.training.optimizer import OptimizerConfig
@@ -52,9 +57,9 @@ ROWS = {
     "train-L": Row("L", batch=128, sides=("vitkit", "vitkit compiled", "timm", "timm compiled")),
     "train-S": Row("S", batch=512, sides=("vitkit compiled", "timm compiled")),
     "tune-B-384": Row("B", pixels=384, batch=128, sides=("vitkit compiled", "timm compiled")),
-    "infer-B": Row("B", train=False, sides=("vitkit", "vitkit compiled", "timm", "timm compiled",
-                                            "transformers", "torchvision compiled")),
-    "latency-B": Row("B", batch=1, train=False),
+    "infer-B": Row("B", train=False, sides=("vitkit", "vitkit compiled", "vitkit graph", "timm",
+                                            "timm compiled", "transformers", "torchvision compiled")),
+    "latency-B": Row("B", batch=1, train=False, sides=("vitkit", "vitkit graph", "timm", "timm compiled")),
 }  # fmt: skip
 
 
@@ -97,11 +102,18 @@ def peer_step(kind: str, row: Row, images: Tensor, labels: Tensor, compiled: boo
     return train if row.train else torch.inference_mode()(logits)
 
 
+def our_model(row: Row) -> Model:
+    """With a head that says something: a new one is zero."""
+    size = (row.pixels, row.pixels)
+    model = fresh(configure(f"ViT-{row.size}/16", classes=CLASSES, image_size=size), seed=0)
+    nn.init.normal_(model.head.weight, std=0.02, generator=torch.Generator().manual_seed(0))
+    return model
+
+
 def our_step(row: Row, images: Tensor, labels: Tensor, compiled: bool) -> Callable[[], Any]:
     """By the training loop's own update; inference as the server calls a model."""
     runtime = Runtime(device=images.device.type, precision="bf16", compile=compiled)
-    size = (row.pixels, row.pixels)
-    model = runtime.settle(fresh(configure(f"ViT-{row.size}/16", classes=CLASSES, image_size=size), seed=0))
+    model = runtime.settle(our_model(row))
     call = runtime.callable(model)
     if not row.train:
         model.eval()
@@ -114,16 +126,36 @@ def our_step(row: Row, images: Tensor, labels: Tensor, compiled: bool) -> Callab
     config = OptimizerConfig(kind="adam", weight_decay=0.1, clip=1.0)
     state = TrainState.start(model, config)
     model.train()
-    pixels = ((images - images.amin()) / (images.amax() - images.amin()) * 255).to(torch.uint8)
-    batch = {"image": pixels, "label": labels, "index": torch.arange(len(images), device=images.device)}
+    batch = {"image": as_bytes(images), "label": labels, "index": torch.arange(len(images))}
     objective = Classify(classes=CLASSES, mean=(0.5,) * 3, std=(0.5,) * 3)
     return lambda: update(state, [batch], objective, 1e-4, config, call, runtime)
 
 
+def as_bytes(images: Tensor) -> Tensor:
+    return (images * 127.5 + 127.5).round().clamp(0, 255).to(torch.uint8)
+
+
+def our_engine(row: Row, images: Tensor) -> Callable[[], Any]:
+    model, pixels = our_model(row).to(images.device).eval(), as_bytes(images).cpu()
+    run = build_engine("graph", model, len(images), None, Memory(model, len(images)))
+    return lambda: run(pixels)
+
+
 def step_of(side: str, row: Row, images: Tensor, labels: Tensor) -> Callable[[], Any]:
-    kind, _, compiled = side.partition(" ")
+    kind, _, how = side.partition(" ")
+    if how == "graph":
+        return our_engine(row, images)
     make = our_step if kind == "vitkit" else lambda *rest: peer_step(kind, *rest)
-    return make(row, images, labels, bool(compiled))
+    return make(row, images, labels, bool(how))
+
+
+def agreeing(side: str, row: Row, step: Callable[[], Any], images: Tensor) -> float | None:
+    """Of ours, how many images have the top-1 that the same weights give in float32."""
+    if row.train or not side.startswith("vitkit"):
+        return None
+    with torch.inference_mode():
+        want = our_model(row).to(images.device).eval()(images).argmax(1).cpu()
+    return float((step().argmax(1).cpu() == want).float().mean())
 
 
 def wait(device: str) -> None:
@@ -131,14 +163,25 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def timed(step: Callable[[], Any], device: str, times: int) -> float:
-    """Seconds of one call, over several of them."""
+def timed(step: Callable[[], Any], device: str, times: int, each: bool = False) -> float:
+    """Seconds of one call, over several of them; `each` is waited for before the next."""
     wait(device)
     begun = time.perf_counter()
     for _ in range(times):
         step()
+        if each:
+            wait(device)
     wait(device)
     return (time.perf_counter() - begun) / times
+
+
+def pictures(options: argparse.Namespace, count: int, pixels: int) -> Tensor:
+    """Real images, if some were given, else noise; in -1..1, (count, 3, pixels, pixels)."""
+    if not options.images:
+        return torch.randn(count, 3, pixels, pixels, device=options.device).clamp(-1, 1)
+    with np.load(options.images) as held:
+        chosen = torch.from_numpy(held["x_test"][:count]).to(options.device).permute(0, 3, 1, 2).float()
+    return F.interpolate(chosen / 127.5 - 1, (pixels, pixels), mode="bilinear")
 
 
 def ceiling(device: str) -> float:
@@ -152,7 +195,7 @@ def compare(name: str, row: Row, options: argparse.Namespace, peak: float) -> li
     device = options.device
     torch.manual_seed(0)
     batch = options.batch or row.batch
-    images = torch.randn(batch, 3, row.pixels, row.pixels, device=device)
+    images = pictures(options, batch, row.pixels)
     labels = torch.arange(batch, device=device) % CLASSES
     steps, started, memory = {}, {}, {}
     for side in row.sides:
@@ -169,7 +212,7 @@ def compare(name: str, row: Row, options: argparse.Namespace, peak: float) -> li
     seconds: dict[str, list[float]] = {side: [] for side in row.sides}
     for _ in range(options.rounds):
         for side in row.sides:
-            seconds[side].append(timed(steps[side], device, options.steps))
+            seconds[side].append(timed(steps[side], device, options.steps, each=batch == 1))
     flops = forward_flops(configure(f"ViT-{row.size}/16", classes=CLASSES, image_size=row.pixels))
     work = flops * (3 if row.train else 1)
     middle = {side: statistics.median(seconds[side]) for side in row.sides}
@@ -178,21 +221,24 @@ def compare(name: str, row: Row, options: argparse.Namespace, peak: float) -> li
         {"row": name, "side": side, "images_per_second": batch / middle[side],
          "spread": (max(seconds[side]) - min(seconds[side])) / middle[side], "ms": 1e3 * middle[side],
          "against_best_peer": best / middle[side], "MFU": work * batch / middle[side] / peak,
-         "memory_GB": memory[side], "first_step_s": started[side]}
+         "memory_GB": memory[side], "first_step_s": started[side],
+         "same_top1": agreeing(side, row, steps[side], images)}
         for side in row.sides
     ]  # fmt: skip
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| row | side | images/s | ms | spread | against the best peer | MFU | GB | first step, s |",
-        "|---" * 9 + "|",
+        "| row | side | images/s | ms | spread | against the best peer | MFU | GB | first step, s "
+        "| same top-1 |",
+        "|---" * 10 + "|",
     ]
     for r in rows:
         gigabytes = "-" if r["memory_GB"] is None else f"{r['memory_GB']:.1f}"
         lines.append(
             f"| {r['row']} | {r['side']} | {r['images_per_second']:,.0f} | {r['ms']:.2f} | {r['spread']:.1%} "
-            f"| {r['against_best_peer']:.2f} | {r['MFU']:.2f} | {gigabytes} | {r['first_step_s']:.1f} |"
+            f"| {r['against_best_peer']:.2f} | {r['MFU']:.2f} | {gigabytes} | {r['first_step_s']:.1f} "
+            f"| {'-' if r['same_top1'] is None else format(r['same_top1'], '.1%')} |"
         )
     return "\n".join(lines)
 
@@ -200,10 +246,12 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--sides", nargs="+", help="of each row only these, as in 'timm compiled'")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=5, help="calls in a round")
     parser.add_argument("--batch", type=int, default=0, help="instead of each row's own")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--images", help="an .npz with x_test, uint8 (N, h, w, 3): real images")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
@@ -212,8 +260,11 @@ def main() -> None:
     print(f"{name}, torch {torch.__version__}, a large product runs at {peak / 1e12:.0f} TFLOP/s", flush=True)
     rows = []
     for row in options.rows:
-        rows += compare(row, ROWS[row], options, peak)
-        print(table(rows[-len(ROWS[row].sides) :]), flush=True)
+        asked = ROWS[row]
+        if options.sides:
+            asked = replace(asked, sides=tuple(side for side in asked.sides if side in options.sides))
+        rows += compare(row, asked, options, peak)
+        print(table(rows[-len(asked.sides) :]), flush=True)
         torch.compiler.reset()
         gc.collect()
         if options.device == "cuda":

@@ -92,7 +92,7 @@ def slow_steps(seconds: float) -> None:
     experiment.Work.watch = slow  # type: ignore[method-assign]
 
 
-def hold_in(what: str, step: int, folder: str) -> None:
+def hold_in(what: str, step: int, folder: str, seconds: float = 60.0) -> None:
     """Wait in a save, an evaluation or the making of the data until told to go on; say that we are there."""
     owner, name = {
         "save": (checkpoint.Saver, "attempt"), "evaluation": (experiment.Work, "validate"),
@@ -104,7 +104,7 @@ def hold_in(what: str, step: int, folder: str) -> None:
         at = int(args[0].name[5:13]) if what == "save" else self.state.step
         if at >= step and not (folder_ / "there").exists():
             (folder_ / "there").touch()
-            end = time.monotonic() + 60
+            end = time.monotonic() + seconds
             while not (folder_ / "go").exists() and time.monotonic() < end:
                 time.sleep(0.01)
         return real(self, *args)

@@ -13,7 +13,7 @@ PROMISES = {
     "A1": "Bad files are named once, every good one is used once an epoch, and too many stop the run",
     "A2": "Every mode of image and every orientation has the pixels computed by hand",
     "A3": "A folder of any shape is read as it is meant or refused by name",
-    "A4": "A class keeps its name from the folder through training, saving and exporting to the prediction",
+    "A4": "A class keeps its name from the folder through training, saving and exporting to every answer",
     "A5": "A damaged image raises BadImage and nothing else, within 2 s and 300 MB",
     "A6": "Bad shards and indexes are refused by shard and member; nothing is written or run",
     "B1": "A run killed at any moment ends like one nobody touched: weights, losses, samples, bit for bit",
@@ -35,6 +35,8 @@ PROMISES = {
     "C1": "A hostile weight file is refused at once and runs nothing",
     "C2": "A damaged weight file loads or is refused, and nothing else",
     "C3": "Code that runs code out of files does not pass the checks",
+    "D7": "Decoders of the service that are killed are replaced; all requests are answered, it stays ready",
+    "D11": "Under mixed requests memory grows by at most 1 MB a minute; threads and files stay as many",
 }  # fmt: skip
 ELSEWHERE = {  # tests that keep a promise and live with the part that they test
     "A2": ("data/test_decode.py::test_odd_files_have_the_pixels_computed_by_hand",
@@ -51,6 +53,11 @@ ELSEWHERE = {  # tests that keep a promise and live with the part that they test
     "C1": ("weights/test_hostile.py::test_every_hostile_file_is_refused_at_once_and_runs_nothing",
            "weights/test_hostile.py::test_the_hostile_pickles_do_run_and_are_seen_where_nothing_guards"),
     "C3": ("test_house.py::test_nothing_that_runs_code_out_of_files_is_used",),
+    "D7": ("service/test_decoders.py::test_d7_decoders_that_are_killed_are_replaced_and_nobody_notices",
+           "service/test_decoders.py::test_d7_all_decoders_and_their_parent_are_killed_and_come_again",
+           "service/test_decoders.py::test_d7_control_where_the_dead_are_not_replaced_requests_fail"),
+    "D11": ("service/test_soak.py::test_d11_nothing_grows",
+            "service/test_soak.py::test_d11_control_a_leak_is_noticed"),
 }  # fmt: skip
 CONTROLS = ("would_fail", "where_nothing_guards", "control")  # in the names of tests with a protection off
 

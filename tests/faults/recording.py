@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 TESTS = Path(__file__).parent.parent
-sys.path += [
-    str(TESTS / room) for room in ("faults", "data", "weights")
-]  # whose tests and makers are used again
+sys.path += [  # whose tests and makers are used again
+    str(TESTS / room) for room in ("faults", "data", "weights", "service")
+]
 RECORD: dict[str, dict[str, Any]] = {}
 
 

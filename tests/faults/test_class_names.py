@@ -1,14 +1,21 @@
 """A4: the name of a class travels with the model, whatever the names are."""
 
+import os
+import random
+import shutil
+import signal
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
-from harness import scaled
-from hypothesis import HealthCheck, given, settings
+from harness import scaled, until
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from launch import Service, service, tiny
 from PIL import Image
 
 import vitkit
@@ -54,6 +61,9 @@ def usable(names: set[str]) -> bool:
     return plain and not all(name.lower() in SPLITS for name in names)
 
 
+SETS = st.sets(NAME, min_size=2, max_size=5).filter(usable)
+
+
 def painted(root: Path, names: list[str]) -> None:
     """Four pictures of each class in train, one in val and test: each class has its colour."""
     rng = np.random.default_rng(0)
@@ -95,7 +105,7 @@ def mislabelled(root: Path, path: Path) -> int:
 
 @settings(max_examples=scaled(12, 100), deadline=None, database=None, derandomize=True,
           suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
-@given(st.sets(NAME, min_size=2, max_size=5).filter(usable), st.randoms(use_true_random=False))
+@given(SETS, st.randoms(use_true_random=False))
 def test_A4_every_image_is_called_by_its_folder(tally, names, rng):
     with tempfile.TemporaryDirectory() as folder:
         root, order = Path(folder) / "data", sorted(names)
@@ -130,6 +140,51 @@ def test_A4_in_exported_files(name, tmp_path, tally):
         == ("-rf", "10", "2", "<b>", "é")
     )
     tally(formats=1)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Path]]:
+    """`vitkit serve`, and the file that it serves."""
+    path = tmp_path_factory.mktemp("served") / "model.safetensors"
+    vitkit.save(tiny(), path)
+    with service(path, "--workers", "1") as running:
+        yield running, path
+
+
+def asked_about(running: Service, place: Path, model: Path, root: Path) -> int:
+    """Put a model in the place of the one that is served -> test images that are called by a wrong name."""
+    with httpx.Client(base_url=running.url, timeout=30) as client:
+        before = client.get("/v1/model").json()["revision"]
+        os.replace(shutil.copyfile(model, place.with_name("beside")), place)
+        running.process.send_signal(signal.SIGHUP)
+        until(lambda: client.get("/v1/model").json()["revision"] > before, 30)
+        images = sorted((root / "test").rglob("*.png"))
+        answers = [client.post("/v1/predict?top=1", content=image.read_bytes()) for image in images]
+    assert [answer.status_code for answer in answers] == [200] * len(images)
+    said = [answer.json()["results"][0]["top"][0]["label"] for answer in answers]
+    return sum(label != image.parent.name for label, image in zip(said, images, strict=True))
+
+
+@settings(max_examples=scaled(2, 24), deadline=None, database=None, derandomize=True,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
+@given(SETS, st.randoms(use_true_random=False))
+@example({"10", "2", "e\u0301", "<b>", "-rf"}, random.Random(0))
+def test_A4_a_service_calls_every_image_by_its_folder(served, tally, names, rng):
+    with tempfile.TemporaryDirectory() as folder:
+        root, order = Path(folder) / "data", sorted(names)
+        rng.shuffle(order)
+        painted(root, order)
+        assert asked_about(*served, trained(root, Path(folder) / "run"), root) == 0
+    tally(class_sets_served=1)
+
+
+def test_A4_control_a_service_with_labels_in_another_order_is_noticed(served, tmp_path):
+    painted(tmp_path / "data", ["1", "2", "10"])
+    path = trained(tmp_path / "data", tmp_path / "run")
+    model = vitkit.load(path)
+    model.labels = ("1", "2", "10")
+    vitkit.save(model, path)
+    assert asked_about(*served, path, tmp_path / "data") == 2
 
 
 def test_A4_control_labels_in_another_order_are_noticed(tmp_path):

@@ -1,4 +1,4 @@
-"""Many clients at once: load, overload, decoders that die, new models, an orderly stop, no cross-talk.
+"""Many clients at once: load, overload, new models, an orderly stop, no cross-talk.
 
 With VITKIT_FULL=1 as long as the figures in docs/serving.md were taken; pytest -s shows the figures.
 """
@@ -163,37 +163,6 @@ def test_d2_overload_is_told_at_once_and_costs_little(tmp_path):
                 set(statuses) == {200, 503} and share >= 0.7 * best
             )  # told, not timed: others share the cores
             assert np.median(refused) <= 0.1 and np.median(health) <= 0.2
-
-
-def test_d7_decoders_that_are_killed_are_replaced_and_nobody_notices(model_file):
-    statuses = Counter()
-    with service(model_file, "--workers", "2") as found:
-
-        async def kill() -> None:
-            for _ in range(10):
-                await asyncio.sleep(0.5)
-                helpers = found.decoders()
-                if helpers:
-                    helpers[-1].send_signal(signal.SIGKILL)
-
-        async def both() -> None:
-            good = (post(picture(1)), 200)
-            work = for_a_while(
-                found.port, 8, 7, lambda: good, lambda r, status, *_: statuses.update([status])
-            )
-            await asyncio.gather(kill(), work)
-
-        asyncio.run(both())
-        restarts = found.gauge("vitkit_decoder_restarts_total")
-    print(f"\nD7: {restarts:.0f} decoders replaced, {dict(statuses)}")
-    assert set(statuses) == {200} and restarts >= 5
-
-
-def test_decoders_end_with_a_service_that_is_killed(model_file):
-    with service(model_file, "--workers", "2") as found:
-        helpers = found.decoders()
-        found.process.kill()
-        assert len(helpers) == 2 and settled(lambda: not any(p.is_running() for p in helpers))
 
 
 def test_d8_new_models_are_taken_over_without_a_lost_or_mixed_answer(model_file):

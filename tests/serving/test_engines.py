@@ -32,7 +32,9 @@ def made_of(monkeypatch, runs: dict):
         return run
 
     monkeypatch.setattr(engines, "build_engine", build)
-    monkeypatch.setattr(engines, "available", lambda name, calibrated: "" if name in runs else "not here")
+    monkeypatch.setattr(
+        engines, "available", lambda name, calibrated, cpu=True: "" if name in runs else "not here"
+    )
     return built
 
 
@@ -112,6 +114,20 @@ def test_auto_takes_int8_only_if_every_top1_stays(small, tmp_path, monkeypatch, 
     model = small()
     engine = choose_engine(model, batch=2, folder=tmp_path, calibrate=sample_images(model, 4))
     assert engine.name == name
+
+
+def test_engines_of_a_gpu_are_refused_on_the_cpu(small, tmp_path):
+    with pytest.raises(ValueError, match="'graph': runs on a GPU: give --device cuda"):
+        choose_engine(small(), "graph", folder=tmp_path)
+    assert "give --device cpu" in available("onnxruntime", False, cpu=False)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_recorded_model_says_the_same_for_any_number_of_images(small, small_hybrid, tmp_path):
+    for model in (small(), small_hybrid()):
+        engine = choose_engine(model.cuda(), "graph", batch=4, folder=tmp_path)
+        images = sample_images(model, 7)
+        torch.testing.assert_close(engine(images), engines.torch_engine(model)(images), rtol=0.1, atol=0.1)
 
 
 def test_int8_is_never_had_without_images_to_calibrate_on(small, tmp_path):

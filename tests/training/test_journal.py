@@ -275,3 +275,15 @@ def test_trackio_is_one_run_for_a_folder_whatever_its_name(tmp_path):
         steps = [step for run, step, _ in found if run == name]
         assert steps == [1, 2, 3, 4, 3, 4, 5, 6, 6]
     assert all(json.loads(m)["loss"] == 1 / (7 * step) for _, step, m in found if "loss" in json.loads(m))
+
+
+def test_of_passing_rows_trackers_hear_one_a_second_and_the_record_holds_all(tmp_path):
+    with Journal(tmp_path) as journal:
+        for step in range(1, 6):
+            journal.write(step, passing=True, loss=float(step))
+        journal.write(5, val_top1=0.5)
+    assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4, 5, 5]
+    found = events(tmp_path)
+    assert [s.step for s in found.Scalars("loss")] == [1] and [s.step for s in found.Scalars("val_top1")] == [
+        5
+    ]

@@ -169,13 +169,13 @@ def normalise(batch: Tensor, mean: Sequence[float], std: Sequence[float]) -> Ten
         raise ValueError(
             f"mean {mean} and std {std} do not fit {batch.shape[1]} channels; give one number for each"
         )
-    shift, scale = (
-        torch.tensor([255 * value for value in values], dtype=torch.float32, device=batch.device)[
-            :, None, None
-        ]
-        for values in (mean, std)
-    )
+    shift, scale = (levels(values, batch.device) for values in (mean, std))
     return torch.sub(batch, shift).div_(scale)
+
+
+def levels(values: Sequence[float], device: torch.device) -> Tensor:
+    """Shares of 1 as shares of 255, a number for each channel, (channels, 1, 1)."""
+    return torch.tensor([255 * value for value in values], dtype=torch.float32, device=device)[:, None, None]
 
 
 def mixup(

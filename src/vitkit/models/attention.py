@@ -2,9 +2,34 @@
 
 # B batch, N tokens, D width, K heads, Dh head width
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+KERNELS = [  # by speed on a GPU that has them all; each takes what those before it cannot
+    SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
+]  # fmt: skip
+
+
+@contextmanager
+def quick_attention(device: torch.device | str) -> Iterator[None]:
+    """Inside, attention runs by the quickest kernel that the device has; PyTorch's own order is cautious."""
+    if has_quick(str(device)):
+        with sdpa_kernel(KERNELS, set_priority=True):
+            yield
+    else:
+        yield
+
+
+@cache
+def has_quick(device: str) -> bool:
+    """Whether cuDNN's attention is quick there: on Hopper GPUs and later ones."""
+    return torch.device(device).type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 class Attention(nn.Module):

@@ -1,4 +1,4 @@
-"""How each engine is made: torch compiled or in bf16, ONNX Runtime, OpenVINO."""
+"""How each engine is made: torch compiled, recorded or in bf16, ONNX Runtime, OpenVINO."""
 
 import importlib.util
 import os
@@ -14,6 +14,7 @@ from torch import Tensor
 from vitkit.data.views import normalise
 from vitkit.models.variants import Model
 from vitkit.serving import runtimes
+from vitkit.serving.cudagraph import Graphed
 from vitkit.serving.graphs import Form, needs, to_onnx, to_openvino, trace
 from vitkit.serving.int8 import quantised
 from vitkit.serving.predict import logits
@@ -31,7 +32,9 @@ ENGINES = {  # name -> precision that it computes in
     "openvino-int8": "int8",
     "compile": "fp32",
     "compile-bf16": "bf16",
+    "graph": "bf16",
 }
+ON_GPU = ("graph",)  # all others but torch run on the CPU
 LIBRARIES = {
     "onnxruntime": ("onnx", "onnxscript", "onnxruntime"),
     "openvino": ("openvino",),
@@ -43,9 +46,11 @@ def on_cpu(model: Model) -> bool:
     return next(model.parameters()).device.type == "cpu"
 
 
-def available(name: str, calibrated: bool) -> str:
-    """Why an engine cannot be had here; empty if it can."""
+def available(name: str, calibrated: bool, cpu: bool = True) -> str:
+    """Why an engine cannot be had here, on the CPU or on a GPU; empty if it can."""
     kind, precision = name.split("-")[0], ENGINES[name]
+    if name != "torch" and (name in ON_GPU) == cpu:
+        return f"runs on {'a GPU: give --device cuda' if cpu else 'the CPU: give --device cpu'}"
     for library in LIBRARIES.get(name) or LIBRARIES.get(kind, ()):
         if importlib.util.find_spec(library) is None:
             extra = "export" if kind == "onnxruntime" else "openvino"
@@ -86,6 +91,8 @@ def build_engine(name: str, model: Model, batch: int, calibrate: Tensor | None, 
         return in_bf16(model)
     if kind == "compile":
         return compiled(model, batch, precision)
+    if kind == "graph":
+        return Graphed(model, batch)
     if kind == "onnxruntime":
         run = runtimes.onnx_runtime(memory.file("model.onnx", lambda path: write_onnx(model, path)))
     elif precision == "int8":

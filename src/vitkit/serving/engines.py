@@ -73,10 +73,8 @@ def choose_engine(
     if batch < 1:
         raise ValueError(f"batch must be at least 1, not {batch}")
     reference = torch_engine(model)
-    if how == "torch" or (how == "auto" and not on_cpu(model)):
+    if how == "torch":
         return reference
-    if not on_cpu(model):
-        raise ValueError(f"engine {how!r} runs on the CPU, and the model is elsewhere; give --device cpu")
     if how == "auto" and work is not None and (expected := one_by_one(reference, model, work)) < QUICK:
         return replace(reference, note=f"about {expected:.0f} s of work in all")
     memory = Memory(model, batch, calibrate, folder)
@@ -117,6 +115,10 @@ class Trial:
     def want(self) -> Tensor:
         return self.reference(self.images)
 
+    def missing(self, name: str) -> str:
+        """Why an engine cannot be had."""
+        return available(name, self.calibrate is not None, on_cpu(self.model))
+
     def build(self, name: str, count: int | None = None) -> tuple[Engine, Agreement]:
         """An engine and how far it is from the reference, on all check images or some of them."""
         run = build_engine(name, self.model, self.batch, self.calibrate, self.memory)
@@ -126,7 +128,7 @@ class Trial:
         return Engine(name, run, note=found.text()), found
 
     def asked(self, name: str, count: int | None = None) -> Engine:
-        if reason := available(name, self.calibrate is not None):
+        if reason := self.missing(name):
             raise ValueError(f"engine {name!r}: {reason}")
         engine, found = self.build(name, count)
         if not found.ok:
@@ -152,7 +154,7 @@ class Trial:
         slow = work is not None and best.seconds * work / self.batch > LONG
         limit = best.seconds / GAIN
         for name in list(ENGINES)[1:]:
-            if available(name, self.calibrate is not None) or (name.startswith("compile") and not slow):
+            if self.missing(name) or (name.startswith("compile") and not slow):
                 continue
             try:
                 engine, found = self.build(name)

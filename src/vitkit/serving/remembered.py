@@ -47,10 +47,16 @@ class Memory:
             return ""
         return hashlib.sha256(self.calibrate.numpy().tobytes()).hexdigest()[:16]
 
+    @cached_property
+    def device(self) -> str:
+        """What computes: the processor, or the GPU where the model is."""
+        device = next(self.model.parameters()).device
+        return torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
+
     @property
     def note(self) -> Path:
         """The file of the choice."""
-        here = json.dumps([processor(), torch.get_num_threads(), self.calibration])
+        here = json.dumps([self.device, torch.get_num_threads(), self.calibration])
         return self.folder / f"batch-{self.batch}-{hashlib.sha256(here.encode()).hexdigest()[:16]}.json"
 
     def choice(self) -> str | None:
@@ -61,7 +67,7 @@ class Memory:
 
     def keep(self, engine: str, seconds: float | None) -> None:
         """Write the choice down; a cache that cannot be written is done without."""
-        told = {"engine": engine, "batch": self.batch, "seconds": seconds, "processor": processor()}
+        told = {"engine": engine, "batch": self.batch, "seconds": seconds, "device": self.device}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             replace_file(self.note, lambda path: path.write_text(json.dumps(told | versions()), "utf-8"))

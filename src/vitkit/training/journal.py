@@ -3,12 +3,15 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vitkit.data.archives import naming
 from vitkit.training.trackers import TensorBoard, Tracker, check_trackers, open_tracker
+
+SECOND = 1.0  # between two passing rows that trackers are told
 
 
 def tell(text: str) -> None:
@@ -32,7 +35,7 @@ class Journal:
         say: Callable[[str], None] = tell,
     ):
         check_trackers(trackers)
-        self.say, self.trackers = say, dict[str, Tracker]()
+        self.say, self.trackers, self.told = say, dict[str, Tracker](), 0.0
         self.path = folder / "metrics.jsonl"
         kept = [line for line in self.lines() if json.loads(line)["step"] <= step] if step else []
         beside = self.path.with_suffix(".part")
@@ -66,10 +69,17 @@ class Journal:
         text = self.path.read_text()
         return [line for line in text[: text.rfind("\n") + 1].splitlines() if line]
 
-    def write(self, step: int, **numbers: Any) -> None:
+    def write(self, step: int, *, passing: bool = False, **numbers: Any) -> None:
+        """A row; of passing ones, which every step has, trackers are told one a second.
+
+        TensorBoard computes its checksums in Python, half a millisecond for each number.
+        """
         with naming(self.path):
             self.file.write(json.dumps({"step": step} | numbers) + "\n")
             self.file.flush()
+        if passing and time.monotonic() - self.told < SECOND:
+            return
+        self.told = time.monotonic() if passing else self.told
         values = {name: float(value) for name, value in numbers.items() if isinstance(value, int | float)}
         for name, tracker in list(self.trackers.items()):
             self.attempt(name, tracker.log, step, values)

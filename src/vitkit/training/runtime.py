@@ -4,23 +4,22 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 from uuid import uuid4
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
+
+from vitkit.models.attention import quick_attention
 
 PRECISIONS = ("fp32", "bf16")
 SPREADS = ("ddp", "fsdp")  # every process has the whole model, or its part of each tensor
-KERNELS = [  # of attention, by speed on a GPU that has them all; each takes what those before it cannot
-    SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
-]  # fmt: skip
 PATIENCE = timedelta(minutes=10)  # for the slowest process: a large checkpoint, a cold file system
 
 
@@ -68,10 +67,8 @@ class Runtime:
     def computing(self) -> Iterator[None]:
         """Inside, products run in the chosen precision, and attention by the quickest kernel there is."""
         kind = torch.device(self.device).type
-        with ExitStack() as held:
-            held.enter_context(torch.autocast(kind, torch.bfloat16, enabled=self.precision == "bf16"))
-            if kind == "cuda" and torch.cuda.get_device_capability(self.device) >= (9, 0):
-                held.enter_context(sdpa_kernel(KERNELS, set_priority=True))
+        half = torch.autocast(kind, torch.bfloat16, enabled=self.precision == "bf16")
+        with half, quick_attention(self.device):
             yield
 
     def place(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -97,6 +94,9 @@ class Runtime:
             for block in stack.units():
                 fully_shard(block)  # moved to the device and cut one by one: the whole may not fit
         fully_shard(model)
+        for stack in stacks:
+            for block, after in pairwise(stack.units()):
+                block.set_modules_to_forward_prefetch([after])  # fetched while the one before computes
         return model
 
     def callable(self, model: nn.Module) -> nn.Module:
@@ -277,7 +277,10 @@ def whole(tensor: Tensor) -> Tensor:
 
 def seed_step(seed: int, step: int, rank: int = 0) -> None:
     """Dropout of a step depends on the seed, the step and the process alone, so a run resumes exactly."""
-    torch.manual_seed((seed * 1_000_003 + step + rank * 0x9E3779B97F4A7C15) % 2**63)
+    value = (seed * 1_000_003 + step + rank * 0x9E3779B97F4A7C15) % 2**63
+    torch.default_generator.manual_seed(value)  # torch.manual_seed takes milliseconds for the same
+    for generator in torch.cuda.default_generators if torch.cuda.is_initialized() else ():
+        generator.manual_seed(value)
 
 
 def cores() -> int:

@@ -1,0 +1,183 @@
+"""The tables of docs/scale.md on many GPUs: pace and memory, computed from one GPU's measured pace.
+
+    python bench/scale.py --measured ViT-L/16=829
+    python bench/scale.py --measured ViT-L/16=829 ViT-H/14=310 --images 64 --between 25e9 --json out.json
+
+The formula is vitkit/evaluation/scaleout.py. A model that was not measured is taken to use as much of the GPU
+as the first that was: its pace by FLOPs. Adam, bfloat16, 224 pixels, 1,000 classes. Nothing is run.
+"""
+
+import argparse
+import json
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+from vitkit.evaluation.cost import PEAKS, TRAINING, forward_flops
+from vitkit.evaluation.memory import training_memory
+from vitkit.evaluation.scaleout import SPREADS, Links, Work, limit, spread_over
+from vitkit.models.variants import Model, skeleton, variant
+
+MODELS = ("ViT-L/16", "ViT-H/14")
+GPUS = [8, 16, 32, 64, 128, 256, 512, 1024]
+MANY = [8 * 2**i for i in range(14)]  # to 65,536
+SET = 7 * 300e6  # images: seven epochs of 300 million
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model with its pace on one GPU."""
+
+    name: str
+    model: Model
+    pace: float
+    measured: bool
+
+    def work(self, images: float) -> Work:
+        count = sum(p.numel() for p in self.model.parameters())
+        return Work(count, self.model.config.depth, images, self.pace)
+
+
+def pair(text: str) -> tuple[str, float]:
+    """ViT-L/16=829 -> the name and the number."""
+    name, _, number = text.partition("=")
+    try:
+        forward_flops(variant(name))
+        return name, float(number)
+    except ValueError as error:
+        message = f"{text!r} is no MODEL=IMAGES_PER_SECOND, such as ViT-L/16=829 ({error})"
+        raise argparse.ArgumentTypeError(message) from None
+
+
+def subjects(measured: dict[str, float]) -> list[Subject]:
+    first, pace = next(iter(measured.items()))
+    known = pace * forward_flops(variant(first))  # FLOPs of forward passes a second
+    return [
+        Subject(name, skeleton(variant(name)), measured.get(name, known / forward_flops(variant(name))),
+                name in measured)
+        for name in dict.fromkeys((*MODELS, *measured))
+    ]  # fmt: skip
+
+
+def told(heads: list[str], rows: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *lines])
+
+
+def one_gpu(found: list[Subject], images: int) -> str:
+    rows = []
+    for s in found:
+        work, rate = s.work(images), TRAINING * forward_flops(s.model.config) * s.pace
+        rows.append([s.name, f"{s.pace:,.0f}", "measured" if s.measured else "by FLOPs",
+                     f"{rate / 1e12:.0f}", f"{rate / PEAKS['H200']:.0%}",
+                     f"{1e3 * (work.forward + work.backward):.0f}"])  # fmt: skip
+    heads = ["model", "images/s", "how", "TFLOP/s", "of an H200's 989", f"ms for {images} images"]
+    return told(heads, rows)
+
+
+def growing(found: list[Subject], images: int, links: Links) -> str:
+    """Weak scaling: every GPU has as many images as the measured one."""
+    rows = []
+    for s in found:
+        for n in GPUS:
+            row = [s.name, f"{n:,}"]
+            for spread in SPREADS:
+                p = spread_over(s.work(images), n, spread, links)
+                row += [f"{p.images_per_second:,.0f}", f"{p.efficiency:.1%}", f"{p.unhidden:.0%}",
+                        f"{p.days(SET):.3g}"]  # fmt: skip
+            rows.append(row)
+    columns = ["images/s", "efficiency", "nothing hidden", "days"]
+    return told(["model", "GPUs"] + [f"{spread}: {c}" for spread in SPREADS for c in columns], rows)
+
+
+def dividing(found: list[Subject], batch: int, images: int, links: Links) -> str:
+    """A fixed batch shared by more and more GPUs, and the number from which the links set the pace."""
+    counts = [n for n in GPUS if n <= batch]
+    rows = []
+    for s in found:
+        for spread in SPREADS:
+            paces = [spread_over(s.work(batch / n), n, spread, links) for n in counts]
+            bounds = limits(s, spread, batch, images, links)
+            rows.append([s.name, spread, *(f"{p.efficiency:.0%}" for p in paces), *bounds])
+    heads = ["model", "spread"] + [f"{n:,} GPUs, {batch // n} each" for n in counts]
+    return told(heads + ["links limit from", f"with {images} each, from"], rows)
+
+
+def limits(s: Subject, spread: str, batch: int, images: int, links: Links) -> list[str]:
+    """GPUs from which the links set the pace: of a fixed batch, and of as many images on each."""
+    shared = limit(lambda n: s.work(batch / n), [n for n in MANY if n <= batch], spread, links)
+    alike = limit(lambda n: s.work(images), MANY, spread, links)
+    return [f"{bound:,}" if bound else "no number" for bound in (shared, alike)]
+
+
+def memory(found: list[Subject], images: int) -> str:
+    rows = []
+    for s in found:
+        for recompute in (False, True):
+            row = [s.name, "yes" if recompute else "no"]
+            for cut in (1, 8, 64, 1024):
+                m = training_memory(s.model, images, half=True, slots=2, recompute=recompute, cut=cut)
+                row.append(f"{m.total / 1e9:.1f}")
+                if cut == 1:
+                    parts = (m.parameters, m.optimizer, m.copies, m.gradients, m.activations)
+                    row += [f"{part / 1e9:.1f}" for part in parts]
+            rows.append(row)
+    heads = ["model", "recompute", "ddp: total", "weights", "optimizer", "copies", "gradients", "activations"]
+    return told(heads + [f"fsdp over {n:,}: total" for n in (8, 64, 1024)], rows)
+
+
+def halved(found: list[Subject], images: int, batch: int, links: Links) -> str:
+    """Efficiencies if a link gives less than was assumed."""
+    cases = {
+        "as assumed": links,
+        "network half": replace(links, between=links.between / 2),
+        "NVLink half": replace(links, inside=links.inside / 2),
+        "hops twice": replace(links, inside_hop=2 * links.inside_hop, between_hop=2 * links.between_hop),
+        "all of them": replace(
+            links, between=links.between / 2, inside=links.inside / 2, inside_hop=2 * links.inside_hop,
+            between_hop=2 * links.between_hop,
+        ),
+    }  # fmt: skip
+    rows = []
+    for s in found:
+        for n, each in ((1024, images), (128, batch / 128)):
+            for spread in SPREADS:
+                paces = [spread_over(s.work(each), n, spread, case) for case in cases.values()]
+                rows.append(
+                    [s.name, spread, f"{n:,}, {each:g} each", *(f"{p.efficiency:.1%}" for p in paces)]
+                )
+    return told(["model", "spread", "GPUs and images", *cases], rows)
+
+
+def tables(found: list[Subject], images: int, batch: int, links: Links) -> list[str]:
+    return [
+        one_gpu(found, images), growing(found, images, links), dividing(found, batch, images, links),
+        memory(found, images), halved(found, images, batch, links),
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--measured", nargs="+", type=pair, required=True, help="MODEL=IMAGES_PER_SECOND")
+    parser.add_argument("--images", type=int, default=128, help="of one GPU, at which it was measured")
+    parser.add_argument("--batch", type=int, default=4096, help="of all, where it is fixed")
+    for field in fields(Links):
+        name, kind = field.name.replace("_", "-"), type(field.default)
+        parser.add_argument(f"--{name}", type=kind, default=field.default, help="of the links: see Links")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    links = Links(**{field.name: getattr(options, field.name) for field in fields(Links)})
+    found = subjects(dict(options.measured))
+    print("\n\n".join(tables(found, options.images, options.batch, links)))
+    if options.json:
+        paces = [
+            {"model": s.name, "spread": spread}
+            | asdict(spread_over(s.work(options.images), n, spread, links))
+            for s in found
+            for spread in SPREADS
+            for n in GPUS
+        ]
+        options.json.write_text(json.dumps({"links": asdict(links), "paces": paces}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Ways to make a training step on a GPU faster, each alone: what the step takes with it, or without it.
+
+    python bench/ways.py --size B --batch 256 --json ways.json
+    python bench/ways.py --ways now eager autotune
+
+Every way is a process of its own. They compile at the same time and are timed one after the other, under a
+lock. `now` is what vitkit does with --compile; `no ...` takes one thing away from it, the others add one.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import gpu
+import torch
+from torch import Tensor, nn
+
+from vitkit.models import vit
+from vitkit.models.variants import Model
+from vitkit.training import loop, optimizer, runtime
+from vitkit.training.loop import TrainState
+from vitkit.training.objectives import Classify
+from vitkit.training.optimizer import OptimizerConfig
+from vitkit.training.runtime import Runtime
+
+WAYS = {
+    "now": "compiled; cuDNN's attention, half-precision sums, one token in the last layer, fused AdamW",
+    "eager": "not compiled",
+    "no cudnn": "attention by flash",
+    "no spare": "all tokens in the last layer",
+    "no half sums": "what layers add up in float32",
+    "no fused": "AdamW by foreach",
+    "half weights": "weights cast to bf16 before the model sees them, no autocast",
+    "autotune": "inductor tries its own products (max-autotune-no-cudagraphs)",
+    "coordinate": "inductor tunes its kernels by coordinate descent",
+    "unwatched": "nobody waits for the norm of the gradient",
+}
+
+
+class Cast(nn.Module):
+    """A model that sees its weights in bf16; the gradients reach the float32 ones."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        half = {name: p.bfloat16() for name, p in self.model.named_parameters()}
+        return torch.func.functional_call(self.model, half, (images.bfloat16(),))
+
+
+class Whole(nn.Module):
+    """A model that computes every token of its last layer."""
+
+    def __init__(self, model: Any):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model.judged(self.model.pooled(self.model.tokens(images)))
+
+
+def arranged(way: str, model: Model, where: Runtime) -> nn.Module:
+    """Change what is to be changed; the model as it is to be called."""
+    call: nn.Module = model
+    if way == "no cudnn":
+        runtime.quick_attention = lambda device: contextlib.nullcontext()
+    if way == "no spare":
+        call = Whole(model)
+    if way == "no half sums":
+        before = vit.ViT.embed
+        vit.ViT.embed = lambda self, *given: before(self, *given).float()
+    if way == "half weights":
+        call = Cast(model)
+        Runtime.computing = lambda self: runtime.quick_attention(self.device)
+    if way == "unwatched":
+        loop.torch = Unwatched()
+    if way == "eager":
+        return call
+    if way == "coordinate":
+        return torch.compile(call, options={"coordinate_descent_tuning": True})
+    return torch.compile(call, mode="max-autotune-no-cudagraphs" if way == "autotune" else None)
+
+
+class Unwatched:
+    """torch, where everything is finite."""
+
+    def __getattr__(self, name: str) -> Any:
+        return (lambda value: True) if name == "isfinite" else getattr(torch, name)
+
+
+def tried(way: str, options: argparse.Namespace) -> dict[str, Any]:
+    row = gpu.Row(options.size, pixels=options.pixels, batch=options.batch)
+    torch.manual_seed(0)
+    images = gpu.pictures(options, options.batch, options.pixels)
+    labels = torch.arange(options.batch, device=options.device) % gpu.CLASSES
+    where = Runtime(device=options.device, precision="bf16")
+    model = where.settle(gpu.our_model(row))
+    call = arranged(way, model, where)
+    config = OptimizerConfig(kind="adam", weight_decay=0.1, clip=1.0)
+    state = TrainState.start(model, config)
+    if way == "no fused":
+        state.optimizer = torch.optim.AdamW(optimizer.group_parameters(model, config), lr=0.0, foreach=True)
+    batch = {"image": gpu.as_bytes(images), "label": labels, "index": torch.arange(len(images))}
+    objective = Classify(classes=gpu.CLASSES)
+
+    def step() -> Any:
+        return loop.update(state, [batch], objective, 1e-4, config, call, where)
+
+    begun = time.perf_counter()
+    losses = [float(step()["loss"]) for _ in range(3)]
+    started = time.perf_counter() - begun
+    with open(options.lock, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        times = [gpu.timed(step, options.device, 5) for _ in range(options.rounds)]
+    middle = statistics.median(times)
+    memory = torch.cuda.max_memory_allocated() / 1e9 if options.device == "cuda" else None
+    return {"way": way, "ms": 1e3 * middle, "spread": (max(times) - min(times)) / middle,
+            "images_per_second": options.batch / middle, "memory_GB": memory, "first_steps_s": started,
+            "losses": losses}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--size", choices=gpu.SIZES, default="B")
+    parser.add_argument("--pixels", type=int, default=224)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--images")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--lock", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.lock:
+        print(json.dumps(tried(options.ways[0], options)))
+        return
+    with tempfile.NamedTemporaryFile() as lock:
+        common = [sys.executable, __file__, *sys.argv[1:], "--lock", lock.name]
+        running = [
+            subprocess.Popen([*common, "--ways", way], stdout=subprocess.PIPE, text=True)
+            for way in options.ways
+        ]
+        found = [json.loads(one.communicate()[0].splitlines()[-1]) for one in running if one.wait() == 0]
+    print("| way | ms | spread | images/s | GB | first 3 steps, s | loss |\n" + "|---" * 7 + "|")
+    for one in sorted(found, key=lambda one: one["ms"]):
+        print(
+            f"| {one['way']} | {one['ms']:.2f} | {one['spread']:.1%} | {one['images_per_second']:,.0f} "
+            f"| {one['memory_GB'] or 0:.1f} | {one['first_steps_s']:.0f} | {one['losses'][-1]:.4f} |"
+        )
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

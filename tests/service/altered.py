@@ -1,0 +1,35 @@
+"""A service in which something is switched off or broken, for controls of the tests beside it."""
+
+import multiprocessing
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from launch import Service
+
+from vitkit.service.run import serve
+from vitkit.service.settings import Settings
+
+
+def run(model: str, change: Callable[[], None], say: Connection) -> None:
+    change()
+    with open(f"{model}.log", "w") as file, redirect_stderr(file):
+        serve(Settings(model=model, port=0, device="cpu", workers=2), say.send)
+
+
+@contextmanager
+def altered(model: Path, change: Callable[[], None]) -> Iterator[Service]:
+    """As launch.service; `change` is called before anything is served, in the process that does so."""
+    spawn = multiprocessing.get_context("spawn")
+    hear, say = spawn.Pipe(duplex=False)
+    process = spawn.Process(target=run, args=(str(model), change, say))
+    process.start()
+    try:
+        assert hear.poll(120), "it did not start"
+        yield Service(re.search(r"http://\S+", hear.recv())[0], process, Path(f"{model}.log"))
+    finally:
+        process.terminate()
+        process.join(40)
+        process.kill()

@@ -1,0 +1,113 @@
+"""Decoders that are killed under load are replaced, and nobody who asks notices."""
+
+import asyncio
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import httpx
+import psutil
+import pytest
+from altered import altered
+from launch import Client, Service, picture, post, service, tiny
+from test_load import for_a_while, settled
+
+from vitkit.service.decoder import Decoder
+from vitkit.weights.save import save
+
+pytestmark = pytest.mark.slow
+KILLS = 10
+READY = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.fixture
+def model_file(tmp_path):
+    save(tiny(), tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+def keep_the_dead() -> None:
+    """Protection off: a decoder that died is asked again and again."""
+    Decoder.replaced = lambda self, helper: helper
+
+
+@dataclass
+class Siege:
+    """What clients were told while processes were killed."""
+
+    killed: set[int] = field(default_factory=set)
+    statuses: Counter = field(default_factory=Counter)
+    ready: Counter = field(default_factory=Counter)
+    slowest: float = 0.0
+
+    def note(self, request, status, headers, body, seconds) -> None:
+        self.statuses[status] += 1
+        self.slowest = max(self.slowest, seconds)
+
+
+def besieged(found: Service, victims: Callable[[], list[psutil.Process]], turns: int = KILLS) -> Siege:
+    """Eight clients and a probe, while twice a second somebody is killed who was not before."""
+    told, good = Siege(), (post(picture(1)), 200)
+    seconds = turns / 2 + 2
+
+    async def kill() -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0.5)
+            for process in victims():
+                if process.pid not in told.killed:
+                    process.send_signal(signal.SIGKILL)
+                    told.killed.add(process.pid)
+
+    async def probe() -> None:
+        client, until = Client(found.port), time.monotonic() + seconds
+        while time.monotonic() < until:
+            status, *_ = await client.ask(READY)
+            told.ready[status] += 1
+            await asyncio.sleep(0.05)
+        client.close()
+
+    async def all_of_it() -> None:
+        work = for_a_while(found.port, 8, seconds, lambda: good, told.note)
+        await asyncio.gather(kill(), probe(), work)
+
+    asyncio.run(all_of_it())
+    return told
+
+
+def test_d7_decoders_that_are_killed_are_replaced_and_nobody_notices(model_file, tally):
+    with service(model_file, "--workers", "2") as found:
+        told = besieged(found, lambda: found.decoders()[-1:])
+        restarts, decoders = found.gauge("vitkit_decoder_restarts_total"), len(found.decoders())
+    print(f"\nD7: {restarts:.0f} decoders replaced, {dict(told.statuses)}, slowest {told.slowest:.2f} s")
+    assert set(told.statuses) == set(told.ready) == {200} and told.slowest <= 10
+    assert len(told.killed) == restarts == KILLS and decoders == 2
+    tally(kills=KILLS, requests=sum(told.statuses.values()))
+
+
+def test_d7_control_where_the_dead_are_not_replaced_requests_fail(model_file):
+    with altered(model_file, keep_the_dead) as found:
+        told = besieged(found, lambda: found.decoders()[-1:])
+        assert found.gauge("vitkit_decoder_restarts_total") == 0
+    assert told.statuses[422] > 0
+
+
+def test_d7_all_decoders_and_their_parent_are_killed_and_come_again(model_file, tally):
+    """That takes as long as torch is imported, so whoever waits for his image may wait in vain."""
+    with service(model_file, "--workers", "2") as found:
+        parent = psutil.Process(found.decoders()[0].ppid())
+        told = besieged(found, lambda: [parent, *found.decoders()], turns=1)
+        again = httpx.post(f"{found.url}/v1/predict", content=picture(1), timeout=60)
+        assert "Traceback" not in found.log.read_text()
+    print(f"\nD7: with their parent: {dict(told.statuses)}, slowest {told.slowest:.2f} s")
+    assert set(told.statuses) <= {200, 422} and told.statuses[422] <= 10 and told.slowest <= 30
+    assert len(told.killed) == 3 and set(told.ready) == {200} and again.status_code == 200
+    tally(kills=3, requests=sum(told.statuses.values()))
+
+
+def test_decoders_end_with_a_service_that_is_killed(model_file):
+    with service(model_file, "--workers", "2") as found:
+        helpers = found.decoders()
+        found.process.kill()
+        assert len(helpers) == 2 and settled(lambda: not any(p.is_running() for p in helpers))
