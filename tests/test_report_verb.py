@@ -95,7 +95,7 @@ def test_evidence_is_quick(done, tmp_path):
     assert isinstance(found, Accuracy)
     shutil.copy(done / "recipe.json", tmp_path)
     begun = time.process_time()
-    evidence.begin(tmp_path, splits, 12, Runtime(), print)
+    evidence.begin(tmp_path, splits, 12, Runtime(), print, doctor=True)
     evidence.finish(tmp_path, Runtime(), splits["test"], found, model, {}, print)
     assert (tmp_path / "report.html").exists()
     assert time.process_time() - begun < 2

@@ -7,6 +7,7 @@ import pytest
 
 from vitkit.studies.catalogue import STUDIES
 from vitkit.studies.fits import FAILS, HOLDS, STUDENT, UNSEEN, UNTRIED, judge, law, laws, spread
+from vitkit.studies.reading import similarities
 from vitkit.studies.study import Claim
 
 
@@ -109,3 +110,9 @@ def test_compute_is_compared_at_equal_score():
 
 def test_every_study_states_claims():
     assert len(STUDIES) == 10 and all(one.claims and one.pictures for one in STUDIES.values())
+
+
+def test_a_figure_whose_models_are_gone_is_left_out(tmp_path):
+    picture = next(one for one in STUDIES["positions"].pictures if one.kind == "similarity")
+    row = {"trial": "a", "positions": "1d", "injection": "stem", "hyper": "default", "seed": 0}
+    assert similarities(picture, [row], tmp_path) == {}

@@ -1,6 +1,7 @@
 """Every promise of docs/reliability.md has a test and a control, and its table is that of the record."""
 
 import json
+import os
 import re
 
 import pytest
@@ -42,6 +43,7 @@ def test_tests_that_live_elsewhere_are_there():
             assert f"def {test}(" in (HERE.parent / path).read_text()
 
 
+@pytest.mark.skipif("VITKIT_FAULTS_RECORD" in os.environ, reason="the table is written after this run")
 def test_the_table_is_that_of_the_record():
     record = json.loads(RECORD.read_text())
     assert record["size"] == "full" and not any(told["failed"] for told in record["tests"].values())

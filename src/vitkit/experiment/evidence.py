@@ -62,8 +62,10 @@ def keep(path: Path, content: Any) -> None:
     replace_file(path, lambda beside: beside.write_text(text))
 
 
-def begin(out: Path, splits: Mapping[str, Source], steps: int, runtime: Runtime, say: Say) -> None:
-    """Before training, by one process: where it runs and what it is given."""
+def begin(
+    out: Path, splits: Mapping[str, Source], steps: int, runtime: Runtime, say: Say, *, doctor: bool
+) -> None:
+    """Before training, by one process: where it runs and what it is given; `doctor`: and how that looks."""
     with harmless("environment.json", say):
         data = {
             "images": {name: len(part) for name, part in splits.items()},
@@ -73,7 +75,7 @@ def begin(out: Path, splits: Mapping[str, Source], steps: int, runtime: Runtime,
         keep(out / "environment.json", {"machine": machine(runtime) | {"started": started}, "steps": steps,
                                         "data": data, "command": command(sys.argv)})  # fmt: skip
     with harmless("doctor.json", say):
-        if not (out / "doctor.json").exists():
+        if doctor and not (out / "doctor.json").exists():
             keep(out / "doctor.json", look(splits))
 
 

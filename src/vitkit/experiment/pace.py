@@ -2,11 +2,12 @@
 
 import copy
 import time
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
 
-from vitkit.data.batches import Samples
+from vitkit.data.batches import BadFiles, Samples, train_batches
 from vitkit.data.order import Order
 from vitkit.data.sources import Source
 from vitkit.experiment.aim import learner, objective_of, preparation
@@ -67,6 +68,17 @@ def seconds_an_image(recipe: Recipe, model: Model, runtime: Runtime, trial: Tria
         found = update(state, [batch], objective, 0.0, recipe.optimizer, work, runtime)
         float(found["loss"])  # waits for the device
     return (time.monotonic() - begun) / trial.timed / count
+
+
+def seconds_to_start(recipe: Recipe, train: Source, workers: int) -> float:
+    """Until the first batch is there, where processes are started to prepare them."""
+    if not workers:
+        return 0.0
+    order, begun = Order(len(train), recipe.batch, recipe.seed), time.monotonic()
+    batches = train_batches(train, training_view(recipe), order, workers=workers, bad=BadFiles(allowed=1.0))
+    with closing(batches):  # type: ignore[type-var]
+        next(batches)
+    return time.monotonic() - begun
 
 
 def seconds_to_prepare(recipe: Recipe, train: Source) -> float:

@@ -130,7 +130,8 @@ class Work:
         if self.runtime.main:
             named = self.how.trackers
             self.journal = Journal(self.out, self.state.step, trackers=named, about=about, say=self.live.say)
-            evidence.begin(self.out, self.splits, self.total, self.runtime, self.live.say)
+            told = (self.out, self.splits, self.total, self.runtime, self.live.say)
+            evidence.begin(*told, doctor=self.how.report)
         evaluated = self.recipe.evaluations if "val" in self.splits else 0
         self.every = max(1, self.total // evaluated) if evaluated else 0
 

@@ -71,6 +71,9 @@ def make_plan(
     facts = told(request, found, trials, slots, seen)
     say(f"{study.name} ({study.shows}): {study.about}")
     say(in_words(facts))
+    seen_once = found.setting.steps * found.setting.batch / max(1, found.setting.images)
+    if seen_once < 1 and not found.setting.paper:
+        say(f"only {seen_once:.0%} of one pass over the data: little will be seen; a larger --budget helps")
     return Plan(study=study.name, asked=request.asked(), chosen=facts, trials=tuple(trials))
 
 

@@ -120,11 +120,16 @@ def history(path: Path, name: str) -> list[tuple[int, float]]:
 
 
 def similarities(picture: Picture, rows: Sequence[Row], out: Path) -> dict[str, Figure]:
-    """Fig. 10: how alike the position embeddings of places are, for the first seed of each setting."""
+    """Fig. 10: how alike the position embeddings of places are, for the first seed of each setting.
+
+    Models are large, and somebody may have deleted them: a setting that has none has no figure.
+    """
     found = {}
     for setting, part in settings(chosen(rows, picture.where), picture.lines).items():
-        model = load(folder_of(out, part[0]["trial"]) / MODEL)
-        found[label(setting)] = draw_similarity(position_similarity(model), title=label(setting))
+        files = [folder_of(out, row["trial"]) / MODEL for row in part]
+        if kept := [file for file in files if file.exists()]:
+            similarity = position_similarity(load(kept[0]))
+            found[label(setting)] = draw_similarity(similarity, title=label(setting))
     return found
 
 

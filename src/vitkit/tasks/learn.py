@@ -8,7 +8,7 @@ from typing import Any
 
 from vitkit.data.sources import Source
 from vitkit.evaluation.cost import forward_flops, parameters
-from vitkit.experiment.pace import seconds_a_step
+from vitkit.experiment.pace import seconds_a_step, seconds_to_start
 from vitkit.experiment.pages import REPORT
 from vitkit.experiment.run import How, run
 from vitkit.experiment.start import Kept, Opener, start_model
@@ -129,7 +129,8 @@ def settled(
     recipe = runtime.agreed(recipe)
     steps = recipe.length.in_steps(len(splits["train"]), recipe.batch)
     tell(f"{steps} steps of {recipe.batch} images, about {duration(steps * seconds)}")
-    return recipe, convolutional, runtime, planned(recipe, out, splits, model, runtime, seconds)
+    start = seconds_to_start(recipe, splits["train"], workers) if options.plan else 0.0
+    return recipe, convolutional, runtime, planned(recipe, out, splits, model, runtime, seconds, start)
 
 
 def planned(
@@ -139,8 +140,9 @@ def planned(
     model: Model,
     runtime: Runtime,
     seconds: float | None,
+    start: float = 0.0,
 ) -> dict[str, Any]:
-    """What a run would do and take, without doing it."""
+    """What a run would do and take, without doing it; so many seconds a step, and until the first batch."""
     images = len(splits["train"])
     steps = recipe.length.in_steps(images, recipe.batch)
     here = recipe.micro_batch or recipe.batch // runtime.world
@@ -154,8 +156,8 @@ def planned(
         "training_FLOPs": 3 * forward_flops(model.config) * steps * recipe.batch,
         "memory_GB": memory.total / 1e9, "memory_free_GB": automatic.device_memory(runtime.device) / 1e9,
         "largest_batch_at_once": automatic.largest_batch(recipe, model, runtime),
-        "seconds": steps * seconds if seconds else None,
-        "time": duration(steps * seconds) if seconds else "told once it runs",
+        "seconds": start + steps * seconds if seconds else None,
+        "time": duration(start + steps * seconds) if seconds else "told once it runs",
         "checkpoint_GB": (memory.parameters + memory.optimizer) / 1e9,
     } | runtime.facts()  # fmt: skip
 
