@@ -6,6 +6,7 @@ Both crop by the inception rule to 224 pixels and flip. timm is measured at its 
 workers make for its prefetcher (use_prefetcher=True), in bytes and before the prefetcher has normalised them.
 One thread for each process, rounds interleaved; seconds are CPU seconds of this process and of its workers.
 Without a folder, photographs of scikit-image and scikit-learn are cropped, resized and saved as JPEGs.
+"decoded" is vitkit again, from the second pass on with --decoded: it reads pixels, and decodes nothing.
 The last table compares pixels: for the same boxes, ours beside Pillow's full decode and antialiased resize.
 """
 
@@ -32,6 +33,7 @@ import timm
 import timm.data
 
 from vitkit.data.batches import train_batches
+from vitkit.data.decoded import decoded
 from vitkit.data.order import Order
 from vitkit.data.sources import Source, open_data
 from vitkit.data.views import View, apply, inception_box
@@ -126,30 +128,36 @@ def differences(source: Source, count: int) -> dict[str, float]:
     return {"mean": float(np.mean(gaps)), "max": int(np.max(gaps)), "images": len(gaps)}
 
 
-def measure(name: str, folder: Path, options: argparse.Namespace) -> dict:
+def measure(name: str, folder: Path, options: argparse.Namespace, cache: Path) -> dict:
     source = open_data(folder)["all"]
     if len(source) < options.batch:
         raise SystemExit(
             f"{folder}: {len(source)} images do not fill a batch of {options.batch}; see --batch"
         )
+    kept, rows = decoded(source, cache, max(1, *options.workers), tell=print), []
     batches = max(2, (options.images if name != "2000x1500" else options.images // 3) // options.batch)
-    rows = []
     for workers in options.workers:
         found = speeds(
             {
                 "vitkit": lambda w=workers: with_vitkit(source, options.batch, w),  # type: ignore[misc]
+                "decoded": lambda w=workers: with_vitkit(kept, options.batch, w),  # type: ignore[misc]
                 "timm": lambda w=workers: with_timm(folder, options.batch, w),  # type: ignore[misc]
             },
             batches,
             options.rounds,
         )
         for unit in ("per_cpu_second", "per_second"):
-            ours, theirs = ([run[unit] for run in found[who]] for who in ("vitkit", "timm"))
-            ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-            rows.append({"workers": workers, "unit": unit, "vitkit": ours, "timm": theirs, "ratio": ratio})
-            spread = [f"{statistics.median(v):6.0f} ({min(v):.0f} to {max(v):.0f})" for v in (ours, theirs)]
-            print(f"{name:10} {workers} workers, images {unit:15} vitkit {spread[0]:22} timm {spread[1]:22} "
-                  f"ratio {ratio:.2f}", flush=True)  # fmt: skip
+            runs = {who: [run[unit] for run in found[who]] for who in found}
+            ratios = {
+                who: statistics.median(a / b for a, b in zip(runs[who], runs["timm"], strict=True))
+                for who in ("vitkit", "decoded")
+            }
+            rows.append({"workers": workers, "unit": unit, **runs, "ratios": ratios})
+            told = [
+                f"{w} {statistics.median(v):6.0f} ({min(v):.0f} to {max(v):.0f})" for w, v in runs.items()
+            ]
+            print(f"{name:10} {workers} workers, images {unit:15} {', '.join(told)}; to timm: vitkit "
+                  f"{ratios['vitkit']:.2f}, decoded {ratios['decoded']:.2f}", flush=True)  # fmt: skip
     gap = differences(source, 100)
     print(f"{name:10} pixels beside Pillow's: mean {gap['mean']:.3f}, max {gap['max']} levels of 255")
     return {"name": name, "speeds": rows, "difference": gap}
@@ -170,7 +178,7 @@ def main() -> None:
         if not options.folder:
             for case, size in CASES.items():
                 save_jpegs(folders[case], size, max(options.batch, min(options.images, 200)))
-        results = [measure(name, folder, options) for name, folder in folders.items()]
+        results = [measure(name, folder, options, Path(made)) for name, folder in folders.items()]
     if options.json:
         options.json.write_text(json.dumps({"timm": timm.__version__, "results": results}, indent=1) + "\n")
 

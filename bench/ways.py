@@ -41,7 +41,6 @@ WAYS = {
     "half weights": "weights cast to bf16 before the model sees them, no autocast",
     "autotune": "inductor tries its own products (max-autotune-no-cudagraphs)",
     "coordinate": "inductor tunes its kernels by coordinate descent",
-    "unwatched": "nobody waits for the norm of the gradient",
 }
 
 
@@ -81,20 +80,11 @@ def arranged(way: str, model: Model, where: Runtime) -> nn.Module:
     if way == "half weights":
         call = Cast(model)
         Runtime.computing = lambda self: runtime.quick_attention(self.device)
-    if way == "unwatched":
-        loop.torch = Unwatched()
     if way == "eager":
         return call
     if way == "coordinate":
         return torch.compile(call, options={"coordinate_descent_tuning": True})
     return torch.compile(call, mode="max-autotune-no-cudagraphs" if way == "autotune" else None)
-
-
-class Unwatched:
-    """torch, where everything is finite."""
-
-    def __getattr__(self, name: str) -> Any:
-        return (lambda value: True) if name == "isfinite" else getattr(torch, name)
 
 
 def tried(way: str, options: argparse.Namespace) -> dict[str, Any]:

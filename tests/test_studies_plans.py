@@ -75,6 +75,15 @@ def test_at_the_papers_scale_models_and_recipes_are_the_papers():
     assert all(one.recipe.length.epochs == 300 for one in whole)
 
 
+@pytest.mark.parametrize("scale", ["mini", "paper"])
+def test_the_two_resnets_of_axial_differ_in_their_attention_alone(scale):
+    two = [one.recipe for one in made("axial", scale=scale, seeds=1) if one.factors["patch"] == "none"]
+    assert [r.model for r in two] == ["BiT-R50x1", "AxialResNet-50"]
+    assert replace(two[0], model=two[1].model) == two[1]
+    plain, axial = (override(configure(r.model, image_size=r.image_size), r.model_options) for r in two)
+    assert replace(plain, attention="axial") == axial != plain
+
+
 def test_parts_of_a_data_set_lie_within_each_other_and_follow_the_seed():
     keys = {}
     for one in made("data-size", images=1618):

@@ -40,7 +40,8 @@ def models() -> list[dict[str, Any]]:
         if isinstance(config, ViTConfig):
             row |= {"depth": config.depth, "heads": config.heads, "tokens_224": config.tokens}
         else:
-            row |= {"depth": sum(config.blocks), "heads": None, "tokens_224": None}
+            heads = config.heads if config.attention == "axial" else None
+            row |= {"depth": sum(config.blocks), "heads": heads, "tokens_224": None}
         rows.append(row)
     return rows
 

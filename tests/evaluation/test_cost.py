@@ -1,6 +1,7 @@
 """The formula against the counter, Table 6's exaFLOPs, Table 2's core-days, and the ledger of a run."""
 
 import ctypes
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -33,10 +34,10 @@ EXCEPTIONS = {  # ours / printed - 1, for rows that are more than 1 % away
 def test_the_formula_is_the_counters_number_for_every_named_model(name):
     """Exactly; at 384 pixels, or the next size that fits patches of 14."""
     config = variant(name)
-    model = skeleton(config)
     stride = config.stride if isinstance(config, ViTConfig) else 1
     for pixels in (224, -(-384 // stride) * stride):
-        assert forward_flops(config, (pixels, pixels)) == flops(model, (pixels, pixels))
+        sized = replace(config, image_size=(pixels, pixels))
+        assert forward_flops(config, (pixels, pixels)) == flops(skeleton(sized), (pixels, pixels))
 
 
 @pytest.mark.parametrize(
@@ -69,6 +70,14 @@ def test_so_it_is_with_resnets_of_odd_sizes(size):
     config = configure("BiT-R50x1", blocks=(1, 2, 1), width=32, image_size=size, classes=3)
     assert forward_flops(config) == flops(skeleton(config), size)
     assert forward_flops(config, padding=False) < forward_flops(config)
+
+
+@pytest.mark.parametrize("size", [(64, 64), (61, 47), (33, 8)])
+def test_and_with_axial_resnets(size):
+    sizes = {"blocks": (1, 2, 1), "width": 32, "image_size": size, "classes": 3}
+    config = configure("AxialResNet-50", **sizes)
+    assert forward_flops(config) == flops(skeleton(config), size)
+    assert forward_flops(config) == forward_flops(replace(config, heads=1))
 
 
 @pytest.mark.parametrize(("name", "epochs", "printed"), TABLE_6)

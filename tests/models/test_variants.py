@@ -91,8 +91,11 @@ def test_r_ti_16_has_stride_32_as_published():
 
 @pytest.mark.parametrize(
     "name",
-    ["ViT-X/16", "ViT-B", "ViT-B/0", "R18+ViT-B/16", "R50+ViT-B/8", "BiT-R18x1", "BiT-R50x0", "", "vit"],
-)
+    [
+        "ViT-X/16", "ViT-B", "ViT-B/0", "R18+ViT-B/16", "R50+ViT-B/8", "BiT-R18x1", "BiT-R50x0", "", "vit",
+        "AxialResNet-18", "AxialResNet",
+    ],
+)  # fmt: skip
 def test_an_unknown_name_is_refused_with_the_known_ones(name):
     with pytest.raises(ValueError, match="known"):
         variant(name)

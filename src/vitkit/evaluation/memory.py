@@ -75,6 +75,7 @@ def convolution_bytes(part: Any, c: Any, half: bool, recompute: bool) -> int:
     """What autograd keeps of one image, counted on tensors without memory.
 
     In half precision it is a quarter more, not less: norms stay in float32 and convolutions keep a copy.
+    That quarter was measured on convolutions; axial attention in their place is counted alike, unmeasured.
     """
     kept: dict[int, tuple[int, Any]] = {}
     inputs: list[int] = []

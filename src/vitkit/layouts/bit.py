@@ -108,7 +108,11 @@ def infer_timm(shapes: Shapes, hints: Hints) -> Found:
 
 
 def objection(config: Config) -> str:
-    return "" if isinstance(config, ResNetConfig) else "the BiT layout holds ResNets, not ViTs"
+    if not isinstance(config, ResNetConfig):
+        return "the BiT layout holds ResNets, not ViTs"
+    if config.attention != "none":
+        return f"the BiT layout has no place for attention={config.attention!r}; vitkit's own format has"
+    return ""
 
 
 OFFICIAL = Layout(

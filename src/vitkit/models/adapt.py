@@ -9,7 +9,8 @@ from torch import Tensor
 
 from vitkit.models.card import pair
 from vitkit.models.positions import resize_positions
-from vitkit.models.variants import Model, skeleton
+from vitkit.models.resnet import check_size
+from vitkit.models.variants import Config, Model, skeleton
 from vitkit.models.vit import ViT, ViTConfig
 
 TRAINING = ("dropout", "attention_dropout", "stochastic_depth")  # fields that change no parameter
@@ -52,8 +53,7 @@ def adapt(
 
     new = skeleton(config)
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    if isinstance(model, ViT) and isinstance(config, ViTConfig):
-        state |= resized(model, config)
+    state |= resized(model, config)
     if classes is not None:
         like = next(iter(state.values()))
         heads = {n: t.shape for n, t in new.state_dict().items() if n.startswith("head.")}
@@ -66,8 +66,12 @@ def adapt(
     return new.train(model.training)
 
 
-def resized(model: ViT, config: ViTConfig) -> dict[str, Tensor]:
-    """The position tables on the grid of another configuration."""
+def resized(model: Model, config: Config) -> dict[str, Tensor]:
+    """The position tables on the grid of another configuration; a ResNet has none to resize."""
+    if not isinstance(model, ViT):
+        check_size(model.config, config.image_size)
+        return {}
+    assert isinstance(config, ViTConfig)
     old, new = model.config.grid, config.grid
     if old == new:
         return {}

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.models.attention import Attention, AttentionPool
+from vitkit.models.axial_resnet import AxialAttention
 from vitkit.models.encoder import Block, Mlp
 from vitkit.models.positions import Positions
 
@@ -47,8 +48,11 @@ def initialise_vit(model: nn.Module, generator: Generator = None) -> None:
 
 
 def initialise_resnet(model: nn.Module, generator: Generator = None) -> None:
-    """Convolutions LeCun normal, the head at zero."""
+    """Convolutions LeCun normal, relative positions with a variance of 1 / head width, the head at zero."""
     initialise_ends(model, generator)
+    for module in model.modules():
+        if isinstance(module, AxialAttention):
+            nn.init.normal_(module.relative, std=module.parts[-1] ** -0.5, generator=generator)
     initialise_norms(model)
 
 

@@ -1,4 +1,4 @@
-"""ResNets with GroupNorm and standardised convolutions: the hybrids' stem and the BiT baselines."""
+"""ResNets with GroupNorm and standardised convolutions: the hybrids' stem, BiT and AxialResNets."""
 
 # B batch, C channels; H, W pixels; h, w feature map
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitkit.models.axial_resnet import RowsThenColumns
 from vitkit.models.card import Origin, Preprocessing, pair
 from vitkit.models.initial import initialise_resnet
 from vitkit.models.recompute import recomputed
@@ -35,7 +36,7 @@ class StemConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetConfig:
-    """A BiT ResNet as a value."""
+    """A BiT ResNet as a value, or an AxialResNet: one with attention for its 3x3 convolutions."""
 
     blocks: tuple[int, ...] = (3, 4, 6, 3)
     width: int = 64  # 64 times the width factor
@@ -45,10 +46,13 @@ class ResNetConfig:
     norm_eps: float = 1e-5
     std_eps: float = 1e-10
     std_eps_in: str = "variance"
+    attention: str = "none"  # or axial, which belongs to the image size (App. D.6)
+    heads: int = 8  # of that attention
 
     def __post_init__(self):
         object.__setattr__(self, "image_size", pair(self.image_size))
         check_resnet(self)
+        check_axial(self)
         if not self.blocks or self.classes < 0 or self.channels < 1 or min(self.image_size) < 1:
             raise ValueError(f"impossible ResNet: {self}")
 
@@ -60,6 +64,26 @@ def check_resnet(c: StemConfig | ResNetConfig) -> None:
         raise ValueError(f"blocks are at most four stages of at least one unit each, not {c.blocks}")
     if c.std_eps_in not in ("std", "variance"):
         raise ValueError(f"std_eps_in must be 'std' or 'variance', not {c.std_eps_in!r}")
+
+
+def check_axial(c: ResNetConfig) -> None:
+    if c.attention not in ("none", "axial"):
+        raise ValueError(f"attention of a ResNet must be 'none' or 'axial', not {c.attention!r}")
+    if c.attention == "axial" and (c.heads < 1 or c.width % (2 * c.heads)):
+        raise ValueError(
+            f"width {c.width} is not divisible by {c.heads} heads of an even width, whose queries and keys "
+            "are half as wide as values; use heads=8, or any power of two up to 16"
+        )
+
+
+def check_size(c: ResNetConfig, size: tuple[int, int]) -> None:
+    """Any image is taken by convolutions; by axial attention, those of its own size."""
+    if c.attention == "axial" and size != c.image_size:
+        (h, w), (height, width) = c.image_size, size
+        raise ValueError(
+            f"the relative positions of this AxialResNet belong to images of {h}x{w} pixels; no convention "
+            f"resizes them to {height}x{width}: resize the images, or train one with that image_size"
+        )
 
 
 class StdConv(nn.Conv2d):
@@ -159,7 +183,7 @@ class Unit(nn.Module):
         self.norm1 = nn.GroupNorm(GROUPS, inputs, eps=c.norm_eps)
         self.conv1 = StdConv(c, inputs, middle, 1)
         self.norm2 = nn.GroupNorm(GROUPS, middle, eps=c.norm_eps)
-        self.conv2 = StdConv(c, middle, middle, 3, stride)
+        self.conv2 = between(c, middle, stride)
         self.norm3 = nn.GroupNorm(GROUPS, middle, eps=c.norm_eps)
         self.conv3 = StdConv(c, middle, outputs, 1)
         needed = stride > 1 or inputs != outputs
@@ -173,8 +197,17 @@ class Unit(nn.Module):
         return x + self.conv3(self.norm3(y).relu())
 
 
+def between(c: ResNetConfig, middle: int, stride: int) -> nn.Module:
+    """What looks beyond one place in a unit: a 3x3 convolution, or axial attention on maps of this size."""
+    if c.attention == "none":
+        return StdConv(c, middle, middle, 3, stride)
+    reduced = 4 * middle // c.width // stride  # pixels from one place of the unit's input to the next
+    size = -(-c.image_size[0] // reduced), -(-c.image_size[1] // reduced)
+    return RowsThenColumns(middle, c.heads, size, stride, GROUPS, c.norm_eps)
+
+
 class ResNet(nn.Module):
-    """A BiT ResNet: the paper's convolutional baseline."""
+    """A BiT ResNet: the paper's convolutional baseline; with axial attention an AxialResNet."""
 
     recompute = False  # see models/recompute.py
 
@@ -209,6 +242,7 @@ class ResNet(nn.Module):
             raise ValueError(
                 f"images must have shape (B, {self.config.channels}, H, W), not {tuple(images.shape)}"
             )
+        check_size(self.config, (images.shape[2], images.shape[3]))
         x = F.max_pool2d(F.pad(self.root(images), [1, 1, 1, 1]), 3, 2)  # zeros, as published
         for unit in self.units():
             x = recomputed(unit, x, again=self.recompute and self.training)
@@ -219,4 +253,5 @@ class ResNet(nn.Module):
         return [unit for stage in self.stages for unit in stage]  # type: ignore[attr-defined]
 
     def attention(self, images: Tensor) -> Iterator[Tensor]:
-        raise ValueError("a ResNet has no attention to show; use a ViT or a hybrid")
+        kind = "an AxialResNet" if self.config.attention == "axial" else "a ResNet"
+        raise ValueError(f"{kind} has no attention between patches to show; use a ViT or a hybrid")

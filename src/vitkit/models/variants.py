@@ -68,16 +68,19 @@ NAMED: dict[str, Published | None] = {
     "R50+ViT-L/16": Published(316_483_624, 65.54, 202.78),
     "Axial-ViT-B/32": None,
     "Axial-ViT-B/16": None,
+    "AxialResNet-50": None,
     **{f"BiT-R{depth}x{width}": None for depth in RESNETS for width in (1, 2, 3, 4)},
 }
 
 
 def variant(name: str) -> Config:
-    """ViT-L/16, R50+ViT-B/32, BiT-R152x2, Axial-ViT-B/16 -> its sizes, at 224 pixels and 1000 classes."""
+    """ViT-L/16, R50+ViT-B/32, BiT-R152x2, AxialResNet-50 -> its sizes, at 224 pixels and 1000 classes."""
     if match := re.fullmatch(r"BiT-(?:[SML]-)?R(\d+)x(\d+)", name):
         depth, factor = int(match[1]), int(match[2])
         if depth in RESNETS and factor >= 1:
             return ResNetConfig(blocks=RESNETS[depth], width=64 * factor)
+    if (match := re.fullmatch(r"AxialResNet-(\d+)", name)) and int(match[1]) in RESNETS:
+        return ResNetConfig(blocks=RESNETS[int(match[1])], attention="axial")
     if match := re.fullmatch(r"(Axial-)?(?:(R\d*)(?:x1)?\+)?ViT-([A-Za-z]+)[/_](\d+)", name):
         axial, stem, size, patch = match[1], match[2], match[3], int(match[4])
         if size in VARIANTS and patch and not (axial and stem):
@@ -85,7 +88,7 @@ def variant(name: str) -> Config:
     raise ValueError(
         f"no model {name!r}; known are ViT-X/P with X one of {', '.join(VARIANTS)} and any patch size P, "
         f"Axial-ViT-X/P, R50+ViT-X/16 or /32, R26+ViT-X/32, R+ViT-X/16, "
-        f"and BiT-RNxW with N one of {', '.join(map(str, RESNETS))} (see: vitkit list)"
+        f"and BiT-RNxW or AxialResNet-N with N one of {', '.join(map(str, RESNETS))} (see: vitkit list)"
     )
 
 

@@ -29,7 +29,7 @@ from vitkit.report.overlay import stretched, to_bytes
 def attention_objection(model: Model) -> str:
     """Why a model has no attention maps over all patches; empty where it has them."""
     try:
-        if attentions(transformer(model)) and model.config.attention == "axial":  # type: ignore[union-attr]
+        if attentions(transformer(model)) and model.config.attention == "axial":
             return "this model is axial: no layer of it has one attention over all patches to show"
     except ValueError as error:
         return str(error)

@@ -77,6 +77,11 @@ def check_form(model: Model, form: Form) -> None:
             f"--any-size: relative positions belong to the {c.grid} grid they were learned on; "
             "leave it out, the size is then fixed"
         )
+    if form.any_size and isinstance(c, ResNetConfig) and c.attention == "axial":
+        raise ValueError(
+            f"--any-size: relative positions of an AxialResNet belong to its image size, {c.image_size}; "
+            "leave it out, the size is then fixed"
+        )
     if form.pixels and not c.classes:
         raise ValueError("--pixels gives probabilities, and the model has no head; fine-tune it first")
     if form.pixels and c.channels != 3:

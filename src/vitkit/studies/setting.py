@@ -28,7 +28,7 @@ PAPER = {  # Table 6, by family
 }
 LIKE = {  # models without a row in Table 3, and the row of the nearest
     "ViT-b/32": "ViT-B/32", "BiT-R200x3": "BiT-R152x2",
-    "Axial-ViT-B/16": "ViT-B/16", "Axial-ViT-B/32": "ViT-B/32",
+    "Axial-ViT-B/16": "ViT-B/16", "Axial-ViT-B/32": "ViT-B/32", "AxialResNet-50": "BiT-R50x1",
 }  # fmt: skip
 RATE, TUNING_RATE = 1e-3, 0.01  # of the miniatures
 TUNING = 0.3  # length of a fine-tuning as a share of the pre-training

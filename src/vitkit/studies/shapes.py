@@ -99,7 +99,7 @@ def shapes(sizes: dict[str, int], patch: int) -> list[tuple[str, int, dict[str, 
 
 
 def axial(s: Setting) -> list[Trial]:
-    """Fig. 13: rows and columns apart, at two patch sizes, beside the plain models."""
+    """Fig. 13: rows and columns apart, at two patch sizes and in a ResNet, beside the plain models."""
     made = []
     for seed in range(s.seeds):
         for factor, size in ((1, "large"), (2, "small")):
@@ -108,7 +108,9 @@ def axial(s: Setting) -> list[Trial]:
             for attention, prefix in (("full", "ViT"), ("axial", "Axial-ViT")):
                 arm = Arm(f"{prefix}-{name}", options)
                 made.append(trial({"attention": attention, "patch": size}, pretraining(s, arm, seed)))
-        made.append(trial({"attention": "ResNet", "patch": "none"}, pretraining(s, resnet(s, 0), seed)))
+        plain = resnet(s, 0)
+        for attention, arm in (("ResNet", plain), ("AxialResNet", Arm("AxialResNet-50", plain.options))):
+            made.append(trial({"attention": attention, "patch": "none"}, pretraining(s, arm, seed)))
     return made
 
 
@@ -198,12 +200,14 @@ PARTS = (
     ),
     Study(
         name="axial", shows="Fig. 13", make=axial, score="fewshot_mean", convolutions=True,
-        about="attention along rows, then along columns, at two patch sizes, beside plain models",
+        about="attention along rows, then along columns, in two ViTs and in a ResNet, beside plain models",
         claims=(
             Claim(text="axial attention is better than full attention with large patches, at more compute",
                   left=at(attention="axial", patch="large"), right=at(attention="full", patch="large")),
             Claim(text="and with small patches",
                   left=at(attention="axial", patch="small"), right=at(attention="full", patch="small")),
+            Claim(text="a ResNet is better with axial attention for its 3x3 convolutions",
+                  left=at(attention="AxialResNet"), right=at(attention="ResNet")),
         ),
         pictures=(
             Picture(title="accuracy and compute (Fig. 13, left)", x="exaFLOPs", lines=("attention",),

@@ -1,5 +1,6 @@
 """The one training loop. Two seams: the objective (batch to loss) and watch (what happens beside)."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ from vitkit.training.objectives import Batch, Objective
 from vitkit.training.optimizer import OptimizerConfig, clip_gradients, make_optimizer, update_average
 from vitkit.training.runtime import Runtime
 
-Metrics = dict[str, Tensor | float]
+Metrics = dict[str, float]
 CAREFUL = 2  # first steps of a process, after which what fitted into memory is taken to fit for good
 
 
@@ -128,18 +129,17 @@ def update(
     if not images:
         raise ValueError(f"step {state.step}: not one image of its batch is usable")
     results = gradients(state, micro_batches, images, objective, call, runtime, room or Room())
-    results = dict(zip(results, runtime.total(torch.stack([*results.values()])).unbind(), strict=True))
-    norm = clip_gradients(state.model.parameters(), config.clip)
-    if not torch.isfinite(norm) or not torch.isfinite(results["loss"]):
+    total = runtime.total(torch.stack([*results.values()]))
+    norm = float(clip_gradients(state.model.parameters(), config.clip))  # here the device is waited for
+    found = dict(zip(results, total.tolist(), strict=True))
+    if not (math.isfinite(norm) and math.isfinite(found["loss"])):
         state.optimizer.zero_grad()
-        raise Diverged(
-            f"step {state.step}: loss {float(results['loss'])}, norm of the gradient {float(norm)}"
-        )
+        raise Diverged(f"step {state.step}: loss {found['loss']}, norm of the gradient {norm}")
     state.optimizer.step()
     state.optimizer.zero_grad()
     if config.average:
         update_average(state.average, state.model, config.average)
-    return {**results, "gradient_norm": norm, "rate": rate, "images": float(images)}
+    return {**found, "gradient_norm": norm, "rate": rate, "images": float(images)}
 
 
 def gradients(
