@@ -68,6 +68,10 @@ def activation_bytes(model: Any, *, half: bool, recompute: bool = False) -> int:
         layers = layer + 4 * c.tokens * c.width * c.depth
     else:
         layers = layer * c.depth + 2 * small * c.tokens * c.hidden  # the backward pass at work
+        if c.head == "token" and c.depth:  # the last layer has one token beside its keys and values
+            layers -= layer - layer // c.tokens - c.tokens * (4 * c.width + 3 * small * c.width + 8)
+    if not half and not c.stem:  # images have no second copy
+        ends -= small * c.channels * c.image_size[0] * c.image_size[1]
     return ends + layers + (convolution_bytes(model.stem, c, half, recompute) if c.stem else 0)
 
 
