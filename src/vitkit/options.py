@@ -32,6 +32,10 @@ class Training:
     device: Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto"
     precision: Annotated[str, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "auto"
     workers: Annotated[int | None, arg(metavar="N", help="Processes that prepare images.")] = None
+    decoded: Annotated[
+        Path | None,
+        arg(metavar="DIR", help="Keep decoded images there: later passes and runs read pixels."),
+    ] = None
     max_bad: Annotated[float, arg(metavar="X", help="Share of unusable images that is put up with.")] = 0.05
     compile: Annotated[bool, arg(help="Compile the model (torch.compile).")] = False
     recompute: Annotated[

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.data.batches import BadFiles, Batch
+from vitkit.data.decoded import decoded
 from vitkit.data.doctor import preflight
 from vitkit.data.order import Order
 from vitkit.data.sources import Source
@@ -32,7 +33,7 @@ from vitkit.training.loop import Diverged, Metrics, TrainState, train
 from vitkit.training.masked import Masked
 from vitkit.training.objectives import Classify
 from vitkit.training.parts import fill
-from vitkit.training.runtime import Runtime, data_workers, seed_step
+from vitkit.training.runtime import Runtime, cores, data_workers, seed_step
 from vitkit.training.trackers import check_trackers
 from vitkit.weights.load import load
 from vitkit.weights.save import replace_file, save
@@ -62,6 +63,7 @@ class How:
     """What may differ from one machine to the next without changing what a run comes to."""
 
     workers: int | None = None
+    decoded: Path | None = None  # the folder of decoded images; other roundings of the same crops
     max_bad: float = 0.05
     trackers: Sequence[str] = ()
     save_aside: bool = False
@@ -92,6 +94,9 @@ def run(
         with Live("train", total, state.step, quiet=how.quiet or not runtime.main) as live:
             for text in news(damaged, memory.pop("machine", {}), runtime.facts()):
                 live.say(text)
+            if how.decoded:
+                made = (splits["train"], how.decoded, cores() if how.workers is None else how.workers)
+                splits = splits | {"train": decoded(*made, tell=live.say, once=runtime.first)}
             work = Work(recipe, out, runtime, how, splits, state, memory, total, live)
             try:
                 work.train()
@@ -184,7 +189,7 @@ class Work:
     def watch(self, state: TrainState, metrics: Metrics) -> bool:
         """Log, evaluate, save; whether the run is to stop early."""
         now = time.monotonic()
-        found = {name: float(value) for name, value in metrics.items()}
+        found = dict(metrics)
         spent, self.clock = max(1e-9, now - self.clock), now
         shown: dict[str, float] = {k: found[k] for k in ("loss", "accuracy", "rate") if k in found}
         shown |= {"images/s": found["images"] / spent, "waiting %": 100 * self.waited / spent}

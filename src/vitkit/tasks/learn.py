@@ -45,7 +45,7 @@ def learn(data: str, options: Training, default: str, *, protocol: bool, seeds: 
     )
     out = options.out or Path("runs") / (Path(data).stem or "run")
     how = How(
-        workers=options.workers, max_bad=options.max_bad, trackers=options.track,
+        workers=options.workers, decoded=options.decoded, max_bad=options.max_bad, trackers=options.track,
         save_aside=options.save_aside, quiet=bool(emit), price_per_hour=options.price_per_hour,
     )  # fmt: skip
     with runtime.joined():
