@@ -1,0 +1,40 @@
+"""Device and precision as they are chosen, and what a process is set to."""
+
+import os
+
+import pytest
+import torch
+
+from vitkit.training.runtime import choose, seed_step
+
+
+@pytest.fixture
+def undecided(monkeypatch):
+    """Whatever a test switches on is off again behind it."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    yield
+    torch.use_deterministic_algorithms(False)
+    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+
+
+def test_deterministic_sets_the_whole_process(undecided):
+    choose("cpu")
+    assert not torch.are_deterministic_algorithms_enabled()
+    choose("cpu", deterministic=True)
+    assert torch.are_deterministic_algorithms_enabled() and os.environ["CUBLAS_WORKSPACE_CONFIG"]
+
+
+def test_a_step_is_seeded_as_torch_seeds():
+    seed_step(3, 17)
+    mine = torch.rand(4)
+    torch.manual_seed(3 * 1_000_003 + 17)
+    assert torch.equal(mine, torch.rand(4))
+    seed_step(3, 18)
+    assert not torch.equal(mine, torch.rand(4))
+
+
+@pytest.mark.parametrize("given, told", [({"device": "gpu9"}, "gpu9"), ({"precision": "fp8"}, "fp8"),
+                                         ({"spread": "tp"}, "tp")])  # fmt: skip
+def test_what_is_not_there_is_refused_by_name(given, told):
+    with pytest.raises(ValueError, match=told):
+        choose(**({"device": "cpu"} | given))
