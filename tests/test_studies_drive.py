@@ -132,11 +132,11 @@ def test_stopped_by_a_signal_all_trials_save_and_the_same_command_goes_on(tmp_pa
 
 @pytest.mark.slow
 def test_a_budget_is_kept(tmp_path, capsys):
-    words = ["study", "run", "positions", "--data", "digits", "--budget", "60s", "--seeds", "1", "--device",
+    words = ["study", "run", "positions", "--data", "digits", "--budget", "100s", "--seeds", "1", "--device",
              "cpu", "--processes", "2", "--size", "0", "--out", str(tmp_path), "--json"]  # fmt: skip
     begun = time.monotonic()
     assert run(*words) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["finished"] == told["trials"] == 10
-    assert time.monotonic() - begun < 150  # a shared machine may be much slower than when it was timed
+    assert time.monotonic() - begun < 250  # a shared machine may be much slower than when it was timed
     assert len(list((tmp_path / "figures").glob("*twice-as-long.svg"))) == 1
