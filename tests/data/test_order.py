@@ -61,10 +61,42 @@ def test_the_order_never_changes_between_versions():
     order = Order(1000, 8, seed=42)
     assert [order.sample(5, place) for place in range(8)] == GOLDEN
     assert order.rng(5, 3).integers(1000, size=3).tolist() == GOLDEN_RNG
+    for (length, seed), numbers in GOLDEN_OF_OTHERS.items():
+        assert [Order(length, 8, seed).sample(5, place) for place in range(4)] == numbers
 
 
 GOLDEN = [372, 133, 814, 530, 376, 544, 97, 456]
 GOLDEN_RNG = [621, 440, 679]
+GOLDEN_OF_OTHERS = {  # by length and seed
+    (3, 0): [2, 1, 0, 2],
+    (1000, 2**64 - 1): [747, 780, 616, 630],
+    (2**20 + 7, -5): [885548, 921653, 545543, 973002],
+    (10**9, 1): [626823715, 538850255, 904049216, 467575547],
+}
+
+
+@pytest.mark.parametrize("seed", [0, 1, -5, 2**63 + 11, 2**64 - 1])
+@pytest.mark.parametrize("length", [1, 2, 3, 1000, 2**20 + 7])
+def test_samples_of_many_places_are_those_of_each(length, seed):
+    order = Order(length, 64, seed)
+    for steps in ([0], [1], [2**20 // 64], [977, 3, 2**33]):  # within an epoch, over its end, in any order
+        places = [(step, place) for step in steps for place in (*range(64), -1)]
+        assert order.samples(places).tolist() == [order.sample(*place) for place in places]
+    assert order.samples([]).tolist() == []
+
+
+@pytest.mark.parametrize("seed", [0, 1, -5, 2**63 + 11, 2**64 - 1])
+def test_generators_of_many_places_draw_what_those_of_each_draw(seed):
+    order = Order(1000, 64, seed)
+    places = [(step, place) for step in (0, 1, 977, 2**33) for place in (*range(40), -1, -9, 2**40)]
+    for number, (place, reused) in enumerate(zip(places, order.rngs(places), strict=True)):
+        assert draws(reused, number % 7) == draws(order.rng(*place), number % 7)
+
+
+def draws(rng: np.random.Generator, count: int) -> list[float]:
+    """Some that leave half a word behind, or part of a block of four; none at all for 0."""
+    kinds = (lambda: rng.integers(9), rng.random, lambda: rng.uniform(0.75, 1.33), rng.standard_normal)
+    return [float(kinds[number % 4]()) for number in range(count)]
 
 
 @pytest.mark.parametrize(("length", "batch"), [(0, 4), (4, 0)])
