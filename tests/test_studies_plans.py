@@ -14,7 +14,9 @@ from vitkit.studies.budget import (
     FIXED,
     SPARE,
     SPLIT,
+    Pace,
     Sight,
+    batches_of,
     fit,
     kinds,
     longest_first,
@@ -111,7 +113,7 @@ def test_a_known_pace_gives_the_steps_that_fit():
 
     def measure(asked):  # the next larger models are two times as slow
         slower = {kind: 1 if "width=96" in kind.model_options else 2 for kind in asked}
-        return {kind: (pace * factor, 0.0) for kind, factor in slower.items()}
+        return {kind: Pace(pace * factor, 0.0, pace * factor, 0.0) for kind, factor in slower.items()}
 
     found = fit(heads, setting, 600.0, 2, SEEN, measure)
     # 12 trials on 2 processes: 6 in a row, each its steps, a second, and the time of holding val out
@@ -139,8 +141,21 @@ def test_a_fine_tuned_model_is_timed_at_its_own_size():
     asked = kinds(trials)
     assert {kind.image_size for kind in asked} == {(32, 32), (48, 48), (64, 64)}
     assert all(kind.model == "ViT-Ti/4" for kind in asked)
-    found = prices(trials, {kind: (kind.image_size[0] / 100, 0.0) for kind in asked}, SEEN)
+    paces = {kind: Pace(kind.image_size[0] / 100, 0.0, kind.image_size[0] / 1000, 0.0) for kind in asked}
+    found = prices(trials, paces, SEEN)
     assert found[trials[0].name] == pytest.approx(100 * 0.32 + 1.0)
+
+
+def test_batches_that_another_trial_has_seen_cost_less():
+    """The arms of a study agree in their batches where they agree in seed, size and data, and only there."""
+    trials = made("positions", seeds=2)
+    assert len({batches_of(one.recipe) for one in trials}) == 2
+    found = prices(trials, {kind: Pace(0.5, 0.0, 0.1, 0.0) for kind in kinds(trials)}, SEEN)
+    steps = {one.name: one.recipe.length.in_steps(1618, one.recipe.batch) for one in trials}
+    paid = sorted(round((found[name] - 1) / steps[name], 6) for name in found)
+    assert paid == [0.1] * (len(trials) - 2) + [0.5] * 2
+    parts = made("data-size", seeds=1)  # a part of the data has an order of its own; three models see each
+    assert len({batches_of(one.recipe) for one in parts}) == len(parts) / 3
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("20min", 1200), ("1.5h", 5400), ("7", 420)])

@@ -58,6 +58,15 @@ def test_a_later_start_gives_the_same_batches():
     assert equal(take(7)[4:], take(3, start=4, workers=2))
 
 
+def test_a_batch_holds_what_each_of_its_places_gives_alone():
+    data, order = source(), Order(25, 8, seed=3)
+    for step, batch in enumerate(take(7)):
+        assert batch["index"].tolist() == [order.sample(step, place) for place in range(8)]
+        for place, image in enumerate(batch["image"]):
+            content = data.fetch(order.sample(step, place))
+            assert torch.equal(image, apply(content, VIEW, order.rng(step, place)))
+
+
 def test_processes_share_a_global_batch_by_places():
     whole = take(4)
     parts = [take(4, places=range(rank, 8, 2)) for rank in (0, 1)]

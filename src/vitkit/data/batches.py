@@ -10,9 +10,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import chain, count, islice
 from multiprocessing.context import ForkContext, ForkProcess
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakSet
 
 import numpy as np
@@ -22,8 +22,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitkit.data.decode import BadImage
 from vitkit.data.order import Order
+from vitkit.data.shelf import Shelf, shelf
 from vitkit.data.sources import Source
-from vitkit.data.views import View, apply
+from vitkit.data.views import View, taken
 
 AHEAD = 2  # batches that each worker makes ahead
 PATIENCE = 540.0  # seconds to wait for one batch: a cold file system is slow, a worker that hangs never comes
@@ -86,7 +87,9 @@ def train_batches(
         raise ValueError(f"an order over {order.length} samples does not fit a source of {len(source)}")
     mine = range(order.batch) if places is None else places
     groups = ([(step, place) for place in mine] for step in count(start))
-    return stream(Samples(source, view, order), groups, workers, bad or BadFiles())
+    return stream(
+        Samples(source, view, order, shelf(source, view, order)), groups, workers, bad or BadFiles()
+    )
 
 
 def evaluation_batches(
@@ -101,7 +104,9 @@ def evaluation_batches(
     """Every usable image exactly once, in order; `places` picks this process's share of them."""
     indices = range(len(source))[places]
     groups = ([(0, i) for i in indices[at : at + batch]] for at in range(0, len(indices), batch))
-    made = stream(Samples(source, view), groups, workers, bad or BadFiles(allowed=1.0))
+    made = stream(
+        Samples(source, view, None, shelf(source, view, None)), groups, workers, bad or BadFiles(allowed=1.0)
+    )
     return (batch for batch in made if len(batch["image"]))
 
 
@@ -112,32 +117,59 @@ class Samples(Dataset):
     source: Source
     view: View
     order: Order | None = None
+    shelf: Shelf | None = None
+
+    def kept(self, places: list[Place]) -> Batch | None:
+        """The batch, if it has been made before and kept."""
+        if self.shelf is None or (found := self.shelf.get(places)) is None:
+            return None
+        images, indices = found
+        return self.batch(torch.from_numpy(images), indices, [place for _, place in places])
 
     def __getitems__(self, places: list[Place]) -> Made:
+        """The batch, and what is wrong with those of its images that are not in it; a whole one is kept."""
+        if (kept := self.kept(places)) is not None:
+            return kept, []
+        batch, wrong = self.made(places)
+        if self.shelf and not wrong:
+            self.shelf.put(places, batch["image"].numpy(), batch["index"].numpy())
+        return batch, wrong
+
+    def made(self, places: list[Place]) -> Made:
         """The usable samples as one batch, and what is wrong with the others."""
         images = torch.empty((len(places), 3, *self.view.size), dtype=torch.uint8)
+        rows = images.numpy()  # whose parts are quicker to take than a tensor's
+        order = self.order
+        indices = order.samples(places).tolist() if order else [number for _, number in places]
+        rngs = order.rngs(places) if order else (np.random.default_rng(0) for _ in places)
         good: list[int] = []
         where: list[int] = []
         wrong: list[tuple[int, BadImage]] = []
-        for place in places:
-            index = self.order.sample(*place) if self.order else place[1]
-            rng = self.order.rng(*place) if self.order else np.random.default_rng(0)
+        for (_, place), index, rng in zip(places, indices, rngs, strict=True):
             try:
-                apply(self.source.fetch(index), self.view, rng, out=images[len(good)])
+                rows[len(good)] = taken(self.source.fetch(index), self.view, rng).transpose(2, 0, 1)
                 good.append(index)
-                where.append(place[1])
+                where.append(place)
             except BadImage as error:
                 wrong.append((index, error))
-        labels = torch.from_numpy(self.source.labels[np.array(good, dtype=np.int64)])
-        numbers = {
-            "index": torch.tensor(good, dtype=torch.int64),
-            "place": torch.tensor(where, dtype=torch.int64),
-        }
-        return {"image": images[: len(good)], "label": labels, **numbers}, wrong
+        return self.batch(images[: len(good)], np.array(good, dtype=np.int64), where), wrong
+
+    def batch(self, images: Tensor, indices: np.ndarray, places: list[int]) -> Batch:
+        labels = torch.from_numpy(self.source.labels[indices])
+        numbers = {"index": torch.from_numpy(indices), "place": torch.tensor(places, dtype=torch.int64)}
+        return {"image": images, "label": labels, **numbers}
 
 
 def stream(samples: Samples, groups: Iterator[list[Place]], workers: int, bad: Notes) -> Iterator[Batch]:
-    """Groups of places to batches, in order: at once without workers, else made ahead by processes."""
+    """Groups of places to batches, in order: at once without workers, else made ahead by processes.
+
+    As long as batches are kept, they are read here: quicker than to hear of them from a process.
+    """
+    for group in groups:
+        if (kept := samples.kept(group)) is None:
+            groups = chain([group], groups)
+            break
+        yield kept
     made = made_ahead(samples, groups, workers) if workers else map(samples.__getitems__, groups)
     for batch, wrong in made:
         for index, error in wrong:
@@ -159,7 +191,7 @@ def made_ahead(samples: Samples, groups: Iterator[list[Place]], workers: int) ->
         batch_sampler=noted(),
         num_workers=workers,
         prefetch_factor=AHEAD,
-        collate_fn=lambda made: made,  # a batch is whole as it comes
+        collate_fn=packed,  # type: ignore[arg-type]  # a batch is whole as it comes
         worker_init_fn=stay,
         generator=torch.Generator(),  # else it would draw from the one that dropout draws from
         multiprocessing_context=Workers(),
@@ -183,10 +215,21 @@ def made_ahead(samples: Samples, groups: Iterator[list[Place]], workers: int) ->
                 worker.kill()
             raise ChildProcessError(loss(samples, list(begun)[:workers], str(error))) from None
         begun.popleft()
-        yield found
+        yield unpacked(found)
 
 
-def patiently(batches: Iterator[Made]) -> Made:
+def packed(made: Made) -> Any:
+    """For the way to another process: each tensor in shared memory takes it a millisecond, so only one is."""
+    batch, wrong = made
+    return {k: t if k == "image" else t.numpy() for k, t in batch.items()}, wrong
+
+
+def unpacked(made: Any) -> Made:
+    batch, wrong = made
+    return {k: t if k == "image" else torch.from_numpy(t) for k, t in batch.items()}, wrong
+
+
+def patiently(batches: Iterator[Any]) -> Any:
     """The next batch, whatever the number of looks it takes."""
     end = time.monotonic() + PATIENCE
     while True:

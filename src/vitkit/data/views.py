@@ -6,6 +6,7 @@ Pure functions: the same generator state draws the same crop, flip and operation
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from numbers import Integral
 from typing import NamedTuple
 
@@ -79,10 +80,13 @@ class Window(NamedTuple):
     start: tuple[int, int] = (0, 0)
 
 
-def apply(
-    content: bytes | np.ndarray, view: View, rng: np.random.Generator, out: Tensor | None = None
-) -> Tensor:
-    """An image file, or its pixels (H, W, 3), to uint8 (3, h, w), in `out` or in memory of its own.
+def apply(content: bytes | np.ndarray, view: View, rng: np.random.Generator) -> Tensor:
+    """An image file, or its pixels (H, W, 3), to uint8 (3, h, w), in memory of its own."""
+    return torch.from_numpy(np.array(taken(content, view, rng).transpose(2, 0, 1), order="C"))
+
+
+def taken(content: bytes | np.ndarray, view: View, rng: np.random.Generator) -> np.ndarray:
+    """An image file, or its pixels (H, W, 3), to uint8 (h, w, 3); it may be a part of the image itself.
 
     A JPEG is decoded no larger than the view needs. Its crop is drawn on the full size all the same, so that
     a generator draws one crop from a file, however that is decoded.
@@ -102,9 +106,7 @@ def apply(
         chosen = chosen[:, ::-1]
     if view.randaugment is not None:
         chosen = augment(chosen, *view.randaugment, rng)
-    out = torch.empty((3, *view.size), dtype=torch.uint8) if out is None else out
-    np.copyto(out.numpy(), chosen.transpose(2, 0, 1))
-    return out
+    return chosen
 
 
 def resize(
@@ -175,7 +177,16 @@ def normalise(batch: Tensor, mean: Sequence[float], std: Sequence[float]) -> Ten
 
 def levels(values: Sequence[float], device: torch.device) -> Tensor:
     """Shares of 1 as shares of 255, a number for each channel, (channels, 1, 1)."""
+    if device.type == "cuda" and not torch.compiler.is_compiling():
+        return kept_levels(tuple(values), device)
+    return make_levels(values, device)
+
+
+def make_levels(values: Sequence[float], device: torch.device) -> Tensor:
     return torch.tensor([255 * value for value in values], dtype=torch.float32, device=device)[:, None, None]
+
+
+kept_levels = cache(make_levels)  # a copy to a GPU waits for it, and cannot be part of a recorded step
 
 
 def mixup(

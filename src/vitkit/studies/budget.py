@@ -10,7 +10,18 @@ from vitkit.studies.setting import LEVELS, Setting
 from vitkit.studies.study import Study, Trial
 from vitkit.training.schedule import Duration, Schedule
 
-Paces = Mapping[Recipe, tuple[float, float]]  # by kind of step: its seconds, and those of looking at an image
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of a step and of looking at one image; and of both again, on batches that were kept."""
+
+    step: float
+    look: float
+    step_again: float
+    look_again: float
+
+
+Paces = Mapping[Recipe, Pace]  # by kind of step
 Measure = Callable[[Sequence[Recipe]], Paces]
 
 FEWEST = 20  # steps below which a run says nothing
@@ -19,6 +30,9 @@ STEPS = (200, 5000)  # between which the first of these is kept
 SPARE = 0.85  # of a budget that is planned for
 FIXED = 1.0  # seconds of a trial beside opening data, steps and evaluations: building, saving
 SPLIT = 2e-5  # seconds for each image of a data set of which a part is held out, by content
+DECIDING = (  # fields that decide what batches a trial sees
+    "data", "subset", "seed", "image_size", "batch", "crop", "flip", "resize", "train_on", "val", "test"
+)  # fmt: skip
 UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
@@ -58,9 +72,12 @@ def kinds(trials: Sequence[Trial]) -> list[Recipe]:
 def prices(trials: Sequence[Trial], paces: Paces, seen: Mapping[str, Sight]) -> dict[str, float]:
     """Seconds that each trial takes: its steps, the images that it looks at, opening its data."""
     named = {one.name: one for one in trials}
-    found = {}
+    found: dict[str, float] = {}
+    met: set[Recipe] = set()
     for one in trials:
-        step, look = paces[kind_of(one, named)]
+        pace, batches = paces[kind_of(one, named)], batches_of(one.recipe)
+        step, look = (pace.step_again, pace.look_again) if batches in met else (pace.step, pace.look)
+        met.add(batches)
         r, data = one.recipe, seen[one.recipe.data]
         few = seen[r.fewshot] if r.fewshot else None
         looked = data.test + r.evaluations * r.val * data.train
@@ -69,6 +86,24 @@ def prices(trials: Sequence[Trial], paces: Paces, seen: Mapping[str, Sight]) -> 
         steps = r.length.in_steps(data.train, r.batch)
         found[one.name] = steps * step + looked * look + opening + FIXED
     return found
+
+
+def batches_of(recipe: Recipe) -> Recipe:
+    """All that decides a recipe's batches, as a recipe: trials that agree in it see the same ones."""
+    deciding = (
+        "data",
+        "subset",
+        "seed",
+        "image_size",
+        "batch",
+        "crop",
+        "flip",
+        "resize",
+        "train_on",
+        "val",
+        "test",
+    )
+    return replace(Recipe(name="batches"), **{name: getattr(recipe, name) for name in deciding})
 
 
 def makespan(trials: Sequence[Trial], price: Mapping[str, float], slots: int) -> float:

@@ -1,6 +1,7 @@
 """The verbs of studies: what there is, a study from a request to its page, and the page again."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -23,7 +24,7 @@ from vitkit.studies.prepare import Request, make_plan, ordered
 from vitkit.studies.reading import figures_of, means, table6
 from vitkit.studies.study import Plan
 from vitkit.studies.table import rows_of, write_table
-from vitkit.studies.work import perform, seconds_a_step
+from vitkit.studies.work import BATCHES, pace_of, perform
 from vitkit.weights.save import replace_file
 
 PAGE, SUMMARY = "page.html", "summary.json"
@@ -85,7 +86,7 @@ class Crews:
 
     def measure(self, kinds: Sequence[Recipe]) -> Paces:
         """Every kind of step, timed while the other processes time others: as it will be."""
-        jobs = [Job(f"pace {i}", seconds_a_step, (kind,)) for i, kind in enumerate(kinds)]
+        jobs = [Job(f"pace {i}", pace_of, (kind,)) for i, kind in enumerate(kinds)]
         found = drive(jobs, self.local())
         for outcome in found.values():
             if outcome.error:
@@ -115,6 +116,7 @@ def carry_out(plan: Plan, out: Path, crews: Crews, tell: Callable[[str], None]) 
         return
     failed = {k: v for k, v in read_failed(out).items() if not any(one.name == k for one in left)}
     write_failed(out, failed)
+    shutil.rmtree(out / BATCHES, ignore_errors=True)  # of a process that was killed; the data may be another
     clock, ended = Stopwatch(), [0]
     folder = out.absolute()
 
@@ -126,7 +128,10 @@ def carry_out(plan: Plan, out: Path, crews: Crews, tell: Callable[[str], None]) 
         rest = clock() / ended[0] * (len(left) - ended[0])
         tell(f"{ended[0]}/{len(left)} {job.name}: {in_short(outcome)}; about {duration(rest)} left")
 
-    drive([Job(one.name, perform, (one, folder), one.needs) for one in left], crews.crew(), hear)
+    try:
+        drive([Job(one.name, perform, (one, folder), one.needs) for one in left], crews.crew(), hear)
+    finally:
+        shutil.rmtree(folder / BATCHES, ignore_errors=True)
 
 
 def in_short(outcome: Outcome) -> str:

@@ -28,7 +28,10 @@ def places(device: str, processes: int | None, precision: str = "auto") -> list[
     if count < 1:
         raise ValueError(f"--processes must be at least 1, not {count}")
     share = max(1, cores() // count)
-    base = Place(precision=precision, workers=max(1, share - 1) if cuda else 0, threads=1 if cuda else share)
+    base = Place(
+        precision=precision, workers=max(1, share - 1) if cuda else 0, threads=1 if cuda else share,
+        keeps=True,
+    )  # fmt: skip
     return [replace(base, device=devices[i % len(devices)]) for i in range(count)]
 
 

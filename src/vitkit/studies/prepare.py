@@ -20,7 +20,7 @@ from vitkit.studies.setting import LEVELS, Setting
 from vitkit.studies.study import Plan, Study, Trial
 
 SIDES = (16, 32, 64, 128)  # of images in miniature
-BATCH = (32, 256)
+BATCH = (32, 512)
 LOOKED = 32  # images whose size is looked at
 
 

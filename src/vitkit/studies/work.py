@@ -8,20 +8,25 @@ from typing import Any
 
 import torch
 
+from vitkit.data.shelf import keep_batches
 from vitkit.experiment.pace import Trial as Tried
 from vitkit.experiment.pace import seconds_an_image, seconds_to_prepare
 from vitkit.experiment.run import MODEL, How, run
 from vitkit.experiment.start import Kept, start_model
 from vitkit.models.adapt import adapt
 from vitkit.recipes.recipe import Recipe
+from vitkit.studies.budget import Pace
 from vitkit.studies.folder import done, folder_of, result_of
 from vitkit.studies.study import Trial
+from vitkit.training.recorder import WARM
 from vitkit.training.runtime import Runtime, choose
 from vitkit.weights.load import load
 from vitkit.weights.save import save
 
-TRIED = Tried(images=0, before=2, timed=5)  # steps of a whole batch: small models are slow for few images
+TRIED = Tried(images=0, before=WARM + 2, timed=5)  # of a whole batch: small models are slow for few images
+KEPT = 0.05  # what it takes to have a batch again that was kept, as a share of making it
 OPENED = Kept()  # by this process, for all its trials
+BATCHES = "batches"  # a folder of a study while it runs
 START = "start.safetensors"  # the model of another trial, with another way of resizing positions
 
 
@@ -34,6 +39,7 @@ class Place:
     workers: int = 0  # processes that prepare data
     threads: int = 0  # of PyTorch on the CPU; 0: its own choice
     quiet: bool = True
+    keeps: bool = False  # batches, for other trials on the same ones
 
     def runtime(self) -> Runtime:
         if self.threads:
@@ -52,6 +58,7 @@ def perform(trial: Trial, out: Path, place: Place) -> dict[str, Any]:
         folder = folder_of(out, trial.name)
         recipe = replace(trial.recipe, weights=str(beginning(trial, out))) if trial.needs else trial.recipe
         how = How(workers=place.workers, quiet=place.quiet, report=False)  # the study's page tells of it
+        keep_batches(out / BATCHES if place.keeps else None)
         run(recipe, folder, place.runtime(), how, OPENED)
         clean(folder)
     found = result_of(out, trial)
@@ -79,15 +86,20 @@ def clean(folder: Path) -> None:
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
-def seconds_a_step(recipe: Recipe, place: Place) -> tuple[float, float]:
-    """Of a step, and of looking at one image afterwards: the slower of computing and preparing."""
+def pace_of(recipe: Recipe, place: Place) -> Pace:
+    """How long steps take, and looks at an image afterwards: the slower of computing and preparing."""
     runtime = place.runtime()
+    keep_batches(None)
     train = OPENED(recipe)["train"]
     computing = seconds_an_image(
         recipe, start_model(recipe, train), runtime, replace(TRIED, images=recipe.batch)
     )
     preparing = seconds_to_prepare(recipe, train)
-    if place.workers and runtime.device.startswith("cuda"):
-        preparing /= place.workers
-        return recipe.batch * max(computing, preparing), max(computing / 3, preparing)
-    return recipe.batch * (computing + preparing), computing / 3 + preparing
+
+    def both(preparing: float) -> tuple[float, float]:
+        if place.workers and runtime.device.startswith("cuda"):  # at the same time
+            each = preparing / place.workers
+            return recipe.batch * max(computing, each), max(computing / 3, each)
+        return recipe.batch * (computing + preparing), computing / 3 + preparing
+
+    return Pace(*both(preparing), *both(KEPT * preparing if place.keeps else preparing))

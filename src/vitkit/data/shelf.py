@@ -1,0 +1,73 @@
+"""Batches kept as they were made, for processes that ask for the same ones again: the runs of a study.
+
+A batch is a pure function of source, view, order and places, so whoever finds it on the shelf has it as if
+made. Nothing but time depends on it: what cannot be read is made again, what cannot be written is left out.
+"""
+
+import hashlib
+import math
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from vitkit.data.order import Order
+from vitkit.data.sources import Source
+from vitkit.data.views import View
+
+LEFT = 0.25  # of a disk stays free
+_folder: Path | None = None
+
+
+def keep_batches(folder: Path | None) -> None:
+    """From here on, this process and those that it forks keep their batches there; None: no longer."""
+    global _folder
+    _folder = folder
+
+
+def shelf(source: Source, view: View, order: Order | None) -> "Shelf | None":
+    """The place of the batches that these make, if any are kept."""
+    if _folder is None:
+        return None
+    told = hashlib.sha256(repr((source.name, source.classes, view, order)).encode())
+    told.update("\n".join(source.keys).encode(errors="surrogateescape"))
+    told.update(np.ascontiguousarray(source.labels).data)
+    return Shelf(_folder / told.hexdigest()[:32], view.size)
+
+
+class Shelf:
+    """The images of batches, (B, 3, h, w), each a file of its own that is there whole or not at all."""
+
+    def __init__(self, folder: Path, size: tuple[int, int]):
+        self.folder, self.shape = folder, (3, *size)
+
+    def get(self, places: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray] | None:
+        """Images, and their numbers in the source, (B,)."""
+        try:
+            held = np.fromfile(self.path(places), dtype=np.uint8)
+        except OSError:
+            return None
+        count, pixels = len(places), len(places) * math.prod(self.shape)
+        if held.size != pixels + 8 * count:
+            return None
+        return held[:pixels].reshape(count, *self.shape), held[pixels:].view(np.int64)
+
+    def put(self, places: Sequence[tuple[int, int]], images: np.ndarray, indices: np.ndarray) -> None:
+        with suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            disk = shutil.disk_usage(self.folder)
+            if disk.free - images.nbytes < LEFT * disk.total:
+                return
+            path = self.path(places)
+            beside = path.with_suffix(f".{os.getpid()}")
+            with beside.open("wb") as file:
+                images.tofile(file)
+                indices.tofile(file)
+            os.replace(beside, path)
+
+    def path(self, places: Sequence[tuple[int, int]]) -> Path:
+        """Named by the places, all of them: two runs may share a batch out otherwise."""
+        return self.folder / hashlib.sha256(np.array(places, dtype=np.int64).data).hexdigest()[:32]

@@ -1,0 +1,106 @@
+"""Batches that are kept: the same as made ones, whoever made them; damage and lack of room cost only time."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from vitkit.data import shelf as shelves
+from vitkit.data.batches import BadFiles, evaluation_batches, train_batches
+from vitkit.data.decode import BadImage
+from vitkit.data.order import Order
+from vitkit.data.shelf import keep_batches
+from vitkit.data.sources import Source
+from vitkit.data.views import View
+
+VIEW = View(size=(16, 16), crop="inception", flip=True)
+
+
+@pytest.fixture
+def kept(tmp_path):
+    keep_batches(tmp_path / "batches")
+    yield tmp_path / "batches"
+    keep_batches(None)
+
+
+def source(images: int = 40, *, bad: int | None = None, shift: int = 0) -> Source:
+    def fetch(i: int) -> np.ndarray:
+        if i == bad:
+            raise BadImage("broken", "as it happens")
+        return np.random.default_rng(i + shift).integers(0, 256, (20, 24, 3), dtype=np.uint8)
+
+    labels = np.arange(images) % 4
+    return Source("made", ("a", "b", "c", "d"), [f"{i + shift}" for i in range(images)], labels, fetch)
+
+
+def refused(i: int) -> np.ndarray:
+    raise AssertionError("nothing is to be made")
+
+
+def taken(of: Source, view: View = VIEW, seed: int = 0, workers: int = 0, steps: int = 6, bad=None):
+    order = Order(len(of), 8, seed)
+    return list(islice(train_batches(of, view, order, workers=workers, bad=bad), steps))
+
+
+def same(one, other) -> bool:
+    return all(
+        a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_was_kept_is_what_would_be_made(tmp_path, workers):
+    plain, tested = taken(source()), list(evaluation_batches(source(), VIEW, 16))
+    keep_batches(tmp_path)
+    try:
+        assert same(taken(source(), workers=workers), plain)
+        list(evaluation_batches(source(), VIEW, 16))
+        shown = Source(**(source().__dict__ | {"fetch": refused}))
+        assert same(taken(shown), plain)
+        assert same(list(evaluation_batches(shown, VIEW, 16)), tested)
+    finally:
+        keep_batches(None)
+
+
+def test_other_views_seeds_and_images_have_batches_of_their_own(kept):
+    plain = taken(source())
+    others = [
+        taken(source(), view=View(size=(16, 16), crop="inception")), taken(source(), seed=1),
+        taken(source(shift=5)), taken(source(39)),
+    ]  # fmt: skip
+    assert all(not torch.equal(other[0]["image"], plain[0]["image"]) for other in others)
+
+
+def test_a_batch_with_an_unusable_image_is_made_each_time_and_told_each_time(kept):
+    for _ in range(2):
+        found = BadFiles(allowed=1.0)
+        batches = taken(source(bad=3), steps=5, bad=found)
+        assert list(found.found) == ["3"]
+        assert sorted(len(batch["image"]) for batch in batches) == [7, 8, 8, 8, 8]
+
+
+def test_a_damaged_file_is_made_again(kept):
+    plain = taken(source())
+    for path in kept.rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[:-1])
+    assert same(taken(source()), plain)
+
+
+def test_a_disk_that_is_nearly_full_keeps_nothing(kept, monkeypatch):
+    monkeypatch.setattr(shelves, "LEFT", 1.1)
+    plain = taken(source())
+    assert not [path for path in kept.rglob("*") if path.is_file()]
+    assert same(taken(source()), plain)
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    plain = taken(source())
+    keep_batches(tmp_path / "file")
+    try:
+        assert same(taken(source()), plain)
+    finally:
+        keep_batches(None)
