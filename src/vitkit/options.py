@@ -41,6 +41,9 @@ class Training:
     recompute: Annotated[
         bool, arg(help="Compute activations twice instead of keeping them: less memory, a third more time.")
     ] = False
+    record: Annotated[
+        bool, arg(help="On one GPU, record a step once and play it again: no time is lost in launching it.")
+    ] = True
     deterministic: Annotated[
         bool, arg(help="On a GPU, only kernels that give the same bits every time: slower.")
     ] = False

@@ -15,6 +15,7 @@ from vitkit.experiment.supply import training_view
 from vitkit.models.variants import Model
 from vitkit.recipes.recipe import Recipe
 from vitkit.training.loop import TrainState, update
+from vitkit.training.recorder import WARM, Recorder
 from vitkit.training.runtime import Runtime, alone
 
 READ = 16  # images
@@ -29,7 +30,7 @@ class Trial:
     timed: int
 
 
-CPU, GPU = Trial(4, 1, 2), Trial(256, 3, 6)  # few images keep a CPU busy; a GPU needs many, and to warm up
+CPU, GPU = Trial(4, 1, 2), Trial(256, WARM + 2, 6)  # few images keep a CPU busy; a GPU wants many, recorded
 
 
 def seconds_a_step(
@@ -61,11 +62,11 @@ def seconds_an_image(recipe: Recipe, model: Model, runtime: Runtime, trial: Tria
     batch = {"image": images, "label": torch.arange(count) % max(1, classes), "place": torch.arange(count)}
     prepare = preparation(recipe, model, Order(count, count))
     batch = runtime.place(prepare(0, batch) if prepare else batch)
-    begun = 0.0
+    recorder, begun = Recorder(runtime, state.optimizer, lambda text: None), 0.0
     for step in range(trial.before + trial.timed):
         if step == trial.before:
             begun = time.monotonic()
-        update(state, [batch], objective, 0.0, recipe.optimizer, work, runtime)  # which waits for the device
+        update(state, [batch], objective, 0.0, recipe.optimizer, work, runtime, recorder=recorder)
     return (time.monotonic() - begun) / trial.timed / count
 
 

@@ -3,27 +3,18 @@
 # B images
 
 import copy
-from dataclasses import dataclass
 from threading import Lock
 
 import torch
 from torch import Tensor, nn
 
-from vitkit.data.views import levels
+from vitkit.data.views import normalise
 from vitkit.models.attention import quick_attention
+from vitkit.models.recorded import Recorded
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT
 
 WARM = 3  # runs before one is recorded, in which libraries choose their kernels
-
-
-@dataclass(frozen=True)
-class Recording:
-    """Kernels of one batch size, and where they read and write."""
-
-    graph: torch.cuda.CUDAGraph
-    given: Tensor
-    found: Tensor
 
 
 class Graphed:
@@ -36,9 +27,8 @@ class Graphed:
         # a ResNet's weights are standardised first, which wants all their digits
         self.plain = isinstance(model, ViT) and model.stem is None
         self.model: nn.Module = copy.deepcopy(model).bfloat16() if self.plain else model
-        about = model.preprocessing
-        self.shift, self.scale = (levels(values, self.device) for values in (about.mean, about.std))
-        self.recordings: dict[int, Recording] = {}
+        self.mean, self.std = model.preprocessing.mean, model.preprocessing.std
+        self.recordings: dict[int, Recorded] = {}
         self.lock = Lock()
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -50,12 +40,9 @@ class Graphed:
         with self.lock:  # a recording has one place for its images
             if size not in self.recordings:
                 self.recordings[size] = self.record(size)
-            of = self.recordings[size]
-            of.given[: len(images)].copy_(images)
-            of.graph.replay()
-            return of.found[: len(images)].cpu()
+            return self.recordings[size]({"image": images})[: len(images)].cpu()
 
-    def record(self, size: int) -> Recording:
+    def record(self, size: int) -> Recorded:
         given = torch.zeros(size, *self.shape, dtype=torch.uint8, device=self.device)
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -63,13 +50,10 @@ class Graphed:
             for _ in range(WARM):
                 self.compute(given)
         torch.cuda.current_stream(self.device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            found = self.compute(given)
-        return Recording(graph, given, found)
+        return Recorded(lambda given: self.compute(given["image"]), {"image": given})
 
     def compute(self, images: Tensor) -> Tensor:
-        ready = torch.sub(images, self.shift).div_(self.scale)  # normalise: nothing may come from the host
+        ready = normalise(images, self.mean, self.std)
         half = torch.autocast("cuda", torch.bfloat16, enabled=not self.plain)
         with half, quick_attention(self.device):
             return self.model(ready.bfloat16() if self.plain else ready).float()

@@ -41,8 +41,9 @@ def pretrain(data: str, options: Training, *, emit: Emit) -> None:
 def learn(data: str, options: Training, default: str, *, protocol: bool, seeds: int, emit: Emit) -> None:
     spread = "ddp" if options.spread == "auto" else options.spread
     runtime = choose(
-        options.device, options.precision, options.compile, options.recompute, spread, options.deterministic
-    )
+        options.device, options.precision, options.compile, options.recompute, spread, options.deterministic,
+        options.record,
+    )  # fmt: skip
     out = options.out or Path("runs") / (Path(data).stem or "run")
     how = How(
         workers=options.workers, decoded=options.decoded, max_bad=options.max_bad, trackers=options.track,

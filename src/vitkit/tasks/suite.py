@@ -57,7 +57,7 @@ def suite(
     how = How(workers=options.workers, max_bad=options.max_bad, trackers=options.track, quiet=bool(emit))
     runtime = choose(
         options.device, options.precision, options.compile, options.recompute,
-        deterministic=options.deterministic,
+        deterministic=options.deterministic, record=options.record,
     )  # fmt: skip
     with runtime.joined():
         tell = voice(runtime, emit)

@@ -8,7 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.training.objectives import Batch, Objective
-from vitkit.training.optimizer import OptimizerConfig, clip_gradients, make_optimizer, update_average
+from vitkit.training.optimizer import (
+    OptimizerConfig,
+    clip_gradients,
+    make_optimizer,
+    move,
+    moves_unseen,
+    set_rate,
+    update_average,
+)
+from vitkit.training.recorder import Found, Recorder
 from vitkit.training.runtime import Runtime
 
 Metrics = dict[str, float]
@@ -28,6 +37,9 @@ class Room:
     """Into how many pieces each micro-batch is cut so that it fits into memory: as many on every process."""
 
     tell: Callable[[str], None] = lambda text: None
+    release: Callable[[], bool] = lambda: (
+        False
+    )  # gives back what is only kept for speed; whether there was any
     pieces: int = 1
     steps: int = 0  # that have fitted
 
@@ -90,10 +102,12 @@ def train(
     `call` is the model as it is to be called (compiled, or spread over processes), if not as it is;
     `before` runs ahead of each step: the seed of that step is set there; `tell` hears of smaller pieces.
     """
-    room = Room(tell)
+    recorder = Recorder(runtime, state.optimizer, tell)
+    room = Room(tell, recorder.forget)
     while state.step < until:
         before(state.step)
-        state.model.train()
+        if not state.model.training:  # an evaluation was between
+            state.model.train()
         metrics = update(
             state,
             next(batches),
@@ -103,6 +117,7 @@ def train(
             state.model if call is None else call,
             runtime,
             room,
+            recorder,
         )
         state.step += 1
         if watch(state, metrics):
@@ -118,28 +133,50 @@ def update(
     call: nn.Module,
     runtime: Runtime = Runtime(),
     room: Room | None = None,
+    recorder: Recorder | None = None,
 ) -> Metrics:
     """One optimizer step over the micro-batches of one batch; each counts by its number of images.
 
     The images of all processes count alike, also where unusable files have left one with fewer.
     """
-    for group in state.optimizer.param_groups:
-        group["lr"] = rate * group["rate_share"]
+    set_rate(state.optimizer, rate)
     images = int(runtime.total(torch.tensor(sum(len(batch["image"]) for batch in micro_batches))))
     if not images:
         raise ValueError(f"step {state.step}: not one image of its batch is usable")
-    results = gradients(state, micro_batches, images, objective, call, runtime, room or Room())
-    total = runtime.total(torch.stack([*results.values()]))
-    norm = float(clip_gradients(state.model.parameters(), config.clip))  # here the device is waited for
-    found = dict(zip(results, total.tolist(), strict=True))
-    if not (math.isfinite(norm) and math.isfinite(found["loss"])):
+    room = room or Room()
+
+    def whole(batch: Batch) -> Found:
+        return judged(state, backward([batch], images, objective, call, runtime), config, runtime)
+
+    found = None
+    if recorder and room.pieces == 1 and recorder.takes(micro_batches):
         state.optimizer.zero_grad()
-        raise Diverged(f"step {state.step}: loss {found['loss']}, norm of the gradient {norm}")
-    state.optimizer.step()
+        found = recorder.play(whole, micro_batches[0])
+    if found is None:
+        results = gradients(state, micro_batches, images, objective, call, runtime, room)
+        found = judged(state, results, config, runtime)
+    told = dict(zip(found[0], found[1].tolist(), strict=True))  # here the device is waited for
+    if not (math.isfinite(told["gradient_norm"]) and math.isfinite(told["loss"])):
+        state.optimizer.zero_grad()
+        raise Diverged(
+            f"step {state.step}: loss {told['loss']}, norm of the gradient {told['gradient_norm']}"
+        )
+    if not moves_unseen(state.optimizer):
+        state.optimizer.step()
     state.optimizer.zero_grad()
     if config.average:
         update_average(state.average, state.model, config.average)
-    return {**found, "gradient_norm": norm, "rate": rate, "images": float(images)}
+    return {**told, "rate": rate, "images": float(images)}
+
+
+def judged(state: TrainState, results: dict[str, Tensor], config: OptimizerConfig, runtime: Runtime) -> Found:
+    """The numbers of a step, its gradients clipped; and the move itself, where it needs no look at them."""
+    total = runtime.total(torch.stack([*results.values()]))
+    norm = clip_gradients(state.model.parameters(), config.clip)
+    numbers = torch.cat([total, norm.to(total)[None]])
+    if moves_unseen(state.optimizer):
+        move(state.optimizer, sound=numbers.isfinite().all())
+    return [*results, "gradient_norm"], numbers
 
 
 def gradients(
@@ -173,8 +210,10 @@ def gradients(
         if not anywhere:
             break
         state.optimizer.zero_grad()
+        released = room.release()
         runtime.free()  # here, since an error that is being handled holds on to its tensors
-        room.shrink(state.step, largest)
+        if not released:
+            room.shrink(state.step, largest)
     if careful:
         backward([blank(pieces[0])], images, objective, call, runtime, count=0)
     room.steps += 1

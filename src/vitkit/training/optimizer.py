@@ -44,14 +44,39 @@ class OptimizerConfig:
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     """The optimizer with every parameter that learns in exactly one group."""
     groups = group_parameters(model, config)
-    if config.kind == "sgd":
-        return torch.optim.SGD(groups, lr=0.0, momentum=config.momentum)
-    if config.moment == "bf16":
+    members = [p for group in groups for p in group["params"]]
+    fused = all(p.is_cuda and not hasattr(p, "to_local") for p in members)
+    if config.kind == "adam" and config.moment == "bf16":
         return HalfMomentAdam(groups, lr=0.0, betas=config.betas, eps=config.eps, weight_decay=0.0)
-    fused = all(p.is_cuda and not hasattr(p, "to_local") for group in groups for p in group["params"])
+    if fused:
+        for group in groups:  # rates that lie on the device can be changed under a recorded step
+            group["lr"] = torch.zeros((), device=members[0].device)
+    if config.kind == "sgd":
+        return torch.optim.SGD(groups, lr=0.0, momentum=config.momentum, fused=fused or None)
     return torch.optim.AdamW(
-        groups, lr=0.0, betas=config.betas, eps=config.eps, weight_decay=0.0, fused=fused or None
-    )
+        groups, lr=0.0, betas=config.betas, eps=config.eps, weight_decay=0.0, fused=fused or None,
+        capturable=fused,
+    )  # fmt: skip
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate * group["rate_share"])
+        else:
+            group["lr"] = rate * group["rate_share"]
+
+
+def moves_unseen(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its kernels see for themselves whether the numbers of a step are sound."""
+    return bool(optimizer.defaults.get("fused"))
+
+
+def move(optimizer: Any, sound: Tensor) -> None:
+    """A step of such an optimizer; nothing moves unless `sound`, a truth on its device."""
+    optimizer.found_inf = 1 - sound.float()
+    optimizer.step()
+    del optimizer.found_inf
 
 
 class HalfMomentAdam(torch.optim.AdamW):

@@ -34,6 +34,7 @@ class Runtime:
     spread: str = "ddp"
     rank: int = 0
     world: int = 1
+    record: bool = True  # on a GPU, a step is recorded once and then played, where no other way is asked for
 
     @property
     def main(self) -> bool:
@@ -207,6 +208,7 @@ def choose(
     recompute: bool = False,
     spread: str = "ddp",
     deterministic: bool = False,
+    record: bool = True,
 ) -> Runtime:
     """The best device unless one is named; bf16 where it is fast, else fp32; the processes of torchrun."""
     if deterministic:  # of this process, before it has asked a GPU for anything
@@ -231,7 +233,7 @@ def choose(
         raise ValueError(f"precision must be auto, {' or '.join(PRECISIONS)}, not {precision!r}")
     if spread not in SPREADS:
         raise ValueError(f"spread must be {' or '.join(SPREADS)}, not {spread!r}")
-    return Runtime(device, precision, compile, recompute, spread, rank, world)
+    return Runtime(device, precision, compile, recompute, spread, rank, world, record)
 
 
 def meet(rank: int, world: int) -> dist.Store:

@@ -1,0 +1,154 @@
+"""Steps played from a recording: the same as computed ones, bit for bit; nothing else may change."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vitkit.models.variants import configure, fresh
+from vitkit.training.loop import Diverged, Room, TrainState, train, update
+from vitkit.training.objectives import Batch, Classify
+from vitkit.training.optimizer import OptimizerConfig, move, moves_unseen, set_rate
+from vitkit.training.recorder import WARM, Recorder
+from vitkit.training.runtime import Runtime, seed_step
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="recordings are a matter of GPUs")
+STEPS = 4 * WARM
+KINDS = {
+    "adam": OptimizerConfig(kind="adam", weight_decay=0.1),
+    "sgd": OptimizerConfig(kind="sgd"),
+    "average": OptimizerConfig(kind="adam", average=0.9),
+    "layer decay": OptimizerConfig(kind="adam", layer_decay=0.7),
+    "head": OptimizerConfig(kind="adam", frozen="backbone"),
+}
+
+
+def model(**options) -> nn.Module:
+    shape = {"width": 64, "depth": 2, "heads": 2, "hidden": 128, "patch": 8, "image_size": (32, 32)}
+    return fresh(configure("ViT-Ti/16", classes=5, **(shape | options)), seed=0)
+
+
+def batches(count: int = STEPS, size: int = 8, device: str = "cuda") -> list[list[Batch]]:
+    draw = torch.Generator().manual_seed(1)
+    made = []
+    for _ in range(count):
+        images = torch.randint(0, 256, (size, 3, 32, 32), dtype=torch.uint8, generator=draw)
+        made.append([{"image": images.to(device), "label": (torch.arange(size) % 5).to(device)}])
+    return made
+
+
+def trained(config: OptimizerConfig, record: bool, given=None, objective=None, said=None, **options):
+    """The losses of a short run, and its state."""
+    runtime = Runtime("cuda", "bf16", record=record)
+    state = TrainState.start(runtime.settle(model(**options)), config)
+    losses = []
+    train(
+        state, iter(given or batches()), objective or Classify(classes=5), until=len(given or batches()),
+        rate=lambda step: 1e-3 * (step + 1), config=config, runtime=runtime,
+        before=lambda step: seed_step(3, step), tell=(said if said is not None else []).append,
+        watch=lambda state, metrics: losses.append(metrics["loss"]),
+    )  # fmt: skip
+    return losses, state
+
+
+def same(one: TrainState, other: TrainState) -> bool:
+    kept = [list(state.model.state_dict().values()) + list(state.average.values()) for state in (one, other)]
+    return all(torch.equal(a, b) for a, b in zip(*kept, strict=True))
+
+
+@gpu
+@pytest.mark.parametrize("name", KINDS)
+def test_a_played_step_is_a_computed_one(name):
+    """With dropout and stochastic depth, whose draws a recording makes anew each time; rates change too."""
+    random = {"dropout": 0.1, "stochastic_depth": 0.2}
+    expected, plain = trained(KINDS[name], record=False, **random)
+    found, played = trained(KINDS[name], record=True, **random)
+    assert found == expected and same(played, plain)
+
+
+@gpu
+def test_an_odd_batch_is_computed_and_the_rest_played():
+    given = batches()
+    given[WARM + 3] = batches(1, size=5)[0]
+    said: list[str] = []
+    expected, plain = trained(KINDS["adam"], False, given)
+    found, played = trained(KINDS["adam"], True, given, said=said)
+    assert found == expected and same(played, plain) and not said
+
+
+@gpu
+def test_a_step_that_looks_at_a_number_is_computed():
+    """It cannot be recorded; it is told once, and the run is the same as without."""
+
+    class Looks:
+        def __call__(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+            found = Classify(classes=5)(model, batch)
+            return found | {"seen": torch.tensor(float(found["loss"].detach()), device="cuda")}
+
+    said: list[str] = []
+    expected, plain = trained(KINDS["adam"], False, objective=Looks(), dropout=0.1)
+    found, played = trained(KINDS["adam"], True, objective=Looks(), said=said, dropout=0.1)
+    assert found == expected and same(played, plain)
+    assert len(said) == 1 and "not recorded" in said[0]
+
+
+@gpu
+def test_a_played_step_that_is_no_number_moves_nothing():
+    runtime, config = Runtime("cuda", "bf16"), KINDS["adam"]
+    state = TrainState.start(runtime.settle(model()), config)
+    recorder, objective = Recorder(runtime, state.optimizer, print), Classify(classes=5)
+    given = [{"image": torch.randn(8, 3, 32, 32, device="cuda"), "label": torch.arange(8, device="cuda") % 5}]
+    for _ in range(WARM + 2):
+        update(state, given, objective, 1e-3, config, state.model, runtime, recorder=recorder)
+    assert recorder.recorded is not None
+    before = copy.deepcopy(state.model.state_dict()), copy.deepcopy(state.optimizer.state_dict()["state"])
+    bad = [given[0] | {"image": torch.full_like(given[0]["image"], float("nan"))}]
+    with pytest.raises(Diverged):
+        update(state, bad, objective, 1e-3, config, state.model, runtime, recorder=recorder)
+    assert all(
+        torch.equal(a, b) for a, b in zip(before[0].values(), state.model.state_dict().values(), strict=True)
+    )
+    after = state.optimizer.state_dict()["state"]
+    assert all(torch.equal(before[1][i][slot], after[i][slot]) for i in after for slot in after[i])
+
+
+@gpu
+def test_a_recording_makes_room_when_memory_is_short():
+    runtime, config = Runtime("cuda", "bf16"), KINDS["adam"]
+    state = TrainState.start(runtime.settle(model()), config)
+    recorder = Recorder(runtime, state.optimizer, print)
+    room, failed = Room(print, recorder.forget), []
+
+    def short(net: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        if len(batch["image"]) == 5 and not failed:
+            failed.append(recorder.recorded is not None)
+            raise torch.OutOfMemoryError("as if")
+        return Classify(classes=5)(net, batch)
+
+    for given in [*batches(WARM + 2), *batches(1, size=5), *batches(2)]:
+        update(state, given, short, 1e-3, config, state.model, runtime, room, recorder)
+    assert failed == [True] and recorder.recorded is None and room.pieces == 1
+
+
+def test_nothing_is_recorded_without_a_gpu_or_where_it_was_not_asked_for():
+    state = TrainState.start(model(), OptimizerConfig(kind="adam"))
+    for runtime in (Runtime(), Runtime("cuda", record=False), Runtime("cuda", world=2)):
+        recorder = Recorder(runtime, state.optimizer, print)
+        assert not any(recorder.takes(given) for given in batches(device="cpu"))
+
+
+def test_a_move_of_unsound_numbers_moves_nothing():
+    """The kernels of a fused optimizer see to it; the same ones are there on a CPU."""
+    weights = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))]
+    adam = torch.optim.AdamW([{"params": weights, "rate_share": 1.0}], lr=0.0, weight_decay=0.1, fused=True)
+    assert moves_unseen(adam) and not moves_unseen(torch.optim.AdamW(weights))
+    set_rate(adam, 0.1)
+    for weight in weights:
+        weight.grad = torch.full_like(weight, float("nan"))
+    move(adam, sound=torch.tensor(False))
+    assert all(torch.equal(weight, torch.ones_like(weight)) for weight in weights)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    move(adam, sound=torch.tensor(True))
+    assert all((weight < 1).all() for weight in weights)
