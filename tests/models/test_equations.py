@@ -4,9 +4,11 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.models.positions import sincos2d
+from vitkit.models.vit import cut
 
 IMAGE = (24, 16)  # not square: rows and columns must not be confused
 
@@ -251,3 +253,11 @@ def test_same_padding_puts_the_odd_pixel_after(size, kernel, before, after):
     padded = pad_same(torch.ones(1, 1, size, size), kernel, 2, 0.0)[0, 0, size // 2]
     assert padded.shape[0] == size + before + after
     assert padded[:before].sum() == 0 and padded[before] == 1 and padded[-after - 1] == 1
+
+
+def test_patches_by_a_product_are_those_by_a_convolution():
+    """On a GPU they are cut out and multiplied; the same sums in another order."""
+    conv = torch.nn.Conv2d(3, 10, 4, stride=4).double()
+    images = torch.randn(2, 3, 8, 12, dtype=torch.float64)
+    found = F.linear(cut(images, 4), conv.weight.flatten(1), conv.bias)
+    assert torch.allclose(found, conv(images).flatten(2).mT, rtol=0, atol=1e-12)
