@@ -33,6 +33,7 @@ from vitkit.serving.remembered import Memory
 from vitkit.training.loop import TrainState, update
 from vitkit.training.objectives import Classify
 from vitkit.training.optimizer import OptimizerConfig
+from vitkit.training.recorder import WARM, Recorder
 from vitkit.training.runtime import Runtime
 
 CLASSES = 1000
@@ -126,9 +127,14 @@ def our_step(row: Row, images: Tensor, labels: Tensor, compiled: bool) -> Callab
     config = OptimizerConfig(kind="adam", weight_decay=0.1, clip=1.0)
     state = TrainState.start(model, config)
     model.train()
-    batch = {"image": as_bytes(images), "label": labels, "index": torch.arange(len(images))}
+    batch = {
+        "image": as_bytes(images),
+        "label": labels,
+        "index": torch.arange(len(images), device=images.device),
+    }
     objective = Classify(classes=CLASSES, mean=(0.5,) * 3, std=(0.5,) * 3)
-    return lambda: update(state, [batch], objective, 1e-4, config, call, runtime)
+    recorder = Recorder(runtime, state.optimizer, print)
+    return lambda: update(state, [batch], objective, 1e-4, config, call, runtime, recorder=recorder)
 
 
 def as_bytes(images: Tensor) -> Tensor:
@@ -191,6 +197,23 @@ def ceiling(device: str) -> float:
     return 2 * n**3 / statistics.median(timed(lambda: a @ a, device, 3) for _ in range(10))
 
 
+def profiled(step: Any, steps: int = 3) -> dict[str, float]:
+    """Milliseconds of a step by kernel, the longest first."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+    spent = {one.key: one.device_time_total / 1e3 / steps for one in seen.key_averages()}
+    return dict(sorted(spent.items(), key=lambda item: -item[1]))
+
+
+def tell_kernels(spent: dict[str, float], most: int = 40) -> None:
+    for name, milliseconds in list(spent.items())[:most]:
+        print(f"    {milliseconds:7.3f} {name[:110]}")
+    if spent:
+        print(f"    {sum(spent.values()):7.3f} in all", flush=True)
+
+
 def compare(name: str, row: Row, options: argparse.Namespace, peak: float) -> list[dict[str, Any]]:
     device = options.device
     torch.manual_seed(0)
@@ -207,12 +230,15 @@ def compare(name: str, row: Row, options: argparse.Namespace, peak: float) -> li
         steps[side]()
         wait(device)
         started[side] = time.perf_counter() - begun
-        timed(steps[side], device, 2)
+        timed(steps[side], device, WARM + 1)  # the last of which ours records
         memory[side] = (torch.cuda.max_memory_allocated() - held) / 1e9 if device == "cuda" else None
     seconds: dict[str, list[float]] = {side: [] for side in row.sides}
     for _ in range(options.rounds):
         for side in row.sides:
             seconds[side].append(timed(steps[side], device, options.steps, each=batch == 1))
+    for side in row.sides if options.kernels else ():
+        print(f"{name}, {side}: milliseconds by kernel")
+        tell_kernels(profiled(steps[side]))
     flops = forward_flops(configure(f"ViT-{row.size}/16", classes=CLASSES, image_size=row.pixels))
     work = flops * (3 if row.train else 1)
     middle = {side: statistics.median(seconds[side]) for side in row.sides}
@@ -252,6 +278,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=0, help="instead of each row's own")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--images", help="an .npz with x_test, uint8 (N, h, w, 3): real images")
+    parser.add_argument("--kernels", action="store_true", help="Print what each kernel takes, too.")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")

@@ -29,17 +29,22 @@ from vitkit.training import loop, optimizer, runtime
 from vitkit.training.loop import TrainState
 from vitkit.training.objectives import Classify
 from vitkit.training.optimizer import OptimizerConfig
+from vitkit.training.recorder import WARM, Recorder
 from vitkit.training.runtime import Runtime
 
 WAYS = {
-    "now": "compiled; cuDNN's attention, half-precision sums, one token in the last layer, fused AdamW",
+    "now": "compiled and recorded, with all that the others take away",
+    "no recording": "every kernel launched anew",
     "eager": "not compiled",
     "no cudnn": "attention by flash",
     "no spare": "all tokens in the last layer",
     "no half sums": "what layers add up in float32",
     "no fused": "AdamW by foreach",
     "half weights": "weights cast to bf16 before the model sees them, no autocast",
+    "no product": "patches by a convolution",
+    "summing": "gradients of biases summed while they are written (bench/summing.py)",
     "autotune": "inductor tries its own products (max-autotune-no-cudagraphs)",
+    "tma": "the same with persistent kernels that fetch by TMA",
     "coordinate": "inductor tunes its kernels by coordinate descent",
 }
 
@@ -67,6 +72,12 @@ class Whole(nn.Module):
         return self.model.judged(self.model.pooled(self.model.tokens(images)))
 
 
+def convolved(self: Any, images: Tensor) -> tuple[Tensor, Any]:
+    """What ViT.patches gives."""
+    z = self.project(images)
+    return z.flatten(2).mT, tuple(z.shape[-2:])
+
+
 def arranged(way: str, model: Model, where: Runtime) -> nn.Module:
     """Change what is to be changed; the model as it is to be called."""
     call: nn.Module = model
@@ -80,11 +91,19 @@ def arranged(way: str, model: Model, where: Runtime) -> nn.Module:
     if way == "half weights":
         call = Cast(model)
         Runtime.computing = lambda self: runtime.quick_attention(self.device)
+    if way == "no product":
+        vit.ViT.patches = convolved
+    if way == "summing":
+        import summing
+
+        summing.install()
     if way == "eager":
         return call
+    if way == "tma":
+        torch._inductor.config.triton.enable_persistent_tma_matmul = True
     if way == "coordinate":
         return torch.compile(call, options={"coordinate_descent_tuning": True})
-    return torch.compile(call, mode="max-autotune-no-cudagraphs" if way == "autotune" else None)
+    return torch.compile(call, mode="max-autotune-no-cudagraphs" if way in ("autotune", "tma") else None)
 
 
 def tried(way: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -92,30 +111,32 @@ def tried(way: str, options: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     images = gpu.pictures(options, options.batch, options.pixels)
     labels = torch.arange(options.batch, device=options.device) % gpu.CLASSES
-    where = Runtime(device=options.device, precision="bf16")
+    where = Runtime(device=options.device, precision="bf16", record=way != "no recording")
     model = where.settle(gpu.our_model(row))
     call = arranged(way, model, where)
     config = OptimizerConfig(kind="adam", weight_decay=0.1, clip=1.0)
     state = TrainState.start(model, config)
     if way == "no fused":
         state.optimizer = torch.optim.AdamW(optimizer.group_parameters(model, config), lr=0.0, foreach=True)
-    batch = {"image": gpu.as_bytes(images), "label": labels, "index": torch.arange(len(images))}
+    batch = {"image": gpu.as_bytes(images), "label": labels}
     objective = Classify(classes=gpu.CLASSES)
 
     def step() -> Any:
-        return loop.update(state, [batch], objective, 1e-4, config, call, where)
+        return loop.update(state, [batch], objective, 1e-4, config, call, where, recorder=recorder)
 
+    recorder = Recorder(where, state.optimizer, print)
     begun = time.perf_counter()
-    losses = [float(step()["loss"]) for _ in range(3)]
+    losses = [float(step()["loss"]) for _ in range(WARM + 2)]
     started = time.perf_counter() - begun
     with open(options.lock, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         times = [gpu.timed(step, options.device, 5) for _ in range(options.rounds)]
+        kernels = gpu.profiled(step) if options.kernels else {}
     middle = statistics.median(times)
     memory = torch.cuda.max_memory_allocated() / 1e9 if options.device == "cuda" else None
     return {"way": way, "ms": 1e3 * middle, "spread": (max(times) - min(times)) / middle,
             "images_per_second": options.batch / middle, "memory_GB": memory, "first_steps_s": started,
-            "losses": losses}  # fmt: skip
+            "losses": losses, "kernels": kernels}  # fmt: skip
 
 
 def main() -> None:
@@ -126,6 +147,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--images")
+    parser.add_argument("--kernels", action="store_true", help="Print what each kernel takes, too.")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--lock", help=argparse.SUPPRESS)
@@ -139,13 +161,16 @@ def main() -> None:
             subprocess.Popen([*common, "--ways", way], stdout=subprocess.PIPE, text=True)
             for way in options.ways
         ]
-        found = [json.loads(one.communicate()[0].splitlines()[-1]) for one in running if one.wait() == 0]
+        said = [one.communicate()[0] for one in running]
+    found = [json.loads(text.splitlines()[-1]) for one, text in zip(running, said, strict=True)
+             if one.returncode == 0]  # fmt: skip
     print("| way | ms | spread | images/s | GB | first 3 steps, s | loss |\n" + "|---" * 7 + "|")
     for one in sorted(found, key=lambda one: one["ms"]):
         print(
             f"| {one['way']} | {one['ms']:.2f} | {one['spread']:.1%} | {one['images_per_second']:,.0f} "
             f"| {one['memory_GB'] or 0:.1f} | {one['first_steps_s']:.0f} | {one['losses'][-1]:.4f} |"
         )
+        gpu.tell_kernels(one["kernels"])
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
 
