@@ -21,6 +21,7 @@ from vitkit.report.figures import (
     shown_text,
 )
 from vitkit.report.overlay import COLOURS, coloured, in_blocks, masked, overlay, stretched
+from vitkit.report.study_curves import draw_lines
 
 RANDOM = np.random.default_rng(0)
 PHOTO = RANDOM.integers(0, 256, (24, 36, 3), np.uint8)
@@ -186,3 +187,13 @@ def test_the_contact_sheet_holds_every_picture_whole():
     assert struct.unpack(">II", sheet[16:24]) == (105, 65)  # 40 and 50 in the first row, 60 in the second
     pixels = np.asarray(Image.open(BytesIO(sheet)))
     assert [(pixels == colour).all(-1).sum() for colour in colours] == [1200, 500, 1200]
+
+
+def test_a_log_axis_counts_in_plain_figures():
+    """Formulas are switched off, since a file may be called $1$; matplotlib's own must not show raw."""
+    for scale in (1e-5, 1.0, 1e5):
+        points = [(scale * x, 0.2, 0.01) for x in (1.0, 3.0, 20.0)]
+        figure = draw_lines({"ViT": points}, x_label="exaFLOPs", y_label="accuracy", log_x=True)
+        figure.canvas.draw()
+        shown = [label.get_text() for label in figure.axes[0].get_xticklabels(which="both")]
+        assert len([text for text in shown if text]) >= 3 and not any("$" in text for text in shown)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from vitkit.report.figures import quietly, shown_text
 
@@ -34,6 +34,7 @@ def draw_lines(
             axis.plot(*zip(*fits[name], strict=True), linestyle="--", linewidth=0.8, color=colour(i))
     if log_x and all(x > 0 for points in series.values() for x, _, _ in points):
         axis.set_xscale("log")
+        count_by_powers(axis.xaxis)
     return finished(figure, axis, len(series))
 
 
@@ -65,6 +66,14 @@ def empty(x_label: str, y_label: str, title: str) -> tuple[Figure, Any]:
     axis.grid(True, linewidth=0.3, alpha=0.6)
     axis.spines[["top", "right"]].set_visible(False)
     return figure, axis
+
+
+def count_by_powers(axis: Any) -> None:
+    """1, 2, 5, 10 and so on in plain figures: matplotlib's own are formulas, and names must not be those."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0,) if high > 500 * low else (1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" if x >= 1 else f"{x:.0e}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def finished(figure: Figure, axis: Any, names: int) -> Figure:
