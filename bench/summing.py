@@ -3,6 +3,8 @@
 A layer's bias has the sum of its gradient over all tokens as its own. Inductor reads the gradient again for
 it, and of GELU computes it again too. `install` puts these kernels into our models for one process; on the
 H200 they have brought nothing that could be seen (docs/speed.md), so the package does without.
+
+    python bench/summing.py             each kernel alone beside what inductor makes of the same, for B/16
 """
 
 # M tokens of all images, D width, H hidden, B batch, N tokens of an image, K heads, Dh head width
@@ -20,7 +22,7 @@ from torch.library import triton_op, wrap_triton
 from vitkit.models.attention import Attention
 from vitkit.models.encoder import Mlp
 
-CHUNK, ROWS, BLOCK = 256, 8, 256
+CHUNK, ROWS, BLOCK, WARPS = 256, 8, 256, 4
 
 
 @triton.jit
@@ -105,7 +107,7 @@ def gelu_back(gradient: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
     out, chunks = torch.empty_like(before), triton.cdiv(rows, CHUNK)
     sums = before.new_empty((chunks, columns), dtype=torch.float32)
     wrap_triton(gelu_back_kernel)[(triton.cdiv(columns, BLOCK), chunks)](
-        gradient, before, out, sums, rows, columns, CHUNK=CHUNK, ROWS=ROWS, BLOCK=BLOCK
+        gradient, before, out, sums, rows, columns, CHUNK=CHUNK, ROWS=ROWS, BLOCK=BLOCK, num_warps=WARPS
     )
     return out, sums.sum(0)
 
@@ -119,7 +121,20 @@ def pack(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     sums = q.new_empty((chunks, 3 * width), dtype=torch.float32)
     steps = [given.stride(axis) for given in (q, k, v) for axis in (0, 2, 1)]
     wrap_triton(pack_kernel)[(triton.cdiv(width, BLOCK), chunks, 3)](
-        q, k, v, out, sums, rows, tokens, width, head, *steps, CHUNK=CHUNK, ROWS=ROWS, BLOCK=BLOCK
+        q,
+        k,
+        v,
+        out,
+        sums,
+        rows,
+        tokens,
+        width,
+        head,
+        *steps,
+        CHUNK=CHUNK,
+        ROWS=ROWS,
+        BLOCK=BLOCK,
+        num_warps=WARPS,
     )
     return out, sums.sum(0)
 
@@ -176,3 +191,37 @@ def install() -> None:
             return ProjectQKV.apply(*half, self.heads)
 
     Mlp.forward, Attention.split = up, split
+
+
+def plain_back(gradient: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    found = torch.ops.aten.gelu_backward(gradient, before, approximate="tanh")
+    return found, found.flatten(0, -2).sum(0)
+
+
+def plain_pack(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    found = torch.stack([t.transpose(1, 2) for t in (q, k, v)], 2).flatten(2)
+    return found, found.flatten(0, -2).sum(0)
+
+
+def main() -> None:
+    """Gigabytes a second, counting one read and one write of everything."""
+    from triton.testing import do_bench
+
+    wide = torch.randn(2, 256, 197, 3072, device="cuda", dtype=torch.bfloat16).unbind(0)
+    heads = torch.randn(3, 256, 197, 12, 64, device="cuda", dtype=torch.bfloat16).transpose(2, 3).unbind(0)
+    cases = {"gelu": (gelu, lambda x: F.gelu(x, approximate="tanh"), wide[:1], 2),
+             "gelu_back": (gelu_back, plain_back, wide, 3), "pack": (pack, plain_pack, heads, 6)}  # fmt: skip
+    ways = [(256, 8, 256, 4), (128, 8, 256, 4), (128, 16, 128, 4), (64, 8, 256, 4), (64, 16, 256, 8),
+            (128, 4, 512, 4), (256, 16, 128, 8), (32, 8, 512, 8)]  # fmt: skip
+    for name, (ours, plain, given, passes) in cases.items():
+        moved = passes * given[0].nbytes / 1e6
+        milliseconds = do_bench(lambda: torch.compile(plain)(*given))  # noqa: B023
+        print(f"{name}: inductor {milliseconds:.3f} ms, {moved / milliseconds:,.0f} GB/s", flush=True)
+        for way in ways if name != "gelu" else ways[:1]:
+            globals().update(zip(("CHUNK", "ROWS", "BLOCK", "WARPS"), way, strict=True))
+            milliseconds = do_bench(lambda: ours(*given))  # noqa: B023
+            print(f"    {way}: {milliseconds:.3f} ms, {moved / milliseconds:,.0f} GB/s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -290,8 +290,8 @@ def from_arrays(
     classes = classes or tuple(str(n) for n in range(int(labels.max(initial=-1)) + 1))
     if len(labels) and labels.max() >= len(classes):
         raise ValueError(f"{name}: label {labels.max()} has no name among {len(classes)} classes")
-    keys = [f"{i:06d}" for i in range(len(images))]
-    return Source(name, classes, keys, labels, lambda i: np.broadcast_to(images[i], (*images.shape[1:3], 3)))
+    pixels = np.broadcast_to(images, (*images.shape[:3], 3))
+    return Source(name, classes, [f"{i:06d}" for i in range(len(images))], labels, lambda i: pixels[i])
 
 
 def digits() -> Source:
