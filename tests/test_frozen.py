@@ -1,6 +1,8 @@
 """Frozen features: computed once and kept, few-shot accuracy as a verb and as a run goes, and bad input."""
 
 import json
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -177,6 +179,37 @@ def test_a_cache_that_cannot_be_written_is_told_and_no_failure(model, some, tmp_
     notes = []
     found = Extractor(model=model, cache=tmp_path / "file" / "cache", tell=notes.append).features(some)
     assert len(found.x) == 40 and "not kept" in notes[0]
+
+
+def age(path: Path, hours: float) -> None:
+    then = time.time() - 3600 * hours
+    os.utime(path, (then, then))
+
+
+def test_features_not_used_for_the_longest_time_go_where_there_are_too_many(model, tmp_path):
+    def ask(count, limit):
+        before = set(tmp_path.iterdir())
+        Extractor(model=model, cache=tmp_path, limit=limit).features(digits().take(np.arange(count)))
+        return set(tmp_path.iterdir()) - before
+
+    (first,), (second,) = ask(40, None), ask(41, None)
+    room = 2 * second.stat().st_size + 1000
+    age(first, 5)
+    age(second, 3)
+    assert not ask(40, room), "it was there, and is now the younger one"
+    (third,) = ask(42, room)
+    assert set(tmp_path.iterdir()) == {first, third}
+    (fourth,) = ask(43, 0)
+    assert set(tmp_path.iterdir()) == {fourth}
+
+
+def test_only_the_users_cache_folder_is_kept_small(saved, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("vitkit.tasks.frozen.LIMIT", 0)
+    ask(saved, tmp_path / "own", capsys, "digits", "--shots", 1)
+    assert len(list((tmp_path / "own").iterdir())) == 2
+    assert run("fewshot", saved, "digits", "--shots", 1, "--workers", 0) == 0
+    assert len(list((tmp_path / "home" / "vitkit" / "features").iterdir())) == 1
 
 
 # the choice of images

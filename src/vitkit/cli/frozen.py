@@ -30,7 +30,8 @@ def fewshot(
     ] = "model",
     batch: Annotated[int, arg(metavar="N", help="Images at a time.")] = 64,
     cache: Annotated[
-        Path | None, arg(metavar="DIR", help="Where features are kept; the user's cache folder if not given.")
+        Path | None,
+        arg(metavar="DIR", help="Where features are kept; if not given, 10 GB of them in the user's cache."),
     ] = None,
     workers: Workers = None,
     device: Device = "auto",

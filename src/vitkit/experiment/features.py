@@ -23,6 +23,7 @@ from vitkit.models.variants import Model
 from vitkit.report.live import Live
 from vitkit.serving.predict import evaluation_view
 from vitkit.training.runtime import Runtime
+from vitkit.weights.cache import touch, trim
 from vitkit.weights.save import replace_file
 
 VIEWS = {
@@ -30,6 +31,7 @@ VIEWS = {
     "official": "squashed to 256 / 224 of the model's size, then the central crop",
 }
 VERSION = 1  # of what a cache file means
+LIMIT = 10 * 10**9  # bytes of all features in the user's cache folder; ImageNet's by a ViT-L/16 are 5.3
 LONG = timedelta(days=1)  # that looking at every image of a large data set may take
 
 
@@ -51,6 +53,7 @@ class Extractor:
     batch: int = 64
     workers: int = 0
     cache: Path | None = None
+    limit: int | None = None  # bytes of the cache, beyond which the least recently used go; None: all stay
     tell: Callable[[str], None] = lambda text: None
     quiet: bool = True
 
@@ -130,6 +133,7 @@ class Extractor:
         if not path.exists():
             return path, None
         try:
+            touch(path)
             found = read(path, len(source))
         except (ValueError, OSError, safetensors.SafetensorError) as error:
             self.tell(f"{path}: {error}; the features are computed again")
@@ -148,6 +152,9 @@ class Extractor:
             replace_file(path, lambda beside: safetensors.torch.save_file(arrays, beside, about))
         except (OSError, safetensors.SafetensorError) as error:
             self.tell(f"the features are not kept: {error}")
+            return
+        if self.limit is not None:
+            trim(path.parent, self.limit, using=path)
 
 
 def read(path: Path, images: int) -> Features:

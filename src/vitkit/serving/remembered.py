@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from vitkit.models.variants import Model
+from vitkit.weights.cache import MAKING, touch, trim
 from vitkit.weights.card import card_of, to_json
 from vitkit.weights.download import cache_folder
 from vitkit.weights.save import replace_file
 
 LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf")
+LIMIT = 10 * 10**9  # bytes of all engines in the user's cache folder; a graph is as large as its model
 
 
 class Memory:
@@ -29,6 +31,7 @@ class Memory:
     def __init__(self, model: Model, batch: int, calibrate: Tensor | None = None, folder: Path | None = None):
         self.model, self.batch, self.calibrate = model, batch, calibrate
         self.root = cache_folder() / "engines" if folder is None else folder
+        self.limit = LIMIT if folder is None else None  # from a folder that was given nothing is removed
 
     @cached_property
     def folder(self) -> Path:
@@ -60,6 +63,7 @@ class Memory:
         return self.folder / f"batch-{self.batch}-{hashlib.sha256(here.encode()).hexdigest()[:16]}.json"
 
     def choice(self) -> str | None:
+        touch(self.folder)
         try:
             return str(json.loads(self.note.read_text("utf-8"))["engine"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -81,19 +85,24 @@ class Memory:
     def file(self, name: str, write: Callable[[Path], Any]) -> Path:
         """A graph of this model, written once, in a folder with its siblings (.bin, .data)."""
         folder = self.folder / name.replace(".", "-")
+        touch(self.folder)
         if (folder / name).exists():
             return folder / name
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            trial = Path(tempfile.mkdtemp(prefix=".making-", dir=self.folder))
+            trial = Path(tempfile.mkdtemp(prefix=MAKING, dir=self.folder))
         except OSError:  # no cache here: for this process alone
             self.spare = tempfile.TemporaryDirectory(prefix="vitkit-")
-            folder = trial = Path(self.spare.name)
-        write(trial / name)
-        if trial != folder:
+            write(Path(self.spare.name) / name)
+            return Path(self.spare.name) / name
+        try:
+            write(trial / name)
             with suppress(OSError):  # another process was quicker: its file is as good
                 trial.rename(folder)
+        finally:
             shutil.rmtree(trial, ignore_errors=True)
+        if self.limit is not None:
+            trim(self.root, self.limit, using=self.folder)
         return folder / name
 
 

@@ -13,7 +13,7 @@ from vitkit.data.sources import Source
 from vitkit.evaluation.fewshot import GRID, best_l2, choose_shots
 from vitkit.evaluation.neighbours import TEMPERATURE, neighbours
 from vitkit.evaluation.probe import probe
-from vitkit.experiment.features import LONG, Extractor, Features
+from vitkit.experiment.features import LIMIT, LONG, Extractor, Features
 from vitkit.experiment.frozen import (
     SHOTS,
     Learning,
@@ -76,7 +76,7 @@ def fewshot(
         extractor = Extractor(
             model=load_model(place, device), runtime=runtime, view=options.view, batch=options.batch,
             workers=data_workers(workers), cache=options.cache or cache_folder() / "features",
-            tell=warn, quiet=bool(emit),
+            limit=None if options.cache else LIMIT, tell=warn, quiet=bool(emit),
         )  # fmt: skip
         found = {}
         for name, (train, test) in opened.items():
