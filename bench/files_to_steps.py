@@ -5,7 +5,7 @@
 
 Both take inception crops with flips and nothing else and train by AdamW with clipping; on a GPU it is fused,
 the model compiled and in bf16. timm: its loader with pinned memory and prefetcher, and the step of
-bench/gpu.py. vitkit: its own `update` with its checks, fed as a run is fed; "decoded" is the same with
+bench/gpu.py. vitkit: its own step with its checks, fed as a run is fed; "decoded" is the same with
 pixels decoded before, as by --decoded. Timed are steps on one batch that stays on the device (the most that
 a loader can reach; timm's is normalised already), the loaders alone, and files to steps. The page cache holds
 the files; timm's list of them is repeated so that no epoch ends in the run, as vitkit has no gap there.
@@ -50,10 +50,10 @@ from vitkit.data.sources import Source, open_data
 from vitkit.experiment.supply import supply
 from vitkit.models.card import Preprocessing
 from vitkit.recipes.recipe import Recipe
-from vitkit.training.loop import TrainState, update
+from vitkit.training.loop import TrainState
 from vitkit.training.objectives import Classify
 from vitkit.training.optimizer import OptimizerConfig
-from vitkit.training.recorder import WARM, Recorder
+from vitkit.training.recorder import WARM
 from vitkit.training.runtime import Runtime, cores, seed_step
 
 NAMES = {"ViT-Ti/16": "tiny", "ViT-S/16": "small", "ViT-B/16": "base", "ViT-L/16": "large"}
@@ -162,13 +162,13 @@ def our_learner(options: argparse.Namespace) -> Learn:
     recipe, runtime = our_recipe(options)
     model = runtime.settle(gpu.our_model(gpu.Row(options.model[4:-3], pixels=options.size)))  # S of ViT-S/16
     state = TrainState.start(model, recipe.optimizer)
-    recorder = Recorder(runtime, state.optimizer, print)
-    given = (Classify(classes=gpu.CLASSES), RATE, recipe.optimizer, runtime.callable(model.train()), runtime)
+    call = runtime.callable(model.train())
+    step = gpu.stepping(state, Classify(classes=gpu.CLASSES), recipe.optimizer, call, runtime)
 
     def learn(batches: Iterator[Any], steps: int) -> None:
         for micro_batches in islice(batches, steps):
             seed_step(recipe.seed, state.step)
-            update(state, micro_batches, *given, recorder=recorder)
+            step(micro_batches)
             state.step += 1
 
     return learn

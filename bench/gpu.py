@@ -5,7 +5,7 @@
 
 All sides of a row are in one process and take turns, a round after a round; times are medians over the
 rounds. Each does the same work: bf16 autocast with float32 weights, fused AdamW, clipping, cross-entropy, the
-images already on the GPU. vitkit's step is its own `update`, with its checks; "graph" is its engine for
+images already on the GPU. vitkit's step is its own, with its checks; "graph" is its engine for
 prediction, from uint8 on the host to logits on the host. In the row of latency every call is waited for. MFU
 is three times (of inference: once) the forward FLOPs of an image, by the formula and with all tokens of the
 last layer, over the rate of a large bf16 product in the same run. "same top-1" is against float32.
@@ -14,6 +14,7 @@ last layer, over the rate of a large bf16 product in the same run. "same top-1" 
 import argparse
 import gc
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -30,13 +31,13 @@ from vitkit.evaluation.cost import forward_flops
 from vitkit.models.variants import Model, configure, fresh
 from vitkit.serving.builders import build_engine
 from vitkit.serving.remembered import Memory
-from vitkit.training.loop import TrainState, update
-from vitkit.training.objectives import Classify
+from vitkit.training.loop import TrainState, begin, finish
+from vitkit.training.objectives import Batch, Classify, Objective
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.recorder import WARM, Recorder
 from vitkit.training.runtime import Runtime
 
-CLASSES = 1000
+CLASSES, RATE = 1000, 1e-4
 SIZES = {"S": (12, 384, 6), "B": (12, 768, 12), "L": (24, 1024, 16)}
 TIMM = {"S": "small", "B": "base", "L": "large"}
 
@@ -133,8 +134,22 @@ def our_step(row: Row, images: Tensor, labels: Tensor, compiled: bool) -> Callab
         "index": torch.arange(len(images), device=images.device),
     }
     objective = Classify(classes=CLASSES, mean=(0.5,) * 3, std=(0.5,) * 3)
-    recorder = Recorder(runtime, state.optimizer, print)
-    return lambda: update(state, [batch], objective, 1e-4, config, call, runtime, recorder=recorder)
+    step = stepping(state, objective, config, call, runtime)
+    return lambda: step([batch])
+
+
+def stepping(
+    state: TrainState, objective: Objective, config: OptimizerConfig, call: nn.Module, runtime: Runtime
+) -> Callable[[list[Batch]], float]:
+    """Training as the loop does it, a step by each call; its loss, or where it is played that before it."""
+    recorder, behind = Recorder(runtime, state.optimizer, print), []
+
+    def step(micro_batches: list[Batch]) -> float:
+        behind.append(begin(state, micro_batches, objective, RATE, config, call, runtime, recorder=recorder))
+        late = behind[0].played and len(behind) == 1
+        return math.nan if late else finish(state, behind.pop(0), config)["loss"]
+
+    return step
 
 
 def as_bytes(images: Tensor) -> Tensor:

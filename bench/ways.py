@@ -25,11 +25,11 @@ from torch import Tensor, nn
 
 from vitkit.models import vit
 from vitkit.models.variants import Model
-from vitkit.training import loop, optimizer, runtime
+from vitkit.training import optimizer, runtime
 from vitkit.training.loop import TrainState
 from vitkit.training.objectives import Classify
 from vitkit.training.optimizer import OptimizerConfig
-from vitkit.training.recorder import WARM, Recorder
+from vitkit.training.recorder import WARM
 from vitkit.training.runtime import Runtime
 
 WAYS = {
@@ -121,12 +121,13 @@ def tried(way: str, options: argparse.Namespace) -> dict[str, Any]:
     batch = {"image": gpu.as_bytes(images), "label": labels}
     objective = Classify(classes=gpu.CLASSES)
 
-    def step() -> Any:
-        return loop.update(state, [batch], objective, 1e-4, config, call, where, recorder=recorder)
+    go = gpu.stepping(state, objective, config, call, where)
 
-    recorder = Recorder(where, state.optimizer, print)
+    def step() -> float:
+        return go([batch])
+
     begun = time.perf_counter()
-    losses = [float(step()["loss"]) for _ in range(WARM + 2)]
+    losses = [step() for _ in range(WARM + 3)]
     started = time.perf_counter() - begun
     with open(options.lock, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -163,7 +163,7 @@ def test_B10_a_run_that_loses_a_worker_keeps_its_checkpoints(tmp_path, monkeypat
 
 def poison(monkeypatch, what: str, step: int) -> None:
     """At that step the loss, the gradient or a weight is no number."""
-    update = loop.update
+    begin = loop.begin
 
     def poisoned(state, micro_batches, objective, *args):
         def bad(model, batch):
@@ -172,12 +172,12 @@ def poison(monkeypatch, what: str, step: int) -> None:
             return found | {"loss": found["loss"] * factor}
 
         if state.step != step:
-            return update(state, micro_batches, objective, *args)
+            return begin(state, micro_batches, objective, *args)
         if what == "gradient":
             state.model.head.bias.register_hook(lambda gradient: gradient * float("nan"))
-        return update(state, micro_batches, bad, *args)
+        return begin(state, micro_batches, bad, *args)
 
-    monkeypatch.setattr(loop, "update", poisoned)
+    monkeypatch.setattr(loop, "begin", poisoned)
 
 
 KINDS = ("loss", "infinite", "gradient")

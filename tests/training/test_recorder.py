@@ -7,10 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.models.variants import configure, fresh
-from vitkit.training.loop import Diverged, Room, TrainState, train, update
+from vitkit.training import loop
+from vitkit.training.loop import Diverged, TrainState, train, update
 from vitkit.training.objectives import Batch, Classify
 from vitkit.training.optimizer import OptimizerConfig, move, moves_unseen, set_rate
 from vitkit.training.recorder import WARM, Recorder
+from vitkit.training.room import Room
 from vitkit.training.runtime import Runtime, seed_step
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="recordings are a matter of GPUs")
@@ -38,7 +40,7 @@ def batches(count: int = STEPS, size: int = 8, device: str = "cuda") -> list[lis
     return made
 
 
-def trained(config: OptimizerConfig, record: bool, given=None, objective=None, said=None, **options):
+def trained(config, record: bool, given=None, objective=None, said=None, due=lambda step: False, **options):
     """The losses of a short run, and its state."""
     runtime = Runtime("cuda", "bf16", record=record)
     state = TrainState.start(runtime.settle(model(**options)), config)
@@ -47,7 +49,7 @@ def trained(config: OptimizerConfig, record: bool, given=None, objective=None, s
         state, iter(given or batches()), objective or Classify(classes=5), until=len(given or batches()),
         rate=lambda step: 1e-3 * (step + 1), config=config, runtime=runtime,
         before=lambda step: seed_step(3, step), tell=(said if said is not None else []).append,
-        watch=lambda state, metrics: losses.append(metrics["loss"]),
+        watch=lambda state, metrics: losses.append(metrics["loss"]), due=due,
     )  # fmt: skip
     return losses, state
 
@@ -63,8 +65,9 @@ def test_a_played_step_is_a_computed_one(name):
     """With dropout and stochastic depth, whose draws a recording makes anew each time; rates change too."""
     random = {"dropout": 0.1, "stochastic_depth": 0.2}
     expected, plain = trained(KINDS[name], record=False, **random)
-    found, played = trained(KINDS[name], record=True, **random)
-    assert found == expected and same(played, plain)
+    for due in (lambda step: True, lambda step: False, lambda step: step % 3 == 0):
+        found, played = trained(KINDS[name], record=True, due=due, **random)
+        assert found == expected and same(played, plain)
 
 
 @gpu
@@ -129,6 +132,53 @@ def test_a_recording_makes_room_when_memory_is_short():
     for given in [*batches(WARM + 2), *batches(1, size=5), *batches(2)]:
         update(state, given, short, 1e-3, config, state.model, runtime, room, recorder)
     assert failed == [True] and recorder.recorded is None and room.pieces == 1
+
+
+class Plays(Recorder):
+    """As if steps had been recorded, on a CPU: they are computed, and the next may begin before a look."""
+
+    def takes(self, given: list[Batch]) -> bool:
+        return True
+
+    def play(self, step, batch: Batch):
+        return step(batch)
+
+
+def ahead(monkeypatch, due, until: int = 8, batch=None, plays: bool = True):
+    """(step, first weight, loss) of each call of watch in a run; the optimizer moves unseen, as on a GPU."""
+    if plays:
+        monkeypatch.setattr(loop, "Recorder", Plays)
+    net = model()
+    groups = [{"params": list(net.parameters()), "rate_share": 1.0}]
+    state = TrainState(net, torch.optim.AdamW(groups, lr=0.0, fused=True))
+    seen = []
+    train(
+        state, iter(batch or batches(until, device="cpu")), Classify(classes=5), until=until,
+        rate=lambda step: 1e-3, config=KINDS["adam"], due=due,
+        watch=lambda s, found: seen.append((s.step, net.head.bias.tolist(), found["loss"])),
+    )  # fmt: skip
+    return seen, state
+
+
+def test_watch_hears_of_every_step_in_order_and_the_model_waits_where_it_is_due(monkeypatch):
+    plain, expected = ahead(monkeypatch, lambda step: True, plays=False)
+    found, state = ahead(monkeypatch, lambda step: step % 3 == 0)
+    assert [step for step, _, _ in found] == [step for step, _, _ in plain] == list(range(1, 9))
+    assert [loss for _, _, loss in found] == [loss for _, _, loss in plain] and same(state, expected)
+    weights = {step: bias for step, bias, _ in plain}
+    assert {step: bias == weights[step] for step, bias, _ in found} == {
+        1: False, 2: False, 3: True, 4: False, 5: False, 6: True, 7: False, 8: True
+    }  # fmt: skip
+    assert all(bias == weights[step + 1] for step, bias, _ in found if step in (1, 2, 4, 5, 7))
+
+
+def test_a_divergence_that_is_noticed_late_names_its_own_step(monkeypatch):
+    given = batches(8, device="cpu")
+    given[3] = [given[3][0] | {"image": torch.full((8, 3, 32, 32), float("nan"))}]
+    for due in (lambda step: True, lambda step: False):
+        with pytest.raises(Diverged, match="step 3: loss nan") as error:
+            ahead(monkeypatch, due, batch=given)
+        assert error.value.step == 3
 
 
 def test_nothing_is_recorded_without_a_gpu_or_where_it_was_not_asked_for():

@@ -4,6 +4,7 @@ import copy
 import time
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 
@@ -14,8 +15,8 @@ from vitkit.experiment.aim import learner, objective_of, preparation
 from vitkit.experiment.supply import training_view
 from vitkit.models.variants import Model
 from vitkit.recipes.recipe import Recipe
-from vitkit.training.loop import TrainState, update
-from vitkit.training.recorder import WARM, Recorder
+from vitkit.training.loop import Metrics, TrainState, train
+from vitkit.training.recorder import WARM
 from vitkit.training.runtime import Runtime, alone
 
 READ = 16  # images
@@ -62,12 +63,17 @@ def seconds_an_image(recipe: Recipe, model: Model, runtime: Runtime, trial: Tria
     batch = {"image": images, "label": torch.arange(count) % max(1, classes), "place": torch.arange(count)}
     prepare = preparation(recipe, model, Order(count, count))
     batch = runtime.place(prepare(0, batch) if prepare else batch)
-    recorder, begun = Recorder(runtime, state.optimizer, lambda text: None), 0.0
-    for step in range(trial.before + trial.timed):
-        if step == trial.before:
-            begun = time.monotonic()
-        update(state, [batch], objective, 0.0, recipe.optimizer, work, runtime, recorder=recorder)
-    return (time.monotonic() - begun) / trial.timed / count
+    ended: list[float] = []
+
+    def watch(state: TrainState, metrics: Metrics) -> bool:
+        ended.append(time.monotonic())
+        return False
+
+    train(
+        state, repeat([batch]), objective, until=trial.before + trial.timed, rate=lambda step: 0.0,
+        config=recipe.optimizer, watch=watch, due=lambda step: False, runtime=runtime,
+    )  # fmt: skip
+    return (ended[-1] - ended[trial.before - 1]) / trial.timed / count
 
 
 def seconds_to_start(recipe: Recipe, train: Source, workers: int) -> float:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -23,6 +23,7 @@ from vitkit.experiment.measure import Found, evaluate, evaluate_masked, in_words
 from vitkit.experiment.price import cost
 from vitkit.experiment.start import Opener, open_splits, start_model
 from vitkit.experiment.supply import Unusable, name_batch, supply
+from vitkit.experiment.terms import How, Result
 from vitkit.models.masked import MaskedViT
 from vitkit.models.variants import Model
 from vitkit.recipes.recipe import Recipe, flat
@@ -42,34 +43,6 @@ MODEL = "model.safetensors"
 REMOVED = "removed.json"
 SAVE_SECONDS = 300.0  # at most so much work is lost when a machine dies
 LONG = timedelta(days=1)  # that a data set may take to be compared with others
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run came to."""
-
-    run: str
-    model: str
-    steps: int
-    test: dict[str, Any]
-    cost: dict[str, Any]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class How:
-    """What may differ from one machine to the next without changing what a run comes to."""
-
-    workers: int | None = None
-    decoded: Path | None = None  # the folder of decoded images; other roundings of the same crops
-    max_bad: float = 0.05
-    trackers: Sequence[str] = ()
-    save_aside: bool = False
-    quiet: bool = False
-    price_per_hour: float | None = None  # of a device
-    report: bool = True  # the mistakes looked at and a page drawn at the end
 
 
 def run(
@@ -152,12 +125,12 @@ class Work:
                     self.state, self.batches(), self.objective(),
                     until=self.state.step if self.stopped else self.total, config=self.recipe.optimizer,
                     rate=lambda step: self.recipe.schedule.at(step, self.total),
-                    watch=self.watch, call=model, runtime=self.runtime, tell=self.live.say,
+                    watch=self.watch, due=self.due, call=model, runtime=self.runtime, tell=self.live.say,
                     before=lambda step: seed_step(self.recipe.seed, step, self.runtime.rank),
                 )  # fmt: skip
             except Diverged as error:
-                named = name_batch(self.order, self.state.step, self.splits["train"], self.out, self.runtime)
-                raise Diverged(f"{error}; {named}") from None
+                named = name_batch(self.order, error.step, self.splits["train"], self.out, self.runtime)
+                raise Diverged(f"{error}; {named}", error.step) from None
             self.save()
             self.saver.finish()
 
@@ -186,32 +159,45 @@ class Work:
             prepare=preparation(self.recipe, model, self.order),
         )  # fmt: skip
 
+    def due(self, step: int) -> bool:
+        """Whether `watch` has more to do after this step than to log it."""
+        return self.runtime.world > 1 or any(self.wanted()) or self.evaluates(step)
+
+    def wanted(self) -> list[float]:
+        """A signal, a save that is late, news of unusable files: what any process has of them."""
+        heard, late = self.asked[0] if self.asked else 0, time.monotonic() - self.saved > SAVE_SECONDS
+        return self.runtime.most(heard, late, len(self.unusable.news))
+
+    def evaluates(self, step: int) -> bool:
+        return bool(self.every) and step % self.every == 0 and step < self.total
+
     def watch(self, state: TrainState, metrics: Metrics) -> bool:
-        """Log, evaluate, save; whether the run is to stop early."""
-        now = time.monotonic()
-        found = dict(metrics)
+        """Log, evaluate, save; whether the run is to stop early. Where the model is further, only log."""
+        now, found = time.monotonic(), dict(metrics)
         spent, self.clock = max(1e-9, now - self.clock), now
         shown: dict[str, float] = {k: found[k] for k in ("loss", "accuracy", "rate") if k in found}
         shown |= {"images/s": found["images"] / spent, "waiting %": 100 * self.waited / spent}
         found |= {"seconds": round(spent, 4), "waited": round(self.waited, 4)}
         self.waited = 0.0
         self.live.step(state.step, **shown)
-        self.write(passing=True, **found)
+        if self.journal:
+            self.journal.write(state.step, passing=True, **found)
         self.memory["seconds"] += spent
-        if self.every and state.step % self.every == 0 and state.step < self.total:
+        if state.step < self.state.step:
+            return False
+        if self.evaluates(state.step):
             self.charge()
             self.validate()
             self.clock = time.monotonic()
             self.meter.lap()
-        heard = self.asked[0] if self.asked else 0
-        asked, due, news = self.runtime.most(heard, now - self.saved > SAVE_SECONDS, len(self.unusable.news))
+        asked, late, news = self.wanted()
         if news:
             self.unusable.tell()
         if asked:
             self.save()
             self.saver.finish()
             raise Interrupted(int(asked), state.step)
-        if due:
+        if late:
             self.save()
         return self.stopped
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -18,53 +18,18 @@ from vitkit.training.optimizer import (
     update_average,
 )
 from vitkit.training.recorder import Found, Recorder
+from vitkit.training.room import CAREFUL, OutOfMemory, Room
 from vitkit.training.runtime import Runtime
 
 Metrics = dict[str, float]
-CAREFUL = 2  # first steps of a process, after which what fitted into memory is taken to fit for good
 
 
 class Diverged(ValueError):
     """The loss or the gradient is not a number; the model was not moved by it."""
 
-
-class OutOfMemory(ValueError):
-    """Images do not fit into memory, even where they are cut into smaller pieces; the remedy is told."""
-
-
-@dataclass
-class Room:
-    """Into how many pieces each micro-batch is cut so that it fits into memory: as many on every process."""
-
-    tell: Callable[[str], None] = lambda text: None
-    release: Callable[[], bool] = lambda: (
-        False
-    )  # gives back what is only kept for speed; whether there was any
-    pieces: int = 1
-    steps: int = 0  # that have fitted
-
-    def cut(self, micro_batches: list[Batch]) -> list[Batch]:
-        if self.pieces == 1:
-            return micro_batches
-        cuts = [
-            {name: tensor.tensor_split(self.pieces) for name, tensor in batch.items()}
-            for batch in micro_batches
-        ]
-        return [{name: parts[i] for name, parts in cut.items()} for cut in cuts for i in range(self.pieces)]
-
-    def shrink(self, step: int, images: int) -> None:
-        """Twice as many pieces, of which the largest has had so many images."""
-        if images <= 1:
-            raise OutOfMemory(
-                f"step {step}: not even one image at a time fits into memory; give --recompute, a smaller "
-                "--image-size or a smaller --model"
-            )
-        self.pieces *= 2
-        left = -(-images // 2)
-        self.tell(
-            f"step {step}: out of memory; from here on {left} images at a time, the same batch in all "
-            f"(--set micro_batch={left} saves the attempt)"
-        )
+    def __init__(self, text: str, step: int):
+        super().__init__(text)
+        self.step = step  # that many were before it
 
 
 @dataclass
@@ -83,6 +48,24 @@ class TrainState:
         return cls(model, optimizer, 0, average)
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A step that the device has been asked for, and may not have done."""
+
+    step: int  # that many were before it
+    images: int
+    rate: float
+    names: list[str]
+    numbers: Tensor  # by name, on the device
+    held: Tensor | None = None  # the same on their way to the host, where the next step would overwrite them
+    arrived: torch.cuda.Event | None = None
+
+    @property
+    def played(self) -> bool:
+        """Whether the next step may begin before this one's numbers are looked at."""
+        return self.held is not None
+
+
 def train(
     state: TrainState,
     batches: Iterator[list[Batch]],
@@ -92,6 +75,7 @@ def train(
     rate: Callable[[int], float],
     config: OptimizerConfig,
     watch: Callable[[TrainState, Metrics], bool],
+    due: Callable[[int], bool] = lambda step: True,
     call: nn.Module | None = None,
     before: Callable[[int], None] = lambda step: None,
     runtime: Runtime = Runtime(),
@@ -99,28 +83,29 @@ def train(
 ) -> None:
     """Advance the state to step `until`, or until `watch` (which logs, evaluates and saves) says stop.
 
-    `call` is the model as it is to be called (compiled, or spread over processes), if not as it is;
-    `before` runs ahead of each step: the seed of that step is set there; `tell` hears of smaller pieces.
+    `due` says, after so many steps, whether `watch` wants the model as it then is. Where it does not, the
+    next step may have begun when `watch` hears of this one, so that a GPU need not wait: the model may be a
+    step further than the state says. `call` is the model as it is to be called (compiled, or spread over
+    processes), if not as it is; `before` runs ahead of each step: the seed of that step is set there; `tell`
+    hears of smaller pieces.
     """
     recorder = Recorder(runtime, state.optimizer, tell)
     room = Room(tell, recorder.forget)
+    called = state.model if call is None else call
+    behind: Begun | None = None
     while state.step < until:
         before(state.step)
         if not state.model.training:  # an evaluation was between
             state.model.train()
-        metrics = update(
-            state,
-            next(batches),
-            objective,
-            rate(state.step),
-            config,
-            state.model if call is None else call,
-            runtime,
-            room,
-            recorder,
+        begun = begin(
+            state, next(batches), objective, rate(state.step), config, called, runtime, room, recorder
         )
         state.step += 1
-        if watch(state, metrics):
+        if behind is not None:
+            watch(replace(state, step=behind.step + 1), finish(state, behind, config))
+        wanted = due(state.step) or state.step == until or not begun.played
+        behind = None if wanted else begun
+        if wanted and watch(state, finish(state, begun, config)):
             return
 
 
@@ -135,7 +120,23 @@ def update(
     room: Room | None = None,
     recorder: Recorder | None = None,
 ) -> Metrics:
-    """One optimizer step over the micro-batches of one batch; each counts by its number of images.
+    """One optimizer step over the micro-batches of one batch, done and looked at."""
+    begun = begin(state, micro_batches, objective, rate, config, call, runtime, room, recorder)
+    return finish(state, begun, config)
+
+
+def begin(
+    state: TrainState,
+    micro_batches: list[Batch],
+    objective: Objective,
+    rate: float,
+    config: OptimizerConfig,
+    call: nn.Module,
+    runtime: Runtime = Runtime(),
+    room: Room | None = None,
+    recorder: Recorder | None = None,
+) -> Begun:
+    """Ask for one optimizer step over the micro-batches of one batch; each counts by its number of images.
 
     The images of all processes count alike, also where unusable files have left one with fewer.
     """
@@ -148,25 +149,46 @@ def update(
     def whole(batch: Batch) -> Found:
         return judged(state, backward([batch], images, objective, call, runtime), config, runtime)
 
-    found = None
+    played = None
     if recorder and room.pieces == 1 and recorder.takes(micro_batches):
-        state.optimizer.zero_grad()
-        found = recorder.play(whole, micro_batches[0])
-    if found is None:
+        played = recorder.play(whole, micro_batches[0])
+    if played is None:
+        state.optimizer.zero_grad()  # what a recording may have left that failed
         results = gradients(state, micro_batches, images, objective, call, runtime, room)
-        found = judged(state, results, config, runtime)
-    told = dict(zip(found[0], found[1].tolist(), strict=True))  # here the device is waited for
+        names, numbers = judged(state, results, config, runtime)
+        return Begun(state.step, images, rate, names, numbers)
+    moved(state, config)
+    names, numbers = played
+    held = torch.empty_like(numbers, device="cpu", pin_memory=numbers.is_cuda)
+    held.copy_(numbers, non_blocking=True)
+    arrived = torch.cuda.Event() if numbers.is_cuda else None
+    if arrived:
+        arrived.record()
+    return Begun(state.step, images, rate, names, numbers, held, arrived)
+
+
+def finish(state: TrainState, begun: Begun, config: OptimizerConfig) -> Metrics:
+    """The numbers of a step, waited for. One that is no number is an error, and has moved nothing."""
+    if begun.arrived:
+        begun.arrived.synchronize()
+    numbers = begun.numbers if begun.held is None else begun.held
+    told = dict(zip(begun.names, numbers.tolist(), strict=True))
     if not (math.isfinite(told["gradient_norm"]) and math.isfinite(told["loss"])):
         state.optimizer.zero_grad()
-        raise Diverged(
-            f"step {state.step}: loss {told['loss']}, norm of the gradient {told['gradient_norm']}"
-        )
-    if not moves_unseen(state.optimizer):
-        state.optimizer.step()
+        text = f"step {begun.step}: loss {told['loss']}, norm of the gradient {told['gradient_norm']}"
+        raise Diverged(text, begun.step)
+    if not begun.played:
+        if not moves_unseen(state.optimizer):
+            state.optimizer.step()
+        moved(state, config)
+    return {**told, "rate": begun.rate, "images": float(begun.images)}
+
+
+def moved(state: TrainState, config: OptimizerConfig) -> None:
+    """What follows a move of the model."""
     state.optimizer.zero_grad()
     if config.average:
         update_average(state.average, state.model, config.average)
-    return {**told, "rate": rate, "images": float(images)}
 
 
 def judged(state: TrainState, results: dict[str, Tensor], config: OptimizerConfig, runtime: Runtime) -> Found:
