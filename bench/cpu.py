@@ -30,10 +30,10 @@ from torch import Tensor, nn
 
 from vitkit.data.views import normalise
 from vitkit.serving.builders import compiler, fast_bf16
-from vitkit.training.loop import TrainState, update
 from vitkit.training.objectives import Classify
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.runtime import Runtime, cores
+from vitkit.training.step import TrainState, update
 
 RATE, DECAY = 1e-4, 0.1
 HALF = (0.5,) * 3  # mean and standard deviation

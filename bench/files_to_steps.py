@@ -50,11 +50,11 @@ from vitkit.data.sources import Source, open_data
 from vitkit.experiment.supply import supply
 from vitkit.models.card import Preprocessing
 from vitkit.recipes.recipe import Recipe
-from vitkit.training.loop import TrainState
 from vitkit.training.objectives import Classify
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.recorder import WARM
 from vitkit.training.runtime import Runtime, cores, seed_step
+from vitkit.training.step import Stepper, TrainState
 
 NAMES = {"ViT-Ti/16": "tiny", "ViT-S/16": "small", "ViT-B/16": "base", "ViT-L/16": "large"}
 CLASSES, HEIGHT, WIDTH = 10, 375, 500
@@ -163,7 +163,7 @@ def our_learner(options: argparse.Namespace) -> Learn:
     model = runtime.settle(gpu.our_model(gpu.Row(options.model[4:-3], pixels=options.size)))  # S of ViT-S/16
     state = TrainState.start(model, recipe.optimizer)
     call = runtime.callable(model.train())
-    step = gpu.stepping(state, Classify(classes=gpu.CLASSES), recipe.optimizer, call, runtime)
+    step = gpu.stepping(Stepper(state, Classify(classes=gpu.CLASSES), recipe.optimizer, call, runtime))
 
     def learn(batches: Iterator[Any], steps: int) -> None:
         for micro_batches in islice(batches, steps):

@@ -31,11 +31,11 @@ from vitkit.evaluation.cost import forward_flops
 from vitkit.models.variants import Model, configure, fresh
 from vitkit.serving.builders import build_engine
 from vitkit.serving.remembered import Memory
-from vitkit.training.loop import TrainState, begin, finish
-from vitkit.training.objectives import Batch, Classify, Objective
+from vitkit.training.objectives import Batch, Classify
 from vitkit.training.optimizer import OptimizerConfig
-from vitkit.training.recorder import WARM, Recorder
+from vitkit.training.recorder import WARM
 from vitkit.training.runtime import Runtime
+from vitkit.training.step import Begun, Stepper, TrainState
 
 CLASSES, RATE = 1000, 1e-4
 SIZES = {"S": (12, 384, 6), "B": (12, 768, 12), "L": (24, 1024, 16)}
@@ -134,20 +134,18 @@ def our_step(row: Row, images: Tensor, labels: Tensor, compiled: bool) -> Callab
         "index": torch.arange(len(images), device=images.device),
     }
     objective = Classify(classes=CLASSES, mean=(0.5,) * 3, std=(0.5,) * 3)
-    step = stepping(state, objective, config, call, runtime)
+    step = stepping(Stepper(state, objective, config, call, runtime, print))
     return lambda: step([batch])
 
 
-def stepping(
-    state: TrainState, objective: Objective, config: OptimizerConfig, call: nn.Module, runtime: Runtime
-) -> Callable[[list[Batch]], float]:
+def stepping(steps: Stepper) -> Callable[[list[Batch]], float]:
     """Training as the loop does it, a step by each call; its loss, or where it is played that before it."""
-    recorder, behind = Recorder(runtime, state.optimizer, print), []
+    behind: list[Begun] = []
 
     def step(micro_batches: list[Batch]) -> float:
-        behind.append(begin(state, micro_batches, objective, RATE, config, call, runtime, recorder=recorder))
+        behind.append(steps.begin(micro_batches, RATE))
         late = behind[0].played and len(behind) == 1
-        return math.nan if late else finish(state, behind.pop(0), config)["loss"]
+        return math.nan if late else steps.finish(behind.pop(0))["loss"]
 
     return step
 

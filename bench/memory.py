@@ -13,10 +13,10 @@ import torch
 
 from vitkit.evaluation.memory import training_memory
 from vitkit.models.variants import fresh, skeleton, variant
-from vitkit.training.loop import TrainState, update
 from vitkit.training.objectives import Classify
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.runtime import Runtime
+from vitkit.training.step import TrainState, update
 
 CASES = [  # model, images, kind of optimizer, precision, recompute
     ("ViT-B/16", 64, "adam", "bf16", False), ("ViT-B/16", 256, "adam", "bf16", False),

@@ -3,7 +3,7 @@
     python bench/overlap.py
     python bench/overlap.py --model ViT-S/16 --image-size 224 --images 2
 
-Two processes (gloo, CPU) take four steps by the training loop's own `update`; the last is profiled. Told is
+Two processes (gloo, CPU) take four steps as the training loop does; the last is profiled. Told is
 the order of events in process 0, not their length: a CPU computes and sends with the same cores.
 """
 
@@ -20,10 +20,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from crew import together
 
 from vitkit.models.variants import configure, fresh
-from vitkit.training.loop import CAREFUL, Room, TrainState, update
 from vitkit.training.objectives import Classify
 from vitkit.training.optimizer import OptimizerConfig
+from vitkit.training.room import CAREFUL
 from vitkit.training.runtime import Runtime
+from vitkit.training.step import Stepper, TrainState
 
 CLASSES = 10
 SMALL = 1000  # numbers; what the loop itself adds up over processes is fewer
@@ -44,16 +45,16 @@ def profiled(runtime: Runtime, name: str, image_size: int, images: int) -> list[
     """The events of one training step; those before it settle DDP's buckets and what fits into memory."""
     model = fresh(configure(name, classes=CLASSES, image_size=image_size), seed=0)
     model = runtime.settle(model).train()
-    call, config, room = runtime.callable(model), OptimizerConfig(kind="adam"), Room()
-    state, objective = TrainState.start(model, config), Classify(classes=CLASSES)
+    call, config = runtime.callable(model), OptimizerConfig(kind="adam")
+    step = Stepper(TrainState.start(model, config), Classify(classes=CLASSES), config, call, runtime)
     batch = {
         "image": torch.zeros(images, 3, image_size, image_size, dtype=torch.uint8),
         "label": torch.arange(images) % CLASSES,
     }
     for _ in range(CAREFUL + 1):
-        update(state, [batch], objective, 1e-4, config, call, runtime, room)
+        step([batch], 1e-4)
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
-        update(state, [batch], objective, 1e-4, config, call, runtime, room)
+        step([batch], 1e-4)
     return [
         Event(e.name, e.time_range.start, e.time_range.end, sum(map(numbers, e.input_shapes or [])))
         for e in seen.events()

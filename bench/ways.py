@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from vitkit.models import vit
 from vitkit.models.variants import Model
 from vitkit.training import optimizer, runtime
-from vitkit.training.loop import TrainState
 from vitkit.training.objectives import Classify
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.recorder import WARM
 from vitkit.training.runtime import Runtime
+from vitkit.training.step import Stepper, TrainState
 
 WAYS = {
     "now": "compiled and recorded, with all that the others take away",
@@ -121,7 +121,7 @@ def tried(way: str, options: argparse.Namespace) -> dict[str, Any]:
     batch = {"image": gpu.as_bytes(images), "label": labels}
     objective = Classify(classes=gpu.CLASSES)
 
-    go = gpu.stepping(state, objective, config, call, where)
+    go = gpu.stepping(Stepper(state, objective, config, call, where, print))
 
     def step() -> float:
         return go([batch])

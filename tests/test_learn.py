@@ -26,8 +26,8 @@ from vitkit.recipes.finetune import hyperrule
 from vitkit.recipes.recipe import part_of
 from vitkit.tasks import automatic
 from vitkit.tasks.learn import settled
-from vitkit.training.loop import Diverged
 from vitkit.training.runtime import Runtime
+from vitkit.training.step import Diverged
 from vitkit.weights.download import DownloadError
 
 

@@ -219,7 +219,7 @@ def test_a_process_without_rows_still_has_its_part(tmp_path):
 
 def few_rows(runtime: Runtime, folder: Path) -> float:
     from vitkit.training.checkpoint import Saver, load_checkpoint
-    from vitkit.training.loop import TrainState
+    from vitkit.training.step import TrainState
 
     model = torch.nn.Linear(2, 3)
     model.units, model.recompute = list, False

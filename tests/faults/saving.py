@@ -17,8 +17,8 @@ from harness import dying, operations
 
 from vitkit.training import checkpoint
 from vitkit.training.checkpoint import Saver, latest, load_checkpoint
-from vitkit.training.loop import TrainState
 from vitkit.training.optimizer import OptimizerConfig
+from vitkit.training.step import TrainState
 
 OLD, NEW = 3, 4  # steps of the checkpoint that is there and of the one that is being written
 

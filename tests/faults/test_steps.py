@@ -24,11 +24,12 @@ from vitkit.data.order import Order
 from vitkit.data.sources import from_arrays
 from vitkit.data.views import View
 from vitkit.experiment.run import How, run
-from vitkit.training import loop
+from vitkit.training import step as making_steps
 from vitkit.training.checkpoint import complete, latest
-from vitkit.training.loop import Diverged, OutOfMemory
 from vitkit.training.objectives import Classify
+from vitkit.training.room import OutOfMemory, Room
 from vitkit.training.runtime import Runtime
+from vitkit.training.step import Diverged, Stepper
 
 pytestmark = pytest.mark.faults
 
@@ -163,21 +164,24 @@ def test_B10_a_run_that_loses_a_worker_keeps_its_checkpoints(tmp_path, monkeypat
 
 def poison(monkeypatch, what: str, step: int) -> None:
     """At that step the loss, the gradient or a weight is no number."""
-    begin = loop.begin
+    begin = Stepper.begin
 
-    def poisoned(state, micro_batches, objective, *args):
+    def poisoned(self, micro_batches, rate):
+        objective = self.objective
+
         def bad(model, batch):
             found = objective(model, batch)
             factor = {"loss": float("nan"), "infinite": float("inf")}.get(what, 1.0)
             return found | {"loss": found["loss"] * factor}
 
-        if state.step != step:
-            return begin(state, micro_batches, objective, *args)
+        if self.state.step != step:
+            return begin(self, micro_batches, rate)
         if what == "gradient":
-            state.model.head.bias.register_hook(lambda gradient: gradient * float("nan"))
-        return begin(state, micro_batches, bad, *args)
+            self.state.model.head.bias.register_hook(lambda gradient: gradient * float("nan"))
+        self.objective = bad
+        return begin(self, micro_batches, rate)
 
-    monkeypatch.setattr(loop, "begin", poisoned)
+    monkeypatch.setattr(Stepper, "begin", poisoned)
 
 
 KINDS = ("loss", "infinite", "gradient")
@@ -220,7 +224,7 @@ def test_B11_control_without_the_check_the_weights_are_spoilt_and_saved(tmp_path
 
     monkeypatch.setattr(experiment, "SAVE_SECONDS", 0.0)
     poison(monkeypatch, "loss", 3)
-    monkeypatch.setattr(loop, "math", Careless())
+    monkeypatch.setattr(making_steps, "math", Careless())
     with pytest.raises(Exception):  # noqa: B017  # whatever first stumbles over them
         run(small(5), tmp_path, Runtime(), How(workers=0, quiet=True))
         assert finite(tmp_path)
@@ -314,8 +318,8 @@ def test_B12_one_image_that_does_not_fit_is_an_error_with_a_remedy(tmp_path, mon
 def test_B12_control_without_smaller_pieces_the_run_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(Classify, "__call__", cramped(5, (0,)))
     monkeypatch.setitem(AT, "step", 0)
-    monkeypatch.setattr(loop.Room, "cut", lambda self, micro_batches: micro_batches)
-    monkeypatch.setattr(loop.Room, "shrink", lambda self, step, images: (_ for _ in ()).throw(EOFError()))
+    monkeypatch.setattr(Room, "cut", lambda self, micro_batches: micro_batches)
+    monkeypatch.setattr(Room, "shrink", lambda self, step, images: (_ for _ in ()).throw(EOFError()))
     with pytest.raises(EOFError):
         run(small(4), tmp_path, Runtime(), How(workers=0, quiet=True))
 

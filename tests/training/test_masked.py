@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from vitkit.data.order import Order
 from vitkit.models.masked import MaskedViT, maskable, with_mask_token
 from vitkit.models.variants import fresh
-from vitkit.training.loop import TrainState, blank, update
 from vitkit.training.masked import (
     TARGETS,
     Masked,
@@ -25,6 +24,7 @@ from vitkit.training.masked import (
     patches_of,
 )
 from vitkit.training.optimizer import OptimizerConfig
+from vitkit.training.step import TrainState, blank, update
 
 PATCH, PATCHES = 8, 16  # of the small model: 32 pixels
 PAPERS = MaskedConfig()

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.models.variants import configure, fresh
-from vitkit.training import loop
-from vitkit.training.loop import Diverged, TrainState, train, update
+from vitkit.training import step as making_steps
+from vitkit.training.loop import train
 from vitkit.training.objectives import Batch, Classify
 from vitkit.training.optimizer import OptimizerConfig, move, moves_unseen, set_rate
 from vitkit.training.recorder import WARM, Recorder
-from vitkit.training.room import Room
 from vitkit.training.runtime import Runtime, seed_step
+from vitkit.training.step import Diverged, Stepper, TrainState
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="recordings are a matter of GPUs")
 STEPS = 4 * WARM
@@ -100,15 +100,15 @@ def test_a_step_that_looks_at_a_number_is_computed():
 def test_a_played_step_that_is_no_number_moves_nothing():
     runtime, config = Runtime("cuda", "bf16"), KINDS["adam"]
     state = TrainState.start(runtime.settle(model()), config)
-    recorder, objective = Recorder(runtime, state.optimizer, print), Classify(classes=5)
+    steps = Stepper(state, Classify(classes=5), config, state.model, runtime)
     given = [{"image": torch.randn(8, 3, 32, 32, device="cuda"), "label": torch.arange(8, device="cuda") % 5}]
     for _ in range(WARM + 2):
-        update(state, given, objective, 1e-3, config, state.model, runtime, recorder=recorder)
-    assert recorder.recorded is not None
+        steps(given, 1e-3)
+    assert steps.recorder.recorded is not None
     before = copy.deepcopy(state.model.state_dict()), copy.deepcopy(state.optimizer.state_dict()["state"])
     bad = [given[0] | {"image": torch.full_like(given[0]["image"], float("nan"))}]
     with pytest.raises(Diverged):
-        update(state, bad, objective, 1e-3, config, state.model, runtime, recorder=recorder)
+        steps(bad, 1e-3)
     assert all(
         torch.equal(a, b) for a, b in zip(before[0].values(), state.model.state_dict().values(), strict=True)
     )
@@ -120,18 +120,18 @@ def test_a_played_step_that_is_no_number_moves_nothing():
 def test_a_recording_makes_room_when_memory_is_short():
     runtime, config = Runtime("cuda", "bf16"), KINDS["adam"]
     state = TrainState.start(runtime.settle(model()), config)
-    recorder = Recorder(runtime, state.optimizer, print)
-    room, failed = Room(print, recorder.forget), []
+    failed = []
 
     def short(net: nn.Module, batch: Batch) -> dict[str, Tensor]:
         if len(batch["image"]) == 5 and not failed:
-            failed.append(recorder.recorded is not None)
+            failed.append(steps.recorder.recorded is not None)
             raise torch.OutOfMemoryError("as if")
         return Classify(classes=5)(net, batch)
 
+    steps = Stepper(state, short, config, state.model, runtime)
     for given in [*batches(WARM + 2), *batches(1, size=5), *batches(2)]:
-        update(state, given, short, 1e-3, config, state.model, runtime, room, recorder)
-    assert failed == [True] and recorder.recorded is None and room.pieces == 1
+        steps(given, 1e-3)
+    assert failed == [True] and steps.recorder.recorded is None and steps.room.pieces == 1
 
 
 class Plays(Recorder):
@@ -147,7 +147,7 @@ class Plays(Recorder):
 def ahead(monkeypatch, due, until: int = 8, batch=None, plays: bool = True):
     """(step, first weight, loss) of each call of watch in a run; the optimizer moves unseen, as on a GPU."""
     if plays:
-        monkeypatch.setattr(loop, "Recorder", Plays)
+        monkeypatch.setattr(making_steps, "Recorder", Plays)
     net = model()
     groups = [{"params": list(net.parameters()), "rate_share": 1.0}]
     state = TrainState(net, torch.optim.AdamW(groups, lr=0.0, fused=True))

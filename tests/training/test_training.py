@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from vitkit.training.loop import Diverged, TrainState, train, update
+from vitkit.training.loop import train
 from vitkit.training.objectives import Classify
 from vitkit.training.optimizer import OptimizerConfig, clip_gradients, group_parameters
 from vitkit.training.schedule import Duration, Schedule
+from vitkit.training.step import Diverged, TrainState, update
 
 
 def test_warm_up_multiplies_the_decayed_rate_and_starts_at_zero():

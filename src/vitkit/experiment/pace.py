@@ -15,9 +15,10 @@ from vitkit.experiment.aim import learner, objective_of, preparation
 from vitkit.experiment.supply import training_view
 from vitkit.models.variants import Model
 from vitkit.recipes.recipe import Recipe
-from vitkit.training.loop import Metrics, TrainState, train
+from vitkit.training.loop import train
 from vitkit.training.recorder import WARM
 from vitkit.training.runtime import Runtime, alone
+from vitkit.training.step import Metrics, TrainState
 
 READ = 16  # images
 

@@ -30,11 +30,12 @@ from vitkit.recipes.recipe import Recipe, flat
 from vitkit.report.live import Live
 from vitkit.training.checkpoint import Saver, latest, load_checkpoint
 from vitkit.training.journal import Journal
-from vitkit.training.loop import Diverged, Metrics, TrainState, train
+from vitkit.training.loop import train
 from vitkit.training.masked import Masked
 from vitkit.training.objectives import Classify
 from vitkit.training.parts import fill
 from vitkit.training.runtime import Runtime, cores, data_workers, seed_step
+from vitkit.training.step import Diverged, Metrics, TrainState
 from vitkit.training.trackers import check_trackers
 from vitkit.weights.load import load
 from vitkit.weights.save import replace_file, save

@@ -18,9 +18,9 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from vitkit.training.loop import TrainState
 from vitkit.training.parts import Piece, pieces, put_pieces
 from vitkit.training.runtime import Runtime
+from vitkit.training.step import TrainState
 from vitkit.weights.save import flush
 
 MANIFEST = "MANIFEST.json"

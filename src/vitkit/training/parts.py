@@ -9,8 +9,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from vitkit.training.loop import TrainState
 from vitkit.training.runtime import Runtime, local
+from vitkit.training.step import TrainState
 
 Rows = dict[str, list[int]]  # of one file: tensor -> [first row, *whole shape]
 
