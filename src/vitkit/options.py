@@ -42,7 +42,7 @@ class Training:
         bool, arg(help="Compute activations twice instead of keeping them: less memory, a third more time.")
     ] = False
     record: Annotated[
-        bool, arg(help="On one GPU, record a step once and play it again: no time is lost in launching it.")
+        bool, arg(help="On a GPU, launch each kernel of a step anew, and play no recording of it: slower.")
     ] = True
     deterministic: Annotated[
         bool, arg(help="On a GPU, only kernels that give the same bits every time: slower.")
