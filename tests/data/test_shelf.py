@@ -17,6 +17,12 @@ from vitkit.data.views import View
 VIEW = View(size=(16, 16), crop="inception", flip=True)
 
 
+@pytest.fixture(autouse=True)
+def any_disk(monkeypatch):
+    """However full that of the tests is."""
+    monkeypatch.setattr(shelves, "LEFT", 0.0)
+
+
 @pytest.fixture
 def kept(tmp_path):
     keep_batches(tmp_path / "batches")

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain, count, islice
 from multiprocessing.context import ForkContext, ForkProcess
 from typing import Any, Protocol
@@ -22,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitkit.data.decode import BadImage
 from vitkit.data.order import Order
-from vitkit.data.shelf import Shelf, shelf
+from vitkit.data.shelf import Shelf, shelf_of
 from vitkit.data.sources import Source
 from vitkit.data.views import View, taken
 
@@ -87,9 +88,7 @@ def train_batches(
         raise ValueError(f"an order over {order.length} samples does not fit a source of {len(source)}")
     mine = range(order.batch) if places is None else places
     groups = ([(step, place) for place in mine] for step in count(start))
-    return stream(
-        Samples(source, view, order, shelf(source, view, order)), groups, workers, bad or BadFiles()
-    )
+    return stream(Samples(source, view, order), groups, workers, bad or BadFiles())
 
 
 def evaluation_batches(
@@ -104,9 +103,7 @@ def evaluation_batches(
     """Every usable image exactly once, in order; `places` picks this process's share of them."""
     indices = range(len(source))[places]
     groups = ([(0, i) for i in indices[at : at + batch]] for at in range(0, len(indices), batch))
-    made = stream(
-        Samples(source, view, None, shelf(source, view, None)), groups, workers, bad or BadFiles(allowed=1.0)
-    )
+    made = stream(Samples(source, view), groups, workers, bad or BadFiles(allowed=1.0))
     return (batch for batch in made if len(batch["image"]))
 
 
@@ -117,7 +114,11 @@ class Samples(Dataset):
     source: Source
     view: View
     order: Order | None = None
-    shelf: Shelf | None = None
+
+    @cached_property
+    def shelf(self) -> Shelf | None:
+        """Where batches of these are kept, if any are."""
+        return shelf_of(self.source, self.view, self.order)
 
     def kept(self, places: list[Place]) -> Batch | None:
         """The batch, if it has been made before and kept."""

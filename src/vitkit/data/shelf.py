@@ -28,7 +28,7 @@ def keep_batches(folder: Path | None) -> None:
     _folder = folder
 
 
-def shelf(source: Source, view: View, order: Order | None) -> "Shelf | None":
+def shelf_of(source: Source, view: View, order: Order | None) -> "Shelf | None":
     """The place of the batches that these make, if any are kept."""
     if _folder is None:
         return None

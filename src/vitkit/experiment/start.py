@@ -19,12 +19,12 @@ from vitkit.models.adapt import adapt
 from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.masked import check_maskable, maskable, with_mask_token
 from vitkit.models.variants import Model, configure, fresh
-from vitkit.recipes.recipe import Recipe, override, part_of
+from vitkit.recipes.recipe import Recipe, only, override, part_of
 from vitkit.weights.load import load
 from vitkit.weights.save import replace_file
 
 Opener = Callable[[Recipe, Path | None], dict[str, Source]]
-NOTHING, DECIDING = Recipe(name="data"), ("data", "objective", "train_on", "val", "test")  # what is opened
+DECIDING = ("data", "objective", "train_on", "val", "test")  # fields that decide what is opened
 EVALUATION = {"squash": Preprocessing(), "centre": Preprocessing(resize="crop", crop=0.875)}
 
 
@@ -61,7 +61,7 @@ class Kept:
     def __call__(self, recipe: Recipe, note: Path | None = None) -> dict[str, Source]:
         if recipe.against:  # what is taken out is written down with each run
             return open_splits(recipe, note)
-        key = replace(NOTHING, **{name: getattr(recipe, name) for name in DECIDING})
+        key = only(recipe, DECIDING)
         if key not in self.opened:
             self.opened[key] = open_splits(key)
         return reduced(self.opened[key], recipe)

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+WARM = 3  # calls before one is recorded, in which libraries choose their kernels
+
 Form = dict[str, tuple[torch.Size, torch.dtype]]
 
 

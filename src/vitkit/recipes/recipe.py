@@ -104,6 +104,11 @@ def part_of(text: str) -> dict[str, int | float]:
     return {"per_class" if found[2] else "count": int(found[1])}
 
 
+def only(recipe: Recipe, named: Iterable[str]) -> Recipe:
+    """A recipe with these fields of another, and no others: equal for all that are alike in them."""
+    return replace(Recipe(name="part"), **{name: getattr(recipe, name) for name in named})
+
+
 def override(value: Any, changes: Iterable[str]) -> Any:
     """A frozen value with fields changed by 'name=text' or 'part.name=text', each checked by its type.
 

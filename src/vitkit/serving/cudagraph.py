@@ -10,11 +10,9 @@ from torch import Tensor, nn
 
 from vitkit.data.views import normalise
 from vitkit.models.attention import quick_attention
-from vitkit.models.recorded import Recorded
+from vitkit.models.recorded import WARM, Recorded
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT
-
-WARM = 3  # runs before one is recorded, in which libraries choose their kernels
 
 
 class Graphed:

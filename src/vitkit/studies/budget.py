@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from vitkit.recipes.recipe import Recipe
+from vitkit.recipes.recipe import Recipe, only
 from vitkit.report.terminal import duration
 from vitkit.studies.setting import LEVELS, Setting
 from vitkit.studies.study import Study, Trial
@@ -89,21 +89,8 @@ def prices(trials: Sequence[Trial], paces: Paces, seen: Mapping[str, Sight]) -> 
 
 
 def batches_of(recipe: Recipe) -> Recipe:
-    """All that decides a recipe's batches, as a recipe: trials that agree in it see the same ones."""
-    deciding = (
-        "data",
-        "subset",
-        "seed",
-        "image_size",
-        "batch",
-        "crop",
-        "flip",
-        "resize",
-        "train_on",
-        "val",
-        "test",
-    )
-    return replace(Recipe(name="batches"), **{name: getattr(recipe, name) for name in deciding})
+    """All that decides a recipe's batches: trials that agree in it see the same ones."""
+    return only(recipe, DECIDING)
 
 
 def makespan(trials: Sequence[Trial], price: Mapping[str, float], slots: int) -> float:

@@ -5,12 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from vitkit.models.recorded import Form, Recorded, form
+from vitkit.models.recorded import WARM, Form, Recorded, form
 from vitkit.training.objectives import Batch
 from vitkit.training.optimizer import moves_unseen
 from vitkit.training.runtime import Runtime
-
-WARM = 3  # steps of one form that are computed before one is recorded: in them kernels are chosen
 
 Found = tuple[list[str], Tensor]  # names of numbers, and the numbers, (names,), on the device
 
@@ -22,7 +20,7 @@ class Recorder:
         alone = runtime.world == 1 and runtime.device.startswith("cuda")
         # activations that are computed again want the state of the generator, which a recording has not
         self.able = runtime.record and alone and not runtime.recompute and moves_unseen(optimizer)
-        self.tell = tell
+        self.optimizer, self.tell = optimizer, tell
         self.recorded: Recorded | None = None
         self.form: Form = {}
         self.alike = 0
@@ -45,6 +43,7 @@ class Recorder:
                 self.recorded = Recorded(step, batch)
             except RuntimeError as error:  # also for want of memory
                 self.able = False
+                self.optimizer.zero_grad()  # gradients that were never computed
                 self.tell(f"steps are not recorded, only slower for it: {' '.join(str(error).split())[:120]}")
                 return None
         return self.recorded(batch)

@@ -56,14 +56,9 @@ class Begun:
     images: int
     rate: float
     names: list[str]
-    numbers: Tensor  # by name, on the device
-    held: Tensor | None = None  # the same on their way to the host, where the next step would overwrite them
+    numbers: Tensor  # by name
+    played: bool = False  # its numbers are on their way to the host, so that the next step may begin
     arrived: torch.cuda.Event | None = None
-
-    @property
-    def played(self) -> bool:
-        """Whether the next step may begin before this one's numbers are looked at."""
-        return self.held is not None
 
 
 def update(
@@ -114,7 +109,6 @@ class Stepper:
                 lambda batch: self.judged(self.backward([batch], images)), micro_batches[0]
             )
         if played is None:
-            self.state.optimizer.zero_grad()  # what a recording may have left that failed
             return Begun(step, images, rate, *self.judged(self.gradients(micro_batches, images)))
         self.moved()
         names, numbers = played
@@ -123,14 +117,13 @@ class Stepper:
         arrived = torch.cuda.Event() if numbers.is_cuda else None
         if arrived:
             arrived.record()
-        return Begun(step, images, rate, names, numbers, held, arrived)
+        return Begun(step, images, rate, names, held, True, arrived)
 
     def finish(self, begun: Begun) -> Metrics:
         """The numbers of a step, waited for. One that is no number is an error, and has moved nothing."""
         if begun.arrived:
             begun.arrived.synchronize()
-        numbers = begun.numbers if begun.held is None else begun.held
-        told = dict(zip(begun.names, numbers.tolist(), strict=True))
+        told = dict(zip(begun.names, begun.numbers.tolist(), strict=True))
         if not (math.isfinite(told["gradient_norm"]) and math.isfinite(told["loss"])):
             self.state.optimizer.zero_grad()
             text = f"step {begun.step}: loss {told['loss']}, norm of the gradient {told['gradient_norm']}"
