@@ -58,6 +58,7 @@ from vitkit.training.step import Stepper, TrainState
 
 NAMES = {"ViT-Ti/16": "tiny", "ViT-S/16": "small", "ViT-B/16": "base", "ViT-L/16": "large"}
 CLASSES, HEIGHT, WIDTH = 10, 375, 500
+WHATS = ("one batch on the device", "loader alone", "files to steps")
 RATE, DECAY, CLIP = 1e-4, 0.1, 1.0
 BEFORE, SPARE = 2, 4  # steps before the clock starts; batches on their way beside those of the workers
 PATIENCE = 30.0  # seconds for workers to fill their queues
@@ -194,12 +195,12 @@ def rows_of(options: argparse.Namespace, streams: dict[str, Iterator[Any]]) -> l
         learn(repeat(fixed[side]), WARM + 1)  # the last of which ours records
         gpu.wait(options.device)
         print(f"{side}: the first {WARM + 1} steps took {time.perf_counter() - begun:.1f} s", flush=True)
-        rows.append(Row("one batch on the device", side, partial(learn, repeat(fixed[side]))))
-    for what in ("loader alone", "files to steps"):
+        rows.append(Row(WHATS[0], side, partial(learn, repeat(fixed[side]))))
+    for what in WHATS[1:]:
         for side, stream in streams.items():
             learn = take if what == "loader alone" else learners[side.partition(",")[0]]
             rows.append(Row(what, side, partial(learn, stream), stream))
-    return rows
+    return [row for row in rows if row.what in options.only]
 
 
 def until_quiet() -> None:
@@ -278,6 +279,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=32, help="in a round, and up to whole turns of workers")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--workers", type=int, default=cores(), help="of each loader")
+    parser.add_argument("--only", nargs="+", choices=WHATS, default=WHATS, help="Time these alone.")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -75,7 +75,7 @@ def main() -> None:
     for name in ("evaluate", "few_shots", "finish", "train", "look_ahead", "save", "save_model"):
         timed(name, spent)
     torch.set_num_threads(1)
-    place = Place(device=options.device, workers=options.workers, threads=1)
+    place = Place(device=options.device, workers=options.workers, threads=1, keeps=True)
     with tempfile.TemporaryDirectory() as folder:
         jobs = [Job(one.name, perform, (one, Path(folder)), one.needs) for one in plan.trials[:TRIALS]]
         begun = time.perf_counter()

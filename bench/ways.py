@@ -23,9 +23,10 @@ import gpu
 import torch
 from torch import Tensor, nn
 
-from vitkit.models import vit
+from vitkit.models import attention, encoder, fused, vit
 from vitkit.models.variants import Model
 from vitkit.training import optimizer, runtime
+from vitkit.training.halves import Halved
 from vitkit.training.objectives import Classify
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.recorder import WARM
@@ -40,25 +41,19 @@ WAYS = {
     "no spare": "all tokens in the last layer",
     "no half sums": "what layers add up in float32",
     "no fused": "AdamW by foreach",
-    "half weights": "weights cast to bf16 before the model sees them, no autocast",
+    "no halves": "weights rounded one by one, by autocast",
     "no product": "patches by a convolution",
-    "summing": "gradients of biases summed while they are written (bench/summing.py)",
+    "no epilogue": "MLPs as inductor compiles them",
+    "no pack": "gradients of q, k and v put together and summed by inductor",
+    "no summing": "the GELU's gradient by inductor",
+    "no fusion": "none of models/fused.py",
     "autotune": "inductor tries its own products (max-autotune-no-cudagraphs)",
     "tma": "the same with persistent kernels that fetch by TMA",
     "coordinate": "inductor tunes its kernels by coordinate descent",
 }
 
 
-class Cast(nn.Module):
-    """A model that sees its weights in bf16; the gradients reach the float32 ones."""
-
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self.model = model
-
-    def forward(self, images: Tensor) -> Tensor:
-        half = {name: p.bfloat16() for name, p in self.model.named_parameters()}
-        return torch.func.functional_call(self.model, half, (images.bfloat16(),))
+PATIENCE = 150  # seconds for those that are still compiling
 
 
 class Whole(nn.Module):
@@ -78,6 +73,12 @@ def convolved(self: Any, images: Tensor) -> tuple[Tensor, Any]:
     return z.flatten(2).mT, tuple(z.shape[-2:])
 
 
+def gelu_back(gradient: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """What models.kernels has a kernel for."""
+    inner = torch.ops.aten.gelu_backward(gradient, before, approximate="tanh")
+    return inner, inner.sum(0)
+
+
 def arranged(way: str, model: Model, where: Runtime) -> nn.Module:
     """Change what is to be changed; the model as it is to be called."""
     call: nn.Module = model
@@ -88,15 +89,16 @@ def arranged(way: str, model: Model, where: Runtime) -> nn.Module:
     if way == "no half sums":
         before = vit.ViT.embed
         vit.ViT.embed = lambda self, *given: before(self, *given).float()
-    if way == "half weights":
-        call = Cast(model)
-        Runtime.computing = lambda self: runtime.quick_attention(self.device)
     if way == "no product":
         vit.ViT.patches = convolved
-    if way == "summing":
-        import summing
-
-        summing.install()
+    if way in ("no epilogue", "no fusion"):
+        encoder.in_half = lambda z, weight: False
+    if way in ("no pack", "no fusion"):
+        attention.in_half = lambda z, weight: False
+    if way == "no summing":
+        fused.gelu_back = gelu_back
+    if way != "no halves":
+        call = Halved(call)
     if way == "eager":
         return call
     if way == "tma":
@@ -129,7 +131,10 @@ def tried(way: str, options: argparse.Namespace) -> dict[str, Any]:
     begun = time.perf_counter()
     losses = [step() for _ in range(WARM + 3)]
     started = time.perf_counter() - begun
-    with open(options.lock, "w") as lock:
+    Path(options.lock, way.replace(" ", "-")).touch()
+    while len(list(Path(options.lock).iterdir())) < options.count and time.perf_counter() - begun < PATIENCE:
+        time.sleep(0.1)  # so that nobody warms up while another is timed
+    with open(options.lock + ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         times = [gpu.timed(step, options.device, 5) for _ in range(options.rounds)]
         kernels = gpu.profiled(step) if options.kernels else {}
@@ -152,12 +157,13 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--lock", help=argparse.SUPPRESS)
+    parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.lock:
         print(json.dumps(tried(options.ways[0], options)))
         return
-    with tempfile.NamedTemporaryFile() as lock:
-        common = [sys.executable, __file__, *sys.argv[1:], "--lock", lock.name]
+    with tempfile.TemporaryDirectory() as lock:
+        common = [sys.executable, __file__, *sys.argv[1:], "--lock", lock, "--count", str(len(options.ways))]
         running = [
             subprocess.Popen([*common, "--ways", way], stdout=subprocess.PIPE, text=True)
             for way in options.ways

@@ -123,9 +123,10 @@ def test_engines_of_a_gpu_are_refused_on_the_cpu(small, tmp_path):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_recorded_model_says_the_same_for_any_number_of_images(small, small_hybrid, tmp_path):
+@pytest.mark.parametrize("name", ["graph", "graph-compiled"])
+def test_a_recorded_model_says_the_same_for_any_number_of_images(small, small_hybrid, tmp_path, name):
     for model in (small(), small_hybrid()):
-        engine = choose_engine(model.cuda(), "graph", batch=4, folder=tmp_path)
+        engine = choose_engine(model.cuda(), name, batch=4, folder=tmp_path)
         images = sample_images(model, 7)
         torch.testing.assert_close(engine(images), engines.torch_engine(model)(images), rtol=0.1, atol=0.1)
 

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from vitkit.models.fused import in_half, project_qkv
+
 KERNELS = [  # by speed on a GPU that has them all; each takes what those before it cannot
     SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
 ]  # fmt: skip
@@ -74,6 +76,13 @@ class Attention(nn.Module):
 
     def split(self, z: Tensor, first: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Eq. 5: queries of the first tokens or of all, keys and values, each (B, K, N, Dh)."""
+        if (
+            first is None
+            and torch.is_grad_enabled()
+            and self.qkv.bias is not None
+            and in_half(z, self.qkv.weight)
+        ):
+            return project_qkv(z, self.qkv, self.heads)
         if first is None:
             qkv = self.qkv(z).unflatten(-1, (3, self.heads, -1))  # (B, N, 3, K, Dh)
             q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.models.attention import Attention
+from vitkit.models.fused import in_half, mlp
 from vitkit.models.recompute import recomputed
 
 Grid = tuple[int, int]
@@ -18,6 +19,8 @@ Inject = Callable[[Tensor, int], Tensor]  # (z, layer) -> z with that layer's po
 class Mlp(nn.Module):
     """Two layers with a GELU between them; dropout after each dense layer (App. B.1)."""
 
+    portable = False  # nothing but operations that other runtimes have, too
+
     def __init__(self, width: int, hidden: int, *, gelu: str = "tanh", dropout: float = 0.0):
         super().__init__()
         self.up = nn.Linear(width, hidden)
@@ -26,6 +29,9 @@ class Mlp(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, z: Tensor) -> Tensor:
+        drops = self.training and self.dropout.p
+        if self.approximate == "tanh" and not (drops or self.portable) and in_half(z, self.up.weight):
+            return mlp(z, self.up, self.down)
         z = self.dropout(F.gelu(self.up(z), approximate=self.approximate))
         return self.dropout(self.down(z))
 

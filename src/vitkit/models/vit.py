@@ -137,6 +137,8 @@ def check_vit(c: ViTConfig) -> None:
 class ViT(nn.Module):
     """An image as a sequence of patches through a Transformer encoder (Eq. 1-4)."""
 
+    portable = False  # nothing but what a file for other runtimes may hold
+
     def __init__(self, config: ViTConfig):
         super().__init__()
         c = self.config = config
@@ -208,7 +210,7 @@ class ViT(nn.Module):
             )
         grid = grid_of((images.shape[2], images.shape[3]), self.config.stride)
         maps = images if self.stem is None else self.stem(images)
-        if maps.is_cuda and not torch.compiler.is_exporting():  # by a product: faster there
+        if maps.is_cuda and not self.portable:  # by a product: faster there
             return F.linear(
                 cut(maps, self.config.patch), self.project.weight.flatten(1), self.project.bias
             ), grid

@@ -33,8 +33,9 @@ ENGINES = {  # name -> precision that it computes in
     "compile": "fp32",
     "compile-bf16": "bf16",
     "graph": "bf16",
+    "graph-compiled": "bf16",
 }
-ON_GPU = ("graph",)  # all others but torch run on the CPU
+ON_GPU = ("graph", "graph-compiled")  # all others but torch run on the CPU
 LIBRARIES = {
     "onnxruntime": ("onnx", "onnxscript", "onnxruntime"),
     "openvino": ("openvino",),
@@ -57,6 +58,8 @@ def available(name: str, calibrated: bool, cpu: bool = True) -> str:
             return f"{library} is not installed: pip install 'vitkit[{extra}]'"
     if kind in ("torch", "compile") and precision == "bf16" and not fast_bf16():
         return "this processor has no fast bf16"
+    if name == "graph-compiled" and importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
     if kind == "compile" and not compiler():
         return "there is no C++ compiler (g++ or clang++)"
     if (
@@ -92,7 +95,7 @@ def build_engine(name: str, model: Model, batch: int, calibrate: Tensor | None, 
     if kind == "compile":
         return compiled(model, batch, precision)
     if kind == "graph":
-        return Graphed(model, batch)
+        return Graphed(model, batch, compiled=name == "graph-compiled")
     if kind == "onnxruntime":
         run = runtimes.onnx_runtime(memory.file("model.onnx", lambda path: write_onnx(model, path)))
     elif precision == "int8":

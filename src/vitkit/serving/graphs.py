@@ -55,6 +55,8 @@ class Graph(nn.Module):
         self.model = with_config(model, model.config).requires_grad_(False)
         if form.any_size and isinstance(self.model, ViT):
             self.model.positions = AnyGrid(self.model.positions)  # type: ignore[assignment]
+        for part in self.model.modules():
+            part.portable = True  # type: ignore[assignment]
         self.model.to(TYPES[form.precision])
         device = next(model.parameters()).device
         for name, values in (("shift", model.preprocessing.mean), ("scale", model.preprocessing.std)):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from vitkit.models.attention import quick_attention
+from vitkit.training.halves import Halved
 
 PRECISIONS = ("fp32", "bf16")
 SPREADS = ("ddp", "fsdp")  # every process has the whole model, or its part of each tensor
@@ -67,8 +68,7 @@ class Runtime:
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Inside, products run in the chosen precision, and attention by the quickest kernel there is."""
-        kind = torch.device(self.device).type
-        half = torch.autocast(kind, torch.bfloat16, enabled=self.precision == "bf16")
+        half = torch.autocast(self.device.split(":")[0], torch.bfloat16, enabled=self.precision == "bf16")
         with half, quick_attention(self.device):
             yield
 
@@ -104,6 +104,8 @@ class Runtime:
         """The model as it is to be called; what is saved stays the bare one."""
         if self.world > 1 and not self.cut:
             model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        elif self.world == 1 and self.precision == "bf16" and not self.recompute:
+            model = Halved(model)
         return torch.compile(model) if self.compile else model  # type: ignore[return-value]
 
     @contextmanager

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from vitkit.training.halves import Halved
 from vitkit.training.objectives import Batch, Objective
 from vitkit.training.optimizer import (
     OptimizerConfig,
@@ -88,6 +89,8 @@ class Stepper:
     def __post_init__(self) -> None:
         self.recorder = Recorder(self.runtime, self.state.optimizer, self.tell)
         self.room = Room(self.tell, self.recorder.forget)
+        bare = getattr(self.call, "_orig_mod", self.call)
+        self.halved = bare if isinstance(bare, Halved) else None
 
     def __call__(self, micro_batches: list[Batch], rate: float) -> Metrics:
         return self.finish(self.begin(micro_batches, rate))
@@ -188,12 +191,16 @@ class Stepper:
     ) -> dict[str, Tensor]:
         """Gradients added up piece by piece; `apart`, each process keeps its own; `count`: images of each."""
         results: dict[str, Tensor] = {}
+        if self.halved:
+            self.halved.renew()
         for number, batch in enumerate(pieces, start=1):
             share = (len(batch["image"]) if count is None else count) / images
             with self.runtime.accumulating(self.call, more=apart or number < len(pieces)):
                 with self.runtime.computing():  # anew for each pass: autocast keeps its copies of the weights
                     found = self.objective(self.call, batch if len(batch["image"]) else blank(batch))
                 (found["loss"] * (share * self.runtime.world)).backward()  # which the processes average
+            if self.halved:
+                self.halved.give()
             for name, value in found.items():
                 results[name] = results.get(name, torch.zeros_like(value)) + value.detach() * share
         return results

@@ -1,0 +1,116 @@
+"""Gradients of biases summed while the gradient itself is written, in half precision: kernels in Triton.
+
+A layer's bias has the sum of its gradient over all tokens as its own. A compiler reads that gradient again
+for it, and that of a GELU it computes again too. Imported only where Triton is.
+"""
+
+# M tokens of all images, H hidden, B batch, N tokens of an image, K heads, Dh head width
+# A program has BLOCK columns and CHUNK rows, ROWS of them at a time; the sums of chunks are added up after it
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.library import custom_op
+
+GELU_BACK, PACK = (128, 8, 256, 4), (128, 4, 512, 4)  # CHUNK, ROWS, BLOCK, warps; by bench/fused.py
+
+
+@triton.jit
+def slope(x):
+    """Of GELU by tanh, which is x * s(x) with a sigmoid s, so that no tanh is needed."""
+    share = tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    return share + x * share * (1 - share) * 1.5957691216057308 * (1 + 0.134145 * x * x)
+
+
+@triton.jit
+def gelu_back_kernel(
+    gradient, before, inner, sums, rows, columns,
+    CHUNK: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    first = tl.program_id(1) * CHUNK
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
+    for at in range(0, CHUNK, ROWS):
+        row = first + at + tl.arange(0, ROWS)[:, None]
+        inside = (row < rows) & (column < columns)
+        place = row.to(tl.int64) * columns + column
+        x = tl.load(before + place, inside, other=0.0).to(tl.float32)
+        g = tl.load(gradient + place, inside, other=0.0).to(tl.float32)
+        found = (g * slope(x)).to(inner.dtype.element_ty)
+        tl.store(inner + place, found, inside)
+        total += found.to(tl.float32)
+    whole = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(sums + tl.program_id(1) * columns + whole, tl.sum(total, 0), whole < columns)
+
+
+@triton.jit
+def pack_kernel(
+    q, k, v, out, sums, rows, tokens, width, head, qi, qt, qh, ki, kt, kh, vi, vt, vh,
+    CHUNK: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """qi, qt, qh: steps in memory from one image, token and head of q to the next; of k and v likewise."""
+    part = tl.program_id(2)
+    given, by_image, by_token, by_head = q, qi, qt, qh
+    if part == 1:
+        given, by_image, by_token, by_head = k, ki, kt, kh
+    if part == 2:
+        given, by_image, by_token, by_head = v, vi, vt, vh
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    across = column // head * by_head + column % head
+    first = tl.program_id(1) * CHUNK
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
+    for at in range(0, CHUNK, ROWS):
+        row = first + at + tl.arange(0, ROWS)[:, None]
+        inside = (row < rows) & (column < width)
+        down = (row // tokens).to(tl.int64) * by_image + row % tokens * by_token
+        g = tl.load(given + down + across, inside, other=0.0)
+        tl.store(out + (row.to(tl.int64) * 3 + part) * width + column, g, inside)
+        total += g.to(tl.float32)
+    whole = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(sums + (tl.program_id(1) * 3 + part) * width + whole, tl.sum(total, 0), whole < width)
+
+
+@custom_op("vitkit::gelu_back", mutates_args=(), device_types="cuda")
+def gelu_back(gradient: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient before a GELU from that after it, (M, H), and its sum, (H,)."""
+    gradient, before = gradient.contiguous(), before.contiguous()
+    rows, columns = before.shape
+    chunk, each, block, warps = GELU_BACK
+    inner, chunks = torch.empty_like(before), triton.cdiv(rows, chunk)
+    sums = before.new_empty((chunks, columns), dtype=torch.float32)
+    with torch.cuda.device(before.device):
+        gelu_back_kernel[(triton.cdiv(columns, block), chunks)](
+            gradient, before, inner, sums, rows, columns,
+            CHUNK=chunk, ROWS=each, BLOCK=block, num_warps=warps,
+        )  # fmt: skip
+    return inner, sums.sum(0).to(before.dtype)
+
+
+@custom_op("vitkit::pack", mutates_args=(), device_types="cuda")
+def pack(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Three of (B, K, N, Dh) -> (B N, 3 K Dh), and the sum of that over images and tokens."""
+    q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
+    batch, heads, tokens, head = q.shape
+    rows, width = batch * tokens, heads * head
+    chunk, each, block, warps = PACK
+    out, chunks = q.new_empty((rows, 3 * width)), triton.cdiv(rows, chunk)
+    sums = q.new_empty((chunks, 3 * width), dtype=torch.float32)
+    steps = [given.stride(axis) for given in (q, k, v) for axis in (0, 2, 1)]
+    with torch.cuda.device(q.device):
+        pack_kernel[(triton.cdiv(width, block), chunks, 3)](
+            q, k, v, out, sums, rows, tokens, width, head, *steps,
+            CHUNK=chunk, ROWS=each, BLOCK=block, num_warps=warps,
+        )  # fmt: skip
+    return out, sums.sum(0).to(q.dtype)
+
+
+@gelu_back.register_fake
+def _(gradient: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(before), before.new_empty(before.shape[1])
+
+
+@pack.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    batch, heads, tokens, head = q.shape
+    return q.new_empty((batch * tokens, 3 * heads * head)), q.new_empty(3 * heads * head)

@@ -1,0 +1,135 @@
+"""Layers in fewer kernels: the numbers of the plain ones, as near as half precision is."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.models.attention import Attention
+from vitkit.models.encoder import Mlp
+from vitkit.models.epilogue import product
+from vitkit.models.fused import HAVE, in_half, mlp
+from vitkit.models.variants import configure, fresh
+from vitkit.serving.graphs import Form, Graph
+
+gpu = pytest.mark.skipif(not (torch.cuda.is_available() and HAVE), reason="a matter of NVIDIA GPUs")
+HALF = 2.0**-8  # what bf16 rounds to, as a share
+
+
+def part(width: int = 64, hidden: int = 256, seed: int = 0, **options) -> Mlp:
+    torch.manual_seed(seed)
+    return Mlp(width, hidden, **options)
+
+
+def gradients(of: nn.Module, z: Tensor, half: bool, compiled: bool = False) -> list[Tensor]:
+    """What a layer gives, and the gradients of what it was given and of its weights."""
+    z, call = z.clone().requires_grad_(), torch.compile(of) if compiled else of
+    with torch.autocast(z.device.type, torch.bfloat16, enabled=half):
+        found = call(z)
+    push = torch.linspace(0.5, 1.5, found.numel(), device=z.device)  # all of one sign: no sum cancels out
+    found.backward(push.to(found.dtype).view_as(found))
+    return [found.detach(), z.grad, *(p.grad for p in of.parameters())]
+
+
+def kernels_of(run) -> str:
+    """The names of the kernels that it launches."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        run()
+        torch.cuda.synchronize()
+    return " ".join(one.key for one in seen.key_averages())
+
+
+def near(found: Tensor, want: Tensor, share: float) -> bool:
+    return float((found.double() - want.double()).norm()) <= share * float(want.double().norm())
+
+
+def test_it_is_left_alone_where_it_does_not_belong():
+    z, weight = torch.zeros(2, 8), torch.zeros(16, 8)
+    assert not in_half(z, weight)
+    assert not in_half(z.bfloat16(), weight.bfloat16())
+
+
+def test_without_a_kernel_for_it_a_gelu_is_computed_plainly():
+    z, weight, bias = torch.randn(3, 8), torch.randn(16, 8), torch.randn(16)
+    before = torch.empty(3, 16)
+    after = product(z, weight, bias, before)
+    assert torch.equal(before, F.linear(z, weight, bias))
+    assert torch.equal(after, F.gelu(before, approximate="tanh"))
+    assert torch.equal(product(z, weight, bias), after)
+
+
+@gpu
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("shape", [(5, 7, 64), (1, 1, 64), (64, 197, 64)])
+@pytest.mark.parametrize("kind", [part, lambda: Attention(64, 4)])
+def test_values_and_gradients_are_those_of_float64(kind, shape, compiled):
+    torch.compiler.reset()
+    torch.manual_seed(1)
+    z, ours = torch.randn(shape), kind()
+    want = gradients(copy.deepcopy(ours).double(), z.double(), half=False)
+    found = gradients(ours.cuda(), z.cuda(), half=True, compiled=compiled)
+    assert found[0].dtype == torch.bfloat16
+    for one, other in zip(found, want, strict=True):
+        assert near(one.cpu(), other, 4 * HALF) or other.norm() < 1e-9  # that of the keys' bias is nothing
+
+
+@gpu
+@pytest.mark.parametrize("compiled", [False, True])
+def test_they_are_what_a_model_is_computed_by(compiled):
+    """A condition that is never met would pass every other test here."""
+    torch.compiler.reset()
+    model = fresh(configure("ViT-Ti/16", classes=5, depth=2, image_size=32), seed=0).cuda()
+    call, images = torch.compile(model) if compiled else model, torch.rand(4, 3, 32, 32, device="cuda")
+
+    def run():
+        with torch.autocast("cuda", torch.bfloat16):
+            call(images).sum().backward()
+
+    run()
+    seen = kernels_of(run)
+    assert "gelu_back_kernel" in seen
+    assert "pack_kernel" in seen
+    assert "conv" not in seen.lower().replace("convert", "")
+
+
+@gpu
+def test_a_file_for_others_holds_none_of_it():
+    model = fresh(configure("ViT-Ti/16", classes=5, depth=2, image_size=32), seed=0).cuda()
+    graph = Graph(model, Form(precision="bf16"))
+    program = torch.export.export(graph, (torch.rand(2, 3, 32, 32, device="cuda"),), strict=True)
+    assert "vitkit" not in str(program.graph)
+
+
+@gpu
+def test_prediction_gives_what_training_gives():
+    ours, z = part().cuda().bfloat16(), torch.randn(4, 9, 64, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        found = mlp(z, ours.up, ours.down)
+        plain = F.linear(F.gelu(F.linear(z, ours.up.weight, ours.up.bias), approximate="tanh"),
+                         ours.down.weight, ours.down.bias)  # fmt: skip
+    assert near(found, mlp(z, ours.up, ours.down).detach(), HALF)
+    assert near(found, plain, 2 * HALF)
+
+
+@gpu
+def test_what_it_cannot_do_is_computed_as_before():
+    z = torch.randn(2, 3, 64, device="cuda", dtype=torch.bfloat16)
+    assert in_half(z, part().up.weight)
+    assert not in_half(z.float(), part().up.weight)
+    assert not in_half(z, torch.zeros(30, 64))
+    exact = part(gelu="erf").cuda().bfloat16()
+    want = exact.down(F.gelu(exact.up(z)))
+    assert torch.equal(exact(z), want)
+
+
+@gpu
+def test_a_part_of_a_tensor_that_lies_anywhere_is_taken():
+    ours = part().cuda().bfloat16()
+    held = torch.randn(2 * 3 * 64 + 1, device="cuda", dtype=torch.bfloat16)
+    odd = held[1:].view(2, 3, 64)  # two bytes from where kernels like it
+    turned = torch.randn(64, 3, 2, device="cuda", dtype=torch.bfloat16).permute(2, 1, 0)
+    with torch.no_grad():
+        for z in (odd, turned):
+            assert near(ours(z), ours(z.clone(memory_format=torch.contiguous_format)), HALF)
