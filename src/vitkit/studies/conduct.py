@@ -22,6 +22,7 @@ from vitkit.studies.folder import claim, done, read_failed, read_plan, remembere
 from vitkit.studies.local import Local, places
 from vitkit.studies.prepare import Request, make_plan, ordered
 from vitkit.studies.reading import figures_of, means, table6
+from vitkit.studies.sharing import together
 from vitkit.studies.study import Plan
 from vitkit.studies.table import rows_of, write_table
 from vitkit.studies.work import BATCHES, pace_of, perform
@@ -29,6 +30,7 @@ from vitkit.weights.save import replace_file
 
 PAGE, SUMMARY = "page.html", "summary.json"
 Emit = Callable[[Any], None] | None
+Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +52,9 @@ class Where:
 
 def run_study(request: Request, where: Where, emit: Emit) -> bool:
     """Plan, run what is not done yet, write table, figures and page; whether every trial has succeeded."""
-    tell: Callable[[str], None] = (lambda text: None) if emit else (lambda text: print(text, file=sys.stderr))
+    tell: Tell = (lambda text: None) if emit else (lambda text: print(text, file=sys.stderr))
     with ExitStack() as held:
-        crews = Crews(where, held)
+        crews = Crews(where, held, tell)
         plan = remembered(where.out, request.asked())
         plan = plan or make_plan(request, crews.slots, crews.measure, tell)
         if where.plan:
@@ -71,8 +73,8 @@ def run_study(request: Request, where: Where, emit: Emit) -> bool:
 class Crews:
     """Who times steps and who runs trials: the same processes, where both are on this machine."""
 
-    def __init__(self, where: Where, held: ExitStack):
-        self.where, self.held = where, held
+    def __init__(self, where: Where, held: ExitStack, tell: Tell = lambda text: None):
+        self.where, self.held, self.tell = where, held, tell
         self.places = places(where.device, where.processes if where.on == "local" else 1, where.precision)
         self.here: Local | None = None
 
@@ -81,7 +83,10 @@ class Crews:
         return len(self.places) if self.where.on == "local" else self.where.processes or 1
 
     def local(self) -> Local:
-        self.here = self.here or self.held.enter_context(Local(self.places))
+        if self.here is None:
+            if self.held.enter_context(together([place.device for place in self.places])):
+                self.tell("processes on one GPU compute at the same time, by NVIDIA's MPS")
+            self.here = self.held.enter_context(Local(self.places))
         return self.here
 
     def measure(self, kinds: Sequence[Recipe]) -> Paces:
@@ -107,7 +112,7 @@ class Crews:
         return self.local()
 
 
-def carry_out(plan: Plan, out: Path, crews: Crews, tell: Callable[[str], None]) -> None:
+def carry_out(plan: Plan, out: Path, crews: Crews, tell: Tell) -> None:
     """Every trial that has no result yet; after each, what failed and the table are written."""
     left = [one for one in ordered(plan) if not done(out, one)]
     if len(left) < len(plan.trials):
