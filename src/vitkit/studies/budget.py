@@ -81,7 +81,8 @@ def prices(trials: Sequence[Trial], paces: Paces, seen: Mapping[str, Sight]) -> 
         r, data = one.recipe, seen[one.recipe.data]
         few = seen[r.fewshot] if r.fewshot else None
         looked = data.test + r.evaluations * r.val * data.train
-        looked += few.test if few else 0
+        often = 1 + (r.evaluations if r.fewshot_when == "evaluations" else 0)
+        looked += often * few.test if few else 0
         opening = data.seconds + (few.seconds if few else 0) + (SPLIT * data.train if r.val else 0)
         steps = r.length.in_steps(data.train, r.batch)
         found[one.name] = steps * step + looked * look + opening + FIXED

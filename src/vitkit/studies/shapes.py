@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 from vitkit.recipes.pretrain import AUGREG
 from vitkit.recipes.recipe import Recipe
@@ -59,7 +60,8 @@ def heads(s: Setting) -> list[Trial]:
     made = []
     for seed in range(s.seeds):
         for head, rate in (("token", 1.0), ("gap", 1.0), ("gap", 3 / 8), ("map", 1.0)):
-            recipe = pretraining(s, base(s).having(f"head={head}"), seed, evaluations=6, val=0.02)
+            going: dict[str, Any] = {"evaluations": 6, "val": 0.02, "fewshot_when": "evaluations"}
+            recipe = pretraining(s, base(s).having(f"head={head}"), seed, **going)
             made.append(
                 trial({"head": head, "rate": "same" if rate == 1 else "lower"}, at_rate(recipe, rate))
             )
