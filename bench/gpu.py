@@ -168,6 +168,7 @@ def our_engine(how: str, row: Row, images: Tensor) -> Callable[[], Any]:
         return lambda: run(held)
     graphed = Graphed(model, len(images), compiled="compiled" in engine)
     with torch.inference_mode():
+        pixels = pixels.clone()  # as the recording's own, or it would be compiled anew in its midst
         for _ in range(WARM):
             graphed.compute(pixels)
         recorded = Recorded(lambda given: graphed.compute(given["image"]), {"image": pixels})
