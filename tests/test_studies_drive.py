@@ -88,6 +88,22 @@ def test_a_tuned_trial_starts_from_the_model_it_needs_by_the_convention_it_names
 
 
 @pytest.mark.slow
+def test_what_is_compiled_for_one_trial_serves_all_of_its_shape(tmp_path):
+    import torch._dynamo.config
+    from torch._dynamo.utils import counters
+
+    token, gap, again, other, *_ = tiny_plan(broken=False).trials
+    torch.compiler.reset()
+    counters.clear()
+    made = []
+    for one in (token, again, gap, other):
+        perform(one, tmp_path, Place(threads=1, compile=True))
+        made.append(counters["stats"]["unique_graphs"])
+    assert made[0] == made[1] < made[2] == made[3]
+    assert torch._dynamo.config.recompile_limit > 8
+
+
+@pytest.mark.slow
 def test_a_killed_process_costs_its_own_job_only():
     jobs = [Job("dies", killed, ()), *(Job(f"job {i}", answered, (i,)) for i in range(6))]
     with Local(places("cpu", 2)) as crew:

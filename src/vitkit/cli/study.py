@@ -51,6 +51,9 @@ class Run:
     ] = None
     device: Device = "auto"
     precision: Annotated[str, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "auto"
+    compile: Annotated[
+        bool, arg(help="Compile the models, once for all trials of a shape: for budgets of many minutes.")
+    ] = False
     scale: Annotated[
         Literal["mini", "paper"], arg(help="Miniatures, or the paper's own models and recipes.")
     ] = "mini"
@@ -114,7 +117,7 @@ def study(do: OmitSubcommandPrefixes[OmitArgPrefixes[Do]]) -> None:
     )  # fmt: skip
     where = conduct.Where(
         out=do.out or Path("runs/studies") / do.name, on=do.on, processes=do.processes, device=do.device,
-        precision=do.precision, cluster=do.cluster, plan=do.plan,
+        precision=do.precision, compile=do.compile, cluster=do.cluster, plan=do.plan,
     )  # fmt: skip
     if not conduct.run_study(request, where, emit):
         sys.exit(1)

@@ -3,7 +3,7 @@
 import copy
 import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 
 import torch
@@ -53,7 +53,9 @@ def seconds_a_step(
 
 
 def seconds_an_image(recipe: Recipe, model: Model, runtime: Runtime, trial: Trial | None = None) -> float:
-    trial = trial or (GPU if runtime.device.startswith("cuda") else CPU)
+    if trial is None:  # of fewer images than the run has, for which nothing is compiled
+        trial = GPU if runtime.device.startswith("cuda") else CPU
+        runtime = replace(runtime, compile=False)
     count = min(recipe.micro_batch or recipe.batch // runtime.world, trial.images)
     runtime = alone(runtime)
     work = runtime.settle(learner(recipe, copy.deepcopy(model)))
@@ -72,7 +74,8 @@ def seconds_an_image(recipe: Recipe, model: Model, runtime: Runtime, trial: Tria
 
     train(
         state, repeat([batch]), objective, until=trial.before + trial.timed, rate=lambda step: 0.0,
-        config=recipe.optimizer, watch=watch, due=lambda step: False, runtime=runtime,
+        config=recipe.optimizer, watch=watch, due=lambda step: False, call=runtime.callable(work),
+        runtime=runtime,
     )  # fmt: skip
     return (ended[-1] - ended[trial.before - 1]) / trial.timed / count
 

@@ -26,12 +26,14 @@ class Share:
 
     device: str = "auto"
     precision: str = "auto"
+    compile: bool = False
     cores: int = 0  # 0: all that it may use
 
     def place(self) -> Place:
         device, each = devices_of(self.device)[0], self.cores or cores()
         cuda = device.startswith("cuda")
-        return Place(device, self.precision, workers=each if cuda else 0, threads=1 if cuda else each)
+        workers, threads = (each, 1) if cuda else (0, each)
+        return Place(device, self.precision, workers=workers, threads=threads, compile=self.compile)
 
 
 def remote(job: Job, share: Share) -> Outcome:

@@ -42,6 +42,7 @@ class Where:
     processes: int | None = None
     device: str = "auto"
     precision: str = "auto"
+    compile: bool = False
     cluster: tuple[str, ...] = ()  # options of sbatch, by their names in submitit
     plan: bool = False
 
@@ -75,7 +76,8 @@ class Crews:
 
     def __init__(self, where: Where, held: ExitStack, tell: Tell = lambda text: None):
         self.where, self.held, self.tell = where, held, tell
-        self.places = places(where.device, where.processes if where.on == "local" else 1, where.precision)
+        count = where.processes if where.on == "local" else 1
+        self.places = places(where.device, count, where.precision, where.compile)
         self.here: Local | None = None
 
     @property
@@ -101,7 +103,7 @@ class Crews:
     def crew(self) -> Any:
         """Whoever runs the trials."""
         where = self.where
-        share = clusters.Share(where.device, where.precision)
+        share = clusters.Share(where.device, where.precision, where.compile)
         if where.on == "ray":
             return self.held.enter_context(clusters.Ray(share, where.processes))
         if where.on == "slurm":

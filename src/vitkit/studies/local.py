@@ -20,7 +20,7 @@ PATIENCE = 120.0  # seconds that a process may take to save its trial
 A_GPU = 4  # processes that share one, if nobody says how many: small models leave much of it free
 
 
-def places(device: str, processes: int | None, precision: str = "auto") -> list[Place]:
+def places(device: str, processes: int | None, precision: str = "auto", compile: bool = False) -> list[Place]:
     """A place for each process: devices in turn, cores and data workers shared out evenly."""
     devices = devices_of(device)
     cuda = devices[0].startswith("cuda")
@@ -30,7 +30,7 @@ def places(device: str, processes: int | None, precision: str = "auto") -> list[
     share = max(1, cores() // count)
     base = Place(
         precision=precision, workers=max(1, share - 1) if cuda else 0, threads=1 if cuda else share,
-        keeps=True,
+        keeps=True, compile=compile,
     )  # fmt: skip
     return [replace(base, device=devices[i % len(devices)]) for i in range(count)]
 

@@ -26,6 +26,7 @@ from vitkit.weights.save import save
 TRIED = Tried(images=0, before=WARM + 2, timed=5)  # of a whole batch: small models are slow for few images
 KEPT = 0.05  # what it takes to have a batch again that was kept, as a share of making it
 OPENED = Kept()  # by this process, for all its trials
+SHAPES = 64  # of models that a process compiles; beyond its limit PyTorch would compute without
 BATCHES = "batches"  # a folder of a study while it runs
 START = "start.safetensors"  # the model of another trial, with another way of resizing positions
 
@@ -40,16 +41,21 @@ class Place:
     threads: int = 0  # of PyTorch on the CPU; 0: its own choice
     quiet: bool = True
     keeps: bool = False  # batches, for other trials on the same ones
+    compile: bool = False  # once for all trials of a shape
 
     def runtime(self) -> Runtime:
         if self.threads:
             torch.set_num_threads(self.threads)
-        return settled(self.device, self.precision)
+        return settled(self.device, self.precision, self.compile)
 
 
 @lru_cache
-def settled(device: str, precision: str) -> Runtime:
-    return choose(device, precision)
+def settled(device: str, precision: str, compile: bool) -> Runtime:
+    if compile:
+        import torch._dynamo.config as compiling
+
+        compiling.recompile_limit = SHAPES
+    return choose(device, precision, compile)
 
 
 def perform(trial: Trial, out: Path, place: Place) -> dict[str, Any]:
