@@ -49,6 +49,8 @@ WAYS = {
     "no fusion": "none of models/fused.py",
     "autotune": "inductor tries its own products (max-autotune-no-cudagraphs)",
     "tma": "the same with persistent kernels that fetch by TMA",
+    "lt": "all products by cuBLASLt, not only those with a bias",
+    "combo": "inductor puts small kernels that need nothing of each other together",
     "coordinate": "inductor tunes its kernels by coordinate descent",
 }
 
@@ -103,8 +105,11 @@ def arranged(way: str, model: Model, where: Runtime) -> nn.Module:
         return call
     if way == "tma":
         torch._inductor.config.triton.enable_persistent_tma_matmul = True
-    if way == "coordinate":
-        return torch.compile(call, options={"coordinate_descent_tuning": True})
+    if way == "lt":
+        torch.backends.cuda.preferred_blas_library("cublaslt")
+    if way in ("coordinate", "combo"):
+        asked = "coordinate_descent_tuning" if way == "coordinate" else "combo_kernels"
+        return torch.compile(call, options={asked: True})
     return torch.compile(call, mode="max-autotune-no-cudagraphs" if way in ("autotune", "tma") else None)
 
 
