@@ -19,6 +19,7 @@ from vitkit.data.sources import digits
 from vitkit.data.splits import complete
 from vitkit.experiment.features import Extractor
 from vitkit.experiment.frozen import FewShot, learn_from, learn_from_all, open_frozen
+from vitkit.experiment.start import Kept
 from vitkit.models.variants import build
 from vitkit.training.runtime import Runtime
 
@@ -394,6 +395,20 @@ def test_features_that_tell_nothing_do_not_end_a_run():
     notes = []
     assert FewShot("digits")(model, Runtime(), 64, 0, notes.append) == {}
     assert "tells none apart" in notes[0]
+
+
+def test_data_that_is_kept_open_is_not_read_again(tmp_path, model):
+    """The trials of a study are on one data set; to read it may take longer than to judge a model."""
+    source, path = digits(), tmp_path / "some.npz"
+    images = np.stack([source.fetch(i) for i in range(400)])
+    np.savez(path, x_train=images[:300], y_train=source.labels[:300],
+             x_test=images[300:], y_test=source.labels[300:400])  # fmt: skip
+    opened = Kept()
+    splits = opened(tiny(data=str(path), val=0.0, test=0.1))
+    path.unlink()
+    found = FewShot(str(path), 2, 2, opened)
+    assert found.train is splits["train"] and found.test is splits["test"]
+    assert found(model, Runtime(), 64, 0, lambda text: None)["fewshot_images"] == 100
 
 
 def judged(runtime: Runtime) -> dict:

@@ -58,6 +58,12 @@ def test_a_later_start_gives_the_same_batches():
     assert equal(take(7)[4:], take(3, start=4, workers=2))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stop_ends_them_and_none_is_made_beyond_it(workers):
+    assert equal(take(7), take(99, stop=7, workers=workers))
+    assert equal(take(7)[4:], take(99, start=4, stop=7, workers=workers))
+
+
 def test_a_batch_holds_what_each_of_its_places_gives_alone():
     data, order = source(), Order(25, 8, seed=3)
     for step, batch in enumerate(take(7)):

@@ -1,26 +1,20 @@
 """Batches that are kept: the same as made ones, whoever made them; damage and lack of room cost only time."""
 
+import shutil
 from itertools import islice
 
 import numpy as np
 import pytest
 import torch
 
-from vitkit.data import shelf as shelves
-from vitkit.data.batches import BadFiles, evaluation_batches, train_batches
+from vitkit.data.batches import BadFiles, Worker, evaluation_batches, train_batches
 from vitkit.data.decode import BadImage
 from vitkit.data.order import Order
-from vitkit.data.shelf import keep_batches
+from vitkit.data.shelf import STAYS, keep_batches, stays
 from vitkit.data.sources import Source
 from vitkit.data.views import View
 
 VIEW = View(size=(16, 16), crop="inception", flip=True)
-
-
-@pytest.fixture(autouse=True)
-def any_disk(monkeypatch):
-    """However full that of the tests is."""
-    monkeypatch.setattr(shelves, "LEFT", 0.0)
 
 
 @pytest.fixture
@@ -40,7 +34,7 @@ def source(images: int = 40, *, bad: int | None = None, shift: int = 0) -> Sourc
     return Source("made", ("a", "b", "c", "d"), [f"{i + shift}" for i in range(images)], labels, fetch)
 
 
-def refused(i: int) -> np.ndarray:
+def refused(what: object) -> np.ndarray:
     raise AssertionError("nothing is to be made")
 
 
@@ -70,6 +64,16 @@ def test_what_was_kept_is_what_would_be_made(tmp_path, workers):
         keep_batches(None)
 
 
+def test_where_all_are_kept_no_process_is_started(kept, monkeypatch):
+    plain, tested = taken(source()), list(evaluation_batches(source(), VIEW, 16))
+    monkeypatch.setattr(Worker, "start", refused)
+    order = Order(40, 8)
+    assert same(list(train_batches(source(), VIEW, order, stop=6, workers=2)), plain)
+    assert same(list(evaluation_batches(source(), VIEW, 16, workers=2)), tested)
+    with pytest.raises(AssertionError, match="nothing is to be made"):
+        list(train_batches(source(), VIEW, order, stop=7, workers=2))
+
+
 def test_other_views_seeds_and_images_have_batches_of_their_own(kept):
     plain = taken(source())
     others = [
@@ -95,10 +99,27 @@ def test_a_damaged_file_is_made_again(kept):
     assert same(taken(source()), plain)
 
 
-def test_a_disk_that_is_nearly_full_keeps_nothing(kept, monkeypatch):
-    monkeypatch.setattr(shelves, "LEFT", 1.1)
-    plain = taken(source())
-    assert not [path for path in kept.rglob("*") if path.is_file()]
+def batches(folder) -> set:
+    return set(folder.glob("*/*"))
+
+
+def test_half_of_what_was_free_stays_free(kept):
+    before = shutil.disk_usage(kept.parent).free
+    taken(source())
+    assert batches(kept)
+    assert int((kept / STAYS).read_text()) == pytest.approx(before / 2, rel=0.2)  # others use the disk, too
+
+
+def test_whoever_comes_later_leaves_as_much_free_as_the_first(tmp_path):
+    """Else each would halve what the one before has left."""
+    assert [stays(tmp_path, free) for free in (1000, 600, 510, 2000)] == [500] * 4
+
+
+def test_nothing_more_is_kept_when_room_has_run_out(kept):
+    plain, there = taken(source()), batches(kept)
+    (kept / STAYS).write_text(str(shutil.disk_usage(kept).total))
+    taken(source(), seed=1, workers=2)
+    assert batches(kept) == there
     assert same(taken(source()), plain)
 
 

@@ -75,19 +75,21 @@ def train_batches(
     order: Order,
     *,
     start: int = 0,
+    stop: int | None = None,
     places: Sequence[int] | None = None,
     workers: int = 0,
     bad: Notes | None = None,
 ) -> Iterator[Batch]:
-    """Batches from step `start` on, without end; `places` is this process's part of each global batch.
+    """Batches of the steps from `start` to before `stop`, or without end.
 
-    A file that cannot be used leaves its batch one image smaller, down to none; no other sample takes its
-    place.
+    `places` is this process's part of each global batch. A file that cannot be used leaves its batch one
+    image smaller, down to none; no other sample takes its place.
     """
     if order.length != len(source):
         raise ValueError(f"an order over {order.length} samples does not fit a source of {len(source)}")
     mine = range(order.batch) if places is None else places
-    groups = ([(step, place) for place in mine] for step in count(start))
+    steps = count(start) if stop is None else range(start, stop)
+    groups = ([(step, place) for place in mine] for step in steps)
     return stream(Samples(source, view, order), groups, workers, bad or BadFiles())
 
 
@@ -171,6 +173,8 @@ def stream(samples: Samples, groups: Iterator[list[Place]], workers: int, bad: N
             groups = chain([group], groups)
             break
         yield kept
+    else:
+        return  # there is nothing left for which processes would be started
     made = made_ahead(samples, groups, workers) if workers else map(samples.__getitems__, groups)
     for batch, wrong in made:
         for index, error in wrong:

@@ -18,7 +18,8 @@ from vitkit.data.order import Order
 from vitkit.data.sources import Source
 from vitkit.data.views import View
 
-LEFT = 0.25  # of a disk stays free
+LEFT = 0.5  # of what was free before the first batch stays free
+STAYS = "stays-free"  # a file beside the shelves: that many bytes
 _folder: Path | None = None
 
 
@@ -58,11 +59,11 @@ class Shelf:
     def put(self, places: Sequence[tuple[int, int]], images: np.ndarray, indices: np.ndarray) -> None:
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            disk = shutil.disk_usage(self.folder)
-            if disk.free - images.nbytes < LEFT * disk.total:
+            free = shutil.disk_usage(self.folder).free
+            if free - images.nbytes < stays(self.folder.parent, free):
                 return
             path = self.path(places)
-            beside = path.with_suffix(f".{os.getpid()}")
+            beside = own(path)
             with beside.open("wb") as file:
                 images.tofile(file)
                 indices.tofile(file)
@@ -71,3 +72,24 @@ class Shelf:
     def path(self, places: Sequence[tuple[int, int]]) -> Path:
         """Named by the places, all of them: two runs may share a batch out otherwise."""
         return self.folder / hashlib.sha256(np.array(places, dtype=np.int64).data).hexdigest()[:32]
+
+
+def stays(folder: Path, free: int) -> int:
+    """How many bytes all processes leave free, now and later; told by the first of them to those that follow.
+
+    free: measured before the look into the folder. So if nothing is told yet, nothing was kept when it was
+    measured, and of several that come first at once it does not matter who tells last.
+    """
+    told = folder / STAYS
+    try:
+        return int(told.read_text())
+    except (OSError, ValueError):
+        beside = own(told)
+        beside.write_text(str(int(LEFT * free)))
+        os.replace(beside, told)
+        return int(LEFT * free)
+
+
+def own(path: Path) -> Path:
+    """A name that only this process uses, until the file is whole."""
+    return path.with_suffix(f".{os.getpid()}")

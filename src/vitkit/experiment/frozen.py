@@ -9,20 +9,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from vitkit.data.sources import Source, open_data
-from vitkit.data.splits import complete
+from vitkit.data.sources import Source
 from vitkit.evaluation.fewshot import L2, choose_shots, fewshot_grid
 from vitkit.experiment.aim import bare, plain
 from vitkit.experiment.features import Extractor, Features
+from vitkit.experiment.start import Opener, open_splits
+from vitkit.recipes.recipe import Recipe
 from vitkit.training.runtime import Runtime
 
 SHOTS = (1, 5, 10, 25)
 SEEDS = 3
 
 
-def open_frozen(place: str) -> tuple[Source, Source]:
+def open_frozen(place: str, opened: Opener = open_splits) -> tuple[Source, Source]:
     """Train, and what is tested on: the test split, else val, else a part of train chosen by content."""
-    splits = complete(open_data(place), val=0.0)
+    splits = opened(Recipe(name="few-shot", data=place, val=0.0), None)
     train, test = splits["train"], splits["test"]
     if train.multilabel:
         raise ValueError(f"{place}: several labels for each image; few-shot accuracy is of one label each")
@@ -119,10 +120,11 @@ class FewShot:
     place: str
     shots: int = 5
     seeds: int = SEEDS
+    opened: Opener = open_splits
     named: bool = field(default=False, init=False)  # whether it was said which images cannot be used
 
     def __post_init__(self) -> None:
-        self.train, self.test = open_frozen(self.place)
+        self.train, self.test = open_frozen(self.place, self.opened)
         choose(self.train, self.shots, 1)  # an error now, and not when the training has begun
 
     def __call__(

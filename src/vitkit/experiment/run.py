@@ -71,7 +71,7 @@ def run(
             if how.decoded:
                 made = (splits["train"], how.decoded, cores() if how.workers is None else how.workers)
                 splits = splits | {"train": decoded(*made, tell=live.say, once=runtime.first)}
-            work = Work(recipe, out, runtime, how, splits, state, memory, total, live)
+            work = Work(recipe, out, runtime, how, splits, state, memory, total, live, opened)
             try:
                 work.train()
                 return work.finish()
@@ -95,6 +95,7 @@ class Work:
     memory: dict[str, Any]
     total: int
     live: Live
+    opened: Opener
 
     def __post_init__(self) -> None:
         self.workers = data_workers(self.how.workers)
@@ -102,7 +103,9 @@ class Work:
         self.unusable = Unusable(self.splits["train"], self.bad, self.runtime)
         self.unseen: dict[str, dict[str, str]] = {}  # unusable files of val and test, each named once
         self.order = Order(len(self.splits["train"]), self.recipe.batch, self.recipe.seed)
-        self.fewshot = FewShot(self.recipe.fewshot, self.recipe.shots) if self.recipe.fewshot else None
+        self.fewshot = None
+        if self.recipe.fewshot:
+            self.fewshot = FewShot(self.recipe.fewshot, self.recipe.shots, opened=self.opened)
         self.saver = Saver(self.out / "checkpoints", self.runtime, aside=self.how.save_aside)
         about = flat(asdict(self.recipe)) | self.runtime.facts()
         self.journal = None
@@ -156,7 +159,7 @@ class Work:
         model = bare(self.state.model)
         return supply(
             self.recipe, self.splits["train"], self.order, model.preprocessing, self.runtime,
-            start=self.state.step, workers=self.workers, bad=self.unusable, waited=waited,
+            start=self.state.step, stop=self.total, workers=self.workers, bad=self.unusable, waited=waited,
             prepare=preparation(self.recipe, model, self.order),
         )  # fmt: skip
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from queue import Full, Queue
+from queue import Queue
 from threading import Event, Thread
 
 import numpy as np
@@ -38,6 +38,7 @@ def supply(
     runtime: Runtime,
     *,
     start: int,
+    stop: int | None = None,
     workers: int,
     bad: Notes,
     waited: Callable[[float], None],
@@ -45,6 +46,7 @@ def supply(
 ) -> Iterator[list[Batch]]:
     """Micro-batches of each step from `start` on; `waited` is told how long each was waited for.
 
+    stop: the last step is the one before it, and no batch is made ahead for others; None: without end.
     prepare: what (step, batch) goes through before it is on the device.
 
     Every process has equally many of them, some perhaps without an image: with fsdp each is a call together.
@@ -54,7 +56,9 @@ def supply(
     if recipe.mixup and len(places) < recipe.batch:
         places.insert(0, (mine.start - 1) % recipe.batch)  # the partner of the first one
     view = training_view(recipe)
-    stream = train_batches(source, view, order, start=start, places=places, workers=workers, bad=bad)
+    stream = train_batches(
+        source, view, order, start=start, stop=stop, places=places, workers=workers, bad=bad
+    )
     if prepare:
         stream = map(prepare, count(start), stream)
     placed: Iterator[Batch] = map(runtime.place, stream)
@@ -62,7 +66,8 @@ def supply(
         placed = ahead(placed)  # the way to the device is gone while it computes
     for step in count(start):
         begun = time.monotonic()
-        batch = next(placed)
+        if (batch := next(placed, None)) is None:
+            return
         waited(time.monotonic() - begun)
         if recipe.mixup:  # before the batch is cut in pieces, so that the pieces do not matter
             images = normalise(batch["image"], preprocessing.mean, preprocessing.std)
@@ -74,35 +79,31 @@ def supply(
 
 def ahead(batches: Iterator[Batch], most: int = 2) -> Iterator[Batch]:
     """The same batches, fetched by a thread while those before them are used."""
-    ready: Queue[Batch | BaseException] = Queue(most)
+    ready: Queue[Batch | BaseException | None] = Queue(most)
     done = Event()
 
-    def hand_over(what: Batch | BaseException) -> None:
-        while not done.is_set():
-            try:
-                return ready.put(what, timeout=0.1)
-            except Full:
-                continue
-
     def work() -> None:
+        end: BaseException | None = None
         try:
             for batch in batches:
-                hand_over(batch)
+                ready.put(batch)
                 if done.is_set():
                     return
         except BaseException as error:
-            hand_over(error)
+            end = error
+        ready.put(end)
 
     thread = Thread(target=work, daemon=True)
     thread.start()
     try:
-        while True:
-            found = ready.get()
+        while (found := ready.get()) is not None:
             if isinstance(found, BaseException):
                 raise found
             yield found
     finally:
         done.set()
+        while not ready.empty():  # where the thread waits for room, it is to go on and see that it is done
+            ready.get()
         thread.join()
 
 

@@ -1,7 +1,7 @@
 """What a run is given beside its recipe, and what it comes to."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ class Result:
     cost: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return dict(vars(self))  # asdict would copy every number of a confusion matrix
 
 
 @dataclass(frozen=True, kw_only=True)
