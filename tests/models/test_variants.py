@@ -1,5 +1,8 @@
 """Every named model has exactly the published number of parameters, and the published cost."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -110,3 +113,10 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
     a, b, c = (build("ViT-Ti/16", seed=seed, classes=2) for seed in (1, 1, 2))
     assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
     assert not torch.equal(a.project.weight, c.project.weight)
+
+
+@pytest.mark.parametrize("name", ["ViT-Ti/16", "BiT-R50x1"])
+def test_names_and_shapes_alone_do_not_bring_a_compiler_along(name):
+    code = f"import sys; from vitkit.models.variants import skeleton, variant; skeleton(variant({name!r})); "
+    ended = subprocess.run([sys.executable, "-c", code + "sys.exit('torch._dynamo' in sys.modules)"])
+    assert ended.returncode == 0

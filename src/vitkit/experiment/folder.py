@@ -23,6 +23,7 @@ MAY_CHANGE = {  # fields with which a run may go on otherwise than it began: non
     "convolution_rates": "the same for ResNets and hybrids",
     "fewshot": "data on which few-shot accuracy is told as the run goes",
     "shots": "images of each class for that",
+    "draws": "choices of those images, of which the mean is told",
     "fewshot_when": "how often",
 }
 

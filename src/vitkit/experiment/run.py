@@ -105,7 +105,8 @@ class Work:
         self.order = Order(len(self.splits["train"]), self.recipe.batch, self.recipe.seed)
         self.fewshot = None
         if self.recipe.fewshot:
-            self.fewshot = FewShot(self.recipe.fewshot, self.recipe.shots, opened=self.opened)
+            few = (self.recipe.fewshot, self.recipe.shots, self.recipe.draws)
+            self.fewshot = FewShot(*few, opened=self.opened)
         self.saver = Saver(self.out / "checkpoints", self.runtime, aside=self.how.save_aside)
         about = flat(asdict(self.recipe)) | self.runtime.facts()
         self.journal = None

@@ -17,6 +17,8 @@ TRUNCATED_STD = 0.87962566103423978  # of a unit normal cut at two sigma
 
 def initialise_vit(model: nn.Module, generator: Generator = None) -> None:
     """Every parameter of a ViT as the official code starts it; the head and the class token at zero."""
+    if is_bare(model):
+        return
     for module in model.modules():
         if isinstance(module, Attention):
             for kernel in module.qkv.weight.chunk(3):  # Xavier on each (D, D), not on (3D, D)
@@ -49,11 +51,18 @@ def initialise_vit(model: nn.Module, generator: Generator = None) -> None:
 
 def initialise_resnet(model: nn.Module, generator: Generator = None) -> None:
     """Convolutions LeCun normal, relative positions with a variance of 1 / head width, the head at zero."""
+    if is_bare(model):
+        return
     initialise_ends(model, generator)
     for module in model.modules():
         if isinstance(module, AxialAttention):
             nn.init.normal_(module.relative, std=module.parts[-1] ** -0.5, generator=generator)
     initialise_norms(model)
+
+
+def is_bare(model: nn.Module) -> bool:
+    """Whether there is no memory to fill; PyTorch would import its compiler to fill none, in seconds."""
+    return next(model.parameters()).is_meta
 
 
 def initialise_ends(model: nn.Module, generator: Generator) -> None:

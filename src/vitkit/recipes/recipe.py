@@ -58,11 +58,14 @@ class Recipe:
     evaluations: int = 10  # on val, spread over the run
     fewshot: str = ""  # a data set whose few-shot accuracy is told beside each of them; empty: none
     shots: int = 5  # images of each of its classes
+    draws: int = 3  # choices of them, of which the mean is told
     fewshot_when: str = "evaluations"  # and at the end; or end: only then
     patience: int = 0  # evaluations without a better one before the run stops; 0: never
     seed: int = 0
 
     def __post_init__(self):
+        if self.draws < 1 or self.shots < 1:
+            raise ValueError(f"shots and draws are at least 1, not {self.shots} and {self.draws}")
         if self.batch < 1 or self.micro_batch < 0 or self.evaluations < 0 or self.patience < 0:
             raise ValueError(
                 f"batch must be positive, micro_batch, evaluations and patience not negative: {self}"

@@ -28,7 +28,7 @@ FEWEST = 20  # steps below which a run says nothing
 PASSES = (10, 60)  # over the data, as far as there is time: before models are made larger, and at most
 STEPS = (200, 5000)  # between which the first of these is kept
 SPARE = 0.85  # of a budget that is planned for
-FIXED = 1.0  # seconds of a trial beside opening data, steps and evaluations: building, saving
+FIXED = 1.0  # seconds of a trial beside steps and evaluations: building, saving, few-shot solutions
 SPLIT = 2e-5  # seconds for each image of a data set of which a part is held out, by content
 DECIDING = (  # fields that decide what batches a trial sees
     "data", "subset", "seed", "image_size", "batch", "crop", "flip", "resize", "train_on", "val", "test"
@@ -70,7 +70,7 @@ def kinds(trials: Sequence[Trial]) -> list[Recipe]:
 
 
 def prices(trials: Sequence[Trial], paces: Paces, seen: Mapping[str, Sight]) -> dict[str, float]:
-    """Seconds that each trial takes: its steps, the images that it looks at, opening its data."""
+    """Seconds that each trial takes: its steps, the images that it looks at."""
     named = {one.name: one for one in trials}
     found: dict[str, float] = {}
     met: set[Recipe] = set()
@@ -83,10 +83,17 @@ def prices(trials: Sequence[Trial], paces: Paces, seen: Mapping[str, Sight]) -> 
         looked = data.test + r.evaluations * r.val * data.train
         often = 1 + (r.evaluations if r.fewshot_when == "evaluations" else 0)
         looked += often * few.test if few else 0
-        opening = data.seconds + (few.seconds if few else 0) + (SPLIT * data.train if r.val else 0)
         steps = r.length.in_steps(data.train, r.batch)
-        found[one.name] = steps * step + looked * look + opening + FIXED
+        found[one.name] = steps * step + looked * look + FIXED
     return found
+
+
+def opening(trials: Sequence[Trial], seen: Mapping[str, Sight]) -> float:
+    """Seconds in which a process opens all the data, once for all its trials."""
+    held = {one.recipe.data: bool(one.recipe.val) for one in sorted(trials, key=lambda one: one.recipe.val)}
+    places = {*held, *(one.recipe.fewshot for one in trials)} - {""}
+    parted = sum(SPLIT * seen[place].train for place, val in held.items() if val)
+    return sum(seen[place].seconds for place in places) + parted
 
 
 def batches_of(recipe: Recipe) -> Recipe:
@@ -152,7 +159,7 @@ def fit(
         def seconds(steps: int, here: Setting = here, paces: Paces = paces) -> float:
             trials = study.make(replace(here, steps=steps))
             price = prices(trials, paces, seen)
-            return makespan(longest_first(trials, price), price, slots)
+            return opening(trials, seen) + makespan(longest_first(trials, price), price, slots)
 
         steps = most_steps(seconds, SPARE * budget - spent(), most)
         if steps < FEWEST and best is None:

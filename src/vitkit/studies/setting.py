@@ -33,6 +33,7 @@ LIKE = {  # models without a row in Table 3, and the row of the nearest
 RATE, TUNING_RATE = 1e-3, 0.01  # of the miniatures
 TUNING = 0.3  # length of a fine-tuning as a share of the pre-training
 WARMUP = 0.1  # share of the steps
+DRAWS = 10  # of few-shot images: fewer leave a point of doubt, as much as most differences
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +110,8 @@ def members(s: Setting, family: str) -> list[tuple[str, Arm]]:
 def pretraining(s: Setting, arm: Arm, seed: int, *, row: str = "", **changes: Any) -> Recipe:
     """From scratch, few-shot accuracy at the end; at the paper's scale by `row`, or Table 3's for JFT."""
     data: dict[str, Any] = {
-        "data": s.data[0], "fewshot": s.downstream or s.data[0], "fewshot_when": "end", "seed": seed
+        "data": s.data[0], "fewshot": s.downstream or s.data[0], "fewshot_when": "end", "draws": DRAWS,
+        "seed": seed
     }  # fmt: skip
     if s.paper:
         near = arm.model if f"jft.{arm.model}" in RECIPES else LIKE.get(arm.model, "")
