@@ -165,6 +165,18 @@ def test_compiling_waits_for_long_work(small, tmp_path, monkeypatch):
     assert choose_engine(model, batch=3, work=10**7, folder=tmp_path).name == "compile"
 
 
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul")
+def test_in_bf16_a_model_says_nearly_the_same_and_stays_as_it_is(small, small_hybrid):
+    for model in (small(), small_hybrid()):
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        images = sample_images(model, 3)
+        found = builders.in_bf16(model)(images)
+        want = engines.torch_engine(model)(images)
+        assert found.dtype == torch.float32 and not torch.equal(found, want)
+        torch.testing.assert_close(found, want, rtol=0.1, atol=0.1)
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 def test_a_processor_without_bf16_is_not_asked_for_it(monkeypatch):
     monkeypatch.setattr(builders, "fast_bf16", lambda: False)
     assert "bf16" in available("torch-bf16", False) and "bf16" in available("compile-bf16", False)

@@ -16,8 +16,8 @@ from vitkit.models.variants import Model
 from vitkit.serving import runtimes
 from vitkit.serving.cudagraph import Graphed
 from vitkit.serving.graphs import Form, needs, to_onnx, to_openvino, trace
+from vitkit.serving.half import Half
 from vitkit.serving.int8 import quantised
-from vitkit.serving.predict import logits
 from vitkit.serving.remembered import Memory
 
 Run = Callable[[Tensor], Tensor]
@@ -123,16 +123,19 @@ def write_openvino(model: Model, path: Path, calibrate: Tensor | None = None) ->
 
 
 def in_bf16(model: Model) -> Run:
+    half, shown = Half(model), model.preprocessing
+
+    @torch.inference_mode()
     def run(images: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return logits(model, images)
+        return half(normalise(images, shown.mean, shown.std))
 
     return run
 
 
 def compiled(model: Model, batch: int, precision: str) -> Run:
     """torch.compile with frozen weights, for one batch size: smaller batches are filled up."""
-    quick = torch.compile(model, options={"freezing": True}, dynamic=False)
+    asked = Half(model) if precision == "bf16" else model
+    quick = torch.compile(asked, options={"freezing": True}, dynamic=False)
     mean, std = model.preprocessing.mean, model.preprocessing.std
 
     @torch.no_grad()  # freezing asks for it
@@ -140,8 +143,7 @@ def compiled(model: Model, batch: int, precision: str) -> Run:
         parts = []
         for part in normalise(images, mean, std).split(batch):
             full = F.pad(part, (0, 0, 0, 0, 0, 0, 0, batch - len(part)))
-            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-                parts.append(quick(full)[: len(part)].float())
+            parts.append(quick(full)[: len(part)].float())
         return torch.cat(parts)
 
     return run

@@ -2,17 +2,16 @@
 
 # B images
 
-import copy
 from threading import Lock
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitkit.data.views import levels
 from vitkit.models.attention import quick_attention
 from vitkit.models.recorded import WARM, Recorded
 from vitkit.models.variants import Model
-from vitkit.models.vit import ViT
+from vitkit.serving.half import Half
 
 
 class Graphed:
@@ -22,9 +21,7 @@ class Graphed:
         self.batch = batch
         self.shape = (model.config.channels, *model.config.image_size)
         self.device = next(model.parameters()).device
-        # a ResNet's weights are standardised first, which wants all their digits
-        self.plain = isinstance(model, ViT) and model.stem is None
-        self.model: nn.Module = copy.deepcopy(model).bfloat16() if self.plain else model
+        self.half = Half(model)
         self.call = torch.compile(self.judge) if compiled else self.judge
         shown = model.preprocessing
         self.shift, self.scale = (levels(values, self.device) for values in (shown.mean, shown.std))
@@ -45,13 +42,11 @@ class Graphed:
             return self.recordings[size](images)
 
     def compute(self, images: Tensor) -> Tensor:
-        half = torch.autocast("cuda", torch.bfloat16, enabled=not self.plain)
-        with half, quick_attention(self.device):
+        with quick_attention(self.device):
             return self.call(images)
 
     def judge(self, images: Tensor) -> Tensor:
-        ready = (images - self.shift) / self.scale  # as data.views.normalise
-        return self.model(ready.bfloat16() if self.plain else ready).float()
+        return self.half((images - self.shift) / self.scale)  # as data.views.normalise
 
 
 class Whole:
