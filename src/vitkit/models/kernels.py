@@ -1,7 +1,7 @@
 """Gradients of biases summed while the gradient itself is written, in half precision: kernels in Triton.
 
 A layer's bias has the sum of its gradient over all tokens as its own. A compiler reads that gradient again
-for it, and that of a GELU it computes again too. Imported only where Triton is.
+for it, and that of a GELU it computes again too. Imported when first used, where Triton is.
 """
 
 # M tokens of all images, H hidden, B batch, N tokens of an image, K heads, Dh head width
@@ -11,7 +11,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import custom_op
 
 GELU_BACK, PACK = (128, 8, 256, 4), (128, 4, 512, 4)  # CHUNK, ROWS, BLOCK, warps; by bench/fused.py
 
@@ -71,7 +70,6 @@ def pack_kernel(
     tl.store(sums + (tl.program_id(1) * 3 + part) * width + whole, tl.sum(total, 0), whole < width)
 
 
-@custom_op("vitkit::gelu_back", mutates_args=(), device_types="cuda")
 def gelu_back(gradient: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient before a GELU from that after it, (M, H), and its sum, (H,)."""
     gradient, before = gradient.contiguous(), before.contiguous()
@@ -87,7 +85,6 @@ def gelu_back(gradient: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
     return inner, sums.sum(0).to(before.dtype)
 
 
-@custom_op("vitkit::pack", mutates_args=(), device_types="cuda")
 def pack(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Three of (B, K, N, Dh) -> (B N, 3 K Dh), and the sum of that over images and tokens."""
     q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
@@ -103,14 +100,3 @@ def pack(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
             CHUNK=chunk, ROWS=each, BLOCK=block, num_warps=warps,
         )  # fmt: skip
     return out, sums.sum(0).to(q.dtype)
-
-
-@gelu_back.register_fake
-def _(gradient: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(before), before.new_empty(before.shape[1])
-
-
-@pack.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    batch, heads, tokens, head = q.shape
-    return q.new_empty((batch * tokens, 3 * heads * head)), q.new_empty(3 * heads * head)
