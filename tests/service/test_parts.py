@@ -180,3 +180,22 @@ def test_another_engine_says_the_same(place):
     images = torch.stack([job(served, seed=n).pixels for n in range(3)])
     assert served.facts(settings)["engine"] == "onnxruntime"
     assert torch.allclose(served.engine(images), logits(served.model, images), atol=1e-4)
+
+
+def test_a_decoder_is_started_also_when_what_it_is_forked_from_has_just_died(monkeypatch):
+    tried = []
+
+    def helper(max_pixels):
+        tried.append(1)
+        if len(tried) < 3:
+            raise EOFError("unexpected EOF")
+        return Helper(max_pixels)
+
+    monkeypatch.setattr("vitkit.service.decoder.Helper", helper)
+    decoder = Decoder(1, 1000, Metrics())
+    assert len(tried) == 3 and decoder.idle.get().process.is_alive()
+    decoder.close()
+    monkeypatch.setattr("vitkit.service.decoder.TRIES", 2)
+    tried.clear()
+    with pytest.raises(EOFError):
+        Decoder(1, 1000, Metrics())

@@ -17,6 +17,7 @@ from vitkit.service import worker
 from vitkit.service.metrics import Metrics
 
 SECONDS = 10.0  # that one image may take
+TRIES = 10  # to start a helper
 
 
 context = multiprocessing.get_context("forkserver")  # a helper is quickly replaced: torch is imported once
@@ -96,7 +97,15 @@ class Decoder:
             self.idle.put(helper)
 
     def fresh(self) -> Helper:
-        helper = Helper(self.max_pixels)
+        """A new one. What helpers are forked from may have died a moment ago; asked again, it is started."""
+        for left in reversed(range(TRIES)):
+            try:
+                helper = Helper(self.max_pixels)
+                break
+            except (EOFError, OSError):
+                if not left:
+                    raise
+                time.sleep(0.1)
         with self.lock:
             self.helpers.add(helper)
         return helper
