@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from vitkit.data.views import make_levels
 from vitkit.models.resnet import ResNetConfig
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT, ViTConfig
@@ -60,8 +61,7 @@ class Graph(nn.Module):
         self.model.to(TYPES[form.precision])
         device = next(model.parameters()).device
         for name, values in (("shift", model.preprocessing.mean), ("scale", model.preprocessing.std)):
-            value = torch.tensor([255 * v for v in values], dtype=torch.float32, device=device)[:, None, None]
-            self.register_buffer(name, value, persistent=False)
+            self.register_buffer(name, make_levels(values, device), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         if not self.form.pixels:

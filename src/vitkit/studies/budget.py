@@ -90,10 +90,9 @@ def prices(trials: Sequence[Trial], paces: Paces, seen: Mapping[str, Sight]) -> 
 
 def opening(trials: Sequence[Trial], seen: Mapping[str, Sight]) -> float:
     """Seconds in which a process opens all the data, once for all its trials."""
-    held = {one.recipe.data: bool(one.recipe.val) for one in sorted(trials, key=lambda one: one.recipe.val)}
-    places = {*held, *(one.recipe.fewshot for one in trials)} - {""}
-    parted = sum(SPLIT * seen[place].train for place, val in held.items() if val)
-    return sum(seen[place].seconds for place in places) + parted
+    places = {place for one in trials for place in (one.recipe.data, one.recipe.fewshot) if place}
+    parted = {one.recipe.data for one in trials if one.recipe.val}
+    return sum(seen[place].seconds for place in places) + sum(SPLIT * seen[place].train for place in parted)
 
 
 def batches_of(recipe: Recipe) -> Recipe:
