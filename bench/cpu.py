@@ -32,7 +32,7 @@ from vitkit.data.views import normalise
 from vitkit.serving.builders import compiler, fast_bf16
 from vitkit.training.objectives import Classify
 from vitkit.training.optimizer import OptimizerConfig
-from vitkit.training.runtime import Runtime, cores
+from vitkit.training.runtime import PRECISIONS, Runtime, cores
 from vitkit.training.step import TrainState, update
 
 RATE, DECAY = 1e-4, 0.1
@@ -102,7 +102,7 @@ def made(side: str, row: Row, batch: Batch, precision: str) -> Side:
     runtime = Runtime(precision=precision, compile=bool(compiled))
     torch.manual_seed(0)  # the head is random, and the same for all
     model = pair(f"ViT-{row.size}/16")[kind].train(row.train)
-    call = runtime.callable(model)
+    call = runtime.callable(model) if kind == "vitkit" else torch.compile(model) if compiled else model
     if not row.train:
         ask = asking(call, batch, runtime)
         return Side(ask, ask)
@@ -161,6 +161,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=1, help="calls in a round")
     parser.add_argument("--batch", type=int, default=0, help="instead of each row's own")
@@ -175,7 +176,9 @@ def main() -> None:
     print(", ".join(f"{name} {value}" for name, value in machine.items()), flush=True)
     rows = []
     for name in options.rows:
-        for precision in ("fp32", "bf16") if fast_bf16() else ("fp32",):
+        for precision in options.precisions:
+            if precision == "bf16" and not fast_bf16():
+                continue
             found = compare(name, ROWS[name], precision, options)
             print(table(found), flush=True)
             rows += found

@@ -18,8 +18,10 @@ from torch import Tensor
 from vitkit.models import epilogue, kernels
 
 CHOICES = 6
-SHAPES = [(256, 8, 256, 4), (128, 8, 256, 4), (64, 8, 256, 4), (128, 16, 128, 4), (64, 16, 256, 8),
-          (128, 4, 512, 4), (64, 4, 512, 4), (128, 4, 1024, 8), (64, 2, 1024, 4)]  # fmt: skip
+SHAPES = [(*shape, ahead) for ahead in (1, 3) for shape in (
+    (128, 8, 256, 4), (128, 8, 128, 2), (256, 8, 128, 2), (512, 8, 128, 2), (256, 8, 256, 4),
+    (128, 2, 1024, 4), (128, 4, 512, 4), (256, 4, 512, 4), (256, 4, 256, 2),
+)]  # fmt: skip
 
 
 def timed(run: Callable[[], Any], rounds: int = 5, times: int = 10) -> float:

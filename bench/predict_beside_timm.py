@@ -2,8 +2,8 @@
 
     python bench/predict_beside_timm.py --model ViT-B/16 --batch 32 --rounds 5
 
-Each round times all of them, in an order that turns; given are medians with the quartiles of the rounds, the
-median of each round's ratio to timm, the largest difference of the logits from timm's, and how many of the
+Each round times some batches of each in a row, as in a folder of images, in an order that turns; given are
+medians with the quartiles of the rounds, the median of each round's ratio to timm, the largest difference of the logits from timm's, and how many of the
 batch have the same top-1. The random weights have a random head, so that no label is sure. int8 is calibrated
 on 32 generated pictures.
 """
@@ -49,10 +49,11 @@ def built(model, batch: int, names: list[str], folder: Path) -> dict:
     return engines
 
 
-def seconds(run, images) -> float:
+def seconds(run, images, times: int) -> float:
     start = time.perf_counter()
-    run(images)
-    return time.perf_counter() - start
+    for _ in range(times):
+        run(images)
+    return (time.perf_counter() - start) / times
 
 
 def main() -> None:
@@ -60,6 +61,7 @@ def main() -> None:
     parser.add_argument("--model", default="ViT-B/16")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--times", type=int, default=3, help="batches in a round")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--engines", nargs="*", default=list(ENGINES))
     parser.add_argument("--folder", type=Path, help="Keep the graphs here for the next run.")
@@ -77,8 +79,8 @@ def main() -> None:
         for turn in range(options.rounds):
             names = list(runs)[turn % len(runs) :] + list(runs)[: turn % len(runs)]
             for name in names:
-                took[name].append(seconds(runs[name], images))
-    print(f"{options.model}, batch {options.batch}, {options.threads} threads, {options.rounds} rounds, "
+                took[name].append(seconds(runs[name], images, options.times))
+    print(f"{options.model}, batch {options.batch}, {options.threads} threads, {options.rounds} rounds of {options.times}, "
           f"{platform.machine()}, torch {torch.__version__}")  # fmt: skip
     print("| engine | images a second | quartiles | times timm | logits apart | same top-1 |")
     print("|---|---|---|---|---|---|")

@@ -8,6 +8,7 @@ there it is slower than two kernels: docs/speed.md.)
 # M tokens of all images, D width, H hidden; cuBLASLt counts by columns, so its matrices are ours turned over
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from threading import Lock
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.library import custom_op
+from torch.library import Library, infer_schema, register_fake
 
 SPACE = 32 << 20  # bytes that a kernel may use beside its operands
 ALIGNED = 16  # bytes to which they are
@@ -25,27 +26,44 @@ GELU, GELU_KEPT = 36, 164  # CUBLASLT_EPILOGUE_GELU_BIAS, ..._GELU_AUX_BIAS
 LOCK = Lock()  # a plan has one place for its pointers
 
 
-@custom_op("vitkit::dense_gelu", mutates_args=(), device_types="cuda")
+OPERATIONS = Library("vitkit", "DEF")
+
+
+def operation(fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a function on a GPU one that a compiler leaves as it is; `fake` gives its empty results.
+
+    PyTorch's custom_op is the same, but imports the whole compiler at its first call: three seconds.
+    """
+
+    def defined(function: Callable[..., Any]) -> Callable[..., Any]:
+        name = function.__name__
+        OPERATIONS.define(name + infer_schema(function, mutates_args=()))
+        OPERATIONS.impl(name, function, "CUDA")
+        register_fake(f"vitkit::{name}", fake, lib=OPERATIONS)
+        return getattr(torch.ops.vitkit, name).default
+
+    return defined
+
+
+def hidden(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return z.new_empty(len(z), len(weight))
+
+
+def hidden_twice(z: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    return hidden(z, weight, bias), hidden(z, weight, bias)
+
+
+@operation(hidden)
 def dense_gelu(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """GELU (by tanh) of (M, D) by a weight (H, D) -> (M, H)."""
     return product(z, weight, bias)
 
 
-@custom_op("vitkit::dense_gelu_kept", mutates_args=(), device_types="cuda")
+@operation(hidden_twice)
 def dense_gelu_kept(z: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Before the GELU, and after it."""
-    before = z.new_empty(len(z), len(weight))
+    before = hidden(z, weight, bias)
     return before, product(z, weight, bias, before)
-
-
-@dense_gelu.register_fake
-def _(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return z.new_empty(len(z), len(weight))
-
-
-@dense_gelu_kept.register_fake
-def _(z: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    return z.new_empty(len(z), len(weight)), z.new_empty(len(z), len(weight))
 
 
 def product(z: Tensor, weight: Tensor, bias: Tensor, before: Tensor | None = None) -> Tensor:

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.library import custom_op
 
-from vitkit.models.epilogue import dense_gelu, dense_gelu_kept, library
+from vitkit.models.epilogue import dense_gelu, dense_gelu_kept, library, operation
 
 HAVE = library() is not None and importlib.util.find_spec("triton") is not None
 
@@ -71,7 +70,11 @@ class ProjectQKV(torch.autograd.Function):
         return (found @ weight).view_as(z), found.mT @ z.flatten(0, 1), sums, None
 
 
-@custom_op("vitkit::gelu_back", mutates_args=(), device_types="cuda")
+def like_before(gradient: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(before), before.new_empty(before.shape[1])
+
+
+@operation(like_before)
 def gelu_back(gradient: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient before a GELU from that after it, (M, H), and its sum, (H,)."""
     from vitkit.models import kernels  # Triton takes its time
@@ -79,20 +82,14 @@ def gelu_back(gradient: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
     return kernels.gelu_back(gradient, before)
 
 
-@custom_op("vitkit::pack", mutates_args=(), device_types="cuda")
+def packed(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    batch, heads, tokens, head = q.shape
+    return q.new_empty((batch * tokens, 3 * heads * head)), q.new_empty(3 * heads * head)
+
+
+@operation(packed)
 def pack(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Three of (B, K, N, Dh) -> (B N, 3 K Dh), and the sum of that over images and tokens."""
     from vitkit.models import kernels
 
     return kernels.pack(q, k, v)
-
-
-@gelu_back.register_fake
-def _(gradient: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(before), before.new_empty(before.shape[1])
-
-
-@pack.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    batch, heads, tokens, head = q.shape
-    return q.new_empty((batch * tokens, 3 * heads * head)), q.new_empty(3 * heads * head)
