@@ -3,9 +3,9 @@
     python bench/predict_beside_timm.py --model ViT-B/16 --batch 32 --rounds 5
 
 Each round times some batches of each in a row, as in a folder of images, in an order that turns; given are
-medians with the quartiles of the rounds, the median of each round's ratio to timm, the largest difference of the logits from timm's, and how many of the
-batch have the same top-1. The random weights have a random head, so that no label is sure. int8 is calibrated
-on 32 generated pictures.
+medians with the quartiles of the rounds, the median of each round's ratio to timm, the largest difference of
+the logits from timm's, and how many of the batch have the same top-1. The random weights have a random head,
+so that no label is sure. int8 is calibrated on 32 generated pictures.
 """
 
 import argparse
@@ -80,8 +80,8 @@ def main() -> None:
             names = list(runs)[turn % len(runs) :] + list(runs)[: turn % len(runs)]
             for name in names:
                 took[name].append(seconds(runs[name], images, options.times))
-    print(f"{options.model}, batch {options.batch}, {options.threads} threads, {options.rounds} rounds of {options.times}, "
-          f"{platform.machine()}, torch {torch.__version__}")  # fmt: skip
+    print(f"{options.model}, batch {options.batch}, {options.threads} threads, {options.rounds} rounds of "
+          f"{options.times}, {platform.machine()}, torch {torch.__version__}")  # fmt: skip
     print("| engine | images a second | quartiles | times timm | logits apart | same top-1 |")
     print("|---|---|---|---|---|---|")
     for name, times in took.items():
