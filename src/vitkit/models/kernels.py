@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# CHUNK, ROWS, BLOCK, warps, loads ahead; by bench/fused.py
-GELU_BACK, PACK = (128, 8, 128, 2, 3), (128, 4, 512, 4, 1)
+GELU_BACK, PACK = (128, 2, 1024, 4), (512, 8, 128, 2)  # CHUNK, ROWS, BLOCK, warps; by bench/fused.py
 
 
 @triton.jit
@@ -27,12 +26,12 @@ def slope(x):
 @triton.jit
 def gelu_back_kernel(
     gradient, before, inner, sums, rows, columns,
-    CHUNK: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr,
+    CHUNK: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     first = tl.program_id(1) * CHUNK
     total = tl.zeros((ROWS, BLOCK), tl.float32)
-    for at in tl.range(0, CHUNK, ROWS, num_stages=AHEAD):
+    for at in range(0, CHUNK, ROWS):
         row = first + at + tl.arange(0, ROWS)[:, None]
         inside = (row < rows) & (column < columns)
         place = row.to(tl.int64) * columns + column
@@ -48,7 +47,7 @@ def gelu_back_kernel(
 @triton.jit
 def pack_kernel(
     q, k, v, out, sums, rows, tokens, width, head, qi, qt, qh, ki, kt, kh, vi, vt, vh,
-    CHUNK: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr,
+    CHUNK: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """qi, qt, qh: steps in memory from one image, token and head of q to the next; of k and v likewise."""
     part = tl.program_id(2)
@@ -61,7 +60,7 @@ def pack_kernel(
     across = column // head * by_head + column % head
     first = tl.program_id(1) * CHUNK
     total = tl.zeros((ROWS, BLOCK), tl.float32)
-    for at in tl.range(0, CHUNK, ROWS, num_stages=AHEAD):
+    for at in range(0, CHUNK, ROWS):
         row = first + at + tl.arange(0, ROWS)[:, None]
         inside = (row < rows) & (column < width)
         down = (row // tokens).to(tl.int64) * by_image + row % tokens * by_token
@@ -76,13 +75,13 @@ def gelu_back(gradient: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient before a GELU from that after it, (M, H), and its sum, (H,)."""
     gradient, before = gradient.contiguous(), before.contiguous()
     rows, columns = before.shape
-    chunk, each, block, warps, ahead = GELU_BACK
+    chunk, each, block, warps = GELU_BACK
     inner, chunks = torch.empty_like(before), triton.cdiv(rows, chunk)
     sums = before.new_empty((chunks, columns), dtype=torch.float32)
     with torch.cuda.device(before.device):
         gelu_back_kernel[(triton.cdiv(columns, block), chunks)](
             gradient, before, inner, sums, rows, columns,
-            CHUNK=chunk, ROWS=each, BLOCK=block, AHEAD=ahead, num_warps=warps,
+            CHUNK=chunk, ROWS=each, BLOCK=block, num_warps=warps,
         )  # fmt: skip
     return inner, sums.sum(0).to(before.dtype)
 
@@ -92,13 +91,13 @@ def pack(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
     batch, heads, tokens, head = q.shape
     rows, width = batch * tokens, heads * head
-    chunk, each, block, warps, ahead = PACK
+    chunk, each, block, warps = PACK
     out, chunks = q.new_empty((rows, 3 * width)), triton.cdiv(rows, chunk)
     sums = q.new_empty((chunks, 3 * width), dtype=torch.float32)
     steps = [given.stride(axis) for given in (q, k, v) for axis in (0, 2, 1)]
     with torch.cuda.device(q.device):
         pack_kernel[(triton.cdiv(width, block), chunks, 3)](
             q, k, v, out, sums, rows, tokens, width, head, *steps,
-            CHUNK=chunk, ROWS=each, BLOCK=block, AHEAD=ahead, num_warps=warps,
+            CHUNK=chunk, ROWS=each, BLOCK=block, num_warps=warps,
         )  # fmt: skip
     return out, sums.sum(0).to(q.dtype)
