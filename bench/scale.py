@@ -1,7 +1,7 @@
 """The tables of docs/scale.md on many GPUs: pace and memory, computed from one GPU's measured pace.
 
-    python bench/scale.py --measured ViT-L/16=829
-    python bench/scale.py --measured ViT-L/16=829 ViT-H/14=310 --images 64 --between 25e9 --json out.json
+    python bench/scale.py --measured ViT-L/16=1347
+    python bench/scale.py --measured ViT-L/16=1347 ViT-H/14=500 --images 64 --between 25e9 --json out.json
 
 The formula is vitkit/evaluation/scaleout.py. A model that was not measured is taken to use as much of the GPU
 as the first that was: its pace by FLOPs. Adam, bfloat16, 224 pixels, 1,000 classes. Nothing is run.
@@ -38,13 +38,13 @@ class Subject:
 
 
 def pair(text: str) -> tuple[str, float]:
-    """ViT-L/16=829 -> the name and the number."""
+    """ViT-L/16=1347 -> the name and the number."""
     name, _, number = text.partition("=")
     try:
         forward_flops(variant(name))
         return name, float(number)
     except ValueError as error:
-        message = f"{text!r} is no MODEL=IMAGES_PER_SECOND, such as ViT-L/16=829 ({error})"
+        message = f"{text!r} is no MODEL=IMAGES_PER_SECOND, such as ViT-L/16=1347 ({error})"
         raise argparse.ArgumentTypeError(message) from None
 
 
