@@ -52,8 +52,8 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
         for group in groups:  # rates that lie on the device can be changed under a recorded step
             group["lr"] = torch.zeros((), device=members[0].device)
     if config.kind == "sgd":
-        return torch.optim.SGD(groups, lr=0.0, momentum=config.momentum, fused=fused or None)
-    return torch.optim.AdamW(
+        return SGD(groups, lr=0.0, momentum=config.momentum, fused=fused or None)
+    return AdamW(
         groups, lr=0.0, betas=config.betas, eps=config.eps, weight_decay=0.0, fused=fused or None,
         capturable=fused,
     )  # fmt: skip
@@ -79,7 +79,29 @@ def move(optimizer: Any, sound: Tensor) -> None:
     del optimizer.found_inf
 
 
-class HalfMomentAdam(torch.optim.AdamW):
+def bare(method: Any) -> Any:
+    """A method without what PyTorch wraps around it."""
+    return getattr(method, "__wrapped__", method)
+
+
+class Light:
+    """Without the guard that keeps PyTorch's compiler off, and imports it for that: seconds of a start."""
+
+    add_param_group = bare(torch.optim.Optimizer.add_param_group)
+    zero_grad = bare(torch.optim.Optimizer.zero_grad)
+    state_dict = bare(torch.optim.Optimizer.state_dict)
+    load_state_dict = bare(torch.optim.Optimizer.load_state_dict)
+
+
+class SGD(Light, torch.optim.SGD):
+    step = torch.no_grad()(bare(torch.optim.SGD.step))
+
+
+class AdamW(Light, torch.optim.AdamW):
+    step = torch.no_grad()(bare(torch.optim.AdamW.step))
+
+
+class HalfMomentAdam(AdamW):
     """Adam with decoupled weight decay whose first moment is rounded to bfloat16 after each step.
 
     As big_vision trains: two bytes less for each parameter, and none of the arithmetic in half precision.

@@ -1,11 +1,23 @@
-"""Adam whose first moment is kept in bfloat16: its formula, and that it resumes."""
+"""Optimizers: the formula of Adam with its first moment in bfloat16, resuming it, and what they import."""
 
 import copy
+import subprocess
+import sys
 
+import pytest
 import torch
 from torch import nn
 
-from vitkit.training.optimizer import HalfMomentAdam, OptimizerConfig, make_optimizer
+from vitkit.training.optimizer import (
+    HalfMomentAdam,
+    OptimizerConfig,
+    group_parameters,
+    make_optimizer,
+    set_rate,
+)
+
+SGD, ADAM = OptimizerConfig(), OptimizerConfig(kind="adam", weight_decay=0.1)
+HALF = OptimizerConfig(kind="adam", moment="bf16")
 
 
 def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int, seed: int = 0) -> None:
@@ -61,3 +73,36 @@ def test_it_resumes_to_the_bit():
     after.load_state_dict(copy.deepcopy(before.state_dict()))
     steps(stopped, after, 5, seed=2)
     assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), stopped.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("config", [SGD, ADAM, HALF], ids=lambda config: f"{config.kind}-{config.moment}")
+def test_a_step_does_not_bring_a_compiler_along(config):
+    code = f"""
+import sys, torch
+from vitkit.training.optimizer import OptimizerConfig, make_optimizer
+model = torch.nn.Linear(3, 2)
+optimizer = make_optimizer(model, {config!r})
+model(torch.ones(1, 3)).sum().backward()
+optimizer.step()
+optimizer.zero_grad()
+optimizer.load_state_dict(optimizer.state_dict())
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(("config", "theirs"), [(SGD, torch.optim.SGD), (ADAM, torch.optim.AdamW)])
+def test_they_move_as_pytorchs_do(config, theirs):
+    torch.manual_seed(0)
+    mine, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    other.load_state_dict(mine.state_dict())
+    groups = group_parameters(other, config)
+    known = theirs(groups, lr=0.1, **({"momentum": 0.9} if config.kind == "sgd" else {}))
+    ours = make_optimizer(mine, config)
+    for _ in range(3):
+        set_rate(ours, 0.1)
+        for model, optimizer in ((mine, ours), (other, known)):
+            model(torch.arange(6.0).view(2, 3)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), other.parameters(), strict=True))
