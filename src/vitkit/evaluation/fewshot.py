@@ -59,13 +59,16 @@ def fewshot_grid(
     mean, scale = spread(x)
     targets = 2.0 * F.one_hot(train_y.cpu(), classes).double() - 1
     solution = solve(with_constant((x - mean) / scale), targets)
+    weights = [solution.right / (solution.values + l2)[:, None] for l2 in grid]  # (R, C), after the left side
+    alone = len(grid) == 1  # then a single product for each image is less than two
+    if alone:
+        weights = [solution.left @ weights[0]]
     right = torch.zeros(len(grid), dtype=torch.int64)
     for at in range(0, len(test_x), ROWS):
-        rows = test_x[at : at + ROWS].cpu().double()
-        inside = with_constant((rows - mean) / scale) @ solution.left  # (M, R)
-        for i, l2 in enumerate(grid):
-            said = (inside @ (solution.right / (solution.values + l2)[:, None])).argmax(1)
-            right[i] += (said == labels[at : at + ROWS]).sum()
+        rows = with_constant((test_x[at : at + ROWS].cpu().double() - mean) / scale)
+        inside = rows if alone else rows @ solution.left  # (M, R)
+        for i, weight in enumerate(weights):
+            right[i] += ((inside @ weight).argmax(1) == labels[at : at + ROWS]).sum()
     return (right.double() / len(test_x)).tolist()
 
 

@@ -134,7 +134,7 @@ def build(name: str, *, seed: int | None = None, **options: Any) -> Model:
 
 def fresh(config: Config, *, seed: int | None = None) -> Model:
     """A model of this configuration with published initialisation."""
-    model = skeleton(config).to_empty(device="cpu")
+    model = skeleton(config)._apply(lambda t: torch.empty(t.shape, dtype=t.dtype))  # to_empty imports sympy
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     (initialise_vit if isinstance(model, ViT) else initialise_resnet)(model, generator)
     return model
