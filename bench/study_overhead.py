@@ -1,4 +1,4 @@
-"""What ten trials of a study cost beside their own steps, one after the other in one process.
+"""What trials of a study cost beside their own steps, one after the other in one process.
 
     python bench/study_overhead.py --data digits --steps 100 --device cpu
 
@@ -18,8 +18,6 @@ from vitkit.studies.drive import Job, Outcome, drive
 from vitkit.studies.local import attempt
 from vitkit.studies.prepare import Request, make_plan
 from vitkit.studies.work import Place, perform
-
-TRIALS = 10
 
 
 class Inline:
@@ -65,6 +63,7 @@ def main() -> None:
     parser.add_argument("--downstream", default="")
     parser.add_argument("--study", default="positions")
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--trials", type=int, default=10)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=0)
     options = parser.parse_args()
@@ -77,7 +76,7 @@ def main() -> None:
     torch.set_num_threads(1)
     place = Place(device=options.device, workers=options.workers, threads=1, keeps=True)
     with tempfile.TemporaryDirectory() as folder:
-        jobs = [Job(one.name, perform, (one, Path(folder)), one.needs) for one in plan.trials[:TRIALS]]
+        jobs = [Job(one.name, perform, (one, Path(folder)), one.needs) for one in plan.trials[: options.trials]]
         begun = time.perf_counter()
         found = drive(jobs, Inline(place))
         total = time.perf_counter() - begun

@@ -11,6 +11,7 @@ import torch
 from vitkit.serving import builders, engines
 from vitkit.serving.builders import ENGINES, available
 from vitkit.serving.engines import choose_engine
+from vitkit.serving.half import Dense, have_dense, put_in_one
 from vitkit.serving.predict import logits, predict_many
 from vitkit.serving.remembered import Memory
 from vitkit.serving.samples import clouds, generated, given, sample_images
@@ -175,6 +176,20 @@ def test_in_bf16_a_model_says_nearly_the_same_and_stays_as_it_is(small, small_hy
         assert found.dtype == torch.float32 and not torch.equal(found, want)
         torch.testing.assert_close(found, want, rtol=0.1, atol=0.1)
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.skipif(not have_dense(torch.float32), reason="oneDNN is not in this PyTorch")
+@pytest.mark.parametrize(
+    "options", [{}, {"gelu": "erf"}, {"head": "gap"}, {"head": "map"}, {"qkv_bias": False}]
+)
+@torch.inference_mode()
+def test_dense_layers_in_one_product_say_the_same(small, options):
+    model = small(**options)
+    images, whole = torch.randn(3, 3, *model.config.image_size), deepcopy(model)
+    put_in_one(whole)
+    kinds = {type(part) for part in whole.modules()}
+    assert Dense in kinds and torch.nn.Linear not in kinds
+    torch.testing.assert_close(whole(images), model(images))
 
 
 def test_a_processor_without_bf16_is_not_asked_for_it(monkeypatch):

@@ -123,7 +123,7 @@ def write_openvino(model: Model, path: Path, calibrate: Tensor | None = None) ->
 
 
 def in_bf16(model: Model) -> Run:
-    half, shown = Half(model), model.preprocessing
+    half, shown = Half(model, in_one=True), model.preprocessing
 
     @torch.inference_mode()
     def run(images: Tensor) -> Tensor:

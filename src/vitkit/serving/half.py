@@ -1,10 +1,12 @@
 """A model in bf16: a rounded copy of it where that may be, else the model itself under autocast."""
 
 import copy
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 
+from vitkit.models.encoder import Mlp
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT
 
@@ -12,14 +14,56 @@ from vitkit.models.vit import ViT
 class Half(nn.Module):
     """Normalised images to float32 logits. Autocast rounds all weights for every batch, a copy once."""
 
-    def __init__(self, model: Model):
+    def __init__(self, model: Model, in_one: bool = False):
+        """in_one: on a CPU, what surrounds a product is computed with it, as a compiler would have it."""
         super().__init__()
         # a ResNet's weights are standardised first, which wants all their digits
         self.plain = isinstance(model, ViT) and model.stem is None
         self.model: nn.Module = copy.deepcopy(model).bfloat16() if self.plain else model
+        if self.plain and in_one and have_dense(torch.bfloat16):
+            put_in_one(self.model)
 
     def forward(self, images: Tensor) -> Tensor:
         if self.plain:
             return self.model(images.bfloat16()).float()
         with torch.autocast(images.device.type, torch.bfloat16):
             return self.model(images).float()
+
+
+class Dense(nn.Module):
+    """A dense layer, its bias and perhaps a GELU as one product of oneDNN, for prediction on a CPU.
+
+    The operation is the one that PyTorch's compiler takes. Eagerly, PyTorch copies the bias to every row
+    first, and reads and writes all of them again for the GELU.
+    """
+
+    def __init__(self, layer: nn.Linear, after: str = "none", how: str = ""):
+        super().__init__()
+        self.weight, self.bias = layer.weight, layer.bias
+        self.after, self.how = after, how
+
+    def forward(self, z: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(z, self.weight, self.bias, self.after, [], self.how)
+
+
+def put_in_one(part: nn.Module) -> None:
+    """Let all dense layers below a part be such."""
+    for name, child in part.named_children():
+        if type(child) is Mlp:
+            gelu = Dense(child.up, "gelu", child.approximate)
+            setattr(part, name, nn.Sequential(gelu, Dense(child.down)))
+        elif type(child) is nn.Linear:
+            setattr(part, name, Dense(child))
+        else:
+            put_in_one(child)
+
+
+@cache
+def have_dense(kind: torch.dtype) -> bool:
+    """Whether oneDNN computes such a layer on this processor."""
+    layer = nn.Linear(16, 16).to(kind)
+    try:
+        Dense(layer, "gelu", "tanh")(torch.ones(1, 16, dtype=kind))
+    except (RuntimeError, AttributeError):  # no kernel for this processor, or no such operation
+        return False
+    return True
