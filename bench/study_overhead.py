@@ -76,7 +76,9 @@ def main() -> None:
     torch.set_num_threads(1)
     place = Place(device=options.device, workers=options.workers, threads=1, keeps=True)
     with tempfile.TemporaryDirectory() as folder:
-        jobs = [Job(one.name, perform, (one, Path(folder)), one.needs) for one in plan.trials[: options.trials]]
+        jobs = [
+            Job(one.name, perform, (one, Path(folder)), one.needs) for one in plan.trials[: options.trials]
+        ]
         begun = time.perf_counter()
         found = drive(jobs, Inline(place))
         total = time.perf_counter() - begun
