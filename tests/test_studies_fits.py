@@ -21,8 +21,8 @@ def rows(left, right, **more):
     ]
 
 
-def claim(sign=1, **more):
-    return Claim(text="a is better", left={"arm": "a"}, right={"arm": "b"}, sign=sign, **more)
+def claim(says="above", **more):
+    return Claim(text="a is better", left={"arm": "a"}, right={"arm": "b"}, says=says, **more)
 
 
 def test_a_power_law_is_found_with_its_exponent_inside_the_interval():
@@ -53,21 +53,25 @@ def test_intervals_are_those_of_students_t():
 
 
 @pytest.mark.parametrize(
-    ("left", "right", "sign", "outcome"),
+    ("left", "right", "says", "outcome"),
     [
-        ((0.50, 0.60, 0.70), (0.45, 0.55, 0.651), 1, HOLDS),
-        ((0.45, 0.55, 0.651), (0.50, 0.60, 0.70), 1, FAILS),
-        ((0.45, 0.55, 0.651), (0.50, 0.60, 0.70), -1, HOLDS),
-        ((0.50, 0.60, 0.70), (0.45, 0.65, 0.60), 1, UNSEEN),
-        ((0.500, 0.600, 0.700), (0.501, 0.601, 0.700), 0, HOLDS),
-        ((0.50, 0.60, 0.70), (0.45, 0.55, 0.651), 0, FAILS),
-        ((0.50, 0.60, 0.70), (0.45, 0.65, 0.60), 0, UNSEEN),
-        ((0.9,), (0.1,), 1, UNSEEN),
-        ((0.9, 0.9), (), 1, UNTRIED),
+        ((0.50, 0.60, 0.70), (0.45, 0.55, 0.651), "above", HOLDS),
+        ((0.45, 0.55, 0.651), (0.50, 0.60, 0.70), "above", FAILS),
+        ((0.50, 0.60, 0.70), (0.45, 0.65, 0.60), "above", UNSEEN),
+        ((0.500, 0.600, 0.700), (0.501, 0.601, 0.700), "equal", HOLDS),
+        ((0.50, 0.60, 0.70), (0.45, 0.55, 0.651), "equal", FAILS),
+        ((0.45, 0.55, 0.651), (0.50, 0.60, 0.70), "equal", FAILS),
+        ((0.50, 0.60, 0.70), (0.45, 0.65, 0.60), "equal", UNSEEN),
+        ((0.500, 0.600, 0.700), (0.501, 0.601, 0.700), "not below", HOLDS),
+        ((0.50, 0.60, 0.70), (0.45, 0.55, 0.651), "not below", HOLDS),
+        ((0.45, 0.55, 0.651), (0.50, 0.60, 0.70), "not below", FAILS),
+        ((0.50, 0.60, 0.70), (0.45, 0.65, 0.60), "not below", UNSEEN),
+        ((0.9,), (0.1,), "above", UNSEEN),
+        ((0.9, 0.9), (), "above", UNTRIED),
     ],
 )
-def test_a_verdict_is_what_the_interval_of_paired_differences_says(left, right, sign, outcome):
-    found = judge(claim(sign), rows(left, right), "score")
+def test_a_verdict_is_what_the_interval_of_paired_differences_says(left, right, says, outcome):
+    found = judge(claim(says), rows(left, right), "score")
     assert found.outcome == outcome
     if outcome in (HOLDS, FAILS):
         assert found.difference == pytest.approx(np.mean(left) - np.mean(right))

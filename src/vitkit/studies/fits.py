@@ -115,19 +115,23 @@ def judge(claim: Claim, rows: Sequence[Row], score: str) -> Verdict:
 
 
 def decide(claim: Claim, low: float, high: float) -> str:
-    if claim.sign == 0:
-        inside = -claim.margin <= low and high <= claim.margin
-        outside = low > claim.margin or high < -claim.margin
-        return HOLDS if inside else FAILS if outside else UNSEEN
-    low, high = (low, high) if claim.sign > 0 else (-high, -low)
-    return HOLDS if low > 0 else FAILS if high < 0 else UNSEEN
+    least = 0.0 if claim.says == "above" else -claim.margin
+    most = claim.margin if claim.says == "equal" else math.inf
+    if high < least or low > most:
+        return FAILS
+    return HOLDS if low > least and high < most else UNSEEN
 
 
 def in_words(claim: Claim, s: Spread) -> str:
     reach = "" if s.low is None or s.high is None else f" [{number(claim, s.low)}, {number(claim, s.high)}]"
     what = {"score": "points", "compute": "times the compute at equal accuracy"}[claim.measure]
-    wanted = f"; within {100 * claim.margin:g} points is called equal" if claim.sign == 0 else ""
-    return f"{number(claim, s.mean)}{reach} {what}, {s.count} seed{'s' * (s.count > 1)}{wanted}"
+    points = f"{100 * claim.margin:g} points"
+    wanted = {
+        "above": "",
+        "not below": f"; at most {points} less is called as good",
+        "equal": f"; within {points} is called equal",
+    }
+    return f"{number(claim, s.mean)}{reach} {what}, {s.count} seed{'s' * (s.count > 1)}{wanted[claim.says]}"
 
 
 def number(claim: Claim, value: float) -> str:

@@ -34,7 +34,7 @@ def trial(factors: Factors, recipe: Recipe, *, needs: str = "", resize: str = ""
 class Claim:
     """A sentence of the paper as a comparison: the mean score of `left` above that of `right`.
 
-    sign     1: left is above right; -1: below; 0: they are no more than `margin` apart
+    says     that left is above right, "not below" it by more than `margin`, or "equal" to it but for that
     since    the same two settings elsewhere: then what is compared is the gain from there to here
     measure  score: the study's own; compute: how often the left family's compute fits into the right's at
              equal score, as a power of two
@@ -43,14 +43,14 @@ class Claim:
     text: str
     left: dict[str, Factor]
     right: dict[str, Factor]
-    sign: int = 1
+    says: str = "above"
     margin: float = 0.01
     since: tuple[dict[str, Factor], dict[str, Factor]] | None = None
     measure: str = "score"
 
     def __post_init__(self):
-        if self.sign not in (-1, 0, 1) or self.measure not in ("score", "compute"):
-            raise ValueError(f"sign is -1, 0 or 1 and measure score or compute: {self}")
+        if self.says not in ("above", "not below", "equal") or self.measure not in ("score", "compute"):
+            raise ValueError(f"says is above, not below or equal, and measure score or compute: {self}")
 
 
 @dataclass(frozen=True, kw_only=True)
