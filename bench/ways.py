@@ -51,6 +51,7 @@ WAYS = {
     "tma": "the same with persistent kernels that fetch by TMA",
     "lt": "all products by cuBLASLt, not only those with a bias",
     "combo": "inductor puts small kernels that need nothing of each other together",
+    "blocks": "each layer compiled by itself, so that one serves for all",
     "coordinate": "inductor tunes its kernels by coordinate descent",
 }
 
@@ -102,6 +103,10 @@ def arranged(way: str, model: Model, where: Runtime) -> nn.Module:
     if way != "no halves":
         call = Halved(call)
     if way == "eager":
+        return call
+    if way == "blocks":
+        for block in model.encoder.blocks:
+            block.compile()
         return call
     if way == "tma":
         torch._inductor.config.triton.enable_persistent_tma_matmul = True
