@@ -35,7 +35,7 @@ def timm_engine(theirs, ours):
 
 def built(model, batch: int, names: list[str], folder: Path) -> dict:
     """The engines that can be had here; why not, for the others."""
-    calibrate = sample_images(model, 32) if "openvino-int8" in names else None
+    calibrate = sample_images(model, 32) if any("int8" in name for name in names) else None
     memory = Memory(model, batch, calibrate, folder)
     trial = Trial(model, torch_engine(model), batch, None, calibrate, memory)
     engines = {"torch": trial.reference}

@@ -263,7 +263,9 @@ def test_predict_asks_for_an_engine_only_for_many_images(small, tmp_path, monkey
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["onnxruntime", "openvino", "openvino-fp16", "openvino-int8", "compile"])
+@pytest.mark.parametrize(
+    "name", ["onnxruntime", "onnxruntime-int8", "openvino", "openvino-fp16", "openvino-int8", "compile"]
+)
 def test_the_real_engines_agree_at_any_batch(small, tmp_path, name):
     model = small()
     calibrate = sample_images(model, 16)

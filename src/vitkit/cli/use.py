@@ -60,7 +60,8 @@ def predict(
         ),
     ] = "auto",
     calibrate: Annotated[
-        tuple[str, ...], arg(metavar="DATA|IMAGE...", help="Images for openvino-int8 to be calibrated on.")
+        tuple[str, ...],
+        arg(metavar="DATA|IMAGE...", help="Images for an engine in int8 to be calibrated on."),
     ] = (),
     csv: Annotated[bool, arg(help="Comma-separated lines: image, label, probability.")] = False,
     json: Json = False,

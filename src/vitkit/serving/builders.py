@@ -15,7 +15,7 @@ from vitkit.data.views import normalise
 from vitkit.models.variants import Model
 from vitkit.serving import runtimes
 from vitkit.serving.cudagraph import Graphed
-from vitkit.serving.graphs import Form, needs, to_onnx, to_openvino, trace
+from vitkit.serving.graphs import EXTRAS, Form, needs, to_onnx, to_openvino, trace
 from vitkit.serving.half import Half
 from vitkit.serving.int8 import quantised
 from vitkit.serving.remembered import Memory
@@ -26,6 +26,7 @@ ENGINES = {  # name -> precision that it computes in
     "torch": "fp32",
     "torch-bf16": "bf16",
     "onnxruntime": "fp32",
+    "onnxruntime-int8": "int8",
     "openvino": "fp32",
     "openvino-fp16": "fp16",
     "openvino-bf16": "bf16",
@@ -38,6 +39,7 @@ ENGINES = {  # name -> precision that it computes in
 ON_GPU = ("graph", "graph-compiled")  # all others but torch run on the CPU
 LIBRARIES = {
     "onnxruntime": ("onnx", "onnxscript", "onnxruntime"),
+    "onnxruntime-int8": ("onnx", "onnxscript", "onnxruntime", "nncf"),
     "openvino": ("openvino",),
     "openvino-int8": ("openvino", "nncf"),
 }
@@ -54,8 +56,7 @@ def available(name: str, calibrated: bool, cpu: bool = True) -> str:
         return f"runs on {'a GPU: give --device cuda' if cpu else 'the CPU: give --device cpu'}"
     for library in LIBRARIES.get(name) or LIBRARIES.get(kind, ()):
         if importlib.util.find_spec(library) is None:
-            extra = "export" if kind == "onnxruntime" else "openvino"
-            return f"{library} is not installed: pip install 'vitkit[{extra}]'"
+            return f"{library} is not installed: pip install 'vitkit[{EXTRAS.get(library, 'openvino')}]'"
     if kind in ("torch", "compile") and precision == "bf16" and not fast_bf16():
         return "this processor has no fast bf16"
     if name == "graph-compiled" and importlib.util.find_spec("triton") is None:
@@ -96,21 +97,23 @@ def build_engine(name: str, model: Model, batch: int, calibrate: Tensor | None, 
         return compiled(model, batch, precision)
     if kind == "graph":
         return Graphed(model, batch, compiled=name == "graph-compiled")
+    images = calibrate if precision == "int8" else None
+    graph = "model" if images is None else f"int8-{memory.calibration}"
     if kind == "onnxruntime":
-        run = runtimes.onnx_runtime(memory.file("model.onnx", lambda path: write_onnx(model, path)))
-    elif precision == "int8":
-        assert calibrate is not None
-        name = f"int8-{memory.calibration}.xml"
-        path = memory.file(name, lambda path: write_openvino(model, path, calibrate))
-        run = runtimes.openvino(path)
+        run = runtimes.onnx_runtime(
+            memory.file(f"{graph}.onnx", lambda path: write_onnx(model, path, images))
+        )
     else:
-        run = runtimes.openvino(memory.file("model.xml", lambda path: write_openvino(model, path)), precision)
+        path = memory.file(f"{graph}.xml", lambda path: write_openvino(model, path, images))
+        run = runtimes.openvino(path, "fp32" if precision == "int8" else precision)
     mean, std = model.preprocessing.mean, model.preprocessing.std
     return lambda images: run(normalise(images, mean, std).numpy())
 
 
-def write_onnx(model: Model, path: Path) -> None:
+def write_onnx(model: Model, path: Path, calibrate: Tensor | None = None) -> None:
     made = to_onnx(trace(model, FORM), FORM, "logits")
+    if calibrate is not None:
+        made = quantised(made, model, FORM, calibrate)
     large = made.ByteSize() > 2**31 - 2**20  # what one protobuf message holds
     needs("onnx").save(made, path, save_as_external_data=large, location=f"{path.name}.data")
 
