@@ -44,11 +44,13 @@ def main() -> None:
     for name in options.engines:
         if name == "torch" or available(name, calibrated=True, cpu=options.device == "cpu"):
             continue
+        given = {"images": images[:8], "calibrate": images[:CALIBRATED]}
         with tempfile.TemporaryDirectory() as folder:
-            engine = choose_engine(
-                model, name, batch=options.batch, images=images[:8], calibrate=images[:CALIBRATED],
-                folder=Path(folder),
-            )  # fmt: skip
+            try:
+                engine = choose_engine(model, name, batch=options.batch, folder=Path(folder), **given)
+            except ValueError as error:
+                print(f"| `{name}` | {error} | | |", flush=True)
+                continue
             found = in_parts(engine, images, options.batch)
         same = found.argmax(1) == want.argmax(1)
         ahead = (first[:, 0] - first[:, 1])[~same].max().item() if not same.all() else 0.0
