@@ -116,6 +116,13 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
 
 
 @pytest.mark.parametrize("name", ["ViT-Ti/16", "BiT-R50x1"])
+def test_a_fresh_model_does_not_bring_an_algebra_system_along(name):
+    code = f"import sys; from vitkit.models.variants import fresh, variant; fresh(variant({name!r})); "
+    ended = subprocess.run([sys.executable, "-c", code + "sys.exit('sympy' in sys.modules)"])
+    assert ended.returncode == 0
+
+
+@pytest.mark.parametrize("name", ["ViT-Ti/16", "BiT-R50x1"])
 def test_names_and_shapes_alone_do_not_bring_a_compiler_along(name):
     code = f"import sys; from vitkit.models.variants import skeleton, variant; skeleton(variant({name!r})); "
     ended = subprocess.run([sys.executable, "-c", code + "sys.exit('torch._dynamo' in sys.modules)"])

@@ -43,7 +43,11 @@ class Dense(nn.Module):
         self.after, self.how = after, how
 
     def forward(self, z: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(z, self.weight, self.bias, self.after, [], self.how)
+        return dense(z, self.weight, self.bias, self.after, self.how)
+
+
+def dense(z: Tensor, weight: Tensor, bias: Tensor | None, after: str, how: str) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(z, weight, bias, after, [], how)
 
 
 def put_in_one(part: nn.Module) -> None:
@@ -61,9 +65,9 @@ def put_in_one(part: nn.Module) -> None:
 @cache
 def have_dense(kind: torch.dtype) -> bool:
     """Whether oneDNN computes such a layer on this processor."""
-    layer = nn.Linear(16, 16).to(kind)
+    square = torch.ones(16, 16, dtype=kind)
     try:
-        Dense(layer, "gelu", "tanh")(torch.ones(1, 16, dtype=kind))
+        dense(square, square, square[0], "gelu", "tanh")
     except (RuntimeError, AttributeError):  # no kernel for this processor, or no such operation
         return False
     return True

@@ -79,7 +79,7 @@ def move(optimizer: Any, sound: Tensor) -> None:
     del optimizer.found_inf
 
 
-def bare(method: Any) -> Any:
+def unguarded(method: Any) -> Any:
     """A method without what PyTorch wraps around it."""
     return getattr(method, "__wrapped__", method)
 
@@ -87,18 +87,18 @@ def bare(method: Any) -> Any:
 class Light:
     """Without the guard that keeps PyTorch's compiler off, and imports it for that: seconds of a start."""
 
-    add_param_group = bare(torch.optim.Optimizer.add_param_group)
-    zero_grad = bare(torch.optim.Optimizer.zero_grad)
-    state_dict = bare(torch.optim.Optimizer.state_dict)
-    load_state_dict = bare(torch.optim.Optimizer.load_state_dict)
+    add_param_group = unguarded(torch.optim.Optimizer.add_param_group)
+    zero_grad = unguarded(torch.optim.Optimizer.zero_grad)
+    state_dict = unguarded(torch.optim.Optimizer.state_dict)
+    load_state_dict = unguarded(torch.optim.Optimizer.load_state_dict)
 
 
 class SGD(Light, torch.optim.SGD):
-    step = torch.no_grad()(bare(torch.optim.SGD.step))
+    step = torch.no_grad()(unguarded(torch.optim.SGD.step))
 
 
 class AdamW(Light, torch.optim.AdamW):
-    step = torch.no_grad()(bare(torch.optim.AdamW.step))
+    step = torch.no_grad()(unguarded(torch.optim.AdamW.step))
 
 
 class HalfMomentAdam(AdamW):
