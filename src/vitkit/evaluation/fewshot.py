@@ -55,20 +55,23 @@ def fewshot_grid(
     if not all(0 < l2 < float("inf") for l2 in grid):
         raise ValueError(f"l2 must be a number above 0, not {', '.join(f'{l2:g}' for l2 in grid)}")
     train_x, train_y, test_x, test_y, classes = checked(train_x, train_y, test_x, test_y)
-    x, labels = train_x.cpu().double(), test_y.cpu()
+    x = train_x.cpu().double()
     mean, scale = spread(x)
     targets = 2.0 * F.one_hot(train_y.cpu(), classes).double() - 1
     solution = solve(with_constant((x - mean) / scale), targets)
     weights = [solution.right / (solution.values + l2)[:, None] for l2 in grid]  # (R, C), after the left side
     alone = len(grid) == 1  # then a single product for each image is less than two
-    if alone:
-        weights = [solution.left @ weights[0]]
-    right = torch.zeros(len(grid), dtype=torch.int64)
+    left = solution.left @ weights[0] if alone else solution.left
+    device = test_x.device if test_x.is_cuda else "cpu"  # others may not have double precision
+    inward = (left[:-1] / scale[:, None]).to(device)  # from features as they are, not standardised
+    constant = (CONSTANT * left[-1] - mean / scale @ left[:-1]).to(device)
+    weights, labels = [weight.to(device) for weight in weights], test_y.to(device)
+    right = torch.zeros(len(grid), dtype=torch.int64, device=device)
     for at in range(0, len(test_x), ROWS):
-        rows = with_constant((test_x[at : at + ROWS].cpu().double() - mean) / scale)
-        inside = rows if alone else rows @ solution.left  # (M, R)
+        inside = test_x[at : at + ROWS].to(device).double() @ inward + constant  # (M, C) alone, else (M, R)
         for i, weight in enumerate(weights):
-            right[i] += ((inside @ weight).argmax(1) == labels[at : at + ROWS]).sum()
+            scores = inside if alone else inside @ weight
+            right[i] += (scores.argmax(1) == labels[at : at + ROWS]).sum()
     return (right.double() / len(test_x)).tolist()
 
 
@@ -149,8 +152,9 @@ def choose_shots(
     if shots < 1:
         raise ValueError(f"shots must be at least 1, not {shots}")
     rng = np.random.default_rng(seed)
-    order = np.argsort(labels, kind="stable")  # not a search for each class, of which there may be 21,000
-    known, starts = np.unique(labels[order], return_index=True)
+    short = labels.astype(np.min_scalar_type(labels.max(initial=0)))  # two bytes are sorted in no time
+    order = np.argsort(short, kind="stable")  # not a search for each class, of which there may be 21,000
+    known, starts = np.unique(short[order], return_index=True)
     chosen = np.empty((len(known), shots), dtype=np.int64)
     for row, (start, stop) in enumerate(pairwise([*starts, len(order)])):
         members = rng.permutation(order[start:stop])

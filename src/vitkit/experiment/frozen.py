@@ -139,6 +139,8 @@ class FewShot:
         self.named = True
         learning = learn_from(extractor, self.train, self.shots, self.seeds)
         seen = extractor.features(self.test)
+        if runtime.device.startswith("cuda"):  # where many draws are judged at once
+            seen = Features(seen.x.to(runtime.device), seen.index)
         try:
             right = runtime.first(
                 lambda: accuracies(learning, self.shots, self.test, seen, (L2,))[:, 0].tolist()

@@ -10,6 +10,9 @@ from vitkit.models.encoder import Mlp
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT
 
+PIECE = 8  # images at a time on a CPU: what lies between two layers stays near the cores
+ROWS = PIECE * 197  # tokens, by which oneDNN chooses an order for weights; others are computed as well
+
 
 class Half(nn.Module):
     """Normalised images to float32 logits. Autocast rounds all weights for every batch, a copy once."""
@@ -20,10 +23,13 @@ class Half(nn.Module):
         # a ResNet's weights are standardised first, which wants all their digits
         self.plain = isinstance(model, ViT) and model.stem is None
         self.model: nn.Module = copy.deepcopy(model).bfloat16() if self.plain else model
-        if self.plain and in_one and have_dense(torch.bfloat16):
+        self.in_one = self.plain and in_one and have_dense(torch.bfloat16)
+        if self.in_one:
             put_in_one(self.model)
 
     def forward(self, images: Tensor) -> Tensor:
+        if self.in_one:
+            return torch.cat([self.model(part.bfloat16()).float() for part in images.split(PIECE)])
         if self.plain:
             return self.model(images.bfloat16()).float()
         with torch.autocast(images.device.type, torch.bfloat16):
@@ -33,31 +39,28 @@ class Half(nn.Module):
 class Dense(nn.Module):
     """A dense layer, its bias and perhaps a GELU as one product of oneDNN, for prediction on a CPU.
 
-    The operation is the one that PyTorch's compiler takes. Eagerly, PyTorch copies the bias to every row
-    first, and reads and writes all of them again for the GELU.
+    The operation is the one that PyTorch's compiler takes, with the weight in the order that the product
+    reads it in; as it lies in a model, it would be put into that order for every batch. Eagerly, PyTorch
+    copies the bias to every row first, and reads and writes all of them again for the GELU.
     """
 
-    def __init__(self, layer: nn.Linear, after: str = "none", how: str = ""):
+    def __init__(self, weight: Tensor, bias: Tensor | None, after: str = "none", how: str = ""):
         super().__init__()
-        self.weight, self.bias = layer.weight, layer.bias
-        self.after, self.how = after, how
+        self.weight, self.bias, self.after, self.how = weight, bias, after, how  # a last layer takes parts
+        self.ordered = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)
 
     def forward(self, z: Tensor) -> Tensor:
-        return dense(z, self.weight, self.bias, self.after, self.how)
-
-
-def dense(z: Tensor, weight: Tensor, bias: Tensor | None, after: str, how: str) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(z, weight, bias, after, [], how)
+        return torch.ops.mkldnn._linear_pointwise(z, self.ordered, self.bias, self.after, [], self.how)
 
 
 def put_in_one(part: nn.Module) -> None:
     """Let all dense layers below a part be such."""
     for name, child in part.named_children():
         if type(child) is Mlp:
-            gelu = Dense(child.up, "gelu", child.approximate)
-            setattr(part, name, nn.Sequential(gelu, Dense(child.down)))
+            gelu = Dense(child.up.weight, child.up.bias, "gelu", child.approximate)
+            setattr(part, name, nn.Sequential(gelu, Dense(child.down.weight, child.down.bias)))
         elif type(child) is nn.Linear:
-            setattr(part, name, Dense(child))
+            setattr(part, name, Dense(child.weight, child.bias))
         else:
             put_in_one(child)
 
@@ -67,7 +70,7 @@ def have_dense(kind: torch.dtype) -> bool:
     """Whether oneDNN computes such a layer on this processor."""
     square = torch.ones(16, 16, dtype=kind)
     try:
-        dense(square, square, square[0], "gelu", "tanh")
+        Dense(square, square[0], "gelu", "tanh")(square)
     except (RuntimeError, AttributeError):  # no kernel for this processor, or no such operation
         return False
     return True
