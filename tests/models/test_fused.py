@@ -1,6 +1,9 @@
 """Layers in fewer kernels: the numbers of the plain ones, as near as half precision is."""
 
 import copy
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from vitkit.models.encoder import Mlp
 from vitkit.models.epilogue import product
 from vitkit.models.fused import HAVE, in_half, mlp
 from vitkit.models.variants import configure, fresh
+from vitkit.serving.builders import compiler
 from vitkit.serving.graphs import Form, Graph
 
 gpu = pytest.mark.skipif(not (torch.cuda.is_available() and HAVE), reason="a matter of NVIDIA GPUs")
@@ -133,3 +137,55 @@ def test_a_part_of_a_tensor_that_lies_anywhere_is_taken():
     with torch.no_grad():
         for z in (odd, turned):
             assert near(ours(z), ours(z.clone(memory_format=torch.contiguous_format)), HALF)
+
+
+COMPILED = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._dynamo.utils import counters
+from vitkit.models import epilogue, fused
+
+def dense_gelu_kept(z, weight, bias):
+    before = F.linear(z, weight, bias)
+    return before, F.gelu(before, approximate="tanh")
+
+def gelu_back(gradient, before):
+    return gradient * 1, gradient.sum(0)
+
+def pack(q, k, v):
+    found = torch.stack([q, k, v]).permute(1, 3, 0, 2, 4).reshape(-1, 48)
+    return found, found.sum(0)
+
+for function in (dense_gelu_kept, gelu_back, pack):
+    epilogue.OPERATIONS.impl(function.__name__, function, "CPU")
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.up, self.down = nn.Linear(16, 48), nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, z):
+        q, k, v = fused.project_qkv(z, self.qkv, 2)
+        return fused.mlp(z + (q + k + v).transpose(1, 2).flatten(2), self.up, self.down)
+
+layer = Layer()
+with torch.autocast("cpu", torch.bfloat16):
+    fused.compiled(layer)(torch.ones(2, 3, 16)).sum().backward()
+assert layer.qkv.weight.grad is not None
+print(*(counters["aot_autograd"][f"autograd_cache_{what}"] for what in ("saved", "hit", "bypass")))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not compiler(), reason="there is no C++ compiler")
+def test_a_second_start_finds_what_the_first_has_compiled(tmp_path):
+    """The operations stand for themselves on a CPU here; what a compiler keeps does not depend on them."""
+    where = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", COMPILED], env=where, check=True, capture_output=True, text=True
+        )
+        for _ in range(2)
+    ]
+    assert [one.stdout.split() for one in said] == [["1", "0", "0"], ["0", "1", "0"]]

@@ -25,19 +25,25 @@ def in_half(z: Tensor, weight: Tensor) -> bool:
 def mlp(z: Tensor, up: nn.Linear, down: nn.Linear) -> Tensor:
     """Two dense layers with a GELU (by tanh) between them, (..., D) -> (..., D)."""
     given = [t.to(torch.bfloat16) for t in (z.flatten(0, -2), up.weight, up.bias, down.weight, down.bias)]
-    with torch.autocast("cuda", enabled=False):
-        if torch.is_grad_enabled():
-            found = Through.apply(*given)
-        else:
-            found = F.linear(dense_gelu(*given[:3]), *given[3:])
+    learned = torch.is_grad_enabled()
+    found = Through.apply(*given) if learned else F.linear(dense_gelu(*given[:3]), *given[3:])
     return found.unflatten(0, z.shape[:-1])
 
 
 def project_qkv(z: Tensor, qkv: nn.Linear, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values, (B, N, D) -> three of (B, K, N, Dh)."""
     half = [t.to(torch.bfloat16) for t in (z, qkv.weight, qkv.bias)]
-    with torch.autocast("cuda", enabled=False):
-        return ProjectQKV.apply(*half, heads)
+    return ProjectQKV.apply(*half, heads)
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    """A model compiled; what is made of it is kept for the next start, also where these are in it."""
+    from torch._functorch import config
+
+    if hasattr(config, "autograd_cache_allow_custom_autograd_functions"):
+        # the graphs of both their ways are in the key under which it is kept
+        config.autograd_cache_allow_custom_autograd_functions = True
+    return torch.compile(model)  # type: ignore[return-value]
 
 
 class Through(torch.autograd.Function):

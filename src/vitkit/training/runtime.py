@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from vitkit.models.attention import quick_attention
+from vitkit.models.fused import compiled
 from vitkit.training.halves import Halved
 
 PRECISIONS = ("fp32", "bf16")
@@ -106,7 +107,7 @@ class Runtime:
             model = DistributedDataParallel(model, gradient_as_bucket_view=True)
         elif self.world == 1 and self.precision == "bf16" and not self.recompute:
             model = Halved(model)
-        return torch.compile(model) if self.compile else model  # type: ignore[return-value]
+        return compiled(model) if self.compile else model
 
     @contextmanager
     def accumulating(self, call: nn.Module, more: bool) -> Iterator[None]:
@@ -140,11 +141,7 @@ class Runtime:
 
     def agreed(self, value: Any) -> Any:
         """What the main process has, for all."""
-        if self.world == 1:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0)
-        return box[0]
+        return self.everyones(value)[0]
 
     def first(self, act: Callable[[], Any], patience: timedelta | None = None) -> Any:
         """What the main process makes of `act`, for all; an error that it tells a user is told by all.
