@@ -115,8 +115,7 @@ class Work:
             self.journal = Journal(self.out, self.state.step, trackers=named, about=about, say=self.live.say)
             told = (self.out, self.splits, self.total, self.runtime, self.live.say)
             evidence.begin(*told, doctor=self.how.report)
-        evaluated = self.recipe.evaluations if "val" in self.splits else 0
-        self.every = max(1, self.total // evaluated) if evaluated else 0
+        self.looks = self.recipe.evaluations if "val" in self.splits else 0
 
     def train(self) -> None:
         """The loop, with everything that happens beside it."""
@@ -174,7 +173,8 @@ class Work:
         return self.runtime.most(heard, late, len(self.unusable.news))
 
     def evaluates(self, step: int) -> bool:
-        return bool(self.every) and step % self.every == 0 and step < self.total
+        """At even distances; the last of them is the end, which has an evaluation of its own."""
+        return step < self.total and step * self.looks // self.total > (step - 1) * self.looks // self.total
 
     def watch(self, state: TrainState, metrics: Metrics) -> bool:
         """Log, evaluate, save; whether the run is to stop early. Where the model is further, only log."""

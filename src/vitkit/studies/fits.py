@@ -125,7 +125,7 @@ def decide(claim: Claim, low: float, high: float) -> str:
 def in_words(claim: Claim, s: Spread) -> str:
     reach = "" if s.low is None or s.high is None else f" [{number(claim, s.low)}, {number(claim, s.high)}]"
     what = {"score": "points", "compute": "times the compute at equal accuracy"}[claim.measure]
-    points = f"{100 * claim.margin:g} points"
+    points = f"{100 * claim.margin:g} point{'s' * (claim.margin != 0.01)}"
     wanted = {
         "above": "",
         "not below": f"; at most {points} less is called as good",
