@@ -4,12 +4,11 @@
 
 Told for each trial and in all: the seconds of its steps (as its own ledger counts them), of its evaluations,
 and of everything else (opening data, building, checkpoints, files), and the driver's own time around them.
-The ledger counts what a first step prepares (kernels, a recording) as time of steps; so the rest is told once
-more beside steps that are all as fast as those of the median trial.
+The ledger counts what the first steps of a process prepare (kernels, a recording) as time of steps: how much
+longer they were than those of the same trial with another seed is told too, if one is among the trials.
 """
 
 import argparse
-import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -91,14 +90,14 @@ def main() -> None:
     steps = sum(outcome.value["cost"]["seconds"] for outcome in found.values())
     looking = spent["evaluate"] + spent["few_shots"]
     rest = total - steps - looking
-    steady = len(found) * statistics.median(outcome.value["cost"]["seconds"] for outcome in found.values())
     print({name: round(value, 2) for name, value in spent.items()})
     print(f"{len(found)} trials: {total:.2f} s; steps {steps:.2f} s, evaluation {looking:.2f} s "
           f"({looking / steps:.1%} of the steps), the rest {rest:.2f} s ({rest / steps:.1%}), of it the "
           f"driver {total - sum(o.seconds for o in found.values()):.3f} s")  # fmt: skip
-    more = total - steady - looking
-    print(f"were all steps as those of the median trial, {steady:.2f} s: "
-          f"the rest {more:.2f} s ({more / steady:.1%})")  # fmt: skip
+    (name, first), *others = ((name, outcome.value["cost"]["seconds"]) for name, outcome in found.items())
+    for other, seconds in others:
+        if name.rpartition(",")[0] == other.rpartition(",")[0]:
+            print(f"steps of the first trial: {first - seconds:.2f} s longer than those of {other}")
 
 
 if __name__ == "__main__":
