@@ -8,7 +8,6 @@ there it is slower than two kernels: docs/speed.md.)
 # M tokens of all images, D width, H hidden; cuBLASLt counts by columns, so its matrices are ours turned over
 
 import ctypes
-from collections.abc import Callable
 from functools import cache
 from threading import Lock
 from typing import Any
@@ -16,7 +15,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.library import Library, infer_schema, register_fake
+
+from vitkit.models.operations import operation
 
 SPACE = 32 << 20  # bytes that a kernel may use beside its operands
 ALIGNED = 16  # bytes to which they are
@@ -24,25 +24,6 @@ HALF, SINGLE, IN_SINGLE = 14, 0, 68  # CUDA_R_16BF, CUDA_R_32F, CUBLAS_COMPUTE_3
 TRANSPOSE_A, EPILOGUE, BIAS, AUX, AUX_ROW = 3, 7, 8, 11, 12  # CUBLASLT_MATMUL_DESC_...
 GELU, GELU_KEPT = 36, 164  # CUBLASLT_EPILOGUE_GELU_BIAS, ..._GELU_AUX_BIAS
 LOCK = Lock()  # a plan has one place for its pointers
-
-
-OPERATIONS = Library("vitkit", "DEF")
-
-
-def operation(fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a function on a GPU one that a compiler leaves as it is; `fake` gives its empty results.
-
-    PyTorch's custom_op is the same, but imports the whole compiler at its first call: three seconds.
-    """
-
-    def defined(function: Callable[..., Any]) -> Callable[..., Any]:
-        name = function.__name__
-        OPERATIONS.define(name + infer_schema(function, mutates_args=()))
-        OPERATIONS.impl(name, function, "CUDA")
-        register_fake(f"vitkit::{name}", fake, lib=OPERATIONS)
-        return getattr(torch.ops.vitkit, name).default
-
-    return defined
 
 
 def hidden(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.models.epilogue import dense_gelu, dense_gelu_kept, library, operation
+from vitkit.models.epilogue import dense_gelu, dense_gelu_kept, library
+from vitkit.models.operations import operation
 
 HAVE = library() is not None and importlib.util.find_spec("triton") is not None
 
