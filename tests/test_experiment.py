@@ -67,6 +67,12 @@ def test_a_run_leaves_all_that_its_folder_promises(straight):
     assert from_json((straight / "recipe.json").read_text()) == tiny()
 
 
+def test_evaluations_are_at_even_distances_and_the_last_is_the_end(tmp_path):
+    go(tmp_path, tiny(length=Duration(steps=13)))
+    assert [row["step"] for row in rows(tmp_path) if "val_top1" in row] == [5, 9]
+    assert [row["step"] for row in rows(tmp_path) if "test_top1" in row] == [13]
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_workers_change_nothing(straight, tmp_path, workers):
     go(tmp_path, tiny(), workers=workers)

@@ -41,6 +41,22 @@ def test_it_is_the_regularised_least_squares_solution(images, l2):
     assert fewshot(*train, *test, l2=l2) == by_hand(*train, *test, l2)
 
 
+@pytest.mark.parametrize("images", [8, 200])
+def test_features_far_from_zero_lose_no_digits(images):
+    """They are not standardised one by one; with a mean of 10^5 spreads, 11 digits of the scores are left."""
+    (train_x, train_y), (test_x, test_y) = clouds(images), clouds(300, seed=1)
+    far = np.linspace(-1e6, 1e6, train_x.shape[1])
+    moved = (train_x + far, train_y, test_x + far, test_y)
+    assert fewshot(*moved, l2=1.0) == by_hand(*moved, 1.0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="test images are judged on a GPU if they lie there")
+def test_it_is_the_same_on_a_gpu():
+    train, (test_x, test_y) = clouds(40), clouds(400, seed=1)
+    there = torch.from_numpy(test_x).cuda()
+    assert fewshot_grid(*train, there, test_y) == fewshot_grid(*train, test_x, test_y)
+
+
 @pytest.mark.parametrize("shape", [(5, 30), (30, 5), (9, 9)])
 def test_primal_and_dual_give_the_weights_of_a_direct_solve(shape):
     generator = torch.Generator().manual_seed(3)
