@@ -144,6 +144,15 @@ def test_an_engine_that_was_asked_for_and_disagrees_is_refused(small, tmp_path, 
         choose_engine(small(), "openvino", folder=tmp_path)
 
 
+def test_an_engine_that_was_asked_for_and_fails_is_named(small, tmp_path, monkeypatch):
+    def fails(logits):
+        raise RuntimeError("could not create a primitive\n  descriptor")
+
+    made_of(monkeypatch, {"torch-bf16": (fails, 0.0)})
+    with pytest.raises(ValueError, match="'torch-bf16' does not run here: .* primitive descriptor; use --engine"):
+        choose_engine(small(), "torch-bf16", folder=tmp_path)
+
+
 def test_unknown_names_and_batches(small, tmp_path):
     with pytest.raises(ValueError, match="no engine 'tensorrt'; known: auto, torch"):
         choose_engine(small(), "tensorrt", folder=tmp_path)

@@ -130,7 +130,11 @@ class Trial:
     def asked(self, name: str, count: int | None = None) -> Engine:
         if reason := self.missing(name):
             raise ValueError(f"engine {name!r}: {reason}")
-        engine, found = self.build(name, count)
+        try:
+            engine, found = self.build(name, count)
+        except RuntimeError as error:  # no kernel, a library that fails
+            said = " ".join(str(error).split())[:200]
+            raise ValueError(f"engine {name!r} does not run here: {said}; use --engine torch") from None
         if not found.ok:
             raise ValueError(f"engine {name!r} disagrees with torch: {found.text()}; use --engine torch")
         return engine
