@@ -273,7 +273,16 @@ def test_predict_asks_for_an_engine_only_for_many_images(small, tmp_path, monkey
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["onnxruntime", "onnxruntime-int8", "openvino", "openvino-fp16", "openvino-int8", "compile"]
+    "name",
+    [
+        "onnxruntime",
+        "onnxruntime-8bit",
+        "onnxruntime-int8",
+        "openvino",
+        "openvino-fp16",
+        "openvino-int8",
+        "compile",
+    ],
 )
 def test_the_real_engines_agree_at_any_batch(small, tmp_path, name):
     model = small()
@@ -281,7 +290,7 @@ def test_the_real_engines_agree_at_any_batch(small, tmp_path, name):
     if reason := available(name, True):
         pytest.skip(reason)
     engine = choose_engine(model, name, batch=4, folder=tmp_path, calibrate=calibrate)
-    tolerance = {"fp32": 1e-4, "fp16": 2e-2, "int8": 0.3}[ENGINES[name]]
+    tolerance = {"fp32": 1e-4, "fp16": 2e-2, "8bit": 0.1, "int8": 0.3}[ENGINES[name]]
     for count in (1, 4, 6):
         images = sample_images(model, count)
         assert engine(images).dtype == torch.float32

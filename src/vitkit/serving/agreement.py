@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 # of the largest output, where that is above 1
-TOLERANCES = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1, "int8": 3e-1}
+TOLERANCES = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1, "8bit": 1e-1, "int8": 3e-1}
 
 
 @dataclass(frozen=True)

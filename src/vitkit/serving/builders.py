@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from vitkit.serving import runtimes
 from vitkit.serving.cudagraph import Graphed
 from vitkit.serving.graphs import EXTRAS, Form, needs, to_onnx, to_openvino, trace
 from vitkit.serving.half import Half
-from vitkit.serving.int8 import quantised
+from vitkit.serving.int8 import in_blocks, quantised
 from vitkit.serving.remembered import Memory
 
 Run = Callable[[Tensor], Tensor]
@@ -26,6 +27,7 @@ ENGINES = {  # name -> precision that it computes in
     "torch": "fp32",
     "torch-bf16": "bf16",
     "onnxruntime": "fp32",
+    "onnxruntime-8bit": "8bit",
     "onnxruntime-int8": "int8",
     "openvino": "fp32",
     "openvino-fp16": "fp16",
@@ -100,9 +102,13 @@ def build_engine(name: str, model: Model, batch: int, calibrate: Tensor | None, 
     images = calibrate if precision == "int8" else None
     graph = "model" if images is None else f"int8-{memory.calibration}"
     if kind == "onnxruntime":
-        run = runtimes.onnx_runtime(
-            memory.file(f"{graph}.onnx", lambda path: write_onnx(model, path, images))
-        )
+        path = memory.file(f"{graph}.onnx", lambda path: write_onnx(model, path, images))
+        if precision == "8bit":
+            whole = path
+            path = memory.file(
+                "8bit.onnx", lambda path: save_onnx(in_blocks(needs("onnx").load(whole)), path)
+            )
+        run = runtimes.onnx_runtime(path)
     else:
         path = memory.file(f"{graph}.xml", lambda path: write_openvino(model, path, images))
         run = runtimes.openvino(path, "fp32" if precision == "int8" else precision)
@@ -114,6 +120,10 @@ def write_onnx(model: Model, path: Path, calibrate: Tensor | None = None) -> Non
     made = to_onnx(trace(model, FORM), FORM, "logits")
     if calibrate is not None:
         made = quantised(made, model, FORM, calibrate)
+    save_onnx(made, path)
+
+
+def save_onnx(made: Any, path: Path) -> None:
     large = made.ByteSize() > 2**31 - 2**20  # what one protobuf message holds
     needs("onnx").save(made, path, save_as_external_data=large, location=f"{path.name}.data")
 

@@ -1,4 +1,4 @@
-"""Post-training quantisation to int8, calibrated on images. It changes answers, so it is asked for."""
+"""Quantisation: to int8, calibrated on images, which changes answers; or of weights in blocks."""
 
 from typing import Any
 
@@ -9,6 +9,8 @@ from torch import Tensor
 from vitkit.data.views import normalise
 from vitkit.models.variants import Model
 from vitkit.serving.graphs import Form, needs, quiet
+
+BLOCK = 128  # weights with a scale of their own
 
 
 def inputs(images: Tensor, model: Model, form: Form) -> np.ndarray:
@@ -27,3 +29,18 @@ def quantised(graph: Any, model: Model, form: Form, calibrate: Tensor) -> Any:
     dataset = nncf.Dataset(items, (lambda item: {form.input: item}) if named else None)
     with quiet(), torch.no_grad():
         return nncf.quantize(graph, dataset, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(items))
+
+
+def in_blocks(graph: Any) -> Any:
+    """An onnx.ModelProto whose products take weights in 8 bits.
+
+    Each block of a row of weights has its scale, and so has what it is multiplied with, rounded as it comes:
+    nothing is calibrated, and the errors are like those of bf16.
+    """
+    quantization = needs("onnxruntime.quantization.matmul_nbits_quantizer")
+    with quiet():
+        made = quantization.MatMulNBitsQuantizer(
+            graph, bits=8, block_size=BLOCK, is_symmetric=True, accuracy_level=4
+        )
+        made.process()
+    return made.model.model
