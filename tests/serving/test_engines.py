@@ -108,13 +108,14 @@ def test_torch_stays_where_nothing_is_clearly_faster(small, tmp_path, monkeypatc
     assert choose_engine(small(), batch=2, folder=tmp_path).name == "torch"
 
 
-@pytest.mark.parametrize("change, name", [(same, "openvino-int8"), (one_turned, "torch")])
-def test_auto_takes_int8_only_if_every_top1_stays(small, tmp_path, monkeypatch, change, name):
+@pytest.mark.parametrize("kind", ["openvino-int8", "onnxruntime-8bit"])
+@pytest.mark.parametrize("change, stays", [(same, True), (one_turned, False)])
+def test_auto_takes_eight_bits_only_if_every_top1_stays(small, tmp_path, monkeypatch, kind, change, stays):
     slowed(monkeypatch, 0.03)
-    made_of(monkeypatch, {"openvino-int8": (change, 0.0)})
+    made_of(monkeypatch, {kind: (change, 0.0)})
     model = small()
     engine = choose_engine(model, batch=2, folder=tmp_path, calibrate=sample_images(model, 4))
-    assert engine.name == name
+    assert engine.name == (kind if stays else "torch")
 
 
 def test_engines_of_a_gpu_are_refused_on_the_cpu(small, tmp_path):

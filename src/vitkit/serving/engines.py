@@ -165,7 +165,7 @@ class Trial:
             except (ValueError, RuntimeError, OSError) as error:
                 tell(f"{name}: {' '.join(str(error).split())[:200]}")
                 continue
-            if not found.ok or (ENGINES[name] == "int8" and found.same_top1 < 1):
+            if not found.ok or (ENGINES[name] in ("8bit", "int8") and found.same_top1 < 1):
                 tell(f"{name}: not used, {found.text()}")
                 continue
             engine = self.timed(engine)
