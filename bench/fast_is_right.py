@@ -62,19 +62,8 @@ def curves(data: str, steps: int, seeds: list[int], fields: list[str], out: str)
     alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # all runs share the cores
     for (kind, seed), place in runs.items():
         command = [sys.executable, "-m", "vitkit", "pretrain", data, *MODEL, *fields]
-        command += [
-            "--workers",
-            "2",
-            "--json",
-            "--steps",
-            str(steps),
-            "--seed",
-            str(seed),
-            "--precision",
-            kind,
-            "--out",
-            str(place),
-        ]
+        command += f"--workers 2 --json --steps {steps} --seed {seed} --precision {kind}".split()
+        command += ["--out", str(place)]
         command += ["--compile"] if kind == "bf16" else []
         running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, env=alone))
     codes = [one.wait() for one in running]

@@ -9,11 +9,10 @@ eight tensors, where nothing rounds them on the way. Errors are of a weight's gr
 inputs like those of a layer: normal ones, a sixteenth of them ten times as large.
 """
 
-import argparse
 from collections.abc import Callable
 
 import torch
-from fused import timed
+from fused import asked_shape, timed
 from torch import Tensor
 
 KINDS = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
@@ -62,7 +61,7 @@ def error(tokens: int, width: int) -> dict[str, float]:
     x, y = x.double() + 1e-3 * torch.randn_like(x).double(), y.double() + 1e-3 * torch.randn_like(y).double()
     exact = y.t() @ x
     forward, back = KINDS
-    sx, sy = scale_of(x, forward), scale_of(y, back)
+    sx = scale_of(x, forward)
     _, xt8 = both(x, sx, forward)
     found = {"bf16": y.bfloat16().t() @ x.bfloat16()}
     for name, kind in (("fp8, e5m2", back), ("fp8, e4m3", forward)):
@@ -72,11 +71,7 @@ def error(tokens: int, width: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--images", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=197)
-    parser.add_argument("--width", type=int, default=768)
-    options = parser.parse_args()
+    options = asked_shape(__doc__)
     tokens, width = options.images * options.tokens // 16 * 16, options.width
     totals = {"bf16": 0.0, "fp8": 0.0, "rounding": 0.0}
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {tokens} tokens of {width}, ms")

@@ -74,12 +74,17 @@ def plain_pack(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return found, found.sum(0)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def asked_shape(about: str) -> argparse.Namespace:
+    """Of what a layer is given."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=197)
     parser.add_argument("--width", type=int, default=768)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = asked_shape(__doc__)
     half = {"device": "cuda", "dtype": torch.bfloat16}
     b, n, d, h = options.images, options.tokens, options.width, 4 * options.width
     m = b * n

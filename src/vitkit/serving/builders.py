@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +15,7 @@ from vitkit.data.views import normalise
 from vitkit.models.variants import Model
 from vitkit.serving import runtimes
 from vitkit.serving.cudagraph import Graphed
-from vitkit.serving.graphs import EXTRAS, Form, needs, to_onnx, to_openvino, trace
+from vitkit.serving.graphs import EXTRAS, Form, needs, save_onnx, to_onnx, to_openvino, trace
 from vitkit.serving.half import Half
 from vitkit.serving.int8 import in_blocks, quantised
 from vitkit.serving.remembered import Memory
@@ -121,11 +120,6 @@ def write_onnx(model: Model, path: Path, calibrate: Tensor | None = None) -> Non
     if calibrate is not None:
         made = quantised(made, model, FORM, calibrate)
     save_onnx(made, path)
-
-
-def save_onnx(made: Any, path: Path) -> None:
-    large = made.ByteSize() > 2**31 - 2**20  # what one protobuf message holds
-    needs("onnx").save(made, path, save_as_external_data=large, location=f"{path.name}.data")
 
 
 def write_openvino(model: Model, path: Path, calibrate: Tensor | None = None) -> None:

@@ -133,8 +133,9 @@ class Trial:
         try:
             engine, found = self.build(name, count)
         except RuntimeError as error:  # no kernel, a library that fails
-            said = " ".join(str(error).split())[:200]
-            raise ValueError(f"engine {name!r} does not run here: {said}; use --engine torch") from None
+            raise ValueError(
+                f"engine {name!r} does not run here: {in_a_line(error)}; use --engine torch"
+            ) from None
         if not found.ok:
             raise ValueError(f"engine {name!r} disagrees with torch: {found.text()}; use --engine torch")
         return engine
@@ -163,7 +164,7 @@ class Trial:
             try:
                 engine, found = self.build(name)
             except (ValueError, RuntimeError, OSError) as error:
-                tell(f"{name}: {' '.join(str(error).split())[:200]}")
+                tell(f"{name}: {in_a_line(error)}")
                 continue
             if not found.ok or (ENGINES[name] in ("8bit", "int8") and found.same_top1 < 1):
                 tell(f"{name}: not used, {found.text()}")
@@ -185,3 +186,7 @@ class Trial:
             engine(images)
             took.append(time.perf_counter() - start)
         return replace(engine, seconds=statistics.median(took))
+
+
+def in_a_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from vitkit.weights.parity import with_config
 
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.float32}
 EXTRAS = {"onnx": "export", "onnxscript": "export", "onnxruntime": "export"}
+ONE_FILE = 2**31 - 2**20  # bytes that one protobuf message holds
 LARGEST = 8192  # pixels of a side, for models that have no patches
 
 
@@ -134,6 +136,12 @@ def to_onnx(program: ExportedProgram, form: Form, output: str) -> Any:
         del part.metadata_props[:]  # the exporter's notes: longer than a small model
     keep_padding(model, TYPES[form.precision])
     return model
+
+
+def save_onnx(made: Any, path: Path) -> None:
+    """Into one file, or with its weights in another one beside it."""
+    large = made.ByteSize() > ONE_FILE
+    needs("onnx").save(made, path, save_as_external_data=large, location=f"{path.name}.data")
 
 
 def keep_padding(model: Any, dtype: torch.dtype) -> None:

@@ -125,7 +125,8 @@ def decide(claim: Claim, low: float, high: float) -> str:
 def in_words(claim: Claim, s: Spread) -> str:
     reach = "" if s.low is None or s.high is None else f" [{number(claim, s.low)}, {number(claim, s.high)}]"
     what = {"score": "points", "compute": "times the compute at equal accuracy"}[claim.measure]
-    points = f"{100 * claim.margin:g} point{'s' * (claim.margin != 0.01)}"
+    margin = 100 * claim.margin
+    points = f"{margin:g} point{'s' * (margin != 1)}"
     wanted = {
         "above": "",
         "not below": f"; at most {points} less is called as good",
