@@ -1,7 +1,6 @@
 """Engines: the fastest that agrees is taken and remembered, none that disagrees ever is."""
 
 import json
-import time
 from copy import deepcopy
 from pathlib import Path
 
@@ -18,8 +17,24 @@ from vitkit.serving.samples import clouds, generated, given, sample_images
 from vitkit.tasks import use
 
 
+class Clock:
+    """The time that engines are told: what each is said to take, whatever else this machine does."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    told = Clock()
+    monkeypatch.setattr(engines, "time", told)
+    return told
+
+
 def made_of(monkeypatch, runs: dict):
-    """Only these engines there are; each is what the model says, changed and delayed."""
+    """Only these engines there are; each is what the model says, changed, and takes so long."""
     built: list[str] = []
 
     def build(name, model, batch, calibrate, memory):
@@ -27,7 +42,7 @@ def made_of(monkeypatch, runs: dict):
         change, delay = runs[name]
 
         def run(images):
-            time.sleep(delay)
+            engines.time.now += delay
             return change(logits(model, images))
 
         return run
@@ -43,7 +58,7 @@ def slowed(monkeypatch, seconds: float):
     real = logits
 
     def slow(model, images):
-        time.sleep(seconds)
+        engines.time.now += seconds
         return real(model, images)
 
     monkeypatch.setattr(engines, "logits", slow)

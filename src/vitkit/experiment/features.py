@@ -21,6 +21,7 @@ from vitkit.data.splits import fingerprints
 from vitkit.data.views import View, normalise
 from vitkit.models.variants import Model
 from vitkit.report.live import Live
+from vitkit.serving.abreast import abreast
 from vitkit.serving.predict import evaluation_view
 from vitkit.training.runtime import Runtime
 from vitkit.weights.cache import touch, trim
@@ -95,9 +96,12 @@ class Extractor:
         index, order = torch.cat([numbers for _, numbers in parts]).sort()
         return Features(torch.cat([x for x, _ in parts])[order], index)
 
-    @torch.no_grad()
     def seen(self, images: Tensor) -> Tensor:
         """uint8 (B, 3, h, w) of the wide view to what the head sees, (B, D) on the CPU."""
+        return abreast(self.seen_together, self.model, images)
+
+    @torch.no_grad()
+    def seen_together(self, images: Tensor) -> Tensor:
         model, p = self.model, self.model.preprocessing
         device = next(model.parameters()).device
         ready = normalise(centre(images, model.config.image_size).to(device), p.mean, p.std)

@@ -4,7 +4,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from vitkit.data.views import normalise
 from vitkit.models.variants import Model
 from vitkit.serving import runtimes
+from vitkit.serving.abreast import abreast
 from vitkit.serving.cudagraph import Graphed
 from vitkit.serving.graphs import EXTRAS, Form, needs, save_onnx, to_onnx, to_openvino, trace
 from vitkit.serving.half import Half
@@ -136,7 +137,7 @@ def in_bf16(model: Model) -> Run:
     def run(images: Tensor) -> Tensor:
         return half(normalise(images, shown.mean, shown.std))
 
-    return run
+    return partial(abreast, run, half)
 
 
 def compiled(model: Model, batch: int, precision: str) -> Run:

@@ -10,8 +10,7 @@ from vitkit.models.encoder import Mlp
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT
 
-PIECE = 8  # images at a time on a CPU: what lies between two layers stays near the cores
-ROWS = PIECE * 197  # tokens, by which oneDNN chooses an order for weights; others are computed as well
+ROWS = 4 * 197  # tokens, by which oneDNN chooses an order for weights; others are computed as well
 
 
 class Half(nn.Module):
@@ -23,13 +22,10 @@ class Half(nn.Module):
         # a ResNet's weights are standardised first, which wants all their digits
         self.plain = isinstance(model, ViT) and model.stem is None
         self.model: nn.Module = copy.deepcopy(model).bfloat16() if self.plain else model
-        self.in_one = self.plain and in_one and have_dense(torch.bfloat16)
-        if self.in_one:
+        if self.plain and in_one and have_dense(torch.bfloat16):
             put_in_one(self.model)
 
     def forward(self, images: Tensor) -> Tensor:
-        if self.in_one:
-            return torch.cat([self.model(part.bfloat16()).float() for part in images.split(PIECE)])
         if self.plain:
             return self.model(images.bfloat16()).float()
         with torch.autocast(images.device.type, torch.bfloat16):

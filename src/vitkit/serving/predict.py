@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from vitkit.data.sources import SUFFIXES, walk
 from vitkit.data.views import View, apply, normalise
 from vitkit.models.card import Preprocessing
 from vitkit.models.variants import Model
+from vitkit.serving.abreast import abreast
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,13 @@ def pixels(content: bytes, model: Model) -> Tensor:
     return apply(content, view, np.random.default_rng(0))  # such a view chooses nothing
 
 
-@torch.inference_mode()
 def logits(model: Model, images: Tensor) -> Tensor:
     """uint8 images (B, 3, h, w) to logits, on the model's device."""
+    return abreast(partial(logits_together, model), model, images)
+
+
+@torch.inference_mode()
+def logits_together(model: Model, images: Tensor) -> Tensor:
     device = next(model.parameters()).device
     ready = normalise(images.to(device), model.preprocessing.mean, model.preprocessing.std)
     return model(ready).float().cpu()
