@@ -5,7 +5,8 @@
 Each round times some batches of each in a row, as in a folder of images, in an order that turns; given are
 medians with the quartiles of the rounds, the median of each round's ratio to timm, the largest difference of
 the logits from timm's, and how many of the batch have the same top-1. The random weights have a random head,
-so that no label is sure. int8 is calibrated on 32 generated pictures.
+so that no label is sure. int8 is calibrated on 32 generated pictures. "torch, together" is the engine `torch`
+without images of its own for each core.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import platform
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,6 +23,7 @@ from forward import pair
 from vitkit.data.views import normalise
 from vitkit.serving.builders import ENGINES, available
 from vitkit.serving.engines import Trial, torch_engine
+from vitkit.serving.predict import logits_together
 from vitkit.serving.remembered import Memory
 from vitkit.serving.samples import sample_images
 
@@ -72,7 +75,8 @@ def main() -> None:
     images = sample_images(ours, options.batch)
     with tempfile.TemporaryDirectory() as spare:
         engines = built(ours, options.batch, options.engines, options.folder or Path(spare))
-        runs = {"timm": timm_engine(models["timm"], ours), **engines}
+        together = partial(logits_together, ours)
+        runs = {"timm": timm_engine(models["timm"], ours), "torch, together": together, **engines}
         want = runs["timm"](images)
         said = {name: run(images) for name, run in runs.items()}  # and warm
         took: dict[str, list[float]] = {name: [] for name in runs}
