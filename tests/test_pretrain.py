@@ -1,6 +1,7 @@
 """pretrain as a verb: the published rows, sigmoid over many classes, sets kept apart, shards over HTTP."""
 
 import json
+import re
 import threading
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,7 @@ from vitkit.experiment.start import open_splits, start_model
 from vitkit.models.variants import configure, skeleton
 from vitkit.recipes import RECIPES, recipe
 from vitkit.recipes.recipe import override
+from vitkit.tasks import learn
 
 SMALL = ["--image-size", "8", "--steps", "6", "--batch", "16", "--workers", "0", "--device", "cpu"]
 MODEL = ["--model", "ViT-Ti/4", "--set", "model_options=width=32,depth=1,heads=2,hidden=32", "evaluations=0",
@@ -163,6 +165,9 @@ def recipe_of(out):
     return from_json((out / "recipe.json").read_text())
 
 
+FINETUNE = ["finetune", "digits", "--model", "ViT-Ti/4"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -170,12 +175,17 @@ def recipe_of(out):
         (["pretrain", "digits", "--recipe", "jft.ViT-X/16"], "no recipe"),
         (["pretrain", "digits", "--recipe", "i21k.ViT-B/16", "--subset", "lots"], "1000, 10% or 25/class"),
         (["shard", "nowhere", "out"], "no data at 'nowhere'"),
-        (["finetune", "digits", "--model", "ViT-Ti/4", "--track", "pigeon"], "no tracker 'pigeon'"),
-        (["finetune", "digits", "--model", "ViT-Ti/4", "--spread", "thin"], "ddp or fsdp"),
+        ([*FINETUNE, "--track", "pigeon"], "no tracker 'pigeon'"),
+        ([*FINETUNE, "--spread", "thin"], "ddp or fsdp"),
+        ([*FINETUNE, "--workers", "-1"], "workers must be 0 .* or more, not -1"),
+        ([*FINETUNE, "--max-bad", "5"], "a share of the images, 0 to 1, not 5"),
+        ([*FINETUNE, "--price-per-hour", "nan"], "price-per-hour must be 0 or more"),
     ],
 )
 def test_mistakes_are_told_before_any_work(arguments, message, tmp_path, monkeypatch, capsys):
+    """Not even a step is timed."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(learn, "seconds_a_step", None)
     assert run(*arguments) == 2
-    assert message in capsys.readouterr().err
+    assert re.search(message, capsys.readouterr().err)
     assert not list(tmp_path.glob("runs/*/checkpoints"))

@@ -36,7 +36,6 @@ from vitkit.training.objectives import Classify
 from vitkit.training.parts import fill
 from vitkit.training.runtime import Runtime, cores, data_workers, seed_step
 from vitkit.training.step import Diverged, Metrics, TrainState
-from vitkit.training.trackers import check_trackers
 from vitkit.weights.load import load
 from vitkit.weights.save import replace_file, save
 
@@ -53,7 +52,6 @@ def run(
 
     opened: how its data is opened; whoever runs many recipes on the same data may keep it open.
     """
-    check_trackers(how.trackers)
     runtime.share(recipe.batch)
     with ExitStack() as held:
         runtime.first(lambda: take(out, recipe, held))
