@@ -3,6 +3,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# two processes of one thread each: threads of both would wait for each other on the same cores
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .PHONY: demo test slow faults faults-push lint clean
 
@@ -10,18 +12,18 @@ demo: .venv/demo-installed
 	$(BIN)/vitkit demo
 
 test: .venv/test-installed
-	$(BIN)/python -m pytest -n 2 -m "not slow and not faults"
+	$(PYTEST) -m "not slow and not faults"
 
 slow: .venv/test-installed
-	$(BIN)/python -m pytest -n 2 -m "slow and not faults"
+	$(PYTEST) -m "slow and not faults"
 
 # Bad input and broken machines: what every change has time for, and all that docs/reliability.md tells
 faults-push: .venv/test-installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m faults tests/faults
+	$(PYTEST) -m faults tests/faults
 
 faults: .venv/test-installed
-	OMP_NUM_THREADS=1 VITKIT_FAULTS=full VITKIT_FAULTS_RECORD=tests/faults/record.json \
-	$(BIN)/python -m pytest -n 2 tests/faults $$($(BIN)/python tests/faults/promises.py tests)
+	VITKIT_FAULTS=full VITKIT_FAULTS_RECORD=tests/faults/record.json \
+	$(PYTEST) tests/faults $$($(BIN)/python tests/faults/promises.py tests)
 	$(BIN)/python tests/faults/promises.py
 
 lint: .venv/test-installed
