@@ -1,7 +1,6 @@
 """pretrain as a verb: the published rows, sigmoid over many classes, sets kept apart, shards over HTTP."""
 
 import json
-import re
 import threading
 from dataclasses import replace
 from functools import partial
@@ -177,7 +176,7 @@ FINETUNE = ["finetune", "digits", "--model", "ViT-Ti/4"]
         (["shard", "nowhere", "out"], "no data at 'nowhere'"),
         ([*FINETUNE, "--track", "pigeon"], "no tracker 'pigeon'"),
         ([*FINETUNE, "--spread", "thin"], "ddp or fsdp"),
-        ([*FINETUNE, "--workers", "-1"], "workers must be 0 .* or more, not -1"),
+        ([*FINETUNE, "--workers", "-1"], "or more, not -1"),
         ([*FINETUNE, "--max-bad", "5"], "a share of the images, 0 to 1, not 5"),
         ([*FINETUNE, "--price-per-hour", "nan"], "price-per-hour must be 0 or more"),
     ],
@@ -187,5 +186,5 @@ def test_mistakes_are_told_before_any_work(arguments, message, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(learn, "seconds_a_step", None)
     assert run(*arguments) == 2
-    assert re.search(message, capsys.readouterr().err)
+    assert message in capsys.readouterr().err
     assert not list(tmp_path.glob("runs/*/checkpoints"))
