@@ -43,12 +43,16 @@ def model_file(tmp_path):
 
 
 async def for_a_while(port: int, clients: int, seconds: float, next_request, note) -> None:
-    """Each client asks, notes (request, status, headers, body, seconds), and asks again."""
     until = time.monotonic() + seconds
+    await as_long_as(lambda: time.monotonic() < until, port, clients, next_request, note)
+
+
+async def as_long_as(wanted, port: int, clients: int, next_request, note) -> None:
+    """Each client asks, notes (request, status, headers, body, seconds), and asks again."""
 
     async def one() -> None:
         client = Client(port)
-        while time.monotonic() < until:
+        while wanted():
             request = next_request()
             begun = time.monotonic()
             note(request, *await asyncio.wait_for(client.ask(request[0]), 60), time.monotonic() - begun)
@@ -185,6 +189,14 @@ def test_d8_new_models_are_taken_over_without_a_lost_or_mixed_answer(model_file)
             assert told == pytest.approx(dict(wanted), abs=1e-5)
 
     async def replace(found) -> None:
+        """Each file is left until the service has said what it makes of it, however slow the machine."""
+
+        async def until(what, *arguments) -> None:
+            assert await asyncio.to_thread(settled, lambda: what(*arguments), 60), arguments
+
+        def refusals(number: int) -> bool:
+            return found.gauge('vitkit_reloads_total{outcome="refused"}') == number
+
         for name, size in (("second", 32), ("third", 48), ("fourth", 32)):  # of another size, too
             kept = model_file.with_name(f"{name}.safetensors")
             model = write_model(kept, seed=len(truth), prefix=name, image_size=(size, size))
@@ -192,7 +204,7 @@ def test_d8_new_models_are_taken_over_without_a_lost_or_mixed_answer(model_file)
             if name == "third":  # written in place, slowly: the worst that anybody does
                 with model_file.open("r+b") as file:
                     file.truncate(1000)
-                    await asyncio.sleep(2.5)
+                    await until(refusals, 1)
                     file.seek(0)
                     file.write(kept.read_bytes())
                     file.truncate()
@@ -200,14 +212,16 @@ def test_d8_new_models_are_taken_over_without_a_lost_or_mixed_answer(model_file)
                 os.replace(kept, model_file)
             if name == "fourth":
                 found.process.send_signal(signal.SIGHUP)
-            await asyncio.sleep(5)
+            await until(seen.__contains__, name)
         model_file.write_bytes(b"no model")
-        await asyncio.sleep(4)
+        await until(refusals, 2)
 
     with service(model_file) as found:
 
         async def both() -> None:
-            await asyncio.gather(replace(found), for_a_while(found.port, 8, 24, lambda: request, note))
+            task = asyncio.create_task(replace(found))
+            await as_long_as(lambda: not task.done(), found.port, 8, lambda: request, note)
+            await task
 
         asyncio.run(both())
         told = httpx.get(f"{found.url}/v1/model").json()
@@ -215,7 +229,7 @@ def test_d8_new_models_are_taken_over_without_a_lost_or_mixed_answer(model_file)
         log = found.log.read_text()
     print(f"\nD8: answers by model {dict(seen)}, {dict(statuses)}; files refused: {refused:.0f}")
     assert set(statuses) == {200} and set(seen) == {"old", "second", "third", "fourth"}
-    assert told["labels"][0].startswith("fourth") and refused >= 2  # cut short, and no model at all
+    assert told["labels"][0].startswith("fourth") and refused == 2  # cut short, and no model at all
     assert "the old one goes on" in log and "Traceback" not in log
 
 

@@ -1,6 +1,7 @@
 """Parts of the service by themselves: batches, models that are opened and watched, decoders within limits."""
 
 import os
+import signal
 import time
 import zlib
 from concurrent.futures import CancelledError
@@ -168,6 +169,37 @@ def test_decoders_have_a_limit_and_an_end():
         helper.process.kill()
         with pytest.raises(BadImage, match="not an image"):  # by another one
             decoder.submit(b"text", view).result(60)
+    finally:
+        decoder.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "deaths", "told"),
+    [
+        ("SIGSEGV", 1, "not an image"), ("SIGSEGV", 2, "could not be decoded"),
+        ("SIGKILL", 4, "not an image"), ("SIGKILL", 5, "could not be decoded"),
+    ],
+)  # fmt: skip
+def test_an_image_may_crash_one_decoder_and_more_may_be_killed_while_they_have_it(
+    monkeypatch, number, deaths, told
+):
+    died = []
+
+    def ask(self, *question):
+        if len(died) < deaths:
+            died.append(self)
+            os.kill(self.process.pid, getattr(signal, number))
+        return as_ever(self, *question)
+
+    as_ever = Helper.ask
+    monkeypatch.setattr(Helper, "ask", ask)
+    metrics = Metrics()
+    decoder = Decoder(1, 1000, metrics)
+    try:
+        with pytest.raises(BadImage, match=told):
+            decoder.submit(b"text", View(size=(32, 32), crop="squash")).result(60)
+        assert metrics.decoder_restarts._value.get() == deaths == len(died)
     finally:
         decoder.close()
 

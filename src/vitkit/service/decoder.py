@@ -1,6 +1,7 @@
 """Decoding apart from the service, in processes that may crash or be ended without harm."""
 
 import multiprocessing
+import signal
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.forkserver import ensure_running
@@ -18,7 +19,8 @@ from vitkit.service.metrics import Metrics
 
 SECONDS = 10.0  # that one image may take
 TRIES = 10  # to start a helper
-
+CRASHES, DEATHS = 2, 5  # helpers that an image may cost: by its own doing, and in all
+UNKNOWN = 255  # the exit code of a helper whose parent died with it
 
 context = multiprocessing.get_context("forkserver")  # a helper is quickly replaced: torch is imported once
 
@@ -44,6 +46,11 @@ class Helper:
         if not self.pipe.poll(seconds):
             raise TimeoutError
         return self.pipe.recv_bytes(most)
+
+    def crashed(self) -> bool:
+        """Of one that is gone: whether it died by itself, not by somebody's SIGKILL or with its parent."""
+        self.process.join(1)
+        return self.process.exitcode not in (-signal.SIGKILL, UNKNOWN)
 
     def end(self) -> None:
         self.pipe.close()
@@ -81,17 +88,20 @@ class Decoder:
         return torch.from_numpy(np.frombuffer(reply, np.uint8, offset=1).copy()).reshape(3, *view.size)
 
     def reply(self, question: bytes, most: int) -> bytes:
-        """What a helper says; if it dies a second one is asked, since it may not have been the image."""
-        helper = self.idle.get()
+        """What a helper says; if it dies another one is asked, since it may not have been the image."""
+        helper, crashes = self.idle.get(), 0
         try:
-            for _ in range(2):
+            for _ in range(DEATHS):
                 try:
                     return helper.ask(question, most, SECONDS)
                 except TimeoutError:
                     helper = self.replaced(helper)
                     raise BadImage("too-slow", f"it takes more than {SECONDS:.0f} s to decode") from None
                 except (EOFError, OSError):
+                    crashes += helper.crashed()
                     helper = self.replaced(helper)
+                    if crashes == CRASHES:
+                        break
             raise BadImage("damaged", "it could not be decoded")
         finally:
             self.idle.put(helper)

@@ -36,3 +36,9 @@ class Metrics:
         self.decoder_restarts = Counter(
             "vitkit_decoder_restarts", "Decoders that died or took too long", **count
         )
+        for counter, outcomes in (
+            (self.images, ("answered", "unreadable")),
+            (self.reloads, ("loaded", "refused")),
+        ):
+            for outcome in outcomes:
+                counter.labels(outcome)  # 0 from the start, so that an alarm sees the first one
