@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 from vitkit.serving.abreast import abreast, crew, free
-from vitkit.serving.predict import logits, logits_together
+from vitkit.serving.predict import features, features_together, logits, logits_together
 
 LARGE = {"image_size": (224, 224), "patch": 32}  # pixels enough for it, and little work
 
@@ -40,6 +40,9 @@ def test_the_answers_are_those_of_the_whole_batch(small, threads, many, batch):
     found = logits(model, images)
     torch.testing.assert_close(found, logits_together(model, images), rtol=1e-4, atol=1e-4)
     assert torch.equal(found, logits(model, images)) and not found.requires_grad
+    seen = features(model, images)
+    torch.testing.assert_close(seen, features_together(model, images), rtol=1e-4, atol=1e-4)
+    assert not seen.requires_grad and not seen.is_inference()  # a probe may learn from them
 
 
 def test_so_are_those_of_a_resnet(small_resnet, threads):

@@ -18,11 +18,10 @@ from torch import Tensor
 from vitkit.data.batches import BadFiles, evaluation_batches
 from vitkit.data.sources import Source
 from vitkit.data.splits import fingerprints
-from vitkit.data.views import View, normalise
+from vitkit.data.views import View
 from vitkit.models.variants import Model
 from vitkit.report.live import Live
-from vitkit.serving.abreast import abreast
-from vitkit.serving.predict import evaluation_view
+from vitkit.serving.predict import evaluation_view, features
 from vitkit.training.runtime import Runtime
 from vitkit.weights.cache import touch, trim
 from vitkit.weights.save import replace_file
@@ -98,14 +97,7 @@ class Extractor:
 
     def seen(self, images: Tensor) -> Tensor:
         """uint8 (B, 3, h, w) of the wide view to what the head sees, (B, D) on the CPU."""
-        return abreast(self.seen_together, self.model, images)
-
-    @torch.no_grad()
-    def seen_together(self, images: Tensor) -> Tensor:
-        model, p = self.model, self.model.preprocessing
-        device = next(model.parameters()).device
-        ready = normalise(centre(images, model.config.image_size).to(device), p.mean, p.std)
-        return model.features(ready).float().cpu()
+        return features(self.model, centre(images, self.model.config.image_size))
 
     @cached_property
     def wide_view(self) -> View:

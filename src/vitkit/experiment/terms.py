@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vitkit.training.runtime import data_workers
 from vitkit.training.trackers import check_trackers
 
 
@@ -38,8 +39,7 @@ class How:
     def __post_init__(self) -> None:
         """Before anything takes time: trackers are there, and numbers can be what they are called."""
         check_trackers(self.trackers)
-        if self.workers is not None and self.workers < 0:
-            raise ValueError(f"workers must be 0 (none but the training itself) or more, not {self.workers}")
+        data_workers(self.workers)
         if not 0 <= self.max_bad <= 1:
             raise ValueError(f"max-bad is a share of the images, 0 to 1, not {self.max_bad}")
         if self.price_per_hour is not None and not 0 <= self.price_per_hour < float("inf"):

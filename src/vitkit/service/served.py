@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitkit.data.views import View, normalise
+from vitkit.data.views import View
 from vitkit.experiment.opened import load_model, model_place
 from vitkit.models.variants import Model
 from vitkit.service.attention import attention_objection
 from vitkit.service.settings import MOST_IMAGES, Settings
 from vitkit.serving.engines import Engine, choose_engine, torch_engine
-from vitkit.serving.predict import evaluation_view
+from vitkit.serving.predict import evaluation_view, features
 from vitkit.training.runtime import Runtime, choose
 
 log = logging.getLogger("vitkit.service")
@@ -37,13 +37,10 @@ class Served:
     view: View
     revision: int
 
-    @torch.inference_mode()
     def features(self, images: Tensor) -> Tensor:
         """What the head sees, (B, D)."""
-        preprocessing = self.model.preprocessing
-        ready = normalise(images.to(self.runtime.device), preprocessing.mean, preprocessing.std)
         with self.runtime.computing():
-            return self.model.features(ready).float().cpu()
+            return features(self.model, images)
 
     def facts(self, settings: Settings) -> dict[str, Any]:
         """What a client may know of the model."""

@@ -52,15 +52,29 @@ def pixels(content: bytes, model: Model) -> Tensor:
 
 
 def logits(model: Model, images: Tensor) -> Tensor:
-    """uint8 images (B, 3, h, w) to logits, on the model's device."""
+    """uint8 images (B, 3, h, w) to logits, computed on the model's device."""
     return abreast(partial(logits_together, model), model, images)
 
 
 @torch.inference_mode()
 def logits_together(model: Model, images: Tensor) -> Tensor:
+    return model(ready(model, images)).float().cpu()
+
+
+def features(model: Model, images: Tensor) -> Tensor:
+    """uint8 images (B, 3, h, w) to what the head sees, (B, D), likewise."""
+    return abreast(partial(features_together, model), model, images)
+
+
+@torch.no_grad()  # not inference_mode: something may be learned from them
+def features_together(model: Model, images: Tensor) -> Tensor:
+    return model.features(ready(model, images)).float().cpu()
+
+
+def ready(model: Model, images: Tensor) -> Tensor:
+    """On the model's device, as numbers of the range that it was trained with."""
     device = next(model.parameters()).device
-    ready = normalise(images.to(device), model.preprocessing.mean, model.preprocessing.std)
-    return model(ready).float().cpu()
+    return normalise(images.to(device), model.preprocessing.mean, model.preprocessing.std)
 
 
 def check_head(model: Model) -> None:

@@ -291,6 +291,8 @@ def cores() -> int:
 
 def data_workers(workers: int | None) -> int:
     """Processes that prepare data: those asked for, or a share of the cores, at most 16."""
+    if workers is not None and workers < 0:
+        raise ValueError(f"workers must be 0 (none but the process itself) or more, not {workers}")
     if workers is not None:
         return workers
     here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
