@@ -15,6 +15,7 @@ from vitkit.data.views import View
 from vitkit.service.batcher import Batcher, Job
 from vitkit.service.decoder import Decoder, Helper
 from vitkit.service.metrics import Metrics
+from vitkit.service.refusal import Refusal
 from vitkit.service.served import copied, marks, open_served, without_path
 from vitkit.service.settings import Settings, size_in_bytes
 from vitkit.service.worker import REFUSED, plain, question
@@ -200,6 +201,29 @@ def test_an_image_may_crash_one_decoder_and_more_may_be_killed_while_they_have_i
         with pytest.raises(BadImage, match=told):
             decoder.submit(b"text", View(size=(32, 32), crop="squash")).result(60)
         assert metrics.decoder_restarts._value.get() == deaths == len(died)
+    finally:
+        decoder.close()
+
+
+@pytest.mark.slow
+def test_where_no_process_may_be_started_requests_are_told_to_come_again_and_later_ones_are_answered(
+    monkeypatch,
+):
+    def no_more(max_pixels):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    decoder, view = Decoder(1, 1000, Metrics()), View(size=(32, 32), crop="squash")
+    try:
+        (helper,) = decoder.helpers
+        helper.process.kill()
+        with monkeypatch.context() as limited:
+            limited.setattr("vitkit.service.decoder.Helper", no_more)
+            for _ in range(2):
+                with pytest.raises(Refusal, match="at the moment; try again") as told:
+                    decoder.submit(b"text", view).result(60)
+                assert told.value.status == 503
+        with pytest.raises(BadImage, match="not an image"):
+            decoder.submit(b"text", view).result(60)
     finally:
         decoder.close()
 

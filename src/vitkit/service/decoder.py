@@ -1,5 +1,6 @@
 """Decoding apart from the service, in processes that may crash or be ended without harm."""
 
+import logging
 import multiprocessing
 import signal
 import time
@@ -16,7 +17,9 @@ from vitkit.data.decode import BadImage
 from vitkit.data.views import View
 from vitkit.service import worker
 from vitkit.service.metrics import Metrics
+from vitkit.service.refusal import busy
 
+log = logging.getLogger("vitkit.service")
 SECONDS = 10.0  # that one image may take
 TRIES = 10  # to start a helper
 CRASHES, DEATHS = 2, 5  # helpers that an image may cost: by its own doing, and in all
@@ -127,7 +130,11 @@ class Decoder:
         if self.closing:
             raise BadImage("stopped", "the service stops")
         self.metrics.decoder_restarts.inc()
-        return self.fresh()
+        try:
+            return self.fresh()
+        except (EOFError, OSError) as error:  # the system lets us have no process, for now
+            log.error("no decoder can be started: %s", error)
+            raise busy("no image can be decoded at the moment; try again") from None
 
     def close(self) -> None:
         """At once: whoever still waits for an image has been told that it will not come."""
