@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -57,8 +57,11 @@ class Service:
 
     def decoders(self) -> list[psutil.Process]:
         """Those without children of their own: the process that forks them has some."""
-        below = psutil.Process(self.process.pid).children(recursive=True)
-        return [p for p in below if p.ppid() != self.process.pid]
+        found = []
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # gone meanwhile
+                found += [process] if process.ppid() != self.process.pid else []
+        return found
 
     def files(self) -> int:
         return psutil.Process(self.process.pid).num_fds()

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from altered import altered
 from launch import Client, Service, picture, post, service, tiny
-from test_load import for_a_while, settled
+from test_load import as_long_as, settled
 
 from vitkit.service.decoder import Decoder
 from vitkit.weights.save import save
@@ -48,29 +48,38 @@ class Siege:
 
 
 def besieged(found: Service, victims: Callable[[], list[psutil.Process]], turns: int = KILLS) -> Siege:
-    """Eight clients and a probe, while twice a second somebody is killed who was not before."""
+    """Eight clients and a probe, while twice a second somebody is killed who was not before.
+
+    On a slow machine it takes longer until there is such a one, so there is twice the time for it.
+    """
     told, good = Siege(), (post(picture(1)), 200)
-    seconds = turns / 2 + 2
 
     async def kill() -> None:
-        for _ in range(turns):
+        left, end = turns, time.monotonic() + turns
+        while left and time.monotonic() < end:
             await asyncio.sleep(0.5)
-            for process in victims():
-                if process.pid not in told.killed:
-                    process.send_signal(signal.SIGKILL)
-                    told.killed.add(process.pid)
+            alive = [process for process in victims() if process.pid not in told.killed]
+            for process in alive:
+                process.send_signal(signal.SIGKILL)
+                told.killed.add(process.pid)
+            left -= bool(alive)
+        await asyncio.sleep(2)
 
-    async def probe() -> None:
-        client, until = Client(found.port), time.monotonic() + seconds
-        while time.monotonic() < until:
+    async def probe(going: Callable[[], bool]) -> None:
+        client = Client(found.port)
+        while going():
             status, *_ = await client.ask(READY)
             told.ready[status] += 1
             await asyncio.sleep(0.05)
         client.close()
 
     async def all_of_it() -> None:
-        work = for_a_while(found.port, 8, seconds, lambda: good, told.note)
-        await asyncio.gather(kill(), probe(), work)
+        killing = asyncio.create_task(kill())
+
+        def going() -> bool:
+            return not killing.done()
+
+        await asyncio.gather(killing, probe(going), as_long_as(going, found.port, 8, lambda: good, told.note))
 
     asyncio.run(all_of_it())
     return told
