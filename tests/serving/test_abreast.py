@@ -84,14 +84,28 @@ def test_what_is_little_or_cannot_be_shared_stays_together(small, threads, image
     assert seen == [3, 40, 40, 40]
 
 
-def test_a_model_that_is_spread_over_processes_is_called_by_one_thread(small):
+@pytest.fixture
+def processes():
+    """A group of this one alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_model_that_is_spread_over_processes_is_called_by_one_thread(small, processes):
     model = small()
     assert free(model)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        assert not free(fully_shard(model))
-    finally:
-        dist.destroy_process_group()
+    assert not free(fully_shard(model))
+
+
+def test_a_model_that_is_spread_over_processes_can_be_trained_after_it_was_asked(small, processes):
+    """What a run that is resumed at an evaluation does; and the answers are those of before."""
+    model = fully_shard(small().eval())
+    images = torch.randint(0, 256, (3, 3, *model.config.image_size), dtype=torch.uint8)
+    before = logits(model, images)
+    model(images.float()).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    assert torch.equal(logits(model, images), before)
 
 
 def test_an_error_is_told_and_the_next_batch_is_computed(small, threads, image):

@@ -80,7 +80,7 @@ def evaluate(
     return accuracy(lambda images: logits(model, images), batches, classes, gather, accepted)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def evaluate_masked(
     model: MaskedViT,
     objective: Masked,

@@ -56,7 +56,7 @@ def logits(model: Model, images: Tensor) -> Tensor:
     return abreast(partial(logits_together, model), model, images)
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference_mode: a model that is spread over processes could not be trained after it
 def logits_together(model: Model, images: Tensor) -> Tensor:
     return model(ready(model, images)).float().cpu()
 
