@@ -99,7 +99,7 @@ def test_a_model_that_is_spread_over_processes_is_called_by_one_thread(small, pr
 
 
 def test_a_model_that_is_spread_over_processes_can_be_trained_after_it_was_asked(small, processes):
-    """What a run that is resumed at an evaluation does; and the answers are those of before."""
+    """And the answers are those of before: a run that is resumed at its end asks a model it never trained."""
     model = fully_shard(small().eval())
     images = torch.randint(0, 256, (3, 3, *model.config.image_size), dtype=torch.uint8)
     before = logits(model, images)

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitkit.data.views import normalise
 from vitkit.inspection.classmap import class_map
 from vitkit.inspection.rollout import attention_rollout
 from vitkit.inspection.subject import (
@@ -24,6 +23,7 @@ from vitkit.inspection.subject import (
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT
 from vitkit.report.overlay import stretched, to_bytes
+from vitkit.serving.predict import ready
 
 
 def attention_objection(model: Model) -> str:
@@ -50,8 +50,7 @@ def class_number(model: Model, name: str) -> int:
 
 def explain(model: ViT, pixels: Tensor, target: int | None) -> dict[str, Any]:
     """The maps of uint8 pixels (3, H, W) as plain numbers, ready for JSON; `target`: whose class map."""
-    device = next(model.parameters()).device
-    image = normalise(pixels[None].to(device), model.preprocessing.mean, model.preprocessing.std)
+    image = ready(model, pixels[None])
     grid, maps = grid_for(model, image), every_map(model, image)
     shape = (*maps.shape[:2], *grid)
     by_class = None if target is None else class_map(model, image, target=target)[0]
