@@ -6,7 +6,7 @@ BIN := .venv/bin
 # two processes of one thread each: threads of both would wait for each other on the same cores
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test slow faults faults-push lint clean
+.PHONY: demo test slow gpu faults faults-push lint clean
 
 demo: .venv/demo-installed
 	$(BIN)/vitkit demo
@@ -16,6 +16,10 @@ test: .venv/test-installed
 
 slow: .venv/test-installed
 	$(PYTEST) -m "slow and not faults"
+
+# All that needs an NVIDIA GPU, with a record in docs/lab; GPU_PYTHON=... takes an environment that is there
+gpu: $(if $(GPU_PYTHON),,.venv/test-installed)
+	$(or $(GPU_PYTHON),$(BIN)/python) tests/gpu/lane.py $(GPU_OPTIONS)
 
 # Bad input and broken machines: what every change has time for, and all that docs/reliability.md tells
 faults-push: .venv/test-installed

@@ -11,7 +11,7 @@ import torch
 from vitkit.models.variants import Model, build
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.append(str(Path(__file__).parent / "faults"))
+sys.path += [str(Path(__file__).parent / name) for name in ("faults", "gpu")]
 import importable_peers  # noqa: F401
 from recording import (  # noqa: F401
     pytest_configure,
@@ -23,6 +23,14 @@ from recording import (  # noqa: F401
 )
 
 SMALL = {"width": 32, "depth": 2, "heads": 2, "hidden": 48, "patch": 8, "image_size": (32, 32), "classes": 5}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests for a GPU are skipped where there is none; docs/lab/gpu.md records where they ran."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU: make gpu"))
 
 
 @pytest.fixture(autouse=True)

@@ -50,7 +50,7 @@ def test_features_far_from_zero_lose_no_digits(images):
     assert fewshot(*moved, l2=1.0) == by_hand(*moved, 1.0)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="test images are judged on a GPU if they lie there")
+@pytest.mark.gpu
 def test_it_is_the_same_on_a_gpu():
     train, (test_x, test_y) = clouds(40), clouds(400, seed=1)
     there = torch.from_numpy(test_x).cuda()

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from vitkit.models.attention import Attention
 from vitkit.models.encoder import Mlp
 from vitkit.models.epilogue import product
-from vitkit.models.fused import HAVE, in_half, mlp
+from vitkit.models.fused import in_half, mlp
 from vitkit.models.variants import configure, fresh
 from vitkit.serving.builders import compiler
 from vitkit.serving.graphs import Form, Graph
 
-gpu = pytest.mark.skipif(not (torch.cuda.is_available() and HAVE), reason="a matter of NVIDIA GPUs")
+gpu = pytest.mark.gpu
 HALF = 2.0**-8  # what bf16 rounds to, as a share
 
 

@@ -79,9 +79,10 @@ class Service:
 def service(model: Path, *options: str, token: str = "") -> Iterator[Service]:
     log = model.with_name(f"{model.name}.log")
     environment = os.environ | {"OMP_NUM_THREADS": "1", "VITKIT_TOKEN": token}
+    where = () if "--device" in options else ("--device", "cpu")
     with log.open("w") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "vitkit", "serve", str(model), "--port", "0", "--device", "cpu", *options],
+            [sys.executable, "-m", "vitkit", "serve", str(model), "--port", "0", *where, *options],
             stdout=subprocess.PIPE, stderr=file, text=True, env=environment, start_new_session=True,
         )  # fmt: skip
     try:

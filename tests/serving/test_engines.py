@@ -139,7 +139,7 @@ def test_engines_of_a_gpu_are_refused_on_the_cpu(small, tmp_path):
     assert "give --device cpu" in available("onnxruntime", False, cpu=False)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["graph", "graph-compiled"])
 def test_a_recorded_model_says_the_same_for_any_number_of_images(small, small_hybrid, tmp_path, name):
     for model in (small(), small_hybrid()):

@@ -13,7 +13,7 @@ from vitkit.training.step import Stepper, TrainState
 
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul")
 ADAM = OptimizerConfig(kind="adam")
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def model(**options) -> nn.Module:
@@ -21,13 +21,13 @@ def model(**options) -> nn.Module:
     return fresh(configure("ViT-Ti/16", classes=5, **(shape | options)), seed=0)
 
 
-def batch(size: int = 4) -> dict[str, torch.Tensor]:
+def batch(device: str, size: int = 4) -> dict[str, torch.Tensor]:
     images = torch.arange(size * 3 * 256).reshape(size, 3, 16, 16) * 7 % 256
-    return {"image": images.to(torch.uint8).to(DEVICE), "label": torch.arange(size).to(DEVICE) % 5}
+    return {"image": images.to(torch.uint8).to(device), "label": torch.arange(size).to(device) % 5}
 
 
-def trained(together: bool, pieces: int = 1, config=ADAM, steps: int = 3, **options):
-    runtime = Runtime(DEVICE, "bf16")
+def trained(together: bool, device: str, pieces: int = 1, config=ADAM, steps: int = 3, **options):
+    runtime = Runtime(device, "bf16")
     state = TrainState.start(runtime.settle(model(**options)), config)
     call = runtime.callable(state.model)
     assert isinstance(call, Halved)
@@ -35,16 +35,17 @@ def trained(together: bool, pieces: int = 1, config=ADAM, steps: int = 3, **opti
     told = []
     for number in range(steps):
         seed_step(0, number)
-        told.append(step([batch()] * pieces, 1e-2))
+        told.append(step([batch(device)] * pieces, 1e-2))
     return told, state.model.state_dict()
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("given", [
     {}, {"pieces": 2}, {"config": OptimizerConfig(kind="sgd")}, {"dropout": 0.1}, {"head": "map"},
     {"config": OptimizerConfig(kind="adam", frozen="backbone")}, {"positions": "relative"},
 ], ids=str)  # fmt: skip
-def test_a_model_learns_the_same_bit_for_bit(given):
-    (told, ours), (want, theirs) = trained(True, **given), trained(False, **given)
+def test_a_model_learns_the_same_bit_for_bit(given, device):
+    (told, ours), (want, theirs) = trained(True, device, **given), trained(False, device, **given)
     assert told == want
     assert told[0] != told[-1]
     assert ours.keys() == theirs.keys()

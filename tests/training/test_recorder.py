@@ -15,7 +15,7 @@ from vitkit.training.recorder import WARM, Recorder
 from vitkit.training.runtime import Runtime, seed_step
 from vitkit.training.step import Diverged, Stepper, TrainState
 
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="recordings are a matter of GPUs")
+gpu = pytest.mark.gpu
 STEPS = 4 * WARM
 KINDS = {
     "adam": OptimizerConfig(kind="adam", weight_decay=0.1),

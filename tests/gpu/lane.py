@@ -1,0 +1,145 @@
+"""Runs every test that needs a GPU and writes a record of the run to docs/lab: the program behind `make gpu`.
+
+    make gpu                               # all GPU tests, then docs/lab/gpu.json and gpu.md
+    python tests/gpu/lane.py --reference   # measure tests/gpu/reference.json anew, after an intended change
+
+CI has no GPU. tests/gpu/test_gpu_record.py runs there and fails when a file of the GPU path has changed since
+the record was made.
+"""
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+RECORD, PAGE = ROOT / "docs/lab/gpu.json", ROOT / "docs/lab/gpu.md"
+SOURCES = (  # what computes on a GPU and nowhere else, or captures it in a CUDA graph
+    "models/attention.py", "models/encoder.py", "models/epilogue.py", "models/fused.py", "models/kernels.py",
+    "models/operations.py", "models/recorded.py", "serving/builders.py", "serving/cudagraph.py",
+    "serving/half.py", "training/halves.py", "training/loop.py", "training/optimizer.py",
+    "training/recorder.py", "training/room.py", "training/runtime.py", "training/step.py",
+)  # fmt: skip
+
+
+def hashes() -> dict[str, str]:
+    """SHA-256 of every source file of the GPU path, as it is now."""
+    return {name: hashlib.sha256((ROOT / "src/vitkit" / name).read_bytes()).hexdigest() for name in SOURCES}
+
+
+def marked() -> list[str]:
+    """The files with tests that need a GPU; others may want libraries that a GPU machine does not have."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    named = [str(path.relative_to(ROOT)) for path in files if "pytest.mark.gpu" in path.read_text()]
+    return [name for name in named if not name.endswith("test_gpu_record.py")]
+
+
+class Outcomes:
+    """A pytest plugin that keeps the outcome of every test."""
+
+    def __init__(self) -> None:
+        self.tests: dict[str, str] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            self.tests[report.nodeid] = report.outcome
+
+
+def machine() -> dict[str, str]:
+    import torch
+
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cuda": str(torch.version.cuda),
+        "python": platform.python_version(),
+    }
+
+
+def commit() -> str:
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
+
+
+def page(record: dict[str, Any]) -> str:
+    """The record for a reader."""
+    counts = {kind: list(record["tests"].values()).count(kind) for kind in ("passed", "failed", "skipped")}
+    files: dict[str, int] = {}
+    for test in record["tests"]:
+        files[test.partition("::")[0]] = files.get(test.partition("::")[0], 0) + 1
+    where = record["machine"]
+    lines = [
+        "# GPU tests", "",
+        "Written by `make gpu` (tests/gpu/lane.py). CI has no GPU, so `make test` checks that no source file",
+        "of the GPU path has changed since this record.", "",
+        f"- Date: {record['date']}", f"- Commit: {record['commit']}",
+        f"- Machine: {where['gpu']}, torch {where['torch']}, CUDA {where['cuda']}, Python {where['python']}",
+        f"- Result: {counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped in "
+        f"{record['seconds']:.0f} s", "",
+        "| tests | number |", "|---|---|",
+        *(f"| `{name}` | {number} |" for name, number in sorted(files.items())), "",
+        "## Reference losses", "",
+        "Loss after 1, 10, 25 and 50 steps of `tests/gpu/reference.json`:", "",
+        "| configuration | 1 | 10 | 25 | 50 |", "|---|---|---|---|---|",
+        *(
+            f"| {name} | " + " | ".join(f"{losses[step - 1]:.4f}" for step in (1, 10, 25, 50)) + " |"
+            for name, losses in record["reference"]["losses"].items()
+        ),
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def measure_reference(at: str) -> None:
+    from reference import CONFIGURATIONS, PATH, SEED, losses
+
+    with tempfile.TemporaryDirectory() as folder:
+        with ThreadPoolExecutor() as pool:
+            found = dict(pool.map(lambda name: (name, losses(name, Path(folder, name))), CONFIGURATIONS))
+    text = json.dumps({"commit": at, "seed": SEED, "machine": machine(), "losses": found}, indent=1)
+    PATH.write_text(text + "\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--commit", default="", help="the commit under test, where git cannot tell it")
+    parser.add_argument("--reference", action="store_true", help="measure the reference losses anew")
+    parser.add_argument("--out", type=Path, default=RECORD.parent, help="the folder for the record")
+    options = parser.parse_args()
+    import torch
+
+    if not torch.cuda.is_available():
+        print("make gpu needs an NVIDIA GPU; torch.cuda.is_available() is False", file=sys.stderr)
+        return 2
+    sys.path[:0] = [str(HERE), str(ROOT / "src")]
+    at = options.commit or commit()
+    if options.reference:
+        measure_reference(at)
+    outcomes, began = Outcomes(), time.monotonic()
+    os.chdir(ROOT)
+    several = ["-n", "4"] if importlib.util.find_spec("xdist") else []  # most of the time is start-up
+    code = pytest.main(["-m", "gpu", "--durations", "12", *several, *marked()], plugins=[outcomes])
+    record = {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": at, "machine": machine(),
+        "seconds": round(time.monotonic() - began, 1), "files": hashes(), "tests": outcomes.tests,
+        "reference": json.loads((HERE / "reference.json").read_text()),
+    }  # fmt: skip
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / RECORD.name).write_text(json.dumps(record, indent=1) + "\n")
+    (options.out / PAGE.name).write_text(page(record))
+    return int(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""The service on a GPU with its CUDA-graph engine: the answers of float32, for many clients at once."""
+
+import asyncio
+
+import pytest
+from launch import Client, labels, picture, post, service, tiny
+
+from vitkit.serving.predict import predict
+from vitkit.weights.save import save
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("engine", ["torch", "graph", "graph-compiled"])
+def test_many_clients_get_the_answers_of_float32(tmp_path, engine):
+    model = tiny()
+    save(model, tmp_path / "model.safetensors")
+    images = [picture(seed) for seed in range(24)]
+    want = [dict(predict(model, image, top=5)) for image in images]
+
+    async def ask(port: int) -> list[bytes]:
+        async def one(number: int) -> list[bytes]:
+            client, bodies = Client(port), []
+            for image in images[number::8]:
+                status, _, body = await client.ask(post(image))
+                assert status == 200, body
+                bodies.append(body)
+            client.close()
+            return bodies
+
+        found = await asyncio.gather(*(one(number) for number in range(8)))
+        return [found[i % 8][i // 8] for i in range(len(images))]
+
+    with service(tmp_path / "model.safetensors", "--device", "cuda", "--engine", engine) as running:
+        for _ in range(3):
+            for body, answer in zip(asyncio.run(ask(running.port)), want, strict=True):
+                got = dict(labels(body))
+                assert set(got) == set(answer)
+                assert all(abs(got[label] - answer[label]) < 0.03 for label in answer)
