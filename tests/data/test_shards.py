@@ -18,8 +18,8 @@ import pytest
 import torch
 from PIL import Image
 
-from vitkit.data.archives import END, mark, mark_file
 from vitkit.data.batches import train_batches
+from vitkit.data.content import END, mark, mark_file
 from vitkit.data.decode import BadImage, decode
 from vitkit.data.index import INDEX, MAGIC, open_index, read_header
 from vitkit.data.order import Order
@@ -516,7 +516,7 @@ def test_the_mark_of_a_file_is_that_of_its_bytes(tmp_path, size):
     (tmp_path / "x").write_bytes(content)
     assert mark_file(tmp_path / "x") == mark(content)
     if size <= 2 * END:
-        assert mark(content) == hashlib.blake2b(content, digest_size=16).digest()
+        assert mark(content)[:16] == hashlib.blake2b(content, digest_size=16).digest()
     else:
         assert mark(content) != mark(content[:-1] + b"!") and mark(content) != mark(b"!" + content[1:])
 

@@ -1,6 +1,6 @@
 """Zip and tar files of images, read in place: nothing is ever extracted."""
 
-import hashlib
+import fcntl
 import io
 import os
 import stat
@@ -13,12 +13,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from vitkit.data.decode import BadImage, read
+from vitkit.data.decode import BadImage
 
 MAX_MEMBER = 200 * 2**20  # bytes of one image file
-END = 16 * 1024  # bytes at each end of a large file that stand for all of it
+LOCK = ".lock"
 
 Members = tuple[list[str], Callable[[str], bytes], list[str]]  # names, how to read one, what is left out
 
@@ -147,27 +145,6 @@ def hidden(name: str) -> bool:
     return any(part.startswith((".", "__MACOSX")) and part not in (".", "..") for part in name.split("/"))
 
 
-def mark(content: bytes | np.ndarray) -> bytes:
-    """16 bytes that tell images apart: a digest of all or, of a large file, of its size and both ends."""
-    if isinstance(content, np.ndarray):
-        return hashlib.blake2b(content.tobytes(), digest_size=16).digest()
-    if len(content) <= 2 * END:
-        return hashlib.blake2b(content, digest_size=16).digest()
-    ends = content[:END] + content[-END:]
-    return hashlib.blake2b(ends, digest_size=16, key=b"%d" % len(content)).digest()
-
-
-def mark_file(path: Path) -> bytes:
-    """The mark of a file's content, without reading the middle of a large one."""
-    with suppress(OSError, ValueError):
-        status = os.stat(path)
-        if stat.S_ISREG(status.st_mode) and status.st_size > 2 * END:
-            with Positioned(path) as file:
-                ends = os.pread(file.number, END, 0) + os.pread(file.number, END, status.st_size - END)
-                return hashlib.blake2b(ends, digest_size=16, key=b"%d" % status.st_size).digest()
-    return mark(read(path))
-
-
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Inside, what goes wrong with writing says with which file: a full disk alone does not."""
@@ -196,3 +173,11 @@ def replaced(path: Path) -> Iterator[io.BufferedRandom]:
     finally:
         with suppress(FileNotFoundError):
             partial.unlink()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time; the others wait and find it done."""
+    with (folder / LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

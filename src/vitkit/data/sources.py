@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.data.archives import mark_file, open_tar, open_zip
+from vitkit.data.archives import open_tar, open_zip
+from vitkit.data.content import mark_file
 from vitkit.data.decode import read
 from vitkit.data.index import INDEX, Index, ReadShard, local_shards, open_index
 from vitkit.data.parquet import image_tables, manifest_rows

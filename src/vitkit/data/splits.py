@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from vitkit.data.archives import mark
+from vitkit.data.content import REMEMBERED, SIZE, mark
 from vitkit.data.decode import BadImage
 from vitkit.data.sources import Lazy, Source
 
@@ -24,8 +25,8 @@ def fingerprint(source: Source, index: int) -> bytes:
 
 
 def fingerprints(source: Source, advance: Callable[[], None] = lambda: None) -> np.ndarray:
-    """The digests of all images, (N,) of 16 bytes each."""
-    marks = np.zeros(len(source), dtype="S16")
+    """The marks of all images, (N,) of 32 bytes each; what was read of files is remembered."""
+    marks = np.zeros(len(source), dtype=f"S{SIZE}")
 
     def fill(part: range) -> None:
         for index in part:
@@ -34,6 +35,7 @@ def fingerprints(source: Source, advance: Callable[[], None] = lambda: None) -> 
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(fill, (range(len(source))[at : at + PART] for at in range(0, len(source), PART))))
+    REMEMBERED.save()
     return marks
 
 
@@ -47,7 +49,7 @@ def split(
     """
     if not 0 < fraction < 1:
         raise ValueError(f"a split takes a fraction between 0 and 1, not {fraction}")
-    marks = fingerprints(source) if marks is None else np.array(marks, dtype="S16")
+    marks = fingerprints(source) if marks is None else np.array(marks, dtype=f"S{SIZE}")
     chosen = [np.empty(0, marks.dtype)]
     for members in by_class(source):
         digests = np.unique(marks[members])  # in order
@@ -121,7 +123,7 @@ def join(first: Source, second: Source) -> Source:
         labels=np.concatenate([first.labels, same_classes(second, first.classes).labels]),
         fetch=either(lambda source: source.fetch),
         skipped=first.skipped + second.skipped,
-        digest=None,
+        digest=either(lambda source: partial(fingerprint, source)),
     )
 
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.data.archives import MAX_MEMBER, Positioned, mark, replaced, walk_tar
+from vitkit.data.archives import MAX_MEMBER, Positioned, replaced, walk_tar
+from vitkit.data.content import mark
 from vitkit.data.index import (
     INDEX,
     ROW,
@@ -100,7 +101,8 @@ def scan_shard(path: Path, left_out: dict[str, str]) -> Scanned:
                 continue
             start, size = members[images[0]]
             content = os.pread(file.number, size, start)
-            rows.append((0, 0, start, size, zlib.crc32(content), mark(content)))
+            digest = mark(content)
+            rows.append((0, 0, start, size, zlib.crc32(content), digest[:16], digest[16:]))
             keys.append(key)
             labels.append(label)
         digest = hashlib.file_digest(io.BufferedReader(file), "sha256").hexdigest()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitkit.data.archives import mark_file
+from vitkit.data.content import mark_file
 from vitkit.data.decode import read
 from vitkit.data.duplicates import against
 from vitkit.data.sources import SUFFIXES, Source, from_rows, open_data, walk

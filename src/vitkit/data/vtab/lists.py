@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitkit.data.archives import mark_file
+from vitkit.data.content import mark_file
 from vitkit.data.decode import read
 from vitkit.data.sources import Source
 from vitkit.data.splits import by_class, fingerprints
