@@ -3,6 +3,7 @@
 import fcntl
 import io
 import os
+import re
 import stat
 import tarfile
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.data.decode import BadImage
+from vitkit.data.names import hidden
 
 MAX_MEMBER = 200 * 2**20  # bytes of one image file
 LOCK = ".lock"
@@ -60,11 +62,17 @@ def open_zip(path: Path) -> Members:
         archive = zipfile.ZipFile(io.BufferedReader(Positioned(path)))
     except (zipfile.BadZipFile, OSError, ValueError) as error:
         raise ValueError(f"{path}: not a readable zip file ({error})") from None
-    entries = [m for m in archive.infolist() if not m.is_dir() and not hidden(m.filename)]
-    odd = [m.filename for m in entries if stat.S_ISLNK(m.external_attr >> 16)]
-    members = {m.filename: m for m in entries if not stat.S_ISLNK(m.external_attr >> 16)}
-    for name in members:
+    members: dict[str, zipfile.ZipInfo] = {}
+    odd: list[str] = []
+    for member in archive.infolist():
+        name = member.filename.replace("\\", "/")  # as some programs on Windows write it
+        if name.endswith("/") or hidden(name):
+            continue
         check_name(path, name)
+        if stat.S_ISLNK(member.external_attr >> 16):
+            odd.append(name)
+        elif members.setdefault(name, member) is not member:
+            raise ValueError(f"{path}!{name}: two files of this name; keep one, and write the zip anew")
     turn = threading.Lock()
 
     def fetch(name: str) -> bytes:
@@ -136,13 +144,8 @@ def walk_tar(path: Path) -> Iterator[tarfile.TarInfo]:
 
 
 def check_name(path: Path, name: str) -> None:
-    if name.startswith("/") or ".." in name.split("/") or "\0" in name:
+    if name.startswith("/") or re.match(r"[A-Za-z]:/", name) or ".." in name.split("/") or "\0" in name:
         raise ValueError(f"{path}!{name}: a name that leads out of the archive; the file is not used")
-
-
-def hidden(name: str) -> bool:
-    """Files that file managers leave behind, such as .DS_Store and __MACOSX."""
-    return any(part.startswith((".", "__MACOSX")) and part not in (".", "..") for part in name.split("/"))
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def hash_file(path: Path) -> bytes:
         found = outline(ends, file.size)
         if file.size > MAX_BYTES:  # which no image may have: it is never used
             return found + bytes(16)
-        found += hashlib.file_digest(file, "sha256").digest()[:16]  # type: ignore[arg-type]
+        found += hashlib.file_digest(file, "sha256").digest()[:16]
         key, changed = identity(path, before), max(before.st_mtime_ns, before.st_ctime_ns)
         if key == identity(path, os.fstat(number)) and changed < now - FRESH:
             REMEMBERED.add(key, found)

@@ -72,7 +72,7 @@ def decoded(
         mapped.madvise(mmap.MADV_WILLNEED, start - before, before + size)  # one read, not one for each page
         pixels = np.frombuffer(mapped, np.uint8, size, start)
         if not checked[number]:
-            if zlib.crc32(pixels) != crc:
+            if zlib.crc32(pixels.data) != crc:
                 return repaired(source, number, path, start, crc)
             checked[number] = 1
         return pixels.reshape(height, width, 3)
@@ -83,7 +83,7 @@ def decoded(
 def repaired(source: Source, number: int, path: Path, start: int, crc: int) -> np.ndarray:
     """The pixels of an image, decoded again and written to where the damaged ones are."""
     pixels = decode(cast(bytes, source.fetch(number)))
-    if zlib.crc32(pixels) == crc:
+    if zlib.crc32(pixels.data) == crc:
         with suppress(OSError), path.open("r+b") as file:
             os.pwrite(file.fileno(), pixels.data, start)
     text = f"{path}: damaged pixels of {source.keys[number]!r}; the image was decoded again\n"
@@ -210,7 +210,7 @@ class Filling(Samples):
                 if pixels.nbytes == self.sizes[number]:  # as its header promised
                     if failed := write(self.file, pixels, int(self.starts[number])):
                         return {"errno": torch.tensor(failed)}, []
-                    rows[row] = torch.tensor([*pixels.shape[:2], zlib.crc32(pixels)])
+                    rows[row] = torch.tensor([*pixels.shape[:2], zlib.crc32(pixels.data)])
         return {"index": torch.tensor(numbers), "row": rows}, []
 
 

@@ -75,7 +75,7 @@ def shard(
 ) -> dict[str, Any]:
     """Shards of a data set in a folder or, for a folder of tar shards itself, their index; what was done."""
     began = time.monotonic()
-    if Path(data).is_dir() and Path(data).resolve() == out.resolve():
+    if data and Path(data).is_dir() and Path(data).resolve() == out.resolve():
         left_out = index_shards(out, advance=advance)
     else:
         left_out = write_shards(

@@ -55,7 +55,7 @@ class Shelf:
             return None
         count, pixels = len(places), len(places) * math.prod(self.shape)
         size = pixels + 8 * count
-        if held.size != size + CHECKSUM or zlib.crc32(held[:size]) != int(held[size:].view("<u4")[0]):
+        if held.size != size + CHECKSUM or zlib.crc32(held[:size].data) != int(held[size:].view("<u4")[0]):
             return None
         return held[:pixels].reshape(count, *self.shape), held[pixels:size].view(np.int64)
 
@@ -70,7 +70,7 @@ class Shelf:
             with beside.open("wb") as file:
                 images.tofile(file)
                 indices.tofile(file)
-                checksum = zlib.crc32(indices.tobytes(), zlib.crc32(np.ascontiguousarray(images)))
+                checksum = zlib.crc32(indices.tobytes(), zlib.crc32(np.ascontiguousarray(images).data))
                 file.write(checksum.to_bytes(CHECKSUM, "little"))
             os.replace(beside, path)
 

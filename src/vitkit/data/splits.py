@@ -11,6 +11,7 @@ import numpy as np
 
 from vitkit.data.content import REMEMBERED, SIZE, mark
 from vitkit.data.decode import BadImage
+from vitkit.data.names import folded
 from vitkit.data.sources import Lazy, Source
 
 PART = 256  # images that a thread looks at in a row
@@ -131,9 +132,12 @@ def same_classes(source: Source, classes: tuple[str, ...], name: str = "") -> So
     """The source with its labels in terms of `classes`; a class not among them is an error by name."""
     strange = [label for label in source.classes if label not in set(classes)]
     if strange:
+        alike = {folded(label): label for label in classes}
+        twins = [(label, alike[folded(label)]) for label in strange if folded(label) in alike]
+        hint = f"; {twins[0][0]!a} is not {twins[0][1]!a}" if twins else ""  # they may look the same
         raise ValueError(
             f"{name or source.name}: classes {', '.join(map(repr, strange[:5]))} are unknown to the model; "
-            f"known: {', '.join(map(repr, classes[:10]))}{' ...' if len(classes) > 10 else ''}"
+            f"known: {', '.join(map(repr, classes[:10]))}{' ...' if len(classes) > 10 else ''}{hint}"
         )
     if source.classes == tuple(classes):
         return source

@@ -69,7 +69,7 @@ class Kept:
 
 def are_bare(place: str) -> bool:
     """Whether images lie in a folder itself: they have no labels, which not every training needs."""
-    if place == "digits" or not Path(place).is_dir():
+    if not place or place == "digits" or not Path(place).is_dir():
         return False
     return any(p.suffix.lower() in SUFFIXES for p in Path(place).iterdir() if p.is_file())
 
