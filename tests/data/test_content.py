@@ -168,6 +168,12 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path, remembering):
     assert not remembering  # the lists of the other processes are theirs
 
 
+def test_a_file_read_by_parts_has_the_mark_of_its_bytes(tmp_path, monkeypatch):
+    (tmp_path / "x.bmp").write_bytes(bitmap(7))
+    monkeypatch.setattr(content, "AT_ONCE", 40_000)
+    assert mark_file(tmp_path / "x.bmp") == mark(bitmap(7))
+
+
 def test_a_file_too_large_to_be_an_image_is_not_read_whole(tmp_path, remembering):
     with (tmp_path / "x.png").open("wb") as file:
         file.truncate(2**40)

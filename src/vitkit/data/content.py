@@ -17,6 +17,7 @@ from vitkit.data.decode import MAX_BYTES, read
 
 SIZE = 32  # bytes of a mark
 END = 16 * 1024  # bytes at each end of a large file that order it
+AT_ONCE = 4 * 2**20  # bytes of a file that a thread holds in memory
 MOST = 2_000_000  # files that are remembered, in 96 MB; those remembered first go first
 FRESH = 2 * 10**9  # nanoseconds: the coarsest clock of a file system, within which an edit leaves no trace
 SEAL = 32
@@ -57,22 +58,24 @@ def mark_file(path: Path) -> bytes:
 
 
 def hash_file(path: Path) -> bytes:
-    """The mark of a file, read by parts; it is remembered unless the file may change without a trace."""
+    """The mark of a file; it is remembered unless the file may change without a trace."""
     now = time.time_ns()
     with Positioned(path) as file:
-        before, number = os.fstat(file.number), file.number
-        if file.size <= 2 * END:
-            ends = os.pread(number, 2 * END, 0)
-        else:
-            ends = os.pread(number, END, 0) + os.pread(number, END, file.size - END)
-        found = outline(ends, file.size)
-        if file.size > MAX_BYTES:  # which no image may have: it is never used
-            return found + bytes(16)
-        found += hashlib.file_digest(file, "sha256").digest()[:16]
+        before = os.fstat(file.number)
+        small = file.size <= AT_ONCE
+        found = mark(os.pread(file.number, file.size, 0)) if small else mark_large(file)
         key, changed = identity(path, before), max(before.st_mtime_ns, before.st_ctime_ns)
-        if key == identity(path, os.fstat(number)) and changed < now - FRESH:
+        if key == identity(path, os.fstat(file.number)) and changed < now - FRESH:
             REMEMBERED.add(key, found)
     return found
+
+
+def mark_large(file: Positioned) -> bytes:
+    """The mark of a file that is not held in memory as a whole."""
+    ends = os.pread(file.number, END, 0) + os.pread(file.number, END, file.size - END)
+    if file.size > MAX_BYTES:  # which no image may have: it is never used
+        return outline(ends, file.size) + bytes(16)
+    return outline(ends, file.size) + hashlib.file_digest(file, "sha256").digest()[:16]
 
 
 def identity(path: Path, status: os.stat_result) -> bytes:
