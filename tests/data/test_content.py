@@ -136,9 +136,13 @@ def test_a_damaged_memory_only_costs_time(tmp_path, remembering, damage):
         assert len(path.read_bytes()) == len(whole)
 
 
-def test_a_cache_folder_that_cannot_be_written_is_no_error(tmp_path, remembering, monkeypatch):
+@pytest.mark.parametrize("place", ["a file in the way", "no home"])
+def test_a_cache_folder_that_cannot_be_written_is_no_error(tmp_path, remembering, monkeypatch, place):
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file") if place != "no home" else "")
+    if place == "no home":  # as of a user without an entry in /etc/passwd
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     root = fill(tmp_path / "data", range(2))
     assert len(set(fingerprints(open_data(root)["all"]))) == 4
 

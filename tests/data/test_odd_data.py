@@ -277,9 +277,9 @@ def test_any_byte_of_an_npz_may_be_damaged(tmp_path):
             assert np.array_equal([found.fetch(i) for i in range(3)], IMAGES)
 
 
-def test_compressed_arrays_are_read(tmp_path):
-    names = np.array([b"cat", b"dog"])
-    np.savez_compressed(tmp_path / "a.npz", images=IMAGES, labels=LABELS.astype(np.uint8), classes=names)
+def test_compressed_arrays_are_read_and_other_arrays_passed_over(tmp_path):
+    arrays = {"classes": np.array([b"cat", b"dog"]), "x_mean": np.zeros(3), "notes": np.array([None])}
+    np.savez_compressed(tmp_path / "a.npz", images=IMAGES, labels=LABELS.astype(np.uint8), **arrays)
     found = open_data(tmp_path / "a.npz")["all"]
     assert len(found) == 3 and found.classes == ("cat", "dog") and found.labels.tolist() == [0, 1, 1]
 

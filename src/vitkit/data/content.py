@@ -124,7 +124,7 @@ class Remembered:
             new, self.new, self.rows = self.new, {}, None
         if not new:
             return
-        with suppress(OSError):  # a full or read-only disk costs the next process time
+        with suppress(OSError, RuntimeError):  # no room, or no home: it costs the next process time
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with locked(self.path.parent):
                 rows = np.concatenate([self.stored(), np.array(list(new.items()), ROW)])
@@ -134,7 +134,7 @@ class Remembered:
                     file.write(content + hashlib.sha256(content).digest())
 
     def stored(self) -> np.ndarray:
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RuntimeError):
             with Positioned(self.path) as file:
                 content = os.pread(file.number, MOST * ROW.itemsize + SEAL, 0)
             rows, seal = content[:-SEAL], content[-SEAL:]

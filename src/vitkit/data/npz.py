@@ -48,7 +48,7 @@ def read_npz(path: Path) -> tuple[Pairs, tuple[str, ...] | None]:
 
 def pairs_of(names: set[str]) -> dict[str, tuple[str, str]]:
     """The names of the arrays of each split."""
-    parts = sorted(name for name in names if name.startswith("x_"))
+    parts = sorted(n for n in names if n[:2] == "x_" and (n[2:] in SPLITS or f"y{n[1:]}" in names))
     if {"images", "labels"} <= names:
         if parts:
             raise ValueError(f"it has 'images' and {parts[0]!r} too; keep one of them")
