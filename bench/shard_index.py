@@ -31,6 +31,7 @@ def write(folder: Path, entries: int) -> None:
     rows["shard"], within = np.divmod(np.random.default_rng(0).permutation(number), PER_SHARD)
     rows["offset"], rows["length"], rows["crc"] = within * 2048 + 512, len(IMAGE), zlib.crc32(IMAGE)
     rows["digest"] = np.frombuffer(np.random.default_rng(1).bytes(16 * entries), "V16")
+    rows["content"] = np.frombuffer(np.random.default_rng(2).bytes(16 * entries), "V16")
     counts = np.bincount(rows["shard"]).tolist()
     shards = [Shard(f"train-{i:06d}.tar", PER_SHARD * 2048, "0" * 64, n) for i, n in enumerate(counts)]
     keys = (f"n{i % CLASSES:08d}/n{i % CLASSES:08d}_{i}.JPEG" for i in range(entries))

@@ -15,7 +15,7 @@ from test_cli import run
 from test_experiment import go, tiny
 
 import vitkit
-from vitkit.data.sources import digits
+from vitkit.data.sources import digits, open_data
 from vitkit.data.splits import complete
 from vitkit.experiment.features import Extractor
 from vitkit.experiment.frozen import FewShot, learn_from, learn_from_all, open_frozen
@@ -124,6 +124,23 @@ def test_features_are_computed_once_and_by_content(model, some, tmp_path, monkey
     renamed = replace(some, name="other", keys=[f"x{i}" for i in range(40)])
     again = Extractor(model=model, cache=tmp_path, batch=3).features(renamed)
     assert count.images == 40 and torch.equal(first.x, again.x) and torch.equal(first.index, again.index)
+
+
+def test_a_file_edited_in_its_middle_has_other_features(model, tmp_path):
+    """Its size, its ends and even its time of change are those of before."""
+    path = tmp_path / "data" / "cat" / "0.bmp"
+    path.parent.mkdir(parents=True)
+    Image.fromarray(np.zeros((160, 160, 3), np.uint8)).save(path)
+    status, extractor = path.stat(), Extractor(model=model, cache=tmp_path / "cache")
+    first = extractor.features(open_data(tmp_path / "data")["all"])
+    content = bytearray(path.read_bytes())
+    content[20_000:-20_000] = b"\xff" * (len(content) - 40_000)
+    with path.open("r+b") as file:
+        file.write(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    again = extractor.features(open_data(tmp_path / "data")["all"])
+    assert torch.equal(again.x, extractor.compute(open_data(tmp_path / "data")["all"]).x)
+    assert not torch.equal(first.x, again.x)
 
 
 def test_other_weights_views_numerics_or_images_are_other_features(model, some, tmp_path):

@@ -7,8 +7,10 @@ import re
 import shutil
 import signal
 import time
+import zlib
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,7 +26,7 @@ from vitkit.data.decode import BadImage, decode
 from vitkit.data.decoded import decoded
 from vitkit.data.order import Order
 from vitkit.data.sources import Source, digits, from_rows, open_data
-from vitkit.data.splits import fingerprint, subset
+from vitkit.data.splits import fingerprint, fingerprints, subset
 from vitkit.data.views import View, apply
 
 forks = multiprocessing.get_context("fork")
@@ -178,6 +180,41 @@ def row_changed(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_flipped_bit_of_the_pixels_is_noticed_named_and_repaired(tmp_path, workers, capfd):
+    root, made = folder_of(tmp_path / "data", kinds=("PNG",)), tmp_path / "cache"
+    decoded(opened(root), made, 0)
+    (path,) = made.glob("*.pixels")
+    before = path.read_bytes()
+    path.write_bytes(before[:9000] + bytes([before[9000] ^ 1]) + before[9001:])  # in the second image
+    capfd.readouterr()
+    plain, kept = opened(root), decoded(opened(root), made, 0)
+    assert equal(stream(plain), stream(kept, workers)) and same_outcomes(plain, kept)
+    told = capfd.readouterr().err.splitlines()
+    assert len(told) == 1 and str(path) in told[0] and repr(plain.keys[1]) in told[0]
+    assert path.read_bytes() == before
+
+
+def test_pixels_are_compared_with_their_checksum_once_a_run_whichever_worker_reads_them(
+    tmp_path, monkeypatch
+):
+    kept, calls = decoded(opened(folder_of(tmp_path / "data")), tmp_path / "cache", 0), []
+    monkeypatch.setattr(cache, "zlib", SimpleNamespace(crc32=lambda b: calls.append(1) or zlib.crc32(b)))
+    other = forks.Process(target=lambda: [kept.fetch(n) for n in range(len(kept))])
+    other.start()
+    other.join(30)
+    assert other.exitcode == 0 and [kept.fetch(n).ndim for n in range(12)] == [3] * 12 and not calls
+
+
+def test_a_file_of_an_older_version_is_named_and_not_used(tmp_path):
+    source, made, told = opened(folder_of(tmp_path / "data")), tmp_path / "cache", []
+    made.mkdir()
+    older = made / f"{cache.name_of(source, fingerprints(source).astype('S16'), 1)}.pixels"
+    older.write_bytes(b"pixels")
+    assert same_outcomes(source, decoded(source, made, 0, tell=told.append))
+    assert any(str(older) in text for text in told) and older.read_bytes() == b"pixels"
+
+
 @pytest.mark.parametrize("damage", [cut, empty, middle_gone, row_changed])
 def test_a_cut_or_damaged_file_is_made_again(tmp_path, damage):
     root, made = folder_of(tmp_path / "data"), tmp_path / "cache"
@@ -193,7 +230,7 @@ def test_a_disk_with_too_little_room_is_refused_with_numbers(tmp_path, monkeypat
     real = shutil.disk_usage
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda path: real(path)._replace(free=50_000))
     monkeypatch.setattr(cache, "decode", never)
-    needed = sum(decode(opened(root).fetch(n)).nbytes + 16 for n in range(12)) + 32
+    needed = sum(decode(opened(root).fetch(n)).nbytes + cache.ROW.itemsize for n in range(12)) + 32
     with pytest.raises(ValueError, match=rf"need {needed / 1e9:.3g} GB, and 5e-05 GB are free; give --decod"):
         decoded(opened(root), made, 0)
     assert not list(made.glob("*pixels*"))

@@ -99,6 +99,15 @@ def test_a_damaged_file_is_made_again(kept):
     assert same(taken(source()), plain)
 
 
+def test_a_flipped_bit_is_noticed_and_the_batch_made_again(kept):
+    plain = taken(source())
+    whole = {path: path.read_bytes() for path in kept.glob("*/*")}
+    for path, content in whole.items():
+        path.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+    assert same(taken(source()), plain)
+    assert {path: path.read_bytes() for path in kept.glob("*/*")} == whole
+
+
 def batches(folder) -> set:
     return set(folder.glob("*/*"))
 

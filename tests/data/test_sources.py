@@ -48,10 +48,10 @@ def test_a_folder_of_nested_classes(tmp_path):
 
 
 def test_splits_are_known_by_their_usual_names(tmp_path):
-    write(tmp_path, ["Train/cat/1.png", "train/dog/1.png", "validation/cat/2.png", "TEST/dog/3.png"])
+    write(tmp_path, ["Train/cat/1.png", "Train/dog/1.png", "validation/cat/2.png", "TEST/dog/3.png"])
     found = open_data(tmp_path)
     assert {name: list(part.keys) for name, part in found.items()} == {
-        "train": ["Train/cat/1.png", "train/dog/1.png"],
+        "train": ["Train/cat/1.png", "Train/dog/1.png"],
         "val": ["validation/cat/2.png"], "test": ["TEST/dog/3.png"],
     }  # fmt: skip
 

@@ -1,8 +1,9 @@
 """Zip and tar files of images, read in place: nothing is ever extracted."""
 
-import hashlib
+import fcntl
 import io
 import os
+import re
 import stat
 import tarfile
 import threading
@@ -13,12 +14,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from vitkit.data.decode import BadImage, read
+from vitkit.data.decode import BadImage
+from vitkit.data.names import hidden
 
 MAX_MEMBER = 200 * 2**20  # bytes of one image file
-END = 16 * 1024  # bytes at each end of a large file that stand for all of it
+LOCK = ".lock"
 
 Members = tuple[list[str], Callable[[str], bytes], list[str]]  # names, how to read one, what is left out
 
@@ -62,11 +62,17 @@ def open_zip(path: Path) -> Members:
         archive = zipfile.ZipFile(io.BufferedReader(Positioned(path)))
     except (zipfile.BadZipFile, OSError, ValueError) as error:
         raise ValueError(f"{path}: not a readable zip file ({error})") from None
-    entries = [m for m in archive.infolist() if not m.is_dir() and not hidden(m.filename)]
-    odd = [m.filename for m in entries if stat.S_ISLNK(m.external_attr >> 16)]
-    members = {m.filename: m for m in entries if not stat.S_ISLNK(m.external_attr >> 16)}
-    for name in members:
+    members: dict[str, zipfile.ZipInfo] = {}
+    odd: list[str] = []
+    for member in archive.infolist():
+        name = member.filename.replace("\\", "/")  # as some programs on Windows write it
+        if name.endswith("/") or hidden(name):
+            continue
         check_name(path, name)
+        if stat.S_ISLNK(member.external_attr >> 16):
+            odd.append(name)
+        elif members.setdefault(name, member) is not member:
+            raise ValueError(f"{path}!{name}: two files of this name; keep one, and write the zip anew")
     turn = threading.Lock()
 
     def fetch(name: str) -> bytes:
@@ -138,34 +144,8 @@ def walk_tar(path: Path) -> Iterator[tarfile.TarInfo]:
 
 
 def check_name(path: Path, name: str) -> None:
-    if name.startswith("/") or ".." in name.split("/") or "\0" in name:
+    if name.startswith("/") or re.match(r"[A-Za-z]:/", name) or ".." in name.split("/") or "\0" in name:
         raise ValueError(f"{path}!{name}: a name that leads out of the archive; the file is not used")
-
-
-def hidden(name: str) -> bool:
-    """Files that file managers leave behind, such as .DS_Store and __MACOSX."""
-    return any(part.startswith((".", "__MACOSX")) and part not in (".", "..") for part in name.split("/"))
-
-
-def mark(content: bytes | np.ndarray) -> bytes:
-    """16 bytes that tell images apart: a digest of all or, of a large file, of its size and both ends."""
-    if isinstance(content, np.ndarray):
-        return hashlib.blake2b(content.tobytes(), digest_size=16).digest()
-    if len(content) <= 2 * END:
-        return hashlib.blake2b(content, digest_size=16).digest()
-    ends = content[:END] + content[-END:]
-    return hashlib.blake2b(ends, digest_size=16, key=b"%d" % len(content)).digest()
-
-
-def mark_file(path: Path) -> bytes:
-    """The mark of a file's content, without reading the middle of a large one."""
-    with suppress(OSError, ValueError):
-        status = os.stat(path)
-        if stat.S_ISREG(status.st_mode) and status.st_size > 2 * END:
-            with Positioned(path) as file:
-                ends = os.pread(file.number, END, 0) + os.pread(file.number, END, status.st_size - END)
-                return hashlib.blake2b(ends, digest_size=16, key=b"%d" % status.st_size).digest()
-    return mark(read(path))
 
 
 @contextmanager
@@ -196,3 +176,11 @@ def replaced(path: Path) -> Iterator[io.BufferedRandom]:
     finally:
         with suppress(FileNotFoundError):
             partial.unlink()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time; the others wait and find it done."""
+    with (folder / LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

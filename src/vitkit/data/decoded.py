@@ -1,7 +1,8 @@
 """Images decoded once: a file of pixels that training reads instead of JPEGs, made by worker processes.
 
-The file holds the pixels of all images, one after the other, then a row for each image, then a seal: the
-SHA-256 of the rows and of the pixels' length. It is named by what the source holds and what decodes it.
+The file holds the pixels of all images, one after the other, then a row for each image with their checksum,
+then a seal: the SHA-256 of the rows and of the pixels' length. It is named by what the source holds and what
+decodes it. In each run the pixels of an image are compared with their checksum when they are first read.
 """
 
 import errno
@@ -10,6 +11,7 @@ import mmap
 import os
 import shutil
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -25,16 +27,18 @@ import PIL
 import torch
 
 import vitkit.data.decode as decoder
-from vitkit.data.archives import mark, replaced
+from vitkit.data.archives import locked, replaced
 from vitkit.data.batches import BadFiles, Made, Place, Samples, stream
+from vitkit.data.content import mark
 from vitkit.data.decode import BadImage, decode, jpeg_size
-from vitkit.data.remote import locked
 from vitkit.data.sources import Source
 from vitkit.data.splits import fingerprints
 from vitkit.data.views import View
 
-VERSION = 1
-ROW: Any = np.dtype([("start", "<u8"), ("height", "<u4"), ("width", "<u4")])  # height 0: no pixels are kept
+VERSION = 2  # 1 had no checksums, and a name that the middle of a large file did not change
+ROW: Any = np.dtype(  # height 0: no pixels are kept; crc: the CRC-32 of the pixels
+    [("start", "<u8"), ("height", "<u4"), ("width", "<u4"), ("crc", "<u4")]
+)
 SEAL, PART = 32, 32  # bytes; images that a thread or a worker has in hand
 OFTEN = 60.0  # seconds between two words on how far it is
 LONG = timedelta(days=1)  # that the others wait while one process decodes
@@ -58,16 +62,33 @@ def decoded(
     if found is None:
         raise ValueError(f"{path}: gone or damaged as soon as it was made; give another folder")
     mapped, rows = found
+    checked = mmap.mmap(-1, max(1, len(source)))  # 1 for an image whose pixels are right; workers share it
 
     def fetch(number: int) -> bytes | np.ndarray:
-        start, height, width = rows[number].item()
+        start, height, width, crc = rows[number].item()
         if not height:
             return source.fetch(number)
         size, before = 3 * height * width, start % mmap.PAGESIZE
         mapped.madvise(mmap.MADV_WILLNEED, start - before, before + size)  # one read, not one for each page
-        return np.frombuffer(mapped, np.uint8, size, start).reshape(height, width, 3)
+        pixels = np.frombuffer(mapped, np.uint8, size, start)
+        if not checked[number]:
+            if zlib.crc32(pixels.data) != crc:
+                return repaired(source, number, path, start, crc)
+            checked[number] = 1
+        return pixels.reshape(height, width, 3)
 
     return replace(source, fetch=fetch, digest=source.digest or (lambda number: mark(source.fetch(number))))
+
+
+def repaired(source: Source, number: int, path: Path, start: int, crc: int) -> np.ndarray:
+    """The pixels of an image, decoded again and written to where the damaged ones are."""
+    pixels = decode(cast(bytes, source.fetch(number)))
+    if zlib.crc32(pixels.data) == crc:
+        with suppress(OSError), path.open("r+b") as file:
+            os.pwrite(file.fileno(), pixels.data, start)
+    text = f"{path}: damaged pixels of {source.keys[number]!r}; the image was decoded again\n"
+    os.write(2, text.encode(errors="backslashreplace"))  # this may be a worker, which has no other way
+    return pixels
 
 
 def is_encoded(source: Source) -> bool:
@@ -81,8 +102,12 @@ def is_encoded(source: Source) -> bool:
 def kept(source: Source, folder: Path, workers: int, tell: Tell) -> Path:
     """The file of the source's pixels; one process at a time makes it, and others find it done."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name_of(source)}.pixels"
+    marks = fingerprints(source)
+    path = folder / f"{name_of(source, marks, VERSION)}.pixels"
     if opened(path, len(source)) is None:
+        older = folder / f"{name_of(source, marks.astype('S16'), 1)}.pixels"
+        if older.exists():
+            tell(f"{older}: made by an older vitkit, without checksums; it is not used, and can be removed")
         with locked(folder):
             for left in folder.glob(".*.pixels.partial"):  # by processes that died: no other is here
                 left.unlink()
@@ -91,13 +116,13 @@ def kept(source: Source, folder: Path, workers: int, tell: Tell) -> Path:
     return path
 
 
-def name_of(source: Source) -> str:
+def name_of(source: Source, marks: np.ndarray, version: int) -> str:
     """A digest of all that decides the pixels: names, contents, their order, and the decoder."""
-    by_what = f"{VERSION} {PIL.__version__} {getattr(decoder.simplejpeg, '__version__', None)}"
+    by_what = f"{version} {PIL.__version__} {getattr(decoder.simplejpeg, '__version__', None)}"
     digest = hashlib.blake2b(by_what.encode(), digest_size=16)
     for key in source.keys:
         digest.update(key.encode("utf-8", "surrogateescape") + b"\0")
-    digest.update(fingerprints(source).tobytes())
+    digest.update(marks.tobytes())
     return digest.hexdigest()
 
 
@@ -135,7 +160,7 @@ def fill(source: Source, path: Path, workers: int, tell: Tell) -> None:
             if "errno" in made:
                 raise OSError(code := int(made["errno"]), os.strerror(code), str(path))
             numbers = made["index"].numpy()
-            rows["height"][numbers], rows["width"][numbers] = made["shape"].numpy().T
+            rows["height"][numbers], rows["width"][numbers], rows["crc"][numbers] = made["row"].numpy().T
             if time.monotonic() > due:
                 due = time.monotonic() + OFTEN
                 tell(f"decoded {numbers[-1] + 1} of {len(source)} images")
@@ -176,17 +201,17 @@ class Filling(Samples):
     sizes: np.ndarray
 
     def __getitems__(self, places: list[Place]) -> Made:
-        """The shape of each image, 0 x 0 where no pixels are kept; or why they could not be written."""
+        """The row of each image, zeros where no pixels are kept; or why they could not be written."""
         numbers = [number for _, number in places]
-        shapes = torch.zeros((len(numbers), 2), dtype=torch.int64)
+        rows = torch.zeros((len(numbers), 3), dtype=torch.int64)
         for row, number in enumerate(numbers):
             with suppress(BadImage):
                 pixels = decode(cast(bytes, self.source.fetch(number)))
                 if pixels.nbytes == self.sizes[number]:  # as its header promised
                     if failed := write(self.file, pixels, int(self.starts[number])):
                         return {"errno": torch.tensor(failed)}, []
-                    shapes[row] = torch.tensor(pixels.shape[:2])
-        return {"index": torch.tensor(numbers), "shape": shapes}, []
+                    rows[row] = torch.tensor([*pixels.shape[:2], zlib.crc32(pixels.data)])
+        return {"index": torch.tensor(numbers), "row": rows}, []
 
 
 def write(file: int, pixels: np.ndarray, start: int) -> int:

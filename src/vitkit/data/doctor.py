@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from PIL import Image
 from vitkit.data.batches import BadFiles, TooManyBad
 from vitkit.data.decode import FORMATS, BadImage, _orientation, decode
 from vitkit.data.findings import Finding, find, some
+from vitkit.data.names import folded
 from vitkit.data.sources import Source
 
 FEW, IMBALANCE = 5, 10  # images of a class to learn from; the largest class to the smallest
@@ -147,8 +147,7 @@ def structure(splits: Mapping[str, Source], files: dict[str, dict[str, list[str]
         yield find("other-files", skipped)
     alike: dict[str, list[str]] = {}
     for name in sorted(set(chain(*files.values()))):
-        folded = unicodedata.normalize("NFC", name.casefold())
-        alike.setdefault("".join(folded.split()), []).append(name)
+        alike.setdefault(folded(name), []).append(name)
     for twins in alike.values():
         if len(twins) > 1:  # ascii, for NFC and NFD look the same
             yield find("similar-classes", classes=twins, twins=", ".join(map(ascii, twins)))

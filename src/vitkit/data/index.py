@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from vitkit.data.archives import MAX_MEMBER, Positioned
+from vitkit.data.content import SIZE
 from vitkit.data.decode import BadImage
 
 INDEX = "index.vitkit"
@@ -30,11 +31,12 @@ HANDLES = 128  # shards held open by a process
 PROBES = 64  # samples looked at when shards are opened
 PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # the name of a shard: nothing that leads elsewhere
 COLUMNS = {  # per sample; `names` is all of them in one, `name` where each ends
-    "shard": "<u4", "offset": "<u8", "length": "<u4", "crc": "<u4", "digest": "V16",
+    "shard": "<u4", "offset": "<u8", "length": "<u4", "crc": "<u4",
+    "digest": "V16", "content": "V16",  # the two halves of a mark; older indexes have only the first
     "name": "<u8", "names": "u1",
 }  # fmt: skip
 ROW: Any = np.dtype(  # where a sample lies; `number` is its place in the source
-    [("number", "<i8"), *((name, COLUMNS[name]) for name in ("shard", "offset", "length", "crc", "digest"))]
+    [("number", "<i8"), *((name, kind) for name, kind in COLUMNS.items() if not name.startswith("name"))]
 )
 
 
@@ -66,7 +68,9 @@ class Index:
         return name.tobytes().decode("utf-8", "surrogateescape")
 
     def digest(self, index: int) -> bytes:
-        return self.columns["digest"][index].tobytes()
+        """The image's mark; an older index has its checksum in place of the second half."""
+        whole = self.columns["content"] if "content" in self.columns else self.columns["crc"]
+        return (self.columns["digest"][index].tobytes() + whole[index].tobytes()).ljust(SIZE, b"\0")
 
     def fetch(self, index: int, read: ReadShard) -> bytes:
         """The bytes of an image, which must be those that were written."""
@@ -102,6 +106,8 @@ def open_index(path: Path) -> tuple[tuple[str, ...], dict[str, Index]]:
                     for name, size, digest, count in facts["shards"]
                 )
                 kinds = kinds_of(facts["count"], len(classes), header["several"])
+                if "content" not in facts["columns"]:
+                    del kinds["content"]
                 columns = {n: mapped_column(mapped, base, facts["columns"][n], *kinds[n]) for n in kinds}
                 check_shards(shards, scan(file, base, facts["columns"]["shard"], "<u4"))
                 check_labels(scan(file, base, facts["columns"]["label"], kinds["label"][0]), len(classes))
@@ -118,6 +124,9 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
     with path.open("rb") as file:
         line = file.readline(256)
         length, expected = parse_line(line, str(path))
+        size = os.fstat(file.fileno()).st_size
+        if len(line) + length > size:
+            raise ValueError(f"{path}: cut off or damaged: {size} bytes, its header alone claims {length}")
         text = file.read(length)
     return parse_header(text, expected, str(path)), aligned(len(line) + length)
 
@@ -166,6 +175,8 @@ def mapped_column(
 def scan(file: BinaryIO, base: int, place: list[int], kind: str) -> Iterator[np.ndarray]:
     """A column by parts, read and not mapped so that it does not stay in memory, against its checksum."""
     start, size, expected = place
+    if min(start, size) < 0 or base + start + size > (there := os.fstat(file.fileno()).st_size):
+        raise ValueError(f"a column claims {size} bytes at {start} of {there}")
     file.seek(base + start)
     found = 0
     for at in range(0, size, 2**20):

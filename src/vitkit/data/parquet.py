@@ -6,13 +6,16 @@ import re
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vitkit.data.decode import BadImage
+from vitkit.data.names import MOST_CLASSES, check_aliases, check_stray, hidden
+from vitkit.data.tables import Row
 
 IMAGE, LABEL = ("image", "img"), ("label", "labels", "fine_label")
 GROUPS = 4  # row groups held in memory
@@ -20,24 +23,41 @@ GROUPS = 4  # row groups held in memory
 
 def reader(path: Path) -> Any:
     try:
-        from pyarrow import ArrowException, parquet
+        from pyarrow import parquet
     except ModuleNotFoundError:
         raise ValueError(
             f"{path}: reading Parquet needs pyarrow (pip install 'vitkit[parquet]'), or use a .csv"
         ) from None
-    try:
+    with readable(path):
         return parquet.ParquetFile(path)
-    except (ArrowException, OSError) as error:
-        raise ValueError(f"{path}: not a readable Parquet file ({error})") from None
 
 
-def manifest_rows(path: Path) -> list[dict[str, str]] | None:
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Inside, whatever pyarrow finds wrong with a file is one error that names it."""
+    from pyarrow import ArrowException
+
+    try:
+        yield
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"{path}: not a readable Parquet file ({reason})") from None
+
+
+def manifest_rows(path: Path) -> list[Row] | None:
     """The rows of a table of paths and labels; None where the table holds the images themselves."""
     file = reader(path)
     columns = file.schema_arrow.names
     if {"path", "label"} <= set(columns):
-        rows = file.read().to_pylist()
-        return [{k: "" if v is None else str(v) for k, v in row.items()} for row in rows]
+        wanted = [name for name in columns if name in ("path", "label", "split")]
+        if len(set(wanted)) < len(wanted):
+            raise ValueError(f"{path}: has a column twice, of {', '.join(wanted)}; keep one of each")
+        with readable(path):
+            rows = file.read(columns=wanted).to_pylist()
+        return [
+            (f"{path}, row {i}", {name: cell(f"{path}, row {i}", name, row[name]) for name in wanted})
+            for i, row in enumerate(rows)
+        ]
     if not set(columns).isdisjoint(IMAGE):
         return None
     raise ValueError(
@@ -46,15 +66,31 @@ def manifest_rows(path: Path) -> list[dict[str, str]] | None:
     )
 
 
+def cell(where: str, name: str, value: Any) -> str:
+    """A cell as text; a label may be a whole number."""
+    whole = isinstance(value, int | float) and not isinstance(value, bool) and value % 1 == 0
+    if value is None or isinstance(value, str) or (name == "label" and whole):
+        return "" if value is None else str(value)
+    kind = "text or a whole number" if name == "label" else "text"
+    found = f"{str(value)[:40]!r} of type {type(value).__name__}"
+    raise ValueError(f"{where}: {name} must be {kind}, not {found}")
+
+
 def image_tables(path: Path, splits: Mapping[str, str]) -> dict[str, "Table"]:
     """The tables below a folder by split, with which a file's or folder's name begins (train-00000-of-9)."""
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     groups: dict[str, list[Path]] = {}
+    aliases: set[str] = set()
     for file in files:
         words = [re.split(r"[-_.]", part)[0].lower() for part in file.relative_to(path.parent).parts[1:]]
         words = words or [re.split(r"[-_.]", file.name)[0].lower()]
-        found = [splits[word] for word in words if word in splits]
-        groups.setdefault(found[-1] if found else "all", []).append(file)
+        if path.is_dir() and hidden(file.relative_to(path).as_posix()):
+            continue
+        known = [word for word in words if word in splits][-1:]
+        aliases.update(known)
+        groups.setdefault(splits[known[0]] if known else "all", []).append(file)
+    check_aliases(str(path), aliases)
+    check_stray(str(path), {split: [file.name for file in members] for split, members in groups.items()})
     return {split: Table(members) for split, members in groups.items()}
 
 
@@ -79,16 +115,17 @@ class Table:
                 self.groups.append((number, group))
                 self.starts.append(row)
                 row += file.metadata.row_group(group).num_rows
-            labels.append(numbers(path, file.read(columns=[label], use_threads=False).column(0)))
             found = class_names(file.schema_arrow.metadata, label)
             if number and found != names:
                 raise ValueError(f"{path}: other classes than {files[0].name} has")
             names = found
+            with readable(path):
+                values = file.read(columns=[label], use_threads=False).column(0)
+                if len(values) != file.metadata.num_rows:
+                    raise OSError(f"{len(values)} labels for {file.metadata.num_rows} rows")
+            labels.append(numbers(path, values, names))
         self.labels = np.concatenate(labels)  # -1: none
-        top = int(self.labels.max(initial=-1))
-        self.classes = names or tuple(str(n) for n in range(top + 1))
-        if top >= len(self.classes) or self.labels.min(initial=0) < -1:
-            raise ValueError(f"{files[0]}: label {top} has no name among {len(self.classes)} classes")
+        self.classes = names or tuple(str(n) for n in range(int(self.labels.max(initial=-1)) + 1))
 
     def key(self, index: int) -> str:
         group = bisect_right(self.starts, index) - 1
@@ -101,8 +138,8 @@ class Table:
 
     def fetch(self, index: int) -> bytes:
         group = bisect_right(self.starts, index) - 1
-        cell = self.rows(group)[index - self.starts[group]].as_py()
-        content = cell.get("bytes") if isinstance(cell, dict) else cell
+        value = self.rows(group)[index - self.starts[group]].as_py()
+        content = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(content, bytes):
             raise BadImage("unreadable", f"{self.key(index)}: the table holds no bytes of it")
         return content
@@ -116,9 +153,12 @@ class Table:
             place = (os.getpid(), number)
             if place not in self.opened:
                 self.opened[place] = reader(self.files[number])
-            found = (
-                self.opened[place].read_row_group(inner, columns=[self.image], use_threads=False).column(0)
-            )
+            try:
+                with readable(self.files[number]):
+                    rows = self.opened[place].read_row_group(inner, columns=[self.image], use_threads=False)
+            except ValueError as error:
+                raise BadImage("unreadable", str(error)) from None
+            found = rows.column(0)
             self.held[group] = found
             if len(self.held) > GROUPS:
                 self.held.popitem(last=False)
@@ -132,12 +172,18 @@ def column(path: Path, names: list[str], known: tuple[str, ...]) -> str:
     return found[0]
 
 
-def numbers(path: Path, values: Any) -> np.ndarray:
+def numbers(path: Path, values: Any, names: tuple[str, ...] | None) -> np.ndarray:
     """Class numbers; -1 where there is none."""
-    found = values.to_pylist()
-    if not all(value is None or isinstance(value, int) for value in found):
-        raise ValueError(f"{path}: labels must be class numbers, not {values.type}")
-    return np.array([-1 if value is None else value for value in found], dtype=np.int64)
+    found = [-1 if value is None else value for value in values.to_pylist()]
+    most = len(names) if names else MOST_CLASSES
+    for row, value in enumerate(found):
+        if type(value) is not int or value < -1:
+            told = f"not {values.type} with {str(value)[:40]!r}"
+            raise ValueError(f"{path}, row {row}: labels must be class numbers, {told}")
+        if value >= most:
+            raise ValueError(f"{path}, row {row}: label {value} has no name among {most} classes"
+                             + ("" if names else ", the most that there may be"))  # fmt: skip
+    return np.array(found, dtype=np.int64)
 
 
 def class_names(metadata: Mapping[bytes, bytes] | None, label: str) -> tuple[str, ...] | None:

@@ -6,7 +6,6 @@ range costs the sample alone. What came is written into a file with holes at the
 index's checksum tells a sample from a hole, so there is nothing else to keep, and a torn write is a hole.
 """
 
-import fcntl
 import hashlib
 import http.client
 import os
@@ -16,12 +15,14 @@ import ssl
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, urljoin, urlsplit, urlunsplit
 
+from vitkit.data.archives import LOCK, locked
+from vitkit.data.content import cache_folder
 from vitkit.data.index import INDEX, ReadShard, Shard, check_columns, open_index, parse_line
 
 TIMEOUT = 30.0  # seconds without a byte
@@ -31,7 +32,6 @@ PAUSE = 1.0  # seconds, doubled from try to try
 LONGEST = 60.0
 REDIRECTS = 5
 CHUNK = 16 * 2**20
-LOCK = ".lock"
 AGAIN = (408, 425, 429, 500, 502, 503, 504)
 jitter = random.SystemRandom()  # not the generator that training draws from
 kept = threading.local()  # a thread's open connections
@@ -53,11 +53,7 @@ class Again(Exception):
 class Cache:
     """Where what came over the network is kept, and how many bytes of images; 0: none, only indexes."""
 
-    folder: Path = field(
-        default_factory=lambda: (
-            Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitkit" / "shards"
-        )
-    )
+    folder: Path = field(default_factory=lambda: cache_folder() / "shards")
     limit: int = 64 * 2**30
 
 
@@ -196,14 +192,6 @@ def download(address: str, path: Path, total: int) -> None:
             file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One process at a time; the others wait and find it done."""
-    with (folder / LOCK).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def join(address: str, name: str) -> str:

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from vitkit.data.archives import MAX_MEMBER, mark, replaced
+from vitkit.data.archives import MAX_MEMBER, locked, replaced
+from vitkit.data.content import mark
 from vitkit.data.decode import BadImage, decode
 from vitkit.data.index import INDEX, ROW, Shard, make_columns, open_index, read_header, write_index
-from vitkit.data.remote import locked
 from vitkit.data.sources import Source, open_data
 from vitkit.data.splits import same_classes
 from vitkit.data.tars import index_shards
@@ -75,7 +75,7 @@ def shard(
 ) -> dict[str, Any]:
     """Shards of a data set in a folder or, for a folder of tar shards itself, their index; what was done."""
     began = time.monotonic()
-    if Path(data).is_dir() and Path(data).resolve() == out.resolve():
+    if data and Path(data).is_dir() and Path(data).resolve() == out.resolve():
         left_out = index_shards(out, advance=advance)
     else:
         left_out = write_shards(
@@ -216,7 +216,10 @@ def have(part: Part, out: Path, known: Shard | None, pool: ThreadPoolExecutor, a
 def recall(aside: Path) -> Made:
     with np.load(aside, allow_pickle=False) as arrays:
         shard, left_out = json.loads(arrays["facts"].tobytes())
-        return Made(Shard(*shard), arrays["rows"], left_out)
+        rows = arrays["rows"]
+    if rows.dtype != ROW:
+        raise ValueError(f"{aside}: of another version of vitkit; remove it and its .tar, to write both anew")
+    return Made(Shard(*shard), rows, left_out)
 
 
 def fill(
@@ -236,7 +239,7 @@ def fill(
                 start = archive.offset + tarfile.BLOCKSIZE
                 add(archive, f"{number:09d}.{ending}", content)
                 add(archive, *label_member(part.source, number))
-                rows.append((number, 0, start, len(content), zlib.crc32(content), digest))
+                rows.append((number, 0, start, len(content), zlib.crc32(content), digest[:16], digest[16:]))
             advance(len(some))
     return np.array(rows, ROW), left_out
 

@@ -8,6 +8,7 @@ import hashlib
 import math
 import os
 import shutil
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from vitkit.data.order import Order
 from vitkit.data.sources import Source
 from vitkit.data.views import View
 
+CHECKSUM = 4  # bytes of a CRC-32
 LEFT = 0.5  # of what was free before the first batch stays free
 STAYS = "stays-free"  # a file beside the shelves: that many bytes
 _folder: Path | None = None
@@ -40,7 +42,7 @@ def shelf_of(source: Source, view: View, order: Order | None) -> "Shelf | None":
 
 
 class Shelf:
-    """The images of batches, (B, 3, h, w), each a file of its own that is there whole or not at all."""
+    """The images of batches, (B, 3, h, w), each a file of its own with a checksum, whole or not at all."""
 
     def __init__(self, folder: Path, size: tuple[int, int]):
         self.folder, self.shape = folder, (3, *size)
@@ -52,9 +54,10 @@ class Shelf:
         except OSError:
             return None
         count, pixels = len(places), len(places) * math.prod(self.shape)
-        if held.size != pixels + 8 * count:
+        size = pixels + 8 * count
+        if held.size != size + CHECKSUM or zlib.crc32(held[:size].data) != int(held[size:].view("<u4")[0]):
             return None
-        return held[:pixels].reshape(count, *self.shape), held[pixels:].view(np.int64)
+        return held[:pixels].reshape(count, *self.shape), held[pixels:size].view(np.int64)
 
     def put(self, places: Sequence[tuple[int, int]], images: np.ndarray, indices: np.ndarray) -> None:
         with suppress(OSError):
@@ -67,6 +70,8 @@ class Shelf:
             with beside.open("wb") as file:
                 images.tofile(file)
                 indices.tofile(file)
+                checksum = zlib.crc32(indices.tobytes(), zlib.crc32(np.ascontiguousarray(images).data))
+                file.write(checksum.to_bytes(CHECKSUM, "little"))
             os.replace(beside, path)
 
     def path(self, places: Sequence[tuple[int, int]]) -> Path:

@@ -1,9 +1,8 @@
 """Where images are: folders, manifests, archives, arrays, shards; all as one Source of labelled images."""
 
-import csv
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -11,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.data.archives import mark_file, open_tar, open_zip
+from vitkit.data.archives import open_tar, open_zip
+from vitkit.data.content import mark_file
 from vitkit.data.decode import read
 from vitkit.data.index import INDEX, Index, ReadShard, local_shards, open_index
+from vitkit.data.names import SPLITS, SUFFIXES, check_aliases, hidden, split_folders, split_of
+from vitkit.data.npz import class_numbers, read_npz
 from vitkit.data.parquet import image_tables, manifest_rows
 from vitkit.data.remote import Cache, open_remote
+from vitkit.data.tables import Row, csv_rows
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
-SPLITS = {  # what people call the folders of a split
-    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
-    "test": "test", "testing": "test",
-}  # fmt: skip
+KINDS = "a folder, .csv, .parquet, .zip, .tar, .npz, an http(s) address of shards or 'digits'"
 BETWEEN = ";"  # several labels in one cell of a manifest
 
 
@@ -77,6 +76,8 @@ def open_data(place: str | Path, *, cache: Cache | None = None) -> dict[str, Sou
     place: an image folder, a folder or http(s) address of shards, a .csv or .parquet manifest, .parquet files
     of images, a .zip or .tar of a folder, an .npz, "digits" or vtab:TASK:ROOT. cache: for what is fetched.
     """
+    if not str(place).strip():
+        raise ValueError(f"the data is {str(place)!r}, an empty name; give {KINDS}")
     if str(place) == "digits":
         return {"all": digits()}
     if str(place).startswith("vtab:"):
@@ -86,8 +87,7 @@ def open_data(place: str | Path, *, cache: Cache | None = None) -> dict[str, Sou
     if re.match(r"https?://", str(place)):
         return open_shards(str(place), *open_remote(str(place), cache or Cache()))
     if not (path := Path(place)).exists():
-        known = "a folder, .csv, .parquet, .zip, .tar, .npz, an http(s) address of shards or 'digits'"
-        raise ValueError(f"no data at {str(place)!r}; give {known}")  # no pipe: or other kinds of addresses
+        raise ValueError(f"no data at {str(place)!r}; give {KINDS}")  # no pipe: or other kinds of addresses
     if path.is_dir():
         return open_folder(path)
     opener = {
@@ -156,7 +156,7 @@ def walk(root: Path) -> Iterator[str]:
         seen.add((status.st_dev, status.st_ino))
         with os.scandir(folder) as entries:
             for entry in entries:
-                if entry.name.startswith("."):
+                if hidden(entry.name):
                     continue
                 if os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir():  # to itself, perhaps
                     pending.append((f"{prefix}{entry.name}/", Path(entry.path)))
@@ -182,12 +182,11 @@ def open_tree(
     if not images:
         raise ValueError(f"{name}: holds no images ({', '.join(SUFFIXES)}); {len(skipped)} other files")
     images = without_common_root(images)
-    tops = {n.split("/", 1)[0] for n in images}
-    split = all(top.lower() in SPLITS for top in tops)
+    splits = split_folders(name, images)
     groups: dict[str, list[tuple[str, str]]] = {}
     for full, short in zip([n for n in names if n.lower().endswith(SUFFIXES)], images, strict=True):
         top, _, rest = short.partition("/")
-        where, inner = (SPLITS[top.lower()], rest) if split else ("all", short)
+        where, inner = (splits[top], rest) if top in splits else ("all", short)
         groups.setdefault(where, []).append((full, inner.rpartition("/")[0]))
     bare = [full for rows in groups.values() for full, label in rows if not label]
     if bare:
@@ -232,25 +231,25 @@ def from_rows(
 
 
 def open_manifest(path: Path) -> dict[str, Source]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        table = csv.DictReader(file)
-        names = table.fieldnames or []
-        if not {"path", "label"} <= set(names):
-            needed = "the columns path and label (and split, if any)"
-            raise ValueError(f"{path}: needs {needed}, has {', '.join(names)}")
-        return open_rows(path, list(table))
+    return open_rows(path, csv_rows(path, ("path", "label")))
 
 
-def open_rows(path: Path, rows: list[dict[str, str]]) -> dict[str, Source]:
+def open_rows(path: Path, rows: Iterable[Row]) -> dict[str, Source]:
     """Rows of path, label and, if given, split; paths are relative to the table."""
     groups: dict[str, list[tuple[str, str]]] = {}
-    for line, row in enumerate(rows, start=2):
-        if not row.get("path") or row.get("label") in (None, ""):
-            raise ValueError(f"{path}, line {line}: path and label must both be given")
-        where = (row.get("split") or "all").lower()
-        groups.setdefault(SPLITS.get(where, where), []).append((row["path"], row["label"]))
+    named: dict[str, str] = {}  # where each name of a split stands first
+    for where, row in rows:
+        if not row["path"] or not row["label"]:
+            raise ValueError(f"{where}: path and label must both be given")
+        name = row.get("split", "")
+        groups.setdefault(split_of(where, name), []).append((row["path"], row["label"]))
+        named.setdefault(name.lower(), where)
     if not groups:
         raise ValueError(f"{path}: the table has no rows")
+    check_aliases(str(path), named.keys() & SPLITS.keys())
+    if "all" in groups and len(groups) > 1:
+        bare = named.get("") or named["all"]
+        raise ValueError(f"{bare}: no split is given, where other rows have one; give train, val or test")
     several = any(BETWEEN in label for rows_ in groups.values() for _, label in rows_)  # in any split: in all
     folder = path.parent
     return {
@@ -263,16 +262,8 @@ def open_rows(path: Path, rows: list[dict[str, str]]) -> dict[str, Source]:
 
 def open_arrays(path: Path) -> dict[str, Source]:
     """An .npz of images (N, H, W[, 1 or 3]) uint8 and labels; x_train and y_train, x_test ... for splits."""
-    with np.load(path, allow_pickle=False) as arrays:
-        names = set(arrays.files)
-        pairs = {SPLITS[k[2:]]: (k, "y" + k[1:]) for k in names if k[:2] == "x_" and k[2:] in SPLITS}
-        if {"images", "labels"} <= names:
-            pairs = {"all": ("images", "labels")}
-        if not pairs:
-            known = "images and labels, or x_train and y_train ..."
-            raise ValueError(f"{path}: needs {known}; has {sorted(names)}")
-        classes = tuple(map(str, arrays["classes"])) if "classes" in names else None
-        return {s: from_arrays(path.name, arrays[x], arrays[y], classes) for s, (x, y) in pairs.items()}
+    pairs, classes = read_npz(path)
+    return {split: from_arrays(path.name, x, y, classes) for split, (x, y) in pairs.items()}
 
 
 def from_arrays(
@@ -283,13 +274,14 @@ def from_arrays(
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3):
         raise ValueError(f"{name}: images must be uint8 (N, H, W), (N, H, W, 1) or (N, H, W, 3), not "
                          f"{images.dtype} {images.shape}")  # fmt: skip
-    if labels.shape != (len(images),) or labels.dtype.kind not in "iu" or (len(labels) and labels.min() < 0):
+    if labels.shape != (len(images),):
         found = f"{labels.dtype} {labels.shape}"
         raise ValueError(f"{name}: labels must be {len(images)} class numbers from 0, not {found}")
-    labels = labels.astype(np.int64)
+    labels = class_numbers(name, labels)
     classes = classes or tuple(str(n) for n in range(int(labels.max(initial=-1)) + 1))
     if len(labels) and labels.max() >= len(classes):
-        raise ValueError(f"{name}: label {labels.max()} has no name among {len(classes)} classes")
+        row = int(labels.argmax())
+        raise ValueError(f"{name}, row {row}: label {labels[row]} has no name among {len(classes)} classes")
     pixels = np.broadcast_to(images, (*images.shape[:3], 3))
     return Source(name, classes, [f"{i:06d}" for i in range(len(images))], labels, lambda i: pixels[i])
 

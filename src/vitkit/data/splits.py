@@ -3,13 +3,15 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from vitkit.data.archives import mark
+from vitkit.data.content import REMEMBERED, SIZE, mark
 from vitkit.data.decode import BadImage
+from vitkit.data.names import folded
 from vitkit.data.sources import Lazy, Source
 
 PART = 256  # images that a thread looks at in a row
@@ -24,8 +26,8 @@ def fingerprint(source: Source, index: int) -> bytes:
 
 
 def fingerprints(source: Source, advance: Callable[[], None] = lambda: None) -> np.ndarray:
-    """The digests of all images, (N,) of 16 bytes each."""
-    marks = np.zeros(len(source), dtype="S16")
+    """The marks of all images, (N,) of 32 bytes each; what was read of files is remembered."""
+    marks = np.zeros(len(source), dtype=f"S{SIZE}")
 
     def fill(part: range) -> None:
         for index in part:
@@ -34,6 +36,7 @@ def fingerprints(source: Source, advance: Callable[[], None] = lambda: None) -> 
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(fill, (range(len(source))[at : at + PART] for at in range(0, len(source), PART))))
+    REMEMBERED.save()
     return marks
 
 
@@ -47,7 +50,7 @@ def split(
     """
     if not 0 < fraction < 1:
         raise ValueError(f"a split takes a fraction between 0 and 1, not {fraction}")
-    marks = fingerprints(source) if marks is None else np.array(marks, dtype="S16")
+    marks = fingerprints(source) if marks is None else np.array(marks, dtype=f"S{SIZE}")
     chosen = [np.empty(0, marks.dtype)]
     for members in by_class(source):
         digests = np.unique(marks[members])  # in order
@@ -121,7 +124,7 @@ def join(first: Source, second: Source) -> Source:
         labels=np.concatenate([first.labels, same_classes(second, first.classes).labels]),
         fetch=either(lambda source: source.fetch),
         skipped=first.skipped + second.skipped,
-        digest=None,
+        digest=either(lambda source: partial(fingerprint, source)),
     )
 
 
@@ -129,9 +132,12 @@ def same_classes(source: Source, classes: tuple[str, ...], name: str = "") -> So
     """The source with its labels in terms of `classes`; a class not among them is an error by name."""
     strange = [label for label in source.classes if label not in set(classes)]
     if strange:
+        alike = {folded(label): label for label in classes}
+        twins = [(label, alike[folded(label)]) for label in strange if folded(label) in alike]
+        hint = f"; {twins[0][0]!a} is not {twins[0][1]!a}" if twins else ""  # they may look the same
         raise ValueError(
             f"{name or source.name}: classes {', '.join(map(repr, strange[:5]))} are unknown to the model; "
-            f"known: {', '.join(map(repr, classes[:10]))}{' ...' if len(classes) > 10 else ''}"
+            f"known: {', '.join(map(repr, classes[:10]))}{' ...' if len(classes) > 10 else ''}{hint}"
         )
     if source.classes == tuple(classes):
         return source

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.data.archives import MAX_MEMBER, Positioned, mark, replaced, walk_tar
+from vitkit.data.archives import MAX_MEMBER, Positioned, replaced, walk_tar
+from vitkit.data.content import mark
 from vitkit.data.index import (
     INDEX,
     ROW,
@@ -27,9 +28,8 @@ from vitkit.data.index import (
     open_index,
     write_index,
 )
-from vitkit.data.sources import SPLITS, SUFFIXES
+from vitkit.data.names import MOST_CLASSES, SPLITS, SUFFIXES, check_stray
 
-MOST = 10**6  # classes; a list of names is made of them
 CODE = ("pkl", "pickle", "pyd", "pt", "pth")  # what WebDataset would unpickle; here it is not opened
 
 Advance = Callable[[int], None]
@@ -53,6 +53,7 @@ def index_shards(
         scanned = scan_shard(path, left_out)
         groups.setdefault(words[0] if words else "all", []).append(scanned)
         advance(scanned[0].samples)
+    check_stray(str(folder), {split: [part[0].file for part in parts] for split, parts in groups.items()})
     labels = [label for parts in groups.values() for part in parts for label in part[3]]
     several = {isinstance(label, list) for label in labels}
     if len(several) != 1:
@@ -100,7 +101,8 @@ def scan_shard(path: Path, left_out: dict[str, str]) -> Scanned:
                 continue
             start, size = members[images[0]]
             content = os.pread(file.number, size, start)
-            rows.append((0, 0, start, size, zlib.crc32(content), mark(content)))
+            both = mark(content)
+            rows.append((0, 0, start, size, zlib.crc32(content), both[:16], both[16:]))
             keys.append(key)
             labels.append(label)
         digest = hashlib.file_digest(io.BufferedReader(file), "sha256").hexdigest()
@@ -144,9 +146,8 @@ def read_label(where: str, file: Positioned, members: dict[str, tuple[int, int]]
             raise ValueError(f"{where}.{ending}: no label: {text[:40]!r}") from None
         if label is None:
             continue
-        if not all(
-            isinstance(n, int) and 0 <= n < MOST for n in (label if isinstance(label, list) else [label])
-        ):
+        several = label if isinstance(label, list) else [label]
+        if not all(type(n) is int and 0 <= n < MOST_CLASSES for n in several):
             raise ValueError(f"{where}.{ending}: not a class number from 0: {text[:40]!r}")
         return label
     return None

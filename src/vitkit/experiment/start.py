@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitkit.data.archives import mark_file
+from vitkit.data.content import mark_file
 from vitkit.data.decode import read
 from vitkit.data.duplicates import against
 from vitkit.data.sources import SUFFIXES, Source, from_rows, open_data, walk
@@ -69,7 +69,7 @@ class Kept:
 
 def are_bare(place: str) -> bool:
     """Whether images lie in a folder itself: they have no labels, which not every training needs."""
-    if place == "digits" or not Path(place).is_dir():
+    if not place or place == "digits" or not Path(place).is_dir():
         return False
     return any(p.suffix.lower() in SUFFIXES for p in Path(place).iterdir() if p.is_file())
 

@@ -135,7 +135,7 @@ def test_eyes_come_from_tables_whose_public_rows_are_to_validate_on(tmp_path):
     with pytest.raises(ValueError, match=r"trainLabels\.csv, line 2: not a level from 0 to 4"):
         retinopathy(tmp_path)
     put(tmp_path / "trainLabels.csv", "name,level\n10_left,5\n")
-    with pytest.raises(ValueError, match="needs the columns image, level"):
+    with pytest.raises(ValueError, match="needs the columns image and level"):
         retinopathy(tmp_path)
 
 

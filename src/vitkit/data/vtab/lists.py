@@ -3,16 +3,16 @@
 The keys of every source of this room are the split and the key by which TensorFlow Datasets orders it.
 """
 
-import csv
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from vitkit.data.archives import mark_file
+from vitkit.data.content import mark_file
 from vitkit.data.decode import read
 from vitkit.data.sources import Source
 from vitkit.data.splits import by_class, fingerprints
+from vitkit.data.tables import csv_rows
 
 PER_CLASS = 30  # training images of each class of Caltech101
 SUN = {"train": "sun397_tfds_tr.txt", "validation": "sun397_tfds_va.txt", "test": "sun397_tfds_te.txt"}
@@ -135,14 +135,10 @@ def retinopathy(root: Path) -> dict[str, Source]:
     usage = {"Public": "validation", "Private": "test"}
     for listed, folder in {"trainLabels.csv": "train", "retinopathy_solution.csv": "test"}.items():
         path, images = need(root, listed), need(root, folder)
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            table = csv.DictReader(file)
-            wanted = {"image", "level"} | ({"Usage"} if folder == "test" else set())
-            if not wanted <= set(table.fieldnames or ()):
-                raise ValueError(f"{path}: needs the columns {', '.join(sorted(wanted))}")
-            for row in table:
-                split = usage.get(row["Usage"] or "") if folder == "test" else "train"
-                if split is None or row["level"] not in tuple("01234"):
-                    raise ValueError(f"{path}, line {table.line_num}: not a level from 0 to 4, or its usage")
-                found[split].append((row["image"], images / f"{row['image']}.jpeg", row["level"]))
+        wanted = ("image", "level") + (("Usage",) if folder == "test" else ())
+        for where, row in csv_rows(path, wanted):
+            split = usage.get(row["Usage"]) if folder == "test" else "train"
+            if split is None or row["level"] not in tuple("01234"):
+                raise ValueError(f"{where}: not a level from 0 to 4, or its usage")
+            found[split].append((row["image"], images / f"{row['image']}.jpeg", row["level"]))
     return from_files("retinopathy", found, "01234")

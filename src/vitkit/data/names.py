@@ -1,0 +1,80 @@
+"""The names that say which part of a data set is which, and which files are images."""
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+from vitkit.data.findings import some
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+SPLITS = {  # what people call the folders of a split
+    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
+    "test": "test", "testing": "test",
+}  # fmt: skip
+MOST_CLASSES = 10**6  # a list of names is made of them
+
+
+def hidden(name: str) -> bool:
+    """Files and folders that file managers and notebooks leave behind, such as .DS_Store and __MACOSX."""
+    return any(part.startswith((".", "__MACOSX")) and part not in (".", "..") for part in name.split("/"))
+
+
+def split_folders(place: str, images: Sequence[str]) -> dict[str, str]:
+    """Which split each of the top folders is; empty where they are classes.
+
+    A folder that is named like a split and holds class folders is a split. One that holds images alone,
+    beside folders of other names, is a class: there are pictures of trains.
+    """
+    tops = {name.split("/", 1)[0] for name in images if "/" in name}
+    named = {top for top in tops if top.lower() in SPLITS}
+    deep = {name.split("/", 1)[0] for name in images if name.count("/") > 1} & named
+    others = sorted(tops - named)
+    if others and deep:
+        raise ValueError(
+            f"{place}: {some(others)} beside the split{'s' * (len(deep) > 1)} {some(sorted(deep))}: these "
+            "folders cannot be splits and classes at once; move what is no split elsewhere, or rename it to "
+            "train, val or test"
+        )
+    if others:
+        return {}
+    check_aliases(place, named)
+    return {top: SPLITS[top.lower()] for top in named}
+
+
+def check_aliases(place: str, names: Iterable[str]) -> None:
+    """Refuse two names of one split: which of them is meant, or whether both are, cannot be known."""
+    known: dict[str, str] = {}
+    for name in sorted(set(names)):
+        other = known.setdefault(SPLITS[name.lower()], name)
+        if other != name:
+            raise ValueError(
+                f"{place}: {other!r} and {name!r} both name the {SPLITS[name.lower()]} split; keep one of "
+                "them, or join them under one name"
+            )
+
+
+def split_of(where: str, value: str) -> str:
+    """The split that a cell of a table names; "all" where it is empty."""
+    if not value or value.lower() == "all":
+        return "all"
+    if value.lower() not in SPLITS:
+        value = value[:40]
+        close = get_close_matches(value.strip().lower(), SPLITS, 1, 0.5)
+        meant = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"{where}: the split {value!r} is none of {', '.join(SPLITS)}{meant}")
+    return SPLITS[value.lower()]
+
+
+def check_stray(place: str, groups: dict[str, list[str]]) -> None:
+    """Refuse files that name no split beside others that do: nothing would use them."""
+    if "all" in groups and len(groups) > 1:
+        those = ", ".join(sorted(set(groups) - {"all"}))
+        raise ValueError(
+            f"{place}: {some(groups['all'])} without the name of a split beside files of {those}; move "
+            "what is no split elsewhere, or rename it to begin with train, val or test"
+        )
+
+
+def folded(name: str) -> str:
+    """A name without what is easily mistaken: case, spaces and Unicode form."""
+    return "".join(unicodedata.normalize("NFC", name.casefold()).split())

@@ -1,0 +1,114 @@
+"""Images and labels in .npz files: what a file claims is compared with its size before memory is taken."""
+
+import lzma
+import os
+import struct
+import tokenize
+import zipfile
+import zlib
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from vitkit.data.archives import Positioned
+from vitkit.data.names import MOST_CLASSES, SPLITS, check_aliases
+
+DAMAGE = (  # what numpy and zipfile raise for a file that is not as it should be
+    OSError, EOFError, KeyError, ValueError, RuntimeError, SyntaxError, OverflowError, MemoryError, TypeError,
+    zlib.error, lzma.LZMAError, zipfile.BadZipFile, struct.error, tokenize.TokenError,
+)  # fmt: skip
+DENSEST = 1100  # bytes that deflate makes of one, at most
+HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+Pairs = dict[str, tuple[np.ndarray, np.ndarray]]  # images and labels by split
+
+
+def read_npz(path: Path) -> tuple[Pairs, tuple[str, ...] | None]:
+    """images and labels, or x_train and y_train, x_test ... for splits; and the names of the classes."""
+    try:
+        with Positioned(path) as file, zipfile.ZipFile(file) as archive:
+            members = {m.filename.removesuffix(".npy"): m for m in archive.infolist()}
+            if len(members) < len(archive.infolist()):
+                raise ValueError("two of its arrays have the same name")
+            pairs, names = pairs_of(set(members)), members.get("classes")
+            found = {
+                split: tuple(array_of(archive, members[name], file.size) for name in pair)
+                for split, pair in pairs.items()
+            }
+            classes = class_names(array_of(archive, names, file.size)) if names else None
+    except DAMAGE as error:
+        reason = str(error) or type(error).__name__
+        raise ValueError(f"{path}: not a usable .npz file: {' '.join(reason.split())[:300]}") from None
+    for split, (images, _) in found.items():
+        if not images.size:
+            raise ValueError(f"{path}: no images in {pairs[split][0]!r}: its shape is {images.shape}")
+    return {split: (images, labels) for split, (images, labels) in found.items()}, classes
+
+
+def pairs_of(names: set[str]) -> dict[str, tuple[str, str]]:
+    """The names of the arrays of each split."""
+    parts = sorted(n for n in names if n[:2] == "x_" and (n[2:] in SPLITS or f"y{n[1:]}" in names))
+    if {"images", "labels"} <= names:
+        if parts:
+            raise ValueError(f"it has 'images' and {parts[0]!r} too; keep one of them")
+        return {"all": ("images", "labels")}
+    if not parts:
+        raise ValueError(f"needs images and labels, or x_train and y_train ...; has {sorted(names)[:20]}")
+    for name in parts:
+        if name[2:] not in SPLITS:
+            raise ValueError(f"{name!r} is no split; known are {', '.join('x_' + split for split in SPLITS)}")
+        if f"y{name[1:]}" not in names:
+            raise ValueError(f"it has {name!r}, but no {'y' + name[1:]!r}")
+    check_aliases("its arrays", [name[2:] for name in parts])
+    return {SPLITS[name[2:]]: (name, f"y{name[1:]}") for name in parts}
+
+
+def array_of(archive: zipfile.ZipFile, member: zipfile.ZipInfo, size: int) -> np.ndarray:
+    """An array whose header, directory entry and file agree about its bytes."""
+    name, packed = member.filename, member.compress_size
+    if packed > size or member.file_size > DENSEST * packed + DENSEST:
+        raise ValueError(f"{name} claims {member.file_size} bytes, in a file of {size}")
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        if version not in HEADERS:
+            raise ValueError(f"{name} is in version {version} of numpy's format; 1.0 and 2.0 are read")
+        shape, _, dtype = HEADERS[version](file)
+        if dtype.hasobject:
+            raise ValueError(f"{name} holds Python objects, which are not read; save numbers or text")
+        needed = prod(shape) * dtype.itemsize
+        if file.tell() + needed != member.file_size:
+            raise ValueError(f"{name} claims {dtype} {shape}, and has {member.file_size - file.tell()} bytes")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        raise ValueError(f"{name} takes {needed / 1e9:.3g} GB, and this machine has {memory / 1e9:.3g} GB; "
+                         "write the images as files, and 'vitkit shard' makes shards of them")  # fmt: skip
+    with archive.open(member) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def class_names(values: np.ndarray) -> tuple[str, ...]:
+    if values.ndim != 1 or values.dtype.kind not in "USiu":
+        raise ValueError(f"classes must be a list of names, not {values.dtype} {values.shape}")
+    names = tuple(v.decode() if isinstance(v, bytes) else str(v) for v in values.tolist())
+    if len(set(names)) < len(names):
+        raise ValueError(f"classes has {next(n for n in names if names.count(n) > 1)!r} twice")
+    return names
+
+
+def class_numbers(where: str, labels: np.ndarray) -> np.ndarray:
+    """Labels as int64; the first that is no class number is an error by its row."""
+    kind = labels.dtype.kind
+    if kind in "iu":
+        wrong = (labels < 0) | (labels >= MOST_CLASSES)
+    else:
+        wrong = np.ones(labels.shape, bool)
+        if kind == "f" and (odd := labels != np.floor(labels)).any():  # which NaN is, too
+            wrong = odd
+    rows = np.flatnonzero(wrong)
+    if len(rows):
+        raise ValueError(
+            f"{where}, row {rows[0]}: the label {labels[rows[0]]} of type {labels.dtype} is no class number; "
+            f"labels must be integers from 0 to {MOST_CLASSES - 1}"
+        )
+    return labels.astype(np.int64)
