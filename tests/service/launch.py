@@ -76,12 +76,14 @@ class Service:
 
 
 @contextmanager
-def service(model: Path, *options: str, token: str = "") -> Iterator[Service]:
+def service(model: Path, *options: str, token: str = "", files: int = 0) -> Iterator[Service]:
+    """`files`: the limit of open files that it runs with, if any."""
     log = model.with_name(f"{model.name}.log")
     environment = os.environ | {"OMP_NUM_THREADS": "1", "VITKIT_TOKEN": token}
     with log.open("w") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "vitkit", "serve", str(model), "--port", "0", "--device", "cpu", *options],
+            [*(["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh"] if files else []),
+             sys.executable, "-m", "vitkit", "serve", str(model), "--port", "0", "--device", "cpu", *options],
             stdout=subprocess.PIPE, stderr=file, text=True, env=environment, start_new_session=True,
         )  # fmt: skip
     try:
