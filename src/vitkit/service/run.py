@@ -18,7 +18,7 @@ from vitkit.service.desk import Desk
 from vitkit.service.listen import Listener, allow_connections, listen
 from vitkit.service.logs import Seldom, announce, start_log
 from vitkit.service.protocol import Timed
-from vitkit.service.served import is_folder, marks, open_served
+from vitkit.service.served import kind_of, marks, open_served
 from vitkit.service.settings import Settings
 
 log = logging.getLogger("vitkit.service")
@@ -55,7 +55,7 @@ class Reloading:
         self.desk, self.place = desk, desk.settings.model
         self.asked = asyncio.Event()
         self.known = desk.served.marks  # of the files that were loaded, or refused
-        self.folder = is_folder(self.place)
+        self.kind = kind_of(self.place)
 
     async def watch(self) -> None:
         while True:
@@ -75,8 +75,8 @@ class Reloading:
         """The new model beside the old one; whatever is wrong with it, the old one goes on."""
         self.known, old = now, self.desk.served
         try:
-            if is_folder(self.place) != self.folder:
-                raise ValueError(f"{self.place} is not {'a folder' if self.folder else 'a file'} any more")
+            if (kind := kind_of(self.place)) != self.kind:
+                raise ValueError(f"{self.place} was {self.kind} and is {kind} now; start the service anew")
             new = await asyncio.to_thread(open_served, self.desk.settings, old.revision + 1)
         except Exception as error:  # a file of any kind may lie there
             self.desk.metrics.reloads.labels("refused").inc()

@@ -143,8 +143,10 @@ def model_files(place: str) -> list[Path]:
     return [path] if os.path.lexists(path) else []
 
 
-def is_folder(place: str) -> bool:
-    return Path(model_place(place)).is_dir()
+def kind_of(place: str) -> str:
+    """Where a model is read from: what was a file is not replaced by a folder, nor the other way round."""
+    inside = Path(model_place(place))
+    return "a folder" if inside.is_dir() else "a run folder" if Path(place).is_dir() else "a file"
 
 
 def marks(place: str) -> Marks:
