@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -65,6 +66,13 @@ class Service:
 
     def files(self) -> int:
         return psutil.Process(self.process.pid).num_fds()
+
+    def logged(self, text: str, seconds: float = 10) -> bool:
+        """Whether the log has it, soon: it is written by a thread of its own."""
+        until = time.monotonic() + seconds
+        while text not in self.log.read_text() and time.monotonic() < until:
+            time.sleep(0.02)
+        return text in self.log.read_text()
 
     def gauge(self, name: str) -> float:
         import httpx

@@ -73,15 +73,6 @@ def asked(port: int, request: bytes, half_close: bool = False) -> tuple[int, dic
         return said(wire)
 
 
-def in_log(text: str, log, seconds: float = 10) -> bool:
-    until = time.monotonic() + seconds
-    while text not in log.read_text():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.05)
-    return True
-
-
 @asynccontextmanager
 async def one_server(app=None, most: int = 10):
     """Our connections around any application: the port, and those that are open."""
@@ -159,7 +150,7 @@ def test_heads_that_come_at_once_meet_the_limits_and_refusals_have_an_id(running
     told, headers, body = asked(running.port, request)
     number = json.loads(body)["request"]
     assert told == status and headers["x-request-id"] == number and len(number) == 16
-    assert in_log(f"request {number}: ", running.log)
+    assert running.logged(f"request {number}: ")
 
 
 def test_a_head_within_the_limits_is_answered(running):
@@ -213,6 +204,7 @@ def test_half_sent_heads_make_way_and_others_are_answered(running):
     finally:
         for wire in wires:
             wire.close()
+    assert running.logged("too many are open")
     told = running.log.read_text().splitlines()[lines:]
     assert len(told) <= 3 and any("too many are open" in line for line in told)
 

@@ -32,7 +32,7 @@ from vitkit.weights.save import save
 
 FULL = os.environ.get("VITKIT_FAULTS") == "full" or bool(os.environ.get("VITKIT_FULL"))
 WARM, SECONDS = (60, 600) if FULL else (15, 30)
-ROUNDS = 10  # looks at the bytes in use
+ROUNDS = 6  # looks at the bytes in use
 MOST, LEAK = 1.0, 1.75  # megabytes a minute: what is promised, and what the control keeps
 CLIENTS, LEAVERS = 4, 2  # at most four may wait for attention
 LOOK = 0.5  # seconds
@@ -241,4 +241,4 @@ def test_d11_control_a_leak_is_noticed(model_file, exact):
         growth(found, 15, mixed)
         kept, told = growth(found, 30, mixed)
     print(f"\nD11: a leak of {LEAK} MB a minute is seen as {kept:.2f}")
-    assert not told.wrong and MOST < kept < 2 * LEAK
+    assert not told.wrong and MOST < kept < 1.5 * LEAK
