@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -66,6 +67,13 @@ class Service:
     def files(self) -> int:
         return psutil.Process(self.process.pid).num_fds()
 
+    def logged(self, text: str, seconds: float = 10) -> bool:
+        """Whether the log has it, soon: it is written by a thread of its own."""
+        until = time.monotonic() + seconds
+        while text not in self.log.read_text() and time.monotonic() < until:
+            time.sleep(0.02)
+        return text in self.log.read_text()
+
     def gauge(self, name: str) -> float:
         import httpx
 
@@ -76,13 +84,15 @@ class Service:
 
 
 @contextmanager
-def service(model: Path, *options: str, token: str = "") -> Iterator[Service]:
+def service(model: Path, *options: str, token: str = "", files: int = 0) -> Iterator[Service]:
+    """`files`: the limit of open files that it runs with, if any."""
     log = model.with_name(f"{model.name}.log")
     environment = os.environ | {"OMP_NUM_THREADS": "1", "VITKIT_TOKEN": token}
     where = () if "--device" in options else ("--device", "cpu")
     with log.open("w") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "vitkit", "serve", str(model), "--port", "0", *where, *options],
+            [*(["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh"] if files else []),
+             sys.executable, "-m", "vitkit", "serve", str(model), "--port", "0", *where, *options],
             stdout=subprocess.PIPE, stderr=file, text=True, env=environment, start_new_session=True,
         )  # fmt: skip
     try:

@@ -3,15 +3,33 @@
 import gzip
 import json
 import sys
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 from launch import picture, post
+from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "data"))
 from bad_images import KINDS, ODD, REFUSED, chunk  # noqa: F401
 
 BOUNDARY = "multipart/form-data; boundary=b"
+
+
+def progressive(scans: int, size: tuple[int, int] = (48, 64)) -> bytes:
+    """A progressive JPEG whose last scan is repeated until there are so many."""
+    file = BytesIO()
+    Image.open(BytesIO(picture(0, size))).save(file, "JPEG", progressive=True)
+    content = file.getvalue()
+    last = content[content.rindex(b"\xff\xda") : -2]
+    return content[:-2] + last * (scans - content.count(b"\xff\xda")) + b"\xff\xd9"
+
+
+def form_of(images: list[bytes]) -> bytes:
+    """A request with a form of images, ready for the wire."""
+    part = b'--b\r\nContent-Disposition: form-data; name="f"; filename="%d.jpg"\r\n\r\n%b\r\n'
+    body = b"".join(part % (number, content) for number, content in enumerate(images))
+    return post(body + b"--b--\r\n", kind=BOUNDARY)
 
 
 def image(kind: str, seed: int = 0) -> bytes:

@@ -198,7 +198,7 @@ def test_what_cannot_be_met_is_refused_with_a_reason(ask, running, case):
     told = answer.json()
     assert answer.status_code == status and text in told["error"], told
     assert told["request"] == answer.headers["x-request-id"]
-    assert told["request"] in running.log.read_text()
+    assert running.logged(told["request"])
     assert "Traceback" not in running.log.read_text() and "/" + "site-packages" not in answer.text
 
 
@@ -207,6 +207,13 @@ def test_34_files_and_packed_bodies_are_refused(ask):
     assert many.status_code == 422 and "Too many files" in many.json()["error"]
     packed = ask.post("/v1/predict", content=b"x", headers=JPEG | {"content-encoding": "gzip"})
     assert packed.status_code == 415
+
+
+def test_the_pixels_of_a_request_are_counted_together(ask):
+    large = [("f", ("a", flat(1000, 1000)))]
+    assert ask.post("/v1/predict", files=large * 5).status_code == 200
+    answer = ask.post("/v1/predict", files=large * 6)
+    assert answer.status_code == 413 and "6000000 pixels together" in answer.json()["error"]
 
 
 def test_other_paths_and_methods_are_refused(ask):
@@ -323,6 +330,13 @@ def test_without_the_token_only_the_page_is_there(guarded: Service):
         (["--timeout", "nan"], "timeout"),
         (["--engine", "steam"], "steam"),
         (["--port", "70000"], "65535"),
+        (["--max-pixels", "inf"], "--max-pixels"),
+        (["--max-pixels", "nan"], "--max-pixels"),
+        (["--max-pixels", "-1"], "--max-pixels"),
+        (["--max-wait-ms", "-1"], "--max-wait-ms"),
+        (["--allow-host", "http://photos.example"], "'http://photos.example'"),
+        (["--allow-host", "a.*.org"], "'a.*.org'"),
+        (["--allow-host", ""], "''"),
     ],
 )
 def test_what_cannot_be_started_is_refused_in_one_line(model_file, capsys, monkeypatch, options, text):

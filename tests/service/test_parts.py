@@ -1,6 +1,7 @@
 """Parts of the service by themselves: batches, models that are opened and watched, decoders within limits."""
 
 import os
+import re
 import signal
 import time
 import zlib
@@ -17,7 +18,7 @@ from vitkit.service.decoder import Decoder, Helper
 from vitkit.service.metrics import Metrics
 from vitkit.service.refusal import Refusal
 from vitkit.service.served import copied, marks, open_served, without_path
-from vitkit.service.settings import Settings, size_in_bytes
+from vitkit.service.settings import RANGES, Settings, size_in_bytes, whole
 from vitkit.service.worker import REFUSED, plain, question
 from vitkit.serving.predict import logits
 from vitkit.weights.save import save
@@ -141,6 +142,41 @@ def test_hosts_that_others_reach_need_a_token():
     for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
         with pytest.raises(ValueError, match="openssl"):
             Settings(model="m", host=host, token="x" * 15)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", " ", "http://photos.example", "photos.example/path", "photos.example:0", "photos.example:65536",
+     "photos.example:http", "a b", "*", "*.", "*example.org", "a.*.org", "photos.*", "**.org", "-a.org",
+     "a..org", "2001:db8::1", "[2001:db8::1", "[photos]", "a,b", "photos.example\n"],
+)  # fmt: skip
+def test_names_that_no_host_can_have_are_refused(name):
+    with pytest.raises(ValueError, match=re.escape(f"--allow-host {name!r}")):
+        Settings(model="m", allow_host=("fine.example", name))
+
+
+def test_names_of_hosts_may_have_wildcards_ports_and_brackets():
+    names = ("photos.example", "*.example.org", "Photos.Example:8443", "192.0.2.1", "[2001:db8::1]:80", "a_b")
+    known = Settings(model="m", allow_host=names).names[3:]
+    assert known == ["photos.example", "*.example.org", "Photos.Example", "192.0.2.1", "[2001:db8::1]", "a_b"]
+    assert Settings(model="m", allow_host=("*",), token="secret").names[-1] == "*"
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_numbers_out_of_range_are_refused_by_name(name):
+    least, most = RANGES[name]
+    for good in (least, most):
+        assert getattr(Settings(model="m", **{name: good}), name) == good
+    for wrong in (least - 1, most + 1, -1, float("nan"), float("inf"), -float("inf")):
+        with pytest.raises(ValueError, match=f"--{name.replace('_', '-')} must be a number from"):
+            Settings(model="m", **{name: wrong})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 0.5])
+def test_numbers_that_are_not_whole_are_refused_by_name(value):
+    assert whole("max-pixels", 2e7) == 20_000_000
+    with pytest.raises(ValueError, match=f"--max-pixels must be a whole number, not {value}"):
+        whole("max-pixels", value)
 
 
 def test_errors_of_decoders_hold_no_address():

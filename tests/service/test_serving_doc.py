@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.service import guard, protocol, run
+from vitkit.service import decoder, guard, inputs, listen, logs, protocol, run
+from vitkit.service.crowd import Crowd
 from vitkit.service.metrics import Metrics
-from vitkit.service.settings import Settings
+from vitkit.service.settings import MOST_SCANS, Settings
 
 ROOT = Path(__file__).parent.parent.parent
 TEXT = (ROOT / "docs" / "serving.md").read_text()
@@ -24,8 +25,15 @@ def test_the_policy_the_metrics_and_the_limits_are_the_codes():
     limits = Settings(model="m")
     for name, value in (
         ("head", f"{protocol.SECONDS['head']:.0f} s"), ("body", f"{protocol.SECONDS['body']:.0f} s"),
-        ("answer read", f"{protocol.SECONDS['write']:.0f} s"), ("connections", f"{protocol.CONNECTIONS}"),
-        ("of one address", f"{protocol.OF_ONE_ADDRESS}"), ("headers", f"{protocol.MAX_HEADERS}"),
+        ("answer read", f"{protocol.SECONDS['write']:.0f} s"),
+        ("connections", f"{listen.MOST_CONNECTIONS}"), ("connections", f"{listen.RESERVE}"),
+        ("of one address", f"{Crowd(listen.MOST_CONNECTIONS).of_one_address}"),
+        ("headers", f"{protocol.MAX_HEADERS}"), ("address", f"{protocol.MAX_TARGET}"),
+        ("method", f"{protocol.MAX_METHOD}"), ("values in JSON", f"{inputs.MOST_COMMAS}"),
+        ("scans of a JPEG", f"{MOST_SCANS}"), ("log", f"{logs.PER_SECOND}"), ("log", f"{logs.LONGEST}"),
+        ("pixels of a request", f"{limits.request_pixels // 10**6} million"),
+        ("time to decode", f"{decoder.SECONDS:.0f} s"),
+        ("time to decode", f"{decoder.REQUEST_SECONDS:.0f} s"),
         ("chunks", f"{protocol.MAX_CHUNKS}"), ("images that wait", f"{limits.queue}"),
         ("attention that waits", f"{limits.attention_queue}"),
     ):  # fmt: skip

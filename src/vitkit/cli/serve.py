@@ -1,5 +1,6 @@
 """The verb that puts a model behind HTTP."""
 
+import signal
 from typing import Annotated
 
 from tyro.conf import arg
@@ -30,23 +31,25 @@ def serve(
 ) -> None:
     """Answer over HTTP: labels, features, attention maps, and a page to try them (docs/serving.md).
 
-    A new model file in the place of the old one, or SIGHUP, is taken over without a lost answer.
+    A new model file in the place of the old one, or SIGHUP, is taken over without a lost answer. SIGTERM
+    stops it in order.
 
     $ vitkit serve runs/photos
     $ VITKIT_TOKEN=$(openssl rand -hex 16) vitkit serve ViT-B/16.i21k-i1k-384 --host 0.0.0.0 --device cuda
     """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the service is ready to take it as "load again"
     try:
         from vitkit.service.run import serve as run
     except ModuleNotFoundError as error:
         raise ValueError(
             f"vitkit serve needs {error.name}, which is not installed: pip install 'vitkit[serve]'"
         ) from None
-    from vitkit.service.settings import Settings, decoders, size_in_bytes, token_or_environment
+    from vitkit.service.settings import Settings, decoders, size_in_bytes, token_or_environment, whole
 
     settings = Settings(
         model=model, host=host, port=port, token=token_or_environment(token), allow_host=allow_host,
         engine=engine, device=device, precision=precision, max_batch=max_batch, max_wait_ms=max_wait_ms,
-        queue=queue, timeout=timeout, max_bytes=size_in_bytes(max_bytes), max_pixels=int(max_pixels),
-        workers=decoders(workers),
+        queue=queue, timeout=timeout, max_bytes=size_in_bytes(max_bytes),
+        max_pixels=whole("max-pixels", max_pixels), workers=decoders(workers),
     )  # fmt: skip
-    run(settings, lambda text: print(text, flush=True))
+    run(settings)

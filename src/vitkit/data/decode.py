@@ -29,6 +29,7 @@ BACKGROUND = (255, 255, 255)  # what shows through transparent pixels
 MAX_BYTES = 200 * 10**6
 MAX_PIXELS = 50_000_000
 MAX_MARKERS = 500  # a progressive JPEG of some ten scans has 50; each scan is a pass over all pixels
+MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # with a body; FF 00, FF D0..D7 are inside scans
 
 # Pillow's own classes and not Image.open, which only warns about sizes up to twice its limit
 OPENERS: dict[str, Callable[[BytesIO], ImageFile.ImageFile]] = {
@@ -103,6 +104,35 @@ def jpeg_size(data: bytes) -> Size | None:
     (_, _, height, width, *_), orientation, _ = _jpeg_header(data)
     _check_size(width, height, MAX_PIXELS)
     return (width, height) if orientation > 4 else (height, width)
+
+
+def jpeg_scans(data: bytes, most: int) -> int:
+    """How many scans a JPEG has, counted up to `most` + 1; each is a pass over all its pixels. Else 0."""
+    try:
+        at = _jpeg_header(data)[2] if data.startswith(b"\xff\xd8\xff") else len(data)
+    except BadImage:
+        return 0
+    if (scans := data.count(b"\xff\xda", at)) <= most:
+        return scans
+    scans = 0  # some of those may follow the end of the image, where phones keep films
+    while scans <= most and (found := MARKER.search(data, at)) and found[0] != b"\xff\xd9":
+        scans += found[0] == b"\xff\xda"
+        at = found.end() + int.from_bytes(data[found.end() : found.end() + 2])
+    return scans
+
+
+def pixels_by_header(data: bytes) -> int:
+    """Width times height of a JPEG, PNG or WebP; 0 where the header does not say."""
+    try:
+        if data.startswith(b"\x89PNG\r\n\x1a\n"):
+            width, height = struct.unpack_from(">II", data, 16)
+        elif data.startswith(b"RIFF"):
+            width, height = _webp_size(data[:30])
+        else:
+            height, width = jpeg_size(data) or (0, 0)
+    except (BadImage, struct.error):
+        return 0
+    return width * height
 
 
 def decode_box(
@@ -224,9 +254,8 @@ def _jpeg_header(data: bytes) -> tuple[tuple[int, ...], int, int]:
 
 def _check_scans(data: bytes, at: int) -> None:
     """Refuse a small file whose thousands of empty scans would keep the decoder busy for hours."""
-    marker = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # inside a scan, FF is followed by 00 or D0..D7
     for _ in range(MAX_MARKERS):
-        found = marker.search(data, at)
+        found = MARKER.search(data, at)
         if not found or found[0] == b"\xff\xd9":
             return
         at = found.end() + int.from_bytes(data[found.end() : found.end() + 2])

@@ -1,5 +1,6 @@
 """The endpoints."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,15 +16,17 @@ from starlette.staticfiles import StaticFiles
 import vitkit
 from vitkit.data.decode import BadImage
 from vitkit.service.attention import attention_objection, class_number
+from vitkit.service.cost import Images
 from vitkit.service.desk import Desk
 from vitkit.service.docs import ATTENTION, BODIES, page
 from vitkit.service.guard import Guard
-from vitkit.service.inputs import Images, read_images
-from vitkit.service.refusal import Plain, Refusal, refused
+from vitkit.service.inputs import read_images
+from vitkit.service.refusal import Plain, Refusal, refused, to_json
 from vitkit.service.served import Served
 from vitkit.serving.predict import check_head, ranked
 
 WEB = Path(__file__).parent / "web"
+BYTES_A_VALUE = 30  # of an answer: a number, or a label with its probability
 Top = Annotated[int, Query(ge=1, le=1000, description="how many labels of each image")]
 Target = Annotated[str | None, Query(max_length=500, description="a label or number; the likeliest if none")]
 
@@ -53,13 +56,16 @@ def add_questions(app: FastAPI, desk: Desk) -> None:
         def told(row: Any) -> dict[str, Any]:
             return {"top": labelled(served, row[None], top)}
 
-        return await answered(desk, request, "predict", served, told)
+        return await answered(desk, request, "predict", served, told, top)
 
     @app.post("/v1/embed", summary="The features that the head sees of images", **BODIES)
     async def embed(request: Request) -> Response:
-        return await answered(
-            desk, request, "embed", desk.served, lambda row: {"features": finite(row).tolist()}
-        )
+        served = desk.served
+
+        def told(row: Any) -> dict[str, Any]:
+            return {"features": finite(row).tolist()}
+
+        return await answered(desk, request, "embed", served, told)
 
     @app.post("/v1/attention", summary="Where the model looks in one image", **ATTENTION)
     async def attention(request: Request, target: Target = None) -> Response:
@@ -69,32 +75,38 @@ def add_questions(app: FastAPI, desk: Desk) -> None:
         number = None if target is None else checked(class_number, served.model, target)
         desk.check_room("attention")
         with desk.holding() as hold:
-            images, _ = await read_images(request, desk.settings.max_bytes, hold)
+            images, _ = await read_images(request, desk.settings, hold, desk.aside)
             if len(images) != 1:
                 raise Refusal(422, f"attention is shown of one image, not of {len(images)}")
             (found,) = await desk.ask(request, "attention", served, images, number)
         if isinstance(found, BadImage):
             raise Refusal(422, str(found))
         maps, values = found
-        return Plain(maps | {"top": [] if values is None else labelled(served, values, 5)})
+        answer = maps | {"top": [] if values is None else labelled(served, values, 5)}
+        return Plain(await desk.aside(len(maps["maps"]), to_json, answer))
 
 
-async def answered(desk: Desk, request: Request, kind: str, served: Served, told: Any) -> Response:
-    """Read the images of a request, ask, and tell of each what was found."""
+async def answered(
+    desk: Desk, request: Request, kind: str, served: Served, told: Any, most: int = sys.maxsize
+) -> Response:
+    """Read the images of a request, ask, and give of each what was found, up to `most` values."""
     desk.check_room(kind)
     with desk.holding() as hold:
-        images, bare = await read_images(request, desk.settings.max_bytes, hold)
+        images, bare = await read_images(request, desk.settings, hold, desk.aside)
         found = await desk.ask(request, kind, served, images)
     if bare and isinstance(found[0], BadImage):
         raise Refusal(422, str(found[0]))
-    return Plain({"model": served.name, "results": results(images, found, told)})
+    size = BYTES_A_VALUE * sum(min(most, row.numel()) for row in found if not isinstance(row, BadImage))
+    return Plain(await desk.aside(size, encoded, served.name, images, found, told))
 
 
-def results(images: Images, found: list[Any], told: Any) -> list[dict[str, Any]]:
-    return [
-        {"image": name, "error": str(one)} if isinstance(one, BadImage) else {"image": name, **told(one)}
+def encoded(model: str, images: Images, found: list[Any], told: Any) -> bytes:
+    """An answer as JSON, image by image: no other thread runs while a piece of it is made."""
+    pieces = [
+        to_json({"image": name} | ({"error": str(one)} if isinstance(one, BadImage) else told(one)))
         for (name, _), one in zip(images, found, strict=True)
     ]
+    return b'{"model":%b,"results":[%b]}' % (to_json(model), b",".join(pieces))
 
 
 def labelled(served: Served, values: Any, top: int) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ import multiprocessing
 import signal
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from multiprocessing.forkserver import ensure_running
 from queue import SimpleQueue
 from threading import Lock
@@ -16,11 +17,13 @@ from torch import Tensor
 from vitkit.data.decode import BadImage
 from vitkit.data.views import View
 from vitkit.service import worker
+from vitkit.service.fair import FairQueue, Share
 from vitkit.service.metrics import Metrics
-from vitkit.service.refusal import busy
+from vitkit.service.refusal import Refusal, busy
 
 log = logging.getLogger("vitkit.service")
 SECONDS = 10.0  # that one image may take
+REQUEST_SECONDS = 20.0  # of decoders, that all images of one request may take together
 TRIES = 10  # to start a helper
 CRASHES, DEATHS = 2, 5  # helpers that an image may cost: by its own doing, and in all
 UNKNOWN = 255  # the exit code of a helper whose parent died with it
@@ -61,28 +64,61 @@ class Helper:
         self.process.join(5)
 
 
+@dataclass(frozen=True, eq=False)
+class Task:
+    """An image that waits for a decoder."""
+
+    content: bytes
+    view: View
+    future: "Future[Tensor]" = field(default_factory=Future)
+
+
 class Decoder:
-    """A few helpers, each with a thread that waits for it; what they cannot do is a BadImage."""
+    """A few helpers, each with a thread that waits for it; what they cannot do is a BadImage.
+
+    All images of a request are submitted with one share, and requests take turns.
+    """
 
     def __init__(self, workers: int, max_pixels: int, metrics: Metrics) -> None:
         self.max_pixels, self.metrics = max_pixels, metrics
         self.idle: SimpleQueue[Helper] = SimpleQueue()
         self.helpers: set[Helper] = set()
+        self.queue: FairQueue[Task] = FairQueue()
         self.closing = False
         self.lock = Lock()
         self.threads = ThreadPoolExecutor(workers, "decode")
         for _ in range(workers):
             self.idle.put(self.fresh())
 
-    def submit(self, content: bytes, view: View) -> "Future[Tensor]":
+    def submit(self, content: bytes, view: View, share: Share[Task] | None = None) -> "Future[Tensor]":
         """The image as the view wants it, uint8 (3, h, w), some time."""
-        return self.threads.submit(self.decode, content, view)
+        task = Task(content, view)
+        self.queue.put(share or Share(), task)
+        self.threads.submit(self.work)
+        return task.future
 
-    def decode(self, content: bytes, view: View) -> Tensor:
+    def work(self) -> None:
+        """One task, of whichever request has its turn."""
+        taken = self.queue.take()
+        if taken is None:  # closed meanwhile
+            return
+        share, task = taken
+        begun = time.monotonic()
+        try:
+            if not task.future.set_running_or_notify_cancel():
+                return
+            task.future.set_result(self.decode(task.content, task.view, REQUEST_SECONDS - share.spent))
+        except BaseException as error:
+            task.future.set_exception(error)
+        finally:
+            self.queue.done(share, time.monotonic() - begun)
+
+    def decode(self, content: bytes, view: View, seconds: float = SECONDS) -> Tensor:
+        """`seconds`: what is left of the request's time."""
         begun = time.monotonic()
         question = worker.question(content, view, self.max_pixels)
         size = 3 * view.size[0] * view.size[1]
-        reply = self.reply(question, max(size, 4096) + 1)
+        reply = self.reply(question, max(size, 4096) + 1, seconds)
         self.metrics.decode_seconds.observe(time.monotonic() - begun)
         if reply[:1] == worker.REFUSED:
             raise BadImage("refused", reply[1:].decode("utf-8", "replace"))
@@ -90,15 +126,19 @@ class Decoder:
             raise BadImage("damaged", "it could not be decoded")
         return torch.from_numpy(np.frombuffer(reply, np.uint8, offset=1).copy()).reshape(3, *view.size)
 
-    def reply(self, question: bytes, most: int) -> bytes:
+    def reply(self, question: bytes, most: int, seconds: float) -> bytes:
         """What a helper says; if it dies another one is asked, since it may not have been the image."""
+        if seconds <= 0:
+            raise out_of_time()
         helper, crashes = self.idle.get(), 0
         try:
             for _ in range(DEATHS):
                 try:
-                    return helper.ask(question, most, SECONDS)
+                    return helper.ask(question, most, min(seconds, SECONDS))
                 except TimeoutError:
                     helper = self.replaced(helper)
+                    if seconds < SECONDS:
+                        raise out_of_time() from None
                     raise BadImage("too-slow", f"it takes more than {SECONDS:.0f} s to decode") from None
                 except (EOFError, OSError):
                     crashes += helper.crashed()
@@ -140,6 +180,14 @@ class Decoder:
         """At once: whoever still waits for an image has been told that it will not come."""
         self.closing = True
         self.threads.shutdown(wait=False, cancel_futures=True)
+        for task in self.queue.clear():
+            task.future.cancel()
         for helper in list(self.helpers):
             helper.process.kill()
         self.threads.shutdown()
+
+
+def out_of_time() -> Refusal:
+    return Refusal(
+        422, f"the images of this request take more than {REQUEST_SECONDS:.0f} s to decode; send fewer"
+    )

@@ -4,6 +4,7 @@ import asyncio
 import time
 from asyncio import wrap_future
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,12 +12,15 @@ from starlette.requests import ClientDisconnect, Request
 
 from vitkit.data.decode import BadImage
 from vitkit.service.batcher import Batcher, Job
-from vitkit.service.decoder import Decoder
-from vitkit.service.inputs import Images
+from vitkit.service.cost import Images
+from vitkit.service.decoder import Decoder, Task
+from vitkit.service.fair import Share
 from vitkit.service.metrics import Metrics
 from vitkit.service.refusal import busy
 from vitkit.service.served import Served
 from vitkit.service.settings import Settings
+
+SMALL = 64 * 1024  # bytes that the event loop reads or writes itself
 
 
 class Desk:
@@ -28,6 +32,8 @@ class Desk:
         self.batcher = Batcher(settings.max_batch, settings.max_wait_ms / 1000, self.metrics)
         self.waiting, self.held, self.looking = 0, 0, 0  # images, bytes, requests for attention
         self.stopping = False
+        self.parser = ThreadPoolExecutor(1, "parse")
+        self.parser.submit(int)  # its thread is there from the start
         self.batcher.start()
 
     @property
@@ -85,30 +91,43 @@ class Desk:
         """For each image what the model says, or a BadImage; all of the same model."""
         until = time.monotonic() + self.settings.timeout
         with self.room(kind, len(images)):
-            work = asyncio.gather(*(self.one(kind, served, content, until, target) for _, content in images))
+            share: Share[Task] = Share()
+            tasks = [
+                asyncio.create_task(self.one(kind, served, content, share, until, target))
+                for _, content in images
+            ]
             try:
-                found = await unless_gone(request, work, self.settings.timeout)
+                found = await unless_gone(request, tasks, self.settings.timeout)
             except TimeoutError:
                 raise busy(f"not done within {self.settings.timeout:g} s; try again") from None
         for answer in found:
             self.metrics.images.labels("unreadable" if isinstance(answer, BadImage) else "answered").inc()
         return found
 
-    async def one(self, kind: str, served: Served, content: bytes, until: float, target: int | None) -> Any:
+    async def one(
+        self, kind: str, served: Served, content: bytes, share: Share[Task], until: float, target: int | None
+    ) -> Any:
         try:
-            pixels = await wrap_future(self.decoder.submit(content, served.view))
+            pixels = await wrap_future(self.decoder.submit(content, served.view, share))
         except BadImage as error:
             return error
         return await wrap_future(self.batcher.submit(Job(kind, served, pixels, until, target)))
 
+    async def aside(self, size: int, function: Callable[..., Any], *values: Any) -> Any:
+        """A function of something of so many bytes, in another thread where the event loop would stop."""
+        if size <= SMALL:
+            return function(*values)
+        return await asyncio.get_running_loop().run_in_executor(self.parser, function, *values)
+
     def close(self) -> None:
+        self.parser.shutdown(wait=False, cancel_futures=True)
         self.batcher.stop()
         self.decoder.close()
 
 
-async def unless_gone(request: Request, work: "asyncio.Future[list[Any]]", seconds: float) -> list[Any]:
-    """The result of the work, which is given up when the client goes away or the time is over."""
-    gone = asyncio.create_task(disconnected(request))
+async def unless_gone(request: Request, tasks: "list[asyncio.Task[Any]]", seconds: float) -> list[Any]:
+    """The results of the tasks, which are given up when the client goes away or the time is over."""
+    work, gone = asyncio.gather(*tasks), asyncio.create_task(disconnected(request))
     try:
         either: set[asyncio.Future[Any]] = {work, gone}
         await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -118,9 +137,9 @@ async def unless_gone(request: Request, work: "asyncio.Future[list[Any]]", secon
             raise ClientDisconnect
         raise TimeoutError
     finally:
-        gone.cancel()
-        work.cancel()
-        await asyncio.gather(work, gone, return_exceptions=True)  # whose results are taken, so none is missed
+        for task in (*tasks, gone):  # one that failed ends the others
+            task.cancel()
+        await asyncio.gather(work, *tasks, gone, return_exceptions=True)  # so that no exception is missed
 
 
 async def disconnected(request: Request) -> None:

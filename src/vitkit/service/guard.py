@@ -2,7 +2,6 @@
 
 import hmac
 import logging
-import secrets
 import time
 from collections.abc import Callable
 from urllib.parse import urlsplit
@@ -12,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitkit.service.metrics import Metrics
-from vitkit.service.refusal import Refusal, refused
+from vitkit.service.refusal import Refusal, new_id, refused
 from vitkit.service.settings import Settings
 
 log = logging.getLogger("vitkit.service")
@@ -44,7 +43,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        begun, number, status = time.monotonic(), secrets.token_hex(8), 0
+        begun, number, status = time.monotonic(), new_id(), 0
         scope.setdefault("state", {})["request_id"] = number
 
         async def sent(message: Message) -> None:
@@ -55,7 +54,7 @@ class Guard:
                 headers.update(HEADERS | {"x-request-id": number})
                 if self.stopping():
                     headers["connection"] = "close"
-                if status >= 400 and status != 503:  # which may be said a thousand times a second
+                if status >= 400:  # the log leaves lines out where they are too many
                     log.info(
                         "request %s: %s %s: %d", number, scope["method"], ascii(scope["path"][:100]), status
                     )
@@ -79,6 +78,8 @@ class Guard:
         except Refusal as error:
             answer = refused(Request(scope), error.status, str(error), error.headers)
             return await answer(scope, receive, send)
+        if scope["method"] == "HEAD":  # as GET; the body is not sent, since the connection knows the method
+            scope = scope | {"method": "GET"}
         await self.app(scope, receive, send)
 
     def check_origin(self, scope: Scope) -> None:

@@ -1,21 +1,24 @@
 """The images of a request: a raw body, a form with files, or JSON with base64."""
 
-import base64
 import binascii
 import json
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
+from vitkit.service.cost import Images, check_cost
 from vitkit.service.refusal import Refusal
-from vitkit.service.settings import MOST_IMAGES
+from vitkit.service.settings import MOST_IMAGES, Settings
 
 RAW = ("image/jpeg", "image/jpg", "image/png", "image/webp", "application/octet-stream", "")
 MOST_FIELDS = 8
 LONGEST_NAME = 200
-Images = list[tuple[str, bytes]]  # names and encoded images
+MOST_COMMAS = 10_000  # of a JSON body: all else is long strings, so reading it takes milliseconds
+PIECE = 2**18  # characters of base64 read at a time; meanwhile no other thread runs
 
 
 class InMemory(MultiPartParser):
@@ -24,8 +27,17 @@ class InMemory(MultiPartParser):
     spool_max_size = sys.maxsize
 
 
-async def read_images(request: Request, most: int, hold: Callable[[int], None]) -> tuple[Images, bool]:
-    """The images, and whether the body is one of them as it is. `hold` is told of bytes as they come."""
+async def read_images(
+    request: Request,
+    settings: Settings,
+    hold: Callable[[int], None],
+    aside: Callable[..., Awaitable[Any]],
+) -> tuple[Images, bool]:
+    """The images, and whether the body is one of them as it is.
+
+    `hold` is called with the number of bytes as they come, `aside` with the size of what a function is to
+    take apart: see Desk.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in (*RAW, "multipart/form-data", "application/json"):
         raise Refusal(
@@ -35,15 +47,22 @@ async def read_images(request: Request, most: int, hold: Callable[[int], None]) 
         )
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise Refusal(415, "send the body as it is, without Content-Encoding")
-    body = await read_body(request, most, hold)
+    body = await read_body(request, settings.max_bytes, hold)
+    return await aside(len(body), parsed, kind, request.headers, body, settings), kind in RAW
+
+
+def parsed(kind: str, headers: Headers, body: bytes, settings: Settings) -> Images:
+    """The images of a whole body, which are worth decoding by their number and their headers."""
     if kind in RAW:
-        return [("image", body)], True
-    images = await from_form(request, body) if kind == "multipart/form-data" else from_json(body)
+        images = [("image", body)]
+    else:
+        images = from_form(headers, body) if kind == "multipart/form-data" else from_json(body)
     if not images:
         raise Refusal(422, "there is no image in the request")
     if len(images) > MOST_IMAGES:
         raise Refusal(422, f"at most {MOST_IMAGES} images in a request")
-    return images, False
+    check_cost(images, settings)
+    return images
 
 
 async def read_body(request: Request, most: int, hold: Callable[[int], None]) -> bytes:
@@ -61,24 +80,35 @@ async def read_body(request: Request, most: int, hold: Callable[[int], None]) ->
     return bytes(body)
 
 
-async def from_form(request: Request, body: bytes) -> Images:
+def from_form(headers: Headers, body: bytes) -> Images:
     async def stream() -> AsyncIterator[bytes]:
         yield body
         yield b""
 
-    parser = InMemory(request.headers, stream(), max_files=MOST_IMAGES, max_fields=MOST_FIELDS)
+    parser = InMemory(headers, stream(), max_files=MOST_IMAGES, max_fields=MOST_FIELDS)
     try:
-        form = await parser.parse()
+        form = at_once(parser.parse())
     except (MultiPartException, ValueError) as error:  # ValueError: of a boundary or a header that is none
         text = str(getattr(error, "message", "")) or "it cannot be taken apart"
         raise Refusal(422, f"multipart/form-data: {text}") from None
     files = [part for _, part in form.multi_items() if not isinstance(part, str)]
     images = [(named(part.filename), part.file.read()) for part in files]
-    await form.close()
+    at_once(form.close())
     return images
 
 
+def at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine that waits for nothing, in any thread."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        return done.value
+    raise RuntimeError("a form in memory was waited for")
+
+
 def from_json(body: bytes) -> Images:
+    if body.count(b",") > MOST_COMMAS:
+        raise Refusal(422, f"JSON of more than {MOST_COMMAS} values is not read")
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):
@@ -95,9 +125,17 @@ def from_entry(number: int, entry: object) -> tuple[str, bytes]:
     if not isinstance(data, str) or not isinstance(name, str):
         raise Refusal(422, f'images[{number}] must be {{"name": "...", "data": "<base64>"}}')
     try:
-        return named(name), base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError):
+        return named(name), from_base64(data)
+    except ValueError:
         raise Refusal(422, f"images[{number}].data is not base64") from None
+
+
+def from_base64(data: str) -> bytes:
+    """In pieces, of which only the last may be padded."""
+    places = range(0, len(data), PIECE)
+    if places and data.find("=", 0, places[-1]) >= 0:
+        raise ValueError("padding inside")
+    return b"".join(binascii.a2b_base64(data[at : at + PIECE], strict_mode=True) for at in places)
 
 
 def named(name: str | None) -> str:

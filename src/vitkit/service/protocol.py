@@ -5,109 +5,167 @@ when; the application's own work is limited by the application.
 """
 
 import asyncio
-import json
+import logging
 import socket
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from vitkit.service.crowd import Crowd
+from vitkit.service.logs import Seldom
+from vitkit.service.refusal import new_id, to_json
+
+log = logging.getLogger("vitkit.service")
 SECONDS = {"head": 10.0, "body": 30.0, "write": 30.0, "rest": 2.0}
 LOOK = 1.0
 MAX_HEAD = 16 * 1024  # bytes of a request line and headers
+MAX_TARGET = 8 * 1024  # bytes of an address
+MAX_METHOD = 20
 MAX_HEADERS = 100
 MAX_CHUNKS = 10_000  # of a body in chunks: each costs as much time as a request
-CONNECTIONS, OF_ONE_ADDRESS = 2048, 1024
 UNREAD = 128 * 1024  # bytes of answers that the system keeps for one who does not read
+crowded = Seldom(log, "connections were refused or closed, because too many are open")
 
 
 class Strict(h11.Connection):
-    """Refuses what is correct but has no honest use. `status` tells with what."""
+    """Refuses what is correct but has no honest use, with `status` and `reason`."""
 
-    status = 400
+    status, reason = 400, "this is not HTTP/1.1"
     chunks = 0
 
     def next_event(self) -> Any:
-        event = super().next_event()
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            if error.error_status_hint == 431:
+                self.status, self.reason = 431, f"a head of more than {MAX_HEAD} bytes"
+            raise
         if isinstance(event, h11.Request):
             self.chunks = 0
-            names = [name for name, _ in event.headers]
-            if (
-                b"content-length" in names and b"transfer-encoding" in names
-            ):  # of which a proxy takes the other
-                raise h11.RemoteProtocolError("two lengths")
-            if len(names) > MAX_HEADERS:
-                self.status = 431
-                raise h11.RemoteProtocolError(f"more than {MAX_HEADERS} headers")
+            self.check_head(event)
         elif isinstance(event, h11.Data):
             self.chunks += bool(event.chunk_start)
-            if self.chunks > MAX_CHUNKS:
-                self.status = 413
-                raise h11.RemoteProtocolError(f"more than {MAX_CHUNKS} chunks")
+            self.check(self.chunks <= MAX_CHUNKS, 413, f"more than {MAX_CHUNKS} chunks")
         return event
+
+    def check_head(self, event: h11.Request) -> None:
+        """A head that comes all at once is never incomplete, and so passes h11's own limit at any length."""
+        names = [name for name, _ in event.headers]
+        size = sum(len(name) + len(value) + 4 for name, value in event.headers)
+        size += len(event.method) + len(event.target) + len("  HTTP/1.1\r\n\r\n")
+        two = b"content-length" in names and b"transfer-encoding" in names  # a proxy may take the other
+        self.check(not two, 400, "two lengths")
+        self.check(len(event.method) <= MAX_METHOD, 400, f"a method of more than {MAX_METHOD} characters")
+        self.check(len(event.target) <= MAX_TARGET, 414, f"an address of more than {MAX_TARGET} bytes")
+        self.check(len(names) <= MAX_HEADERS, 431, f"more than {MAX_HEADERS} headers")
+        self.check(size <= MAX_HEAD, 431, f"a head of more than {MAX_HEAD} bytes")
+
+    def check(self, good: bool, status: int, reason: str) -> None:
+        if not good:
+            self.status, self.reason = status, reason
+            raise h11.RemoteProtocolError(reason)
 
 
 class Timed(H11Protocol):
     """A connection that looks at the clock."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, crowd: Crowd, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.crowd = crowd
+        self.address = ""
         self.conn = Strict(h11.SERVER, MAX_HEAD)
         self.seen: tuple[str, Any] = ("head", None)
         self.since = self.loop.time()
         self.watch: asyncio.TimerHandle | None = None
+        self.half_closed = False  # the client sends no more, but waits for its answer
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD)
-        if self.too_many():
-            transport.write(raw_answer(503, "too many connections", "Retry-After: 1\r\n"))
-            return transport.close()
+        self.address = self.client[0] if self.client else ""
+        wire = transport.get_extra_info("socket")
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD)
+        wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # head and body are two writes
+        if not self.crowd.enter(self):
+            return self.refuse(503, "too many connections; try again", "Retry-After: 1\r\n", crowded)
+        self.crowd.idle(self)
         self.watch = self.loop.call_later(LOOK, self.look)
 
-    def too_many(self) -> bool:
-        if len(self.connections) <= OF_ONE_ADDRESS:
-            return False
-        mine = self.client[0] if self.client else None
-        same = sum(1 for c in self.connections if c.client and c.client[0] == mine)
-        return same > OF_ONE_ADDRESS or len(self.connections) > CONNECTIONS
+    def make_way(self) -> None:
+        """Close a connection that has sent no whole request, since there are too many."""
+        if self.conn.trailing_data[0]:
+            return self.refuse(503, "too many connections; try again", "Retry-After: 1\r\n", crowded)
+        crowded("an idle connection was closed")
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.watch:
             self.watch.cancel()
+        self.crowd.leave(self)
         super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.is_answering():
+            self.crowd.busy(self)
+
+    def is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def on_response_complete(self) -> None:
+        if not self.transport.is_closing():
+            self.crowd.idle(self)
+        super().on_response_complete()  # which begins with the next request, if there is one
+        if self.half_closed and not self.is_answering():
+            self.transport.close()
+
+    def eof_received(self) -> bool:
+        """Whether to go on: the client sends no more; it may have gone, or wait for the answer."""
+        if self.is_answering() and not self.cycle.more_body:
+            self.half_closed = True
+        elif not self.is_answering() and self.conn.trailing_data[0]:
+            self.refuse(400, "the request ends in its head")
+        return self.half_closed
 
     def look(self) -> None:
         now, seen = self.loop.time(), (self.waits_for(), self.cycle)
         if seen != self.seen:  # the request is part of it: a new one has time of its own
             self.seen, self.since = seen, now
         elif now - self.since > SECONDS.get(seen[0], float("inf")):
-            return self.transport.abort()
+            if seen[0] != "body" and not (seen[0] == "head" and self.conn.trailing_data[0]):
+                return self.transport.abort()
+            self.refuse(408, f"the {seen[0]} of the request took more than {SECONDS[seen[0]]:.0f} s")
         self.watch = self.loop.call_later(LOOK, self.look)
 
     def waits_for(self) -> str:
         """head, body, write or, once it has been answered, the rest of a body; else work or nothing."""
-        if self.cycle is not None and not self.cycle.response_complete and self.cycle.more_body:
+        if self.is_answering() and self.cycle.more_body and not self.transport.is_closing():
             return "body"
         if self.transport.get_write_buffer_size() or self.transport.is_closing():
             return "write"
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self.is_answering():
             return "work"
         if self.conn.their_state is h11.SEND_BODY:
             return "rest"
         return "head" if self.timeout_keep_alive_task is None else "nothing"  # that is uvicorn's to end
 
     def send_400_response(self, msg: str) -> None:
-        """The answer to what is no HTTP, as long as none has begun."""
+        self.refuse(self.conn.status, self.conn.reason)
+
+    def refuse(self, status: int, reason: str, headers: str = "", note: Any = log.info) -> None:
+        """An answer by the connection itself, as long as none has begun; then it is closed."""
+        number = (self.scope["state"].get("request_id") if self.is_answering() else None) or new_id()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            texts = {413: f"more than {MAX_CHUNKS} chunks", 431: f"more than {MAX_HEADERS} headers"}
-            self.transport.write(raw_answer(self.conn.status, texts.get(self.conn.status, msg)))
+            self.transport.write(raw_answer(status, reason, number, headers))
+            note(f"request {number}: {reason}: {status}")
         self.transport.close()
 
 
-def raw_answer(status: int, text: str, headers: str = "") -> bytes:
-    body = json.dumps({"error": text})
-    return (
+def raw_answer(status: int, text: str, number: str, headers: str = "") -> bytes:
+    body = to_json({"error": text, "request": number})
+    head = (
         f"HTTP/1.1 {status} Refused\r\nContent-Type: application/json\r\nX-Content-Type-Options: nosniff\r\n"
-        f"Cache-Control: no-store\r\nConnection: close\r\n{headers}Content-Length: {len(body)}\r\n\r\n{body}"
-    ).encode("ascii")
+        f"Cache-Control: no-store\r\nX-Request-Id: {number}\r\nConnection: close\r\n{headers}"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode("ascii") + body

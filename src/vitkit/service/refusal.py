@@ -1,6 +1,7 @@
 """What is said to a request that cannot be met, and how answers are written."""
 
 import json
+import secrets
 from typing import Any
 
 from starlette.requests import Request
@@ -23,17 +24,26 @@ def busy(text: str) -> Refusal:
 
 
 class Plain(Response):
-    """JSON in ASCII: names that are no Unicode survive it."""
+    """JSON in ASCII: names that are no Unicode survive it. Bytes are JSON already."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return json.dumps(content, separators=(",", ":"), allow_nan=False).encode("ascii")
+        return content if isinstance(content, bytes) else to_json(content)
+
+
+def to_json(content: Any) -> bytes:
+    return json.dumps(content, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
 def refused(request: Request, status: int, text: str, headers: dict[str, str] | None = None) -> Plain:
     """The one form of all errors; the id stands in the log too."""
     return Plain({"error": text[:LONGEST], "request": id_of(request)}, status, headers)
+
+
+def new_id() -> str:
+    """Of a request, in its answer and in the log."""
+    return secrets.token_hex(8)
 
 
 def id_of(request: Request) -> str:

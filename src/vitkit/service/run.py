@@ -3,27 +3,29 @@
 import asyncio
 import contextlib
 import logging
-import resource
 import signal
-import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import uvicorn
 
 from vitkit.service.app import make_app
+from vitkit.service.crowd import Crowd
 from vitkit.service.decoder import prepare
 from vitkit.service.desk import Desk
-from vitkit.service.protocol import CONNECTIONS, Timed
-from vitkit.service.served import marks, open_served
+from vitkit.service.listen import Listener, allow_connections, listen
+from vitkit.service.logs import Seldom, announce, start_log
+from vitkit.service.protocol import Timed
+from vitkit.service.served import kind_of, marks, open_served
 from vitkit.service.settings import Settings
 
 log = logging.getLogger("vitkit.service")
 POLL = 1.0  # seconds between looks at the model's files
 NOTICE = 2.0  # seconds between "not ready" and the end of listening, in which whoever sends requests sees it
 DRAIN = 22  # seconds for what has been accepted
+no_files = Seldom(log, "times")
 
 
 class Server(uvicorn.Server):
@@ -52,7 +54,8 @@ class Reloading:
     def __init__(self, desk: Desk) -> None:
         self.desk, self.place = desk, desk.settings.model
         self.asked = asyncio.Event()
-        self.known = marks(self.place)  # of the files that were loaded, or refused
+        self.known = desk.served.marks  # of the files that were loaded, or refused
+        self.kind = kind_of(self.place)
 
     async def watch(self) -> None:
         while True:
@@ -72,37 +75,44 @@ class Reloading:
         """The new model beside the old one; whatever is wrong with it, the old one goes on."""
         self.known, old = now, self.desk.served
         try:
+            if (kind := kind_of(self.place)) != self.kind:
+                raise ValueError(f"{self.place} was {self.kind} and is {kind} now; start the service anew")
             new = await asyncio.to_thread(open_served, self.desk.settings, old.revision + 1)
         except Exception as error:  # a file of any kind may lie there
             self.desk.metrics.reloads.labels("refused").inc()
             return log.error("the new model is refused, the old one goes on: %s", error)
+        self.known = new.marks
         self.desk.served = new  # for the requests that begin now; those before keep theirs
         self.desk.metrics.reloads.labels("loaded").inc()
         log.info("revision %d of %s is served", new.revision, new.name)
 
 
-def serve(settings: Settings, say: Callable[[str], None] = print) -> None:
+def serve(settings: Settings, say: Callable[[str], None] = announce) -> None:
     """Listen until a signal ends it. What cannot be started is a ValueError or an OSError."""
-    start_log()
-    allow_files(2 * CONNECTIONS)
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listening = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
-    with listening:
-        prepare()
-        desk = Desk(settings, open_served(settings))
-        config = uvicorn.Config(
-            make_app(desk), http=Timed, ws="none", lifespan="off", loop="asyncio", log_config=None,
-            access_log=False, server_header=False, proxy_headers=False, timeout_keep_alive=5,
-            timeout_graceful_shutdown=DRAIN,
-        )  # fmt: skip
-        try:
-            asyncio.run(run(Server(config, desk), listening, say))
-        finally:
-            desk.close()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it is ready; see watching
+    writer = start_log()
+    crowd = Crowd(allow_connections())
+    try:
+        with listen(settings.host, settings.port) as listening:
+            prepare()
+            desk = Desk(settings, open_served(settings))
+            config = uvicorn.Config(
+                make_app(desk), http=partial(Timed, crowd),
+                ws="none", lifespan="off", loop="asyncio", log_config=None, access_log=False,
+                server_header=False, proxy_headers=False, timeout_keep_alive=5,
+                timeout_graceful_shutdown=DRAIN,
+            )  # fmt: skip
+            try:
+                asyncio.run(run(Server(config, desk), listening, say))
+            finally:
+                desk.close()
+    finally:
+        writer.drain()
 
 
-async def run(server: Server, listening: socket.socket, say: Callable[[str], None]) -> None:
+async def run(server: Server, listening: Listener, say: Callable[[str], None]) -> None:
     desk = server.desk
+    asyncio.get_running_loop().set_exception_handler(report)
     async with watching(desk):
         port = listening.getsockname()[1]
         host = f"[{desk.settings.host}]" if ":" in desk.settings.host else desk.settings.host
@@ -111,30 +121,23 @@ async def run(server: Server, listening: socket.socket, say: Callable[[str], Non
     log.info("stopped")
 
 
+def report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What goes wrong in the event loop itself: no more files for connections, or an error of ours."""
+    error = context.get("exception")
+    if isinstance(error, OSError) and "accept" in context["message"]:
+        return no_files(f"no connection can be accepted for a second: {error.strerror}")
+    loop.default_exception_handler(context)
+
+
 @contextlib.asynccontextmanager
 async def watching(desk: Desk) -> AsyncIterator[None]:
-    """Inside, SIGHUP and new files are noticed."""
+    """Inside, SIGHUP and new files are noticed. Before and after, SIGHUP is ignored; it never ends us."""
     reloading = Reloading(desk)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGHUP, reloading.asked.set)
+    signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(reloading.asked.set))
     task = asyncio.create_task(reloading.watch())
     try:
         yield
     finally:
         task.cancel()
-        loop.remove_signal_handler(signal.SIGHUP)
-
-
-def start_log() -> None:
-    """Our lines on standard error, and none of uvicorn's: any stranger could fill a disk with those."""
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
-    logging.getLogger("asyncio").setLevel(logging.ERROR)
-
-
-def allow_files(wanted: int) -> None:
-    """As many open files as connections may need, if the system lets us."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -1,8 +1,11 @@
 """The model that is served: its weights in memory, its engine, and whether its file has changed."""
 
 import logging
+import os
 import shutil
+import stat
 import tempfile
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,10 @@ from vitkit.training.runtime import Runtime, choose
 log = logging.getLogger("vitkit.service")
 SHOWN_LABELS = 1000
 WEIGHTS = (".safetensors", ".npz", ".pt", ".pth", ".bin")
+TRIES = 5  # to load files that change meanwhile
+MOST_BYTES = 100 * 10**9  # of a model file
+COPY_SECONDS = 600.0  # to copy the files of a new model
+PIECE = 2**24  # bytes copied at a time
 READ = (*WEIGHTS, ".json")  # the files of a folder that loading looks at
 Marks = tuple[tuple[str, int, int, int], ...]
 
@@ -36,6 +43,7 @@ class Served:
     runtime: Runtime
     view: View
     revision: int
+    marks: Marks  # of the files that it was loaded from
 
     def features(self, images: Tensor) -> Tensor:
         """What the head sees, (B, D)."""
@@ -70,22 +78,41 @@ class Served:
 
 
 def open_served(settings: Settings, revision: int = 1) -> Served:
-    """Load, put into memory, and try out. A later one is loaded from a copy that nobody can cut short."""
+    """Load, put into memory, and try out; again, where the files change meanwhile.
+
+    A later revision is loaded from a copy that nobody can cut short.
+    """
+    for _ in range(TRIES):
+        before = marks(settings.model)
+        try:
+            served = opened(settings, revision, before)
+        except Exception:
+            if before == marks(settings.model):
+                raise
+        else:
+            if before == marks(settings.model):
+                return served
+        log.info("%s has changed while it was loaded; it is loaded again", Path(settings.model).name)
+    raise ValueError(f"{settings.model} has changed {TRIES} times while it was loaded")
+
+
+def opened(settings: Settings, revision: int, now: Marks) -> Served:
     name = Path(settings.model).name if Path(settings.model).exists() else settings.model
+    check_files(settings.model)
     if revision == 1:
-        return prepared(settings, settings.model, name, revision)
+        return prepared(settings, settings.model, name, revision, now)
     with tempfile.TemporaryDirectory(prefix="vitkit-") as folder:
-        return prepared(settings, copied(settings.model, Path(folder)), name, revision)
+        return prepared(settings, copied(settings.model, Path(folder)), name, revision, now)
 
 
-def prepared(settings: Settings, place: str, name: str, revision: int) -> Served:
+def prepared(settings: Settings, place: str, name: str, revision: int, now: Marks) -> Served:
     runtime = choose(settings.device, settings.precision)
     model = load_model(place, settings.device)
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()  # out of the file, which may be mapped and may change
     model.requires_grad_(False)
     view = evaluation_view(model.preprocessing, model.config.image_size)
-    served = Served(name, model, engine_for(model, settings, runtime), runtime, view, revision)
+    served = Served(name, model, engine_for(model, settings, runtime), runtime, view, revision, now)
     trial = torch.randint(0, 256, (1, 3, *view.size), dtype=torch.uint8)
     said = served.engine(trial) if model.config.classes else served.features(trial)
     if not said.isfinite().all():
@@ -108,12 +135,24 @@ def engine_for(model: Model, settings: Settings, runtime: Runtime) -> Engine:
     return replace(engine, run=run)
 
 
+def model_files(place: str) -> list[Path]:
+    """The files that a model is read from; none for a published name."""
+    path = Path(model_place(place))
+    if path.is_dir():
+        return sorted(file for file in path.iterdir() if file.suffix in READ)
+    return [path] if os.path.lexists(path) else []
+
+
+def kind_of(place: str) -> str:
+    """Where a model is read from: what was a file is not replaced by a folder, nor the other way round."""
+    inside = Path(model_place(place))
+    return "a folder" if inside.is_dir() else "a run folder" if Path(place).is_dir() else "a file"
+
+
 def marks(place: str) -> Marks:
     """By what a change of the model's files is seen: name, time, size and number of each. No file: none."""
-    path = Path(model_place(place))
-    files = sorted(p for p in path.iterdir() if p.suffix in READ) if path.is_dir() else [path]
     found = []
-    for file in files:
+    for file in model_files(place):
         try:
             status = file.stat()
         except OSError:
@@ -122,18 +161,45 @@ def marks(place: str) -> Marks:
     return tuple(found)
 
 
+def check_files(place: str) -> None:
+    """Refuse what could be read for ever: a pipe, a device or a socket in place of a file, or a huge one."""
+    for file in model_files(place):
+        check_file(file, file.stat())
+
+
+def check_file(file: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{file} is not an ordinary file")
+    if status.st_size > MOST_BYTES:
+        raise ValueError(f"{file} has {status.st_size} bytes; at most {MOST_BYTES} are read")
+
+
 def copied(place: str, folder: Path) -> str:
     """The model's files as they are now, in a folder of our own; a published name is its own place."""
-    path = Path(model_place(place))
+    path, until = Path(model_place(place)), time.monotonic() + COPY_SECONDS
     if not path.exists():
         return place
-    if not path.is_dir():
-        return str(shutil.copyfile(path, folder / path.name))
-    (folder / path.name).mkdir()
-    for file in path.iterdir():
-        if file.is_file() and file.suffix in READ:
-            shutil.copyfile(file, folder / path.name / file.name)
-    return str(folder / path.name)
+    target = folder / path.name
+    if path.is_dir():
+        target.mkdir()
+    for file in model_files(place):
+        copy_file(file, target / file.name if path.is_dir() else target, until)
+    return str(target)
+
+
+def copy_file(file: Path, target: Path, until: float) -> None:
+    """Its bytes, as many as it has now; opened without waiting, and checked once more when it is open."""
+    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb") as source:
+        status = os.fstat(source.fileno())
+        check_file(file, status)
+        left, free = status.st_size, shutil.disk_usage(target.parent).free
+        if left > free:
+            raise ValueError(f"{file} has {left} bytes; there are {free} free in {target.parent} for a copy")
+        with target.open("wb") as out:
+            while left and (piece := source.read(min(left, PIECE))):
+                left -= out.write(piece)
+                if time.monotonic() > until:
+                    raise ValueError(f"{file} takes more than {COPY_SECONDS:.0f} s to copy")
 
 
 def without_path(source: str) -> str:

@@ -12,6 +12,14 @@ UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 LEAST_TOKEN = 16  # characters, where others than this machine can ask
 MOST_IMAGES = 32  # in one request
+MOST_SCANS = 32  # of a JPEG; ordinary progressive ones have about ten
+IMAGES_OF_MOST_PIXELS = 5  # that one request may hold: `max_pixels` times this, over all its images
+RANGES: dict[str, tuple[float, float]] = {
+    "port": (0, 65535), "max_batch": (1, 4096), "queue": (1, 10**6), "attention_queue": (1, 10**6),
+    "workers": (1, 256), "max_bytes": (1000, 10**9), "max_pixels": (1, 10**9), "max_wait_ms": (0, 60_000),
+    "timeout": (0.001, 86_400),
+}  # fmt: skip
+NAME = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*", re.I)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,22 +44,29 @@ class Settings:
     workers: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("max_batch", 1), ("queue", 1), ("attention_queue", 1), ("workers", 1),
-                            ("max_bytes", 1000), ("max_pixels", 1), ("port", 0)):  # fmt: skip
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        for name in ("timeout", "max_wait_ms"):
+        for name, (least, most) in RANGES.items():
             value = getattr(self, name)
-            if not math.isfinite(value) or value < 0 or (name == "timeout" and not value):
-                raise ValueError(f"{name} must be a time above 0, not {value}")
-        if self.port > 65535:
-            raise ValueError(f"port must be at most 65535, not {self.port}")
+            if not least <= value <= most:  # nan is not
+                flag = name.replace("_", "-")
+                raise ValueError(f"--{flag} must be a number from {least} to {most}, not {value}")
+        for name in self.allow_host:
+            self.check_name(name)
         if self.token and not re.fullmatch(r"[!-~]+", self.token):
             raise ValueError("a token is made of printable ASCII characters without spaces")
         if not self.local and len(self.token) < LEAST_TOKEN:
             raise ValueError(
                 f"--host {self.host} lets other machines ask: set VITKIT_TOKEN (or --token) to a secret of "
                 f"at least {LEAST_TOKEN} characters, as made by: openssl rand -hex 16"
+            )
+
+    def check_name(self, name: str) -> None:
+        """Refuse a name that no Host header could match, or that would match them all."""
+        if name == "*" and not self.token:
+            raise ValueError("--allow-host '*' lets any page in a browser ask: set a token, or give names")
+        if name != "*" and not is_host(without_port(name)):
+            raise ValueError(
+                f"--allow-host {name!r} is no name of a host: give one such as photos.example.org, "
+                "*.example.org or [2001:db8::1], without http:// and without a path"
             )
 
     @property
@@ -66,14 +81,43 @@ class Settings:
     def names(self) -> list[str]:
         """The Host headers that are answered. Where a token is needed, a page of others has none to send."""
         if self.allow_host:
-            return [*LOOPBACK, *self.allow_host]
+            return [*LOOPBACK, *map(without_port, self.allow_host)]
         own = f"[{self.host}]" if ":" in self.host else self.host
         return [*LOOPBACK, own] if self.local else ["*"]
+
+    @property
+    def request_pixels(self) -> int:
+        """Of all images of one request together."""
+        return IMAGES_OF_MOST_PIXELS * self.max_pixels
 
     @property
     def held_bytes(self) -> int:
         """Bodies in memory, of all requests together."""
         return max(256 * 10**6, 4 * self.max_bytes)
+
+
+def without_port(name: str) -> str:
+    """A Host header is compared without its port; one from 1 to 65535 may be given all the same."""
+    host, colon, port = name.rpartition(":")
+    is_port = port.isascii() and port.isdecimal() and 1 <= int(port[:6]) <= 65535
+    return host if colon and is_port and (":" not in host or host.endswith("]")) else name
+
+
+def is_host(name: str) -> bool:
+    """A DNS name, perhaps with *. before it, an IPv4 address, or an IPv6 address in brackets."""
+    if name.startswith("[") and name.endswith("]"):
+        try:
+            return bool(ipaddress.IPv6Address(name[1:-1]))
+        except ValueError:
+            return False
+    return len(name) <= 253 and bool(NAME.fullmatch(name))
+
+
+def whole(name: str, value: float) -> int:
+    """A number such as 2e7 as an integer; which range it must be in is for Settings to say."""
+    if not math.isfinite(value) or value != int(value):
+        raise ValueError(f"--{name} must be a whole number, not {value}")
+    return int(value)
 
 
 def size_in_bytes(text: str) -> int:
