@@ -5,6 +5,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from vitkit.cli.words import Device, Model
+from vitkit.options import size_in_bytes
 
 
 def serve(
@@ -41,7 +42,7 @@ def serve(
         raise ValueError(
             f"vitkit serve needs {error.name}, which is not installed: pip install 'vitkit[serve]'"
         ) from None
-    from vitkit.service.settings import Settings, decoders, size_in_bytes, token_or_environment
+    from vitkit.service.settings import Settings, decoders, token_or_environment
 
     settings = Settings(
         model=model, host=host, port=port, token=token_or_environment(token), allow_host=allow_host,

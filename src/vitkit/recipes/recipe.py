@@ -1,13 +1,13 @@
 """A Recipe: one experiment as a frozen value, with overrides by name and a JSON round trip."""
 
 import json
-import re
 import types
 import typing
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import Any
 
+from vitkit.options import part_of
 from vitkit.training.masked import MaskedConfig
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.schedule import Duration, Schedule
@@ -92,19 +92,6 @@ def check_masked(r: Recipe) -> None:
                            ("optimizer.frozen", r.optimizer.frozen != "nothing")):  # fmt: skip
         if without:
             raise ValueError(f"objective=masked has no use for {field}; leave it out, or set it to nothing")
-
-
-def part_of(text: str) -> dict[str, int | float]:
-    """'1000', '10%' or '25/class' as what data.splits.subset takes; nothing for all."""
-    if not text:
-        return {}
-    found = re.fullmatch(r"(\d+)(/class)?|(\d+(?:\.\d+)?)%", text.strip())
-    if found is None:
-        raise ValueError(f"subset {text!r}: give so many images, a share or so many of each class, "
-                         "as in 1000, 10% or 25/class")  # fmt: skip
-    if found[3]:
-        return {"fraction": float(found[3]) / 100}
-    return {"per_class" if found[2] else "count": int(found[1])}
 
 
 def only(recipe: Recipe, named: Iterable[str]) -> Recipe:
