@@ -3,15 +3,37 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
+Precision = Literal["auto", "fp32", "bf16"]
+DEVICES = ("cpu", "cuda", "mps", "xpu")  # that hold numbers and compute with them; "meta" does neither
 MOST_PIXELS = 4096  # of a side: 65,536 patches of 16 pixels
 SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 LONGEST = 365 * 86400  # seconds
 BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 FEWEST_BYTES, MOST_BYTES = 10**3, 10**10
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a flag or a field takes, both ends included."""
+
+    least: float
+    largest: float
+
+    def expected(self, *, whole: bool) -> str:
+        if whole:
+            return f"a whole number from {self.least:,} to {self.largest:,}"
+        return f"a number from {self.least:g} to {self.largest:g}"
+
+    def __contains__(self, value: float) -> bool:
+        return self.least <= value <= self.largest  # never true of nan
+
+
+BATCH, RATE, SHARE = Range(1, 65_536), Range(0, 1000), Range(0, 1)  # of flags and of a recipe's fields alike
+STEPS, EPOCHS, SHOTS, SEEDS = Range(1, 10**9), Range(1e-6, 1e6), Range(1, 1_000_000), Range(1, 1000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +59,7 @@ class Training:
     ] = ()
     set: Annotated[tuple[str, ...], arg(metavar="FIELD=VALUE...", help="Any other field of the recipe.")] = ()
     device: Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto"
-    precision: Annotated[str, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "auto"
+    precision: Annotated[Precision, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "auto"
     workers: Annotated[int | None, arg(metavar="N", help="Processes that prepare images.")] = None
     decoded: Annotated[
         Path | None,
@@ -55,7 +77,7 @@ class Training:
         bool, arg(help="On a GPU, only kernels that give the same bits every time: slower.")
     ] = False
     spread: Annotated[
-        str,
+        Literal["auto", "ddp", "fsdp"],
         arg(
             metavar="ddp|fsdp", help="Under torchrun: whole models, or cut over processes; auto: as they fit."
         ),
@@ -88,6 +110,14 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
     if not all(1 <= int(part) <= MOST_PIXELS for part in parts):
         raise ValueError(f"--image-size {text!r}: a side has 1 to {MOST_PIXELS:,} pixels")
     return int(parts[0]), int(parts[-1])
+
+
+def check_device(name: str) -> None:
+    """Refuse a device of a kind that no model can run on."""
+    if not re.fullmatch(f"auto|({'|'.join(DEVICES)})(:[0-9]{{1,3}})?", name):
+        raise ValueError(
+            f"--device {name!r}: expected auto, {', '.join(DEVICES)}, or one of several, as cuda:1"
+        )
 
 
 def part_of(text: str) -> dict[str, int | float]:

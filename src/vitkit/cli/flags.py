@@ -11,30 +11,28 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from vitkit.options import MOST_PIXELS, parse_budget, parse_size, part_of, size_in_bytes
+from vitkit.options import (
+    BATCH,
+    EPOCHS,
+    MOST_PIXELS,
+    RATE,
+    SEEDS,
+    SHARE,
+    SHOTS,
+    STEPS,
+    Range,
+    check_device,
+    parse_budget,
+    parse_size,
+    part_of,
+    size_in_bytes,
+)
 
 Verb = Callable[..., None]
-LEAST, MOST = 1e-6, 1e6  # of a quantity that is above 0 and has no other bound
 
 
 class Unread(str):
     """A value that is not of its flag's type, as it was given: a text for a number, or an empty text."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Range:
-    """The numbers that a flag takes, both ends included."""
-
-    least: float
-    largest: float
-
-    def expected(self, kind: type) -> str:
-        written = "{:,}" if kind is int else "{:g}"
-        name = "a whole number" if kind is int else "a number"
-        return f"{name} from {written.format(self.least)} to {written.format(self.largest)}"
-
-    def __contains__(self, value: float) -> bool:
-        return not math.isnan(value) and self.least <= value <= self.largest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,38 +56,39 @@ def penalty_or_grid(text: str) -> float | None:
 
 
 FLAGS: dict[str, Range | Form] = {
-    "--batch": Range(1, 65_536),
+    "--batch": BATCH,
     "--budget": Form(parse_budget),
-    "--epochs": Range(LEAST, MOST),
+    "--device": Form(check_device),
+    "--epochs": EPOCHS,
     "--heads": Range(1, 1024),
     "--image-size": Form(parse_size),
-    "--images": Range(1, 1_000_000),
     "--knn": Range(1, 1_000_000),
     "--l2": Form(penalty_or_grid),
     "--layer": Range(-1000, 1000),
-    "--lr": Range(0, 1000),
-    "--max-bad": Range(0, 1),
-    "--max-batch": Range(1, 65_536),
+    "--lr": RATE,
+    "--max-bad": SHARE,
+    "--max-batch": BATCH,
     "--max-bytes": Form(size_in_bytes),
     "--max-pixels": Range(1, 1e9),
     "--max-wait-ms": Range(0, 60_000),
     "--port": Range(0, 65_535),
-    "--price-per-hour": Range(0, MOST),
-    "--processes": Range(1, 1024),
+    "--price-per-hour": Range(0, 1e6),
+    "--processes": Range(1, 256),
     "--queue": Range(1, 1_000_000),
-    "--rates": Range(0, 1000),
+    "--rates": RATE,
     "--seed": Range(0, 2**63 - 1),
-    "--seeds": Range(1, 1000),
-    "--shots": Range(1, 1_000_000),
+    "--seeds": SEEDS,
+    "--shots": SHOTS,
     "--size": Range(0, 3),
-    "--steps": Range(1, 10**9),
+    "--steps": STEPS,
     "--subset": Form(part_of),
     "--timeout": Range(1e-3, 86_400),
     "--top": Range(1, 1_000_000),
-    "--workers": Range(0, 1024),
+    "--workers": Range(0, 256),
     # where a verb differs
-    "doctor --workers": Range(1, 1024),
-    "serve --workers": Range(1, 1024),
+    "inspect --images": Range(1, 1_000_000),
+    "doctor --workers": Range(1, 256),
+    "serve --workers": Range(1, 256),
     "study --image-size": Range(16, MOST_PIXELS),
 }
 
@@ -176,7 +175,7 @@ def check(verb: str, one: Given) -> None:
         if one.kind in (int, float):
             assert isinstance(allowed, Range), f"{verb} {one.flag} has no range in FLAGS"
             if isinstance(value, Unread) or value not in allowed:
-                raise ValueError(f"{one.flag} {shown}: expected {allowed.expected(one.kind)}")
+                raise ValueError(f"{one.flag} {shown}: expected {allowed.expected(whole=one.kind is int)}")
         elif isinstance(value, Unread):
             choices = ", ".join(get_args(one.kind)) if get_origin(one.kind) is Literal else ""
             wanted = f"one of {choices}" if choices else "a name, not an empty text"

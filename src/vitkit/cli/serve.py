@@ -5,7 +5,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from vitkit.cli.words import Device, Model
-from vitkit.options import size_in_bytes
+from vitkit.options import Precision, size_in_bytes
 
 
 def serve(
@@ -27,7 +27,7 @@ def serve(
     max_pixels: Annotated[float, arg(metavar="N", help="Of an image.")] = 20e6,
     workers: Annotated[int | None, arg(metavar="N", help="Processes that decode images.")] = None,
     device: Device = "auto",
-    precision: Annotated[str, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "fp32",
+    precision: Annotated[Precision, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "fp32",
 ) -> None:
     """Answer over HTTP: labels, features, attention maps, and a page to try them (docs/serving.md).
 

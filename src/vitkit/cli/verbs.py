@@ -1,6 +1,5 @@
 """The command line: words to one call. Imports torch only inside the verbs that need it."""
 
-import contextlib
 import errno
 import signal
 import sys
@@ -10,7 +9,7 @@ import tyro
 
 from vitkit.cli import export, frozen, inspect, learn, models, report, serve, study, suite, use
 from vitkit.cli.flags import deferred, registry
-from vitkit.cli.streams import flushed_output, open_closed_streams
+from vitkit.cli.streams import discard, flushed_output, open_closed_streams
 
 VERBS: dict[str, Callable[..., None]] = {
     "demo": models.demo,
@@ -72,6 +71,8 @@ def fail(error: Exception, code: int) -> None:
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    with contextlib.suppress(OSError):  # where standard error is full, the exit code still tells
+    try:
         print(f"vitkit: {text}", file=sys.stderr, flush=True)
+    except OSError:  # standard error is full, too: the exit code still tells
+        discard(sys.stderr.fileno())
     sys.exit(code)
