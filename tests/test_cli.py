@@ -152,7 +152,7 @@ def test_convert_says_when_there_is_no_peer(npz, tmp_path, capsys, monkeypatch):
         (["show", "README.nowhere"], 2, "no model"),
         (["convert", "nothing.npz", "x.safetensors"], 2, "no file, folder or published weights"),
         (["convert", "nothing.npz", "x.safetensors", "--image-size", "big"], 2, "give N or HxW"),
-        (["list", "planets"], 2, "invalid choice"),
+        (["list", "planets"], 2, "'planets': expected one of models"),
         (["lsit"], 2, "lsit"),
         ([], 2, "Missing subcommand"),
     ],

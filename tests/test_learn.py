@@ -23,7 +23,7 @@ from vitkit.models.variants import skeleton, variant
 from vitkit.options import Training
 from vitkit.recipes import recipe
 from vitkit.recipes.finetune import hyperrule
-from vitkit.recipes.recipe import part_of
+from vitkit.options import part_of
 from vitkit.tasks import automatic
 from vitkit.tasks.learn import settled
 from vitkit.training.runtime import Runtime

@@ -9,6 +9,7 @@ from vitkit.data.order import Order
 from vitkit.experiment.start import open_splits
 from vitkit.models.variants import configure, skeleton
 from vitkit.recipes.recipe import override
+from vitkit.options import parse_budget
 from vitkit.studies.budget import (
     FEWEST,
     FIXED,
@@ -21,7 +22,6 @@ from vitkit.studies.budget import (
     kinds,
     longest_first,
     makespan,
-    parse_budget,
     prices,
 )
 from vitkit.studies.catalogue import STUDIES, study

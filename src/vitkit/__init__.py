@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from vitkit.telemetry import turn_off
+
 if TYPE_CHECKING:
     from vitkit.evaluation.fewshot import fewshot
     from vitkit.layouts.layout import WeightsError
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from vitkit.weights.archive import UntrustedCheckpoint
     from vitkit.weights.load import load
     from vitkit.weights.save import save
+
+turn_off()  # before any library that reports is imported
 
 __version__ = "0.1.0"
 __all__ = [

@@ -1,10 +1,39 @@
-"""The words that the training verbs share, as one frozen value; light to import."""
+"""The words that the training verbs share, as one frozen value, and how texts are read; light to import."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
+
+Precision = Literal["auto", "fp32", "bf16"]
+DEVICES = ("cpu", "cuda", "mps", "xpu")  # that hold numbers and compute with them; "meta" does neither
+MOST_PIXELS = 4096  # of a side: 65,536 patches of 16 pixels
+SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+LONGEST = 365 * 86400  # seconds
+BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+FEWEST_BYTES, MOST_BYTES = 10**3, 10**10
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a flag or a field takes, both ends included."""
+
+    least: float
+    largest: float
+
+    def expected(self, *, whole: bool) -> str:
+        if whole:
+            return f"a whole number from {self.least:,} to {self.largest:,}"
+        return f"a number from {self.least:g} to {self.largest:g}"
+
+    def __contains__(self, value: float) -> bool:
+        return self.least <= value <= self.largest  # never true of nan
+
+
+BATCH, RATE, SHARE = Range(1, 65_536), Range(0, 1000), Range(0, 1)  # of flags and of a recipe's fields alike
+STEPS, EPOCHS, SHOTS, SEEDS = Range(1, 10**9), Range(1e-6, 1e6), Range(1, 1_000_000), Range(1, 1000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +59,7 @@ class Training:
     ] = ()
     set: Annotated[tuple[str, ...], arg(metavar="FIELD=VALUE...", help="Any other field of the recipe.")] = ()
     device: Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto"
-    precision: Annotated[str, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "auto"
+    precision: Annotated[Precision, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "auto"
     workers: Annotated[int | None, arg(metavar="N", help="Processes that prepare images.")] = None
     decoded: Annotated[
         Path | None,
@@ -48,7 +77,7 @@ class Training:
         bool, arg(help="On a GPU, only kernels that give the same bits every time: slower.")
     ] = False
     spread: Annotated[
-        str,
+        Literal["auto", "ddp", "fsdp"],
         arg(
             metavar="ddp|fsdp", help="Under torchrun: whole models, or cut over processes; auto: as they fit."
         ),
@@ -76,6 +105,52 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
     parts = text.lower().split("x")
-    if len(parts) > 2 or not all(part.isdigit() for part in parts):
+    if len(parts) > 2 or not all(re.fullmatch("[0-9]{1,9}", part) for part in parts):
         raise ValueError(f"--image-size {text!r}: give N or HxW, as in 384 or 384x256")
+    if not all(1 <= int(part) <= MOST_PIXELS for part in parts):
+        raise ValueError(f"--image-size {text!r}: a side has 1 to {MOST_PIXELS:,} pixels")
     return int(parts[0]), int(parts[-1])
+
+
+def check_device(name: str) -> None:
+    """Refuse a device of a kind that no model can run on."""
+    if not re.fullmatch(f"auto|({'|'.join(DEVICES)})(:[0-9]{{1,3}})?", name):
+        raise ValueError(
+            f"--device {name!r}: expected auto, {', '.join(DEVICES)}, or one of several, as cuda:1"
+        )
+
+
+def part_of(text: str) -> dict[str, int | float]:
+    """'1000', '10%' or '25/class' as what data.splits.subset takes; nothing for all."""
+    if not text:
+        return {}
+    found = re.fullmatch(r"([0-9]{1,12})(/class)?|([0-9]+(?:\.[0-9]+)?)%", text.strip())
+    if found is None or (found[3] and not 0 < float(found[3]) <= 100) or (found[1] and not int(found[1])):
+        raise ValueError(f"--subset {text!r}: give so many images, a share or so many of each class, "
+                         "as in 1000, 10% or 25/class")  # fmt: skip
+    if found[3]:
+        return {"fraction": float(found[3]) / 100}
+    return {"per_class" if found[2] else "count": int(found[1])}
+
+
+def parse_budget(text: str) -> float:
+    """'20min', '90s', '1.5h' in seconds."""
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)\s*([a-z]*)", text.strip().lower())
+    seconds = float(found[1]) * SECONDS.get(found[2] or "min", 0) if found else 0.0
+    if not 0 < seconds <= LONGEST:
+        raise ValueError(f"--budget {text!r}: give a time, as in 90s, 20min or 1.5h, of at most a year")
+    return seconds
+
+
+def size_in_bytes(text: str) -> int:
+    """10MB, 500kB, 2e6 or 1000000."""
+    found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([a-z]*)\s*", text.lower())
+    try:
+        assert found
+        size = float(found[1]) * BYTES[found[2]]
+    except (AssertionError, KeyError, ValueError):
+        size = 0.0
+    if not FEWEST_BYTES <= size <= MOST_BYTES:
+        raise ValueError(f"--max-bytes {text!r}: no size from {FEWEST_BYTES:,} to {MOST_BYTES:,} bytes; "
+                         "give one such as 10MB or 500kB")  # fmt: skip
+    return int(size)

@@ -13,12 +13,13 @@ import torch
 
 from vitkit.data.decode import BadImage
 from vitkit.data.views import View
+from vitkit.options import size_in_bytes
 from vitkit.service.batcher import Batcher, Job
 from vitkit.service.decoder import Decoder, Helper
 from vitkit.service.metrics import Metrics
 from vitkit.service.refusal import Refusal
 from vitkit.service.served import copied, marks, open_served, without_path
-from vitkit.service.settings import RANGES, Settings, size_in_bytes, whole
+from vitkit.service.settings import RANGES, Settings, whole
 from vitkit.service.worker import REFUSED, plain, question
 from vitkit.serving.predict import logits
 from vitkit.weights.save import save
@@ -121,7 +122,7 @@ def test_where_a_model_came_from_is_told_without_folders():
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("10MB", 10**7), ("500 kb", 500_000), ("2e6", 2 * 10**6), ("7", 7)]
+    ("text", "size"), [("10MB", 10**7), ("500 kb", 500_000), ("2e6", 2 * 10**6), ("7000", 7000)]
 )
 def test_sizes_are_read(text, size):
     assert size_in_bytes(text) == size

@@ -6,6 +6,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from vitkit.cli.words import Device, Model
+from vitkit.options import Precision, size_in_bytes
 
 
 def serve(
@@ -27,7 +28,7 @@ def serve(
     max_pixels: Annotated[float, arg(metavar="N", help="Of an image.")] = 20e6,
     workers: Annotated[int | None, arg(metavar="N", help="Processes that decode images.")] = None,
     device: Device = "auto",
-    precision: Annotated[str, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "fp32",
+    precision: Annotated[Precision, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "fp32",
 ) -> None:
     """Answer over HTTP: labels, features, attention maps, and a page to try them (docs/serving.md).
 
@@ -44,7 +45,7 @@ def serve(
         raise ValueError(
             f"vitkit serve needs {error.name}, which is not installed: pip install 'vitkit[serve]'"
         ) from None
-    from vitkit.service.settings import Settings, decoders, size_in_bytes, token_or_environment, whole
+    from vitkit.service.settings import Settings, decoders, token_or_environment, whole
 
     settings = Settings(
         model=model, host=host, port=port, token=token_or_environment(token), allow_host=allow_host,

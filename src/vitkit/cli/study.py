@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg, subcommand
 
 from vitkit.cli.words import Device, Json, print_json
+from vitkit.options import Precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,7 @@ class Run:
         int | None, arg(metavar="N", help="Trials at a time; several share a GPU (4 of each GPU).")
     ] = None
     device: Device = "auto"
-    precision: Annotated[str, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "auto"
+    precision: Annotated[Precision, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "auto"
     compile: Annotated[
         bool, arg(help="Compile the models, once for all trials of a shape: for budgets of many minutes.")
     ] = False

@@ -6,7 +6,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from vitkit.cli.words import Device, Json, Model, Workers, print_json
-from vitkit.options import Training
+from vitkit.options import Precision, Training
 
 
 def suite(
@@ -28,7 +28,7 @@ def suite(
         tuple[str, ...], arg(metavar="FIELD=VALUE...", help="Any other field of the recipe 'vtab'.")
     ] = (),
     device: Device = "auto",
-    precision: Annotated[str, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "auto",
+    precision: Annotated[Precision, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "auto",
     workers: Workers = None,
     json: Json = False,
 ) -> None:

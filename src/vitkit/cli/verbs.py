@@ -1,5 +1,6 @@
 """The command line: words to one call. Imports torch only inside the verbs that need it."""
 
+import errno
 import signal
 import sys
 from collections.abc import Callable
@@ -7,6 +8,8 @@ from collections.abc import Callable
 import tyro
 
 from vitkit.cli import export, frozen, inspect, learn, models, report, serve, study, suite, use
+from vitkit.cli.flags import deferred, registry
+from vitkit.cli.streams import discard, flushed_output, open_closed_streams
 
 VERBS: dict[str, Callable[..., None]] = {
     "demo": models.demo,
@@ -27,30 +30,49 @@ VERBS: dict[str, Callable[..., None]] = {
     "export": export.export,
     "convert": models.convert,
 }
+BAD_PATH = {  # a file that the user named is not there, is of another kind, or is not theirs: exit code 2
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG,
+    errno.ELOOP, errno.ENODEV, errno.ENXIO,
+}  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Exit code 0: done; 1: failed; 2: a request that cannot be met. No traceback for a user's mistake."""
+    open_closed_streams()
     try:
-        tyro.extras.subcommand_cli_from_dict(
-            VERBS,
-            prog="vitkit",
-            description="The Vision Transformer system. vitkit VERB --help explains a verb, with examples.",
-            args=arguments,
-            config=(tyro.conf.FlagCreatePairsOff,),
-        )
+        with flushed_output():
+            command(arguments)()
     except KeyboardInterrupt as stop:  # a run's Interrupted is one: its text says how to go on
         if str(stop):
             print(f"vitkit: {stop}", file=sys.stderr)
         sys.exit(128 + getattr(stop, "number", signal.SIGINT))
-    except BrokenPipeError:
+    except BrokenPipeError:  # the reader of the output has seen enough
         sys.exit(0)
     except ValueError as error:  # WeightsError is one
         fail(error, 2)
     except OSError as error:
-        fail(error, 1)
+        fail(error, 2 if error.errno in BAD_PATH else 1)
+
+
+def command(arguments: list[str] | None = None) -> Callable[[], None]:
+    """What the words of a command line ask for, as a call that first checks every value."""
+    return tyro.extras.subcommand_cli_from_dict(
+        {name: deferred(name, verb) for name, verb in VERBS.items()},
+        prog="vitkit",
+        description="The Vision Transformer system. vitkit VERB --help explains a verb, with examples.",
+        args=arguments,
+        config=(tyro.conf.FlagCreatePairsOff,),
+        registry=registry(),
+    )
 
 
 def fail(error: Exception, code: int) -> None:
-    print(f"vitkit: {error}", file=sys.stderr)
+    """One line on standard error; a system's error as its file and its reason."""
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    try:
+        print(f"vitkit: {text}", file=sys.stderr, flush=True)
+    except OSError:  # standard error is full, too: the exit code still tells
+        discard(sys.stderr.fileno())
     sys.exit(code)

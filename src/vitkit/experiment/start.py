@@ -19,7 +19,8 @@ from vitkit.models.adapt import adapt
 from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.masked import check_maskable, maskable, with_mask_token
 from vitkit.models.variants import Model, configure, fresh
-from vitkit.recipes.recipe import Recipe, only, override, part_of
+from vitkit.options import part_of
+from vitkit.recipes.recipe import Recipe, only, override
 from vitkit.weights.load import load
 from vitkit.weights.save import replace_file
 

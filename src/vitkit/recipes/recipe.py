@@ -1,16 +1,55 @@
 """A Recipe: one experiment as a frozen value, with overrides by name and a JSON round trip."""
 
 import json
-import re
 import types
 import typing
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import Any
 
+from vitkit.options import BATCH, EPOCHS, MOST_PIXELS, RATE, SEEDS, SHARE, SHOTS, STEPS, Range, part_of
 from vitkit.training.masked import MaskedConfig
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.schedule import Duration, Schedule
+
+COUNT = Range(0, STEPS.largest)
+RANGES = {  # of every number in a recipe, by the name that --set takes
+    "image_size": Range(1, MOST_PIXELS),
+    "resize": Range(0, 2 * MOST_PIXELS),
+    "randaugment": Range(0, 100),
+    "mixup": Range(0, 1000),
+    "batch": BATCH,
+    "micro_batch": Range(0, BATCH.largest),
+    "length.steps": COUNT,
+    "length.epochs": Range(0, EPOCHS.largest),
+    "schedule.rate": RATE,
+    "schedule.warmup": COUNT,
+    "schedule.floor": RATE,
+    "schedule.stairs": SHARE,
+    "rates": RATE,
+    "convolution_rates": RATE,
+    "optimizer.momentum": SHARE,
+    "optimizer.betas": SHARE,
+    "optimizer.eps": SHARE,
+    "optimizer.weight_decay": Range(0, 1e6),
+    "optimizer.clip": Range(0, 1e9),
+    "optimizer.layer_decay": SHARE,
+    "optimizer.average": SHARE,
+    "masked.rate": SHARE,
+    "masked.shares": SHARE,
+    "masked.bits": Range(1, 5),
+    "label_smoothing": SHARE,
+    "head_bias": Range(-1000, 1000),
+    "dropout": SHARE,
+    "stochastic_depth": SHARE,
+    "val": SHARE,
+    "test": SHARE,
+    "evaluations": Range(0, 1_000_000),
+    "shots": SHOTS,
+    "draws": SEEDS,
+    "patience": Range(0, 1_000_000),
+    "seed": Range(-(2**63), 2**63 - 1),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +103,11 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self):
-        if self.draws < 1 or self.shots < 1:
-            raise ValueError(f"shots and draws are at least 1, not {self.shots} and {self.draws}")
-        if self.batch < 1 or self.micro_batch < 0 or self.evaluations < 0 or self.patience < 0:
-            raise ValueError(
-                f"batch must be positive, micro_batch, evaluations and patience not negative: {self}"
-            )
-        if not self.mixup >= 0 or not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"mixup and label_smoothing are not negative, and smoothing is below 1: {self}")
+        check_ranges(self)
+        if len(self.randaugment) not in (0, 2):
+            raise ValueError(f"randaugment={self.randaugment}: give layers,magnitude, as in 2,15, or nothing")
+        if self.label_smoothing == 1:
+            raise ValueError("label_smoothing=1 leaves nothing of the labels; give less")
         choices = {"train_on": ("train", "train+val"), "report_on": ("test", "val"),
                    "objective": ("classify", "masked"),
                    "fewshot_when": ("evaluations", "end")}  # fmt: skip
@@ -85,6 +121,18 @@ class Recipe:
         part_of(self.subset)
 
 
+def check_ranges(value: Any, prefix: str = "") -> None:
+    """Refuse a number outside its range, also in the parts of a recipe, by its name and value."""
+    for name, content in vars(value).items():
+        if is_dataclass(content):
+            check_ranges(content, f"{prefix}{name}.")
+        elif allowed := RANGES.get(prefix + name):
+            for number in content if isinstance(content, tuple) else (content,):
+                if isinstance(number, int | float) and number not in allowed:
+                    expected = allowed.expected(whole=isinstance(number, int))
+                    raise ValueError(f"{prefix}{name}={number}: expected {expected}")
+
+
 def check_masked(r: Recipe) -> None:
     """Refuse what has no meaning without labels, or for a model that is all new."""
     for field, without in (("mixup", r.mixup), ("label_smoothing", r.label_smoothing),
@@ -92,19 +140,6 @@ def check_masked(r: Recipe) -> None:
                            ("optimizer.frozen", r.optimizer.frozen != "nothing")):  # fmt: skip
         if without:
             raise ValueError(f"objective=masked has no use for {field}; leave it out, or set it to nothing")
-
-
-def part_of(text: str) -> dict[str, int | float]:
-    """'1000', '10%' or '25/class' as what data.splits.subset takes; nothing for all."""
-    if not text:
-        return {}
-    found = re.fullmatch(r"(\d+)(/class)?|(\d+(?:\.\d+)?)%", text.strip())
-    if found is None:
-        raise ValueError(f"subset {text!r}: give so many images, a share or so many of each class, "
-                         "as in 1000, 10% or 25/class")  # fmt: skip
-    if found[3]:
-        return {"fraction": float(found[3]) / 100}
-    return {"per_class" if found[2] else "count": int(found[1])}
 
 
 def only(recipe: Recipe, named: Iterable[str]) -> Recipe:

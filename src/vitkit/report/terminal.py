@@ -7,10 +7,17 @@ from rich.console import Console
 from rich.table import Table
 
 
+class Output(Console):
+    """Standard output. A reader who leaves early is an error like others: main() decides the exit code."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # rich calls this while it handles the BrokenPipeError
+
+
 def console() -> Console:
     """Standard output; as wide as the table needs when it is not a terminal."""
-    found = Console(highlight=False)
-    return found if found.is_terminal else Console(highlight=False, width=200)
+    found = Output(highlight=False)
+    return found if found.is_terminal else Output(highlight=False, width=200)
 
 
 def print_table(rows: Iterable[Mapping[str, Any]], title: str = "") -> None:

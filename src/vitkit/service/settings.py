@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from vitkit.training.runtime import data_workers
 
-UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 LEAST_TOKEN = 16  # characters, where others than this machine can ask
 MOST_IMAGES = 32  # in one request
@@ -118,16 +117,6 @@ def whole(name: str, value: float) -> int:
     if not math.isfinite(value) or value != int(value):
         raise ValueError(f"--{name} must be a whole number, not {value}")
     return int(value)
-
-
-def size_in_bytes(text: str) -> int:
-    """10MB, 500kB, 2e6 or 1000000."""
-    found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([a-z]*)\s*", text.lower())
-    try:
-        assert found
-        return int(float(found[1]) * UNITS[found[2]])
-    except (AssertionError, KeyError, ValueError, OverflowError):
-        raise ValueError(f"{text!r} is no size; give one such as 10MB or 500kB") from None
 
 
 def token_or_environment(token: str) -> str:

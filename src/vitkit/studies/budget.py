@@ -1,6 +1,5 @@
 """A time to sizes and lengths: every kind of step is timed, then the largest plan that fits is chosen."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -33,7 +32,6 @@ SPLIT = 2e-5  # seconds for each image of a data set of which a part is held out
 DECIDING = (  # fields that decide what batches a trial sees
     "data", "subset", "seed", "image_size", "batch", "crop", "flip", "resize", "train_on", "val", "test"
 )  # fmt: skip
-UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True)
@@ -44,14 +42,6 @@ class Sight:
     test: int
     side: int  # the median shorter side of its images, in pixels
     seconds: float  # that it took to open
-
-
-def parse_budget(text: str) -> float:
-    """'20min', '90s', '1.5h' in seconds."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
-    if found is None or (found[2] or "min") not in UNITS or not float(found[1]):
-        raise ValueError(f"--budget {text!r}: give a time, as in 90s, 20min or 1.5h")
-    return float(found[1]) * UNITS[found[2] or "min"]
 
 
 def kind_of(trial: Trial, trials: Mapping[str, Trial]) -> Recipe:

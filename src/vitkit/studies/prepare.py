@@ -11,9 +11,10 @@ from vitkit.data.sources import Source, open_data
 from vitkit.data.splits import complete
 from vitkit.evaluation.cost import TRAINING, forward_flops
 from vitkit.models.variants import configure
+from vitkit.options import parse_budget
 from vitkit.recipes.recipe import override
 from vitkit.report.terminal import duration
-from vitkit.studies.budget import Fit, Measure, Sight, fit, kind_of, longest_first, parse_budget
+from vitkit.studies.budget import Fit, Measure, Sight, fit, kind_of, longest_first
 from vitkit.studies.catalogue import study as named_study
 from vitkit.studies.drive import Stopwatch
 from vitkit.studies.setting import LEVELS, Setting

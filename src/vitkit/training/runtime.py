@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vitkit.models.attention import quick_attention
 from vitkit.models.fused import compiled
+from vitkit.options import check_device
 from vitkit.training.halves import Halved
 
 PRECISIONS = ("fp32", "bf16")
@@ -220,6 +221,7 @@ def choose(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and world > 1:
         device = f"cuda:{local}"
+    check_device(device)
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:

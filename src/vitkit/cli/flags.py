@@ -1,0 +1,202 @@
+"""The range of every number and the form of every text on the command line: one table, checked first."""
+
+import dataclasses
+import math
+import typing
+from collections.abc import Callable, Iterator
+from functools import partial, wraps
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from vitkit.options import (
+    BATCH,
+    EPOCHS,
+    MOST_PIXELS,
+    RATE,
+    SEEDS,
+    SHARE,
+    SHOTS,
+    STEPS,
+    Range,
+    check_device,
+    parse_budget,
+    parse_size,
+    part_of,
+    size_in_bytes,
+)
+
+Verb = Callable[..., None]
+
+
+class Unread(str):
+    """A value that is not of its flag's type, as it was given: a text for a number, or an empty text."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """Text with numbers in it: the function that reads it raises ValueError, which says what is expected."""
+
+    read: Callable[[str], Any]
+
+
+def penalty_or_grid(text: str) -> float | None:
+    """fewshot's --l2: a number above 0, or None for the grid."""
+    if text == "grid":
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if value not in Range(1e-30, 1e30):
+        raise ValueError(f"--l2 {text!r}: expected a number from 1e-30 to 1e+30, or grid")
+    return value
+
+
+FLAGS: dict[str, Range | Form] = {
+    "--batch": BATCH,
+    "--budget": Form(parse_budget),
+    "--device": Form(check_device),
+    "--epochs": EPOCHS,
+    "--heads": Range(1, 1024),
+    "--image-size": Form(parse_size),
+    "--knn": Range(1, 1_000_000),
+    "--l2": Form(penalty_or_grid),
+    "--layer": Range(-1000, 1000),
+    "--lr": RATE,
+    "--max-bad": SHARE,
+    "--max-batch": BATCH,
+    "--max-bytes": Form(size_in_bytes),
+    "--max-pixels": Range(1, 1e9),
+    "--max-wait-ms": Range(0, 60_000),
+    "--port": Range(0, 65_535),
+    "--price-per-hour": Range(0, 1e6),
+    "--processes": Range(1, 256),
+    "--queue": Range(1, 1_000_000),
+    "--rates": RATE,
+    "--seed": Range(0, 2**63 - 1),
+    "--seeds": SEEDS,
+    "--shots": SHOTS,
+    "--size": Range(0, 3),
+    "--steps": STEPS,
+    "--subset": Form(part_of),
+    "--timeout": Range(1e-3, 86_400),
+    "--top": Range(1, 1_000_000),
+    "--workers": Range(0, 256),
+    # where a verb differs
+    "inspect --images": Range(1, 1_000_000),
+    "doctor --workers": Range(1, 256),
+    "serve --workers": Range(1, 256),
+    "study --image-size": Range(16, MOST_PIXELS),
+}
+
+
+def registry() -> ConstructorRegistry:
+    """How tyro reads values: what is not of its flag's type stays text, for check() to refuse in one line."""
+    rules = ConstructorRegistry()
+
+    @rules.primitive_rule
+    def rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+        kind: Any = info.type
+        if get_origin(kind) is Literal:
+            choices = get_args(kind)
+            return spec(lambda text: choices[choices.index(text)], f"{{{','.join(choices)}}}")
+        if kind in (int, float):
+            return spec(kind, kind.__name__.upper())
+        if kind in (str, Path):
+            return spec(partial(not_empty, kind), "TEXT" if kind is str else "PATH")
+        return None
+
+    return rules
+
+
+def spec(read: Callable[[str], Any], metavar: str) -> PrimitiveConstructorSpec:
+    def value(words: list[str]) -> Any:
+        try:
+            return read(words[0])
+        except ValueError:
+            return Unread(words[0])
+
+    return PrimitiveConstructorSpec(
+        nargs=1, metavar=metavar, instance_from_str=value, is_instance=lambda given: given is not None,
+        str_from_instance=lambda given: [str(given)],
+    )  # fmt: skip
+
+
+def not_empty(kind: type, text: str) -> Any:
+    if not text:
+        raise ValueError
+    return kind(text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """A flag as it was given: its name, the type of a single value, its values."""
+
+    flag: str
+    kind: Any
+    values: tuple[Any, ...]
+
+
+def given(hints: dict[str, Any], values: typing.Mapping[str, Any]) -> Iterator[Given]:
+    """The flags of a verb, those of its dataclasses too, as far as they have values."""
+    for name, value in values.items():
+        if dataclasses.is_dataclass(value):
+            yield from given(typing.get_type_hints(type(value), include_extras=True), vars(value))
+        elif value is not None:
+            flag, kind = described(name, hints[name])
+            yield Given(flag, kind, value if isinstance(value, tuple) else (value,))
+
+
+def described(name: str, hint: Any) -> tuple[str, Any]:
+    """A parameter's flag, or the word for it in --help, and the type of a single value."""
+    notes: tuple[Any, ...] = ()
+    if get_origin(hint) is Annotated:
+        hint, *rest = get_args(hint)
+        notes = tuple(rest)
+    words = [note for note in notes if hasattr(note, "metavar")]
+    if tyro.conf.Positional in notes:
+        flag = next((word.metavar for word in reversed(words) if word.metavar), name.upper())
+    else:
+        flag = "--" + next((word.name for word in words if word.name), name).replace("_", "-")
+    while get_args(hint) and get_origin(hint) is not Literal:  # tuple[X, ...] and X | None
+        hint = get_args(hint)[0]
+    return flag, hint
+
+
+def check(verb: str, one: Given) -> None:
+    """Refuse a value that its flag does not take, in one line with the flag and the value."""
+    allowed = FLAGS.get(f"{verb} {one.flag}", FLAGS.get(one.flag))
+    for value in one.values:
+        shown = repr(str(value)) if isinstance(value, str | Path) else f"{value}"
+        shown = shown if len(shown) < 80 else f"{shown[:76]}..."
+        if one.kind in (int, float):
+            assert isinstance(allowed, Range), f"{verb} {one.flag} has no range in FLAGS"
+            if isinstance(value, Unread) or value not in allowed:
+                raise ValueError(f"{one.flag} {shown}: expected {allowed.expected(whole=one.kind is int)}")
+        elif isinstance(value, Unread):
+            choices = ", ".join(get_args(one.kind)) if get_origin(one.kind) is Literal else ""
+            wanted = f"one of {choices}" if choices else "a name, not an empty text"
+            raise ValueError(f"{one.flag} {shown}: expected {wanted}")
+        elif isinstance(allowed, Form) and value:  # a default may be empty
+            allowed.read(value)
+
+
+def deferred(name: str, verb: Verb) -> Callable[..., Callable[[], None]]:
+    """The verb as tyro calls it: its values are checked, and the call is handed back, not yet made."""
+    hints = typing.get_type_hints(verb, include_extras=True)
+
+    @wraps(verb)
+    def call(**values: Any) -> Callable[[], None]:
+        return partial(checked, name, verb, hints, values)
+
+    return call
+
+
+def checked(name: str, verb: Verb, hints: dict[str, Any], values: dict[str, Any]) -> None:
+    """Check every value, then do what the verb does."""
+    for one in given(hints, values):
+        check(name, one)
+    verb(**values)
