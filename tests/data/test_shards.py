@@ -169,9 +169,7 @@ def test_a_run_again_makes_what_is_missing_or_says_what_differs(folder, tmp_path
     assert {path.name: path.read_bytes() for path in out.iterdir()} == files
     with pytest.raises(ValueError, match="another plan: seed differ"):
         shard(str(folder), out, images=7, seed=1)
-    with pytest.raises(
-        ValueError, match="another plan: train: images a shard, test: images a shard|images a shard"
-    ):
+    with pytest.raises(ValueError, match="another plan: test: images a shard, train: images a shard differ"):
         shard(str(folder), out, images=8)
     os.truncate(out / "train-000002.tar", 1000)
     with pytest.raises(ValueError, match=r"train-000002\.tar: 1000 bytes, \d+ were written; remove it"):
@@ -362,7 +360,7 @@ def test_a_flipped_bit_in_the_index_is_noticed(packed):
         bad = bytearray(good)
         bad[base + start + size // 2] ^= 16
         path.write_bytes(bad)
-        with pytest.raises(ValueError, match="checksum|label|shard"):
+        with pytest.raises(ValueError, match=r"column has the checksum|label \d+ is not|shard \d+ of"):
             verify(packed)
 
 
@@ -496,7 +494,7 @@ def test_a_hundred_thousand_empty_members(tmp_path):
 
 def test_only_files_folders_and_http_are_opened(tmp_path):
     for place in ("pipe:touch owned", "file:///etc", "s3://bucket/x", "ftp://host/x/"):
-        with pytest.raises(ValueError, match="no data at|only http"):
+        with pytest.raises(ValueError, match=r"no data at|only http"):
             open_data(place)
     assert not os.path.exists("owned")
 

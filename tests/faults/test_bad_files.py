@@ -150,7 +150,7 @@ def test_A1_before_training_a_look_at_some_images_tells(folder):
     with pytest.raises(TooManyBad, match="63 of 1255 images are unusable"):
         preflight(source, BadFiles(), workers=2)  # 1,000 of 1,255: enough to know
     told: list[str] = []
-    with pytest.raises(TooManyBad, match="of 400 images looked at, .* 5% are allowed; the first: 'train/"):
+    with pytest.raises(TooManyBad, match=r"of 400 images looked at, .* 5% are allowed; the first: 'train/"):
         preflight(source, BadFiles(report=lambda key, why: told.append(key)), sample=400, workers=2)
     assert 20 < len(told) < 63 and len(set(told)) == len(told)
     preflight(source, BadFiles(allowed=0.15), workers=2)

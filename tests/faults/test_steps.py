@@ -155,7 +155,7 @@ def test_B10_a_run_that_loses_a_worker_keeps_its_checkpoints(tmp_path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(experiment.Work, "watch", killing)
         with pytest.raises(
-            ChildProcessError, match="digits: a data worker has died .*the same command goes on"
+            ChildProcessError, match=r"digits: a data worker has died .*the same command goes on"
         ):
             run(small(30), tmp_path, Runtime(), How(workers=1, quiet=True))
     assert latest(tmp_path / "checkpoints")[0].name >= "step-00000005"
