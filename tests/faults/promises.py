@@ -1,8 +1,10 @@
 """The promises of docs/reliability.md; run as a program it writes their table out of the record of a run."""
 
+import ast
 import json
 import re
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +61,53 @@ ELSEWHERE = {  # tests that keep a promise and live with the part that they test
     "D11": ("service/test_soak.py::test_d11_nothing_grows",
             "service/test_soak.py::test_d11_control_a_leak_is_noticed"),
 }  # fmt: skip
-CONTROLS = ("would_fail", "where_nothing_guards", "control")  # in the names of tests with a protection off
+PLANTED = {  # promises of a check and not of a protection: their controls plant what it must notice
+    "C3": "faults/test_damage.py::test_C3_control_",
+    "D11": "service/test_soak.py::test_d11_control_",
+}
 
 
 def promise_of(test: str) -> str | None:
     """The promise that a test keeps, by its name or by the table."""
     named = re.search(r"::test_([ABC]\d+)_", test)
-    short = test.removeprefix("tests/")
+    short = test.removeprefix("tests/").removesuffix(" (control)")
     return named[1] if named else next((i for i, tests in ELSEWHERE.items() if short in tests), None)
 
 
-def is_control(test: str) -> bool:
-    return any(word in test.partition("::")[2] for word in CONTROLS)
+@cache
+def listed() -> dict[str, tuple[str, ...]]:
+    """All tests of this folder and those that live elsewhere, and what their markers say is switched off."""
+    elsewhere = {f"tests/{name}" for names in ELSEWHERE.values() for name in names}
+    files = {*HERE.glob("test_*.py"), *(HERE.parent.parent / name.partition("::")[0] for name in elsewhere)}
+    found = {}
+    for path in sorted(files):
+        module = ast.parse(path.read_text()).body
+        lists = {ast.unparse(n.targets[0]): n.value for n in module if isinstance(n, ast.Assign)}
+        for node in module:
+            name = f"{path.relative_to(HERE.parent.parent)}::{getattr(node, 'name', '')}"
+            if isinstance(node, ast.FunctionDef) and (
+                name in elsewhere or (path.parent == HERE and node.name.startswith("test_"))
+            ):
+                found[name] = markers(node, lists)
+    return found
+
+
+def markers(test: ast.FunctionDef, lists: dict[str, ast.expr]) -> tuple[str, ...]:
+    """The words of every pytest.mark.control above a test, also of its cases, which may be in a list."""
+    above = [node for decorator in test.decorator_list for node in ast.walk(decorator)]
+    named = [lists[node.id] for node in above if isinstance(node, ast.Name) and node.id in lists]
+    calls = [*above, *(node for value in named for node in ast.walk(value))]
+    return tuple(
+        ast.literal_eval(word)
+        for call in calls
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.mark.control"
+        for word in call.args
+    )
+
+
+def is_control(test: str, told: dict[str, Any]) -> bool:
+    """Whether a test of the record had a protection switched off, or planted what must be noticed."""
+    return bool(told.get("off")) or test.removeprefix("tests/").startswith(tuple(PLANTED.values()))
 
 
 def row(identity: str, tests: dict[str, dict[str, Any]]) -> str:
@@ -80,13 +117,13 @@ def row(identity: str, tests: dict[str, dict[str, Any]]) -> str:
     for told in mine.values():
         for word, number in told["tally"].items():
             counts[word] = counts.get(word, 0) + number
-    cases = sum(told["passed"] for name, told in mine.items() if not is_control(name))
+    cases = sum(told["passed"] for name, told in mine.items() if not is_control(name, told))
     figures = [f"{int(number):,} {word.replace('_', ' ')}" for word, number in counts.items() if number]
     failed = sum(told["failed"] for told in mine.values())
     skipped = sum(told["skipped"] for told in mine.values())
     figures += [f"**{failed} failed**"] if failed else []
     figures += [f"{skipped} skipped"] if skipped else []
-    controls = sum(told["passed"] for name, told in mine.items() if is_control(name))
+    controls = sum(told["passed"] for name, told in mine.items() if is_control(name, told))
     shown = "; ".join([f"{cases} tests", *figures])
     return (
         f"| {PROMISES[identity]} | {identity} | {', '.join(f'`{f}`' for f in files)} | {shown} | {controls} |"
