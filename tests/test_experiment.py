@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from crew import in_bfloat16, losses, together
 
 import vitkit
 from vitkit.experiment.folder import Interrupted, locked
@@ -246,9 +247,8 @@ def test_bfloat16_follows_the_weights_as_they_learn(straight, tmp_path):
     r = override(
         r, ["schedule.rate=0.005", "evaluations=0", "model_options=width=32,depth=2,heads=2,hidden=32"]
     )
-    losses = {}
-    for precision in ("fp32", "bf16"):
-        run(r, tmp_path / precision, Runtime(precision=precision), How(workers=0, quiet=True))
-        losses[precision] = np.array([row["loss"] for row in rows(tmp_path / precision) if "loss" in row])
-    assert losses["fp32"][-10:].mean() < 0.7 * losses["fp32"][0]
-    assert losses["bf16"][-10:].mean() == pytest.approx(losses["fp32"][-10:].mean(), rel=0.1)
+    run(r, tmp_path / "fp32", Runtime(), How(workers=0, quiet=True))
+    together(1, in_bfloat16, r, tmp_path / "bf16")
+    full, half = (np.array(losses(tmp_path / precision)) for precision in ("fp32", "bf16"))
+    assert full[-10:].mean() < 0.7 * full[0]
+    assert half[-10:].mean() == pytest.approx(full[-10:].mean(), rel=0.1)

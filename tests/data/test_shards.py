@@ -6,11 +6,9 @@ import io
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tarfile
-import time
 from itertools import islice
 
 import numpy as np
@@ -192,12 +190,17 @@ def test_a_folder_with_other_shards_is_left_alone(folder, tmp_path):
 
 
 KILLED = """
-import sys, time
+import sys, threading
 from pathlib import Path
 from vitkit.data import shards
-first = shards.checked
-shards.checked = lambda *of: (time.sleep(0.02), first(*of))[1]
-shards.shard(sys.argv[1], Path(sys.argv[2]), images=5, workers=1)
+real, (folder, out, after) = shards.checked, sys.argv[1:]
+def checked(*of):
+    if len(list(Path(out).glob("*.tar"))) >= int(after):
+        print("there", flush=True)
+        threading.Event().wait()
+    return real(*of)
+shards.checked = checked
+shards.shard(folder, Path(out), images=5, workers=1)
 """
 
 
@@ -205,11 +208,10 @@ shards.shard(sys.argv[1], Path(sys.argv[2]), images=5, workers=1)
 def test_killed_at_any_time_it_goes_on_and_ends_with_the_same_bytes(folder, tmp_path, after):
     whole, out = tmp_path / "whole", tmp_path / "out"
     shard(str(folder), whole, images=5)
-    run = subprocess.Popen([sys.executable, "-c", KILLED, str(folder), str(out)])
-    while run.poll() is None and len(list(out.glob("*.tar"))) < after:
-        time.sleep(0.005)
-    run.send_signal(signal.SIGKILL)
-    run.wait()
+    words = [sys.executable, "-c", KILLED, str(folder), str(out), str(after)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as run:
+        assert run.stdout.readline() == b"there\n"  # in the midst of the next shard
+        run.kill()
     assert not (out / INDEX).exists()
     for path in out.glob("*.tar"):  # whole, or not there
         assert path.read_bytes() == (whole / path.name).read_bytes()
