@@ -14,11 +14,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path += [str(Path(__file__).parent / name) for name in ("faults", "gpu")]
 import importable_peers  # noqa: F401
 from recording import (  # noqa: F401
+    pytest_collection_modifyitems,
     pytest_configure,
     pytest_runtest_logreport,
     pytest_sessionfinish,
     small_disk,
     straight,
+    switched_off,
     tally,
 )
 

@@ -96,6 +96,13 @@ def go(runtime: Runtime, recipe: Recipe, out: Path, options: dict[str, Any]) -> 
         return {"stopped": stop}
 
 
+def in_bfloat16(runtime: Runtime, recipe: Recipe, out: Path) -> None:
+    """For a process of its own: where a CPU has no such products, torch multiplies otherwise ever after."""
+    from vitkit.experiment.run import How, run
+
+    run(recipe, out, replace(runtime, precision="bf16"), How(workers=0, quiet=True))
+
+
 def note_batches(rank: int, out: Path) -> None:
     """From now on each process writes down which samples it trains on, where they stand, and their pixels."""
     from vitkit.experiment import run as experiment

@@ -47,7 +47,7 @@ def test_the_public_names_are_all_there():
         assert getattr(vitkit, name).__name__ == name
     assert set(vitkit.__all__) <= set(dir(vitkit))
     with pytest.raises(AttributeError, match="no attribute 'train'"):
-        vitkit.train
+        _ = vitkit.train
 
 
 def test_list_prints_every_model(capsys):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from crew import in_bfloat16, losses, together
 
 import vitkit
 from vitkit.experiment.folder import Interrupted, locked
@@ -124,7 +125,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, monkeypatch):
     before = complete(tmp_path / "checkpoints")
     usage = checkpoint.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: usage._replace(free=100))
-    with pytest.raises(CheckpointError, match="needs .* bytes and 100 are free"):
+    with pytest.raises(CheckpointError, match=r"needs .* bytes and 100 are free"):
         go(tmp_path, tiny())
     assert complete(tmp_path / "checkpoints") == before
 
@@ -135,7 +136,7 @@ def test_a_second_process_is_refused(tmp_path):
 
 
 def test_a_changed_recipe_is_refused_with_what_changed(straight):
-    with pytest.raises(ValueError, match="seed: 0 -> 1.*another --out"):
+    with pytest.raises(ValueError, match=r"seed: 0 -> 1.*another --out"):
         go(straight, tiny(seed=1))
 
 
@@ -178,12 +179,12 @@ def test_bad_files_are_named_once_and_the_run_goes_on(tmp_path, capfd):
     result = run(r, tmp_path / "run", Runtime(), How(workers=2, max_bad=0.2))
     named = capfd.readouterr().err.count("broken.png")
     assert named == 1 and result.steps == 8
-    with pytest.raises(ValueError, match="1 of .* images are unusable.*broken.png"):
+    with pytest.raises(ValueError, match=r"1 of .* images are unusable.*broken\.png"):
         run(r, tmp_path / "strict", Runtime(), How(workers=0, max_bad=0.0, quiet=True))
 
 
 def test_nothing_to_start_from_says_what_to_give(tmp_path):
-    with pytest.raises(ValueError, match="--weights FILE|NAME, or --model"):
+    with pytest.raises(ValueError, match=r"--weights FILE\|NAME, or --model"):
         go(tmp_path, tiny(model=""))
 
 
@@ -246,9 +247,8 @@ def test_bfloat16_follows_the_weights_as_they_learn(straight, tmp_path):
     r = override(
         r, ["schedule.rate=0.005", "evaluations=0", "model_options=width=32,depth=2,heads=2,hidden=32"]
     )
-    losses = {}
-    for precision in ("fp32", "bf16"):
-        run(r, tmp_path / precision, Runtime(precision=precision), How(workers=0, quiet=True))
-        losses[precision] = np.array([row["loss"] for row in rows(tmp_path / precision) if "loss" in row])
-    assert losses["fp32"][-10:].mean() < 0.7 * losses["fp32"][0]
-    assert losses["bf16"][-10:].mean() == pytest.approx(losses["fp32"][-10:].mean(), rel=0.1)
+    run(r, tmp_path / "fp32", Runtime(), How(workers=0, quiet=True))
+    together(1, in_bfloat16, r, tmp_path / "bf16")
+    full, half = (np.array(losses(tmp_path / precision)) for precision in ("fp32", "bf16"))
+    assert full[-10:].mean() < 0.7 * full[0]
+    assert half[-10:].mean() == pytest.approx(full[-10:].mean(), rel=0.1)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from crew import go as one_of_many
-from crew import losses, together
+from crew import in_bfloat16, losses, together
 from PIL import Image
 from test_cli import run
 from test_experiment import go, rows, same, tiny
@@ -226,6 +226,5 @@ def test_a_run_of_the_paper_can_be_started(tmp_path):
 
 
 def test_bfloat16_learns_the_same_to_rounding(straight, tmp_path):
-    """The last test: where a CPU has no such products, torch multiplies otherwise from then on."""
-    run_recipe(masked(), tmp_path, Runtime(precision="bf16"), How(workers=0, quiet=True))
+    together(1, in_bfloat16, masked(), tmp_path)
     assert losses(tmp_path) == pytest.approx(losses(straight), rel=0.02)

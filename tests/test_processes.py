@@ -188,9 +188,8 @@ def test_a_checkpoint_with_a_bad_part_is_passed_over_and_two_sound_ones_stay(tmp
 def test_a_damaged_newer_checkpoint_does_not_push_out_sound_ones(tmp_path):
     for step in (3, 5, 90):
         (tmp_path / f"step-{step:08d}").mkdir()
-    partial = tmp_path / "step-00000007.partial"
     (tmp_path / "step-00000004.partial").mkdir()
-    checkpoint.begin(partial)
+    partial = checkpoint.begin(tmp_path, 7)
     checkpoint.write_part(partial, 0, {})
     checkpoint.close(partial, {"step": 7})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000005", "step-00000007"]

@@ -202,9 +202,9 @@ def test_a_folder_belongs_to_one_request_and_one_plan(tmp_path):
     claim(tmp_path, plan)
     claim(tmp_path, plan)
     assert remembered(tmp_path, request.asked()) == plan
-    with pytest.raises(ValueError, match="asked for otherwise.*seeds: 1 -> 2.*another --out"):
+    with pytest.raises(ValueError, match=r"asked for otherwise.*seeds: 1 -> 2.*another --out"):
         remembered(tmp_path, replace(request, seeds=2).asked())
     other = make_plan(replace(request, steps=6), 1, lambda asked: {})
     assert any("recipe.length.steps: 5 -> 6" in one for one in differences(plan, other))
-    with pytest.raises(ValueError, match="holds another plan.*give another --out"):
+    with pytest.raises(ValueError, match=r"holds another plan.*give another --out"):
         claim(tmp_path, other)

@@ -1,6 +1,7 @@
 """Batches fetched ahead by a thread: the same ones, their end and their errors; whoever leaves waits not."""
 
-import time
+from threading import Event
+from threading import enumerate as enumerate_threads
 
 import pytest
 
@@ -23,19 +24,14 @@ def test_an_error_comes_after_the_batches_before_it():
         next(found)
 
 
-def leaving() -> float:
-    """Seconds to leave while the thread waits for room."""
-    taken = []
-    batches = ahead(taken.append(n) or {"n": n} for n in range(100))
-    next(batches)
-    time.sleep(0.12)
-    assert len(taken) == 4  # one is used, two are ready, one waits for room
-    begun = time.perf_counter()
-    batches.close()
-    assert len(taken) == 4
-    return time.perf_counter() - begun
-
-
-def test_no_more_are_taken_than_there_is_room_for_and_to_leave_takes_no_time():
+def test_no_more_are_taken_than_there_is_room_for_and_whoever_leaves_waits_for_none():
     """Which each run of a study would wait for at its end."""
-    assert min(leaving() for _ in range(3)) < 0.05
+    taken, before = [Event() for _ in range(100)], set(enumerate_threads())
+    used = ahead(event.set() or {"n": n} for n, event in enumerate(taken))
+    for n in range(3):
+        assert next(used) == {"n": n}
+        assert taken[n + 3].wait(60)  # one is used, two are ready, one waits for room
+        assert not taken[n + 4].wait(0.1)
+    (thread,) = set(enumerate_threads()) - before
+    used.close()
+    assert not thread.is_alive() and not taken[6].is_set()

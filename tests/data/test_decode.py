@@ -173,8 +173,8 @@ def path(request, monkeypatch):  # both ways through a JPEG
 
 
 def distance(pixels, reference):
-    colours = np.broadcast_to(np.atleast_3d(np.asarray(reference, float)), pixels.shape)
     assert pixels.shape == (*np.shape(reference)[:2], 3) and pixels.dtype == np.uint8
+    colours = np.broadcast_to(np.atleast_3d(np.asarray(reference, float)), pixels.shape)
     assert pixels.flags.c_contiguous and pixels.flags.writeable
     return np.abs(pixels - colours).mean()
 
@@ -215,10 +215,21 @@ def test_a_photo_comes_upright(kind, orientation, path):
     assert distance(decode(saved(kind=kind, **options)), ORIENTED[orientation]) <= (kind == "JPEG")
 
 
-def test_plain_pillow_would_fail_these_tests():
-    for data, reference in (MODES["I;16"], MODES["F"], MODES["RGBA"]):
-        assert distance(np.array(Image.open(BytesIO(data)).convert("RGB")), reference) > 20
-    assert np.array(Image.open(BytesIO(saved(exif=EXIF % 6)))).shape != ORIENTED[6].shape
+@pytest.mark.control("vitkit.data.decode._rgb")
+@pytest.mark.parametrize("name", ["I;16", "F", "RGBA", "P+tRNS"])
+def test_control_pillows_own_conversion_gives_other_pixels(name, switched_off):
+    switched_off("vitkit.data.decode._rgb", lambda image: np.array(image.convert("RGB")))
+    with pytest.raises(AssertionError):
+        test_odd_files_have_the_pixels_computed_by_hand(name, None)
+
+
+@pytest.mark.control("vitkit.data.decode._orientation")
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_control_without_its_orientation_a_photo_is_not_upright(kind, switched_off):
+    switched_off("vitkit.data.decode._orientation", lambda exif: 1)
+    test_a_photo_comes_upright(kind, 1, None)
+    with pytest.raises(AssertionError):
+        test_a_photo_comes_upright(kind, 6, None)
 
 
 @pytest.mark.parametrize("name", VARIETIES)
@@ -284,7 +295,7 @@ def mutant(data, rng):
     return data[: int(rng.integers(len(data) + 1))] if rng.random() < 0.1 else data
 
 
-def fuzzed(monkeypatch, *, most, seconds, decode=decode):
+def fuzzed(monkeypatch, *, most, seconds):
     """What became of damaged files, and the seconds and megabytes that the worst of them took."""
     rng, slowest, outcomes, files = np.random.default_rng(7), 0.0, [], list(SEEDS.values())
     start, fast, memory = time.monotonic(), decoder.simplejpeg, getrusage(RUSAGE_SELF).ru_maxrss

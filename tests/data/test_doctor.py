@@ -3,7 +3,7 @@
 import inspect
 import json
 import re
-import time
+import threading
 import unicodedata
 from dataclasses import replace
 from io import BytesIO
@@ -326,10 +326,15 @@ def test_every_remedy_is_one_line_that_says_what_to_do():
 
 
 def test_what_is_being_listed_is_told_when_that_is_slow(capfd):
+    def wait_for_it():
+        for thread in threading.enumerate():
+            if isinstance(thread, threading.Timer):
+                thread.join(60)
+
     with told_if_slow("listing", after=0.01):
-        time.sleep(0.2)
+        wait_for_it()
     with told_if_slow("quick", after=60):
         pass
     with told_if_slow("quiet", after=0.01, quiet=True):
-        time.sleep(0.2)
+        wait_for_it()
     assert capfd.readouterr().err == "listing\n"

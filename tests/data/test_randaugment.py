@@ -242,7 +242,7 @@ def test_what_cannot_be_is_refused():
     for layers, magnitude in ((-1, 10), (2, -3)):
         with pytest.raises(ValueError, match=f"{layers}, {magnitude}.*0 or more"):
             augment(image, layers, magnitude, rng())
-    with pytest.raises(ValueError, match="chance .*0 to 1"):
+    with pytest.raises(ValueError, match=r"chance .*0 to 1"):
         augment(image, 2, 10, rng(), chance=(0.8, 0.2))
     with pytest.raises(ValueError, match="'Blur'; known: AutoContrast"):
         operate("Blur", image, 10, rng())

@@ -31,7 +31,7 @@ def test_labels_of_other_images_are_an_error_that_names_both_numbers():
 
 @pytest.mark.parametrize("text", ["{", "{}", "[1, 2]", '[["a"]]', "[[1.5]]", "[[true]]"])
 def test_what_is_no_list_of_lists_of_numbers_is_an_error(text):
-    with pytest.raises(ValueError, match="r.json: "):
+    with pytest.raises(ValueError, match=r"r\.json: "):
         read_labels(text, "r.json")
 
 

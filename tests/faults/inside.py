@@ -4,6 +4,8 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
 from crew import note_batches  # noqa: E402
 from harness import die, dying, operations  # noqa: E402
+from switches import switch_off  # noqa: E402
 
 from vitkit.data import batches  # noqa: E402
 from vitkit.experiment import run as experiment  # noqa: E402
@@ -82,18 +85,18 @@ def die_in_meeting() -> None:
     runtime.dist.PrefixStore = lambda *args: die()  # type: ignore[assignment,misc]
 
 
-def slow_steps(seconds: float) -> None:
-    watch = experiment.Work.watch
-
-    def slow(self: Any, state: Any, metrics: Any) -> bool:
-        time.sleep(seconds)
-        return watch(self, state, metrics)
-
-    experiment.Work.watch = slow  # type: ignore[method-assign]
+def wait_for(path: Path, seconds: float, meanwhile: Callable[[], object] = bool) -> None:
+    end = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < end:
+        meanwhile()
+        time.sleep(0.01)
 
 
 def hold_in(what: str, step: int, folder: str, seconds: float = 60.0) -> None:
-    """Wait in a save, an evaluation or the making of the data until told to go on; say that we are there."""
+    """Wait in a save, an evaluation or the making of the data until told to go on.
+
+    Says that we are there, and that a signal was heard there.
+    """
     owner, name = {
         "save": (checkpoint.Saver, "attempt"), "evaluation": (experiment.Work, "validate"),
         "step": (experiment.Work, "watch"), "loader": (experiment.Work, "look_ahead"),
@@ -104,61 +107,64 @@ def hold_in(what: str, step: int, folder: str, seconds: float = 60.0) -> None:
         at = int(args[0].name[5:13]) if what == "save" else self.state.step
         if at >= step and not (folder_ / "there").exists():
             (folder_ / "there").touch()
-            end = time.monotonic() + seconds
-            while not (folder_ / "go").exists() and time.monotonic() < end:
-                time.sleep(0.01)
+            heard = folder_ / "heard"
+            wait_for(folder_ / "go", seconds, lambda: getattr(self, "asked", ()) and heard.touch())
         return real(self, *args)
 
     setattr(owner, name, held)
 
 
-def start_over() -> None:
+def start_over(proof: str) -> None:
     """Protection off: after a resume the data begins anew."""
     supply = experiment.supply
-    experiment.supply = lambda *args, start, **options: supply(*args, start=0, **options)
+
+    def anew(*args: Any, start: int, **options: Any) -> Any:
+        return supply(*args, start=0, **options)
+
+    switch_off("vitkit.experiment.run.supply", anew, Path(proof))
 
 
-def no_resume() -> None:
+def no_resume(proof: str) -> None:
     """Protection off: no checkpoint is ever found."""
-    experiment.latest = lambda folder: (None, [])
+    switch_off("vitkit.experiment.run.latest", lambda folder: (None, []), Path(proof))
 
 
-def other_dropout() -> None:
+def other_dropout(proof: str) -> None:
     """Protection off: dropout goes on from wherever its generator is."""
-    experiment.seed_step = lambda *args: None
+    switch_off("vitkit.experiment.run.seed_step", lambda *args: None, Path(proof))
 
 
-def no_lock() -> None:
+def no_lock(proof: str) -> None:
     """Protection off: anybody may write into a run folder."""
-    from vitkit.experiment import folder
-
-    folder.fcntl.flock = lambda *args: None
+    switch_off("vitkit.experiment.folder.locked", lambda out: nullcontext(), Path(proof))
 
 
-def slow_data(seconds: float, protected: bool) -> None:
-    """Every batch takes a while; without protection data workers answer the signals that are sent to all."""
-    make = batches.Samples.__getitems__
+def hold_data(step: int, folder: str, proof: str = "") -> None:
+    """Data workers wait at that step until told to go on; with `proof` they answer signals sent to all."""
+    make, folder_ = batches.Samples.__getitems__, Path(folder)
 
-    def slow(self: Any, places: Any) -> Any:
-        time.sleep(seconds)
+    def held(self: Any, places: Any) -> Any:
+        if self.order and places[0][0] >= step:
+            (folder_ / "there").touch()
+            wait_for(folder_ / "go", 60.0)
         return make(self, places)
 
-    batches.Samples.__getitems__ = slow  # type: ignore[method-assign]
-    if not protected:
-        batches.stay = lambda worker: None
+    batches.Samples.__getitems__ = held  # type: ignore[method-assign]
+    if proof:
+        switch_off("vitkit.data.batches.stay", lambda worker: None, Path(proof))
 
 
 def main() -> None:
     told = json.loads(os.environ["VITKIT_FAULT"])
     start, rank = (os.environ.get(name, "0") for name in ("TORCHELASTIC_RESTART_COUNT", "RANK"))
     experiment.SAVE_SECONDS = told["save"]
+    if fault := told["faults"].get(f"{start} {rank}"):
+        name, *words = fault
+        globals()[name](*words)
     out = Path(sys.argv[sys.argv.index("--out") + 1]) if "--out" in sys.argv else None
     if out:
         out.mkdir(parents=True, exist_ok=True)
         note_batches(int(rank), out)
-    if fault := told["faults"].get(f"{start} {rank}"):
-        name, *words = fault
-        globals()[name](*words)
     from vitkit import cli
 
     cli.main()

@@ -1,8 +1,10 @@
 """The promises of docs/reliability.md; run as a program it writes their table out of the record of a run."""
 
+import ast
 import json
 import re
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,8 @@ PROMISES = {
 ELSEWHERE = {  # tests that keep a promise and live with the part that they test
     "A2": ("data/test_decode.py::test_odd_files_have_the_pixels_computed_by_hand",
            "data/test_decode.py::test_a_photo_comes_upright",
-           "data/test_decode.py::test_plain_pillow_would_fail_these_tests"),
+           "data/test_decode.py::test_control_pillows_own_conversion_gives_other_pixels",
+           "data/test_decode.py::test_control_without_its_orientation_a_photo_is_not_upright"),
     "A6": ("data/test_shards.py::test_tars_that_are_not_as_they_should_be_are_refused_by_member",
            "data/test_shards.py::test_tars_cut_off_damaged_or_with_impossible_sizes_are_refused",
            "data/test_shards.py::test_an_index_that_contradicts_itself_is_refused",
@@ -51,7 +54,8 @@ ELSEWHERE = {  # tests that keep a promise and live with the part that they test
     "B9": ("test_torchrun.py::test_processes_that_die_are_started_again_and_the_run_ends_as_if_nothing_was",
            "test_torchrun.py::test_a_process_that_dies_ends_the_others_within_a_minute"),
     "C1": ("weights/test_hostile.py::test_every_hostile_file_is_refused_at_once_and_runs_nothing",
-           "weights/test_hostile.py::test_the_hostile_pickles_do_run_and_are_seen_where_nothing_guards"),
+           "weights/test_hostile.py::test_control_hostile_pickles_run_where_nothing_guards",
+           "weights/test_hostile.py::test_control_without_a_look_at_a_pickle_it_takes_time_and_memory"),
     "C3": ("test_house.py::test_nothing_that_runs_code_out_of_files_is_used",),
     "D7": ("service/test_decoders.py::test_d7_decoders_that_are_killed_are_replaced_and_nobody_notices",
            "service/test_decoders.py::test_d7_all_decoders_and_their_parent_are_killed_and_come_again",
@@ -59,18 +63,53 @@ ELSEWHERE = {  # tests that keep a promise and live with the part that they test
     "D11": ("service/test_soak.py::test_d11_nothing_grows",
             "service/test_soak.py::test_d11_control_a_leak_is_noticed"),
 }  # fmt: skip
-CONTROLS = ("would_fail", "where_nothing_guards", "control")  # in the names of tests with a protection off
+PLANTED = {  # promises of a check and not of a protection: their controls plant what it must notice
+    "C3": "faults/test_damage.py::test_C3_control_",
+    "D11": "service/test_soak.py::test_d11_control_",
+}
 
 
 def promise_of(test: str) -> str | None:
     """The promise that a test keeps, by its name or by the table."""
     named = re.search(r"::test_([ABC]\d+)_", test)
-    short = test.removeprefix("tests/")
+    short = test.removeprefix("tests/").removesuffix(" (control)")
     return named[1] if named else next((i for i, tests in ELSEWHERE.items() if short in tests), None)
 
 
-def is_control(test: str) -> bool:
-    return any(word in test.partition("::")[2] for word in CONTROLS)
+@cache
+def listed() -> dict[str, tuple[str, ...]]:
+    """All tests of this folder and those that live elsewhere, and what their markers say is switched off."""
+    elsewhere = {f"tests/{name}" for names in ELSEWHERE.values() for name in names}
+    files = {*HERE.glob("test_*.py"), *(HERE.parent.parent / name.partition("::")[0] for name in elsewhere)}
+    found = {}
+    for path in sorted(files):
+        module = ast.parse(path.read_text()).body
+        lists = {ast.unparse(n.targets[0]): n.value for n in module if isinstance(n, ast.Assign)}
+        for node in module:
+            name = f"{path.relative_to(HERE.parent.parent)}::{getattr(node, 'name', '')}"
+            if isinstance(node, ast.FunctionDef) and (
+                name in elsewhere or (path.parent == HERE and node.name.startswith("test_"))
+            ):
+                found[name] = markers(node, lists)
+    return found
+
+
+def markers(test: ast.FunctionDef, lists: dict[str, ast.expr]) -> tuple[str, ...]:
+    """The words of every pytest.mark.control above a test, also of its cases, which may be in a list."""
+    above = [node for decorator in test.decorator_list for node in ast.walk(decorator)]
+    named = [lists[node.id] for node in above if isinstance(node, ast.Name) and node.id in lists]
+    calls = [*above, *(node for value in named for node in ast.walk(value))]
+    return tuple(
+        ast.literal_eval(word)
+        for call in calls
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.mark.control"
+        for word in call.args
+    )
+
+
+def is_control(test: str, told: dict[str, Any]) -> bool:
+    """Whether a test of the record had a protection switched off, or planted what must be noticed."""
+    return bool(told.get("off")) or test.removeprefix("tests/").startswith(tuple(PLANTED.values()))
 
 
 def row(identity: str, tests: dict[str, dict[str, Any]]) -> str:
@@ -80,13 +119,13 @@ def row(identity: str, tests: dict[str, dict[str, Any]]) -> str:
     for told in mine.values():
         for word, number in told["tally"].items():
             counts[word] = counts.get(word, 0) + number
-    cases = sum(told["passed"] for name, told in mine.items() if not is_control(name))
+    cases = sum(told["passed"] for name, told in mine.items() if not is_control(name, told))
     figures = [f"{int(number):,} {word.replace('_', ' ')}" for word, number in counts.items() if number]
     failed = sum(told["failed"] for told in mine.values())
     skipped = sum(told["skipped"] for told in mine.values())
     figures += [f"**{failed} failed**"] if failed else []
     figures += [f"{skipped} skipped"] if skipped else []
-    controls = sum(told["passed"] for name, told in mine.items() if is_control(name))
+    controls = sum(told["passed"] for name, told in mine.items() if is_control(name, told))
     shown = "; ".join([f"{cases} tests", *figures])
     return (
         f"| {PROMISES[identity]} | {identity} | {', '.join(f'`{f}`' for f in files)} | {shown} | {controls} |"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from switches import complaints, resolved, switch_off
 
 TESTS = Path(__file__).parent.parent
 sys.path += [  # whose tests and makers are used again
@@ -22,6 +23,42 @@ RECORD: dict[str, dict[str, Any]] = {}
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "faults: bad input and broken machines; run by make faults")
+    config.addinivalue_line("markers", "control(*targets): with these protections of vitkit switched off")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("control"):
+            assert "switched_off" in getattr(item, "fixturenames", ()), f"{item.nodeid} switches nothing off"
+
+
+class SwitchedOff:
+    """switched_off("vitkit.x.y", instead): until the test ends. Other processes get its `proof`."""
+
+    def __init__(self, proof: Path, put: Callable[..., None]):
+        self.proof, self.put = proof, put
+
+    def __call__(self, target: str, instead: Callable[..., Any]) -> None:
+        switch_off(target, instead, self.proof, self.put)
+
+
+@pytest.fixture
+def switched_off(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+    record_property: Callable[[str, object], None],
+) -> Iterator[SwitchedOff]:
+    """For controls: all that the marker names, and nothing else, is switched off and called in the test."""
+    marker = request.node.get_closest_marker("control")
+    targets: tuple[str, ...] = marker.args if marker else ()
+    for target in targets:
+        resolved(target)
+        record_property("off", target)
+    proof = tmp_path_factory.mktemp("off")
+    yield SwitchedOff(proof, monkeypatch.setattr)
+    wrong = complaints(proof, targets)
+    assert not wrong, "; ".join(wrong)
 
 
 @pytest.fixture
@@ -38,9 +75,12 @@ def tally(record_property: Callable[[str, object], None]) -> Callable[..., None]
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when != "call" and report.outcome == "passed":
         return
-    name = report.nodeid.partition("[")[0] + ("[control]" if report.nodeid.endswith("[control]") else "")
+    targets = {str(target) for key, target in report.user_properties if key == "off"}
+    name = report.nodeid.partition("[")[0] + (" (control)" if targets else "")
     told = RECORD.setdefault(name, {"passed": 0, "failed": 0, "skipped": 0, "seconds": 0.0, "tally": {}})
     told[report.outcome] += 1
+    if targets:
+        told["off"] = sorted(targets.union(told.get("off", ())))
     told["seconds"] += report.duration
     for key, number in report.user_properties if report.when == "call" else ():
         if key.startswith("tally "):

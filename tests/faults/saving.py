@@ -1,11 +1,10 @@
 """A training state small enough to save a thousand times, and saves of it in a process that may die."""
 
-import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 if __name__ == "__main__":  # under strace
@@ -14,13 +13,18 @@ if __name__ == "__main__":  # under strace
 import torch
 from crew import forks
 from harness import dying, operations
+from switches import switch_off
 
 from vitkit.training import checkpoint
-from vitkit.training.checkpoint import Saver, latest, load_checkpoint
+from vitkit.training.checkpoint import Saver, complete, latest, load_checkpoint
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.step import TrainState
 
 OLD, NEW = 3, 4  # steps of the checkpoint that is there and of the one that is being written
+IN_PLACE: dict[str, Callable[..., Any]] = {  # protection off: a checkpoint is written over the newest one
+    "vitkit.training.checkpoint.begin": lambda folder, step: complete(folder)[-1],
+    "vitkit.training.checkpoint.publish": lambda partial: partial,
+}
 
 
 def state_at(step: int, width: int = 8) -> TrainState:
@@ -77,32 +81,34 @@ def count(folder: Path) -> list[str]:
     return kinds
 
 
-def die_saving(folder: Path, number: int, torn: bool) -> None:
+def write_in_place(proof: Path | None) -> None:
+    """In a process of its own; None: the protection stays on."""
+    for target, instead in IN_PLACE.items() if proof else ():
+        switch_off(target, instead, proof)
+
+
+def die_saving(folder: Path, number: int, torn: bool, proof: Path | None = None) -> None:
+    write_in_place(proof)
     with operations(dying(number, torn=torn)):
         save(folder, NEW)
 
 
-def die_saving_in_place(folder: Path, number: int, torn: bool) -> None:
-    """Protection off: one file, written over the old one."""
-    with operations(dying(number, torn=torn)):
-        (folder / "last.json").write_text(json.dumps(dict.fromkeys("abcdef", NEW)))
+def die_saving_aside(folder: Path, point: str) -> None:
+    """kill -9 as the thread beside the training comes to that function of its work."""
+    there = Event()
 
+    def held(*args: Any) -> None:
+        there.set()
+        Event().wait()
 
-def die_saving_aside(folder: Path, seconds: float) -> None:
-    """kill -9 while the thread beside the training writes."""
-    write = checkpoint.write_part
-
-    def slow(*args: Any) -> None:
-        write(*args)
-        time.sleep(1.0)
-
-    checkpoint.write_part = slow
+    setattr(checkpoint, point, held)
     Saver(folder, aside=True).save(state_at(NEW), {"best": NEW})
-    time.sleep(seconds)
+    assert there.wait(60)
     os.kill(os.getpid(), 9)
 
 
 if __name__ == "__main__":
-    if "no-flush" in sys.argv:  # protection off
-        checkpoint.flush = lambda path: None
-    save(Path(sys.argv[1]), NEW)
+    folder, *proof = map(Path, sys.argv[1:])
+    if proof:  # protection off
+        switch_off("vitkit.training.checkpoint.flush", lambda path: None, proof[0])
+    save(folder, NEW)

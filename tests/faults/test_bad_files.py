@@ -78,7 +78,8 @@ def test_A1_each_bad_file_is_named_once_and_every_other_is_used_once(
     tally(files=len(names) - GOOD, runs=1)
 
 
-def test_A1_control_a_file_taken_in_the_place_of_a_bad_one_is_noticed(folder, tmp_path, monkeypatch):
+@pytest.mark.control("vitkit.data.batches.Samples.__getitems__")
+def test_A1_control_a_file_taken_in_the_place_of_a_bad_one_is_noticed(folder, monkeypatch, switched_off):
     """As libraries do: the next sample, without a word."""
     root, names = folder
     source = open_data(root)["train"]
@@ -96,32 +97,22 @@ def test_A1_control_a_file_taken_in_the_place_of_a_bad_one_is_noticed(folder, tm
         return made | {"index": made["index"].new_tensor(wanted[: len(made["index"])])}, []
 
     seen = watched(monkeypatch)
-    monkeypatch.setattr(batches.Samples, "__getitems__", substituting)
+    switched_off("vitkit.data.batches.Samples.__getitems__", substituting)
     view, order = View(size=(8, 8), crop="squash"), Order(len(source), 251)
     for _ in zip(range(2 * len(source) // 251), batches.train_batches(source, view, order), strict=False):
         pass
     assert not each_once(seen, names)
 
 
-def test_A1_control_a_decoder_that_knows_os_errors_only_ends_the_run(folder):
-    """Opened inside a try and converted outside of it: most libraries' way."""
-    from io import BytesIO
-
-    from PIL import Image
-
+@pytest.mark.control("vitkit.data.decode._refusal")
+def test_A1_control_an_error_of_pillow_that_is_passed_on_ends_the_run(folder, tmp_path, switched_off):
     root, names = folder
-    ended = set()
-    for name, kind in names.items():
-        if kind in KINDS and kind not in ("pipe", "closed", "169 megapixels", "361 megapixels"):
-            try:
-                try:
-                    image = Image.open(BytesIO((root / name).read_bytes()))
-                except OSError:
-                    continue
-                image.convert("RGB")
-            except Exception:
-                ended.add(kind)
-    assert len(ended) >= 8
+    switched_off("vitkit.data.decode._refusal", lambda kind, error: error)
+    try:
+        code = finetune(root, names, tmp_path / "run", "--workers", 0, "--max-bad", 0.5)
+    except Exception as error:
+        code = type(error).__name__
+    assert code != 0 and not (tmp_path / "run" / "model.safetensors").exists()
 
 
 def test_A1_reasons_are_those_of_the_kinds(folder):
@@ -150,7 +141,7 @@ def test_A1_before_training_a_look_at_some_images_tells(folder):
     with pytest.raises(TooManyBad, match="63 of 1255 images are unusable"):
         preflight(source, BadFiles(), workers=2)  # 1,000 of 1,255: enough to know
     told: list[str] = []
-    with pytest.raises(TooManyBad, match="of 400 images looked at, .* 5% are allowed; the first: 'train/"):
+    with pytest.raises(TooManyBad, match=r"of 400 images looked at, .* 5% are allowed; the first: 'train/"):
         preflight(source, BadFiles(report=lambda key, why: told.append(key)), sample=400, workers=2)
     assert 20 < len(told) < 63 and len(set(told)) == len(told)
     preflight(source, BadFiles(allowed=0.15), workers=2)

@@ -1,25 +1,20 @@
 """A5, A6, C2, C3: longer fuzzing of images and weight files, and what must fail where nothing guards."""
 
-import os
-import pickle
 import re
 import subprocess
 import sys
-import warnings
-from io import BytesIO
+import tarfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 import test_decode
 import test_fuzz as fuzzing
 import test_shards
 from harness import scaled
-from PIL import Image
 
-from vitkit.data import archives
 from vitkit.data.index import INDEX
-from vitkit.data.tars import index_shards
+from vitkit.data.shards import write_shards
+from vitkit.data.sources import from_rows
 
 pytestmark = pytest.mark.faults
 
@@ -32,36 +27,49 @@ def test_A5_damaged_images_raise_nothing_but_bad_image(monkeypatch, tally):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_A5_control_plain_pillow_lets_other_errors_through(monkeypatch):
-    leaks = set()
-
-    def plain(data, max_pixels):
-        try:
-            with warnings.catch_warnings(action="ignore"):
-                return np.array(Image.open(BytesIO(data)).convert("RGB"))
-        except OSError:
-            raise test_decode.BadImage("damaged", "as told") from None
-        except Exception as error:
-            leaks.add(type(error).__name__)
-            return np.zeros((1, 1, 3), np.uint8)
-
-    test_decode.fuzzed(monkeypatch, most=3000, seconds=20, decode=plain)
-    assert leaks
+@pytest.mark.control("vitkit.data.decode._refusal")
+def test_A5_control_an_error_of_pillow_that_is_passed_on_is_another(monkeypatch, switched_off):
+    switched_off("vitkit.data.decode._refusal", lambda kind, error: error)
+    with pytest.raises(Exception) as caught:
+        test_decode.fuzzed(monkeypatch, most=3000, seconds=60)
+    assert not isinstance(caught.value, test_decode.BadImage)
 
 
-def test_A6_control_without_the_check_of_names_a_shard_leads_out_of_itself(tmp_path, monkeypatch):
-    test_shards.tar(tmp_path / "x.tar", [("../a.jpg", test_shards.picture(1)), ("../a.cls", b"0")])
-    with pytest.raises(ValueError, match="leads out"):
-        index_shards(tmp_path)
-    monkeypatch.setattr(archives, "check_name", lambda path, name: None)
-    index_shards(tmp_path)
-    assert (tmp_path / INDEX).exists()
+def used(folder: Path, members: list, refusal: str) -> None:
+    """Members for which a shard is to be refused are in an index."""
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        test_shards.test_tars_that_are_not_as_they_should_be_are_refused_by_member(folder, members, refusal)
+    assert (folder / INDEX).exists()
 
 
-def test_A6_control_the_code_in_those_shards_does_run_where_it_is_unpickled(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    pickle.loads(test_shards.CODE)
-    assert os.path.exists("owned")
+@pytest.mark.control("vitkit.data.archives.check_name")
+def test_A6_control_without_the_check_of_names_a_shard_leads_out_of_itself(tmp_path, switched_off):
+    switched_off("vitkit.data.archives.check_name", lambda path, name: None)
+    used(tmp_path, [("../a.jpg", test_shards.picture(1)), ("../a.cls", b"0")], "a name that leads out")
+
+
+@pytest.mark.control("vitkit.data.tars.check_member")
+def test_A6_control_without_the_check_of_members_a_shard_may_hold_links(tmp_path, switched_off):
+    switched_off("vitkit.data.tars.check_member", lambda where, member: None)
+    link = {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}
+    used(tmp_path, [("a.jpg", link), ("a.cls", b"0")], "a link, device")
+
+
+@pytest.mark.control("vitkit.data.index.check_shards")
+def test_A6_control_without_the_check_of_its_shards_an_index_leads_out_of_its_folder(tmp_path, switched_off):
+    rows = [(str(i), "c") for i in range(14)]
+    source = from_rows("x", rows, lambda key: test_shards.picture(int(key)))
+    write_shards({"train": source}, tmp_path / "shards", images=7)
+    (tmp_path / "shards" / "train-000000.tar").rename(tmp_path / "x.tar")
+
+    def elsewhere(header):
+        header["splits"]["train"]["shards"][0][0] = "../x.tar"
+
+    switched_off("vitkit.data.index.check_shards", lambda shards, numbers: list(numbers))
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        test_shards.test_an_index_that_contradicts_itself_is_refused(
+            tmp_path / "shards", elsewhere, "is no name for a shard"
+        )
 
 
 @pytest.mark.parametrize("name", fuzzing.NAMES)
@@ -72,11 +80,11 @@ def test_C2_damaged_weight_files_load_or_are_refused(name, tmp_path, tally):
     tally(files=tries)
 
 
-def test_C2_control_a_loader_that_guards_nothing_leaks_its_libraries_errors(tmp_path, monkeypatch):
-    from safetensors.torch import load_file
-
-    monkeypatch.setattr(fuzzing.vitkit, "load", lambda path, **_: load_file(path))
-    assert fuzzing.fuzzed(tmp_path, "own.safetensors", 50)[1]
+@pytest.mark.control("vitkit.weights.archive.untrusted")
+@pytest.mark.parametrize("name", fuzzing.NAMES)
+def test_C2_control_errors_of_libraries_that_are_passed_on_are_others(name, tmp_path, switched_off):
+    switched_off("vitkit.weights.archive.untrusted", lambda path, error: error)
+    assert fuzzing.fuzzed(tmp_path, name, 50)[1]
 
 
 BAD = {
@@ -102,6 +110,8 @@ def test_C3_control_the_style_check_refuses_code_that_runs_files(rule, tally):
     ]
     done = subprocess.run(words, input=BAD[rule], capture_output=True, text=True, cwd=root)
     assert done.returncode == 1 and rule in done.stdout
+    without = [*words[:-1], "--isolated", "-"]  # without our settings it passes
+    assert subprocess.run(without, input=BAD[rule], capture_output=True, text=True, cwd=root).returncode == 0
     tally(rules=1)
 
 

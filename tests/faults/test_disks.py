@@ -10,10 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from harness import cold, command, outcome, scaled
 from PIL import Image
-from saving import NEW, OLD, elsewhere, loaded, save
+from saving import NEW, OLD, elsewhere, loaded, save, write_in_place
 from test_cli import run
 
 from vitkit.data.index import INDEX
@@ -71,37 +70,35 @@ def leave(disk: Path, free: int) -> None:
         file.write(bytes(max(0, status.f_bavail * status.f_frsize - free)))
 
 
-def limited(folder: Path, most: int) -> None:
-    """Protection on: a save in a process whose files may not be larger."""
+def limited(folder: Path, most: int, proof: Path | None = None) -> None:
+    """A save in a process whose files may not be larger; with `proof` it is written over the old one."""
+    write_in_place(proof)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     try:
         save(folder, NEW, WIDTH)
     except CheckpointError as error:
-        sys.exit(5 if "File too large" in str(error) and f"step-{NEW:08d}" in str(error) else 6)
+        sys.exit(5 if "File too large" in str(error) and f"{folder}/step-" in str(error) else 6)
 
 
 @pytest.mark.parametrize("level", LEVELS[:: scaled(4, 2)])
 def test_B4_the_same_by_a_limit_on_files_where_nothing_can_be_mounted(level, tmp_path, tally):
-    save(tmp_path, OLD, WIDTH)
-    size = size_of(tmp_path)
-    code = elsewhere(limited, tmp_path, int(level * size))
-    assert code == (5 if level < 1 else 0)
-    assert loaded(tmp_path, WIDTH) == (OLD if level < 1 else NEW) and not list(tmp_path.glob("*.partial"))
+    assert left(tmp_path, level) == (OLD if level < 1 else NEW) and not list(tmp_path.glob("*.partial"))
     tally(limits=1)
 
 
-def test_B4_control_a_file_written_over_the_old_one_is_lost(small_disk):
-    disk = small_disk(8 * 2**20)
-    state = {"weight": torch.zeros(10**6)}
-    torch.save(state, disk / "last.pt")
-    leave(disk, 0)
-    (disk / "last.pt").write_bytes(b"")  # the space of the old one is taken by somebody else
-    leave(disk, 2 * 10**6)
-    with pytest.raises((OSError, RuntimeError)):
-        torch.save(state, disk / "last.pt")
-    with pytest.raises((OSError, RuntimeError, EOFError)):
-        torch.load(disk / "last.pt", weights_only=True)
+def left(folder: Path, level: float, proof: Path | None = None) -> int | None:
+    """What can be loaded after a save for which there is only such a part of the room that it needs."""
+    save(folder, OLD, WIDTH)
+    code = elsewhere(limited, folder, int(level * size_of(folder)), proof)
+    assert code == (5 if level < 1 else 0)
+    return loaded(folder, WIDTH)
+
+
+@pytest.mark.control("vitkit.training.checkpoint.begin", "vitkit.training.checkpoint.publish")
+def test_B4_control_a_checkpoint_written_over_the_old_one_is_lost(tmp_path, switched_off):
+    assert left(tmp_path / "room", 1.1, switched_off.proof) == NEW
+    assert left(tmp_path / "no room", 0.5, switched_off.proof) is None, "neither the old one nor the new"
 
 
 @pytest.mark.parametrize("kilobytes", scaled([0, 1100], [0, 60, 600, 1100, 1400]))
@@ -159,8 +156,9 @@ def test_B4_shards_on_a_full_disk_are_whole_or_not_there_and_completed_later(
     tally(shard_levels=1)
 
 
+@pytest.mark.control("vitkit.data.shards.replaced")
 def test_B4_control_shards_written_under_their_own_names_are_cut_off(
-    photos, small_disk, tmp_path, monkeypatch
+    photos, small_disk, tmp_path, monkeypatch, switched_off
 ):
     from contextlib import contextmanager
 
@@ -173,7 +171,7 @@ def test_B4_control_shards_written_under_their_own_names_are_cut_off(
     shard(str(photos), tmp_path / "whole")
     disk = small_disk(8 * 2**20)
     (out := disk / "shards").mkdir()
-    monkeypatch.setattr("vitkit.data.shards.replaced", careless)
+    switched_off("vitkit.data.shards.replaced", careless)
     leave(disk, size_of(tmp_path / "whole") // 2)
     assert run("shard", photos, out) == 1
     whole = content(tmp_path / "whole")
@@ -206,7 +204,10 @@ def test_B4_a_run_whose_report_does_not_fit_is_a_finished_run(small_disk, monkey
     tally(reports=3)
 
 
-def test_B4_control_an_error_in_a_report_that_is_not_held_back_ends_the_run(tmp_path, monkeypatch):
+@pytest.mark.control("vitkit.experiment.evidence.harmless")
+def test_B4_control_an_error_in_a_report_that_is_not_held_back_ends_the_run(
+    tmp_path, monkeypatch, switched_off
+):
     from contextlib import nullcontext
 
     from test_experiment import tiny
@@ -219,7 +220,7 @@ def test_B4_control_an_error_in_a_report_that_is_not_held_back_ends_the_run(tmp_
     def full(path, content):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(evidence, "harmless", lambda what, say: nullcontext())
+    switched_off("vitkit.experiment.evidence.harmless", lambda what, say: nullcontext())
     monkeypatch.setattr(evidence, "keep", full)
     with pytest.raises(OSError, match="No space left"):
         train(tiny(), tmp_path, Runtime(), How(workers=0, quiet=True))

@@ -197,23 +197,26 @@ def test_A3_any_names_are_classes(tmp_path_factory, names):
     assert set(labelled(found).items()) == {(f"{name}/x.png", name) for name in names}
 
 
-def test_A3_control_hidden_folders_become_classes_where_nobody_looks(tmp_path, monkeypatch):
+@pytest.mark.control("vitkit.data.sources.walk")
+def test_A3_control_hidden_folders_become_classes_where_nobody_looks(tmp_path, switched_off, tally):
     def careless(root):
         return (str(p.relative_to(root)) for p in root.rglob("*") if p.is_file())
 
-    write(tmp_path, [*TWO, ".ipynb_checkpoints/a.png"])
-    assert open_data(tmp_path)["all"].classes == ("cat", "dog")
-    monkeypatch.setattr(sources, "walk", careless)
-    assert ".ipynb_checkpoints" in open_data(tmp_path)["all"].classes
+    switched_off("vitkit.data.sources.walk", careless)
+    with pytest.raises(AssertionError):
+        test_A3_a_folder_is_what_it_looks_like("hidden folder", tmp_path, tally)
+    assert ".ipynb_checkpoints" in open_data(tmp_path / "data")["all"].classes
 
 
-def test_A3_control_without_common_classes_a_missing_one_shifts_the_labels(tmp_path, monkeypatch):
-    import vitkit.data.splits as splits
-
-    write(tmp_path, ["train/cat/1.png", "train/dog/2.png", "val/dog/3.png", "test/dog/4.png"])
-    assert complete(open_data(tmp_path))["val"].labels.tolist() == [1]
-    monkeypatch.setattr(splits, "same_classes", lambda source, classes, name="": source)
-    assert complete(open_data(tmp_path))["val"].labels.tolist() == [0], "a dog is called a cat"
+@pytest.mark.control("vitkit.data.splits.same_classes")
+def test_A3_control_without_common_classes_a_missing_one_shifts_the_labels(tmp_path, switched_off, tally):
+    case = CASES["class missing in val"].make
+    write(tmp_path / "before", case)
+    assert complete(open_data(tmp_path / "before"))["val"].labels.tolist() == [1]
+    switched_off("vitkit.data.splits.same_classes", lambda source, classes, name="": source)
+    assert complete(open_data(tmp_path / "before"))["val"].labels.tolist() == [0], "a dog is called a cat"
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        test_A3_a_folder_is_what_it_looks_like("class only in val", tmp_path, tally)
 
 
 def test_A3_a_hundred_thousand_files_are_listed_in_seconds(tmp_path, tally):

@@ -66,11 +66,20 @@ def test_B1_a_killed_run_ends_like_one_that_nobody_touched(name, straight, tmp_p
     tally(in_evaluations=kinds.count("die_in_evaluation"), runs=1)
 
 
-@pytest.mark.parametrize("off", ["start_over", "other_dropout"])
-def test_B1_control_without_its_place_in_the_data_or_its_seeds_a_resumed_run_differs(off, straight, tmp_path):
+FORGETFUL = [
+    pytest.param("start_over", marks=pytest.mark.control("vitkit.experiment.run.supply")),
+    pytest.param("other_dropout", marks=pytest.mark.control("vitkit.experiment.run.seed_step")),
+]
+
+
+@pytest.mark.parametrize("off", FORGETFUL)
+def test_B1_control_without_its_place_in_the_data_or_its_seeds_a_resumed_run_differs(
+    off, straight, tmp_path, switched_off
+):
     out, told = tmp_path / "run", tmp_path / "told.txt"
     killed(out, told, ("die_at_step", 9), random.Random(0))
-    assert cold(command(out), told, fault=(off,)).wait(180) == 0, told.read_text()[-2000:]
+    fault = (off, str(switched_off.proof))
+    assert cold(command(out), told, fault=fault).wait(180) == 0, told.read_text()[-2000:]
     with pytest.raises(AssertionError):
         assert outcome(out) == straight
 
@@ -110,34 +119,43 @@ def test_B7_a_second_interrupt_ends_at_once_and_nothing_is_lost(straight, tmp_pa
     run = cold(command(out), told, fault=("hold_in", "step", 9, str(folder)))
     until(lambda: (folder / "there").exists())
     os.killpg(run.pid, signal.SIGINT)
-    time.sleep(0.3)
+    until(lambda: (folder / "heard").exists())  # or both would count as one
     os.killpg(run.pid, signal.SIGINT)
     assert run.wait(20) == 130 and "Traceback" not in told.read_text()
     assert cold(command(out), told).wait(180) == 0
     assert outcome(out) == straight
 
 
-@pytest.mark.parametrize("protected", [True, False], ids=["on", "control"])
-def test_B7_workers_that_answer_signals_themselves_lose_the_save(protected, tmp_path):
-    """The loop waits for slow data when the signal comes, so it hears of its workers first."""
+DEAF = [True, pytest.param(False, marks=pytest.mark.control("vitkit.data.batches.stay"))]
+
+
+@pytest.mark.parametrize("protected", DEAF, ids=["on", "control"])
+def test_B7_workers_that_answer_signals_themselves_lose_the_save(protected, tmp_path, switched_off):
+    """The loop waits for the data of step 2 when the signal comes, so it hears of its workers first."""
     out, told = tmp_path / "run", tmp_path / "told.txt"
-    run = cold(command(out, workers=2), told, save=300.0, fault=("slow_data", 0.4, protected))
-    until(lambda: len(rows_so_far(out)) >= 2 or run.poll() is not None)
-    time.sleep(0.1)
+    fault = ("hold_data", 2, str(tmp_path), *(() if protected else (str(switched_off.proof),)))
+    run = cold(command(out, workers=2), told, save=300.0, fault=fault)
+    until(lambda: (len(rows_so_far(out)) == 2 and (tmp_path / "there").exists()) or run.poll() is not None)
     os.killpg(run.pid, signal.SIGTERM)
+    (tmp_path / "go").touch()
     code = run.wait(60)
     saved = complete(out / "checkpoints") if (out / "checkpoints").exists() else []
     assert (code == 143 and len(saved) == 1) is protected, told.read_text()[-2000:]
     assert "Traceback" not in told.read_text()
 
 
-@pytest.mark.parametrize("protected", [True, False], ids=["on", "control"])
-def test_B14_a_folder_belongs_to_one_process_and_a_dead_ones_lock_to_nobody(protected, straight, tmp_path):
+LOCKED = [True, pytest.param(False, marks=pytest.mark.control("vitkit.experiment.folder.locked"))]
+
+
+@pytest.mark.parametrize("protected", LOCKED, ids=["on", "control"])
+def test_B14_a_folder_belongs_to_one_process_and_a_dead_ones_lock_to_nobody(
+    protected, straight, tmp_path, switched_off
+):
     out, told, folder = tmp_path / "run", tmp_path / "told.txt", tmp_path
     first = cold(command(out), tmp_path / "first.txt", fault=("hold_in", "step", 5, str(folder)))
     try:
         until(lambda: (folder / "there").exists())
-        second = cold(command(out), told, fault=() if protected else ("no_lock",))
+        second = cold(command(out), told, fault=() if protected else ("no_lock", str(switched_off.proof)))
         refused = second.wait(120) == 2 and f"is in use by process {first.pid} on " in told.read_text()
         assert refused is protected
     finally:

@@ -2,45 +2,51 @@
 
 import json
 import os
-import re
 
 import pytest
-from promises import ELSEWHERE, HERE, PAGE, PROMISES, RECORD, is_control, promise_of, written
+from promises import ELSEWHERE, PAGE, PLANTED, PROMISES, RECORD, listed, promise_of, written
+from switches import complaints, resolved, switch_off
+
+from vitkit.training import checkpoint
 
 IDS = [f"{room}{n}" for room, last in (("A", 6), ("B", 16), ("C", 3)) for n in range(1, last + 1)]
 IDS += ["D7", "D11"]  # the rest of the service's are told in docs/serving.md
 
 
-def listed() -> list[str]:
-    """All tests of this folder, and those that live elsewhere."""
-    found = [
-        f"tests/faults/{path.name}::{name}"
-        for path in HERE.glob("test_*.py")
-        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)
-    ]
-    return found + [f"tests/{name}" for names in ELSEWHERE.values() for name in names]
-
-
 @pytest.mark.parametrize("identity", IDS)
-def test_a_promise_has_a_test_and_one_that_must_fail_without_it(identity):
-    mine = [test for test in listed() if promise_of(test) == identity]
-    assert identity in PROMISES and any(not is_control(test) for test in mine)
-    assert any(is_control(test) or "control" in text(test) for test in mine)
-
-
-def text(test: str) -> str:
-    """A test and what is written above it: the identity of a case may say that it is the control."""
-    path, name = test.removeprefix("tests/").split("::")
-    source = (HERE.parent / path).read_text()
-    at = source.index(f"def {name}(")
-    return source[source.rindex("\n\n\n", 0, at) : at]
+def test_a_promise_has_a_test_and_a_control_that_switches_its_protection_off(identity):
+    mine = {test: targets for test, targets in listed().items() if promise_of(test) == identity}
+    assert identity in PROMISES and any("control" not in test for test in mine)
+    controls = [target for targets in mine.values() for target in targets]
+    for target in controls:
+        resolved(target)
+    planted = [test for test in mine if test.startswith(f"tests/{PLANTED.get(identity, '-')}")]
+    assert planted if identity in PLANTED else controls
 
 
 def test_tests_that_live_elsewhere_are_there():
-    for names in ELSEWHERE.values():
-        for name in names:
-            path, test = name.split("::")
-            assert f"def {test}(" in (HERE.parent / path).read_text()
+    assert {f"tests/{name}" for names in ELSEWHERE.values() for name in names} <= set(listed())
+
+
+def test_a_test_that_is_called_a_control_is_one():
+    named = [test for test in listed() if "_control_" in test and promise_of(test) not in (None, *PLANTED)]
+    assert len(named) > 20 and all(listed()[test] for test in named)
+
+
+@pytest.mark.parametrize(
+    "target", ["pickle.loads", "vitkit.experiment.folder.fcntl.flock", "vitkit.data.batches.GLANCE"]
+)
+def test_only_what_vitkit_does_can_be_switched_off(target):
+    with pytest.raises(AssertionError, match=r"switch off|is of"):
+        resolved(target)
+
+
+def test_what_is_off_and_never_called_is_noticed(tmp_path, monkeypatch):
+    target = "vitkit.training.checkpoint.flush"
+    switch_off(target, lambda path: "off", tmp_path, monkeypatch.setattr)
+    assert complaints(tmp_path, (target,)) == [f"{target} was not called while it was off"]
+    assert checkpoint.flush(tmp_path) == "off" and not complaints(tmp_path, (target,))
+    assert complaints(tmp_path, ()) == [f"{target} was off, which its marker does not say"]
 
 
 @pytest.mark.skipif("VITKIT_FAULTS_RECORD" in os.environ, reason="the table is written after this run")

@@ -117,10 +117,20 @@ def test_B9_a_process_that_hears_nothing_of_the_other_is_ended_too(straights, tm
     tally(kills=1, runs=1)
 
 
-@pytest.mark.parametrize("off", scaled(["no_resume"], ["no_resume", "start_over", "other_dropout"]))
-def test_B9_control_restarted_without_checkpoint_place_or_seeds_a_run_differs(off, straights, tmp_path):
+FORGETFUL = [
+    pytest.param("no_resume", marks=pytest.mark.control("vitkit.experiment.run.latest")),
+    pytest.param("start_over", marks=pytest.mark.control("vitkit.experiment.run.supply")),
+    pytest.param("other_dropout", marks=pytest.mark.control("vitkit.experiment.run.seed_step")),
+]
+
+
+@pytest.mark.parametrize("off", scaled(FORGETFUL[:1], FORGETFUL))
+def test_B9_control_restarted_without_checkpoint_place_or_seeds_a_run_differs(
+    off, straights, tmp_path, switched_off
+):
     out, told = tmp_path / "run", tmp_path / "told.txt"
-    faults: dict[tuple[int, int], Fault] = {(0, 1): ("die_at_step", 9), (1, 0): (off,), (1, 1): (off,)}
+    fault = (off, str(switched_off.proof))
+    faults: dict[tuple[int, int], Fault] = {(0, 1): ("die_at_step", 9), (1, 0): fault, (1, 1): fault}
     straight = straights("ddp")
     watched(crowd(words(out, "ddp"), told, faults), out, told)
     with pytest.raises(AssertionError):

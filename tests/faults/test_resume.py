@@ -2,17 +2,18 @@
 
 import json
 import shutil
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 from make_golden import FILES, GOLDEN, logits, tiny
 
 import vitkit
-from vitkit.experiment import folder as folders
 from vitkit.experiment.run import How, run
 from vitkit.recipes.recipe import from_json, override
 from vitkit.training.checkpoint import complete, latest
 from vitkit.training.runtime import Runtime
+from vitkit.weights.card import from_json as from_card
 
 pytestmark = pytest.mark.faults
 REFUSED = {
@@ -90,10 +91,15 @@ def pretend(path: Path, what: str) -> None:
     (path / checkpoint.MANIFEST).write_text(json.dumps(hashes))
 
 
-def test_B15_control_without_the_check_a_changed_recipe_goes_on_as_if_it_were_the_same(begun, monkeypatch):
-    monkeypatch.setattr(folders, "claim", lambda out, recipe: None)
-    found = go(begun, override(tiny(), [REFUSED["rate"]]))
-    assert found.steps == 6 and found.test["loss"] != pytest.approx(told()["run"], abs=1e-3)
+@pytest.mark.control("vitkit.experiment.folder.claim")
+def test_B15_control_without_the_check_a_changed_recipe_goes_on_as_if_it_were_the_same(
+    begun, switched_off, tally
+):
+    switched_off("vitkit.experiment.folder.claim", lambda out, recipe: None)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        test_B15_what_would_change_the_run_is_refused_by_name("rate", begun, tally)
+    found = json.loads((begun / "result.json").read_text())
+    assert found["steps"] == 6 and found["test"]["loss"] != pytest.approx(told()["run"], abs=1e-3)
 
 
 def told() -> dict:
@@ -122,11 +128,30 @@ def test_B16_a_run_that_was_begun_goes_on_to_the_same_end(begun, tally):
     tally(runs=1)
 
 
-def test_B16_control_another_weight_gives_other_answers(tmp_path):
-    model = vitkit.load(GOLDEN / "own.safetensors")
-    model.head.bias.data[1] += 1e-4
-    vitkit.save(model, tmp_path / "own.safetensors")
-    assert furthest(logits(tmp_path / "own.safetensors"), told()["vitkit"]) > 1e-6
+@pytest.mark.control("vitkit.weights.load.from_json")
+@pytest.mark.parametrize("format", ["vitkit", "official"])
+def test_B16_control_a_model_without_the_numerics_of_its_card_means_something_else(
+    format, switched_off, tally
+):
+    def usual(text):
+        card = from_card(text)
+        return replace(card, config=replace(card.config, gelu="tanh"))
+
+    switched_off("vitkit.weights.load.from_json", usual)
+    with pytest.raises(AssertionError):
+        test_B16_a_model_file_of_every_format_means_what_it_meant(format, tally)
+
+
+def without_defaults(kind, told):
+    """Protection off: a recipe that lacks a field which came later is not read."""
+    return kind(**{field.name: told[field.name] for field in fields(kind)})
+
+
+@pytest.mark.control("vitkit.recipes.recipe.build")
+def test_B16_control_a_run_of_before_a_field_came_does_not_go_on(begun, switched_off, tally):
+    switched_off("vitkit.recipes.recipe.build", without_defaults)
+    with pytest.raises(KeyError, match="draws"):
+        test_B16_a_run_that_was_begun_goes_on_to_the_same_end(begun, tally)
 
 
 def test_B16_the_golden_files_stay_small():

@@ -7,8 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
+from threading import Event, Lock
 
 import pytest
 import saving
@@ -17,7 +17,6 @@ from saving import NEW, OLD, change, count, elsewhere, loaded, save, state_at
 
 from vitkit.training import checkpoint
 from vitkit.training.checkpoint import MANIFEST, CheckpointError, Saver, complete, latest
-from vitkit.training.parts import Piece
 
 pytestmark = pytest.mark.faults
 
@@ -38,33 +37,44 @@ def sound(tmp_path_factory):
     return root
 
 
+def left_by_deaths(sound: Path, tmp_path: Path, kinds: list[str], proof: Path | None = None) -> list[int]:
+    """What can be loaded after a save that died at each of its operations."""
+    found = []
+    for number, kind in enumerate(kinds, start=1):
+        for torn in (False, True) if kind == "write" else (False,):
+            folder = shutil.copytree(sound, tmp_path / f"{number}-{torn}")
+            assert elsewhere(saving.die_saving, folder, number, torn, proof) == -9
+            found.append(loaded(folder))
+    return found
+
+
 def test_B2_a_save_that_dies_at_any_operation_leaves_the_old_checkpoint_or_the_new_one(
     sound, tmp_path, tally
 ):
     kinds = count(shutil.copytree(sound, tmp_path / "counted"))
     assert {"write", "fsync", "rename", "remove", "mkdir"} == set(kinds) and len(kinds) >= 15
-    found = []
-    for number, kind in enumerate(kinds, start=1):
-        for torn in (False, True) if kind == "write" else (False,):
-            folder = shutil.copytree(sound, tmp_path / f"{number}-{torn}")
-            assert elsewhere(saving.die_saving, folder, number, torn) == -9
-            found.append(loaded(folder))
-            save(folder, NEW + 1)  # and the next one is none the worse for it
-            assert loaded(folder) == NEW + 1 and not list(folder.glob("*.partial"))
-    assert found == sorted(found) and set(found) == {OLD, NEW}, (
-        "first the old one, from the rename on the new"
-    )
+    (runs := tmp_path / "runs").mkdir()
+    found = left_by_deaths(sound, runs, kinds)
+    assert found == sorted(found), "first the old one, from the rename on the new"
+    assert set(found) == {OLD, NEW}
+    for folder in runs.iterdir():
+        save(folder, NEW + 1)  # and the next one is none the worse for it
+        assert loaded(folder) == NEW + 1 and not list(folder.glob("*.partial"))
     tally(points=len(found))
 
 
-def test_B2_control_a_file_written_over_the_old_one_is_lost(tmp_path):
-    (tmp_path / "last.json").write_text(json.dumps(dict.fromkeys("abcdef", OLD)))
-    assert elsewhere(saving.die_saving_in_place, tmp_path, 1, True) == -9
-    with pytest.raises(ValueError):
-        json.loads((tmp_path / "last.json").read_text())
+@pytest.mark.control("vitkit.training.checkpoint.begin", "vitkit.training.checkpoint.publish")
+def test_B2_control_a_checkpoint_written_over_the_old_one_is_lost(sound, tmp_path, switched_off):
+    for target, instead in saving.IN_PLACE.items():
+        switched_off(target, instead)
+    folder = shutil.copytree(sound, tmp_path / "counted")
+    kinds = count(folder)
+    assert loaded(folder) == NEW, "a save that nobody kills is none the worse"
+    found = left_by_deaths(sound, tmp_path, kinds, switched_off.proof)
+    assert found.count(OLD - 1) > 5, "neither the old one nor the new"
 
 
-def traced(folder: Path, *words: str, inject: str = "") -> subprocess.CompletedProcess:
+def traced(folder: Path, *words: Path, inject: str = "") -> subprocess.CompletedProcess:
     """A cold process that saves, under strace: what it says goes to a file."""
     if shutil.which("strace") is None:
         pytest.skip("needs strace")
@@ -72,7 +82,7 @@ def traced(folder: Path, *words: str, inject: str = "") -> subprocess.CompletedP
     filters = [f"-einject={inject}"] if inject else []
     done = subprocess.run(
         ["strace", "-f", "-y", "-o", str(folder / "trace.txt"), f"-etrace={calls}", *filters,
-         sys.executable, saving.__file__, str(folder), *words],
+         sys.executable, saving.__file__, str(folder), *map(str, words)],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     if "ptrace" in done.stderr and "not permitted" in done.stderr:
@@ -135,17 +145,21 @@ def test_B3_every_file_is_on_the_disk_before_the_checkpoint_has_its_name(tmp_pat
         tally(saves=1)
 
 
-def test_B3_control_without_flushing_the_order_is_not_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "flush", lambda path: None)
+@pytest.mark.control("vitkit.training.checkpoint.flush")
+def test_B3_control_without_flushing_the_order_is_not_kept(tmp_path, switched_off):
+    switched_off("vitkit.training.checkpoint.flush", lambda path: None)
     assert not ordered(heard(tmp_path))
 
 
-@pytest.mark.parametrize("words", [(), ("no-flush",)], ids=["on", "control"])
-def test_B3_the_kernel_sees_the_same_order(words, folder, tally):
-    assert traced(folder, *words).returncode == 0
+FLUSHED = [True, pytest.param(False, marks=pytest.mark.control("vitkit.training.checkpoint.flush"))]
+
+
+@pytest.mark.parametrize("flushed", FLUSHED, ids=["on", "control"])
+def test_B3_the_kernel_sees_the_same_order(flushed, folder, switched_off, tally):
+    assert traced(folder, *(() if flushed else (switched_off.proof,))).returncode == 0
     text = (folder / "trace.txt").read_text()
     found = re.findall(r"(fsync)\(\d+<([^>]+)>|(rename)\w*\((?:AT_FDCWD[^,]*, )?\"([^\"]+)\"", text)
-    assert ordered([(a or c, b or d) for a, b, c, d in found]) is (not words)
+    assert ordered([(a or c, b or d) for a, b, c, d in found]) is flushed
     tally(kernel_traces=1)
 
 
@@ -171,25 +185,26 @@ def test_B5_an_io_error_is_told_and_the_last_checkpoint_stays(kind, error, folde
     shutil.rmtree(folder / "counted")
     first = times if kind == "mkdir" else 1  # the folders above are there already
     for which in range(first, times + 1):
-        with operations(failing(kind, error, which)), pytest.raises(CheckpointError) as caught:
-            save(folder, NEW)
-        assert f"step-{NEW:08d}" in str(caught.value) and os.strerror(error) in str(caught.value)
-        after_name = kind == "fsync" and which == times  # only the folder's entry was not flushed
-        assert loaded(folder) == (NEW if after_name else OLD) and not list(folder.glob("*.partial"))
+        told_and_kept(folder, kind, error, which, last=which == times)
         tally(errors=1)
     tally(cases=1)
 
 
-def test_B5_control_an_error_that_is_swallowed_is_not_told(folder, monkeypatch):
-    real = checkpoint.flush
-
-    def careless(path):
-        with suppress(OSError):
-            real(path)
-
-    monkeypatch.setattr(checkpoint, "flush", careless)
-    with operations(failing("fsync", errno.EIO)):
+def told_and_kept(folder: Path, kind: str, error: int, which: int, last: bool = False) -> None:
+    with operations(failing(kind, error, which)), pytest.raises(CheckpointError) as caught:
         save(folder, NEW)
+    assert f"step-{NEW:08d}" in str(caught.value) and os.strerror(error) in str(caught.value)
+    after_name = kind == "fsync" and last  # only the folder's entry was not flushed
+    assert loaded(folder) == (NEW if after_name else OLD) and not list(folder.glob("*.partial"))
+
+
+@pytest.mark.control("vitkit.training.checkpoint.Saver.failed")
+@pytest.mark.parametrize("kind", ["write", "fsync", "rename"])
+def test_B5_control_an_error_that_is_swallowed_is_not_told(kind, folder, switched_off):
+    switched_off("vitkit.training.checkpoint.Saver.failed", lambda self, partial, error: None)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        told_and_kept(folder, kind, errno.EIO, 1)
+    assert list(folder.glob("*.partial")), "and its remains stay"
 
 
 def hurt(folder: Path, number: int, flips: int) -> str:
@@ -252,36 +267,36 @@ def test_B6_missing_extra_and_swapped_files_are_noticed(what, folder, tally):
     tally(swaps=1)
 
 
-def test_B6_control_without_the_hashes_damage_is_not_noticed(folder, monkeypatch):
+@pytest.mark.control("vitkit.training.checkpoint.verifies")
+def test_B6_control_without_the_hashes_damage_is_not_noticed(folder, switched_off):
     newest = complete(folder)[-1]
     data = bytearray(part(newest).read_bytes())
     data[-2] ^= 64
     part(newest).write_bytes(data)
-    monkeypatch.setattr(
-        checkpoint, "verifies", lambda path: all((path / n).exists() for n in (MANIFEST, "facts.json"))
-    )
+    switched_off("vitkit.training.checkpoint.verifies", lambda path: (path / MANIFEST).exists())
     assert latest(folder) == (newest, [])
     with pytest.raises(AssertionError):
         loaded(folder)
 
 
-@pytest.mark.parametrize("protected", [True, False], ids=["on", "control"])
+COPIED = [True, pytest.param(False, marks=pytest.mark.control("vitkit.training.parts.Piece.copied"))]
+
+
+@pytest.mark.parametrize("protected", COPIED, ids=["on", "control"])
 def test_B13_what_is_written_aside_is_what_was_there_when_it_was_asked_for(
-    protected, tmp_path, monkeypatch, tally
+    protected, tmp_path, monkeypatch, switched_off, tally
 ):
     if not protected:
-        monkeypatch.setattr(Piece, "copied", lambda piece: piece)
-    write, busy = checkpoint.write_part, []
+        switched_off("vitkit.training.parts.Piece.copied", lambda piece: piece)
+    write, turn, changed = checkpoint.write_part, Lock(), Event()
 
-    def slow(*args):
-        busy.append(1)
-        assert len(busy) == 1, "two at a time"
-        while not busy[0] < 0:  # until the weights have changed
-            pass
+    def late(*args):
+        assert turn.acquire(blocking=False), "two at a time"
+        assert changed.wait(60), "the weights did not change"
         write(*args)
-        busy.clear()
+        turn.release()
 
-    monkeypatch.setattr(checkpoint, "write_part", slow)
+    monkeypatch.setattr(checkpoint, "write_part", late)
     saver, state, right = Saver(tmp_path, aside=True), state_at(0), 0
     for step in range(1, 21):
         change(state, step)
@@ -289,8 +304,9 @@ def test_B13_what_is_written_aside_is_what_was_there_when_it_was_asked_for(
         with_new_weights = step + 0.5
         for parameter in state.model.parameters():
             parameter.data.fill_(with_new_weights)
-        busy[:] = [-1]
+        changed.set()
         saver.finish()
+        changed.clear()
         try:
             right += loaded(tmp_path) == step
         except AssertionError:
@@ -299,8 +315,8 @@ def test_B13_what_is_written_aside_is_what_was_there_when_it_was_asked_for(
     tally(saves=20 if protected else 0)
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.3, 0.6])
-def test_B13_a_process_killed_while_one_is_in_flight_leaves_the_one_before(seconds, folder, tally):
-    assert elsewhere(saving.die_saving_aside, folder, seconds) == -9
+@pytest.mark.parametrize("point", ["write_part", "await_parts", "close", "publish"])
+def test_B13_a_process_killed_while_one_is_in_flight_leaves_the_one_before(point, folder, tally):
+    assert elsewhere(saving.die_saving_aside, folder, point) == -9
     assert loaded(folder) == OLD
     tally(kills=1)

@@ -1,7 +1,6 @@
 """B8, B10, B11, B12: processes, data workers that die or hang, numbers that are none, too little memory."""
 
 import json
-import math
 import multiprocessing
 import os
 import shutil
@@ -17,6 +16,7 @@ import torch
 from crew import batches, go, losses, small, together
 from harness import HERE, scaled
 from safetensors.torch import load_file
+from switches import switch_off
 from test_processes import CLOSE
 
 import vitkit.data.batches as making
@@ -24,10 +24,9 @@ from vitkit.data.order import Order
 from vitkit.data.sources import from_arrays
 from vitkit.data.views import View
 from vitkit.experiment.run import How, run
-from vitkit.training import step as making_steps
 from vitkit.training.checkpoint import complete, latest
 from vitkit.training.objectives import Classify
-from vitkit.training.room import OutOfMemory, Room
+from vitkit.training.room import OutOfMemory
 from vitkit.training.runtime import Runtime
 from vitkit.training.step import Diverged, Stepper
 
@@ -80,14 +79,19 @@ def hanging(self, places):
 REAL = making.Samples.__getitems__
 
 
-def test_B10_a_hanging_data_worker_is_told_after_some_patience(monkeypatch, tally):
+def told_of_a_hanging_worker(monkeypatch) -> None:
     monkeypatch.setattr(making, "GLANCE", 0.2)
     monkeypatch.setattr(making, "PATIENCE", 1.0)
     monkeypatch.setattr(making.Samples, "__getitems__", hanging)
+    made = stream()
+    with pytest.raises(ChildProcessError, match="a data worker gave nothing for 1 seconds; in hand were"):
+        exhausted(made, 10)
+
+
+def test_B10_a_hanging_data_worker_is_told_after_some_patience(monkeypatch, tally):
     for _ in range(scaled(2, 5)):
-        made = stream()
-        with pytest.raises(ChildProcessError, match="a data worker gave nothing for 1 seconds; in hand were"):
-            exhausted(made, 10)
+        with monkeypatch.context() as patch:
+            told_of_a_hanging_worker(patch)
         tally(hung=1)
 
 
@@ -95,24 +99,21 @@ class StillWaiting(Exception):
     pass
 
 
-def test_B10_control_without_looking_a_hanging_worker_is_waited_for(monkeypatch):
-    """GLANCE of nothing is torch's own way: no limit."""
-    monkeypatch.setattr(making, "GLANCE", 0)
-    monkeypatch.setattr(making, "PATIENCE", 1.0)
-    monkeypatch.setattr(making.Samples, "__getitems__", hanging)
-    made = stream()
+@pytest.mark.control("vitkit.data.batches.patiently")
+def test_B10_control_without_an_end_of_patience_a_hanging_worker_is_waited_for(monkeypatch, switched_off):
+    def without_end(batches):
+        looks = 0
+        while True:
+            try:
+                return next(batches)
+            except RuntimeError:
+                looks += 1
+                if looks > 4 * making.PATIENCE / making.GLANCE:  # but for this test's end
+                    raise StillWaiting from None
 
-    def alarm(*_):
-        raise StillWaiting
-
-    before = signal.signal(signal.SIGALRM, alarm)
-    signal.alarm(4)
-    try:
-        with pytest.raises(StillWaiting):
-            exhausted(made)
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+    switched_off("vitkit.data.batches.patiently", without_end)
+    with pytest.raises(StillWaiting):
+        told_of_a_hanging_worker(monkeypatch)
 
 
 SHARED = f"""
@@ -155,7 +156,7 @@ def test_B10_a_run_that_loses_a_worker_keeps_its_checkpoints(tmp_path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(experiment.Work, "watch", killing)
         with pytest.raises(
-            ChildProcessError, match="digits: a data worker has died .*the same command goes on"
+            ChildProcessError, match=r"digits: a data worker has died .*the same command goes on"
         ):
             run(small(30), tmp_path, Runtime(), How(workers=1, quiet=True))
     assert latest(tmp_path / "checkpoints")[0].name >= "step-00000005"
@@ -206,8 +207,7 @@ def test_B11_numbers_that_are_none_stop_the_run_before_they_reach_a_weight(
         out = tmp_path / str(step)
         with monkeypatch.context() as patch:
             poison(patch, what, step)
-            with pytest.raises(Diverged, match=f"step {step}: .*its batch: '"):
-                run(small(12), out, Runtime(), How(workers=0, quiet=True))
+            stops(out, step)
         assert finite(out) and len((out / f"batch-{step}.txt").read_text().splitlines()) == 16
         newest = latest(out / "checkpoints")[0] if step else None
         assert newest is None or newest.name == f"step-{step:08d}"
@@ -215,20 +215,21 @@ def test_B11_numbers_that_are_none_stop_the_run_before_they_reach_a_weight(
         tally(stops=1)
 
 
-def test_B11_control_without_the_check_the_weights_are_spoilt_and_saved(tmp_path, monkeypatch):
-    from vitkit.experiment import run as experiment
+def stops(out: Path, step: int) -> None:
+    with pytest.raises(Diverged, match=f"step {step}: .*its batch: '"):
+        run(small(12), out, Runtime(), How(workers=0, quiet=True))
 
-    class Careless:
-        def __getattr__(self, name):
-            return (lambda value: True) if name == "isfinite" else getattr(math, name)
+
+@pytest.mark.control("vitkit.training.step.is_sound")
+def test_B11_control_without_the_check_the_weights_are_spoilt_and_saved(tmp_path, monkeypatch, switched_off):
+    from vitkit.experiment import run as experiment
 
     monkeypatch.setattr(experiment, "SAVE_SECONDS", 0.0)
     poison(monkeypatch, "loss", 3)
-    monkeypatch.setattr(making_steps, "math", Careless())
-    with pytest.raises(Exception):  # noqa: B017  # whatever first stumbles over them
-        run(small(5), tmp_path, Runtime(), How(workers=0, quiet=True))
-        assert finite(tmp_path)
-    assert not finite(tmp_path)
+    switched_off("vitkit.training.step.is_sound", lambda metrics: True)
+    with pytest.raises((Exception, pytest.fail.Exception)) as caught:  # whatever first stumbles over them
+        stops(tmp_path, 3)
+    assert not isinstance(caught.value, Diverged) and not finite(tmp_path)
 
 
 def cramped(most: int, steps: range | tuple[int, ...], ranks: tuple[int, ...] = (0,)):
@@ -251,9 +252,15 @@ def noting(step: int) -> None:
     AT["step"] = step
 
 
-def crowded(runtime: Runtime, recipe, out: Path, most: int, steps, ranks) -> dict:
-    """One process of a run with too little memory; what it says of it goes into a file."""
+def crowded(runtime: Runtime, recipe, out: Path, most: int, steps, ranks, proof: Path | None = None) -> dict:
+    """One process of a run with too little memory; what it says of it goes into a file.
+
+    proof: the protection is off, and no batch is cut into smaller pieces.
+    """
     from vitkit.experiment import run as experiment
+
+    if proof:
+        switch_off("vitkit.training.step.Stepper.may_cut", lambda self, careful: False, proof)
 
     seed, say = experiment.seed_step, experiment.Live.say
 
@@ -277,16 +284,20 @@ def crowded(runtime: Runtime, recipe, out: Path, most: int, steps, ranks) -> dic
 
 @pytest.mark.parametrize("step", scaled((0, 6), (0, 1, 4, 6, 9)))
 def test_B12_out_of_memory_halves_the_pieces_and_not_the_batch(step, tmp_path, tally):
+    goes_on_in_smaller_pieces(tmp_path, step)
+    tally(steps=1)
+
+
+def goes_on_in_smaller_pieces(tmp_path: Path, step: int, proof: Path | None = None) -> None:
     out = tmp_path / "cramped"
     together(1, go, small(10), tmp_path / "plain", {})
-    together(1, crowded, small(10), out, 5, range(step, 10), (0,))
+    together(1, crowded, small(10), out, 5, range(step, 10), (0,), proof)
     assert losses(out) == pytest.approx(losses(tmp_path / "plain"), **CLOSE)
     assert batches(out) == batches(tmp_path / "plain")
     told = [line for line in (out / "said-0.txt").read_text().splitlines() if "out of memory" in line]
     assert [line[: line.index(",")] for line in told] == [
         f"step {step}: out of memory; from here on {images} images at a time" for images in (8, 4)
     ]
-    tally(steps=1)
 
 
 @pytest.mark.parametrize("ranks", [(1,), (0, 1)])
@@ -315,24 +326,24 @@ def test_B12_one_image_that_does_not_fit_is_an_error_with_a_remedy(tmp_path, mon
         run(small(4), tmp_path, Runtime(), How(workers=0, quiet=True))
 
 
-def test_B12_control_without_smaller_pieces_the_run_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr(Classify, "__call__", cramped(5, (0,)))
-    monkeypatch.setitem(AT, "step", 0)
-    monkeypatch.setattr(Room, "cut", lambda self, micro_batches: micro_batches)
-    monkeypatch.setattr(Room, "shrink", lambda self, step, images: (_ for _ in ()).throw(EOFError()))
-    with pytest.raises(EOFError):
-        run(small(4), tmp_path, Runtime(), How(workers=0, quiet=True))
+@pytest.mark.control("vitkit.training.step.Stepper.may_cut")
+def test_B12_control_without_smaller_pieces_the_run_ends(tmp_path, switched_off):
+    with pytest.raises(AssertionError):
+        goes_on_in_smaller_pieces(tmp_path, 4, switched_off.proof)
+    assert len(losses(tmp_path / "plain")) == 10 and len(losses(tmp_path / "cramped")) == 4
+    assert "step 4: process 0 is out of memory" in (tmp_path / "cramped" / "said-0.txt").read_text()
 
 
-def unshared(runtime: Runtime, recipe, out: Path, options: dict) -> dict:
+def unshared(runtime: Runtime, recipe, out: Path, options: dict, proof: Path) -> dict:
     """Protection off: every process has the same places of the batch."""
-    Runtime.share = lambda self, batch: range(batch // self.world)
+    switch_off("vitkit.training.runtime.Runtime.share", lambda self, n: range(n // self.world), proof)
     return go(runtime, recipe, out, options)
 
 
-def test_B8_control_processes_that_do_not_share_the_batch_are_noticed(tmp_path):
+@pytest.mark.control("vitkit.training.runtime.Runtime.share")
+def test_B8_control_processes_that_do_not_share_the_batch_are_noticed(tmp_path, switched_off):
     together(1, go, small(4), tmp_path / "one", {})
-    together(2, unshared, small(4), tmp_path / "two", {})
+    together(2, unshared, small(4), tmp_path / "two", {}, switched_off.proof)
     assert batches(tmp_path / "two") != batches(tmp_path / "one")
     assert losses(tmp_path / "two") != pytest.approx(losses(tmp_path / "one"), **CLOSE)
     assert json.loads((tmp_path / "two" / "result.json").read_text())["steps"] == 4

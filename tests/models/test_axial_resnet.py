@@ -116,11 +116,11 @@ def test_impossible_choices_are_refused(axial, options, message):
 
 def test_another_image_size_is_refused_with_the_remedy(axial):
     model = axial()
-    with pytest.raises(ValueError, match="images of 32x48 pixels.*to 48x32: resize the images, or train"):
+    with pytest.raises(ValueError, match=r"images of 32x48 pixels.*to 48x32: resize the images, or train"):
         model(torch.zeros(1, 3, 48, 32))
     with pytest.raises(ValueError, match="no convention resizes them to 64x64"):
         vitkit.adapt(model, image_size=64)
-    with pytest.raises(ValueError, match="--any-size.*AxialResNet.*leave it out"):
+    with pytest.raises(ValueError, match=r"--any-size.*AxialResNet.*leave it out"):
         trace(model, Form(any_size=True))
     images = torch.randn(2, 3, 32, 48)
     other = vitkit.adapt(model, classes=3, image_size=(32, 48))
@@ -143,7 +143,7 @@ def test_it_comes_back_from_its_own_file_and_no_other_layout_takes_it(axial, tmp
 def test_it_says_that_it_has_no_attention_between_patches(axial):
     with pytest.raises(ValueError, match="an AxialResNet has no attention between patches"):
         axial().attention(torch.zeros(1, 3, 32, 48))
-    with pytest.raises(ValueError, match="only a ViT or a hybrid .* not a ResNet"):
+    with pytest.raises(ValueError, match=r"only a ViT or a hybrid .* not a ResNet"):
         attention_rollout(axial(), torch.zeros(1, 3, 32, 48))
 
 

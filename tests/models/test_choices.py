@@ -59,7 +59,7 @@ def test_another_size_in_forward_equals_an_adapted_model(small):
 
 
 def test_a_size_that_does_not_fit_names_the_nearest_that_do(small):
-    with pytest.raises(ValueError, match="image height 33 does not fit patches of 8 pixels.*32 or 40"):
+    with pytest.raises(ValueError, match=r"image height 33 does not fit patches of 8 pixels.*32 or 40"):
         small()(torch.zeros(1, 3, 33, 32))
 
 

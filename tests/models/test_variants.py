@@ -105,7 +105,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones(name):
 
 
 def test_an_unknown_option_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="no option 'pool'.*head"):
+    with pytest.raises(ValueError, match=r"no option 'pool'.*head"):
         build("ViT-Ti/16", pool="gap")
 
 

@@ -6,15 +6,17 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 from altered import altered
 from launch import Client, Service, picture, post, service, tiny
+from switches import switch_off
 from test_load import as_long_as, settled
 
-from vitkit.service.decoder import Decoder
 from vitkit.weights.save import save
 
 pytestmark = pytest.mark.slow
@@ -28,9 +30,9 @@ def model_file(tmp_path):
     return tmp_path / "model.safetensors"
 
 
-def keep_the_dead() -> None:
+def keep_the_dead(proof: Path) -> None:
     """Protection off: a decoder that died is asked again and again."""
-    Decoder.replaced = lambda self, helper: helper
+    switch_off("vitkit.service.decoder.Decoder.replaced", lambda self, helper: helper, proof)
 
 
 @dataclass
@@ -95,8 +97,9 @@ def test_d7_decoders_that_are_killed_are_replaced_and_nobody_notices(model_file,
     tally(kills=KILLS, requests=sum(told.statuses.values()))
 
 
-def test_d7_control_where_the_dead_are_not_replaced_requests_fail(model_file):
-    with altered(model_file, keep_the_dead) as found:
+@pytest.mark.control("vitkit.service.decoder.Decoder.replaced")
+def test_d7_control_where_the_dead_are_not_replaced_requests_fail(model_file, switched_off):
+    with altered(model_file, partial(keep_the_dead, switched_off.proof)) as found:
         told = besieged(found, lambda: found.decoders()[-1:])
         assert found.gauge("vitkit_decoder_restarts_total") == 0
     assert told.statuses[422] > 0

@@ -252,11 +252,12 @@ def test_d8_sigterm_loses_no_request(model_file):
             _, never = await asyncio.open_connection("127.0.0.1", found.port)
             never.write(post(picture(1))[:-9])  # one that will never be whole
             work = [asyncio.create_task(one(Client(found.port), told)) for _ in range(32)]
-            await asyncio.sleep(3)
+            while statuses[200] < 200:
+                await asyncio.sleep(0.05)
             found.process.send_signal(signal.SIGTERM)
-            begun = time.monotonic()
-            await asyncio.sleep(0.3)
-            ready, *_ = await Client(found.port).ask(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            begun, ready = time.monotonic(), 200
+            while ready == 200:  # until it has heard the signal
+                ready, *_ = await Client(found.port).ask(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await asyncio.gather(*work)
             await asyncio.to_thread(found.process.wait, 30)
             return time.monotonic() - begun, ready

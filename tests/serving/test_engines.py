@@ -165,7 +165,7 @@ def test_an_engine_that_was_asked_for_and_fails_is_named(small, tmp_path, monkey
         raise RuntimeError("could not create a primitive\n  descriptor")
 
     made_of(monkeypatch, {"torch-bf16": (fails, 0.0)})
-    with pytest.raises(ValueError, match="'torch-bf16' does not run here: .* primitive descriptor; use"):
+    with pytest.raises(ValueError, match=r"'torch-bf16' does not run here: .* primitive descriptor; use"):
         choose_engine(small(), "torch-bf16", folder=tmp_path)
 
 

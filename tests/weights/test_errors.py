@@ -76,7 +76,7 @@ def test_numbers_that_are_none_are_refused(timm_file, bad):
     path, state = timm_file
     state["norm.bias"][3] = bad
     torch.save(state, path)
-    with pytest.raises(vitkit.UntrustedCheckpoint, match="'norm.bias' holds 1 values that are not finite"):
+    with pytest.raises(vitkit.UntrustedCheckpoint, match=r"'norm\.bias' holds 1 values that are not finite"):
         vitkit.load(path)
 
 
@@ -123,9 +123,9 @@ def test_labels_must_be_as_many_as_classes(timm_file):
 
 
 def test_a_file_that_is_not_there_is_named_with_near_names():
-    with pytest.raises(vitkit.WeightsError, match="no file, folder or published weights 'nowhere.npz'"):
+    with pytest.raises(vitkit.WeightsError, match=r"no file, folder or published weights 'nowhere\.npz'"):
         vitkit.load("nowhere.npz")
-    with pytest.raises(vitkit.WeightsError, match="did you mean ViT-B/16.i21k or"):
+    with pytest.raises(vitkit.WeightsError, match=r"did you mean ViT-B/16\.i21k or"):
         vitkit.load("ViT-B/16")
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import re
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ from hostile import KINDS, Files, Good, calls, carded, js, kind, npy, npz, parts
 import vitkit
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+FAULTS = Path(__file__).parent.parent / "faults"
 SOUND = ("own.safetensors", "official.npz", "timm.pth", "hf")
 SIZES = {"width": 32, "depth": 1, "heads": 2, "hidden": 32, "image_size": 32, "classes": 3}
 MISFITS = ("cards", "settings")  # sound containers that make no model: the base class will do
@@ -288,12 +288,36 @@ def test_the_sound_files_that_the_hostile_ones_are_made_of_do_load(outcome):
     assert len(outcome) >= 80
 
 
-def test_the_hostile_pickles_do_run_and_are_seen_where_nothing_guards(tmp_path):
-    careless = "import pickle, vitkit; vitkit.load = lambda path, **_: pickle.load(open(path, 'rb'))"
-    for name in calls(tmp_path):
-        (tmp_path / f"{name}.bin").write_bytes(pickle.dumps(calls(tmp_path / name)[name]))
-    paths = [str(tmp_path / f"{name}.bin") for name in calls(tmp_path)]
-    seen = load_all([], paths, DRIVER.replace("import torch.jit, vitkit", careless))
-    assert all((tmp_path / name).exists() for name in calls(tmp_path))
+LOOK, LOAD = "vitkit.weights.archive.pickle_objection", "vitkit.weights.archive.restricted_load"
+OFF = {  # what is in the place of a protection, as a line of the driver
+    LOOK: "lambda archive, member: ''",
+    LOAD: "lambda path: torch.load(path, map_location='cpu', weights_only=False)",
+}
+
+
+def unguarded(root: Path, proof: Path, kind: str, names: str, *off: str) -> dict[str, dict[str, Any]]:
+    """Hostile files of a kind, and what comes of them where protections are switched off."""
+    lines = ["import torch.jit, vitkit", f"sys.path.insert(0, {str(FAULTS)!r})", "from pathlib import Path"]
+    lines += ["from switches import switch_off"]
+    lines += [f"switch_off({target!r}, {OFF[target]}, Path({str(proof)!r}))" for target in off]
+    good = make_good(root / "good", root / "canary")
+    paths = [path for path in write(good, root / kind, kind) if re.fullmatch(names, Path(path).name)]
+    driver = DRIVER.replace("import torch.jit, vitkit", "\n".join(lines))
+    results = load_all([str(root / "good" / name) for name in SOUND], paths, driver)
+    return {str(Path(path).relative_to(root)): results[path] for path in paths}
+
+
+@pytest.mark.control("vitkit.weights.archive.pickle_objection", "vitkit.weights.archive.restricted_load")
+def test_control_hostile_pickles_run_where_nothing_guards(tmp_path, switched_off):
+    seen = unguarded(tmp_path, switched_off.proof, "pickles", r".*\.pt", LOOK, LOAD)
+    assert len(seen) == 2 * len(calls(tmp_path)) and (tmp_path / "canary").exists()
+    assert all(any(c.startswith("it did") for c in complaints(name, told)) for name, told in seen.items())
     events = {event for told in seen.values() for event in told["events"]}
     assert {"os.system", "subprocess.Popen", "exec", "open"} <= events
+
+
+@pytest.mark.control("vitkit.weights.archive.pickle_objection")
+def test_control_without_a_look_at_a_pickle_it_takes_time_and_memory(tmp_path, switched_off):
+    seen = unguarded(tmp_path, switched_off.proof, "tensors", r"(slow|zeros)\.pth", LOOK)
+    assert len(seen) == 2, seen
+    assert any("it took" in complaint for name, told in seen.items() for complaint in complaints(name, told))

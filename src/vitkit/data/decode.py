@@ -152,8 +152,13 @@ def decode_box(
     except BadImage:
         raise
     except Exception as error:  # Pillow raises nearly every kind there is
-        cut = isinstance(error, EOFError) or "truncat" in str(error).lower()
-        raise BadImage("truncated" if cut else "damaged", f"{kind}: {str(error) or type(error)}") from error
+        raise _refusal(kind, error) from error
+
+
+def _refusal(kind: str, error: Exception) -> Exception:
+    """What is raised for an error of a decoder's."""
+    cut = isinstance(error, EOFError) or "truncat" in str(error).lower()
+    return BadImage("truncated" if cut else "damaged", f"{kind}: {str(error) or type(error)}")
 
 
 def _kind(data: bytes, formats: Sequence[str]) -> str:

@@ -117,10 +117,7 @@ def samples(path: Path) -> dict[str, dict[str, tuple[int, int]]]:
             if member.isdir():
                 continue
             where = f"{path}!{member.name}"
-            if not member.isreg() or member.issparse():
-                raise ValueError(f"{where}: a link, device or sparse file; shards hold ordinary files only")
-            if member.size > MAX_MEMBER:
-                raise ValueError(f"{where}: claims {member.size} bytes; at most {MAX_MEMBER} are read")
+            check_member(where, member)
             folder, _, name = member.name.removeprefix("./").rpartition("/")
             stem, _, ending = name.partition(".")
             members = found.setdefault(f"{folder}/{stem}" if folder else stem, {})
@@ -130,6 +127,13 @@ def samples(path: Path) -> dict[str, dict[str, tuple[int, int]]]:
     except (tarfile.TarError, OSError) as error:
         raise ValueError(f"{path}: cut off, damaged or not a plain tar file ({error})") from None
     return found
+
+
+def check_member(where: str, member: tarfile.TarInfo) -> None:
+    if not member.isreg() or member.issparse():
+        raise ValueError(f"{where}: a link, device or sparse file; shards hold ordinary files only")
+    if member.size > MAX_MEMBER:
+        raise ValueError(f"{where}: claims {member.size} bytes; at most {MAX_MEMBER} are read")
 
 
 def read_label(where: str, file: Positioned, members: dict[str, tuple[int, int]]) -> Label | None:

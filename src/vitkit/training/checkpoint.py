@@ -45,10 +45,9 @@ class Saver:
     def save(self, state: TrainState, remember: dict[str, Any]) -> None:
         """folder/step-N, whole or not at all; older ones beyond the last two are removed after it stands."""
         self.finish()
-        partial = self.folder / f"step-{state.step:08d}.partial"
         mine = pieces(state, self.runtime)
         facts = {"step": state.step, "remember": dict(remember), "torch": torch.__version__}
-        self.runtime.first(lambda: begin(partial))
+        partial = self.runtime.first(lambda: begin(self.folder, state.step))
         if self.aside:
             mine = {name: piece.copied() for name, piece in mine.items()}
             self.thread = Thread(target=self.attempt, args=(partial, mine, facts))
@@ -65,17 +64,21 @@ class Saver:
             if self.runtime.main:
                 await_parts(partial, self.runtime.world if cut else 1, lambda: time.monotonic() > self.end)
                 close(partial, facts)
-        except CheckpointError as error:
-            self.error = error
-        except (OSError, safetensors.SafetensorError) as error:
-            self.error = CheckpointError(
+        except (CheckpointError, OSError, safetensors.SafetensorError) as error:
+            self.failed(partial, error)
+
+    def failed(self, partial: Path, error: Exception) -> None:
+        """Keep the error for `finish` to raise; nothing stays of what was being written."""
+        if not isinstance(error, CheckpointError):
+            error = CheckpointError(
                 f"cannot write {partial.with_suffix('')}: {error}; the checkpoints before it are untouched"
             )
-        if self.error and self.runtime.main:
+        self.error = error
+        if self.runtime.main:
             shutil.rmtree(partial, ignore_errors=True)
-        elif self.error:
+        else:
             with suppress(OSError):
-                (partial / f"part-{rank:05d}.failed").touch()
+                (partial / f"part-{self.runtime.rank:05d}.failed").touch()
 
     def finish(self) -> None:
         """Wait for what is being written; what went wrong with it anywhere is an error everywhere."""
@@ -95,8 +98,9 @@ class Saver:
             self.thread = None
 
 
-def begin(partial: Path) -> None:
-    """An empty folder, and no remains of those that were never finished."""
+def begin(folder: Path, step: int) -> Path:
+    """An empty folder beside the checkpoints, and no remains of those that were never finished."""
+    partial = folder / f"step-{step:08d}.partial"
     try:
         partial.parent.mkdir(parents=True, exist_ok=True)
         for old in partial.parent.glob("step-*.partial"):
@@ -104,6 +108,7 @@ def begin(partial: Path) -> None:
         partial.mkdir()
     except OSError as error:
         raise CheckpointError(f"cannot write {partial.with_suffix('')}: {error}") from None
+    return partial
 
 
 def write_part(partial: Path, rank: int, mine: dict[str, Piece]) -> None:
@@ -145,15 +150,21 @@ def close(partial: Path, facts: dict[str, Any]) -> None:
     (partial / MANIFEST).write_text(json.dumps(hashes))
     for path in (partial / "facts.json", partial / MANIFEST, partial):
         flush(path)
-    final = partial.with_suffix("")
-    shutil.rmtree(final, ignore_errors=True)
-    os.replace(partial, final)
-    flush(final.parent)
+    final = publish(partial)
     others = [path for path in complete(final.parent) if path != final]
     before = [path for path in others if path < final]
     newer = [path for path in others if path > final]  # damaged, or the run would have gone on from there
     for old in before[: len(before) - KEEP + 1] + newer:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def publish(partial: Path) -> Path:
+    """Give a whole checkpoint its name, by which it counts from then on."""
+    final = partial.with_suffix("")
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(partial, final)
+    flush(final.parent)
+    return final
 
 
 def complete(folder: Path) -> list[Path]:

@@ -127,7 +127,7 @@ class Stepper:
         if begun.arrived:
             begun.arrived.synchronize()
         told = dict(zip(begun.names, begun.numbers.tolist(), strict=True))
-        if not (math.isfinite(told["gradient_norm"]) and math.isfinite(told["loss"])):
+        if not is_sound(told):
             self.state.optimizer.zero_grad()
             text = f"step {begun.step}: loss {told['loss']}, norm of the gradient {told['gradient_norm']}"
             raise Diverged(text, begun.step)
@@ -165,7 +165,7 @@ class Stepper:
             try:
                 results = self.backward(pieces, images, apart=careful)
             except torch.OutOfMemoryError as error:
-                if runtime.world > 1 and not careful:
+                if not self.may_cut(careful):
                     raise OutOfMemory(
                         f"step {state.step}: process {runtime.rank} is out of memory ({error}); the same "
                         "command goes on from the last checkpoint with --set micro_batch=N, of fewer images "
@@ -186,6 +186,10 @@ class Stepper:
         room.steps += 1
         return results
 
+    def may_cut(self, careful: bool) -> bool:
+        """Whether a lack of memory is answered by smaller pieces."""
+        return careful or self.runtime.world == 1
+
     def backward(
         self, pieces: list[Batch], images: int, *, apart: bool = False, count: int | None = None
     ) -> dict[str, Tensor]:
@@ -204,6 +208,10 @@ class Stepper:
             for name, value in found.items():
                 results[name] = results.get(name, torch.zeros_like(value)) + value.detach() * share
         return results
+
+
+def is_sound(metrics: Metrics) -> bool:
+    return math.isfinite(metrics["gradient_norm"]) and math.isfinite(metrics["loss"])
 
 
 def blank(batch: Batch) -> Batch:

@@ -85,7 +85,12 @@ def open_arrays(path: Path) -> Arrays:
     except UntrustedCheckpoint:
         raise
     except Exception as error:  # whatever a parser raises on hostile bytes: one error for the caller
-        raise UntrustedCheckpoint(f"{path}: damaged or not a weight file ({one_line(error)})") from None
+        raise untrusted(path, error) from None
+
+
+def untrusted(path: Path, error: Exception) -> Exception:
+    """What is raised for an error of a library that reads a file."""
+    return UntrustedCheckpoint(f"{path}: damaged or not a weight file ({one_line(error)})")
 
 
 def what_it_is(start: bytes, size: int) -> str:
@@ -249,9 +254,7 @@ def open_torch(path: Path, size: int, members: list[zipfile.ZipInfo]) -> Arrays:
         for member in members:
             if member.filename.endswith(".pkl") and (reason := pickle_objection(archive, member)):
                 raise UntrustedCheckpoint(f"{path}: {reason}")
-    with torch.serialization.safe_globals([argparse.Namespace]):  # training options: plain attributes
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    tensors, notes = state_dict_in(path, loaded)
+    tensors, notes = state_dict_in(path, restricted_load(path))
     for name, tensor in tensors.items():
         if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
             raise UntrustedCheckpoint(f"{path}: {name!r} is no plain dense tensor")
@@ -266,6 +269,11 @@ def open_torch(path: Path, size: int, members: list[zipfile.ZipInfo]) -> Arrays:
         raise UntrustedCheckpoint(f"{path}: a tensor is larger than what is stored of it")
     shapes = {name: tuple(t.shape) for name, t in tensors.items()}
     return Arrays(shapes, lambda name: tensors[name].detach().clone(), notes=notes)
+
+
+def restricted_load(path: Path) -> Any:
+    with torch.serialization.safe_globals([argparse.Namespace]):  # training options: plain attributes
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 
 
 def state_dict_in(path: Path, loaded: Any) -> tuple[dict[str, Tensor], tuple[str, ...]]:

@@ -152,7 +152,7 @@ def test_cifars_binary_version_is_read_and_its_pickle_refused(tmp_path):
     with pytest.raises(ValueError, match=r"test\.bin: 9215 bytes are no whole number of images"):
         cifar100(tmp_path)
     put(tmp_path / "other" / "cifar-100-python" / "train", b"\x80\x02")
-    with pytest.raises(ValueError, match="a pickle, which can run code .* binary version"):
+    with pytest.raises(ValueError, match=r"a pickle, which can run code .* binary version"):
         cifar100(tmp_path / "other")
 
 
@@ -246,11 +246,11 @@ def test_damaged_norb_files_are_refused(tmp_path, zipped):
     formats.smallnorb(tmp_path, 5, 5, zipped)
     path = tmp_path / (f"{NORB_FILES['test']}-dat.mat" + ".gz" * zipped)
     cut(path, 20)
-    with pytest.raises(ValueError, match="testing-dat.*cut off"):
+    with pytest.raises(ValueError, match=r"testing-dat.*cut off"):
         smallnorb(tmp_path, "azimuth")
     for content in (b"", b"\0" * 40, formats.matrix(np.zeros((3, 2), np.uint8))[:10]):
         put(path, gzip.compress(content) if zipped else content)
-        with pytest.raises(ValueError, match="testing-dat.*(cut off|not a matrix)"):
+        with pytest.raises(ValueError, match=r"testing-dat.*(cut off|not a matrix)"):
             smallnorb(tmp_path, "elevation")
     put(path, gzip.compress(formats.matrix(np.zeros((4, 2, 96, 96), np.uint8))) if zipped
         else formats.matrix(np.zeros((4, 2, 96, 96), np.uint8)))  # fmt: skip
@@ -425,5 +425,5 @@ def test_damaged_records_are_refused_or_left_out(tmp_path):
 def test_a_folder_without_the_files_is_told_what_is_missing(tmp_path):
     (tmp_path / "x").mkdir()
     for task in TASKS.values():
-        with pytest.raises(ValueError, match="has no |no images for"):
+        with pytest.raises(ValueError, match=r"has no |no images for"):
             task.read(tmp_path / "x")

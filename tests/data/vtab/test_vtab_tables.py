@@ -93,7 +93,7 @@ def test_every_split_rule_at_its_published_size(name):
 
 @pytest.mark.parametrize(("train", "test"), [(799, 10), (1_100, 10), (2_000, 0)])
 def test_too_few_images_are_an_error_and_never_shared(train, test):
-    with pytest.raises(ValueError, match="cifar100: .* are too few for 800 images to train, 200 for val"):
+    with pytest.raises(ValueError, match=r"cifar100: .* are too few for 800 images to train, 200 for val"):
         portions({"train": numbers("train", train), "test": numbers("test", test)}, TASKS["cifar100"], "tfds")
 
 
@@ -133,7 +133,7 @@ def test_a_task_is_opened_as_a_recipes_data(tmp_path):
     assert opened.order == "tfds" and not opened.complete  # 2,000 of 50,000
     with pytest.raises(ValueError, match="give vtab:TASK:ROOT"):
         open_data("vtab:cifar100")
-    with pytest.raises(ValueError, match="no folder .*dtd with the files of dtd"):
+    with pytest.raises(ValueError, match=r"no folder .*dtd with the files of dtd"):
         open_data(f"vtab:dtd:{tmp_path}")
 
 
