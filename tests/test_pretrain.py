@@ -178,7 +178,7 @@ FINETUNE = ["finetune", "digits", "--model", "ViT-Ti/4"]
         ([*FINETUNE, "--spread", "thin"], "ddp or fsdp"),
         ([*FINETUNE, "--workers", "-1"], "or more, not -1"),
         (["doctor", "digits", "--workers", "-1"], "or more, not -1"),
-        ([*FINETUNE, "--max-bad", "5"], "a share of the images, 0 to 1, not 5"),
+        ([*FINETUNE, "--max-bad", "5"], "--max-bad 5.0: expected a number from 0 to 1"),
         ([*FINETUNE, "--price-per-hour", "nan"], "price-per-hour must be 0 or more"),
     ],
 )

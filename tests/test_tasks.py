@@ -15,6 +15,7 @@ from test_cli import run
 import vitkit
 from vitkit.data.sources import digits
 from vitkit.evaluation.cost import forward_flops
+from vitkit.tasks.use import no_formula
 from vitkit.weights.labels import imagenet_labels, imagenet_synsets
 
 TINY = [
@@ -276,3 +277,29 @@ def test_a_model_without_a_head_tells_no_classes(tmp_path, pictures, capsys):
         assert "has no head" in capsys.readouterr().err
     with pytest.raises(ValueError, match="fine-tune it first"):
         vitkit.predict(model, pictures / "0" / "0.png")
+
+
+def test_a_table_of_predictions_holds_no_formulas(tmp_path, small, capsys):
+    """A spreadsheet computes what begins with =, +, - or @; JSON has the names as they are."""
+    model = small(classes=2)
+    model.labels = ("=1+2", "@SUM(A1)")
+    vitkit.save(model, tmp_path / "m.safetensors")
+    picture = tmp_path / "-a.png"
+    Image.new("RGB", (32, 32)).save(picture)
+    assert run("predict", tmp_path / "m.safetensors", picture, "--csv", "--device", "cpu") == 0
+    [row] = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert row["label"] in ("'=1+2", "'@SUM(A1)") and row["image"] == str(picture)
+    assert run("predict", tmp_path / "m.safetensors", picture, "--json", "--device", "cpu") == 0
+    assert json.loads(capsys.readouterr().out)[0]["label"] in model.labels
+    assert [no_formula(text) for text in ("-a.png", "\t=1", "\r=1", "a=b", "")] == [
+        "'-a.png", "'\t=1", "'\r=1", "a=b", "",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("flag", ["--classes", "--real"])
+def test_a_table_that_cannot_be_read_is_named(flag, trained, tmp_path, capsys):
+    (tmp_path / "binary").write_bytes(bytes(range(256)))
+    for name in ("missing", "", "binary"):  # the second: the folder itself
+        assert run("evaluate", trained, "digits", flag, tmp_path / name, "--device", "cpu") == 2
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1 and str(tmp_path / name) in told

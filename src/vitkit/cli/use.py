@@ -63,7 +63,13 @@ def predict(
         tuple[str, ...],
         arg(metavar="DATA|IMAGE...", help="Images for an engine in int8 to be calibrated on."),
     ] = (),
-    csv: Annotated[bool, arg(help="Comma-separated lines: image, label, probability.")] = False,
+    csv: Annotated[
+        bool,
+        arg(
+            help="Comma-separated lines: image, label, probability. What a spreadsheet would take for a "
+            "formula (=, +, -, @ first) has an apostrophe before it; --json is exact."
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Labels and probabilities. Files that cannot be read are named and the others done.

@@ -65,7 +65,8 @@ class BadFiles:
             listed = ", ".join(f"{k!r} ({r})" for k, r in islice(self.found.items(), 5))
             raise TooManyBad(
                 f"{source.name}: {len(self.found)} of {len(source)} images are unusable, more than the "
-                f"{self.allowed:.0%} allowed; the first: {listed}. Mend them, or raise --max-bad"
+                f"{self.allowed:.0%} allowed; the first: {listed}. "
+                "Mend them, or allow more (finetune and pretrain have --max-bad)"
             )
 
 

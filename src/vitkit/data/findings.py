@@ -9,7 +9,7 @@ LISTED = "`vitkit doctor DATA --json` lists all"
 KINDS = {  # severity, text, remedy; a remedy stays one line
     "unusable": ("error", "Files that cannot be used ({of}): {n}, as {first}",
         "{mend}, or delete them. " + LISTED + "; training leaves them out while they are 5 % of the images "
-        "or fewer (--max-bad 0.1 allows 10 %)"),
+        "or fewer (finetune --max-bad 0.1 allows 10 %)"),
     "label-conflict": ("error", "Images with different labels: {g}, as {first}",
         "Choose which label is right and delete the copies in the other classes, or their lines of a table; "
         + LISTED + ", the copies of one image as one group"),
@@ -40,12 +40,12 @@ KINDS = {  # severity, text, remedy; a remedy stays one line
         "If they are one class, move all images into one folder, or write one name in the table, and look "
         "again: `vitkit doctor DATA --quick`"),
     "tiny": ("note", "Images with a side under 32 pixels: {n}, as {first}",
-        "If most are so small, use small patches on small images, as --model ViT-Ti/4 --image-size 32"),
+        "If most are so small, use small patches on small images: finetune --model ViT-Ti/4 --image-size 32"),
     "enormous": ("note", "Images of more than 20 million pixels: {n}, as {first}",
         "Nothing must be done; copies of about 1000 pixels a side are read many times as fast"),
     "long": ("note", "Images longer than 5:1: {n}, as {first}",
         "They are squashed to the model's shape: crop them to what matters, or keep proportions and lose the "
-        "ends by --set evaluation_crop=centre"),
+        "ends by finetune --set evaluation_crop=centre"),
     "mode": ("note", "Images of the kind {of}: {n}, as {first}",
         "Nothing must be done: all are read as upright 8-bit RGB, the first frame, transparency as white"),
     "other-files": ("note", "Files without an image's suffix: {n}, as {files}",

@@ -139,7 +139,8 @@ def size_from(entries: int, lead: bool, stride: int, hints: Hints) -> tuple[tupl
             note = f"{entries} positions: a {side}x{side} grid, with none for the class token" if bare else ""
             return (side * stride, side * stride), note
     raise WeightsError(
-        f"{entries} positions lie on no square grid; say on which: image_size=(H, W), --image-size HxW"
+        f"{entries} positions lie on no square grid; say on which: image_size=(H, W), "
+        "or vitkit convert with --image-size HxW"
     )
 
 
@@ -152,7 +153,10 @@ def guess_heads(width: int, depth: int, hidden: int, hints: Hints) -> tuple[int,
             return sizes["heads"], f"{sizes['heads']} heads, as ViT-{name} has (the arrays do not tell)"
     if width % 64 == 0:
         return width // 64, f"{width // 64} heads of width 64, the usual (the arrays do not tell)"
-    raise WeightsError(f"width {width}: the arrays do not tell the number of heads; give heads=, --heads")
+    raise WeightsError(
+        f"width {width}: the arrays do not tell the number of heads; give heads=, "
+        "or vitkit convert with --heads"
+    )
 
 
 def count(shapes: Shapes, pattern: str) -> int:

@@ -72,7 +72,7 @@ def available(name: str, calibrated: bool, cpu: bool = True) -> str:
     ):
         return f"OpenVINO has no {precision} on this processor"
     if precision == "int8" and not calibrated:
-        return "int8 is calibrated on images: give --calibrate"
+        return "int8 is calibrated on images, which predict takes by --calibrate"
     return ""
 
 

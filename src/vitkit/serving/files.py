@@ -1,5 +1,6 @@
 """Exported files: .onnx, .pt2 and OpenVINO's .xml, each with the model's card in it, and what runs them."""
 
+import io
 import json
 import os
 import zipfile
@@ -106,7 +107,10 @@ def plain(form: Form, path: Path) -> Form:
 
 def write_program(program: Any, path: Path, told: dict[str, str], compiled: bool) -> None:
     if not compiled:
-        return torch.export.save(program, path, extra_files={f"{k}.json": text for k, text in told.items()})
+        content = io.BytesIO()  # torch's own writer ends the whole process where a disk is full
+        torch.export.save(program, content, extra_files={f"{k}.json": text for k, text in told.items()})
+        path.write_bytes(content.getbuffer())
+        return
     with quiet(), torch.no_grad():
         torch._inductor.aoti_compile_and_package(program, package_path=str(path))
     with zipfile.ZipFile(path, "a") as archive:

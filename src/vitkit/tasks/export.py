@@ -1,5 +1,6 @@
 """vitkit export: a file for other runtimes, kept only if its own runtime gives the model's answers."""
 
+import errno
 import os
 import shutil
 import tempfile
@@ -25,6 +26,8 @@ from vitkit.serving.samples import sample_images
 from vitkit.tasks.use import Emit
 
 CHECKED, CALIBRATED = 16, 128  # images, at most
+LEAST_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}  # of a parameter
+FULL = 64 * 1024  # bytes; a disk with fewer is full
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,8 @@ def export(
     if model.config.channels != 3:
         raise ValueError(f"the model takes {model.config.channels} channels; only RGB can be compared")
     learned, judged = chosen(model, images, calibrate)
-    with beside(out) as trial:
+    needed = sum(p.numel() for p in model.parameters()) * LEAST_BYTES[precision]
+    with beside(out, needed) as trial:
         write(model, form, trial, calibrate=learned, compiled=compiled)
         compared = tuple(compare(model, form, trial, images, judged, compiled))
         if not all(one.found.ok for one in compared):
@@ -143,18 +147,31 @@ def other_size(model: Model) -> tuple[int, int]:
 
 
 @contextmanager
-def beside(out: Path) -> Iterator[Path]:
-    """A place of the same name in a folder beside, which goes again whatever happens."""
+def beside(out: Path, needed: int) -> Iterator[Path]:
+    """A place of the same name in a folder beside, for so many bytes; it goes again whatever happens."""
     if not out.parent.is_dir():
         raise ValueError(f"cannot write {out}: no folder {out.parent}")
+    free = shutil.disk_usage(out.parent).free
+    if free < needed:
+        raise full_disk(out, f"{needed:,} bytes are needed, {free:,} are free")
     try:
         folder = tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent)
     except OSError as error:
         raise ValueError(f"cannot write {out}: {error.strerror}") from None
     try:
         yield Path(folder) / out.name
+    except (OSError, RuntimeError) as error:  # libraries tell of a full disk in many ways, or write on
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        free = shutil.disk_usage(folder).free
+        if full or free < FULL:
+            raise full_disk(out, f"{free:,} bytes were free in the end") from None
+        raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def full_disk(out: Path, details: str) -> OSError:
+    return OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {details}; nothing was written", str(out))
 
 
 def siblings(out: Path) -> list[Path]:

@@ -119,7 +119,8 @@ def memory(m: Machine) -> list[Warned]:
         fits = m.shared_memory // (AHEAD * BATCH)
         found.append(Warned("warning", f"{gigabytes(m.shared_memory)} of shared memory (/dev/shm) are free, "
                             f"and {m.data_processes} data processes fill up to {gigabytes(wanted)}",
-                            f"Start the container with --shm-size 8g, or give --workers {fits}"))  # fmt: skip
+                            "Start the container with --shm-size 8g, or train with finetune "
+                            f"--workers {fits}"))  # fmt: skip
     if not m.gpus and m.memory_free < m.memory_needed:
         found.append(Warned("error", f"{gigabytes(m.memory_free)} of memory are free, and weights, gradients "
                             f"and optimizer alone take {gigabytes(m.memory_needed)}",
@@ -133,10 +134,11 @@ def devices(m: Machine) -> list[Warned]:
                        "Install PyTorch for the driver's CUDA version, which nvidia-smi tells")]  # fmt: skip
     if not m.gpus:
         return [Warned("note", f"No GPU: {m.processors} processors do the training",
-                       "Take a small model and images, as --model ViT-Ti/16 --image-size 160")]  # fmt: skip
+                       "Take a small model and images: "
+                       "finetune --model ViT-Ti/16 --image-size 160")]  # fmt: skip
     return [
         Warned("warning", f"{name} (GPU {i}): only {gigabytes(free)} of {gigabytes(total)} are free",
-               "Look who uses it (nvidia-smi), or take another: --device cuda:1")
+               "Look who uses it (nvidia-smi), or train on another: finetune --device cuda:1")
         for i, (name, free, total) in enumerate(m.gpus) if free < 0.8 * total
     ]  # fmt: skip
 

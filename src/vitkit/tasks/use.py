@@ -220,13 +220,18 @@ def predict(
             told.append(p.to_json())
         elif csv:
             rows = p.top[: None if model.multilabel else 1] or [("", "")]
-            table.writerows((p.image, *row) for row in rows)
+            table.writerows((no_formula(p.image), no_formula(label), chance) for label, chance in rows)
             sys.stdout.flush()
         elif p.top:
             say(f"{p.image}: {', '.join(f'{label} {probability:.3f}' for label, probability in p.top)}")
     if emit:
         emit(told)
     return not unread
+
+
+def no_formula(text: str) -> str:
+    """Text that a spreadsheet shows and does not compute: an apostrophe before what begins like a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def engine_for(

@@ -1,0 +1,28 @@
+"""An export to a full disk: one line with the file and the reason, code 1, and nothing half-written."""
+
+import pytest
+from test_cli import run
+from test_disks import leave
+
+import vitkit
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.mark.parametrize("kind", ["onnx", "pt2", "xml"])
+@pytest.mark.parametrize("lies", [False, True], ids=["known", "found-out"])
+def test_an_export_to_a_full_disk_is_one_line(kind, lies, small, small_disk, tmp_path, monkeypatch, capsys):
+    """found-out: another program takes the space after we have asked how much there is."""
+    if lies:
+        monkeypatch.setattr("vitkit.tasks.export.LEAST_BYTES", {"fp32": 0})
+    vitkit.save(small(classes=3, width=96, depth=4), tmp_path / "m.safetensors")
+    disk = small_disk(8 * 2**20)
+    (disk / f"m.{kind}").write_text("of before")
+    leave(disk, 300_000)
+    before = sorted(path.name for path in disk.iterdir())
+    assert run("export", tmp_path / "m.safetensors", disk / f"m.{kind}", "--device", "cpu", "--json") == 1
+    told = capsys.readouterr()
+    assert not told.out and str(disk / f"m.{kind}") in told.err and "No space left" in told.err
+    assert told.err.count("\n") == 1, told.err
+    assert sorted(path.name for path in disk.iterdir()) == before
+    assert (disk / f"m.{kind}").read_text() == "of before"
