@@ -60,6 +60,10 @@ class Training:
     price_per_hour: Annotated[
         float | None, arg(metavar="X", help="What a device costs an hour; the result tells the price.")
     ] = None
+    accept_changed_data: Annotated[
+        bool,
+        arg(help="Resume although images or class names changed since the run began; classes stay the same."),
+    ] = False
     plan: Annotated[bool, arg(help="Say what would happen, and do nothing.")] = False
 
     def changes(self) -> dict[str, Any]:

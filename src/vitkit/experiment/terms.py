@@ -35,6 +35,7 @@ class How:
     quiet: bool = False
     price_per_hour: float | None = None  # of a device
     report: bool = True  # the mistakes looked at and a page drawn at the end
+    accept_changed_data: bool | None = None  # go on with other data than before; None: no, and no such flag
 
     def __post_init__(self) -> None:
         """Before anything takes time: trackers are there, and numbers can be what they are called."""

@@ -48,6 +48,7 @@ def learn(data: str, options: Training, default: str, *, protocol: bool, seeds: 
     how = How(
         workers=options.workers, decoded=options.decoded, max_bad=options.max_bad, trackers=options.track,
         save_aside=options.save_aside, quiet=bool(emit), price_per_hour=options.price_per_hour,
+        accept_changed_data=options.accept_changed_data,
     )  # fmt: skip
     with runtime.joined():
         tell = voice(runtime, emit)
