@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitkit.data.decode import BadImage
 from vitkit.data.order import Order
+from vitkit.data.processes import check_sockets, end_with_parent
 from vitkit.data.shelf import Shelf, shelf_of
 from vitkit.data.sources import Source
 from vitkit.data.views import View, taken
@@ -184,6 +185,7 @@ def stream(samples: Samples, groups: Iterator[list[Place]], workers: int, bad: N
 
 def made_ahead(samples: Samples, groups: Iterator[list[Place]], workers: int) -> Iterator[Made]:
     """The batches of worker processes; one that dies or hangs is an error that names what it had in hand."""
+    check_sockets()
     begun: deque[list[Place]] = deque()
 
     def noted() -> Iterator[list[Place]]:
@@ -262,8 +264,13 @@ class Worker(ForkProcess):
     """A data worker, forked: sources hold open files and functions, which cannot be sent."""
 
     def start(self) -> None:
+        self.by_main_thread = threading.current_thread() is threading.main_thread()
         super().start()
         STARTED.add(self)
+
+    def run(self) -> None:
+        end_with_parent(self._parent_pid, self.by_main_thread)  # type: ignore[attr-defined]
+        super().run()
 
 
 class Workers(ForkContext):

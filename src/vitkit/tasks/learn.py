@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vitkit.data.processes import check_sockets
 from vitkit.data.sources import Source
 from vitkit.evaluation.cost import forward_flops, parameters
 from vitkit.experiment.pace import seconds_a_step, seconds_to_start
@@ -39,6 +40,8 @@ def pretrain(data: str, options: Training, *, emit: Emit) -> None:
 
 
 def learn(data: str, options: Training, default: str, *, protocol: bool, seeds: int, emit: Emit) -> None:
+    if data_workers(options.workers):
+        check_sockets()
     spread = "ddp" if options.spread == "auto" else options.spread
     runtime = choose(
         options.device, options.precision, options.compile, options.recompute, spread, options.deterministic,
