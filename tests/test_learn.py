@@ -230,7 +230,7 @@ def test_a_loss_that_is_no_number_names_its_batch(tmp_path):
     r = replace(
         r, schedule=replace(r.schedule, rate=1e30, warmup=0), optimizer=replace(r.optimizer, clip=0.0)
     )
-    with pytest.raises(Diverged, match="step .*loss.*its batch: '.*' .* lower --lr"):
+    with pytest.raises(Diverged, match="step .*loss.*its batch: '.*' .* lower learning rate"):
         go(tmp_path, r)
     named = next(tmp_path.glob("batch-*.txt")).read_text().split()
     assert len(named) == 16 and set(named) <= set(open_splits(r)["train"].keys)

@@ -66,7 +66,8 @@ class BadFiles:
             listed = ", ".join(f"{k!r} ({r})" for k, r in islice(self.found.items(), 5))
             raise TooManyBad(
                 f"{source.name}: {len(self.found)} of {len(source)} images are unusable, more than the "
-                f"{self.allowed:.0%} allowed; the first: {listed}. Mend them, or raise --max-bad"
+                f"{self.allowed:.0%} allowed; the first: {listed}. Repair "
+                "them, or allow more with --max-bad of finetune and pretrain"
             )
 
 
@@ -256,7 +257,7 @@ def loss(samples: Samples, begun: list[list[Place]], what: str) -> str:
     return (
         f"{samples.source.name}: a data worker {why}; in hand were {len(keys)} images, the first "
         f"{', '.join(map(repr, keys[:3]))}. Give fewer --workers or more memory (also /dev/shm), or find the "
-        "file with vitkit doctor; the same command goes on from the last checkpoint"
+        "file with vitkit doctor"
     )
 
 

@@ -18,7 +18,7 @@ from vitkit.evaluation.energy import Meter
 from vitkit.experiment import evidence
 from vitkit.experiment.aim import bare, learner, objective_of, plain, preparation
 from vitkit.experiment.fingerprint import check_data
-from vitkit.experiment.folder import Interrupted, news, signals, take
+from vitkit.experiment.folder import Interrupted, news, remains, signals, take
 from vitkit.experiment.frozen import FewShot
 from vitkit.experiment.measure import Found, evaluate, evaluate_masked, in_words, numbers
 from vitkit.experiment.price import cost
@@ -140,6 +140,8 @@ class Work:
             except Diverged as error:
                 named = name_batch(self.order, error.step, self.splits["train"], self.out, self.runtime)
                 raise Diverged(f"{error}; {named}", error.step) from None
+            except ChildProcessError as error:  # a data worker
+                raise ChildProcessError(f"{error}; {remains(self.out)}") from None
             self.save()
             self.saver.finish()
 

@@ -145,7 +145,7 @@ def fit_memory(recipe: Recipe, options: Training, model: Model, runtime: Runtime
     if not most:
         raise ValueError(
             f"not one image of {recipe.image_size} fits into the memory of {runtime.device}: give a smaller "
-            "model or --image-size, or --recompute, or --spread fsdp on more devices"
+            "model or --image-size, or finetune and pretrain --recompute, or --spread fsdp on more devices"
         )
     say(f"in pieces of {most} images: the memory of {runtime.device} holds no more at a time")
     return replace(recipe, micro_batch=most)

@@ -9,10 +9,11 @@ from typing import Any
 from vitkit.data.processes import check_sockets
 from vitkit.data.sources import Source
 from vitkit.evaluation.cost import forward_flops, parameters
+from vitkit.experiment.folder import stopping
 from vitkit.experiment.pace import seconds_a_step, seconds_to_start
 from vitkit.experiment.pages import REPORT
 from vitkit.experiment.run import How, run
-from vitkit.experiment.start import Kept, Opener, start_model
+from vitkit.experiment.start import Kept, Opener, start_model, warnings
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViTConfig
 from vitkit.options import Training
@@ -53,7 +54,7 @@ def learn(data: str, options: Training, default: str, *, protocol: bool, seeds: 
         save_aside=options.save_aside, quiet=bool(emit), price_per_hour=options.price_per_hour,
         accept_changed_data=options.accept_changed_data,
     )  # fmt: skip
-    with runtime.joined():
+    with runtime.joined(), stopping(out):
         tell = voice(runtime, emit)
         opened = Kept()
         recipe, convolutional, runtime, facts = settled(data, options, default, out, runtime, tell, opened)
@@ -104,6 +105,8 @@ def settled(
     recipe = override(old or recipe, options.set)
     splits = opened(replace(recipe, against=()), None)
     if old is None:
+        for text in warnings(splits, recipe):
+            tell(text)
         recipe = automatic.fill_in(recipe, options, splits["train"], runtime, tell)
     runtime.share(recipe.batch)  # an error before anything takes time
     if old is None:

@@ -36,8 +36,8 @@ class Room:
         """Twice as many pieces, of which the largest has had so many images."""
         if images <= 1:
             raise OutOfMemory(
-                f"step {step}: not even one image at a time fits into memory; give --recompute, a smaller "
-                "--image-size or a smaller --model"
+                f"step {step}: not even one image at a time fits into memory; give a smaller --image-size or "
+                "model, or finetune and pretrain --recompute"
             )
         self.pieces *= 2
         left = -(-images // 2)
