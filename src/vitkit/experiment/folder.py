@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from vitkit.data.archives import naming
 from vitkit.data.batches import SIGNALS
-from vitkit.recipes.recipe import Recipe, from_json, to_json
+from vitkit.recipes.recipe import Recipe, read_recipe, to_json
 from vitkit.training.checkpoint import complete
 from vitkit.weights.save import replace_file
 
@@ -63,7 +63,7 @@ def claim(out: Path, recipe: Recipe) -> None:
     """The folder belongs to one recipe: a changed one is refused, with what changed and what may."""
     path = out / "recipe.json"
     if path.exists():
-        old, new = asdict(from_json(path.read_text())), asdict(recipe)
+        old, new = asdict(read_recipe(path)), asdict(recipe)
         may = [name for name in MAY_CHANGE if name != "evaluations" or not recipe.patience]
         changed = [f"{k}: {old[k]} -> {new[k]}" for k in new if old[k] != new[k] and k not in may]
         if changed:

@@ -142,7 +142,12 @@ def without(train: Source, places: Sequence[str], note: Path | None) -> Source:
             told = json.dumps([one._asdict() for one in removed], indent=1)
             replace_file(note, lambda beside: beside.write_text(told))
         return train.take(kept)
-    gone = {one["number"] for one in json.loads(note.read_text())}
+    try:
+        gone = {one["number"] for one in json.loads(note.read_text())}
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise ValueError(
+            f"{note}: not a list that vitkit wrote ({error}); delete it to have it made"
+        ) from None
     return train.take(np.array([i for i in range(len(train)) if i not in gone]))
 
 

@@ -1,5 +1,6 @@
 """What a run is given beside its recipe, and what it comes to."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,16 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))  # asdict would copy every number of a confusion matrix
+
+
+def read_result(path: Path) -> Result:
+    """What a finished run came to."""
+    try:
+        return Result(**json.loads(path.read_text()))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"{path}: not a result that vitkit wrote ({error}); delete it to test again"
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True)

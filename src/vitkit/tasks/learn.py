@@ -14,6 +14,7 @@ from vitkit.experiment.pace import seconds_a_step, seconds_to_start
 from vitkit.experiment.pages import REPORT
 from vitkit.experiment.run import How, run
 from vitkit.experiment.start import Kept, Opener, start_model, warnings
+from vitkit.experiment.supply import training_view
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViTConfig
 from vitkit.options import Training
@@ -108,7 +109,8 @@ def settled(
         for text in warnings(splits, recipe):
             tell(text)
         recipe = automatic.fill_in(recipe, options, splits["train"], runtime, tell)
-    runtime.share(recipe.batch)  # an error before anything takes time
+    runtime.share(recipe.batch)  # errors before anything takes time
+    training_view(recipe)
     if old is None:
         recipe = automatic.fit_warmup(recipe, options, len(splits["train"]), tell)
     model = start_model(recipe, splits["train"])

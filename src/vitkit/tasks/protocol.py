@@ -11,7 +11,8 @@ from typing import Any
 from vitkit.experiment.fingerprint import check_data
 from vitkit.experiment.run import MODEL, REMOVED, How, Result, run
 from vitkit.experiment.start import Opener, open_splits
-from vitkit.recipes.recipe import Recipe, from_json
+from vitkit.experiment.terms import read_result
+from vitkit.recipes.recipe import Recipe, read_recipe
 from vitkit.training.runtime import Runtime
 from vitkit.weights.save import replace_file
 
@@ -65,8 +66,8 @@ def follow(
 def finished(recipe: Recipe, out: Path, runtime: Runtime, how: How, say: Say, opened: Opener) -> Result:
     """The result of a run, now or before; one of before must be of the same data."""
     path, told = out / "result.json", out / "recipe.json"
-    if path.exists() and told.exists() and from_json(told.read_text()) == recipe:
+    if path.exists() and told.exists() and read_recipe(told) == recipe:
         splits = opened(recipe, out / REMOVED)
         check_data(splits, out, runtime, accept=how.accept_changed_data, labelled=True, say=say)
-        return Result(**json.loads(path.read_text()))
+        return read_result(path)
     return run(recipe, out, runtime, how, opened)
