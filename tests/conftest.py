@@ -27,12 +27,10 @@ from recording import (  # noqa: F401
 SMALL = {"width": 32, "depth": 2, "heads": 2, "hidden": 48, "patch": 8, "image_size": (32, 32), "classes": 5}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests for a GPU are skipped where there is none; docs/lab/gpu.md records where they ran."""
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU: make gpu"))
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU: make gpu")
 
 
 @pytest.fixture(autouse=True)

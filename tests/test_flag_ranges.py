@@ -1,18 +1,15 @@
 """Every flag of every verb with its least, largest and impossible values: code 0 or 2, one line."""
 
 import functools
-import math
 import os
 import re
 import subprocess
 import sys
-from dataclasses import asdict
 
 import pytest
 
 from vitkit.cli import VERBS, main, verbs
 from vitkit.cli.flags import FLAGS, Range
-from vitkit.recipes.recipe import RANGES, Recipe, flat, override
 
 # the words that a verb cannot do without, so that the one flag under test decides
 WORDS = {
@@ -113,36 +110,6 @@ def test_values_are_checked_before_torch_is_imported():
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == "False\n"
     assert "--epochs inf" in done.stderr and done.stderr.count("\n") == 1
-
-
-NUMBERS = {
-    name: value for name, value in flat(asdict(Recipe(name="any"))).items()
-    if isinstance(value, int | float | tuple | None) and not isinstance(value, bool)
-    and name not in ("model_options", "against")
-}  # fmt: skip
-
-
-def test_every_number_of_a_recipe_has_a_range():
-    assert set(NUMBERS) == set(RANGES)
-
-
-@pytest.mark.parametrize("name", RANGES)
-def test_a_recipe_refuses_numbers_outside_their_range(name):
-    recipe, allowed = Recipe(name="any"), RANGES[name]
-    also = ["length.steps=none"] if name == "length.epochs" else []
-    pair = {"randaugment": 2, "masked.shares": 3}.get(name, 1)
-    for number in (allowed.least, allowed.largest):
-        try:
-            override(recipe, [*also, f"{name}={','.join([str(number)] * pair)}"])
-        except (
-            ValueError
-        ) as error:  # shares that do not add up, a warm-up without steps: still a clear refusal
-            assert name.rpartition(".")[2] in str(error)
-    for number in (allowed.least - 1, allowed.largest + 1, math.nan, math.inf, -math.inf):
-        if isinstance(allowed.largest, float) and allowed.largest + 1 == allowed.largest:
-            continue
-        with pytest.raises(ValueError, match=name.rpartition(".")[2]):
-            override(recipe, [*also, f"{name}={','.join([str(number)] * pair)}"])
 
 
 @pytest.mark.parametrize(

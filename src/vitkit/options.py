@@ -18,18 +18,23 @@ FEWEST_BYTES, MOST_BYTES = 10**3, 10**10
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that a flag or a field takes, both ends included."""
+    """The numbers that a flag or a field takes, with both ends unless it says otherwise."""
 
     least: float
     largest: float
+    above: bool = False  # without `least` itself
+    below: bool = False  # without `largest` itself
 
     def expected(self, *, whole: bool) -> str:
+        first, last = "above" if self.above else "from", "to below" if self.below else "to"
         if whole:
-            return f"a whole number from {self.least:,} to {self.largest:,}"
-        return f"a number from {self.least:g} to {self.largest:g}"
+            return f"a whole number {first} {self.least:,} {last} {self.largest:,}"
+        return f"a number {first} {self.least:g} {last} {self.largest:g}"
 
     def __contains__(self, value: float) -> bool:
-        return self.least <= value <= self.largest  # never true of nan
+        """Never true of nan, which compares with nothing."""
+        low = self.least < value if self.above else self.least <= value
+        return low and (value < self.largest if self.below else value <= self.largest)
 
 
 BATCH, RATE, SHARE = Range(1, 65_536), Range(0, 1000), Range(0, 1)  # of flags and of a recipe's fields alike
@@ -89,6 +94,10 @@ class Training:
     price_per_hour: Annotated[
         float | None, arg(metavar="X", help="What a device costs an hour; the result tells the price.")
     ] = None
+    accept_changed_data: Annotated[
+        bool,
+        arg(help="Resume although images or class names changed since the run began; classes stay the same."),
+    ] = False
     plan: Annotated[bool, arg(help="Say what would happen, and do nothing.")] = False
 
     def changes(self) -> dict[str, Any]:

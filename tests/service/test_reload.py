@@ -85,7 +85,7 @@ def put(kind: str, place) -> None:
 def test_what_could_be_read_for_ever_is_refused_at_once(place, kind, revision):
     put(kind, place)
     with pytest.raises(
-        ValueError, match="model.safetensors (is not an ordinary file|has 101000000000 bytes)"
+        ValueError, match=r"model\.safetensors (is not an ordinary file|has 101000000000 bytes)"
     ):
         open_served(Settings(model=str(place), device="cpu"), revision)
 
@@ -94,7 +94,7 @@ def test_a_copy_is_checked_once_more_and_is_bounded(place, tmp_path, monkeypatch
     folder = tmp_path / "copy"
     folder.mkdir()
     monkeypatch.setattr(served, "COPY_SECONDS", -1.0)
-    with pytest.raises(ValueError, match="model.safetensors takes more than -1 s to copy"):
+    with pytest.raises(ValueError, match=r"model\.safetensors takes more than -1 s to copy"):
         copied(str(place), folder)
     put("pipe", place)
     with pytest.raises(ValueError, match="not an ordinary file"):

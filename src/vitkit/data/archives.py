@@ -20,7 +20,8 @@ from vitkit.data.names import hidden
 MAX_MEMBER = 200 * 2**20  # bytes of one image file
 LOCK = ".lock"
 
-Members = tuple[list[str], Callable[[str], bytes], list[str]]  # names, how to read one, what is left out
+# names, how to read one, what is left out, the bytes of one
+Members = tuple[list[str], Callable[[str], bytes], list[str], Callable[[str], int]]
 
 
 class Positioned(io.RawIOBase):
@@ -92,7 +93,7 @@ def open_zip(path: Path) -> Members:
         ) as error:
             raise BadImage("unreadable", f"{name}: {error}") from None
 
-    return sorted(members), fetch, odd
+    return sorted(members), fetch, odd, lambda name: members[name].file_size
 
 
 def open_tar(path: Path) -> Members:
@@ -120,7 +121,7 @@ def open_tar(path: Path) -> Members:
             raise BadImage("truncated", f"{path.name}!{name}: claims {size} bytes at {start} of {file.size}")
         return os.pread(file.number, size, start)
 
-    return sorted(places), fetch, odd
+    return sorted(places), fetch, odd, lambda name: places[name][1]
 
 
 def walk_tar(path: Path) -> Iterator[tarfile.TarInfo]:

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitkit.data.decode import BadImage
 from vitkit.data.order import Order
+from vitkit.data.processes import check_sockets, end_with_parent
 from vitkit.data.shelf import Shelf, shelf_of
 from vitkit.data.sources import Source
 from vitkit.data.views import View, taken
@@ -65,8 +66,8 @@ class BadFiles:
             listed = ", ".join(f"{k!r} ({r})" for k, r in islice(self.found.items(), 5))
             raise TooManyBad(
                 f"{source.name}: {len(self.found)} of {len(source)} images are unusable, more than the "
-                f"{self.allowed:.0%} allowed; the first: {listed}. "
-                "Mend them, or allow more (finetune and pretrain have --max-bad)"
+                f"{self.allowed:.0%} allowed; the first: {listed}. Repair "
+                "them, or allow more with --max-bad of finetune and pretrain"
             )
 
 
@@ -185,6 +186,7 @@ def stream(samples: Samples, groups: Iterator[list[Place]], workers: int, bad: N
 
 def made_ahead(samples: Samples, groups: Iterator[list[Place]], workers: int) -> Iterator[Made]:
     """The batches of worker processes; one that dies or hangs is an error that names what it had in hand."""
+    check_sockets()
     begun: deque[list[Place]] = deque()
 
     def noted() -> Iterator[list[Place]]:
@@ -255,7 +257,7 @@ def loss(samples: Samples, begun: list[list[Place]], what: str) -> str:
     return (
         f"{samples.source.name}: a data worker {why}; in hand were {len(keys)} images, the first "
         f"{', '.join(map(repr, keys[:3]))}. Give fewer --workers or more memory (also /dev/shm), or find the "
-        "file with vitkit doctor; the same command goes on from the last checkpoint"
+        "file with vitkit doctor"
     )
 
 
@@ -263,8 +265,13 @@ class Worker(ForkProcess):
     """A data worker, forked: sources hold open files and functions, which cannot be sent."""
 
     def start(self) -> None:
+        self.by_main_thread = threading.current_thread() is threading.main_thread()
         super().start()
         STARTED.add(self)
+
+    def run(self) -> None:
+        end_with_parent(self._parent_pid, self.by_main_thread)  # type: ignore[attr-defined]
+        super().run()
 
 
 class Workers(ForkContext):

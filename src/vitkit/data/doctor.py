@@ -114,8 +114,8 @@ def preflight(source: Source, bad: BadFiles, *, sample: int = 1000, workers: int
     if count < len(source) and found > count * bad.allowed + chance:
         raise TooManyBad(
             f"{source.name}: of {count} images looked at, {found} are unusable, and {bad.allowed:.0%} are "
-            f"allowed; the first: {some(list(bad.found))}. "
-            "Mend them (vitkit doctor), or allow more (finetune and pretrain have --max-bad)"
+            f"allowed; the first: {some(list(bad.found))}. Repair them (vitkit doctor lists all), "
+            "or allow more with --max-bad of finetune and pretrain"
         )
 
 

@@ -1,5 +1,6 @@
 """Where images are: folders, manifests, archives, arrays, shards; all as one Source of labelled images."""
 
+import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -49,6 +50,8 @@ class Source:
     fetch: Callable[[int], bytes | np.ndarray]  # encoded bytes, or pixels (H, W, 3)
     skipped: tuple[str, ...] = ()  # files that are not images, by name
     digest: Callable[[int], bytes] | None = None  # of an image's content, where it is had without reading all
+    size: Callable[[int], int] | None = None  # bytes of an image's file, without reading it
+    identity: str = ""  # a digest of all names, labels and contents, where an index holds their checksums
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -60,13 +63,18 @@ class Source:
     def take(self, indices: np.ndarray) -> "Source":
         """The images with these numbers, in this order."""
         indices = np.asarray(indices, dtype=np.int64)
-        keys, fetch, digest = self.keys, self.fetch, self.digest
+        keys, fetch, digest, size = self.keys, self.fetch, self.digest, self.size
+        chosen = (
+            hashlib.sha256(self.identity.encode() + indices.tobytes()).hexdigest() if self.identity else ""
+        )
         return replace(
             self,
             keys=Lazy(len(indices), lambda i: keys[indices[i]]),
             labels=self.labels[indices],
             fetch=lambda i: fetch(int(indices[i])),
             digest=(lambda i: digest(int(indices[i]))) if digest else None,
+            size=(lambda i: size(int(indices[i]))) if size else None,
+            identity=chosen,
         )
 
 
@@ -111,8 +119,9 @@ def open_folder(path: Path) -> dict[str, Source]:
         if ".tar" in suffixes:
             raise ValueError(f"{path}: tar shards without {INDEX}; 'vitkit shard {path} {path}' writes it")
     return open_tree(
-        path.name or str(path), names, lambda key: read(path / key), lambda key: mark_file(path / key)
-    )
+        path.name or str(path), names, lambda key: read(path / key), lambda key: mark_file(path / key),
+        size=lambda key: os.stat(path / key).st_size,
+    )  # fmt: skip
 
 
 def open_shards(name: str, path: Path, read: ReadShard | None = None) -> dict[str, Source]:
@@ -122,7 +131,10 @@ def open_shards(name: str, path: Path, read: ReadShard | None = None) -> dict[st
 
     def source(part: Index) -> Source:
         keys, labels = Lazy(len(part), part.key), part.columns["label"]
-        return Source(name, classes, keys, labels, lambda i: part.fetch(i, by_place), digest=part.digest)
+        return Source(
+            name, classes, keys, labels, lambda i: part.fetch(i, by_place), digest=part.digest,
+            identity=part.identity,
+        )  # fmt: skip
 
     return {where: source(part) for where, part in splits.items()}
 
@@ -165,8 +177,8 @@ def walk(root: Path) -> Iterator[str]:
 
 
 def open_archive(path: Path) -> dict[str, Source]:
-    members, fetch, odd = open_zip(path) if path.suffix.lower() == ".zip" else open_tar(path)
-    return open_tree(path.name, members, fetch, skipped=odd)
+    members, fetch, odd, size = open_zip(path) if path.suffix.lower() == ".zip" else open_tar(path)
+    return open_tree(path.name, members, fetch, skipped=odd, size=size)
 
 
 def open_tree(
@@ -175,6 +187,7 @@ def open_tree(
     fetch: Callable[[str], bytes],
     digest: Callable[[str], bytes] | None = None,
     skipped: Sequence[str] = (),
+    size: Callable[[str], int] | None = None,
 ) -> dict[str, Source]:
     """Files named [split/]class/.../image: the folders between are the class, nested ones joined by '/'."""
     images = [n for n in names if n.lower().endswith(SUFFIXES)]
@@ -192,7 +205,10 @@ def open_tree(
     if bare:
         raise ValueError(f"{name}: {len(bare)} images lie in no class folder, the first {bare[0]!r}; "
                          "expected [train|val|test/]class/image")  # fmt: skip
-    return {where: from_rows(name, rows, fetch, skipped, digest=digest) for where, rows in groups.items()}
+    return {
+        where: from_rows(name, rows, fetch, skipped, digest=digest, size=size)
+        for where, rows in groups.items()
+    }
 
 
 def without_common_root(names: list[str]) -> list[str]:
@@ -211,6 +227,7 @@ def from_rows(
     skipped: tuple[str, ...] = (),
     several: bool = False,
     digest: Callable[[str], bytes] | None = None,
+    size: Callable[[str], int] | None = None,
 ) -> Source:
     """(file, label) rows to a Source; classes stand in the order of their names.
 
@@ -227,7 +244,8 @@ def from_rows(
     else:
         labels = np.array([number[found[0]] for found in sets], dtype=np.int64)
     mark = (lambda i: digest(keys[i])) if digest else None
-    return Source(name, classes, keys, labels, lambda i: fetch(keys[i]), skipped, mark)
+    length = (lambda i: size(keys[i])) if size else None
+    return Source(name, classes, keys, labels, lambda i: fetch(keys[i]), skipped, mark, length)
 
 
 def open_manifest(path: Path) -> dict[str, Source]:
@@ -254,7 +272,13 @@ def open_rows(path: Path, rows: Iterable[Row]) -> dict[str, Source]:
     folder = path.parent
     return {
         where: from_rows(
-            path.name, part, lambda key: read(folder / key), (), several, lambda key: mark_file(folder / key)
+            path.name,
+            part,
+            lambda key: read(folder / key),
+            (),
+            several,
+            lambda key: mark_file(folder / key),
+            lambda key: os.stat(folder / key).st_size,
         )
         for where, part in groups.items()
     }

@@ -125,6 +125,8 @@ def join(first: Source, second: Source) -> Source:
         fetch=either(lambda source: source.fetch),
         skipped=first.skipped + second.skipped,
         digest=either(lambda source: partial(fingerprint, source)),
+        size=either(lambda source: source.size or (lambda i: -1)) if first.size or second.size else None,
+        identity="+".join([first.identity, second.identity]) if first.identity and second.identity else "",
     )
 
 

@@ -5,14 +5,15 @@ import os
 import platform
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
 from vitkit.data.archives import naming
 from vitkit.data.batches import SIGNALS
-from vitkit.recipes.recipe import Recipe, from_json, to_json
+from vitkit.recipes.recipe import Recipe, read_recipe, to_json
+from vitkit.training.checkpoint import complete
 from vitkit.weights.save import replace_file
 
 MAY_CHANGE = {  # fields with which a run may go on otherwise than it began: none decides what it comes to
@@ -38,11 +39,31 @@ class Interrupted(KeyboardInterrupt):
         self.number = number
 
 
+@contextmanager
+def stopping(out: Path) -> Iterator[None]:
+    """Inside, Ctrl-C at any moment is answered with what was kept."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        if str(stop):
+            raise
+        raise KeyboardInterrupt(f"stopped; {remains(out)}") from None
+
+
+def remains(out: Path) -> str:
+    """What the same command would do after a run has ended early."""
+    if kept := complete(out / "checkpoints"):
+        return f"the same command goes on from step {int(kept[-1].name.removeprefix('step-'))}"
+    if any(complete(part) for part in out.glob("*/checkpoints")):
+        return f"the same command goes on with what was kept in {out}"
+    return "nothing was kept yet, so the same command starts from the beginning"
+
+
 def claim(out: Path, recipe: Recipe) -> None:
     """The folder belongs to one recipe: a changed one is refused, with what changed and what may."""
     path = out / "recipe.json"
     if path.exists():
-        old, new = asdict(from_json(path.read_text())), asdict(recipe)
+        old, new = asdict(read_recipe(path)), asdict(recipe)
         may = [name for name in MAY_CHANGE if name != "evaluations" or not recipe.patience]
         changed = [f"{k}: {old[k]} -> {new[k]}" for k in new if old[k] != new[k] and k not in may]
         if changed:

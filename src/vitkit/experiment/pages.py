@@ -2,6 +2,8 @@
 
 import json
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from vitkit.recipes.finetune import RECIPES as FINETUNING
 from vitkit.recipes.recipe import flat
 from vitkit.report.html import encoded
 from vitkit.report.run_page import run_page
+from vitkit.training.journal import parse_row
 from vitkit.weights.save import replace_file
 
 REPORT = "report.html"
@@ -20,7 +23,20 @@ CHOSEN = ("image_size", "batch", "length.", "schedule.rate", "schedule.warmup")
 
 def write_run_page(folder: Path) -> Path:
     """The report of a run, beside its result."""
-    return write_page(folder / REPORT, run_page(gather(folder)))
+    with drawing(folder):
+        return write_page(folder / REPORT, run_page(gather(folder)))
+
+
+@contextmanager
+def drawing(folder: Path) -> Iterator[None]:
+    """Inside, files of a run that hold JSON of another kind than a run writes are one error that says so."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        raise ValueError(
+            f"{folder}: no report can be made: a .json file there holds something else than a run writes "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+        ) from None
 
 
 def write_page(path: Path, document: str) -> Path:
@@ -32,7 +48,7 @@ def write_page(path: Path, document: str) -> Path:
 def gather(folder: Path) -> dict[str, Any]:
     """What is known of a run, as plain values; None for what its folder does not hold."""
     recipe = flat(read(folder / "recipe.json") or {})
-    named = RECIPES.get(recipe.get("name", ""))
+    named = RECIPES.get(str(recipe.get("name", "")))
     usual = flat(json.loads(json.dumps(asdict(named())))) if named else {}
     kept = ("result", "mistakes", "doctor", "environment", "unusable")
     found: dict[str, Any] = {name: read(folder / f"{name}.json") for name in kept}
@@ -44,27 +60,21 @@ def gather(folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def read(path: Path) -> Any:
-    """A JSON file, or None where it is missing or was cut off."""
+def read(path: Path) -> dict[str, Any] | None:
+    """A JSON table, or None where it is missing, was cut off or is something else."""
     try:
-        return json.loads(path.read_text())
-    except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
+        found = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
+    return found if isinstance(found, dict) else None
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a journal; one that is being written just now does not count."""
-    found = []
-    if path.exists():
-        with path.open() as file:
-            for line in file:
-                try:
-                    row = json.loads(line)
-                except json.JSONDecodeError:
-                    continue
-                if isinstance(row, dict) and "step" in row:
-                    found.append(row)
-    return found
+    if not path.exists():
+        return []
+    with path.open(errors="replace") as file:
+        return [row for row in map(parse_row, file) if row]
 
 
 def commands(

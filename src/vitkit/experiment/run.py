@@ -17,7 +17,8 @@ from vitkit.data.sources import Source
 from vitkit.evaluation.energy import Meter
 from vitkit.experiment import evidence
 from vitkit.experiment.aim import bare, learner, objective_of, plain, preparation
-from vitkit.experiment.folder import Interrupted, news, signals, take
+from vitkit.experiment.fingerprint import check_data
+from vitkit.experiment.folder import Interrupted, news, remains, signals, take
 from vitkit.experiment.frozen import FewShot
 from vitkit.experiment.measure import Found, evaluate, evaluate_masked, in_words, numbers
 from vitkit.experiment.price import cost
@@ -55,16 +56,22 @@ def run(
     runtime.share(recipe.batch)
     with ExitStack() as held:
         runtime.first(lambda: take(out, recipe, held))
+        if recipe.against and how.accept_changed_data:  # what was taken out of the data as it was
+            runtime.first(lambda: (out / REMOVED).unlink(missing_ok=True))
         if recipe.against:  # long work, done by one process and written down
             runtime.first(lambda: bool(opened(recipe, out / REMOVED)), patience=LONG)
-        splits = opened(recipe, out / REMOVED)
+        notes: list[str] = []
+        splits = check_data(
+            opened(recipe, out / REMOVED), out, runtime, accept=how.accept_changed_data,
+            labelled=recipe.objective == "classify", say=notes.append,
+        )  # fmt: skip
         model = runtime.settle(learner(recipe, start_model(recipe, splits["train"])))
         state = TrainState.start(model, recipe.optimizer)
         found, damaged = runtime.agreed(latest(out / "checkpoints") if runtime.main else None)
         memory = load_checkpoint(found, state) if found else {"best": None, "since": 0, "seconds": 0.0}
         total = recipe.length.in_steps(len(splits["train"]), recipe.batch)
         with Live("train", total, state.step, quiet=how.quiet or not runtime.main) as live:
-            for text in news(damaged, memory.pop("machine", {}), runtime.facts()):
+            for text in (*notes, *news(damaged, memory.pop("machine", {}), runtime.facts())):
                 live.say(text)
             if how.decoded:
                 made = (splits["train"], how.decoded, cores() if how.workers is None else how.workers)
@@ -133,6 +140,8 @@ class Work:
             except Diverged as error:
                 named = name_batch(self.order, error.step, self.splits["train"], self.out, self.runtime)
                 raise Diverged(f"{error}; {named}", error.step) from None
+            except ChildProcessError as error:  # a data worker
+                raise ChildProcessError(f"{error}; {remains(self.out)}") from None
             self.save()
             self.saver.finish()
 

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from vitkit.data.decode import read
 from vitkit.data.duplicates import against
 from vitkit.data.sources import SUFFIXES, Source, from_rows, open_data, walk
 from vitkit.data.splits import complete, join, subset
+from vitkit.experiment.changes import examples
 from vitkit.models.adapt import adapt
 from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.masked import check_maskable, maskable, with_mask_token
@@ -42,7 +43,7 @@ def open_splits(recipe: Recipe, note: Path | None = None) -> dict[str, Source]:
         splits["train"] = join(splits["train"], splits.pop("val"))
     if recipe.against:
         splits["train"] = without(splits["train"], recipe.against, note)
-    return reduced(splits, recipe)
+    return checked(reduced(splits, recipe), recipe)
 
 
 def reduced(splits: dict[str, Source], recipe: Recipe) -> dict[str, Source]:
@@ -51,6 +52,53 @@ def reduced(splits: dict[str, Source], recipe: Recipe) -> dict[str, Source]:
         return splits
     part: dict[str, Any] = part_of(recipe.subset)
     return splits | {"train": subset(splits["train"], **part, seed=recipe.seed)}
+
+
+def checked(splits: dict[str, Source], recipe: Recipe) -> dict[str, Source]:
+    """The same splits if they can be trained and tested on; without a val that has no image."""
+    train, place = splits["train"], recipe.data
+    seen = np.flatnonzero(counts(train))
+    if not len(train):
+        raise ValueError(f"{place}: no image is left to train on")
+    if recipe.objective == "classify" and len(seen) < 2 and not train.multilabel:
+        listed = ", ".join(repr(train.classes[i]) for i in seen)
+        raise ValueError(
+            f"{place}: all {len(train)} training images are of one class, {listed}; a classifier needs two "
+            "or more, each a folder of its own (or a label of its own in a table)"
+        )
+    for name in (recipe.report_on, "val") if recipe.patience else (recipe.report_on,):
+        if name not in splits or not len(splits[name]):
+            raise ValueError(
+                f"{place}: no image for {name}: {len(train)} training images in {len(seen)} classes, and a "
+                f"class needs three different ones for train, val and test; add images, or a folder {name}"
+            )
+    return {name: part for name, part in splits.items() if len(part) or name == "train"}
+
+
+def counts(source: Source) -> np.ndarray:
+    """The images of each class."""
+    if source.multilabel:
+        return source.labels.sum(0)
+    return np.bincount(source.labels, minlength=len(source.classes))
+
+
+def warnings(splits: dict[str, Source], recipe: Recipe) -> Iterator[str]:
+    """What a user should know of the splits before a classifier is trained on them, each in a line."""
+    if recipe.objective != "classify":
+        return
+    classes, per_class = splits["train"].classes, counts(splits["train"])
+    rows = [
+        ("no training image", per_class == 0),
+        ("one or two training images", (per_class > 0) & (per_class < 3)),
+    ]
+    if "val" not in splits and recipe.train_on == "train":
+        yield "no image is left for val: nothing is evaluated before the end of the run"
+    if recipe.report_on in splits:
+        rows.append((f"no {recipe.report_on} image", counts(splits[recipe.report_on]) == 0))
+    for what, which in rows:
+        names = [classes[i] for i in np.flatnonzero(which)]
+        if names:
+            yield f"{len(names)} of {len(classes)} classes have {what}: {examples(names)}"
 
 
 @dataclass
@@ -65,7 +113,7 @@ class Kept:
         key = only(recipe, DECIDING)
         if key not in self.opened:
             self.opened[key] = open_splits(key)
-        return reduced(self.opened[key], recipe)
+        return checked(reduced(self.opened[key], recipe), recipe)
 
 
 def are_bare(place: str) -> bool:
@@ -95,7 +143,12 @@ def without(train: Source, places: Sequence[str], note: Path | None) -> Source:
             told = json.dumps([one._asdict() for one in removed], indent=1)
             replace_file(note, lambda beside: beside.write_text(told))
         return train.take(kept)
-    gone = {one["number"] for one in json.loads(note.read_text())}
+    try:
+        gone = {one["number"] for one in json.loads(note.read_text())}
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise ValueError(
+            f"{note}: not a list that vitkit wrote ({error}); delete it to have it made"
+        ) from None
     return train.take(np.array([i for i in range(len(train)) if i not in gone]))
 
 

@@ -136,7 +136,7 @@ def name_batch(order: Order, step: int, source: Source, out: Path, runtime: Runt
         path.write_text("\n".join(keys) + "\n", errors="surrogateescape")
     return (
         f"its batch: {', '.join(map(repr, keys[:3]))} ... (all {len(keys)} in {path}). Nothing of this "
-        "step was saved; look at those images, or take a lower learning rate in another --out"
+        "step was saved; look at those images, or use a lower learning rate in another --out"
     )
 
 

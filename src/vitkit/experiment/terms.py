@@ -1,5 +1,6 @@
 """What a run is given beside its recipe, and what it comes to."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,16 @@ class Result:
         return dict(vars(self))  # asdict would copy every number of a confusion matrix
 
 
+def read_result(path: Path) -> Result:
+    """What a finished run came to."""
+    try:
+        return Result(**json.loads(path.read_text()))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"{path}: not a result that vitkit wrote ({error}); delete it to test again"
+        ) from None
+
+
 @dataclass(frozen=True, kw_only=True)
 class How:
     """What may differ from one machine to the next without changing what a run comes to."""
@@ -35,6 +46,7 @@ class How:
     quiet: bool = False
     price_per_hour: float | None = None  # of a device
     report: bool = True  # the mistakes looked at and a page drawn at the end
+    accept_changed_data: bool | None = None  # go on with other data than before; None: no, and no such flag
 
     def __post_init__(self) -> None:
         """Before anything takes time: trackers are there, and numbers can be what they are called."""

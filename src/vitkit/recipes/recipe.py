@@ -4,52 +4,20 @@ import json
 import types
 import typing
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from vitkit.options import BATCH, EPOCHS, MOST_PIXELS, RATE, SEEDS, SHARE, SHOTS, STEPS, Range, part_of
+from vitkit.data.views import CROPS
+from vitkit.options import part_of
 from vitkit.training.masked import MaskedConfig
+from vitkit.training.objectives import LOSSES
 from vitkit.training.optimizer import OptimizerConfig
+from vitkit.training.ranges import check_ranges
 from vitkit.training.schedule import Duration, Schedule
 
-COUNT = Range(0, STEPS.largest)
-RANGES = {  # of every number in a recipe, by the name that --set takes
-    "image_size": Range(1, MOST_PIXELS),
-    "resize": Range(0, 2 * MOST_PIXELS),
-    "randaugment": Range(0, 100),
-    "mixup": Range(0, 1000),
-    "batch": BATCH,
-    "micro_batch": Range(0, BATCH.largest),
-    "length.steps": COUNT,
-    "length.epochs": Range(0, EPOCHS.largest),
-    "schedule.rate": RATE,
-    "schedule.warmup": COUNT,
-    "schedule.floor": RATE,
-    "schedule.stairs": SHARE,
-    "rates": RATE,
-    "convolution_rates": RATE,
-    "optimizer.momentum": SHARE,
-    "optimizer.betas": SHARE,
-    "optimizer.eps": SHARE,
-    "optimizer.weight_decay": Range(0, 1e6),
-    "optimizer.clip": Range(0, 1e9),
-    "optimizer.layer_decay": SHARE,
-    "optimizer.average": SHARE,
-    "masked.rate": SHARE,
-    "masked.shares": SHARE,
-    "masked.bits": Range(1, 5),
-    "label_smoothing": SHARE,
-    "head_bias": Range(-1000, 1000),
-    "dropout": SHARE,
-    "stochastic_depth": SHARE,
-    "val": SHARE,
-    "test": SHARE,
-    "evaluations": Range(0, 1_000_000),
-    "shots": SHOTS,
-    "draws": SEEDS,
-    "patience": Range(0, 1_000_000),
-    "seed": Range(-(2**63), 2**63 - 1),
-}
+LARGEST = 2**20  # bytes of a recipe file
+KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", tuple: "a list"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,33 +72,25 @@ class Recipe:
 
     def __post_init__(self):
         check_ranges(self)
+        if len(self.image_size) != 2:
+            raise ValueError(f"image_size is a height and a width, not {self.image_size}")
         if len(self.randaugment) not in (0, 2):
-            raise ValueError(f"randaugment={self.randaugment}: give layers,magnitude, as in 2,15, or nothing")
-        if self.label_smoothing == 1:
-            raise ValueError("label_smoothing=1 leaves nothing of the labels; give less")
+            raise ValueError(
+                f"randaugment is layers,magnitude as in 2,10, or nothing, not {self.randaugment}"
+            )
         choices = {"train_on": ("train", "train+val"), "report_on": ("test", "val"),
-                   "objective": ("classify", "masked"),
+                   "objective": ("classify", "masked"), "crop": tuple(CROPS), "loss": LOSSES,
+                   "evaluation_crop": ("squash", "centre"),
                    "fewshot_when": ("evaluations", "end")}  # fmt: skip
         for field, known in choices.items():
             if getattr(self, field) not in known:
-                raise ValueError(f"{field} must be {' or '.join(known)}, not {getattr(self, field)!r}")
+                listed = f"{', '.join(known[:-1])} or {known[-1]}"
+                raise ValueError(f"{field} must be {listed}, not {getattr(self, field)!r}")
         if self.train_on == "train+val" and (self.report_on == "val" or self.patience):
             raise ValueError("with train_on=train+val no val is left to stop early or to report on")
         if self.objective == "masked":
             check_masked(self)
         part_of(self.subset)
-
-
-def check_ranges(value: Any, prefix: str = "") -> None:
-    """Refuse a number outside its range, also in the parts of a recipe, by its name and value."""
-    for name, content in vars(value).items():
-        if is_dataclass(content):
-            check_ranges(content, f"{prefix}{name}.")
-        elif allowed := RANGES.get(prefix + name):
-            for number in content if isinstance(content, tuple) else (content,):
-                if isinstance(number, int | float) and number not in allowed:
-                    expected = allowed.expected(whole=isinstance(number, int))
-                    raise ValueError(f"{prefix}{name}={number}: expected {expected}")
 
 
 def check_masked(r: Recipe) -> None:
@@ -214,15 +174,47 @@ def from_json(text: str) -> Recipe:
     return build(Recipe, json.loads(text))
 
 
-def build(kind: Any, told: dict[str, Any]) -> Any:
-    """A frozen value out of a JSON table; an unknown field is an error."""
+def read_recipe(path: Path) -> Recipe:
+    """The recipe of a run folder; whatever else is in the file is an error that names it."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise ValueError(f"more than {LARGEST:,} bytes")
+        return from_json(content.decode())
+    except (ValueError, RecursionError) as error:
+        why = " ".join(str(error).split())[:300]
+        raise ValueError(f"{path}: not a recipe that vitkit wrote: {why}; give another --out") from None
+
+
+def build(kind: Any, told: Any, prefix: str = "") -> Any:
+    """A frozen value out of a JSON table; an unknown field, or one of another type, is an error."""
+    if not isinstance(told, dict):
+        raise ValueError(f"{prefix.rstrip('.') or kind.__name__} must be a table, not {shown(told)}")
     hints = typing.get_type_hints(kind)
     strange = set(told) - set(hints)
     if strange:
-        raise ValueError(f"{kind.__name__} has no field {', '.join(sorted(strange))}")
-    made = {}
-    for name, content in told.items():
-        if is_dataclass(hints[name]) and isinstance(content, dict):
-            content = build(hints[name], content)
-        made[name] = tuple(content) if isinstance(content, list) else content
-    return kind(**made)
+        raise ValueError(f"{kind.__name__} has no field {shown(', '.join(sorted(strange)))}")
+    missing = [f.name for f in fields(kind) if f.default is MISSING and f.name not in told]
+    if missing:
+        raise ValueError(f"{kind.__name__} needs the field {', '.join(missing)}")
+    return kind(**{name: conform(content, hints[name], prefix + name) for name, content in told.items()})
+
+
+def conform(content: Any, hint: Any, name: str) -> Any:
+    """A value out of JSON as a field of this type has it."""
+    inner = [h for h in typing.get_args(hint) if h is not type(None)]
+    if isinstance(hint, types.UnionType):
+        return None if content is None else conform(content, inner[0], name)
+    if is_dataclass(hint):
+        return build(hint, content, f"{name}.")
+    kind = typing.get_origin(hint) or hint
+    known = {float: (int, float), tuple: (list, tuple)}.get(kind, kind)
+    if not isinstance(content, known) or (isinstance(content, bool) and kind is not bool):
+        raise ValueError(f"{name} must be {KINDS[kind]}, not {shown(content)}")
+    return tuple(conform(part, inner[0], name) for part in content) if kind is tuple else content
+
+
+def shown(content: Any) -> str:
+    text = repr(content)
+    return text if len(text) <= 80 else f"{text[:80]} ..."

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from vitkit.data.decode import BadImage
+from vitkit.data.processes import check_sockets
 from vitkit.data.views import View
 from vitkit.service import worker
 from vitkit.service.fair import FairQueue, Share
@@ -33,6 +34,7 @@ context = multiprocessing.get_context("forkserver")  # a helper is quickly repla
 
 def prepare() -> None:
     """Begin to import what helpers need, which takes a while, in the process that they are forked from."""
+    check_sockets()
     context.set_forkserver_preload(["__main__", "vitkit.service.worker"])
     ensure_running()
 

@@ -1,6 +1,5 @@
 """From a table to what a person looks at: means over seeds, lines and bars, figures as files."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
@@ -8,6 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from vitkit.experiment.pages import rows as journal_rows
 from vitkit.experiment.run import MODEL
 from vitkit.inspection.similarity import position_similarity
 from vitkit.report.figures import draw_similarity, render
@@ -113,10 +113,7 @@ def histories(picture: Picture, study: Study, rows: Sequence[Row], out: Path) ->
 
 
 def history(path: Path, name: str) -> list[tuple[int, float]]:
-    if not path.exists():
-        return []
-    told = [json.loads(line) for line in path.read_text().splitlines()]
-    return list({row["step"]: row[name] for row in told if row.get(name) is not None}.items())
+    return list({row["step"]: row[name] for row in journal_rows(path) if name in row}.items())
 
 
 def similarities(picture: Picture, rows: Sequence[Row], out: Path) -> dict[str, Figure]:

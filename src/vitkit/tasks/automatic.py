@@ -16,7 +16,7 @@ from vitkit.models.variants import Model, skeleton
 from vitkit.options import Training
 from vitkit.recipes.finetune import RECIPES as FINETUNING
 from vitkit.recipes.finetune import hyperrule
-from vitkit.recipes.recipe import Recipe, from_json
+from vitkit.recipes.recipe import Recipe, read_recipe
 from vitkit.training.runtime import Runtime
 from vitkit.training.schedule import Duration
 from vitkit.weights.download import cache_folder
@@ -44,7 +44,7 @@ def remembered(recipe: Recipe, options: Training, out: Path) -> Recipe | None:
     path = out / "recipe.json"
     if not path.exists():
         return None
-    old, fixed = from_json(path.read_text()), given(options)
+    old, fixed = read_recipe(path), given(options)
     kept = {field: getattr(old, field) for field in FIELDS if field not in fixed}
     if "schedule" in kept and options.lr is not None:
         kept["schedule"] = replace(kept["schedule"], rate=options.lr)

@@ -6,12 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vitkit.data.processes import check_sockets
 from vitkit.data.sources import Source
 from vitkit.evaluation.cost import forward_flops, parameters
+from vitkit.experiment.folder import stopping
 from vitkit.experiment.pace import seconds_a_step, seconds_to_start
 from vitkit.experiment.pages import REPORT
 from vitkit.experiment.run import How, run
-from vitkit.experiment.start import Kept, Opener, start_model
+from vitkit.experiment.start import Kept, Opener, start_model, warnings
+from vitkit.experiment.supply import training_view
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViTConfig
 from vitkit.options import Training
@@ -39,6 +42,8 @@ def pretrain(data: str, options: Training, *, emit: Emit) -> None:
 
 
 def learn(data: str, options: Training, default: str, *, protocol: bool, seeds: int, emit: Emit) -> None:
+    if data_workers(options.workers):
+        check_sockets()
     spread = "ddp" if options.spread == "auto" else options.spread
     runtime = choose(
         options.device, options.precision, options.compile, options.recompute, spread, options.deterministic,
@@ -48,8 +53,9 @@ def learn(data: str, options: Training, default: str, *, protocol: bool, seeds: 
     how = How(
         workers=options.workers, decoded=options.decoded, max_bad=options.max_bad, trackers=options.track,
         save_aside=options.save_aside, quiet=bool(emit), price_per_hour=options.price_per_hour,
+        accept_changed_data=options.accept_changed_data,
     )  # fmt: skip
-    with runtime.joined():
+    with runtime.joined(), stopping(out):
         tell = voice(runtime, emit)
         opened = Kept()
         recipe, convolutional, runtime, facts = settled(data, options, default, out, runtime, tell, opened)
@@ -100,8 +106,11 @@ def settled(
     recipe = override(old or recipe, options.set)
     splits = opened(replace(recipe, against=()), None)
     if old is None:
+        for text in warnings(splits, recipe):
+            tell(text)
         recipe = automatic.fill_in(recipe, options, splits["train"], runtime, tell)
-    runtime.share(recipe.batch)  # an error before anything takes time
+    runtime.share(recipe.batch)  # errors before anything takes time
+    training_view(recipe)
     if old is None:
         recipe = automatic.fit_warmup(recipe, options, len(splits["train"]), tell)
     model = start_model(recipe, splits["train"])

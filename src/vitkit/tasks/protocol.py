@@ -8,9 +8,11 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from vitkit.experiment.run import MODEL, How, Result, run
+from vitkit.experiment.fingerprint import check_data
+from vitkit.experiment.run import MODEL, REMOVED, How, Result, run
 from vitkit.experiment.start import Opener, open_splits
-from vitkit.recipes.recipe import Recipe, from_json
+from vitkit.experiment.terms import read_result
+from vitkit.recipes.recipe import Recipe, read_recipe
 from vitkit.training.runtime import Runtime
 from vitkit.weights.save import replace_file
 
@@ -39,13 +41,13 @@ def follow(
     tried = {}
     for rate in rates if len(rates) > 1 else ():
         at = replace(recipe, schedule=replace(recipe.schedule, rate=rate), report_on="val", evaluations=0)
-        tried[rate] = finished(at, out / f"rate-{rate:g}", runtime, how, opened).test
+        tried[rate] = finished(at, out / f"rate-{rate:g}", runtime, how, say, opened).test
         say(f"rate {rate:g}: {tried[rate]['top1']:.2%} of {tried[rate]['images']} held-out images right")
     best = max(tried, key=lambda rate: (tried[rate]["top1"], -tried[rate]["loss"])) if tried else rates[0]
     final = replace(recipe, schedule=replace(recipe.schedule, rate=best), train_on="train+val", patience=0)
     results = []
     for seed in range(recipe.seed, recipe.seed + seeds):
-        results.append(finished(replace(final, seed=seed), out / f"seed-{seed}", runtime, how, opened))
+        results.append(finished(replace(final, seed=seed), out / f"seed-{seed}", runtime, how, say, opened))
         say(f"seed {seed}: {results[-1].test['top1']:.2%} of {results[-1].test['images']} test images right")
     accuracies = [result.test["top1"] for result in results]
     told = {
@@ -61,9 +63,11 @@ def follow(
     return told
 
 
-def finished(recipe: Recipe, out: Path, runtime: Runtime, how: How, opened: Opener = open_splits) -> Result:
-    """The result of a run, now or before."""
+def finished(recipe: Recipe, out: Path, runtime: Runtime, how: How, say: Say, opened: Opener) -> Result:
+    """The result of a run, now or before; one of before must be of the same data."""
     path, told = out / "result.json", out / "recipe.json"
-    if path.exists() and told.exists() and from_json(told.read_text()) == recipe:
-        return Result(**json.loads(path.read_text()))
+    if path.exists() and told.exists() and read_recipe(told) == recipe:
+        splits = opened(recipe, out / REMOVED)
+        check_data(splits, out, runtime, accept=how.accept_changed_data, labelled=True, say=say)
+        return read_result(path)
     return run(recipe, out, runtime, how, opened)

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from vitkit.experiment.evidence import harmless
-from vitkit.experiment.pages import REPORT, gather, read, write_page
+from vitkit.experiment.pages import REPORT, drawing, gather, read, write_page
 from vitkit.report.compare_page import compare_page, protocol_page
 from vitkit.report.run_page import run_page
 from vitkit.report.suite_page import suite_page
@@ -43,7 +43,8 @@ def draw(folder: Path, out: Path | None) -> Path:
     if (folder / "suite.json").exists():
         return draw_suite(folder, path)
     if (folder / "recipe.json").exists():
-        return write_page(checked(path), run_page(gather(folder)))
+        with drawing(folder):
+            return write_page(checked(path), run_page(gather(folder)))
     parts = [*sorted(folder.glob("rate-*")), *sorted(folder.glob("seed-*"))]
     runs = [part for part in parts if (part / "recipe.json").exists()]
     if not runs:
@@ -52,9 +53,9 @@ def draw(folder: Path, out: Path | None) -> Path:
             "give the --out of a training"
         )
     title = folder.resolve().name
-    return write_page(
-        checked(path), protocol_page(read(folder / "protocol.json"), gathered(runs, path), title)
-    )
+    with drawing(folder):
+        page = protocol_page(read(folder / "protocol.json"), gathered(runs, path), title)
+    return write_page(checked(path), page)
 
 
 def draw_suite(folder: Path, path: Path) -> Path:
@@ -63,11 +64,13 @@ def draw_suite(folder: Path, path: Path) -> Path:
     if suite is None:
         raise ValueError(f"{folder / 'suite.json'}: not readable as JSON; run the suite again to write it")
     links = {}
-    for row in suite["tasks"]:
-        task = folder / row["task"]
-        if (task / "protocol.json").exists():
-            links[row["task"]] = link(draw(task, None), path)
-    return write_page(checked(path), suite_page(suite, folder.resolve().name, links))
+    with drawing(folder):
+        for row in suite["tasks"]:
+            task = folder / row["task"]
+            if (task / "protocol.json").exists():
+                links[row["task"]] = link(draw(task, None), path)
+        page = suite_page(suite, folder.resolve().name, links)
+    return write_page(checked(path), page)
 
 
 def compare(folders: Sequence[Path], path: Path) -> Path:
@@ -78,7 +81,9 @@ def compare(folders: Sequence[Path], path: Path) -> Path:
         if not seeds and not (folder / "recipe.json").exists():
             raise ValueError(f"{folder}: no run there (no recipe.json); give the --out of a training")
         runs += [folder] if (folder / "recipe.json").exists() else seeds
-    return write_page(checked(path), compare_page(gathered(runs, path)))
+    with drawing(path):
+        page = compare_page(gathered(runs, path))
+    return write_page(checked(path), page)
 
 
 def gathered(runs: Sequence[Path], path: Path) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from vitkit.data.vtab.tasks import GROUPS
 from vitkit.experiment.run import MODEL, How
 from vitkit.experiment.start import open_splits, start_model
 from vitkit.options import Training
-from vitkit.recipes.recipe import Recipe, from_json, override
+from vitkit.recipes.recipe import Recipe, override, read_recipe
 from vitkit.report.terminal import print_table, say
 from vitkit.tasks import automatic
 from vitkit.tasks.learn import make_recipe, voice
@@ -142,7 +142,7 @@ def micro_batch(
 ) -> int:
     """Images at a time that the device holds, or as many as when the suite was begun."""
     for path in sorted(out.glob("*/recipe.json")):
-        return runtime.agreed(from_json(path.read_text())).micro_batch
+        return runtime.agreed(read_recipe(path)).micro_batch
     runtime.share(recipe.batch)  # an error before anything takes time
     model = start_model(recipe, open_splits(recipe)["train"])
     return runtime.agreed(automatic.fit_memory(recipe, options, model, runtime, tell)).micro_batch

@@ -11,11 +11,23 @@ from typing import Any
 from vitkit.data.archives import naming
 from vitkit.training.trackers import TensorBoard, Tracker, check_trackers, open_tracker
 
+LAST, HUGE = 2**53, 1e300  # what counts as a step, and as a number; NaN does not
 SECOND = 1.0  # between two passing rows that trackers are told
 
 
 def tell(text: str) -> None:
     print(f"vitkit: {text}", file=sys.stderr)
+
+
+def parse_row(line: str) -> dict[str, Any] | None:
+    """The numbers of a line by their names, a step among them; None where it is something else."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):  # cut off, or being written just now
+        return None
+    if not isinstance(row, dict) or type(row.get("step")) is not int or not 0 <= row["step"] <= LAST:
+        return None
+    return {name: value for name, value in row.items() if type(value) in (int, float) and abs(value) < HUGE}
 
 
 class Journal:
@@ -37,7 +49,10 @@ class Journal:
         check_trackers(trackers)
         self.say, self.trackers, self.told = say, dict[str, Tracker](), 0.0
         self.path = folder / "metrics.jsonl"
-        kept = [line for line in self.lines() if json.loads(line)["step"] <= step] if step else []
+        read = [(line, parse_row(line)) for line in self.lines()] if step else []
+        kept = [line for line, row in read if row and row["step"] <= step]
+        if odd := sum(row is None for _, row in read):
+            say(f"{self.path}: {odd} lines that are no rows of numbers were left out")
         beside = self.path.with_suffix(".part")
         with naming(self.path):
             beside.write_text("".join(line + "\n" for line in kept))
@@ -66,7 +81,7 @@ class Journal:
         """Complete rows of an earlier process; a last one that was cut off does not count."""
         if not self.path.exists():
             return []
-        text = self.path.read_text()
+        text = self.path.read_text(errors="replace")
         return [line for line in text[: text.rfind("\n") + 1].splitlines() if line]
 
     def write(self, step: int, *, passing: bool = False, **numbers: Any) -> None:

@@ -16,6 +16,7 @@ from vitkit.data.order import Order
 from vitkit.data.views import normalise
 from vitkit.models.masked import WHEN
 from vitkit.training.objectives import Batch
+from vitkit.training.ranges import check_ranges
 
 CELLS = {"mean-colour": 1, "colours-4x4": 4}  # target -> cells along each side of a patch, a colour for each
 TARGETS = (*CELLS, "pixels")
@@ -37,9 +38,8 @@ class MaskedConfig:
             raise ValueError(f"target must be one of {', '.join(TARGETS)}, not {self.target!r}")
         if self.when not in WHEN:
             raise ValueError(f"when must be {' or '.join(WHEN)}, not {self.when!r}")
-        if not 0 < self.rate <= 1 or not 1 <= self.bits <= 5:
-            raise ValueError(f"rate is a share above 0, and bits are from 1 to 5: {self}")
-        if len(self.shares) != 3 or min(self.shares) < 0 or abs(sum(self.shares) - 1) > 1e-6:
+        check_ranges(self, "masked.")
+        if len(self.shares) != 3 or abs(sum(self.shares) - 1) > 1e-6:
             raise ValueError(
                 f"shares are three that add up to 1 (masked, another patch, left): {self.shares}"
             )

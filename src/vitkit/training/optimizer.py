@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitkit.training.ranges import check_ranges
 from vitkit.training.runtime import local, whole
 
 
@@ -33,12 +34,9 @@ class OptimizerConfig:
                              ("moment", ("fp32", "bf16")), ("frozen", ("nothing", "backbone"))):  # fmt: skip
             if getattr(self, field) not in known:
                 raise ValueError(f"{field} must be one of {', '.join(known)}, not {getattr(self, field)!r}")
-        if not (
-            0 <= self.average < 1 and 0 < self.layer_decay <= 1 and self.clip >= 0 and self.weight_decay >= 0
-        ):
-            raise ValueError(
-                f"average and layer_decay are shares, clip and weight_decay not negative: {self}"
-            )
+        check_ranges(self, "optimizer.")
+        if len(self.betas) != 2:
+            raise ValueError(f"optimizer.betas are two numbers, not {self.betas}")
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:

@@ -223,8 +223,8 @@ def choose(
         device = f"cuda:{local}"
     check_device(device)
     try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.ones(1, device=device).add(1).item()  # some devices only have shapes
+    except (RuntimeError, AssertionError, ValueError, TypeError) as error:
         raise ValueError(
             f"device {device!r} cannot be used here: {' '.join(str(error).split())[:120]}"
         ) from None

@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from vitkit.training.ranges import check_ranges
+
 DECAYS = ("linear", "cosine", "stairs", "constant")
 
 
@@ -16,8 +18,7 @@ class Duration:
     def __post_init__(self):
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(f"a duration is given in steps or in epochs, one of them: {self}")
-        if (self.steps or 0) < 0 or (self.epochs or 0) < 0:
-            raise ValueError(f"a duration is not negative: {self}")
+        check_ranges(self, "length.")
 
     def in_steps(self, images: int, batch: int) -> int:
         """The number of steps, at least one."""
@@ -39,8 +40,7 @@ class Schedule:
     def __post_init__(self):
         if self.decay not in DECAYS:
             raise ValueError(f"decay must be one of {', '.join(DECAYS)}, not {self.decay!r}")
-        if self.rate < 0 or self.warmup < 0 or not 0 <= self.floor <= max(self.rate, self.floor):
-            raise ValueError(f"rate, warmup and floor must not be negative: {self}")
+        check_ranges(self, "schedule.")
 
     def at(self, step: int, total: int) -> float:
         """The rate of one step of a run of `total`; with a warm-up, the first step has rate 0."""

@@ -1,0 +1,188 @@
+"""Which data a run learns from: written into its folder before the first step, compared when it goes on.
+
+A gzip file of two JSON lines. The first is short: classes and, for each split, its number of images and
+digests. The second lists the images, so that a difference can be named; it is read only then. It lies
+beside the checkpoints and not in them because it may be large and never changes as the run goes on.
+"""
+
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitkit.data.sources import Source
+from vitkit.data.splits import same_classes
+from vitkit.experiment.changes import Listing, differences, renamed_classes, sampled
+from vitkit.layouts.layout import WeightsError
+from vitkit.training.checkpoint import complete
+from vitkit.training.runtime import Runtime
+from vitkit.weights.archive import open_arrays
+from vitkit.weights.card import from_json
+from vitkit.weights.save import replace_file
+
+FILE = "data.json.gz"
+LISTED = 2_000_000  # images up to which each is listed by name
+SIZED = 16_384  # files of a split whose sizes are compared
+CHUNK = 65_536  # names that are hashed at a time
+
+Splits = dict[str, Source]
+Say = Callable[[str], None]
+
+
+def check_data(
+    splits: Splits, out: Path, runtime: Runtime, *, accept: bool | None, labelled: bool, say: Say
+) -> Splits:
+    """The splits, with classes numbered as the run has learned them; all processes ask at the same time.
+
+    accept: whether changed data is used, if its classes are those of the run or renamed ones; None: no, and
+    there is no flag to say so. labelled: whether classes are learned.
+    """
+    found = summary(splits)
+    for rank, other in enumerate(runtime.everyones(found)):
+        if other != found:
+            raise ValueError(f"processes {runtime.rank} and {rank} do not see the same data: give the same "
+                             "files to each of them")  # fmt: skip
+    order = runtime.first(lambda: compared(splits, found, out, accept, labelled, say))
+    return {name: same_classes(part, tuple(order)) for name, part in splits.items()} if order else splits
+
+
+def compared(
+    splits: Splits, found: dict[str, Any], out: Path, accept: bool | None, labelled: bool, say: Say
+) -> list[str] | None:
+    """The order of classes that the run has learned, where the data has another; a difference is an error."""
+    path, started = out / FILE, bool(complete(out / "checkpoints"))
+    old = read(path, 1)
+    known = old[0] if old else {}
+    if {name: known.get(name) for name in found} == found:
+        return known.get("order")
+    if not started:  # nothing was learned
+        write(path, splits, found)
+        return None
+    if old:
+        before, after = listing(read(path, 2) or old), listing([found, details(splits)])
+        renamed, order = renamed_classes(before, after), known.get("order") or known["classes"]
+        told, order = differences(before, after), [renamed.get(name, name) for name in order]
+    else:
+        told, order = older_differences(out, splits)
+        say(f"{out}: no readable {FILE}, as in runs of older versions: only the numbers of images and the "
+            "classes, as far as its other files hold them, could be compared; it is written now")  # fmt: skip
+    changed = f"the run in {out} was trained on other data than is there now: {'; '.join(told)}."
+    if labelled and set(order) != set(found["classes"]):
+        raise ValueError(
+            f"{changed} It cannot go on with other classes: put them back, or give another --out"
+        )
+    if told and not accept:
+        flag = "" if accept is None else ", or --accept-changed-data to go on with the data as it is now"
+        raise ValueError(f"{changed} Put the data back, or give another --out{flag}")
+    kept = order if labelled and order != found["classes"] else None
+    write(path, splits, found | {"order": kept})
+    if told:
+        say(f"goes on with changed data: {'; '.join(told)}")
+        (out / "doctor.json").unlink(missing_ok=True)  # of the data as it was
+    return kept
+
+
+def summary(splits: Splits) -> dict[str, Any]:
+    """What is compared whenever a run goes on: cheap for any number of images."""
+    told = {
+        name: {
+            "images": len(part),
+            "digest": digest(part),
+            "sizes": hashlib.sha256(sizes(part).data).hexdigest(),
+        }
+        for name, part in splits.items()
+    }
+    return {"classes": list(splits["train"].classes), "splits": told}
+
+
+def digest(source: Source) -> str:
+    """Of names and labels in their order. An index of shards has checksums of all names already."""
+    found = hashlib.blake2b(source.identity.encode(), digest_size=20)
+    for at in range(0, 0 if source.identity else len(source), CHUNK):
+        names = "\0".join(source.keys[at : at + CHUNK]) + "\0"
+        found.update(names.encode("utf-8", "surrogateescape"))
+    found.update(np.ascontiguousarray(source.labels).data)
+    return found.hexdigest()
+
+
+def sizes(source: Source) -> np.ndarray:
+    """The bytes of some files, -1 where one is missing: they tell classes with equal file names apart."""
+
+    def size(index: int) -> int:
+        try:
+            return source.size(index) if source.size else -1
+        except OSError:
+            return -1
+
+    return np.array([size(i) for i in sampled(len(source), SIZED)] if source.size else [], dtype=np.int64)
+
+
+def details(splits: Splits) -> dict[str, Any]:
+    """What a difference is named by. Shards, and very many images, are listed by class only."""
+    named = sum(map(len, splits.values())) <= LISTED and not any(part.identity for part in splits.values())
+    return {name: detail(part, named) for name, part in splits.items()}
+
+
+def detail(source: Source, named: bool) -> dict[str, Any]:
+    kinds, numbers = np.unique(source.labels, axis=0, return_inverse=True)
+    names = [label(source, kind) for kind in kinds]
+    told: dict[str, Any] = {"kinds": names, "counts": np.bincount(numbers.ravel()).tolist()}
+    return told | ({"labels": numbers.ravel().tolist(), "keys": list(source.keys),
+                    "sizes": sizes(source).tolist()} if named else {})  # fmt: skip
+
+
+def label(source: Source, kind: np.ndarray) -> str:
+    """The class of an image, or its classes, joined."""
+    return ";".join(source.classes[i] for i in (np.flatnonzero(kind) if source.multilabel else [kind]))
+
+
+def listing(lines: Sequence[Mapping[str, Any]]) -> Listing:
+    """The two lines of the file as what two states are compared by."""
+    classes, rows = lines[0]["classes"], lines[1] if len(lines) > 1 else {}
+    counts = {split: dict(zip(row["kinds"], row["counts"], strict=True)) for split, row in rows.items()}
+    if not rows or any("keys" not in row for row in rows.values()):
+        return Listing(classes, counts)
+    keys = {split: (row["keys"], [row["kinds"][i] for i in row["labels"]]) for split, row in rows.items()}
+    return Listing(classes, counts, keys, {split: row["sizes"] for split, row in rows.items()})
+
+
+def write(path: Path, splits: Splits, found: dict[str, Any]) -> None:
+    """Whole or not at all; ASCII, so that names which are no Unicode survive."""
+    lines = (json.dumps(found), json.dumps(details(splits)))
+    content = gzip.compress("\n".join(lines).encode(), 6, mtime=0)
+    replace_file(path, lambda beside: beside.write_bytes(content))
+
+
+def read(path: Path, lines: int) -> list[dict[str, Any]] | None:
+    """The first lines of the file; None where it is missing, cut off or something else."""
+    try:
+        with gzip.open(path, "rt", encoding="ascii") as file:
+            told = [json.loads(file.readline()) for _ in range(lines)]
+        listing(told)
+        return told
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError, zlib.error):
+        return None
+
+
+def older_differences(out: Path, splits: Splits) -> tuple[list[str], list[str]]:
+    """By the other files of a run: its numbers of images, and its classes in their order if they are kept."""
+    told, order = [], list(splits["train"].classes)
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        data = json.loads((out / "environment.json").read_text())["data"]
+        now = {name: len(part) for name, part in splits.items()}
+        told = [f"{name}: {n} images -> {now.get(name, 0)}" for name, n in data["images"].items()
+                if n != now.get(name, 0)]  # fmt: skip
+        if data["classes"] != len(splits["train"].classes):
+            told.append(f"{data['classes']} classes -> {len(splits['train'].classes)}")
+    for name in ("best.safetensors", "model.safetensors"):
+        with suppress(OSError, WeightsError):
+            labels = list(from_json(open_arrays(out / name).card).labels)
+            if labels and labels != order:
+                return told + differences(Listing(labels, {}), Listing(order, {})), labels
+    return told, order

@@ -1,0 +1,127 @@
+"""What is known before the first step is said before the first step: splits, devices, stops, odd files."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_cli import run
+from test_tasks import TINY
+
+from vitkit.experiment.folder import remains
+from vitkit.tasks import learn as learning
+
+
+def draw(place: Path, count: int, seed: int = 0) -> None:
+    """So many different pictures in a folder."""
+    place.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng([seed, *place.name.encode()])
+    for i in range(count):
+        Image.fromarray(rng.integers(0, 255, (9, 9, 3), dtype=np.uint8)).save(place / f"{i}.png")
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    """No model may be built."""
+
+    def forbidden(*_):
+        raise AssertionError("a model was built")
+
+    monkeypatch.setattr(learning, "start_model", forbidden)
+
+
+@pytest.mark.parametrize(
+    "folders, phrases",
+    [
+        ({"only": 9}, ["one class", "'only'"]),
+        ({"train/only": 9, "test/only": 3}, ["one class", "'only'"]),
+        ({"a": 1, "b": 1, "c": 1}, ["no image for test", "3 classes"]),
+        ({"train/a": 9, "train/b": 9, "test/a": 0}, []),
+    ],
+    ids=["one class", "one class in splits", "one image each", "no test folder"],
+)
+def test_splits_that_cannot_be_used_are_refused_before_a_model_is_built(
+    folders, phrases, tmp_path, no_model, capsys
+):
+    for name, count in folders.items():
+        draw(tmp_path / "data" / name, count)
+    command = ("finetune", tmp_path / "data", "--out", tmp_path / "run", *TINY)
+    if not phrases:
+        with pytest.raises(AssertionError, match="a model was built"):
+            run(*command)
+        return
+    assert run(*command) == 2
+    told = capsys.readouterr().err
+    assert all(phrase in told for phrase in (*phrases, str(tmp_path / "data"))) and told.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_early_stopping_needs_an_image_in_val(tmp_path, no_model, capsys):
+    draw(tmp_path / "data/a", 2)
+    draw(tmp_path / "data/b", 2)
+    assert run("finetune", tmp_path / "data", "--out", tmp_path / "run", *TINY, "patience=1") == 2
+    assert "no image for val" in capsys.readouterr().err
+
+
+def test_few_images_are_trained_on_with_a_line_for_each_shortage(tmp_path, capsys):
+    draw(tmp_path / "data/a", 2)
+    draw(tmp_path / "data/b", 2)
+    draw(tmp_path / "data/single", 1)
+    options = [word for word in TINY if not word.startswith("evaluations")]
+    assert run("finetune", tmp_path / "data", "--out", tmp_path / "run", *options) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert any("no image is left for val" in line for line in told)
+    assert any("3 of 3 classes have one or two training images: 'a', 'b', 'single'" in line for line in told)
+    assert any("1 of 3 classes have no test image: 'single'" in line for line in told)
+
+
+def test_classes_without_a_training_image_are_named(tmp_path, capsys):
+    images = np.random.default_rng(0).integers(0, 255, (40, 8, 8), dtype=np.uint8)
+    names = np.array(["a", "b", "never"])
+    np.savez(tmp_path / "d.npz", images=images, labels=np.arange(40) % 2, classes=names)
+    assert run("finetune", tmp_path / "d.npz", "--out", tmp_path / "run", *TINY, "--plan") == 0
+    assert "1 of 3 classes have no training image: 'never'" in capsys.readouterr().err
+    np.savez(tmp_path / "d.npz", images=images, labels=np.ones(40, int), classes=names)
+    assert run("finetune", tmp_path / "d.npz", "--out", tmp_path / "run", *TINY, "--plan") == 2
+    assert "one class, 'b'" in capsys.readouterr().err
+
+
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_before_anything_was_kept_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("vitkit.experiment.run.preflight", interrupted)
+    assert run("finetune", "digits", "--out", tmp_path / "run", *TINY) == 128 + signal.SIGINT
+    told = capsys.readouterr().err
+    assert "nothing was kept" in told and "goes on from" not in told
+
+
+def test_ctrl_c_after_a_checkpoint_names_its_step(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("vitkit.experiment.run.Work.finish", interrupted)
+    assert run("finetune", "digits", "--out", tmp_path / "run", *TINY) == 128 + signal.SIGINT
+    assert "goes on from step 6" in capsys.readouterr().err
+    assert "goes on with what was kept" in remains(tmp_path), "as in the folder of a protocol"
+
+
+def test_ctrl_c_while_data_is_opened_is_answered_by_the_command(tmp_path):
+    for name in "ab":
+        draw(tmp_path / "data" / name, 20)
+    code = (
+        "import time, vitkit.experiment.start as s\n"
+        "def slow(*a, **k): print('here', flush=True); time.sleep(60)\n"
+        "s.complete = slow\nfrom vitkit.cli import main; main()"
+    )
+    words = ["finetune", str(tmp_path / "data"), "--out", str(tmp_path / "run"), *TINY]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "here\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130 and "nothing was kept" in told and "Traceback" not in told

@@ -1,0 +1,224 @@
+"""Run folders that hold something else than a run writes, and recipe fields of any value: one line each."""
+
+import dataclasses
+import json
+import shutil
+import typing
+
+import pytest
+from test_cli import run
+from test_tasks import TINY
+
+from vitkit.experiment.pages import rows
+from vitkit.recipes import RECIPES, recipe
+from vitkit.recipes.recipe import Recipe, from_json, override, read_recipe, to_json
+from vitkit.studies.reading import history
+from vitkit.training.journal import Journal
+from vitkit.training.ranges import RANGES
+from vitkit.training.schedule import Duration
+
+RECIPE = json.loads(to_json(recipe("scratch")))
+ODD_RECIPES = {
+    "a list": "[]",
+    "null": "null",
+    "a number": "3",
+    "a text": '"recipe"',
+    "nothing": "",
+    "cut off": to_json(recipe("scratch"))[:200],
+    "no text": b"\xff\xfe\x00",
+    "deep": "[" * 100_000,
+    "deep table": '{"a":' * 100_000,
+    "large": " " * 2**21 + "{}",
+    "unknown field": json.dumps(RECIPE | {"colour": 3}),
+    "no name": json.dumps({"batch": 3}),
+    "text for a number": json.dumps(RECIPE | {"batch": "16"}),
+    "list for a number": json.dumps(RECIPE | {"batch": [16]}),
+    "truth for a number": json.dumps(RECIPE | {"batch": True}),
+    "number for a text": json.dumps(RECIPE | {"data": 3}),
+    "null for a table": json.dumps(RECIPE | {"schedule": None}),
+    "list for a table": json.dumps(RECIPE | {"optimizer": [1]}),
+    "text in a list": json.dumps(RECIPE | {"image_size": ["8", 8]}),
+    "three sides": json.dumps(RECIPE | {"image_size": [8, 8, 8]}),
+    "not a number": json.dumps(RECIPE | {"mixup": float("nan")}),
+    "infinite": json.dumps(RECIPE | {"length": {"steps": None, "epochs": float("inf")}}),
+    "strange table": json.dumps(RECIPE | {"schedule": {"speed": 3}}),
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("odd") / "run"
+    assert run("finetune", "digits", "--out", out, *TINY) == 0
+    return out
+
+
+@pytest.fixture
+def folder(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", ODD_RECIPES)
+def test_an_odd_recipe_is_one_line_that_names_the_file(kind, folder, capsys):
+    content, path = ODD_RECIPES[kind], folder / "recipe.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=r"recipe\.json: not a recipe"):
+        read_recipe(path)
+    assert run("finetune", "digits", "--out", folder, *TINY) == 2
+    told = capsys.readouterr().err
+    assert str(path) in told and told.count("\n") == 1 and len(told) < 1000
+    assert run("report", folder) in (0, 2)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+ODD_LINES = [
+    "",
+    "{",
+    "[]",
+    "3",
+    "null",
+    '"step"',
+    '{"loss": 1}',
+    '{"step": "1", "loss": 2}',
+    '{"step": 1.5}',
+    '{"step": true}',
+    '{"step": -1}',
+    '{"step": NaN}',
+    '{"step": 1, "loss": NaN}',
+    '{"step": 1, "loss": "2"}',
+    '{"step": 1, "loss": [2]}',
+    '{"step": 1, "loss": null}',
+    '{"step": 1, "loss": 1e999}',
+    '{"step": 1, "val_top1": {"a": 1}}',
+    "[" * 100_000,
+    '{"step": ' + "9" * 5000 + "}",
+    '{"step": 1, "loss": ' + "9" * 400 + "}",
+    '{"step": 1, "loss"',
+]
+
+
+def test_odd_lines_among_the_metrics_are_passed_over_by_report_study_and_resume(folder, capsys):
+    path = folder / "metrics.jsonl"
+    before, sound = path.read_text(), rows(path)
+    path.write_bytes(("\n".join(ODD_LINES) + "\n" + before).encode() + b"\xff\xfe\n")
+    assert rows(path)[-len(sound) :] == sound
+    assert all(
+        isinstance(value, int | float) and value == value for row in rows(path) for value in row.values()
+    )
+    assert dict(history(path, "loss")) == {row["step"]: row["loss"] for row in sound if "loss" in row}
+    assert run("report", folder) == 0
+    assert run("finetune", "digits", "--out", folder, *TINY) == 0
+    told = capsys.readouterr().err
+    assert f"{path}: " in told and "left out" in told
+    assert [row["step"] for row in map(json.loads, path.read_text().splitlines())].count(6) >= 1
+
+
+def test_a_journal_keeps_the_lines_that_are_rows_as_they_are(tmp_path):
+    lines = ['{"step": 1, "loss":  0.5}', "[]", '{"step": 2, "loss": NaN}', '{"step": 3, "loss": 1.0}']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    said: list[str] = []
+    Journal(tmp_path, 2, say=said.append).close()
+    assert (tmp_path / "metrics.jsonl").read_text().splitlines() == [lines[0], lines[2]]
+    assert len([text for text in said if "1 lines" in text]) == 1
+
+
+@pytest.mark.parametrize("name", ["result", "environment", "doctor", "mistakes", "unusable"])
+@pytest.mark.parametrize(
+    "content", ["[]", "null", '{"test": 3}', '{"machine": [], "command": 3, "data": 1}', "{"]
+)
+def test_other_odd_files_are_no_traceback_in_a_report(name, content, folder, capsys):
+    (folder / f"{name}.json").write_text(content)
+    assert run("report", folder) in (0, 2)
+    assert run("report", folder, folder, "--out", folder / "both.html") in (0, 2)
+    told = capsys.readouterr().err
+    assert all(str(folder) in line for line in told.splitlines())
+
+
+def numeric(kind: type = Recipe, prefix: str = "") -> dict[str, typing.Any]:
+    """Every field of a recipe with numbers in it, by the name that --set takes."""
+    found = {}
+    for name, hint in typing.get_type_hints(kind).items():
+        if dataclasses.is_dataclass(hint):
+            found |= numeric(hint, f"{prefix}{name}.")
+        elif {int, float} & {hint, *typing.get_args(hint)}:
+            found[prefix + name] = hint
+    return found
+
+
+def test_every_number_of_a_recipe_has_a_range():
+    assert set(numeric()) == set(RANGES)
+    for name in RECIPES:
+        assert from_json(to_json(recipe(name))) == recipe(name)
+
+
+VALUES = [
+    "-1",
+    "-1e9",
+    "0",
+    "1",
+    "nan",
+    "inf",
+    "-inf",
+    "1e300",
+    "9" * 40,
+    "",
+    "text",
+    "1,2,3,4",
+    "none",
+    "0x10",
+    "½",
+]
+
+
+@pytest.mark.parametrize(
+    "field", [*numeric(), "crop", "loss", "flip", "evaluation_crop", "model_options", "subset"]
+)
+def test_every_field_takes_a_value_or_refuses_it_in_one_line(field):
+    base = override(recipe("scratch"), ["objective=masked"] if field.startswith("masked.") else [])
+    if field == "length.steps":
+        base = dataclasses.replace(base, length=Duration(steps=5))
+    for value in VALUES:
+        try:
+            made = override(base, [f"{field}={value}"])
+        except ValueError as error:
+            assert "\n" not in str(error) and len(str(error)) < 400
+            assert field.rpartition(".")[2] in str(error) or field.partition(".")[0] in str(error)
+        else:
+            assert from_json(to_json(made)) == made, f"{field}={value} is kept as it is"
+
+
+def test_an_error_names_the_field_its_value_and_the_range():
+    with pytest.raises(ValueError, match=r"schedule\.rate must be a number from 0 to 1000, not -1\.0"):
+        override(recipe("scratch"), ["schedule.rate=-1"])
+    with pytest.raises(ValueError, match=r"optimizer\.momentum must be a number from 0 to below 1, not nan"):
+        override(recipe("scratch"), ["optimizer.momentum=nan"])
+
+
+@pytest.mark.parametrize(
+    ("words", "phrase"),
+    [
+        (["--epochs", "inf"], "epochs"),
+        (["--epochs", "nan"], "epochs"),
+        (["--epochs", "0"], "epochs"),
+        (["--epochs", "-1"], "epochs"),
+        (["--steps", "0"], "steps"),
+        (["--image-size", "160000"], "image_size"),
+        (["--image-size", "0"], "image_size"),
+        (["--lr", "nan"], "rate"),
+        (["--seed", "-1"], "seed"),
+        (["--device", "meta"], "meta"),
+        (["--device", "vulkan"], "vulkan"),
+        (["--device", "gpu"], "gpu"),
+        (["--device", ""], "device"),
+        (["--set", "randaugment=1"], "randaugment"),
+        (["--set", "crop=some"], "crop"),
+        (["--set", "resize=4", "crop=random"], "resize"),
+        (["--set", "test=0"], "fraction"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["finetune", "pretrain"])
+def test_a_value_that_no_training_can_have_is_refused(verb, words, phrase, tmp_path, capsys):
+    base = ["--model", "ViT-Ti/4", "--workers", "0", "--out", str(tmp_path / "run")]
+    base += [] if "--image-size" in words else ["--image-size", "8"]
+    assert run(verb, "digits", *base, *words) == 2
+    told = capsys.readouterr().err
+    assert phrase in told and told.count("\n") == 1 and not (tmp_path / "run").exists()
