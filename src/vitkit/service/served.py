@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from vitkit.data.views import View
-from vitkit.experiment.opened import load_model, model_place
+from vitkit.experiment.opened import load_model
 from vitkit.models.variants import Model
 from vitkit.service.attention import attention_objection
 from vitkit.service.settings import MOST_IMAGES, Settings
 from vitkit.serving.engines import Engine, choose_engine, torch_engine
 from vitkit.serving.predict import evaluation_view, features
 from vitkit.training.runtime import Runtime, choose
+from vitkit.weights.locate import inside, model_files, run_model
 
 log = logging.getLogger("vitkit.service")
 SHOWN_LABELS = 1000
 WEIGHTS = (".safetensors", ".npz", ".pt", ".pth", ".bin")
-READ = (*WEIGHTS, ".json")  # the files of a folder that loading looks at
 Marks = tuple[tuple[str, int, int, int], ...]
 
 
@@ -110,10 +110,8 @@ def engine_for(model: Model, settings: Settings, runtime: Runtime) -> Engine:
 
 def marks(place: str) -> Marks:
     """By what a change of the model's files is seen: name, time, size and number of each. No file: none."""
-    path = Path(model_place(place))
-    files = sorted(p for p in path.iterdir() if p.suffix in READ) if path.is_dir() else [path]
     found = []
-    for file in files:
+    for file in model_files(place):
         try:
             status = file.stat()
         except OSError:
@@ -124,16 +122,16 @@ def marks(place: str) -> Marks:
 
 def copied(place: str, folder: Path) -> str:
     """The model's files as they are now, in a folder of our own; a published name is its own place."""
-    path = Path(model_place(place))
-    if not path.exists():
+    path, files = Path(place), model_files(place)
+    if not files:
         return place
-    if not path.is_dir():
-        return str(shutil.copyfile(path, folder / path.name))
-    (folder / path.name).mkdir()
-    for file in path.iterdir():
-        if file.is_file() and file.suffix in READ:
-            shutil.copyfile(file, folder / path.name / file.name)
-    return str(folder / path.name)
+    copy = folder / (path.resolve().name or "model")
+    if path.is_dir():
+        copy.mkdir()
+    for file in files:
+        source = inside(path, file.name) if path.is_dir() and run_model(place) is None else file
+        shutil.copyfile(source, (copy if path.is_dir() else folder) / file.name)
+    return str(copy if path.is_dir() else folder / path.name)
 
 
 def without_path(source: str) -> str:
