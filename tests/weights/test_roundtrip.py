@@ -259,3 +259,13 @@ def test_saving_twice_gives_the_same_bytes(small, tmp_path):
         vitkit.save(model, tmp_path / name)
         vitkit.save(model, tmp_path / name.replace("a", "b", 1))
         assert (tmp_path / name).read_bytes() == (tmp_path / name.replace("a", "b", 1)).read_bytes()
+
+
+def test_npz_arrays_of_another_byte_or_axis_order_are_read(small, tmp_path):
+    model = small()
+    vitkit.save(model, tmp_path / "m.npz")
+    odd = {
+        name: np.asfortranarray(array.astype(">f4")) for name, array in arrays_of(tmp_path / "m.npz").items()
+    }
+    np.savez(tmp_path / "odd.npz", **odd)
+    assert equal(vitkit.load(tmp_path / "odd.npz"), model)

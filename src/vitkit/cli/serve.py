@@ -41,6 +41,7 @@ def serve(
         raise ValueError(
             f"vitkit serve needs {error.name}, which is not installed: pip install 'vitkit[serve]'"
         ) from None
+    from vitkit.report.terminal import printable
     from vitkit.service.settings import Settings, decoders, size_in_bytes, token_or_environment
 
     settings = Settings(
@@ -49,4 +50,4 @@ def serve(
         queue=queue, timeout=timeout, max_bytes=size_in_bytes(max_bytes), max_pixels=int(max_pixels),
         workers=decoders(workers),
     )  # fmt: skip
-    run(settings, lambda text: print(text, flush=True))
+    run(settings, lambda text: print(printable(text), flush=True))

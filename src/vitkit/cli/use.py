@@ -63,7 +63,13 @@ def predict(
         tuple[str, ...],
         arg(metavar="DATA|IMAGE...", help="Images for an engine in int8 to be calibrated on."),
     ] = (),
-    csv: Annotated[bool, arg(help="Comma-separated lines: image, label, probability.")] = False,
+    csv: Annotated[
+        bool,
+        arg(
+            help="Comma-separated lines: image, label, probability. Control characters in names are written "
+            "out; --json keeps them."
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Labels and probabilities. Files that cannot be read are named and the others done.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import tyro
 
 from vitkit.cli import export, frozen, inspect, learn, models, report, serve, study, suite, use
+from vitkit.report.terminal import warn
 
 VERBS: dict[str, Callable[..., None]] = {
     "demo": models.demo,
@@ -41,7 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
         )
     except KeyboardInterrupt as stop:  # a run's Interrupted is one: its text says how to go on
         if str(stop):
-            print(f"vitkit: {stop}", file=sys.stderr)
+            warn(f"vitkit: {stop}")
         sys.exit(128 + getattr(stop, "number", signal.SIGINT))
     except BrokenPipeError:
         sys.exit(0)
@@ -52,5 +53,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def fail(error: Exception, code: int) -> None:
-    print(f"vitkit: {error}", file=sys.stderr)
+    warn(f"vitkit: {error}")
     sys.exit(code)

@@ -118,6 +118,10 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
     with path.open("rb") as file:
         line = file.readline(256)
         length, expected = parse_line(line, str(path))
+        if (size := os.fstat(file.fileno()).st_size) < len(line) + length:
+            raise ValueError(
+                f"{path}: the index is damaged: {size} bytes, its header alone has {length}; cut off?"
+            )
         text = file.read(length)
     return parse_header(text, expected, str(path)), aligned(len(line) + length)
 

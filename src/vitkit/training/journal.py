@@ -2,20 +2,20 @@
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vitkit.data.archives import naming
+from vitkit.report.terminal import warn
 from vitkit.training.trackers import TensorBoard, Tracker, check_trackers, open_tracker
 
 SECOND = 1.0  # between two passing rows that trackers are told
 
 
 def tell(text: str) -> None:
-    print(f"vitkit: {text}", file=sys.stderr)
+    warn(f"vitkit: {text}")
 
 
 class Journal:

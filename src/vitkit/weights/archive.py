@@ -227,6 +227,7 @@ def open_npz(path: Path, members: list[zipfile.ZipInfo], comment: bytes) -> Arra
             raise UntrustedCheckpoint(f"{path}: array {name!r}: {one_line(error)}") from None
         if array.dtype == np.dtype("V2"):  # bfloat16 as jax saves it
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)  # torch knows one byte order only
         return torch.from_numpy(np.ascontiguousarray(array)).reshape(array.shape)
 
     return Arrays(shapes, read, comment.decode("utf-8", "replace"))

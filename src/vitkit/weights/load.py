@@ -193,7 +193,10 @@ def complain(layout: str, missing: list[str], left_over: list[str], wrong: list[
     lines += [f"  missing: {listed(missing)}"] if missing else []
     lines += [f"  left over: {listed(left_over)}"] if left_over else []
     lines += [f"  of another shape: {listed(wrong)}"] if wrong else []
-    lines += ["  to accept this: allow_missing= our names, ignore= theirs (--allow-missing, --ignore)"]
+    lines += [
+        "  to accept this: vitkit convert FILE OUT.safetensors --allow-missing OURS --ignore THEIRS "
+        "(load(FILE, allow_missing=, ignore=) in Python)"
+    ]
     raise WeightsError("\n".join(lines))
 
 
