@@ -261,3 +261,29 @@ def test_a_compiled_model_learns_the_same(tmp_path):
     assert losses[0] == pytest.approx(losses[1], abs=1e-5) and losses[0][-1] != losses[0][0]
     plain, compiled = (vitkit.load(tmp_path / n / "model.safetensors") for n in ("plain", "compiled"))
     assert list(plain.state_dict()) == list(compiled.state_dict())  # no wrapper's name reaches a file
+
+
+@pytest.mark.parametrize("verb", ["finetune", "pretrain"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--weights", "b16.npz", "--model", "ViT-Ti/16"],
+        ["--weights", "b16.npz", "--set", "model=ViT-Ti/16"],
+        ["--weights", "b16.npz", "--set", "model_options=depth=2"],
+    ],
+)
+def test_weights_and_a_model_are_not_taken_together(verb, words, tmp_path, capsys):
+    assert run(verb, "digits", *words, "--out", tmp_path / "run", "--device", "cpu") == 2
+    said = capsys.readouterr().err
+    assert "--weights b16.npz" in said and "model" in said.split("decides")[1]
+    assert said.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
+def test_a_recipe_that_names_a_model_still_starts_from_weights(tmp_path, small, capsys):
+    vitkit.save(small(), tmp_path / "m.safetensors")
+    words = ["--recipe", "scratch", "--weights", tmp_path / "m.safetensors", "--image-size", 32, "--steps", 2]
+    assert (
+        run("finetune", "digits", *words, "--plan", "--json", "--device", "cpu", "--out", tmp_path / "r") == 0
+    )
+    told = json.loads(capsys.readouterr().out)
+    assert told["start"] == str(tmp_path / "m.safetensors") and told["parameters"] < 10**5

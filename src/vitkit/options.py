@@ -45,8 +45,16 @@ STEPS, EPOCHS, SHOTS, SEEDS = Range(1, 10**9), Range(1e-6, 1e6), Range(1, 1_000_
 class Training:
     """Options of finetune and pretrain; what is not given, the recipe decides."""
 
-    weights: Annotated[str, arg(metavar="FILE|NAME", help="What to start from.")] = ""
-    model: Annotated[str, arg(metavar="NAME", help="Train this model from scratch instead.")] = ""
+    weights: Annotated[
+        str,
+        arg(
+            metavar="FILE|FOLDER|NAME",
+            help="The trained model to start from. It decides the architecture: not with --model.",
+        ),
+    ] = ""
+    model: Annotated[
+        str, arg(metavar="NAME", help="Train this model from scratch instead; not with --weights.")
+    ] = ""
     out: Annotated[Path | None, arg(metavar="DIR", help="The run folder (runs/<data> if not given).")] = None
     recipe: Annotated[str, arg(metavar="NAME", help="See vitkit list recipes.")] = ""
     image_size: Annotated[str | None, arg(metavar="N|HxW", help="Resolution.")] = None

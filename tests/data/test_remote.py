@@ -335,3 +335,14 @@ def test_a_server_that_is_not_there(monkeypatch):
     monkeypatch.setattr(remote, "PAUSE", 0.001)
     with pytest.raises(RemoteError, match="Connection refused"):
         open_data("http://127.0.0.1:9/x/")
+
+
+def test_an_index_longer_than_its_header_says_is_refused_before_it_is_fetched(server, tmp_path):
+    good = (server.root / INDEX).read_bytes()
+    with (server.root / INDEX).open("r+b") as file:
+        file.truncate(5 * 10**7)  # a hole, which would be fetched as bytes
+    asked = len(server.seen)
+    with pytest.raises(ValueError, match=rf"{INDEX}: 50000000 bytes, .*damaged"):
+        open_data(server.address, cache=Cache(tmp_path / "other"))
+    assert len(server.seen) - asked <= 2
+    assert sum(p.stat().st_size for p in (tmp_path / "other").rglob("*") if p.is_file()) < len(good)

@@ -540,3 +540,12 @@ def test_a_taken_part_holds_numbers_and_no_names(packed):
     with pytest.raises(IndexError):
         part.keys[2]
     assert not re.search("list|tuple", type(part.keys).__name__)
+
+
+def test_the_length_of_an_index_is_compared_before_its_header_is_read(packed):
+    path = packed / INDEX
+    good = path.read_bytes()
+    cut = good[: good.index(b"\n") + 20]
+    path.write_bytes(cut)
+    with pytest.raises(ValueError, match=rf"{INDEX}.*{len(cut)} bytes.*cut off"):
+        open_data(packed)

@@ -94,3 +94,49 @@ def test_a_graph_that_could_not_be_written_leaves_nothing(small, home):
     with pytest.raises(RuntimeError, match="not this operator"):
         memory.file("model.onnx", fail)
     assert not list(memory.folder.iterdir())
+
+
+def break_graph(path: Path, how: str) -> None:
+    content = path.read_bytes()
+    if how == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "changed":  # the last weights become zero: a graph that runs and answers wrongly
+        path.write_bytes(content[:-400] + bytes(400))
+    elif how == "unsigned":
+        (path.parent / remembered.SUMS).unlink()
+    elif how == "junk":
+        (path.parent / remembered.SUMS).write_text("[1")
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "changed", "unsigned", "junk"])
+def test_a_damaged_cached_graph_is_made_again_with_one_line(small, tmp_path, how):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    from vitkit.serving.engines import choose_engine
+
+    model, said = small(), []
+    images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
+    want = choose_engine(model, "onnxruntime", batch=2, folder=tmp_path / "kept")(images)
+    path = next((tmp_path / "kept").rglob("model.onnx"))
+    break_graph(path, how)
+    again = choose_engine(model, "onnxruntime", batch=2, folder=tmp_path / "kept", tell=said.append)
+    assert torch.allclose(again(images), want, atol=1e-5)
+    assert len(said) == 1 and "model.onnx" in said[0] and "made again" in said[0]
+    said.clear()
+    choose_engine(model, "onnxruntime", batch=2, folder=tmp_path / "kept", tell=said.append)
+    assert not said, "the new graph is sound"
+
+
+def test_a_damaged_graph_behind_a_remembered_choice_is_made_again(small, tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    from vitkit.serving.engines import choose_engine
+
+    model, said = small(), []
+    choose_engine(model, "onnxruntime", batch=2, folder=tmp_path)
+    Memory(model, 2, folder=tmp_path).keep("onnxruntime", 1.0)
+    break_graph(next(tmp_path.rglob("model.onnx")), "cut")
+    engine = choose_engine(model, "auto", batch=2, folder=tmp_path, tell=said.append)
+    assert engine.name == "onnxruntime" and len(said) == 1 and "made again" in said[0]

@@ -228,3 +228,38 @@ def test_safetensors_of_timm_carry_no_obstacle_for_others(small, tmp_path):
     vitkit.save(model := small(gelu="erf"), tmp_path / "m.safetensors", "timm")
     arrays = load_file(tmp_path / "m.safetensors")
     assert torch.equal(arrays["blocks.0.attn.qkv.weight"], model.encoder.blocks[0].attention.qkv.weight)
+
+
+@pytest.mark.parametrize(
+    ("format", "name"), [("timm", "m.pth"), ("timm", "m.safetensors"), ("torchvision", "m.pth")]
+)
+def test_a_head_count_that_the_arrays_do_not_hold_is_told(small, tmp_path, format, name, capsys):
+    from test_cli import run
+
+    vitkit.save(small(gelu="erf", width=64, heads=4), tmp_path / "own.safetensors")
+    assert run("convert", tmp_path / "own.safetensors", tmp_path / name, "--format", format) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "heads=4" in said and "guess 1" in said and "num_heads=4" in said
+    if name.endswith(".pth"):  # the remedy that is told does work
+        assert "vitkit convert FILE OUT.safetensors --heads 4" in said
+        assert run("convert", tmp_path / name, tmp_path / "back.safetensors", "--heads", 4) == 0
+        assert vitkit.load(tmp_path / "back.safetensors").config.heads == 4
+    else:
+        assert vitkit.load(tmp_path / name).config.heads == 4
+
+
+def test_a_grid_that_the_arrays_do_not_hold_is_told(small, tmp_path):
+    model = small(gelu="erf", width=64, heads=1, image_size=(24, 40))
+    notes = " ".join(vitkit.save(model, tmp_path / "m.pth", format="timm"))
+    assert "image_size=24x40" in notes and "--image-size 24x40" in notes and "heads" not in notes
+
+
+def test_what_every_reader_guesses_rightly_is_not_told(small, tmp_path):
+    model = small(gelu="erf", width=64, heads=1)
+    notes = (*vitkit.save(model, tmp_path / "m.pth", format="timm"), *vitkit.save(model, tmp_path / "m.npz"))
+    assert not [note for note in notes if "guess" in note]
+
+
+def test_heads_given_to_load_outrank_the_card(small, tmp_path):
+    vitkit.save(small(heads=4), tmp_path / "m.safetensors")
+    assert vitkit.load(tmp_path / "m.safetensors", heads=2).config.heads == 2

@@ -151,7 +151,7 @@ def cards(good: Good, folder: Path) -> Files:
         *({"layout": layout, "kind": "ResNet", "config": {}} for layout in layouts),
         *({"layout": layout} for layout in layouts),
     ]  # fmt: skip
-    yield "width.safetensors", carded(good, width=10**6)
+    yield "width.safetensors", carded(good, width=4096)
     head, body = parts(good.own)
     yield "name.safetensors", safe(js(head).replace(b"class_token", b"\\u001b[2J" * 10**4), body)
     for n, config in enumerate(configs):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import vitkit
 from vitkit.models.card import Preprocessing
@@ -70,12 +71,31 @@ def test_our_own_file_holds_every_choice(small, tmp_path, options):
     assert equal(back, model) and back.config == model.config and back.preprocessing == model.preprocessing
 
 
-def test_double_precision_is_kept_and_half_becomes_float(small, tmp_path):
-    vitkit.save(small().double(), tmp_path / "d.safetensors")
-    assert vitkit.load(tmp_path / "d.safetensors").head.weight.dtype == torch.float64
-    vitkit.save(half := small().bfloat16(), tmp_path / "h.safetensors")
-    back = vitkit.load(tmp_path / "h.safetensors")
-    assert back.head.weight.dtype == torch.float32 and torch.equal(back.head.weight, half.head.weight.float())
+@pytest.mark.parametrize("name", ["m.safetensors", "m.npz", "m.pth", "m"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_weights_of_every_precision_become_float32(small, tmp_path, name, dtype):
+    if name == "m.npz" and dtype == torch.bfloat16:
+        return  # numpy has no such type to write
+    model = small(gelu="erf", width=64, heads=1, classes=3).to(dtype)
+    vitkit.save(model, tmp_path / name, format="timm" if name.endswith(".pth") else None)
+    back = vitkit.load(tmp_path / name)
+    assert {parameter.dtype for parameter in back.parameters()} == {torch.float32}
+    assert torch.equal(back.head.weight, model.head.weight.float())
+    label, chance = vitkit.predict(back, photo(tmp_path))[0]
+    assert label and 0 < chance <= 1
+
+
+def photo(folder) -> bytes:
+    Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(folder / "p.png")
+    return (folder / "p.png").read_bytes()
+
+
+def test_a_number_that_float32_cannot_hold_is_refused(small, tmp_path):
+    model = small().double()
+    torch.nn.init.constant_(model.head.bias, 1e300)
+    vitkit.save(model, tmp_path / "m.safetensors")
+    with pytest.raises(vitkit.UntrustedCheckpoint, match=r"head\.bias.*not finite"):
+        vitkit.load(tmp_path / "m.safetensors")
 
 
 def test_official_arrays_have_the_published_names_and_shapes(small, tmp_path):
@@ -239,3 +259,13 @@ def test_saving_twice_gives_the_same_bytes(small, tmp_path):
         vitkit.save(model, tmp_path / name)
         vitkit.save(model, tmp_path / name.replace("a", "b", 1))
         assert (tmp_path / name).read_bytes() == (tmp_path / name.replace("a", "b", 1)).read_bytes()
+
+
+def test_npz_arrays_of_another_byte_or_axis_order_are_read(small, tmp_path):
+    model = small()
+    vitkit.save(model, tmp_path / "m.npz")
+    odd = {
+        name: np.asfortranarray(array.astype(">f4")) for name, array in arrays_of(tmp_path / "m.npz").items()
+    }
+    np.savez(tmp_path / "odd.npz", **odd)
+    assert equal(vitkit.load(tmp_path / "odd.npz"), model)

@@ -66,8 +66,9 @@ def predict(
     csv: Annotated[
         bool,
         arg(
-            help="Comma-separated lines: image, label, probability. What a spreadsheet would take for a "
-            "formula (=, +, -, @ first) has an apostrophe before it; --json is exact."
+            help="Comma-separated lines: image, label, probability. Control characters in names are written "
+            "out; what a spreadsheet would take for a formula (=, +, -, @ first) has an apostrophe before it. "
+            "--json is exact."
         ),
     ] = False,
     json: Json = False,

@@ -10,6 +10,7 @@ import tyro
 from vitkit.cli import export, frozen, inspect, learn, models, report, serve, study, suite, use
 from vitkit.cli.flags import deferred, registry
 from vitkit.cli.streams import discard, flushed_output, open_closed_streams
+from vitkit.report.terminal import warn
 
 VERBS: dict[str, Callable[..., None]] = {
     "demo": models.demo,
@@ -44,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
             command(arguments)()
     except KeyboardInterrupt as stop:  # a run's Interrupted is one: its text says how to go on
         if str(stop):
-            print(f"vitkit: {stop}", file=sys.stderr)
+            warn(f"vitkit: {stop}")
         sys.exit(128 + getattr(stop, "number", signal.SIGINT))
     except BrokenPipeError:  # the reader of the output has seen enough
         sys.exit(0)
@@ -72,7 +73,7 @@ def fail(error: Exception, code: int) -> None:
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     try:
-        print(f"vitkit: {text}", file=sys.stderr, flush=True)
+        warn(f"vitkit: {text}")
     except OSError:  # standard error is full, too: the exit code still tells
         discard(sys.stderr.fileno())
     sys.exit(code)

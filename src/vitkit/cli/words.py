@@ -10,7 +10,8 @@ Data = Annotated[
     arg(metavar="DATA", help="Folder, .csv, .parquet, .zip, .tar, .npz, shards (folder or URL) or 'digits'."),
 ]
 Model = Annotated[
-    Positional[str], arg(metavar="MODEL", help="A model file, a run folder or a published name.")
+    Positional[str],
+    arg(metavar="MODEL", help="A model file, a run folder, a Hugging Face folder or a published name."),
 ]
 Device = Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda, ...")]
 Workers = Annotated[int | None, arg(metavar="N", help="Processes that prepare images.")]

@@ -23,7 +23,16 @@ from urllib.parse import quote, urljoin, urlsplit, urlunsplit
 
 from vitkit.data.archives import LOCK, locked
 from vitkit.data.content import cache_folder
-from vitkit.data.index import INDEX, ReadShard, Shard, check_columns, open_index, parse_line
+from vitkit.data.index import (
+    INDEX,
+    ReadShard,
+    Shard,
+    aligned,
+    check_columns,
+    open_index,
+    parse_header,
+    parse_line,
+)
 
 TIMEOUT = 30.0  # seconds without a byte
 SLOWEST = 16 * 1024  # bytes a second, below which a request is given up
@@ -67,11 +76,12 @@ def fetch_index(address: str, folder: Path) -> Path:
     """The index, from the cache if it is still the one at the address; known by its header's SHA-256."""
     place = join(address, INDEX)
     start, total = get_range(place, 0, 4096)
-    digest = parse_line(start, place)[1]
+    length, digest = parse_line(start, place)
     path = folder / digest[:32] / INDEX
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path.parent):
         if not path.exists():
+            check_length(place, start, length, digest, total)
             partial = path.with_name(INDEX + ".partial")
             download(place, partial, total)
             try:
@@ -81,6 +91,18 @@ def fetch_index(address: str, folder: Path) -> Path:
                 raise ValueError(f"{place}: damaged on the way ({error})") from None
             os.replace(partial, path)
     return path
+
+
+def check_length(place: str, start: bytes, length: int, digest: str, total: int) -> None:
+    """Whether a server's file is as long as its own header says, before more than that header is fetched."""
+    line = start.find(b"\n") + 1
+    if total >= line + length:
+        more = max(0, line + length - len(start))
+        text = start + (get_range(place, len(start), more)[0] if more else b"")
+        size = parse_header(text[line : line + length], digest, place).get("bytes")
+        if type(size) is int and total == aligned(line + length) + size:
+            return
+    raise ValueError(f"{place}: {total} bytes, which is not what its header says; damaged or cut off")
 
 
 def remote_shards(address: str, folder: Path, cache: Cache) -> ReadShard:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vitkit.models.card import Preprocessing
+from vitkit.models.ranges import out_of_range
 from vitkit.models.resnet import StemConfig
 from vitkit.models.variants import VARIANTS, Config
 from vitkit.models.vit import ViTConfig
@@ -139,8 +140,8 @@ def size_from(entries: int, lead: bool, stride: int, hints: Hints) -> tuple[tupl
             note = f"{entries} positions: a {side}x{side} grid, with none for the class token" if bare else ""
             return (side * stride, side * stride), note
     raise WeightsError(
-        f"{entries} positions lie on no square grid; say on which: image_size=(H, W), "
-        "or vitkit convert with --image-size HxW"
+        f"{entries} positions lie on no square grid; say on which, once: vitkit convert FILE OUT.safetensors "
+        "--image-size HxW (load(FILE, image_size=(H, W)) in Python)"
     )
 
 
@@ -154,8 +155,8 @@ def guess_heads(width: int, depth: int, hidden: int, hints: Hints) -> tuple[int,
     if width % 64 == 0:
         return width // 64, f"{width // 64} heads of width 64, the usual (the arrays do not tell)"
     raise WeightsError(
-        f"width {width}: the arrays do not tell the number of heads; give heads=, "
-        "or vitkit convert with --heads"
+        f"width {width}: the arrays do not tell the number of heads; say it once: "
+        "vitkit convert FILE OUT.safetensors --heads N (load(FILE, heads=N) in Python)"
     )
 
 
@@ -180,6 +181,22 @@ def square_patch(kernel: tuple[int, int]) -> int:
     if kernel[0] != kernel[1]:
         raise WeightsError(f"patches of {kernel[0]}x{kernel[1]} pixels are not square")
     return kernel[0]
+
+
+def number_in(table: Mapping[str, Any], name: str, field: str, default: Any, file: str) -> Any:
+    """A number of a JSON file, or a list of numbers, in the range of the field of ours that it becomes."""
+    value = table.get(name)
+    if value is None:
+        return default
+    several = isinstance(default, tuple)
+    if several != isinstance(value, list) or not all(
+        type(one) in (int, float) for one in (value if several else [value])
+    ):
+        kind = "a list of numbers" if several else "a number"
+        raise WeightsError(f"{file}: {name} is {str(value)[:40]!r}; expected {kind}")
+    if reason := out_of_range(field, value, name):
+        raise WeightsError(f"{file}: {reason}")
+    return tuple(value) if several else value
 
 
 def plain_vit_objection(config: Config, library: str, *, also: tuple[str, ...] = ()) -> str:

@@ -1,5 +1,8 @@
 """ViTs and hybrids in timm's names, which DeiT, MAE and DINO share."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from vitkit.layouts.layout import (
     SAME,
     Entry,
@@ -7,10 +10,12 @@ from vitkit.layouts.layout import (
     Hints,
     Layout,
     Shapes,
+    WeightsError,
     as_computed,
     count,
     guess_heads,
     need,
+    number_in,
     pairs,
     plain_vit_objection,
     position_table,
@@ -22,6 +27,7 @@ from vitkit.models.resnet import StemConfig
 from vitkit.models.variants import Config
 from vitkit.models.vit import ViTConfig
 
+CONFIG = "config.json"
 STEM = "patch_embed.backbone"
 DECODER = ("decoder_", "mask_token")  # of a masked autoencoder, which is not part of the encoder
 
@@ -34,7 +40,9 @@ def infer(shapes: Shapes, hints: Hints) -> Found:
     kernel = need(shapes, "patch_embed.proj.weight", 4)
     depth = count(shapes, "blocks.{}.attn.proj.weight")
     hidden = need(shapes, "blocks.0.mlp.fc1.weight", 2)[0]
-    heads, note = guess_heads(kernel[0], depth, hidden, hints)
+    told = timm_config(hints.files)
+    heads = hints.heads or number_in(told["model_args"], "num_heads", "heads", None, CONFIG)
+    heads, note = guess_heads(kernel[0], depth, hidden, Hints(heads=heads))
     stem = infer_stem(shapes)
     patch = square_patch((kernel[2], kernel[3]))
     class_token = "cls_token" in shapes
@@ -64,9 +72,41 @@ def infer(shapes: Shapes, hints: Hints) -> Found:
         qkv_bias="blocks.0.attn.qkv.bias" in shapes,
         layer_scale="blocks.0.ls1.gamma" in shapes,
     )
-    preprocessing = Preprocessing(resize="crop", crop=0.9, interpolation="bicubic")
+    preprocessing = shown(told["pretrained_cfg"])
     is_decoder = any(name.startswith("decoder_") for name in shapes)
-    return Found(config, preprocessing, notes=notes, ignored=DECODER if is_decoder else ())
+    names = told["label_names"] if len(told["label_names"]) == config.classes else ()
+    return Found(config, preprocessing, names, notes=notes, ignored=DECODER if is_decoder else ())
+
+
+def timm_config(files: Mapping[str, Any]) -> dict[str, Any]:
+    """What the config.json of a timm folder says: its pretrained_cfg, and how its model was made."""
+    told = files.get(CONFIG, {})
+    parts = {name: told.get(name) or {} for name in ("pretrained_cfg", "model_args")}
+    for name, part in parts.items():
+        if not isinstance(part, dict):
+            raise WeightsError(f"{CONFIG}: {name} is {str(part)[:40]!r}; expected a table")
+    names = told.get("label_names") or parts["pretrained_cfg"].get("label_names") or []
+    if not isinstance(names, list) or not all(isinstance(label, str) for label in names):
+        raise WeightsError(f"{CONFIG}: label_names is {str(names)[:40]!r}; expected a list of names")
+    return parts | {"label_names": tuple(names)}
+
+
+def shown(told: Mapping[str, Any]) -> Preprocessing:
+    """How timm shows images to the model; without a config.json, as it does by default."""
+    method, mode = told.get("interpolation") or "bicubic", told.get("crop_mode") or "center"
+    crop = number_in(told, "crop_pct", "crop", 0.9, CONFIG)
+    if method not in ("bilinear", "bicubic") or not (mode == "center" or (mode == "squash" and crop == 1)):
+        raise WeightsError(
+            f"{CONFIG}: interpolation is {str(method)[:40]!r} and crop_mode {str(mode)[:40]!r} with crop_pct "
+            f"{crop}; known are bilinear and bicubic, center, and squash with crop_pct 1"
+        )
+    return Preprocessing(
+        resize="crop" if mode == "center" else "squash",
+        crop=float(crop),
+        interpolation=method,
+        mean=tuple(map(float, number_in(told, "mean", "mean", (0.5, 0.5, 0.5), CONFIG))),
+        std=tuple(map(float, number_in(told, "std", "std", (0.5, 0.5, 0.5), CONFIG))),
+    )
 
 
 def root_of(shapes: Shapes) -> str:

@@ -89,7 +89,7 @@ def objection(config: Config) -> str:
     if isinstance(config, ViTConfig) and config.gelu != "erf":
         return (
             "torchvision always computes the erf GELU and this model uses tanh, so its answers would change; "
-            "to accept that, load it with gelu='erf' (--gelu erf)"
+            "to accept that: vitkit convert --gelu erf (load(FILE, gelu='erf') in Python)"
         )
     return plain_vit_objection(config, "torchvision", also=("representation",))
 

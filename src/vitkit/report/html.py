@@ -3,16 +3,13 @@
 import base64
 import hashlib
 import html
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from vitkit.report.terminal import cell
+from vitkit.report.terminal import cell, printable
 
 LONGEST = 300  # characters of a name that are shown
-JOINERS = "\u200c\u200d"  # parts of words in some scripts, and of emoji
-HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # kinds of characters that a reader would not see
 
 
 class Markup(str):
@@ -27,17 +24,7 @@ def text(value: Any) -> Markup:
     """
     if isinstance(value, Markup):
         return value
-    shown = cell(value)
-    return Markup(html.escape(shown if shown.isprintable() else "".join(map(visible, shown))))
-
-
-def visible(character: str) -> str:
-    if character in "\n\t" or character in JOINERS or unicodedata.category(character) not in HIDDEN:
-        return character
-    number = ord(character)
-    if 0xDC80 <= number <= 0xDCFF:  # how Python keeps a byte that is not UTF-8
-        return f"\\x{number - 0xDC00:02x}"
-    return f"[U+{number:04X}]"
+    return Markup(html.escape(printable(cell(value), lines=True)))
 
 
 def name(value: Any, most: int = LONGEST) -> Markup:

@@ -5,6 +5,8 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from vitkit.report.terminal import printable
+
 
 class Live:
     """Shows loss, accuracy, rate, images a second, the share of time spent waiting for data, time left."""
@@ -45,4 +47,4 @@ class Live:
         self.step(self.done)
 
     def say(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        self.console.print(printable(text, lines=True), markup=False)

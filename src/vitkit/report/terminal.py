@@ -1,10 +1,15 @@
 """Tables and facts on a terminal: in colour where there is one, plain text where not."""
 
+import sys
+import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+JOINERS = "\u200c\u200d"  # parts of words in some scripts, and of emoji
+HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # kinds of characters that a reader would not see
 
 
 class Output(Console):
@@ -28,7 +33,7 @@ def print_table(rows: Iterable[Mapping[str, Any]], title: str = "") -> None:
         numeric = all(isinstance(row[key], int | float | None) for row in rows)
         table.add_column(key.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(plain(cell(value)) for value in row.values()))
+        table.add_row(*(plain(safe_cell(value)) for value in row.values()))
     console().print(table)
 
 
@@ -38,7 +43,7 @@ def print_facts(facts: Mapping[str, Any]) -> None:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(name.replace("_", " "), plain(cell(value)))
+        table.add_row(name.replace("_", " "), plain(safe_cell(value)))
     console().print(table)
 
 
@@ -46,11 +51,42 @@ def say(text: str, style: str = "") -> None:
     console().print(plain(text), style=style or None)
 
 
+def warn(text: str) -> None:
+    """A line on standard error."""
+    print(printable(text, lines=True), file=sys.stderr, flush=True)
+
+
 def plain(text: str) -> Any:
-    """Text shown as it is, whatever brackets it contains."""
+    """Text shown as it is, whatever brackets it contains; no character of it controls the terminal."""
     from rich.text import Text
 
-    return Text(text)
+    return Text(printable(text, lines=True))
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """Text that a stranger may have written, with everything that a reader would not see written out.
+
+    Escape sequences, marks that turn the direction of writing and bytes that are no characters are shown by
+    number, so that no name passes for another. lines: line breaks stay, where the text is more than a name.
+    """
+    if text.isprintable():
+        return text
+    return "".join(map(visible, text if lines else text.replace("\n", "\\n").replace("\t", "\\t")))
+
+
+def visible(character: str) -> str:
+    if character in "\n\t" or character in JOINERS or unicodedata.category(character) not in HIDDEN:
+        return character
+    number = ord(character)
+    if 0xDC80 <= number <= 0xDCFF:  # how Python keeps a byte that is not UTF-8
+        return f"\\x{number - 0xDC00:02x}"
+    return f"[U+{number:04X}]"
+
+
+def safe_cell(value: Any) -> str:
+    """A value for a table: each name on a line of its own."""
+    names = value if isinstance(value, tuple | list) else (value,)
+    return "\n".join(printable(cell(one)) for one in names) or "-"
 
 
 def cell(value: Any) -> str:

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from vitkit.data.views import View
-from vitkit.experiment.opened import load_model, model_place
+from vitkit.experiment.opened import load_model
 from vitkit.models.variants import Model
 from vitkit.service.attention import attention_objection
 from vitkit.service.settings import MOST_IMAGES, Settings
 from vitkit.serving.engines import Engine, choose_engine, torch_engine
 from vitkit.serving.predict import evaluation_view, features
 from vitkit.training.runtime import Runtime, choose
+from vitkit.weights.locate import RECIPE, inside, model_files, run_model
 
 log = logging.getLogger("vitkit.service")
 SHOWN_LABELS = 1000
@@ -29,7 +30,6 @@ TRIES = 5  # to load files that change meanwhile
 MOST_BYTES = 100 * 10**9  # of a model file
 COPY_SECONDS = 600.0  # to copy the files of a new model
 PIECE = 2**24  # bytes copied at a time
-READ = (*WEIGHTS, ".json")  # the files of a folder that loading looks at
 Marks = tuple[tuple[str, int, int, int], ...]
 
 
@@ -135,18 +135,11 @@ def engine_for(model: Model, settings: Settings, runtime: Runtime) -> Engine:
     return replace(engine, run=run)
 
 
-def model_files(place: str) -> list[Path]:
-    """The files that a model is read from; none for a published name."""
-    path = Path(model_place(place))
-    if path.is_dir():
-        return sorted(file for file in path.iterdir() if file.suffix in READ)
-    return [path] if os.path.lexists(path) else []
-
-
 def kind_of(place: str) -> str:
     """Where a model is read from: what was a file is not replaced by a folder, nor the other way round."""
-    inside = Path(model_place(place))
-    return "a folder" if inside.is_dir() else "a run folder" if Path(place).is_dir() else "a file"
+    if (Path(place) / RECIPE).exists():
+        return "a run folder"
+    return "a folder" if Path(place).is_dir() else "a file"
 
 
 def marks(place: str) -> Marks:
@@ -176,15 +169,15 @@ def check_file(file: Path, status: os.stat_result) -> None:
 
 def copied(place: str, folder: Path) -> str:
     """The model's files as they are now, in a folder of our own; a published name is its own place."""
-    path, until = Path(model_place(place)), time.monotonic() + COPY_SECONDS
-    if not path.exists():
+    path, files, until = Path(place), model_files(place), time.monotonic() + COPY_SECONDS
+    if not files:
         return place
-    target = folder / path.name
-    if path.is_dir():
-        target.mkdir()
-    for file in model_files(place):
-        copy_file(file, target / file.name if path.is_dir() else target, until)
-    return str(target)
+    copy = folder / (path.resolve().name or "model") if path.is_dir() else folder
+    copy.mkdir(exist_ok=True)
+    for file in files:
+        source = inside(path, file.name) if path.is_dir() and run_model(place) is None else file
+        copy_file(source, copy / file.name, until)
+    return str(copy if path.is_dir() else folder / path.name)
 
 
 def copy_file(file: Path, target: Path, until: float) -> None:

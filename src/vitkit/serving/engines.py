@@ -77,7 +77,7 @@ def choose_engine(
         return reference
     if how == "auto" and work is not None and (expected := one_by_one(reference, model, work)) < QUICK:
         return replace(reference, note=f"about {expected:.0f} s of work in all")
-    memory = Memory(model, batch, calibrate, folder)
+    memory = Memory(model, batch, calibrate, folder, tell)
     trial = Trial(model, reference, batch, images, calibrate, memory)
     if how != "auto":
         return trial.asked(how)

@@ -22,14 +22,22 @@ from vitkit.weights.download import cache_folder
 from vitkit.weights.save import replace_file
 
 LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf")
+SUMS = "sha256.json"  # of the files of a graph, beside them
 LIMIT = 10 * 10**9  # bytes of all engines in the user's cache folder; a graph is as large as its model
 
 
 class Memory:
     """A folder for each model and set of versions; a choice for each machine and batch in it."""
 
-    def __init__(self, model: Model, batch: int, calibrate: Tensor | None = None, folder: Path | None = None):
-        self.model, self.batch, self.calibrate = model, batch, calibrate
+    def __init__(
+        self,
+        model: Model,
+        batch: int,
+        calibrate: Tensor | None = None,
+        folder: Path | None = None,
+        tell: Callable[[str], None] = lambda text: None,
+    ):
+        self.model, self.batch, self.calibrate, self.tell = model, batch, calibrate, tell
         self.root = cache_folder() / "engines" if folder is None else folder
         self.limit = LIMIT if folder is None else None  # from a folder that was given nothing is removed
 
@@ -87,7 +95,10 @@ class Memory:
         folder = self.folder / name.replace(".", "-")
         touch(self.folder)
         if (folder / name).exists():
-            return folder / name
+            if intact(folder):
+                return folder / name
+            self.tell(f"{folder / name}: the cached graph is damaged or of an older kind; it is made again")
+            shutil.rmtree(folder, ignore_errors=True)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             trial = Path(tempfile.mkdtemp(prefix=MAKING, dir=self.folder))
@@ -97,6 +108,7 @@ class Memory:
             return Path(self.spare.name) / name
         try:
             write(trial / name)
+            (trial / SUMS).write_text(json.dumps(sums(trial)), "utf-8")
             with suppress(OSError):  # another process was quicker: its file is as good
                 trial.rename(folder)
         finally:
@@ -104,6 +116,24 @@ class Memory:
         if self.limit is not None:
             trim(self.root, self.limit, using=self.folder)
         return folder / name
+
+
+def sums(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each file of a graph."""
+    found = {}
+    for path in sorted(folder.iterdir()):
+        if path.name != SUMS:
+            with path.open("rb") as file:
+                found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def intact(folder: Path) -> bool:
+    """Whether the files of a graph are those that were written."""
+    try:
+        return json.loads((folder / SUMS).read_text("utf-8")) == sums(folder)
+    except (OSError, ValueError):
+        return False
 
 
 def versions() -> dict[str, str]:

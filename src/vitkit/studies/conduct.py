@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from typing import Any
 from vitkit.experiment.folder import locked
 from vitkit.recipes.recipe import Recipe
 from vitkit.report.study_page import study_page
-from vitkit.report.terminal import duration, print_facts, print_table, say
+from vitkit.report.terminal import duration, print_facts, print_table, say, warn
 from vitkit.studies import clusters
 from vitkit.studies.budget import Paces
 from vitkit.studies.catalogue import study as named_study
@@ -53,7 +52,7 @@ class Where:
 
 def run_study(request: Request, where: Where, emit: Emit) -> bool:
     """Plan, run what is not done yet, write table, figures and page; whether every trial has succeeded."""
-    tell: Tell = (lambda text: None) if emit else (lambda text: print(text, file=sys.stderr))
+    tell: Tell = (lambda text: None) if emit else warn
     with ExitStack() as held:
         crews = Crews(where, held, tell)
         plan = remembered(where.out, request.asked())

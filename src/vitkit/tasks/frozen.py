@@ -1,6 +1,5 @@
 """What a model's frozen features are worth: few-shot accuracy, nearest neighbours, a linear probe."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +25,7 @@ from vitkit.experiment.frozen import (
     spread,
 )
 from vitkit.experiment.opened import load_model
-from vitkit.report.terminal import print_table, say
+from vitkit.report.terminal import print_table, say, warn
 from vitkit.tasks.use import Emit
 from vitkit.training.runtime import choose, data_workers
 from vitkit.weights.download import cache_folder
@@ -162,7 +161,3 @@ def tell(told: dict[str, dict[str, Any]], emit: Emit) -> None:
 
 def percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.2%}"
-
-
-def warn(text: str) -> None:
-    print(text, file=sys.stderr)

@@ -4,7 +4,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from vitkit.inspection.summary import distance_facts, similarity_facts, uniform_
 from vitkit.models.vit import ViT, grid_of
 from vitkit.options import parse_size
 from vitkit.report.live import Live
-from vitkit.report.terminal import say
+from vitkit.report.terminal import printable, say, warn
 from vitkit.serving.predict import find_images
 from vitkit.tasks.drawings import draw_all
 from vitkit.tasks.look import class_number, label_of, ready, said, seen, upright
@@ -181,7 +180,7 @@ def views(
             good.append(i)
         except BadImage as error:
             unread[name] = str(error)
-            print(f"not read: {name}: {error}", file=sys.stderr)
+            warn(f"not read: {printable(name)}: {error}")
         if len(part) == batch or (part and i + 1 == len(pictures.names)):
             yield ready(model, torch.stack(part))
             advance(len(part))

@@ -1,6 +1,5 @@
 """Fine-tuning as a verb: a recipe out of words, what it will take, the run, and what it came to."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from vitkit.models.vit import ViTConfig
 from vitkit.options import Training
 from vitkit.recipes import recipe as named_recipe
 from vitkit.recipes.recipe import Recipe, override
-from vitkit.report.terminal import duration, print_facts, say
+from vitkit.report.terminal import duration, print_facts, say, warn
 from vitkit.tasks import automatic, report
 from vitkit.tasks.pace import shortened
 from vitkit.tasks.protocol import follow
@@ -76,19 +75,31 @@ def learn(data: str, options: Training, default: str, *, protocol: bool, seeds: 
 
 def voice(runtime: Runtime, emit: Emit) -> Callable[[str], None]:
     """How choices are told: on standard error, by one process, and not to a program."""
-    return lambda text: print(text, file=sys.stderr) if runtime.main and not emit else None
+    return lambda text: warn(text) if runtime.main and not emit else None
 
 
 def make_recipe(data: str, options: Training, default: str) -> Recipe:
     """The named recipe with the command's options on it; each is checked by the recipe itself."""
     if options.steps is not None and options.epochs is not None:
         raise ValueError("give --steps or --epochs, not both")
+    check_start(options)
     r = replace(named_recipe(options.recipe or default), data=data, **options.changes())
     if options.steps is not None or options.epochs is not None:
         r = replace(r, length=Duration(options.steps, options.epochs))
     if options.lr is not None:
         r = replace(r, schedule=replace(r.schedule, rate=options.lr))
     return r
+
+
+def check_start(options: Training) -> None:
+    """Weights bring their own model: another one, or options of one, would be ignored."""
+    named = automatic.given(options)
+    for field in ("model", "model_options"):
+        if "weights" in named and field in named:
+            raise ValueError(
+                f"--weights {options.weights} decides the model, and {field} is given too: give --weights to "
+                "start from a trained model, or --model to train a new one from scratch, not both"
+            )
 
 
 def settled(

@@ -10,7 +10,7 @@ from typing import Any
 from vitkit.data.sources import open_data
 from vitkit.data.vtab import TASKS, read_task
 from vitkit.data.vtab.tasks import GROUPS
-from vitkit.experiment.run import MODEL, How
+from vitkit.experiment.run import How
 from vitkit.experiment.start import open_splits, start_model
 from vitkit.options import Training
 from vitkit.recipes.recipe import Recipe, override, read_recipe
@@ -21,6 +21,7 @@ from vitkit.tasks.protocol import follow
 from vitkit.tasks.report import drawn
 from vitkit.tasks.use import Emit
 from vitkit.training.runtime import Runtime, choose
+from vitkit.weights.locate import run_model
 
 OWN, ALL = "own", "VTAB-1k"
 PLACE = "vtab:{}:{}"
@@ -50,8 +51,7 @@ def suite(
     """
     if seeds < 1:
         raise ValueError(f"--seeds must be at least 1, not {seeds}")
-    file = Path(model) / MODEL
-    options = replace(options, weights=str(file if file.exists() else model))
+    options = replace(options, weights=str(run_model(model) or model))
     entries, missing = find(tasks, data)
     out = options.out or Path("runs") / "suite"
     how = How(workers=options.workers, max_bad=options.max_bad, trackers=options.track, quiet=bool(emit))

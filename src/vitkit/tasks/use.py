@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -32,7 +31,7 @@ from vitkit.experiment.measure import evaluate as evaluate_model
 from vitkit.experiment.opened import load_model
 from vitkit.models.variants import Model
 from vitkit.report.live import Live
-from vitkit.report.terminal import print_table, say
+from vitkit.report.terminal import print_table, printable, say, warn
 from vitkit.serving.predict import check_head, find_images, predict_many
 from vitkit.training.runtime import choose, data_workers
 from vitkit.weights.labels import imagenet_synsets
@@ -92,7 +91,7 @@ def shard(data: str, out: Path, *, seed: int, emit: Emit) -> None:
 @contextmanager
 def told_if_slow(text: str, *, after: float = 1.0, quiet: bool = False) -> Iterator[None]:
     """Say what is being waited for, if it takes long."""
-    timer = Timer(after, lambda: None if quiet else print(text, file=sys.stderr, flush=True))
+    timer = Timer(after, lambda: None if quiet else warn(text))
     timer.start()
     try:
         yield
@@ -131,7 +130,7 @@ def evaluate(
     source, accepted = matched(splits[split], model, data, classes)
     left_out = len(splits[split]) - len(source)
     labels = reassessed(real, source, model) if real else None
-    bad = BadFiles(1.0, lambda key, why: print(f"not used: {key}: {why}", file=sys.stderr))
+    bad = BadFiles(1.0, lambda key, why: warn(f"not used: {printable(key)}: {why}"))
     with runtime.joined():
         found = evaluate_model(model, source, batch, data_workers(workers), bad, runtime, accepted)
         unusable = sum(runtime.everyones(len(bad.found)))
@@ -215,23 +214,24 @@ def predict(
     for p in predict_many(model, names, top=top, engine=compute):
         if p.error:
             unread += 1
-            print(f"not read: {p.image}: {p.error}", file=sys.stderr)
+            warn(f"not read: {printable(p.image)}: {p.error}")
         if emit:
             told.append(p.to_json())
         elif csv:
             rows = p.top[: None if model.multilabel else 1] or [("", "")]
-            table.writerows((no_formula(p.image), no_formula(label), chance) for label, chance in rows)
+            table.writerows((csv_cell(p.image), csv_cell(label), chance) for label, chance in rows)
             sys.stdout.flush()
         elif p.top:
-            say(f"{p.image}: {', '.join(f'{label} {probability:.3f}' for label, probability in p.top)}")
+            said = ", ".join(f"{printable(label)} {probability:.3f}" for label, probability in p.top)
+            say(f"{printable(p.image)}: {said}")
     if emit:
         emit(told)
     return not unread
 
 
-def no_formula(text: str) -> str:
+def csv_cell(text: str) -> str:
     """Text that a spreadsheet shows and does not compute: an apostrophe before what begins like a formula."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    return f"'{printable(text)}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else printable(text)
 
 
 def engine_for(
@@ -244,9 +244,8 @@ def engine_for(
     from vitkit.serving.samples import sample_images
 
     learned = sample_images(model, 128, places=calibrate) if calibrate else None
-    told = partial(print, file=sys.stderr, flush=True)
-    engine = choose_engine(model, how, work=work, calibrate=learned, tell=told)
-    told(f"engine: {engine.name}{f' ({engine.note})' if engine.note else ''}")
+    engine = choose_engine(model, how, work=work, calibrate=learned, tell=warn)
+    warn(f"engine: {engine.name}{f' ({engine.note})' if engine.note else ''}")
     return engine
 
 

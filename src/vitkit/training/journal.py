@@ -2,13 +2,13 @@
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vitkit.data.archives import naming
+from vitkit.report.terminal import warn
 from vitkit.training.trackers import TensorBoard, Tracker, check_trackers, open_tracker
 
 LAST, HUGE = 2**53, 1e300  # what counts as a step, and as a number; NaN does not
@@ -16,7 +16,7 @@ SECOND = 1.0  # between two passing rows that trackers are told
 
 
 def tell(text: str) -> None:
-    print(f"vitkit: {text}", file=sys.stderr)
+    warn(f"vitkit: {text}")
 
 
 def parse_row(line: str) -> dict[str, Any] | None:

@@ -25,6 +25,7 @@ from vitkit.weights.guard import directory_objection, pickle_objection
 
 MAX_ARRAYS = 10_000
 MAX_AXIS = 2**40
+SHOWN = 6  # names in an error message before "and so many more"
 MAX_HEADER = 8 * 2**20  # JSON takes some 25 times its length in memory
 SAFE_DTYPES = {
     "F64": 8,
@@ -108,6 +109,11 @@ def what_it_is(start: bytes, size: int) -> str:
 
 def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def listed(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(ascii(name)[1:-1][:120] for name in names[:SHOWN]) + more
 
 
 # --- safetensors
@@ -226,6 +232,7 @@ def open_npz(path: Path, members: list[zipfile.ZipInfo], comment: bytes) -> Arra
             raise UntrustedCheckpoint(f"{path}: array {name!r}: {one_line(error)}") from None
         if array.dtype == np.dtype("V2"):  # bfloat16 as jax saves it
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)  # torch knows one byte order only
         return torch.from_numpy(np.ascontiguousarray(array)).reshape(array.shape)
 
     return Arrays(shapes, read, comment.decode("utf-8", "replace"))

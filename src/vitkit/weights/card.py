@@ -7,6 +7,7 @@ from typing import Any
 
 from vitkit.layouts.layout import WeightsError
 from vitkit.models.card import Origin, Preprocessing
+from vitkit.models.ranges import LONGEST_LABEL, out_of_range
 from vitkit.models.resnet import ResNetConfig, StemConfig
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViTConfig
@@ -48,7 +49,7 @@ def from_json(text: str) -> Card:
         return Card(
             layout=str(told["layout"]),
             config=value(kind, told["config"]),
-            labels=tuple(str(label) for label in told["labels"]),
+            labels=checked("labels", told["labels"], ("",)),
             preprocessing=value(Preprocessing, told["preprocessing"]),
             origin=value(Origin, told["origin"]),
             multilabel=checked("multilabel", told.get("multilabel", False), False),  # the first files lack it
@@ -68,6 +69,8 @@ def value(kind: type, told: dict[str, Any]) -> Any:
         if name not in known:
             raise ValueError(f"{kind.__name__} has no field {name!r}")
         given[name] = checked(name, content, known[name])
+        if reason := out_of_range(name, given[name]):
+            raise WeightsError(f"its card: {reason}")
     return kind(**given)
 
 
@@ -77,11 +80,13 @@ def checked(name: str, content: Any, default: Any) -> Any:
             raise TypeError(f"{name} must not be {content!r}")
         return content
     if isinstance(default, tuple):
+        if not isinstance(content, list):
+            raise TypeError(f"{name} must be a list, not {str(content)[:40]}")
         return tuple(checked(name, item, default[0] if default else "") for item in content)
     if isinstance(default, float) and type(content) is int:
         content = float(content)
     if type(content) is not type(default) or (isinstance(content, float) and not math.isfinite(content)):
-        raise TypeError(f"{name} must be {type(default).__name__}, not {content!r}")
-    if type(content) is int and abs(content) > 2**31:
-        raise ValueError(f"{name} {content} is out of range")
+        raise TypeError(f"{name} must be {type(default).__name__}, not {str(content)[:40]!r}")
+    if isinstance(content, str) and len(content) > LONGEST_LABEL:
+        raise ValueError(f"{name} has {len(content)} characters; at most {LONGEST_LABEL} are read")
     return content

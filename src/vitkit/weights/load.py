@@ -1,27 +1,25 @@
 """Load a model from any file: recognise the layout, infer the sizes, check everything, then read."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitkit.layouts import LAYOUTS
+from vitkit.layouts import LAYOUTS, huggingface
 from vitkit.layouts.layout import SAME, Entry, Found, Hints, Layout, Source, WeightsError
-from vitkit.models.card import Origin, Preprocessing, pair
+from vitkit.models.card import Preprocessing, pair
+from vitkit.models.ranges import check_model
 from vitkit.models.variants import Config, Model, fresh, skeleton
 from vitkit.models.vit import ViTConfig
-from vitkit.weights.archive import Arrays, UntrustedCheckpoint, one_line, open_arrays
+from vitkit.weights.archive import Arrays, UntrustedCheckpoint, listed, one_line
 from vitkit.weights.card import Card, from_json
 from vitkit.weights.labels import imagenet_labels
-from vitkit.weights.published import PUBLISHED, fetch, near_names
+from vitkit.weights.locate import locate, open_weights, side_files
 
-SIDE_FILES = ("config.json", "preprocessor_config.json")
+LONGEST = 1500  # characters of an error, some of which a stranger may have written
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-SHOWN = 6  # names in an error message before "and so many more"
 
 
 def load(
@@ -42,19 +40,22 @@ def load(
     image_size, heads, gelu, labels, preprocessing   what the file does not say, or says wrongly
     """
     path, origin = locate(source)
-    arrays, files = open_source(path)
-    hints = Hints(heads=heads, image_size=None if image_size is None else pair(image_size), files=files)
+    arrays = open_weights(path)
     try:
-        layout, places, found, card = understand(arrays, hints)
+        card = from_json(arrays.card) if arrays.card else None
+        files = {} if card and card.layout == OWN.name else side_files(path)
+        hints = Hints(heads=heads, image_size=None if image_size is None else pair(image_size), files=files)
+        layout, places, found = understand(arrays, card, hints)
         if gelu is not None and isinstance(found.config, ViTConfig):
             found = replace(found, config=replace(found.config, gelu=gelu))
+        check_model(found.config, found.preprocessing, found.labels)
         model, notes = assemble(
             arrays, layout, places, found, allow_missing=tuple(allow_missing), ignore=tuple(ignore)
         )
     except UntrustedCheckpoint:
         raise
     except ValueError as error:
-        raise WeightsError(f"{path}: {error}") from None
+        raise WeightsError(f"{path}: {str(error)[:LONGEST]}") from None
     except (RuntimeError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
         raise WeightsError(f"{path}: what it says of itself makes no model ({one_line(error)})") from None
     model.labels, label_notes = choose_labels(labels, found, model.config.classes, layout.name)
@@ -63,77 +64,6 @@ def load(
     notes = (*arrays.notes, *found.notes, *notes, *label_notes)
     model.origin = replace(card.origin if card else origin, format=layout.name, notes=notes)
     return model.eval()
-
-
-def locate(source: str | Path) -> tuple[Path, Origin]:
-    """The file or folder behind a path or a published name."""
-    path = Path(source)
-    if path.exists():
-        return path, Origin(source=path.name)
-    if str(source) in PUBLISHED:
-        weight = PUBLISHED[str(source)]
-        path, sha256 = fetch(weight)
-        return path, Origin(source=weight.address, licence=weight.licence, sha256=sha256)
-    near = near_names(str(source))
-    hint = (
-        f"; did you mean {' or '.join(near)}?" if near else "; vitkit list weights shows the published names"
-    )
-    raise WeightsError(f"no file, folder or published weights {str(source)!r}{hint}")
-
-
-def open_source(path: Path) -> tuple[Arrays, dict[str, Any]]:
-    """The arrays behind a path; for a folder, the JSON files beside them too."""
-    if not path.is_dir():
-        return open_arrays(path), {}
-    if (path / ".metadata").exists():
-        raise UntrustedCheckpoint(
-            f"{path}: a distributed checkpoint, which can run code; load it where it was made, then save it"
-        )
-    files = {name: read_json(path, name) for name in SIDE_FILES if (path / name).exists()}
-    index = "model.safetensors.index.json"
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        if (path / name).exists():
-            return open_arrays(inside(path, name)), files
-    if (path / index).exists():
-        return open_shards(path, read_json(path, index)), files
-    raise WeightsError(f"{path}: the folder holds no model.safetensors, {index} or pytorch_model.bin")
-
-
-def open_shards(folder: Path, index: dict[str, Any]) -> Arrays:
-    where = index.get("weight_map")
-    if not isinstance(where, dict) or not all(isinstance(shard, str) for shard in where.values()):
-        raise UntrustedCheckpoint(f"{folder}: the index has no table weight_map")
-    shards = {name: open_arrays(inside(folder, name)) for name in sorted(set(where.values()))}
-    lost = [name for name, shard in where.items() if name not in shards[shard].shapes]
-    if lost:
-        raise WeightsError(f"{folder}: the index names arrays that its shards lack: {listed(lost)}")
-    shapes = {name: shards[shard].shapes[name] for name, shard in where.items()}
-    return Arrays(shapes, lambda name: shards[where[name]].read(name))
-
-
-def inside(folder: Path, name: str) -> Path:
-    """A file of a folder, refused when its name or a link leads elsewhere (but for a hub's own blobs)."""
-    root = folder.resolve()
-    roots = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
-    plain = name.isprintable() and Path(name).name == name
-    if not plain or not any((root / name).resolve().is_relative_to(r) for r in roots):
-        raise UntrustedCheckpoint(f"{folder}: {name!r} leads out of the folder")
-    return root / name
-
-
-def read_json(folder: Path, name: str) -> dict[str, Any]:
-    try:
-        path = inside(folder, name)
-        if not path.is_file() or path.stat().st_size > 4 * 2**20:
-            raise UntrustedCheckpoint(f"{folder / name}: no file, or larger than any real one")
-        content = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError, OSError) as error:
-        if isinstance(error, UntrustedCheckpoint):
-            raise
-        raise UntrustedCheckpoint(f"{folder / name}: not JSON ({error})") from None
-    if not isinstance(content, dict):
-        raise UntrustedCheckpoint(f"{folder / name}: not a JSON table")
-    return content
 
 
 def own_entries(config: Config) -> list[Entry]:
@@ -150,26 +80,46 @@ OWN = Layout(
 )
 
 
-def understand(arrays: Arrays, hints: Hints) -> tuple[Layout, dict[str, Source], Found, Card | None]:
+def understand(arrays: Arrays, card: Card | None, hints: Hints) -> tuple[Layout, dict[str, Source], Found]:
     """Which layout the arrays are in, where each array lies, and what model they make."""
-    if arrays.card:
-        card = from_json(arrays.card)
+    if card:
         layout = next((known for known in (OWN, *LAYOUTS) if known.name == card.layout), None)
         if layout is None:
             raise WeightsError(f"the file says it is in layout {card.layout!r}, which is not known")
         if reason := layout.objection(card.config):
             raise WeightsError(f"the file says it is in layout {card.layout!r}, but {reason}")
-        found = Found(card.config, card.preprocessing, card.labels)
-        return layout, layout.tidy(arrays.shapes), found, card
-    layout = next((known for known in LAYOUTS if known.recognises(arrays.shapes)), None)
+    else:
+        layout = next((known for known in LAYOUTS if known.recognises(arrays.shapes)), None)
     if layout is None:
         raise WeightsError(
             f"{len(arrays.shapes)} arrays in no known layout (official, BiT, timm, Hugging Face, "
             f"torchvision, vitkit); the first: {listed(list(arrays.shapes))}"
         )
     places = layout.tidy(arrays.shapes)
-    shapes = {name: shape_at(arrays, place) for name, place in places.items()}
-    return layout, places, layout.infer(shapes, hints), None
+    if card and not (layout is huggingface.LAYOUT and hints.files):
+        return layout, places, from_card(card, hints)
+    inferred = layout.infer({name: shape_at(arrays, place) for name, place in places.items()}, hints)
+    return layout, places, beside_card(from_card(card, hints), inferred, hints) if card else inferred
+
+
+def from_card(card: Card, hints: Hints) -> Found:
+    """What the card says, with what the caller knows better."""
+    given = {k: v for k in ("heads", "image_size") if (v := getattr(hints, k)) and hasattr(card.config, k)}
+    return Found(replace(card.config, **given), card.preprocessing, card.labels)
+
+
+def beside_card(found: Found, inferred: Found, hints: Hints) -> Found:
+    """A folder that vitkit wrote, where the JSON is what other programs read and people edit: it decides."""
+    if "config.json" in hints.files and isinstance(inferred.config, ViTConfig):
+        told = {k: getattr(inferred.config, k) for k in ("heads", "gelu", "norm_eps")}
+        found = replace(found, config=replace(found.config, **told), labels=inferred.labels or found.labels)
+    if "preprocessor_config.json" in hints.files:
+        theirs, ours = inferred.preprocessing, found.preprocessing
+        kept = (
+            theirs if theirs.resize == "crop" else ours
+        )  # how the centre is cut may stand in the card alone
+        found = replace(found, preprocessing=replace(theirs, resize=kept.resize, crop=kept.crop))
+    return found
 
 
 def shape_at(arrays: Arrays, place: Source) -> tuple[int, ...]:
@@ -243,14 +193,11 @@ def complain(layout: str, missing: list[str], left_over: list[str], wrong: list[
     lines += [f"  missing: {listed(missing)}"] if missing else []
     lines += [f"  left over: {listed(left_over)}"] if left_over else []
     lines += [f"  of another shape: {listed(wrong)}"] if wrong else []
-    lines += ["  to accept this: allow_missing= our names, ignore= theirs; "]
-    lines[-1] += "vitkit convert has --allow-missing and --ignore"
+    lines += [
+        "  to accept this: vitkit convert FILE OUT.safetensors --allow-missing OURS --ignore THEIRS "
+        "(load(FILE, allow_missing=, ignore=) in Python)"
+    ]
     raise WeightsError("\n".join(lines))
-
-
-def listed(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(ascii(name)[1:-1][:120] for name in names[:SHOWN]) + more
 
 
 def read_entry(arrays: Arrays, places: dict[str, Source], entry: Entry) -> Tensor:
@@ -262,14 +209,14 @@ def read_entry(arrays: Arrays, places: dict[str, Source], entry: Entry) -> Tenso
         array = array if place.layer is None else array[place.layer]
         if array.dtype not in FLOATS:
             raise UntrustedCheckpoint(f"array {place.name!r} holds {array.dtype}, not floating-point numbers")
+        array = array.float()  # models compute in float32, whatever the file was written in
         if not array.isfinite().all():
             count = int((~array.isfinite()).sum())
             raise UntrustedCheckpoint(
-                f"array {place.name!r} holds {count} values that are not finite numbers"
+                f"array {place.name!r} holds {count} values that are not finite numbers in float32"
             )
         parts.append(entry.form.read(array))
     tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
-    tensor = tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
     return nn.Parameter(tensor.contiguous())
 
 

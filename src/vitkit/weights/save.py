@@ -17,9 +17,10 @@ from torch import Tensor
 
 from vitkit.data.archives import naming
 from vitkit.layouts import bit, huggingface, official, timm, torchvision
-from vitkit.layouts.layout import Layout, WeightsError
+from vitkit.layouts.layout import Hints, Layout, WeightsError
 from vitkit.models.resnet import ResNetConfig
 from vitkit.models.variants import Config, Model
+from vitkit.models.vit import ViTConfig
 from vitkit.weights.card import card_of, to_json
 from vitkit.weights.load import OWN
 
@@ -42,7 +43,7 @@ def save(model: Model, path: str | Path, format: str | None = None) -> tuple[str
     path = Path(path)
     format = format or format_of(path)
     layout = layout_for(model.config, format, path)
-    notes = [*differences(model.config, layout)]
+    notes = [*differences(model.config, layout), *lost_in_arrays(model, layout, path)]
     card = to_json(card_of(model, layout.name))
     with writable(path):
         if format == "hf":
@@ -99,6 +100,33 @@ def differences(config: Config, layout: Layout) -> Iterator[str]:
         if ours[field] != theirs[field]:
             hint = "; give it act_layer='gelu_tanh'" if (layout.name, field) == ("timm", "gelu") else ""
             yield f"{layout.name} code computes with {field}={theirs[field]}, this model {ours[field]}{hint}"
+
+
+def lost_in_arrays(model: Model, layout: Layout, path: Path) -> Iterator[str]:
+    """What a reader of the arrays alone cannot know, and would guess wrongly."""
+    config = model.config
+    if layout.name in ("vitkit", "hf") or not isinstance(config, ViTConfig):
+        return
+    shapes = {name: tuple(tensor.shape) for name, tensor in foreign_arrays(model, layout)}
+    for field, flag, theirs in (
+        ("heads", "--heads", "num_heads"),
+        ("image_size", "--image-size", "img_size"),
+    ):
+        known: dict[str, Any] = {k: getattr(config, k) for k in ("heads", "image_size") if k != field}
+        try:
+            guess = getattr(layout.infer(shapes, Hints(**known)).config, field)
+        except WeightsError:
+            guess = None
+        if guess == (value := getattr(config, field)):
+            continue
+        shown, other = (str(n).strip("()").replace(", ", "x") for n in (value, guess or "nothing"))
+        back = f"for vitkit, vitkit convert FILE OUT.safetensors {flag} {shown}"
+        if path.suffix in (".safetensors", ".npz"):
+            back = "vitkit reads it from the file's metadata"
+        yield (
+            f"the arrays do not hold {field}={shown}, and a reader would guess {other}: give {layout.name} "
+            f"{theirs}={shown}; {back}"
+        )
 
 
 def flat(config: Config) -> dict[str, Any]:
