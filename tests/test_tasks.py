@@ -15,7 +15,7 @@ from test_cli import run
 import vitkit
 from vitkit.data.sources import digits
 from vitkit.evaluation.cost import forward_flops
-from vitkit.tasks.use import no_formula
+from vitkit.tasks.use import csv_cell
 from vitkit.weights.labels import imagenet_labels, imagenet_synsets
 
 TINY = [
@@ -291,8 +291,8 @@ def test_a_table_of_predictions_holds_no_formulas(tmp_path, small, capsys):
     assert row["label"] in ("'=1+2", "'@SUM(A1)") and row["image"] == str(picture)
     assert run("predict", tmp_path / "m.safetensors", picture, "--json", "--device", "cpu") == 0
     assert json.loads(capsys.readouterr().out)[0]["label"] in model.labels
-    assert [no_formula(text) for text in ("-a.png", "\t=1", "\r=1", "a=b", "")] == [
-        "'-a.png", "'\t=1", "'\r=1", "a=b", "",
+    assert [csv_cell(text) for text in ("-a.png", "\t=1", "\r=1", "a=b", "")] == [
+        "'-a.png", "'\\t=1", "'\\x0d=1", "a=b", "",
     ]  # fmt: skip
 
 

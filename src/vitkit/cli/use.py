@@ -67,7 +67,7 @@ def predict(
         bool,
         arg(
             help="Comma-separated lines: image, label, probability. Control characters in names are written "
-            "out; what a spreadsheet would take for a formula (=, +, -, @ first) has an apostrophe before it. "
+            "out; what a spreadsheet would take for a formula (=, +, -, @ first) has an apostrophe first. "
             "--json is exact."
         ),
     ] = False,
