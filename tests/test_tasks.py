@@ -292,7 +292,7 @@ def test_a_table_of_predictions_holds_no_formulas(tmp_path, small, capsys):
     assert run("predict", tmp_path / "m.safetensors", picture, "--json", "--device", "cpu") == 0
     assert json.loads(capsys.readouterr().out)[0]["label"] in model.labels
     assert [csv_cell(text) for text in ("-a.png", "\t=1", "\r=1", "a=b", "")] == [
-        "'-a.png", "'\\t=1", "'\\x0d=1", "a=b", "",
+        "'-a.png", "'\\t=1", "'[U+000D]=1", "a=b", "",
     ]  # fmt: skip
 
 
