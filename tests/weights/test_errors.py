@@ -241,7 +241,7 @@ def test_a_head_count_that_the_arrays_do_not_hold_is_told(small, tmp_path, forma
     said = " ".join(capsys.readouterr().out.split())
     assert "heads=4" in said and "guess 1" in said and "num_heads=4" in said
     if name.endswith(".pth"):  # the remedy that is told does work
-        assert f"vitkit convert FILE OUT.safetensors --heads 4" in said
+        assert "vitkit convert FILE OUT.safetensors --heads 4" in said
         assert run("convert", tmp_path / name, tmp_path / "back.safetensors", "--heads", 4) == 0
         assert vitkit.load(tmp_path / "back.safetensors").config.heads == 4
     else:
