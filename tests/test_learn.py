@@ -20,10 +20,9 @@ from vitkit.experiment.run import How
 from vitkit.experiment.run import run as run_recipe
 from vitkit.experiment.start import Kept, open_splits
 from vitkit.models.variants import skeleton, variant
-from vitkit.options import Training
+from vitkit.options import Training, part_of
 from vitkit.recipes import recipe
 from vitkit.recipes.finetune import hyperrule
-from vitkit.options import part_of
 from vitkit.tasks import automatic
 from vitkit.tasks.learn import settled
 from vitkit.training.runtime import Runtime

@@ -8,8 +8,8 @@ import pytest
 from vitkit.data.order import Order
 from vitkit.experiment.start import open_splits
 from vitkit.models.variants import configure, skeleton
-from vitkit.recipes.recipe import override
 from vitkit.options import parse_budget
+from vitkit.recipes.recipe import override
 from vitkit.studies.budget import (
     FEWEST,
     FIXED,

@@ -322,7 +322,7 @@ def test_without_the_token_only_the_page_is_there(guarded: Service):
         (["--queue", "0"], "queue"),
         (["--timeout", "nan"], "timeout"),
         (["--engine", "steam"], "steam"),
-        (["--port", "70000"], "65535"),
+        (["--port", "70000"], "70000"),
     ],
 )
 def test_what_cannot_be_started_is_refused_in_one_line(model_file, capsys, monkeypatch, options, text):
