@@ -344,11 +344,11 @@ def test_broken_weights_are_an_error(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["digits", "--l2", "much"], "--l2 'much': give a number above 0, or grid"),
-        (["digits", "--l2", "-1"], "give a number above 0, or grid"),
-        (["digits", "--shots", "0"], "must be at least 1"),
-        (["digits", "--seeds", "0"], "must be at least 1"),
-        (["digits", "--knn", "0"], "--knn must be at least 1"),
+        (["digits", "--l2", "much"], "--l2 'much': expected a number"),
+        (["digits", "--l2", "-1"], "--l2 '-1': expected a number"),
+        (["digits", "--shots", "0"], "--shots 0: expected"),
+        (["digits", "--seeds", "0"], "--seeds 0: expected"),
+        (["digits", "--knn", "0"], "--knn 0: expected"),
         (["digits", "--knn", "5000"], "--knn 5000 neighbours among 1618 training images"),
         (["nowhere"], "no data at 'nowhere'"),
         (["several.csv"], "several labels for each image"),

@@ -184,7 +184,7 @@ def test_classes_by_name_or_number_are_explained(saved, photos, tmp_path, capsys
         (["--layer", "2"], "0 to 1"),
         (["--image-size", "30"], "nearest that fits: 24 or 32"),
         (["--image-size", "big"], "HxW"),
-        (["--images", "0"], "at least one"),
+        (["--images", "0"], "--images 0: expected"),
     ],
 )
 def test_a_wrong_word_is_refused_before_anything_is_written(saved, photos, tmp_path, capsys, words, said):

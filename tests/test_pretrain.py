@@ -175,11 +175,11 @@ FINETUNE = ["finetune", "digits", "--model", "ViT-Ti/4"]
         (["pretrain", "digits", "--recipe", "i21k.ViT-B/16", "--subset", "lots"], "1000, 10% or 25/class"),
         (["shard", "nowhere", "out"], "no data at 'nowhere'"),
         ([*FINETUNE, "--track", "pigeon"], "no tracker 'pigeon'"),
-        ([*FINETUNE, "--spread", "thin"], "ddp or fsdp"),
-        ([*FINETUNE, "--workers", "-1"], "or more, not -1"),
-        (["doctor", "digits", "--workers", "-1"], "or more, not -1"),
+        ([*FINETUNE, "--spread", "thin"], "--spread 'thin': expected"),
+        ([*FINETUNE, "--workers", "-1"], "--workers -1: expected"),
+        (["doctor", "digits", "--workers", "-1"], "--workers -1: expected"),
         ([*FINETUNE, "--max-bad", "5"], "--max-bad 5.0: expected a number from 0 to 1"),
-        ([*FINETUNE, "--price-per-hour", "nan"], "price-per-hour must be 0 or more"),
+        ([*FINETUNE, "--price-per-hour", "nan"], "--price-per-hour nan: expected"),
     ],
 )
 def test_mistakes_are_told_before_any_work(arguments, message, tmp_path, monkeypatch, capsys):

@@ -144,7 +144,7 @@ def test_a_mean_is_complete_only_with_every_task_and_every_file():
         (["--data", "nowhere"], "there is no such folder"),
         (["--data", ".", "--tasks", "dtd", "pets"], "none of these tasks has its data below .: dtd, pets"),
         (["--tasks", "photos", "other/photos"], "two tasks are called photos"),
-        (["--tasks", "photos", "--seeds", "0"], "--seeds must be at least 1"),
+        (["--tasks", "photos", "--seeds", "0"], "--seeds 0: expected"),
         (["--data", "broken", "--tasks", "cifar100"], "has no train.bin"),
     ],
 )

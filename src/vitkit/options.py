@@ -38,6 +38,7 @@ class Range:
 
 
 BATCH, RATE, SHARE = Range(1, 65_536), Range(0, 1000), Range(0, 1)  # of flags and of a recipe's fields alike
+PENALTY = Range(1e-30, 1e30)
 STEPS, EPOCHS, SHOTS, SEEDS = Range(1, 10**9), Range(1e-6, 1e6), Range(1, 1_000_000), Range(1, 1000)
 
 
@@ -171,3 +172,16 @@ def size_in_bytes(text: str) -> int:
         raise ValueError(f"--max-bytes {text!r}: no size from {FEWEST_BYTES:,} to {MOST_BYTES:,} bytes; "
                          "give one such as 10MB or 500kB")  # fmt: skip
     return int(size)
+
+
+def parse_l2(text: str) -> float | None:
+    """fewshot's penalty: a number above 0, or None for a grid of them."""
+    if text == "grid":
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if value not in PENALTY:
+        raise ValueError(f"--l2 {text!r}: expected {PENALTY.expected(whole=False)}, or grid")
+    return value

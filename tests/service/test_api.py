@@ -329,7 +329,7 @@ def test_without_the_token_only_the_page_is_there(guarded: Service):
         (["--queue", "0"], "queue"),
         (["--timeout", "nan"], "timeout"),
         (["--engine", "steam"], "steam"),
-        (["--port", "70000"], "65535"),
+        (["--port", "70000"], "70000"),
         (["--max-pixels", "inf"], "--max-pixels"),
         (["--max-pixels", "nan"], "--max-pixels"),
         (["--max-pixels", "-1"], "--max-pixels"),

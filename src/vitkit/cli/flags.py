@@ -1,7 +1,6 @@
 """The range of every number and the form of every text on the command line: one table, checked first."""
 
 import dataclasses
-import math
 import typing
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
@@ -23,6 +22,7 @@ from vitkit.options import (
     Range,
     check_device,
     parse_budget,
+    parse_l2,
     parse_size,
     part_of,
     size_in_bytes,
@@ -42,19 +42,6 @@ class Form:
     read: Callable[[str], Any]
 
 
-def penalty_or_grid(text: str) -> float | None:
-    """fewshot's --l2: a number above 0, or None for the grid."""
-    if text == "grid":
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if value not in Range(1e-30, 1e30):
-        raise ValueError(f"--l2 {text!r}: expected a number from 1e-30 to 1e+30, or grid")
-    return value
-
-
 FLAGS: dict[str, Range | Form] = {
     "--batch": BATCH,
     "--budget": Form(parse_budget),
@@ -63,7 +50,7 @@ FLAGS: dict[str, Range | Form] = {
     "--heads": Range(1, 1024),
     "--image-size": Form(parse_size),
     "--knn": Range(1, 1_000_000),
-    "--l2": Form(penalty_or_grid),
+    "--l2": Form(parse_l2),
     "--layer": Range(-1000, 1000),
     "--lr": RATE,
     "--max-bad": SHARE,

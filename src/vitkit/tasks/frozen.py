@@ -25,6 +25,7 @@ from vitkit.experiment.frozen import (
     spread,
 )
 from vitkit.experiment.opened import load_model
+from vitkit.options import parse_l2
 from vitkit.report.terminal import print_table, say, warn
 from vitkit.tasks.use import Emit
 from vitkit.training.runtime import choose, data_workers
@@ -53,15 +54,8 @@ class Options:
 
     @property
     def grid(self) -> tuple[float, ...]:
-        if self.l2 == "grid":
-            return GRID
-        try:
-            value = float(self.l2)
-        except ValueError:
-            value = 0.0
-        if not 0 < value < float("inf"):
-            raise ValueError(f"--l2 {self.l2!r}: give a number above 0, or grid")
-        return (value,)
+        value = parse_l2(self.l2)
+        return GRID if value is None else (value,)
 
 
 def fewshot(
