@@ -71,7 +71,10 @@ def fail(error: Exception, code: int) -> None:
     """One line on standard error; a system's error as its file and its reason."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
-        text = f"{error.filename or 'standard output, or a file without a name'}: {error.strerror}"
+        if error.filename:
+            text = f"{error.filename}: {error.strerror}"
+        elif error.errno in (errno.ENOSPC, errno.EIO):
+            text = f"standard output, or a file without a name: {error.strerror}"
     try:
         warn(f"vitkit: {text}")
     except OSError:  # standard error is full, too: the exit code still tells
