@@ -29,7 +29,7 @@ class Range(NamedTuple):
 
 SHARE = Range(0, 1, below=True)
 COUNT = Range(0, 10**9)
-RATE = Range(0, 10**30)  # a rate that diverges is an error of its own, with the batch
+RATE = Range(0, 1e30)  # a rate that diverges is an error of its own, with the batch
 RANGES = {
     "image_size": Range(1, 8192),
     "resize": Range(0, 16_384),
