@@ -125,13 +125,12 @@ def copied(place: str, folder: Path) -> str:
     path, files = Path(place), model_files(place)
     if not files:
         return place
-    copy = folder / (path.resolve().name or "model")
-    if path.is_dir():
-        copy.mkdir()
+    into = folder / path.resolve().name if path.is_dir() and len(files) > 1 else folder
+    into.mkdir(exist_ok=True)
     for file in files:
         source = inside(path, file.name) if path.is_dir() and run_model(place) is None else file
-        shutil.copyfile(source, (copy if path.is_dir() else folder) / file.name)
-    return str(copy if path.is_dir() else folder / path.name)
+        shutil.copyfile(source, into / file.name)
+    return str(folder / files[0].name if into == folder else into)
 
 
 def without_path(source: str) -> str:
