@@ -172,12 +172,12 @@ def copied(place: str, folder: Path) -> str:
     path, files, until = Path(place), model_files(place), time.monotonic() + COPY_SECONDS
     if not files:
         return place
-    copy = folder / (path.resolve().name or "model") if path.is_dir() else folder
-    copy.mkdir(exist_ok=True)
+    into = folder / path.resolve().name if path.is_dir() and len(files) > 1 else folder
+    into.mkdir(exist_ok=True)
     for file in files:
         source = inside(path, file.name) if path.is_dir() and run_model(place) is None else file
-        copy_file(source, copy / file.name, until)
-    return str(copy if path.is_dir() else folder / path.name)
+        copy_file(source, into / file.name, until)
+    return str(folder / files[0].name if into == folder else into)
 
 
 def copy_file(file: Path, target: Path, until: float) -> None:
