@@ -172,10 +172,26 @@ def protocol_page(protocol: Mapping[str, Any] | None, runs: Sequence[Found], tit
         return compare_page(runs, title, headline_words("Not finished", f"{len(runs)} runs so far") + status)
     images = f"of {protocol['images']:,} test images"
     lead = mean_words(protocol["seeds"], (f"{percent(protocol['mean'])} right", images))
-    lead += f"<p>Learning rate {protocol['rate']:g}, then all of train and val.</p>\n"
-    if protocol["rates"]:
+    lead += f"<p>{text(chosen_words(protocol))}, then all of train and val.</p>\n"
+    if len(protocol["rates"]) > 1:
         rates = {"held-out": [(float(rate), top1) for rate, top1 in protocol["rates"].items()]}
         drawn = line_chart(rates, x_label="learning rate", y_label="accuracy on held-out images",
                            log_x=True, points=True, percent=True)  # fmt: skip
         lead += f'<div class="charts">{drawn}</div>\n'
     return compare_page(runs, title, lead)
+
+
+def chosen_words(protocol: Mapping[str, Any]) -> str:
+    """What was chosen on the held-out images, and what it was compared with."""
+    chosen, tried = protocol.get("chosen", ""), protocol.get("tried") or {}
+    rate, rule = f"Learning rate {protocol['rate']:g}", tried.get("bit")
+    if "-steps-" in chosen:
+        return f"{rate}, {protocol['steps']:,} steps: the setting of the whole suite"
+    if rule is None:
+        return rate
+    ours = max(top1 for key, top1 in tried.items() if key != "bit")
+    if chosen == "bit":
+        return (
+            f"BiT's HyperRule ({percent(rule)} of the held-out images right, the best rate {percent(ours)})"
+        )
+    return f"{rate} ({percent(ours)} of the held-out images right, BiT's HyperRule {percent(rule)})"
