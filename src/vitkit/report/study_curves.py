@@ -40,10 +40,21 @@ def draw_lines(
 
 @quietly
 def draw_bars(
-    groups: Mapping[str, Mapping[str, tuple[float, float]]], *, y_label: str, title: str = ""
+    groups: Mapping[str, Mapping[str, tuple[float, float]]],
+    *,
+    y_label: str,
+    title: str = "",
+    band: Mapping[str, tuple[float, float]] | None = None,
 ) -> Figure:
-    """For each group its settings side by side as marks with bars: {group: {setting: (mean, reach)}}."""
+    """For each group its settings side by side as marks with bars: {group: {setting: (mean, reach)}}.
+
+    band: by group the ends of a shaded area, as Fig. 3 has it of BiT's models.
+    """
     figure, axis = empty("", y_label, title)
+    shaded = [(g, *band[name]) for g, name in enumerate(groups) if band and name in band]
+    if shaded:
+        places, low, high = zip(*shaded, strict=True)
+        axis.fill_between(places, low, high, color="0.6", alpha=0.35, linewidth=0, label="BiT ResNets")
     settings = list(dict.fromkeys(name for group in groups.values() for name in group))
     width = 0.7 / max(1, len(settings))
     for i, setting in enumerate(settings):
@@ -55,7 +66,7 @@ def draw_bars(
         )  # fmt: skip
     axis.set_xticks(range(len(groups)), [shown_text(name, LONGEST) for name in groups])
     axis.set_xlim(-0.6, len(groups) - 0.4)
-    return finished(figure, axis, len(settings))
+    return finished(figure, axis, len(settings) + bool(shaded))
 
 
 def empty(x_label: str, y_label: str, title: str) -> tuple[Figure, Any]:

@@ -151,6 +151,7 @@ STEM = cell("1d", "stem")
 PARTS = (
     Study(
         name="positions", shows="Table 8, Fig. 10", make=positions, score="fewshot_mean",
+        published=("Table 8",),
         about="four kinds of position embedding, added at the stem, before every layer, or shared by layers",
         claims=(
             Claim(text="without position embeddings a model is worse than with any",
