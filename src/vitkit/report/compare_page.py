@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
+from vitkit.report.beside import TITLE, task_section
 from vitkit.report.charts import line_chart
 from vitkit.report.curves import overlaid
 from vitkit.report.html import (
@@ -19,6 +20,7 @@ from vitkit.report.html import (
     table,
     text,
 )
+from vitkit.report.literature import task_of
 from vitkit.report.run_page import Found, flops, headline, said
 from vitkit.report.terminal import duration
 
@@ -26,8 +28,8 @@ DRAWN = 16  # runs whose curves can be told apart
 SEEDED = {"seed", "micro_batch", "evaluations", "about"}  # fields in which runs of one recipe may differ
 
 
-def compare_page(runs: Sequence[Found], title: str = "", lead: str = "") -> str:
-    """Runs beside each other; `lead` is what is to be said before."""
+def compare_page(runs: Sequence[Found], title: str = "", lead: str = "", published: str = "") -> str:
+    """Runs beside each other; `lead` is what is to be said before, `published` numbers of others."""
     called = names(runs)
     title = title or f"{len(runs)} runs compared"
     sections = {
@@ -35,8 +37,10 @@ def compare_page(runs: Sequence[Found], title: str = "", lead: str = "") -> str:
         "Curves": curves(runs, called),
         "Recipes": differences(runs, called),
         "Cost": costs(runs, called),
+        TITLE: published,
         "Reports": commands(f"vitkit report {run['quoted']}" for run in runs),
     }
+    sections = {heading: body for heading, body in sections.items() if body}
     ids = {f"part-{i}": heading for i, heading in enumerate(sections)}
     head = lead or spread_lead(runs)
     body = f"<header>\n<h1>{text(title)}</h1>\n{head}</header>\n{contents(ids)}"
@@ -178,7 +182,10 @@ def protocol_page(protocol: Mapping[str, Any] | None, runs: Sequence[Found], tit
         drawn = line_chart(rates, x_label="learning rate", y_label="accuracy on held-out images",
                            log_x=True, points=True, percent=True)  # fmt: skip
         lead += f'<div class="charts">{drawn}</div>\n'
-    return compare_page(runs, title, lead)
+    recipe, images = runs[-1]["recipe"], protocol["images"]
+    task = task_of(recipe.get("data") or "", recipe.get("name") or "", images)
+    beside = task_section(task, title, protocol["mean"], protocol["std"], images)
+    return compare_page(runs, title, lead, beside)
 
 
 def chosen_words(protocol: Mapping[str, Any]) -> str:

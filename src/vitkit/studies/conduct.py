@@ -164,8 +164,9 @@ def report(out: Path) -> dict[str, Any]:
     }  # fmt: skip
     shown = [with_pictures(entry) for entry in figures_of(study, rows, out)]
     page = study_page(
-        summary | {"shows": study.shows, "about": study.about, "figures": shown, "rows": rows,
-                   "chosen": plain(plan), "total": len(plan.trials), "commands": [command(plan, out)],
+        summary | {"shows": study.shows, "about": study.about, "published": study.published,
+                   "figures": shown, "rows": rows, "chosen": plain(plan), "total": len(plan.trials),
+                   "commands": [command(plan, out)],
                    "means": [table6(line) for line in summary["means"]]}
     )  # fmt: skip
     replace_file(out / PAGE, lambda beside: beside.write_text(page, encoding="utf-8"))

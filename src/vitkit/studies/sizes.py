@@ -218,6 +218,7 @@ COMPARISONS = (
     ),
     Study(
         name="data-size", shows="Fig. 4", make=data_size, score="fewshot_mean", convolutions=True,
+        published=("Fig. 4",),
         about="nested parts of one data set, the same hyper-parameters, early stopping",
         claims=data_claims("ViT", "ViT, larger", "ResNet"),
         paper=data_claims("ViT-B/32", "ViT-L/16", "BiT-R50x1"),
