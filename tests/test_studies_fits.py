@@ -134,7 +134,7 @@ def test_a_verdict_says_when_its_sides_are_not_of_like_compute(left, right, name
     found = judge(claim(), table, "score")
     assert found.compute == (left, right)
     assert ("not of like compute" in found.words) == named
-    assert (f"{left:.3g} against {right:.3g}" in found.words) == named
+    assert (f"{left:,.0f} against {right:,.0f}" in found.words) == named
 
 
 def test_a_claim_may_compare_another_column():

@@ -62,7 +62,8 @@ def suite_sections(suite: Mapping[str, Any]) -> str:
         own[group] = Number(number(value) + ("" if facts["complete"] or value is None else " *"))
     means = [own | {"source": "this page"}]
     for model, data, values, source in literature.FIG_2:
-        line = {group: number(value) for group, value in zip(literature.GROUPS, values, strict=True)}
+        cells = (Number("–" if value is None else str(value)) for value in values)
+        line = dict(zip(literature.GROUPS, cells, strict=True))
         means.append({"model": model, "pre-trained on": data} | line | {"source": source})
     partly = any(not one["complete"] for one in suite["means"].values())
     stars = note("* not of all tasks or not of all files: not comparable.") if partly else ""

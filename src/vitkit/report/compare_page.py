@@ -181,7 +181,7 @@ def protocol_page(protocol: Mapping[str, Any] | None, runs: Sequence[Found], tit
         rates = {"held-out": [(float(rate), top1) for rate, top1 in protocol["rates"].items()]}
         drawn = line_chart(rates, x_label="learning rate", y_label="accuracy on held-out images",
                            log_x=True, points=True, percent=True)  # fmt: skip
-        lead += f'<div class="charts">{drawn}</div>\n'
+        lead += f'<div class="charts">{drawn}<div></div></div>\n'  # as wide as one of two
     recipe, images = runs[-1]["recipe"], protocol["images"]
     task = task_of(recipe.get("data") or "", recipe.get("name") or "", images)
     beside = task_section(task, title, protocol["mean"], protocol["std"], images)

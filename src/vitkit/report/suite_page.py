@@ -27,8 +27,7 @@ def suite_page(suite: Mapping[str, Any], title: str, links: Mapping[str, str]) -
         "Groups": table(means),
         "Tasks": table(task_row(row, links) for row in suite["tasks"]),
     }
-    if suite.get("setting"):
-        sections["Setting"] = setting_table(suite["setting"])
+    sections["What was chosen"] = chosen_table(suite)
     sections[TITLE] = suite_sections(suite)
     sections = {heading: body for heading, body in sections.items() if body}
     if suite["missing"]:
@@ -44,13 +43,11 @@ def suite_page(suite: Mapping[str, Any], title: str, links: Mapping[str, str]) -
 def setting_words(suite: Mapping[str, Any]) -> str:
     """How the setting of the final runs was found."""
     if one := suite.get("setting"):
-        how = (
-            f"the best of {len(one['means'])} by the mean of {one['tasks']} tasks on their validation images"
-        )
+        how = f"the best of {len(one['means'])} by the mean of all tasks on their validation images"
         return f"One setting for every task: {setting_name(one['chosen'])}, {how}."
     rates = {row.get("rate") for row in suite["tasks"]}
     if any(len(row.get("tried") or ()) > 1 for row in suite["tasks"]) or len(rates) > 1:
-        return "Each task has a setting of its own, chosen on its validation images: see the column 'chosen'."
+        return "Each task has a setting of its own, chosen on its validation images."
     return "One setting for every task, without a search."
 
 
@@ -59,19 +56,22 @@ def setting_name(key: str) -> str:
     return "BiT's HyperRule" if key == "bit" else key.replace("-steps-", ", steps ").replace("rate-", "rate ")
 
 
-def setting_table(one: Mapping[str, Any]) -> Markup:
-    rows = [{"setting": setting_name(key), "mean on validation images": percent(value)}
-            for key, value in one["means"].items()]  # fmt: skip
-    return table(rows, marked=[key == one["chosen"] for key in one["means"]])
-
-
-def chosen_cell(row: Mapping[str, Any]) -> str:
-    """What was chosen for a task, with what each candidate came to on its validation images."""
-    tried = row.get("tried") or {}
-    if not tried:
-        return f"rate {row['rate']:g}, not compared" if row.get("rate") is not None else "–"
-    told = ", ".join(f"{setting_name(key)}: {percent(top1, 1)}" for key, top1 in tried.items())
-    return f"{setting_name(row['chosen'])} (validation: {told})"
+def chosen_table(suite: Mapping[str, Any]) -> Markup | str:
+    """A row a task: what was chosen for it, and what each candidate came to on its validation images."""
+    rows = [row for row in suite["tasks"] if row.get("tried")]
+    if not rows:
+        return ""
+    names = list(dict.fromkeys(key for row in rows for key in row["tried"]))
+    lines = []
+    for row in rows:
+        scores = {setting_name(key): percent(row["tried"].get(key)) for key in names}
+        lines.append({"task": name(row["task"], 80), "chosen": setting_name(row["chosen"])} | scores)
+    one = suite.get("setting")
+    if one:
+        last = {setting_name(key): percent(one["means"].get(key)) for key in names}
+        lines.append({"task": "mean", "chosen": setting_name(one["chosen"])} | last)
+    told = note("Accuracy on the validation images of each task, by what was compared there.")
+    return Markup(told + table(lines, marked=[False] * len(rows) + [bool(one)]))
 
 
 def task_row(row: Mapping[str, Any], links: Mapping[str, str]) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def task_row(row: Mapping[str, Any], links: Mapping[str, str]) -> dict[str, Any]
         "±": percent(row.get("std")),
         " ": bar(row["top1"]),
         "seeds": len(row.get("seeds") or ()),
-        "chosen": chosen_cell(row),
+        "chosen": setting_name(row.get("chosen") or f"rate-{row.get('rate') or 0:g}"),
         "images": row["images"],
         "note": "; ".join(filter(None, notes)),
     }

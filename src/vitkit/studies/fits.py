@@ -134,7 +134,8 @@ def unlike(both: tuple[float, float] | None) -> str:
     """In words, that two sides do not take about as much compute."""
     if both is None or max(both) <= LIKE * min(both):
         return ""
-    return f"; not of like compute: {both[0]:.3g} against {both[1]:.3g} exaFLOPs of pre-training"
+    left, right = (f"{one:,.0f}" if one >= 100 else f"{one:.3g}" for one in both)
+    return f"; not of like compute: {left} against {right} exaFLOPs of pre-training"
 
 
 def decide(claim: Claim, low: float, high: float) -> str:
