@@ -1,4 +1,4 @@
-"""A study's figures in the paper's form: scores over compute, data or settings, with the spread of seeds."""
+"""Figures in the paper's form: scores over compute, data, settings or shots, with the spread of seeds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -69,14 +69,38 @@ def draw_bars(
     return finished(figure, axis, len(settings) + bool(shaded))
 
 
+@quietly
+def draw_shots(panels: Mapping[str, Mapping[str, Sequence[Point]]]) -> Figure:
+    """Few-shot accuracy over shots: a panel a data set, side by side; a line a model, the same in each."""
+    figure = Figure(figsize=(0.8 + 4.0 * len(panels), 3.2), layout="constrained")
+    models = list(dict.fromkeys(model for series in panels.values() for model in series))
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axis, (title, series) in zip(axes, panels.items(), strict=True):
+        prepare(axis, "images of each class", "few-shot accuracy", shown_text(title, LONGEST))
+        for model, points in series.items():
+            xs, ys, reach = zip(*sorted(points), strict=True)
+            axis.errorbar(xs, ys, yerr=reach, label=shown_text(model, LONGEST), **look(models.index(model)),
+                          linewidth=1, markersize=4)  # fmt: skip
+        shots = sorted({int(x) for points in series.values() for x, _, _ in points})
+        axis.set_xscale("log")
+        axis.set_xticks(shots, [str(n) for n in shots])
+        axis.minorticks_off()
+    axes[0].legend(fontsize=7, frameon=False)
+    return figure
+
+
 def empty(x_label: str, y_label: str, title: str) -> tuple[Figure, Any]:
     figure = Figure(figsize=(4.8, 3.2), layout="constrained")
     axis = figure.add_subplot()
+    prepare(axis, x_label, y_label, title)
+    return figure, axis
+
+
+def prepare(axis: Any, x_label: str, y_label: str, title: str) -> None:
     axis.set(xlabel=x_label, ylabel=y_label, title=title)
     axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
     axis.grid(True, linewidth=0.3, alpha=0.6)
     axis.spines[["top", "right"]].set_visible(False)
-    return figure, axis
 
 
 def count_by_powers(axis: Any) -> None:
