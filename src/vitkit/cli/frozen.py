@@ -27,8 +27,7 @@ def fewshot(
         tuple[str, ...], arg(metavar="MODEL...", help="More models, on the same images of each class.")
     ] = (),
     figure: Annotated[
-        Path | None,
-        arg(metavar="FILE", help="Draw accuracy over shots, a line a model: a .png or .svg file."),
+        Path | None, arg(metavar="FILE", help="Accuracy over shots, a line a model, as .png or .svg.")
     ] = None,
     probe: Annotated[bool, arg(help="Also a linear probe on all training images.")] = False,
     view: Annotated[
@@ -48,7 +47,6 @@ def fewshot(
 
     The whole test split is tested on (else val, else a tenth of train). Features are computed once and kept.
 
-    $ vitkit fewshot runs/photos photos/
     $ vitkit fewshot ViT-B/16.augreg-i21k pets/ --shots 5 10 --knn 20 --probe
     $ vitkit fewshot ViT-B/16.augreg-i21k pets/ cars/ birds/ --l2 grid --json
     $ vitkit fewshot b16.npz pets/ cars/ --compare ti16.npz runs/pre --figure shots.png
