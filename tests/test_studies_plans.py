@@ -132,6 +132,15 @@ def test_planned_work_of_a_protocol_counts_what_it_compares():
     assert operations(tuned, named, images) == pytest.approx(5 * once)  # four rates, then the best on all
 
 
+def test_planned_work_of_a_part_of_the_data_is_of_its_own_images():
+    images = 303_000_000
+    trials = made("pretrain-sets", scale="paper", seeds=1, images=images, rows=("jft",), tuned_on=3000)
+    named = {one.name: one for one in trials}
+    found = {one.factors["set"]: operations(one, named, {"digits": images}) for one in trials
+             if one.recipe.model == "ViT-B/16"}  # fmt: skip
+    assert found["3%"] / found["100%"] == pytest.approx(0.03, rel=1e-3)
+
+
 def test_each_pretraining_set_has_its_own_rows_of_table_3(tmp_path):
     """By the number of its images, or as --rows says; a model without a row follows the nearest."""
     sizes = (1_281_167, 14_197_122, 303_000_000)

@@ -11,7 +11,7 @@ from vitkit.data.sources import Source, open_data
 from vitkit.data.splits import complete
 from vitkit.evaluation.cost import TRAINING, forward_flops
 from vitkit.models.variants import configure
-from vitkit.recipes.recipe import Recipe, override
+from vitkit.recipes.recipe import Recipe, override, part_of
 from vitkit.report.terminal import duration
 from vitkit.studies.budget import Fit, Measure, Sight, fit, kind_of, longest_first, parse_budget
 from vitkit.studies.catalogue import study as named_study
@@ -208,5 +208,7 @@ def operations(one: Trial, trials: Mapping[str, Trial], images: Mapping[str, int
 def once(one: Trial, recipe: Recipe, trials: Mapping[str, Trial], images: Mapping[str, int]) -> float:
     kind = kind_of(replace(one, recipe=recipe), trials)
     config = override(configure(kind.model, image_size=kind.image_size), kind.model_options)
-    steps = recipe.length.in_steps(images[recipe.data], recipe.batch)
+    part = part_of(recipe.subset)
+    seen = part.get("count") or part.get("fraction", 1.0) * images[recipe.data]
+    steps = recipe.length.in_steps(round(seen), recipe.batch)
     return TRAINING * forward_flops(config) * steps * recipe.batch
