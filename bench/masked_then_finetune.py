@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from vitkit.experiment.protocol import finished
 from vitkit.experiment.run import How, Result
 from vitkit.recipes import recipe
 from vitkit.recipes.recipe import Recipe, override
-from vitkit.tasks.protocol import finished
 from vitkit.training.runtime import choose
 from vitkit.training.schedule import Duration
 

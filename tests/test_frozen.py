@@ -439,3 +439,36 @@ def test_processes_that_train_together_judge_together(spread):
     alone = judged(Runtime())
     for told in together(2, judged, spread=spread):
         assert told == pytest.approx(alone, abs=0.01)
+
+
+# several models
+
+
+def test_several_models_are_compared_on_the_same_images_and_drawn(model, saved, pictures, tmp_path, capsys):
+    other = tmp_path / "other.safetensors"
+    vitkit.save(build("ViT-Ti/4", seed=1, **SIZES), other)
+    figure = tmp_path / "shots.svg"
+    words = [pictures, "--shots", "1", "5", "--compare", other, saved, "--figure", figure]
+    told, _ = ask(saved, tmp_path / "cache", capsys, *words)
+    assert list(told["models"]) == [str(saved), str(other)]  # a model named twice is measured once
+    for name in (saved, other):
+        alone, _ = ask(name, tmp_path / "cache", capsys, pictures, "--shots", "1", "5")
+        assert told["models"][str(name)][str(pictures)] == alone
+    drawn = figure.read_text()
+    assert "images of each class" in drawn
+    assert drawn.count("LineCollection") >= 2 and "tiny.safetensors" in drawn and "other.safetensors" in drawn
+    assert (
+        run(
+            "fewshot", saved, *words[:-1], tmp_path / "two.png", "--cache", tmp_path / "cache", "--workers", 0
+        )
+        == 0
+    )
+    out = capsys.readouterr().out
+    assert (tmp_path / "two.png").read_bytes()[:4] == b"\x89PNG" and "other.safetensors" in out
+
+
+@pytest.mark.parametrize("name", ["shots.gif", "nowhere/shots.png"])
+def test_a_figure_that_cannot_be_written_is_refused_before_any_work(saved, pictures, tmp_path, capsys, name):
+    path = tmp_path / name
+    assert run("fewshot", saved, pictures, "--figure", path, "--cache", tmp_path / "cache") == 2
+    assert str(path) in capsys.readouterr().err and not (tmp_path / "cache").exists()

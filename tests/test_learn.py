@@ -24,7 +24,7 @@ from vitkit.options import Training, part_of
 from vitkit.recipes import recipe
 from vitkit.recipes.finetune import hyperrule
 from vitkit.tasks import automatic
-from vitkit.tasks.learn import settled
+from vitkit.tasks.learn import compared, make_recipe, settled
 from vitkit.training.runtime import Runtime
 from vitkit.training.step import Diverged
 from vitkit.weights.download import DownloadError
@@ -191,7 +191,35 @@ def test_the_protocol_tunes_on_held_out_data_and_tests_all_seeds(tmp_path, capsy
 
 
 def test_convolutions_try_the_rate_of_the_paper():
-    assert recipe("imagenet").rates == (0.003, 0.01, 0.03) and recipe("imagenet").convolution_rates == (0.06,)
+    options = Training(model="BiT-R50x1", recipe="imagenet", image_size="32", steps=3, batch=16)
+    r = make_recipe("digits", options, "finetune")
+
+    def tried(config):
+        return compared(r, config, options, Runtime(), lambda text: None, open_splits)
+
+    rates = ["rate-0.003", "rate-0.01", "rate-0.03"]
+    assert list(tried(variant("ViT-B/16"))) == rates
+    assert list(tried(variant("R50+ViT-B/16"))) == [*rates, "rate-0.06"]
+    assert list(tried(variant("BiT-R50x1"))) == [*rates, "rate-0.06", "bit"]
+    made = tried(variant("BiT-R50x1"))
+    assert [made[name].schedule.rate for name in made] == [0.003, 0.01, 0.03, 0.06, 0.003]
+    assert made["bit"].length.steps == 3 and made["bit"].image_size == (32, 32) and made["bit"].batch == 16
+
+
+def test_a_resnet_is_tuned_by_the_better_of_the_grid_and_bits_rule(tmp_path, capsys):
+    words = ["--model", "BiT-R50x1", "--image-size", "16", "--steps", "12", "--batch", "16", "--workers", "0",
+             "--set", "model_options=blocks=1", "evaluations=0", "test=0.05", "val=0.05"]  # fmt: skip
+    out = tmp_path / "p"  # a rate at which nothing is learned
+    arguments = ["finetune", "digits", "--out", out, *words, "rates=1e-9", "--protocol", "--seeds", "1"]
+    assert run(*arguments) == 0
+    assert "HyperRule" in capsys.readouterr().out and "HyperRule" in (out / "report.html").read_text()
+    told = json.loads((out / "protocol.json").read_text())
+    assert set(told["tried"]) == {"rate-1e-09", "bit"} and told["chosen"] == "bit" and told["rate"] == 0.003
+    for folder, split in (("rate-1e-09", "val"), ("bit", "val"), ("seed-0", "test")):
+        assert json.loads((out / folder / "result.json").read_text())["test"]["split"] == split
+    rule, final = (json.loads((out / name / "recipe.json").read_text()) for name in ("bit", "seed-0"))
+    assert (rule["schedule"]["decay"], rule["schedule"]["rate"], rule["resize"]) == ("stairs", 0.003, 20)
+    assert (final["name"], final["train_on"], final["length"]["steps"]) == ("bit", "train+val", 12)
 
 
 def test_the_hyperrule_follows_the_data():

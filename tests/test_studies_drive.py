@@ -87,6 +87,27 @@ def test_a_tuned_trial_starts_from_the_model_it_needs_by_the_convention_it_names
         assert not (tmp_path / "trials" / resize / "checkpoints").exists()
 
 
+def test_a_trial_by_the_protocol_compares_rates_on_held_out_images_and_reports_the_best(tmp_path):
+    plan = tiny_plan(broken=False, seeds=1)
+    first, tuned = plan.trials[0], plan.trials[-1]
+    base = replace(tuned.recipe, val=0.1)
+    some = {
+        f"rate-{rate:g}": replace(base, schedule=replace(base.schedule, rate=rate)) for rate in (1e-9, 0.1)
+    }
+    one = replace(tuned, compared=some)
+    perform(first, tmp_path, Place(threads=1))
+    found = perform(one, tmp_path, Place(threads=1))
+    folder = tmp_path / "trials" / one.name
+    assert found["chosen"] == "rate-0.1" and found["tried"]["rate-0.1"] == max(found["tried"].values())
+    final = json.loads((folder / "seed-0" / "recipe.json").read_text())
+    assert final["train_on"] == "train+val" and f"rate-{final['schedule']['rate']:g}" == found["chosen"]
+    assert final["weights"].endswith(f"{first.name}/model.safetensors") and found["test"]["split"] == "test"
+    assert not list(folder.rglob("checkpoints"))
+    assert [p.parent.name for p in sorted(folder.rglob("model.safetensors"))] == [one.name, "seed-0"]
+    (row,) = [r for r in rows_of(tmp_path, replace(plan, trials=(first, one))) if r["chosen"]]
+    assert (row["chosen"], row["top1"]) == (found["chosen"], found["test"]["top1"])
+
+
 @pytest.mark.slow
 def test_what_is_compiled_for_one_trial_serves_all_of_its_shape(tmp_path):
     import torch._dynamo.config

@@ -120,3 +120,47 @@ def test_a_figure_whose_models_are_gone_is_left_out(tmp_path):
     picture = next(one for one in STUDIES["positions"].pictures if one.kind == "similarity")
     row = {"trial": "a", "positions": "1d", "injection": "stem", "hyper": "default", "seed": 0}
     assert similarities(picture, [row], tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "named"),
+    [(274.0, 224.0, False), (4262.0, 1567.0, True), (100.0, 126.0, True), (100.0, 124.0, False)],
+)
+def test_a_verdict_says_when_its_sides_are_not_of_like_compute(left, right, named):
+    """More than a quarter apart."""
+    table = rows((0.5, 0.6), (0.4, 0.5))
+    for row in table:
+        row["pretrain_exaFLOPs"] = left if row["arm"] == "a" else right
+    found = judge(claim(), table, "score")
+    assert found.compute == (left, right)
+    assert ("not of like compute" in found.words) == named
+    assert (f"{left:,.0f} against {right:,.0f}" in found.words) == named
+
+
+def test_a_claim_may_compare_another_column():
+    table = [row | {"top1": 1 - row["score"]} for row in rows((0.1, 0.2, 0.3), (0.4, 0.5, 0.61))]
+    assert judge(claim(), table, "score").outcome == FAILS
+    assert judge(claim(score="top1"), table, "score").outcome == HOLDS
+
+
+PUBLISHED = {  # Tables 5 and 6, ImageNet: accuracy in per cent, exaFLOPs of pre-training
+    "ViT-B/32 7ep": (80.73, 55), "ViT-B/16 7ep": (84.15, 224), "ViT-L/32 7ep": (84.37, 196),
+    "ViT-L/16 7ep": (86.30, 783), "ViT-L/16 14ep": (87.12, 1567), "ViT-H/14 14ep": (88.08, 4262),
+    "BiT-R50x1 7ep": (77.54, 50), "BiT-R50x2 7ep": (82.12, 199), "BiT-R101x1 7ep": (80.67, 96),
+    "BiT-R152x1 7ep": (81.88, 141), "BiT-R152x2 7ep": (84.97, 563), "BiT-R152x2 14ep": (85.56, 1126),
+    "BiT-R200x3 14ep": (87.22, 3306), "R50+ViT-B/32 7ep": (84.90, 106), "R50+ViT-B/16 7ep": (85.58, 274),
+    "R50+ViT-L/32 7ep": (85.68, 246), "R50+ViT-L/16 7ep": (86.60, 834), "R50+ViT-L/16 14ep": (87.12, 1668),
+}  # fmt: skip
+
+
+def test_the_claims_at_the_papers_scale_hold_for_the_papers_own_numbers():
+    """And compare models of like compute, but for the one about larger models."""
+    families = {"ViT": "ViT", "BiT": "ResNet", "R50": "hybrid"}
+    table = [
+        {"trial": f"{size}{seed}", "family": families[size[:3]], "size": size, "tuned": "yes", "seed": seed,
+         "top1": top1 / 100 + seed * 1e-4, "pretrain_exaFLOPs": flops, "fewshot_mean": None}
+        for size, (top1, flops) in PUBLISHED.items() for seed in range(3)
+    ]  # fmt: skip
+    found = [judge(one, table, "fewshot_mean") for one in STUDIES["scaling"].claims_at("paper")]
+    assert [one.outcome for one in found] == [HOLDS] * 4
+    assert ["not of like compute" in one.words for one in found] == [False, False, False, True]

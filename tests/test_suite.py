@@ -12,7 +12,7 @@ from test_cli import run
 import vitkit
 from vitkit.data.vtab import TASKS
 from vitkit.options import Training
-from vitkit.tasks.suite import Entry, make, summed
+from vitkit.tasks.suite import Choice, Entry, make, summed
 
 sys.path.insert(0, str(Path(__file__).parent / "data" / "vtab"))
 import formats
@@ -108,6 +108,40 @@ def test_of_several_rates_one_is_chosen_on_the_two_hundred(here, tmp_path, capsy
     assert tried["test"]["split"] == "val" and tried["test"]["images"] == 200
 
 
+def test_one_setting_for_all_tasks_is_the_best_by_their_mean_on_validation_images(here, tmp_path, capsys):
+    out = tmp_path / "out"
+    what = ["suite", here / "small.npz", "--data", here / "vtab", "--tasks", "cifar100", "snorb-azimuth",
+            "--one-setting", "--rates", "0.001", "0.1", "--schedules", "2", "4", *QUICK]  # fmt: skip
+    what += ["--out", out]
+    assert run(*what, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    one, names = (
+        told["setting"],
+        ["rate-0.001-steps-2", "rate-0.1-steps-2", "rate-0.001-steps-4", "rate-0.1-steps-4"],
+    )
+    assert list(one["means"]) == names and one["tasks"] == 2
+    for name in names:  # each on the 200 images, by 800
+        tests = [json.loads((out / task / name / "result.json").read_text())["test"] for task in one["tried"]]
+        assert all(test["split"] == "val" and test["images"] == 200 for test in tests)
+        assert one["means"][name] == pytest.approx(sum(test["top1"] for test in tests) / 2)
+    assert one["means"][one["chosen"]] == max(one["means"].values())
+    rate, steps = (float(one["chosen"].split("-")[i]) for i in (1, 3))
+    for row in told["tasks"]:
+        assert row["chosen"] == one["chosen"] and row["tried"] == one["tried"][row["task"]]
+        recipe = json.loads((out / row["task"] / "seed-0" / "recipe.json").read_text())
+        assert recipe["train_on"] == "train+val" and recipe["schedule"]["rate"] == row["rate"] == rate
+        assert recipe["length"]["steps"] == row["steps"] == steps
+    assert run(*what) == 0  # again: only read
+    assert "one setting for all tasks" in capsys.readouterr().out
+
+
+def test_the_sweep_of_the_paper_is_two_rates_by_two_schedules():
+    entry = Entry("dtd", "Natural", "vtab:dtd:x")
+    made = Choice(one_setting=True).settings(entry, Training(weights="w"))
+    assert {(r.schedule.rate, r.length.steps, r.schedule.warmup) for r in made.values()} == {
+        (0.003, 500, 40), (0.003, 2500, 200), (0.01, 500, 40), (0.01, 2500, 200)}  # fmt: skip
+
+
 def test_flips_and_crops_follow_the_table():
     for task in TASKS.values():
         entry = Entry(task.name, task.group, f"vtab:{task.name}:x", flip=task.flip, crop=task.crop)
@@ -146,6 +180,9 @@ def test_a_mean_is_complete_only_with_every_task_and_every_file():
         (["--tasks", "photos", "other/photos"], "two tasks are called photos"),
         (["--tasks", "photos", "--seeds", "0"], "--seeds 0: expected"),
         (["--data", "broken", "--tasks", "cifar100"], "has no train.bin"),
+        (["--tasks", "photos", "--schedules", "5"], "--one-setting"),
+        (["--tasks", "photos", "--one-setting", "--steps", "5"], "--schedules"),
+        (["--tasks", "photos", "--one-setting", "--schedules", "0"], "--schedules (0,)"),
     ],
 )
 def test_requests_that_cannot_be_met_end_before_any_training(

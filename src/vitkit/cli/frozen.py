@@ -23,6 +23,12 @@ def fewshot(
     knn: Annotated[
         int | None, arg(metavar="K", help="Also the vote of the K nearest training images.")
     ] = None,
+    compare: Annotated[
+        tuple[str, ...], arg(metavar="MODEL...", help="More models, on the same images of each class.")
+    ] = (),
+    figure: Annotated[
+        Path | None, arg(metavar="FILE", help="Accuracy over shots, a line a model, as .png or .svg.")
+    ] = None,
     probe: Annotated[bool, arg(help="Also a linear probe on all training images.")] = False,
     view: Annotated[
         Literal["model", "official"],
@@ -41,13 +47,14 @@ def fewshot(
 
     The whole test split is tested on (else val, else a tenth of train). Features are computed once and kept.
 
-    $ vitkit fewshot runs/photos photos/
     $ vitkit fewshot ViT-B/16.augreg-i21k pets/ --shots 5 10 --knn 20 --probe
     $ vitkit fewshot ViT-B/16.augreg-i21k pets/ cars/ birds/ --l2 grid --json
+    $ vitkit fewshot b16.npz pets/ cars/ --compare ti16.npz runs/pre --figure shots.png
     """
     from vitkit.tasks import frozen
 
     options = frozen.Options(
-        shots=shots, seeds=seeds, l2=l2, knn=knn, probe=probe, view=view, batch=batch, cache=cache
-    )
+        shots=shots, seeds=seeds, l2=l2, knn=knn, probe=probe, view=view, batch=batch, cache=cache,
+        compare=compare, figure=figure,
+    )  # fmt: skip
     frozen.fewshot(model, data, options, workers, device, emit=print_json if json else None)

@@ -63,7 +63,10 @@ def finetune(
     training: OmitArgPrefixes[Training],
     protocol: Annotated[
         bool,
-        arg(help="As the paper does: choose the rate on a held-out slice, retrain on all, test n seeds."),
+        arg(
+            help="As the paper does: choose the rate on a held-out slice (for a ResNet also try BiT's rule), "
+            "retrain on all, test n seeds."
+        ),
     ] = False,
     seeds: Annotated[int, arg(metavar="N", help="Runs of the protocol whose mean is told.")] = 3,
     json: Json = False,

@@ -28,6 +28,7 @@ class Run:
     $ vitkit study run positions --data tiny.npz --downstream cifar10.npz --budget 20min
     $ vitkit study run data-size --data digits --seeds 1 --budget 2min --plan
     $ vitkit study run scaling --data shards/ --scale paper --on slurm --cluster slurm_partition=gpu
+    $ vitkit study run pretrain-sets --data in1k/ i21k/ --scale paper --rows imagenet i21k --plan
     """
 
     name: Annotated[Positional[str], arg(metavar="NAME", help="See vitkit study list.")]
@@ -58,6 +59,13 @@ class Run:
     scale: Annotated[
         Literal["mini", "paper"], arg(help="Miniatures, or the paper's own models and recipes.")
     ] = "mini"
+    rows: Annotated[
+        tuple[str, ...],
+        arg(
+            metavar="SET...",
+            help="At the paper's scale, Table 3's rows for each DATA: imagenet, i21k or jft.",
+        ),
+    ] = ()
     image_size: Annotated[
         int | None, arg(metavar="N", help="Pixels of a side, a multiple of 16; as the data has them.")
     ] = None
@@ -114,7 +122,7 @@ def study(do: OmitSubcommandPrefixes[OmitArgPrefixes[Do]]) -> None:
         return emit(told) if emit else conduct.tell_summary(told)
     request = Request(
         study=do.name, data=do.data, downstream=do.downstream, budget=do.budget, seeds=do.seeds,
-        scale=do.scale, image_size=do.image_size, steps=do.steps, size=do.size, set=do.set,
+        scale=do.scale, image_size=do.image_size, steps=do.steps, size=do.size, set=do.set, rows=do.rows,
     )  # fmt: skip
     where = conduct.Where(
         out=do.out or Path("runs/studies") / do.name, on=do.on, processes=do.processes, device=do.device,

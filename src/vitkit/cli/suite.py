@@ -19,6 +19,13 @@ def suite(
         tuple[float, ...],
         arg(metavar="X...", help="Learning rates; of several, each task's is chosen on 200 images (0.01)."),
     ] = (),
+    one_setting: Annotated[
+        bool, arg(help="VTAB's protocol: rates x schedules, one for all tasks by their mean on 200 images.")
+    ] = False,
+    schedules: Annotated[
+        tuple[int, ...],
+        arg(metavar="N...", help="Numbers of steps to compare with --one-setting (500 2500)."),
+    ] = (),
     seeds: Annotated[int, arg(metavar="N", help="Final runs of each task, whose mean is told.")] = 1,
     steps: Annotated[int | None, arg(metavar="N", help="Length of a run (2500).")] = None,
     batch: Annotated[int | None, arg(metavar="N", help="Images a step (512).")] = None,
@@ -38,6 +45,7 @@ def suite(
 
     $ vitkit suite ViT-B/16.augreg-i21k --data vtab/
     $ vitkit suite b16.npz --data vtab/ --tasks dtd pets my-photos/ --rates 0.003 0.01 --seeds 3
+    $ vitkit suite b16.npz --data vtab/ --one-setting --rates 0.003 0.01 --schedules 500 2500
     $ vitkit suite runs/pre --tasks birds/ leaves.zip --steps 500 --json
     """
     from vitkit.tasks import suite as task
@@ -46,4 +54,5 @@ def suite(
         out=out, steps=steps, batch=batch, image_size=image_size, set=set, device=device,
         precision=precision, workers=workers,
     )  # fmt: skip
-    task.suite(model, data, tasks, options, rates=rates, seeds=seeds, emit=print_json if json else None)
+    choice = task.Choice(rates=rates, schedules=schedules, one_setting=one_setting, seeds=seeds)
+    task.suite(model, data, tasks, options, choice, emit=print_json if json else None)

@@ -1,7 +1,8 @@
-"""Fine-tuning by the paper: every row of Table 4, BiT's HyperRule, and a plain default."""
+"""Fine-tuning by the paper: every row of Table 4, Table 2's ImageNet rows, BiT's HyperRule, a default."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 
 from vitkit.recipes.recipe import Recipe
 from vitkit.training.optimizer import OptimizerConfig
@@ -39,6 +40,21 @@ def paper(
 def imagenet() -> Recipe:
     """Table 4, ImageNet: 20,000 steps; rates 0.003, 0.01, 0.03 (0.06 too for ResNets and hybrids)."""
     return paper("imagenet", 20_000, 500, 0.03, 0.01, (0.003, 0.01, 0.03), (0.06,))
+
+
+TABLE_2 = {"ViT-L/16": 512, "ViT-H/14": 518}  # pixels of the ImageNet row
+
+
+def table2(model: str) -> Recipe:
+    """Table 2, ImageNet: Table 4's row at a higher resolution, with Polyak averaging at 0.9999."""
+    r, pixels = imagenet(), TABLE_2[model]
+    return replace(
+        r,
+        name=f"table2.{model}",
+        about=f"Table 2, ImageNet from {model}: Table 4's row at {pixels} pixels, Polyak averaging 0.9999",
+        image_size=(pixels, pixels),
+        optimizer=replace(r.optimizer, average=0.9999),
+    )
 
 
 def cifar100() -> Recipe:
@@ -79,14 +95,39 @@ def bit() -> Recipe:
     )
 
 
-def hyperrule(recipe: Recipe, images: int, pixels: int) -> Recipe:
-    """BiT's rule for so many training images, the median of them of so many pixels."""
-    if images < 20_000:  # in 500 steps the rate falls after 200, 300 and 400
+RULED = ("image_size", "resize", "length", "schedule", "mixup")  # fields that BiT's rule decides
+SHARED = (  # fields in which two recipes for the same data and model agree
+    "data", "weights", "model", "model_options", "keep_representation", "against", "subset", "batch",
+    "micro_batch", "evaluation_crop", "evaluations", "val", "test", "seed",
+)  # fmt: skip
+
+
+def hyperrule(recipe: Recipe, images: int, pixels: int, fixed: Collection[str] = ()) -> Recipe:
+    """BiT's rule for so many training images, the median of them of so many pixels.
+
+    Fields in `fixed` stay as they are; then warm-up and resizing keep their share of length and size.
+    """
+    steps = 500 if images < 20_000 else 10_000 if images < 500_000 else 20_000
+    side, resize = (128, 160) if pixels < 96 * 96 else (384, 448)
+    ruled = replace(recipe, length=Duration(steps=steps), image_size=(side, side), resize=resize)
+    if steps == 500:  # the rate falls after 200, 300 and 400
         schedule = replace(recipe.schedule, warmup=100, stairs=(0.4, 0.6, 0.8))
-        recipe = replace(recipe, length=Duration(steps=500), schedule=schedule, mixup=0.0)
-    elif images >= 500_000:
-        recipe = replace(recipe, length=Duration(steps=20_000))
-    return replace(recipe, image_size=(128, 128), resize=160) if pixels < 96 * 96 else recipe
+        ruled = replace(ruled, schedule=schedule, mixup=0.0)
+    made = replace(ruled, **{field: getattr(recipe, field) for field in RULED if field in fixed})
+    if "length" in fixed and "schedule" not in fixed:
+        share = made.length.in_steps(images, made.batch) / steps
+        warmup = round(ruled.schedule.warmup * share)
+        made = replace(made, schedule=replace(made.schedule, warmup=warmup))
+    if "image_size" in fixed and "resize" not in fixed:
+        made = replace(made, resize=round(max(made.image_size) * resize / side))
+    return made
+
+
+def bit_beside(recipe: Recipe, images: int, pixels: int, fixed: Collection[str] = ()) -> Recipe:
+    """BiT's rule for the data, model and dev split of another recipe; a person has decided `fixed` there."""
+    kept = {*SHARED, *fixed} - {"schedule", "optimizer", "rates", "convolution_rates", "crop", "resize"}
+    start = replace(bit(), **{field: getattr(recipe, field) for field in kept})
+    return hyperrule(start, images, pixels, kept)
 
 
 def finetune() -> Recipe:
@@ -114,3 +155,4 @@ def scratch() -> Recipe:
 RECIPES: dict[str, Callable[[], Recipe]] = {
     f.__name__: f for f in (finetune, scratch, imagenet, cifar100, cifar10, pets, flowers, vtab, bit)
 }
+RECIPES |= {f"table2.{model}": partial(table2, model) for model in TABLE_2}

@@ -20,7 +20,7 @@ ROWS = {  # Table 3: data -> (models, passes over the data, rate)
     ),
     "imagenet": ((("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32", "ViT-H/14"), (300,), 3e-3),),
 }  # fmt: skip
-WIDTH = {"Ti": 192, "S": 384, "B": 768, "L": 1024, "H": 1280}
+WIDTH = {"Ti": 192, "S": 384, "b": 384, "B": 768, "L": 1024, "H": 1280}
 AUGREG = {  # of (RandAugment layers, magnitude, Mixup): its seven levels
     "none": (0, 0, 0.0), "light1": (2, 0, 0.0), "light2": (2, 10, 0.2), "medium1": (2, 15, 0.2),
     "medium2": (2, 15, 0.5), "strong1": (2, 20, 0.5), "strong2": (2, 20, 0.8),

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
+from vitkit.report.beside import TITLE, task_section
 from vitkit.report.charts import line_chart
 from vitkit.report.curves import overlaid
 from vitkit.report.html import (
@@ -19,6 +20,7 @@ from vitkit.report.html import (
     table,
     text,
 )
+from vitkit.report.literature import task_of
 from vitkit.report.run_page import Found, flops, headline, said
 from vitkit.report.terminal import duration
 
@@ -26,8 +28,8 @@ DRAWN = 16  # runs whose curves can be told apart
 SEEDED = {"seed", "micro_batch", "evaluations", "about"}  # fields in which runs of one recipe may differ
 
 
-def compare_page(runs: Sequence[Found], title: str = "", lead: str = "") -> str:
-    """Runs beside each other; `lead` is what is to be said before."""
+def compare_page(runs: Sequence[Found], title: str = "", lead: str = "", published: str = "") -> str:
+    """Runs beside each other; `lead` is what is to be said before, `published` numbers of others."""
     called = names(runs)
     title = title or f"{len(runs)} runs compared"
     sections = {
@@ -35,8 +37,10 @@ def compare_page(runs: Sequence[Found], title: str = "", lead: str = "") -> str:
         "Curves": curves(runs, called),
         "Recipes": differences(runs, called),
         "Cost": costs(runs, called),
+        TITLE: published,
         "Reports": commands(f"vitkit report {run['quoted']}" for run in runs),
     }
+    sections = {heading: body for heading, body in sections.items() if body}
     ids = {f"part-{i}": heading for i, heading in enumerate(sections)}
     head = lead or spread_lead(runs)
     body = f"<header>\n<h1>{text(title)}</h1>\n{head}</header>\n{contents(ids)}"
@@ -172,10 +176,29 @@ def protocol_page(protocol: Mapping[str, Any] | None, runs: Sequence[Found], tit
         return compare_page(runs, title, headline_words("Not finished", f"{len(runs)} runs so far") + status)
     images = f"of {protocol['images']:,} test images"
     lead = mean_words(protocol["seeds"], (f"{percent(protocol['mean'])} right", images))
-    lead += f"<p>Learning rate {protocol['rate']:g}, then all of train and val.</p>\n"
-    if protocol["rates"]:
+    lead += f"<p>{text(chosen_words(protocol))}, then all of train and val.</p>\n"
+    if len(protocol["rates"]) > 1:
         rates = {"held-out": [(float(rate), top1) for rate, top1 in protocol["rates"].items()]}
         drawn = line_chart(rates, x_label="learning rate", y_label="accuracy on held-out images",
                            log_x=True, points=True, percent=True)  # fmt: skip
-        lead += f'<div class="charts">{drawn}</div>\n'
-    return compare_page(runs, title, lead)
+        lead += f'<div class="charts">{drawn}<div></div></div>\n'  # as wide as one of two
+    recipe, images = runs[-1]["recipe"], protocol["images"]
+    task = task_of(recipe.get("data") or "", recipe.get("name") or "", images)
+    beside = task_section(task, title, protocol["mean"], protocol["std"], images)
+    return compare_page(runs, title, lead, beside)
+
+
+def chosen_words(protocol: Mapping[str, Any]) -> str:
+    """What was chosen on the held-out images, and what it was compared with."""
+    chosen, tried = protocol.get("chosen", ""), protocol.get("tried") or {}
+    rate, rule = f"Learning rate {protocol['rate']:g}", tried.get("bit")
+    if "-steps-" in chosen:
+        return f"{rate}, {protocol['steps']:,} steps: the setting of the whole suite"
+    if rule is None:
+        return rate
+    ours = max(top1 for key, top1 in tried.items() if key != "bit")
+    if chosen == "bit":
+        return (
+            f"BiT's HyperRule ({percent(rule)} of the held-out images right, the best rate {percent(ours)})"
+        )
+    return f"{rate} ({percent(ours)} of the held-out images right, BiT's HyperRule {percent(rule)})"

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vitkit.report.beside import TITLE, run_section
 from vitkit.report.charts import short
 from vitkit.report.curves import run_curves
 from vitkit.report.html import (
@@ -51,6 +52,7 @@ def parts(found: Found) -> dict[str, str]:
         "Confusions": confusions(test.get("confusion"), list(per_class), mistakes.get("pairs")),
         "Calibration": calibration(mistakes.get("calibration") or (), test.get("calibration_error")),
         "Mistakes": mistake_section(mistakes) if "worst" in mistakes else "",
+        TITLE: run_section(found),
         "Data": data_section(found),
         "Cost": cost_section((found["result"] or {}).get("cost") or {}),
         "Recipe": recipe_section(found["recipe"], found["usual"]),

@@ -1,4 +1,4 @@
-"""A study's figures in the paper's form: scores over compute, data or settings, with the spread of seeds."""
+"""Figures in the paper's form: scores over compute, data, settings or shots, with the spread of seeds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -40,10 +40,21 @@ def draw_lines(
 
 @quietly
 def draw_bars(
-    groups: Mapping[str, Mapping[str, tuple[float, float]]], *, y_label: str, title: str = ""
+    groups: Mapping[str, Mapping[str, tuple[float, float]]],
+    *,
+    y_label: str,
+    title: str = "",
+    band: Mapping[str, tuple[float, float]] | None = None,
 ) -> Figure:
-    """For each group its settings side by side as marks with bars: {group: {setting: (mean, reach)}}."""
+    """For each group its settings side by side as marks with bars: {group: {setting: (mean, reach)}}.
+
+    band: by group the ends of a shaded area, as Fig. 3 has it of BiT's models.
+    """
     figure, axis = empty("", y_label, title)
+    shaded = [(g, *band[name]) for g, name in enumerate(groups) if band and name in band]
+    if shaded:
+        places, low, high = zip(*shaded, strict=True)
+        axis.fill_between(places, low, high, color="0.6", alpha=0.35, linewidth=0, label="BiT ResNets")
     settings = list(dict.fromkeys(name for group in groups.values() for name in group))
     width = 0.7 / max(1, len(settings))
     for i, setting in enumerate(settings):
@@ -55,17 +66,41 @@ def draw_bars(
         )  # fmt: skip
     axis.set_xticks(range(len(groups)), [shown_text(name, LONGEST) for name in groups])
     axis.set_xlim(-0.6, len(groups) - 0.4)
-    return finished(figure, axis, len(settings))
+    return finished(figure, axis, len(settings) + bool(shaded))
+
+
+@quietly
+def draw_shots(panels: Mapping[str, Mapping[str, Sequence[Point]]]) -> Figure:
+    """Few-shot accuracy over shots: a panel a data set, side by side; a line a model, the same in each."""
+    figure = Figure(figsize=(0.8 + 4.0 * len(panels), 3.2), layout="constrained")
+    models = list(dict.fromkeys(model for series in panels.values() for model in series))
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axis, (title, series) in zip(axes, panels.items(), strict=True):
+        prepare(axis, "images of each class", "few-shot accuracy", shown_text(title, LONGEST))
+        for model, points in series.items():
+            xs, ys, reach = zip(*sorted(points), strict=True)
+            axis.errorbar(xs, ys, yerr=reach, label=shown_text(model, LONGEST), **look(models.index(model)),
+                          linewidth=1, markersize=4)  # fmt: skip
+        shots = sorted({int(x) for points in series.values() for x, _, _ in points})
+        axis.set_xscale("log")
+        axis.set_xticks(shots, [str(n) for n in shots])
+        axis.minorticks_off()
+    axes[0].legend(fontsize=7, frameon=False)
+    return figure
 
 
 def empty(x_label: str, y_label: str, title: str) -> tuple[Figure, Any]:
     figure = Figure(figsize=(4.8, 3.2), layout="constrained")
     axis = figure.add_subplot()
+    prepare(axis, x_label, y_label, title)
+    return figure, axis
+
+
+def prepare(axis: Any, x_label: str, y_label: str, title: str) -> None:
     axis.set(xlabel=x_label, ylabel=y_label, title=title)
     axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
     axis.grid(True, linewidth=0.3, alpha=0.6)
     axis.spines[["top", "right"]].set_visible(False)
-    return figure, axis
 
 
 def count_by_powers(axis: Any) -> None:

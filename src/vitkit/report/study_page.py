@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vitkit.report.beside import TITLE, study_sections
 from vitkit.report.charts import line_chart
 from vitkit.report.html import (
     Markup,
@@ -22,11 +23,13 @@ Found = Mapping[str, Any]
 
 
 def study_page(found: Found) -> str:
-    """found: study, shows, about, chosen, verdicts, figures, means, laws, rows, failed, total, commands."""
+    """found: study, shows, about, chosen, verdicts, figures, means, laws, rows, failed, total, commands,
+    published (names of tables)."""
     parts = {
         "What the paper says, and what was found": verdict_table(found["verdicts"]),
         "Figures": figures(found["figures"]),
         "Means over seeds, and the ledger": table(found["means"]),
+        TITLE: study_sections(found.get("published", ())),
         "Fits": fits(found["laws"]),
         "Failed": failures(found["failed"]),
         "What was chosen": facts(found["chosen"]),

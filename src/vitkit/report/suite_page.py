@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from vitkit.report.beside import TITLE, suite_sections
 from vitkit.report.heat import bar
 from vitkit.report.html import Markup, contents, name, note, page, percent, section, table, text
 
@@ -14,7 +15,7 @@ def suite_page(suite: Mapping[str, Any], title: str, links: Mapping[str, str]) -
     small = f"mean accuracy of {whole['tasks']} of {whole['of']} tasks ({last})"
     head = f"<h1>{name(title)}</h1>\n"
     head += f'<p class="headline">{percent(whole["mean"])} <small>{text(small)}</small></p>\n'
-    head += f"<p>One setting for every task, from {name(suite['model'])}.</p>\n"
+    head += f"<p>From {name(suite['model'])}. {text(setting_words(suite))}</p>\n"
     if suite.get("waiting"):
         head += f'<p class="status">Not finished: {suite["waiting"]} tasks are still to be done.</p>\n'
     means = [
@@ -22,7 +23,13 @@ def suite_page(suite: Mapping[str, Any], title: str, links: Mapping[str, str]) -
          "tasks": f"{row['tasks']} of {row['of']}", "complete": bool(row["complete"])}
         for group, row in suite["means"].items()
     ]  # fmt: skip
-    sections = {"Groups": table(means), "Tasks": table(task_row(row, links) for row in suite["tasks"])}
+    sections: dict[str, str] = {
+        "Groups": table(means),
+        "Tasks": table(task_row(row, links) for row in suite["tasks"]),
+    }
+    sections["What was chosen"] = chosen_table(suite)
+    sections[TITLE] = suite_sections(suite)
+    sections = {heading: body for heading, body in sections.items() if body}
     if suite["missing"]:
         absent = ", ".join(row["task"] for row in suite["missing"])
         sections["Tasks"] = Markup(
@@ -31,6 +38,40 @@ def suite_page(suite: Mapping[str, Any], title: str, links: Mapping[str, str]) -
     ids = {f"part-{i}": heading for i, heading in enumerate(sections)}
     body = f"<header>\n{head}</header>\n{contents(ids)}"
     return page(title, body + "".join(section(heading, sections[heading], id) for id, heading in ids.items()))
+
+
+def setting_words(suite: Mapping[str, Any]) -> str:
+    """How the setting of the final runs was found."""
+    if one := suite.get("setting"):
+        how = f"the best of {len(one['means'])} by the mean of all tasks on their validation images"
+        return f"One setting for every task: {setting_name(one['chosen'])}, {how}."
+    rates = {row.get("rate") for row in suite["tasks"]}
+    if any(len(row.get("tried") or ()) > 1 for row in suite["tasks"]) or len(rates) > 1:
+        return "Each task has a setting of its own, chosen on its validation images."
+    return "One setting for every task, without a search."
+
+
+def setting_name(key: str) -> str:
+    """rate-0.01-steps-2500 in words."""
+    return "BiT's HyperRule" if key == "bit" else key.replace("-steps-", ", steps ").replace("rate-", "rate ")
+
+
+def chosen_table(suite: Mapping[str, Any]) -> Markup | str:
+    """A row a task: what was chosen for it, and what each candidate came to on its validation images."""
+    rows = [row for row in suite["tasks"] if row.get("tried")]
+    if not rows:
+        return ""
+    names = list(dict.fromkeys(key for row in rows for key in row["tried"]))
+    lines = []
+    for row in rows:
+        scores = {setting_name(key): percent(row["tried"].get(key)) for key in names}
+        lines.append({"task": name(row["task"], 80), "chosen": setting_name(row["chosen"])} | scores)
+    one = suite.get("setting")
+    if one:
+        last = {setting_name(key): percent(one["means"].get(key)) for key in names}
+        lines.append({"task": "mean", "chosen": setting_name(one["chosen"])} | last)
+    told = note("Accuracy on the validation images of each task, by what was compared there.")
+    return Markup(told + table(lines, marked=[False] * len(rows) + [bool(one)]))
 
 
 def task_row(row: Mapping[str, Any], links: Mapping[str, str]) -> dict[str, Any]:
@@ -45,7 +86,7 @@ def task_row(row: Mapping[str, Any], links: Mapping[str, str]) -> dict[str, Any]
         "±": percent(row.get("std")),
         " ": bar(row["top1"]),
         "seeds": len(row.get("seeds") or ()),
-        "rate": row.get("rate"),
+        "chosen": setting_name(row.get("chosen") or f"rate-{row.get('rate') or 0:g}"),
         "images": row["images"],
         "note": "; ".join(filter(None, notes)),
     }

@@ -158,13 +158,14 @@ def report(out: Path) -> dict[str, Any]:
     summary: dict[str, Any] = {
         "study": plan.study, "out": str(out), "page": str(out / PAGE), "score": study.score,
         "trials": len(plan.trials), "finished": len(rows), "failed": failed,
-        "verdicts": [judge(one, rows, study.score).to_json() for one in study.claims],
+        "verdicts": [judge(one, rows, study.score).to_json() for one in study.claims_at(plan.asked["scale"])],
         "means": means(rows, plan), "laws": laws(rows, study.fitted, study.score) if study.fitted else [],
     }  # fmt: skip
     shown = [with_pictures(entry) for entry in figures_of(study, rows, out)]
     page = study_page(
-        summary | {"shows": study.shows, "about": study.about, "figures": shown, "rows": rows,
-                   "chosen": plain(plan), "total": len(plan.trials), "commands": [command(plan, out)],
+        summary | {"shows": study.shows, "about": study.about, "published": study.published,
+                   "figures": shown, "rows": rows, "chosen": plain(plan), "total": len(plan.trials),
+                   "commands": [command(plan, out)],
                    "means": [table6(line) for line in summary["means"]]}
     )  # fmt: skip
     replace_file(out / PAGE, lambda beside: beside.write_text(page, encoding="utf-8"))
@@ -187,12 +188,13 @@ def plain(plan: Plan) -> dict[str, Any]:
 
 def command(plan: Plan, out: Path) -> str:
     """The command that goes on with a study, or makes it again elsewhere."""
-    request = Request(**(plan.asked | {"data": tuple(plan.asked["data"]), "set": tuple(plan.asked["set"])}))
+    lists = {name: tuple(plan.asked.get(name, ())) for name in ("data", "set", "rows")}
+    request = Request(**(plan.asked | lists))
     words = ["vitkit study run", request.study, "--data", *request.data]
     usual = replace(request, downstream="", budget="20min", seeds=3, scale="mini", image_size=None,
-                    steps=None, size=None, set=())  # fmt: skip
+                    steps=None, size=None, set=(), rows=())  # fmt: skip
     for name, value in request.asked().items():
-        if value != usual.asked()[name]:
+        if value != usual.asked().get(name):
             words += [
                 f"--{name.replace('_', '-')}",
                 *map(str, value if isinstance(value, list) else [value]),

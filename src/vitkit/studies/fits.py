@@ -16,6 +16,7 @@ STUDENT = (  # 97.5 % quantile of Student's t by degrees of freedom, from 1
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
 SAMPLES = 1000  # of a bootstrap
+LIKE = 1.25  # times the compute up to which two sides are compared without a word
 HOLDS, FAILS, UNSEEN, UNTRIED = (
     "holds at this scale",
     "does not hold at this scale",
@@ -94,6 +95,7 @@ class Verdict:
     high: float | None = None
     seeds: int = 0
     words: str = ""
+    compute: tuple[float, float] | None = None  # mean exaFLOPs of pre-training, left and right
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -101,17 +103,39 @@ class Verdict:
 
 def judge(claim: Claim, rows: Sequence[Row], score: str) -> Verdict:
     """Whether a claim holds, by the interval of the difference; each seed is compared with itself."""
+    score = claim.score or score
     found = list(differences(claim, rows, score).values())
     if not found and claim.measure == "compute" and all(chosen(rows, s) for s in (claim.left, claim.right)):
         return Verdict(claim.text, UNSEEN, words="there is no accuracy that both sides reach")
     if not found:
         return Verdict(claim.text, UNTRIED, words="no seed has finished both sides")
     s = spread(found)
-    words = in_words(claim, s)
+    both = None if claim.measure == "compute" else compute_of(claim, rows, score)
+    words = in_words(claim, s) + unlike(both)
     if s.low is None or s.high is None:
-        return Verdict(claim.text, UNSEEN, s.mean, None, None, 1, f"{words}; one seed has no interval")
+        return Verdict(claim.text, UNSEEN, s.mean, None, None, 1, f"{words}; one seed has no interval", both)
     outcome = decide(claim, s.low, s.high)
-    return Verdict(claim.text, outcome, s.mean, s.low, s.high, s.count, words)
+    return Verdict(claim.text, outcome, s.mean, s.low, s.high, s.count, words, both)
+
+
+def compute_of(claim: Claim, rows: Sequence[Row], score: str) -> tuple[float, float] | None:
+    """Mean exaFLOPs of pre-training of the two sides; None where they are not known."""
+    sides = []
+    for side in (claim.left, claim.right):
+        scored = [row for row in chosen(rows, side) if row.get(score) is not None]
+        found = [row["pretrain_exaFLOPs"] for row in scored if row.get("pretrain_exaFLOPs")]
+        if not found:
+            return None
+        sides.append(mean(found))
+    return sides[0], sides[1]
+
+
+def unlike(both: tuple[float, float] | None) -> str:
+    """In words, that two sides do not take about as much compute."""
+    if both is None or max(both) <= LIKE * min(both):
+        return ""
+    left, right = (f"{one:,.0f}" if one >= 100 else f"{one:.3g}" for one in both)
+    return f"; not of like compute: {left} against {right} exaFLOPs of pre-training"
 
 
 def decide(claim: Claim, low: float, high: float) -> str:

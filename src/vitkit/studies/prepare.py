@@ -11,13 +11,13 @@ from vitkit.data.sources import Source, open_data
 from vitkit.data.splits import complete
 from vitkit.evaluation.cost import TRAINING, forward_flops
 from vitkit.models.variants import configure
-from vitkit.options import parse_budget
-from vitkit.recipes.recipe import override
+from vitkit.options import parse_budget, part_of
+from vitkit.recipes.recipe import Recipe, override
 from vitkit.report.terminal import duration
 from vitkit.studies.budget import Fit, Measure, Sight, fit, kind_of, longest_first
 from vitkit.studies.catalogue import study as named_study
 from vitkit.studies.drive import Stopwatch
-from vitkit.studies.setting import LEVELS, Setting
+from vitkit.studies.setting import LEVELS, SETS, Setting
 from vitkit.studies.study import Plan, Study, Trial
 
 SIDES = (16, 32, 64, 128)  # of images in miniature
@@ -39,6 +39,7 @@ class Request:
     steps: int | None = None
     size: int | None = None
     set: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
 
     def __post_init__(self):
         named_study(self.study)
@@ -53,10 +54,18 @@ class Request:
             raise ValueError(f"--scale must be mini or paper, not {self.scale!r}")
         if self.size is not None and not 0 <= self.size < LEVELS:
             raise ValueError(f"--size must be 0 to {LEVELS - 1}, not {self.size}")
+        if self.rows and self.scale != "paper":
+            raise ValueError("--rows are of Table 3, whose recipes --scale paper has; give both, or neither")
+        if self.rows and (len(self.rows) != len(self.data) or set(self.rows) - set(SETS)):
+            known = ", ".join(SETS)
+            raise ValueError(f"--rows {' '.join(self.rows)}: give one of {known} for each of --data")
 
     def asked(self) -> dict[str, Any]:
         """As a plan keeps it."""
-        return asdict(self) | {"data": list(self.data), "set": list(self.set)}
+        given = asdict(self) | {"data": list(self.data), "set": list(self.set), "rows": list(self.rows)}
+        return (
+            given if self.rows else {k: v for k, v in given.items() if k != "rows"}
+        )  # as older plans have it
 
 
 def make_plan(
@@ -126,11 +135,13 @@ def first_setting(request: Request, study: Study, seen: dict[str, Sight]) -> Set
     patch = 4
     while patch < 16 and patch * 16 <= pixels:  # eight tokens along a side, if there are pixels for them
         patch *= 2
+    tuned = seen[request.downstream or request.data[0]]
     batch = min(max(BATCH[0], 2 ** max(0, (data.train // 100).bit_length() - 1)), BATCH[1])
     return Setting(
         data=request.data, downstream=request.downstream, seeds=request.seeds, scale=request.scale,
         pixels=pixels, patch=patch, batch=batch, images=data.train,
-        tuned_on=seen[request.downstream or request.data[0]].train, changes=request.set,
+        sizes=tuple(seen[place].train for place in request.data), rows=request.rows,
+        tuned_on=tuned.train, tuned_side=tuned.side, changes=request.set,
     )  # fmt: skip
 
 
@@ -153,7 +164,17 @@ def told(
         "batch": trials[0].recipe.batch, "trials": len(trials), "seeds": s.seeds,
         "train_images": images, "exaFLOPs": total / 1e18, "processes": slots, "budget": request.budget,
         "expected_seconds": found.seconds or None,
-    }  # fmt: skip
+    } | ({"recipes": recipes_of(trials)} if s.paper else {})  # fmt: skip
+
+
+def recipes_of(trials: Sequence[Trial]) -> list[str]:
+    """At the paper's scale: for each data set, and each part of it, the rows of the tables that are used."""
+    used: dict[str, dict[str, None]] = {}
+    for one in trials:
+        part = f"{one.recipe.subset} of " if one.recipe.subset else ""
+        for recipe in one.compared.values() or (one.recipe,):
+            used.setdefault(f"{part}{one.recipe.data}", {})[recipe.name] = None
+    return [f"{place}: {', '.join(names)}" for place, names in used.items()]
 
 
 def in_words(facts: dict[str, Any]) -> str:
@@ -163,6 +184,7 @@ def in_words(facts: dict[str, Any]) -> str:
         words.append(f"{facts['steps']} steps of {facts['batch']} images of {facts['image_size']} pixels")
         words.append(f"models of size {facts['size']}, patches of {facts['patch']}")
     words.append(f"{facts['exaFLOPs']:.3g} exaFLOPs in all")
+    words += [f"recipes for {one}" for one in facts.get("recipes", ())]
     if facts["expected_seconds"]:
         words.append(f"about {duration(facts['expected_seconds'])} on {facts['processes']} processes")
     return "; ".join(words)
@@ -176,8 +198,18 @@ def ordered(plan: Plan) -> list[Trial]:
 
 
 def operations(one: Trial, trials: Mapping[str, Trial], images: Mapping[str, int]) -> float:
-    """Of a whole training, forward and backward, by formula."""
-    kind = kind_of(one, trials)
+    """Of a whole training, forward and backward, by formula; of a protocol, with all that it compares."""
+    if one.compared:
+        # the final run is counted as the costliest of the candidates
+        each = [once(one, recipe, trials, images) for recipe in one.compared.values()]
+        return sum(each) * (len(each) > 1) + max(each)
+    return once(one, one.recipe, trials, images)
+
+
+def once(one: Trial, recipe: Recipe, trials: Mapping[str, Trial], images: Mapping[str, int]) -> float:
+    kind = kind_of(replace(one, recipe=recipe), trials)
     config = override(configure(kind.model, image_size=kind.image_size), kind.model_options)
-    steps = one.recipe.length.in_steps(images[one.recipe.data], one.recipe.batch)
-    return TRAINING * forward_flops(config) * steps * one.recipe.batch
+    part = part_of(recipe.subset)
+    seen = part.get("count") or part.get("fraction", 1.0) * images[recipe.data]
+    steps = recipe.length.in_steps(round(seen), recipe.batch)
+    return TRAINING * forward_flops(config) * steps * recipe.batch

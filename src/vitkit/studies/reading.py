@@ -1,6 +1,7 @@
 """From a table to what a person looks at: means over seeds, lines and bars, figures as files."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -99,6 +100,13 @@ def bars_of(picture: Picture, study: Study, rows: Sequence[Row]) -> Bars:
     return found
 
 
+def band_of(picture: Picture, study: Study, rows: Sequence[Row]) -> dict[str, tuple[float, float]]:
+    """By group the lowest and the highest mean of the settings that are shaded."""
+    shaded = bars_of(replace(picture, where=picture.band), study, rows)
+    ends = {group: [middle for middle, _ in some.values()] for group, some in shaded.items()}
+    return {group: (min(some), max(some)) for group, some in ends.items()}
+
+
 def histories(picture: Picture, study: Study, rows: Sequence[Row], out: Path) -> Lines:
     """For each setting the score as its runs went on, over seeds."""
     y = column(picture, study)
@@ -133,7 +141,9 @@ def similarities(picture: Picture, rows: Sequence[Row], out: Path) -> dict[str, 
 def figures_of(study: Study, rows: Sequence[Row], out: Path) -> list[dict[str, Any]]:
     """Every picture of a study as figures/*.svg and *.png, and what a page needs to show it."""
     told: list[dict[str, Any]] = []
-    for picture in study.pictures if rows else ():
+    for picture in study.pictures:
+        if not chosen(rows, picture.where):
+            continue
         y = SCORES.get(column(picture, study), column(picture, study))
         entry: dict[str, Any] = {"title": picture.title, "kind": picture.kind, "y": y, "log_x": picture.log_x}
         entry["x"] = picture.x_label or picture.x
@@ -141,7 +151,9 @@ def figures_of(study: Study, rows: Sequence[Row], out: Path) -> list[dict[str, A
         if picture.kind == "similarity":
             drawn = similarities(picture, rows, out)
         elif picture.kind == "bars":
-            drawn = {"": draw_bars(bars_of(picture, study, rows), y_label=y, title=picture.title)}
+            shaded = band_of(picture, study, rows) if picture.band else {}
+            bars = bars_of(picture, study, rows)
+            drawn = {"": draw_bars(bars, y_label=y, title=picture.title, band=shaded)}
         else:
             lines = (
                 histories(picture, study, rows, out)

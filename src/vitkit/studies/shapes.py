@@ -151,6 +151,7 @@ STEM = cell("1d", "stem")
 PARTS = (
     Study(
         name="positions", shows="Table 8, Fig. 10", make=positions, score="fewshot_mean",
+        published=("Table 8",),
         about="four kinds of position embedding, added at the stem, before every layer, or shared by layers",
         claims=(
             Claim(text="without position embeddings a model is worse than with any",
@@ -171,6 +172,7 @@ PARTS = (
     ),
     Study(
         name="heads", shows="Fig. 9", make=heads, score="fewshot_mean",
+        published=("Fig. 9",),
         about="class token, average pooling at two rates, and attention pooling",
         claims=(
             Claim(text="average pooling at the token's rate does worse",
@@ -186,6 +188,7 @@ PARTS = (
     ),
     Study(
         name="shape", shows="Fig. 8", make=shape, score="fewshot_mean", fitted=("scaled",),
+        published=("Fig. 8",),
         about="depth, width, MLP width and patch size, each alone and all together",
         claims=(
             Claim(text="depth helps more than width",
@@ -202,6 +205,7 @@ PARTS = (
     ),
     Study(
         name="axial", shows="Fig. 13", make=axial, score="fewshot_mean", convolutions=True,
+        published=("Fig. 13",),
         about="attention along rows, then along columns, in two ViTs and in a ResNet, beside plain models",
         claims=(
             Claim(text="axial attention is better than full attention with large patches, at more compute",
@@ -220,6 +224,7 @@ PARTS = (
     ),
     Study(
         name="augreg", shows="AugReg, Fig. 4", make=augreg, score="top1",
+        published=("AugReg, Fig. 4",),
         about="augmentation and regularisation, on all of the data and on a tenth",
         claims=(
             Claim(text="augmentation does more than dropout and stochastic depth",

@@ -21,13 +21,23 @@ class Trial:
     recipe: Recipe
     needs: str = ""
     resize: str = ""  # the convention by which the positions of that model are brought to another size
+    compared: dict[str, Recipe] = field(default_factory=dict)
+    # by name, what the protocol compares on held-out images before it trains the best on all; empty: `recipe`
 
 
-def trial(factors: Factors, recipe: Recipe, *, needs: str = "", resize: str = "") -> Trial:
+def trial(
+    factors: Factors,
+    recipe: Recipe,
+    *,
+    needs: str = "",
+    resize: str = "",
+    compared: Mapping[str, Recipe] | None = None,
+) -> Trial:
     """Named by what is varied; the seed is the recipe's."""
     words = [f"{name}={value}" for name, value in factors.items()] + [f"seed={recipe.seed}"]
     name = ",".join(words).replace("/", "-").replace(" ", "-").replace("%", "pc")
-    return Trial(name=name, factors=dict(factors), recipe=recipe, needs=needs, resize=resize)
+    return Trial(name=name, factors=dict(factors), recipe=recipe, needs=needs, resize=resize,
+                 compared=dict(compared or {}))  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +48,7 @@ class Claim:
     since    the same two settings elsewhere: then what is compared is the gain from there to here
     measure  score: the study's own; compute: how often the left family's compute fits into the right's at
              equal score, as a power of two
+    score    the column that is compared, where it is not the study's
     """
 
     text: str
@@ -47,6 +58,7 @@ class Claim:
     margin: float = 0.01
     since: tuple[dict[str, Factor], dict[str, Factor]] | None = None
     measure: str = "score"
+    score: str = ""
 
     def __post_init__(self):
         if self.says not in ("above", "not below", "equal") or self.measure not in ("score", "compute"):
@@ -69,6 +81,7 @@ class Picture:
     x_label: str = ""
     log_x: bool = False
     where: dict[str, Factor] = field(default_factory=dict)
+    band: dict[str, Factor] = field(default_factory=dict)  # of bars: settings shaded from lowest to highest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +97,11 @@ class Study:
     pictures: tuple[Picture, ...]
     fitted: tuple[str, ...] = ()  # factors by which scores are fitted against compute, a fit for each setting
     convolutions: bool = False  # whether ResNets take part, which need larger images
+    paper: tuple[Claim, ...] = ()  # claims at the paper's scale, where other settings are tried
+    published: tuple[str, ...] = ()  # tables of report.literature to be shown beside
+
+    def claims_at(self, scale: str) -> tuple[Claim, ...]:
+        return self.paper if scale == "paper" and self.paper else self.claims
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,5 +128,10 @@ def to_json(plan: Plan) -> str:
 
 def from_json(text: str) -> Plan:
     told = json.loads(text)
-    trials = tuple(Trial(**(one | {"recipe": build(Recipe, one["recipe"])})) for one in told.pop("trials"))
+    trials = tuple(map(read_trial, told.pop("trials")))
     return Plan(**told, trials=trials)
+
+
+def read_trial(content: dict[str, Any]) -> Trial:
+    compared = {name: build(Recipe, one) for name, one in content.get("compared", {}).items()}
+    return Trial(**(content | {"recipe": build(Recipe, content["recipe"]), "compared": compared}))

@@ -39,7 +39,7 @@ def row_of(plan: Plan, one: Trial, result: Mapping[str, Any], factors: Sequence[
     test, cost, r = result["test"], result["cost"], one.recipe
     row: Row = {"trial": one.name, **{name: one.factors.get(name) for name in factors}, "seed": r.seed}
     row |= {"model": r.model or None} if "model" not in row else {}
-    row |= {"steps": result["steps"], "train_images": train_images(plan, one)}
+    row |= {"steps": result["steps"], "chosen": result.get("chosen"), "train_images": train_images(plan, one)}
     row |= {"GFLOPs": cost["forward_FLOPs"] / 1e9}
     row |= {name: cost.get(name) for name in COSTS}
     names = {"images": "test_images"}

@@ -1,6 +1,8 @@
 """What a process does for a study, here or on another machine: one trial, or how long its steps take."""
 
+import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -11,17 +13,18 @@ import torch
 from vitkit.data.shelf import keep_batches
 from vitkit.experiment.pace import Trial as Tried
 from vitkit.experiment.pace import seconds_an_image, seconds_to_prepare
+from vitkit.experiment.protocol import follow
 from vitkit.experiment.run import MODEL, How, run
 from vitkit.experiment.start import Kept, start_model
 from vitkit.models.adapt import adapt
 from vitkit.recipes.recipe import Recipe
 from vitkit.studies.budget import Pace
-from vitkit.studies.folder import done, folder_of, result_of
+from vitkit.studies.folder import RESULT, done, folder_of, result_of
 from vitkit.studies.study import Trial
 from vitkit.training.recorder import WARM
 from vitkit.training.runtime import Runtime, choose
 from vitkit.weights.load import load
-from vitkit.weights.save import save
+from vitkit.weights.save import replace_file, save
 
 TRIED = Tried(images=0, before=WARM + 2, timed=5)  # of a whole batch: small models are slow for few images
 KEPT = 0.05  # what it takes to have a batch again that was kept, as a share of making it
@@ -62,14 +65,28 @@ def perform(trial: Trial, out: Path, place: Place) -> dict[str, Any]:
     """Run a trial in its folder, or go on with it; what it came to."""
     if not done(out, trial):
         folder = folder_of(out, trial.name)
-        recipe = replace(trial.recipe, weights=str(beginning(trial, out))) if trial.needs else trial.recipe
+        start: dict[str, Any] = {"weights": str(beginning(trial, out))} if trial.needs else {}
         how = How(workers=place.workers, quiet=place.quiet, report=False)  # the study's page tells of it
         keep_batches(out / BATCHES if place.keeps else None)
-        run(recipe, folder, place.runtime(), how, OPENED)
+        if trial.compared:
+            some = {name: replace(recipe, **start) for name, recipe in trial.compared.items()}
+            tune(some, folder, place.runtime(), how)
+        else:
+            run(replace(trial.recipe, **start), folder, place.runtime(), how, OPENED)
         clean(folder)
     found = result_of(out, trial)
     assert found is not None
     return found
+
+
+def tune(some: Mapping[str, Recipe], folder: Path, runtime: Runtime, how: How) -> None:
+    """By the protocol, with one final run; its result is the trial's, with what was chosen."""
+    summary = follow(some, folder, runtime, how, seeds=1, say=lambda text: None, opened=OPENED)
+    (final,) = folder.glob(f"seed-*/{RESULT}")
+    result = json.loads(final.read_text()) | {key: summary[key] for key in ("model", "chosen", "tried")}
+    for name in some:  # its accuracy is kept; the model is trained again on all of train
+        (folder / name / MODEL).unlink(missing_ok=True)
+    replace_file(folder / RESULT, lambda beside: beside.write_text(json.dumps(result)))
 
 
 def beginning(trial: Trial, out: Path) -> Path:
@@ -89,7 +106,8 @@ def beginning(trial: Trial, out: Path) -> Path:
 def clean(folder: Path) -> None:
     """Checkpoints are for going on; a finished trial keeps its model."""
     (folder / START).unlink(missing_ok=True)
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    for place in (folder, *folder.glob("*/")):
+        shutil.rmtree(place / "checkpoints", ignore_errors=True)
 
 
 def pace_of(recipe: Recipe, place: Place) -> Pace:

@@ -60,9 +60,7 @@ def fill_in(recipe: Recipe, options: Training, train: Source, runtime: Runtime, 
         return recipe
     sides = shorter_sides(train)
     if recipe.name == "bit":
-        ruled = hyperrule(recipe, len(train), round(median(sides)) ** 2)
-        kept = {"image_size", "length", "schedule", "mixup", "resize"} - fixed
-        recipe = replace(recipe, **{field: getattr(ruled, field) for field in kept})
+        recipe = hyperrule(recipe, len(train), round(median(sides)) ** 2, fixed)
         say(f"BiT's rule for {len(train)} images: {recipe.length}, {recipe.image_size[0]} pixels")
         return recipe
     if "image_size" not in fixed:

@@ -1,6 +1,6 @@
 """What a model's frozen features are worth: few-shot accuracy, nearest neighbours, a linear probe."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,10 @@ from vitkit.report.terminal import print_table, say, warn
 from vitkit.tasks.use import Emit
 from vitkit.training.runtime import choose, data_workers
 from vitkit.weights.download import cache_folder
+from vitkit.weights.save import replace_file
+
+FIGURES = (".png", ".svg")
+Measured = dict[str, tuple[dict[int, np.ndarray], dict[str, Any]]]  # by data set: accuracies, other facts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +48,16 @@ class Options:
     view: str = "model"
     batch: int = 64
     cache: Path | None = None
+    compare: tuple[str, ...] = ()  # more models
+    figure: Path | None = None  # accuracy over shots, a line a model
 
     def __post_init__(self) -> None:
+        if self.figure is not None and self.figure.suffix.lower() not in FIGURES:
+            raise ValueError(f"--figure {self.figure}: give a file that ends in {' or '.join(FIGURES)}")
+        if self.figure is not None and not self.figure.resolve().parent.is_dir():
+            raise ValueError(
+                f"--figure {self.figure}: there is no folder {self.figure.parent}; make it first"
+            )
         if self.seeds < 1 or any(shots < 1 for shots in self.shots):
             raise ValueError(f"seeds and shots must be at least 1, not {self.seeds} and {self.shots}")
         if self.knn is not None and self.knn < 1:
@@ -61,24 +73,68 @@ class Options:
 def fewshot(
     place: str, data: Sequence[str], options: Options, workers: int | None, device: str, emit: Emit
 ) -> None:
-    """Every data set in turn, the penalty chosen over all of them where a grid is asked for."""
+    """Every model on every data set; with a grid, a model's penalty is chosen over all data sets."""
     runtime = choose(device, "fp32")
     with runtime.joined():
         opened = {name: open_frozen(name) for name in dict.fromkeys(data)}  # mistakes before long work
         wanted = {name: shots_of(name, train, options, runtime.main) for name, (train, _) in opened.items()}
-        extractor = Extractor(
-            model=load_model(place, device), runtime=runtime, view=options.view, batch=options.batch,
-            workers=data_workers(workers), cache=options.cache or cache_folder() / "features",
-            limit=None if options.cache else LIMIT, tell=warn, quiet=bool(emit),
-        )  # fmt: skip
-        found = {}
-        for name, (train, test) in opened.items():
-            need = learn_from_all if options.knn or options.probe else learn_from
-            learning = need(extractor, train, max(wanted[name]), options.seeds)
-            asked = Asked(learning, test, extractor.features(test), wanted[name], options)
-            found[name] = runtime.first(partial(asked.answer, runtime.device), patience=LONG)
+        models = dict.fromkeys((place, *options.compare))
+        loaded = {name: load_model(name, device) for name in models}
+        found: dict[str, Measured] = {}
+        for name, model in loaded.items():
+            extractor = Extractor(
+                model=model, runtime=runtime, view=options.view, batch=options.batch,
+                workers=data_workers(workers), cache=options.cache or cache_folder() / "features",
+                limit=None if options.cache else LIMIT, tell=warn, quiet=bool(emit),
+            )  # fmt: skip
+            found[name] = measured(extractor, opened, wanted, options)
     if runtime.main:
-        tell(summaries(found, options), emit)
+        if options.l2 == "grid" and len(opened) == 1:
+            warn("l2 is chosen by the test images of the one data set: a little too good; "
+                 "give several data sets")  # fmt: skip
+        told = {name: summaries(one, options) for name, one in found.items()}
+        if options.figure:
+            draw(told, options.figure)
+        tell(told, emit)
+        if options.figure and not emit:
+            say(f"the figure: {options.figure}")
+
+
+def measured(
+    extractor: Extractor,
+    opened: dict[str, tuple[Source, Source]],
+    wanted: dict[str, tuple[int, ...]],
+    options: Options,
+) -> Measured:
+    """One model on every data set."""
+    found, runtime = {}, extractor.runtime
+    for name, (train, test) in opened.items():
+        need = learn_from_all if options.knn or options.probe else learn_from
+        learning = need(extractor, train, max(wanted[name]), options.seeds)
+        asked = Asked(learning, test, extractor.features(test), wanted[name], options)
+        found[name] = runtime.first(partial(asked.answer, runtime.device), patience=LONG)
+    return found
+
+
+def draw(told: dict[str, dict[str, Any]], path: Path) -> None:
+    """Accuracy over shots: a panel a data set, a line a model."""
+    from vitkit.report.figures import render  # matplotlib, which is slow to import
+    from vitkit.report.study_curves import Point, draw_shots
+
+    panels: dict[str, dict[str, list[Point]]] = {}
+    for model, sets in told.items():
+        for name, facts in sets.items():
+            points = [(float(s), row["mean"], row["std"] or 0.0) for s, row in facts["shots"].items()]
+            panels.setdefault(shortened(name, sets), {})[shortened(model, told)] = points
+    content = render(draw_shots(panels), path.suffix.lower()[1:])
+    replace_file(path, lambda beside: beside.write_bytes(content))
+
+
+def shortened(name: str, among: Iterable[str]) -> str:
+    """The last part of a path, where that tells it from the others; a published name as it is."""
+    last = Path(name).name
+    alone = sum(Path(other).name == last for other in among) == 1
+    return last if Path(name).exists() and alone else name
 
 
 def shots_of(name: str, train: Source, options: Options, loud: bool) -> tuple[int, ...]:
@@ -121,13 +177,9 @@ class Asked:
         return table, told
 
 
-def summaries(
-    found: dict[str, tuple[dict[int, np.ndarray], dict[str, Any]]], options: Options
-) -> dict[str, dict[str, Any]]:
+def summaries(found: Measured, options: Options) -> dict[str, dict[str, Any]]:
     """Mean and spread over seeds, with the penalty that is the best in mean rank over the data sets."""
-    if options.l2 == "grid" and len(found) == 1:
-        warn("l2 is chosen by the test images of the one data set: a little too good; give several data sets")
-    told = {}
+    told: dict[str, dict[str, Any]] = {}
     for name, (table, rest) in found.items():
         told[name] = {"shots": {}} | rest
         for shots, right in table.items():
@@ -137,19 +189,28 @@ def summaries(
     return told
 
 
-def tell(told: dict[str, dict[str, Any]], emit: Emit) -> None:
+def tell(told: dict[str, dict[str, dict[str, Any]]], emit: Emit) -> None:
+    """One model's numbers by data set; several models' by model."""
+    first, several = next(iter(told.values())), len(told) > 1
+    if emit and several:
+        return emit({"models": told})
     if emit:
-        return emit(next(iter(told.values())) if len(told) == 1 else {"data": told})
+        return emit(next(iter(first.values())) if len(first) == 1 else {"data": first})
     print_table(
-        {"data": name, "shots": shots, "right": percent(row["mean"]), "+-": percent(row["std"]),
-         "l2": f"{row['l2']:g}"}
-        for name, facts in told.items() for shots, row in facts["shots"].items()
+        ({"model": model} if several else {})
+        | {"data": name, "shots": shots, "right": percent(row["mean"]), "+-": percent(row["std"]),
+           "l2": f"{row['l2']:g}"}
+        for model, sets in told.items() for name, facts in sets.items()
+        for shots, row in facts["shots"].items()
     )  # fmt: skip
-    for name, facts in told.items():
-        if knn := facts["knn"]:
-            say(f"{name}: {percent(knn['top1'])} right by {knn['k']} nearest neighbours")
-        if found := facts["probe"]:
-            say(f"{name}: {percent(found['top1'])} right by a linear probe at rate {found['rate']:g}")
+    for model, sets in told.items():
+        for name, facts in sets.items():
+            of = f"{model}, {name}" if several else name
+            if knn := facts["knn"]:
+                say(f"{of}: {percent(knn['top1'])} right by {knn['k']} nearest neighbours")
+            if found := facts["probe"]:
+                say(f"{of}: {percent(found['top1'])} right by a linear probe at rate {found['rate']:g}")
+    for name, facts in first.items():
         say(f"{name}: {facts['images']} test images")
 
 

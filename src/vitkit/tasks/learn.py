@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from vitkit.data.processes import check_sockets
@@ -11,18 +12,19 @@ from vitkit.evaluation.cost import forward_flops, parameters
 from vitkit.experiment.folder import stopping
 from vitkit.experiment.pace import seconds_a_step, seconds_to_start
 from vitkit.experiment.pages import REPORT
+from vitkit.experiment.protocol import called, candidates, follow, is_rate
 from vitkit.experiment.run import How, run
 from vitkit.experiment.start import Kept, Opener, start_model, warnings
 from vitkit.experiment.supply import training_view
-from vitkit.models.variants import Model
+from vitkit.models.variants import Config, Model, skeleton
 from vitkit.models.vit import ViTConfig
 from vitkit.options import Training
 from vitkit.recipes import recipe as named_recipe
+from vitkit.recipes.finetune import bit_beside
 from vitkit.recipes.recipe import Recipe, override
 from vitkit.report.terminal import duration, print_facts, say, warn
 from vitkit.tasks import automatic, report
 from vitkit.tasks.pace import shortened
-from vitkit.tasks.protocol import follow
 from vitkit.tasks.use import Emit, in_short
 from vitkit.training.runtime import Runtime, choose, data_workers
 from vitkit.training.schedule import Duration
@@ -57,20 +59,41 @@ def learn(data: str, options: Training, default: str, *, protocol: bool, seeds: 
     with runtime.joined(), stopping(out):
         tell = voice(runtime, emit)
         opened = Kept()
-        recipe, convolutional, runtime, facts = settled(data, options, default, out, runtime, tell, opened)
+        recipe, config, runtime, facts = settled(data, options, default, out, runtime, tell, opened)
         if protocol and recipe.objective != "classify":
             raise ValueError("the protocol compares classifiers: give --protocol when fine-tuning the result")
         if options.plan:
             return emit(facts) if emit else print_facts(facts)
         if protocol:
-            told = follow(
-                recipe, out, runtime, how, seeds=seeds, convolutional=convolutional, say=tell, opened=opened
-            )
+            tried = compared(recipe, config, options, runtime, tell, opened)
+            told = follow(tried, out, runtime, how, seeds=seeds, say=tell, opened=opened)
             report.drawn(out, runtime, tell)
         else:
             told = run(recipe, out, runtime, how, opened).to_json()
         if runtime.main:
             emit(told) if emit else tell_result(told)
+
+
+def compared(
+    recipe: Recipe,
+    config: Config,
+    options: Training,
+    runtime: Runtime,
+    tell: Callable[[str], None],
+    opened: Opener,
+) -> dict[str, Recipe]:
+    """What the protocol compares for a model: rates, 0.06 too for convolutions, BiT's rule for a ResNet."""
+    if isinstance(config, ViTConfig):
+        return candidates(recipe, convolutional=config.stem is not None)
+    if recipe.name == "bit":
+        return candidates(recipe, convolutional=True)
+    train = opened(replace(recipe, against=()), None)["train"]
+    pixels = round(median(automatic.shorter_sides(train))) ** 2
+    bit = bit_beside(recipe, len(train), pixels, automatic.given(options))
+    at_its_size = skeleton(replace(config, image_size=bit.image_size))
+    bit = automatic.fit_memory(replace(bit, micro_batch=0), options, at_its_size, runtime, tell)
+    tell(f"a ResNet: BiT's HyperRule ({bit.length.steps} steps, {bit.image_size[0]} pixels) is tried too")
+    return candidates(recipe, convolutional=True, bit=runtime.agreed(bit))
 
 
 def voice(runtime: Runtime, emit: Emit) -> Callable[[str], None]:
@@ -110,8 +133,8 @@ def settled(
     runtime: Runtime,
     tell: Callable[[str], None],
     opened: Opener,
-) -> tuple[Recipe, bool, Runtime, dict[str, Any]]:
-    """The complete recipe, whether its model has convolutions, how it is spread, and what it will take."""
+) -> tuple[Recipe, Config, Runtime, dict[str, Any]]:
+    """The complete recipe, its model's configuration, how it is spread, and what it will take."""
     recipe = make_recipe(data, options, default)
     old = runtime.agreed(automatic.remembered(recipe, options, out))
     recipe = override(old or recipe, options.set)
@@ -125,19 +148,18 @@ def settled(
     if old is None:
         recipe = automatic.fit_warmup(recipe, options, len(splits["train"]), tell)
     model = start_model(recipe, splits["train"])
-    convolutional = not isinstance(model.config, ViTConfig) or model.config.stem is not None
     if options.spread == "auto":
         runtime = automatic.fit_devices(recipe, model, runtime, tell)
     if old is None:
         recipe = automatic.fit_memory(recipe, options, model, runtime, tell)
     if old is not None and not options.plan:
-        return recipe, convolutional, runtime, {}
+        return recipe, model.config, runtime, {}
     workers = data_workers(options.workers)
     seconds = seconds_a_step(recipe, model, splits["train"], runtime, workers)
     if seconds is None:
         return (
             runtime.agreed(recipe),
-            convolutional,
+            model.config,
             runtime,
             planned(recipe, out, splits, model, runtime, None),
         )
@@ -151,7 +173,7 @@ def settled(
     steps = recipe.length.in_steps(len(splits["train"]), recipe.batch)
     tell(f"{steps} steps of {recipe.batch} images, about {duration(steps * seconds)}")
     start = seconds_to_start(recipe, splits["train"], workers) if options.plan else 0.0
-    return recipe, convolutional, runtime, planned(recipe, out, splits, model, runtime, seconds, start)
+    return recipe, model.config, runtime, planned(recipe, out, splits, model, runtime, seconds, start)
 
 
 def planned(
@@ -187,8 +209,9 @@ def tell_result(told: dict[str, Any]) -> None:
     next_verbs = [f"predict {told['run']} IMAGE...", f"evaluate {told['run']} DATA"]
     if "seeds" in told:
         spread = f" +- {told['std']:.2%}" if told["std"] is not None else ""
+        by = f"at rate {told['rate']:g}" if is_rate(told["chosen"]) else f"by {called(told['chosen'])}"
         say(f"{told['mean']:.2%}{spread} of {told['images']} test images right, mean of {len(told['seeds'])} "
-            f"seeds at rate {told['rate']:g}")  # fmt: skip
+            f"seeds {by}")  # fmt: skip
     elif "patches" in told["test"]:
         test = told["test"]
         right = "" if test["accuracy"] is None else f"{test['accuracy']:.2%} of the colours right, "

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from vitkit.experiment.evidence import harmless
 from vitkit.experiment.pages import REPORT, drawing, gather, read, write_page
+from vitkit.experiment.protocol import BIT
 from vitkit.report.compare_page import compare_page, protocol_page
 from vitkit.report.run_page import run_page
 from vitkit.report.suite_page import suite_page
@@ -45,7 +46,7 @@ def draw(folder: Path, out: Path | None) -> Path:
     if (folder / "recipe.json").exists():
         with drawing(folder):
             return write_page(checked(path), run_page(gather(folder)))
-    parts = [*sorted(folder.glob("rate-*")), *sorted(folder.glob("seed-*"))]
+    parts = [*sorted(folder.glob("rate-*")), folder / BIT, *sorted(folder.glob("seed-*"))]
     runs = [part for part in parts if (part / "recipe.json").exists()]
     if not runs:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Many tasks, one setting: VTAB-1k or a user's own, a run for each, a mean for each group and for all."""
+"""Many tasks: VTAB-1k or a user's own, one setting or each its own, a mean for each group and for all."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ from typing import Any
 from vitkit.data.sources import open_data
 from vitkit.data.vtab import TASKS, read_task
 from vitkit.data.vtab.tasks import GROUPS
+from vitkit.experiment.protocol import called, candidates, check_seeds, compare, follow, retrain
 from vitkit.experiment.run import How
 from vitkit.experiment.start import open_splits, start_model
 from vitkit.options import Training
@@ -17,7 +18,6 @@ from vitkit.recipes.recipe import Recipe, override, read_recipe
 from vitkit.report.terminal import print_table, say
 from vitkit.tasks import automatic
 from vitkit.tasks.learn import make_recipe, voice
-from vitkit.tasks.protocol import follow
 from vitkit.tasks.report import drawn
 from vitkit.tasks.use import Emit
 from vitkit.training.runtime import Runtime, choose
@@ -25,6 +25,8 @@ from vitkit.weights.locate import run_model
 
 OWN, ALL = "own", "VTAB-1k"
 PLACE = "vtab:{}:{}"
+RATES, SCHEDULES = (0.003, 0.01), (500, 2500)  # of VTAB's sweep; the paper names only what it chose
+Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -41,16 +43,44 @@ class Entry:
     crop: bool = True
 
 
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """How the setting of the final runs is found, and how many of these there are."""
+
+    rates: tuple[float, ...] = ()
+    schedules: tuple[int, ...] = ()  # numbers of steps
+    one_setting: bool = False  # VTAB's own protocol: rates x schedules, by the mean over all tasks
+    seeds: int = 1
+
+    def check(self, options: Training) -> None:
+        check_seeds(self.seeds)
+        if self.schedules and not self.one_setting:
+            raise ValueError("--schedules is for --one-setting; without it give --steps")
+        if self.one_setting and options.steps is not None:
+            raise ValueError("--one-setting compares --schedules N...; give these instead of --steps")
+        if any(rate <= 0 for rate in self.rates) or any(steps < 1 for steps in self.schedules):
+            raise ValueError(f"--rates {self.rates} and --schedules {self.schedules} must be above 0")
+
+    def settings(self, entry: Entry, options: Training) -> dict[str, Recipe]:
+        """What is compared for a task, by the folder of each run."""
+        if not self.one_setting:
+            return candidates(make(entry, options, self.rates))
+        found = {}
+        for steps in self.schedules or SCHEDULES:
+            for rate in self.rates or RATES:
+                (made,) = candidates(make(entry, replace(options, steps=steps), (rate,))).values()
+                found[f"rate-{rate:g}-steps-{steps}"] = made
+        return found
+
+
 def suite(
-    model: str, data: str, tasks: Sequence[str], options: Training, *, rates: Sequence[float], seeds: int,
-    emit: Emit,
-) -> None:  # fmt: skip
+    model: str, data: str, tasks: Sequence[str], options: Training, choice: Choice, *, emit: Emit
+) -> None:
     """Every task whose data is there, one after the other; the same command again goes on.
 
     All data is opened before anything is trained, so that a mistake costs no hours.
     """
-    if seeds < 1:
-        raise ValueError(f"--seeds must be at least 1, not {seeds}")
+    choice.check(options)
     options = replace(options, weights=str(run_model(model) or model))
     entries, missing = find(tasks, data)
     out = options.out or Path("runs") / "suite"
@@ -61,22 +91,63 @@ def suite(
     )  # fmt: skip
     with runtime.joined():
         tell = voice(runtime, emit)
-        recipes = [make(entry, options, rates) for entry in entries]
-        pieces = micro_batch(recipes[0], options, out / entries[0].name, runtime, tell)
+        recipes = [choice.settings(entry, options) for entry in entries]
+        first = next(iter(recipes[0].values()))
+        pieces = micro_batch(first, options, out / entries[0].name, runtime, tell)
+        recipes = [{k: replace(r, micro_batch=pieces) for k, r in some.items()} for some in recipes]
+        sweep = Sweep(entries, recipes, out, runtime, how, tell)
+        common = sweep.common() if choice.one_setting else None
         rows: list[dict[str, Any]] = []
-        for entry, recipe in zip(entries, recipes, strict=True):
-            tell(f"{entry.name}: {len(rows) + 1} of {len(entries)}")
-            told = follow(
-                replace(recipe, micro_batch=pieces), out / entry.name, runtime, how,
-                seeds=seeds, convolutional=False, say=tell,
-            )  # fmt: skip
-            rows.append(row(entry, told))
-            summary = {"model": model, "run": str(out), **summed(rows, missing, len(entries) - len(rows))}
+        for number, entry in enumerate(entries):
+            tell(f"{entry.name}: {number + 1} of {len(entries)}")
+            rows.append(row(entry, sweep.final(number, choice.seeds, common)))
+            summary = {"model": model, "run": str(out), "setting": common}
+            summary |= summed(rows, missing, len(entries) - len(rows))
             if runtime.main:
                 (out / "suite.json").write_text(json.dumps(summary, indent=2))
         drawn(out, runtime, tell)
         if runtime.main:
             emit(summary) if emit else tell_summary(summary)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The runs of a suite: what is compared for each task, then its final runs."""
+
+    entries: Sequence[Entry]
+    recipes: Sequence[dict[str, Recipe]]
+    out: Path
+    runtime: Runtime
+    how: How
+    tell: Tell
+
+    def common(self) -> dict[str, Any]:
+        """One setting for all tasks: the best by the mean of their accuracies on validation images."""
+        tried = []
+        for entry, some in zip(self.entries, self.recipes, strict=True):
+            self.tell(f"{entry.name}: {len(some)} settings on its validation images")
+            tried.append(compare(some, self.out / entry.name, self.runtime, self.how, self.tell))
+        means = {name: mean(task[name]["top1"] for task in tried) for name in self.recipes[0]}
+        chosen = max(means, key=lambda name: means[name])
+        self.tell(f"{called(chosen)}: the best mean of {len(tried)} tasks, {means[chosen]:.2%}")
+        scores = {entry.name: task for entry, task in zip(self.entries, tried, strict=True)}
+        return {"chosen": chosen, "means": means, "tasks": len(tried), "tried": scores_of(scores)}
+
+    def final(self, number: int, seeds: int, common: dict[str, Any] | None) -> dict[str, Any]:
+        entry, some = self.entries[number], self.recipes[number]
+        at = self.out / entry.name
+        if common is None:
+            return follow(some, at, self.runtime, self.how, seeds=seeds, say=self.tell)
+        chosen = common["chosen"]
+        tried = {name: {"top1": top1} for name, top1 in common["tried"][entry.name].items()}
+        return retrain(
+            some[chosen], chosen, tried, at, self.runtime, self.how, seeds=seeds, say=self.tell
+        )  # fmt: skip
+
+
+def scores_of(tried: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str, float]]:
+    """By task and setting the accuracy alone."""
+    return {task: {name: test["top1"] for name, test in some.items()} for task, some in tried.items()}
 
 
 def find(tasks: Sequence[str], root: str) -> tuple[list[Entry], list[str]]:
@@ -137,9 +208,7 @@ def make(entry: Entry, options: Training, rates: Sequence[float]) -> Recipe:
     return replace(recipe, flip=recipe.flip and entry.flip)
 
 
-def micro_batch(
-    recipe: Recipe, options: Training, out: Path, runtime: Runtime, tell: Callable[[str], None]
-) -> int:
+def micro_batch(recipe: Recipe, options: Training, out: Path, runtime: Runtime, tell: Tell) -> int:
     """Images at a time that the device holds, or as many as when the suite was begun."""
     for path in sorted(out.glob("*/recipe.json")):
         return runtime.agreed(read_recipe(path)).micro_batch
@@ -151,7 +220,8 @@ def micro_batch(
 def row(entry: Entry, told: dict[str, Any]) -> dict[str, Any]:
     return {
         "task": entry.name, "group": entry.group, "top1": told["mean"], "std": told["std"],
-        "seeds": told["seeds"], "rate": told["rate"], "images": told["images"],
+        "seeds": told["seeds"], "rate": told["rate"], "steps": told["steps"], "chosen": told["chosen"],
+        "tried": told["tried"], "images": told["images"],
         "order": entry.order or None, "complete": entry.complete, "differs": entry.differs or None,
         "run": told["run"],
     }  # fmt: skip
@@ -194,11 +264,15 @@ def tell_summary(summary: dict[str, Any]) -> None:
     for r in summary["tasks"]:
         spread = f"+- {percent(r['std'])} over {len(r['seeds'])} seeds" if r["std"] is not None else ""
         files = "" if r["complete"] else "other files than published"
-        note = "; ".join(filter(None, (spread, files, r["differs"])))
+        best = f"{called(r['chosen'])}, the best of {len(r['tried'])}" if r["tried"] else ""
+        best = "" if summary["setting"] else best
+        note = "; ".join(filter(None, (spread, best, files, r["differs"])))
         table.append(line(r["task"], r["group"], r["top1"], note, images=r["images"], order=r["order"]))
     table += [line(r["task"], r["group"], None, "missing: no data") for r in summary["missing"]]
     for group, r in summary["means"].items():
         note = f"of {r['tasks']} of {r['of']} tasks" + ("" if r["complete"] else ", incomplete")
         table.append(line("mean", group, r["mean"], note))
     print_table(table)
+    if one := summary["setting"]:
+        say(f"one setting for all tasks: {called(one['chosen'])}, of {len(one['means'])} that were compared")
     say(f"everything is in {summary['run']}")
