@@ -73,8 +73,9 @@ class Source:
 def open_data(place: str | Path, *, cache: Cache | None = None) -> dict[str, Source]:
     """All splits of a data set by name; one without splits is under "all".
 
-    place: an image folder, a folder or http(s) address of shards, a .csv or .parquet manifest, .parquet files
-    of images, a .zip or .tar of a folder, an .npz, "digits" or vtab:TASK:ROOT. cache: for what is fetched.
+    place: an image folder, a public data set as published, a folder or http(s) address of shards, a .csv or
+    .parquet manifest, .parquet files of images, a .zip or .tar of a folder, an .npz, "digits" or
+    vtab:TASK:ROOT. cache: for what is fetched.
     """
     if not str(place).strip():
         raise ValueError(f"the data is {str(place)!r}, an empty name; give {KINDS}")
@@ -100,9 +101,13 @@ def open_data(place: str | Path, *, cache: Cache | None = None) -> dict[str, Sou
 
 
 def open_folder(path: Path) -> dict[str, Source]:
-    """Shards, known by their index; .parquet files of images; or files in class folders."""
+    """Shards or a public data set, known by their files; .parquet files; or files in class folders."""
+    from vitkit.data.vtab import open_published  # which makes sources
+
     if (path / INDEX).is_file():
         return open_shards(path.name, path / INDEX)
+    if published := open_published(path):
+        return published
     names = sorted(walk(path))
     suffixes = {os.path.splitext(name)[1].lower() for name in names}
     if suffixes.isdisjoint(SUFFIXES):
@@ -165,7 +170,10 @@ def walk(root: Path) -> Iterator[str]:
 
 
 def open_archive(path: Path) -> dict[str, Source]:
+    from vitkit.data.vtab import refuse_published  # which makes sources
+
     members, fetch, odd = open_zip(path) if path.suffix.lower() == ".zip" else open_tar(path)
+    refuse_published(path, members)
     return open_tree(path.name, members, fetch, skipped=odd)
 
 
