@@ -142,8 +142,8 @@ def spread(values: Sequence[int]) -> dict[str, float]:
 
 def files_by_class(source: Source, names: list[str]) -> dict[str, list[str]]:
     files: dict[str, list[str]] = {name: [] for name in sorted(source.classes)}
-    rows = np.argwhere(source.labels > 0).tolist() if source.multilabel else enumerate(source.labels.tolist())
-    for i, label in rows:
+    rows = source.labels.pairs() if source.multilabel else (np.arange(len(source)), source.labels)
+    for i, label in zip(*(part.tolist() for part in rows), strict=True):
         files[source.classes[label]].append(names[i])
     return {name: sorted(those) for name, those in files.items()}
 

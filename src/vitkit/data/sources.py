@@ -18,6 +18,7 @@ from vitkit.data.names import SPLITS, SUFFIXES, check_aliases, hidden, split_fol
 from vitkit.data.npz import class_numbers, read_npz
 from vitkit.data.parquet import image_tables, manifest_rows
 from vitkit.data.remote import Cache, open_remote
+from vitkit.data.sparse import Labels, SparseLabels
 from vitkit.data.tables import Row, csv_rows
 
 KINDS = "a folder, .csv, .parquet, .zip, .tar, .npz, an http(s) address of shards or 'digits'"
@@ -45,17 +46,21 @@ class Source:
     name: str
     classes: tuple[str, ...]
     keys: Sequence[str]
-    labels: np.ndarray  # (N,) of class numbers, or (N, classes) of 0 and 1 where an image may have several
+    labels: Any  # (N,) of class numbers, or SparseLabels where an image may have several
     fetch: Callable[[int], bytes | np.ndarray]  # encoded bytes, or pixels (H, W, 3)
     skipped: tuple[str, ...] = ()  # files that are not images, by name
     digest: Callable[[int], bytes] | None = None  # of an image's content, where it is had without reading all
+
+    def __post_init__(self) -> None:
+        if isinstance(self.labels, np.ndarray) and self.labels.ndim == 2:  # of 0 and 1
+            object.__setattr__(self, "labels", SparseLabels.from_dense(self.labels))
 
     def __len__(self) -> int:
         return len(self.keys)
 
     @property
     def multilabel(self) -> bool:
-        return self.labels.ndim == 2
+        return isinstance(self.labels, SparseLabels)
 
     def take(self, indices: np.ndarray) -> "Source":
         """The images with these numbers, in this order."""
@@ -126,7 +131,7 @@ def open_shards(name: str, path: Path, read: ReadShard | None = None) -> dict[st
     by_place = read or local_shards(path.parent, splits)
 
     def source(part: Index) -> Source:
-        keys, labels = Lazy(len(part), part.key), part.columns["label"]
+        keys, labels = Lazy(len(part), part.key), part.labels(len(classes))
         return Source(name, classes, keys, labels, lambda i: part.fetch(i, by_place), digest=part.digest)
 
     return {where: source(part) for where, part in splits.items()}
@@ -222,16 +227,17 @@ def from_rows(
 ) -> Source:
     """(file, label) rows to a Source; classes stand in the order of their names.
 
-    several: a label may be several, and each image has a 0 or 1 for each class.
+    several: a label may be several, and the labels are sparse.
     """
     keys = [key for key, _ in rows]
     sets = [[part.strip() for part in label.split(BETWEEN)] if several else [label] for _, label in rows]
     classes = tuple(sorted({part for labels in sets for part in labels if part}))
     number = {label: i for i, label in enumerate(classes)}
+    labels: Labels
     if several:
-        labels = np.zeros((len(rows), len(classes)), dtype=np.float32)
-        for row, found in enumerate(sets):
-            labels[row, [number[part] for part in found if part]] = 1
+        labels = SparseLabels.from_lists(
+            ([number[part] for part in found if part] for found in sets), len(classes)
+        )
     else:
         labels = np.array([number[found[0]] for found in sets], dtype=np.int64)
     mark = (lambda i: digest(keys[i])) if digest else None
