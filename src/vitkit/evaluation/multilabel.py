@@ -106,8 +106,8 @@ def multi_hot(labels: Tensor, classes: int) -> Tensor:
     """(B, C) of 0 and 1 out of class numbers (B, K), with -1 where an image has fewer; floats as they are."""
     if labels.is_floating_point():
         return labels.float()
-    table = torch.zeros(len(labels), classes + 1, device=labels.device)  # the last column is for -1
-    return table.scatter_(1, torch.where(labels < 0, classes, labels), 1.0)[:, :classes]
+    table = torch.zeros(len(labels), classes + 1, device=labels.device)
+    return table.scatter_(1, labels % (classes + 1), 1.0)[:, :classes]  # -1 is the last column, left out
 
 
 class Kept:
