@@ -1,8 +1,9 @@
 """What an index of shards costs: seconds to open it, memory for each entry, seconds for lookups and an order.
 
-    python bench/shard_index.py [--entries 1000000 10000000] [--folder DIR]
+    python bench/shard_index.py [--entries 1000000 10000000] [--folder DIR] [--several]
 
-The shards are files with holes, of images of 1,000 zero bytes; the index is as real as any.
+The shards are files with holes, of images of 1,000 zero bytes; the index is as real as any. With --several
+an image has 1.3 labels on average, and a batch of 4,096 is made of them.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import tempfile
 import time
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +24,20 @@ PER_SHARD = 100_000
 CLASSES = 21_843
 
 
-def write(folder: Path, entries: int) -> None:
+def labels_of(entries: int, several: bool) -> Any:
+    """Class i % C; with several, for three of ten images the class after it, too."""
+    from vitkit.data.sparse import SparseLabels
+
+    number = np.arange(entries)
+    if not several:
+        return number % CLASSES
+    lengths = 1 + (number % 10 < 3)
+    rows = np.repeat(number % (CLASSES - 1), lengths)
+    rows[np.cumsum(lengths)[lengths == 2] - 1] += 1
+    return SparseLabels(np.cumsum(lengths), rows.astype(np.int32), CLASSES)
+
+
+def write(folder: Path, entries: int, several: bool) -> None:
     from vitkit.data.archives import replaced
     from vitkit.data.index import INDEX, ROW, Shard, make_columns, write_index
 
@@ -36,7 +51,7 @@ def write(folder: Path, entries: int) -> None:
     shards = [Shard(f"train-{i:06d}.tar", PER_SHARD * 2048, "0" * 64, n) for i, n in enumerate(counts)]
     keys = (f"n{i % CLASSES:08d}/n{i % CLASSES:08d}_{i}.JPEG" for i in range(entries))
     with replaced(folder / INDEX) as file:
-        columns = make_columns(rows, keys, number % CLASSES)
+        columns = make_columns(rows, keys, labels_of(entries, several))
         write_index(file, [f"n{i:08d}" for i in range(CLASSES)], {"train": (shards, columns)}, {})
     for shard in shards:
         with (folder / shard.file).open("wb") as file:
@@ -56,6 +71,12 @@ def resident() -> np.ndarray:
     return 1024 * np.array([int(told[kind].split()[0]) for kind in ("RssAnon", "RssFile")])
 
 
+def peak() -> float:
+    """Gigabytes at most, files that are mapped and Python's imports included."""
+    told = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(told["VmHWM"].split()[0]) / 2**20
+
+
 def measure(folder: Path) -> dict[str, float]:
     from vitkit.data.order import Order
     from vitkit.data.sources import open_data
@@ -67,7 +88,10 @@ def measure(folder: Path) -> dict[str, float]:
     began_lookups = time.perf_counter()
     for index in some:
         assert source.fetch(index) == IMAGE and source.keys[index].endswith(f"_{index}.JPEG")
-        assert source.labels[index] == index % CLASSES
+        if source.multilabel:
+            assert len(source.labels.of(index)) == 1 + (index % 10 < 3)
+        else:
+            assert source.labels[index] == index % CLASSES
     looked, after = time.perf_counter(), (resident() - before) / len(source)
     order = Order(len(source), 4096)
     began_order = time.perf_counter()
@@ -76,11 +100,18 @@ def measure(folder: Path) -> dict[str, float]:
     ordered = time.perf_counter()
     half = source.take(np.arange(0, len(source), 2))
     assert half.keys[7] == source.keys[14]
+    ended = time.perf_counter()
+    made = source.labels[np.random.default_rng(3).integers(0, len(source), 4096)]
+    if source.multilabel:
+        assert made.padded(source.labels.most).shape == (4096, 2)
+    labelled = time.perf_counter()
     return {
+        "labels of a batch s": labelled - ended,
+        "peak GB": peak(),
         "index B/entry": (folder / "index.vitkit").stat().st_size / len(source),
         "open s": opened - began, "own B/entry": held[0], "mapped B/entry": held[1],
         "1000 lookups s": looked - began_lookups, "then own": after[0], "then mapped": after[1],
-        "Order.sample us": (ordered - began_order) / 4096 * 1e6, "take half s": time.perf_counter() - ordered,
+        "Order.sample us": (ordered - began_order) / 4096 * 1e6, "take half s": ended - ordered,
     }  # fmt: skip
 
 
@@ -88,6 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--entries", type=int, nargs="+", default=[10**6, 10**7])
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--several", action="store_true")
     parser.add_argument("--measure", type=Path)
     given = parser.parse_args()
     if given.measure:
@@ -95,7 +127,7 @@ def main() -> None:
         return
     for number, entries in enumerate(given.entries):
         with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-            write(Path(folder), entries)
+            write(Path(folder), entries, given.several)
             forget(Path(folder) / "index.vitkit")
             cold, warm = (measured(folder) for _ in range(2))
         told = {"entries": f"{entries:,}", "cold open s": f"{cold['open s']:.3g}"}

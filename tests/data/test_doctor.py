@@ -226,6 +226,38 @@ def test_one_class_few_images_and_imbalance():
     assert kinds(examine({"all": counted("all", cat=50, cow=5)}, deep=False)) == []
 
 
+def test_a_class_with_one_image_is_a_finding_of_its_own():
+    report = examine({"train": counted("train", cat=6, dog=1, emu=2)}, deep=False)
+    assert check(report, "one-image", "warning", ["train/dog/0.png"], "'dog'").classes == ("dog",)
+    assert check(report, "few-images", "warning", [f"train/emu/{i}.png" for i in (0, 1)]).classes == ("emu",)
+
+
+def test_classes_named_like_parts_of_a_data_set():
+    names = ["images", "annotations/trimaps", "n01443537/Images", "trains", "label maker", "cat"]
+    report = examine({"all": counted("all", **dict.fromkeys(names, 5))}, deep=False)
+    found = check(report, "folder-name", "warning", [], "'images'")
+    assert found.classes == ("annotations/trimaps", "images", "n01443537/Images")
+    assert kinds(report) == ["folder-name"]
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "1"])
+def test_classes_of_masks_beside_photographs(mode):
+    """As Pets' trimaps and VOC's palettes: a few values in one channel."""
+    grid = np.random.default_rng(0).integers(1, 4, (5, 4, 4), dtype=np.uint8)
+    drawn = [Image.fromarray(np.kron(one, np.ones((12, 12), np.uint8))) for one in grid]
+    if mode == "1":
+        drawn = [one.point(lambda value: 255 * (value > 1)).convert("1") for one in drawn]
+    elif mode == "P":
+        for one in drawn:
+            one.putpalette([0, 0, 0, 200, 0, 0, 0, 200, 0, 0, 0, 200])
+    flat = {f"m/{i}.png": saved(one) for i, one in enumerate(drawn)}
+    report = examine({"all": source(clean() | flat)})
+    assert check(report, "masks", "warning", list(flat), "'m'").classes == ("m",)
+    grays = {f"m/{i}.png": saved(scene(50 + i).convert("L")) for i in range(5)}
+    assert "masks" not in kinds(examine({"all": source(clean() | flat | grays)}))  # not all of them
+    assert "masks" not in kinds(examine({"all": source(flat)}))  # drawings, all of them
+
+
 def test_class_names_that_look_alike():
     nfc, nfd = (unicodedata.normalize(form, "é") for form in ("NFC", "NFD"))
     names = ["Cat", "cat", "polar bear", "polarbear ", nfc, nfd, "dog", "dogs"]

@@ -2,6 +2,7 @@
 
 import io
 import struct
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -282,6 +283,55 @@ def test_compressed_arrays_are_read_and_other_arrays_passed_over(tmp_path):
     np.savez_compressed(tmp_path / "a.npz", images=IMAGES, labels=LABELS.astype(np.uint8), **arrays)
     found = open_data(tmp_path / "a.npz")["all"]
     assert len(found) == 3 and found.classes == ("cat", "dog") and found.labels.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("shape", [(3000, 64, 64, 3), (3000, 64, 64)])
+def test_what_savez_compressed_writes_is_what_savez_writes(tmp_path, shape):
+    """Photographs hardly get smaller, and blank images a thousand times: both are read."""
+    images = np.zeros(shape, np.uint8)
+    images[:10] = np.random.default_rng(0).integers(0, 256, (10, *shape[1:]))
+    arrays = {
+        "x_train": images,
+        "y_train": np.arange(3000) % 7,
+        "x_test": images[:9],
+        "y_test": np.arange(9) % 7,
+    }
+    np.savez(tmp_path / "a.npz", **arrays)
+    np.savez_compressed(tmp_path / "b.npz", **arrays)
+    assert (tmp_path / "b.npz").stat().st_size < images.nbytes / 50
+    plain, packed = open_data(tmp_path / "a.npz"), open_data(tmp_path / "b.npz")
+    for split in ("train", "test"):
+        assert np.array_equal(plain[split].labels, packed[split].labels)
+        for i in (0, 5, -1):
+            assert np.array_equal(plain[split].fetch(i), packed[split].fetch(i))
+
+
+def blank_npz(method: int, megabytes: int = 0) -> bytes:
+    """images.npy of so many megabytes of zeros, compressed in one of zip's ways."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", method) as archive:
+        archive.writestr("images.npy", io_save(np.zeros((megabytes * 16 + 1, 256, 256, 1), np.uint8)))
+        archive.writestr("labels.npy", io_save(np.zeros(megabytes * 16 + 1, np.int64)))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_ways_of_compression_that_inflate_without_a_bound_are_refused(tmp_path, capfd, method):
+    (tmp_path / "a.npz").write_bytes(blank_npz(method))
+    told = refused(tmp_path / "a.npz", capfd)
+    assert "images.npy" in told and f"zip method {method}" in told
+
+
+def test_a_bomb_is_refused_before_it_takes_memory(tmp_path, monkeypatch):
+    """Each array would fit, and the two together do not: nothing is inflated."""
+    (tmp_path / "a.npz").write_bytes(blank_npz(zipfile.ZIP_DEFLATED, megabytes=64))
+    assert (tmp_path / "a.npz").stat().st_size < 100_000
+    monkeypatch.setattr("vitkit.data.npz.physical_memory", lambda: 1025 * 2**16 + 4000)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"a\.npz.*images\.npy"):
+        open_data(tmp_path / "a.npz")
+    assert tracemalloc.get_traced_memory()[1] < 10 * 2**20
+    tracemalloc.stop()
 
 
 # Parquet

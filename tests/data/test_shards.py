@@ -319,7 +319,7 @@ def test_a_damaged_or_newer_index_is_refused(packed):
     header, base = read_header(path)
     label = base + header["splits"]["train"]["columns"]["label"][0]
     cases = {
-        "version 7; this vitkit reads up to 1": good.replace(b"vitkit-shards 1 ", b"vitkit-shards 7 ", 1),
+        "version 7; this vitkit reads up to 2": good.replace(b"vitkit-shards 1 ", b"vitkit-shards 7 ", 1),
         "not an index": b"PK" + good,
         "at most": line.replace(b" %d " % len(json.dumps(header)), b" 99999999999 ") + b"\n" + rest,
         "its header alone claims 99999999": line.replace(b" %d " % len(json.dumps(header)), b" 99999999 ")

@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from vitkit.evaluation.accuracy import accuracy
-from vitkit.evaluation.multilabel import MultilabelAccuracy, average_precision, multilabel_accuracy
+from vitkit.evaluation.multilabel import (
+    EXACT,
+    MultilabelAccuracy,
+    average_precision,
+    multi_hot,
+    multilabel_accuracy,
+)
 
 
 def slow_precision(scores, there) -> float:
@@ -83,6 +89,51 @@ def test_batches_do_not_matter_and_many_classes_have_a_top_5():
     assert small.pop("loss") == pytest.approx(whole.pop("loss")) and small == whole
     fives = [labels[i, logits[i].topk(5).indices].any() for i in range(53)]
     assert whole["top5"] == pytest.approx(np.mean(fives)) and whole["top1"] < whole["top5"]
+
+
+def test_class_numbers_are_labels_as_rows_are():
+    logits = torch.randn(6, 4, generator=torch.Generator().manual_seed(2))
+    rows = torch.tensor(
+        [[1.0, 0, 0, 1], [0, 0, 0, 0], [0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 1, 1], [0, 0, 1, 0]]
+    )
+    numbers = torch.tensor([[0, 3], [-1, -1], [1, -1], [0, -1], [2, 3], [2, -1]])
+    assert torch.equal(multi_hot(numbers, 4), rows) and torch.equal(multi_hot(rows, 4), rows)
+    assert evaluated(logits, numbers).to_json(tuple("abcd")) == evaluated(logits, rows).to_json(tuple("abcd"))
+
+
+def counted(monkeypatch, logits, labels, size, gather=lambda rows: rows) -> MultilabelAccuracy:
+    """As of so many images that their scores are not kept."""
+    monkeypatch.setattr("vitkit.evaluation.multilabel.Kept", None)
+    many = EXACT // (5 * logits.shape[1]) + 1
+    return multilabel_accuracy(lambda x: x, batches(logits, labels, size), logits.shape[1], gather, many)
+
+
+def test_scores_that_would_fill_the_memory_are_counted_by_steps(monkeypatch):
+    rng = torch.Generator().manual_seed(7)
+    labels = (torch.rand(900, 12, generator=rng) < torch.linspace(0, 0.4, 12)).float()
+    logits = torch.randn(900, 12, generator=rng) * 4 - 9 + 3 * labels
+    whole, found = evaluated(logits, labels), counted(monkeypatch, logits, labels, 64)
+    assert found.precisions[1:].tolist() == pytest.approx(whole.precisions[1:].tolist(), abs=0.005)
+    assert math.isnan(found.precisions[0]) and found.positives.tolist() == whole.positives.tolist()
+    assert found.loss == pytest.approx(whole.loss)
+    same = ("images", "top1", "top5", "exact_match", "f1")
+    assert [getattr(found, name) for name in same] == [getattr(whole, name) for name in same]
+
+
+def test_scores_on_the_steps_are_counted_exactly_whatever_the_parts(monkeypatch):
+    rng = torch.Generator().manual_seed(8)
+    logits = torch.randint(-44 * 32 + 1, 20 * 32 + 1, (300, 5), generator=rng) / 32
+    labels = (torch.rand(300, 5, generator=rng) < 0.2).float()
+    whole = evaluated(logits, labels).precisions.tolist()
+    monkeypatch.setattr("vitkit.evaluation.multilabel.AT_ONCE", 35)
+    for size in (300, 7):
+        assert counted(monkeypatch, logits, labels, size).precisions.tolist() == pytest.approx(
+            whole, abs=1e-12
+        )
+    twice = counted(monkeypatch, logits, labels, 9, lambda rows: torch.cat([rows, rows]))  # two processes
+    assert twice.images == 600 and twice.precisions.tolist() == pytest.approx(whole, abs=1e-12)
+    beyond = counted(monkeypatch, torch.tensor([[1e9], [-1e9]]), torch.tensor([[1.0], [0.0]]), 2)
+    assert beyond.precisions.tolist() == [1.0]
 
 
 def test_without_any_label_nothing_is_made_up():

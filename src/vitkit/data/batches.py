@@ -1,6 +1,6 @@
 """Records to batches: decoded, viewed and stacked by worker processes, in an order that none can change."""
 
-# B images in a batch; h, w pixels of a view
+# B images in a batch; K labels of an image at most, the others of its row being -1; h, w pixels of a view
 
 import atexit
 import os
@@ -33,7 +33,7 @@ PATIENCE = 540.0  # seconds to wait for one batch: a cold file system is slow, a
 GLANCE = 2.0  # seconds between two looks whether all workers live
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # which the main process answers for its workers
 
-Batch = dict[str, Tensor]  # image (B, 3, h, w) uint8, label (B,) or (B, classes), index (B,), place (B,)
+Batch = dict[str, Tensor]  # image (B, 3, h, w) uint8, label (B,) or (B, K), index (B,), place (B,)
 Place = tuple[int, int]  # (step, place) of a training order, (0, number) in evaluation
 Made = tuple[Batch, list[tuple[int, BadImage]]]  # a batch, and what was wrong with its other images
 
@@ -160,7 +160,10 @@ class Samples(Dataset):
         return self.batch(images[: len(good)], np.array(good, dtype=np.int64), where), wrong
 
     def batch(self, images: Tensor, indices: np.ndarray, places: list[int]) -> Batch:
-        labels = torch.from_numpy(self.source.labels[indices])
+        labels = self.source.labels[indices]
+        if self.source.multilabel:
+            labels = labels.padded(self.source.labels.most)
+        labels = torch.from_numpy(labels)
         numbers = {"index": torch.from_numpy(indices), "place": torch.tensor(places, dtype=torch.int64)}
         return {"image": images, "label": labels, **numbers}
 

@@ -24,6 +24,13 @@ FEW, IMBALANCE = 5, 10  # images of a class to learn from; the largest class to 
 TINY, ENORMOUS, LONG = 32, 20_000_000, 5  # shorter side; pixels; longer side to shorter
 NEAR, FLAT = 3, 8  # bits in which near-duplicates differ at most; grey levels that show nothing to hash
 COLUMNS = [0, 2, 4, 6, 1, 3, 5, 7]  # of a hash: each half gets one of the margins, which are often flat
+LEVELS = 8  # colours of a mask, at most
+MASKLIKE = {"mode-bilevel", "mode-gray", "mode-palette"}
+FOLDERS = {  # of data sets whose labels are in files, not in the names of folders
+    "train", "training", "val", "valid", "validation", "test", "testing", "images", "image", "imgs", "img",
+    "jpg", "jpeg", "jpegimages", "png", "annotations", "annotation", "labels", "label", "masks", "mask",
+    "trimaps", "segmentation", "segmentations", "ground_truth", "gt", "bboxes", "data", "dataset",
+}  # fmt: skip
 MODES = {"1": "bilevel", "L": "gray", "LA": "gray", "I;16": "gray", "I;16B": "gray", "I": "32-bit",
          "F": "float", "CMYK": "cmyk", "P": "palette", "RGB": "", "RGBA": "", "RGBX": ""}  # fmt: skip
 
@@ -56,6 +63,7 @@ class Look(NamedTuple):
     told: str = ""  # to be said behind the name
     digest: bytes = b""  # of the pixels
     hash: bytes = b""  # of how they look; empty where that would say nothing
+    mask: bool = False  # whether it has one channel or a palette, and few colours
 
 
 def examine(splits: Mapping[str, Source], *, deep: bool = True, workers: int = 4,
@@ -80,7 +88,7 @@ def examine(splits: Mapping[str, Source], *, deep: bool = True, workers: int = 4
                     advance(1)
             looks += sorted(found, key=lambda one: one[:3])
     files = {split: files_by_class(source, names[split]) for split, source in splits.items()}
-    findings = [*structure(splits, files), *copies(looks)]
+    findings = [*structure(splits, files), *masks(looks), *copies(looks)]
     for tag in sorted({tag for one in looks for tag in one.tags}):
         those = [one for one in looks if tag in one.tags]
         findings.append(find(tag, [one.name for one in those], first=f"{those[0].name!r}{those[0].told}"))
@@ -135,8 +143,8 @@ def spread(values: Sequence[int]) -> dict[str, float]:
 
 def files_by_class(source: Source, names: list[str]) -> dict[str, list[str]]:
     files: dict[str, list[str]] = {name: [] for name in sorted(source.classes)}
-    rows = np.argwhere(source.labels > 0).tolist() if source.multilabel else enumerate(source.labels.tolist())
-    for i, label in rows:
+    rows = source.labels.pairs() if source.multilabel else (np.arange(len(source)), source.labels)
+    for i, label in zip(*(part.tolist() for part in rows), strict=True):
         files[source.classes[label]].append(names[i])
     return {name: sorted(those) for name, those in files.items()}
 
@@ -152,6 +160,9 @@ def structure(splits: Mapping[str, Source], files: dict[str, dict[str, list[str]
     for twins in alike.values():
         if len(twins) > 1:  # ascii, for NFC and NFD look the same
             yield find("similar-classes", classes=twins, twins=", ".join(map(ascii, twins)))
+    odd = [name for name in sorted(set(chain(*files.values()))) if FOLDERS & set(name.lower().split("/"))]
+    if odd:
+        yield find("folder-name", classes=odd)
     train = next((split for split in ("train", "all") if split in splits), None)
     if train is None:  # data to evaluate on
         return
@@ -166,7 +177,10 @@ def structure(splits: Mapping[str, Source], files: dict[str, dict[str, list[str]
             yield find("class-not-in-train", those, classes=strange, split=split, train=train)
         if absent:
             yield find("class-not-in-split", classes=absent, split=split, train=train)
-    few = [name for name, those in files[train].items() if len(those) < FEW]
+    single = [name for name, count in present.items() if count == 1]
+    if single:
+        yield find("one-image", chain(*(files[train][name] for name in single)), classes=single, train=train)
+    few = [name for name, those in files[train].items() if len(those) < FEW and name not in single]
     if few:
         those = chain(*(files[train][name] for name in few))
         listed = some([f"{name}: {len(files[train][name])}" for name in few])
@@ -189,7 +203,19 @@ def look(source: Source, index: int, split: str, name: str) -> Look:
     shape = {"tiny": short < TINY, "enormous": short * long > ENORMOUS, "long": long > LONG * short}
     tags = tuple(tag for tag in shape if shape[tag]) + (header(content) if isinstance(content, bytes) else ())
     digest = hashlib.blake2b(pixels.tobytes(), digest_size=16, key=b"%d %d" % (width, height)).digest()
-    return Look(split, name, label, size, tags, f" of {width} x {height}", digest, difference_hash(pixels))
+    mask = bool(MASKLIKE & set(tags)) and Image.fromarray(pixels).getcolors(LEVELS) is not None
+    told = f" of {width} x {height}"
+    return Look(split, name, label, size, tags, told, digest, difference_hash(pixels), mask)
+
+
+def masks(looks: list[Look]) -> Iterator[Finding]:
+    """Classes of nothing but masks beside classes of photographs; where all are so, they are drawings."""
+    by_label: dict[str, list[Look]] = {}
+    for one in (one for one in looks if one.label and one.size):
+        by_label.setdefault(one.label, []).append(one)
+    flat = [label for label in sorted(by_label) if all(one.mask for one in by_label[label])]
+    if flat and len(flat) < len(by_label):
+        yield find("masks", [one.name for label in flat for one in by_label[label]], classes=flat)
 
 
 def header(data: bytes) -> tuple[str, ...]:

@@ -31,6 +31,9 @@ KINDS = {  # severity, text, remedy; a remedy stays one line
         "in {here}, or the result comes out too good; " + LISTED),
     "class-not-in-split": ("warning", "Classes of {train} without an image in {split}: {classes}",
         "Move a tenth of their images from {train} to {split}; until then its result says nothing of them"),
+    "one-image": ("warning", "Classes with one image in {train}: {classes}",
+        "Add images of them: the only one is either learned from or tested on, never both; else join them to "
+        "another class, or delete them"),
     "few-images": ("warning", "Classes with under 5 images in {train}: {listed}",
         "Add images of them, 50 or more each if you can; else join them to another class, or delete them"),
     "imbalance": ("warning", "In {train}, {large} and {small}",
@@ -39,6 +42,12 @@ KINDS = {  # severity, text, remedy; a remedy stays one line
     "similar-classes": ("warning", "Classes that differ by case, spaces or Unicode form only: {twins}",
         "If they are one class, move all images into one folder, or write one name in the table, and look "
         "again: `vitkit doctor DATA --quick`"),
+    "masks": ("warning", "Classes whose images have one channel and few values, as masks have: {classes}",
+        "Move masks and label images out of DATA, so that only photographs are left in class folders; the "
+        "published layouts that are read as they are stand in docs/data.md"),
+    "folder-name": ("warning", "Classes named like a part of a data set, not like a class: {classes}",
+        "If the folder is no class, give the folder above or below it that holds class folders, or a .csv "
+        "with the columns path and label; the layouts that are read are in docs/data.md"),
     "tiny": ("note", "Images with a side under 32 pixels: {n}, as {first}",
         "If most are so small, use small patches on small images: finetune --model ViT-Ti/4 --image-size 32"),
     "enormous": ("note", "Images of more than 20 million pixels: {n}, as {first}",

@@ -21,10 +21,11 @@ import numpy as np
 from vitkit.data.archives import MAX_MEMBER, Positioned
 from vitkit.data.content import SIZE
 from vitkit.data.decode import BadImage
+from vitkit.data.sparse import Labels, SparseLabels
 
 INDEX = "index.vitkit"
 MAGIC = b"vitkit-shards"
-VERSION = 1
+VERSION = 2  # which has several labels an image as numbers; one label is still written as version 1
 MAX_HEADER = 2**28
 ALIGN = 64
 HANDLES = 128  # shards held open by a process
@@ -57,11 +58,18 @@ class Index:
     """The samples of one split, in the order of the data set that they came from."""
 
     shards: tuple[Shard, ...]
-    columns: dict[str, np.ndarray]  # those of COLUMNS, and label
+    columns: dict[str, np.ndarray]  # those of COLUMNS, label and, for several an image, label_end
     identity: str = ""  # of names, labels and contents in their order, by the checksums in the header
 
     def __len__(self) -> int:
         return len(self.columns["shard"])
+
+    def labels(self, classes: int) -> Labels:
+        """Class numbers; several an image are sparse, also where an older index has them as a dense table."""
+        found = self.columns["label"]
+        if "label_end" in self.columns:
+            return SparseLabels(self.columns["label_end"], found, classes)
+        return SparseLabels.from_dense(found) if found.ndim == 2 else found
 
     def key(self, index: int) -> str:
         ends = self.columns["name"]
@@ -106,13 +114,16 @@ def open_index(path: Path) -> tuple[tuple[str, ...], dict[str, Index]]:
                     Shard(str(name), int(size), str(digest), int(count))
                     for name, size, digest, count in facts["shards"]
                 )
-                kinds = kinds_of(facts["count"], len(classes), header["several"])
-                if "content" not in facts["columns"]:
+                places = facts["columns"]
+                kinds = kinds_of(facts["count"], len(classes), header["several"], "label_end" in places)
+                if "content" not in places:
                     del kinds["content"]
-                columns = {n: mapped_column(mapped, base, facts["columns"][n], *kinds[n]) for n in kinds}
-                check_shards(shards, scan(file, base, facts["columns"]["shard"], "<u4"))
-                check_labels(scan(file, base, facts["columns"]["label"], kinds["label"][0]), len(classes))
-                splits[str(split)] = Index(shards, columns, identity(facts["columns"]))
+                columns = {n: mapped_column(mapped, base, places[n], *kinds[n]) for n in kinds}
+                check_shards(shards, scan(file, base, places["shard"], "<u4"))
+                check_labels(scan(file, base, places["label"], kinds["label"][0]), len(classes))
+                if "label_end" in kinds:
+                    check_ends(scan(file, base, places["label_end"], "<i8"), len(columns["label"]))
+                splits[str(split)] = Index(shards, columns, identity(places))
     except (KeyError, TypeError, IndexError, OverflowError, AttributeError) as error:
         raise ValueError(f"{path}: the index is damaged ({type(error).__name__}: {error})") from None
     except ValueError as error:
@@ -122,8 +133,8 @@ def open_index(path: Path) -> tuple[tuple[str, ...], dict[str, Index]]:
 
 def identity(columns: Mapping[str, list[int]]) -> str:
     """Equal for the same samples in the same order, however they are cut into shards; nothing is read."""
-    told = [columns[name][1:] for name in ("name", "names", "length", "crc", "label")]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    named = [name for name in ("name", "names", "length", "crc", "label", "label_end") if name in columns]
+    return hashlib.sha256(json.dumps([columns[name][1:] for name in named]).encode()).hexdigest()
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
@@ -161,11 +172,15 @@ def parse_header(text: bytes, expected: str, path: str) -> dict[str, Any]:
     return header
 
 
-def kinds_of(count: int, classes: int, several: bool) -> dict[str, tuple[str, tuple[int, ...]]]:
+def kinds_of(count: int, classes: int, several: bool, sparse: bool) -> dict[str, tuple[str, tuple[int, ...]]]:
     """The dtype and shape of every column; -1 for a length that the column itself tells."""
     kinds = {name: (kind, (-1,) if name == "names" else (count,)) for name, kind in COLUMNS.items()}
-    label: tuple[str, tuple[int, ...]] = ("<f4", (count, classes)) if several else ("<i8", (count,))
-    return kinds | {"label": label}
+    label: dict[str, tuple[str, tuple[int, ...]]] = {"label": ("<i8", (count,))}
+    if sparse:
+        label = {"label": ("<i4", (-1,)), "label_end": ("<i8", (count,))}
+    elif several:
+        label = {"label": ("<f4", (count, classes))}
+    return kinds | label
 
 
 def mapped_column(
@@ -227,6 +242,17 @@ def check_labels(labels: Iterable[np.ndarray], classes: int) -> None:
             raise ValueError(f"label {wrong[0]} is not in 0..{top} ({classes} classes)")
 
 
+def check_ends(ends: Iterable[np.ndarray], total: int) -> None:
+    """Where the labels of each image end: never before those of the one before it, the last at the end."""
+    last = 0
+    for part in ends:
+        if np.diff(part, prepend=last).min(initial=0) < 0:
+            raise ValueError("the labels of an image end before they begin")
+        last = int(part[-1]) if len(part) else last
+    if last != total:
+        raise ValueError(f"{last} labels of {total} belong to an image")
+
+
 def write_index(
     file: BinaryIO,
     classes: Iterable[str],
@@ -240,11 +266,12 @@ def write_index(
         for name, values in columns.items():
             places[name] = [at, values.nbytes, zlib.crc32(raw(values))]
             at = aligned(at + values.nbytes)
-        several |= columns["label"].ndim == 2
+        several |= "label_end" in columns
         told[split] = {"count": len(columns["shard"]), "shards": shards, "columns": places}
     header = {"classes": list(classes), "several": several, "bytes": at, "splits": told, **facts}
     text = json.dumps(header).encode()
-    line = b"%b %d %d %b\n" % (MAGIC, VERSION, len(text), hashlib.sha256(text).hexdigest().encode())
+    version = VERSION if several else 1
+    line = b"%b %d %d %b\n" % (MAGIC, version, len(text), hashlib.sha256(text).hexdigest().encode())
     file.write((line + text).ljust(aligned(len(line) + len(text)), b" "))
     for _, columns in splits.values():
         for values in columns.values():
@@ -252,13 +279,15 @@ def write_index(
             file.write(bytes(aligned(values.nbytes) - values.nbytes))
 
 
-def make_columns(rows: np.ndarray, keys: Iterable[str], labels: np.ndarray) -> dict[str, np.ndarray]:
+def make_columns(rows: np.ndarray, keys: Iterable[str], labels: Labels) -> dict[str, np.ndarray]:
     """Columns out of rows, and of the names and labels that go with them."""
     names = [key.encode("utf-8", "surrogateescape") for key in keys]
     columns = {name: rows[name] for name in COLUMNS if name in ROW.fields}
     columns["name"] = np.cumsum([len(name) for name in names], dtype="<u8")
     columns["names"] = np.frombuffer(b"".join(names), "u1")
-    return columns | {"label": labels.astype("<f4" if labels.ndim == 2 else "<i8")}
+    if isinstance(labels, SparseLabels):
+        return columns | {"label": labels.numbers.astype("<i4"), "label_end": labels.ends.astype("<i8")}
+    return columns | {"label": labels.astype("<i8")}
 
 
 def raw(values: np.ndarray) -> memoryview:

@@ -32,6 +32,7 @@ def read_npz(path: Path) -> tuple[Pairs, tuple[str, ...] | None]:
             if len(members) < len(archive.infolist()):
                 raise ValueError("two of its arrays have the same name")
             pairs, names = pairs_of(set(members)), members.get("classes")
+            check_sizes([members[name] for pair in pairs.values() for name in pair], file.size)
             found = {
                 split: tuple(array_of(archive, members[name], file.size) for name in pair)
                 for split, pair in pairs.items()
@@ -64,11 +65,33 @@ def pairs_of(names: set[str]) -> dict[str, tuple[str, str]]:
     return {SPLITS[name[2:]]: (name, f"y{name[1:]}") for name in parts}
 
 
+def check_sizes(members: list[zipfile.ZipInfo], size: int) -> None:
+    """Refuse arrays that cannot be in a file of this size, or that this machine's memory does not hold.
+
+    Only what numpy writes is read, stored or deflated: of these zipfile inflates no more than is claimed.
+    """
+    for m in members:
+        if m.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{m.filename} is compressed in a way that numpy does not write (zip method "
+                             f"{m.compress_type}); save it again with numpy.savez_compressed")  # fmt: skip
+        if m.compress_size > size or m.file_size > DENSEST * m.compress_size + DENSEST:
+            raise ValueError(f"{m.filename} claims {m.file_size} bytes, in a file of {size}")
+    needed, memory = sum(m.file_size for m in members), physical_memory()
+    if needed > memory:
+        largest = max(members, key=lambda m: m.file_size).filename
+        raise ValueError(f"its arrays take {needed / 1e9:.3g} GB, most of it {largest}, and this machine has "
+                         f"{memory / 1e9:.3g} GB; write the images as files, and 'vitkit shard' makes shards "
+                         "of them")  # fmt: skip
+
+
+def physical_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def array_of(archive: zipfile.ZipFile, member: zipfile.ZipInfo, size: int) -> np.ndarray:
     """An array whose header, directory entry and file agree about its bytes."""
-    name, packed = member.filename, member.compress_size
-    if packed > size or member.file_size > DENSEST * packed + DENSEST:
-        raise ValueError(f"{name} claims {member.file_size} bytes, in a file of {size}")
+    check_sizes([member], size)
+    name = member.filename
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         if version not in HEADERS:
@@ -79,10 +102,6 @@ def array_of(archive: zipfile.ZipFile, member: zipfile.ZipInfo, size: int) -> np
         needed = prod(shape) * dtype.itemsize
         if file.tell() + needed != member.file_size:
             raise ValueError(f"{name} claims {dtype} {shape}, and has {member.file_size - file.tell()} bytes")
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > memory:
-        raise ValueError(f"{name} takes {needed / 1e9:.3g} GB, and this machine has {memory / 1e9:.3g} GB; "
-                         "write the images as files, and 'vitkit shard' makes shards of them")  # fmt: skip
     with archive.open(member) as file:
         return np.lib.format.read_array(file, allow_pickle=False)
 

@@ -21,6 +21,7 @@ from vitkit.data.content import mark
 from vitkit.data.decode import BadImage, decode
 from vitkit.data.index import INDEX, ROW, Shard, make_columns, open_index, read_header, write_index
 from vitkit.data.sources import Source, open_data
+from vitkit.data.sparse import blocks
 from vitkit.data.splits import same_classes
 from vitkit.data.tars import index_shards
 
@@ -164,10 +165,12 @@ def plan(splits: Mapping[str, Source], seed: int, counts: dict[str, int]) -> dic
         names = hashlib.sha256()
         for key in source.keys:
             names.update(key.encode("utf-8", "surrogateescape") + b"\n")
-        labels = hashlib.sha256(np.ascontiguousarray(source.labels).data).hexdigest()
+        labels = hashlib.sha256()
+        for part in blocks(source.labels):
+            labels.update(part)
         told[f"{split}: images"], told[f"{split}: images a shard"] = len(source), counts[split]
         told[f"{split}: classes"], told[f"{split}: names"] = list(source.classes), names.hexdigest()
-        told[f"{split}: labels"] = labels
+        told[f"{split}: labels"] = labels.hexdigest()
     return told
 
 
@@ -271,7 +274,7 @@ def encoded(content: bytes | np.ndarray) -> bytes:
 def label_member(source: Source, number: int) -> tuple[str, bytes]:
     if not source.multilabel:
         return f"{number:09d}.cls", b"%d" % source.labels[number]
-    labels = np.flatnonzero(source.labels[number]).tolist()
+    labels = source.labels.of(number).tolist()
     told = {"labels": labels, "names": [source.classes[label] for label in labels]}
     return f"{number:09d}.json", json.dumps(told).encode()
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from vitkit.data.order import Order
 from vitkit.data.sources import Source
+from vitkit.data.sparse import blocks
 from vitkit.data.views import View
 
 CHECKSUM = 4  # bytes of a CRC-32
@@ -37,7 +38,8 @@ def shelf_of(source: Source, view: View, order: Order | None) -> "Shelf | None":
         return None
     told = hashlib.sha256(repr((source.name, source.classes, view, order)).encode())
     told.update("\n".join(source.keys).encode(errors="surrogateescape"))
-    told.update(np.ascontiguousarray(source.labels).data)
+    for part in blocks(source.labels):
+        told.update(part)
     return Shelf(_folder / told.hexdigest()[:32], view.size)
 
 

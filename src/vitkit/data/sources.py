@@ -19,6 +19,7 @@ from vitkit.data.names import SPLITS, SUFFIXES, check_aliases, hidden, split_fol
 from vitkit.data.npz import class_numbers, read_npz
 from vitkit.data.parquet import image_tables, manifest_rows
 from vitkit.data.remote import Cache, open_remote
+from vitkit.data.sparse import Labels, SparseLabels
 from vitkit.data.tables import Row, csv_rows
 
 KINDS = "a folder, .csv, .parquet, .zip, .tar, .npz, an http(s) address of shards or 'digits'"
@@ -46,19 +47,23 @@ class Source:
     name: str
     classes: tuple[str, ...]
     keys: Sequence[str]
-    labels: np.ndarray  # (N,) of class numbers, or (N, classes) of 0 and 1 where an image may have several
+    labels: Any  # (N,) of class numbers, or SparseLabels where an image may have several
     fetch: Callable[[int], bytes | np.ndarray]  # encoded bytes, or pixels (H, W, 3)
     skipped: tuple[str, ...] = ()  # files that are not images, by name
     digest: Callable[[int], bytes] | None = None  # of an image's content, where it is had without reading all
     size: Callable[[int], int] | None = None  # bytes of an image's file, without reading it
     identity: str = ""  # a digest of all names, labels and contents, where an index holds their checksums
 
+    def __post_init__(self) -> None:
+        if isinstance(self.labels, np.ndarray) and self.labels.ndim == 2:  # of 0 and 1
+            object.__setattr__(self, "labels", SparseLabels.from_dense(self.labels))
+
     def __len__(self) -> int:
         return len(self.keys)
 
     @property
     def multilabel(self) -> bool:
-        return self.labels.ndim == 2
+        return isinstance(self.labels, SparseLabels)
 
     def take(self, indices: np.ndarray) -> "Source":
         """The images with these numbers, in this order."""
@@ -81,8 +86,9 @@ class Source:
 def open_data(place: str | Path, *, cache: Cache | None = None) -> dict[str, Source]:
     """All splits of a data set by name; one without splits is under "all".
 
-    place: an image folder, a folder or http(s) address of shards, a .csv or .parquet manifest, .parquet files
-    of images, a .zip or .tar of a folder, an .npz, "digits" or vtab:TASK:ROOT. cache: for what is fetched.
+    place: an image folder, a public data set as published, a folder or http(s) address of shards, a .csv or
+    .parquet manifest, .parquet files of images, a .zip or .tar of a folder, an .npz, "digits" or
+    vtab:TASK:ROOT. cache: for what is fetched.
     """
     if not str(place).strip():
         raise ValueError(f"the data is {str(place)!r}, an empty name; give {KINDS}")
@@ -108,9 +114,13 @@ def open_data(place: str | Path, *, cache: Cache | None = None) -> dict[str, Sou
 
 
 def open_folder(path: Path) -> dict[str, Source]:
-    """Shards, known by their index; .parquet files of images; or files in class folders."""
+    """Shards or a public data set, known by their files; .parquet files; or files in class folders."""
+    from vitkit.data.vtab import open_published  # which makes sources
+
     if (path / INDEX).is_file():
         return open_shards(path.name, path / INDEX)
+    if published := open_published(path):
+        return published
     names = sorted(walk(path))
     suffixes = {os.path.splitext(name)[1].lower() for name in names}
     if suffixes.isdisjoint(SUFFIXES):
@@ -130,7 +140,7 @@ def open_shards(name: str, path: Path, read: ReadShard | None = None) -> dict[st
     by_place = read or local_shards(path.parent, splits)
 
     def source(part: Index) -> Source:
-        keys, labels = Lazy(len(part), part.key), part.columns["label"]
+        keys, labels = Lazy(len(part), part.key), part.labels(len(classes))
         return Source(
             name, classes, keys, labels, lambda i: part.fetch(i, by_place), digest=part.digest,
             identity=part.identity,
@@ -177,7 +187,10 @@ def walk(root: Path) -> Iterator[str]:
 
 
 def open_archive(path: Path) -> dict[str, Source]:
+    from vitkit.data.vtab import refuse_published  # which makes sources
+
     members, fetch, odd, size = open_zip(path) if path.suffix.lower() == ".zip" else open_tar(path)
+    refuse_published(path, members)
     return open_tree(path.name, members, fetch, skipped=odd, size=size)
 
 
@@ -231,16 +244,17 @@ def from_rows(
 ) -> Source:
     """(file, label) rows to a Source; classes stand in the order of their names.
 
-    several: a label may be several, and each image has a 0 or 1 for each class.
+    several: a label may be several, and the labels are sparse.
     """
     keys = [key for key, _ in rows]
     sets = [[part.strip() for part in label.split(BETWEEN)] if several else [label] for _, label in rows]
     classes = tuple(sorted({part for labels in sets for part in labels if part}))
     number = {label: i for i, label in enumerate(classes)}
+    labels: Labels
     if several:
-        labels = np.zeros((len(rows), len(classes)), dtype=np.float32)
-        for row, found in enumerate(sets):
-            labels[row, [number[part] for part in found if part]] = 1
+        labels = SparseLabels.from_lists(
+            ([number[part] for part in found if part] for found in sets), len(classes)
+        )
     else:
         labels = np.array([number[found[0]] for found in sets], dtype=np.int64)
     mark = (lambda i: digest(keys[i])) if digest else None

@@ -13,6 +13,7 @@ from vitkit.data.content import REMEMBERED, SIZE, mark
 from vitkit.data.decode import BadImage
 from vitkit.data.names import folded
 from vitkit.data.sources import Lazy, Source
+from vitkit.data.sparse import joined
 
 PART = 256  # images that a thread looks at in a row
 
@@ -62,7 +63,7 @@ def split(
 
 def by_class(source: Source) -> Iterable[np.ndarray]:
     """The numbers of the images of each class; with several labels, an image counts for its first."""
-    first = source.labels.argmax(1) if source.multilabel else source.labels
+    first = source.labels.first() if source.multilabel else source.labels
     order = np.argsort(first, kind="stable")  # not a search for each class, of which there may be 21,000
     bounds = np.searchsorted(first[order], np.arange(len(source.classes) + 1))
     return [order[start:stop] for start, stop in pairwise(bounds)]
@@ -121,7 +122,7 @@ def join(first: Source, second: Source) -> Source:
     return replace(
         first,
         keys=Lazy(size + len(second), either(lambda source: source.keys.__getitem__)),
-        labels=np.concatenate([first.labels, same_classes(second, first.classes).labels]),
+        labels=joined(first.labels, same_classes(second, first.classes).labels),
         fetch=either(lambda source: source.fetch),
         skipped=first.skipped + second.skipped,
         digest=either(lambda source: partial(fingerprint, source)),
@@ -145,9 +146,6 @@ def same_classes(source: Source, classes: tuple[str, ...], name: str = "") -> So
         return source
     place = {label: i for i, label in enumerate(classes)}
     numbers = np.array([place[label] for label in source.classes], dtype=np.int64)
-    if source.multilabel:
-        labels = np.zeros((len(source), len(classes)), dtype=source.labels.dtype)
-        labels[:, numbers] = source.labels
-    else:
-        labels = numbers[source.labels]
+    several = source.multilabel
+    labels = source.labels.renumbered(numbers, len(classes)) if several else numbers[source.labels]
     return replace(source, classes=tuple(classes), labels=labels)

@@ -29,6 +29,7 @@ from vitkit.data.index import (
     write_index,
 )
 from vitkit.data.names import MOST_CLASSES, SPLITS, SUFFIXES, check_stray
+from vitkit.data.sparse import SparseLabels
 
 CODE = ("pkl", "pickle", "pyd", "pt", "pth")  # what WebDataset would unpickle; here it is not opened
 
@@ -75,12 +76,7 @@ def joined(parts: list[Scanned], classes: int, several: bool) -> tuple[list[Shar
     rows = np.concatenate([np.array(part[1], ROW) for part in parts])
     rows["shard"] = np.repeat(np.arange(len(parts)), [len(part[1]) for part in parts])
     labels: list[Any] = [label for part in parts for label in part[3]]
-    if several:
-        table = np.zeros((len(labels), classes), np.float32)
-        for row, found in enumerate(labels):
-            table[row, found] = 1
-    else:
-        table = np.array(labels, np.int64)
+    table = SparseLabels.from_lists(labels, classes) if several else np.array(labels, np.int64)
     return [part[0] for part in parts], make_columns(rows, (key for part in parts for key in part[2]), table)
 
 

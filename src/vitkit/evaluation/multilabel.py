@@ -1,6 +1,6 @@
 """Images with several labels each: average precision of every label, and what is right at 0.5."""
 
-# N images in all, B in a batch, C classes
+# N images in all, B in a batch, C classes, K labels of an image at most
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -9,6 +9,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+EXACT = 2**31  # bytes of scores that are kept
+BINS, PER_LOGIT, HIGHEST = 2048, 32, 20.0  # steps of 1/32 from a logit of 20 down to -44
+AT_ONCE = 2**24  # scores
 
 
 @dataclass(frozen=True)
@@ -63,31 +67,99 @@ def multilabel_accuracy(
     batches: Iterable[dict[str, Tensor]],
     classes: int,
     gather: Callable[[Tensor], Tensor] = lambda rows: rows,
+    images: int = 0,
 ) -> MultilabelAccuracy:
-    """Every batch through a function from images to logits; labels are (B, C) of 0 and 1.
+    """Every batch through a function from images to logits; labels as `multi_hot` takes them.
 
-    The logits of all images are kept until the end, 5 C bytes an image, for a label's precision depends on
-    the order of all of them. `gather` brings the rows of several processes together.
+    images: how many there will be, about. A label's precision depends on the order of the scores of all
+    images; while those take 2 GB or less (5 C bytes an image) they are kept and it is exact, else they are
+    counted by steps of 1/32 of a logit. `gather` brings the rows of several processes together.
     """
-    kept, truth = [torch.zeros(0, classes)], [torch.zeros(0, classes, dtype=torch.bool)]
+    exact = 5 * classes * images <= EXACT
+    precisions: Kept | Counted = Kept(classes) if exact else Counted(classes)
+    counts = torch.zeros(1, 6, dtype=torch.int64)  # images, top 1, top 5, exact, TP, 2 TP + FP + FN
+    loss, positives = torch.zeros(1, dtype=torch.float64), torch.zeros(1, classes, dtype=torch.int64)
     for batch in batches:
         if batch["label"].ndim != 2:
-            raise ValueError("each image has one label here: several are told for each by (B, C) of 0 and 1")
-        kept.append(logits_of(batch["image"]).float().cpu())  # (B, C)
-        truth.append(batch["label"].cpu() > 0)
-    scores, there = gather(torch.cat(kept)), gather(torch.cat(truth))
-    n, said = len(scores), scores > 0  # a logit of 0 is a probability of 0.5
+            raise ValueError("each image has one label here: several are given as (B, C) or (B, K)")
+        scores = logits_of(batch["image"]).float()  # (B, C)
+        there = multi_hot(batch["label"].to(scores.device), classes) > 0
+        said = scores > 0  # a logit of 0 is a probability of 0.5
+        best = there.gather(1, scores.topk(min(5, classes), dim=1).indices)
+        found = [best[:, 0].sum(), best.any(1).sum(), (said == there).all(1).sum(), (said & there).sum(),
+                 said.sum() + there.sum()]  # fmt: skip
+        counts += torch.stack([torch.full_like(found[0], len(scores)), *found]).cpu()
+        loss += F.binary_cross_entropy_with_logits(scores, there.float(), reduction="sum").cpu()
+        positives += there.sum(0).cpu()
+        precisions.add(scores, there)
+    n, top1, top5, same, right, decided = gather(counts).sum(0).tolist()
     if not n:
         raise ValueError("there is no image to evaluate on")
-    best = there.gather(1, scores.topk(min(5, classes), dim=1).indices)
-    right, decided = int((said & there).sum()), int(said.sum()) + int(there.sum())  # TP; 2 TP + FP + FN
-    precisions = [average_precision(scores[:, c], there[:, c]) for c in range(classes)]
     return MultilabelAccuracy(
-        images=n, top1=int(best[:, 0].sum()) / n, top5=int(best.any(1).sum()) / n if classes > 5 else None,
-        loss=float(F.binary_cross_entropy_with_logits(scores, there.float(), reduction="sum")) / n,
-        precisions=torch.tensor(precisions, dtype=torch.float64), positives=there.sum(0),
-        exact_match=int((said == there).all(1).sum()) / n, f1=2 * right / decided if decided else 0.0,
+        images=n, top1=top1 / n, top5=top5 / n if classes > 5 else None, loss=float(gather(loss).sum()) / n,
+        precisions=precisions.result(gather), positives=gather(positives).sum(0),
+        exact_match=same / n, f1=2 * right / decided if decided else 0.0,
     )  # fmt: skip
+
+
+def multi_hot(labels: Tensor, classes: int) -> Tensor:
+    """(B, C) of 0 and 1 out of class numbers (B, K), with -1 where an image has fewer; floats as they are."""
+    if labels.is_floating_point():
+        return labels.float()
+    table = torch.zeros(len(labels), classes + 1, device=labels.device)
+    return table.scatter_(1, labels % (classes + 1), 1.0)[:, :classes]  # -1 is the last column, left out
+
+
+class Kept:
+    """The scores of all images, and the exact average precision of each class."""
+
+    def __init__(self, classes: int):
+        self.scores, self.there = [torch.zeros(0, classes)], [torch.zeros(0, classes, dtype=torch.bool)]
+
+    def add(self, scores: Tensor, there: Tensor) -> None:
+        self.scores.append(scores.cpu())
+        self.there.append(there.cpu())
+
+    def result(self, gather: Callable[[Tensor], Tensor]) -> Tensor:
+        scores, there = gather(torch.cat(self.scores)), gather(torch.cat(self.there))
+        found = [average_precision(scores[:, c], there[:, c]) for c in range(scores.shape[1])]
+        return torch.tensor(found, dtype=torch.float64)
+
+
+class Counted:
+    """How many images of each class have a score in each of many steps: the same memory for any number."""
+
+    def __init__(self, classes: int):
+        self.classes = classes
+        self.images = self.positives = torch.zeros(0, dtype=torch.int32)  # (C, BINS), the highest step first
+
+    def add(self, scores: Tensor, there: Tensor) -> None:
+        if not len(self.images):
+            self.images, self.positives = (
+                torch.zeros(self.classes * BINS, dtype=torch.int32, device=scores.device) for _ in range(2)
+            )
+        first = torch.arange(self.classes, device=scores.device) * BINS
+        step = max(1, AT_ONCE // self.classes)
+        for at in range(0, len(scores), step):
+            bins = ((HIGHEST - scores[at : at + step]) * PER_LOGIT).clamp(0, BINS - 1).long()
+            places, hits = (bins + first).flatten(), there[at : at + step].flatten()
+            ones = torch.ones(1, dtype=torch.int32, device=scores.device)
+            self.images.scatter_add_(0, places, ones.expand(len(places)))
+            hits = places[hits]
+            self.positives.scatter_add_(0, hits, ones.expand(len(hits)))
+
+    def result(self, gather: Callable[[Tensor], Tensor]) -> Tensor:
+        parts = []
+        for at in range(0, self.classes, 1024):  # the sums of all classes at once would be gigabytes
+            rows = slice(at * BINS, (at + 1024) * BINS)
+            empty = torch.zeros(min(1024, self.classes - at) * BINS, dtype=torch.int32)
+            images, hits = (
+                gather((table[rows].cpu() if len(table) else empty)[None]).sum(0).view(-1, BINS).double()
+                for table in (self.images, self.positives)
+            )
+            shares = hits.cumsum(1) / images.cumsum(1).clamp(min=1)  # precision at each step
+            parts.append((hits * shares).sum(1) / hits.sum(1))  # NaN without a positive
+        return torch.cat(parts)
 
 
 def average_precision(scores: Tensor, there: Tensor) -> float:

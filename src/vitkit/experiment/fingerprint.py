@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.data.sources import Source
+from vitkit.data.sparse import SparseLabels
 from vitkit.data.splits import same_classes
 from vitkit.experiment.changes import Listing, differences, renamed_classes, sampled
 from vitkit.layouts.layout import WeightsError
@@ -107,7 +108,9 @@ def digest(source: Source) -> str:
     for at in range(0, 0 if source.identity else len(source), CHUNK):
         names = "\0".join(source.keys[at : at + CHUNK]) + "\0"
         found.update(names.encode("utf-8", "surrogateescape"))
-    found.update(np.ascontiguousarray(source.labels).data)
+    labels = source.labels
+    for part in (labels.ends, labels.numbers) if isinstance(labels, SparseLabels) else (labels,):
+        found.update(np.ascontiguousarray(part).data)
     return found.hexdigest()
 
 
@@ -130,16 +133,29 @@ def details(splits: Splits) -> dict[str, Any]:
 
 
 def detail(source: Source, named: bool) -> dict[str, Any]:
-    kinds, numbers = np.unique(source.labels, axis=0, return_inverse=True)
-    names = [label(source, kind) for kind in kinds]
-    told: dict[str, Any] = {"kinds": names, "counts": np.bincount(numbers.ravel()).tolist()}
-    return told | ({"labels": numbers.ravel().tolist(), "keys": list(source.keys),
-                    "sizes": sizes(source).tolist()} if named else {})  # fmt: skip
+    names, numbers = label_sets(source, named)
+    counts = np.bincount(numbers, minlength=len(names)).tolist()
+    row: dict[str, Any] = {"kinds": names, "counts": counts}
+    return row | ({"labels": numbers.tolist(), "keys": list(source.keys),
+                   "sizes": sizes(source).tolist()} if named else {})  # fmt: skip
 
 
-def label(source: Source, kind: np.ndarray) -> str:
-    """The class of an image, or its classes, joined."""
-    return ";".join(source.classes[i] for i in (np.flatnonzero(kind) if source.multilabel else [kind]))
+def label_sets(source: Source, named: bool) -> tuple[list[str], np.ndarray]:
+    """The classes of images, joined where an image has several, and the number of those of each image.
+
+    Where several labels an image are not listed image by image, each label counts by itself.
+    """
+    labels = source.labels
+    if not isinstance(labels, SparseLabels):
+        kinds, numbers = np.unique(labels, return_inverse=True)
+        return [source.classes[kind] for kind in kinds], numbers
+    if not named:
+        return list(source.classes), labels.numbers
+    seen: dict[tuple[int, ...], int] = {}
+    numbers = np.array(
+        [seen.setdefault(tuple(labels.of(i)), len(seen)) for i in range(len(labels))], np.int64
+    )
+    return [";".join(source.classes[i] for i in kind) for kind in seen], numbers
 
 
 def listing(lines: Sequence[Mapping[str, Any]]) -> Listing:

@@ -76,7 +76,9 @@ def evaluate(
     classes, gather = model.config.classes, runtime.gathered
     if model.multilabel:
         assert accepted is None
-        return multilabel_accuracy(lambda images: logits(model, images), batches, classes, gather)
+        return multilabel_accuracy(
+            lambda images: logits(model, images), batches, classes, gather, len(source)
+        )
     return accuracy(lambda images: logits(model, images), batches, classes, gather, accepted)
 
 

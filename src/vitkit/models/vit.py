@@ -4,6 +4,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -100,6 +101,11 @@ def check_vit(c: ViTConfig) -> None:
     for field, known in CHOICES.items():
         if getattr(c, field) not in known:
             raise ValueError(f"{field} must be one of {', '.join(known)}, not {getattr(c, field)!r}")
+    if isinstance(c.patch, list | tuple):
+        raise ValueError(f"patches are square: patch must be one number of pixels, as 16, not {c.patch}")
+    for field in ("width", "heads", "hidden", "patch", "channels", "depth", "classes", "representation"):
+        if not isinstance(getattr(c, field), Integral):
+            raise ValueError(f"{field} must be a whole number, not {getattr(c, field)!r}")
     for field in ("width", "heads", "hidden", "patch", "channels"):
         if getattr(c, field) < 1:
             raise ValueError(f"{field} must be at least 1, not {getattr(c, field)}")

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.data.views import normalise
+from vitkit.evaluation.multilabel import multi_hot
 
 Batch = dict[str, Tensor]
 Objective = Callable[[nn.Module, Batch], dict[str, Tensor]]
@@ -47,4 +48,5 @@ class Classify:
 
 
 def one_hot(labels: Tensor, classes: int) -> Tensor:
-    return labels.float() if labels.ndim == 2 else F.one_hot(labels, classes).float()
+    """Targets (B, C): of one class number an image, of several, or as they are where they were mixed."""
+    return multi_hot(labels, classes) if labels.ndim == 2 else F.one_hot(labels, classes).float()

@@ -1,6 +1,16 @@
-"""VTAB-1k: the files of its data sets, as they are published, to the splits of its 19 tasks."""
+"""Public data sets as they are published: their official splits, and those of VTAB-1k's 19 tasks."""
 
 from vitkit.data.vtab.portions import Opened, open_place, read_task
+from vitkit.data.vtab.published import open_published, refuse_published
 from vitkit.data.vtab.tasks import TASKS, Task, find_task
 
-__all__ = ["TASKS", "Opened", "Task", "find_task", "open_place", "read_task"]
+__all__ = [
+    "TASKS",
+    "Opened",
+    "Task",
+    "find_task",
+    "open_place",
+    "open_published",
+    "read_task",
+    "refuse_published",
+]

@@ -1,4 +1,4 @@
-"""Images as pixels in one file: CIFAR-100's binary version, small NORB, dSprites, PatchCamelyon."""
+"""Images as pixels in one file: CIFAR's binary versions, small NORB, dSprites, PatchCamelyon."""
 
 import gzip
 import os
@@ -6,6 +6,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Mapping
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -17,7 +18,8 @@ from vitkit.data.decode import BadImage
 from vitkit.data.sources import Lazy, Source
 from vitkit.data.vtab.lists import lines, need
 
-CIFAR = 2 + 3 * 32 * 32  # bytes of an image: coarse class, class, red, green, blue
+PIXELS = 3 * 32 * 32  # bytes of an image of CIFAR: red, green, blue
+CIFAR10_FILES = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
 NORB_KINDS = {0x1E3D4C55: "u1", 0x1E3D4C54: "<i4"}  # by the first four bytes
 NORB_FILES = {"train": "smallnorb-5x46789x9x18x6x2x96x96-training",
               "test": "smallnorb-5x01235x9x18x6x2x96x96-testing"}  # fmt: skip
@@ -43,30 +45,60 @@ def numbered(count: int) -> tuple[str, ...]:
 
 
 def cifar100(root: Path) -> dict[str, Source]:
-    """100 classes, the second byte of each image; the pickled version is refused."""
-    binary = any((root / place).exists() for place in ("train.bin", "cifar-100-binary"))
-    if not binary and any((root / place).exists() for place in ("cifar-100-python", "train")):
-        raise ValueError(
-            f"{root}: CIFAR-100's python version is a pickle, which can run code when it is read; put the "
-            "binary version there (cifar-100-binary.tar.gz, unpacked)"
-        )
+    """100 classes, the second byte of each image, the first being a coarse class; the pickle is refused."""
+    if not any((root / place).exists() for place in ("train.bin", "cifar-100-binary")):
+        refuse_pickles(root, "cifar-100", ("cifar-100-python", "train"))
     inner = need(root, "train.bin", "cifar-100-binary/train.bin").parent
-    classes = numbered(100)
-    if (inner / "fine_label_names.txt").exists():
-        classes = tuple(line for _, line in lines(inner / "fine_label_names.txt"))
+    files = {split: [f"{split}.bin"] for split in ("train", "test")}
+    return cifar("cifar100", inner, files, 2, "fine_label_names.txt", 100)
+
+
+def cifar10(root: Path) -> dict[str, Source]:
+    """10 classes, the first byte of each image, in five files and one; the pickle is refused."""
+    if not any((root / place).exists() for place in ("data_batch_1.bin", "cifar-10-batches-bin")):
+        refuse_pickles(root, "cifar-10", ("cifar-10-batches-py", "data_batch_1"))
+    inner = need(root, "data_batch_1.bin", "cifar-10-batches-bin/data_batch_1.bin").parent
+    return cifar("cifar10", inner, CIFAR10_FILES, 1, "batches.meta.txt", 10)
+
+
+def refuse_pickles(root: Path, name: str, places: tuple[str, ...]) -> None:
+    if any((root / place).exists() for place in places):
+        raise ValueError(
+            f"{root}: {name}'s python version is a pickle, which can run code when it is read; get the "
+            f"binary version instead: https://www.cs.toronto.edu/~kriz/{name}-binary.tar.gz, unpacked by "
+            f"'tar -xf {name}-binary.tar.gz'"
+        )
+
+
+def cifar(
+    name: str, root: Path, files: Mapping[str, list[str]], lead: int, names: str, count: int
+) -> dict[str, Source]:
+    """Rows of `lead` bytes, the last of them the class, and the pixels; a split is one or several files."""
+    classes = numbered(count)
+    if (root / names).exists():
+        classes = tuple(line for _, line in lines(root / names))
     found = {}
-    for split in ("train", "test"):
-        path = need(inner, f"{split}.bin")
-        size = path.stat().st_size
-        if not size or size % CIFAR:
-            raise ValueError(f"{path}: {size} bytes are no whole number of images ({CIFAR} each): cut off?")
-        rows = np.memmap(path, dtype=np.uint8, mode="r").reshape(-1, CIFAR)
-        found[split] = stored("cifar100", split, np.array(rows[:, 1]), classes, pixels_of(rows))
+    for split, listed in files.items():
+        parts = []
+        for path in (need(root, file) for file in listed):
+            size, row = path.stat().st_size, lead + PIXELS
+            if not size or size % row:
+                raise ValueError(f"{path}: {size} bytes are no whole number of images ({row} each): cut off?")
+            parts.append(np.memmap(path, dtype=np.uint8, mode="r").reshape(-1, row))
+        labels = np.concatenate([part[:, lead - 1] for part in parts])
+        found[split] = stored(name, split, labels, classes, pixels_of(parts, lead))
     return found
 
 
-def pixels_of(rows: np.ndarray) -> Any:
-    return lambda i: np.ascontiguousarray(rows[i, 2:].reshape(3, 32, 32).transpose(1, 2, 0))
+def pixels_of(parts: list[np.ndarray], lead: int) -> Any:
+    ends = np.cumsum([len(part) for part in parts])
+
+    def fetch(i: int) -> np.ndarray:
+        part = int(np.searchsorted(ends, i, side="right"))
+        row = parts[part][i - ends[part], lead:]  # counted from the end of its file
+        return np.ascontiguousarray(row.reshape(3, 32, 32).transpose(1, 2, 0))
+
+    return fetch
 
 
 def gray(image: np.ndarray) -> np.ndarray:

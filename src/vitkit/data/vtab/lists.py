@@ -26,7 +26,9 @@ def need(root: Path, *places: str) -> Path:
     for place in places:
         if (root / place).exists():
             return root / place
-    raise ValueError(f"{root}: has no {' or '.join(places)}; docs/vtab.md tells what goes there")
+    raise ValueError(
+        f"{root}: has no {' or '.join(places)}; docs/vtab.md and docs/data.md list what goes there"
+    )
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -38,15 +40,20 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
     return ((i, line.strip()) for i, line in enumerate(text.splitlines(), start=1) if line.strip())
 
 
-def from_files(name: str, rows: Mapping[str, list[Row]], classes: Iterable[str] = ()) -> dict[str, Source]:
-    """Sources of files by split; all splits have all classes, in the order given or that of their names."""
+def from_files(
+    name: str, rows: Mapping[str, list[Row]], classes: Iterable[str] = (), root: Path | None = None
+) -> dict[str, Source]:
+    """Sources of files by split; all splits have all classes, in the order given or that of their names.
+
+    With a root, keys are the files' places below it instead of the split and the row's key.
+    """
     known = tuple(classes) or tuple(sorted({label for part in rows.values() for _, _, label in part}))
     number = {label: i for i, label in enumerate(known)}
 
     def source(split: str, part: list[Row]) -> Source:
         paths = [path for _, path, _ in part]
         labels = np.array([number[label] for _, _, label in part], dtype=np.int64)
-        keys = [f"{split}/{key}" for key, _, _ in part]
+        keys = [path.relative_to(root).as_posix() if root else f"{split}/{key}" for key, path, _ in part]
         fetch, digest = (lambda i: read(paths[i])), (lambda i: mark_file(paths[i]))
         return Source(name, known, keys, labels, fetch, digest=digest)
 
@@ -79,16 +86,24 @@ def caltech101(root: Path) -> dict[str, Source]:
 
 
 def dtd(root: Path) -> dict[str, Source]:
-    """Textures; a file's folder in the lists of the first fold is its class."""
     inner = need(root, "dtd", ".") if not (root / "labels").is_dir() else root
+    return from_files("dtd", dtd_rows(inner))
+
+
+def dtd_rows(root: Path) -> dict[str, list[Row]]:
+    """Textures; a file's folder in the lists of the first fold is its class."""
     found = {}
     for split, listed in FOLD.items():
-        names = [name for _, name in lines(need(inner, f"labels/{listed}"))]
-        found[split] = [(name, inner / "images" / name, name.rpartition("/")[0]) for name in names]
-    return from_files("dtd", found)
+        names = [name for _, name in lines(need(root, f"labels/{listed}"))]
+        found[split] = [(name, root / "images" / name, name.rpartition("/")[0]) for name in names]
+    return found
 
 
 def pets(root: Path) -> dict[str, Source]:
+    return from_files("pets", *pet_rows(root))
+
+
+def pet_rows(root: Path) -> tuple[dict[str, list[Row]], list[str]]:
     """37 breeds; lists of name, class from 1, species and number within the species."""
     images = need(root, "images")
     found: dict[str, list[Row]] = {}
@@ -103,7 +118,20 @@ def pets(root: Path) -> dict[str, Source]:
                 raise ValueError(f"{path}, line {number}: not name, class, species, number: {line!r}")
             label = names.setdefault(int(cells[1]), cells[0].rpartition("_")[0])
             found[split].append((f"{cells[0]}.jpg", images / f"{cells[0]}.jpg", label))
-    return from_files("pets", found, [names[i] for i in sorted(names)])
+    return found, [names[i] for i in sorted(names)]
+
+
+def food_rows(root: Path) -> tuple[dict[str, list[Row]], list[str]]:
+    """101 dishes; lists of class/number without the ending of the file."""
+    found: dict[str, list[Row]] = {}
+    for split in ("train", "test"):
+        path, found[split] = need(root, f"meta/{split}.txt"), []
+        for number, name in lines(path):
+            label, slash, _ = name.partition("/")
+            if not slash:
+                raise ValueError(f"{path}, line {number}: not class/image: {name!r}")
+            found[split].append((f"{name}.jpg", root / "images" / f"{name}.jpg", label))
+    return found, sorted({label for part in found.values() for _, _, label in part})
 
 
 def sun397(root: Path) -> dict[str, Source]:

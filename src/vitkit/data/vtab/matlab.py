@@ -1,10 +1,11 @@
-"""MATLAB 5 files, read without MATLAB or scipy: SVHN's cropped digits, and the lists of Flowers102."""
+"""MATLAB 5 files, read without MATLAB or scipy: SVHN's digits, the lists of Flowers102 and Stanford Cars."""
 
 import struct
 import zlib
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,12 +16,23 @@ MATRIX, COMPRESSED = 14, 15  # kinds of elements
 NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 ARRAYS = {6: "f8", 7: "f4", 8: "i1", 9: "u1", 10: "i2", 11: "u2", 12: "i4", 13: "u4", 14: "i8", 15: "u8"}
 COMPLEX = 0x0800
+CELLS, STRUCTS, TEXT = 1, 2, 4  # classes of arrays that are not numeric
+TEXTS = {2: "latin-1", 1: "latin-1", 4: "utf-16", 16: "utf-8", 17: "utf-16"}  # encodings by kind of element
 MOST = 2**31  # bytes that a compressed array may come to
+CARS = {
+    "train": ("devkit/cars_train_annos.mat",),
+    "test": ("cars_test_annos_withlabels.mat", "devkit/cars_test_annos_withlabels.mat"),
+}
 SETS = {"train": "trnid", "validation": "valid", "test": "tstid"}
 
 
 def read_mat(path: Path) -> dict[str, np.ndarray]:
     """The numeric arrays of a version 5 file by name; other kinds of variables are passed over."""
+    return {name: value for name, value in read_variables(path).items() if isinstance(value, np.ndarray)}
+
+
+def read_variables(path: Path) -> dict[str, Any]:
+    """The variables of a version 5 file by name: arrays, text, cells (list), structures (list of dicts)."""
     data = path.read_bytes()
     order = {b"IM": "<", b"MI": ">"}.get(data[126:128])
     if data.startswith(b"MATLAB 7.3") or order is None or len(data) < 128:
@@ -31,9 +43,10 @@ def read_mat(path: Path) -> dict[str, np.ndarray]:
         for kind, body in elements(memoryview(data)[128:], order):
             if kind == COMPRESSED:
                 kind, body = next(elements(memoryview(inflated(body)), order))
-            if kind == MATRIX and (named := matrix(body, order)):
-                found[named[0]] = named[1]
-    except (ValueError, zlib.error, struct.error, StopIteration) as error:
+            if kind == MATRIX:
+                name, value = matrix(body, order)
+                found[name] = value
+    except (ValueError, TypeError, zlib.error, struct.error, StopIteration, RecursionError) as error:
         raise ValueError(f"{path}: a MATLAB file that is cut off or damaged ({error})") from None
     return found
 
@@ -61,19 +74,48 @@ def elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
         at = end if kind == COMPRESSED else end + -end % 8  # all but compressed ones are padded
 
 
-def matrix(body: memoryview, order: str) -> tuple[str, np.ndarray] | None:
-    """A numeric array and its name; None for text, cells and structures."""
+def matrix(body: memoryview, order: str) -> tuple[str, Any]:
+    """A variable and its name; None for what is neither numbers, text, cells nor structures."""
+    if not len(body):
+        return "", np.empty(0)
     parts = elements(body, order)
     (flags,) = struct.unpack_from(f"{order}I", next(parts)[1])
-    if flags & 0xFF not in ARRAYS or flags & COMPLEX:
-        return None
     shape = np.frombuffer(next(parts)[1], dtype=f"{order}i4")
     name = bytes(next(parts)[1]).decode("ascii", "replace")
+    kind_of = flags & 0xFF
+    if (shape < 0).any():
+        raise ValueError(f"array {name!r} of shape {tuple(shape)}")
+    if kind_of == CELLS:
+        return name, [matrix(content, order)[1] for _, content in parts]
+    if kind_of == STRUCTS:
+        return name, structures(parts, order)
+    if kind_of == TEXT:
+        kind, content = next(parts)
+        codec = TEXTS.get(kind, "latin-1")
+        codec += {"<": "-le", ">": "-be"}[order] if codec == "utf-16" else ""
+        return name, bytes(content).decode(codec, "replace")
+    if kind_of not in ARRAYS or flags & COMPLEX:
+        return name, None
     kind, content = next(parts)
-    if kind not in NUMBERS or (shape < 0).any():
+    if kind not in NUMBERS:
         raise ValueError(f"array {name!r} of kind {kind} and shape {tuple(shape)}")
     values = np.frombuffer(content, dtype=f"{order}{NUMBERS[kind]}")  # which may be narrower than its kind
-    return name, values.reshape(tuple(map(int, shape)), order="F").astype(ARRAYS[flags & 0xFF], copy=False)
+    return name, values.reshape(tuple(map(int, shape)), order="F").astype(ARRAYS[kind_of], copy=False)
+
+
+def structures(parts: Iterator[tuple[int, memoryview]], order: str) -> list[dict[str, Any]]:
+    """The elements of an array of structures: the width of a name, all names, then the fields of each."""
+    (width,) = struct.unpack_from(f"{order}i", next(parts)[1])
+    names = bytes(next(parts)[1])
+    if width < 1 or len(names) % width:
+        raise ValueError(f"names of fields of {width} bytes in {len(names)}")
+    cells = [names[at : at + width].split(b"\0")[0].decode("ascii", "replace")
+             for at in range(0, len(names), width)]  # fmt: skip
+    values = [matrix(content, order)[1] for _, content in parts]
+    if not cells or len(values) % len(cells):
+        raise ValueError(f"{len(values)} values for structures of {len(cells)} fields")
+    return [dict(zip(cells, values[at : at + len(cells)], strict=True))
+            for at in range(0, len(values), len(cells))]  # fmt: skip
 
 
 @lru_cache(maxsize=2)
@@ -102,6 +144,10 @@ def digits(path: Path, split: str) -> Source:
 
 
 def flowers102(root: Path) -> dict[str, Source]:
+    return from_files("flowers102", flower_rows(root))
+
+
+def flower_rows(root: Path) -> dict[str, list[Row]]:
     """Flowers; one file has every image's class from 1, another the numbers of each split's images."""
     labels = read_mat(need(root, "imagelabels.mat")).get("labels", np.empty(0)).reshape(-1)
     sets, images = read_mat(need(root, "setid.mat")), need(root, "jpg")
@@ -112,4 +158,27 @@ def flowers102(root: Path) -> dict[str, Source]:
             raise ValueError(f"{root}: {variable} in setid.mat names images that imagelabels.mat has not")
         names = [(f"image_{int(n):05d}.jpg", int(labels[int(n) - 1])) for n in numbers]
         found[split] = [(name, images / name, f"{label:03d}") for name, label in names]
-    return from_files("flowers102", found)
+    return found
+
+
+def car_rows(root: Path) -> tuple[dict[str, list[Row]], list[str]]:
+    """Cars: structures of a file's name and class from 1, and the names of the classes in order."""
+    meta = need(root, "devkit/cars_meta.mat")
+    listed = read_variables(meta).get("class_names")
+    if not isinstance(listed, list) or not listed or not all(isinstance(name, str) for name in listed):
+        raise ValueError(f"{meta}: has no list class_names")
+    classes = [name.replace("/", "-") for name in listed]  # as in Ram C/V Cargo Van: no folder
+    found: dict[str, list[Row]] = {}
+    for split, listing in CARS.items():
+        path = need(root, *listing)
+        rows = read_variables(path).get("annotations")
+        try:
+            numbers = [(str(row["fname"]), int(row["class"].item())) for row in rows or ()]
+        except (TypeError, KeyError, AttributeError, ValueError):
+            raise ValueError(f"{path}: not a list of annotations with fname and class") from None
+        wrong = next((pair for pair in numbers if not 1 <= pair[1] <= len(classes)), None)
+        if wrong:
+            raise ValueError(f"{path}: {wrong[0]!r} is of class {wrong[1]}, not one of {len(classes)}")
+        images = need(root, f"cars_{split}")
+        found[split] = [(name, images / name, classes[label - 1]) for name, label in numbers]
+    return found, classes
