@@ -101,6 +101,10 @@ def test_data_and_model_of_different_kinds_are_an_error_by_name(trained, tagged,
     vitkit.save(model, tmp_path / "one.safetensors")
     assert run("evaluate", tmp_path / "one.safetensors", tagged, "--workers", 0) == 2
     assert "tags.csv: several labels for each image, but the model tells one" in capsys.readouterr().err
+    (tmp_path / "table.csv").write_text("class,label\nred,red\nstriped,striped\n")
+    asked = ("--classes", tmp_path / "table.csv", "--workers", 0)
+    assert run("evaluate", tmp_path / "one.safetensors", tagged, *asked) == 2
+    assert "tags.csv: several labels for each image" in capsys.readouterr().err
     assert run("finetune", tagged, "--out", tmp_path / "run", *SMALL, "--steps", "2") == 2
     assert "loss=sigmoid" in capsys.readouterr().err
 

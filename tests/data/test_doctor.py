@@ -242,14 +242,14 @@ def test_classes_named_like_parts_of_a_data_set():
 
 @pytest.mark.parametrize("mode", ["L", "P", "1"])
 def test_classes_of_masks_beside_photographs(mode):
-    """As Pets' trimaps and VOC's palettes: a few values in one channel."""
-    grid = np.random.default_rng(0).integers(1, 4, (5, 4, 4), dtype=np.uint8)
+    """As Pets' trimaps, CamVid's 12 classes and VOC's palettes: a few values in one channel."""
+    grid = np.random.default_rng(0).integers(0, 12, (5, 4, 4), dtype=np.uint8)
     drawn = [Image.fromarray(np.kron(one, np.ones((12, 12), np.uint8))) for one in grid]
     if mode == "1":
-        drawn = [one.point(lambda value: 255 * (value > 1)).convert("1") for one in drawn]
+        drawn = [one.point(lambda value: 255 * (value > 5)).convert("1") for one in drawn]
     elif mode == "P":
         for one in drawn:
-            one.putpalette([0, 0, 0, 200, 0, 0, 0, 200, 0, 0, 0, 200])
+            one.putpalette([16 * i for i in range(12) for _ in "rgb"])
     flat = {f"m/{i}.png": saved(one) for i, one in enumerate(drawn)}
     report = examine({"all": source(clean() | flat)})
     assert check(report, "masks", "warning", list(flat), "'m'").classes == ("m",)

@@ -24,7 +24,7 @@ FEW, IMBALANCE = 5, 10  # images of a class to learn from; the largest class to 
 TINY, ENORMOUS, LONG = 32, 20_000_000, 5  # shorter side; pixels; longer side to shorter
 NEAR, FLAT = 3, 8  # bits in which near-duplicates differ at most; grey levels that show nothing to hash
 COLUMNS = [0, 2, 4, 6, 1, 3, 5, 7]  # of a hash: each half gets one of the margins, which are often flat
-LEVELS = 8  # colours of a mask, at most
+LEVELS = 64  # values of a mask, at most: one for each kind of thing in a street scene
 MASKLIKE = {"mode-bilevel", "mode-gray", "mode-palette"}
 FOLDERS = {  # of data sets whose labels are in files, not in the names of folders
     "train", "training", "val", "valid", "validation", "test", "testing", "images", "image", "imgs", "img",

@@ -127,6 +127,8 @@ def evaluate(
     split = split or next((s for s in ("test", "val", "all", "train") if s in splits), "all")
     if split not in splits:
         raise ValueError(f"{data} has no split {split!r}, only {', '.join(splits)}")
+    if splits[split].multilabel and (classes or real):
+        raise ValueError(f"{data}: several labels for each image; --classes and --real are for one")
     source, accepted = matched(splits[split], model, data, classes)
     left_out = len(splits[split]) - len(source)
     labels = reassessed(real, source, model) if real else None
