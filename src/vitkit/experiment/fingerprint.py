@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.data.sources import Source
-from vitkit.data.sparse import SparseLabels
+from vitkit.data.sparse import SparseLabels, blocks
 from vitkit.data.splits import same_classes
 from vitkit.experiment.changes import Listing, differences, renamed_classes, sampled
 from vitkit.layouts.layout import WeightsError
@@ -108,9 +108,8 @@ def digest(source: Source) -> str:
     for at in range(0, 0 if source.identity else len(source), CHUNK):
         names = "\0".join(source.keys[at : at + CHUNK]) + "\0"
         found.update(names.encode("utf-8", "surrogateescape"))
-    labels = source.labels
-    for part in (labels.ends, labels.numbers) if isinstance(labels, SparseLabels) else (labels,):
-        found.update(np.ascontiguousarray(part).data)
+    for part in blocks(source.labels):
+        found.update(part)
     return found.hexdigest()
 
 
@@ -151,11 +150,8 @@ def label_sets(source: Source, named: bool) -> tuple[list[str], np.ndarray]:
         return [source.classes[kind] for kind in kinds], numbers
     if not named:
         return list(source.classes), labels.numbers
-    seen: dict[tuple[int, ...], int] = {}
-    numbers = np.array(
-        [seen.setdefault(tuple(labels.of(i)), len(seen)) for i in range(len(labels))], np.int64
-    )
-    return [";".join(source.classes[i] for i in kind) for kind in seen], numbers
+    sets, numbers = labels.distinct()
+    return [";".join(source.classes[i] for i in one) for one in sets], numbers
 
 
 def listing(lines: Sequence[Mapping[str, Any]]) -> Listing:

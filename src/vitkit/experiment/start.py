@@ -14,6 +14,7 @@ from vitkit.data.content import mark_file
 from vitkit.data.decode import read
 from vitkit.data.duplicates import against
 from vitkit.data.sources import SUFFIXES, Source, from_rows, open_data, walk
+from vitkit.data.sparse import SparseLabels
 from vitkit.data.splits import complete, join, subset
 from vitkit.experiment.changes import examples
 from vitkit.models.adapt import adapt
@@ -77,8 +78,8 @@ def checked(splits: dict[str, Source], recipe: Recipe) -> dict[str, Source]:
 
 def counts(source: Source) -> np.ndarray:
     """The images of each class."""
-    if source.multilabel:
-        return source.labels.sum(0)
+    if isinstance(source.labels, SparseLabels):
+        return source.labels.counts()
     return np.bincount(source.labels, minlength=len(source.classes))
 
 
