@@ -182,7 +182,7 @@ def test_a_mean_is_complete_only_with_every_task_and_every_file():
         (["--data", "broken", "--tasks", "cifar100"], "has no train.bin"),
         (["--tasks", "photos", "--schedules", "5"], "--one-setting"),
         (["--tasks", "photos", "--one-setting", "--steps", "5"], "--schedules"),
-        (["--tasks", "photos", "--one-setting", "--schedules", "0"], "--schedules (0,)"),
+        (["--tasks", "photos", "--one-setting", "--schedules", "0"], "--schedules 0"),
     ],
 )
 def test_requests_that_cannot_be_met_end_before_any_training(

@@ -63,6 +63,7 @@ FLAGS: dict[str, Range | Form] = {
     "--processes": Range(1, 256),
     "--queue": Range(1, 1_000_000),
     "--rates": RATE,
+    "--schedules": STEPS,
     "--seed": Range(0, 2**63 - 1),
     "--seeds": SEEDS,
     "--shots": SHOTS,
