@@ -344,6 +344,14 @@ def test_clevr_counts_from_three_and_bins_the_nearest_depth(tmp_path):
     assert counted["train"].keys[3] == "train/CLEVR_train_000003.png" and gray(counted["train"], 3) == 3
 
 
+@pytest.mark.parametrize("number, edge", enumerate([8.0, 8.5, 9.0, 9.5, 10.0]))
+def test_every_edge_of_clevrs_distances_is_as_published(tmp_path, number, edge):
+    formats.clevr(tmp_path, {"train": [[edge] * 3, [edge + 0.01] * 3], "val": [[edge - 0.01] * 3]})
+    binned = clevr(tmp_path, nearest)
+    assert binned["train"].labels.tolist() == [number, number + 1]
+    assert binned["validation"].labels.tolist() == [number]
+
+
 def test_scenes_out_of_range_or_cut_off_are_refused(tmp_path):
     formats.clevr(tmp_path, {"train": [[9.0] * 2], "val": [[9.0] * 3]})
     with pytest.raises(ValueError, match=r"scene of 'CLEVR_train_000000\.png' has a label out of 0\.\.7"):
