@@ -1,4 +1,4 @@
-"""The mutants of `make mutants` are what they are meant to be: many, different, valid, near tests that exist."""
+"""The mutants of `make mutants`: many, different, valid code, each with tests that exist."""
 
 import ast
 import sys

@@ -209,7 +209,7 @@ def update_average(average: dict[str, Tensor], model: nn.Module, keep: float, st
 @torch.no_grad()
 def swap_average(average: dict[str, Tensor], model: nn.Module) -> None:
     """Exchange the model's weights with their average, in place and tensor by tensor; twice: as before."""
-    state = dict(model.named_parameters())
+    state = model.state_dict()  # which cuts again what an evaluation has gathered of a model that is cut
     for name, mean in average.items():
         kept = local(mean).clone()
         local(mean).copy_(local(state[name]))
