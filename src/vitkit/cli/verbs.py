@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import tyro
 
-from vitkit.cli import export, frozen, inspect, learn, models, report, serve, study, suite, use
+from vitkit.cli import cost, export, frozen, inspect, learn, models, report, serve, study, suite, use
 
 VERBS: dict[str, Callable[..., None]] = {
     "demo": models.demo,
@@ -24,6 +24,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "report": report.report,
     "list": models.list_,
     "show": models.show,
+    "cost": cost.cost,
     "export": export.export,
     "convert": models.convert,
 }

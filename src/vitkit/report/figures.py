@@ -8,7 +8,8 @@ matplotlib are. Names of files and classes are drawn as the text that they are.
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from io import BytesIO
 from typing import Any
@@ -45,6 +46,7 @@ STYLE = {
 DPI = 160
 TILES = 16  # at most so many maps in a row or a column: more cannot be told apart
 WIDEST = 16  # inches of a sheet of pictures
+MARKS = "os^Dvp*X"
 
 
 def quietly(work: Callable[..., Any]) -> Callable[..., Any]:
@@ -172,6 +174,48 @@ def draw_pictures(
     if title:
         axes.text(total[0] / 2, total[1] - 0.06, shown_text(title, 90), fontsize=9, **middle)
     axes.set(xlim=(0, total[0]), ylim=(0, total[1]), aspect="auto")
+    return figure
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart of a figure: lines by name, each of points (x, y)."""
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: Mapping[str, Sequence[tuple[float, float]]]
+
+
+@quietly
+def draw_lines(panels: Sequence[Panel], *, log: bool = False, top: float | None = None) -> Figure:
+    """Charts side by side with one legend below; a name has the same colour and mark in all of them.
+
+    `log`: both axes are logarithmic, and every x has its number. `top`: where y ends, from 0.
+    """
+    names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
+    figure = Figure(figsize=(3.4 * len(panels), 2.9 + 0.16 * math.ceil(len(names) / 3)), layout="constrained")
+    charts = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, panel in zip(charts, panels, strict=True):
+        for number, name in enumerate(names):
+            points = panel.lines.get(name, ())
+            colour = matplotlib.colormaps["tab10"](number % 10)
+            axes.plot(
+                [x for x, _ in points], [y for _, y in points], color=colour,
+                marker=MARKS[number % len(MARKS)], markersize=4, linewidth=1, label=shown_text(name, 40),
+            )  # fmt: skip
+        axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+        places = sorted({x for points in panel.lines.values() for x, _ in points})
+        if log:
+            axes.set(xscale="log", yscale="log")
+            axes.minorticks_off()
+        if top is not None:
+            axes.set_ylim(0, top)
+        axes.set_xticks(places, [f"{x:g}" for x in places])
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color="#dddddd", linewidth=0.5)
+    handles, labels = charts[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=7)
     return figure
 
 
