@@ -141,7 +141,7 @@ def test_a_run_killed_before_its_last_evaluation_ends_like_the_straight_one(tmp_
         noting(patch, die_at=12)
         with pytest.raises(Killed):
             go(tmp_path / "killed", recipe)
-    assert latest(tmp_path / "killed" / "checkpoints")[0].name == "step-00000011"
+    assert latest(tmp_path / "killed" / "checkpoints")[0].name == "step-00000012"
     go(tmp_path / "killed", recipe)
     assert same(tmp_path / "whole", tmp_path / "killed")
     assert rows(tmp_path / "whole") == rows(tmp_path / "killed")
@@ -167,7 +167,7 @@ def test_workers_change_nothing(straight, tmp_path, workers):
     assert same(straight, tmp_path) and rows(straight) == rows(tmp_path)
 
 
-@pytest.mark.parametrize("at", [1, 4, 11])
+@pytest.mark.parametrize("at", [1, 4, 11, 12])
 def test_a_run_stopped_by_a_signal_ends_like_the_straight_one(straight, tmp_path, at, monkeypatch):
     from vitkit.experiment import run as experiment
 

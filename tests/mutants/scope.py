@@ -101,8 +101,7 @@ BY_HAND: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "the end of a run is no candidate", "src/vitkit/experiment/run.py",
-        "return step * self.looks // self.total >",
-        "return step < self.total and step * self.looks // self.total >",
+        "if self.looks and self.state.step == self.total and", "if False and",
         KEPT,
     ),
     (

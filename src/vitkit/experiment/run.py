@@ -135,7 +135,9 @@ class Work:
                 named = name_batch(self.order, error.step, self.splits["train"], self.out, self.runtime)
                 raise Diverged(f"{error}; {named}", error.step) from None
             if self.looks and self.state.step == self.total and self.memory.get("evaluated") != self.total:
-                self.validate()  # of a run that an earlier version trained to its end
+                self.charge()
+                self.validate()
+                self.meter.lap()
             self.save()
             self.saver.finish()
 
@@ -174,8 +176,8 @@ class Work:
         return self.runtime.most(heard, late, len(self.unusable.news))
 
     def evaluates(self, step: int) -> bool:
-        """At even distances; the last of them is the end."""
-        return step * self.looks // self.total > (step - 1) * self.looks // self.total
+        """At even distances; the last of them is the end, which `train` evaluates."""
+        return step < self.total and step * self.looks // self.total > (step - 1) * self.looks // self.total
 
     def watch(self, state: TrainState, metrics: Metrics) -> bool:
         """Log, evaluate, save; whether the run is to stop early. Where the model is further, only log."""

@@ -17,7 +17,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 from PIL import Image
 
 from vitkit.report.overlay import stretched
@@ -177,6 +177,20 @@ def draw_pictures(
     return figure
 
 
+@quietly
+def draw_sheet(pairs: Sequence[tuple[np.ndarray, np.ndarray]], *, across: int = 8, title: str = "") -> Figure:
+    """Many pairs of pictures (H, W, 3) uint8, all of one size, close together, pixel for pixel (Fig. 14)."""
+    across = min(across, len(pairs))
+    height, width = pairs[0][0].shape[:2]
+    tiles = np.ones((math.ceil(len(pairs) / across) * across, height, 2 * width + 3, 3), np.float32)  # white
+    for tile, (left, right) in zip(tiles, pairs, strict=False):
+        tile[:, :width], tile[:, width + 3 :] = left / 255, right / 255
+    shown = mosaic(tiles.reshape(-1, across, *tiles.shape[1:]), gap=12)
+    figure, axes = plate(shown, margins=(16, 44, 16, 16))
+    axes.set_title(title)
+    return figure
+
+
 @dataclass(frozen=True)
 class Panel:
     """One chart of a figure: lines by name, each of points (x, y)."""
@@ -209,6 +223,8 @@ def draw_lines(panels: Sequence[Panel], *, log: bool = False, top: float | None 
         if log:
             axes.set(xscale="log", yscale="log")
             axes.minorticks_off()
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         if top is not None:
             axes.set_ylim(0, top)
         axes.set_xticks(places, [f"{x:g}" for x in places])
