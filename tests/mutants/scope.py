@@ -3,7 +3,7 @@
 SEED = 22
 EXPERIMENT = "tests/test_experiment.py"
 RECIPE_TESTS = (
-    "tests/test_recipes*.py",
+    "tests/test_recipe*.py",
     f"{EXPERIMENT}::test_table_4_is_as_published", f"{EXPERIMENT}::test_overrides_are_checked",
     f"{EXPERIMENT}::test_overrides_reach_every_kind_of_field",
     f"{EXPERIMENT}::test_every_recipe_survives_json",
@@ -32,9 +32,13 @@ MEMORY = tuple(
     for name in ("the_memory_formula_equals_what_autograd_keeps", "memory_shrinks_by_recomputing_and_cutting",
                  "the_largest_batch_fits_and_one_image_more_does_not")
 )  # fmt: skip
-TRAINING = ("tests/training/test_training.py", "tests/training/test_optimizer.py")
+TRAINING = (
+    "tests/test_recipe_defaults.py",
+    "tests/training/test_training.py",
+    "tests/training/test_optimizer.py",
+)
 VTAB = ("tests/data/vtab/test_vtab_tables.py", "tests/data/vtab/test_vtab_readers.py")
-PLANS = ("tests/test_studies_plans.py",)
+PLANS = ("tests/test_studies_values.py", "tests/test_studies_plans.py")
 
 # file -> (how many mutants, the tests that are run for each of them)
 SCOPE: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -46,7 +50,7 @@ SCOPE: dict[str, tuple[int, tuple[str, ...]]] = {
     "src/vitkit/training/optimizer.py": (10, TRAINING),
     "src/vitkit/training/step.py": (6, (*TRAINING, "tests/training/test_recorder.py")),
     "src/vitkit/training/masked.py": (8, ("tests/training/test_masked.py",)),
-    "src/vitkit/training/checkpoint.py": (5, CHECKPOINTS),
+    "src/vitkit/training/checkpoint.py": (5, ("tests/training/test_checkpoint.py", *CHECKPOINTS)),
     "src/vitkit/training/journal.py": (4, ("tests/training/test_journal.py",)),
     "src/vitkit/evaluation/accuracy.py": (4, ("tests/evaluation/test_accuracy.py",)),
     "src/vitkit/evaluation/cost.py": (8, ("tests/evaluation/test_cost.py",)),

@@ -194,6 +194,11 @@ def test_label_smoothing_and_the_sigmoid_loss_equal_their_formulas():
         assert torch.allclose(sigmoid, each.sum(1).mean(), atol=1e-6)
 
 
+def test_an_unknown_loss_is_refused():
+    with pytest.raises(ValueError, match="softmax, sigmoid, not 'hinge'"):
+        Classify(classes=5, loss="hinge")
+
+
 def test_a_loss_that_is_no_number_stops_before_the_model_moves(small):
     model = small().train()
     with torch.no_grad():

@@ -13,7 +13,10 @@ def inspect(
     model: Model,
     images: Annotated[
         Positional[tuple[str, ...]],
-        arg(metavar="[IMAGE...|DATA]", help="Image files, folders or globs, or one data set."),
+        arg(
+            metavar="[IMAGE...|DATA]",
+            help="Image files, folders or globs, or one data set; with --bias, further models.",
+        ),
     ] = (),
     out: Annotated[
         Path | None, arg(metavar="FOLDER", help="Where all is written; runs/inspect/NAME if not given.")
@@ -31,8 +34,26 @@ def inspect(
         ),
     ] = (),
     most: Annotated[
-        int, arg(name="images", metavar="N", help="At most so many images are used, 8 of them shown.")
-    ] = 128,
+        int | None,
+        arg(
+            name="images",
+            metavar="N",
+            help="At most so many images are used; 128 if not given, with --bias 1000.",
+        ),
+    ] = None,
+    bias: Annotated[
+        str,
+        arg(metavar="DATA", help="Accuracy of the models when patches are permuted or the image is shifted."),
+    ] = "",
+    cells: Annotated[
+        tuple[int, ...],
+        arg(
+            metavar="N...",
+            help="With --bias: cells a side that are permuted; the models' own patches and some.",
+        ),
+    ] = (),
+    shifts: Annotated[tuple[int, ...], arg(metavar="N...", help="With --bias: pixels of the shifts.")] = (),
+    seed: Annotated[int, arg(metavar="N", help="With --bias: of the permutations and directions.")] = 0,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
@@ -44,12 +65,27 @@ def inspect(
     $ vitkit inspect ViT-B/16.i21k-i1k-384
     $ vitkit inspect runs/photos cat.jpg dog.jpg --class cat --class dog
     $ vitkit inspect runs/photos photos/ --image-size 384x256 --layer 0 --out look
+    $ vitkit inspect runs/vit runs/resnet --bias photos/
     """
     from vitkit.tasks import inspect as task
 
+    emit = print_json if json else None
+    if bias:
+        if image_size or classes:
+            raise ValueError(
+                "--image-size and --class have no use with --bias: models see images of their size"
+            )
+        from vitkit.tasks.bias import bias as probe
+
+        return probe(
+            (model, *images), bias, out, images=1000 if most is None else most, cells=cells, shifts=shifts,
+            seed=seed, device=device, emit=emit,
+        )  # fmt: skip
+    if cells or shifts:
+        raise ValueError("--cells and --shifts are words of --bias DATA, which is not given")
     done = task.inspect(
-        model, images, out, image_size=image_size, layer=layer, classes=classes, images=most, device=device,
-        emit=print_json if json else None,
+        model, images, out, image_size=image_size, layer=layer, classes=classes,
+        images=128 if most is None else most, device=device, emit=emit,
     )  # fmt: skip
     if not done:
         sys.exit(1)
