@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -23,7 +24,7 @@ def images_per_second(
     while images <= most:
         try:
             run(images)
-            rate = images / timed(lambda count=images: run(count), REPEATS * seconds)
+            rate = images / timed(partial(run, images), REPEATS * seconds)
         except torch.OutOfMemoryError:
             break
         faster = rate > GAIN * best[0]

@@ -1,5 +1,6 @@
 """A trained model for use: from a model file, a run folder or a published name, on its device."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from vitkit.experiment.run import MODEL
@@ -17,3 +18,13 @@ def model_place(place: str) -> str | Path:
 def load_model(place: str, device: str) -> Model:
     """A model file, a run folder or a published name, on its device."""
     return load(model_place(place)).to(choose(device, "fp32").device).eval()
+
+
+def short_names(places: Iterable[str]) -> dict[str, str]:
+    """How a figure names models: a file or a run folder by its own name, if no two have the same."""
+    found = {}
+    for place in places:
+        path = Path(place)
+        found[place] = (path.parent.name if path.name == MODEL else path.stem) if path.is_file() else place
+        found[place] = path.name if path.is_dir() else found[place]
+    return found if len(set(found.values())) == len(found) else {place: place for place in found}

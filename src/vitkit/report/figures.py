@@ -208,7 +208,10 @@ def draw_lines(panels: Sequence[Panel], *, log: bool = False, top: float | None 
     `log`: both axes are logarithmic, and every x has its number. `top`: where y ends, from 0.
     """
     names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
-    figure = Figure(figsize=(3.4 * len(panels), 2.9 + 0.16 * math.ceil(len(names) / 3)), layout="constrained")
+    wide = 3.4 * len(panels)
+    columns = int(np.clip(wide / (0.6 + 0.06 * max(len(shown_text(n, 40)) for n in names)), 1, len(names)))
+    rows = math.ceil(len(names) / columns)
+    figure = Figure(figsize=(wide, 2.9 + 0.16 * rows), layout="constrained")
     charts = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, panel in zip(charts, panels, strict=True):
         for number, name in enumerate(names):
@@ -231,7 +234,7 @@ def draw_lines(panels: Sequence[Panel], *, log: bool = False, top: float | None 
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(color="#dddddd", linewidth=0.5)
     handles, labels = charts[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=7)
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=7)
     return figure
 
 

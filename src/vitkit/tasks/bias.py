@@ -14,7 +14,7 @@ from torch import Tensor
 from vitkit.data.batches import BadFiles, evaluation_batches
 from vitkit.data.sources import Source, open_data
 from vitkit.evaluation.certainty import interval
-from vitkit.experiment.opened import load_model
+from vitkit.experiment.opened import load_model, short_names
 from vitkit.inspection.bias import shifted, shuffled
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT
@@ -158,11 +158,13 @@ def write(folder: Path, facts: dict[str, Any]) -> None:
     """bias.json and the figure."""
     from vitkit.report.figures import Panel, draw_lines, render  # matplotlib, only when it draws
 
+    names = short_names(row["model"] for row in facts["models"])
+
     def lines(kind: str, whole: float) -> dict[str, list[tuple[float, float]]]:
         named = {}
         for row in facts["models"]:
             points = [(whole, row["accuracy"]), *((float(n), share) for n, share in row[kind].items())]
-            named[f"{'/'.join(Path(row['model']).parts[-2:])} ({row['kind']})"] = points
+            named[f"{names[row['model']]} ({row['kind']})"] = points
         return named
 
     panels = [

@@ -10,7 +10,7 @@ import torch
 from vitkit.evaluation.cost import TRAINING, forward_flops, parameters, tpu_v3_core_days
 from vitkit.evaluation.throughput import images_per_second, largest_that_fits
 from vitkit.experiment.aim import learner, objective_of
-from vitkit.experiment.opened import model_place
+from vitkit.experiment.opened import model_place, short_names
 from vitkit.models.variants import Config, Model, skeleton, variant
 from vitkit.recipes import recipe as named
 from vitkit.recipes.recipe import Recipe
@@ -209,11 +209,11 @@ def draw(out: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Fig. 12: images a second and largest batch, by resolution."""
     from vitkit.report.figures import Panel, draw_lines, render  # matplotlib, only when it draws
 
+    names = short_names(row["model"] for row in rows)
+
     def lines(field: str) -> dict[str, list[tuple[float, float]]]:
         return {
-            "/".join(Path(row["model"]).parts[-2:]): [
-                (at["pixels"], at[field]) for at in row["sizes"] if at[field]
-            ]
+            names[row["model"]]: [(at["pixels"], at[field]) for at in row["sizes"] if at[field]]
             for row in rows
         }
 
