@@ -1,7 +1,6 @@
 """vitkit cost: what a recipe costs by formula, and images a second and the largest batch, measured."""
 
 import json
-import time
 from xml.etree import ElementTree
 
 import pytest
@@ -10,6 +9,7 @@ from PIL import Image
 from test_cli import run
 
 import vitkit
+from vitkit.evaluation import throughput
 from vitkit.evaluation.throughput import images_per_second, largest_that_fits
 
 
@@ -84,12 +84,22 @@ def test_the_largest_that_fits_is_found_to_a_sixteenth(limit):
     assert largest_that_fits(lambda n: True, seconds=10, most=64) == 64
 
 
-def test_the_best_batch_wins_and_what_does_not_fit_ends_the_search():
+def test_the_best_batch_wins_and_what_does_not_fit_ends_the_search(monkeypatch):
+    """By a clock of its own: a batch takes 4 ms, however many images it has."""
+    clock = [0.0]
+    monkeypatch.setattr(throughput.time, "monotonic", lambda: clock[0])
+
     def run(count):
         if count > 4:
             raise torch.OutOfMemoryError
-        time.sleep(0.004)
+        clock[0] += 0.004
 
-    rate, batch = images_per_second(run, 0.02)
-    assert batch == 4 and 400 < rate < 1000
-    assert images_per_second(lambda count: run(9), 0.02) is None
+    assert images_per_second(run, 1.0) == (pytest.approx(1000), 4)
+    assert images_per_second(run, 0.001) == (pytest.approx(250), 1), "one batch is timed whatever it takes"
+    assert images_per_second(lambda count: run(9), 1.0) is None
+
+    def slow(count):
+        clock[0] += 0.004 * count
+
+    assert images_per_second(slow, 1.0)[0] == pytest.approx(250), "no larger batch once it brings nothing"
+    assert clock[0] < 1.0

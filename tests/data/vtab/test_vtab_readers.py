@@ -397,6 +397,16 @@ def test_kitti_bins_the_nearest_vehicle_and_splits_by_video(tmp_path):
     assert found["train"].keys[0] == f"train/{images['train'][0]:06d}.png"
 
 
+def test_three_videos_of_kittis_are_one_for_each_split_and_two_are_too_few(tmp_path):
+    formats.kitti(tmp_path / "three", [[("Car", 7.9)]] * 6, videos=3)
+    assert {split: len(part) for split, part in kitti(tmp_path / "three").items()} == {
+        "train": 2, "validation": 2, "test": 2,
+    }  # fmt: skip
+    formats.kitti(tmp_path / "two", [[("Car", 7.9)]] * 6, videos=2)
+    with pytest.raises(ValueError, match="2 videos are too few"):
+        kitti(tmp_path / "two")
+
+
 def test_kittis_files_must_be_in_order(tmp_path):
     formats.kitti(tmp_path, [[("Car", 5.0)]] * 20, videos=10)
     put(tmp_path / "training/label_2/000003.txt", "Car 0.00 0\n")
