@@ -6,7 +6,7 @@ BIN := .venv/bin
 # two processes of one thread each: threads of both would wait for each other on the same cores
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test slow gpu faults faults-push lint clean
+.PHONY: demo test slow gpu faults faults-push mutants lint clean
 
 demo: .venv/demo-installed
 	$(BIN)/vitkit demo
@@ -29,6 +29,10 @@ faults: .venv/test-installed
 	VITKIT_FAULTS=full VITKIT_FAULTS_RECORD=tests/faults/record.json \
 	$(PYTEST) tests/faults $$($(BIN)/python tests/faults/promises.py tests)
 	$(BIN)/python tests/faults/promises.py
+
+# Deliberate mistakes in the code, and whether the tests near them notice; goes on where it was stopped
+mutants: .venv/test-installed
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants/mutants.py --jobs 2 $(MUTANTS)
 
 lint: .venv/test-installed
 	$(BIN)/ruff check .

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from crew import in_bfloat16, losses, together
+from safetensors.torch import load_file
 
 import vitkit
 from vitkit.experiment.folder import Interrupted, locked
@@ -70,8 +71,95 @@ def test_a_run_leaves_all_that_its_folder_promises(straight):
 
 def test_evaluations_are_at_even_distances_and_the_last_is_the_end(tmp_path):
     go(tmp_path, tiny(length=Duration(steps=13)))
-    assert [row["step"] for row in rows(tmp_path) if "val_top1" in row] == [5, 9]
+    assert [row["step"] for row in rows(tmp_path) if "val_top1" in row] == [5, 9, 13]
     assert [row["step"] for row in rows(tmp_path) if "test_top1" in row] == [13]
+
+
+class Killed(Exception):
+    """Where a test ends a run without a word."""
+
+
+def noting(monkeypatch, scores=(), die_at: int = 0) -> list[dict[str, torch.Tensor]]:
+    """The weights of every evaluation on val; `scores` take the place of its accuracy, one after another."""
+    from vitkit.experiment import run as experiment
+
+    real, seen = experiment.Work.evaluate, []
+
+    def evaluate(self, split):
+        found = real(self, split)
+        if split == "val":
+            if self.state.step == die_at:
+                raise Killed
+            seen.append({n: t.clone() for n, t in self.state.model.state_dict().items()})
+            found = replace(found, top1=scores[len(seen) - 1]) if scores else found
+        return found
+
+    monkeypatch.setattr(experiment.Work, "evaluate", evaluate)
+    return seen
+
+
+def equal(a: dict, b: dict) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("average", [0.0, 0.9])
+@pytest.mark.parametrize("best", [0, 1, 2])
+def test_with_patience_the_best_evaluated_weights_are_kept_also_the_last(
+    tmp_path, monkeypatch, best, average
+):
+    scores = [0.5 if i == best else 0.4 for i in range(3)]
+    seen = noting(monkeypatch, scores)
+    optimizer = replace(tiny().optimizer, average=average)
+    assert go(tmp_path, tiny(patience=100, optimizer=optimizer)).steps == 12
+    assert len(seen) == 3 and not equal(seen[0], seen[1]) and not equal(seen[1], seen[2])
+    assert equal(weights(tmp_path), seen[best])
+
+
+def test_without_patience_the_last_weights_are_kept(tmp_path, monkeypatch):
+    seen = noting(monkeypatch, [0.5, 0.4, 0.3])
+    go(tmp_path, tiny())
+    assert equal(weights(tmp_path), seen[2])
+
+
+def test_the_average_is_evaluated_and_kept_while_the_raw_weights_go_on(straight, tmp_path, monkeypatch):
+    seen = noting(monkeypatch)
+    go(tmp_path, tiny(optimizer=replace(tiny().optimizer, average=0.9)))
+    assert equal(weights(tmp_path), seen[2]) and not same(tmp_path, straight)
+    found = [[row["loss"] for row in rows(out) if "loss" in row] for out in (straight, tmp_path)]
+    assert found[0] == found[1], "training does not notice"
+    state = load_file(complete(tmp_path / "checkpoints")[-1] / "state-00000.safetensors")
+    raw = {n.removeprefix("model."): t for n, t in state.items() if n.startswith("model.")}
+    average = {n.removeprefix("average."): t for n, t in state.items() if n.startswith("average.")}
+    assert equal(raw, weights(straight)) and equal(average, seen[2])
+
+
+@pytest.mark.parametrize("average", [0.0, 0.9])
+def test_a_run_killed_before_its_last_evaluation_ends_like_the_straight_one(tmp_path, monkeypatch, average):
+    recipe = tiny(patience=100, optimizer=replace(tiny().optimizer, average=average))
+    go(tmp_path / "whole", recipe)
+    with monkeypatch.context() as patch:
+        patch.setattr("vitkit.experiment.run.SAVE_SECONDS", 0.0)
+        noting(patch, die_at=12)
+        with pytest.raises(Killed):
+            go(tmp_path / "killed", recipe)
+    assert latest(tmp_path / "killed" / "checkpoints")[0].name == "step-00000012"
+    go(tmp_path / "killed", recipe)
+    assert same(tmp_path / "whole", tmp_path / "killed")
+    assert rows(tmp_path / "whole") == rows(tmp_path / "killed")
+
+
+def test_an_earlier_versions_run_evaluates_its_end_once(tmp_path, monkeypatch):
+    """Its last checkpoint is of the last step, and was never evaluated."""
+    from vitkit.experiment import run as experiment
+
+    recipe, seen, real = tiny(patience=100), noting(monkeypatch, [0.4, 0.5, 0.6]), experiment.Work.validate
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment.Work, "validate", lambda self: real(self) if self.state.step < 12 else None)
+        go(tmp_path, recipe)
+    assert len(seen) == 2 and equal(weights(tmp_path), seen[1])
+    go(tmp_path, recipe)
+    go(tmp_path, recipe)
+    assert len(seen) == 3 and equal(weights(tmp_path), seen[2])
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -80,7 +168,7 @@ def test_workers_change_nothing(straight, tmp_path, workers):
     assert same(straight, tmp_path) and rows(straight) == rows(tmp_path)
 
 
-@pytest.mark.parametrize("at", [1, 4, 11])
+@pytest.mark.parametrize("at", [1, 4, 11, 12])
 def test_a_run_stopped_by_a_signal_ends_like_the_straight_one(straight, tmp_path, at, monkeypatch):
     from vitkit.experiment import run as experiment
 

@@ -168,6 +168,25 @@ def test_data_sets_are_looked_at_all_over(saved, tmp_path, capsys):
     assert [row["image"] for row in facts["shown"]][-1] > "001400"
 
 
+def test_of_many_images_a_sheet_shows_up_to_128_beside_their_attention(saved, tmp_path, capsys):
+    out = tmp_path / "out"
+    facts = look(capsys, saved(), "digits", "--images", 150, "--out", out)
+    assert facts["images"] == 150 and len(facts["sheet"]) == 128 == len(set(facts["sheet"]))
+    assert facts["arrays"]["sheet_rollout"] == [128, 4, 4]
+    assert facts["arrays"]["sheet_images"] == [128, 32, 32, 3] and len(facts["shown"]) == 8
+    check_files(out, facts)
+    sheet = Image.open(out / "figures" / "attention-sheet.png").convert("RGB")
+    assert sheet.size == (16 + 8 * 67 + 7 * 12 + 16, 44 + 16 * 32 + 15 * 12 + 16), (
+        "8 pairs in each of 16 rows"
+    )
+    with np.load(out / "arrays.npz") as arrays:
+        first, last = arrays["sheet_images"][0], arrays["sheet_images"][-1]
+    pixels = np.asarray(sheet)
+    np.testing.assert_array_equal(pixels[44:76, 16:48], first)
+    np.testing.assert_array_equal(pixels[-48:-16, -16 - 67 : -16 - 67 + 32], last)
+    assert Image.open(out / "contact-sheet.png").height < 6000
+
+
 def test_classes_by_name_or_number_are_explained(saved, photos, tmp_path, capsys):
     asked = ["--class", "Tabby Cat", "--class", "2", "--class", "$\\frac{$"]
     facts = look(capsys, saved(), photos, *asked, "--out", tmp_path / "out")

@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from io import BytesIO
 
 import numpy as np
 import pytest
@@ -276,6 +277,13 @@ def test_mixup_of_nothing_changes_nothing():
 def test_views_that_cannot_be_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         View(**({"size": (8, 8), "crop": "inception"} | options))
+
+
+def test_a_png_file_is_seen_as_its_pixels():
+    file = BytesIO()
+    Image.fromarray(photo(60, 80)).save(file, "PNG")
+    for view in (TRAIN, View(size=(32, 32), crop="centre")):
+        assert torch.equal(apply(file.getvalue(), view, rng(3)), apply(photo(60, 80), view, rng(3)))
 
 
 def test_what_is_not_an_image_or_a_batch_is_refused():

@@ -74,6 +74,7 @@ def test_numbers_done_by_hand():
     assert found.exact_match == 2 / 4 and found.f1 == pytest.approx(2 * 3 / (2 * 3 + 1 + 1))
     told = found.to_json(("a", "b", "c"))
     assert told["per_class"]["c"] == {"images": 0, "average_precision": None}
+    assert told["per_class"]["b"] == {"images": 2, "average_precision": pytest.approx(0.5)}
     assert told["classes_without_images"] == 1 and "confusion" not in told
     assert {"top1", "top5", "images", "per_class", "loss"} <= set(told)
     loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")

@@ -121,7 +121,10 @@ def test_dropout_stands_after_every_dense_layer_but_qkv_and_after_the_positions(
     z0 = model.embed(*model.patches(images))
     assert (z0 == 0).all()  # after adding positions
     z = torch.randn(1, 17, 32)
+    hidden = []
+    block.mlp.down.register_forward_pre_hook(lambda _, given: hidden.append(given[0]))
     assert (block.mlp(z) == 0).all()  # after the MLP's last layer
+    assert (hidden[0] == 0).all() and (block.mlp.up(z) != 0).any()  # and after its first
     assert (block(z) == z).all()  # after the attention's output and after the MLP
     assert all((part != 0).all() for part in block.attention.split(z))  # not after q, k, v
 

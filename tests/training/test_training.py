@@ -9,7 +9,7 @@ from torch import nn
 
 from vitkit.training.loop import train
 from vitkit.training.objectives import Classify
-from vitkit.training.optimizer import OptimizerConfig, clip_gradients, group_parameters
+from vitkit.training.optimizer import OptimizerConfig, clip_gradients, group_parameters, update_average
 from vitkit.training.schedule import Duration, Schedule
 from vitkit.training.step import Diverged, TrainState, update
 
@@ -142,13 +142,44 @@ def test_layer_decay_and_freezing(small):
         group_parameters(small(classes=0), OptimizerConfig(frozen="backbone"))
 
 
-def test_polyak_averaging_keeps_its_share(small):
+@pytest.mark.parametrize("keep", [0.5, 0.9999])
+def test_polyak_averaging_equals_its_closed_form_and_forgets_the_start(keep):
+    model = torch.nn.Linear(3, 2)
+    seen, average = [], {n: torch.full_like(p, 1e6) for n, p in model.named_parameters()}
+    for step in range(1, 41):
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(torch.randn_like(p))
+        seen.append({n: p.detach().double() for n, p in model.named_parameters()})
+        update_average(average, model, keep, step)
+    shares = torch.tensor([keep ** (40 - i) for i in range(1, 41)], dtype=torch.float64)
+    for name, mean in average.items():
+        expected = sum(s * one[name] for s, one in zip(shares / shares.sum(), seen, strict=True))
+        assert torch.allclose(mean.double(), expected, atol=1e-5)
+
+
+def test_a_run_averages_its_steps_by_their_numbers(small):
+    """After one step the average is that step's; after three, 1, 0.9 and 0.81 over their sum."""
     model = small().train()
-    before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    config = OptimizerConfig(average=0.9)
-    state = stepped(model, config, [batch_of(4)], rates=(0.1,))
-    for name, p in model.named_parameters():
-        assert torch.allclose(state.average[name], 0.9 * before[name] + 0.1 * p, atol=1e-6)
+    config, seen = OptimizerConfig(average=0.9), []
+    state = TrainState.start(model, config)
+
+    def watch(state, metrics):
+        seen.append({n: p.detach().clone() for n, p in model.named_parameters()})
+        if state.step == 1:
+            assert all(torch.equal(state.average[n], p) for n, p in seen[0].items())
+        return False
+
+    batches = iter(lambda: [batch_of(4)], None)
+    train(state, batches, Classify(classes=5), until=3, rate=lambda step: 0.1, config=config, watch=watch)
+    for name, mean in state.average.items():
+        expected = (0.81 * seen[0][name] + 0.9 * seen[1][name] + seen[2][name]) / 2.71
+        assert torch.allclose(mean, expected, atol=1e-6)
+    raw, mean = seen[2], {n: t.clone() for n, t in state.average.items()}
+    with state.averaged():
+        assert all(torch.equal(p, mean[n]) for n, p in model.named_parameters())
+    assert all(torch.equal(p, raw[n]) and torch.equal(state.average[n], mean[n])
+               for n, p in model.named_parameters())  # fmt: skip
 
 
 def test_label_smoothing_and_the_sigmoid_loss_equal_their_formulas():
@@ -156,9 +187,16 @@ def test_label_smoothing_and_the_sigmoid_loss_equal_their_formulas():
     smooth = 0.9 * targets + 0.1 / 5
     expected = -(smooth * logits.log_softmax(1)).sum(1).mean()
     assert torch.allclose(Classify(classes=5, label_smoothing=0.1).value(logits, targets), expected)
-    each = -(targets * logits.sigmoid().log() + (1 - targets) * (-logits).sigmoid().log())
-    sigmoid = Classify(classes=5, loss="sigmoid").value(logits, targets)
-    assert torch.allclose(sigmoid, each.sum(1).mean(), atol=1e-6)
+    for smoothing in (0.0, 0.1):
+        wanted = (1 - smoothing) * targets + smoothing / 5
+        each = -(wanted * logits.sigmoid().log() + (1 - wanted) * (-logits).sigmoid().log())
+        sigmoid = Classify(classes=5, loss="sigmoid", label_smoothing=smoothing).value(logits, targets)
+        assert torch.allclose(sigmoid, each.sum(1).mean(), atol=1e-6)
+
+
+def test_an_unknown_loss_is_refused():
+    with pytest.raises(ValueError, match="softmax, sigmoid, not 'hinge'"):
+        Classify(classes=5, loss="hinge")
 
 
 def test_a_loss_that_is_no_number_stops_before_the_model_moves(small):

@@ -8,31 +8,55 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from vitkit.cli.words import Device, Json, Model, print_json
 
+Images = Annotated[
+    Positional[tuple[str, ...]],
+    arg(
+        metavar="[IMAGE...|DATA]",
+        help="Image files, folders or globs, or one data set; with --bias, further models.",
+    ),
+]
+Out = Annotated[
+    Path | None, arg(metavar="FOLDER", help="Where all is written; runs/inspect/NAME if not given.")
+]
+Size = Annotated[str, arg(metavar="N|HxW", help="Pixels of the images; the model's own if not given.")]
+Layer = Annotated[
+    int, arg(metavar="N", help="The layer whose heads are shown, from 0; below 0 from the last.")
+]
+Classes = Annotated[
+    UseAppendAction[tuple[str, ...]],
+    arg(name="class", metavar="NAME|N", help="A class to explain, once for each; the predicted one else."),
+]
+Most = Annotated[
+    int | None,
+    arg(
+        name="images",
+        metavar="N",
+        help="At most so many images are used; 128 if not given, with --bias 1000.",
+    ),
+]
+Bias = Annotated[
+    str, arg(metavar="DATA", help="Accuracy of the models when patches are permuted or the image is shifted.")
+]
+Cells = Annotated[
+    tuple[int, ...],
+    arg(metavar="N...", help="With --bias: cells a side that are permuted; the ViTs' own patches and some."),
+]
+Shifts = Annotated[tuple[int, ...], arg(metavar="N...", help="With --bias: pixels of the shifts.")]
+Seed = Annotated[int, arg(metavar="N", help="With --bias: of the permutations and directions.")]
+
 
 def inspect(
     model: Model,
-    images: Annotated[
-        Positional[tuple[str, ...]],
-        arg(metavar="[IMAGE...|DATA]", help="Image files, folders or globs, or one data set."),
-    ] = (),
-    out: Annotated[
-        Path | None, arg(metavar="FOLDER", help="Where all is written; runs/inspect/NAME if not given.")
-    ] = None,
-    image_size: Annotated[
-        str, arg(metavar="N|HxW", help="Pixels of the images; the model's own if not given.")
-    ] = "",
-    layer: Annotated[
-        int, arg(metavar="N", help="The layer whose heads are shown, from 0; below 0 from the last.")
-    ] = -1,
-    classes: Annotated[
-        UseAppendAction[tuple[str, ...]],
-        arg(
-            name="class", metavar="NAME|N", help="A class to explain, once for each; the predicted one else."
-        ),
-    ] = (),
-    most: Annotated[
-        int, arg(name="images", metavar="N", help="At most so many images are used, 8 of them shown.")
-    ] = 128,
+    images: Images = (),
+    out: Out = None,
+    image_size: Size = "",
+    layer: Layer = -1,
+    classes: Classes = (),
+    most: Most = None,
+    bias: Bias = "",
+    cells: Cells = (),
+    shifts: Shifts = (),
+    seed: Seed = 0,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
@@ -44,12 +68,28 @@ def inspect(
     $ vitkit inspect ViT-B/16.i21k-i1k-384
     $ vitkit inspect runs/photos cat.jpg dog.jpg --class cat --class dog
     $ vitkit inspect runs/photos photos/ --image-size 384x256 --layer 0 --out look
+    $ vitkit inspect runs/vit runs/resnet --bias photos/
     """
+    emit = print_json if json else None
+    if bias:
+        if image_size or classes:
+            raise ValueError(
+                "--image-size and --class have no use with --bias: models see images of their size"
+            )
+        from vitkit.tasks.bias import bias as probe
+
+        many = 1000 if most is None else most
+        return probe(
+            (model, *images), bias, out, images=many, cells=cells, shifts=shifts, seed=seed, device=device,
+            emit=emit,
+        )  # fmt: skip
+    if cells or shifts:
+        raise ValueError("--cells and --shifts are words of --bias DATA, which is not given")
     from vitkit.tasks import inspect as task
 
     done = task.inspect(
-        model, images, out, image_size=image_size, layer=layer, classes=classes, images=most, device=device,
-        emit=print_json if json else None,
+        model, images, out, image_size=image_size, layer=layer, classes=classes,
+        images=128 if most is None else most, device=device, emit=emit,
     )  # fmt: skip
     if not done:
         sys.exit(1)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import tyro
 
-from vitkit.cli import export, frozen, inspect, learn, models, report, serve, study, suite, use
+from vitkit.cli import cost, export, frozen, inspect, learn, models, report, serve, study, suite, use
 from vitkit.cli.flags import deferred, registry
 from vitkit.cli.streams import discard, flushed_output, open_closed_streams
 from vitkit.report.terminal import warn
@@ -28,6 +28,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "report": report.report,
     "list": models.list_,
     "show": models.show,
+    "cost": cost.cost,
     "export": export.export,
     "convert": models.convert,
 }

@@ -34,6 +34,7 @@ from vitkit.training.journal import Journal
 from vitkit.training.loop import train
 from vitkit.training.masked import Masked
 from vitkit.training.objectives import Classify
+from vitkit.training.optimizer import swap_average
 from vitkit.training.parts import fill
 from vitkit.training.runtime import Runtime, cores, data_workers, seed_step
 from vitkit.training.step import Diverged, Metrics, TrainState
@@ -142,6 +143,10 @@ class Work:
                 raise Diverged(f"{error}; {named}", error.step) from None
             except ChildProcessError as error:  # a data worker
                 raise ChildProcessError(f"{error}; {remains(self.out)}") from None
+            if self.looks and self.state.step == self.total and self.memory.get("evaluated") != self.total:
+                self.charge()
+                self.validate()
+                self.meter.lap()
             self.save()
             self.saver.finish()
 
@@ -180,7 +185,7 @@ class Work:
         return self.runtime.most(heard, late, len(self.unusable.news))
 
     def evaluates(self, step: int) -> bool:
-        """At even distances; the last of them is the end, which has an evaluation of its own."""
+        """At even distances; the last of them is the end, which `train` evaluates."""
         return step < self.total and step * self.looks // self.total > (step - 1) * self.looks // self.total
 
     def watch(self, state: TrainState, metrics: Metrics) -> bool:
@@ -223,17 +228,20 @@ class Work:
             self.journal.write(self.state.step, **numbers)
 
     def validate(self) -> None:
-        found = self.evaluate("val")
-        self.write(**numbers(found, "val"))
-        self.live.say(f"step {self.state.step}: {in_words(found, 'validation')}")
-        if self.recipe.fewshot_when == "evaluations":
-            self.write(**self.few_shots())
-        best, reached = self.memory["best"], -found.loss if found.top1 is None else found.top1
-        self.memory["since"] = 0 if best is None or reached > best else self.memory["since"] + 1
-        if self.memory["since"] == 0:
-            self.memory["best"] = reached
-            if self.recipe.patience:
-                self.save_model("best.safetensors")
+        """The averaged weights, where there are any, else those of this step; the best so far are kept."""
+        with self.state.averaged():
+            found = self.evaluate("val")
+            self.write(**numbers(found, "val"))
+            self.live.say(f"step {self.state.step}: {in_words(found, 'validation')}")
+            if self.recipe.fewshot_when == "evaluations" and self.state.step < self.total:
+                self.write(**self.few_shots())  # at the end: of the weights that are kept
+            best, reached = self.memory["best"], -found.loss if found.top1 is None else found.top1
+            self.memory["since"] = 0 if best is None or reached > best else self.memory["since"] + 1
+            if self.memory["since"] == 0:
+                self.memory["best"] = reached
+                if self.recipe.patience:
+                    self.save_model("best.safetensors")
+        self.memory["evaluated"] = self.state.step
 
     def few_shots(self) -> dict[str, Any]:
         if not self.fewshot:
@@ -265,13 +273,17 @@ class Work:
             save(model, self.out / name)
         return model
 
-    def finish(self) -> Result:
-        """The averaged or the best or the last weights, tested on every test image, saved as one file."""
-        if self.state.average:
-            self.state.model.load_state_dict(self.state.average, strict=False)
+    def keep(self) -> None:
+        """Into the model: the best evaluated weights with patience, else the last or their average."""
         best = self.out / "best.safetensors"
         if self.recipe.patience and best.exists():
             fill(self.state.model, load(best).state_dict())
+        else:
+            swap_average(self.state.average, self.state.model)
+
+    def finish(self) -> Result:
+        """The weights that are kept, tested on every test image and saved as one file."""
+        self.keep()
         found, few = self.evaluate(self.recipe.report_on), self.few_shots()
         model = self.save_model(MODEL)
         test = found.to_json(model.labels) | {"split": self.recipe.report_on} | few

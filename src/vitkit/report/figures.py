@@ -8,7 +8,8 @@ matplotlib are. Names of files and classes are drawn as the text that they are.
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from io import BytesIO
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 from PIL import Image
 
 from vitkit.report.overlay import stretched
@@ -45,6 +46,7 @@ STYLE = {
 DPI = 160
 TILES = 16  # at most so many maps in a row or a column: more cannot be told apart
 WIDEST = 16  # inches of a sheet of pictures
+MARKS = "os^Dvp*X"
 
 
 def quietly(work: Callable[..., Any]) -> Callable[..., Any]:
@@ -172,6 +174,67 @@ def draw_pictures(
     if title:
         axes.text(total[0] / 2, total[1] - 0.06, shown_text(title, 90), fontsize=9, **middle)
     axes.set(xlim=(0, total[0]), ylim=(0, total[1]), aspect="auto")
+    return figure
+
+
+@quietly
+def draw_sheet(pairs: Sequence[tuple[np.ndarray, np.ndarray]], *, across: int = 8, title: str = "") -> Figure:
+    """Many pairs of pictures (H, W, 3) uint8, all of one size, close together, pixel for pixel (Fig. 14)."""
+    across = min(across, len(pairs))
+    height, width = pairs[0][0].shape[:2]
+    tiles = np.ones((math.ceil(len(pairs) / across) * across, height, 2 * width + 3, 3), np.float32)  # white
+    for tile, (left, right) in zip(tiles, pairs, strict=False):
+        tile[:, :width], tile[:, width + 3 :] = left / 255, right / 255
+    shown = mosaic(tiles.reshape(-1, across, *tiles.shape[1:]), gap=12)
+    figure, axes = plate(shown, margins=(16, 44, 16, 16))
+    axes.set_title(title)
+    return figure
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart of a figure: lines by name, each of points (x, y)."""
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: Mapping[str, Sequence[tuple[float, float]]]
+
+
+@quietly
+def draw_lines(panels: Sequence[Panel], *, log: bool = False, top: float | None = None) -> Figure:
+    """Charts side by side with one legend below; a name has the same colour and mark in all of them.
+
+    `log`: both axes are logarithmic, and every x has its number. `top`: where y ends, from 0.
+    """
+    names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
+    wide = 3.4 * len(panels)
+    columns = int(np.clip(wide / (0.6 + 0.06 * max(len(shown_text(n, 40)) for n in names)), 1, len(names)))
+    rows = math.ceil(len(names) / columns)
+    figure = Figure(figsize=(wide, 2.9 + 0.16 * rows), layout="constrained")
+    charts = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, panel in zip(charts, panels, strict=True):
+        for number, name in enumerate(names):
+            points = panel.lines.get(name, ())
+            colour = matplotlib.colormaps["tab10"](number % 10)
+            axes.plot(
+                [x for x, _ in points], [y for _, y in points], color=colour,
+                marker=MARKS[number % len(MARKS)], markersize=4, linewidth=1, label=shown_text(name, 40),
+            )  # fmt: skip
+        axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+        places = sorted({x for points in panel.lines.values() for x, _ in points})
+        if log:
+            axes.set(xscale="log", yscale="log")
+            axes.minorticks_off()
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        if top is not None:
+            axes.set_ylim(0, top)
+        axes.set_xticks(places, [f"{x:g}" for x in places])
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color="#dddddd", linewidth=0.5)
+    handles, labels = charts[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=7)
     return figure
 
 

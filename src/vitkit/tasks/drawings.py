@@ -11,23 +11,28 @@ from vitkit.report.figures import (
     draw_distance,
     draw_filters,
     draw_pictures,
+    draw_sheet,
     draw_similarity,
     render,
 )
 from vitkit.report.overlay import in_blocks, masked, overlay
 
+SHEET = "attention-sheet"
 HEADS = 16  # at most so many are drawn of a layer
 ATTENTION = 0.95  # quantile of attention maps that is drawn as the greatest: often a few patches take most
 
 
 def draw_all(folder: Path, arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> tuple[list[str], bytes]:
-    """Write every figure that the arrays allow as PNG and SVG; their names, and the contact sheet."""
+    """Write every figure that the arrays allow as PNG and SVG; their names, and the contact sheet.
+
+    A sheet of many attention maps is too large to be on another sheet.
+    """
     pictures: dict[str, bytes] = {}
     for name, figure in [*from_inside(arrays, facts), *from_images(arrays, facts)]:
         pictures[name] = render(figure, "png")
         (folder / f"{name}.png").write_bytes(pictures[name])
         (folder / f"{name}.svg").write_bytes(render(figure, "svg"))
-    return list(pictures), contact_sheet(list(pictures.values()))
+    return list(pictures), contact_sheet([picture for name, picture in pictures.items() if name != SHEET])
 
 
 def from_inside(arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -54,6 +59,10 @@ def from_images(arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> Iterato
         maps = zip(images, arrays["rollout"], strict=True)
         pairs = [(image, masked(image, heat, quantile=ATTENTION)) for image, heat in maps]
         yield "rollout", draw_pictures(pairs, columns=("Input", "Attention"), captions=names)
+    if "sheet_rollout" in arrays:
+        maps = zip(arrays["sheet_images"], arrays["sheet_rollout"], strict=True)
+        pairs = [(image, masked(image, heat, quantile=ATTENTION)) for image, heat in maps]
+        yield SHEET, draw_sheet(pairs, title=f"Input and attention, {len(pairs)} images")
     if "class_maps" in arrays:
         yield "class-maps", class_figure(images, arrays["class_maps"], facts, names)
     if "feature_colours" in arrays:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from vitkit.data.decode import BadImage, read
@@ -19,6 +20,7 @@ from vitkit.experiment.opened import load_model
 from vitkit.inspection.distance import attention_distance
 from vitkit.inspection.filters import embedding_filters
 from vitkit.inspection.gather import Gathered, batch_for, check_layer, gather
+from vitkit.inspection.rollout import attention_rollout
 from vitkit.inspection.similarity import position_similarity
 from vitkit.inspection.subject import attentions, transformer
 from vitkit.inspection.summary import distance_facts, similarity_facts, uniform_distance
@@ -32,7 +34,9 @@ from vitkit.tasks.look import class_number, label_of, ready, said, seen, upright
 from vitkit.tasks.use import Emit
 from vitkit.weights.save import replace_file
 
-SHOWN = 8  # images of which maps are drawn
+SHOWN = 8  # images of which all maps are drawn
+SHEET = 128  # images of which the attention is drawn, as in Fig. 14
+TILE = 112  # pixels of their longer side there
 DATA = (".csv", ".parquet", ".zip", ".tar", ".npz")
 WANTED = {  # what images would add
     "attention_distance": "how far each head looks",
@@ -140,6 +144,8 @@ def look_at(
         found.arrays["attention_distance"] = distance
         uniform = uniform_distance(model, grid_of(size, model.config.stride))
         facts["attention_distance"] = distance_facts(distance, uniform)
+    if len(good) > SHOWN and model.config.depth:
+        add_sheet(model, pictures, [good[i] for i in spread(len(good), SHEET)], size, found, facts)
     some = [good[i] for i in spread(len(good), SHOWN)]
     shown = torch.stack([seen(model, pictures.fetch(i), size) for i in some])
     predictions, best = said(model, shown)
@@ -156,6 +162,22 @@ def look_at(
         {"image": pictures.names[i], "top": [list(pair) for pair in top]}
         for i, top in zip(some, predictions, strict=True)
     ]
+
+
+def add_sheet(
+    model: ViT, pictures: Pictures, chosen: list[int], size: tuple[int, int], found: Gathered,
+    facts: dict[str, Any],
+) -> None:  # fmt: skip
+    """The attention of many images beside them, small; a few at a time are in memory in full."""
+    batch, images, maps = batch_for(model, grid_of(size, model.config.stride)), [], []
+    small = [max(1, round(side * min(1.0, TILE / max(size)))) for side in size]
+    for at in range(0, len(chosen), batch):
+        views = torch.stack([seen(model, pictures.fetch(i), size) for i in chosen[at : at + batch]])
+        maps.append(attention_rollout(model, ready(model, views), batch=batch))
+        images += [np.asarray(Image.fromarray(view).resize(small[::-1], Image.Resampling.BOX))
+                   for view in upright(views)]  # fmt: skip
+    found.arrays |= {"sheet_images": np.stack(images), "sheet_rollout": np.concatenate(maps)}
+    facts["sheet"] = [pictures.names[i] for i in chosen]
 
 
 def mean_distance(model: ViT, parts: Iterator[Tensor]) -> np.ndarray | None:

@@ -1,7 +1,8 @@
 """One step of training: a batch to gradients to moved weights, in as many pieces as memory asks for."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +17,7 @@ from vitkit.training.optimizer import (
     move,
     moves_unseen,
     set_rate,
+    swap_average,
     update_average,
 )
 from vitkit.training.recorder import Found, Recorder
@@ -47,6 +49,15 @@ class TrainState:
         optimizer = make_optimizer(model, config)
         average = {n: p.detach().clone() for n, p in model.named_parameters()} if config.average else {}
         return cls(model, optimizer, 0, average)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The model with its averaged weights, if there are any; afterwards it has its own, bit for bit."""
+        swap_average(self.average, self.model)
+        try:
+            yield
+        finally:
+            swap_average(self.average, self.model)
 
 
 @dataclass(frozen=True)
@@ -113,7 +124,7 @@ class Stepper:
             )
         if played is None:
             return Begun(step, images, rate, *self.judged(self.gradients(micro_batches, images)))
-        self.moved()
+        self.moved(step)
         names, numbers = played
         held = torch.empty_like(numbers, device="cpu", pin_memory=numbers.is_cuda)
         held.copy_(numbers, non_blocking=True)
@@ -134,14 +145,14 @@ class Stepper:
         if not begun.played:
             if not moves_unseen(self.state.optimizer):
                 self.state.optimizer.step()
-            self.moved()
+            self.moved(begun.step)
         return {**told, "rate": begun.rate, "images": float(begun.images)}
 
-    def moved(self) -> None:
-        """What follows a move of the model."""
+    def moved(self, step: int) -> None:
+        """What follows a move of the model; `step` many were before it."""
         self.state.optimizer.zero_grad()
         if self.config.average:
-            update_average(self.state.average, self.state.model, self.config.average)
+            update_average(self.state.average, self.state.model, self.config.average, step + 1)
 
     def judged(self, results: dict[str, Tensor]) -> Found:
         """The numbers of a step, its gradients clipped; and the move, where it needs no look at them."""

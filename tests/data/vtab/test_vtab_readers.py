@@ -11,7 +11,17 @@ from formats import picture, put
 
 from vitkit.data.decode import BadImage, decode
 from vitkit.data.vtab import TASKS
-from vitkit.data.vtab.arrays import NORB_FILES, SPRITES, camelyon, cifar100, dsprites, read_norb, smallnorb
+from vitkit.data.vtab.arrays import (
+    NORB_FILES,
+    SPRITES,
+    camelyon,
+    cifar100,
+    dsprites,
+    numbered,
+    read_norb,
+    smallnorb,
+    stored,
+)
 from vitkit.data.vtab.lists import caltech101, dtd, eurosat, pets, resisc45, retinopathy, sun397
 from vitkit.data.vtab.matlab import flowers102, read_mat, svhn
 from vitkit.data.vtab.scenes import clevr, count, kitti, nearest
@@ -328,6 +338,14 @@ def test_camelyon_is_read(tmp_path, monkeypatch, real):
     assert (found["test"].fetch(1) == 2).all() and found["test"].fetch(1).shape == (96, 96, 3)
 
 
+def test_labels_beyond_the_classes_are_refused():
+    assert len(stored("x", "train", np.array([0, 9]), numbered(10), None)) == 2
+    assert len(stored("x", "train", np.array([], np.int64), numbered(10), None)) == 0
+    for labels in ([-1, 3], [0, 10]):
+        with pytest.raises(ValueError, match="x, train: labels from .* but there are 10 classes"):
+            stored("x", "train", np.array(labels), numbered(10), None)
+
+
 # --- scenes and records
 
 
@@ -342,6 +360,14 @@ def test_clevr_counts_from_three_and_bins_the_nearest_depth(tmp_path):
     assert binned["train"].labels.tolist() == [0, 0, 1, 1, 2, 3, 4, 4, 5]  # a bound belongs to the bin below
     assert binned["validation"].labels.tolist() == [5] and len(binned["validation"].classes) == 6
     assert counted["train"].keys[3] == "train/CLEVR_train_000003.png" and gray(counted["train"], 3) == 3
+
+
+@pytest.mark.parametrize("number, edge", list(enumerate([8.0, 8.5, 9.0, 9.5, 10.0])))
+def test_every_edge_of_clevrs_distances_is_as_published(tmp_path, number, edge):
+    formats.clevr(tmp_path, {"train": [[edge] * 3, [edge + 0.01] * 3], "val": [[edge - 0.01] * 3]})
+    binned = clevr(tmp_path, nearest)
+    assert binned["train"].labels.tolist() == [number, number + 1]
+    assert binned["validation"].labels.tolist() == [number]
 
 
 def test_scenes_out_of_range_or_cut_off_are_refused(tmp_path):
@@ -369,6 +395,16 @@ def test_kitti_bins_the_nearest_vehicle_and_splits_by_video(tmp_path):
     for split, part in found.items():
         assert part.labels.tolist() == [expected[i % 8] for i in images[split]]
     assert found["train"].keys[0] == f"train/{images['train'][0]:06d}.png"
+
+
+def test_three_videos_of_kittis_are_one_for_each_split_and_two_are_too_few(tmp_path):
+    formats.kitti(tmp_path / "three", [[("Car", 7.9)]] * 6, videos=3)
+    assert {split: len(part) for split, part in kitti(tmp_path / "three").items()} == {
+        "train": 2, "validation": 2, "test": 2,
+    }  # fmt: skip
+    formats.kitti(tmp_path / "two", [[("Car", 7.9)]] * 6, videos=2)
+    with pytest.raises(ValueError, match="2 videos are too few"):
+        kitti(tmp_path / "two")
 
 
 def test_kittis_files_must_be_in_order(tmp_path):

@@ -1,0 +1,149 @@
+"""Which files are mutated, how often, which tests are near them, and the mutants written by hand."""
+
+SEED = 22
+EXPERIMENT = "tests/test_experiment.py"
+RECIPE_TESTS = (
+    "tests/test_recipe*.py",
+    f"{EXPERIMENT}::test_table_4_is_as_published", f"{EXPERIMENT}::test_overrides_are_checked",
+    f"{EXPERIMENT}::test_overrides_reach_every_kind_of_field",
+    f"{EXPERIMENT}::test_every_recipe_survives_json",
+    "tests/test_pretrain.py::test_table_3_is_as_published",
+    "tests/test_pretrain.py::test_augreg_and_plain_are_as_published",
+    "tests/test_pretrain.py::test_a_published_model_has_its_tanh_layer",
+    "tests/training/test_masked.py::test_the_papers_recipe",
+    "tests/training/test_masked.py::test_recipes_say_what_has_no_use",
+    "tests/test_learn.py::test_subsets_are_read", "tests/test_learn.py::test_other_subsets_are_refused",
+    "tests/test_learn.py::test_the_hyperrule_follows_the_data",
+)  # fmt: skip
+KEPT = tuple(
+    f"{EXPERIMENT}::test_{name}"
+    for name in ("evaluations_are_at_even_distances_and_the_last_is_the_end",
+                 "with_patience_the_best_evaluated_weights_are_kept_also_the_last",
+                 "without_patience_the_last_weights_are_kept",
+                 "the_average_is_evaluated_and_kept_while_the_raw_weights_go_on")
+)  # fmt: skip
+CHECKPOINTS = tuple(
+    f"{EXPERIMENT}::test_{name}"
+    for name in ("a_damaged_checkpoint_is_passed_over", "a_full_disk_leaves_the_last_good_checkpoint",
+                 "a_run_stopped_by_a_signal_ends_like_the_straight_one")
+)  # fmt: skip
+MEMORY = tuple(
+    f"tests/test_learn.py::test_{name}"
+    for name in ("the_memory_formula_equals_what_autograd_keeps", "memory_shrinks_by_recomputing_and_cutting",
+                 "the_largest_batch_fits_and_one_image_more_does_not")
+)  # fmt: skip
+TRAINING = (
+    "tests/test_recipe_defaults.py",
+    "tests/training/test_training.py",
+    "tests/training/test_optimizer.py",
+)
+VTAB = ("tests/data/vtab/test_vtab_tables.py", "tests/data/vtab/test_vtab_readers.py")
+PLANS = ("tests/test_studies_values.py", "tests/test_studies_plans.py")
+
+# file -> (how many mutants, the tests that are run for each of them)
+SCOPE: dict[str, tuple[int, tuple[str, ...]]] = {
+    "src/vitkit/recipes/recipe.py": (9, RECIPE_TESTS),
+    "src/vitkit/recipes/finetune.py": (8, RECIPE_TESTS),
+    "src/vitkit/recipes/pretrain.py": (9, RECIPE_TESTS),
+    "src/vitkit/training/schedule.py": (6, TRAINING),
+    "src/vitkit/training/objectives.py": (3, TRAINING),
+    "src/vitkit/training/optimizer.py": (10, TRAINING),
+    "src/vitkit/training/step.py": (6, (*TRAINING, "tests/training/test_recorder.py")),
+    "src/vitkit/training/masked.py": (8, ("tests/training/test_masked.py",)),
+    "src/vitkit/training/checkpoint.py": (5, ("tests/training/test_checkpoint.py", *CHECKPOINTS)),
+    "src/vitkit/training/journal.py": (4, ("tests/training/test_journal.py",)),
+    "src/vitkit/evaluation/accuracy.py": (4, ("tests/evaluation/test_accuracy.py",)),
+    "src/vitkit/evaluation/cost.py": (8, ("tests/evaluation/test_cost.py",)),
+    "src/vitkit/evaluation/fewshot.py": (6, ("tests/evaluation/test_fewshot.py",)),
+    "src/vitkit/evaluation/neighbours.py": (3, ("tests/evaluation/test_neighbours.py",)),
+    "src/vitkit/evaluation/multilabel.py": (4, ("tests/evaluation/test_average_precision.py",)),
+    "src/vitkit/evaluation/mapping.py": (3, ("tests/evaluation/test_mapping.py",)),
+    "src/vitkit/evaluation/probe.py": (4, ("tests/evaluation/test_probe.py",)),
+    "src/vitkit/evaluation/memory.py": (4, MEMORY),
+    "src/vitkit/data/views.py": (10, ("tests/data/test_views.py",)),
+    "src/vitkit/data/vtab/portions.py": (4, VTAB),
+    "src/vitkit/data/vtab/arrays.py": (4, VTAB),
+    "src/vitkit/data/vtab/scenes.py": (6, VTAB),
+    "src/vitkit/data/vtab/lists.py": (3, VTAB),
+    "src/vitkit/studies/sizes.py": (6, PLANS),
+    "src/vitkit/studies/shapes.py": (6, PLANS),
+    "src/vitkit/studies/setting.py": (7, PLANS),
+    "src/vitkit/studies/budget.py": (6, PLANS),
+}
+LEFT_OUT = {
+    "training/runtime.py, halves.py, recorder.py, room.py, parts.py": "need several processes or a GPU; "
+    "their tests are `make slow` and `make gpu`",
+    "training/trackers.py": "talks to services outside",
+    "evaluation/energy.py": "reads a GPU's own counter",
+    "data/vtab/matlab.py, tfrecord.py": "file formats, fuzzed elsewhere",
+}
+
+# Name, file (a pattern; the one that has the old text), old text, new text, tests: mistakes that an audit put
+# into the code and that the tests nearest to them did not notice, and their like
+BY_HAND: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
+    (
+        "MLP dropout removed", "src/vitkit/models/encoder.py",
+        "z = self.dropout(F.gelu(self.up(z), approximate=self.approximate))",
+        "z = F.gelu(self.up(z), approximate=self.approximate)", ("tests/models/test_choices.py",),
+    ),
+    (
+        "Table 4's grid begins at 0.002", "src/vitkit/recipes/finetune.py",
+        "RATES = (0.001, ", "RATES = (0.002, ", RECIPE_TESTS,
+    ),
+    (
+        "CIFAR's dev split is 5 %", "src/vitkit/recipes/finetune.py",
+        '"cifar10", 10_000, 500, 0.03, 0.02', '"cifar10", 10_000, 500, 0.03, 0.05', RECIPE_TESTS,
+    ),
+    (
+        "the protocol ignores 0.06", "src/vitkit/*/protocol.py",
+        "rates += recipe.convolution_rates if convolutional else ()", "rates += ()",
+        ("tests/test_recipes*.py", "tests/test_protocol*.py", "tests/test_learn.py"),
+    ),
+    (
+        "the last weights are kept and not the best", "src/vitkit/experiment/run.py",
+        "if self.recipe.patience and best.exists():", "if False:", KEPT,
+    ),
+    (
+        "the end of a run is no candidate", "src/vitkit/experiment/run.py",
+        "if self.looks and self.state.step == self.total and", "if False and",
+        KEPT,
+    ),
+    (
+        "BiT's rate times 10", "src/vitkit/recipes/finetune.py",
+        "Schedule(rate=0.003, ", "Schedule(rate=0.03, ",
+        RECIPE_TESTS,
+    ),
+    ("BiT resizes to 512", "src/vitkit/recipes/finetune.py", "resize=448", "resize=512", RECIPE_TESTS),
+    (
+        "AugReg's weight decay doubled", "src/vitkit/recipes/pretrain.py",
+        'optimizer=adam(0.1, clip=1.0, moment="bf16")', 'optimizer=adam(0.2, clip=1.0, moment="bf16")',
+        RECIPE_TESTS,
+    ),
+    (
+        "the SGD study's weight decay times 100", "src/vitkit/studies/setting.py",
+        "weight_decay=1e-4", "weight_decay=1e-2", PLANS,
+    ),
+    (
+        "label smoothing is dropped with a sigmoid", "src/vitkit/training/objectives.py",
+        "cross_entropy_with_logits(logits, smooth,", "cross_entropy_with_logits(logits, targets,",
+        TRAINING,
+    ),
+    ("CLEVR's edge at 9.1", "src/vitkit/data/vtab/scenes.py", "8.5, 9.0, 9.5", "8.5, 9.1, 9.5", VTAB),
+    (
+        "the average keeps its initial weights", "src/vitkit/training/optimizer.py",
+        "share = (1 - keep) / (1 - keep**step)", "share = 1 - keep", TRAINING,
+    ),
+    (
+        "the raw weights are evaluated and not the average", "src/vitkit/experiment/run.py",
+        "with self.state.averaged():", "if True:", KEPT,
+    ),
+    (
+        "biases and norms decay", "src/vitkit/training/optimizer.py",
+        "return parameter.ndim >= 2 and name.endswith(\".weight\")", "return True", TRAINING,
+    ),
+    (
+        "no dropout after the positions", "src/vitkit/models/vit.py",
+        "return self.dropout(self.positions(z, grid, 0))", "return self.positions(z, grid, 0)",
+        ("tests/models/test_choices.py",),
+    ),
+)  # fmt: skip

@@ -1,0 +1,105 @@
+"""vitkit cost: what a recipe costs by formula, and images a second and the largest batch, measured."""
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from PIL import Image
+from test_cli import run
+
+import vitkit
+from vitkit.evaluation import throughput
+from vitkit.evaluation.throughput import images_per_second, largest_that_fits
+
+
+def cost(capsys, *words, code: int = 0) -> dict:
+    assert run("cost", *words, "--json", "--device", "cpu") == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_papers_numbers_follow_from_the_recipe(capsys):
+    """Table 6: 783 exaFLOPs for ViT-L/16 and 7 epochs of JFT; Table 2: 0.23k core-days on ImageNet-21k."""
+    found = cost(capsys, "ViT-L/16", "ViT-B/16", "--recipe", "jft.ViT-L/16", "--no-measure")
+    large, base = found["models"]
+    assert [row["exaFLOPs"] for row in (large, base)] == pytest.approx([783, 224], rel=0.01)
+    assert large["GFLOPs"] == pytest.approx(2 * 61.6, rel=0.01) and large["device_days"] is None
+    assert found["images_seen"] == 517822 * 4096
+    of_384 = next(row for row in large["sizes"] if row["pixels"] == 384)
+    assert of_384["GFLOPs"] == pytest.approx(2 * 191.07, rel=0.01) and of_384["images_per_second"] is None
+    days = cost(capsys, "ViT-L/16", "--recipe", "i21k.ViT-L/16", "--no-measure")["models"][0]
+    assert days["TPUv3_core_days"] == pytest.approx(230, rel=0.02)
+
+
+def test_a_stated_rate_gives_device_days_and_a_file_is_a_model(capsys, small, tmp_path):
+    vitkit.save(small(), tmp_path / "m.safetensors")
+    words = [tmp_path / "m.safetensors", "--recipe", "pets", "--no-measure", "--rate", "100"]
+    row = cost(capsys, *words)["models"][0]
+    assert row["device_days"] == pytest.approx(row["exaFLOPs"] * 1e18 / 1e14 / 86400)
+    assert row["parameters"] > 0 and [at["pixels"] for at in row["sizes"]] == [64, 128, 224, 384, 512]
+
+
+def test_speed_and_batch_are_measured_and_drawn(capsys, small, small_resnet, tmp_path):
+    vitkit.save(small(), tmp_path / "vit.safetensors")
+    vitkit.save(small_resnet(), tmp_path / "resnet.safetensors")
+    files = [tmp_path / f"{name}.safetensors" for name in ("vit", "resnet")]
+    words = [*files, "--recipe", "pets", "--sizes", "36", "64", "384", "--seconds", "0.02"]
+    found = cost(capsys, *words, "--out", tmp_path / "new" / "cost.png")
+    vit, resnet = found["models"]
+    odd, even, _ = vit["sizes"]
+    assert odd["images_per_second"] is None and "36" in odd["why"], "36 pixels do not fit patches of 8"
+    assert even["images_per_second"] > 0 and even["batch"] >= 1 and even["largest_batch"] > 1
+    assert resnet["sizes"][0]["images_per_second"] > 0 and vit["device_days"] > 0
+    assert even["largest_batch"] > vit["sizes"][2]["largest_batch"] > 0
+    assert Image.open(tmp_path / "new" / "cost.png").size[0] > 800
+    assert run("cost", *words, "--device", "cpu", "--out", tmp_path / "cost.svg") == 0
+    told = capsys.readouterr().out
+    assert "images per second" in told and "by the memory formula" in told
+    assert ElementTree.parse(tmp_path / "cost.svg")
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["ViT-Q/16", "--recipe", "pets"], "no model 'ViT-Q/16'"),
+        (["ViT-B/16", "--recipe", "nothing"], "no recipe 'nothing'"),
+        (["ViT-B/16", "--recipe", "scratch"], "--images"),
+        (["ViT-B/16", "--recipe", "pets", "--sizes", "0"], "--sizes 0"),
+        (["ViT-B/16", "--recipe", "pets", "--seconds", "nan"], "--seconds nan"),
+        (["ViT-B/16", "--recipe", "pets", "--rate", "-1"], "--rate -1"),
+        (["ViT-B/16", "--recipe", "pets", "--out", "cost.pdf"], "cost.pdf"),
+        (["ViT-B/16", "--recipe", "pets", "--out", "cost.png", "--no-measure"], "--no-measure"),
+    ],
+)
+def test_a_wrong_word_is_refused_before_anything_is_measured(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run("cost", *words) == 2
+    assert said in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 3, 37, 1000])
+def test_the_largest_that_fits_is_found_to_a_sixteenth(limit):
+    found = largest_that_fits(lambda n: n <= limit, seconds=10)
+    assert limit - max(0, limit // 16) <= found <= limit
+    assert largest_that_fits(lambda n: True, seconds=10, most=64) == 64
+
+
+def test_the_best_batch_wins_and_what_does_not_fit_ends_the_search(monkeypatch):
+    """By a clock of its own: a batch takes 4 ms, however many images it has."""
+    clock = [0.0]
+    monkeypatch.setattr(throughput.time, "monotonic", lambda: clock[0])
+
+    def run(count):
+        if count > 4:
+            raise torch.OutOfMemoryError
+        clock[0] += 0.004
+
+    assert images_per_second(run, 1.0) == (pytest.approx(1000), 4)
+    assert images_per_second(run, 0.001) == (pytest.approx(250), 1), "one batch is timed whatever it takes"
+    assert images_per_second(lambda count: run(9), 1.0) is None
+
+    def slow(count):
+        clock[0] += 0.004 * count
+
+    assert images_per_second(slow, 1.0)[0] == pytest.approx(250), "no larger batch once it brings nothing"
+    assert clock[0] < 1.0

@@ -1,0 +1,65 @@
+"""Checkpoints: only whole ones count, and only the last two stay."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from vitkit.training.checkpoint import MANIFEST, Saver, complete, latest, load_checkpoint
+from vitkit.training.optimizer import OptimizerConfig
+from vitkit.training.step import TrainState
+
+
+def state_at(step: int) -> TrainState:
+    state = TrainState.start(torch.nn.Linear(2, 2), OptimizerConfig(average=0.9))
+    state.step = step
+    with torch.no_grad():
+        state.model.weight.fill_(step)
+    return state
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for step in (1, 2, 3):
+        Saver(tmp_path).save(state_at(step), {"best": step})
+    return tmp_path
+
+
+def test_the_last_two_stay_and_the_newest_is_read(folder):
+    assert [path.name for path in complete(folder)] == ["step-00000002", "step-00000003"]
+    state = state_at(0)
+    assert load_checkpoint(latest(folder)[0], state) == {"best": 3} and state.step == 3
+    assert (state.model.weight == 3).all()
+
+
+def strange_part(path):
+    shutil.copy(path / "state-00000.safetensors", path / "state-00001.safetensors")
+
+
+def lost_part(path):
+    (path / "state-00000.safetensors").unlink()
+
+
+def other_facts(path):
+    facts = json.loads((path / "facts.json").read_text())
+    (path / "facts.json").write_text(json.dumps(facts | {"step": 4}))
+
+
+def lost_manifest(path):
+    (path / MANIFEST).unlink()
+
+
+@pytest.mark.parametrize("damage", [strange_part, lost_part, other_facts, lost_manifest])
+def test_what_is_not_as_it_was_written_is_passed_over(folder, damage):
+    damage(folder / "step-00000003")
+    found, damaged = latest(folder)
+    assert found.name == "step-00000002" and damaged == ["step-00000003"]
+
+
+def test_half_a_checkpoint_and_a_file_are_none(folder):
+    (folder / "step-00000009.partial").mkdir()
+    (folder / "step-00000008").write_text("")
+    assert latest(folder)[0].name == "step-00000003" and latest(folder)[1] == []
+    Saver(folder).save(state_at(4), {})
+    assert not (folder / "step-00000009.partial").exists()
