@@ -45,6 +45,7 @@ class Form:
 FLAGS: dict[str, Range | Form] = {
     "--batch": BATCH,
     "--budget": Form(parse_budget),
+    "--cells": Range(1, MOST_PIXELS),
     "--device": Form(check_device),
     "--epochs": EPOCHS,
     "--heads": Range(1, 1024),
@@ -66,6 +67,7 @@ FLAGS: dict[str, Range | Form] = {
     "--schedules": STEPS,
     "--seed": Range(0, 2**63 - 1),
     "--seeds": SEEDS,
+    "--shifts": Range(0, MOST_PIXELS),
     "--shots": SHOTS,
     "--size": Range(0, 3),
     "--steps": STEPS,
@@ -75,6 +77,10 @@ FLAGS: dict[str, Range | Form] = {
     "--workers": Range(0, 256),
     # where a verb differs
     "inspect --images": Range(1, 1_000_000),
+    "cost --images": Range(1, 10**12),
+    "cost --rate": Range(1e-6, 1e6),
+    "cost --seconds": Range(1e-3, 3600),
+    "cost --sizes": Range(1, MOST_PIXELS),
     "doctor --workers": Range(1, 256),
     "serve --workers": Range(1, 256),
     "study --image-size": Range(16, MOST_PIXELS),

@@ -10,7 +10,7 @@ import torch
 from vitkit.evaluation.cost import TRAINING, forward_flops, parameters, tpu_v3_core_days
 from vitkit.evaluation.throughput import images_per_second, largest_that_fits
 from vitkit.experiment.aim import learner, objective_of
-from vitkit.experiment.opened import model_place, short_names
+from vitkit.experiment.opened import short_names
 from vitkit.models.variants import Config, Model, skeleton, variant
 from vitkit.recipes import recipe as named
 from vitkit.recipes.recipe import Recipe
@@ -92,7 +92,7 @@ def images_seen(r: Recipe, images: int | None) -> int:
 def config_of(place: str) -> Config:
     """The sizes of a named model, a published weight, a file or a run folder."""
     if Path(place).exists():
-        return load(model_place(place)).config
+        return load(place).config
     return variant(PUBLISHED[place].model if place in PUBLISHED else place)
 
 
