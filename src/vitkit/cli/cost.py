@@ -6,6 +6,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from vitkit.cli.words import Device, Json, print_json
+from vitkit.options import Precision
 
 
 def cost(
@@ -34,7 +35,7 @@ def cost(
         Path | None, arg(metavar="FILE", help="Fig. 12 of the paper, of these models here: .png or .svg.")
     ] = None,
     device: Device = "auto",
-    precision: Annotated[str, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "auto",
+    precision: Annotated[Precision, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "auto",
     json: Json = False,
 ) -> None:
     """What models cost: parameters, FLOPs, exaFLOPs and core-days of a recipe; speed and batch by resolution.

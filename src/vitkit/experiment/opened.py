@@ -19,8 +19,6 @@ def short_names(places: Iterable[str]) -> dict[str, str]:
     found = {}
     for place in places:
         path = Path(place)
-        found[place] = (
-            (path.parent.name if path.name == WEIGHTS[0] else path.stem) if path.is_file() else place
-        )
-        found[place] = path.name if path.is_dir() else found[place]
+        named = path.parent.name if path.name == WEIGHTS[0] else path.stem
+        found[place] = path.name if path.is_dir() else named if path.is_file() else place
     return found if len(set(found.values())) == len(found) else {place: place for place in found}

@@ -342,7 +342,7 @@ def test_labels_beyond_the_classes_are_refused():
     assert len(stored("x", "train", np.array([0, 9]), numbered(10), None)) == 2
     assert len(stored("x", "train", np.array([], np.int64), numbered(10), None)) == 0
     for labels in ([-1, 3], [0, 10]):
-        with pytest.raises(ValueError, match="x, train: labels from .* but there are 10 classes"):
+        with pytest.raises(ValueError, match=r"x, train: labels from .* but there are 10 classes"):
             stored("x", "train", np.array(labels), numbered(10), None)
 
 
