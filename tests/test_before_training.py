@@ -112,7 +112,8 @@ def test_ctrl_c_while_data_is_opened_is_answered_by_the_command(tmp_path):
     for name in "ab":
         draw(tmp_path / "data" / name, 20)
     code = (
-        "import time, vitkit.experiment.start as s\n"
+        "import signal, time, vitkit.experiment.start as s\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def slow(*a, **k): print('here', flush=True); time.sleep(60)\n"
         "s.complete = slow\nfrom vitkit.cli import main; main()"
     )

@@ -151,9 +151,9 @@ def beside(out: Path, needed: int) -> Iterator[Path]:
     """A place of the same name in a folder beside, for so many bytes; it goes again whatever happens."""
     if not out.parent.is_dir():
         raise ValueError(f"cannot write {out}: no folder {out.parent}")
-    free = shutil.disk_usage(out.parent).free
-    if free < needed:
-        raise full_disk(out, f"{needed:,} bytes are needed, {free:,} are free")
+    room = shutil.disk_usage(out.parent)
+    if room.total and room.free < needed:  # /proc and its like have no room at all, and another error
+        raise full_disk(out, f"{needed:,} bytes are needed, {room.free:,} are free")
     try:
         folder = tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent)
     except OSError as error:
