@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from vitkit.layouts.layout import WeightsError
+from vitkit.models.resnet import ResNetConfig
 from vitkit.models.variants import Model
 from vitkit.weights.load import OWN, load
 from vitkit.weights.parity import Parity, compare, pixels_for, with_config
@@ -82,8 +83,16 @@ def check(model: Model, source: str | Path, out: Path, trial: Path, format: str)
         read_back=same,
         parity=parity,
         changed=changed,
-        notes=(*model.origin.notes, *notes),
+        notes=(*model.origin.notes, *root_note(model), *notes),
     )
+
+
+def root_note(model: Model) -> tuple[str, ...]:
+    """By which of the two published conventions a ResNet's root is pooled."""
+    if not isinstance(model.config, ResNetConfig):
+        return ()
+    whose = {"zeros": "BiT's own code", "-inf": "big_vision's bit_paper"}[model.config.root_padding]
+    return (f"the root's max pooling is padded with {model.config.root_padding}, as in {whose}",)
 
 
 def remove(path: Path) -> None:
