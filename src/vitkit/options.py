@@ -59,6 +59,9 @@ class Training:
     out: Annotated[Path | None, arg(metavar="DIR", help="The run folder (runs/<data> if not given).")] = None
     recipe: Annotated[str, arg(metavar="NAME", help="See vitkit list recipes.")] = ""
     image_size: Annotated[str | None, arg(metavar="N|HxW", help="Resolution.")] = None
+    strict_size: Annotated[
+        bool, arg(help="Refuse a resolution that is no whole number of patches; else its rest is dropped.")
+    ] = False
     batch: Annotated[int | None, arg(metavar="N", help="Images a step, over all processes.")] = None
     steps: Annotated[int | None, arg(metavar="N", help="Length of the run.")] = None
     epochs: Annotated[float | None, arg(metavar="X", help="Length in passes over the data.")] = None

@@ -21,6 +21,9 @@ def inspect(
     image_size: Annotated[
         str, arg(metavar="N|HxW", help="Pixels of the images; the model's own if not given.")
     ] = "",
+    strict_size: Annotated[
+        bool, arg(help="Refuse a size that is no whole number of patches; else its rest is dropped.")
+    ] = False,
     layer: Annotated[
         int, arg(metavar="N", help="The layer whose heads are shown, from 0; below 0 from the last.")
     ] = -1,
@@ -49,7 +52,7 @@ def inspect(
 
     done = task.inspect(
         model, images, out, image_size=image_size, layer=layer, classes=classes, images=most, device=device,
-        emit=print_json if json else None,
+        strict_size=strict_size, emit=print_json if json else None,
     )  # fmt: skip
     if not done:
         sys.exit(1)

@@ -59,6 +59,7 @@ class Served:
             "classes": model.config.classes,
             "labels": list(model.labels[:SHOWN_LABELS]),
             "image_size": list(model.config.image_size),
+            "covered": list(getattr(model.config, "covered", model.config.image_size)),  # by patches
             "parameters": sum(p.numel() for p in model.parameters()),
             "multilabel": model.multilabel,
             "preprocessing": {"resize": model.preprocessing.resize, "crop": model.preprocessing.crop},

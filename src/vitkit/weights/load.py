@@ -12,7 +12,7 @@ from vitkit.layouts.layout import SAME, Entry, Found, Hints, Layout, Source, Wei
 from vitkit.models.card import Preprocessing, pair
 from vitkit.models.ranges import check_model
 from vitkit.models.variants import Config, Model, fresh, skeleton
-from vitkit.models.vit import ViTConfig
+from vitkit.models.vit import ViTConfig, with_size_note
 from vitkit.weights.archive import Arrays, UntrustedCheckpoint, listed, one_line
 from vitkit.weights.card import Card, from_json
 from vitkit.weights.labels import imagenet_labels
@@ -62,7 +62,8 @@ def load(
     model.preprocessing = preprocessing or found.preprocessing
     model.multilabel = card is not None and card.multilabel
     notes = (*arrays.notes, *found.notes, *notes, *label_notes)
-    model.origin = replace(card.origin if card else origin, format=layout.name, notes=notes)
+    origin = replace(card.origin if card else origin, format=layout.name, notes=notes)
+    model.origin = with_size_note(origin, model.config)
     return model.eval()
 
 
