@@ -1,4 +1,4 @@
-"""Images that are no whole number of patches: the rest is dropped as a VALID convolution does, and told once."""
+"""Images that are no whole number of patches: the rest is dropped as in the official code, and told once."""
 
 import json
 

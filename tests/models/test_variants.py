@@ -61,7 +61,7 @@ def test_cost_is_within_a_thousandth_of_the_published(name):
         ("ViT-H/14", 518, 1016.7),
         ("ViT-g/14", 384, 798.2),
         ("ViT-G/14", 384, 1429.95),  # 27 x 27 patches, as in Scaling ViT's table
-    ],  # fmt: skip
+    ],
 )
 def test_cost_at_high_resolution(name, pixels, gmac):
     assert flops(skeleton(variant(name)), (pixels, pixels)) / 2e9 == pytest.approx(gmac, rel=1.5e-3)

@@ -50,16 +50,7 @@ def export(
     from vitkit.tasks.export import export_verb
 
     export_verb(
-        model,
-        out,
-        device,
-        precision=precision,
-        calibrate=calibrate,
-        image_size=parse_size(image_size),
-        strict_size=strict_size,
-        any_size=any_size,
-        pixels=pixels,
-        compiled=compiled,
-        images=images,
+        model, out, device, precision=precision, calibrate=calibrate, image_size=parse_size(image_size),
+        strict_size=strict_size, any_size=any_size, pixels=pixels, compiled=compiled, images=images,
         emit=print_json if json else None,
-    )
+    )  # fmt: skip

@@ -22,8 +22,10 @@ from vitkit.options import (
     Range,
     check_device,
     parse_budget,
+    parse_frozen_view,
     parse_l2,
     parse_size,
+    parse_view,
     part_of,
     size_in_bytes,
 )
@@ -71,9 +73,11 @@ FLAGS: dict[str, Range | Form] = {
     "--subset": Form(part_of),
     "--timeout": Range(1e-3, 86_400),
     "--top": Range(1, 1_000_000),
+    "--view": Form(parse_view),
     "--workers": Range(0, 256),
     # where a verb differs
     "inspect --images": Range(1, 1_000_000),
+    "fewshot --view": Form(parse_frozen_view),
     "doctor --workers": Range(1, 256),
     "serve --workers": Range(1, 256),
     "study --image-size": Range(16, MOST_PIXELS),

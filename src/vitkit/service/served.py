@@ -16,6 +16,7 @@ from torch import Tensor
 from vitkit.data.views import View
 from vitkit.experiment.opened import load_model
 from vitkit.models.variants import Model
+from vitkit.models.vit import dropped
 from vitkit.service.attention import attention_objection
 from vitkit.service.settings import MOST_IMAGES, Settings
 from vitkit.serving.engines import Engine, choose_engine, torch_engine
@@ -108,7 +109,9 @@ def opened(settings: Settings, revision: int, now: Marks) -> Served:
 
 def prepared(settings: Settings, place: str, name: str, revision: int, now: Marks) -> Served:
     runtime = choose(settings.device, settings.precision)
-    model = load_model(place, settings.device)
+    model = load_model(place, settings.device, settings.view)
+    if (note := dropped(model.config)) and revision == 1:
+        log.info(note)
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()  # out of the file, which may be mapped and may change
     model.requires_grad_(False)

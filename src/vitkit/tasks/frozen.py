@@ -66,8 +66,10 @@ def fewshot(
     with runtime.joined():
         opened = {name: open_frozen(name) for name in dict.fromkeys(data)}  # mistakes before long work
         wanted = {name: shots_of(name, train, options, runtime.main) for name, (train, _) in opened.items()}
+        official = options.view == "official"
         extractor = Extractor(
-            model=load_model(place, device), runtime=runtime, view=options.view, batch=options.batch,
+            model=load_model(place, device, "model" if official else options.view), runtime=runtime,
+            view="official" if official else "model", batch=options.batch,
             workers=data_workers(workers), cache=options.cache or cache_folder() / "features",
             limit=None if options.cache else LIMIT, tell=warn, quiet=bool(emit),
         )  # fmt: skip

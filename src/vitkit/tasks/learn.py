@@ -137,12 +137,8 @@ def settled(
     workers = data_workers(options.workers)
     seconds = seconds_a_step(recipe, model, splits["train"], runtime, workers)
     if seconds is None:
-        return (
-            runtime.agreed(recipe),
-            convolutional,
-            runtime,
-            planned(recipe, out, splits, model, runtime, None),
-        )
+        recipe, plan = runtime.agreed(recipe), planned(recipe, out, splits, model, runtime, None)
+        return recipe, convolutional, runtime, plan
     free = old is None and recipe.name == "finetune" and "length" not in automatic.given(options)
     if free and not runtime.device.startswith("cuda"):
         shorter = shortened(recipe, seconds, len(splits["train"]), automatic.BUDGET)

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from vitkit.layouts.layout import WeightsError
+from vitkit.models.card import with_view
 from vitkit.models.resnet import ResNetConfig
 from vitkit.models.variants import Model
+from vitkit.options import parse_view
 from vitkit.weights.load import OWN, load
 from vitkit.weights.parity import Parity, compare, pixels_for, with_config
 from vitkit.weights.save import format_of, layout_for, save
@@ -39,14 +41,24 @@ class Conversion:
 
 
 def convert(
-    source: str | Path, out: str | Path, *, format: str | None = None, overwrite: bool = False, **options: Any
+    source: str | Path,
+    out: str | Path,
+    *,
+    format: str | None = None,
+    overwrite: bool = False,
+    view: str = "model",
+    **options: Any,
 ) -> Conversion:
-    """Load, save, read back, compare with the peer; `out` appears only when all is equal."""
+    """Load, save, read back, compare with the peer; `out` appears only when all is equal.
+
+    view: how images are brought to the model's size from now on, as in vitkit evaluate --view.
+    """
     out = Path(out)
     format = format or format_of(out)
     if out.exists() and not overwrite:
         raise WeightsError(f"{out} exists; give another name, or --overwrite")
     model = load(source, **options)
+    model.preprocessing = with_view(model.preprocessing, model.config.image_size, *parse_view(view))
     trial = out.with_name(f".checking-{out.name}")
     remove(trial)
     try:
