@@ -28,7 +28,7 @@ from vitkit.models.vit import ViTConfig
         ({"dropout": 1.0}, r"in \[0, 1\)"),
         ({"depth": -1}, "negative"),
         ({"width": 0}, "at least 1"),
-        ({"image_size": 30}, "24 or 32"),
+        ({"image_size": 7}, "height 7 does not fit"),
         ({"image_size": (32, 3)}, "width 3 does not fit patches of 8 pixels; the nearest that fits: 8"),
     ],
 )
