@@ -87,9 +87,14 @@ def test_show_tells_of_published_weights_without_fetching_them(capsys):
     )
 
 
-def test_show_says_when_a_size_does_not_fit(capsys):
-    assert run("show", "ViT-H/14", "--json") == 0
-    assert "378 or 392" in json.loads(capsys.readouterr().out)["GFLOPs_384"]
+def test_show_tells_the_cost_of_whole_patches(capsys):
+    assert run("show", "ViT-g/14", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["GFLOPs_384"] == pytest.approx(1596.4, rel=2e-3)
+
+
+def test_show_says_when_an_image_is_smaller_than_a_patch(capsys):
+    assert run("show", "ViT-Ti/300", "--json") == 0
+    assert "fits: 300" in json.loads(capsys.readouterr().out)["GFLOPs_224"]
 
 
 def test_convert_prints_its_parity_report(npz, tmp_path, capsys):

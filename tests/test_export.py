@@ -201,7 +201,7 @@ def test_two_files_appear_together_or_not_at_all(tmp_path, monkeypatch):
         ("m.pt2", {"precision": "int8", "calibrate": ("digits",)}, "use .onnx or .xml"),
         ("m.onnx", {"compiled": True}, "makes a .pt2"),
         ("none/m.onnx", {}, "no folder"),
-        ("m.pt2", {"image_size": (33, 32)}, "does not fit patches"),
+        ("m.pt2", {"image_size": (33, 32), "strict_size": True}, "does not fit patches"),
         ("m.pt2", {"images": ("none.png",)}, "none.png"),
         (".", {}, "the format follows"),
     ],

@@ -19,7 +19,7 @@ FORMATS = {
     "official": (
         "read, write",
         ".npz",
-        "ViT, hybrid and BiT arrays of the authors' code; every dialect is read",
+        "ViT, hybrid and BiT arrays of the authors' code, big_vision's BiT too; every dialect is read",
     ),
     "timm": ("read, write", ".safetensors .pth", "ViT, hybrid, BiT; also DeiT, MAE and DINO encoders"),
     "hf": ("read, write", "folder", "config.json and safetensors, as transformers reads and writes them"),

@@ -59,6 +59,9 @@ class Training:
     out: Annotated[Path | None, arg(metavar="DIR", help="The run folder (runs/<data> if not given).")] = None
     recipe: Annotated[str, arg(metavar="NAME", help="See vitkit list recipes.")] = ""
     image_size: Annotated[str | None, arg(metavar="N|HxW", help="Resolution.")] = None
+    strict_size: Annotated[
+        bool, arg(help="Refuse a resolution that is no whole number of patches; else its rest is dropped.")
+    ] = False
     batch: Annotated[int | None, arg(metavar="N", help="Images a step, over all processes.")] = None
     steps: Annotated[int | None, arg(metavar="N", help="Length of the run.")] = None
     epochs: Annotated[float | None, arg(metavar="X", help="Length in passes over the data.")] = None
@@ -136,6 +139,25 @@ def check_device(name: str) -> None:
         raise ValueError(
             f"--device {name!r}: expected auto, {', '.join(DEVICES)}, or one of several, as cuda:1"
         )
+
+
+def parse_view(text: str) -> tuple[str, int | None]:
+    """'model', 'squash', 'centre' or 'centre:256' -> its kind, and the pixels of the shorter side if any."""
+    found = re.fullmatch(r"(model|squash|cent(?:re|er))(?::([0-9]{1,5}))?", text)
+    if found is None or (found[2] and not found[1].startswith("cent")) or found[2] == "0":
+        raise ValueError(
+            f"--view {text!r}: expected model (its own), squash (all of an image to the size), centre "
+            "(shorter side to 256/224 of the size, then the central crop) or centre:N (shorter side to N)"
+        )
+    return "centre" if found[1] == "center" else found[1], int(found[2]) if found[2] else None
+
+
+def parse_frozen_view(text: str) -> None:
+    """The views of fewshot: those of parse_view, and the official evaluator's."""
+    try:
+        text == "official" or parse_view(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, or official (squash to 256/224 of the size, then the centre)") from None
 
 
 def part_of(text: str) -> dict[str, int | float]:

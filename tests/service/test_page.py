@@ -10,6 +10,7 @@ from test_report_browser import HOSTILE, wide
 from visits import Visit, as_png, model_of, png, wait_until
 
 import vitkit
+from vitkit.models.vit import in_patches
 from vitkit.serving.predict import pixels
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -106,6 +107,13 @@ def test_the_map_lies_on_the_part_of_the_picture_that_the_model_sees(browser, ad
             arguments = [*size, list(model.config.image_size), {"resize": resize, "crop": crop}]
             x, y, width, height = visit.says(
                 "async (a) => (await import('./static/overlay.js')).seen(...a)", arguments
+            )
+        assert (x, y, x + width, y + height) == pytest.approx((left, top, right, bottom), abs=2.5)
+        part = in_patches(pixels(content, model), 20)  # as if patches had 20 pixels: 20 x 20 of 32 x 32
+        left, top, right, bottom = places(part)
+        with Visit(browser, address) as visit:
+            x, y, width, height = visit.says(
+                "async (a) => (await import('./static/overlay.js')).seen(...a)", [*arguments, [20, 20]]
             )
         assert (x, y, x + width, y + height) == pytest.approx((left, top, right, bottom), abs=2.5)
 

@@ -136,7 +136,7 @@ def tensors(good: Good, folder: Path) -> Files:
 @kind
 def cards(good: Good, folder: Path) -> Files:
     big, huge = 2**31, 10**400
-    layouts = ("x", "official", "timm", "hf", "torchvision", "official-bit", "timm-bit")
+    layouts = ("x", "official", "timm", "hf", "torchvision", "official-bit", "big_vision-bit", "timm-bit")
     configs: list[dict[str, Any]] = [
         {"width": big, "hidden": big}, {"depth": 10**9}, {"image_size": [2**24] * 2}, {"classes": big},
         {"image_size": [big] * 2, "patch": 1}, {"image_size": [big] * 2, "patch": 1, "positions": "relative"},

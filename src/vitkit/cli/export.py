@@ -25,6 +25,9 @@ def export(
         str | None,
         arg(metavar="N|HxW", help="Another size; positions are interpolated to it."),
     ] = None,
+    strict_size: Annotated[
+        bool, arg(help="Refuse a size that is no whole number of patches; else its rest is dropped.")
+    ] = False,
     any_size: Annotated[
         bool, arg(help="Take every size that fits the patches; positions are interpolated in the graph.")
     ] = False,
@@ -47,15 +50,7 @@ def export(
     from vitkit.tasks.export import export_verb
 
     export_verb(
-        model,
-        out,
-        device,
-        precision=precision,
-        calibrate=calibrate,
-        image_size=parse_size(image_size),
-        any_size=any_size,
-        pixels=pixels,
-        compiled=compiled,
-        images=images,
+        model, out, device, precision=precision, calibrate=calibrate, image_size=parse_size(image_size),
+        strict_size=strict_size, any_size=any_size, pixels=pixels, compiled=compiled, images=images,
         emit=print_json if json else None,
-    )
+    )  # fmt: skip

@@ -22,8 +22,10 @@ from vitkit.options import (
     Range,
     check_device,
     parse_budget,
+    parse_frozen_view,
     parse_l2,
     parse_size,
+    parse_view,
     part_of,
     size_in_bytes,
 )
@@ -74,6 +76,7 @@ FLAGS: dict[str, Range | Form] = {
     "--subset": Form(part_of),
     "--timeout": Range(1e-3, 86_400),
     "--top": Range(1, 1_000_000),
+    "--view": Form(parse_view),
     "--workers": Range(0, 256),
     # where a verb differs
     "inspect --images": Range(1, 1_000_000),
@@ -81,6 +84,7 @@ FLAGS: dict[str, Range | Form] = {
     "cost --rate": Range(1e-6, 1e6),
     "cost --seconds": Range(1e-3, 3600),
     "cost --sizes": Range(1, MOST_PIXELS),
+    "fewshot --view": Form(parse_frozen_view),
     "doctor --workers": Range(1, 256),
     "serve --workers": Range(1, 256),
     "study --image-size": Range(16, MOST_PIXELS),

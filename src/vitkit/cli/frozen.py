@@ -1,7 +1,7 @@
 """Verbs about a model's frozen features: fewshot."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from tyro.conf import Positional, arg
 
@@ -31,8 +31,12 @@ def fewshot(
     ] = None,
     probe: Annotated[bool, arg(help="Also a linear probe on all training images.")] = False,
     view: Annotated[
-        Literal["model", "official"],
-        arg(help="The model's own preprocessing, or squash to 256/224 of its size, then the centre."),
+        str,
+        arg(
+            metavar="NAME",
+            help="model, squash, centre or centre:N as in evaluate, or official: squash to 256/224 of the "
+            "size, then the centre.",
+        ),
     ] = "model",
     batch: Annotated[int, arg(metavar="N", help="Images at a time.")] = 64,
     cache: Annotated[

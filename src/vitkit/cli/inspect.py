@@ -19,6 +19,9 @@ Out = Annotated[
     Path | None, arg(metavar="FOLDER", help="Where all is written; runs/inspect/NAME if not given.")
 ]
 Size = Annotated[str, arg(metavar="N|HxW", help="Pixels of the images; the model's own if not given.")]
+Strict = Annotated[
+    bool, arg(help="Refuse a size that is no whole number of patches; else its rest is dropped.")
+]
 Layer = Annotated[
     int, arg(metavar="N", help="The layer whose heads are shown, from 0; below 0 from the last.")
 ]
@@ -50,6 +53,7 @@ def inspect(
     images: Images = (),
     out: Out = None,
     image_size: Size = "",
+    strict_size: Strict = False,
     layer: Layer = -1,
     classes: Classes = (),
     most: Most = None,
@@ -88,7 +92,7 @@ def inspect(
     from vitkit.tasks import inspect as task
 
     done = task.inspect(
-        model, images, out, image_size=image_size, layer=layer, classes=classes,
+        model, images, out, image_size=image_size, strict_size=strict_size, layer=layer, classes=classes,
         images=128 if most is None else most, device=device, emit=emit,
     )  # fmt: skip
     if not done:

@@ -67,6 +67,10 @@ def convert(
     gelu: Annotated[
         Literal["tanh", "erf"] | None, arg(metavar="tanh|erf", help="The GELU from now on.")
     ] = None,
+    view: Annotated[
+        str | None,
+        arg(metavar="NAME", help="The view from now on: squash, centre or centre:N, as in evaluate."),
+    ] = None,
     allow_missing: Annotated[
         tuple[str, ...], arg(metavar="NAME...", help="Our parameters that the file may lack, by prefix.")
     ] = (),
@@ -86,16 +90,9 @@ def convert(
     from vitkit.weights.convert import convert as run
 
     result = run(
-        source,
-        out,
-        format=format,
-        overwrite=overwrite,
-        image_size=parse_size(image_size),
-        heads=heads,
-        gelu=gelu,
-        allow_missing=allow_missing,
-        ignore=ignore,
-    )
+        source, out, format=format, overwrite=overwrite, image_size=parse_size(image_size), heads=heads,
+        gelu=gelu, view=view or "model", allow_missing=allow_missing, ignore=ignore,
+    )  # fmt: skip
     print_json(result.to_json()) if json else catalogue.print_conversion(result)
     if not result.ok:
         sys.exit(1)

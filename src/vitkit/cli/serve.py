@@ -5,7 +5,7 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from vitkit.cli.words import Device, Model
+from vitkit.cli.words import Device, Model, View
 from vitkit.options import Precision, size_in_bytes
 
 
@@ -27,6 +27,7 @@ def serve(
     max_bytes: Annotated[str, arg(metavar="SIZE", help="Of a request's body.")] = "10MB",
     max_pixels: Annotated[float, arg(metavar="N", help="Of an image.")] = 20e6,
     workers: Annotated[int | None, arg(metavar="N", help="Processes that decode images.")] = None,
+    view: View = "model",
     device: Device = "auto",
     precision: Annotated[Precision, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "fp32",
 ) -> None:
@@ -49,8 +50,8 @@ def serve(
 
     settings = Settings(
         model=model, host=host, port=port, token=token_or_environment(token), allow_host=allow_host,
-        engine=engine, device=device, precision=precision, max_batch=max_batch, max_wait_ms=max_wait_ms,
-        queue=queue, timeout=timeout, max_bytes=size_in_bytes(max_bytes),
+        engine=engine, view=view, device=device, precision=precision, max_batch=max_batch,
+        max_wait_ms=max_wait_ms, queue=queue, timeout=timeout, max_bytes=size_in_bytes(max_bytes),
         max_pixels=whole("max-pixels", max_pixels), workers=decoders(workers),
     )  # fmt: skip
     run(settings)

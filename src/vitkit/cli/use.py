@@ -5,7 +5,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from vitkit.cli.words import Device, Json, Model, Workers, print_json
+from vitkit.cli.words import Device, Json, Model, View, Workers, print_json
 
 
 def evaluate(
@@ -26,6 +26,7 @@ def evaluate(
     real: Annotated[
         str, arg(metavar="FILE", help="Reassessed labels (real.json), in the order of the file names.")
     ] = "",
+    view: View = "model",
     workers: Workers = None,
     device: Device = "auto",
     json: Json = False,
@@ -33,23 +34,26 @@ def evaluate(
     """Accuracy over every image: top-1 with its interval, top-5, per class, confusion, calibration error.
 
     Models of ImageNet's classes take folders named by WordNet number (n01440764), by name, or, all of them,
-    by class number (0 to 999, as in ImageNet-V2). Under torchrun each process does a share.
+    by class number (0 to 999, as in ImageNet-V2). Published weights are evaluated with the view of their
+    published accuracy, unless --view says otherwise. Under torchrun each process does a share.
 
     $ vitkit evaluate runs/photos photos/
     $ vitkit evaluate runs/photos other-photos.zip --json
     $ vitkit evaluate ViT-B/16.i21k-i1k-384 imagenet/val --real real.json
     $ vitkit evaluate ViT-B/16.i21k-i1k-384 objectnet-1.0/images --classes objectnet
+    $ vitkit evaluate Ti_16.npz imagenet/val --view centre:256
     """
     from vitkit.tasks import use
 
     emit = print_json if json else None
-    use.evaluate(model, data, split, batch, workers, device, classes=classes, real=real, emit=emit)
+    use.evaluate(model, data, split, batch, workers, device, classes=classes, real=real, view=view, emit=emit)
 
 
 def predict(
     model: Model,
     images: Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGE...", help="Files, folders or globs.")],
     top: Annotated[int, arg(metavar="N", help="How many labels of each.")] = 5,
+    view: View = "model",
     device: Device = "auto",
     engine: Annotated[
         str,
@@ -81,5 +85,8 @@ def predict(
     from vitkit.tasks import use
 
     emit = print_json if json else None
-    if not use.predict(model, images, top, device, csv=csv, emit=emit, engine=engine, calibrate=calibrate):
+    done = use.predict(
+        model, images, top, device, csv=csv, emit=emit, engine=engine, calibrate=calibrate, view=view
+    )
+    if not done:
         sys.exit(1)

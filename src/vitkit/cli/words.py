@@ -14,6 +14,14 @@ Model = Annotated[
     arg(metavar="MODEL", help="A model file, a run folder, a Hugging Face folder or a published name."),
 ]
 Device = Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda, ...")]
+View = Annotated[
+    str,
+    arg(
+        metavar="NAME",
+        help="How an image is brought to the model's size: model (as its card has it), squash, centre "
+        "(shorter side to 256/224 of the size, then the central crop) or centre:N (shorter side to N).",
+    ),
+]
 Workers = Annotated[int | None, arg(metavar="N", help="Processes that prepare images.")]
 Json = Annotated[bool, arg(help="One JSON object on standard output, nothing else there.")]
 

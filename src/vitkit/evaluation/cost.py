@@ -63,7 +63,9 @@ def forward_flops(config: Any, image_size: Size | None = None, *, padding: bool 
 def vit_products(c: Any, size: Size, padding: bool) -> int:
     total, channels, (h, w) = 0, c.channels, size
     if c.stem:
-        total, (h, w), channels = resnet_products(c.stem, c.channels, size, padding, same=True)
+        stride = c.patch * c.stem.stride
+        whole = h // stride * stride, w // stride * stride  # a rest of pixels is dropped before the stem
+        total, (h, w), channels = resnet_products(c.stem, c.channels, whole, padding, same=True)
     h, w = h // c.patch, w // c.patch
     n, d, mlp = h * w, c.width, 2 * c.width * c.hidden
     total += n * c.patch**2 * channels * d

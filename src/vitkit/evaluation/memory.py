@@ -92,7 +92,7 @@ def convolution_bytes(part: Any, c: Any, half: bool, recompute: bool) -> int:
     def run(images: int) -> int:
         kept.clear()
         with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-            part(torch.empty(images, c.channels, *c.image_size, device="meta"))
+            part(torch.empty(images, c.channels, *getattr(c, "covered", c.image_size), device="meta"))
         return sum(size for size, _ in kept.values())
 
     assert not part.recompute

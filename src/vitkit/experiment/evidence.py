@@ -32,7 +32,7 @@ from vitkit.experiment.measure import Found
 from vitkit.experiment.pages import write_run_page
 from vitkit.inspection.rollout import attention_rollout
 from vitkit.models.variants import Model
-from vitkit.models.vit import ViT
+from vitkit.models.vit import ViT, in_patches
 from vitkit.report.overlay import overlay
 from vitkit.serving.predict import evaluation_view
 from vitkit.training.runtime import Runtime
@@ -163,6 +163,8 @@ def pictured(
             images[row] = apply(source.fetch(int(found.index[row])), view, np.random.default_rng(0))
         except BadImage:  # it was there when the model was tested
             continue
+    if isinstance(model, ViT):  # maps cover the pixels that lie in patches
+        images = {row: in_patches(image, model.config.stride) for row, image in images.items()}
     maps: Sequence[np.ndarray | None] = [None] * len(images)
     if images and isinstance(model, ViT) and model.config.depth:
         with harmless("attention over the mistakes", say):

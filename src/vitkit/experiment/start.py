@@ -21,6 +21,7 @@ from vitkit.models.adapt import adapt
 from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.masked import check_maskable, maskable, with_mask_token
 from vitkit.models.variants import Model, configure, fresh
+from vitkit.models.vit import with_size_note
 from vitkit.options import part_of
 from vitkit.recipes.recipe import Recipe, only, override
 from vitkit.weights.load import load
@@ -190,5 +191,5 @@ def start_model(recipe: Recipe, train_split: Source) -> Model:
         )
     base = model.preprocessing
     model.preprocessing = replace(EVALUATION[recipe.evaluation_crop], mean=base.mean, std=base.std)
-    model.origin = origin
+    model.origin = with_size_note(origin, model.config)
     return model

@@ -6,6 +6,7 @@ from vitkit.layouts.layout import Layout
 LAYOUTS: tuple[Layout, ...] = (
     official.LAYOUT,
     bit.OFFICIAL,
+    bit.BIG_VISION,
     timm.LAYOUT,
     bit.TIMM,
     huggingface.LAYOUT,

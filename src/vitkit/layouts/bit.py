@@ -1,10 +1,11 @@
-"""BiT ResNets, in the names of big_transfer's arrays and in timm's."""
+"""BiT ResNets, in the names of big_transfer's arrays, in big_vision's (models/bit_paper.py) and in timm's."""
 
 import re
 
 from vitkit.layouts.layout import (
     CONV,
     CONV_HEAD,
+    DENSE,
     FLAT,
     SAME,
     Entry,
@@ -13,6 +14,7 @@ from vitkit.layouts.layout import (
     Hints,
     Layout,
     Shapes,
+    Source,
     as_computed,
     need,
     pairs,
@@ -23,6 +25,9 @@ from vitkit.models.variants import Config
 
 # (1, 1, F, K) <-> (K, F)
 KERNEL_HEAD = Form(lambda a: a.flatten(0, 2).mT, lambda a: a.mT[None, None])
+NORM = Form(lambda a: a.flatten(), lambda a: a[None, None, None])  # (1, 1, 1, C) <-> (C,)
+PREFIXES = ("params/", "opt/target/", "")  # of big_vision's files
+ROOT = "root_block/conv_root/kernel"
 
 
 def entries_official(config: Config) -> list[Entry]:
@@ -44,6 +49,26 @@ def entries_official(config: Config) -> list[Entry]:
             Entry("head.weight", ("resnet/head/conv2d/kernel",), KERNEL_HEAD),
             Entry("head.bias", ("resnet/head/conv2d/bias",), SAME),
         ]
+    return table
+
+
+def entries_big_vision(config: Config) -> list[Entry]:
+    assert isinstance(config, ResNetConfig)
+
+    def norm(own: str, foreign: str) -> list[Entry]:
+        names = {"weight": "scale", "bias": "bias"}
+        return [Entry(f"{own}.{part}", (f"{foreign}/{name}",), NORM) for part, name in names.items()]
+
+    table = [Entry("root.weight", (ROOT,), CONV), *norm("norm", "norm-pre-head")]
+    for own, s, u in units(config):
+        foreign = f"block{s + 1}/unit{u + 1:02d}"
+        for k in (1, 2, 3):
+            table += [Entry(f"{own}.conv{k}.weight", (f"{foreign}/conv{k}/kernel",), CONV)]
+            table += norm(f"{own}.norm{k}", f"{foreign}/gn{k}")
+        if u == 0:
+            table += [Entry(f"{own}.shortcut.weight", (f"{foreign}/conv_proj/kernel",), CONV)]
+    if config.classes:
+        table += [Entry("head.weight", ("head/kernel",), DENSE), Entry("head.bias", ("head/bias",), SAME)]
     return table
 
 
@@ -94,6 +119,24 @@ def infer_official(shapes: Shapes, hints: Hints) -> Found:
     return Found(config)
 
 
+def infer_big_vision(shapes: Shapes, hints: Hints) -> Found:
+    kernel = need(shapes, ROOT, 4)
+    config = ResNetConfig(
+        blocks=blocks_of(shapes, r"block(\d)/unit\d+/conv1/kernel"),
+        width=kernel[3],
+        channels=kernel[2],
+        classes=need(shapes, "head/kernel", 2)[1] if "head/kernel" in shapes else 0,
+        image_size=hints.image_size or (224, 224),
+        root_padding="-inf",
+    )
+    return Found(config)
+
+
+def tidy_big_vision(shapes: Shapes) -> dict[str, Source]:
+    prefix = next((p for p in PREFIXES if p + ROOT in shapes), "")
+    return {name.removeprefix(prefix): Source(name) for name in shapes if name.startswith(prefix)}
+
+
 def infer_timm(shapes: Shapes, hints: Hints) -> Found:
     kernel = need(shapes, "stem.conv.weight", 4)
     config = ResNetConfig(
@@ -121,7 +164,20 @@ OFFICIAL = Layout(
     infer=infer_official,
     entries=entries_official,
     objection=objection,
-    native=lambda config: as_computed(config, norm_eps=1e-5, std_eps=1e-10, std_eps_in="variance"),
+    native=lambda config: as_computed(
+        config, norm_eps=1e-5, std_eps=1e-10, std_eps_in="variance", root_padding="zeros"
+    ),
+)
+BIG_VISION = Layout(
+    name="big_vision-bit",
+    recognises=lambda shapes: any(prefix + ROOT in shapes for prefix in PREFIXES),
+    infer=infer_big_vision,
+    entries=entries_big_vision,
+    objection=objection,
+    native=lambda config: as_computed(
+        config, norm_eps=1e-5, std_eps=1e-10, std_eps_in="variance", root_padding="-inf"
+    ),
+    tidy=tidy_big_vision,
 )
 TIMM = Layout(
     name="timm-bit",
@@ -129,5 +185,7 @@ TIMM = Layout(
     infer=infer_timm,
     entries=entries_timm,
     objection=objection,
-    native=lambda config: as_computed(config, norm_eps=1e-5, std_eps=1e-8, std_eps_in="variance"),
+    native=lambda config: as_computed(
+        config, norm_eps=1e-5, std_eps=1e-8, std_eps_in="variance", root_padding="zeros"
+    ),
 )

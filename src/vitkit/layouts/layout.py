@@ -128,7 +128,7 @@ def size_from(entries: int, lead: bool, stride: int, hints: Hints) -> tuple[tupl
     """
     if hints.image_size is not None:
         h, w = hints.image_size
-        if (h // stride) * (w // stride) not in (entries, entries - lead) or h % stride or w % stride:
+        if (h // stride) * (w // stride) not in (entries, entries - lead):
             raise WeightsError(
                 f"image_size {h}x{w} needs {h // stride}x{w // stride} positions, the file has {entries}"
             )

@@ -11,7 +11,7 @@ from vitkit.models.card import pair
 from vitkit.models.positions import resize_positions
 from vitkit.models.resnet import check_size
 from vitkit.models.variants import Config, Model, skeleton
-from vitkit.models.vit import ViT, ViTConfig
+from vitkit.models.vit import ViT, ViTConfig, with_size_note
 
 TRAINING = ("dropout", "attention_dropout", "stochastic_depth")  # fields that change no parameter
 
@@ -62,7 +62,7 @@ def adapt(
     new.requires_grad_(True)
     new.labels = labels if classes is not None else model.labels
     new.multilabel = multilabel or (classes is None and model.multilabel)
-    new.preprocessing, new.origin = model.preprocessing, model.origin
+    new.preprocessing, new.origin = model.preprocessing, with_size_note(model.origin, config)
     return new.train(model.training)
 
 

@@ -1,7 +1,7 @@
 """What travels with a model beside its weights: preprocessing and origin, and sizes as a pair."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,30 @@ class Preprocessing:
             raise ValueError(f"interpolation must be 'bilinear' or 'bicubic', not {self.interpolation!r}")
         if not 0 < self.crop <= 1 or 0 in self.std or len(self.mean) != len(self.std):
             raise ValueError(f"impossible preprocessing: {self}")
+
+
+CENTRE = 224 / 256  # the usual share of the shorter side that a central crop keeps
+
+
+def with_view(
+    preprocessing: Preprocessing, size: tuple[int, int], kind: str, side: int | None = None
+) -> Preprocessing:
+    """The same with another view: 'squash', or 'centre' with so many pixels of the shorter side before it.
+
+    'model' changes nothing.
+    """
+    if kind == "model":
+        return preprocessing
+    if kind == "squash":
+        return replace(preprocessing, resize="squash", crop=1.0)
+    if kind != "centre":
+        raise ValueError(f"no view {kind!r}; known: model, squash, centre")
+    if side is not None and not max(size) <= side <= 20 * max(size):
+        raise ValueError(
+            f"a view with a shorter side of {side} pixels: the model takes {size[0]}x{size[1]} from the "
+            f"centre; give {max(size)} to {20 * max(size)}"
+        )
+    return replace(preprocessing, resize="crop", crop=CENTRE if side is None else max(size) / side)
 
 
 @dataclass(frozen=True)

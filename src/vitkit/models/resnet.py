@@ -14,6 +14,7 @@ from vitkit.models.initial import initialise_resnet
 from vitkit.models.recompute import recomputed
 
 GROUPS = 32
+ROOT_PADDINGS = ("zeros", "-inf")  # of the max pooling; its input has no ReLU before it, so they differ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,7 @@ class ResNetConfig:
     norm_eps: float = 1e-5
     std_eps: float = 1e-10
     std_eps_in: str = "variance"
+    root_padding: str = "zeros"  # around the map that the root pools, as BiT's code; "-inf" as big_vision's
     attention: str = "none"  # or axial, which belongs to the image size (App. D.6)
     heads: int = 8  # of that attention
 
@@ -62,6 +64,8 @@ def check_resnet(c: StemConfig | ResNetConfig) -> None:
         raise ValueError(f"width must be a multiple of the {GROUPS} norm groups, not {c.width}")
     if len(c.blocks) > 4 or any(units < 1 for units in c.blocks):
         raise ValueError(f"blocks are at most four stages of at least one unit each, not {c.blocks}")
+    if isinstance(c, ResNetConfig) and c.root_padding not in ROOT_PADDINGS:
+        raise ValueError(f"root_padding must be one of {', '.join(ROOT_PADDINGS)}, not {c.root_padding!r}")
     if c.std_eps_in not in ("std", "variance"):
         raise ValueError(f"std_eps_in must be 'std' or 'variance', not {c.std_eps_in!r}")
 
@@ -158,7 +162,7 @@ class Stem(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.root_norm(self.root(images)).relu()
-        x = F.max_pool2d(pad_same(x, 3, 2, float("-inf")), 3, 2)
+        x = F.max_pool2d(pad_same(x, 3, 2, float("-inf")), 3, 2)  # zeros would do: nothing is below them
         for unit in self.units():
             x = recomputed(unit, x, again=self.recompute and self.training)
         return x
@@ -206,6 +210,13 @@ def between(c: ResNetConfig, middle: int, stride: int) -> nn.Module:
     return RowsThenColumns(middle, c.heads, size, stride, GROUPS, c.norm_eps)
 
 
+def pool_root(x: Tensor, padding: str) -> Tensor:
+    """The root's 3x3 max pooling of stride 2, by either published convention (see ROOT_PADDINGS)."""
+    if padding == "zeros":
+        return F.max_pool2d(F.pad(x, [1, 1, 1, 1]), 3, 2)
+    return F.max_pool2d(x, 3, 2, padding=1)  # torch pads with minus infinity
+
+
 class ResNet(nn.Module):
     """A BiT ResNet: the paper's convolutional baseline; with axial attention an AxialResNet."""
 
@@ -243,7 +254,7 @@ class ResNet(nn.Module):
                 f"images must have shape (B, {self.config.channels}, H, W), not {tuple(images.shape)}"
             )
         check_size(self.config, (images.shape[2], images.shape[3]))
-        x = F.max_pool2d(F.pad(self.root(images), [1, 1, 1, 1]), 3, 2)  # zeros, as published
+        x = pool_root(self.root(images), self.config.root_padding)
         for unit in self.units():
             x = recomputed(unit, x, again=self.recompute and self.training)
         return self.norm(x).relu().flatten(2).mT

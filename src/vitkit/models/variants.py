@@ -8,7 +8,7 @@ import torch
 
 from vitkit.models.initial import initialise_resnet, initialise_vit
 from vitkit.models.resnet import ResNet, ResNetConfig, StemConfig
-from vitkit.models.vit import ViT, ViTConfig
+from vitkit.models.vit import ViT, ViTConfig, with_size_note
 
 Model = ViT | ResNet
 Config = ViTConfig | ResNetConfig
@@ -127,7 +127,8 @@ def configure(name: str, **options: Any) -> Config:
 def build(name: str, *, seed: int | None = None, **options: Any) -> Model:
     """A fresh model: build("ViT-B/16", classes=10, image_size=384, head="gap").
 
-    Options are the fields of ViTConfig (or ResNetConfig); the same seed gives the same weights.
+    Options are the fields of ViTConfig (or ResNetConfig); the same seed gives the same weights. Pixels that
+    lie in no whole patch are dropped, and model.origin.notes says how many.
     """
     return fresh(configure(name, **options), seed=seed)
 
@@ -137,6 +138,7 @@ def fresh(config: Config, *, seed: int | None = None) -> Model:
     model = skeleton(config)._apply(lambda t: torch.empty(t.shape, dtype=t.dtype))  # to_empty imports sympy
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     (initialise_vit if isinstance(model, ViT) else initialise_resnet)(model, generator)
+    model.origin = with_size_note(model.origin, config)
     return model
 
 

@@ -3,7 +3,7 @@
 # B batch, N tokens, D width, K heads; H, W pixels; h, w grid of patches; P patch
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
@@ -19,6 +19,7 @@ from vitkit.models.initial import initialise_vit
 from vitkit.models.positions import RESIZE, Positions
 from vitkit.models.resnet import Stem, StemConfig
 
+DROPPED = "are dropped"  # how a note about pixels in no patch ends
 CHOICES = {
     "head": ("token", "gap", "map"),
     "positions": ("none", "1d", "2d", "relative", "sincos2d"),
@@ -79,21 +80,69 @@ class ViTConfig:
         return grid_of(self.image_size, self.stride)
 
     @property
+    def covered(self) -> tuple[int, int]:
+        """Height and width of the pixels in those patches; the rest at the right and bottom is dropped."""
+        return covered(self.image_size, self.stride)
+
+    @property
     def tokens(self) -> int:
         return self.grid[0] * self.grid[1] + bool(self.class_token)
 
 
-def grid_of(image_size: tuple[int, int], stride: int) -> Grid:
-    """(H, W) -> (h, w), or an error that names the nearest sizes that fit."""
+def grid_of(image_size: tuple[int, int], stride: int, *, strict: bool = False) -> Grid:
+    """(H, W) -> (h, w): whole patches only, as a VALID convolution has them (27 x 27 of 14 at 384).
+
+    An image smaller than a patch is an error, and with `strict` so is a rest of pixels.
+    """
     for side, pixels in zip(("height", "width"), image_size, strict=True):
-        if pixels < 1 or pixels % stride:
+        if pixels < stride or (strict and pixels % stride):
             below = pixels // stride * stride
             near = [str(n) for n in (below, below + stride) if n > 0]
             raise ValueError(
                 f"image {side} {pixels} does not fit patches of {stride} pixels; "
                 f"the nearest that fits: {' or '.join(near)}"
+                + ("; without --strict-size the rest is dropped" if pixels >= stride else "")
             )
     return image_size[0] // stride, image_size[1] // stride
+
+
+def covered(image_size: tuple[int, int], stride: int) -> tuple[int, int]:
+    """The height and width of the pixels in whole patches, from the top left."""
+    h, w = grid_of(image_size, stride)
+    return h * stride, w * stride
+
+
+def in_patches(images: Tensor, stride: int) -> Tensor:
+    """The pixels of images (..., H, W) that lie in whole patches."""
+    height, width = images.shape[-2], images.shape[-1]
+    if not (height % stride or width % stride):
+        return images
+    height, width = covered((height, width), stride)
+    return images[..., :height, :width]
+
+
+def dropped(config: Any, image_size: tuple[int, int] | None = None, *, strict: bool = False) -> str:
+    """A line on the pixels of an image that lie in no patch of a model, to be said once; empty if none do.
+
+    strict: such a size is an error.
+    """
+    if not isinstance(config, ViTConfig):
+        return ""
+    height, width = image_size or config.image_size
+    h, w = (side * config.stride for side in grid_of((height, width), config.stride, strict=strict))
+    if (height, width) == (h, w):
+        return ""
+    return (
+        f"images of {height}x{width} pixels in patches of {config.stride}: {h}x{w} pixels are used, "
+        f"{height - h} at the bottom and {width - w} at the right {DROPPED}"
+    )
+
+
+def with_size_note(origin: Origin, config: Any) -> Origin:
+    """The origin with a note on the pixels that this model drops, and none on those of another size."""
+    note = dropped(config)
+    others = tuple(one for one in origin.notes if not one.endswith(DROPPED))
+    return replace(origin, notes=(*others, *([note] if note else [])))
 
 
 def check_vit(c: ViTConfig) -> None:
@@ -215,6 +264,7 @@ class ViT(nn.Module):
                 f"images must have shape (B, {self.config.channels}, H, W), not {tuple(images.shape)}"
             )
         grid = grid_of((images.shape[2], images.shape[3]), self.config.stride)
+        images = in_patches(images, self.config.stride)
         maps = images if self.stem is None else self.stem(images)
         if maps.is_cuda and not self.portable:  # by a product: faster there
             return F.linear(

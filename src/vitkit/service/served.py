@@ -16,6 +16,7 @@ from torch import Tensor
 from vitkit.data.views import View
 from vitkit.experiment.opened import load_model
 from vitkit.models.variants import Model
+from vitkit.models.vit import dropped
 from vitkit.service.attention import attention_objection
 from vitkit.service.settings import MOST_IMAGES, Settings
 from vitkit.serving.engines import Engine, choose_engine, torch_engine
@@ -59,6 +60,7 @@ class Served:
             "classes": model.config.classes,
             "labels": list(model.labels[:SHOWN_LABELS]),
             "image_size": list(model.config.image_size),
+            "covered": list(getattr(model.config, "covered", model.config.image_size)),  # by patches
             "parameters": sum(p.numel() for p in model.parameters()),
             "multilabel": model.multilabel,
             "preprocessing": {"resize": model.preprocessing.resize, "crop": model.preprocessing.crop},
@@ -107,7 +109,9 @@ def opened(settings: Settings, revision: int, now: Marks) -> Served:
 
 def prepared(settings: Settings, place: str, name: str, revision: int, now: Marks) -> Served:
     runtime = choose(settings.device, settings.precision)
-    model = load_model(place, settings.device)
+    model = load_model(place, settings.device, settings.view)
+    if (note := dropped(model.config)) and revision == 1:
+        log.info(note)
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()  # out of the file, which may be mapped and may change
     model.requires_grad_(False)

@@ -31,6 +31,7 @@ class Settings:
     token: str = ""
     allow_host: tuple[str, ...] = ()  # names by which the service may be asked, beside its own
     engine: str = "torch"
+    view: str = "model"  # how images are brought to the model's size; "model": as its card has it
     device: str = "auto"
     precision: str = "fp32"
     max_batch: int = 32

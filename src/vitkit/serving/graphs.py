@@ -99,6 +99,7 @@ def trace(model: Model, form: Form) -> ExportedProgram:
     height, width = model.config.image_size
     if form.any_size:  # one row would be traced as a constant
         least = 64 if isinstance(model.config, ResNetConfig) else 2 * model.config.stride
+        height, width = model.config.covered if isinstance(model.config, ViTConfig) else (height, width)
         height, width = max(height, least), max(width, least)
     shape = (2, height, width, 3) if form.pixels else (2, model.config.channels, height, width)
     example = torch.zeros(

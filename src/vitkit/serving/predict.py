@@ -45,6 +45,14 @@ def evaluation_view(preprocessing: Preprocessing, size: tuple[int, int]) -> View
     return View(size=size, crop="centre", resize=resize, interpolation=preprocessing.interpolation)
 
 
+def view_in_words(preprocessing: Preprocessing, size: tuple[int, int]) -> str:
+    """How a picture is brought to a size, in a few words."""
+    view = evaluation_view(preprocessing, size)
+    if view.crop == "squash":
+        return f"squashed to {size[0]}x{size[1]} ({view.interpolation})"
+    return f"shorter side to {view.resized}, then the central {size[0]}x{size[1]} ({view.interpolation})"
+
+
 def pixels(content: bytes, model: Model) -> Tensor:
     """An encoded image as the model wants it, uint8 (3, h, w)."""
     view = evaluation_view(model.preprocessing, model.config.image_size)

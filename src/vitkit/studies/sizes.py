@@ -22,7 +22,6 @@ from vitkit.studies.study import Claim, Factor, Factors, Picture, Study, Trial, 
 from vitkit.training.schedule import Duration
 
 FAMILIES = ("ViT", "ResNet", "hybrid")
-FOURTEEN = ("ViT-H/14",)  # whose patches do not fit 384 pixels
 SHARES = ("3%", "10%", "30%", "100%")  # 9M, 30M, 90M and all 303M of JFT
 FIG_4 = ("ViT-b/32", "ViT-B/32", "ViT-L/32", "ViT-L/16", "BiT-R50x1", "BiT-R152x2")
 BAND = ("BiT-R50x1", "BiT-R152x2")  # between which Fig. 3's BiT models lie here
@@ -33,7 +32,7 @@ def tuned(
     s: Setting, arm: Arm, factors: Factors, seed: int, needs: Trial, *, pixels: int = 0, resize: str = ""
 ) -> Trial:
     """A fine-tuning of another trial's model: once in miniature, by the protocol at the paper's scale."""
-    recipe = finetuning(s, seed, pixels=pixels or (392 if arm.model in FOURTEEN else 0))
+    recipe = finetuning(s, seed, pixels=pixels)
     tried = compared(s, arm, recipe)
     return trial(factors, recipe, needs=needs.name, resize=resize, compared=tried)
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from vitkit.experiment.opened import load_model
 from vitkit.models.adapt import adapt
 from vitkit.models.variants import Model
-from vitkit.models.vit import ViTConfig
-from vitkit.report.terminal import say
+from vitkit.models.vit import ViTConfig, dropped
+from vitkit.report.terminal import say, warn
 from vitkit.serving.agreement import Agreement, agreement
 from vitkit.serving.files import NAMES, check_kind, runner, write
 from vitkit.serving.graphs import TYPES, Form, check_form
@@ -74,6 +74,7 @@ def export(
     *,
     precision: str = "fp32",
     image_size: tuple[int, int] | None = None,
+    strict_size: bool = False,
     any_size: bool = False,
     pixels: bool = False,
     compiled: bool = False,
@@ -89,6 +90,7 @@ def export(
     if (precision == "int8") != bool(calibrate):
         raise ValueError("int8 is calibrated: --precision int8 and --calibrate DATA|IMAGES go together")
     model = model.eval() if image_size is None else adapt(model.eval(), image_size=image_size)
+    dropped(model.config, strict=strict_size)
     check_form(model, form)
     if model.config.channels != 3:
         raise ValueError(f"the model takes {model.config.channels} channels; only RGB can be compared")
@@ -142,7 +144,7 @@ def compare(
 def other_size(model: Model) -> tuple[int, int]:
     c = model.config
     step = c.stride if isinstance(c, ViTConfig) else 32
-    height, width = c.image_size
+    height, width = c.covered if isinstance(c, ViTConfig) else c.image_size
     return max(height + step, 2 * step), max(width + 2 * step, 2 * step)
 
 
@@ -201,7 +203,10 @@ def export_verb(place: str, out: Path, device: str, *, emit: Emit, **options: An
     """Export, and tell what was written and how near it is."""
     if not emit:
         say(f"writing {out} and running it ...")
-    done = export(load_model(place, device), out, **options)
+    model = load_model(place, device)
+    if note := dropped(model.config, options.get("image_size")):
+        warn(note)
+    done = export(model, out, **options)
     if emit:
         return emit(done.to_json())
     for one in done.compared:

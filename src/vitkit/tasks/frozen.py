@@ -79,11 +79,12 @@ def fewshot(
         opened = {name: open_frozen(name) for name in dict.fromkeys(data)}  # mistakes before long work
         wanted = {name: shots_of(name, train, options, runtime.main) for name, (train, _) in opened.items()}
         models = dict.fromkeys((place, *options.compare))
-        loaded = {name: load_model(name, device) for name in models}
+        official = options.view == "official"
+        loaded = {name: load_model(name, device, "model" if official else options.view) for name in models}
         found: dict[str, Measured] = {}
         for name, model in loaded.items():
             extractor = Extractor(
-                model=model, runtime=runtime, view=options.view, batch=options.batch,
+                model=model, runtime=runtime, view="official" if official else "model", batch=options.batch,
                 workers=data_workers(workers), cache=options.cache or cache_folder() / "features",
                 limit=None if options.cache else LIMIT, tell=warn, quiet=bool(emit),
             )  # fmt: skip

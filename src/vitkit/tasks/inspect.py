@@ -24,7 +24,7 @@ from vitkit.inspection.rollout import attention_rollout
 from vitkit.inspection.similarity import position_similarity
 from vitkit.inspection.subject import attentions, transformer
 from vitkit.inspection.summary import distance_facts, similarity_facts, uniform_distance
-from vitkit.models.vit import ViT, grid_of
+from vitkit.models.vit import ViT, covered, dropped, grid_of
 from vitkit.options import parse_size
 from vitkit.report.live import Live
 from vitkit.report.terminal import printable, say, warn
@@ -65,12 +65,14 @@ def inspect(
     classes: tuple[str, ...] = (),
     images: int = 128,
     device: str = "auto",
+    strict_size: bool = False,
     emit: Emit = None,
 ) -> bool:
     """Whether every image could be read; the rest of the answer lies in the folder `out`."""
     model = transformer(load_model(place, device))
     size = parse_size(image_size or None) or model.config.image_size
-    grid_of(size, model.config.stride)
+    if note := dropped(model.config, size, strict=strict_size):
+        warn(note)
     check_layer(model, layer)
     if images < 1:
         raise ValueError(f"--images {images}: at least one image is looked at")
@@ -94,6 +96,7 @@ def facts_of(model: ViT, place: str, size: tuple[int, int]) -> dict[str, Any]:
     return {
         "model": place,
         "image_size": list(size),
+        "covered": list(covered(size, c.stride)),  # by whole patches; what is drawn
         "grid": list(grid_of(size, c.stride)),
         "patch_pixels": c.stride,
         "layers": c.depth,

@@ -17,7 +17,7 @@ from vitkit.experiment.run import How, run
 from vitkit.experiment.start import Kept, Opener, start_model, warnings
 from vitkit.experiment.supply import training_view
 from vitkit.models.variants import Config, Model, skeleton
-from vitkit.models.vit import ViTConfig
+from vitkit.models.vit import ViTConfig, dropped
 from vitkit.options import Training
 from vitkit.recipes import recipe as named_recipe
 from vitkit.recipes.finetune import bit_beside
@@ -148,6 +148,8 @@ def settled(
     if old is None:
         recipe = automatic.fit_warmup(recipe, options, len(splits["train"]), tell)
     model = start_model(recipe, splits["train"])
+    if (note := dropped(model.config, strict=options.strict_size)) and old is None:
+        tell(note)
     if options.spread == "auto":
         runtime = automatic.fit_devices(recipe, model, runtime, tell)
     if old is None:
@@ -157,12 +159,8 @@ def settled(
     workers = data_workers(options.workers)
     seconds = seconds_a_step(recipe, model, splits["train"], runtime, workers)
     if seconds is None:
-        return (
-            runtime.agreed(recipe),
-            model.config,
-            runtime,
-            planned(recipe, out, splits, model, runtime, None),
-        )
+        recipe, plan = runtime.agreed(recipe), planned(recipe, out, splits, model, runtime, None)
+        return recipe, model.config, runtime, plan
     free = old is None and recipe.name == "finetune" and "length" not in automatic.given(options)
     if free and not runtime.device.startswith("cuda"):
         shorter = shortened(recipe, seconds, len(splits["train"]), automatic.BUDGET)
@@ -194,7 +192,8 @@ def planned(
         "run": str(out), "recipe": recipe.name, "start": recipe.weights or f"{recipe.model} from scratch",
         **{f"{name}_images": len(part) for name, part in splits.items()},
         "classes": len(splits["train"].classes), "parameters": parameters(model),
-        "image_size": f"{recipe.image_size[0]} x {recipe.image_size[1]}", "batch": recipe.batch,
+        "image_size": f"{recipe.image_size[0]} x {recipe.image_size[1]}", **dropped_fact(model),
+        "batch": recipe.batch,
         "steps": steps, "images_seen": steps * recipe.batch, "epochs": steps * recipe.batch / images,
         "training_FLOPs": 3 * forward_flops(model.config) * steps * recipe.batch,
         "memory_GB": memory.total / 1e9, "memory_free_GB": automatic.device_memory(runtime.device) / 1e9,
@@ -203,6 +202,12 @@ def planned(
         "time": duration(start + steps * seconds) if seconds else "told once it runs",
         "checkpoint_GB": (memory.parameters + memory.optimizer) / 1e9,
     } | runtime.facts()  # fmt: skip
+
+
+def dropped_fact(model: Model) -> dict[str, str]:
+    """A row of the plan on pixels that lie in no patch, where there are such."""
+    note = dropped(model.config)
+    return {"pixels": note} if note else {}
 
 
 def tell_result(told: dict[str, Any]) -> None:

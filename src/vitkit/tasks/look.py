@@ -20,7 +20,7 @@ from vitkit.inspection.gather import check_layer, gather
 from vitkit.inspection.subject import transformer
 from vitkit.models.card import pair
 from vitkit.models.variants import Model
-from vitkit.models.vit import ViT, grid_of
+from vitkit.models.vit import ViT, grid_of, in_patches
 from vitkit.report.overlay import in_blocks, overlay
 from vitkit.serving.predict import evaluation_view, logits, ranked
 
@@ -132,9 +132,10 @@ def content_of(image: Picture) -> bytes | np.ndarray:
 
 
 def seen(model: ViT, content: bytes | np.ndarray, size: tuple[int, int]) -> Tensor:
-    """A picture as the model sees it, uint8 (3, H, W)."""
+    """A picture as the model sees it, uint8 (3, H, W): without pixels that lie in no whole patch."""
     view = evaluation_view(model.preprocessing, size)
-    return apply(content, view, np.random.default_rng(0))  # such a view chooses nothing
+    pixels = apply(content, view, np.random.default_rng(0))  # such a view chooses nothing
+    return in_patches(pixels, model.config.stride)
 
 
 def ready(model: ViT, views: Tensor) -> Tensor:

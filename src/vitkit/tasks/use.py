@@ -30,9 +30,10 @@ from vitkit.evaluation.real import check_labels, read_labels, real_accuracy
 from vitkit.experiment.measure import evaluate as evaluate_model
 from vitkit.experiment.opened import load_model
 from vitkit.models.variants import Model
+from vitkit.models.vit import dropped
 from vitkit.report.live import Live
 from vitkit.report.terminal import print_table, printable, say, warn
-from vitkit.serving.predict import check_head, find_images, predict_many
+from vitkit.serving.predict import check_head, find_images, predict_many, view_in_words
 from vitkit.training.runtime import choose, data_workers
 from vitkit.weights.labels import imagenet_synsets
 
@@ -115,11 +116,14 @@ def evaluate(
     *,
     classes: str = "",
     real: str = "",
+    view: str = "model",
     emit: Emit = None,
 ) -> None:
     """Measure and tell. classes: a table of the data's classes in the model's; real: reassessed labels."""
     runtime = choose(device, "fp32")
-    model = load_model(place, device)
+    model = load_model(place, device, view)
+    if (note := dropped(model.config)) and runtime.main:
+        warn(note)
     check_head(model)
     if model.multilabel and (classes or real):
         raise ValueError("--classes and --real are for models that tell one label of an image, not several")
@@ -136,7 +140,8 @@ def evaluate(
     with runtime.joined():
         found = evaluate_model(model, source, batch, data_workers(workers), bad, runtime, accepted)
         unusable = sum(runtime.everyones(len(bad.found)))
-    facts = found.to_json(source.classes) | {"split": split, "unusable": unusable}
+    shown = view_in_words(model.preprocessing, model.config.image_size)
+    facts = found.to_json(source.classes) | {"split": split, "view": shown, "unusable": unusable}
     if classes:
         facts["left_out"] = left_out
     if labels is not None and isinstance(found, Accuracy):
@@ -148,7 +153,7 @@ def evaluate(
 
 def tell_evaluation(facts: dict[str, Any]) -> None:
     print_table([{"class": name, **row} for name, row in facts["per_class"].items()])
-    say(in_short(facts, "images"))
+    say(f"{in_short(facts, 'images')}; each {facts['view']}")
     if "left_out" in facts:
         say(f"{facts['left_out']} images of classes that the model is not asked for were left out")
     if "real" in facts:
@@ -203,9 +208,12 @@ def predict(
     emit: Emit,
     engine: str = "auto",
     calibrate: tuple[str, ...] = (),
+    view: str = "model",
 ) -> bool:
     """Whether every image could be read; each is told when it is done, JSON at the end."""
-    model = load_model(place, device)
+    model = load_model(place, device, view)
+    if note := dropped(model.config):
+        warn(note)
     check_head(model)
     names = find_images(images)
     compute = engine_for(model, engine, len(names), calibrate)

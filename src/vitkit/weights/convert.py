@@ -9,7 +9,10 @@ from typing import Any
 import torch
 
 from vitkit.layouts.layout import WeightsError
+from vitkit.models.card import with_view
+from vitkit.models.resnet import ResNetConfig
 from vitkit.models.variants import Model
+from vitkit.options import parse_view
 from vitkit.weights.load import OWN, load
 from vitkit.weights.parity import Parity, compare, pixels_for, with_config
 from vitkit.weights.save import format_of, layout_for, save
@@ -38,14 +41,24 @@ class Conversion:
 
 
 def convert(
-    source: str | Path, out: str | Path, *, format: str | None = None, overwrite: bool = False, **options: Any
+    source: str | Path,
+    out: str | Path,
+    *,
+    format: str | None = None,
+    overwrite: bool = False,
+    view: str = "model",
+    **options: Any,
 ) -> Conversion:
-    """Load, save, read back, compare with the peer; `out` appears only when all is equal."""
+    """Load, save, read back, compare with the peer; `out` appears only when all is equal.
+
+    view: how images are brought to the model's size from now on, as in vitkit evaluate --view.
+    """
     out = Path(out)
     format = format or format_of(out)
     if out.exists() and not overwrite:
         raise WeightsError(f"{out} exists; give another name, or --overwrite")
     model = load(source, **options)
+    model.preprocessing = with_view(model.preprocessing, model.config.image_size, *parse_view(view))
     trial = out.with_name(f".checking-{out.name}")
     remove(trial)
     try:
@@ -82,8 +95,16 @@ def check(model: Model, source: str | Path, out: Path, trial: Path, format: str)
         read_back=same,
         parity=parity,
         changed=changed,
-        notes=(*model.origin.notes, *notes),
+        notes=(*model.origin.notes, *root_note(model), *notes),
     )
+
+
+def root_note(model: Model) -> tuple[str, ...]:
+    """By which of the two published conventions a ResNet's root is pooled."""
+    if not isinstance(model.config, ResNetConfig):
+        return ()
+    whose = {"zeros": "BiT's own code", "-inf": "big_vision's bit_paper"}[model.config.root_padding]
+    return (f"the root's max pooling is padded with {model.config.root_padding}, as in {whose}",)
 
 
 def remove(path: Path) -> None:

@@ -9,14 +9,16 @@ from torch import Tensor, nn
 
 from vitkit.layouts import LAYOUTS, huggingface
 from vitkit.layouts.layout import SAME, Entry, Found, Hints, Layout, Source, WeightsError
-from vitkit.models.card import Preprocessing, pair
+from vitkit.models.card import Preprocessing, pair, with_view
 from vitkit.models.ranges import check_model
 from vitkit.models.variants import Config, Model, fresh, skeleton
-from vitkit.models.vit import ViTConfig
+from vitkit.models.vit import ViTConfig, with_size_note
+from vitkit.options import parse_view
 from vitkit.weights.archive import Arrays, UntrustedCheckpoint, listed, one_line
 from vitkit.weights.card import Card, from_json
 from vitkit.weights.labels import imagenet_labels
 from vitkit.weights.locate import locate, open_weights, side_files
+from vitkit.weights.published import published_view
 
 LONGEST = 1500  # characters of an error, some of which a stranger may have written
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -59,10 +61,14 @@ def load(
     except (RuntimeError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
         raise WeightsError(f"{path}: what it says of itself makes no model ({one_line(error)})") from None
     model.labels, label_notes = choose_labels(labels, found, model.config.classes, layout.name)
-    model.preprocessing = preprocessing or found.preprocessing
-    model.multilabel = card is not None and card.multilabel
     notes = (*arrays.notes, *found.notes, *notes, *label_notes)
-    model.origin = replace(card.origin if card else origin, format=layout.name, notes=notes)
+    model.preprocessing = preprocessing or found.preprocessing
+    if not (card or preprocessing) and (view := published_view(origin.source)):
+        model.preprocessing = with_view(found.preprocessing, model.config.image_size, *parse_view(view))
+        notes = (*notes, f"evaluated with the view of its published accuracy, {view}")
+    model.multilabel = card is not None and card.multilabel
+    origin = replace(card.origin if card else origin, format=layout.name, notes=notes)
+    model.origin = with_size_note(origin, model.config)
     return model.eval()
 
 

@@ -17,6 +17,7 @@ from vitkit.weights.peers import ANSWERS, unusable
 PEERS = {  # layout -> the library that reads it
     "official": "timm",
     "official-bit": "timm",
+    "big_vision-bit": "big_vision",
     "timm": "timm",
     "timm-bit": "timm",
     "hf": "transformers",
@@ -44,6 +45,8 @@ class Parity:
 def compare(path: Path, model: Model, layout: Layout) -> Parity:
     """The file through its library's own loader and code, against vitkit with that library's numerics."""
     name = PEERS[layout.name]
+    if name not in ANSWERS:
+        return Parity(name, skipped="it is not among the libraries that vitkit runs")
     if reason := unusable(name):
         return Parity(name, skipped=reason)
     peer = f"{name} {version(name)}"
@@ -78,6 +81,8 @@ def unlike(config: Config, layout: Layout) -> str:
     """Why the peer cannot build this model at all."""
     if isinstance(config, ViTConfig) and PEERS[layout.name] == "timm" and config.positions != "1d":
         return f"timm has no {config.positions} positions"
+    if isinstance(config, ViTConfig) and config.stem and config.covered != config.image_size:
+        return f"{PEERS[layout.name]} pads a rest of pixels under a hybrid, and vitkit drops it"
     if isinstance(config, ViTConfig) and layout.name == "official" and not config.qkv_bias:
         return "timm reads official files with qkv biases only"
     return ""

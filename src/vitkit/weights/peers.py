@@ -133,7 +133,7 @@ def torchvision_answer(path: Path, config: Config, layout: str) -> Answer:
 
     assert isinstance(config, ViTConfig)
     peer = VisionTransformer(
-        image_size=config.image_size[0],
+        image_size=config.covered[0],  # torchvision refuses a rest of pixels
         patch_size=config.patch,
         num_layers=config.depth,
         num_heads=config.heads,
@@ -148,7 +148,7 @@ def torchvision_answer(path: Path, config: Config, layout: str) -> Answer:
     peer.eval()
 
     def answer(pixels: Tensor) -> tuple[Tensor | None, Tensor]:
-        z = peer._process_input(pixels)
+        z = peer._process_input(pixels[:, :, : config.covered[0], : config.covered[1]])
         z = peer.encoder(torch.cat([peer.class_token.expand(len(z), -1, -1), z], dim=1))
         return peer.heads(z[:, 0]), z
 

@@ -1,6 +1,7 @@
 """The published checkpoints: name, address, size, licence, resolution, accuracy; fetched and kept."""
 
 import difflib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,11 @@ from vitkit.weights.download import cache_folder, download
 VIT = "https://storage.googleapis.com/vit_models"
 BIT = "https://storage.googleapis.com/bit_models"
 LICENCE = "Apache-2.0"
+BEFORE = {224: "centre:256", 384: "centre:448"}  # how big_vision evaluates AugReg's models of these sizes
+AUGREG = re.compile(  # the names of AugReg's 50,000 files
+    r"\w+-i(?:1k|21k)-\d+ep-lr_[\d.]+-aug_\w+-wd_[\d.]+-do_[\d.]+-sd_[\d.]+"
+    r"(?:--\w+-steps_\w+-lr_[\d.]+-res_(\d+))?\.npz"
+)
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,7 @@ class Weight:
     pixels: int
     trained_on: str
     top1: float | None = None  # ImageNet top-1 in per cent, as its publishers state
+    view: str = "squash"  # of the images in that evaluation; "centre:N": shorter side to N, then the centre
     licence: str = LICENCE
 
 
@@ -65,11 +72,13 @@ def augreg() -> Iterator[Weight]:
     for model, (middle, size, rate, top1) in rows.items():
         short = model.replace("ViT-", "").replace("/", "_").replace("+", "_")
         stem = f"{VIT}/augreg/{short}-i21k-300ep-lr_0.001-{middle}"
-        yield Weight(f"{model}.augreg-i21k", model, f"{stem}.npz", size, 224, "ImageNet-21k")
+        yield Weight(
+            f"{model}.augreg-i21k", model, f"{stem}.npz", size, 224, "ImageNet-21k", view=BEFORE[224]
+        )
         pixels = 224 if model == "ViT-B/8" else 384
         address = f"{stem}--imagenet2012-steps_20k-lr_{rate}-res_{pixels}.npz"
         name = f"{model}.augreg-i21k-i1k-{pixels}"
-        yield Weight(name, model, address, None, pixels, "ImageNet-21k, ImageNet", top1)
+        yield Weight(name, model, address, None, pixels, "ImageNet-21k, ImageNet", top1, view=BEFORE[pixels])
 
 
 def bit() -> Iterator[Weight]:
@@ -90,6 +99,14 @@ def fetch(weight: Weight, cache: Path | None = None) -> tuple[Path, str]:
     """The file on this machine, downloaded the first time and checked every time, and its SHA-256."""
     path = (cache or cache_folder()) / f"{weight.name.replace('/', '_')}.npz"
     return path, download(weight.address, path)
+
+
+def published_view(source: str) -> str:
+    """The view of a file's published evaluation, by its address or its name there; empty if it has none."""
+    name = source.rpartition("/")[2]
+    if found := AUGREG.fullmatch(name):
+        return BEFORE.get(int(found[1] or 224), "")
+    return next((w.view for w in PUBLISHED.values() if w.address.endswith(f"/{name}")), "")
 
 
 def near_names(name: str) -> list[str]:

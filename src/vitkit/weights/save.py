@@ -81,9 +81,10 @@ def layout_for(config: Config, format: str, path: Path) -> Layout:
         endings = ", ".join(CONTAINERS[format]) or "a folder: a name without an ending"
         raise WeightsError(f"{path.name}: format {format} is written to {endings}")
     resnet = isinstance(config, ResNetConfig)
+    authors = bit.BIG_VISION if getattr(config, "root_padding", "") == "-inf" else bit.OFFICIAL
     layout = {
         "vitkit": OWN,
-        "official": bit.OFFICIAL if resnet else official.LAYOUT,
+        "official": authors if resnet else official.LAYOUT,  # of the code that computes as the model does
         "timm": bit.TIMM if resnet else timm.LAYOUT,
         "hf": huggingface.LAYOUT,
         "torchvision": torchvision.LAYOUT,

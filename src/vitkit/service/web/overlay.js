@@ -59,12 +59,16 @@ function coloured(values, grid) {
 }
 
 // The part of a picture that the model sees, in pixels of the picture: all of it, or the middle.
-export function seen(width, height, size, preprocessing) {
-  if (preprocessing?.resize !== "crop" || !size) return [0, 0, width, height];
-  const side = Math.round(Math.max(...size) / preprocessing.crop);
-  const scale = Math.min(width, height) / side;
-  const [h, w] = [size[0] * scale, size[1] * scale];
-  return [(width - w) / 2, (height - h) / 2, w, h];
+// Pixels at the right and bottom that lie in no whole patch are not part of it.
+export function seen(width, height, size, preprocessing, covered = size) {
+  if (!size) return [0, 0, width, height];
+  let [h, w] = [height, width];
+  if (preprocessing?.resize === "crop") {
+    const side = Math.round(Math.max(...size) / preprocessing.crop);
+    const scale = Math.min(width, height) / side;
+    [h, w] = [size[0] * scale, size[1] * scale];
+  }
+  return [(width - w) / 2, (height - h) / 2, (w * covered[1]) / size[1], (h * covered[0]) / size[0]];
 }
 
 // The picture, turned grey by as much as the map covers it, and the map over the part that the model sees.

@@ -151,7 +151,8 @@ export class Viewer {
     this.fillValues();
     const canvas = at("canvas");
     const map = this.map();
-    const region = seen(canvas.width, canvas.height, this.model.size, this.model.preprocessing);
+    const { size, preprocessing, covered } = this.model;
+    const region = seen(canvas.width, canvas.height, size, preprocessing, covered);
     const opacity = Number(at("opacity").value) / 100;
     if (canvas.width) draw(canvas, this.picture, map, { opacity, region });
     canvas.setAttribute("aria-label", readable(map ? map.title : words.drawn.plain(this.item.name)));
