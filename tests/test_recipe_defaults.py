@@ -44,7 +44,9 @@ RECIPES = {
     "cifar100": {"rates": RATES, "val": 0.02},
     "pets": {"rates": RATES, "length.steps": 500, "schedule.warmup": 100},
     "flowers": {"rates": RATES, "length.steps": 500, "schedule.warmup": 100},
-    "vtab": {"rates": (0.01,), "length.steps": 2500, "schedule.rate": 0.01, "schedule.warmup": 200, "val": 0.2},
+    "vtab": {
+        "rates": (0.01,), "length.steps": 2500, "schedule.rate": 0.01, "schedule.warmup": 200, "val": 0.2,
+    },
     "imagenet": {
         "rates": (0.003, 0.01, 0.03), "convolution_rates": (0.06,), "length.steps": 20_000, "val": 0.01,
     },
