@@ -38,7 +38,18 @@ LARGE = ADAM | {
     "length.epochs": 90, "schedule.rate": 1e-3, "randaugment": (2, 10), "mixup": 0.2,
     "evaluation_crop": "centre",
 }  # fmt: skip
+RATES = (0.001, 0.003, 0.01, 0.03)
 RECIPES = {
+    "cifar10": {"rates": RATES, "val": 0.02},
+    "cifar100": {"rates": RATES, "val": 0.02},
+    "pets": {"rates": RATES, "length.steps": 500, "schedule.warmup": 100},
+    "flowers": {"rates": RATES, "length.steps": 500, "schedule.warmup": 100},
+    "vtab": {
+        "rates": (0.01,), "length.steps": 2500, "schedule.rate": 0.01, "schedule.warmup": 200, "val": 0.2,
+    },
+    "imagenet": {
+        "rates": (0.003, 0.01, 0.03), "convolution_rates": (0.06,), "length.steps": 20_000, "val": 0.01,
+    },
     "finetune": SMALL,
     "scratch": SMALL | ADAM | {"length.steps": None, "length.epochs": 30, "schedule.rate": 1e-3},
     "pretrain": LARGE | {"schedule.warmup": 1000, "val": 0.02, "test": 0.02},

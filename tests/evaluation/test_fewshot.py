@@ -176,3 +176,7 @@ def test_the_penalty_is_the_best_in_mean_rank_over_data_sets():
     assert best_l2(table) == 2  # mean ranks 5/3, 1, 2/3; its mean accuracy is not the best
     assert best_l2(np.array([[0.5, 0.7, 0.7]])) == 2  # equal: the stronger penalty
     assert best_l2(np.array([[0.5, 0.9, 0.6], [0.6, 0.5, 0.7], [0.5, 0.5, 0.5]])) == 2
+
+
+def test_equal_penalties_share_their_rank():
+    assert best_l2(np.array([[0.9, 0.9, 0.8], [0.7, 0.6, 0.8]])) == 0  # mean ranks 0.75, 1.25, 1

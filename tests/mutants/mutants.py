@@ -252,7 +252,8 @@ def main() -> None:
     if options.sample:
         wanted = random.Random(SEED).sample(wanted, min(options.sample, len(wanted)))
     todo = [trial for trial in wanted if not known(trial, found)]
-    todo.sort(key=lambda trial: (trial.tests, trial.mutant.file))
+    written = {name for name, *_ in BY_HAND}  # which come first
+    todo.sort(key=lambda trial: (trial.mutant.name not in written, trial.tests, trial.mutant.file))
     options.results.parent.mkdir(parents=True, exist_ok=True)
     failed = False
     if todo and not options.report:
