@@ -7,6 +7,19 @@ from tyro.conf import Positional, arg
 
 from vitkit.cli.words import Device, Json, Model, Workers, print_json
 
+FrozenView = Annotated[
+    str,
+    arg(
+        metavar="NAME",
+        help="model, squash, centre or centre:N as in evaluate, or official: squash to 256/224 of the size, "
+        "then the centre.",
+    ),
+]
+Cache = Annotated[
+    Path | None,
+    arg(metavar="DIR", help="Where features are kept; if not given, 10 GB of them in the user's cache."),
+]
+
 
 def fewshot(
     model: Model,
@@ -30,19 +43,9 @@ def fewshot(
         Path | None, arg(metavar="FILE", help="Accuracy over shots, a line a model, as .png or .svg.")
     ] = None,
     probe: Annotated[bool, arg(help="Also a linear probe on all training images.")] = False,
-    view: Annotated[
-        str,
-        arg(
-            metavar="NAME",
-            help="model, squash, centre or centre:N as in evaluate, or official: squash to 256/224 of the "
-            "size, then the centre.",
-        ),
-    ] = "model",
+    view: FrozenView = "model",
     batch: Annotated[int, arg(metavar="N", help="Images at a time.")] = 64,
-    cache: Annotated[
-        Path | None,
-        arg(metavar="DIR", help="Where features are kept; if not given, 10 GB of them in the user's cache."),
-    ] = None,
+    cache: Cache = None,
     workers: Workers = None,
     device: Device = "auto",
     json: Json = False,
