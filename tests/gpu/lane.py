@@ -127,7 +127,8 @@ def main() -> int:
         measure_reference(at)
     outcomes, began = Outcomes(), time.monotonic()
     os.chdir(ROOT)
-    several = ["-n", "4"] if importlib.util.find_spec("xdist") else []  # most of the time is start-up
+    processes = max(1, min(6, (os.cpu_count() or 1) // 2))  # most of the time is start-up and compilation
+    several = ["-n", str(processes)] if importlib.util.find_spec("xdist") else []
     code = pytest.main(["-m", "gpu", "--durations", "12", *several, *marked()], plugins=[outcomes])
     record = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": at, "machine": machine(),
