@@ -1,7 +1,8 @@
 """Runs every test that needs a GPU and writes a record of the run to docs/lab: the program behind `make gpu`.
 
     make gpu                               # all GPU tests, then docs/lab/gpu.json and gpu.md
-    python tests/gpu/lane.py --reference   # measure tests/gpu/reference.json anew, after an intended change
+    make gpu GPU_OPTIONS=--missing         # only those that have not passed with these source files
+    make gpu GPU_OPTIONS=--reference       # first measure tests/gpu/reference.json, after an intended change
 
 CI has no GPU. tests/gpu/test_gpu_record.py runs there and fails when a file of the GPU path has changed since
 the record was made.
@@ -46,15 +47,40 @@ def marked() -> list[str]:
     return [name for name in named if not name.endswith("test_gpu_record.py")]
 
 
-class Outcomes:
-    """A pytest plugin that keeps the outcome of every test."""
+def tests() -> list[str]:
+    """All tests that need a GPU, by the names that pytest takes."""
+    line = [sys.executable, "-m", "pytest", "-m", "gpu", "--collect-only", *marked()]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+    return [name for name in done.stdout.splitlines() if "::" in name]
 
-    def __init__(self) -> None:
-        self.tests: dict[str, str] = {}
+
+class Keeper:
+    """A pytest plugin that writes the record after every test: a run that is cut short has its part."""
+
+    def __init__(self, record: dict[str, Any], out: Path) -> None:
+        self.record, self.out, self.began = record, out, time.monotonic()
+        self.before = record["seconds"]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or report.outcome != "passed":
-            self.tests[report.nodeid] = report.outcome
+            self.record["tests"][report.nodeid] = report.outcome
+            self.record["seconds"] = round(self.before + time.monotonic() - self.began, 1)
+            write(self.record, self.out)
+
+
+def write(record: dict[str, Any], out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / RECORD.name).write_text(json.dumps(record, indent=1) + "\n")
+    (out / PAGE.name).write_text(page(record))
+
+
+def kept() -> dict[str, str]:
+    """The tests that have passed on such a machine with the source files as they are."""
+    if not RECORD.exists():
+        return {}
+    old = json.loads(RECORD.read_text())
+    same = old["files"] == hashes() and old["machine"] == machine()
+    return {name: end for name, end in old["tests"].items() if end == "passed"} if same else {}
 
 
 def machine() -> dict[str, str]:
@@ -114,6 +140,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--commit", default="", help="the commit under test, where git cannot tell it")
     parser.add_argument("--reference", action="store_true", help="measure the reference losses anew")
+    parser.add_argument("--missing", action="store_true", help="only tests that have not passed yet")
+    parser.add_argument("--only", nargs="*", default=[], help="only tests with these words in their names")
     parser.add_argument("--out", type=Path, default=RECORD.parent, help="the folder for the record")
     options = parser.parse_args()
     import torch
@@ -125,20 +153,21 @@ def main() -> int:
     at = options.commit or commit()
     if options.reference:
         measure_reference(at)
-    outcomes, began = Outcomes(), time.monotonic()
     os.chdir(ROOT)
-    processes = max(1, min(6, (os.cpu_count() or 1) // 2))  # most of the time is start-up and compilation
-    several = ["-n", str(processes)] if importlib.util.find_spec("xdist") else []
-    code = pytest.main(["-m", "gpu", "--durations", "12", *several, *marked()], plugins=[outcomes])
+    done = kept() if options.missing else {}
     record = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": at, "machine": machine(),
-        "seconds": round(time.monotonic() - began, 1), "files": hashes(), "tests": outcomes.tests,
-        "reference": json.loads((HERE / "reference.json").read_text()),
+        "seconds": json.loads(RECORD.read_text())["seconds"] if done else 0.0, "files": hashes(),
+        "tests": done, "reference": json.loads((HERE / "reference.json").read_text()),
     }  # fmt: skip
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / RECORD.name).write_text(json.dumps(record, indent=1) + "\n")
-    (options.out / PAGE.name).write_text(page(record))
-    return int(code)
+    left = [name for name in tests() if name not in done and all(word in name for word in options.only)]
+    print(f"{len(left)} tests to run, {len(done)} have passed before", flush=True)
+    if not left:
+        return 0
+    processes = max(1, min(8, (os.cpu_count() or 1) // 2))  # most of the time is start-up and compilation
+    several = ["-n", str(processes)] if importlib.util.find_spec("xdist") else []
+    words = ["-v", "--durations", "12", *several, *left]
+    return int(pytest.main(words, plugins=[Keeper(record, options.out)]))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The service on a GPU with its CUDA-graph engine: the answers of float32, for many clients at once."""
 
 import asyncio
+import signal
 
 import pytest
 from launch import Client, labels, picture, post, service, tiny
@@ -33,7 +34,13 @@ def test_many_clients_get_the_answers_of_float32(tmp_path, engine):
 
     with service(tmp_path / "model.safetensors", "--device", "cuda", "--engine", engine) as running:
         for _ in range(3):
-            for body, answer in zip(asyncio.run(ask(running.port)), want, strict=True):
+            try:
+                bodies = asyncio.run(asyncio.wait_for(ask(running.port), 60))
+            except TimeoutError:
+                running.process.send_signal(signal.SIGABRT)  # the stacks of its threads go to the log
+                running.process.wait(20)
+                pytest.fail(running.log.read_text()[-6000:])
+            for body, answer in zip(bodies, want, strict=True):
                 got = dict(labels(body))
                 assert set(got) == set(answer)
                 assert all(abs(got[label] - answer[label]) < 0.03 for label in answer)

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from PIL import Image
 from vitkit.models.variants import Model, build
 
 HOST = "127.0.0.1"
+START = float(os.environ.get("VITKIT_TEST_START", 300))  # seconds until a service must have started
 TINY = {"width": 32, "depth": 2, "heads": 2, "hidden": 48, "patch": 8, "image_size": (32, 32), "classes": 5}
 
 
@@ -87,7 +89,7 @@ class Service:
 def service(model: Path, *options: str, token: str = "", files: int = 0) -> Iterator[Service]:
     """`files`: the limit of open files that it runs with, if any."""
     log = model.with_name(f"{model.name}.log")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "VITKIT_TOKEN": token}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "VITKIT_TOKEN": token, "PYTHONFAULTHANDLER": "1"}
     where = () if "--device" in options else ("--device", "cpu")
     with log.open("w") as file:
         process = subprocess.Popen(
@@ -95,11 +97,15 @@ def service(model: Path, *options: str, token: str = "", files: int = 0) -> Iter
              sys.executable, "-m", "vitkit", "serve", str(model), "--port", "0", *where, *options],
             stdout=subprocess.PIPE, stderr=file, text=True, env=environment, start_new_session=True,
         )  # fmt: skip
+    slow = Timer(START, process.send_signal, [signal.SIGABRT])  # which leaves its threads' stacks in the log
+    slow.start()
     try:
         line = process.stdout.readline()
+        slow.cancel()
         assert "http://" in line, log.read_text()
         yield Service(re.search(r"http://\S+", line)[0], process, log)
     finally:
+        slow.cancel()
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
             try:
