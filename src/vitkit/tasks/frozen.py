@@ -1,6 +1,6 @@
 """What a model's frozen features are worth: few-shot accuracy, nearest neighbours, a linear probe."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from vitkit.experiment.frozen import (
     possible_shots,
     spread,
 )
-from vitkit.experiment.opened import load_model
+from vitkit.experiment.opened import load_model, short_names
 from vitkit.options import parse_l2
 from vitkit.report.terminal import print_table, say, warn
 from vitkit.tasks.use import Emit
@@ -123,19 +123,14 @@ def draw(told: dict[str, dict[str, Any]], path: Path) -> None:
     from vitkit.report.study_curves import Point, draw_shots
 
     panels: dict[str, dict[str, list[Point]]] = {}
+    models = short_names(told)
     for model, sets in told.items():
+        names = short_names(sets)
         for name, facts in sets.items():
             points = [(float(s), row["mean"], row["std"] or 0.0) for s, row in facts["shots"].items()]
-            panels.setdefault(shortened(name, sets), {})[shortened(model, told)] = points
+            panels.setdefault(names[name], {})[models[model]] = points
     content = render(draw_shots(panels), path.suffix.lower()[1:])
     replace_file(path, lambda beside: beside.write_bytes(content))
-
-
-def shortened(name: str, among: Iterable[str]) -> str:
-    """The last part of a path, where that tells it from the others; a published name as it is."""
-    last = Path(name).name
-    alone = sum(Path(other).name == last for other in among) == 1
-    return last if Path(name).exists() and alone else name
 
 
 def shots_of(name: str, train: Source, options: Options, loud: bool) -> tuple[int, ...]:
@@ -197,8 +192,9 @@ def tell(told: dict[str, dict[str, dict[str, Any]]], emit: Emit) -> None:
         return emit({"models": told})
     if emit:
         return emit(next(iter(first.values())) if len(first) == 1 else {"data": first})
+    models = short_names(told)
     print_table(
-        ({"model": model} if several else {})
+        ({"model": models[model]} if several else {})
         | {"data": name, "shots": shots, "right": percent(row["mean"]), "+-": percent(row["std"]),
            "l2": f"{row['l2']:g}"}
         for model, sets in told.items() for name, facts in sets.items()
@@ -206,7 +202,7 @@ def tell(told: dict[str, dict[str, dict[str, Any]]], emit: Emit) -> None:
     )  # fmt: skip
     for model, sets in told.items():
         for name, facts in sets.items():
-            of = f"{model}, {name}" if several else name
+            of = f"{models[model]}, {name}" if several else name
             if knn := facts["knn"]:
                 say(f"{of}: {percent(knn['top1'])} right by {knn['k']} nearest neighbours")
             if found := facts["probe"]:
