@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from test_cli import run as exit_code
 
 from vitkit.cli import VERBS, main, verbs
 from vitkit.cli.flags import FLAGS, Range
@@ -21,14 +22,6 @@ WORDS = {
     "export": ["model", "out.onnx"], "convert": ["in.npz", "out.npz"],
 }  # fmt: skip
 ODD = ("", "nan", "inf", "-1", "0", "1e400", "9" * 5000, "abc", "½")
-
-
-def exit_code(*words) -> int:
-    try:
-        main([str(word) for word in words])
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
 
 
 def listed_flags(verb: str, capsys) -> dict[str, bool]:

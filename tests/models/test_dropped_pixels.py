@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 import torch
+from test_cli import run as exit_code
 
 import vitkit
-from vitkit.cli import main
 from vitkit.evaluation.cost import flops, forward_flops
 from vitkit.models.masked import MaskedViT, with_mask_token
 from vitkit.models.variants import configure, skeleton
@@ -20,14 +20,6 @@ from vitkit.weights.convert import convert
 from vitkit.weights.save import save
 
 ODD = (38, 29)  # patches of 8: 4 x 3 of them on 32 x 24 pixels
-
-
-def exit_code(*words) -> int:
-    try:
-        main([str(word) for word in words])
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
 
 
 def test_the_h14_of_tables_4_to_6_has_27_x_27_patches_at_384():

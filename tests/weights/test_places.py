@@ -9,9 +9,9 @@ import pytest
 import safetensors.torch
 import torch
 from PIL import Image
+from test_cli import run
 
 import vitkit
-from vitkit.cli import main
 from vitkit.experiment.opened import load_model
 from vitkit.service.served import copied, marks, open_served
 from vitkit.service.settings import Settings
@@ -19,14 +19,6 @@ from vitkit.weights.archive import UntrustedCheckpoint
 
 MEAN, STD = [0.1, 0.3, 0.6], [0.9, 0.4, 0.2]
 NAMES = ["heron", "kingfisher", "owl"]
-
-
-def run(*arguments) -> int:
-    try:
-        main([str(a) for a in arguments])
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
 
 
 def answer(capsys, *arguments):
