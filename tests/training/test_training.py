@@ -142,6 +142,19 @@ def test_layer_decay_and_freezing(small):
         group_parameters(small(classes=0), OptimizerConfig(frozen="backbone"))
 
 
+def test_layer_decay_of_a_resnet_goes_by_stages(small_resnet):
+    model = small_resnet()
+    names = {id(p): n for n, p in model.named_parameters()}
+    groups = group_parameters(model, OptimizerConfig(layer_decay=0.5))
+    share = {names[id(p)].partition(".")[0]: g["rate_share"] for g in groups for p in g["params"]}
+    stages = {
+        names[id(p)][:9]: g["rate_share"] for g in groups for p in g["params"] if "stages." in names[id(p)]
+    }
+    count = len(model.config.blocks)
+    assert share["head"] == 1 and share["root"] == 0.5 ** (count + 1)
+    assert stages == {f"stages.{i}.": 0.5 ** (count - i) for i in range(count)}
+
+
 @pytest.mark.parametrize("keep", [0.5, 0.9999])
 def test_polyak_averaging_equals_its_closed_form_and_forgets_the_start(keep):
     model = torch.nn.Linear(3, 2)
