@@ -65,3 +65,10 @@ def test_what_is_looked_at_as_a_run_goes():
         assert (r.evaluations, r.val, r.fewshot_when, r.patience) == (6, 0.02, "evaluations", 0)
     for r in recipes("data-size"):
         assert (r.evaluations, r.val, r.fewshot_when, r.patience) == (6, 0.02, "end", 2)
+
+
+def test_the_two_resnets_of_the_optimizer_study_and_the_claims_of_shape():
+    large = {r.model_options for r in recipes("optimizer") if r.model}
+    assert large == {("blocks=1,1", "width=32"), ("blocks=2,2,2", "width=32")}
+    for claim in STUDIES["shape"].claims:
+        assert {"scaled", "factor"} <= set(claim.left) & set(claim.right)

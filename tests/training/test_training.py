@@ -9,7 +9,13 @@ from torch import nn
 
 from vitkit.training.loop import train
 from vitkit.training.objectives import Classify
-from vitkit.training.optimizer import OptimizerConfig, clip_gradients, group_parameters, update_average
+from vitkit.training.optimizer import (
+    OptimizerConfig,
+    clip_gradients,
+    group_parameters,
+    make_optimizer,
+    update_average,
+)
 from vitkit.training.schedule import Duration, Schedule
 from vitkit.training.step import Diverged, TrainState, update
 
@@ -140,6 +146,27 @@ def test_layer_decay_and_freezing(small):
     assert not model.project.weight.requires_grad
     with pytest.raises(ValueError, match="no parameter learns"):
         group_parameters(small(classes=0), OptimizerConfig(frozen="backbone"))
+
+
+def test_an_optimizer_has_the_numbers_of_its_config(small):
+    adam = make_optimizer(small(), OptimizerConfig(kind="adam", betas=(0.5, 0.7), eps=1e-3)).defaults
+    assert adam["betas"] == (0.5, 0.7) and adam["eps"] == 1e-3
+    half = make_optimizer(small(), OptimizerConfig(kind="adam", moment="bf16", betas=(0.5, 0.7), eps=1e-3))
+    assert half.defaults["betas"] == (0.5, 0.7) and half.defaults["eps"] == 1e-3
+    assert make_optimizer(small(), OptimizerConfig(momentum=0.3)).defaults["momentum"] == 0.3
+
+
+def test_layer_decay_of_a_resnet_goes_by_stages(small_resnet):
+    model = small_resnet()
+    names = {id(p): n for n, p in model.named_parameters()}
+    groups = group_parameters(model, OptimizerConfig(layer_decay=0.5))
+    share = {names[id(p)].partition(".")[0]: g["rate_share"] for g in groups for p in g["params"]}
+    stages = {
+        names[id(p)][:9]: g["rate_share"] for g in groups for p in g["params"] if "stages." in names[id(p)]
+    }
+    count = len(model.config.blocks)
+    assert share["head"] == 1 and share["root"] == 0.5 ** (count + 1)
+    assert stages == {f"stages.{i}.": 0.5 ** (count - i) for i in range(count)}
 
 
 @pytest.mark.parametrize("keep", [0.5, 0.9999])
