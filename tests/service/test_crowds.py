@@ -390,7 +390,7 @@ def test_sighup_never_ends_it(model_file):
             until = time.monotonic() + 30
             while client.get("/v1/model").json()["revision"] == 1 and time.monotonic() < until:
                 time.sleep(0.1)
-            assert client.get("/v1/model").json()["revision"] == 2
+            assert client.get("/v1/model").json()["revision"] >= 2  # a signal while it reloads asks once more
         os.kill(found.process.pid, signal.SIGTERM)
         while found.process.is_alive():
             os.kill(found.process.pid, signal.SIGHUP)
