@@ -25,6 +25,7 @@ MAX_METHOD = 20
 MAX_HEADERS = 100
 MAX_CHUNKS = 10_000  # of a body in chunks: each costs as much time as a request
 UNREAD = 128 * 1024  # bytes of answers that the system keeps for one who does not read
+unfinished = Seldom(log, "requests ended in their head")
 crowded = Seldom(log, "connections were refused or closed, because too many are open")
 
 
@@ -124,7 +125,7 @@ class Timed(H11Protocol):
         if self.is_answering() and not self.cycle.more_body:
             self.half_closed = True
         elif not self.is_answering() and self.conn.trailing_data[0]:
-            self.refuse(400, "the request ends in its head")
+            self.refuse(400, "the request ends in its head", note=unfinished)
         return self.half_closed
 
     def look(self) -> None:
