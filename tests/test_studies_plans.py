@@ -66,6 +66,20 @@ def test_every_claim_and_picture_speaks_of_settings_that_are_tried(name, scale):
     assert len(drawn) == len(STUDIES[name].pictures) or scale == "mini"
 
 
+@pytest.mark.parametrize("scale", ["mini", "paper"])
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_claim_compares_as_many_trials_on_each_side(name, scale):
+    trials = made(name, scale=scale)
+
+    def count(setting):
+        return sum(setting.items() <= one.factors.items() for one in trials)
+
+    for claim_ in STUDIES[name].claims_at(scale):
+        if claim_.measure == "score":
+            sides = (claim_.left, claim_.right, *(claim_.since or ()))
+            assert len({count(side) for side in sides}) == 1, f"{claim_.text}: {[*map(count, sides)]}"
+
+
 TABLE_6 = """
 ViT-B/32 7 55
 ViT-B/16 7 224

@@ -44,6 +44,13 @@ def learner(small, config: MaskedConfig = PAPERS, **options) -> MaskedViT:
     return model
 
 
+def test_corruption_shares_no_random_numbers_with_augmentation():
+    order, places = Order(100, 8), torch.arange(8)
+    chosen = corrupt(PAPERS, 196, order, 3, {"image": torch.zeros(8, 3, 1, 1), "place": places})["chosen"]
+    augmented = [corruption(PAPERS, 196, order.rng(3, place))[1] for place in range(-1, 8)]
+    assert not any((one == row).all() for one in augmented for row in chosen.numpy())
+
+
 @given(
     st.integers(2, 300), st.floats(0.01, 1.0), st.integers(0, 10), st.integers(0, 10), st.integers(0, 2**40)
 )
