@@ -57,7 +57,7 @@ def test_splits_are_known_by_their_usual_names(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar"])
-@pytest.mark.parametrize("prefix", ["", "pets/"])
+@pytest.mark.parametrize("prefix", ["", "pets/", "EuroSAT/2750/"])
 def test_an_archive_of_a_folder_is_read_in_place(tmp_path, kind, prefix):
     path = tmp_path / f"pets.{kind}"
     contents = {f"{prefix}{name}": picture(i) for i, name in enumerate(NAMES)} | {f"{prefix}.DS_Store": b"x"}

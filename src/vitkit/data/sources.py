@@ -225,11 +225,11 @@ def open_tree(
 
 
 def without_common_root(names: list[str]) -> list[str]:
-    """An archive often holds one folder that holds all: that folder is no class."""
+    """Names without the folders that hold everything, as archives often have: those are no classes."""
     tops = {n.split("/", 1)[0] for n in names}
     deep = all(n.count("/") >= 2 for n in names)
     if len(tops) == 1 and deep and next(iter(tops)).lower() not in SPLITS:
-        return [n.split("/", 1)[1] for n in names]
+        return without_common_root([n.split("/", 1)[1] for n in names])
     return names
 
 
