@@ -14,6 +14,7 @@ from vitkit.evaluation.accuracy import Accuracy, accuracy
 from vitkit.evaluation.multilabel import MultilabelAccuracy, multilabel_accuracy
 from vitkit.models.masked import MaskedViT
 from vitkit.models.variants import Model
+from vitkit.proportions import percent
 from vitkit.serving.predict import evaluation_view, logits
 from vitkit.training.masked import Masked, fixed
 from vitkit.training.runtime import Runtime
@@ -47,7 +48,7 @@ def numbers(found: Found, split: str) -> dict[str, float]:
 def in_words(found: Found, what: str) -> str:
     """An evaluation while a run goes on, in a line."""
     if not isinstance(found, PatchAccuracy):
-        return f"{found.top1:.2%} of {found.images} {what} images right"
+        return f"{percent(found.top1, found.images)} of {found.images} {what} images right"
     right = "" if found.accuracy is None else f"{found.accuracy:.2%} of their colours right, "
     return f"{found.patches} corrupted patches of {found.images} {what} images: {right}loss {found.loss:.4g}"
 
