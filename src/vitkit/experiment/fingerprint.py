@@ -1,17 +1,16 @@
 """Which data a run learns from: written into its folder before the first step, compared when it goes on.
 
-A gzip file of three JSON lines. The first is short: classes and, for each split, its number of images and
-digests. The second lists the images, so that a difference can be named; it is read only then. The third has
-the hash of each image's content by split, so that an evaluation knows the images that a model was trained on
-wherever they lie. The file lies beside the checkpoints and not in them because it may be large and never
-changes as the run goes on. Runs of older versions have two lines.
+A gzip file of two JSON lines. The first is short: classes and, for each split, its number of images and
+digests. The second lists the images by name and content, so that a difference can be named and an evaluation
+knows the images that a model was trained on, wherever they lie; it is read only then. It lies
+beside the checkpoints and not in them because it may be large and never changes as the run goes on.
 """
 
 import gzip
 import hashlib
 import json
 import zlib
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.data.content import SIZE
 from vitkit.data.sources import Source
 from vitkit.data.sparse import SparseLabels, blocks
 from vitkit.data.splits import fingerprints, same_classes
@@ -33,7 +31,7 @@ from vitkit.weights.save import replace_file
 
 FILE = "data.json.gz"
 LISTED = 2_000_000  # images up to which each is listed by name
-HASHED = 200_000  # images up to which the content of each is hashed: all of them are read for it
+READ = 200_000  # images up to which all are read for the hashes of their content
 SIZED = 16_384  # files of a split whose sizes are compared
 CHUNK = 65_536  # names that are hashed at a time
 
@@ -132,33 +130,19 @@ def sizes(source: Source) -> np.ndarray:
 
 def details(splits: Splits) -> dict[str, Any]:
     """What a difference is named by. Shards, and very many images, are listed by class only."""
-    named = sum(map(len, splits.values())) <= LISTED and not any(part.identity for part in splits.values())
-    return {name: detail(part, named) for name, part in splits.items()}
+    images = sum(map(len, splits.values()))
+    named = images <= LISTED and not any(part.identity for part in splits.values())
+    return {name: detail(part, named, images <= min(LISTED, READ)) for name, part in splits.items()}
 
 
-def detail(source: Source, named: bool) -> dict[str, Any]:
+def detail(source: Source, named: bool, marked: bool) -> dict[str, Any]:
     names, numbers = label_sets(source, named)
     counts = np.bincount(numbers, minlength=len(names)).tolist()
     row: dict[str, Any] = {"kinds": names, "counts": counts}
+    if marked:
+        row["marks"] = b64encode(fingerprints(source).tobytes()).decode()
     return row | ({"labels": numbers.tolist(), "keys": list(source.keys),
                    "sizes": sizes(source).tolist()} if named else {})  # fmt: skip
-
-
-def hashes(splits: Splits) -> dict[str, str]:
-    """Of each split the content hashes of its images, in base64; nothing where there are very many images."""
-    if sum(map(len, splits.values())) > HASHED:
-        return {}
-    return {name: b64encode(fingerprints(part).tobytes()).decode() for name, part in splits.items()}
-
-
-def read_hashes(path: Path) -> dict[str, np.ndarray]:
-    """The content hashes of a run's images by split; empty where its file holds none."""
-    try:
-        with gzip.open(path, "rt", encoding="ascii") as file:
-            stored = json.loads([file.readline() for _ in range(3)][-1])
-        return {name: np.frombuffer(b64decode(text), f"S{SIZE}") for name, text in stored.items()}
-    except (OSError, EOFError, ValueError, TypeError, AttributeError, zlib.error):
-        return {}
 
 
 def label_sets(source: Source, named: bool) -> tuple[list[str], np.ndarray]:
@@ -188,7 +172,7 @@ def listing(lines: Sequence[Mapping[str, Any]]) -> Listing:
 
 def write(path: Path, splits: Splits, found: dict[str, Any]) -> None:
     """Whole or not at all; ASCII, so that names which are no Unicode survive."""
-    lines = (json.dumps(found), json.dumps(details(splits)), json.dumps(hashes(splits)))
+    lines = (json.dumps(found), json.dumps(details(splits)))
     content = gzip.compress("\n".join(lines).encode(), 6, mtime=0)
     replace_file(path, lambda beside: beside.write_bytes(content))
 

@@ -66,10 +66,7 @@ def evaluate(
 
     `accepted`: where the source's classes are not the model's, which of those are right for each of them.
     """
-    if model.multilabel != source.multilabel:
-        data, told = ("several labels", "one") if source.multilabel else ("one label", "any number")
-        hint = "" if source.multilabel else "; in a .csv, a ';' behind a label says that there may be several"
-        raise ValueError(f"{source.name}: {data} for each image, but the model tells {told} of them{hint}")
+    check_kind(model, source)
     model.eval()
     view = evaluation_view(model.preprocessing, model.config.image_size)
     blank = torch.zeros(1, model.config.channels, *view.size, dtype=torch.uint8)
@@ -81,6 +78,14 @@ def evaluate(
             lambda images: logits(model, images), batches, classes, gather, len(source)
         )
     return accuracy(lambda images: logits(model, images), batches, classes, gather, accepted)
+
+
+def check_kind(model: Model, source: Source) -> None:
+    """Refuse data with several labels an image for a model of one, and the other way round."""
+    if model.multilabel != source.multilabel:
+        data, told = ("several labels", "one") if source.multilabel else ("one label", "any number")
+        hint = "" if source.multilabel else "; in a .csv, a ';' behind a label says that there may be several"
+        raise ValueError(f"{source.name}: {data} for each image, but the model tells {told} of them{hint}")
 
 
 @torch.no_grad()

@@ -2,27 +2,30 @@
 
 # N images of the data
 
+from base64 import b64decode
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 
 import numpy as np
 
+from vitkit.data.content import SIZE
 from vitkit.data.sources import Source
 from vitkit.data.splits import fingerprints, join, same_classes
-from vitkit.experiment.fingerprint import FILE, read, read_hashes, summary
-from vitkit.experiment.run import REMOVED
+from vitkit.experiment.changes import counted
+from vitkit.experiment.fingerprint import FILE, read, summary
 from vitkit.experiment.start import open_splits
 from vitkit.recipes.recipe import read_recipe
 from vitkit.weights.locate import RECIPE
 
 NEW = "new"
 SPLITS = ("train", "val", "test")
-USES = {  # what a run did with images, as a sentence goes on
-    "train": "trained the model", "val": "validated it during training", "test": "were kept for testing",
-    NEW: "are new to the model",
+USES = {  # what a run did with images, in words that follow their number
+    "train": "used for training", "val": "used for validation", "test": "kept for testing",
+    NEW: "new to the model",
 }  # fmt: skip
 
 Splits = Mapping[str, Source]
@@ -63,7 +66,7 @@ def choose_images(place: str, data: str, opened: Splits, split: str | None) -> C
     if split not in (None, "all", *SPLITS, *opened):
         raise ValueError(f"--split {split!r}: {data} has no such split; give {', '.join(SPLITS)} or all")
     folder = run_folder(place)
-    if folder and (known := read_hashes(folder / FILE)):
+    if folder and (known := remembered(folder)):
         wanted = split or "test"
         if wanted in opened and len(opened) > 1:  # the others need not be read
             looked = pick(*by_content({wanted: opened[wanted]}, known), split)
@@ -85,6 +88,18 @@ def choose_images(place: str, data: str, opened: Splits, split: str | None) -> C
         raise ValueError(f"{data} has no split {name!r}, only {', '.join(opened)}")
     whole = opened[name] if name in opened else together(opened)
     return Chosen(whole, np.arange(len(whole)), name, warning=warning)
+
+
+def remembered(folder: Path) -> dict[str, np.ndarray]:
+    """The content hashes of a run's images by split, also of data from before it changed; empty: unknown."""
+    found: dict[str, list[np.ndarray]] = {}
+    for path in (folder / FILE, *sorted(folder.glob("data-*.json.gz"))):
+        for name, row in (read(path, 2) or [{}, {}])[1].items():
+            with suppress(ValueError, TypeError):  # a row without them, or cut off
+                raw = b64decode(row.get("marks") or "")
+                found.setdefault(name, []).append(np.frombuffer(raw, f"S{SIZE}"))
+    hashes = {name: np.concatenate(parts) for name, parts in found.items()}
+    return hashes if len(hashes.get("train", ())) else {}
 
 
 def by_content(opened: Splits, known: Mapping[str, np.ndarray]) -> tuple[Source, np.ndarray, np.ndarray]:
@@ -109,12 +124,15 @@ def together(splits: Splits) -> Source:
 def same_data(folder: Path, data: str) -> dict[str, Source] | None:
     """The run's own splits, where the data is by names, labels and sizes what it was trained on."""
     stored = read(folder / FILE, 1)
-    if not stored:
-        return None
     try:
-        splits = open_splits(replace(read_recipe(folder / RECIPE), data=data), folder / REMOVED)
-        return splits if summary(splits)["splits"] == stored[0]["splits"] else None
-    except (ValueError, KeyError, OSError):  # data of another kind
+        recipe = replace(read_recipe(folder / RECIPE), data=data)
+        if not stored or recipe.against:
+            return None
+        splits = open_splits(recipe)
+        before, now = stored[0]["splits"], summary(splits)["splits"]
+        same = all(before[name].get(key, value) == value for name in now for key, value in now[name].items())
+        return splits if same and before.keys() == now.keys() else None
+    except (ValueError, LookupError, AttributeError, OSError):  # data of another kind
         return None
 
 
@@ -129,21 +147,26 @@ def pick(source: Source, uses: np.ndarray, own: np.ndarray, split: str | None) -
     else:
         name = next((s for s in SPLITS[::-1] if ((effective == s) & (new | (uses == "test"))).any()), "test")
         chosen = (effective == name) & (new | (uses == "test"))
-    left_out = counted(uses[~chosen & np.isin(own, ("all", name)) & ~new])
+    left_out = by_use(uses[~chosen & np.isin(own, ("all", name)) & ~new])
     return Chosen(source, np.flatnonzero(chosen), name, uses, left_out, "content")
 
 
-def counted(uses: np.ndarray) -> dict[str, int]:
+def by_use(uses: np.ndarray) -> dict[str, int]:
     """How many images there are of each use, without those that there are none of."""
     found = Counter(uses.tolist())
     return {use: found[use] for use in USES if found[use]}
 
 
+def use_words(images: Mapping[str, int]) -> str:
+    """100 images used for training, 10 images kept for testing."""
+    return ", ".join(f"{counted(count, 'image')} {USES[use]}" for use, count in images.items())
+
+
 def refuse_empty(found: Chosen, place: str, data: str) -> Chosen:
     if len(found.numbers):
         return found
-    left = found.left_out or counted(found.uses if found.uses is not None else np.empty(0))
-    known = ", ".join(f"{count} images {USES[use]}" for use, count in left.items())
+    left = found.left_out or by_use(found.uses if found.uses is not None else np.empty(0))
+    known = use_words(left)
     raise ValueError(
         f"{data}: no image is left for --split {found.split} by {place}: {known}; --split all counts them all"
     )

@@ -22,8 +22,9 @@ from vitkit.evaluation.mapping import (
 )
 from vitkit.evaluation.multilabel import MultilabelAccuracy
 from vitkit.evaluation.real import check_labels, read_labels, real_accuracy
+from vitkit.experiment.measure import check_kind
 from vitkit.experiment.measure import evaluate as evaluate_model
-from vitkit.experiment.membership import USES, Chosen, choose_images, counted, run_folder
+from vitkit.experiment.membership import USES, Chosen, by_use, choose_images, run_folder, use_words
 from vitkit.experiment.opened import load_model
 from vitkit.models.variants import Model
 from vitkit.models.vit import dropped
@@ -68,6 +69,7 @@ def evaluate(
     if model.multilabel and (classes or real):
         raise ValueError("--classes and --real are for models that tell one label of an image, not several")
     opened = open_data(data)
+    check_kind(model, next(iter(opened.values())))
     with told_if_slow(f"comparing {data} with the images of the training ...", quiet=bool(emit)):
         chosen = choose_images(place, data, opened, split)
     for note in (dropped(model.config), chosen.warning or unknown_origin(place, data, model)):
@@ -111,7 +113,7 @@ def uses_of(chosen: Chosen, numbers: np.ndarray, found: Accuracy | MultilabelAcc
     if chosen.uses is None:
         return {"matched_by": None}
     uses = chosen.uses[numbers]
-    kinds = counted(uses)
+    kinds = by_use(uses)
     facts: dict[str, Any] = {"matched_by": chosen.matched_by, "counted": kinds}
     facts["not_counted"] = chosen.left_out
     if len(kinds) < 2 or not isinstance(found, Accuracy):
@@ -135,11 +137,11 @@ def add_predicted(facts: dict[str, Any], found: Accuracy) -> None:
 def print_evaluation(facts: dict[str, Any]) -> None:
     print_table(class_rows(facts["per_class"]))
     if left := facts.get("not_counted"):
-        say(f"left out: {use_words(left)}; --split all counts them too")
+        say(f"left out: {use_words(left)} (--split all counts them too)")
     if used := facts.get("counted"):
         say(f"counted: {use_words(used)}")
     if parts := facts.get("parts"):
-        print_table({"images that": USES[use], "images": row["images"], **share_cells(row, "top1")}
+        print_table({"these images": USES[use], "images": row["images"], **share_cells(row, "top1")}
                     for use, row in parts.items())  # fmt: skip
     kind = "images" if facts["split"] == "all" else f"{facts['split']} images"
     say(f"{in_short(facts, kind)}; each {facts['view']}")
@@ -149,10 +151,6 @@ def print_evaluation(facts: dict[str, Any]) -> None:
         again = facts["real"]
         share = with_interval(again["accuracy"], again["images"]) if again["images"] else "nothing"
         say(f"reassessed labels: {share} of {again['images']} images right, {again['left_out']} have none")
-
-
-def use_words(images: dict[str, int]) -> str:
-    return ", ".join(f"{count} that {USES[use]}" for use, count in images.items())
 
 
 def share_cells(row: dict[str, Any], key: str) -> dict[str, str]:
