@@ -41,7 +41,7 @@ REACHED = {  # the verbs that can print what a file has to say
     "tasks/export.py": ("export",),
     "serving/files.py": ("export",),
     "tasks/suite.py": ("suite",),
-    "tasks/use.py": ("evaluate",),
+    "tasks/evaluate.py": ("evaluate",),
     "service/settings.py": ("serve",),
     "weights/convert.py": ("convert",),
 }

@@ -278,6 +278,10 @@ def test_the_verb_is_the_library_on_the_same_features(saved, model, tmp_path, ca
     learning = learn_from(Extractor(model=model), train, 3, 1)
     rows, seen = learning.rows(0, 3), Extractor(model=model).features(test)
     found = vitkit.fewshot(learning.features.x[rows], learning.labels[rows], seen.x, test.labels, l2=2.0)
+    low, high = told["shots"]["3"].pop("interval")
+    assert low < found < high and high - low == pytest.approx(
+        2 * 1.96 * (found * (1 - found) / 179) ** 0.5, rel=0.03
+    )
     assert told["shots"] == {"3": {"mean": pytest.approx(found), "std": None, "l2": 2.0}}
     assert told["knn"] is None and told["probe"] is None
 

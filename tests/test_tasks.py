@@ -51,7 +51,7 @@ def test_finetune_tells_what_it_came_to(tmp_path, capsys):
     assert low <= told["test"]["top1"] <= high and 0 <= told["test"]["calibration_error"] <= 1
     assert run("finetune", "digits", "--out", tmp_path / "r", *TINY) == 0  # again: nothing left but to tell
     out = capsys.readouterr().out
-    assert f"(95%: {100 * low:.2f} to {100 * high:.2f}) of 179 test images right" in out
+    assert f"(95 % interval: {100 * low:.1f} to {100 * high:.1f} %) of 179 test images right" in out
     assert f"vitkit predict {tmp_path / 'r'}" in out
 
 
@@ -95,7 +95,7 @@ def test_evaluate_covers_every_image(trained, pictures, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["images"] == 20 and 0 <= found["top1"] <= found["top5"] <= 1
     assert np.sum(found["confusion"]) == 20 and found["per_class"]["3"]["images"] == 2
-    assert run("evaluate", trained, "digits") == 0
+    assert run("evaluate", trained, "digits", "--split", "all") == 0
     assert "of 1797 images right" in capsys.readouterr().out
 
 
@@ -131,7 +131,7 @@ def test_reassessed_labels_go_by_file_name_and_images_without_one_do_not_count(t
     found = json.loads(capsys.readouterr().out)["real"]
     assert found["accuracy"] == pytest.approx(17 / 18) and (found["images"], found["left_out"]) == (18, 2)
     assert run("evaluate", trained, pictures, "--real", path) == 0
-    assert "94.44% (95%: " in (out := capsys.readouterr().out) and "of 18 images right, 2 have none" in out
+    assert "94 % (95 % interval: 74 to 99 %) of 18 images right, 2 have none" in capsys.readouterr().out
     path.write_text(json.dumps(labels[1:]))
     assert run("evaluate", trained, pictures, "--real", path) == 2
     assert "has labels for 19 images, but the data has 20" in capsys.readouterr().err
@@ -149,9 +149,10 @@ def test_a_table_of_classes_says_what_is_right_and_leaves_the_rest_out(trained, 
     assert (
         found["images"] == 4 and found["left_out"] == 16 and list(found["per_class"]) == ["curly", "straight"]
     )
-    assert found["per_class"]["curly"] == {"images": 2, "accuracy": 1.0}
+    curly = found["per_class"]["curly"]
+    assert (curly["images"], curly["accuracy"]) == (2, 1.0) and curly["interval"][0] < 0.4
     right = [said[name] in ("4", said["4.png"]) for name in ("4.png", "14.png")]
-    assert found["per_class"]["straight"] == {"images": 2, "accuracy": np.mean(right)}
+    assert found["per_class"]["straight"]["accuracy"] == np.mean(right)
     assert run("evaluate", trained, pictures, "--classes", table) == 0
     assert "16 images of classes that the model is not asked for were left out" in capsys.readouterr().out
     table.write_text("class,label\ncurly,eleven\n")

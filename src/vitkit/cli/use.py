@@ -12,7 +12,12 @@ def evaluate(
     model: Model,
     data: Annotated[Positional[str], arg(metavar="DATA", help="Data with the model's classes.")],
     split: Annotated[
-        str | None, arg(metavar="NAME", help="train, val or test; the held-out one if not given.")
+        str | None,
+        arg(
+            metavar="NAME",
+            help="train, val, test or all. Images that the model's run knows are in the split that it had "
+            "them in. By default those that it was not trained or validated on: test images and new ones.",
+        ),
     ] = None,
     batch: Annotated[int, arg(metavar="N", help="Images at a time.")] = 32,
     classes: Annotated[
@@ -31,7 +36,11 @@ def evaluate(
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Accuracy over every image: top-1 with its interval, top-5, per class, confusion, calibration error.
+    """Accuracy on images that the model was not trained on: top-1 with its interval, top-5, per class.
+
+    A run remembers its images by content, wherever they lie and whatever they are called: of the data that
+    it was trained on, its test images are counted; of other data, all but those that trained it; how many
+    were left out is printed. Calibration error and confusion matrix are in --json.
 
     Models of ImageNet's classes take folders named by WordNet number (n01440764), by name, or, all of them,
     by class number (0 to 999, as in ImageNet-V2). Published weights are evaluated with the view of their
@@ -43,10 +52,12 @@ def evaluate(
     $ vitkit evaluate ViT-B/16.i21k-i1k-384 objectnet-1.0/images --classes objectnet
     $ vitkit evaluate Ti_16.npz imagenet/val --view centre:256
     """
-    from vitkit.tasks import use
+    from vitkit.tasks import evaluate as task
 
     emit = print_json if json else None
-    use.evaluate(model, data, split, batch, workers, device, classes=classes, real=real, view=view, emit=emit)
+    task.evaluate(
+        model, data, split, batch, workers, device, classes=classes, real=real, view=view, emit=emit
+    )
 
 
 def predict(

@@ -12,9 +12,11 @@ from PIL import Image
 from vitkit.data.sources import Source, open_data
 from vitkit.data.splits import complete
 from vitkit.options import Training
+from vitkit.proportions import with_interval
 from vitkit.report.terminal import say
 from vitkit.tasks import inspect as look
 from vitkit.tasks import learn, use
+from vitkit.tasks.evaluate import evaluate
 
 OUT = Path("runs/demo")
 ENOUGH = 0.96  # 0.978 was measured; CPUs differ in their last bits, and so do runs by some images
@@ -51,9 +53,9 @@ def run(emit: Callable[[Any], None] | None = None, out: Path = OUT) -> bool:
 
     step(tell, 4, "Evaluate it on every held-out image", f"vitkit evaluate {out}/all {whole}")
     found: dict[str, Any] = {}
-    use.evaluate(str(out / "all"), str(whole), "test", 64, None, "auto", emit=found.update)
+    evaluate(str(out / "all"), str(whole), "test", 64, None, "auto", emit=found.update)
     for name, row in found["per_class"].items():
-        tell(f"   {name}: {row['accuracy']:.1%} of {row['images']}")
+        tell(f"   {name}: {with_interval(row['accuracy'], row['images'])} of {row['images']}")
 
     step(tell, 5, "Ask it about new pictures", f"vitkit predict {out}/all {out}/pictures")
     pictures = str(write_pictures(out / "pictures", splits["test"]))
@@ -63,7 +65,8 @@ def run(emit: Callable[[Any], None] | None = None, out: Path = OUT) -> bool:
     look.inspect(str(out / "all"), (pictures,), out=out / "look", emit=ignore if quiet else None)
 
     seconds = time.monotonic() - began
-    tell(f"\n{found['top1']:.2%} of {found['images']} held-out images right, after {seconds:.0f} s. "
+    right = f"{with_interval(found['top1'], found['images'])} of {found['images']} held-out images right"
+    tell(f"\n{right}, after {seconds:.0f} s. "
          f"The classifier is one file: {second['model']}\nThe page of its training: {out}/all/report.html\n"
          f"What it looks at: {out}/look/contact-sheet.png")  # fmt: skip
     good = found["top1"] >= ENOUGH

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.evaluation.certainty import calibration_error, interval
+from vitkit.proportions import wilson
 
 SHOWN = 1000  # classes up to which the confusion matrix is written out
 
@@ -42,12 +43,17 @@ class Accuracy:
         counts = self.truth.bincount(minlength=self.kinds).tolist()
         right = self.truth[self.right].bincount(minlength=self.kinds).tolist()
         per_class = {
-            name: {"images": n, "accuracy": r / n if n else None}
+            name: {
+                "images": n, "accuracy": r / n if n else None,
+                "interval": list(wilson(r / n, n)) if n else None,
+            }
             for name, n, r in zip(classes, counts, right, strict=True)
-        }
+        }  # fmt: skip
+        five = None if self.top5 is None else list(wilson(self.top5, self.images))
         shown = max(self.classes, self.kinds) <= SHOWN
         return {
             "top1": self.top1, "interval": list(interval(self.right)), "top5": self.top5,
+            "top5_interval": five,
             "images": self.images, "loss": self.loss,
             "calibration_error": calibration_error(self.confidence, self.right),
             "per_class": per_class, "confusion": self.confusion.tolist() if shown else None,

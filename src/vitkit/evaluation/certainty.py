@@ -1,13 +1,13 @@
-"""How far a classifier's numbers can be trusted: calibration error, bootstrap confidence interval."""
+"""How far a classifier's numbers can be trusted: calibration error, confidence interval."""
 
 # N images; Q bins
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from vitkit.proportions import LEVEL, Interval, wilson
+
 BINS = 15
-RESAMPLES = 10_000
 
 
 def calibration_error(confidence: Tensor, right: Tensor, bins: int = BINS) -> float:
@@ -23,18 +23,6 @@ def calibration_error(confidence: Tensor, right: Tensor, bins: int = BINS) -> fl
     return float(gaps.abs().sum()) / len(right)
 
 
-def interval(
-    right: Tensor, *, level: float = 0.95, seed: int = 0, resamples: int = RESAMPLES
-) -> tuple[float, float]:
-    """The percentile bootstrap interval of the mean of (N,) zeros and ones.
-
-    A resample draws N of the images with replacement, so its number of ones is binomial with the share found:
-    that number is drawn at once. Neither the order of the images nor the number of processes matters. Where
-    all images are right, or none, the bootstrap knows of no spread, and both ends are the share itself.
-    """
-    n, ones = len(right), int(right.sum())
-    if not n:
-        raise ValueError("no image, so no interval")
-    means = np.random.default_rng(seed).binomial(n, ones / n, resamples) / n
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+def interval(right: Tensor, *, level: float = LEVEL) -> Interval:
+    """The Wilson interval of the mean of (N,) zeros and ones."""
+    return wilson(int(right.sum()) / max(1, len(right)), len(right), level)

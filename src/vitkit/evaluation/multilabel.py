@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitkit.proportions import wilson
+
 EXACT = 2**31  # bytes of scores that are kept
 BINS, PER_LOGIT, HIGHEST = 2048, 32, 20.0  # steps of 1/32 from a logit of 20 down to -44
 AT_ONCE = 2**24  # scores
@@ -54,10 +56,13 @@ class MultilabelAccuracy:
             )
         }
         return {
-            "top1": self.top1, "top5": self.top5, "images": self.images, "loss": self.loss,
+            "top1": self.top1, "interval": list(wilson(self.top1, self.images)), "top5": self.top5,
+            "images": self.images, "loss": self.loss,
             "mean_average_precision": self.mean_average_precision,
             "classes_without_images": int((self.positives == 0).sum()),
-            "exact_match": self.exact_match, "f1": self.f1, "per_class": per_class,
+            "exact_match": self.exact_match,
+            "exact_match_interval": list(wilson(self.exact_match, self.images)), "f1": self.f1,
+            "per_class": per_class,
         }  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """Which data a run learns from: written into its folder before the first step, compared when it goes on.
 
 A gzip file of two JSON lines. The first is short: classes and, for each split, its number of images and
-digests. The second lists the images, so that a difference can be named; it is read only then. It lies
+digests. The second lists the images by name and content, so that a difference can be named and an evaluation
+knows the images that a model was trained on, wherever they lie; it is read only then. It lies
 beside the checkpoints and not in them because it may be large and never changes as the run goes on.
 """
 
@@ -9,6 +10,7 @@ import gzip
 import hashlib
 import json
 import zlib
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +20,7 @@ import numpy as np
 
 from vitkit.data.sources import Source
 from vitkit.data.sparse import SparseLabels, blocks
-from vitkit.data.splits import same_classes
+from vitkit.data.splits import fingerprints, same_classes
 from vitkit.experiment.changes import Listing, differences, renamed_classes, sampled
 from vitkit.layouts.layout import WeightsError
 from vitkit.training.checkpoint import complete
@@ -29,6 +31,7 @@ from vitkit.weights.save import replace_file
 
 FILE = "data.json.gz"
 LISTED = 2_000_000  # images up to which each is listed by name
+READ = 200_000  # images up to which all are read for the hashes of their content
 SIZED = 16_384  # files of a split whose sizes are compared
 CHUNK = 65_536  # names that are hashed at a time
 
@@ -127,14 +130,17 @@ def sizes(source: Source) -> np.ndarray:
 
 def details(splits: Splits) -> dict[str, Any]:
     """What a difference is named by. Shards, and very many images, are listed by class only."""
-    named = sum(map(len, splits.values())) <= LISTED and not any(part.identity for part in splits.values())
-    return {name: detail(part, named) for name, part in splits.items()}
+    images = sum(map(len, splits.values()))
+    named = images <= LISTED and not any(part.identity for part in splits.values())
+    return {name: detail(part, named, images <= min(LISTED, READ)) for name, part in splits.items()}
 
 
-def detail(source: Source, named: bool) -> dict[str, Any]:
+def detail(source: Source, named: bool, marked: bool) -> dict[str, Any]:
     names, numbers = label_sets(source, named)
     counts = np.bincount(numbers, minlength=len(names)).tolist()
     row: dict[str, Any] = {"kinds": names, "counts": counts}
+    if marked:
+        row["marks"] = b64encode(fingerprints(source).tobytes()).decode()
     return row | ({"labels": numbers.tolist(), "keys": list(source.keys),
                    "sizes": sizes(source).tolist()} if named else {})  # fmt: skip
 

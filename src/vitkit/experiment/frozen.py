@@ -14,6 +14,7 @@ from vitkit.evaluation.fewshot import L2, choose_shots, fewshot_grid
 from vitkit.experiment.aim import bare, plain
 from vitkit.experiment.features import Extractor, Features
 from vitkit.experiment.start import Opener, open_splits
+from vitkit.proportions import wilson, with_interval
 from vitkit.recipes.recipe import Recipe
 from vitkit.training.runtime import Runtime
 
@@ -104,8 +105,11 @@ def accuracies(
     return np.array(table)
 
 
-def spread(values: list[float]) -> dict[str, Any]:
-    return {"mean": mean(values), "std": stdev(values) if len(values) > 1 else None}
+def spread(values: list[float], images: int) -> dict[str, Any]:
+    """Mean and standard deviation over draws, and the interval that so many test images leave."""
+    found = mean(values)
+    std = stdev(values) if len(values) > 1 else None
+    return {"mean": found, "std": std, "interval": list(wilson(found, images))}
 
 
 @dataclass
@@ -143,8 +147,9 @@ class FewShot:
         except ValueError as error:
             tell(f"few-shot accuracy on {self.place}: {error}")
             return {}
-        told = spread(right)
         images = len(seen.index)
-        tell(f"{told['mean']:.2%} of {images} images of {self.place} right after {self.shots} shots")
-        facts = told | {"shots": self.shots, "images": images}
+        told = spread(right, images)
+        right_words = with_interval(told["mean"], images)
+        tell(f"{right_words} of {images} images of {self.place} right after {self.shots} shots")
+        facts = {"mean": told["mean"], "std": told["std"], "shots": self.shots, "images": images}
         return {f"fewshot_{name}": value for name, value in facts.items()}

@@ -14,6 +14,7 @@ from vitkit.evaluation.accuracy import Accuracy, accuracy
 from vitkit.evaluation.multilabel import MultilabelAccuracy, multilabel_accuracy
 from vitkit.models.masked import MaskedViT
 from vitkit.models.variants import Model
+from vitkit.proportions import percent
 from vitkit.serving.predict import evaluation_view, logits
 from vitkit.training.masked import Masked, fixed
 from vitkit.training.runtime import Runtime
@@ -47,7 +48,7 @@ def numbers(found: Found, split: str) -> dict[str, float]:
 def in_words(found: Found, what: str) -> str:
     """An evaluation while a run goes on, in a line."""
     if not isinstance(found, PatchAccuracy):
-        return f"{found.top1:.2%} of {found.images} {what} images right"
+        return f"{percent(found.top1, found.images)} of {found.images} {what} images right"
     right = "" if found.accuracy is None else f"{found.accuracy:.2%} of their colours right, "
     return f"{found.patches} corrupted patches of {found.images} {what} images: {right}loss {found.loss:.4g}"
 
@@ -65,10 +66,7 @@ def evaluate(
 
     `accepted`: where the source's classes are not the model's, which of those are right for each of them.
     """
-    if model.multilabel != source.multilabel:
-        data, told = ("several labels", "one") if source.multilabel else ("one label", "any number")
-        hint = "" if source.multilabel else "; in a .csv, a ';' behind a label says that there may be several"
-        raise ValueError(f"{source.name}: {data} for each image, but the model tells {told} of them{hint}")
+    check_kind(model, source)
     model.eval()
     view = evaluation_view(model.preprocessing, model.config.image_size)
     blank = torch.zeros(1, model.config.channels, *view.size, dtype=torch.uint8)
@@ -80,6 +78,14 @@ def evaluate(
             lambda images: logits(model, images), batches, classes, gather, len(source)
         )
     return accuracy(lambda images: logits(model, images), batches, classes, gather, accepted)
+
+
+def check_kind(model: Model, source: Source) -> None:
+    """Refuse data with several labels an image for a model of one, and the other way round."""
+    if model.multilabel != source.multilabel:
+        data, told = ("several labels", "one") if source.multilabel else ("one label", "any number")
+        hint = "" if source.multilabel else "; in a .csv, a ';' behind a label says that there may be several"
+        raise ValueError(f"{source.name}: {data} for each image, but the model tells {told} of them{hint}")
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from vitkit.experiment.fingerprint import check_data
 from vitkit.experiment.run import MODEL, REMOVED, How, Result, run
 from vitkit.experiment.start import Opener, open_splits
 from vitkit.experiment.terms import read_result
+from vitkit.proportions import percent, wilson
 from vitkit.recipes.recipe import Recipe, read_recipe
 from vitkit.training.runtime import Runtime
 from vitkit.weights.save import replace_file
@@ -74,7 +75,7 @@ def compare(
         at = replace(recipe, report_on="val", evaluations=0)
         tried[name] = finished(at, out / name, runtime, how, say, opened).test
         images = tried[name]["images"]
-        say(f"{called(name)}: {tried[name]['top1']:.2%} of {images} held-out images right")
+        say(f"{called(name)}: {percent(tried[name]['top1'], images)} of {images} held-out images right")
     return tried
 
 
@@ -95,7 +96,8 @@ def retrain(
     results = []
     for seed in range(recipe.seed, recipe.seed + seeds):
         results.append(finished(replace(final, seed=seed), out / f"seed-{seed}", runtime, how, say, opened))
-        say(f"seed {seed}: {results[-1].test['top1']:.2%} of {results[-1].test['images']} test images right")
+        images = results[-1].test["images"]
+        say(f"seed {seed}: {percent(results[-1].test['top1'], images)} of {images} test images right")
     accuracies = [result.test["top1"] for result in results]
     scores = {key: test["top1"] for key, test in tried.items()}
     summary = {
@@ -103,7 +105,8 @@ def retrain(
         "rates": {key.removeprefix("rate-"): top1 for key, top1 in scores.items() if is_rate(key)},
         "rate": recipe.schedule.rate, "chosen": name, "tried": scores,
         "seeds": accuracies, "mean": mean(accuracies), "std": stdev(accuracies) if seeds > 1 else None,
-        "test": results[0].test, "images": results[0].test["images"],
+        "interval": list(wilson(mean(accuracies), images)),
+        "test": results[0].test, "images": images,
         "device_hours": sum(result.cost["device_hours"] for result in results),
     }  # fmt: skip
     if runtime.main:

@@ -30,7 +30,9 @@ def print_table(rows: Iterable[Mapping[str, Any]], title: str = "") -> None:
     rows = list(rows)
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for key in rows[0] if rows else ():
-        numeric = all(isinstance(row[key], int | float | None) for row in rows)
+        numeric = all(
+            isinstance(row[key], int | float | None) or str(row[key]).endswith(("%", "–")) for row in rows
+        )
         table.add_column(key.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(plain(safe_cell(value)) for value in row.values()))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.experiment.folder import locked
+from vitkit.proportions import percent
 from vitkit.recipes.recipe import Recipe
 from vitkit.report.study_page import study_page
 from vitkit.report.terminal import duration, print_facts, print_table, say, warn
@@ -144,8 +145,10 @@ def in_short(outcome: Outcome) -> str:
     if outcome.error:
         return f"FAILED: {outcome.error.splitlines()[0][:200]}"
     test = outcome.value["test"]
-    few = f", few-shot {test['fewshot_mean']:.2%}" if "fewshot_mean" in test else ""
-    return f"{test['top1']:.2%}{few}, {outcome.seconds:.0f} s"
+    few = ""
+    if "fewshot_mean" in test:
+        few = f", few-shot {percent(test['fewshot_mean'], test['fewshot_images'])}"
+    return f"{percent(test['top1'], test['images'])}{few}, {outcome.seconds:.0f} s"
 
 
 def report(out: Path) -> dict[str, Any]:

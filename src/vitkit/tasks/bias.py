@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from vitkit.data.batches import BadFiles, evaluation_batches
 from vitkit.data.sources import Source, open_data
-from vitkit.evaluation.certainty import interval
 from vitkit.experiment.opened import load_model, short_names
 from vitkit.inspection.bias import shifted, shuffled
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT
+from vitkit.proportions import percent, wilson, with_interval
 from vitkit.report.live import Live
 from vitkit.report.terminal import print_table, say
 from vitkit.serving.predict import check_head, evaluation_view, logits
-from vitkit.tasks.use import Emit, matched
+from vitkit.tasks.evaluate import matched
+from vitkit.tasks.use import Emit
 from vitkit.weights.save import replace_file
 
 CELLS = (2, 4, 7, 8)  # tried beside the models' own patches, where they fit
@@ -55,7 +55,7 @@ def bias(
     rows, count = [], 0
     with Live("probing", len(models) * len(chosen), quiet=bool(emit)) as live:
         for place, model in models.items():
-            source, _ = matched(chosen, model, data, "")
+            source, _, _ = matched(chosen, model, data, "")
             row, count = probe(model, source, changes(cells, shifts, seed), live)
             rows.append({"model": place, "kind": kind_of(model)} | row)
     facts = {"data": data, "split": split, "images": count, "seed": seed, "cells": list(cells),
@@ -140,12 +140,8 @@ def probe(
         if much:
             found[kind][much] = number / count
         else:
-            found |= {"accuracy": number / count, "interval": interval_of(number, count)}
+            found |= {"accuracy": number / count, "interval": list(wilson(number / count, count))}
     return found, count
-
-
-def interval_of(right: int, count: int) -> list[float]:
-    return list(interval(torch.arange(count) < right))
 
 
 def kind_of(model: Model) -> str:
@@ -180,18 +176,14 @@ def write(folder: Path, facts: dict[str, Any]) -> None:
 
 
 def tell(folder: Path, facts: dict[str, Any]) -> None:
-    rows = []
+    rows, images = [], facts["images"]
     for row in facts["models"]:
-        cells = {"model": row["model"], "kind": row["kind"], "as is": percent(row["accuracy"])}
-        cells |= {f"{n}x{n}": percent(share) for n, share in row["shuffled"].items()}
-        rows.append(cells | {f"{n} px": percent(share) for n, share in row["shifted"].items()})
+        shares = {"as is": row["accuracy"]} | {f"{n}x{n}": share for n, share in row["shuffled"].items()}
+        shares |= {f"{n} px": share for n, share in row["shifted"].items()}
+        told = {name: percent(share, images).removesuffix(" %") for name, share in shares.items()}
+        rows.append({"model": row["model"], "kind": row["kind"]} | told)
     print_table(rows, title="accuracy in % when cells are permuted (NxN) or the image is shifted (N px)")
-    low, high = facts["models"][0]["interval"]
-    say(
-        f"{facts['images']} images of {facts['data']} ({facts['split']}); as is, 95 % {low:.1%} to {high:.1%}"
-    )
+    first = facts["models"][0]
+    say(f"{images} images of {facts['data']} ({facts['split']}); {first['model']} as is: "
+        f"{with_interval(first['accuracy'], images)}")  # fmt: skip
     say(f"bias.json and the figure bias.png in {folder}")
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.1f}"

@@ -26,6 +26,7 @@ from vitkit.experiment.frozen import (
 )
 from vitkit.experiment.opened import load_model, short_names
 from vitkit.options import parse_l2
+from vitkit.proportions import percent, span, wilson, with_interval
 from vitkit.report.terminal import print_table, say, warn
 from vitkit.tasks.use import Emit
 from vitkit.training.runtime import choose, data_workers
@@ -167,9 +168,11 @@ class Asked:
         a, b, c, d = (tensor.to(device) if o.knn or o.probe else tensor for tensor in four)
         if o.knn:
             right = neighbours(a, b, c, d, k=o.knn)
-            told["knn"] = {"k": o.knn, "temperature": TEMPERATURE, "top1": right}
+            told["knn"] = {"k": o.knn, "temperature": TEMPERATURE, "top1": right,
+                           "interval": list(wilson(right, images))}  # fmt: skip
         if o.probe:
-            told["probe"] = probe(a, b, c, d).to_json()
+            linear = probe(a, b, c, d)
+            told["probe"] = linear.to_json() | {"interval": list(wilson(linear.top1, images))}
         return table, told
 
 
@@ -181,7 +184,8 @@ def summaries(found: Measured, options: Options) -> dict[str, dict[str, Any]]:
         for shots, right in table.items():
             means = [other[shots].mean(0) for other, _ in found.values() if shots in other]
             best = best_l2(np.array(means))
-            told[name]["shots"][str(shots)] = spread(right[:, best].tolist()) | {"l2": options.grid[best]}
+            row = spread(right[:, best].tolist(), rest["images"])
+            told[name]["shots"][str(shots)] = row | {"l2": options.grid[best]}
     return told
 
 
@@ -195,8 +199,9 @@ def tell(told: dict[str, dict[str, dict[str, Any]]], emit: Emit) -> None:
     models = short_names(told)
     print_table(
         ({"model": models[model]} if several else {})
-        | {"data": name, "shots": shots, "right": percent(row["mean"]), "+-": percent(row["std"]),
-           "l2": f"{row['l2']:g}"}
+        | {"data": name, "shots": shots, "right": percent(row["mean"], facts["images"]),
+           "95 % interval": span(row["interval"], facts["images"]),
+           "+- of draws": percent(row["std"], facts["images"]), "l2": f"{row['l2']:g}"}
         for model, sets in told.items() for name, facts in sets.items()
         for shots, row in facts["shots"].items()
     )  # fmt: skip
@@ -204,12 +209,10 @@ def tell(told: dict[str, dict[str, dict[str, Any]]], emit: Emit) -> None:
         for name, facts in sets.items():
             of = f"{models[model]}, {name}" if several else name
             if knn := facts["knn"]:
-                say(f"{of}: {percent(knn['top1'])} right by {knn['k']} nearest neighbours")
+                say(f"{of}: {with_interval(knn['top1'], facts['images'])} right by {knn['k']} nearest "
+                    "neighbours")  # fmt: skip
             if found := facts["probe"]:
-                say(f"{of}: {percent(found['top1'])} right by a linear probe at rate {found['rate']:g}")
+                say(f"{of}: {with_interval(found['top1'], facts['images'])} right by a linear probe at rate "
+                    f"{found['rate']:g}")  # fmt: skip
     for name, facts in first.items():
         say(f"{name}: {facts['images']} test images")
-
-
-def percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.2%}"

@@ -24,8 +24,9 @@ from vitkit.recipes.finetune import bit_beside
 from vitkit.recipes.recipe import Recipe, override
 from vitkit.report.terminal import duration, print_facts, say, warn
 from vitkit.tasks import automatic, report
+from vitkit.tasks.evaluate import in_short
 from vitkit.tasks.pace import shortened
-from vitkit.tasks.use import Emit, in_short
+from vitkit.tasks.use import Emit
 from vitkit.training.runtime import Runtime, choose, data_workers
 from vitkit.training.schedule import Duration
 

@@ -1,0 +1,225 @@
+"""The evaluate verb: which images are counted, how many of them are right, and what is printed of it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitkit.data.batches import BadFiles
+from vitkit.data.sources import Source, open_data
+from vitkit.data.splits import same_classes
+from vitkit.evaluation.accuracy import Accuracy
+from vitkit.evaluation.certainty import interval
+from vitkit.evaluation.mapping import (
+    accepted_classes,
+    objectnet_table,
+    official_order,
+    read_table,
+    translated,
+)
+from vitkit.evaluation.multilabel import MultilabelAccuracy
+from vitkit.evaluation.real import check_labels, read_labels, real_accuracy
+from vitkit.experiment.measure import check_kind
+from vitkit.experiment.measure import evaluate as evaluate_model
+from vitkit.experiment.membership import USES, Chosen, by_use, choose_images, run_folder, use_words
+from vitkit.experiment.opened import load_model
+from vitkit.models.variants import Model
+from vitkit.models.vit import dropped
+from vitkit.proportions import percent, span, with_interval
+from vitkit.report.terminal import print_table, printable, say, warn
+from vitkit.serving.predict import check_head, view_in_words
+from vitkit.tasks.use import Emit, told_if_slow
+from vitkit.training.runtime import choose, data_workers
+from vitkit.weights.labels import imagenet_synsets
+
+PREDICTED = 10  # classes that are in no image but were predicted, which are listed
+
+
+def in_short(found: dict[str, Any], images: str) -> str:
+    """The result of an evaluation in a line."""
+    n = found["images"]
+    if "mean_average_precision" in found:
+        mean, f1 = (percent(found[k] or 0.0, n) for k in ("mean_average_precision", "f1"))
+        exact = with_interval(found["exact_match"], n)
+        return f"mean average precision {mean}, F1 {f1} at 0.5, every label right for {exact} of {n} {images}"
+    five = f", top-5 {with_interval(found['top5'], n)}" if found["top5"] is not None else ""
+    return f"{with_interval(found['top1'], n)} of {n} {images} right{five}"
+
+
+def evaluate(
+    place: str,
+    data: str,
+    split: str | None,
+    batch: int,
+    workers: int | None,
+    device: str,
+    *,
+    classes: str = "",
+    real: str = "",
+    view: str = "model",
+    emit: Emit = None,
+) -> None:
+    """Measure and print. classes: a table of the data's classes in the model's; real: reassessed labels."""
+    runtime = choose(device, "fp32")
+    model = load_model(place, device, view)
+    check_head(model)
+    if model.multilabel and (classes or real):
+        raise ValueError("--classes and --real are for models that tell one label of an image, not several")
+    opened = open_data(data)
+    check_kind(model, next(iter(opened.values())))
+    with told_if_slow(f"comparing {data} with the images of the training ...", quiet=bool(emit)):
+        chosen = choose_images(place, data, opened, split)
+    for note in (dropped(model.config), chosen.warning or unknown_origin(place, data, model)):
+        if note and runtime.main:
+            warn(note)
+    if chosen.whole.multilabel and (classes or real):
+        raise ValueError(f"{data}: several labels for each image; --classes and --real are for one")
+    source, accepted, kept = matched(chosen.source, model, data, classes)
+    numbers = chosen.numbers[kept]
+    labels = reassessed(real, chosen.whole, model) if real else None
+    bad = BadFiles(1.0, lambda key, why: warn(f"not used: {printable(key)}: {why}"))
+    with runtime.joined():
+        found = evaluate_model(model, source, batch, data_workers(workers), bad, runtime, accepted)
+        unusable = sum(runtime.everyones(len(bad.found)))
+    shown = view_in_words(model.preprocessing, model.config.image_size)
+    facts = found.to_json(source.classes) | {"split": chosen.split, "view": shown, "unusable": unusable}
+    facts |= uses_of(chosen, numbers, found)
+    if classes:
+        facts["left_out"] = len(chosen.numbers) - len(numbers)
+    if isinstance(found, Accuracy):
+        if accepted is None:
+            add_predicted(facts, found)
+        if labels is not None:
+            index = torch.from_numpy(numbers)[found.index]
+            order = torch.tensor(official_order(model.labels, imagenet_synsets()) or range(found.classes))
+            again = real_accuracy(order[found.said], index, chosen.whole.keys, labels)
+            facts["real"] = again.to_json()
+    if runtime.main:
+        emit(facts) if emit else print_evaluation(facts)
+
+
+def unknown_origin(place: str, data: str, model: Model) -> str:
+    """A line on a model that was trained by vitkit and moved out of its run folder."""
+    if run_folder(place) is not None or model.origin.format != "vitkit":
+        return ""
+    return f"{place} is in no run folder: whether images of {data} trained it is not known"
+
+
+def uses_of(chosen: Chosen, numbers: np.ndarray, found: Accuracy | MultilabelAccuracy) -> dict[str, Any]:
+    """What the counted images were to the run, how many were left out, and the accuracy of each kind."""
+    if chosen.uses is None:
+        return {"matched_by": None}
+    uses = chosen.uses[numbers]
+    kinds = by_use(uses)
+    facts: dict[str, Any] = {"matched_by": chosen.matched_by, "counted": kinds}
+    facts["not_counted"] = chosen.left_out
+    if len(kinds) < 2 or not isinstance(found, Accuracy):
+        return facts
+    seen = uses[found.index.numpy()]
+    parts = {use: found.right[torch.from_numpy(seen == use)] for use in kinds}
+    facts["parts"] = {
+        use: {"images": len(right), "top1": float(right.double().mean()), "interval": list(interval(right))}
+        for use, right in parts.items() if len(right)
+    }  # fmt: skip
+    return facts
+
+
+def add_predicted(facts: dict[str, Any], found: Accuracy) -> None:
+    """To each class how often it was predicted, right or wrong."""
+    times = found.said.bincount(minlength=found.classes).tolist()
+    for row, count in zip(facts["per_class"].values(), times, strict=True):
+        row["predicted"] = count
+
+
+def print_evaluation(facts: dict[str, Any]) -> None:
+    print_table(class_rows(facts["per_class"]))
+    if left := facts.get("not_counted"):
+        say(f"left out: {use_words(left)} (--split all counts them too)")
+    if used := facts.get("counted"):
+        say(f"counted: {use_words(used)}")
+    if parts := facts.get("parts"):
+        print_table({"these images": USES[use], "images": row["images"], **share_cells(row, "top1")}
+                    for use, row in parts.items())  # fmt: skip
+    kind = "images" if facts["split"] == "all" else f"{facts['split']} images"
+    say(f"{in_short(facts, kind)}; each {facts['view']}")
+    if "left_out" in facts:
+        say(f"{facts['left_out']} images of classes that the model is not asked for were left out")
+    if "real" in facts:
+        again = facts["real"]
+        share = with_interval(again["accuracy"], again["images"]) if again["images"] else "nothing"
+        say(f"reassessed labels: {share} of {again['images']} images right, {again['left_out']} have none")
+
+
+def share_cells(row: dict[str, Any], key: str) -> dict[str, str]:
+    """An accuracy as the cells of a table."""
+    if row[key] is None:
+        return {"accuracy": "–", "95 % interval": "–"}
+    return {
+        "accuracy": percent(row[key], row["images"]),
+        "95 % interval": span(row["interval"], row["images"]),
+    }
+
+
+def class_rows(per_class: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each class that has images, then for those that were only predicted, the most often first."""
+    if all("average_precision" in row for row in per_class.values()):
+        return [{"class": name, **row} for name, row in per_class.items()]
+    there = [name for name, row in per_class.items() if row["images"]]
+    only = [name for name, row in per_class.items() if not row["images"] and row.get("predicted")]
+    only.sort(key=lambda name: -per_class[name]["predicted"])
+    rows = []
+    for name in [*there, *only[:PREDICTED]]:
+        row = per_class[name]
+        predicted = {"predicted": row["predicted"]} if "predicted" in row else {}
+        rows.append({"class": name, "images": row["images"], **share_cells(row, "accuracy"), **predicted})
+    if more := only[PREDICTED:]:
+        times = sum(per_class[name]["predicted"] for name in more)
+        rows.append({"class": f"{len(more)} other classes", "images": 0,
+                     **share_cells({"accuracy": None}, "accuracy"), "predicted": times})  # fmt: skip
+    return rows
+
+
+def matched(
+    source: Source, model: Model, name: str, table: str
+) -> tuple[Source, Tensor | None, np.ndarray | slice]:
+    """The source in the model's classes; by a table in its own, with those that are right for each.
+
+    Last, which images of the source these are: a table may name some of its classes only.
+    """
+    synsets, labels = imagenet_synsets(), model.labels
+    if not labels:  # what the model's classes are is not known: their numbers, or the data's in their order
+        numbers = tuple(map(str, range(model.config.classes)))
+        labels = numbers if set(source.classes) <= set(numbers) or table else source.classes
+        if len(labels) != model.config.classes:
+            told = f"{len(source.classes)} classes, and the model has {model.config.classes} without names"
+            raise ValueError(f"{name} has {told}; give --classes with their numbers")
+    if table:
+        rows = objectnet_table() if table == "objectnet" else read_table(read_text(table), table)
+        accepted = accepted_classes(rows, source.classes, labels, synsets, table)
+        named = accepted.any(1).numpy()
+        chosen = np.flatnonzero(named[source.labels])
+        kept = source.take(chosen)
+        classes = tuple(kind for kind, there in zip(source.classes, named, strict=True) if there)
+        renamed = replace(kept, classes=classes, labels=(named.cumsum() - 1)[kept.labels])
+        return renamed, accepted[named], chosen
+    if not set(source.classes) <= set(labels) and not source.multilabel:
+        places = translated(source.classes, labels, synsets)
+        if places is not None:
+            return replace(source, classes=labels, labels=np.array(places)[source.labels]), None, slice(None)
+    return same_classes(source, labels, name), None, slice(None)
+
+
+def reassessed(path: str, source: Source, model: Model) -> list[list[int]]:
+    labels = read_labels(read_text(path), path)
+    check_labels(labels, len(source), model.config.classes, path)
+    return labels
+
+
+def read_text(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: not a text in UTF-8") from None
