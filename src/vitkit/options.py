@@ -1,7 +1,7 @@
 """The words that the training verbs share, as one frozen value, and how texts are read; light to import."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -110,15 +110,42 @@ class Training:
         bool,
         arg(help="Resume although images or class names changed since the run began; classes stay the same."),
     ] = False
+    more_steps: Annotated[
+        int | None,
+        arg(
+            metavar="N",
+            help="Train a finished run on by N steps, from its last weights and optimizer state. The "
+            "learning rate starts again: warm-up of at most N/10 steps, peak, decay over the N steps. The "
+            "model until then stays as model-STEP.safetensors.",
+        ),
+    ] = None
+    split_of: Annotated[
+        str,
+        arg(metavar="RUN", help="Images stay in train, val or test as in this run; new ones are divided."),
+    ] = ""
     plan: Annotated[bool, arg(help="Say what would happen, and do nothing.")] = False
 
     def changes(self) -> dict[str, Any]:
         """What was given of the fields that a recipe has under the same name."""
         given = {
-            name: getattr(self, name) for name in ("weights", "model", "batch", "seed", "subset", "against")
+            name: getattr(self, name)
+            for name in ("weights", "model", "batch", "seed", "subset", "against", "split_of")
         }
         size = parse_size(self.image_size)
         return {k: v for k, v in (given | {"image_size": size}).items() if v not in (None, "", ())}
+
+    def words(self) -> list[str]:
+        """The flags of a command line that give these options."""
+        found: list[str] = []
+        for field in fields(self):
+            value, flag = getattr(self, field.name), field.name.replace("_", "-")
+            if value == field.default:
+                continue
+            if isinstance(value, bool):
+                found.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                found += [f"--{flag}", *map(str, value if isinstance(value, tuple) else (value,))]
+        return found
 
 
 def parse_size(text: str | None) -> tuple[int, int] | None:

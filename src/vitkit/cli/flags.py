@@ -61,6 +61,7 @@ FLAGS: dict[str, Range | Form] = {
     "--max-bytes": Form(size_in_bytes),
     "--max-pixels": Range(1, 1e9),
     "--max-wait-ms": Range(0, 60_000),
+    "--more-steps": STEPS,
     "--port": Range(0, 65_535),
     "--price-per-hour": Range(0, 1e6),
     "--processes": Range(1, 256),

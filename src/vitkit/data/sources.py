@@ -53,6 +53,7 @@ class Source:
     digest: Callable[[int], bytes] | None = None  # of an image's content, where it is had without reading all
     size: Callable[[int], int] | None = None  # bytes of an image's file, without reading it
     identity: str = ""  # a digest of all names, labels and contents, where an index holds their checksums
+    marks: np.ndarray | None = None  # (N,) of the digests of all images, where they were computed already
 
     def __post_init__(self) -> None:
         if isinstance(self.labels, np.ndarray) and self.labels.ndim == 2:  # of 0 and 1
@@ -80,6 +81,7 @@ class Source:
             digest=(lambda i: digest(int(indices[i]))) if digest else None,
             size=(lambda i: size(int(indices[i]))) if size else None,
             identity=chosen,
+            marks=None if self.marks is None else self.marks[indices],
         )
 
 

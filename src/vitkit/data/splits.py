@@ -16,6 +16,9 @@ from vitkit.data.sources import Lazy, Source
 from vitkit.data.sparse import joined
 
 PART = 256  # images that a thread looks at in a row
+HELD = 2_000_000  # images up to which their marks stay in memory, 32 bytes each
+
+Placed = Mapping[bytes | str, str]  # the split of an image, by its mark or by its name
 
 
 def fingerprint(source: Source, index: int) -> bytes:
@@ -28,6 +31,8 @@ def fingerprint(source: Source, index: int) -> bytes:
 
 def fingerprints(source: Source, advance: Callable[[], None] = lambda: None) -> np.ndarray:
     """The marks of all images, (N,) of 32 bytes each; what was read of files is remembered."""
+    if source.marks is not None:
+        return source.marks
     marks = np.zeros(len(source), dtype=f"S{SIZE}")
 
     def fill(part: range) -> None:
@@ -42,23 +47,44 @@ def fingerprints(source: Source, advance: Callable[[], None] = lambda: None) -> 
 
 
 def split(
-    source: Source, fraction: float, *, marks: Sequence[bytes] | np.ndarray | None = None
+    source: Source,
+    fraction: float,
+    *,
+    marks: Sequence[bytes] | np.ndarray | None = None,
+    name: str = "test",
+    placed: Placed | None = None,
 ) -> tuple[Source, Source]:
     """(rest, part): of each class the `fraction` with the smallest digests goes to the part.
 
     Which images those are depends on their content alone, not on their names or order, and copies of one
-    image stay together.
+    image stay together. placed: the splits of images that were divided before; those of `name` are in the
+    part again, the others are not, and the part is filled up with new images.
     """
     if not 0 < fraction < 1:
         raise ValueError(f"a split takes a fraction between 0 and 1, not {fraction}")
     marks = fingerprints(source) if marks is None else np.array(marks, dtype=f"S{SIZE}")
-    chosen = [np.empty(0, marks.dtype)]
+    source = replace(source, marks=marks) if len(source) <= HELD else source
+    old, new = divided(source, marks, name, placed or {})
+    chosen = [marks[old]]
     for members in by_class(source):
         digests = np.unique(marks[members])  # in order
         count = min(max(1, round(fraction * len(digests))), len(digests) - 1) if len(digests) > 1 else 0
-        chosen.append(digests[:count])
+        count -= len(np.unique(marks[members[old[members]]]))
+        chosen.append(np.unique(marks[members[new[members]]])[: max(0, count)])
     inside = np.isin(marks, np.concatenate(chosen))
     return source.take(np.flatnonzero(~inside)), source.take(np.flatnonzero(inside))
+
+
+def divided(source: Source, marks: np.ndarray, name: str, placed: Placed) -> tuple[np.ndarray, np.ndarray]:
+    """Which images were in the split `name` before, and which in none: two (N,) of true and false."""
+    if not placed:
+        return np.zeros(len(source), bool), np.ones(len(source), bool)
+    names = any(isinstance(one, str) for one in placed)
+    raw = marks.astype(f"S{SIZE}").tobytes()
+    where = [placed.get(raw[at : at + SIZE]) for at in range(0, len(raw), SIZE)]
+    if names:
+        where = [split or placed.get(key) for split, key in zip(where, source.keys, strict=True)]
+    return np.array([split == name for split in where]), np.array([split is None for split in where])
 
 
 def by_class(source: Source) -> Iterable[np.ndarray]:
@@ -96,18 +122,23 @@ def subset(
     return source.take(np.sort(order[:size]))
 
 
-def complete(splits: Mapping[str, Source], *, val: float = 0.1, test: float = 0.1) -> dict[str, Source]:
-    """train, val and test: those that are there, the others split off train by content; val=0: no val."""
+def complete(
+    splits: Mapping[str, Source], *, val: float = 0.1, test: float = 0.1, placed: Placed | None = None
+) -> dict[str, Source]:
+    """train, val and test: those that are there, the others split off train by content; val=0: no val.
+
+    placed: how a run has divided these images; they stay where they are, and new ones are divided too.
+    """
     found = dict(splits)
     train = found.pop("train", None) or found.pop("all", None)
     if train is None:
         raise ValueError(f"the data has no train split, only {', '.join(splits)}")
     if "test" not in found and "val" not in found:
-        train, found["test"] = split(train, test)
+        train, found["test"] = split(train, test, placed=placed)
     elif "test" not in found:
         found["test"] = found.pop("val")  # the only held-out part is what the result is told on
     if "val" not in found and val:
-        train, found["val"] = split(train, val)
+        train, found["val"] = split(train, val, name="val", placed=placed)
     same = {name: same_classes(part, train.classes, name) for name, part in found.items()}
     return {"train": train} | same
 
@@ -128,6 +159,9 @@ def join(first: Source, second: Source) -> Source:
         digest=either(lambda source: partial(fingerprint, source)),
         size=either(lambda source: source.size or (lambda i: -1)) if first.size or second.size else None,
         identity="+".join([first.identity, second.identity]) if first.identity and second.identity else "",
+        marks=None
+        if first.marks is None or second.marks is None
+        else np.concatenate([first.marks, second.marks]),
     )
 
 

@@ -2,12 +2,13 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 SHOWN = 3  # examples of each kind of change
+CLASSES = 6  # classes whose changed images are counted one by one
 SHARE = 0.5  # of the file names of a class; two classes that share more of them are one, renamed
 
 
@@ -17,6 +18,7 @@ class Image(NamedTuple):
     key: str
     split: str
     label: str
+    mark: str = ""  # of its content, where that is known
 
     @property
     def file(self) -> str:
@@ -31,18 +33,23 @@ class Listing:
     counts: Mapping[str, Mapping[str, int]]  # split -> class -> images
     keys: Mapping[str, tuple[Sequence[str], Sequence[str]]] | None = None  # split -> names, labels
     sizes: Mapping[str, Sequence[int]] | None = None  # split -> bytes of some files
+    marks: Mapping[str, Sequence[str]] | None = None  # split -> of the contents of all images
 
     def images(self) -> "Counter[Image]":
         rows = (self.keys or {}).items()
         return Counter(
-            Image(key, split, label)
+            Image(key, split, label, mark)
             for split, (keys, labels) in rows
-            for key, label in zip(keys, labels, strict=True)
+            for key, label, mark in zip(
+                keys, labels, self.marks[split] if self.marks else [""] * len(keys), strict=True
+            )
         )
 
 
 def differences(old: Listing, new: Listing) -> list[str]:
-    """What is different, a phrase for each kind of it."""
+    """What is different, a phrase for each kind of it; by contents where both are known by them."""
+    if old.marks is None or new.marks is None:
+        old, new = replace(old, marks=None), replace(new, marks=None)
     renamed = renamed_classes(old, new)
     told = [f"class renamed: {a!r} -> {b!r}" for a, b in list(renamed.items())[:SHOWN]]
     told += [f"{len(renamed) - SHOWN} more classes renamed"] if len(renamed) > SHOWN else []
@@ -91,36 +98,50 @@ def contents(listing: Listing, names: Iterable[str]) -> dict[str, set[Any]]:
     for image in listing.images():
         for part in image.label.split(";"):
             if part in found:
-                found[part].add(image.file)
+                found[part].add(image.mark or image.file)
     return found
 
 
 def changed_images(old: "Counter[Image]", new: "Counter[Image]", renamed: Mapping[str, str]) -> Iterator[str]:
-    """Images that moved, went or came; one whose class has another name is none of them."""
+    """Images that moved, changed, went or came; one whose class has another name is none of them."""
     gone, come = old - new, new - old
     if renamed:
         gone = Counter(
             image._replace(label=";".join(renamed.get(part, part) for part in image.label.split(";")))
             for image in gone.elements()
         )
-        paired = Counter((i.split, i.label, i.file) for i in gone) & Counter(
-            (i.split, i.label, i.file) for i in come
-        )
-        gone, come = (Counter({i: n for i, n in side.items() if (i.split, i.label, i.file) not in paired})
+        paired = Counter(map(same_but_class, gone)) & Counter(map(same_but_class, come))
+        gone, come = (Counter({i: n for i, n in side.items() if same_but_class(i) not in paired})
                       for side in (gone, come))  # fmt: skip
-    moves: dict[str, list[str]] = {}
-    for name in ("key", "file"):
+    moves: dict[str, list[Image]] = {}
+    by_content = all(image.mark for side in (gone, come) for image in side)
+    for name in ("mark", "key") if by_content else ("key", "file"):
         for a, b in pairs(gone, come, name):
             del gone[a], come[b]
             way = [f"from class {a.label!r} to {b.label!r}"] if a.label != b.label else []
             way += [f"from {a.split} to {b.split}"] if a.split != b.split else []
-            moves.setdefault(" and ".join(way) or "to another folder", []).append(b.key)
+            other = "changed" if a.mark != b.mark else "renamed" if a.mark else "moved to another folder"
+            moves.setdefault(f"moved {' and '.join(way)}" if way else other, []).append(b)
     for path, moved in sorted(moves.items(), key=lambda one: -len(one[1])):
-        yield f"{counted(len(moved), 'image')} moved {path}: {examples(moved)}"
+        listed = examples([image.key for image in moved])
+        moves_class = path.startswith("moved ")
+        yield f"{counted(len(moved), 'image')} {path}: {listed if moves_class else by_class(moved)}"
     for what, side in (("removed", gone), ("added", come)):
         if side:
-            keys = sorted(image.key for image in side)
-            yield f"{counted(side.total(), 'image')} {what}: {examples(keys)}"
+            yield f"{counted(side.total(), 'image')} {what}: {by_class([*side.elements()])}"
+
+
+def same_but_class(image: Image) -> tuple[str, str, str]:
+    """What an image has in common with itself where its class has another name."""
+    return image.split, image.label, image.mark or image.file
+
+
+def by_class(images: Sequence[Image]) -> str:
+    """The number of images of each class, and the name of one."""
+    numbers = Counter(image.label for image in images).most_common()
+    listed = ", ".join(f"{label} {number:,}" for label, number in numbers[:CLASSES])
+    more = f" and {len(numbers) - CLASSES} more classes" if len(numbers) > CLASSES else ""
+    return f"{listed}{more} (as {min(image.key for image in images)!r})"
 
 
 def pairs(gone: "Counter[Image]", come: "Counter[Image]", name: str) -> list[tuple[Image, Image]]:

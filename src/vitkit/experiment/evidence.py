@@ -29,6 +29,7 @@ from vitkit.data.views import apply, normalise
 from vitkit.evaluation.accuracy import Accuracy
 from vitkit.evaluation.certainty import BINS
 from vitkit.experiment.measure import Found
+from vitkit.experiment.pages import read as read_json
 from vitkit.experiment.pages import write_run_page
 from vitkit.inspection.rollout import attention_rollout
 from vitkit.models.variants import Model
@@ -63,17 +64,32 @@ def keep(path: Path, content: Any) -> None:
 
 
 def begin(
-    out: Path, splits: Mapping[str, Source], steps: int, runtime: Runtime, say: Say, *, doctor: bool
+    out: Path,
+    splits: Mapping[str, Source],
+    steps: int,
+    runtime: Runtime,
+    say: Say,
+    *,
+    doctor: bool,
+    step: int = 0,
 ) -> None:
-    """Before training, by one process: where it runs and what it is given; `doctor`: and how that looks."""
+    """Before training, by one process: where it runs and what it is given; `doctor`: and how that looks.
+
+    What was written as the run began stays; a start at a later step is added to the list `later`.
+    """
     with harmless("environment.json", say):
         data = {
             "images": {name: len(part) for name, part in splits.items()},
             "classes": len(splits["train"].classes),
         }
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        keep(out / "environment.json", {"machine": machine(runtime) | {"started": started}, "steps": steps,
-                                        "data": data, "command": command(sys.argv)})  # fmt: skip
+        told = {"machine": machine(runtime) | {"started": started}, "steps": steps, "data": data,
+                "command": command(sys.argv)}  # fmt: skip
+        path = out / "environment.json"
+        first = read_json(path) if step else None
+        if first:
+            told = first | {"later": [*first.get("later", []), {"step": step} | told]}
+        keep(path, told)
     with harmless("doctor.json", say):
         if doctor and not (out / "doctor.json").exists():
             keep(out / "doctor.json", look(splits))

@@ -1,23 +1,27 @@
 """Which data a run learns from: written into its folder before the first step, compared when it goes on.
 
 A gzip file of two JSON lines. The first is short: classes and, for each split, its number of images and
-digests. The second lists the images by name and content, so that a difference can be named and an evaluation
-knows the images that a model was trained on, wherever they lie; it is read only then. It lies
-beside the checkpoints and not in them because it may be large and never changes as the run goes on.
+digests. The second lists the images by name and content, so that a difference can be named, images stay in
+the split they were in when others are added, and an evaluation knows the images that a model was trained on;
+it is read only then. It lies beside the checkpoints and not in them because it may be large and never changes
+as the run goes on.
 """
 
+import base64
 import gzip
 import hashlib
 import json
+import os
 import zlib
-from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from vitkit.data.content import SIZE
 from vitkit.data.sources import Source
 from vitkit.data.sparse import SparseLabels, blocks
 from vitkit.data.splits import fingerprints, same_classes
@@ -31,65 +35,145 @@ from vitkit.weights.save import replace_file
 
 FILE = "data.json.gz"
 LISTED = 2_000_000  # images up to which each is listed by name
-READ = 200_000  # images up to which all are read for the hashes of their content
 SIZED = 16_384  # files of a split whose sizes are compared
+READ = 200_000  # images up to which all are read for their contents, where their split did not need that
 CHUNK = 65_536  # names that are hashed at a time
 
 Splits = dict[str, Source]
 Say = Callable[[str], None]
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """The data as it is now beside the data that a run has learned from."""
+
+    found: dict[str, Any]  # the summary of the data as it is now
+    known: bool  # whether the run has learned from anything yet
+    changes: list[str]  # a phrase for each kind of change
+    order: list[str] | None  # the classes in the order that the run has learned, where the data has another
+    same_classes: bool = True  # apart from their names
+    recorded: bool = True  # whether the file holds all that is known of the data
+    older: bool = False  # whether the run has no such file
+
+
 def check_data(
     splits: Splits, out: Path, runtime: Runtime, *, accept: bool | None, labelled: bool, say: Say
-) -> Splits:
+) -> tuple[Splits, bool]:
     """The splits, with classes numbered as the run has learned them; all processes ask at the same time.
 
     accept: whether changed data is used, if its classes are those of the run or renamed ones; None: no, and
-    there is no flag to say so. labelled: whether classes are learned.
+    there is no flag to say so. labelled: whether classes are learned. Also returned: whether it has changed.
     """
+    splits = with_marks(splits)
     found = summary(splits)
     for rank, other in enumerate(runtime.everyones(found)):
         if other != found:
             raise ValueError(f"processes {runtime.rank} and {rank} do not see the same data: give the same "
                              "files to each of them")  # fmt: skip
-    order = runtime.first(lambda: compared(splits, found, out, accept, labelled, say))
-    return {name: same_classes(part, tuple(order)) for name, part in splits.items()} if order else splits
+    order, changed = runtime.first(
+        lambda: accepted(compare(splits, found, out, labelled), splits, out, accept, say)
+    )
+    if order:
+        splits = {name: same_classes(part, tuple(order)) for name, part in splits.items()}
+    return splits, changed
 
 
-def compared(
-    splits: Splits, found: dict[str, Any], out: Path, accept: bool | None, labelled: bool, say: Say
-) -> list[str] | None:
-    """The order of classes that the run has learned, where the data has another; a difference is an error."""
-    path, started = out / FILE, bool(complete(out / "checkpoints"))
-    old = read(path, 1)
+def compare(splits: Splits, found: dict[str, Any], out: Path, labelled: bool) -> Comparison:
+    """How the data differs from what the run in the folder has learned from; nothing is written.
+
+    found: its summary.
+    """
+    old = read(out / FILE, 1)
     known = old[0] if old else {}
-    if {name: known.get(name) for name in found} == found:
-        return known.get("order")
-    if not started:  # nothing was learned
-        write(path, splits, found)
-        return None
+    if old and is_same(known, found):
+        return Comparison(
+            found, True, [], known.get("order"), recorded=has_content(known) >= has_content(found)
+        )
+    if not complete(out / "checkpoints"):  # nothing was learned
+        return Comparison(found, False, [], None, recorded=False)
     if old:
-        before, after = listing(read(path, 2) or old), listing([found, details(splits)])
+        before, after = listing(read(out / FILE, 2) or old), listing([found, details(splits)])
         renamed, order = renamed_classes(before, after), known.get("order") or known["classes"]
-        told, order = differences(before, after), [renamed.get(name, name) for name in order]
+        changes, order = differences(before, after), [renamed.get(name, name) for name in order]
     else:
-        told, order = older_differences(out, splits)
+        changes, order = older_differences(out, splits)
+    kept = order if labelled and order != found["classes"] else None
+    same = not labelled or set(order) == set(found["classes"])
+    return Comparison(found, True, changes, kept, same, recorded=False, older=not old)
+
+
+def accepted(
+    data: Comparison, splits: Splits, out: Path, accept: bool | None, say: Say
+) -> tuple[list[str] | None, bool]:
+    """The order of classes that the run has learned, and whether the data changed; that may be an error."""
+    if data.older:
         say(f"{out}: no readable {FILE}, as in runs of older versions: only the numbers of images and the "
             "classes, as far as its other files hold them, could be compared; it is written now")  # fmt: skip
-    changed = f"the run in {out} was trained on other data than is there now: {'; '.join(told)}."
-    if labelled and set(order) != set(found["classes"]):
+    changed = f"{changed_since(out)} {'; '.join(data.changes)}."
+    if not data.same_classes:
         raise ValueError(
             f"{changed} It cannot go on with other classes: put them back, or give another --out"
         )
-    if told and not accept:
+    if data.changes and not accept:
         flag = "" if accept is None else ", or --accept-changed-data to go on with the data as it is now"
         raise ValueError(f"{changed} Put the data back, or give another --out{flag}")
-    kept = order if labelled and order != found["classes"] else None
-    write(path, splits, found | {"order": kept})
-    if told:
-        say(f"goes on with changed data: {'; '.join(told)}")
-        (out / "doctor.json").unlink(missing_ok=True)  # of the data as it was
-    return kept
+    if not data.recorded:
+        if data.changes:
+            put_aside(out / FILE)
+            say(f"goes on with changed data: {'; '.join(data.changes)}")
+            (out / "doctor.json").unlink(missing_ok=True)  # of the data as it was
+        write(out / FILE, splits, data.found | ({"order": data.order} if data.known else {}))
+    return data.order, bool(data.changes)
+
+
+def changed_since(out: Path) -> str:
+    return f"the run in {out} was trained on other data than is there now:"
+
+
+def put_aside(path: Path) -> None:
+    """Keep what a run has learned from so far as data-1.json.gz, data-2.json.gz and so on."""
+    if not path.exists():
+        return
+    number = 1 + sum(1 for _ in path.parent.glob("data-*.json.gz"))
+    os.replace(path, path.with_name(f"data-{number}.json.gz"))
+
+
+def is_same(known: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    """Whether two summaries are of the same data, as far as both tell."""
+    before, after = known["splits"], found["splits"]
+    return known["classes"] == found["classes"] and before.keys() == after.keys() and all(
+        before[name].get(field, value) == value for name, row in after.items() for field, value in row.items()
+    )  # fmt: skip
+
+
+def has_content(told: Mapping[str, Any]) -> bool:
+    return all("content" in row for row in told["splits"].values())
+
+
+def with_marks(splits: Splits) -> Splits:
+    """The splits with the marks of their images, where those are known or soon computed."""
+    known = all(part.marks is not None for part in splits.values())
+    few = sum(map(len, splits.values())) <= READ and not any(part.identity for part in splits.values())
+    if known or not few:
+        return splits
+    return {name: replace(part, marks=fingerprints(part)) for name, part in splits.items()}
+
+
+def remembered_splits(out: Path) -> dict[bytes | str, str]:
+    """The split of each image that a run has learned from, by its mark and by its name.
+
+    Names are for older runs, and for images that were edited. Empty where the run has learned nothing, or
+    remembers no images.
+    """
+    if not (complete(out / "checkpoints") or (out / "result.json").exists()):
+        return {}
+    placed: dict[bytes | str, str] = {}
+    for path in (*sorted(out.glob("data-*.json.gz")), out / FILE):  # the newest counts
+        for split, row in (read(path, 2) or [{}, {}])[1].items():
+            raw = base64.b64decode(row.get("marks", ""))
+            placed |= {raw[at : at + SIZE]: split for at in range(0, len(raw), SIZE)}
+            placed |= dict.fromkeys(row.get("keys", ()), split)
+    return placed
 
 
 def summary(splits: Splits) -> dict[str, Any]:
@@ -100,9 +184,16 @@ def summary(splits: Splits) -> dict[str, Any]:
             "digest": digest(part),
             "sizes": hashlib.sha256(sizes(part).data).hexdigest(),
         }
+        | ({} if part.marks is None else {"content": hashlib.sha256(raw_marks(part)).hexdigest()})
         for name, part in splits.items()
     }
     return {"classes": list(splits["train"].classes), "splits": told}
+
+
+def raw_marks(source: Source) -> bytes:
+    """The marks of all images in a row, 32 bytes each."""
+    assert source.marks is not None
+    return source.marks.astype(f"S{SIZE}").tobytes()
 
 
 def digest(source: Source) -> str:
@@ -130,17 +221,17 @@ def sizes(source: Source) -> np.ndarray:
 
 def details(splits: Splits) -> dict[str, Any]:
     """What a difference is named by. Shards, and very many images, are listed by class only."""
-    images = sum(map(len, splits.values()))
-    named = images <= LISTED and not any(part.identity for part in splits.values())
-    return {name: detail(part, named, images <= min(LISTED, READ)) for name, part in splits.items()}
+    few = sum(map(len, splits.values())) <= LISTED
+    named = few and not any(part.identity for part in splits.values())
+    return {name: detail(part, named, few) for name, part in splits.items()}
 
 
 def detail(source: Source, named: bool, marked: bool) -> dict[str, Any]:
     names, numbers = label_sets(source, named)
     counts = np.bincount(numbers, minlength=len(names)).tolist()
     row: dict[str, Any] = {"kinds": names, "counts": counts}
-    if marked:
-        row["marks"] = b64encode(fingerprints(source).tobytes()).decode()
+    if marked and source.marks is not None:
+        row["marks"] = base64.b64encode(raw_marks(source)).decode()
     return row | ({"labels": numbers.tolist(), "keys": list(source.keys),
                    "sizes": sizes(source).tolist()} if named else {})  # fmt: skip
 
@@ -167,7 +258,15 @@ def listing(lines: Sequence[Mapping[str, Any]]) -> Listing:
     if not rows or any("keys" not in row for row in rows.values()):
         return Listing(classes, counts)
     keys = {split: (row["keys"], [row["kinds"][i] for i in row["labels"]]) for split, row in rows.items()}
-    return Listing(classes, counts, keys, {split: row["sizes"] for split, row in rows.items()})
+    marks = {split: listed_marks(row["marks"]) for split, row in rows.items() if "marks" in row}
+    sizes = {split: row["sizes"] for split, row in rows.items()}
+    return Listing(classes, counts, keys, sizes, marks if len(marks) == len(rows) else None)
+
+
+def listed_marks(text: str) -> list[str]:
+    """One text for each image."""
+    raw = base64.b64decode(text).hex()
+    return [raw[at : at + 2 * SIZE] for at in range(0, len(raw), 2 * SIZE)]
 
 
 def write(path: Path, splits: Splits, found: dict[str, Any]) -> None:
@@ -183,6 +282,7 @@ def read(path: Path, lines: int) -> list[dict[str, Any]] | None:
         with gzip.open(path, "rt", encoding="ascii") as file:
             told = [json.loads(file.readline()) for _ in range(lines)]
         listing(told)
+        dict(told[0]["splits"])
         return told
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError, zlib.error):
         return None

@@ -3,19 +3,22 @@
 import fcntl
 import os
 import platform
+import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
 from vitkit.data.archives import naming
 from vitkit.data.batches import SIGNALS
-from vitkit.recipes.recipe import Recipe, read_recipe, to_json
+from vitkit.recipes.recipe import Recipe, flat, read_recipe, to_json
 from vitkit.training.checkpoint import complete
+from vitkit.training.schedule import Duration, parse_stages
 from vitkit.weights.save import replace_file
 
+MODEL, RESULT = "model.safetensors", "result.json"
 MAY_CHANGE = {  # fields with which a run may go on otherwise than it began: none decides what it comes to
     "about": "a text",
     "evaluations": "how often val is looked at; not with patience, which stops by it",
@@ -60,20 +63,90 @@ def remains(out: Path) -> str:
 
 
 def claim(out: Path, recipe: Recipe) -> None:
-    """The folder belongs to one recipe: a changed one is refused, with what changed and what may."""
+    """The folder belongs to one recipe: a changed one is refused, with what changed."""
     path = out / "recipe.json"
-    if path.exists():
-        old, new = asdict(read_recipe(path)), asdict(recipe)
-        may = [name for name in MAY_CHANGE if name != "evaluations" or not recipe.patience]
-        changed = [f"{k}: {old[k]} -> {new[k]}" for k in new if old[k] != new[k] and k not in may]
-        if changed:
-            raise ValueError(
-                f"{out} holds a run of another recipe ({'; '.join(changed)}); give another --out. "
-                f"A run may go on with another {', '.join(may)}"
-            )
-        if old == new:
+    old = read_recipe(path) if path.exists() else None
+    if old:
+        check_recipe(out, old, recipe)
+        if old == recipe:
             return
+        for start, _ in parse_stages(recipe.more_steps[len(old.more_steps) :]):
+            keep_result(out, start)
     replace_file(path, lambda beside: beside.write_text(to_json(recipe) + "\n"))
+
+
+def check_recipe(out: Path, old: Recipe, new: Recipe) -> None:
+    """Refuse a recipe with which the run in the folder cannot go on, with the flags that differ."""
+    if changed := changed_flags(old, new):
+        raise ValueError(
+            f"{out} holds a run with other settings: {', '.join(changed)}. Give another --out, or the "
+            "settings of that run to go on with it"
+        )
+
+
+def changed_flags(old: Recipe, new: Recipe) -> list[str]:
+    """What would change the run, as flags with the old and the new value: '--steps 40 -> 60'."""
+    may = {name for name in MAY_CHANGE if name != "evaluations" or not new.patience}
+    if new.more_steps[: len(old.more_steps)] == old.more_steps:  # it is trained on
+        may.add("more_steps")
+    if same_place(old.data, new.data):
+        may.add("data")
+    before, after = flags(old), flags(new)
+    changed = [name for name in after if before[name] != after[name] and name.partition(".")[0] not in may]
+    told = []
+    for name in changed:
+        (flag, value), (new_flag, new_value) = before[name], after[name]
+        told.append(f"{flag}{value} -> {'' if flag == new_flag else new_flag}{new_value}")
+    return told
+
+
+def flags(recipe: Recipe) -> dict[str, tuple[str, str]]:
+    """Each field of a recipe as a command line has it: the flag and the value."""
+    table = flat(asdict(replace(recipe, length=Duration(steps=1))))
+    found = {name: (flag_of(name), value_of(value)) for name, value in table.items()}
+    unit = "steps" if recipe.length.epochs is None else "epochs"
+    return {"length": (f"--{unit} ", value_of(getattr(recipe.length, unit)))} | found
+
+
+def same_place(one: str, other: str) -> bool:
+    """Whether two names are of the same data: with a slash at the end, say, or in full."""
+    if one == other:
+        return True
+    return os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other)
+
+
+def flag_of(field: str) -> str:
+    """The words before a field's value on a command line."""
+    if field == "data":
+        return "DATA "
+    names = {"name": "recipe", "schedule.rate": "lr"}
+    own = ("weights", "model", "batch", "seed", "subset", "against", "image_size", "split_of")
+    if name := names.get(field, field if field in own else ""):
+        return f"--{name.replace('_', '-')} "
+    return f"--set {field}="
+
+
+def value_of(value: Any) -> str:
+    """A field's value as a person would type it."""
+    if value in (None, "", ()):
+        return "none"
+    if isinstance(value, tuple | list):
+        return ("x" if all(type(part) is int for part in value) else ",").join(map(str, value))
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def kept_as(path: Path, step: int) -> Path:
+    return path.with_stem(f"{path.stem}-{step}")
+
+
+def keep_result(out: Path, step: int) -> None:
+    """Copies of a finished run's model and result, before it is trained on: model-40.safetensors, ..."""
+    for path in (out / MODEL, out / RESULT):
+        copy = kept_as(path, step)
+        if path.exists() and not copy.exists():
+            replace_file(copy, lambda beside, path=path: shutil.copyfile(path, beside))  # type: ignore[misc]
 
 
 def take(out: Path, recipe: Recipe, held: ExitStack) -> None:

@@ -16,7 +16,7 @@ from vitkit.data.content import SIZE
 from vitkit.data.sources import Source
 from vitkit.data.splits import fingerprints, join, same_classes
 from vitkit.experiment.changes import counted
-from vitkit.experiment.fingerprint import FILE, read, summary
+from vitkit.experiment.fingerprint import FILE, is_same, read, summary
 from vitkit.experiment.start import open_splits
 from vitkit.recipes.recipe import read_recipe
 from vitkit.weights.locate import RECIPE
@@ -129,9 +129,7 @@ def same_data(folder: Path, data: str) -> dict[str, Source] | None:
         if not stored or recipe.against:
             return None
         splits = open_splits(recipe)
-        before, now = stored[0]["splits"], summary(splits)["splits"]
-        same = all(before[name].get(key, value) == value for name in now for key, value in now[name].items())
-        return splits if same and before.keys() == now.keys() else None
+        return splits if is_same(stored[0], summary(splits)) else None
     except (ValueError, LookupError, AttributeError, OSError):  # data of another kind
         return None
 

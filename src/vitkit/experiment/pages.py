@@ -52,12 +52,20 @@ def gather(folder: Path) -> dict[str, Any]:
     usual = flat(json.loads(json.dumps(asdict(named())))) if named else {}
     kept = ("result", "mistakes", "doctor", "environment", "unusable")
     found: dict[str, Any] = {name: read(folder / f"{name}.json") for name in kept}
-    done, typed = bool(found["result"]), (found["environment"] or {}).get("command")
+    starts = started(found["environment"])
+    if starts:  # the machine and the command are of the first, what is there now of the last
+        found["environment"] = starts[0] | {key: starts[-1][key] for key in ("steps", "data")}
+    done, typed = bool(found["result"]), [one["command"] for one in starts if one.get("command")]
     return found | {
         "name": folder.resolve().name, "place": str(folder), "recipe": recipe, "usual": usual,
         "metrics": rows(folder / "metrics.jsonl"),
         "commands": commands(folder, recipe, usual, typed, done),
     }  # fmt: skip
+
+
+def started(environment: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """How a run was started and how it was taken up later, in order."""
+    return [environment, *environment.get("later", [])] if environment else []
 
 
 def read(path: Path) -> dict[str, Any] | None:
@@ -78,11 +86,13 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def commands(
-    folder: Path, recipe: dict[str, Any], usual: dict[str, Any], typed: str | None, done: bool
+    folder: Path, recipe: dict[str, Any], usual: dict[str, Any], typed: list[str], done: bool
 ) -> dict[str, list[str]]:
-    """What may be typed, by what it is for."""
+    """What may be typed, by what it is for; typed: the commands of the run so far."""
     run, data = str(folder), recipe.get("data") or "DATA"
-    told = {"Go on with it" if not done else "How it was started": [typed]} if typed else {}
+    told = {}
+    if typed:
+        told = {"How it was trained": list(dict.fromkeys(typed))} if done else {"Go on with it": typed[-1:]}
     if recipe.get("name") and usual:
         told["Do it again in another folder"] = [again(recipe, usual)]
     if done and recipe.get("objective") == "masked":

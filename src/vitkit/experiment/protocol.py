@@ -9,7 +9,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from vitkit.experiment.fingerprint import check_data
-from vitkit.experiment.run import MODEL, REMOVED, How, Result, run
+from vitkit.experiment.run import MODEL, How, Result, run
 from vitkit.experiment.start import Opener, open_splits
 from vitkit.experiment.terms import read_result
 from vitkit.proportions import percent, wilson
@@ -124,7 +124,7 @@ def finished(recipe: Recipe, out: Path, runtime: Runtime, how: How, say: Say, op
     """The result of a run, now or before; one of before must be of the same data."""
     path, stored = out / "result.json", out / "recipe.json"
     if path.exists() and stored.exists() and read_recipe(stored) == recipe:
-        splits = opened(recipe, out / REMOVED)
+        splits = opened(recipe, out)
         check_data(splits, out, runtime, accept=how.accept_changed_data, labelled=True, say=say)
         return read_result(path)
     return run(recipe, out, runtime, how, opened)

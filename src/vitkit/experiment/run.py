@@ -18,16 +18,16 @@ from vitkit.evaluation.energy import Meter
 from vitkit.experiment import evidence
 from vitkit.experiment.aim import bare, learner, objective_of, plain, preparation
 from vitkit.experiment.fingerprint import check_data
-from vitkit.experiment.folder import Interrupted, news, remains, signals, take
+from vitkit.experiment.folder import MODEL, Interrupted, news, remains, signals, take
 from vitkit.experiment.frozen import FewShot
 from vitkit.experiment.measure import Found, evaluate, evaluate_masked, in_words, numbers
 from vitkit.experiment.price import cost
-from vitkit.experiment.start import Opener, open_splits, start_model
+from vitkit.experiment.start import REMOVED, Opener, open_splits, start_model
 from vitkit.experiment.supply import Unusable, name_batch, supply
 from vitkit.experiment.terms import How, Result
 from vitkit.models.masked import MaskedViT
 from vitkit.models.variants import Model
-from vitkit.recipes.recipe import Recipe, flat
+from vitkit.recipes.recipe import Recipe, flat, stages_of
 from vitkit.report.live import Live
 from vitkit.training.checkpoint import Saver, latest, load_checkpoint
 from vitkit.training.journal import Journal
@@ -37,12 +37,11 @@ from vitkit.training.objectives import Classify
 from vitkit.training.optimizer import swap_average
 from vitkit.training.parts import fill
 from vitkit.training.runtime import Runtime, cores, data_workers, seed_step
+from vitkit.training.schedule import Stage, stage_at
 from vitkit.training.step import Diverged, Metrics, TrainState
 from vitkit.weights.load import load
 from vitkit.weights.save import replace_file, save
 
-MODEL = "model.safetensors"
-REMOVED = "removed.json"
 SAVE_SECONDS = 300.0  # at most so much work is lost when a machine dies
 LONG = timedelta(days=1)  # that a data set may take to be compared with others
 
@@ -60,24 +59,29 @@ def run(
         if recipe.against and how.accept_changed_data:  # what was taken out of the data as it was
             runtime.first(lambda: (out / REMOVED).unlink(missing_ok=True))
         if recipe.against:  # long work, done by one process and written down
-            runtime.first(lambda: bool(opened(recipe, out / REMOVED)), patience=LONG)
+            runtime.first(lambda: bool(opened(recipe, out)), patience=LONG)
         notes: list[str] = []
-        splits = check_data(
-            opened(recipe, out / REMOVED), out, runtime, accept=how.accept_changed_data,
+        splits, changed = check_data(
+            opened(recipe, out), out, runtime, accept=how.accept_changed_data,
             labelled=recipe.objective == "classify", say=notes.append,
         )  # fmt: skip
         model = runtime.settle(learner(recipe, start_model(recipe, splits["train"])))
         state = TrainState.start(model, recipe.optimizer)
         found, damaged = runtime.agreed(latest(out / "checkpoints") if runtime.main else None)
         memory = load_checkpoint(found, state) if found else {"best": None, "since": 0, "seconds": 0.0}
-        total = recipe.length.in_steps(len(splits["train"]), recipe.batch)
+        stages = stages_of(recipe, len(splits["train"]))
+        total = stages[-1].end
+        if changed:  # evaluations until here were on other images
+            memory |= {"best": None, "since": 0}
+        if state.step in starts(stages):
+            memory["since"] = 0
         with Live("train", total, state.step, quiet=how.quiet or not runtime.main) as live:
             for text in (*notes, *news(damaged, memory.pop("machine", {}), runtime.facts())):
                 live.say(text)
             if how.decoded:
                 made = (splits["train"], how.decoded, cores() if how.workers is None else how.workers)
                 splits = splits | {"train": decoded(*made, tell=live.say, once=runtime.first)}
-            work = Work(recipe, out, runtime, how, splits, state, memory, total, live, opened)
+            work = Work(recipe, out, runtime, how, splits, state, memory, stages, live, opened)
             try:
                 work.train()
                 return work.finish()
@@ -86,6 +90,11 @@ def run(
                 if work.journal:
                     work.journal.close(failed=True)
                 raise
+
+
+def starts(stages: list[Stage]) -> set[int]:
+    """The steps at which a run is trained on."""
+    return {stage.start for stage in stages[1:]}
 
 
 @dataclass
@@ -99,11 +108,12 @@ class Work:
     splits: dict[str, Source]
     state: TrainState
     memory: dict[str, Any]
-    total: int
+    stages: list[Stage]
     live: Live
     opened: Opener
 
     def __post_init__(self) -> None:
+        self.total = self.stages[-1].end
         self.workers = data_workers(self.how.workers)
         self.bad = BadFiles(self.how.max_bad, lambda key, why: self.live.say(f"not used: {key}: {why}"))
         self.unusable = Unusable(self.splits["train"], self.bad, self.runtime)
@@ -120,7 +130,7 @@ class Work:
             named = self.how.trackers
             self.journal = Journal(self.out, self.state.step, trackers=named, about=about, say=self.live.say)
             told = (self.out, self.splits, self.total, self.runtime, self.live.say)
-            evidence.begin(*told, doctor=self.how.report)
+            evidence.begin(*told, doctor=self.how.report, step=self.state.step)
         self.looks = self.recipe.evaluations if "val" in self.splits else 0
 
     def train(self) -> None:
@@ -134,7 +144,7 @@ class Work:
                 train(
                     self.state, self.batches(), self.objective(),
                     until=self.state.step if self.stopped else self.total, config=self.recipe.optimizer,
-                    rate=lambda step: self.recipe.schedule.at(step, self.total),
+                    rate=lambda step: stage_at(self.stages, step).rate(step),
                     watch=self.watch, due=self.due, call=model, runtime=self.runtime, tell=self.live.say,
                     before=lambda step: seed_step(self.recipe.seed, step, self.runtime.rank),
                 )  # fmt: skip
@@ -185,8 +195,10 @@ class Work:
         return self.runtime.most(heard, late, len(self.unusable.news))
 
     def evaluates(self, step: int) -> bool:
-        """At even distances; the last of them is the end, which `train` evaluates."""
-        return step < self.total and step * self.looks // self.total > (step - 1) * self.looks // self.total
+        """At even distances of each stage; the last of them is the end, which `train` evaluates."""
+        stage = stage_at(self.stages, step - 1)
+        done, steps = step - stage.start, stage.steps
+        return step < self.total and done * self.looks // steps > (done - 1) * self.looks // steps
 
     def watch(self, state: TrainState, metrics: Metrics) -> bool:
         """Log, evaluate, save; whether the run is to stop early. Where the model is further, only log."""
@@ -241,6 +253,8 @@ class Work:
                 self.memory["best"] = reached
                 if self.recipe.patience:
                     self.save_model("best.safetensors")
+        if self.state.step in starts(self.stages):  # from here on it is trained on
+            self.memory["since"] = 0
         self.memory["evaluated"] = self.state.step
 
     def few_shots(self) -> dict[str, Any]:

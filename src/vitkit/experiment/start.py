@@ -15,8 +15,9 @@ from vitkit.data.decode import read
 from vitkit.data.duplicates import against
 from vitkit.data.sources import SUFFIXES, Source, from_rows, open_data, walk
 from vitkit.data.sparse import SparseLabels
-from vitkit.data.splits import complete, join, subset
+from vitkit.data.splits import Placed, complete, join, subset
 from vitkit.experiment.changes import examples
+from vitkit.experiment.fingerprint import remembered_splits
 from vitkit.models.adapt import adapt
 from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.masked import check_maskable, maskable, with_mask_token
@@ -28,23 +29,43 @@ from vitkit.weights.load import load
 from vitkit.weights.save import replace_file
 
 Opener = Callable[[Recipe, Path | None], dict[str, Source]]
-DECIDING = ("data", "objective", "train_on", "val", "test")  # fields that decide what is opened
+DECIDING = ("data", "objective", "train_on", "val", "test", "split_of")  # that decide what is opened
+REMOVED = "removed.json"  # of a run folder: what was taken out of train because it is in other sets too
 EVALUATION = {"squash": Preprocessing(), "centre": Preprocessing(resize="crop", crop=0.875)}
 
 
-def open_splits(recipe: Recipe, note: Path | None = None) -> dict[str, Source]:
+def open_splits(recipe: Recipe, out: Path | None = None) -> dict[str, Source]:
     """train, val and test as the recipe wants them; no val where it is trained on.
 
-    note: where it is written, or is already, what was taken out of train because it is in other sets too.
+    out: the run folder. Images that its run was tested on stay test images, whatever was added to the data;
+    and there it is written, or is already, what was taken out of train because it is in other sets too.
     """
+    return divided(recipe, placed_images(recipe, out), out)
+
+
+def placed_images(recipe: Recipe, out: Path | None) -> dict[bytes | str, str]:
+    """The split of each image as the run has it already, or the run that the recipe names."""
+    placed = remembered_splits(out) if out else {}
+    if not placed and recipe.split_of:
+        placed = remembered_splits(Path(recipe.split_of))
+        if not placed:
+            raise ValueError(
+                f"--split-of {recipe.split_of}: expected the folder of a run that remembers its images "
+                "(data.json.gz), and there is none; leave the flag out to divide the images anew"
+            )
+    return placed
+
+
+def divided(recipe: Recipe, placed: Placed, out: Path | None = None) -> dict[str, Source]:
+    """The splits of the recipe's data, in which these images keep their places."""
     bare = recipe.objective == "masked" and are_bare(recipe.data)
     opened = open_pictures(Path(recipe.data)) if bare else open_data(recipe.data)
     everything = recipe.train_on == "train+val"
-    splits = complete(opened, val=0.0 if everything else recipe.val, test=recipe.test)
+    splits = complete(opened, val=0.0 if everything else recipe.val, test=recipe.test, placed=placed)
     if everything and "val" in splits:
         splits["train"] = join(splits["train"], splits.pop("val"))
     if recipe.against:
-        splits["train"] = without(splits["train"], recipe.against, note)
+        splits["train"] = without(splits["train"], recipe.against, out / REMOVED if out else None)
     return checked(reduced(splits, recipe), recipe)
 
 
@@ -107,14 +128,16 @@ def warnings(splits: dict[str, Source], recipe: Recipe) -> Iterator[str]:
 class Kept:
     """An opener that keeps what it has opened, for several recipes on the same data."""
 
-    opened: dict[Recipe, dict[str, Source]] = field(default_factory=dict)
+    opened: dict[tuple[Recipe, int], dict[str, Source]] = field(default_factory=dict)
 
-    def __call__(self, recipe: Recipe, note: Path | None = None) -> dict[str, Source]:
+    def __call__(self, recipe: Recipe, out: Path | None = None) -> dict[str, Source]:
         if recipe.against:  # what is taken out is written down with each run
-            return open_splits(recipe, note)
-        key = only(recipe, DECIDING)
+            return open_splits(recipe, out)
+        placed = placed_images(recipe, out)
+        part = only(recipe, DECIDING)
+        key = part, hash(frozenset(placed.items()))
         if key not in self.opened:
-            self.opened[key] = open_splits(key)
+            self.opened[key] = divided(part, placed)
         return checked(reduced(self.opened[key], recipe), recipe)
 
 

@@ -14,7 +14,7 @@ from vitkit.training.masked import MaskedConfig
 from vitkit.training.objectives import LOSSES
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.ranges import check_ranges
-from vitkit.training.schedule import Duration, Schedule
+from vitkit.training.schedule import Duration, Schedule, Stage, parse_stages, stages
 
 LARGEST = 2**20  # bytes of a recipe file
 KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", tuple: "a list"}
@@ -34,6 +34,7 @@ class Recipe:
     keep_representation: bool = False  # replace only the last layer of the head, not the whole of it
     against: tuple[str, ...] = ()  # data sets whose images are taken out of train, and what looks like them
     subset: str = ""  # a part of train: 1000 images, 10%, or 25/class; smaller ones lie within larger ones
+    split_of: str = ""  # a run folder: its images stay in the splits that they have there
     train_on: str = "train"  # or train+val
     report_on: str = "test"  # or val
 
@@ -48,6 +49,7 @@ class Recipe:
     batch: int = 512
     micro_batch: int = 0  # images in memory at a time; 0: the whole batch
     length: Duration = Duration(steps=10_000)
+    more_steps: tuple[str, ...] = ()  # how it was trained on, as in 40+20: at step 40, by 20 steps
     schedule: Schedule = Schedule(rate=0.03, warmup=500)
     rates: tuple[float, ...] = ()  # those that the paper's protocol tries
     convolution_rates: tuple[float, ...] = ()  # and these too for ResNets and hybrids
@@ -91,6 +93,7 @@ class Recipe:
         if self.objective == "masked":
             check_masked(self)
         part_of(self.subset)
+        parse_stages(self.more_steps)
 
 
 def check_masked(r: Recipe) -> None:
@@ -100,6 +103,11 @@ def check_masked(r: Recipe) -> None:
                            ("optimizer.frozen", r.optimizer.frozen != "nothing")):  # fmt: skip
         if without:
             raise ValueError(f"objective=masked has no use for {field}; leave it out, or set it to nothing")
+
+
+def stages_of(recipe: Recipe, images: int) -> list[Stage]:
+    """The stages of its run on so many training images: the first, and those by which it was trained on."""
+    return stages(recipe.length.in_steps(images, recipe.batch), recipe.schedule, recipe.more_steps)
 
 
 def only(recipe: Recipe, named: Iterable[str]) -> Recipe:

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -16,7 +15,7 @@ from vitkit.models.variants import Model, skeleton
 from vitkit.options import Training
 from vitkit.recipes.finetune import RECIPES as FINETUNING
 from vitkit.recipes.finetune import hyperrule
-from vitkit.recipes.recipe import Recipe, read_recipe
+from vitkit.recipes.recipe import Recipe
 from vitkit.training.runtime import Runtime
 from vitkit.training.schedule import Duration
 from vitkit.weights.download import cache_folder
@@ -26,7 +25,6 @@ ON_GPU, ON_CPU = "ViT-B/16.augreg-i21k", "ViT-Ti/16.augreg-i21k"
 LARGE = 320  # shorter side of photographs for which 384 pixels show more than 224
 USABLE = 0.92  # of a device's free memory; the rest are its libraries and the allocator's gaps
 BUDGET = 30 * 60  # seconds that a training on a CPU may take if nobody says how long
-FIELDS = ("weights", "image_size", "batch", "micro_batch", "length", "schedule")
 
 Say = Callable[[str], None]
 
@@ -37,18 +35,6 @@ def given(options: Training) -> set[str]:
     if options.steps is not None or options.epochs is not None:
         named.add("length")
     return named | set(options.changes())
-
-
-def remembered(recipe: Recipe, options: Training, out: Path) -> Recipe | None:
-    """With the choices of the run that is in the folder already, so that the same command goes on with it."""
-    path = out / "recipe.json"
-    if not path.exists():
-        return None
-    old, fixed = read_recipe(path), given(options)
-    kept = {field: getattr(old, field) for field in FIELDS if field not in fixed}
-    if "schedule" in kept and options.lr is not None:
-        kept["schedule"] = replace(kept["schedule"], rate=options.lr)
-    return replace(recipe, **kept)
 
 
 def fill_in(recipe: Recipe, options: Training, train: Source, runtime: Runtime, say: Say) -> Recipe:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,6 +17,7 @@ from vitkit.experiment.protocol import called, candidates, follow, is_rate
 from vitkit.experiment.run import How, run
 from vitkit.experiment.start import Kept, Opener, start_model, warnings
 from vitkit.experiment.supply import training_view
+from vitkit.experiment.terms import Result
 from vitkit.models.variants import Config, Model, skeleton
 from vitkit.models.vit import ViTConfig, dropped
 from vitkit.options import Training
@@ -23,12 +25,16 @@ from vitkit.recipes import recipe as named_recipe
 from vitkit.recipes.finetune import bit_beside
 from vitkit.recipes.recipe import Recipe, override
 from vitkit.report.terminal import duration, print_facts, say, warn
-from vitkit.tasks import automatic, report
+from vitkit.tasks import again, automatic, report
+from vitkit.tasks.again import Request
 from vitkit.tasks.evaluate import in_short
 from vitkit.tasks.pace import shortened
 from vitkit.tasks.use import Emit
 from vitkit.training.runtime import Runtime, choose, data_workers
 from vitkit.training.schedule import Duration
+
+Tell = Callable[[str], None]
+LONG = timedelta(days=1)  # that it may take to read all images of a data set
 
 
 def finetune(data: str, options: Training, *, protocol: bool = False, seeds: int = 3, emit: Emit) -> None:
@@ -44,6 +50,7 @@ def pretrain(data: str, options: Training, *, emit: Emit) -> None:
 
 
 def learn(data: str, options: Training, default: str, *, protocol: bool, seeds: int, emit: Emit) -> None:
+    request = asked_for(data, options, default, protocol)
     if data_workers(options.workers):
         check_sockets()
     spread = "ddp" if options.spread == "auto" else options.spread
@@ -51,28 +58,57 @@ def learn(data: str, options: Training, default: str, *, protocol: bool, seeds: 
         options.device, options.precision, options.compile, options.recompute, spread, options.deterministic,
         options.record,
     )  # fmt: skip
-    out = options.out or Path("runs") / (Path(data).stem or "run")
     how = How(
         workers=options.workers, decoded=options.decoded, max_bad=options.max_bad, trackers=options.track,
         save_aside=options.save_aside, quiet=bool(emit), price_per_hour=options.price_per_hour,
         accept_changed_data=options.accept_changed_data,
     )  # fmt: skip
-    with runtime.joined(), stopping(out):
+    with runtime.joined():
         tell = voice(runtime, emit)
-        opened = Kept()
-        recipe, config, runtime, facts = settled(data, options, default, out, runtime, tell, opened)
-        if protocol and recipe.objective != "classify":
-            raise ValueError("the protocol compares classifiers: give --protocol when fine-tuning the result")
-        if options.plan:
-            return emit(facts) if emit else print_facts(facts)
-        if protocol:
-            tried = compared(recipe, config, options, runtime, tell, opened)
-            told = follow(tried, out, runtime, how, seeds=seeds, say=tell, opened=opened)
-            report.drawn(out, runtime, tell)
-        else:
-            told = run(recipe, out, runtime, how, opened).to_json()
-        if runtime.main:
-            emit(told) if emit else tell_result(told)
+        out, split_of = runtime.first(lambda: again.choose_folder(request, tell))
+        options, opened = replace(options, split_of=split_of or options.split_of), Kept()
+        with stopping(out):
+            if nothing_to_do(request, out, runtime, opened, emit):
+                return
+            recipe, config, runtime, facts = settled(data, options, default, out, runtime, tell, opened)
+            if protocol and recipe.objective != "classify":
+                raise ValueError(
+                    "the protocol compares classifiers: give --protocol when fine-tuning the result"
+                )
+            if options.plan:
+                return emit(facts) if emit else print_facts(facts)
+            if protocol:
+                tried = compared(recipe, config, options, runtime, tell, opened)
+                told = follow(tried, out, runtime, how, seeds=seeds, say=tell, opened=opened)
+                report.drawn(out, runtime, tell)
+            else:
+                told = run(recipe, out, runtime, how, opened).to_json()
+            if runtime.main:
+                emit(told) if emit else tell_result(told)
+
+
+def nothing_to_do(request: Request, out: Path, runtime: Runtime, opened: Opener, emit: Emit) -> bool:
+    """Whether the run is finished and its data is the same: then its result is printed."""
+    if request.protocol or request.options.plan:
+        return False
+    done = runtime.first(lambda: again.already_finished(request, out, opened), patience=LONG)
+    if done and runtime.main:
+        emit(done.to_json() | {"already_finished": True}) if emit else tell_finished(request, done)
+    return done is not None
+
+
+def asked_for(data: str, options: Training, default: str, protocol: bool = False) -> Request:
+    """The command as a value; a model or weights that do not exist are reported before anything is done."""
+    recipe = make_recipe(data, options, default)
+    again.check_names(override(recipe, options.set))
+    return Request("pretrain" if default == "pretrain" else "finetune", data, options, recipe, protocol)
+
+
+def tell_finished(request: Request, done: Result) -> None:
+    """The result of a run that has nothing to do, and how to train it further."""
+    say(f"{done.run}: already finished ({done.steps} steps); nothing was done")
+    tell_result(done.to_json())
+    say(f"  {request.train_on(Path(done.run), again.suggested(done), accept=False)}")
 
 
 def compared(
@@ -80,7 +116,7 @@ def compared(
     config: Config,
     options: Training,
     runtime: Runtime,
-    tell: Callable[[str], None],
+    tell: Tell,
     opened: Opener,
 ) -> dict[str, Recipe]:
     """What the protocol compares for a model: rates, 0.06 too for convolutions, BiT's rule for a ResNet."""
@@ -97,7 +133,7 @@ def compared(
     return candidates(recipe, convolutional=True, bit=runtime.agreed(bit))
 
 
-def voice(runtime: Runtime, emit: Emit) -> Callable[[str], None]:
+def voice(runtime: Runtime, emit: Emit) -> Tell:
     """How choices are told: on standard error, by one process, and not to a program."""
     return lambda text: warn(text) if runtime.main and not emit else None
 
@@ -132,14 +168,14 @@ def settled(
     default: str,
     out: Path,
     runtime: Runtime,
-    tell: Callable[[str], None],
+    tell: Tell,
     opened: Opener,
 ) -> tuple[Recipe, Config, Runtime, dict[str, Any]]:
     """The complete recipe, its model's configuration, how it is spread, and what it will take."""
-    recipe = make_recipe(data, options, default)
-    old = runtime.agreed(automatic.remembered(recipe, options, out))
-    recipe = override(old or recipe, options.set)
-    splits = opened(replace(recipe, against=()), None)
+    request = asked_for(data, options, default)
+    old = runtime.agreed(again.remembered(request, out))
+    recipe = override(old or request.recipe, options.set)
+    splits = opened(replace(recipe, against=()), out)
     if old is None:
         for text in warnings(splits, recipe):
             tell(text)
@@ -226,6 +262,9 @@ def tell_result(told: dict[str, Any]) -> None:
         next_verbs = [f"finetune DATA --weights {told['run']}"]
     else:
         say(in_short(told["test"], f"{told['test']['split']} images"))
+    if before := again.result_before(Path(told["run"])):
+        path, test = before
+        say(f"before it was trained on ({path}): {in_short(test, 'test images')}")
     say(f"the model: {told['model']}")
     drawn = Path(told["run"]) / REPORT
     if drawn.exists():

@@ -1,7 +1,9 @@
 """Lengths of training and the learning rate: pure functions of the step."""
 
 import math
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from vitkit.training.ranges import check_ranges
 
@@ -55,3 +57,49 @@ class Schedule:
         else:
             rate = self.rate
         return rate * min(1.0, step / self.warmup) if self.warmup else rate
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a run with a schedule of its own: the first, or one by which a finished run is trained on."""
+
+    start: int  # the step at which it begins
+    steps: int
+    schedule: Schedule
+
+    @property
+    def end(self) -> int:
+        return self.start + self.steps
+
+    def rate(self, step: int) -> float:
+        return self.schedule.at(step - self.start, self.steps)
+
+
+def parse_stages(texts: Sequence[str]) -> list[tuple[int, int]]:
+    """'40+20' -> (40, 20): at step 40, by 20 steps; each begins after the one before, at its end at most."""
+    found: list[tuple[int, int]] = []
+    for text in texts:
+        if not (match := re.fullmatch(r"([0-9]{1,10})\+([0-9]{1,10})", text)) or not int(match[2]):
+            raise ValueError(f"more_steps: {text!r} is not of the form START+STEPS, as in 40+20")
+        start, steps = int(match[1]), int(match[2])
+        if start < 1 or (found and not found[-1][0] < start <= sum(found[-1])):
+            raise ValueError(f"more_steps: {text!r} does not begin within or after what is before it")
+        found.append((start, steps))
+    return found
+
+
+def stages(length: int, schedule: Schedule, more: Sequence[str] = ()) -> list[Stage]:
+    """The stages of a run of `length` steps that was trained on by `more`.
+
+    Each restarts the schedule: the warm-up, at most a tenth of the stage, then the peak rate and its decay.
+    """
+    found = [Stage(0, length, schedule)]
+    for start, steps in parse_stages(more):
+        short = replace(schedule, warmup=min(schedule.warmup, steps // 10))
+        found.append(Stage(start, steps, short))
+    return found
+
+
+def stage_at(found: Sequence[Stage], step: int) -> Stage:
+    """The stage to which a step belongs: the one that began last."""
+    return max((stage for stage in found if stage.start <= step), key=lambda stage: stage.start)

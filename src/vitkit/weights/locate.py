@@ -34,11 +34,24 @@ def locate(source: str | Path) -> tuple[Path, Origin]:
         weight = PUBLISHED[str(source)]
         path, sha256 = fetch(weight)
         return path, Origin(source=weight.address, licence=weight.licence, sha256=sha256)
+    raise unknown_name(source)
+
+
+def check_place(source: str | Path) -> None:
+    """Refuse what is no model before anything is done: nothing is fetched, and no array is read."""
+    path = Path(source)
+    if str(source) and path.exists():
+        weight_file(path)
+    elif str(source) not in PUBLISHED:
+        raise unknown_name(source)
+
+
+def unknown_name(source: str | Path) -> WeightsError:
     near = near_names(str(source))
     hint = (
         f"; did you mean {' or '.join(near)}?" if near else "; vitkit list weights shows the published names"
     )
-    raise WeightsError(f"no file, folder or published weights {str(source)!r}{hint}")
+    return WeightsError(f"no file, folder or published weights {str(source)!r}{hint}")
 
 
 def weight_file(path: Path) -> Path:
