@@ -12,7 +12,10 @@ import torch
 
 from vitkit.data.content import mark_file
 from vitkit.data.decode import read
+from vitkit.data.doctor import usable
 from vitkit.data.duplicates import against
+from vitkit.data.findings import Finding
+from vitkit.data.remote import Cache
 from vitkit.data.sources import SUFFIXES, Source, from_rows, open_data, walk
 from vitkit.data.sparse import SparseLabels
 from vitkit.data.splits import complete, join, subset
@@ -32,13 +35,24 @@ DECIDING = ("data", "objective", "train_on", "val", "test")  # fields that decid
 EVALUATION = {"squash": Preprocessing(), "centre": Preprocessing(resize="crop", crop=0.875)}
 
 
-def open_splits(recipe: Recipe, note: Path | None = None) -> dict[str, Source]:
+def open_splits(
+    recipe: Recipe,
+    note: Path | None = None,
+    *,
+    cache: Cache | None = None,
+    findings: list[Finding] | None = None,
+) -> dict[str, Source]:
     """train, val and test as the recipe wants them; no val where it is trained on.
 
     note: where it is written, or is already, what was taken out of train because it is in other sets too.
+    cache: for what is fetched. findings: a list that gets what the doctor reports of names and labels.
     """
     bare = recipe.objective == "masked" and are_bare(recipe.data)
-    opened = open_pictures(Path(recipe.data)) if bare else open_data(recipe.data)
+    opened = open_pictures(Path(recipe.data)) if bare else open_data(recipe.data, cache=cache)
+    if recipe.objective == "classify":
+        found = usable(opened, recipe.data)
+        if findings is not None:
+            findings.extend(found)
     everything = recipe.train_on == "train+val"
     splits = complete(opened, val=0.0 if everything else recipe.val, test=recipe.test)
     if everything and "val" in splits:
@@ -84,15 +98,23 @@ def counts(source: Source) -> np.ndarray:
     return np.bincount(source.labels, minlength=len(source.classes))
 
 
-def warnings(splits: dict[str, Source], recipe: Recipe) -> Iterator[str]:
-    """What a user should know of the splits before a classifier is trained on them, each in a line."""
+def warnings(
+    splits: dict[str, Source], recipe: Recipe, findings: Sequence[Finding] = ()
+) -> Iterator[str]:
+    """What a user should know of the data before a classifier is trained on it, each in a line.
+
+    First the doctor's own findings, then what is left in the splits that were made.
+    """
     if recipe.objective != "classify":
         return
+    for finding in findings:
+        if finding.severity == "warning":
+            yield f"warning: {finding.text} {finding.remedy}"
     classes, per_class = splits["train"].classes, counts(splits["train"])
-    rows = [
-        ("no training image", per_class == 0),
-        ("one or two training images", (per_class > 0) & (per_class < 3)),
-    ]
+    known = {name for finding in findings if finding.kind == "empty-class" for name in finding.classes}
+    rows = [("no training image", (per_class == 0) & [name not in known for name in classes])]
+    if recipe.subset:
+        rows.append(("one or two training images", (per_class > 0) & (per_class < 3)))
     if "val" not in splits and recipe.train_on == "train":
         yield "no image is left for val: nothing is evaluated before the end of the run"
     if recipe.report_on in splits:
@@ -108,13 +130,15 @@ class Kept:
     """An opener that keeps what it has opened, for several recipes on the same data."""
 
     opened: dict[Recipe, dict[str, Source]] = field(default_factory=dict)
+    cache: Cache | None = None  # for what is fetched
+    findings: list[Finding] = field(default_factory=list)  # what the doctor reports of names and labels
 
     def __call__(self, recipe: Recipe, note: Path | None = None) -> dict[str, Source]:
         if recipe.against:  # what is taken out is written down with each run
             return open_splits(recipe, note)
         key = only(recipe, DECIDING)
         if key not in self.opened:
-            self.opened[key] = open_splits(key)
+            self.opened[key] = open_splits(key, cache=self.cache, findings=self.findings)
         return checked(reduced(self.opened[key], recipe), recipe)
 
 

@@ -132,7 +132,7 @@ def settled(
     out: Path,
     runtime: Runtime,
     tell: Callable[[str], None],
-    opened: Opener,
+    opened: Kept,
 ) -> tuple[Recipe, Config, Runtime, dict[str, Any]]:
     """The complete recipe, its model's configuration, how it is spread, and what it will take."""
     recipe = make_recipe(data, options, default)
@@ -140,7 +140,7 @@ def settled(
     recipe = override(old or recipe, options.set)
     splits = opened(replace(recipe, against=()), None)
     if old is None:
-        for text in warnings(splits, recipe):
+        for text in warnings(splits, recipe, opened.findings):
             tell(text)
         recipe = automatic.fill_in(recipe, options, splits["train"], runtime, tell)
     runtime.share(recipe.batch)  # errors before anything takes time
