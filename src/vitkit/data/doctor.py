@@ -210,7 +210,8 @@ def structure(splits: Mapping[str, Source], files: dict[str, dict[str, list[str]
     few = [name for name, count in present.items() if 1 < count < FEW]
     if few:
         listed = some([f"{name}: {present[name]}" for name in few])
-        yield find("few-images", chain(*(mine[name] for name in few)), classes=few, train=train, listed=listed)
+        those = chain(*(mine[name] for name in few))
+        yield find("few-images", those, classes=few, train=train, listed=listed)
     if present and max(present.values()) > IMBALANCE * min(present.values()):
         ends = [max(present, key=present.__getitem__), min(present, key=present.__getitem__)]
         large, small = (f"{name!r} has {present[name]} images" for name in ends)

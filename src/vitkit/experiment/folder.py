@@ -18,7 +18,7 @@ from vitkit.weights.save import replace_file
 
 MAY_CHANGE = {  # fields with which a run may go on otherwise than it began: none decides what it comes to
     "about": "a text",
-    "evaluations": "how often val is looked at; not with patience, which stops by it",
+    "evaluations": "how often val is looked at; not where the best weights are kept, or patience stops by it",
     "micro_batch": "images in memory at a time: the same sums in another order, equal to rounding",
     "rates": "those that the protocol tries, each in a folder of its own",
     "convolution_rates": "the same for ResNets and hybrids",
@@ -62,18 +62,25 @@ def remains(out: Path) -> str:
 def claim(out: Path, recipe: Recipe) -> None:
     """The folder belongs to one recipe: a changed one is refused, with what changed and what may."""
     path = out / "recipe.json"
+    if not is_of(out, recipe):
+        replace_file(path, lambda beside: beside.write_text(to_json(recipe) + "\n"))
+
+
+def is_of(out: Path, recipe: Recipe) -> bool:
+    """Whether the folder holds a run of exactly this recipe; one of another recipe is an error."""
+    path = out / "recipe.json"
     if path.exists():
         old, new = asdict(read_recipe(path)), asdict(recipe)
-        may = [name for name in MAY_CHANGE if name != "evaluations" or not recipe.patience]
+        fixed = {"evaluations"} if recipe.patience or recipe.keeps_best else set()
+        may = [name for name in MAY_CHANGE if name not in fixed]
         changed = [f"{k}: {old[k]} -> {new[k]}" for k in new if old[k] != new[k] and k not in may]
         if changed:
             raise ValueError(
                 f"{out} holds a run of another recipe ({'; '.join(changed)}); give another --out. "
                 f"A run may go on with another {', '.join(may)}"
             )
-        if old == new:
-            return
-    replace_file(path, lambda beside: beside.write_text(to_json(recipe) + "\n"))
+        return old == new
+    return False
 
 
 def take(out: Path, recipe: Recipe, held: ExitStack) -> None:

@@ -82,7 +82,7 @@ def checked(splits: dict[str, Source], recipe: Recipe) -> dict[str, Source]:
             f"{place}: all {len(train)} training images are of one class, {listed}; a classifier needs two "
             "or more, each a folder of its own (or a label of its own in a table)"
         )
-    for name in (recipe.report_on, "val") if recipe.patience else (recipe.report_on,):
+    for name in (recipe.report_on, "val") if recipe.patience or recipe.keeps_best else (recipe.report_on,):
         if name not in splits or not len(splits[name]):
             raise ValueError(
                 f"{place}: no image for {name}: {len(train)} training images in {len(seen)} classes, and a "
@@ -98,9 +98,7 @@ def counts(source: Source) -> np.ndarray:
     return np.bincount(source.labels, minlength=len(source.classes))
 
 
-def warnings(
-    splits: dict[str, Source], recipe: Recipe, findings: Sequence[Finding] = ()
-) -> Iterator[str]:
+def warnings(splits: dict[str, Source], recipe: Recipe, findings: Sequence[Finding] = ()) -> Iterator[str]:
     """What a user should know of the data before a classifier is trained on it, each in a line.
 
     First the doctor's own findings, then what is left in the splits that were made.
@@ -178,7 +176,7 @@ def without(train: Source, places: Sequence[str], note: Path | None) -> Source:
     return train.take(np.array([i for i in range(len(train)) if i not in gone]))
 
 
-def start_model(recipe: Recipe, train_split: Source) -> Model:
+def start_model(recipe: Recipe, train_split: Source, load: Callable[[str], Model] = load) -> Model:
     """Published or own weights with a new zero head at the recipe's size, or a fresh model."""
     masked = recipe.objective == "masked"
     if train_split.multilabel and recipe.loss != "sigmoid" and not masked:

@@ -8,13 +8,13 @@ from typing import Any
 
 from vitkit.data.processes import check_sockets
 from vitkit.data.sources import Source
-from vitkit.evaluation.cost import forward_flops, parameters
-from vitkit.experiment.folder import stopping
+from vitkit.experiment.folder import is_of, stopping
 from vitkit.experiment.pace import seconds_a_step, seconds_to_start
 from vitkit.experiment.pages import REPORT
 from vitkit.experiment.protocol import called, candidates, follow, is_rate
 from vitkit.experiment.run import How, run
 from vitkit.experiment.start import Kept, Opener, start_model, warnings
+from vitkit.experiment.stopping import in_words
 from vitkit.experiment.supply import training_view
 from vitkit.models.variants import Config, Model, skeleton
 from vitkit.models.vit import ViTConfig, dropped
@@ -22,12 +22,13 @@ from vitkit.options import Training
 from vitkit.recipes import recipe as named_recipe
 from vitkit.recipes.finetune import bit_beside
 from vitkit.recipes.recipe import Recipe, override
-from vitkit.report.terminal import duration, print_facts, say, warn
+from vitkit.report.terminal import duration, say, warn
 from vitkit.tasks import automatic, report
-from vitkit.tasks.pace import shortened
+from vitkit.tasks.plan import data_opener, load_here, make_plan, print_plan, state_of, with_protocol
 from vitkit.tasks.use import Emit, in_short
 from vitkit.training.runtime import Runtime, choose, data_workers
 from vitkit.training.schedule import Duration
+from vitkit.weights.load import load
 
 
 def finetune(data: str, options: Training, *, protocol: bool = False, seeds: int = 3, emit: Emit) -> None:
@@ -56,16 +57,20 @@ def learn(data: str, options: Training, default: str, *, protocol: bool, seeds: 
         save_aside=options.save_aside, quiet=bool(emit), price_per_hour=options.price_per_hour,
         accept_changed_data=options.accept_changed_data,
     )  # fmt: skip
-    with runtime.joined(), stopping(out):
+    with runtime.joined(), stopping(out), data_opener(options.plan) as opened:
         tell = voice(runtime, emit)
-        opened = Kept()
-        recipe, config, runtime, facts = settled(data, options, default, out, runtime, tell, opened)
+        recipe, config, runtime, facts = settled(
+            data, options, default, out, runtime, tell, opened, protocol=protocol
+        )
         if protocol and recipe.objective != "classify":
             raise ValueError("the protocol compares classifiers: give --protocol when fine-tuning the result")
+        tried = compared(recipe, config, options, runtime, tell, opened) if protocol else {}
         if options.plan:
-            return emit(facts) if emit else print_facts(facts)
+            facts = with_protocol(facts, len(tried), seeds) if protocol else facts
+            if runtime.main:
+                emit(facts) if emit else print_plan(facts)
+            return
         if protocol:
-            tried = compared(recipe, config, options, runtime, tell, opened)
             told = follow(tried, out, runtime, how, seeds=seeds, say=tell, opened=opened)
             report.drawn(out, runtime, tell)
         else:
@@ -133,81 +138,60 @@ def settled(
     runtime: Runtime,
     tell: Callable[[str], None],
     opened: Kept,
+    *,
+    protocol: bool = False,
 ) -> tuple[Recipe, Config, Runtime, dict[str, Any]]:
-    """The complete recipe, its model's configuration, how it is spread, and what it will take."""
+    """The complete recipe, its model's configuration, how it is spread, and the plan where one is wanted."""
     recipe = make_recipe(data, options, default)
     old = runtime.agreed(automatic.remembered(recipe, options, out))
     recipe = override(old or recipe, options.set)
     splits = opened(replace(recipe, against=()), None)
+    choices: list[str] = []
+    note = choices.append if options.plan else tell
     if old is None:
         for text in warnings(splits, recipe, opened.findings):
             tell(text)
-        recipe = automatic.fill_in(recipe, options, splits["train"], runtime, tell)
+        recipe = automatic.fill_in(recipe, options, splits["train"], runtime, note)
+        if not protocol:
+            recipe = automatic.fill_stopping(recipe, options, splits)
     runtime.share(recipe.batch)  # errors before anything takes time
     training_view(recipe)
     if old is None:
-        recipe = automatic.fit_warmup(recipe, options, len(splits["train"]), tell)
-    model = start_model(recipe, splits["train"])
-    if (note := dropped(model.config, strict=options.strict_size)) and old is None:
-        tell(note)
+        recipe = automatic.fit_warmup(recipe, options, len(splits["train"]), note)
+    model = start_model(recipe, splits["train"], load_here if options.plan else load)
+    if (lost := dropped(model.config, strict=options.strict_size)) and old is None and not options.plan:
+        tell(lost)
     if options.spread == "auto":
-        runtime = automatic.fit_devices(recipe, model, runtime, tell)
+        runtime = automatic.fit_devices(recipe, model, runtime, note)
     if old is None:
-        recipe = automatic.fit_memory(recipe, options, model, runtime, tell)
-    if old is not None and not options.plan:
-        return recipe, model.config, runtime, {}
-    workers = data_workers(options.workers)
-    seconds = seconds_a_step(recipe, model, splits["train"], runtime, workers)
-    if seconds is None:
-        recipe, plan = runtime.agreed(recipe), planned(recipe, out, splits, model, runtime, None)
-        return recipe, model.config, runtime, plan
-    free = old is None and recipe.name == "finetune" and "length" not in automatic.given(options)
-    if free and not runtime.device.startswith("cuda"):
-        shorter = shortened(recipe, seconds, len(splits["train"]), automatic.BUDGET)
-        if shorter != recipe:
-            tell(f"{shorter.length.steps} steps: what a CPU does in half an hour; --steps for more")
-        recipe = shorter
+        recipe = automatic.fit_memory(recipe, options, model, runtime, note)
     recipe = runtime.agreed(recipe)
-    steps = recipe.length.in_steps(len(splits["train"]), recipe.batch)
-    tell(f"{steps} steps of {recipe.batch} images, about {duration(steps * seconds)}")
-    start = seconds_to_start(recipe, splits["train"], workers) if options.plan else 0.0
-    return recipe, model.config, runtime, planned(recipe, out, splits, model, runtime, seconds, start)
+    if options.plan:
+        plan = planned(recipe, out, splits, model, runtime, data_workers(options.workers))
+        return recipe, model.config, runtime, plan | {"choices": choices}
+    if old is None:
+        seconds = seconds_a_step(recipe, model, splits["train"], runtime, data_workers(options.workers))
+        tell(length_in_words(recipe, len(splits["train"]), seconds))
+    return recipe, model.config, runtime, {}
+
+
+def length_in_words(recipe: Recipe, images: int, seconds: float | None) -> str:
+    """The length of a run, its time where that was measured, and how to change it."""
+    steps = recipe.length.in_steps(images, recipe.batch)
+    time = "" if seconds is None else f", about {duration(steps * seconds)}"
+    return f"{steps} steps of {recipe.batch} images{time}; --steps or --epochs for another length"
 
 
 def planned(
-    recipe: Recipe,
-    out: Path,
-    splits: dict[str, Source],
-    model: Model,
-    runtime: Runtime,
-    seconds: float | None,
-    start: float = 0.0,
+    recipe: Recipe, out: Path, splits: dict[str, Source], model: Model, runtime: Runtime, workers: int
 ) -> dict[str, Any]:
-    """What a run would do and take, without doing it; so many seconds a step, and until the first batch."""
-    images = len(splits["train"])
-    steps = recipe.length.in_steps(images, recipe.batch)
-    here = recipe.micro_batch or recipe.batch // runtime.world
-    memory = automatic.memory_of(recipe, model, runtime, here)
-    return {
-        "run": str(out), "recipe": recipe.name, "start": recipe.weights or f"{recipe.model} from scratch",
-        **{f"{name}_images": len(part) for name, part in splits.items()},
-        "classes": len(splits["train"].classes), "parameters": parameters(model),
-        "image_size": f"{recipe.image_size[0]} x {recipe.image_size[1]}", **dropped_fact(model),
-        "batch": recipe.batch,
-        "steps": steps, "images_seen": steps * recipe.batch, "epochs": steps * recipe.batch / images,
-        "training_FLOPs": 3 * forward_flops(model.config) * steps * recipe.batch,
-        "memory_GB": memory.total / 1e9, "memory_free_GB": automatic.device_memory(runtime.device) / 1e9,
-        "largest_batch_at_once": automatic.largest_batch(recipe, model, runtime),
-        "seconds": start + steps * seconds if seconds else None,
-        "time": duration(start + steps * seconds) if seconds else "told once it runs",
-        "checkpoint_GB": (memory.parameters + memory.optimizer) / 1e9,
-    } | runtime.facts()  # fmt: skip
-
-
-def dropped_fact(model: Model) -> dict[str, str]:
-    """A row of the plan on pixels that lie in no patch, where there are such."""
-    note = dropped(model.config)
-    return {"pixels": note} if note else {}
+    """The plan, with the time of a step measured where there is anything left to train."""
+    is_of(out, recipe)
+    steps, seconds, start = recipe.length.in_steps(len(splits["train"]), recipe.batch), None, 0.0
+    if state_of(out, recipe, steps).action != "finished":
+        seconds = seconds_a_step(recipe, model, splits["train"], runtime, workers)
+        start = 0.0 if seconds is None else seconds_to_start(recipe, splits["train"], workers)
+    return make_plan(recipe, out, splits, model, runtime, seconds, start)
 
 
 def tell_result(told: dict[str, Any]) -> None:
@@ -225,6 +209,8 @@ def tell_result(told: dict[str, Any]) -> None:
         next_verbs = [f"finetune DATA --weights {told['run']}"]
     else:
         say(in_short(told["test"], f"{told['test']['split']} images"))
+    if told.get("kept"):
+        say(in_words(told["kept"], told["steps"]))
     say(f"the model: {told['model']}")
     drawn = Path(told["run"]) / REPORT
     if drawn.exists():
