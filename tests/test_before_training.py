@@ -1,5 +1,6 @@
 """What is known before the first step is said before the first step: splits, devices, stops, odd files."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -37,9 +38,9 @@ def no_model(monkeypatch):
 @pytest.mark.parametrize(
     "folders, phrases",
     [
-        ({"only": 9}, ["one class", "'only'"]),
-        ({"train/only": 9, "test/only": 3}, ["one class", "'only'"]),
-        ({"a": 1, "b": 1, "c": 1}, ["no image for test", "3 classes"]),
+        ({"only": 9, "empty": 0}, ["only 'only'", "'empty'"]),
+        ({"train/only": 9, "test/only": 3}, ["only 'only'"]),
+        ({"a": 1, "b": 1, "c": 1}, ["3, one of each class"]),
         ({"train/a": 9, "train/b": 9, "test/a": 0}, []),
     ],
     ids=["one class", "one class in splits", "one image each", "no test folder"],
@@ -75,7 +76,9 @@ def test_few_images_are_trained_on_with_a_line_for_each_shortage(tmp_path, capsy
     assert run("finetune", tmp_path / "data", "--out", tmp_path / "run", *options) == 0
     told = capsys.readouterr().err.splitlines()
     assert any("no image is left for val" in line for line in told)
-    assert any("3 of 3 classes have one or two training images: 'a', 'b', 'single'" in line for line in told)
+    assert any(line.startswith("warning: ") and "only 5 in all" in line for line in told)
+    assert any("warning: " in line and "with one image" in line and "'single'" in line for line in told)
+    assert any("under 5 images" in line and "'a: 2', 'b: 2'" in line for line in told)
     assert any("1 of 3 classes have no test image: 'single'" in line for line in told)
 
 
@@ -84,10 +87,41 @@ def test_classes_without_a_training_image_are_named(tmp_path, capsys):
     names = np.array(["a", "b", "never"])
     np.savez(tmp_path / "d.npz", images=images, labels=np.arange(40) % 2, classes=names)
     assert run("finetune", tmp_path / "d.npz", "--out", tmp_path / "run", *TINY, "--plan") == 0
-    assert "1 of 3 classes have no training image: 'never'" in capsys.readouterr().err
+    assert "without an image in the data: 'never'" in capsys.readouterr().err
     np.savez(tmp_path / "d.npz", images=images, labels=np.ones(40, int), classes=names)
     assert run("finetune", tmp_path / "d.npz", "--out", tmp_path / "run", *TINY, "--plan") == 2
-    assert "one class, 'b'" in capsys.readouterr().err
+    assert "only 'b'; no image in 'a', 'never'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "folders",
+    [
+        {"only": 30},
+        {"only": 30, "empty": 0},
+        {"a": 30, "b": 30, "empty": 0},
+        {"a": 5, "b": 5},
+        {"a": 30, "b": 1},
+        {"a": 30, "b": 2, "c": 30},
+        {"a": 1, "b": 1},
+        {"a": 12, "b": 140},
+        {"a": 20, "b": 20},
+    ],
+    ids=str,
+)
+def test_finetune_refuses_and_warns_as_the_doctor_does(folders, tmp_path, capsys):
+    for name, count in folders.items():
+        draw(tmp_path / "data" / name, count)
+    code = run("doctor", tmp_path / "data", "--quick", "--json")
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    got = run("finetune", tmp_path / "data", "--out", tmp_path / "run", *TINY, "--plan")
+    told = capsys.readouterr().err
+    assert (code, got) in ((0, 0), (1, 2))
+    shown = "error" if code else "warning"
+    wanted = [f"{one['text']} {one['remedy']}" for one in findings if one["severity"] == shown]
+    assert all(text in told for text in wanted) and told.count("warning: ") == (0 if code else len(wanted))
+    assert (folders == {"a": 20, "b": 20}) == (not findings)
+    if code:
+        assert told.count("\n") == 1 and str(tmp_path / "data") in told
 
 
 def interrupted(*_, **__):

@@ -51,15 +51,16 @@ def published(monkeypatch, tmp_path):
 
 def test_without_options_it_chooses_and_says_why(photos, tmp_path, monkeypatch, capsys):
     published(monkeypatch, tmp_path)
-    monkeypatch.setattr(automatic, "BUDGET", 0.5)
+    monkeypatch.setattr(automatic, "CPU_IMAGES", 80)
     out = tmp_path / "run"
     assert run("finetune", photos, "--out", out, "--workers", "0", "--device", "cpu", "--json") == 0
     told = json.loads((out / "recipe.json").read_text())
-    assert told["image_size"] == [224, 224] and told["batch"] == 8 and told["length"]["steps"] < 500
+    assert told["image_size"] == [224, 224] and told["batch"] == 8 and told["length"]["steps"] == 20
+    assert (told["keep"], told["patience"]) == ("best", 5)
     before = (out / "recipe.json").read_bytes()
     capsys.readouterr()
-    # the same command again goes on with the choices of the first time, whatever the clock says now
-    monkeypatch.setattr(automatic, "BUDGET", 3.0)
+    # the same command again goes on with the choices of the first time, whatever the rule is now
+    monkeypatch.setattr(automatic, "CPU_IMAGES", 8000)
     assert run("finetune", photos, "--out", out, "--workers", "0", "--device", "cpu") == 0
     assert (out / "recipe.json").read_bytes() == before
     assert "vitkit predict" in capsys.readouterr().out
@@ -102,10 +103,9 @@ def test_a_plan_tells_memory_and_time_and_does_nothing(tmp_path, capsys):
 def test_a_shortened_run_warms_up_for_a_tenth_of_it(tmp_path, words, warmup):
     options = Training(model="ViT-Ti/4", recipe="masked", image_size="16", batch=8, steps=words[1],
                        set=tuple(words[3:]), out=tmp_path / "run", device="cpu", plan=True)  # fmt: skip
-    said: list[str] = []
-    made, *_ = settled("digits", options, "pretrain", tmp_path / "run", Runtime(), said.append, Kept())
-    assert made.schedule.warmup == warmup
-    assert any("steps of warm-up" in text for text in said) == (warmup == 3)
+    made, *_, plan = settled("digits", options, "pretrain", tmp_path / "run", Runtime(), print, Kept())
+    assert made.schedule.warmup == plan["warmup"] == warmup
+    assert any("steps of warm-up" in text for text in plan["choices"]) == (warmup == 3)
 
 
 @pytest.mark.parametrize("name", ["ViT-Ti/16", "ViT-L/16", "BiT-R50x1"])

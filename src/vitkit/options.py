@@ -16,6 +16,11 @@ BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 FEWEST_BYTES, MOST_BYTES = 10**3, 10**10
 
 
+IN_RECIPES = (  # options that a recipe has under the same name
+    "weights", "model", "batch", "seed", "subset", "against", "split_of", "keep", "patience",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Range:
     """The numbers that a flag or a field takes, with both ends unless it says otherwise."""
@@ -38,8 +43,15 @@ class Range:
 
 
 BATCH, RATE, SHARE = Range(1, 65_536), Range(0, 1000), Range(0, 1)  # of flags and of a recipe's fields alike
-PENALTY = Range(1e-30, 1e30)
+PENALTY, PATIENCES = Range(1e-30, 1e30), Range(0, 10**6)
 STEPS, EPOCHS, SHOTS, SEEDS = Range(1, 10**9), Range(1e-6, 1e6), Range(1, 1_000_000), Range(1, 1000)
+
+
+PATIENCE = 5  # evaluations without a better one after which a fine-tuning stops; it has 10
+LENGTH = (  # of a fine-tuning, as tasks.automatic.steps_for computes it
+    "by the training images: on a GPU 500, 10,000 from 20,000 images, 20,000 from 500,000; on a CPU as many "
+    "as see 12,800 images, at most 500, but two passes at least. The speed of the machine does not matter"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +75,27 @@ class Training:
         bool, arg(help="Refuse a resolution that is no whole number of patches; else its rest is dropped.")
     ] = False
     batch: Annotated[int | None, arg(metavar="N", help="Images a step, over all processes.")] = None
-    steps: Annotated[int | None, arg(metavar="N", help="Length of the run.")] = None
+    steps: Annotated[
+        int | None,
+        arg(metavar="N", help="Length of the run.", help_behavior_hint=f"(default: {LENGTH})"),
+    ] = None
     epochs: Annotated[float | None, arg(metavar="X", help="Length in passes over the data.")] = None
+    keep: Annotated[
+        Literal["best", "last"] | None,
+        arg(
+            metavar="best|last",
+            help="The weights that the run ends with: best on the validation images, or last.",
+            help_behavior_hint="(default: best where there are validation images; last for a paper's recipe)",
+        ),
+    ] = None
+    patience: Annotated[
+        int | None,
+        arg(
+            metavar="N",
+            help="Stop early after so many evaluations in a row without a better one; 0: never.",
+            help_behavior_hint=f"(default: {PATIENCE} of 10 where best weights are kept; 0 for a paper's)",
+        ),
+    ] = None
     lr: Annotated[float | None, arg(metavar="X", help="Peak learning rate.")] = None
     seed: Annotated[int | None, arg(metavar="N", help="Decides every random choice.")] = None
     subset: Annotated[
@@ -123,14 +154,13 @@ class Training:
         str,
         arg(metavar="RUN", help="Images stay in train, val or test as in this run; new ones are divided."),
     ] = ""
-    plan: Annotated[bool, arg(help="Say what would happen, and do nothing.")] = False
+    plan: Annotated[
+        bool, arg(help="Only say what would happen: nothing is trained, downloaded or written.")
+    ] = False
 
     def changes(self) -> dict[str, Any]:
         """What was given of the fields that a recipe has under the same name."""
-        given = {
-            name: getattr(self, name)
-            for name in ("weights", "model", "batch", "seed", "subset", "against", "split_of")
-        }
+        given = {name: getattr(self, name) for name in IN_RECIPES}
         size = parse_size(self.image_size)
         return {k: v for k, v in (given | {"image_size": size}).items() if v not in (None, "", ())}
 

@@ -136,7 +136,7 @@ def test_a_plan_says_it_once_and_strict_size_refuses(tmp_path, capsys):
              "--out", tmp_path / "run", "--device", "cpu"]  # fmt: skip
     assert exit_code(*words) == 0
     told = capsys.readouterr()
-    assert told.err.count("48x48") == 1 and "42x42" in told.err
+    assert not told.err and told.out.count("48x48") == 1 and "42x42" in told.out
     assert exit_code(*words, "--json") == 0
     assert "42x42" in json.loads(capsys.readouterr().out)["pixels"]
     assert exit_code(*words, "--strict-size") == 2

@@ -101,7 +101,7 @@ BY_HAND: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "the last weights are kept and not the best", "src/vitkit/experiment/run.py",
-        "if self.recipe.patience and best.exists():", "if False:", KEPT,
+        "if self.recipe.keeps_best and best.exists():", "if False:", KEPT,
     ),
     (
         "the end of a run is no candidate", "src/vitkit/experiment/run.py",

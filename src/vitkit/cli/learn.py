@@ -73,9 +73,11 @@ def finetune(
 ) -> None:
     """A classifier from your images: train, test, save one model file. The same command again resumes.
 
-    Without options it chooses weights, resolution, batch and length for this machine, and says why.
+    Without options it chooses weights, resolution, batch and length by the data and the kind of device (CPU
+    or GPU), and says why; --plan shows all of it first.
 
     $ vitkit finetune photos/
+    $ vitkit finetune photos/ --plan
     $ vitkit finetune photos.zip --weights Ti_16.npz --steps 200 --lr 0.003
     $ vitkit finetune digits --model ViT-Ti/4 --image-size 16
     $ vitkit finetune pets/ --weights ViT-B/16.augreg-i21k --recipe pets --protocol

@@ -6,7 +6,8 @@ import stat
 import struct
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,7 @@ class Remembered:
         self.rows: np.ndarray | None = None  # as stored, in the order of `starts`; None: not loaded
         self.starts = np.empty(0, np.uint64)
         self.new: dict[bytes, bytes] = {}
+        self.writes = True
 
     @property
     def path(self) -> Path:
@@ -120,6 +122,8 @@ class Remembered:
 
     def save(self) -> None:
         """Write what is new, and forget what was loaded."""
+        if not self.writes:
+            return
         with self.turn:
             new, self.new, self.rows = self.new, {}, None
         if not new:
@@ -132,6 +136,15 @@ class Remembered:
                 content = rows[np.sort(first)][-MOST:].tobytes()
                 with replaced(self.path) as file:
                     file.write(content + hashlib.sha256(content).digest())
+
+    @contextmanager
+    def in_memory(self) -> Iterator[None]:
+        """Inside, nothing is written: what is new stays in the memory of this process."""
+        before, self.writes = self.writes, False
+        try:
+            yield
+        finally:
+            self.writes = before
 
     def stored(self) -> np.ndarray:
         with suppress(OSError, ValueError, RuntimeError):

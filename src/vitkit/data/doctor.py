@@ -20,7 +20,9 @@ from vitkit.data.findings import Finding, find, some
 from vitkit.data.names import folded
 from vitkit.data.sources import Source
 
-FEW, IMBALANCE = 5, 10  # images of a class to learn from; the largest class to the smallest
+FEW, FEW_IN_ALL = 5, 20  # images of a class, and of all classes, to learn from
+IMBALANCE = 10  # the largest class to the smallest
+MANY = 1_000_000  # images up to which a training goes through all names first
 TINY, ENORMOUS, LONG = 32, 20_000_000, 5  # shorter side; pixels; longer side to shorter
 NEAR, FLAT = 3, 8  # bits in which near-duplicates differ at most; grey levels that show nothing to hash
 COLUMNS = [0, 2, 4, 6, 1, 3, 5, 7]  # of a hash: each half gets one of the margins, which are often flat
@@ -72,10 +74,7 @@ def examine(splits: Mapping[str, Source], *, deep: bool = True, workers: int = 4
 
     A file is named by its key, after its split ("test:000001") where several splits have that key.
     """
-    usual = ("train", "all", "val", "test")
-    splits = {s: splits[s] for s in sorted(splits, key=lambda s: (usual.index(s) if s in usual else 4, s))}
-    held = Counter(key for source in splits.values() for key in set(source.keys))
-    names = {s: [f"{s}:{k}" if held[k] > 1 else k for k in source.keys] for s, source in splits.items()}
+    splits, names = ordered(splits), file_names(splits)
     looks: list[Look] = []
     with warnings.catch_warnings(), ThreadPoolExecutor(workers) as pool:
         warnings.simplefilter("ignore")  # Pillow's, about what is told of the same file here
@@ -102,6 +101,33 @@ def examine(splits: Mapping[str, Source], *, deep: bool = True, workers: int = 4
     share = {"non_square": sum(w != h for w, h in sizes) / max(len(sizes), 1)}
     modes = Counter(tag.removeprefix("mode-") for one in looks for tag in one.tags if tag.startswith("mode-"))
     return Report(numbers, sides | share if sizes else {}, dict(sorted(modes.items())), tuple(findings))
+
+
+def ordered(splits: Mapping[str, Source]) -> dict[str, Source]:
+    usual = ("train", "all", "val", "test")
+    return {s: splits[s] for s in sorted(splits, key=lambda s: (usual.index(s) if s in usual else 4, s))}
+
+
+def file_names(splits: Mapping[str, Source]) -> dict[str, list[str]]:
+    """What a finding calls each file: its key, after its split where several splits have that key."""
+    held = Counter(key for source in splits.values() for key in set(source.keys))
+    return {s: [f"{s}:{k}" if held[k] > 1 else k for k in source.keys] for s, source in splits.items()}
+
+
+def usable(splits: Mapping[str, Source], place: str) -> list[Finding]:
+    """What names and labels show, as the doctor reports it; an error among it is raised.
+
+    Every training asks this of its data before anything else, so that it accepts what the doctor accepts.
+    Of more than a million images it is not asked: that takes long, and they are no beginner's folder.
+    """
+    if sum(map(len, splits.values())) > MANY:
+        return []
+    names = file_names(splits)
+    files = {split: files_by_class(source, names[split]) for split, source in ordered(splits).items()}
+    findings = list(structure(ordered(splits), files))
+    if errors := [finding for finding in findings if finding.severity == "error"]:
+        raise ValueError(f"{place}: " + " ".join(f"{one.text} {one.remedy}" for one in errors))
+    return findings
 
 
 def preflight(source: Source, bad: BadFiles, *, sample: int = 1000, workers: int = 4) -> None:
@@ -163,12 +189,13 @@ def structure(splits: Mapping[str, Source], files: dict[str, dict[str, list[str]
     odd = [name for name in sorted(set(chain(*files.values()))) if FOLDERS & set(name.lower().split("/"))]
     if odd:
         yield find("folder-name", classes=odd)
-    train = next((split for split in ("train", "all") if split in splits), None)
-    if train is None:  # data to evaluate on
+    where = next((split for split in ("train", "all") if split in splits), None)
+    if where is None:  # data to evaluate on
         return
-    present = {name: len(those) for name, those in files[train].items() if those}
-    if len(present) < 2 and not splits[train].multilabel:
-        yield find("one-class", classes=present, train=train)
+    train = "the data" if where == "all" else where
+    mine = files[where]
+    present = {name: len(those) for name, those in mine.items() if those}
+    yield from too_few(splits[where], train, present, alone=len(splits) == 1)
     for split, parts in files.items():
         strange = [name for name in parts if parts[name] and name not in present]
         absent = [name for name in present if not parts.get(name)]
@@ -179,16 +206,34 @@ def structure(splits: Mapping[str, Source], files: dict[str, dict[str, list[str]
             yield find("class-not-in-split", classes=absent, split=split, train=train)
     single = [name for name, count in present.items() if count == 1]
     if single:
-        yield find("one-image", chain(*(files[train][name] for name in single)), classes=single, train=train)
-    few = [name for name, those in files[train].items() if len(those) < FEW and name not in single]
+        yield find("one-image", chain(*(mine[name] for name in single)), classes=single, train=train)
+    few = [name for name, count in present.items() if 1 < count < FEW]
     if few:
-        those = chain(*(files[train][name] for name in few))
-        listed = some([f"{name}: {len(files[train][name])}" for name in few])
+        listed = some([f"{name}: {present[name]}" for name in few])
+        those = chain(*(mine[name] for name in few))
         yield find("few-images", those, classes=few, train=train, listed=listed)
     if present and max(present.values()) > IMBALANCE * min(present.values()):
         ends = [max(present, key=present.__getitem__), min(present, key=present.__getitem__)]
         large, small = (f"{name!r} has {present[name]} images" for name in ends)
         yield find("imbalance", classes=ends, train=train, large=large, small=small)
+
+
+def too_few(source: Source, train: str, present: Mapping[str, int], *, alone: bool) -> Iterator[Finding]:
+    """Classes or images that are missing altogether; `present` are the images of each class to train on.
+
+    alone: whether the data has no other split, so that images to test on are split off.
+    """
+    total = len(source)
+    absent = [*source.empty, *(name for name in sorted(source.classes) if name not in present)]
+    if len(present) < 2 and not source.multilabel:
+        beside = f"; no image in {some(absent)}" if absent else ""
+        yield find("one-class", classes=present, train=train, beside=beside)
+    elif absent:
+        yield find("empty-class", classes=absent, train=train)
+    if alone and len(present) > 1 and max(present.values()) == 1 and not source.multilabel:
+        yield find("nothing-to-test", classes=present, train=train, count=str(total))
+    elif total < FEW_IN_ALL:
+        yield find("few-in-all", train=train, count=str(total))
 
 
 def look(source: Source, index: int, split: str, name: str) -> Look:

@@ -19,9 +19,18 @@ KINDS = {  # severity, text, remedy; a remedy stays one line
     "class-not-in-train": ("error", "Classes of {split} without an image in {train}: {classes}",
         "Look for another spelling in {train} (case and spaces count); else move images of them there, or "
         "delete these classes from {split}"),
-    "one-class": ("error", "Classes with images in {train}: only {classes}",
-        "Put the images of each class in a folder of its own, as DATA/cat/1.jpg and DATA/dog/2.jpg, or write "
-        "a .csv with the columns path and label"),
+    "one-class": ("error", "Classes with images in {train}: only {classes}{beside}",
+        "A classifier needs two or more. Put the images of each class in a folder of its own, as "
+        "DATA/cat/1.jpg and DATA/dog/2.jpg, or write a .csv with the columns path and label"),
+    "nothing-to-test": ("error", "Images in {train}: {count}, one of each class",
+        "Add images: a class needs two different ones at least, one to learn from and one to test on, and 50 "
+        "or more for a result that means something"),
+    "empty-class": ("warning", "Classes without an image in {train}: {classes}",
+        "Add images of them, or delete the empty folders: a folder without an image that can be read makes "
+        "no class, and a class without one is never predicted"),
+    "few-in-all": ("warning", "Images in {train}: only {count} in all",
+        "Add images, 50 or more of each class if you can: so few teach little, and the result on the few "
+        "that are held out says little"),
     "duplicates": ("warning", "Images more than once in {place}: {g}, as {first}",
         "Delete all but one of each group, or leave them if they count double on purpose; " + LISTED),
     "near-duplicates": ("warning", "Images that look alike in {place}: {g} groups, as {first}",

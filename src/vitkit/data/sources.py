@@ -54,6 +54,7 @@ class Source:
     size: Callable[[int], int] | None = None  # bytes of an image's file, without reading it
     identity: str = ""  # a digest of all names, labels and contents, where an index holds their checksums
     marks: np.ndarray | None = None  # (N,) of the digests of all images, where they were computed already
+    empty: tuple[str, ...] = ()  # folders that hold no image, and so make no class
 
     def __post_init__(self) -> None:
         if isinstance(self.labels, np.ndarray) and self.labels.ndim == 2:  # of 0 and 1
@@ -123,7 +124,8 @@ def open_folder(path: Path) -> dict[str, Source]:
         return open_shards(path.name, path / INDEX)
     if published := open_published(path):
         return published
-    names = sorted(walk(path))
+    folders: list[str] = []
+    names = sorted(walk(path, folders))
     suffixes = {os.path.splitext(name)[1].lower() for name in names}
     if suffixes.isdisjoint(SUFFIXES):
         if ".parquet" in suffixes:
@@ -132,7 +134,7 @@ def open_folder(path: Path) -> dict[str, Source]:
             raise ValueError(f"{path}: tar shards without {INDEX}; 'vitkit shard {path} {path}' writes it")
     return open_tree(
         path.name or str(path), names, lambda key: read(path / key), lambda key: mark_file(path / key),
-        size=lambda key: os.stat(path / key).st_size,
+        size=lambda key: os.stat(path / key).st_size, folders=folders,
     )  # fmt: skip
 
 
@@ -168,8 +170,11 @@ def open_parquet(path: Path) -> dict[str, Source]:
     return found
 
 
-def walk(root: Path) -> Iterator[str]:
-    """Every file below a folder by its relative name; hidden ones are left out, links in a circle too."""
+def walk(root: Path, folders: list[str] | None = None) -> Iterator[str]:
+    """Every file below a folder by its relative name; hidden ones are left out, links in a circle too.
+
+    folders: a list that gets the relative name of every folder on the way.
+    """
     pending = [("", root)]
     seen = set()
     while pending:
@@ -178,6 +183,8 @@ def walk(root: Path) -> Iterator[str]:
         if (status.st_dev, status.st_ino) in seen:
             continue
         seen.add((status.st_dev, status.st_ino))
+        if folders is not None and prefix:
+            folders.append(prefix.rstrip("/"))
         with os.scandir(folder) as entries:
             for entry in entries:
                 if hidden(entry.name):
@@ -203,6 +210,7 @@ def open_tree(
     digest: Callable[[str], bytes] | None = None,
     skipped: Sequence[str] = (),
     size: Callable[[str], int] | None = None,
+    folders: Sequence[str] = (),
 ) -> dict[str, Source]:
     """Files named [split/]class/.../image: the folders between are the class, nested ones joined by '/'."""
     images = [n for n in names if n.lower().endswith(SUFFIXES)]
@@ -220,10 +228,22 @@ def open_tree(
     if bare:
         raise ValueError(f"{name}: {len(bare)} images lie in no class folder, the first {bare[0]!r}; "
                          "expected [train|val|test/]class/image")  # fmt: skip
-    return {
+    empty = without_images(folders, [n for n in names if n.lower().endswith(SUFFIXES)])
+    made = {
         where: from_rows(name, rows, fetch, skipped, digest=digest, size=size)
         for where, rows in groups.items()
     }
+    return {where: replace(source, empty=empty) for where, source in made.items()}
+
+
+def without_images(folders: Sequence[str], images: Sequence[str]) -> tuple[str, ...]:
+    """The folders with no image in or below them, the outermost of each branch; not those named as splits."""
+    used = {""}
+    for name in images:
+        while (name := name.rpartition("/")[0]) not in used:
+            used.add(name)
+    outermost = [one for one in folders if one not in used and one.rpartition("/")[0] in used]
+    return tuple(sorted(one for one in outermost if one.rpartition("/")[2].lower() not in SPLITS))
 
 
 def without_common_root(names: list[str]) -> list[str]:

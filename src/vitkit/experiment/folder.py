@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from vitkit.data.archives import naming
 from vitkit.data.batches import SIGNALS
+from vitkit.options import IN_RECIPES
 from vitkit.recipes.recipe import Recipe, flat, read_recipe, to_json
 from vitkit.training.checkpoint import complete
 from vitkit.training.schedule import Duration, parse_stages
@@ -21,7 +22,7 @@ from vitkit.weights.save import replace_file
 MODEL, RESULT = "model.safetensors", "result.json"
 MAY_CHANGE = {  # fields with which a run may go on otherwise than it began: none decides what it comes to
     "about": "a text",
-    "evaluations": "how often val is looked at; not with patience, which stops by it",
+    "evaluations": "how often val is looked at; not where the best weights are kept, or patience stops by it",
     "micro_batch": "images in memory at a time: the same sums in another order, equal to rounding",
     "rates": "those that the protocol tries, each in a folder of its own",
     "convolution_rates": "the same for ResNets and hybrids",
@@ -86,7 +87,7 @@ def check_recipe(out: Path, old: Recipe, new: Recipe) -> None:
 
 def changed_flags(old: Recipe, new: Recipe) -> list[str]:
     """What would change the run, as flags with the old and the new value: '--steps 40 -> 60'."""
-    may = {name for name in MAY_CHANGE if name != "evaluations" or not new.patience}
+    may = {name for name in MAY_CHANGE if name != "evaluations" or not (new.patience or new.keeps_best)}
     if new.more_steps[: len(old.more_steps)] == old.more_steps:  # it is trained on
         may.add("more_steps")
     if same_place(old.data, new.data):
@@ -120,7 +121,18 @@ def flag_of(field: str) -> str:
     if field == "data":
         return "DATA "
     names = {"name": "recipe", "schedule.rate": "lr"}
-    own = ("weights", "model", "batch", "seed", "subset", "against", "image_size", "split_of")
+    own = (
+        "weights",
+        "model",
+        "batch",
+        "seed",
+        "subset",
+        "against",
+        "image_size",
+        "split_of",
+        "keep",
+        "patience",
+    )
     if name := names.get(field, field if field in own else ""):
         return f"--{name.replace('_', '-')} "
     return f"--set {field}="

@@ -92,7 +92,7 @@ def retrain(
     opened: Opener = open_splits,
 ) -> dict[str, Any]:
     """The chosen recipe on all of train, tested; a file protocol.json with all that was compared."""
-    final = replace(recipe, train_on="train+val", patience=0)
+    final = replace(recipe, train_on="train+val", patience=0, keep="auto")
     results = []
     for seed in range(recipe.seed, recipe.seed + seeds):
         results.append(finished(replace(final, seed=seed), out / f"seed-{seed}", runtime, how, say, opened))

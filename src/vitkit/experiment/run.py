@@ -15,7 +15,7 @@ from vitkit.data.doctor import preflight
 from vitkit.data.order import Order
 from vitkit.data.sources import Source
 from vitkit.evaluation.energy import Meter
-from vitkit.experiment import evidence
+from vitkit.experiment import evidence, stopping
 from vitkit.experiment.aim import bare, learner, objective_of, plain, preparation
 from vitkit.experiment.fingerprint import check_data
 from vitkit.experiment.folder import MODEL, Interrupted, news, remains, signals, take
@@ -233,7 +233,7 @@ class Work:
     @property
     def stopped(self) -> bool:
         """Whether the run has ended early; it stays so when the command is given again."""
-        return bool(self.recipe.patience and self.memory["since"] >= self.recipe.patience)
+        return stopping.stopped(self.recipe, self.memory)
 
     def write(self, **numbers: Any) -> None:
         if self.journal:
@@ -247,12 +247,9 @@ class Work:
             self.live.say(f"step {self.state.step}: {in_words(found, 'validation')}")
             if self.recipe.fewshot_when == "evaluations" and self.state.step < self.total:
                 self.write(**self.few_shots())  # at the end: of the weights that are kept
-            best, reached = self.memory["best"], -found.loss if found.top1 is None else found.top1
-            self.memory["since"] = 0 if best is None or reached > best else self.memory["since"] + 1
-            if self.memory["since"] == 0:
-                self.memory["best"] = reached
-                if self.recipe.patience:
-                    self.save_model("best.safetensors")
+            self.memory |= stopping.after_evaluation(self.memory, found, self.state.step)
+            if self.memory["since"] == 0 and self.recipe.keeps_best:
+                self.save_model(stopping.BEST)
         if self.state.step in starts(self.stages):  # from here on it is trained on
             self.memory["since"] = 0
         self.memory["evaluated"] = self.state.step
@@ -288,9 +285,9 @@ class Work:
         return model
 
     def keep(self) -> None:
-        """Into the model: the best evaluated weights with patience, else the last or their average."""
-        best = self.out / "best.safetensors"
-        if self.recipe.patience and best.exists():
+        """Into the model: the weights that did best on val, or the last or their average."""
+        best = self.out / stopping.BEST
+        if self.recipe.keeps_best and best.exists():
             fill(self.state.model, load(best).state_dict())
         else:
             swap_average(self.state.average, self.state.model)
@@ -304,7 +301,8 @@ class Work:
         cost = self.cost(model)
         told = {f"cost_{k}": v for k, v in cost.items() if isinstance(v, int | float)}
         self.write(**numbers(found, "test"), **few, **told)
-        result = Result(str(self.out), str(self.out / MODEL), self.state.step, test, cost)
+        kept = stopping.kept(self.recipe, self.memory, self.state.step, self.total)
+        result = Result(str(self.out), str(self.out / MODEL), self.state.step, test, cost, kept)
         if self.runtime.main:
             text = json.dumps(result.to_json(), indent=2)
             replace_file(self.out / "result.json", lambda beside: beside.write_text(text))

@@ -12,7 +12,10 @@ import torch
 
 from vitkit.data.content import mark_file
 from vitkit.data.decode import read
+from vitkit.data.doctor import usable
 from vitkit.data.duplicates import against
+from vitkit.data.findings import Finding
+from vitkit.data.remote import Cache
 from vitkit.data.sources import SUFFIXES, Source, from_rows, open_data, walk
 from vitkit.data.sparse import SparseLabels
 from vitkit.data.splits import Placed, complete, join, subset
@@ -34,13 +37,20 @@ REMOVED = "removed.json"  # of a run folder: what was taken out of train because
 EVALUATION = {"squash": Preprocessing(), "centre": Preprocessing(resize="crop", crop=0.875)}
 
 
-def open_splits(recipe: Recipe, out: Path | None = None) -> dict[str, Source]:
+def open_splits(
+    recipe: Recipe,
+    out: Path | None = None,
+    *,
+    cache: Cache | None = None,
+    findings: list[Finding] | None = None,
+) -> dict[str, Source]:
     """train, val and test as the recipe wants them; no val where it is trained on.
 
     out: the run folder. Images that its run was tested on stay test images, whatever was added to the data;
     and there it is written, or is already, what was taken out of train because it is in other sets too.
+    cache: for what is fetched. findings: a list that gets what the doctor reports of names and labels.
     """
-    return divided(recipe, placed_images(recipe, out), out)
+    return divided(recipe, placed_images(recipe, out), out, cache=cache, findings=findings)
 
 
 def placed_images(recipe: Recipe, out: Path | None) -> dict[bytes | str, str]:
@@ -56,10 +66,21 @@ def placed_images(recipe: Recipe, out: Path | None) -> dict[bytes | str, str]:
     return placed
 
 
-def divided(recipe: Recipe, placed: Placed, out: Path | None = None) -> dict[str, Source]:
+def divided(
+    recipe: Recipe,
+    placed: Placed,
+    out: Path | None = None,
+    *,
+    cache: Cache | None = None,
+    findings: list[Finding] | None = None,
+) -> dict[str, Source]:
     """The splits of the recipe's data, in which these images keep their places."""
     bare = recipe.objective == "masked" and are_bare(recipe.data)
-    opened = open_pictures(Path(recipe.data)) if bare else open_data(recipe.data)
+    opened = open_pictures(Path(recipe.data)) if bare else open_data(recipe.data, cache=cache)
+    if recipe.objective == "classify":
+        found = usable(opened, recipe.data)
+        if findings is not None:
+            findings.extend(found)
     everything = recipe.train_on == "train+val"
     splits = complete(opened, val=0.0 if everything else recipe.val, test=recipe.test, placed=placed)
     if everything and "val" in splits:
@@ -89,7 +110,7 @@ def checked(splits: dict[str, Source], recipe: Recipe) -> dict[str, Source]:
             f"{place}: all {len(train)} training images are of one class, {listed}; a classifier needs two "
             "or more, each a folder of its own (or a label of its own in a table)"
         )
-    for name in (recipe.report_on, "val") if recipe.patience else (recipe.report_on,):
+    for name in (recipe.report_on, "val") if recipe.patience or recipe.keeps_best else (recipe.report_on,):
         if name not in splits or not len(splits[name]):
             raise ValueError(
                 f"{place}: no image for {name}: {len(train)} training images in {len(seen)} classes, and a "
@@ -105,15 +126,21 @@ def counts(source: Source) -> np.ndarray:
     return np.bincount(source.labels, minlength=len(source.classes))
 
 
-def warnings(splits: dict[str, Source], recipe: Recipe) -> Iterator[str]:
-    """What a user should know of the splits before a classifier is trained on them, each in a line."""
+def warnings(splits: dict[str, Source], recipe: Recipe, findings: Sequence[Finding] = ()) -> Iterator[str]:
+    """What a user should know of the data before a classifier is trained on it, each in a line.
+
+    First the doctor's own findings, then what is left in the splits that were made.
+    """
     if recipe.objective != "classify":
         return
+    for finding in findings:
+        if finding.severity == "warning":
+            yield f"warning: {finding.text} {finding.remedy}"
     classes, per_class = splits["train"].classes, counts(splits["train"])
-    rows = [
-        ("no training image", per_class == 0),
-        ("one or two training images", (per_class > 0) & (per_class < 3)),
-    ]
+    known = {name for finding in findings if finding.kind == "empty-class" for name in finding.classes}
+    rows = [("no training image", (per_class == 0) & [name not in known for name in classes])]
+    if recipe.subset:
+        rows.append(("one or two training images", (per_class > 0) & (per_class < 3)))
     if "val" not in splits and recipe.train_on == "train":
         yield "no image is left for val: nothing is evaluated before the end of the run"
     if recipe.report_on in splits:
@@ -129,15 +156,17 @@ class Kept:
     """An opener that keeps what it has opened, for several recipes on the same data."""
 
     opened: dict[tuple[Recipe, int], dict[str, Source]] = field(default_factory=dict)
+    cache: Cache | None = None  # for what is fetched
+    findings: list[Finding] = field(default_factory=list)  # what the doctor reports of names and labels
 
     def __call__(self, recipe: Recipe, out: Path | None = None) -> dict[str, Source]:
         if recipe.against:  # what is taken out is written down with each run
-            return open_splits(recipe, out)
+            return open_splits(recipe, out, cache=self.cache, findings=self.findings)
         placed = placed_images(recipe, out)
         part = only(recipe, DECIDING)
         key = part, hash(frozenset(placed.items()))
         if key not in self.opened:
-            self.opened[key] = divided(part, placed)
+            self.opened[key] = divided(part, placed, cache=self.cache, findings=self.findings)
         return checked(reduced(self.opened[key], recipe), recipe)
 
 
@@ -177,7 +206,7 @@ def without(train: Source, places: Sequence[str], note: Path | None) -> Source:
     return train.take(np.array([i for i in range(len(train)) if i not in gone]))
 
 
-def start_model(recipe: Recipe, train_split: Source) -> Model:
+def start_model(recipe: Recipe, train_split: Source, load: Callable[[str], Model] = load) -> Model:
     """Published or own weights with a new zero head at the recipe's size, or a fresh model."""
     masked = recipe.objective == "masked"
     if train_split.multilabel and recipe.loss != "sigmoid" and not masked:

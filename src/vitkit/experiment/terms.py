@@ -19,6 +19,7 @@ class Result:
     steps: int
     test: dict[str, Any]
     cost: dict[str, Any]
+    kept: dict[str, Any] | None = None  # which weights, and whether the run stopped early; None: an old run
 
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))  # asdict would copy every number of a confusion matrix

@@ -70,6 +70,7 @@ class Recipe:
     draws: int = 3  # choices of them, of which the mean is told
     fewshot_when: str = "evaluations"  # and at the end; or end: only then
     patience: int = 0  # evaluations without a better one before the run stops; 0: never
+    keep: str = "auto"  # the weights that a run ends with: best on val, or last; auto: best with patience
     seed: int = 0
 
     def __post_init__(self):
@@ -83,17 +84,25 @@ class Recipe:
         choices = {"train_on": ("train", "train+val"), "report_on": ("test", "val"),
                    "objective": ("classify", "masked"), "crop": tuple(CROPS), "loss": LOSSES,
                    "evaluation_crop": ("squash", "centre"),
-                   "fewshot_when": ("evaluations", "end")}  # fmt: skip
+                   "fewshot_when": ("evaluations", "end"), "keep": ("auto", "best", "last")}  # fmt: skip
         for field, known in choices.items():
             if getattr(self, field) not in known:
                 listed = f"{', '.join(known[:-1])} or {known[-1]}"
                 raise ValueError(f"{field} must be {listed}, not {getattr(self, field)!r}")
-        if self.train_on == "train+val" and (self.report_on == "val" or self.patience):
-            raise ValueError("with train_on=train+val no val is left to stop early or to report on")
+        if self.train_on == "train+val" and (self.report_on == "val" or self.patience or self.keeps_best):
+            raise ValueError(
+                "with train_on=train+val no val is left to stop early, to keep the best weights by or to "
+                "report on"
+            )
         if self.objective == "masked":
             check_masked(self)
         part_of(self.subset)
         parse_stages(self.more_steps)
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the run ends with the weights that did best on val, and not with the last."""
+        return self.keep == "best" or (self.keep == "auto" and self.patience > 0)
 
 
 def check_masked(r: Recipe) -> None:

@@ -22,10 +22,13 @@ from vitkit.weights.locate import RECIPE, check_place
 # options that decide a recipe: a finished run that is trained on has them already
 DECIDING = (
     "weights", "model", "recipe", "image_size", "strict_size", "batch", "steps", "epochs", "lr", "seed",
-    "subset", "against", "set", "split_of",
+    "subset", "against", "set", "split_of", "keep", "patience",
 )  # fmt: skip
 # what was chosen for the user as the run began, and what the run came by later
-KEPT = ("weights", "image_size", "batch", "micro_batch", "length", "schedule", "split_of", "more_steps")
+KEPT = (
+    "weights", "image_size", "batch", "micro_batch", "length", "schedule", "keep", "patience", "split_of",
+    "more_steps",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What a person did not say: weights, resolution, batch and length for this machine and this data."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from statistics import median
 
@@ -12,19 +12,19 @@ from vitkit.data.sources import Source
 from vitkit.evaluation.memory import Memory, training_memory
 from vitkit.layouts.layout import WeightsError
 from vitkit.models.variants import Model, skeleton
-from vitkit.options import Training
+from vitkit.options import PATIENCE, Training
 from vitkit.recipes.finetune import RECIPES as FINETUNING
 from vitkit.recipes.finetune import hyperrule
 from vitkit.recipes.recipe import Recipe
 from vitkit.training.runtime import Runtime
 from vitkit.training.schedule import Duration
-from vitkit.weights.download import cache_folder
-from vitkit.weights.published import PUBLISHED, fetch
+from vitkit.weights.published import PUBLISHED, fetch, kept_at
 
 ON_GPU, ON_CPU = "ViT-B/16.augreg-i21k", "ViT-Ti/16.augreg-i21k"
 LARGE = 320  # shorter side of photographs for which 384 pixels show more than 224
 USABLE = 0.92  # of a device's free memory; the rest are its libraries and the allocator's gaps
-BUDGET = 30 * 60  # seconds that a training on a CPU may take if nobody says how long
+CPU_IMAGES = 12_800  # that a fine-tuning on a CPU sees: half an hour of ViT-Ti/16 on two cores
+OWN = ("finetune", "scratch")  # recipes that are vitkit's own and no paper's
 
 Say = Callable[[str], None]
 
@@ -42,6 +42,8 @@ def fill_in(recipe: Recipe, options: Training, train: Source, runtime: Runtime, 
     fixed, cuda = given(options), runtime.device.startswith("cuda")
     if not recipe.weights and not recipe.model and recipe.name in FINETUNING:
         recipe = replace(recipe, weights=some_weights(cuda, say))
+        if not options.plan:
+            have(recipe.weights)
     if recipe.name not in ("bit", "finetune"):
         return recipe
     sides = shorter_sides(train)
@@ -61,12 +63,44 @@ def fill_in(recipe: Recipe, options: Training, train: Source, runtime: Runtime, 
         recipe = replace(recipe, batch=batch)
         say(f"batch {batch}: {'512 as in the paper' if batch == 512 else f'for {len(train)} images'}")
     if "length" not in fixed:
-        steps = 500 if len(train) < 20_000 else 10_000 if len(train) < 500_000 else 20_000
+        steps = steps_for(len(train), recipe.batch, gpu=cuda)
         warmup = min(500, steps // 10)
         recipe = replace(
             recipe, length=Duration(steps=steps), schedule=replace(recipe.schedule, warmup=warmup)
         )
-        say(f"{steps} steps: for {len(train)} training images")
+        say(f"{steps} steps: for {len(train)} training images on a {'GPU' if cuda else 'CPU'}")
+    return recipe
+
+
+def steps_for(images: int, batch: int, *, gpu: bool) -> int:
+    """The length of a fine-tuning: it follows the data and the kind of device, never a measured speed.
+
+    So the same command gives the same model on a busy machine and on an idle one. On a GPU these are BiT's
+    lengths; on a CPU they are cut to what is done in reasonable time, but to no less than two passes.
+    """
+    if gpu:
+        return 500 if images < 20_000 else 10_000 if images < 500_000 else 20_000
+    return max(min(500, CPU_IMAGES // batch), -(-2 * images // batch), 20)
+
+
+def fill_stopping(recipe: Recipe, options: Training, splits: Mapping[str, Source]) -> Recipe:
+    """With the best weights kept and an early stop, where there is validation and nobody said otherwise.
+
+    A paper's recipe stays as published, unless --keep or --patience is given.
+    """
+    fixed = given(options)
+    if recipe.evaluations and "val" in splits:
+        if recipe.name in OWN and recipe.objective == "classify":
+            keep = recipe.keep if "keep" in fixed else "best"
+            patience = PATIENCE if keep == "best" else 0
+            recipe = replace(recipe, keep=keep, patience=recipe.patience if "patience" in fixed else patience)
+        return recipe
+    if recipe.keep == "best" or recipe.patience:
+        why = "evaluations is 0" if "val" in splits else "the data has no validation images"
+        raise ValueError(
+            f"{'--keep best' if recipe.keep == 'best' else f'--patience {recipe.patience}'}: finetune and "
+            f"pretrain go by evaluations on validation images for this, and there are none: {why}"
+        )
     return recipe
 
 
@@ -80,23 +114,26 @@ def fit_warmup(recipe: Recipe, options: Training, images: int, say: Say) -> Reci
 
 
 def some_weights(cuda: bool, say: Say) -> str:
-    """A published checkpoint that is here already, or the one for this machine, fetched."""
+    """The published checkpoint for this kind of device."""
     name = ON_GPU if cuda else ON_CPU
-    here = [w for w in PUBLISHED.values() if (cache_folder() / f"{w.name.replace('/', '_')}.npz").exists()]
-    here = [w for w in here if w.name.endswith("augreg-i21k")]
-    if here and name not in {w.name for w in here}:
-        name = here[0].name
+    say(f"weights {name}: the best for {'a GPU' if cuda else 'a CPU'} in reasonable time")
+    return name
+
+
+def have(name: str) -> None:
+    """Fetch published weights that were chosen; the error says what to do without a network."""
+    if name not in PUBLISHED:
+        return
     try:
         fetch(PUBLISHED[name])
     except WeightsError as error:
+        here = [weight.name for weight in PUBLISHED.values() if kept_at(weight).exists()]
+        instead = f", or one that is on this machine already (--weights {here[0]})" if here else ""
         raise ValueError(
             f"no weights were given, and {name} could not be fetched ({error}). Fetch "
-            f"{PUBLISHED[name].address} elsewhere and give it as --weights FILE, or train from scratch "
-            "with --model ViT-Ti/16"
+            f"{PUBLISHED[name].address} elsewhere and give it as --weights FILE{instead}, or train from "
+            "scratch with --model ViT-Ti/16"
         ) from None
-    why = "it is here already" if here else f"the best for {'a GPU' if cuda else 'a CPU'} in reasonable time"
-    say(f"weights {name}: {why}")
-    return name
 
 
 def shorter_sides(source: Source, count: int = 32) -> list[int]:

@@ -9,13 +9,13 @@ from typing import Any
 
 from vitkit.data.processes import check_sockets
 from vitkit.data.sources import Source
-from vitkit.evaluation.cost import forward_flops, parameters
-from vitkit.experiment.folder import stopping
+from vitkit.experiment.folder import check_recipe, stopping
 from vitkit.experiment.pace import seconds_a_step, seconds_to_start
 from vitkit.experiment.pages import REPORT
 from vitkit.experiment.protocol import called, candidates, follow, is_rate
 from vitkit.experiment.run import How, run
 from vitkit.experiment.start import Kept, Opener, start_model, warnings
+from vitkit.experiment.stopping import in_words
 from vitkit.experiment.supply import training_view
 from vitkit.experiment.terms import Result
 from vitkit.models.variants import Config, Model, skeleton
@@ -23,15 +23,17 @@ from vitkit.models.vit import ViTConfig, dropped
 from vitkit.options import Training
 from vitkit.recipes import recipe as named_recipe
 from vitkit.recipes.finetune import bit_beside
-from vitkit.recipes.recipe import Recipe, override
-from vitkit.report.terminal import duration, print_facts, say, warn
+from vitkit.recipes.recipe import Recipe, override, read_recipe, stages_of
+from vitkit.report.terminal import duration, say, warn
 from vitkit.tasks import again, automatic, report
 from vitkit.tasks.again import Request
 from vitkit.tasks.evaluate import in_short
-from vitkit.tasks.pace import shortened
+from vitkit.tasks.plan import data_opener, load_here, make_plan, print_plan, state_of, with_protocol
 from vitkit.tasks.use import Emit
 from vitkit.training.runtime import Runtime, choose, data_workers
 from vitkit.training.schedule import Duration
+from vitkit.weights.load import load
+from vitkit.weights.locate import RECIPE
 
 Tell = Callable[[str], None]
 LONG = timedelta(days=1)  # that it may take to read all images of a data set
@@ -63,22 +65,27 @@ def learn(data: str, options: Training, default: str, *, protocol: bool, seeds: 
         save_aside=options.save_aside, quiet=bool(emit), price_per_hour=options.price_per_hour,
         accept_changed_data=options.accept_changed_data,
     )  # fmt: skip
-    with runtime.joined():
+    with runtime.joined(), data_opener(options.plan) as opened:
         tell = voice(runtime, emit)
         out, split_of = runtime.first(lambda: again.choose_folder(request, tell))
-        options, opened = replace(options, split_of=split_of or options.split_of), Kept()
+        options = replace(options, split_of=split_of or options.split_of)
         with stopping(out):
             if nothing_to_do(request, out, runtime, opened, emit):
                 return
-            recipe, config, runtime, facts = settled(data, options, default, out, runtime, tell, opened)
+            recipe, config, runtime, plan = settled(
+                data, options, default, out, runtime, tell, opened, protocol=protocol
+            )
             if protocol and recipe.objective != "classify":
                 raise ValueError(
                     "the protocol compares classifiers: give --protocol when fine-tuning the result"
                 )
+            tried = compared(recipe, config, options, runtime, tell, opened) if protocol else {}
             if options.plan:
-                return emit(facts) if emit else print_facts(facts)
+                plan = with_protocol(plan, len(tried), seeds) if protocol else plan
+                if runtime.main:
+                    emit(plan) if emit else print_plan(plan)
+                return
             if protocol:
-                tried = compared(recipe, config, options, runtime, tell, opened)
                 told = follow(tried, out, runtime, how, seeds=seeds, say=tell, opened=opened)
                 report.drawn(out, runtime, tell)
             else:
@@ -169,82 +176,62 @@ def settled(
     out: Path,
     runtime: Runtime,
     tell: Tell,
-    opened: Opener,
+    opened: Kept,
+    *,
+    protocol: bool = False,
 ) -> tuple[Recipe, Config, Runtime, dict[str, Any]]:
-    """The complete recipe, its model's configuration, how it is spread, and what it will take."""
+    """The complete recipe, its model's configuration, how it is spread, and the plan where one is wanted."""
     request = asked_for(data, options, default)
     old = runtime.agreed(again.remembered(request, out))
     recipe = override(old or request.recipe, options.set)
     splits = opened(replace(recipe, against=()), out)
+    choices: list[str] = []
+    note = choices.append if options.plan else tell
     if old is None:
-        for text in warnings(splits, recipe):
+        for text in warnings(splits, recipe, opened.findings):
             tell(text)
-        recipe = automatic.fill_in(recipe, options, splits["train"], runtime, tell)
+        recipe = automatic.fill_in(recipe, options, splits["train"], runtime, note)
+        if not protocol:
+            recipe = automatic.fill_stopping(recipe, options, splits)
     runtime.share(recipe.batch)  # errors before anything takes time
     training_view(recipe)
     if old is None:
-        recipe = automatic.fit_warmup(recipe, options, len(splits["train"]), tell)
-    model = start_model(recipe, splits["train"])
-    if (note := dropped(model.config, strict=options.strict_size)) and old is None:
-        tell(note)
+        recipe = automatic.fit_warmup(recipe, options, len(splits["train"]), note)
+    model = start_model(recipe, splits["train"], load_here if options.plan else load)
+    if (lost := dropped(model.config, strict=options.strict_size)) and old is None and not options.plan:
+        tell(lost)
     if options.spread == "auto":
-        runtime = automatic.fit_devices(recipe, model, runtime, tell)
+        runtime = automatic.fit_devices(recipe, model, runtime, note)
     if old is None:
-        recipe = automatic.fit_memory(recipe, options, model, runtime, tell)
-    if old is not None and not options.plan:
-        return recipe, model.config, runtime, {}
-    workers = data_workers(options.workers)
-    seconds = seconds_a_step(recipe, model, splits["train"], runtime, workers)
-    if seconds is None:
-        recipe, plan = runtime.agreed(recipe), planned(recipe, out, splits, model, runtime, None)
-        return recipe, model.config, runtime, plan
-    free = old is None and recipe.name == "finetune" and "length" not in automatic.given(options)
-    if free and not runtime.device.startswith("cuda"):
-        shorter = shortened(recipe, seconds, len(splits["train"]), automatic.BUDGET)
-        if shorter != recipe:
-            tell(f"{shorter.length.steps} steps: what a CPU does in half an hour; --steps for more")
-        recipe = shorter
+        recipe = automatic.fit_memory(recipe, options, model, runtime, note)
     recipe = runtime.agreed(recipe)
-    steps = recipe.length.in_steps(len(splits["train"]), recipe.batch)
-    tell(f"{steps} steps of {recipe.batch} images, about {duration(steps * seconds)}")
-    start = seconds_to_start(recipe, splits["train"], workers) if options.plan else 0.0
-    return recipe, model.config, runtime, planned(recipe, out, splits, model, runtime, seconds, start)
+    if options.plan:
+        plan = planned(recipe, out, splits, model, runtime, data_workers(options.workers))
+        return recipe, model.config, runtime, plan | {"choices": choices}
+    if old is None:
+        seconds = seconds_a_step(recipe, model, splits["train"], runtime, data_workers(options.workers))
+        tell(length_in_words(recipe, len(splits["train"]), seconds))
+    return recipe, model.config, runtime, {}
+
+
+def length_in_words(recipe: Recipe, images: int, seconds: float | None) -> str:
+    """The length of a run, its time where that was measured, and how to change it."""
+    steps = recipe.length.in_steps(images, recipe.batch)
+    time = "" if seconds is None else f", about {duration(steps * seconds)}"
+    return f"{steps} steps of {recipe.batch} images{time}; --steps or --epochs for another length"
 
 
 def planned(
-    recipe: Recipe,
-    out: Path,
-    splits: dict[str, Source],
-    model: Model,
-    runtime: Runtime,
-    seconds: float | None,
-    start: float = 0.0,
+    recipe: Recipe, out: Path, splits: dict[str, Source], model: Model, runtime: Runtime, workers: int
 ) -> dict[str, Any]:
-    """What a run would do and take, without doing it; so many seconds a step, and until the first batch."""
-    images = len(splits["train"])
-    steps = recipe.length.in_steps(images, recipe.batch)
-    here = recipe.micro_batch or recipe.batch // runtime.world
-    memory = automatic.memory_of(recipe, model, runtime, here)
-    return {
-        "run": str(out), "recipe": recipe.name, "start": recipe.weights or f"{recipe.model} from scratch",
-        **{f"{name}_images": len(part) for name, part in splits.items()},
-        "classes": len(splits["train"].classes), "parameters": parameters(model),
-        "image_size": f"{recipe.image_size[0]} x {recipe.image_size[1]}", **dropped_fact(model),
-        "batch": recipe.batch,
-        "steps": steps, "images_seen": steps * recipe.batch, "epochs": steps * recipe.batch / images,
-        "training_FLOPs": 3 * forward_flops(model.config) * steps * recipe.batch,
-        "memory_GB": memory.total / 1e9, "memory_free_GB": automatic.device_memory(runtime.device) / 1e9,
-        "largest_batch_at_once": automatic.largest_batch(recipe, model, runtime),
-        "seconds": start + steps * seconds if seconds else None,
-        "time": duration(start + steps * seconds) if seconds else "told once it runs",
-        "checkpoint_GB": (memory.parameters + memory.optimizer) / 1e9,
-    } | runtime.facts()  # fmt: skip
-
-
-def dropped_fact(model: Model) -> dict[str, str]:
-    """A row of the plan on pixels that lie in no patch, where there are such."""
-    note = dropped(model.config)
-    return {"pixels": note} if note else {}
+    """The plan, with the time of a step measured where there is anything left to train."""
+    if (out / RECIPE).exists():
+        check_recipe(out, read_recipe(out / RECIPE), recipe)
+    steps, seconds, start = stages_of(recipe, len(splits["train"]))[-1].end, None, 0.0
+    if state_of(out, recipe, steps).action != "finished":
+        seconds = seconds_a_step(recipe, model, splits["train"], runtime, workers)
+        start = 0.0 if seconds is None else seconds_to_start(recipe, splits["train"], workers)
+    return make_plan(recipe, out, splits, model, runtime, seconds, start)
 
 
 def tell_result(told: dict[str, Any]) -> None:
@@ -262,6 +249,8 @@ def tell_result(told: dict[str, Any]) -> None:
         next_verbs = [f"finetune DATA --weights {told['run']}"]
     else:
         say(in_short(told["test"], f"{told['test']['split']} images"))
+    if told.get("kept"):
+        say(in_words(told["kept"], told["steps"]))
     if before := again.result_before(Path(told["run"])):
         path, test = before
         say(f"before it was trained on ({path}): {in_short(test, 'test images')}")

@@ -1,0 +1,51 @@
+"""Which weights a run keeps, and when it stops early: by its evaluations on validation images."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vitkit.experiment.measure import Found
+from vitkit.recipes.recipe import Recipe
+
+BEST = "best.safetensors"  # in a run folder: the weights that did best on val so far
+
+
+def after_evaluation(memory: Mapping[str, Any], found: Found, step: int) -> dict[str, Any]:
+    """What a run remembers after an evaluation: the best so far, and how many evaluations ago that was.
+
+    Better is a higher accuracy or, where it is the same, a lower loss: of few validation images many
+    evaluations have the same accuracy, and the first of them is the least trained.
+    """
+    score = -found.loss if found.top1 is None else found.top1
+    best, lowest = memory["best"], memory.get("best_loss", float("inf"))
+    if best is None or score > best or (score == best and found.loss < lowest):
+        return {"best": score, "best_loss": found.loss, "best_step": step, "since": 0}
+    return {"since": memory["since"] + 1}
+
+
+def stopped(recipe: Recipe, memory: Mapping[str, Any]) -> bool:
+    """Whether the run has ended early."""
+    return bool(recipe.patience and memory["since"] >= recipe.patience)
+
+
+def kept(recipe: Recipe, memory: Mapping[str, Any], step: int, total: int) -> dict[str, Any]:
+    """For the result of a run that ended at `step` of `total`: whose weights it has, and why it ended."""
+    best = recipe.keeps_best and memory["best"] is not None
+    return {
+        "weights": "best" if best else "last",
+        "step": memory.get("best_step") if best else step,
+        "val_top1": memory["best"] if best and memory["best"] >= 0 else None,
+        "stopped_early": step < total and stopped(recipe, memory),
+        "planned_steps": total,
+    }
+
+
+def in_words(kept: Mapping[str, Any], steps: int) -> str:
+    """One line for the end of a run."""
+    ended = f"{steps} steps"
+    if kept["stopped_early"]:
+        ended = f"stopped early at step {steps} of {kept['planned_steps']}"
+    if kept["weights"] == "last":
+        return f"{ended}; kept the last weights"
+    at = "" if kept["step"] is None else f", of step {kept['step']}"
+    right = "" if kept["val_top1"] is None else f" ({kept['val_top1']:.1%} right)"
+    return f"{ended}; kept the best weights on validation{at}{right}"

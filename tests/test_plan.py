@@ -1,0 +1,127 @@
+"""--plan writes nothing and fetches nothing, and says what the command would do with its folder."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_cli import run
+from test_tasks import TINY
+
+from vitkit.data import content
+from vitkit.experiment import run as experiment
+from vitkit.tasks.plan import headline, page
+from vitkit.weights import download
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    """Thirty pictures of two kinds, a cache and a working folder of their own, and no network."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(content, "FRESH", 0)  # so that what is read of files could be remembered at once
+
+    def forbidden(*_, **__):
+        raise AssertionError("something was fetched")
+
+    monkeypatch.setattr(download.urllib.request, "urlopen", forbidden)
+    rng = np.random.default_rng(0)
+    for i in range(30):
+        folder = tmp_path / "photos" / ("dark" if i % 2 else "light")
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 120, (40, 33, 3), dtype=np.uint8) + (0 if i % 2 else 120)
+        Image.fromarray(pixels).save(folder / f"{i}.png")
+    return Path("photos")
+
+
+def files(folder: Path) -> dict[str, tuple[int, int]]:
+    """Everything below a folder, with what changes when it is written."""
+    return {str(p): (p.stat().st_mtime_ns, p.stat().st_size) for p in sorted(folder.rglob("*"))}
+
+
+def planned(capsys, *words) -> dict:
+    assert run("finetune", *words, "--plan", "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_plan_downloads_and_writes_nothing(photos, tmp_path, capsys):
+    before = files(tmp_path)
+    words = (photos, "--image-size", 32, "--device", "cpu", "--workers", 0)
+    plan = planned(capsys, *words)
+    assert plan["action"] == "create" and plan["run"] == "runs/photos" and plan["download_MB"] == 37
+    assert plan["start"] == "ViT-Ti/16.augreg-i21k" and 5e6 < plan["parameters"] < 6e6
+    assert plan["steps"] == plan["steps_left"] == 500 and plan["epochs"] == pytest.approx(500 * 8 / 24)
+    assert plan["learning_rate"] == 0.01 and plan["seconds"] > 0 and plan["memory_GB"] > 0
+    assert (plan["keep"], plan["patience"], plan["evaluations"]) == ("best", 5, 10)
+    assert files(tmp_path) == before
+    assert run("finetune", *words, "--plan") == 0
+    shown = capsys.readouterr().out
+    assert files(tmp_path) == before
+    assert max(map(len, shown.splitlines())) <= 80 and len(shown.splitlines()) < 40 and "{" not in shown
+    for text in ("Would create runs/photos", "37 MB", "500 steps", "0.01", "warm-up", "32 x 32", "8 images",
+                 "mirrored", "--steps", "--keep last", "--patience 0", "24 training"):  # fmt: skip
+        assert text in shown
+
+
+def test_a_run_after_the_plan_does_as_planned(photos, capsys):
+    words = (photos, "--model", "ViT-Ti/16", "--image-size", 16, "--steps", 6, "--workers", 0)
+    plan = planned(capsys, *words)
+    assert run("finetune", *words) == 0
+    recipe = json.loads(Path("runs/photos/recipe.json").read_text())
+    result = json.loads(Path("runs/photos/result.json").read_text())
+    assert (plan["steps"], plan["batch"], plan["keep"], plan["patience"]) == (
+        result["steps"], recipe["batch"], recipe["keep"], recipe["patience"],
+    )  # fmt: skip
+    assert plan["learning_rate"] == recipe["schedule"]["rate"]
+    assert any(Path("cache").rglob("files")), "what was read of the images is remembered by a run"
+    assert f"kept the best weights on validation, of step {result['kept']['step']}" in capsys.readouterr().out
+
+
+def test_the_plan_of_an_existing_folder_says_where_it_goes_on(tmp_path, capsys, monkeypatch):
+    words, out = ("digits", "--out", tmp_path / "r", *TINY), tmp_path / "r"
+    real = experiment.Work.watch
+
+    def watch(self, state, metrics):
+        if state.step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, state, metrics)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment.Work, "watch", watch)
+        assert run("finetune", *words) == 128 + signal.SIGTERM
+    before = files(out)
+    capsys.readouterr()
+    plan = planned(capsys, *words)
+    assert (plan["action"], plan["step"], plan["steps"], plan["steps_left"]) == ("resume", 4, 6, 2)
+    assert "at step 4 of 6" in headline(plan) and files(out) == before
+    assert run("finetune", *words) == 0
+    before = files(out)
+    capsys.readouterr()
+    plan = planned(capsys, *words)
+    assert (plan["action"], plan["step"], plan["steps_left"]) == ("finished", 6, 0)
+    assert "already finished: 6 steps" in headline(plan) and files(out) == before
+    assert not any(line.startswith("  time") for line in page(plan))
+
+
+def test_a_folder_without_a_checkpoint_would_start_again(tmp_path, capsys, monkeypatch):
+    words = ("digits", "--out", tmp_path / "r", *TINY)
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment, "preflight", stop)
+        assert run("finetune", *words) == 128 + signal.SIGINT
+    capsys.readouterr()
+    plan = planned(capsys, *words)
+    assert (plan["action"], plan["step"], plan["steps_left"]) == ("restart", 0, 6)
+
+
+def test_the_plan_of_the_protocol_counts_its_runs(tmp_path, capsys):
+    words = ("digits", "--out", tmp_path / "r", *TINY, "rates=0.01,0.02", "--protocol", "--seeds", 2)
+    plan = planned(capsys, *words)
+    assert (plan["candidates"], plan["seeds"], plan["runs"]) == (2, 2, 4) and plan["keep"] == "last"
+    assert any("2 settings" in line for line in page(plan)) and not (tmp_path / "r").exists()

@@ -1,0 +1,122 @@
+"""The same command gives the same run: its length follows data and device, and its flags what it keeps."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from test_cli import run
+from test_learn import photos, published  # noqa: F401
+from test_tasks import TINY
+
+from vitkit.experiment.start import Kept
+from vitkit.experiment.stopping import after_evaluation
+from vitkit.options import Training
+from vitkit.tasks import automatic, learn
+from vitkit.training.runtime import Runtime
+
+LOOKS = [word for word in TINY if not word.startswith("evaluations")]
+
+
+def test_the_measured_speed_does_not_change_the_recipe(photos, tmp_path, monkeypatch):  # noqa: F811
+    published(monkeypatch, tmp_path)
+    made, said = [], []
+    for seconds in (0.001, 60.0, None):
+        monkeypatch.setattr(learn, "seconds_a_step", lambda *_, seconds=seconds: seconds)
+        options = Training(device="cpu", workers=0)
+        recipe, *_ = learn.settled(
+            str(photos), options, "finetune", tmp_path / "run", Runtime(), said.append, Kept()
+        )
+        made.append(recipe)
+    assert made[0] == made[1] == made[2] and made[0].length.steps == 500
+    times = [text for text in said if text.startswith("500 steps of 8 images")]
+    assert "about 0 s" in times[0] and "about 8.3 h" in times[1] and all("--steps" in one for one in times)
+
+
+@pytest.mark.parametrize(
+    "images, batch, cpu, gpu",
+    [
+        (24, 8, 500, 500),
+        (300, 32, 400, 500),
+        (1000, 64, 200, 500),
+        (6400, 64, 200, 500),
+        (10_000, 64, 313, 500),
+        (20_000, 64, 625, 10_000),
+        (500_000, 64, 15_625, 20_000),
+        (600, 4096, 20, 500),
+    ],
+)
+def test_the_length_by_images_and_kind_of_device(images, batch, cpu, gpu):
+    assert automatic.steps_for(images, batch, gpu=False) == cpu
+    assert automatic.steps_for(images, batch, gpu=True) == gpu
+
+
+def test_the_chosen_weights_do_not_depend_on_what_is_in_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before = [automatic.some_weights(cuda, print) for cuda in (False, True)]
+    (tmp_path / "vitkit").mkdir()
+    (tmp_path / "vitkit" / "ViT-S_16.augreg-i21k.npz").write_bytes(b"")
+    assert [automatic.some_weights(cuda, print) for cuda in (False, True)] == before
+    assert before == ["ViT-Ti/16.augreg-i21k", "ViT-B/16.augreg-i21k"]
+
+
+def result_of(out: Path) -> dict:
+    return json.loads((out / "result.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "words, keep, patience",
+    [
+        ((), "best", 5),
+        (("--keep", "last"), "last", 0),
+        (("--patience", 0), "best", 0),
+        (("--keep", "last", "--patience", 6), "last", 6),
+        (("--recipe", "cifar10"), "auto", 0),
+    ],
+    ids=str,
+)
+def test_best_weights_and_an_early_stop_are_flags(words, keep, patience, tmp_path, capsys):
+    assert run("finetune", "digits", "--out", tmp_path / "r", *words, *LOOKS) == 0
+    recipe, told = json.loads((tmp_path / "r" / "recipe.json").read_text()), capsys.readouterr().out
+    assert (recipe["keep"], recipe["patience"]) == (keep, patience)
+    assert (tmp_path / "r" / "best.safetensors").exists() == (keep == "best")
+    kept = result_of(tmp_path / "r")["kept"]
+    assert kept["weights"] == ("best" if keep == "best" else "last") and kept["planned_steps"] == 6
+    (line,) = [line for line in told.splitlines() if "kept the " in line]
+    assert f"kept the {kept['weights']} weights" in line and "6 steps" in line
+
+
+def test_a_run_that_gets_no_better_stops_early_and_says_so(tmp_path, capsys):
+    words = ["finetune", "digits", "--out", tmp_path / "r", "--lr", 0, "--patience", 2, *LOOKS]
+    assert run(*words, "evaluations=6") == 0
+    result, told = result_of(tmp_path / "r"), capsys.readouterr().out
+    assert result["steps"] == 3 and result["kept"]["stopped_early"] and result["kept"]["step"] == 1
+    assert "stopped early at step 3 of 6; kept the best weights on validation, of step 1" in told
+
+
+@pytest.mark.parametrize("words", [("--keep", "best"), ("--patience", 3)], ids=str)
+def test_flags_that_need_validation_are_refused_without_it(words, tmp_path, capsys):
+    assert run("finetune", "digits", "--out", tmp_path / "r", *words, *TINY) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert " ".join(map(str, words)) in told and "evaluations is 0" in told and not (tmp_path / "r").exists()
+
+
+def test_a_run_of_an_earlier_version_goes_on_as_it_was(tmp_path):
+    words = ["finetune", "digits", "--out", tmp_path / "r", *LOOKS]
+    assert run(*words) == 0
+    path = tmp_path / "r" / "recipe.json"
+    stored = json.loads(path.read_text())
+    old = {name: value for name, value in stored.items() if name != "keep"} | {"patience": 0}
+    path.write_text(json.dumps(old))
+    assert run(*words) == 0 and result_of(tmp_path / "r")["kept"]["weights"] == "last"
+
+
+def test_equal_accuracies_are_decided_by_the_loss():
+    memory = {"best": None, "since": 0}
+    for step, (top1, loss) in enumerate([(0.9, 0.5), (0.9, 0.4), (0.9, 0.45), (0.8, 0.1), (1.0, 0.6)], 1):
+        memory |= after_evaluation(memory, SimpleNamespace(top1=top1, loss=loss), step)
+        if step == 4:
+            assert memory == {"best": 0.9, "best_loss": 0.4, "best_step": 2, "since": 2}
+    assert (memory["best_step"], memory["since"]) == (5, 0)
+    old = {"best": 0.9, "since": 3}  # in a checkpoint of an earlier version
+    assert after_evaluation(old, SimpleNamespace(top1=0.9, loss=0.2), 7)["best_step"] == 7
