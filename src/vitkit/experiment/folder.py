@@ -121,18 +121,7 @@ def flag_of(field: str) -> str:
     if field == "data":
         return "DATA "
     names = {"name": "recipe", "schedule.rate": "lr"}
-    own = (
-        "weights",
-        "model",
-        "batch",
-        "seed",
-        "subset",
-        "against",
-        "image_size",
-        "split_of",
-        "keep",
-        "patience",
-    )
+    own = (*IN_RECIPES, "image_size")
     if name := names.get(field, field if field in own else ""):
         return f"--{name.replace('_', '-')} "
     return f"--set {field}="
