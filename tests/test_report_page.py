@@ -87,7 +87,7 @@ def words(document: str) -> str:
 
 def test_a_stranger_learns_what_was_trained_and_how_well_it_does():
     told = words(run_page(found()))
-    assert "90.00 % right of 30 test images; 95 % interval 88.00 to 92.00 %" in told
+    assert "90 % right of 30 test images; 95 % interval 74 to 97 %" in told
     assert re.search(
         r"Fine-tuned from ViT-B/16.augreg-i21k on photos \(90 training images of 3 classes\)", told
     )
@@ -121,11 +121,11 @@ def test_results_of_other_kinds_have_their_own_headline():
                "per_class": {"red": {"images": 40, "average_precision": 0.9},
                              "blue": {"images": 0, "average_precision": None}}}  # fmt: skip
     told = words(run_page(with_test(several, mistakes=None)))
-    assert "91.20 % mean average precision over 80 validation images" in told and "1 have no image" in told
+    assert "91 % mean average precision over 80 validation images" in told and "1 have no image" in told
     masked = {"images": 10, "patches": 80, "target": "mean", "loss": 4.5, "accuracy": 0.125, "top1": None,
               "split": "test"}  # fmt: skip
     told = words(run_page(with_test(masked, mistakes=None)))
-    assert "12.50 % of colours right of 80 corrupted patches in 10 test images; loss 4.5" in told
+    assert "12 % of colours right of 80 corrupted patches in 10 test images; loss 4.5" in told
     assert "Not kept" not in told and "Mistakes" not in told
     told = words(run_page(with_test(masked | {"accuracy": None, "target": "pixels"}, mistakes=None)))
     assert "Loss 4.5 mean squared error of the pixels of 80 corrupted patches" in told
@@ -148,7 +148,7 @@ def test_a_run_from_before_is_shown_with_a_line_on_what_is_missing():
     missing = re.findall(r"Not kept with this run[^<]*", old)
     assert missing == ["Not kept with this run, made before they were or without them: mistakes to look at, "
                        "findings about the data, the machine it ran on."]  # fmt: skip
-    assert "90.00 % right" in old and "Most often confused" in old
+    assert "90 % right" in old and "Most often confused" in old
 
 
 def test_fields_that_differ_from_the_named_recipe_stand_out():
@@ -173,7 +173,7 @@ def test_without_a_matrix_the_pairs_that_were_kept_are_shown():
     value = found([f"class {i}" for i in range(1001)])
     value["result"]["test"]["confusion"] = None
     value["mistakes"]["pairs"] = [["class 7", "class 9", 4, 10]]
-    assert "class 7 class 9 4 10 40.0 %" in words(run_page(value))
+    assert "class 7 class 9 4 10 40 %" in words(run_page(value))
 
 
 def test_large_results_stay_below_five_megabytes():
@@ -242,7 +242,7 @@ def seeds(*accuracies) -> list[dict]:
 def test_seeds_of_one_recipe_are_told_as_mean_and_spread():
     document = compare_page(seeds(0.90, 0.92, 0.94))
     told = words(document)
-    assert "92.00 ± 2.00 % right mean and standard deviation over 3 seeds of one recipe" in told
+    assert "92.0 ± 2.0 % right mean and standard deviation over 3 seeds of one recipe" in told
     assert '<a href="seed-1/report.html">' in document and document.count("<polyline") >= 9
     rows = re.findall(r"<tr><td>(\w+)</td>", document)
     assert rows == ["seed"]
@@ -252,7 +252,7 @@ def test_runs_of_other_recipes_are_told_by_their_best_and_by_what_differs():
     one, two = found(), with_test(evaluation(("cat", "dog")) | {"top1": 0.95}, name="better", place="b")
     two["recipe"] = two["recipe"] | {"batch": 64}
     told = words(compare_page([one, two, found(name="new", place="c", result=None)]))
-    assert "95.00 % right better, the best of 2" in told
+    assert "No winner it is not known" in told  # on how many images, and on which, is not known
     assert re.search(r"batch 32 64 32", told) and "Not finished" in told
 
 
@@ -260,9 +260,9 @@ def test_a_protocol_shows_rates_and_seeds_and_says_when_it_is_not_finished():
     protocol = {"rates": {"0.001": 0.8, "0.01": 0.9}, "rate": 0.01, "seeds": [0.9, 0.92], "mean": 0.91,
                 "std": 0.0141, "images": 20}  # fmt: skip
     told = words(protocol_page(protocol, seeds(0.9, 0.92), "pets"))
-    assert "91.00 ± 1.41 % right" in told and "Learning rate 0.01" in told and "held-out" in told
+    assert "91.0 ± 1.4 % right" in told and "Learning rate 0.01" in told and "held-out" in told
     one = words(protocol_page(protocol | {"seeds": [0.9], "mean": 0.9, "std": None}, seeds(0.9), "pets"))
-    assert "90.00 % right one seed, of 20 test images" in one and "±" not in one
+    assert "90 % right one seed, of 20 test images" in one and "±" not in one
     assert "not finished: these are its runs so far" in words(protocol_page(None, seeds(0.9), "pets"))
 
 

@@ -58,9 +58,15 @@ def test_every_task_with_data_is_run_and_the_others_are_named(here, done):
 def test_means_say_of_how_many_tasks_they_are(done):
     _, told = done
     rows, means = {row["task"]: row["top1"] for row in told["tasks"]}, told["means"]
+    both = (rows["cifar100"] + rows["snorb-azimuth"]) / 2
+    assert means["VTAB-1k"]["images"] == 40 + 240
+    low, high = means["VTAB-1k"]["interval"]
+    assert low < both < high and high - low < 0.2
+    means = {
+        name: {k: v for k, v in row.items() if k not in ("images", "interval")} for name, row in means.items()
+    }
     assert means["Natural"] == {"mean": rows["cifar100"], "tasks": 1, "of": 7, "complete": False}
     assert means["Specialized"] == {"mean": None, "tasks": 0, "of": 4, "complete": False}
-    both = (rows["cifar100"] + rows["snorb-azimuth"]) / 2
     assert means["VTAB-1k"] == {"mean": pytest.approx(both), "tasks": 2, "of": 19, "complete": False}
     assert means["own"] == {"mean": rows["photos"], "tasks": 1, "of": 1, "complete": True}
 
@@ -154,7 +160,9 @@ def test_flips_and_crops_follow_the_table():
 
 
 def test_a_mean_is_complete_only_with_every_task_and_every_file():
-    rows = [{"task": t.name, "group": t.group, "top1": 0.5, "complete": True} for t in TASKS.values()]
+    rows = [
+        {"task": t.name, "group": t.group, "top1": 0.5, "images": 9, "complete": True} for t in TASKS.values()
+    ]
     assert all(told["complete"] for told in summed(rows, [])["means"].values())
     rows[0]["complete"] = False
     means = summed(rows, [])["means"]
@@ -163,7 +171,7 @@ def test_a_mean_is_complete_only_with_every_task_and_every_file():
         and not means["VTAB-1k"]["complete"]
         and means["Structured"]["complete"]
     )
-    mine = [{"task": "a", "group": "own", "top1": 0.5, "complete": True}]
+    mine = [{"task": "a", "group": "own", "top1": 0.5, "images": 9, "complete": True}]
     assert set(summed(mine, [])["means"]) == {"own"}
 
 

@@ -31,6 +31,8 @@ from vitkit.evaluation.certainty import BINS
 from vitkit.experiment.measure import Found
 from vitkit.experiment.pages import read as read_json
 from vitkit.experiment.pages import write_run_page
+from vitkit.experiment.predictions import FILE as PREDICTIONS
+from vitkit.experiment.predictions import write_predictions
 from vitkit.inspection.rollout import attention_rollout
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT, in_patches
@@ -138,6 +140,8 @@ def finish(
     if isinstance(found, Accuracy):
         with harmless("mistakes.json", say):
             keep(out / "mistakes.json", mistakes(source, found, model, runtime.device, say))
+        with harmless(PREDICTIONS, say):
+            write_predictions(out, source, found)
     with harmless("report.html", say):
         write_run_page(out)
 

@@ -49,7 +49,9 @@ def in_words(found: Found, what: str) -> str:
     """An evaluation while a run goes on, in a line."""
     if not isinstance(found, PatchAccuracy):
         return f"{percent(found.top1, found.images)} of {found.images} {what} images right"
-    right = "" if found.accuracy is None else f"{found.accuracy:.2%} of their colours right, "
+    right = (
+        "" if found.accuracy is None else f"{percent(found.accuracy, found.patches)} of their colours right, "
+    )
     return f"{found.patches} corrupted patches of {found.images} {what} images: {right}loss {found.loss:.4g}"
 
 

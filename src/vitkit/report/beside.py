@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vitkit.proportions import decimals
 from vitkit.report import literature
 from vitkit.report.html import Markup, Number, details, element, note, table
 
@@ -22,7 +23,8 @@ def task_section(
     """What is published of a task, with this run's accuracy in the first row; nothing if nothing is."""
     if task is None or top1 is None:
         return ""
-    mine = {"model": name, "pre-trained on": "", "top-1, %": number(100 * top1, std and 100 * std),
+    digits = 2 if images is None else decimals(images)
+    mine = {"model": name, "pre-trained on": "", "top-1, %": number(100 * top1, std and 100 * std, digits),
             "source": "this page"}  # fmt: skip
     rows = [{"model": one.model, "pre-trained on": one.pretrained, "top-1, %": number(one.value, one.std),
              "source": one.source} for one in literature.scores(task)]  # fmt: skip
@@ -46,14 +48,14 @@ def run_section(found: Mapping[str, Any]) -> str:
 
 def suite_sections(suite: Mapping[str, Any]) -> str:
     """Table 9 task by task, and the means of Fig. 2; nothing for a suite of one's own data alone."""
-    mine = {row["task"]: row["top1"] for row in suite["tasks"] if row["task"] in literature.TABLE_9}
+    mine = {row["task"]: row for row in suite["tasks"] if row["task"] in literature.TABLE_9}
     if not mine:
         return ""
     heads = [f"{model}, {data}" for model, data in literature.MODELS_9]
     rows = [
-        {"task": task, "here, %": number(100 * top1)}
+        {"task": task, "here, %": number(100 * row["top1"], digits=decimals(row["images"]))}
         | {head: number(v, digits=1) for head, v in zip(heads, literature.TABLE_9[task], strict=True)}
-        for task, top1 in mine.items()
+        for task, row in mine.items()
     ]  # fmt: skip
     own: dict[str, Any] = {"model": suite["model"], "pre-trained on": ""}
     for group in literature.GROUPS:

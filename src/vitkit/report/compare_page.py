@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
+from vitkit.proportions import decimals, span, wilson
+from vitkit.proportions import percent as share_of
 from vitkit.report.beside import TITLE, task_section
 from vitkit.report.charts import line_chart
 from vitkit.report.curves import overlaid
@@ -22,9 +24,11 @@ from vitkit.report.html import (
 )
 from vitkit.report.literature import task_of
 from vitkit.report.run_page import Found, flops, headline, said
+from vitkit.report.same_test import best_of, counts, groups, is_better, section_of, test_of, winner
 from vitkit.report.terminal import duration
 
 DRAWN = 16  # runs whose curves can be told apart
+LISTED = 3  # runs that a headline names
 SEEDED = {"seed", "micro_batch", "evaluations", "about"}  # fields in which runs of one recipe may differ
 
 
@@ -34,6 +38,9 @@ def compare_page(runs: Sequence[Found], title: str = "", lead: str = "", publish
     title = title or f"{len(runs)} runs compared"
     sections = {
         "Results": results(runs, called),
+        "On the same images": section_of(
+            runs, {id(run): label for run, label in zip(runs, called, strict=True)}
+        ),
         "Curves": curves(runs, called),
         "Recipes": differences(runs, called),
         "Cost": costs(runs, called),
@@ -52,10 +59,6 @@ def names(runs: Sequence[Found]) -> list[str]:
     """What each run is called: its folder, or its whole place where folders are called alike."""
     short = [run["name"] for run in runs]
     return short if len(set(short)) == len(short) else [run["place"] for run in runs]
-
-
-def test_of(run: Found) -> Mapping[str, Any]:
-    return (run["result"] or {}).get("test") or {}
 
 
 def share(run: Found) -> float | None:
@@ -77,27 +80,53 @@ def changed(runs: Sequence[Found]) -> set[str]:
 
 
 def spread_lead(runs: Sequence[Found]) -> str:
-    """The best run, or mean and spread where all are seeds of one recipe."""
+    """The best run where one is better than chance explains, or mean and spread over seeds of one recipe."""
     done = [run for run in runs if run["result"]]
     if not done:
         return headline_words("No result yet", "none of these runs is finished")
     shares = [found for run in done if (found := share(run)) is not None]
     if same_but_seed(runs) and len(shares) == len(done) > 1:
-        return mean_words(shares, headline(done[0]))
-    best = max(done, key=lambda run: (share(run) or 0.0, -test_of(run)["loss"]))
+        return mean_words(shares, headline(done[0]), test_of(done[0])["images"])
+    return headline_words(
+        *verdict(done, {id(run): label for run, label in zip(runs, names(runs), strict=True)})
+    )
+
+
+def verdict(done: Sequence[Found], called: Mapping[int, str]) -> tuple[str, str]:
+    """Which run is the best, if the test images allow to say so, and why."""
+    if len(done) == 1:
+        return headline(done[0])
+    sets = groups(done)
+    if len(sets) > 1:
+        unknown = not all((run.get("tested") or {}).get("names") for run in done)
+        why = "it is not known whether these runs were" if unknown else "these runs were not"
+        return "No winner", f"{why} all tested on the same images, so their numbers cannot be compared"
+    if not all(map(counts, done)):
+        best = max(done, key=lambda run: (share(run) or 0.0, -test_of(run)["loss"]))
+        big, small = headline(best)
+        return big, f"{called[id(best)]}, the highest of {len(done)}; whether by chance is not known: {small}"
+    best = best_of(done)
     big, small = headline(best)
-    which = names(runs)[[run is best for run in runs].index(True)]
-    return headline_words(big, f"{which}, the best of {len(done)}: {small}")
+    label, number = called[id(best)], test_of(best)["images"]
+    if winner(done):
+        return big, f"{label}, the best of {len(done)}, by more than chance explains: {small}"
+    near = [called[id(run)] for run in done if run is not best and not is_better(best, run, len(done) - 1)]
+    others = ", ".join(near[:LISTED]) + (f" and {len(near) - LISTED} more" if len(near) > LISTED else "")
+    return "No clear winner", (
+        f"{label} has {big}, but on {number:,} images the difference to {others} is within chance"
+    )
 
 
-def mean_words(values: Sequence[float], of: tuple[str, str]) -> str:
+def mean_words(values: Sequence[float], of: tuple[str, str], images: int) -> str:
     """Mean and standard deviation over seeds, in the words of one of them."""
     counted = of[1].partition(";")[0]
     if len(values) == 1:
         return headline_words(of[0], f"one seed, {counted}")
-    number = f"{100 * mean(values):.2f} ± {100 * stdev(values):.2f} % {of[0].partition(' % ')[2]}"
-    told = f"mean and standard deviation over {len(values)} seeds of one recipe, each {counted}"
-    return headline_words(number, told)
+    places = max(1, decimals(images * len(values)))
+    middle, deviation = (f"{100 * value:.{places}f}" for value in (mean(values), stdev(values)))
+    told = f"mean and standard deviation over {len(values)} seeds of one recipe, each {counted}; "
+    told += f"95 % interval {span(wilson(mean(values), images), images)}"
+    return headline_words(f"{middle} ± {deviation} % {of[0].partition(' % ')[2]}", told)
 
 
 def headline_words(big: str, small: str) -> str:
@@ -105,17 +134,31 @@ def headline_words(big: str, small: str) -> str:
 
 
 def results(runs: Sequence[Found], called: Sequence[str]) -> str:
-    return table(result_row(run, label) for run, label in zip(runs, called, strict=True))
+    """A row for each; where not all were tested on the same images, with a letter for each test set."""
+    rows = [result_row(run, label) for run, label in zip(runs, called, strict=True)]
+    sets = groups(runs)
+    if len(sets) < 2:
+        return table(rows)
+    which = {id(run): number for number, group in enumerate(sets) for run in group}
+    for run, row in zip(runs, rows, strict=True):
+        row["test set"] = "–" if id(run) not in which else letters(which[id(run)])
+    return table(rows) + note("Only runs with the same test set were tested on the same images.")
+
+
+def letters(number: int) -> str:
+    """A to Z, then AA and so on."""
+    return (letters(number // 26 - 1) if number >= 26 else "") + chr(ord("A") + number % 26)
 
 
 def result_row(run: Found, label: str) -> dict[str, Any]:
     result = run["result"] or {}
-    test, ends = test_of(run), test_of(run).get("interval")
+    test = test_of(run)
+    ends = span(wilson(test["top1"], test["images"]), test["images"]) if counts(run) else "–"
     steps = result.get("steps") or max((row["step"] for row in run["metrics"]), default=0)
     return {
         "run": link(run, label),
         "result": Number(text(headline(run)[0])),
-        "95 % interval": Number(f"{100 * ends[0]:.2f} to {100 * ends[1]:.2f} %" if ends else "–"),
+        "95 % interval": Number(ends),
         "images": test.get("images"),
         "loss": test.get("loss"),
         "calibration error": percent(test.get("calibration_error")),
@@ -174,17 +217,18 @@ def protocol_page(protocol: Mapping[str, Any] | None, runs: Sequence[Found], tit
     if protocol is None:
         status = '<p class="status">The protocol is not finished: these are its runs so far.</p>\n'
         return compare_page(runs, title, headline_words("Not finished", f"{len(runs)} runs so far") + status)
-    images = f"of {protocol['images']:,} test images"
-    lead = mean_words(protocol["seeds"], (f"{percent(protocol['mean'])} right", images))
+    count = protocol["images"]
+    images = f"of {count:,} test images"
+    lead = mean_words(protocol["seeds"], (f"{share_of(protocol['mean'], count)} right", images), count)
     lead += f"<p>{text(chosen_words(protocol))}, then all of train and val.</p>\n"
     if len(protocol["rates"]) > 1:
         rates = {"held-out": [(float(rate), top1) for rate, top1 in protocol["rates"].items()]}
         drawn = line_chart(rates, x_label="learning rate", y_label="accuracy on held-out images",
                            log_x=True, points=True, percent=True)  # fmt: skip
         lead += f'<div class="charts">{drawn}<div></div></div>\n'  # as wide as one of two
-    recipe, images = runs[-1]["recipe"], protocol["images"]
-    task = task_of(recipe.get("data") or "", recipe.get("name") or "", images)
-    beside = task_section(task, title, protocol["mean"], protocol["std"], images)
+    recipe = runs[-1]["recipe"]
+    task = task_of(recipe.get("data") or "", recipe.get("name") or "", count)
+    beside = task_section(task, title, protocol["mean"], protocol["std"], count)
     return compare_page(runs, title, lead, beside)
 
 
@@ -198,7 +242,6 @@ def chosen_words(protocol: Mapping[str, Any]) -> str:
         return rate
     ours = max(top1 for key, top1 in tried.items() if key != "bit")
     if chosen == "bit":
-        return (
-            f"BiT's HyperRule ({percent(rule)} of the held-out images right, the best rate {percent(ours)})"
-        )
-    return f"{rate} ({percent(ours)} of the held-out images right, BiT's HyperRule {percent(rule)})"
+        best = f"the best rate {percent(ours, 1)}"
+        return f"BiT's HyperRule ({percent(rule, 1)} of the held-out images right, {best})"
+    return f"{rate} ({percent(ours, 1)} of the held-out images right, BiT's HyperRule {percent(rule, 1)})"

@@ -4,9 +4,11 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vitkit.proportions import percent as share_of
+from vitkit.proportions import span, wilson
 from vitkit.report.charts import line_chart
 from vitkit.report.heat import bar, heat_map
-from vitkit.report.html import Markup, clipped, details, image, name, note, percent, table
+from vitkit.report.html import Markup, Number, clipped, details, image, name, note, percent, table
 
 FIRST, ROWS, OFTEN = 20, 1000, 12  # rows of a table at first, unfolded, and beside a matrix
 SEEN = 12  # mistakes at first
@@ -35,10 +37,16 @@ def class_tables(per_class: Mapping[str, Mapping[str, Any]]) -> Markup:
 
 
 def class_table(rows: Sequence[tuple[str, float | None, int]], key: str) -> str:
-    return table(
-        {"class": name(label, NAMED), key: percent(share, 1), " ": bar(share or 0.0), "images": images}
-        for label, share, images in rows
-    )
+    """A share of images has its 95 % interval; an average precision is none."""
+
+    def line(label: str, share: float | None, images: int) -> dict[str, Any]:
+        ends = {} if key != "accuracy" else {
+            "95 % interval": Number("–" if share is None else span(wilson(share, images), images))
+        }  # fmt: skip
+        found = {"class": name(label, NAMED), key: Number(share_of(share, images)), **ends}
+        return found | {" ": bar(share or 0.0), "images": images}
+
+    return table(line(*row) for row in rows)
 
 
 def pairs_of(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> list[Pair]:
@@ -61,7 +69,7 @@ def confusions(
     drawn = heat_map(matrix, names, names) if matrix is not None and whole else ""
     rows = [
         {"truth": name(truth, NAMED), "said": name(said, NAMED), "times": times,
-         "of_images": images, "share": percent(times / images if images else None, 1)}
+         "of_images": images, "share": Number(share_of(times / images if images else None, images))}
         for truth, said, times, images in (pairs or ())[: OFTEN if whole else FIRST]
     ]  # fmt: skip
     often = f"<div><h3>Most often confused</h3>\n{table(rows)}</div>" if rows else ""

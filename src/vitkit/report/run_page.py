@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vitkit.proportions import percent as share_of
+from vitkit.proportions import span, wilson, with_interval
 from vitkit.report.beside import TITLE, run_section
 from vitkit.report.charts import short
 from vitkit.report.curves import run_curves
@@ -80,22 +82,22 @@ def headline(found: Found) -> tuple[str, str]:
     if not found["result"]:
         return "Not finished", ""
     test = found["result"]["test"]
-    of = f"{test['images']:,} {'validation' if test.get('split') == 'val' else 'test'} images"
+    n = test["images"]
+    of = f"{n:,} {'validation' if test.get('split') == 'val' else 'test'} images"
     if "mean_average_precision" in test:
-        also = f"F1 {percent(test['f1'])} at 0.5, every label right for {percent(test['exact_match'])}"
-        return f"{percent(test['mean_average_precision'])} mean average precision", f"over {of}; {also}"
+        exact = with_interval(test["exact_match"], n)
+        also = f"F1 {share_of(test['f1'], n)} at 0.5, every label right for {exact}"
+        return f"{share_of(test['mean_average_precision'], n)} mean average precision", f"over {of}; {also}"
     if "patches" in test:
         patches = f"of {test['patches']:,} corrupted patches in {of}"
         if test["accuracy"] is None:
             return f"Loss {test['loss']:.4g}", f"mean squared error of the pixels {patches}"
-        return f"{percent(test['accuracy'])} of colours right", f"{patches}; loss {test['loss']:.4g}"
-    small = f"of {of}"
-    if test.get("interval"):
-        low, high = test["interval"]
-        small += f"; 95 % interval {100 * low:.2f} to {100 * high:.2f} %"
+        right = share_of(test["accuracy"], test["patches"])
+        return f"{right} of colours right", f"{patches}; loss {test['loss']:.4g}"
+    small = f"of {of}; 95 % interval {span(wilson(test['top1'], n), n)}"
     if test.get("top5") is not None:
-        small += f"; the right class is among the first five for {percent(test['top5'])}"
-    return f"{percent(test['top1'])} right", small
+        small += f"; the right class is among the first five for {with_interval(test['top5'], n)}"
+    return f"{share_of(test['top1'], n)} right", small
 
 
 def summary(found: Found) -> Markup:
@@ -127,10 +129,11 @@ def few_shots(found: Found) -> str:
     test = (found["result"] or {}).get("test") or {}
     if test.get("fewshot_mean") is None:
         return ""
-    spread = "" if test.get("fewshot_std") is None else f" ± {100 * test['fewshot_std']:.2f}"
+    images, std = test["fewshot_images"], test.get("fewshot_std")
     told = f"Its features, with {test['fewshot_shots']} images of each class of "
-    told += f"{name(found['recipe'].get('fewshot', ''))}: {100 * test['fewshot_mean']:.2f}{spread} % right"
-    return f"<p>{told} of {test['fewshot_images']:,} images.</p>\n"
+    told += f"{name(found['recipe'].get('fewshot', ''))}: {with_interval(test['fewshot_mean'], images)} right"
+    spread = "" if std is None else f"; standard deviation over draws {share_of(std, images)}"
+    return f"<p>{told} of {images:,} images{spread}.</p>\n"
 
 
 def unfinished(found: Found) -> str:
@@ -141,9 +144,8 @@ def unfinished(found: Found) -> str:
     told += f" of {total:,}" if total else ""
     last = next((row for row in reversed(found["metrics"]) if "val_top1" in row), None)
     if last:
-        told += (
-            f"; at step {last['step']:,} it had {percent(last['val_top1'])} of the validation images right"
-        )
+        right = share_of(last["val_top1"], last.get("val_images") or 1)
+        told += f"; at step {last['step']:,} it had {right} of the validation images right"
     return f"{told}. The command that began it goes on from its last checkpoint."
 
 

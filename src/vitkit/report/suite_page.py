@@ -3,9 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+from vitkit.proportions import percent as share_of
+from vitkit.proportions import span, wilson
 from vitkit.report.beside import TITLE, suite_sections
 from vitkit.report.heat import bar
-from vitkit.report.html import Markup, contents, name, note, page, percent, section, table, text
+from vitkit.report.html import Markup, Number, contents, name, note, page, percent, section, table, text
+
+ENOUGH = 10_000  # images, where a suite of an older version does not count those of a mean
 
 
 def suite_page(suite: Mapping[str, Any], title: str, links: Mapping[str, str]) -> str:
@@ -14,12 +18,14 @@ def suite_page(suite: Mapping[str, Any], title: str, links: Mapping[str, str]) -
     whole = suite["means"].get(last) or {"mean": None, "tasks": 0, "of": 0}
     small = f"mean accuracy of {whole['tasks']} of {whole['of']} tasks ({last})"
     head = f"<h1>{name(title)}</h1>\n"
-    head += f'<p class="headline">{percent(whole["mean"])} <small>{text(small)}</small></p>\n'
+    small += f"; 95 % interval {mean_span(whole)}" if whole.get("interval") else ""
+    head += f'<p class="headline">{mean_share(whole)} <small>{text(small)}</small></p>\n'
     head += f"<p>From {name(suite['model'])}. {text(setting_words(suite))}</p>\n"
     if suite.get("waiting"):
         head += f'<p class="status">Not finished: {suite["waiting"]} tasks are still to be done.</p>\n'
     means = [
-        {"group": group, "mean accuracy": percent(row["mean"]), " ": bar(row["mean"] or 0.0),
+        {"group": group, "mean accuracy": mean_share(row), "95 % interval": mean_span(row),
+         " ": bar(row["mean"] or 0.0),
          "tasks": f"{row['tasks']} of {row['of']}", "complete": bool(row["complete"])}
         for group, row in suite["means"].items()
     ]  # fmt: skip
@@ -38,6 +44,14 @@ def suite_page(suite: Mapping[str, Any], title: str, links: Mapping[str, str]) -
     ids = {f"part-{i}": heading for i, heading in enumerate(sections)}
     body = f"<header>\n{head}</header>\n{contents(ids)}"
     return page(title, body + "".join(section(heading, sections[heading], id) for id, heading in ids.items()))
+
+
+def mean_share(row: Mapping[str, Any]) -> Number:
+    return Number(share_of(row["mean"], row.get("images") or ENOUGH))
+
+
+def mean_span(row: Mapping[str, Any]) -> Number:
+    return Number(span(row["interval"], row.get("images") or ENOUGH) if row.get("interval") else "–")
 
 
 def setting_words(suite: Mapping[str, Any]) -> str:
@@ -64,11 +78,11 @@ def chosen_table(suite: Mapping[str, Any]) -> Markup | str:
     names = list(dict.fromkeys(key for row in rows for key in row["tried"]))
     lines = []
     for row in rows:
-        scores = {setting_name(key): percent(row["tried"].get(key)) for key in names}
+        scores = {setting_name(key): percent(row["tried"].get(key), 1) for key in names}
         lines.append({"task": name(row["task"], 80), "chosen": setting_name(row["chosen"])} | scores)
     one = suite.get("setting")
     if one:
-        last = {setting_name(key): percent(one["means"].get(key)) for key in names}
+        last = {setting_name(key): percent(one["means"].get(key), 1) for key in names}
         lines.append({"task": "mean", "chosen": setting_name(one["chosen"])} | last)
     told = note("Accuracy on the validation images of each task, by what was compared there.")
     return Markup(told + table(lines, marked=[False] * len(rows) + [bool(one)]))
@@ -82,8 +96,9 @@ def task_row(row: Mapping[str, Any], links: Mapping[str, str]) -> dict[str, Any]
         if row["task"] in links
         else label,
         "group": row["group"],
-        "accuracy": percent(row["top1"]),
-        "±": percent(row.get("std")),
+        "accuracy": Number(share_of(row["top1"], row["images"])),
+        "95 % interval": Number(span(wilson(row["top1"], row["images"]), row["images"])),
+        "± of seeds": Number(share_of(row.get("std"), row["images"])),
         " ": bar(row["top1"]),
         "seeds": len(row.get("seeds") or ()),
         "chosen": setting_name(row.get("chosen") or f"rate-{row.get('rate') or 0:g}"),

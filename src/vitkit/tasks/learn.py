@@ -21,6 +21,7 @@ from vitkit.experiment.terms import Result
 from vitkit.models.variants import Config, Model, skeleton
 from vitkit.models.vit import ViTConfig, dropped
 from vitkit.options import Training
+from vitkit.proportions import percent, span, wilson
 from vitkit.recipes import recipe as named_recipe
 from vitkit.recipes.finetune import bit_beside
 from vitkit.recipes.recipe import Recipe, override, read_recipe, stages_of
@@ -237,13 +238,19 @@ def planned(
 def tell_result(told: dict[str, Any]) -> None:
     next_verbs = [f"predict {told['run']} IMAGE...", f"evaluate {told['run']} DATA"]
     if "seeds" in told:
-        spread = f" +- {told['std']:.2%}" if told["std"] is not None else ""
+        images = told["images"]
+        spread = f" +- {percent(told['std'], images)}" if told["std"] is not None else ""
         by = f"at rate {told['rate']:g}" if is_rate(told["chosen"]) else f"by {called(told['chosen'])}"
-        say(f"{told['mean']:.2%}{spread} of {told['images']} test images right, mean of {len(told['seeds'])} "
-            f"seeds {by}")  # fmt: skip
+        ends = span(wilson(told["mean"], images), images)
+        say(f"{percent(told['mean'], images)}{spread} of {images} test images right, mean of "
+            f"{len(told['seeds'])} seeds {by}; 95 % interval: {ends}")  # fmt: skip
     elif "patches" in told["test"]:
         test = told["test"]
-        right = "" if test["accuracy"] is None else f"{test['accuracy']:.2%} of the colours right, "
+        right = (
+            ""
+            if test["accuracy"] is None
+            else f"{percent(test['accuracy'], test['patches'])} of the colours right, "
+        )
         say(f"{test['patches']} corrupted patches of {test['images']} {test['split']} images: {right}loss "
             f"{test['loss']:.4g}")  # fmt: skip
         next_verbs = [f"finetune DATA --weights {told['run']}"]

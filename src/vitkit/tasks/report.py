@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from vitkit.experiment.evidence import harmless
 from vitkit.experiment.pages import REPORT, drawing, gather, read, write_page
+from vitkit.experiment.predictions import tested_images
 from vitkit.experiment.protocol import BIT
 from vitkit.report.compare_page import compare_page, protocol_page
 from vitkit.report.run_page import run_page
@@ -93,7 +94,9 @@ def gathered(runs: Sequence[Path], path: Path) -> list[dict[str, Any]]:
     for run in runs:
         own = run / REPORT
         extra = {"link": link(own, path) if own.exists() else None, "quoted": shlex.quote(str(run))}
-        found.append(gather(run) | extra)
+        facts = gather(run)
+        split = str(((facts["result"] or {}).get("test") or {}).get("split") or "test")
+        found.append(facts | extra | {"tested": tested_images(run, split)})
     return found
 
 

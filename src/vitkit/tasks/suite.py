@@ -14,6 +14,7 @@ from vitkit.experiment.protocol import called, candidates, check_seeds, compare,
 from vitkit.experiment.run import How
 from vitkit.experiment.start import open_splits, start_model
 from vitkit.options import Training
+from vitkit.proportions import mean_interval, percent, span
 from vitkit.recipes.recipe import Recipe, override, read_recipe
 from vitkit.report.terminal import print_table, say
 from vitkit.tasks import automatic
@@ -219,7 +220,8 @@ def micro_batch(recipe: Recipe, options: Training, out: Path, runtime: Runtime, 
 
 def row(entry: Entry, told: dict[str, Any]) -> dict[str, Any]:
     return {
-        "task": entry.name, "group": entry.group, "top1": told["mean"], "std": told["std"],
+        "task": entry.name, "group": entry.group, "top1": told["mean"], "interval": told["interval"],
+        "std": told["std"],
         "seeds": told["seeds"], "rate": told["rate"], "steps": told["steps"], "chosen": told["chosen"],
         "tried": told["tried"], "images": told["images"],
         "order": entry.order or None, "complete": entry.complete, "differs": entry.differs or None,
@@ -233,7 +235,10 @@ def summed(rows: Sequence[dict[str, Any]], missing: Sequence[str], waiting: int 
     def of(part: Sequence[dict[str, Any]], total: int) -> dict[str, Any]:
         whole = len(part) == total and all(row["complete"] for row in part)
         value = mean(row["top1"] for row in part) if part else None
-        return {"mean": value, "tasks": len(part), "of": total, "complete": whole}
+        images = [row["images"] for row in part]
+        ends = list(mean_interval([row["top1"] for row in part], images)) if part else None
+        counted = {"images": sum(images), "interval": ends}
+        return {"mean": value, **counted, "tasks": len(part), "of": total, "complete": whole}
 
     published = [r for r in rows if r["group"] != OWN]
     mine = [r for r in rows if r["group"] == OWN]
@@ -253,25 +258,28 @@ def summed(rows: Sequence[dict[str, Any]], missing: Sequence[str], waiting: int 
 def tell_summary(summary: dict[str, Any]) -> None:
     """A row for each task, also for those without data, and one for each mean."""
 
-    def percent(value: float | None) -> str:
-        return "-" if value is None else f"{100 * value:.2f}"
-
-    def line(task: str, group: str, top1: float | None, note: str, **facts: Any) -> dict[str, Any]:
-        named = {"images": None, "order": None} | facts
-        return {"task": task, "group": group, "accuracy_%": percent(top1), **named, "note": note}
+    def line(task: str, group: str, row: dict[str, Any], key: str, note: str) -> dict[str, Any]:
+        images, ends = row.get("images") or 0, row.get("interval")
+        found = {
+            "accuracy": percent(row.get(key), images),
+            "95 % interval": span(ends, images) if ends else "–",
+        }
+        named = {"images": images or None, "order": row.get("order")}
+        return {"task": task, "group": group, **found, **named, "note": note}
 
     table = []
     for r in summary["tasks"]:
-        spread = f"+- {percent(r['std'])} over {len(r['seeds'])} seeds" if r["std"] is not None else ""
+        std = percent(r["std"], r["images"])
+        spread = f"+- {std} over {len(r['seeds'])} seeds" if r["std"] is not None else ""
         files = "" if r["complete"] else "other files than published"
         best = f"{called(r['chosen'])}, the best of {len(r['tried'])}" if r["tried"] else ""
         best = "" if summary["setting"] else best
         note = "; ".join(filter(None, (spread, best, files, r["differs"])))
-        table.append(line(r["task"], r["group"], r["top1"], note, images=r["images"], order=r["order"]))
-    table += [line(r["task"], r["group"], None, "missing: no data") for r in summary["missing"]]
+        table.append(line(r["task"], r["group"], r, "top1", note))
+    table += [line(r["task"], r["group"], {}, "top1", "missing: no data") for r in summary["missing"]]
     for group, r in summary["means"].items():
         note = f"of {r['tasks']} of {r['of']} tasks" + ("" if r["complete"] else ", incomplete")
-        table.append(line("mean", group, r["mean"], note))
+        table.append(line("mean", group, r, "mean", note))
     print_table(table)
     if one := summary["setting"]:
         say(f"one setting for all tasks: {called(one['chosen'])}, of {len(one['means'])} that were compared")
