@@ -224,7 +224,7 @@ def test_a_second_process_is_refused(tmp_path):
 
 
 def test_a_changed_recipe_is_refused_with_what_changed(straight):
-    with pytest.raises(ValueError, match=r"seed: 0 -> 1.*another --out"):
+    with pytest.raises(ValueError, match=r"--seed 0 -> 1.*another --out"):
         go(straight, tiny(seed=1))
 
 

@@ -153,7 +153,7 @@ def test_what_is_in_another_set_is_not_trained_on(tmp_path, capsys):
     assert run(*arguments, *SMALL, *MODEL, "val=0.1", "test=0.1", "--json") == 0
     removed = json.loads((tmp_path / "run" / "removed.json").read_text())
     exact = {one["key"] for one in removed if one["reason"] == "same pixels"}
-    trained = open_splits(recipe_of(tmp_path / "run"), tmp_path / "run" / "removed.json")["train"]
+    trained = open_splits(recipe_of(tmp_path / "run"), tmp_path / "run")["train"]
     shared = {f"{source.classes[source.labels[i]]}/{i}.png" for i in range(0, 60, 6)}
     assert exact and exact <= shared and not shared & set(trained.keys)
 

@@ -1,6 +1,7 @@
 """B15, B16: runs that go on with other settings, and files of an earlier version."""
 
 import json
+import re
 import shutil
 from dataclasses import fields, replace
 from pathlib import Path
@@ -24,6 +25,10 @@ REFUSED = {
     "depth": "model_options=depth=2", "dropout": "dropout=0.2", "loss": "loss=sigmoid", "crop": "crop=squash",
     "subset": "subset=41", "patience": "patience=2", "moments": "optimizer.moment=bf16",
 }  # fmt: skip
+FLAGS = {  # of those that have a flag of their own
+    "rate": "--lr ", "batch": "--batch ", "image size": "--image-size ", "seed": "--seed ",
+    "length": "--steps ", "classes or data": "DATA ", "model": "--model ", "subset": "--subset ",
+}  # fmt: skip
 ALLOWED = {
     "micro-batch": "micro_batch=4", "evaluations": "evaluations=2", "text": "about=another",
     "shots": "shots=3",
@@ -43,12 +48,12 @@ def go(out, recipe, runtime=Runtime(), **options):
 @pytest.mark.parametrize("what", REFUSED)
 def test_B15_what_would_change_the_run_is_refused_by_name(what, begun, tally):
     changed = override(tiny(), [REFUSED[what]])
-    field = REFUSED[what].partition("=")[0].partition(".")[0]
+    flag = FLAGS.get(what, f"--set {REFUSED[what].partition('=')[0]}=")
     before = {path: path.read_bytes() for path in begun.rglob("*") if path.is_file()}
-    with pytest.raises(
-        ValueError, match=rf"holds a run of another recipe \({field}: .* -> .*give another --out"
-    ):
+    with pytest.raises(ValueError, match=rf"{re.escape(flag)}\S+ -> ") as refused:
         go(begun, changed)
+    assert str(begun) in str(refused.value) and "another --out" in str(refused.value)
+    assert "{" not in str(refused.value), "no tables of Python"
     assert all(path.read_bytes() == data for path, data in before.items()), "and nothing is touched"
     tally(refused=1)
 
@@ -150,7 +155,7 @@ def without_defaults(kind, told):
 @pytest.mark.control("vitkit.recipes.recipe.build")
 def test_B16_control_a_run_of_before_a_field_came_does_not_go_on(begun, switched_off, tally):
     switched_off("vitkit.recipes.recipe.build", without_defaults)
-    with pytest.raises(KeyError, match="draws"):
+    with pytest.raises(KeyError):
         test_B16_a_run_that_was_begun_goes_on_to_the_same_end(begun, tally)
 
 

@@ -151,10 +151,8 @@ def has_content(told: Mapping[str, Any]) -> bool:
 
 
 def with_marks(splits: Splits) -> Splits:
-    """The splits with the marks of their images, where those are known or soon computed."""
-    known = all(part.marks is not None for part in splits.values())
-    few = sum(map(len, splits.values())) <= READ and not any(part.identity for part in splits.values())
-    if known or not few:
+    """The splits with the marks of their images, unless there are too many to read them."""
+    if sum(map(len, splits.values())) > READ:
         return splits
     return {name: replace(part, marks=fingerprints(part)) for name, part in splits.items()}
 
@@ -170,9 +168,10 @@ def remembered_splits(out: Path) -> dict[bytes | str, str]:
     placed: dict[bytes | str, str] = {}
     for path in (*sorted(out.glob("data-*.json.gz")), out / FILE):  # the newest counts
         for split, row in (read(path, 2) or [{}, {}])[1].items():
-            raw = base64.b64decode(row.get("marks", ""))
-            placed |= {raw[at : at + SIZE]: split for at in range(0, len(raw), SIZE)}
-            placed |= dict.fromkeys(row.get("keys", ()), split)
+            with suppress(ValueError, TypeError):  # a row that was cut off
+                raw = base64.b64decode(row.get("marks", ""))
+                placed |= {raw[at : at + SIZE]: split for at in range(0, len(raw), SIZE)}
+                placed |= dict.fromkeys(row.get("keys", ()), split)
     return placed
 
 

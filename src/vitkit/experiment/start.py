@@ -90,6 +90,12 @@ def divided(
     return checked(reduced(splits, recipe), recipe)
 
 
+def divides(recipe: Recipe) -> bool:
+    """Whether test images are split off here, and the data does not bring its own."""
+    bare = recipe.objective == "masked" and are_bare(recipe.data)
+    return bare or not {"test", "val"} & set(open_data(recipe.data))
+
+
 def reduced(splits: dict[str, Source], recipe: Recipe) -> dict[str, Source]:
     """The same splits with the recipe's part of train."""
     if not recipe.subset:

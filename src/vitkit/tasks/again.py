@@ -9,7 +9,7 @@ from typing import Any
 
 from vitkit.experiment.fingerprint import changed_since, compare, remembered_splits, summary, with_marks
 from vitkit.experiment.folder import MODEL, RESULT, changed_flags, check_recipe, kept_as, same_place
-from vitkit.experiment.start import REMOVED, Opener
+from vitkit.experiment.start import REMOVED, Opener, divides
 from vitkit.experiment.terms import Result, read_result
 from vitkit.models.variants import variant
 from vitkit.options import Training
@@ -78,7 +78,8 @@ def choose_folder(request: Request, say: Callable[[str], None]) -> tuple[Path, s
     if (folder / RECIPE).exists() or not (first / RECIPE).exists() or request.options.split_of:
         return folder, ""
     same = same_place(read_recipe(first / RECIPE).data, request.data)
-    return folder, str(first) if same and remembered_splits(first) else ""
+    kept = same and remembered_splits(first) and divides(request.recipe)
+    return folder, str(first) if kept else ""
 
 
 def usual_folder(data: str) -> Path:
@@ -204,7 +205,7 @@ def choices(request: Request, out: Path, done: Result | None, changes: list[str]
     else:
         lines.append("The run cannot go on with other classes.")
     free = next(folder for folder in numbered(out) if not folder.exists())
-    split_of = str(out) if remembered_splits(out) else ""
+    split_of = str(out) if divides(request.recipe) and remembered_splits(out) else ""
     anew = {"out": free, "split_of": split_of, "more_steps": None, "accept_changed_data": False}
     lines += ["To train anew, in another folder:", f"  {request.command(**anew)}"]
     if split_of:
