@@ -123,8 +123,8 @@ def arguments_of(taker: Callable[..., Any]) -> Iterator[Argument]:
         if dataclasses.is_dataclass(kind):
             yield from arguments_of(typing.cast(type, kind))
         else:
-            required = parameter.default is inspect.Parameter.empty
-            yield Argument(described(name, hints[name])[0], hints[name], required)
+            flag, required = described(name, hints[name])[0], parameter.default is inspect.Parameter.empty
+            yield Argument(f"--no-{flag[2:]}" if parameter.default is True else flag, hints[name], required)
 
 
 def subcommands(arguments: Iterable[Argument]) -> Iterator[tuple[str, type]]:
