@@ -104,9 +104,8 @@ def some_weights(cuda: bool, say: Say) -> str:
         fetch(PUBLISHED[name])
     except WeightsError as error:
         raise ValueError(
-            f"no weights were given, and {name} could not be fetched ({error}). Fetch "
-            f"{PUBLISHED[name].address} elsewhere and give it as --weights FILE, or train from scratch "
-            "with --model ViT-Ti/16"
+            f"no --weights were given, and the default is not here. {error}; or train from scratch with "
+            "--model ViT-Ti/16"
         ) from None
     why = "it is here already" if here else f"the best for {'a GPU' if cuda else 'a CPU'} in reasonable time"
     say(f"weights {name}: {why}")
