@@ -24,6 +24,14 @@ WORDS = {
 ODD = ("", "nan", "inf", "-1", "0", "1e400", "9" * 5000, "abc", "½")
 
 
+@pytest.fixture(autouse=True)
+def places(tmp_path, monkeypatch):
+    """The paths that WORDS names, which are looked for before anything else."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("model", "in.npz"):
+        (tmp_path / name).touch()
+
+
 def listed_flags(verb: str, capsys) -> dict[str, bool]:
     """The flags as the parser itself lists them in --help, and whether each takes a value."""
     assert exit_code(*verb.split(), "--help") == 0
@@ -79,8 +87,7 @@ def test_every_flag_takes_its_range_and_refuses_the_rest_in_one_line(verb, monke
 
 
 @pytest.mark.parametrize("verb", [v for v in WORDS if WORDS[v]])
-def test_an_empty_word_is_no_model_data_image_or_folder(verb, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_an_empty_word_is_no_model_data_image_or_folder(verb, capsys, tmp_path):
     for place in range(len(WORDS[verb])):
         words = [*WORDS[verb][:place], "", *WORDS[verb][place + 1 :]]
         if WORDS[verb][place].startswith("--"):
@@ -88,7 +95,7 @@ def test_an_empty_word_is_no_model_data_image_or_folder(verb, capsys, monkeypatc
         assert exit_code(*verb.split(), *words) == 2
         err = capsys.readouterr().err
         assert err.count("\n") == 1 and "'': expected a name" in err
-    assert not list(tmp_path.iterdir())
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "in.npz"}
 
 
 def test_a_flag_without_a_range_is_noticed(monkeypatch, capsys):

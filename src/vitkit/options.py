@@ -217,6 +217,14 @@ def parse_frozen_view(text: str) -> None:
         raise ValueError(f"{error}, or official (squash to 256/224 of the size, then the centre)") from None
 
 
+def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted names: those that --set takes."""
+    rows: dict[str, Any] = {}
+    for name, value in table.items():
+        rows |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return rows
+
+
 def part_of(text: str) -> dict[str, int | float]:
     """'1000', '10%' or '25/class' as what data.splits.subset takes; nothing for all."""
     if not text:

@@ -17,6 +17,7 @@ from PIL import Image
 
 import vitkit
 from vitkit.cli import main
+from vitkit.data.formats import readable_suffixes
 from vitkit.inspection.rollout import attention_rollout, head_maps
 from vitkit.models.variants import build
 from vitkit.report.overlay import stretched
@@ -83,7 +84,7 @@ def flat(width: int, height: int) -> bytes:
 
 def test_a_raw_image_is_told_what_predict_tells(ask, model_file):
     model = load(model_file)
-    for kind in ("JPEG", "PNG", "WEBP"):
+    for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF"):
         content = picture(1, kind=kind)
         answer = ask.post(
             "/v1/predict?top=3", content=content, headers={"content-type": f"image/{kind.lower()}"}
@@ -165,8 +166,7 @@ REFUSED = {
     "no image": ("/v1/predict", b"hello", "image/jpeg", 422, "not an image"),
     "empty": ("/v1/predict", b"", "image/jpeg", 422, "empty"),
     "cut": ("/v1/predict", picture(1)[:300], "image/jpeg", 422, "cut off"),
-    "GIF": ("/v1/predict", picture(1, kind="GIF"), "application/octet-stream", 422, "GIF is not read here"),
-    "TIFF": ("/v1/predict", picture(1, kind="TIFF"), "image/png", 422, "TIFF is not read here"),
+    "PDF": ("/v1/predict", b"%PDF-1.7", "application/octet-stream", 422, "PDF is not read here"),
     "too many pixels": ("/v1/predict", flat(1001, 1000), "image/png", 422, "at most 1000000"),
     "as a JPEG": ("/v1/embed", picture(1, (1001, 1000)), "image/jpeg", 422, "at most 1000000"),
     "too large": ("/v1/predict", bytes(300_001), "image/jpeg", 413, "300000 bytes"),
@@ -228,6 +228,7 @@ def test_the_model_tells_of_itself_without_a_path(ask, model_file):
     assert told["name"] == model_file.name and told["labels"] == list(LABELS) and told["classes"] == 5
     assert told["image_size"] == [32, 32] and told["attention"] is True and told["multilabel"] is False
     assert told["parameters"] == sum(p.numel() for p in load(model_file).parameters())
+    assert told["formats"] == list(readable_suffixes()) and ".tif" in told["formats"]
     assert told["limits"]["bytes"] == 300_000 and told["limits"]["pixels"] == 10**6
     assert str(model_file.parent) not in json.dumps(told)
 

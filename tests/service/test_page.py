@@ -10,6 +10,7 @@ from test_report_browser import HOSTILE, wide
 from visits import Visit, as_png, model_of, png, wait_until
 
 import vitkit
+from vitkit.data.formats import readable_suffixes
 from vitkit.models.vit import in_patches
 from vitkit.serving.predict import pixels
 
@@ -92,6 +93,13 @@ def overlay(visit: Visit) -> None:
     visit.looked()
     assert visit.page.locator("#others .answer").nth(2).get_attribute("aria-pressed") == "true"
     assert len(visit.asked) == asked + 1 and first.std() > 0
+
+
+@pytest.mark.slow
+def test_files_are_offered_of_the_formats_that_the_server_reads(browser, address):
+    with Visit(browser, address) as visit:
+        visit.page.wait_for_function("document.title.includes('.safetensors')")
+        assert visit.page.locator("#files").get_attribute("accept") == ",".join(readable_suffixes())
 
 
 @pytest.mark.slow

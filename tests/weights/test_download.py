@@ -1,7 +1,13 @@
 """Published weights: fetched from a server that cuts connections, kept, and checked ever after."""
 
+import contextlib
 import hashlib
+import os
+import socket
+import subprocess
+import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -145,8 +151,41 @@ def test_a_busy_server_is_asked_again_and_then_given_up(serve, tmp_path):
 
 
 def test_being_offline_says_what_to_do(tmp_path):
-    with pytest.raises(DownloadError, match="Offline\\? Fetch the file elsewhere"):
-        download("http://127.0.0.1:9/w.npz", tmp_path / "w", progress=quiet, pause=0.001)
+    with pytest.raises(DownloadError, match=r"127.0.0.1.*Offline.*--weights FILE") as error:
+        download("http://127.0.0.1:9/w.npz", tmp_path / "w", progress=quiet)
+    assert "http://127.0.0.1:9/w.npz" in str(error.value) and not list(tmp_path.iterdir())
+
+
+def test_a_server_that_never_answers_is_given_up_within_seconds(tmp_path):
+    """As behind a firewall that drops everything: here a queue of connections that is full."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as waiting:
+        for _ in range(4):
+            one = waiting.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        start = time.monotonic()
+        with pytest.raises(DownloadError, match="out of reach"):
+            download(f"http://127.0.0.1:{full.getsockname()[1]}/w", tmp_path / "w", progress=quiet)
+        assert time.monotonic() - start < 4.5
+
+
+def test_a_published_name_offline_is_one_line_within_seconds(tmp_path):
+    """The command itself, where no name can be looked up."""
+    code = "import socket, sys, time; start = time.monotonic()\n"
+    code += "def lookup(*_, **__): raise socket.gaierror(-2, 'Name or service not known')\n"
+    code += "socket.getaddrinfo = lookup\nfrom vitkit.cli import main\ntry: main(sys.argv[1:])\n"
+    code += "finally: print(time.monotonic() - start, 'torch' in sys.modules)"
+    words = ["predict", "ViT-B/16.augreg-i21k", "a.jpg"]
+    environment = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True,
+        env=environment | {"XDG_CACHE_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    for named in (words[1], PUBLISHED[words[1]].address, "--weights FILE", "storage.googleapis.com"):
+        assert named in done.stderr
+    seconds, torch_imported = done.stdout.split()
+    assert float(seconds) < 5 and torch_imported == "False"
 
 
 def test_only_http_is_spoken(tmp_path):

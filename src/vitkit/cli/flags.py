@@ -45,7 +45,30 @@ class Form:
     read: Callable[[str], Any]
 
 
+def check_data(place: str) -> None:
+    from vitkit.data.sources import check_place
+
+    check_place(place)
+
+
+def check_model(place: str) -> None:
+    from vitkit.weights.published import check_obtainable
+
+    check_obtainable(place)
+
+
+def check_weights(place: str) -> None:
+    from vitkit.weights.published import check_known
+
+    check_known(place)
+
+
 FLAGS: dict[str, Range | Form] = {
+    "DATA": Form(check_data),  # wrong paths are refused before torch is imported
+    "DATA...": Form(check_data),
+    "MODEL": Form(check_model),
+    "IN": Form(check_model),
+    "--weights": Form(check_weights),  # a plan fetches nothing
     "--batch": BATCH,
     "--budget": Form(parse_budget),
     "--cells": Range(1, MOST_PIXELS),
@@ -90,6 +113,7 @@ FLAGS: dict[str, Range | Form] = {
     "fewshot --view": Form(parse_frozen_view),
     "doctor --workers": Range(1, 256),
     "serve --workers": Range(1, 256),
+    "study --data": Form(check_data),
     "study --image-size": Range(16, MOST_PIXELS),
 }
 

@@ -19,15 +19,11 @@ def list_(kind: Positional[Kind] = "models", json: Json = False) -> None:
     $ vitkit list
     $ vitkit list weights --json
     """
-    from vitkit import catalogue
+    from vitkit import listing
+    from vitkit.report.terminal import print_table
 
-    rows = {
-        "models": catalogue.models,
-        "weights": catalogue.weights,
-        "formats": catalogue.formats,
-        "recipes": catalogue.recipes,
-    }[kind]()
-    print_json(rows) if json else catalogue.print_table(rows)
+    rows = listing.rows(kind)
+    print_json(rows) if json else print_table(rows)
 
 
 def show(

@@ -110,10 +110,10 @@ def study(do: OmitSubcommandPrefixes[OmitArgPrefixes[Do]]) -> None:
     """
     emit = print_json if do.json else None
     if isinstance(do, List):
+        from vitkit import listing
         from vitkit.report.terminal import print_table
-        from vitkit.studies.catalogue import listed
 
-        return emit(listed()) if emit else print_table(listed())
+        return emit(listing.rows("studies")) if emit else print_table(listing.rows("studies"))
     from vitkit.studies import conduct
     from vitkit.studies.prepare import Request
 

@@ -4,11 +4,13 @@ import errno
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import tyro
 
 from vitkit.cli import cost, export, frozen, inspect, learn, models, report, serve, study, suite, use
 from vitkit.cli.flags import deferred, registry
+from vitkit.cli.mistakes import parsed, print_version
 from vitkit.cli.streams import discard, flushed_output, open_closed_streams
 from vitkit.report.terminal import warn
 
@@ -58,14 +60,20 @@ def main(arguments: list[str] | None = None) -> None:
 
 def command(arguments: list[str] | None = None) -> Callable[[], None]:
     """What the words of a command line ask for, as a call that first checks every value."""
-    return tyro.extras.subcommand_cli_from_dict(
+    words = sys.argv[1:] if arguments is None else arguments
+    if words == ["--version"]:
+        return print_version
+    parse = partial(
+        tyro.extras.subcommand_cli_from_dict,
         {name: deferred(name, verb) for name, verb in VERBS.items()},
         prog="vitkit",
-        description="The Vision Transformer system. vitkit VERB --help explains a verb, with examples.",
-        args=arguments,
+        description="The Vision Transformer system. vitkit VERB --help explains a verb, with examples; "
+        "vitkit --version says which this is.",
+        args=words,
         config=(tyro.conf.FlagCreatePairsOff,),
         registry=registry(),
     )
+    return parsed(words, VERBS, parse)
 
 
 def fail(error: Exception, code: int) -> None:

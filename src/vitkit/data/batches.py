@@ -66,8 +66,8 @@ class BadFiles:
             listed = ", ".join(f"{k!r} ({r})" for k, r in islice(self.found.items(), 5))
             raise TooManyBad(
                 f"{source.name}: {len(self.found)} of {len(source)} images are unusable, more than the "
-                f"{self.allowed:.0%} allowed; the first: {listed}. Repair "
-                "them, or allow more with --max-bad of finetune and pretrain"
+                f"{self.allowed:.0%} allowed; the first: {listed}. The last: {error}. Repair "
+                "them (vitkit doctor lists all), or allow more with --max-bad of finetune and pretrain"
             )
 
 

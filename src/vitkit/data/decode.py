@@ -15,16 +15,26 @@ from io import BytesIO
 from typing import Any
 
 import numpy as np
-from PIL import BmpImagePlugin, GifImagePlugin, Image, ImageFile, PngImagePlugin, WebPImagePlugin
+from PIL import (
+    AvifImagePlugin,
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    ImageFile,
+    PngImagePlugin,
+    WebPImagePlugin,
+)
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import TiffImageFile
+
+from vitkit.data.formats import not_read, readable_formats
 
 try:
     simplejpeg: Any = import_module("simplejpeg")
 except ImportError:
     simplejpeg = None
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+FORMATS = readable_formats()
 BACKGROUND = (255, 255, 255)  # what shows through transparent pixels
 MAX_BYTES = 200 * 10**6
 MAX_PIXELS = 50_000_000
@@ -35,12 +45,14 @@ MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # with a body; FF 00, FF 
 OPENERS: dict[str, Callable[[BytesIO], ImageFile.ImageFile]] = {
     "PNG": PngImagePlugin.PngImageFile, "WEBP": WebPImagePlugin.WebPImageFile,
     "GIF": GifImagePlugin.GifImageFile, "BMP": BmpImagePlugin.BmpImageFile, "TIFF": TiffImageFile,
+    "AVIF": AvifImagePlugin.AvifImageFile,
 }  # fmt: skip
 SIGNATURES = (
     (rb"\xff\xd8\xff", "JPEG"), (rb"\x89PNG\r\n\x1a\n", "PNG"), (rb"RIFF....WEBP", "WEBP"),
     (rb"GIF8[79]a", "GIF"), (rb"BM", "BMP"), (rb"II[*+]\0|MM\0[*+]", "TIFF"),
     (rb"%!PS|\xc5\xd0\xd3\xc6", "EPS"), (rb"8BPS", "PSD"), (rb"%PDF", "PDF"), (rb"SIMPLE  =", "FITS"),
-    (rb"....ftypavi", "AVIF"), (rb"....ftyp(hei|hev|mif1|msf1)", "HEIC"), (rb"PK\x03\x04", "zip"),
+    (rb"....ftyp(avi|mif1.{4,40}avi)", "AVIF"), (rb"....ftyp(hei|hev|mif1|msf1)", "HEIC"),
+    (rb"PK\x03\x04", "zip"),
     (rb"\0\0\0\x0cjP  ", "JPEG 2000"), (rb"\x1f\x8b", "gzip"), (rb"\s*(<\?xml[^>]*>\s*)?<svg", "SVG"),
 )  # fmt: skip
 TURNS: dict[int, Callable[[np.ndarray], np.ndarray]] = {  # by EXIF orientation
@@ -122,12 +134,21 @@ def jpeg_scans(data: bytes, most: int) -> int:
 
 
 def pixels_by_header(data: bytes) -> int:
-    """Width times height of a JPEG, PNG or WebP; 0 where the header does not say."""
+    """Width times height of an image; 0 where the header does not say."""
     try:
-        if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        kind = _kind(data, FORMATS)
+        if kind == "PNG":
             width, height = struct.unpack_from(">II", data, 16)
-        elif data.startswith(b"RIFF"):
+        elif kind == "WEBP":
             width, height = _webp_size(data[:30])
+        elif kind == "GIF":
+            width, height = struct.unpack_from("<HH", data, 6)
+        elif kind == "BMP":
+            width, height = map(abs, struct.unpack_from("<ii", data, 18))
+        elif kind == "TIFF":
+            width, height = _tiff_tags(data, 256, 257)
+        elif kind in ("AVIF", "HEIC"):
+            width, height = largest_extent(data)
         else:
             height, width = jpeg_size(data) or (0, 0)
     except (BadImage, struct.error):
@@ -169,7 +190,7 @@ def _kind(data: bytes, formats: Sequence[str]) -> str:
     if kind is None:
         raise BadImage("not-an-image", "not an image: its first bytes are those of no known format")
     if kind not in formats or kind not in FORMATS:
-        raise BadImage("unsupported-format", f"{kind} is not read here; {', '.join(formats)} are")
+        raise BadImage("unsupported-format", not_read(kind, formats))
     return kind
 
 
@@ -269,22 +290,37 @@ def _check_scans(data: bytes, at: int) -> None:
 
 def _orientation(exif: bytes) -> int:
     """Tag 274 of an EXIF block, or 1 where the block has none or is garbage."""
-    exif = exif.removeprefix(b"Exif\0\0")
-    order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[:4])
-    if order and len(exif) >= 10:
-        start = min(struct.unpack_from(order + "I", exif, 4)[0], len(exif) - 2)
-        (entries,) = struct.unpack_from(order + "H", exif, start)
-        for at in range(start + 2, min(start + 2 + 12 * entries, len(exif) - 11), 12):
-            tag, kind, count = struct.unpack_from(order + "HHI", exif, at)
-            if tag == 274 and kind in (3, 4) and count == 1:
-                (value,) = struct.unpack_from(order + "HI"[kind - 3], exif, at + 8)
-                return value if value in TURNS else 1
-    return 1
+    (value,) = _tiff_tags(exif.removeprefix(b"Exif\0\0"), 274)
+    return value if value in TURNS else 1
+
+
+def _tiff_tags(data: bytes, *wanted: int) -> tuple[int, ...]:
+    """Whole numbers of the first directory of a TIFF or of EXIF, 0 for those that it lacks."""
+    found = dict.fromkeys(wanted, 0)
+    order, big = {b"II": "<", b"MM": ">"}.get(data[:2], ""), data[2:4] in (b"+\0", b"\0+")
+    if not order or len(data) < 10 or not (big or data[2:4] in (b"*\0", b"\0*")):
+        return tuple(found.values())
+    head, counted, entry = ("Q", "Q", "HHQ") if big else ("I", "H", "HHI")
+    step, width = (20, 8) if big else (12, 2)
+    start = struct.unpack_from(order + head, data.ljust(16, b"\0"), 8 if big else 4)[0]
+    start = min(start, len(data) - width)
+    (entries,) = struct.unpack_from(order + counted, data.ljust(start + width, b"\0"), start)
+    for at in range(start + width, min(start + width + step * entries, len(data) - step + 1), step):
+        tag, kind, count = struct.unpack_from(order + entry, data, at)
+        if tag in found and kind in (3, 4, 16) and count == 1 and not found[tag]:
+            (found[tag],) = struct.unpack_from(
+                order + {3: "H", 4: "I", 16: "Q"}[kind], data, at + step - (8 if big else 4)
+            )
+    return tuple(found.values())
 
 
 def _other(data: bytes, kind: str, max_pixels: int) -> np.ndarray:
     if kind == "WEBP":
         _check_size(*_webp_size(data[:30]), max_pixels)  # Pillow opens it on a whole canvas
+    if kind in ("AVIF", "HEIC"):
+        _check_size(*largest_extent(data), max_pixels)
+    if kind == "HEIC":
+        return _heic(data, max_pixels)
     image = OPENERS[kind](BytesIO(data))
     _check_size(*image.size, max_pixels)
     if isinstance(image, TiffImageFile):
@@ -300,6 +336,37 @@ def _other(data: bytes, kind: str, max_pixels: int) -> np.ndarray:
     return TURNS[_orientation(image.info.get("exif", b""))](pixels)
 
 
+def largest_extent(data: bytes) -> tuple[int, int]:
+    """Width and height of the largest picture that an AVIF or HEIC file declares, its tiles and masks too."""
+    sizes, at = [], 0
+    while at + 8 <= len(data):  # boxes: a length, a name, a content
+        length, name = int.from_bytes(data[at : at + 4]), data[at + 4 : at + 8]
+        length = int.from_bytes(data[at + 8 : at + 16]) if length == 1 else length or len(data) - at
+        if length < 8:
+            break
+        if name in (b"meta", b"moov"):
+            found = re.finditer(b"ispe....(.{8})", data[at : at + length], re.DOTALL)
+            sizes += [struct.unpack(">II", one[1]) for one in found]
+        at += length
+    if not sizes:
+        raise BadImage("damaged", "no size of a picture in its header")
+    return max(sizes, key=lambda size: size[0] * size[1])
+
+
+def _heic(data: bytes, max_pixels: int) -> np.ndarray:
+    """The primary picture, which libheif turns upright itself; the EXIF orientation beside it is a copy."""
+    try:
+        heif = import_module("pillow_heif")
+    except ImportError:  # installed, but not with all that it needs
+        raise BadImage("unsupported-format", not_read("HEIC", ())) from None
+    heif.options.DECODE_THREADS = 1  # images are decoded side by side
+    heif.options.THUMBNAILS = heif.options.DEPTH_IMAGES = heif.options.AUX_IMAGES = False
+    picture: Any = heif.open_heif(data)
+    width, height = picture.size
+    _check_size(width, height, max_pixels)
+    return _rgb(picture.to_pillow())
+
+
 def _webp_size(head: bytes) -> tuple[int, int]:
     if head[12:16] == b"VP8X":
         return int.from_bytes(head[24:27], "little") + 1, int.from_bytes(head[27:30], "little") + 1
@@ -308,7 +375,7 @@ def _webp_size(head: bytes) -> tuple[int, int]:
     return (both & 0x3FFF) + lossless, (both >> (14 if lossless else 16) & 0x3FFF) + lossless
 
 
-def _rgb(image: ImageFile.ImageFile) -> np.ndarray:
+def _rgb(image: Image.Image) -> np.ndarray:
     image.load()
     if image.mode == "F" or image.mode.startswith("I"):
         return np.repeat(_gray(image)[..., None], 3, axis=2)
@@ -320,7 +387,7 @@ def _rgb(image: ImageFile.ImageFile) -> np.ndarray:
     return np.array(image.convert("RGB"))
 
 
-def _gray(image: ImageFile.ImageFile) -> np.ndarray:
+def _gray(image: Image.Image) -> np.ndarray:
     """Gray of more than 8 bits, of which Pillow's convert makes white (integers) or black (floats)."""
     values, tags = np.asarray(image), image.tag_v2 if isinstance(image, TiffImageFile) else {}
     kind, twelve = "float" if image.mode == "F" else "int", tags.get(258) == (12,)

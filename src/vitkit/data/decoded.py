@@ -184,6 +184,8 @@ def size_of(source: Source, number: int) -> int:
     try:
         content = cast(bytes, source.fetch(number))
         kind = decoder._kind(content, decoder.FORMATS)
+        if kind == "HEIC":  # its size follows from more than a header
+            return decode(content).nbytes
         webp = decoder._webp_size(content[:30]) if kind == "WEBP" else None
         width, height = webp or jpeg_size(content) or decoder.OPENERS[kind](BytesIO(content)).size
     except Exception:  # Pillow raises nearly every kind there is, and so will decoding

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from vitkit.data.batches import BadFiles, TooManyBad
-from vitkit.data.decode import FORMATS, BadImage, _orientation, decode
+from vitkit.data.decode import FORMATS, OPENERS, BadImage, _orientation, decode
 from vitkit.data.findings import Finding, find, some
 from vitkit.data.names import folded
 from vitkit.data.sources import Source
@@ -138,18 +138,18 @@ def preflight(source: Source, bad: BadFiles, *, sample: int = 1000, workers: int
     """
     count = min(sample, len(source))
     chosen = np.sort(np.random.default_rng(0).choice(len(source), count, replace=False, shuffle=False))
-    found = 0
+    found, last = 0, None
     with ThreadPoolExecutor(max(1, workers)) as pool:
         for index, error in zip(chosen, pool.map(lambda i: refusal(source, int(i)), chosen), strict=True):
             if error:
-                found += 1
+                found, last = found + 1, error
                 bad.add(source, int(index), error)
     chance = 3 * math.sqrt(count * bad.allowed * max(0.0, 1 - bad.allowed))
     if count < len(source) and found > count * bad.allowed + chance:
         raise TooManyBad(
             f"{source.name}: of {count} images looked at, {found} are unusable, and {bad.allowed:.0%} are "
-            f"allowed; the first: {some(list(bad.found))}. Repair them (vitkit doctor lists all), "
-            "or allow more with --max-bad of finetune and pretrain"
+            f"allowed; the first: {some(list(bad.found))}. The last: {last}. Repair them (vitkit doctor "
+            "lists all), or allow more with --max-bad of finetune and pretrain"
         )
 
 
@@ -266,7 +266,9 @@ def masks(looks: list[Look]) -> Iterator[Finding]:
 def header(data: bytes) -> tuple[str, ...]:
     """What is unusual about a file that was decoded, as far as its header tells."""
     try:
-        image = Image.open(BytesIO(data), formats=FORMATS)
+        image = Image.open(
+            BytesIO(data), formats=[kind for kind in FORMATS if kind in OPENERS or kind == "JPEG"]
+        )
         turn = getattr(image, "tag_v2", {}).get(274) or _orientation(image.info.get("exif", b""))
         raw = str(image.tile[0].args) if image.tile and image.format in ("PNG", "TIFF") else ""
         found = {MODES.get(image.mode, "other-colours"): True, "alpha": image.has_transparency_data,

@@ -68,14 +68,15 @@ KINDS = {  # severity, text, remedy; a remedy stays one line
         "Nothing must be done: all are read as upright 8-bit RGB, the first frame, transparency as white"),
     "other-files": ("note", "Files without an image's suffix: {n}, as {files}",
         "Nothing must be done if they are no images; else rename them to end in .jpg, .png, .webp, .gif, "
-        ".bmp or .tif, as the case may be"),
+        ".bmp, .tif, .avif or .heic, as the case may be"),
 }  # fmt: skip
 AGAIN = "Copy or download them again from where they came"
 MEND = {  # by the reason for which a file is not used
     "empty": AGAIN, "truncated": AGAIN, "damaged": AGAIN,
     "not-an-image": "Open one in a text editor: a web page or an error message in place of an image must be "
                     "downloaded again; move other files out of the data",
-    "unsupported-format": "Save them as JPEG or PNG with any image program",
+    "unsupported-format": "Install what reads them where the message names it (HEIC: pip install "
+                          "'vitkit[heif]'), or save them as JPEG or PNG with any image program",
     "too-many-pixels": "Scale them down to 50 million pixels or fewer with any image program",
     "too-large": "Save them under 200 MB, as JPEG or PNG, with any image program",
     "zero-size": "Save them again with at least one pixel from where they came",

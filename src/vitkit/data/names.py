@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 from vitkit.data.findings import some
+from vitkit.data.formats import SUFFIXES as SUFFIXES
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 SPLITS = {  # what people call the folders of a split
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
     "test": "test", "testing": "test",

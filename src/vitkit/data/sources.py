@@ -86,6 +86,15 @@ class Source:
         )
 
 
+def check_place(place: str) -> None:
+    """Refuse a place where no data can be, before anything is opened."""
+    if not place.strip():
+        raise ValueError(f"the data is {place!r}, an empty name; give {KINDS}")
+    named = place == "digits" or re.match("vtab:|https?://", place)
+    if not named and not Path(place).exists():
+        raise ValueError(f"no data at {place!r}; give {KINDS}")  # no pipe: or other kinds of addresses
+
+
 def open_data(place: str | Path, *, cache: Cache | None = None) -> dict[str, Source]:
     """All splits of a data set by name; one without splits is under "all".
 
@@ -93,8 +102,7 @@ def open_data(place: str | Path, *, cache: Cache | None = None) -> dict[str, Sou
     .parquet manifest, .parquet files of images, a .zip or .tar of a folder, an .npz, "digits" or
     vtab:TASK:ROOT. cache: for what is fetched.
     """
-    if not str(place).strip():
-        raise ValueError(f"the data is {str(place)!r}, an empty name; give {KINDS}")
+    check_place(str(place))
     if str(place) == "digits":
         return {"all": digits()}
     if str(place).startswith("vtab:"):
@@ -103,8 +111,7 @@ def open_data(place: str | Path, *, cache: Cache | None = None) -> dict[str, Sou
         return open_place(str(place))
     if re.match(r"https?://", str(place)):
         return open_shards(str(place), *open_remote(str(place), cache or Cache()))
-    if not (path := Path(place)).exists():
-        raise ValueError(f"no data at {str(place)!r}; give {KINDS}")  # no pipe: or other kinds of addresses
+    path = Path(place)
     if path.is_dir():
         return open_folder(path)
     opener = {

@@ -4,19 +4,18 @@ import json
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vitkit.recipes import RECIPES
-from vitkit.recipes.finetune import RECIPES as FINETUNING
-from vitkit.recipes.recipe import flat
+from vitkit.listing import is_finetuning, recipe_fields
+from vitkit.options import flat
 from vitkit.report.html import encoded
 from vitkit.report.run_page import run_page
 from vitkit.training.journal import parse_row
-from vitkit.weights.save import replace_file
+from vitkit.weights.atomic import replace_file
 
 REPORT = "report.html"
+BIT = "bit"  # the folder of a protocol's run by BiT's HyperRule
 # what a command must name, lest it is chosen for the machine and the data
 CHOSEN = ("image_size", "batch", "length.", "schedule.rate", "schedule.warmup")
 
@@ -48,8 +47,7 @@ def write_page(path: Path, document: str) -> Path:
 def gather(folder: Path) -> dict[str, Any]:
     """What is known of a run, as plain values; None for what its folder does not hold."""
     recipe = flat(read(folder / "recipe.json") or {})
-    named = RECIPES.get(str(recipe.get("name", "")))
-    usual = flat(json.loads(json.dumps(asdict(named())))) if named else {}
+    usual = recipe_fields(str(recipe.get("name", "")))
     kept = ("result", "mistakes", "doctor", "environment", "unusable")
     found: dict[str, Any] = {name: read(folder / f"{name}.json") for name in kept}
     starts = started(found["environment"])
@@ -116,7 +114,7 @@ def again(recipe: dict[str, Any], usual: dict[str, Any]) -> str:
         f"{key}={setting(value)}" for key, value in recipe.items()
         if key not in left and (value != usual.get(key) or key.startswith(CHOSEN))
     ]  # fmt: skip
-    verb = "finetune" if recipe["name"] in FINETUNING else "pretrain"
+    verb = "finetune" if is_finetuning(recipe["name"]) else "pretrain"
     named = ["--recipe", recipe["name"], "--out", "ANOTHER"]
     return words(verb, recipe["data"], *start, *named, "--set", *fields)
 

@@ -9,6 +9,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from vitkit.experiment.fingerprint import check_data
+from vitkit.experiment.pages import BIT
 from vitkit.experiment.run import MODEL, How, Result, run
 from vitkit.experiment.start import Opener, open_splits
 from vitkit.experiment.terms import read_result
@@ -17,7 +18,6 @@ from vitkit.recipes.recipe import Recipe, read_recipe
 from vitkit.training.runtime import Runtime
 from vitkit.weights.save import replace_file
 
-BIT = "bit"  # the folder of the run by BiT's HyperRule
 Say = Callable[[str], None]
 Candidates = Mapping[str, Recipe]  # by the name of the folder of each run
 

@@ -11,16 +11,13 @@ import torch
 from torch import Tensor
 
 from vitkit.models.card import Preprocessing
+from vitkit.models.errors import WeightsError
 from vitkit.models.ranges import out_of_range
 from vitkit.models.resnet import StemConfig
 from vitkit.models.variants import VARIANTS, Config
 from vitkit.models.vit import ViTConfig
 
 Shapes = Mapping[str, tuple[int, ...]]
-
-
-class WeightsError(ValueError):
-    """A weight file is not what it should be; the message says what was expected and what was found."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.data.views import CROPS
+from vitkit.options import flat as flat
 from vitkit.options import part_of
 from vitkit.training.masked import MaskedConfig
 from vitkit.training.objectives import LOSSES
@@ -173,14 +174,6 @@ def parse(text: str, hint: Any, name: str) -> Any:
         raise ValueError(
             f"{name}: {text!r} is not a value of type {getattr(hint, '__name__', hint)}"
         ) from None
-
-
-def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, with dotted names: those that --set takes."""
-    rows: dict[str, Any] = {}
-    for name, value in table.items():
-        rows |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return rows
 
 
 def to_json(recipe: Recipe) -> str:

@@ -10,11 +10,15 @@ from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
+from vitkit.data.formats import SUFFIXES_OF
 from vitkit.service.cost import Images, check_cost
 from vitkit.service.refusal import Refusal
 from vitkit.service.settings import MOST_IMAGES, Settings
 
-RAW = ("image/jpeg", "image/jpg", "image/png", "image/webp", "application/octet-stream", "")
+RAW = (
+    "application/octet-stream", "", "image/jpg", "image/heif",
+    *(f"image/{kind.lower()}" for kind in SUFFIXES_OF),  # what is not read here is refused by name
+)  # fmt: skip
 MOST_FIELDS = 8
 LONGEST_NAME = 200
 MOST_COMMAS = 10_000  # of a JSON body: all else is long strings, so reading it takes milliseconds

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitkit.data.formats import readable_suffixes
 from vitkit.data.views import View
 from vitkit.experiment.opened import load_model
 from vitkit.models.variants import Model
@@ -72,6 +73,7 @@ class Served:
                 "licence": origin.licence, "sha256": origin.sha256,
             },
             "attention": not attention_objection(model),
+            "formats": list(readable_suffixes()),
             "limits": {
                 "bytes": settings.max_bytes, "pixels": settings.max_pixels, "images": MOST_IMAGES,
                 "seconds": settings.timeout, "queue": settings.queue,

@@ -16,7 +16,6 @@ from torch import Tensor
 from vitkit.data.decode import BadImage, decode, jpeg_size
 from vitkit.data.views import View, apply
 
-FORMATS = ("JPEG", "PNG", "WEBP")
 DONE, REFUSED = b"\0", b"\1"
 SPARE = 512 * 2**20  # bytes beside the pixels
 BYTES_A_PIXEL = 24  # of an image and of all that is made of it on the way to RGB
@@ -68,7 +67,7 @@ def answer(content: bytes, view: dict, max_pixels: int) -> Tensor:
         if size[0] * size[1] > max_pixels:
             raise BadImage("too-many-pixels", f"{size[1]} x {size[0]} pixels; at most {max_pixels} are read")
         return apply(content, wanted, rng)  # decoded no larger than needed
-    return apply(decode(content, max_pixels=max_pixels, formats=FORMATS), wanted, rng)
+    return apply(decode(content, max_pixels=max_pixels), wanted, rng)
 
 
 def plain(text: str) -> str:

@@ -130,9 +130,8 @@ def have(name: str) -> None:
         here = [weight.name for weight in PUBLISHED.values() if kept_at(weight).exists()]
         instead = f", or one that is on this machine already (--weights {here[0]})" if here else ""
         raise ValueError(
-            f"no weights were given, and {name} could not be fetched ({error}). Fetch "
-            f"{PUBLISHED[name].address} elsewhere and give it as --weights FILE{instead}, or train from "
-            "scratch with --model ViT-Ti/16"
+            f"no --weights were given, and the default is not here. {error}{instead}; or train "
+            "from scratch with --model ViT-Ti/16"
         ) from None
 
 

@@ -4,24 +4,23 @@ import os
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from vitkit.experiment.evidence import harmless
-from vitkit.experiment.pages import REPORT, drawing, gather, read, write_page
+from vitkit.experiment.pages import BIT, REPORT, drawing, gather, read, write_page
 from vitkit.experiment.predictions import tested_images
-from vitkit.experiment.protocol import BIT
 from vitkit.report.compare_page import compare_page, protocol_page
 from vitkit.report.run_page import run_page
 from vitkit.report.suite_page import suite_page
 from vitkit.report.terminal import say
-from vitkit.tasks.use import Emit
-from vitkit.training.runtime import Runtime
+
+if TYPE_CHECKING:  # the verb alone needs no torch
+    from vitkit.training.runtime import Runtime
 
 COMPARED = "compare.html"
 
 
-def report(places: Sequence[str], out: Path | None, *, emit: Emit) -> None:
+def report(places: Sequence[str], out: Path | None, *, emit: Callable[[Any], None] | None) -> None:
     """Draw, write, and say where it is."""
     folders = [Path(place) for place in places]
     if not folders:
@@ -32,8 +31,10 @@ def report(places: Sequence[str], out: Path | None, *, emit: Emit) -> None:
     say(f"the report: {path} ({path.stat().st_size / 1e3:,.0f} kB; any browser opens it)")
 
 
-def drawn(folder: Path, runtime: Runtime, tell: Callable[[str], None]) -> None:
+def drawn(folder: Path, runtime: "Runtime", tell: Callable[[str], None]) -> None:
     """The same at the end of what a verb did, by one process; nothing is lost if it fails."""
+    from vitkit.experiment.evidence import harmless
+
     if runtime.main:
         with harmless(REPORT, tell):
             draw(folder, None)

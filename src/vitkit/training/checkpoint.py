@@ -21,7 +21,7 @@ import torch
 from vitkit.training.parts import Piece, pieces, put_pieces
 from vitkit.training.runtime import Runtime
 from vitkit.training.step import TrainState
-from vitkit.weights.save import flush
+from vitkit.weights.atomic import flush
 
 MANIFEST = "MANIFEST.json"
 KEEP = 2

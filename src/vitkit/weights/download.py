@@ -3,17 +3,25 @@
 import hashlib
 import http.client
 import os
+import socket
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from vitkit.layouts.layout import WeightsError
+from vitkit.models.errors import WeightsError
 
 CHUNK = 2**20
 TRIES = 5  # without a single byte of progress between them
 TIMEOUT = 30.0
+REACH = 3.0  # seconds in which a server must be reached; a machine without network learns it that soon
+OFFLINE = (
+    "Offline? Download that address on another machine and give the file's path instead of the name "
+    "(--weights FILE for training)"
+)
 
 Progress = Callable[[int, int | None], None]
 
@@ -38,6 +46,7 @@ def download(address: str, path: Path, *, progress: Progress | None = None, paus
         if digest != recorded.read_text().strip():
             raise DownloadError(f"{path} has changed since it was fetched; delete it to fetch it again")
         return digest
+    check_reachable(address)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     with bar(path.name) if progress is None else given(progress) as report:
@@ -46,6 +55,30 @@ def download(address: str, path: Path, *, progress: Progress | None = None, paus
     recorded.write_text(digest + "\n")
     os.replace(partial, path)
     return digest
+
+
+def check_reachable(address: str) -> None:
+    """Refuse an address whose server cannot be reached, within REACH seconds, before any other try."""
+    parts = urlsplit(address)
+    if parts.scheme in urllib.request.getproxies() or not parts.hostname:  # a proxy looks for it; no address
+        return
+    place = (parts.hostname, parts.port or {"https": 443}.get(parts.scheme, 80))
+    reason = [f"no answer in {REACH:.0f} s"]
+
+    def connect() -> None:
+        try:
+            socket.create_connection(place, REACH).close()
+            reason.clear()
+        except OSError as error:
+            reason[0] = error.strerror or str(error)
+
+    attempt = threading.Thread(target=connect, daemon=True)  # looking up a name knows no time limit
+    attempt.start()
+    attempt.join(REACH)
+    if reason:
+        raise DownloadError(
+            f"cannot fetch {address}: {parts.hostname} is out of reach ({reason[0]}). {OFFLINE}"
+        )
 
 
 def fill(address: str, partial: Path, progress: Progress, pause: float) -> None:
@@ -68,7 +101,7 @@ def fill(address: str, partial: Path, progress: Progress, pause: float) -> None:
         if tries >= TRIES:
             raise DownloadError(
                 f"cannot fetch {address} ({reason}); the {after} bytes that came are kept for the next try. "
-                "Offline? Fetch the file elsewhere and give its path instead of the name."
+                f"{OFFLINE}"
             )
         time.sleep(pause * 2 ** min(tries, 5))
 

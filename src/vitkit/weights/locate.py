@@ -11,7 +11,7 @@ from typing import Any
 from vitkit.layouts.layout import WeightsError
 from vitkit.models.card import Origin
 from vitkit.weights.archive import Arrays, UntrustedCheckpoint, listed, open_arrays
-from vitkit.weights.published import PUBLISHED, fetch, near_names
+from vitkit.weights.published import PUBLISHED, fetch, unknown
 
 INDEX = ".index.json"
 WEIGHTS = (  # of a folder, in the order of transformers
@@ -34,7 +34,7 @@ def locate(source: str | Path) -> tuple[Path, Origin]:
         weight = PUBLISHED[str(source)]
         path, sha256 = fetch(weight)
         return path, Origin(source=weight.address, licence=weight.licence, sha256=sha256)
-    raise unknown_name(source)
+    raise unknown(str(source))
 
 
 def check_place(source: str | Path) -> None:
@@ -43,15 +43,7 @@ def check_place(source: str | Path) -> None:
     if str(source) and path.exists():
         weight_file(path)
     elif str(source) not in PUBLISHED:
-        raise unknown_name(source)
-
-
-def unknown_name(source: str | Path) -> WeightsError:
-    near = near_names(str(source))
-    hint = (
-        f"; did you mean {' or '.join(near)}?" if near else "; vitkit list weights shows the published names"
-    )
-    return WeightsError(f"no file, folder or published weights {str(source)!r}{hint}")
+        raise unknown(str(source))
 
 
 def weight_file(path: Path) -> Path:

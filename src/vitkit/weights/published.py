@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitkit.weights.download import cache_folder, download
+from vitkit.models.errors import WeightsError
+from vitkit.weights.download import DownloadError, cache_folder, check_reachable, download
 
 VIT = "https://storage.googleapis.com/vit_models"
 BIT = "https://storage.googleapis.com/bit_models"
@@ -95,15 +96,18 @@ def bit() -> Iterator[Weight]:
 PUBLISHED: dict[str, Weight] = {w.name: w for family in (original, augreg, bit) for w in family()}
 
 
+def kept_at(weight: Weight, cache: Path | None = None) -> Path:
+    """Where the file of a published checkpoint is kept once it was fetched."""
+    return (cache or cache_folder()) / f"{weight.name.replace('/', '_')}.npz"
+
+
 def fetch(weight: Weight, cache: Path | None = None) -> tuple[Path, str]:
     """The file on this machine, downloaded the first time and checked every time, and its SHA-256."""
     path = kept_at(weight, cache)
-    return path, download(weight.address, path)
-
-
-def kept_at(weight: Weight, cache: Path | None = None) -> Path:
-    """Where its file is kept on this machine once it is downloaded."""
-    return (cache or cache_folder()) / f"{weight.name.replace('/', '_')}.npz"
+    try:
+        return path, download(weight.address, path)
+    except DownloadError as error:
+        raise DownloadError(f"{weight.name}: {error}") from None
 
 
 def published_view(source: str) -> str:
@@ -118,3 +122,29 @@ def near_names(name: str) -> list[str]:
     """Published names that a mistyped one may mean."""
     starts = [known for known in PUBLISHED if known.startswith(f"{name}.")]
     return starts[:4] or difflib.get_close_matches(name, PUBLISHED, 3, 0.7)
+
+
+def unknown(source: str) -> WeightsError:
+    """The error of a name that is neither a path nor published."""
+    near = near_names(source)
+    hint = (
+        f"; did you mean {' or '.join(near)}?" if near else "; vitkit list weights shows the published names"
+    )
+    return WeightsError(f"no file, folder or published weights {source!r}{hint}")
+
+
+def check_known(source: str) -> None:
+    """Refuse what is no path and no published name; nothing is fetched and no torch is imported."""
+    if not Path(source).exists() and source not in PUBLISHED:
+        raise unknown(source)
+
+
+def check_obtainable(source: str) -> None:
+    """The same, and refuse a published name that is neither kept here nor within reach."""
+    check_known(source)
+    weight = None if Path(source).exists() else PUBLISHED[source]
+    if weight and not kept_at(weight).exists():
+        try:
+            check_reachable(weight.address)
+        except DownloadError as error:
+            raise DownloadError(f"{source}: {error}") from None

@@ -1,11 +1,8 @@
 """Save a model in any layout; the file appears whole or not at all."""
 
 import json
-import os
-import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,12 +12,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from vitkit.data.archives import naming
 from vitkit.layouts import bit, huggingface, official, timm, torchvision
 from vitkit.layouts.layout import Hints, Layout, WeightsError
 from vitkit.models.resnet import ResNetConfig
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViTConfig
+from vitkit.weights.atomic import replace_file
 from vitkit.weights.card import card_of, to_json
 from vitkit.weights.load import OWN
 
@@ -193,34 +190,3 @@ class writable:
             raise WeightsError(
                 f"cannot write {self.path}: {reason}; what was there before is untouched"
             ) from None
-
-
-def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write beside, flush to the disk, rename over the old file, flush the folder."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        with naming(path):
-            write(temporary)
-            flush(temporary)
-            temporary.chmod(0o666 & ~current_umask())
-            os.replace(temporary, path)
-            flush(path.parent)
-    finally:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
-
-
-def flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def current_umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -209,6 +209,7 @@ async function introduce() {
     return complain(error.message);
   }
   viewer.model = model;
+  at("files").accept = (model.formats ?? ["image/*"]).join(); // phones convert what is not in it
   const name = readable(model.name ?? words.unnamed);
   setText(at("model"), name);
   document.title = words.pageTitle(name);

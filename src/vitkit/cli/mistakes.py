@@ -1,0 +1,149 @@
+"""Words that the parser does not take: one line that names the nearest or what is missing, not its box."""
+
+import contextlib
+import dataclasses
+import inspect
+import io
+import re
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Annotated, Any, get_args, get_origin
+
+from vitkit.cli.flags import described
+
+Verbs = Mapping[str, Callable[..., None]]
+
+MEANT = {  # what other tools call these
+    "train": "finetune", "fit": "finetune", "eval": "evaluate", "test": "evaluate", "classify": "predict",
+    "infer": "predict", "info": "show", "server": "serve", "check": "doctor",
+    "--learning-rate": "--lr", "--iterations": "--steps", "--resolution": "--image-size",
+    "--img-size": "--image-size", "--pretrained": "--weights", "--checkpoint": "--weights",
+}  # fmt: skip
+FLAG = re.compile("--[a-zA-Z]|-[a-zA-Z]$")  # -inf and -1 are values
+FRAME = re.compile("\x1b\\[[0-9;]*m|[╭╮╰╯│─]|-{3,}")  # of the parser's box
+
+
+def parsed(words: Sequence[str], verbs: Verbs, parse: Callable[[], Any]) -> Any:
+    """What the parser makes of the words; its error, a box of several lines, becomes a ValueError of one."""
+    box = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(box):
+            return parse()
+    except SystemExit as stop:
+        if stop.code != 2:
+            raise
+    raise ValueError(explained(words, verbs) or " ".join(FRAME.sub(" ", box.getvalue()).split()))
+
+
+def explained(words: Sequence[str], verbs: Verbs) -> str:
+    """What is wrong with a command line that the parser refused; "" where that cannot be found."""
+    if not words:
+        return f"give a verb: {', '.join(verbs)}; vitkit --help explains them"
+    name, *rest = words
+    if name.startswith("-"):
+        return f"{name}: give a verb first, as in vitkit finetune DATA; vitkit --help lists all verbs"
+    if name not in verbs:
+        return f"unknown verb {name!r};{nearest(name, verbs)} vitkit --help lists all verbs"
+    arguments = list(arguments_of(verbs[name]))
+    if inner := dict(subcommands(arguments)):
+        if not rest or rest[0] not in inner:
+            asked = f"unknown verb {rest[0]!r} of" if rest else "give a verb of"
+            near = nearest(rest[0], inner) if rest else ""
+            return (
+                f"{asked} vitkit {name};{near} it has {', '.join(inner)}; vitkit {name} --help explains them"
+            )
+        name, arguments = f"{name} {rest[0]}", list(arguments_of(inner[rest.pop(0)]))
+    wrong = refused(rest, arguments)
+    return wrong and f"{name}: {wrong} vitkit {name} --help shows what it takes"
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """A flag or a positional word of a verb."""
+
+    flag: str  # or the word that stands for it in --help
+    hint: Any
+    required: bool
+
+    @property
+    def positional(self) -> bool:
+        return not self.flag.startswith("--")
+
+    @property
+    def most(self) -> float:
+        """How many words it takes."""
+        kind = unwrapped(self.hint)
+        return 0 if kind is bool else float("inf") if get_origin(kind) is tuple else 1
+
+
+def refused(words: Sequence[str], arguments: Sequence[Argument]) -> str:
+    """The first mistake in the words after the verb."""
+    flags = {argument.flag: argument for argument in arguments if not argument.positional}
+    known, given, free = [*flags, "--help", "-h"], set(), []
+    place = 0
+    while place < len(words):
+        name, equals, _ = words[place].partition("=")
+        flag, place = name.replace("_", "-"), place + 1
+        if not FLAG.match(flag):
+            free.append(words[place - 1])
+            continue
+        if flag not in known:
+            return f"unknown flag {name};{nearest(flag, known)}"
+        given.add(flag)
+        takes, start = flags[flag].most if flag in flags else 0, place
+        if equals and not takes:
+            return f"{flag} takes no value;"
+        while not equals and place < len(words) and place - start < takes and not FLAG.match(words[place]):
+            place += 1
+        if takes == 1 and not equals and place == start:
+            return f"{flag} needs a value;"
+    singles = [argument for argument in arguments if argument.positional]
+    missing = [one.flag for one in singles[len(free) :] if one.required]
+    missing += [flag for flag, one in flags.items() if one.required and flag not in given]
+    if missing:
+        return f"{' and '.join(missing)} missing;"
+    if len(free) > sum(argument.most for argument in singles):
+        return f"{free[len(singles)]!r} is one word too many (a name with spaces needs quotes);"
+    return ""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The question that names the nearest word, or nothing where none is near."""
+    names = list(known)
+    close = [MEANT[word]] if MEANT.get(word) in names else get_close_matches(word.lower(), names, 1)
+    return f" did you mean {close[0]}?" if close else ""
+
+
+def arguments_of(taker: Callable[..., Any]) -> Iterator[Argument]:
+    """The arguments of a verb, those of its dataclasses too."""
+    hints = typing.get_type_hints(taker, include_extras=True)
+    for name, parameter in inspect.signature(taker).parameters.items():
+        kind = unwrapped(hints[name])
+        if dataclasses.is_dataclass(kind):
+            yield from arguments_of(typing.cast(type, kind))
+        else:
+            flag, required = described(name, hints[name])[0], parameter.default is inspect.Parameter.empty
+            yield Argument(f"--no-{flag[2:]}" if parameter.default is True else flag, hints[name], required)
+
+
+def subcommands(arguments: Iterable[Argument]) -> Iterator[tuple[str, type]]:
+    """The verbs of a verb, each with the dataclass of its words."""
+    for argument in arguments:
+        for choice in get_args(unwrapped(argument.hint)):
+            notes = get_args(choice)[1:] if get_origin(choice) is Annotated else ()
+            yield from ((note.name, unwrapped(choice)) for note in notes if hasattr(note, "is_default"))
+
+
+def unwrapped(hint: Any) -> Any:
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def print_version() -> None:
+    """The versions that a report of a fault should name."""
+    import platform
+    from importlib.metadata import version
+
+    from vitkit import __version__
+
+    print(f"vitkit {__version__} (Python {platform.python_version()}, torch {version('torch')})")

@@ -1,0 +1,78 @@
+"""Mistyped verbs and flags: one line that names the nearest, code 2, and torch is not imported."""
+
+import subprocess
+import sys
+
+import pytest
+from test_cli import run
+from test_flag_ranges import WORDS, listed_flags
+
+import vitkit
+from vitkit.cli import VERBS
+from vitkit.cli.mistakes import explained
+
+
+@pytest.mark.parametrize(
+    "words, wrong, right",
+    [
+        ("finetun photos", "finetun", "finetune"),
+        ("Predict m a.png", "Predict", "predict"),
+        ("train photos", "train", "finetune"),  # what others call it; pretrain is spelled more alike
+        ("finetune photos --step 3", "--step", "--steps"),
+        ("finetune --step 3 photos", "--step", "--steps"),
+        ("finetune photos --imagesize=3", "--imagesize", "--image-size"),
+        ("finetune photos --learning-rate 3", "--learning-rate", "--lr"),
+        ("finetune photos --batch-size 3", "--batch-size", "--batch"),
+        ("predict m a.png --jsn", "--jsn", "--json"),
+        ("study lst", "lst", "list"),
+        ("study run heads --data digits --budgt 3", "--budgt", "--budget"),
+    ],
+)
+def test_the_nearest_word_is_named_in_one_line(words, wrong, right, capsys):
+    assert run(*words.split()) == 2
+    told = capsys.readouterr()
+    assert not told.out and told.err.count("\n") == 1
+    assert wrong in told.err and f"did you mean {right}?" in told.err
+
+
+@pytest.mark.parametrize(
+    "words, named",
+    [
+        ("", "finetune"),
+        ("zzz", "'zzz'"),
+        ("--verbose", "--verbose"),
+        ("finetune photos -x", "-x"),
+        ("finetune photos --zzz", "--zzz"),
+        ("finetune", "DATA"),
+        ("finetune my holiday photos", "holiday"),
+        ("finetune photos --steps", "--steps"),
+        ("finetune photos --plan=yes", "--plan"),
+        ("study", "report"),
+        ("study run heads", "--data"),
+    ],
+)
+def test_every_other_mistake_is_one_line_too(words, named, capsys):
+    assert run(*words.split()) == 2
+    told = capsys.readouterr()
+    assert not told.out and told.err.count("\n") == 1 and named in told.err
+    assert "did you mean" not in told.err and "--help" in told.err
+
+
+@pytest.mark.parametrize("verb", WORDS)
+def test_every_flag_that_help_lists_is_known(verb, capsys):
+    """Each is followed by a mistake: the message is about that one, not about the flag."""
+    for flag, value in listed_flags(verb, capsys).items():
+        words = [*verb.split(), *WORDS[verb], flag, *["1"] * value, "--zzz"]
+        assert "unknown flag --zzz" in explained(words, VERBS), flag
+
+
+def test_flags_may_be_written_with_underscores(capsys):
+    assert run("finetune", "digits", "--max_bad", "7") == 2
+    assert "--max-bad 7" in capsys.readouterr().err
+
+
+def test_the_version_answers_at_once_without_torch():
+    code = "import sys\nfrom vitkit.cli import main\nmain(['--version'])\nassert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split()[:2] == ["vitkit", vitkit.__version__] and done.stdout.count("\n") == 1
