@@ -97,6 +97,20 @@ def decode(
     return np.ascontiguousarray(decode_box(data, None, least, max_pixels)[0])
 
 
+def from_pillow(image: Image.Image, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """The pixels of an open Pillow image, as `decode` gives those of its file: upright, RGB, on white."""
+    _check_size(*image.size, max_pixels)
+    try:
+        pixels = _rgb(image)
+        if isinstance(image, TiffImageFile):  # is turned as it is loaded
+            return pixels
+        return np.ascontiguousarray(TURNS[_orientation(image.info.get("exif", b""))](pixels))
+    except BadImage:
+        raise
+    except Exception as error:
+        raise _refusal(image.format or "image", error) from error
+
+
 def jpeg_size(data: bytes) -> Size | None:
     """The size of the upright image in a JPEG, by its header; None for what is no JPEG."""
     if not data.startswith(b"\xff\xd8\xff"):
@@ -308,7 +322,7 @@ def _webp_size(head: bytes) -> tuple[int, int]:
     return (both & 0x3FFF) + lossless, (both >> (14 if lossless else 16) & 0x3FFF) + lossless
 
 
-def _rgb(image: ImageFile.ImageFile) -> np.ndarray:
+def _rgb(image: Image.Image) -> np.ndarray:
     image.load()
     if image.mode == "F" or image.mode.startswith("I"):
         return np.repeat(_gray(image)[..., None], 3, axis=2)
@@ -320,7 +334,7 @@ def _rgb(image: ImageFile.ImageFile) -> np.ndarray:
     return np.array(image.convert("RGB"))
 
 
-def _gray(image: ImageFile.ImageFile) -> np.ndarray:
+def _gray(image: Image.Image) -> np.ndarray:
     """Gray of more than 8 bits, of which Pillow's convert makes white (integers) or black (floats)."""
     values, tags = np.asarray(image), image.tag_v2 if isinstance(image, TiffImageFile) else {}
     kind, twelve = "float" if image.mode == "F" else "int", tags.get(258) == (12,)
