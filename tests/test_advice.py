@@ -42,6 +42,9 @@ REACHED = {  # the verbs that can print what a file has to say
     "serving/files.py": ("export",),
     "tasks/suite.py": ("suite",),
     "tasks/evaluate.py": ("evaluate",),
+    "tasks/predict.py": ("predict",),
+    "tasks/sorting.py": ("predict",),
+    "serving/exported.py": ("export",),
     "service/settings.py": ("serve",),
     "weights/convert.py": ("convert",),
 }

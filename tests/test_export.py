@@ -156,7 +156,9 @@ def test_a_file_that_disagrees_is_not_written_and_the_old_one_stays(small, tmp_p
     out.write_bytes(b"old")
     monkeypatch.setattr(files, "trace", disturbed)
     with pytest.raises(SystemExit) as stop:
-        main(["export", str(tmp_path / "m.safetensors"), str(out), "--device", "cpu", "--json"])
+        main(
+            ["export", str(tmp_path / "m.safetensors"), str(out), "--overwrite", "--device", "cpu", "--json"]
+        )
     told = capsys.readouterr()
     assert (
         stop.value.code == 2 and "disagrees" in told.err and "largest difference" in told.err and not told.out
@@ -337,7 +339,7 @@ def test_labels_of_any_kind_come_back_in_their_order(small, tmp_path, name):
 @pytest.mark.parametrize("name", ["m.onnx", "m.xml", "m.pt2"])
 def test_half_precision_halves_the_file(small, tmp_path, name):
     model = small(width=192, hidden=768, heads=4)
-    whole, half = (export(model, tmp_path / name, precision=p) for p in ("fp32", "fp16"))
+    whole, half = (export(model, tmp_path / name, precision=p, overwrite=True) for p in ("fp32", "fp16"))
     assert half.bytes < 0.7 * whole.bytes
 
 

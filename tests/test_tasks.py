@@ -15,7 +15,7 @@ from test_cli import run
 import vitkit
 from vitkit.data.sources import digits
 from vitkit.evaluation.cost import forward_flops
-from vitkit.tasks.use import csv_cell
+from vitkit.tasks.predict import csv_cell
 from vitkit.weights.labels import imagenet_labels, imagenet_synsets
 
 TINY = [

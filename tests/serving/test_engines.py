@@ -14,7 +14,7 @@ from vitkit.serving.half import Dense, have_dense, put_in_one
 from vitkit.serving.predict import logits, predict_many
 from vitkit.serving.remembered import Memory
 from vitkit.serving.samples import clouds, generated, given, sample_images
-from vitkit.tasks import use
+from vitkit.tasks import predict as use
 
 
 class Clock:

@@ -11,7 +11,7 @@ from PIL import Image
 import vitkit
 from vitkit.serving import predict as predicting
 from vitkit.serving.predict import Prediction, predict_many
-from vitkit.tasks import use as tasks
+from vitkit.tasks import predict as tasks
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_the_command_tells_each_when_it_is_done(small, pictures, monkeypatch, ca
     monkeypatch.setattr(tasks, "load_model", lambda place, device, view: small())
     monkeypatch.setattr(tasks, "predict_many", slowly)
     assert tasks.predict("m", tuple(pictures[:3]), 5, "cpu", csv=csv, emit=None) is False
-    assert ",cat,0.75" in (out := capsys.readouterr().out) or "cat 0.750" in out
+    assert ",cat,0.75" in (out := capsys.readouterr().out) or "cat 75.0 %" in out
 
 
 @pytest.mark.parametrize("size", [(16, 24), (24, 16), (16, 16)])

@@ -38,6 +38,7 @@ def export(
     images: Annotated[
         tuple[str, ...], arg(metavar="IMAGE...", help="Compare on these; on generated ones if not given.")
     ] = (),
+    overwrite: Annotated[bool, arg(help="Replace OUT if it exists.")] = False,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
@@ -52,5 +53,5 @@ def export(
     export_verb(
         model, out, device, precision=precision, calibrate=calibrate, image_size=parse_size(image_size),
         strict_size=strict_size, any_size=any_size, pixels=pixels, compiled=compiled, images=images,
-        emit=print_json if json else None,
+        overwrite=overwrite, emit=print_json if json else None,
     )  # fmt: skip

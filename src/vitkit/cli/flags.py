@@ -102,6 +102,7 @@ FLAGS: dict[str, Range | Form] = {
     "--subset": Form(part_of),
     "--timeout": Range(1e-3, 86_400),
     "--top": Range(1, 1_000_000),
+    "--unsure-below": SHARE,
     "--view": Form(parse_view),
     "--workers": Range(0, 256),
     # where a verb differs

@@ -1,6 +1,7 @@
 """Verbs that use a model: evaluate, predict."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
@@ -61,7 +62,14 @@ def evaluate(
 
 
 def predict(
-    model: Model,
+    model: Annotated[
+        Positional[str],
+        arg(
+            metavar="MODEL",
+            help="A model file, a run folder, a Hugging Face folder, a published name, or an .onnx or .xml "
+            "file that vitkit export wrote.",
+        ),
+    ],
     images: Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGE...", help="Files, folders or globs.")],
     top: Annotated[int, arg(metavar="N", help="How many labels of each.")] = 5,
     view: View = "model",
@@ -78,6 +86,22 @@ def predict(
         tuple[str, ...],
         arg(metavar="DATA|IMAGE...", help="Images for an engine in int8 to be calibrated on."),
     ] = (),
+    unsure_below: Annotated[
+        float | None,
+        arg(
+            metavar="P",
+            help="The label is 'unsure' where the likeliest is less probable than this (0 to 1); "
+            "with --json a field 'unsure'.",
+        ),
+    ] = None,
+    sort_into: Annotated[
+        Path | None,
+        arg(
+            metavar="DIR",
+            help="Copy each image to DIR/<label>/, and what is unsure to DIR/unsure/. Nothing is "
+            "overwritten; an image that is there already is not copied again.",
+        ),
+    ] = None,
     csv: Annotated[
         bool,
         arg(
@@ -92,12 +116,14 @@ def predict(
 
     $ vitkit predict runs/photos cat.jpg
     $ vitkit predict runs/photos holiday/ 'inbox/*.png' --csv
+    $ vitkit predict runs/photos holiday/ --unsure-below 0.5 --sort-into sorted
+    $ vitkit predict photos.onnx cat.jpg
     """
-    from vitkit.tasks import use
+    from vitkit.tasks.predict import predict as run
 
-    emit = print_json if json else None
-    done = use.predict(
-        model, images, top, device, csv=csv, emit=emit, engine=engine, calibrate=calibrate, view=view
-    )
+    done = run(
+        model, images, top, device, csv=csv, emit=print_json if json else None, engine=engine,
+        calibrate=calibrate, view=view, unsure_below=unsure_below, sort_into=sort_into,
+    )  # fmt: skip
     if not done:
         sys.exit(1)

@@ -109,6 +109,20 @@ def decode(
     return np.ascontiguousarray(decode_box(data, None, least, max_pixels)[0])
 
 
+def from_pillow(image: Image.Image, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """The pixels of an open Pillow image, as `decode` gives those of its file: upright, RGB, on white."""
+    _check_size(*image.size, max_pixels)
+    try:
+        pixels = _rgb(image)
+        if isinstance(image, TiffImageFile):  # is turned as it is loaded
+            return pixels
+        return np.ascontiguousarray(TURNS[_orientation(image.info.get("exif", b""))](pixels))
+    except BadImage:
+        raise
+    except Exception as error:
+        raise _refusal(image.format or "image", error) from error
+
+
 def jpeg_size(data: bytes) -> Size | None:
     """The size of the upright image in a JPEG, by its header; None for what is no JPEG."""
     if not data.startswith(b"\xff\xd8\xff"):

@@ -17,6 +17,7 @@ from vitkit.report.terminal import say
 from vitkit.tasks import inspect as look
 from vitkit.tasks import learn, use
 from vitkit.tasks.evaluate import evaluate
+from vitkit.tasks.predict import predict
 
 OUT = Path("runs/demo")
 ENOUGH = 0.96  # 0.978 was measured; CPUs differ in their last bits, and so do runs by some images
@@ -59,7 +60,7 @@ def run(emit: Callable[[Any], None] | None = None, out: Path = OUT) -> bool:
 
     step(tell, 5, "Ask it about new pictures", f"vitkit predict {out}/all {out}/pictures")
     pictures = str(write_pictures(out / "pictures", splits["test"]))
-    use.predict(str(out / "all"), (pictures,), 3, "auto", csv=False, emit=ignore if quiet else None)
+    predict(str(out / "all"), (pictures,), 3, "auto", csv=False, emit=ignore if quiet else None)
 
     step(tell, 6, "See what it looks at", f"vitkit inspect {out}/all {out}/pictures --out {out}/look")
     look.inspect(str(out / "all"), (pictures,), out=out / "look", emit=ignore if quiet else None)

@@ -16,13 +16,13 @@ from vitkit.models.variants import Model
 from vitkit.models.vit import ViTConfig
 from vitkit.serving import runtimes
 from vitkit.serving.builders import compiler, fast_bf16
+from vitkit.serving.exported import CARD, FACTS
 from vitkit.serving.graphs import Form, needs, quiet, save_onnx, to_onnx, to_openvino, trace
 from vitkit.serving.int8 import inputs, quantised
 from vitkit.weights.card import Card, card_of, from_json, to_json
 
 NAMES = {".onnx": "ONNX", ".pt2": "torch.export", ".xml": "OpenVINO"}
 NEEDED = {".onnx": ("onnx", "onnxscript", "onnxruntime"), ".pt2": (), ".xml": ("openvino",)}
-CARD, FACTS = "vitkit", "vitkit_export"  # keys of the metadata
 NONE = {  # (ending, precision) that is not possible, and why
     (".onnx", "bf16"): "ONNX Runtime has no bf16 kernels on a CPU to check it with; use fp16",
     (".xml", "bf16"): "OpenVINO computes in bf16 by a setting (INFERENCE_PRECISION_HINT), not by its file; "

@@ -8,18 +8,39 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vitkit.data.decode import BadImage, read
+from vitkit.data.pictures import Picture, content_of, is_picture, name_of
 from vitkit.data.sources import SUFFIXES, walk
 from vitkit.data.views import View, apply, normalise
-from vitkit.models.card import Preprocessing
-from vitkit.models.variants import Model
+from vitkit.models.card import Origin, Preprocessing
+from vitkit.models.variants import Config, Model
 from vitkit.serving.abreast import abreast
+from vitkit.weights.load import load
+from vitkit.weights.locate import is_exported
+
+BATCH = 32  # images that are computed together
+Answers = list[tuple[str, float]]  # (label, probability), the likeliest first
+
+
+class Classifier(Protocol):
+    """What an answer needs of a model: a ViT and a ResNet are such, and so is an exported file."""
+
+    @property
+    def config(self) -> Config: ...
+    @property
+    def labels(self) -> tuple[str, ...]: ...
+    @property
+    def multilabel(self) -> bool: ...
+    @property
+    def preprocessing(self) -> Preprocessing: ...
+    @property
+    def origin(self) -> Origin: ...
 
 
 @dataclass(frozen=True)
@@ -53,8 +74,8 @@ def view_in_words(preprocessing: Preprocessing, size: tuple[int, int]) -> str:
     return f"shorter side to {view.resized}, then the central {size[0]}x{size[1]} ({view.interpolation})"
 
 
-def pixels(content: bytes, model: Model) -> Tensor:
-    """An encoded image as the model wants it, uint8 (3, h, w)."""
+def pixels(content: bytes | np.ndarray, model: Classifier) -> Tensor:
+    """An encoded image, or its pixels, as the model wants it, uint8 (3, h, w)."""
     view = evaluation_view(model.preprocessing, model.config.image_size)
     return apply(content, view, np.random.default_rng(0))  # such a view chooses nothing
 
@@ -85,7 +106,7 @@ def ready(model: Model, images: Tensor) -> Tensor:
     return normalise(images.to(device), model.preprocessing.mean, model.preprocessing.std)
 
 
-def check_head(model: Model) -> None:
+def check_head(model: Classifier) -> None:
     if not model.config.classes:
         source = model.origin.source or "it"
         raise ValueError(
@@ -94,14 +115,72 @@ def check_head(model: Model) -> None:
         )
 
 
-def predict(model: Model, image: str | os.PathLike | bytes, top: int = 5) -> list[tuple[str, float]]:
-    """[(label, probability), ...] of one image, the likeliest first."""
+@overload
+def predict(  # type: ignore[overload-overlap]  # a text is a path, not a sequence of letters
+    model: Classifier | str | os.PathLike[str], image: Picture, top: int = 5
+) -> Answers: ...
+@overload
+def predict(
+    model: Classifier | str | os.PathLike[str], image: Iterable[Picture], top: int = 5
+) -> list[Answers]: ...
+def predict(
+    model: Classifier | str | os.PathLike[str], image: Picture | Iterable[Picture], top: int = 5
+) -> Answers | list[Answers]:
+    """[(label, probability), ...] of an image, the likeliest first; of several images a list of those.
+
+    model  a model, or where it lies: a model file, a run folder, a published name, or an .onnx or .xml file
+           that `vitkit export` wrote. A path is opened at every call: load a model once to use it often.
+    image  a path, the bytes of a file, a PIL image or uint8 pixels (height, width, 3); or a list of such
+    """
+    if top < 1:
+        raise ValueError(f"top must be at least 1, not {top}")
+    model = opened_model(model)
     check_head(model)
-    content = image if isinstance(image, bytes) else read(Path(image))
-    return list(ranked(model, logits(model.eval(), pixels(content, model)[None]), top)[0])
+    compute = engine_of(model)
+    if is_picture(image):
+        return list(ranked(model, compute(view_of(image, model)[None]), top)[0])
+    found: list[Answers] = []
+    rest = iter(cast(Iterable[Picture], image))
+    while batch := [view_of(one, model) for one in islice(rest, BATCH)]:
+        found += map(list, ranked(model, compute(torch.stack(batch)), top))
+    return found
 
 
-def ranked(model: Model, values: Tensor, top: int) -> list[tuple[tuple[str, float], ...]]:
+def opened_model(model: Classifier | str | os.PathLike[str]) -> Classifier:
+    """A model, or the one that lies at a path."""
+    if isinstance(model, str | os.PathLike):
+        if is_exported(model):
+            from vitkit.serving.exported import open_exported  # another runtime, only where it is needed
+
+            return open_exported(model)
+        return load(Path(model) if isinstance(model, os.PathLike) else model)
+    if not hasattr(model, "preprocessing"):
+        raise TypeError(
+            "model must be a vitkit model, or a model file, a run folder or a published name, "
+            f"not {type(model).__name__}"
+        )
+    return model
+
+
+def engine_of(model: Classifier) -> Callable[[Tensor], Tensor]:
+    """What computes a model's logits: an exported file by itself, another model in torch."""
+    if isinstance(model, Model):
+        model.eval()
+        return partial(logits, model)
+    return model.logits  # type: ignore[attr-defined]
+
+
+def view_of(image: Picture, model: Classifier) -> Tensor:
+    """A picture as the model wants it; what cannot be read is named."""
+    content = content_of(image)
+    try:
+        return pixels(content, model)
+    except BadImage as error:
+        name = name_of(image)
+        raise BadImage(error.reason, f"{name}: {error}" if name else str(error)) from None
+
+
+def ranked(model: Classifier, values: Tensor, top: int) -> list[tuple[tuple[str, float], ...]]:
     """Of each image the likeliest labels: out of all, or each for itself where an image may have several."""
     names = model.labels or tuple(str(i) for i in range(values.shape[1]))
     chances = values.sigmoid() if model.multilabel else values.softmax(-1)
@@ -112,29 +191,39 @@ def ranked(model: Model, values: Tensor, top: int) -> list[tuple[tuple[str, floa
     ]
 
 
-def find_images(places: Iterable[str]) -> list[str]:
-    """Files, the images in folders, and what globs match, each once and in this order."""
+def find_images(places: Iterable[str], outside: Path | None = None) -> list[str]:
+    """Files, the images in folders, and what globs match, each once and in this order.
+
+    outside: a folder whose images do not count, unless a place in it is given: one that is written to.
+    """
     found: dict[str, None] = {}
     for place in places:
         path = Path(place)
         if path.is_dir():
             inside = sorted(n for n in walk(path) if n.lower().endswith(SUFFIXES))
-            found |= {str(path / name): None for name in inside}
+            there = [str(path / name) for name in inside]
         elif path.exists() or not glob.has_magic(place):
-            found[place] = None
+            there = [place]
         else:
-            found |= dict.fromkeys(sorted(glob.glob(place, recursive=True)))
+            there = sorted(glob.glob(place, recursive=True))
+        if outside and not lies_in(place, outside):
+            there = [name for name in there if not lies_in(name, outside)]
+        found |= dict.fromkeys(there)
     if not found:
         raise ValueError(f"no image at {', '.join(map(repr, places))}")
     return list(found)
 
 
+def lies_in(place: str, folder: Path) -> bool:
+    return Path(place).resolve().is_relative_to(folder.resolve())
+
+
 def predict_many(
-    model: Model,
+    model: Classifier,
     images: Iterable[str],
     *,
     top: int = 5,
-    batch: int = 32,
+    batch: int = BATCH,
     threads: int = 4,
     engine: Callable[[Tensor], Tensor] | None = None,
     advance: Callable[[], None] = lambda: None,
@@ -144,8 +233,7 @@ def predict_many(
     While the model works on a batch, `threads` read and decode the next one, and no more than that: of a
     million images two batches are in memory. engine: see serving/engines.py; plain torch if None.
     """
-    model.eval()
-    compute = engine or (lambda images: logits(model, images))
+    compute = engine or engine_of(model)
     rest = iter(images)
     pool = ThreadPoolExecutor(threads)
 
@@ -163,7 +251,7 @@ def predict_many(
         pool.shutdown(cancel_futures=True)  # whoever wants no more does not wait for the rest
 
 
-def from_file(name: str, model: Model) -> Tensor:
+def from_file(name: str, model: Classifier) -> Tensor:
     return pixels(read(Path(name)), model)
 
 
@@ -175,7 +263,7 @@ def opened(future: Future[Tensor]) -> Tensor | BadImage:
 
 
 def answers(
-    model: Model,
+    model: Classifier,
     made: list[tuple[str, Tensor | BadImage]],
     top: int,
     compute: Callable[[Tensor], Tensor],

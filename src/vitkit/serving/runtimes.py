@@ -16,14 +16,19 @@ Run = Callable[[np.ndarray], Tensor]
 HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
 
 
-def onnx_runtime(source: str | Path | bytes) -> Run:
-    """A file, or its bytes, on the CPU, with as many threads as torch has."""
+def onnx_session(source: str | Path | bytes) -> Any:
+    """A file, or its bytes, opened on the CPU, with as many threads as torch has."""
     onnxruntime = needs("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # errors
     place = source if isinstance(source, bytes) else str(source)
-    session = onnxruntime.InferenceSession(place, options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(place, options, providers=["CPUExecutionProvider"])
+
+
+def onnx_runtime(source: Any) -> Run:
+    """What runs a file, its bytes or an open session."""
+    session = onnx_session(source) if isinstance(source, str | Path | bytes) else source
     name = session.get_inputs()[0].name
 
     def run(images: np.ndarray) -> Tensor:

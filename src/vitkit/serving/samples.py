@@ -12,26 +12,51 @@ from vitkit.data.decode import BadImage, read
 from vitkit.data.sources import digits, open_data
 from vitkit.data.views import apply
 from vitkit.models.variants import Model
+from vitkit.report.terminal import warn
 from vitkit.serving.predict import evaluation_view, find_images
 
 DATA = (".csv", ".parquet", ".zip", ".tar", ".npz")  # and folders, whose images are found as files
 
 
+Unread = Callable[[list[tuple[str, str]], int], None]  # names and reasons, and of how many images
+
+
 def sample_images(
-    model: Model, count: int = 8, *, size: tuple[int, int] | None = None, places: Sequence[str] = ()
+    model: Model,
+    count: int = 8,
+    *,
+    size: tuple[int, int] | None = None,
+    places: Sequence[str] = (),
+    unread: Unread = lambda bad, total: None,
 ) -> Tensor:
-    """uint8 (B, 3, h, w) as the model's own preprocessing makes them: of files or data, or generated ones."""
+    """uint8 (B, 3, h, w) as the model's own preprocessing makes them: of files or data, or generated ones.
+
+    Images that cannot be read are left out and handed to `unread`; an error if none is left.
+    """
     view = evaluation_view(model.preprocessing, size or model.config.image_size)
     rng = np.random.default_rng(0)
     if not places:
         return torch.stack([apply(picture, view, rng) for picture in generated(count)])
-    made = []
-    for name, content in given(places, count):
+    made: list[Tensor] = []
+    bad: list[tuple[str, str]] = []
+    chosen = given(places, count)
+    for name, content in chosen:
         try:
             made.append(apply(content(), view, rng))
         except BadImage as error:
-            raise ValueError(f"{name}: {error}") from None
+            bad.append((name, str(error)))
+    if not made:
+        name, reason = bad[0]
+        raise ValueError(f"none of {len(bad)} images could be read; the first, {name}: {reason}")
+    if bad:
+        unread(bad, len(chosen))
     return torch.stack(made)
+
+
+def warn_unread(bad: list[tuple[str, str]], total: int) -> None:
+    """One line on the images that were left out."""
+    name, reason = bad[0]
+    warn(f"{len(bad)} of {total} images could not be read and were left out; the first, {name}: {reason}")
 
 
 def given(places: Sequence[str], count: int) -> list[tuple[str, Callable[[], bytes | np.ndarray]]]:

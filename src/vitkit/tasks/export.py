@@ -22,8 +22,8 @@ from vitkit.serving.agreement import Agreement, agreement
 from vitkit.serving.files import NAMES, check_kind, runner, write
 from vitkit.serving.graphs import TYPES, Form, check_form
 from vitkit.serving.predict import logits
-from vitkit.serving.samples import sample_images
-from vitkit.tasks.use import Emit
+from vitkit.serving.samples import sample_images, warn_unread
+from vitkit.tasks.predict import Emit
 
 CHECKED, CALIBRATED = 16, 128  # images, at most
 LEAST_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}  # of a parameter
@@ -56,6 +56,7 @@ class Export:
     output: str  # what the graph gives: logits, features or probabilities
     bytes: int
     compared: tuple[Comparison, ...]
+    unread: int = 0  # images that could not be read, and were left out
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -65,6 +66,7 @@ class Export:
             "output": self.output,
             "bytes": self.bytes,
             "compared": [one.to_json() for one in self.compared],
+            "unread": self.unread,
         }
 
 
@@ -80,13 +82,18 @@ def export(
     compiled: bool = False,
     images: Sequence[str] = (),
     calibrate: Sequence[str] = (),
+    overwrite: bool = False,
 ) -> Export:
-    """Write a model as .onnx, .pt2 or .xml beside `out`, run and compare it, and only then put it there."""
+    """Write a model as .onnx, .pt2 or .xml beside `out`, run and compare it, and only then put it there.
+
+    Of `images` and `calibrate`, those that cannot be read are left out, with a line on standard error.
+    """
     out, form = Path(out), Form(precision=precision, pixels=pixels, any_size=any_size)
     device = next(model.parameters()).device.type
     if precision not in TYPES:
         raise ValueError(f"no precision {precision!r}; known: {', '.join(TYPES)}")
     check_kind(out, form, compiled=compiled, device=device)
+    check_free(out, overwrite)
     if (precision == "int8") != bool(calibrate):
         raise ValueError("int8 is calibrated: --precision int8 and --calibrate DATA|IMAGES go together")
     model = model.eval() if image_size is None else adapt(model.eval(), image_size=image_size)
@@ -94,7 +101,8 @@ def export(
     check_form(model, form)
     if model.config.channels != 3:
         raise ValueError(f"the model takes {model.config.channels} channels; only RGB can be compared")
-    learned, judged = chosen(model, images, calibrate)
+    unread: set[str] = set()
+    learned, judged = chosen(model, images, calibrate, unread)
     needed = sum(p.numel() for p in model.parameters()) * LEAST_BYTES[precision]
     with beside(out, needed) as trial:
         write(model, form, trial, calibrate=learned, compiled=compiled)
@@ -109,13 +117,34 @@ def export(
             output=form.output(model),
             bytes=sum(path.stat().st_size for path in siblings(out)),
             compared=compared,
+            unread=len(unread),
         )
 
 
-def chosen(model: Model, images: Sequence[str], calibrate: Sequence[str]) -> tuple[Tensor | None, Tensor]:
-    """Images to calibrate on and images to compare on; of one collection, every eighth is for comparing."""
-    judged = sample_images(model, CHECKED, places=images) if images or not calibrate else None
-    learned = sample_images(model, CALIBRATED, places=calibrate) if calibrate else None
+def check_free(out: Path, overwrite: bool) -> None:
+    """Refuse to replace files, OpenVINO's or ONNX's second one too, unless that is asked for."""
+    if not overwrite and (there := siblings(out)):
+        names = " and ".join(str(path) for path in reversed(there))
+        raise ValueError(f"{names} exist{'s' * (len(there) == 1)}; give another name, or --overwrite")
+
+
+def chosen(
+    model: Model, images: Sequence[str], calibrate: Sequence[str], unread: set[str]
+) -> tuple[Tensor | None, Tensor]:
+    """Images to calibrate on and images to compare on; of one collection, every eighth is for comparing.
+
+    unread: gets the names of those that could not be read.
+    """
+
+    def sampled(count: int, places: Sequence[str]) -> Tensor:
+        return sample_images(model, count, places=places, unread=left_out)
+
+    def left_out(bad: list[tuple[str, str]], total: int) -> None:
+        warn_unread(bad, total)
+        unread.update(name for name, _ in bad)
+
+    judged = sampled(CHECKED, images) if images or not calibrate else None
+    learned = sampled(CALIBRATED, calibrate) if calibrate else None
     if judged is None:
         assert learned is not None
         held = torch.arange(len(learned)) % 8 == 7
@@ -132,7 +161,7 @@ def compare(
         judged = judged.repeat(3, 1, 1, 1)
     sets = [judged[:1], judged]
     if form.any_size:
-        sets.append(sample_images(model, 3, size=other_size(model), places=images))
+        sets.append(sample_images(model, CHECKED, size=other_size(model), places=images)[:3])
     for batch in sets:
         values = logits(model, batch)
         if form.pixels:
@@ -201,6 +230,7 @@ def publish(folder: Path, out: Path) -> tuple[Path, ...]:
 
 def export_verb(place: str, out: Path, device: str, *, emit: Emit, **options: Any) -> None:
     """Export, and tell what was written and how near it is."""
+    check_free(out, options["overwrite"])  # before a model is loaded or fetched
     if not emit:
         say(f"writing {out} and running it ...")
     model = load_model(place, device)

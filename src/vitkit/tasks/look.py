@@ -14,17 +14,16 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from vitkit.data.decode import read
+from vitkit.data.pictures import Picture, content_of
 from vitkit.data.views import apply, normalise
 from vitkit.inspection.gather import check_layer, gather
 from vitkit.inspection.subject import transformer
 from vitkit.models.card import pair
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT, grid_of, in_patches
+from vitkit.report.answers import in_one_line
 from vitkit.report.overlay import in_blocks, overlay
 from vitkit.serving.predict import evaluation_view, logits, ranked
-
-Picture = str | os.PathLike | bytes | np.ndarray | Image.Image
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +51,14 @@ class Look:
         return found
 
     def in_words(self) -> str:
-        return ", ".join(f"{label} {probability:.3f}" for label, probability in self.predictions)
+        return in_one_line(self.predictions)
+
+    def __repr__(self) -> str:
+        height, width = self.image.shape[:2]
+        arrays = [name for name, value in vars(self).items() if isinstance(value, np.ndarray)]
+        return (
+            f"Look({self.in_words() or 'no classes'}; {width}x{height} pixels; arrays: {', '.join(arrays)})"
+        )
 
     def _repr_html_(self) -> str:
         cells = "".join(
@@ -118,17 +124,6 @@ def inspect(
         colours=first.get("feature_colours"),
         skipped=found.skipped,
     )
-
-
-def content_of(image: Picture) -> bytes | np.ndarray:
-    """Encoded bytes or RGB pixels of whatever a picture is given as."""
-    if isinstance(image, Image.Image):
-        return np.asarray(image.convert("RGB"))
-    if isinstance(image, str | os.PathLike):
-        return read(image)
-    if isinstance(image, np.ndarray) and image.ndim == 2:
-        return image[..., None].repeat(3, -1)
-    return image
 
 
 def seen(model: ViT, content: bytes | np.ndarray, size: tuple[int, int]) -> Tensor:

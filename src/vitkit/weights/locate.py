@@ -5,6 +5,7 @@ preprocessor_config.json beside the weights do, whether the folder was given or 
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ WEIGHTS = (  # of a folder, in the order of transformers
 )
 SIDE_FILES = ("config.json", "preprocessor_config.json")
 RECIPE = "recipe.json"  # marks a run folder
+EXPORTED = (".onnx", ".xml", ".pt2")  # what vitkit export writes
 LARGEST_JSON = 4 * 2**20  # bytes
 
 
@@ -46,8 +48,18 @@ def check_place(source: str | Path) -> None:
         raise unknown(str(source))
 
 
+def is_exported(place: object) -> bool:
+    """Whether a place is a file for another runtime, which holds a graph and no arrays that we read."""
+    return isinstance(place, str | os.PathLike) and Path(place).suffix.lower() in EXPORTED
+
+
 def weight_file(path: Path) -> Path:
     """The weights of a folder, or the index of their shards; a file is its own."""
+    if is_exported(path) and path.is_file():
+        raise WeightsError(
+            f"{path}: a file that vitkit export writes, for other runtimes; vitkit predict takes .onnx and "
+            ".xml, and everything else needs the model it was made of: a run folder or a model file"
+        )
     if not path.is_dir():
         return path
     if (path / ".metadata").exists():

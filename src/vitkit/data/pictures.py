@@ -1,0 +1,74 @@
+"""A picture as a user holds it: a path, the bytes of a file, a PIL image or an array of pixels."""
+
+import os
+from pathlib import Path
+from typing import TypeGuard
+
+import numpy as np
+from PIL import Image
+
+from vitkit.data.decode import BadImage, from_pillow, read
+
+Picture = str | os.PathLike[str] | bytes | np.ndarray | Image.Image
+
+
+def is_picture(value: object) -> TypeGuard[Picture]:
+    """Whether a value is one picture, and not several of them."""
+    return isinstance(value, str | os.PathLike | bytes | np.ndarray | Image.Image)
+
+
+def content_of(picture: Picture) -> bytes | np.ndarray:
+    """Encoded bytes or uint8 RGB pixels (H, W, 3); what cannot be used is an error that names it."""
+    if isinstance(picture, bytes):
+        return picture
+    if isinstance(picture, Image.Image):
+        return from_pillow(picture)
+    if isinstance(picture, np.ndarray):
+        return checked(picture)
+    if not isinstance(picture, str | os.PathLike):
+        raise TypeError(
+            f"a picture is a path, bytes, a PIL image or a numpy array, not {type(picture).__name__}"
+        )
+    if os.path.isdir(picture):
+        raise ValueError(
+            f"{os.fspath(picture)} is a folder; give its images, "
+            f"for example sorted(Path({os.fspath(picture)!r}).glob('*.jpg'))"
+        )
+    try:
+        return read(Path(picture))
+    except BadImage as error:
+        raise BadImage(error.reason, f"{os.fspath(picture)}: {error}") from None
+
+
+def name_of(picture: Picture) -> str:
+    """What an error calls a picture: its path, or nothing."""
+    return os.fspath(picture) if isinstance(picture, str | os.PathLike) else ""
+
+
+def checked(pixels: np.ndarray) -> np.ndarray:
+    """RGB pixels (H, W, 3) of an array that is those, or gray (H, W)."""
+    if pixels.dtype == np.uint8 and pixels.ndim == 2 and pixels.size:
+        return pixels[..., None].repeat(3, -1)
+    if pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3 and pixels.size:
+        return pixels
+    raise ValueError(
+        f"an array of {pixels.dtype} with shape {pixels.shape}; expected uint8, RGB (height, width, 3) or "
+        f"gray (height, width){advice(pixels)}"
+    )
+
+
+def advice(pixels: np.ndarray) -> str:
+    """What to do about an array that is nearly right."""
+    if pixels.ndim == 4:
+        return "; give several pictures as a list: list(array)"
+    if pixels.ndim == 3 and pixels.shape[0] in (1, 3) and pixels.shape[2] not in (1, 3):
+        return "; move the channels last: array.transpose(1, 2, 0)"
+    if pixels.ndim == 3 and pixels.shape[2] == 4:
+        return "; leave the alpha channel out: array[..., :3]"
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        return "; leave the last axis out: array[..., 0]"
+    if np.issubdtype(pixels.dtype, np.floating):
+        return "; values from 0 to 1 become (array * 255).round().astype(np.uint8)"
+    if np.issubdtype(pixels.dtype, np.integer) and pixels.size:
+        return "; values from 0 to 255 become array.astype(np.uint8)"
+    return ""
