@@ -13,7 +13,6 @@ MOST_PIXELS = 4096  # of a side: 65,536 patches of 16 pixels
 SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 LONGEST = 365 * 86400  # seconds
 BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-FEWEST_BYTES, MOST_BYTES = 10**3, 10**10
 
 
 IN_RECIPES = (  # options that a recipe has under the same name
@@ -45,6 +44,17 @@ class Range:
 BATCH, RATE, SHARE = Range(1, 65_536), Range(0, 1000), Range(0, 1)  # of flags and of a recipe's fields alike
 PENALTY, PATIENCES = Range(1e-30, 1e30), Range(0, 10**6)
 STEPS, EPOCHS, SHOTS, SEEDS = Range(1, 10**9), Range(1e-6, 1e6), Range(1, 1_000_000), Range(1, 1000)
+SERVICE = {  # the numbers that `vitkit serve` takes, by the field of service.settings.Settings
+    "port": Range(0, 65_535),
+    "max_batch": Range(1, 4096),
+    "max_wait_ms": Range(0, 60_000),
+    "queue": Range(1, 1_000_000),
+    "attention_queue": Range(1, 1_000_000),
+    "timeout": Range(1e-3, 86_400),
+    "max_bytes": Range(1000, 10**9),
+    "max_pixels": Range(1, 10**9),
+    "workers": Range(1, 256),
+}
 
 
 PATIENCE = 5  # evaluations without a better one after which a fine-tuning stops; it has 10
@@ -255,9 +265,11 @@ def size_in_bytes(text: str) -> int:
         size = float(found[1]) * BYTES[found[2]]
     except (AssertionError, KeyError, ValueError):
         size = 0.0
-    if not FEWEST_BYTES <= size <= MOST_BYTES:
-        raise ValueError(f"--max-bytes {text!r}: no size from {FEWEST_BYTES:,} to {MOST_BYTES:,} bytes; "
-                         "give one such as 10MB or 500kB")  # fmt: skip
+    if size not in (allowed := SERVICE["max_bytes"]):
+        raise ValueError(
+            f"--max-bytes {text!r}: no size from {allowed.least:,} to {allowed.largest:,} bytes; "
+            "give one such as 10MB or 500kB"
+        )
     return int(size)
 
 

@@ -2,10 +2,12 @@
 
 import shutil
 from dataclasses import replace
+from io import BytesIO
 
 import numpy as np
 import pytest
 from launch import service
+from PIL import Image
 from test_report_browser import HOSTILE, wide
 from visits import Visit, as_png, model_of, png, wait_until
 
@@ -30,9 +32,14 @@ def saved(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def address(saved):
-    with service(saved[1]) as running:
-        yield running.url
+def running(saved):
+    with service(saved[1]) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def address(running):
+    return running.url
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +79,20 @@ def test_pictures_are_answered_as_by_predict_and_the_overlay_follows_its_sliders
 
 def overlay(visit: Visit) -> None:
     """Every control of the open picture changes what is drawn, without a further request."""
-    rollout, asked = visit.drawn(), len(visit.asked)
+    assert visit.page.get_by_label("Class map", exact=True).is_checked()
+    assert visit.page.get_by_role("heading", name="Other answers").is_visible()
+    assert visit.page.locator("#first .answer").get_attribute("aria-pressed") == "true"
+    by_class, asked = visit.drawn(), len(visit.asked)
     visit.slide("Opacity", "Home")
     plain = visit.drawn()
     visit.slide("Opacity", "End")
     map_alone = visit.drawn()
-    assert np.abs(rollout - plain).max() > 20 and np.abs(rollout - map_alone).max() > 20
+    assert np.abs(by_class - plain).max() > 20 and np.abs(by_class - map_alone).max() > 20
     assert map_alone.std() > 20  # it is not the same everywhere
+    visit.page.get_by_label("Photo", exact=True).check()
+    assert np.array_equal(visit.drawn(), plain) and visit.page.locator("#opacity").is_hidden()
+    visit.page.get_by_label("Attention", exact=True).check()
+    assert np.abs(visit.drawn() - map_alone).max() > 20
     visit.page.get_by_label("One head", exact=True).check()
     seen = [visit.drawn()]
     for name, key in (("Head", "ArrowRight"), ("Layer", "Home"), ("Head", "ArrowLeft")):
@@ -87,12 +101,87 @@ def overlay(visit: Visit) -> None:
     assert all(np.abs(a - b).max() > 20 for i, a in enumerate(seen) for b in seen[:i])
     assert visit.page.get_by_label("Layer", exact=True).get_attribute("aria-valuetext") == "1 of 2"
     assert len(visit.asked) == asked
-    visit.page.get_by_label("For a class", exact=True).check()
+    visit.page.get_by_label("Class map", exact=True).check()
     first = visit.drawn()
     visit.page.locator("#others .answer").nth(2).click()
     visit.looked()
     assert visit.page.locator("#others .answer").nth(2).get_attribute("aria-pressed") == "true"
     assert len(visit.asked) == asked + 1 and first.std() > 0
+
+
+def test_the_overlay_leaves_the_photograph_visible_everywhere(browser, address):
+    stripes = np.zeros((960, 960, 3), np.uint8)
+    stripes[:, np.arange(960) // 16 % 2 == 0] = 255
+    with Visit(browser, address) as visit:
+        visit.give("drop", {"stripes.png": as_png(stripes)})
+        visit.settled(1)
+        visit.open()
+        for mode in ("Class map", "Attention", "One head"):
+            visit.page.get_by_label(mode, exact=True).check()
+            assert 0.5 * 255 < visit.contrast(16) < 0.9 * 255, mode
+
+
+@pytest.mark.slow
+def test_a_rest_that_lies_in_no_whole_patch_is_not_covered_by_the_map(browser, tmp_path):
+    """40 pixels are two patches of 16 and a rest of 8, at the right and at the bottom."""
+    vitkit.save(model_of(NAMES, patch=16, image_size=(40, 40)), tmp_path / "rest.safetensors")
+    white = as_png(np.full((500, 500, 3), 255, np.uint8))
+    with service(tmp_path / "rest.safetensors") as running, Visit(browser, running.url) as visit:
+        visit.give("drop", {"white.png": white})
+        visit.settled(1)
+        visit.open()
+        shown = np.asarray(Image.open(BytesIO(visit.page.locator("#canvas").screenshot())).convert("L"))
+        rows, columns = np.nonzero(shown < 250)
+        for places, side in zip((rows, columns), shown.shape, strict=True):
+            assert places.min() <= 2 and places.max() == pytest.approx(0.8 * side, abs=0.01 * side)
+        assert "pale border" in visit.page.locator("#outside").inner_text()
+
+
+@pytest.mark.slow
+def test_a_phone_is_offered_its_camera_and_its_photos(browser, address):
+    with Visit(browser, address, 390, has_touch=True, is_mobile=True) as visit:
+        shown = visit.page.locator("#drop").inner_text()
+        assert "Take or choose a photo" in shown and "Drop" not in shown and "Ctrl" not in shown
+        assert visit.page.locator("#drop").get_attribute("aria-label") == "Take or choose a photo"
+        with visit.page.expect_file_chooser() as chooser:
+            visit.page.get_by_role("button", name="Take a photo").tap()
+        assert chooser.value.element.get_attribute("capture") == "environment"
+        visit.choose({"one.png": png(1)}, "Choose photos")
+        visit.settled(1)
+        visit.page.locator(".thumb").tap()
+        visit.looked()
+        assert wide(visit) == 0 and visit.page.locator("#keys").is_hidden()
+
+
+@pytest.mark.slow
+def test_pictures_are_seen_to_open(browser, address):
+    with Visit(browser, address) as visit:
+        visit.give("drop", {f"{i}.png": png(i) for i in range(3)})
+        visit.settled(3)
+        assert visit.page.locator("#hint").is_visible()
+        assert visit.page.locator(".thumb").first.inner_text() == "Look closer"
+        assert visit.says("getComputedStyle(document.querySelector('.thumb')).cursor") == "zoom-in"
+        visit.open(1)
+        title = visit.page.locator("#viewer-title")
+        for key, name in (("ArrowRight", "2.png"), ("ArrowRight", "0.png"), ("ArrowLeft", "2.png")):
+            visit.page.keyboard.press(key)
+            assert title.inner_text() == name
+        visit.looked()
+        visit.slide("Opacity", "ArrowRight")  # which moves the slider, not on to the next picture
+        assert title.inner_text() == "2.png" and "Esc" in visit.page.locator("#keys").inner_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width, scheme", [(390, "light"), (1280, "dark")])
+def test_the_documents_fit_and_no_page_asks_for_what_is_not_there(browser, running, width, scheme):
+    with Visit(browser, running.url, width, scheme) as visit:
+        visit.page.get_by_role("link", name="Ask this model from a program").click()
+        visit.page.get_by_role("heading", name="POST /v1/predict").wait_for()
+        assert visit.page.url == f"{running.url}/docs" and wide(visit) == 0
+        ground = visit.says("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, ground[4:-1].split(", "))) < 384) == (scheme == "dark")
+        visit.page.goto(f"{running.url}/favicon.ico")
+        assert not visit.trouble and "404" not in running.log.read_text()
 
 
 @pytest.mark.slow
@@ -169,7 +258,7 @@ def test_the_page_fits_its_window_in_light_and_dark(browser, address, width, sch
         assert wide(visit) == 0
         assert "undefined" not in visit.page.locator("body").text_content()
         visit.open(2)
-        for mode in ("Attention", "For a class", "One head"):
+        for mode in ("Attention", "Class map", "One head", "Photo"):
             visit.page.get_by_label(mode, exact=True).check()
             assert wide(visit) == 0
             assert visit.says("(v => v.scrollWidth - v.clientWidth)(document.getElementById('viewer'))") == 0
@@ -181,9 +270,10 @@ def test_the_page_fits_its_window_in_light_and_dark(browser, address, width, sch
 
 
 @pytest.mark.slow
-def test_everything_can_be_done_with_the_keyboard(browser, address):
+@pytest.mark.parametrize("width, scheme", [(390, "dark"), (1280, "light")])
+def test_everything_can_be_done_with_the_keyboard(browser, address, width, scheme):
     focus = "document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent.trim()"
-    with Visit(browser, address, reduced_motion="reduce") as visit:
+    with Visit(browser, address, width, scheme, reduced_motion="reduce") as visit:
         press = visit.page.keyboard.press
         press("Tab")
         assert visit.says(focus) == "Choose pictures"
@@ -198,7 +288,8 @@ def test_everything_can_be_done_with_the_keyboard(browser, address):
         visit.looked()
         assert visit.says("document.querySelector('dialog[open]').id") == "viewer"
         before = visit.drawn()
-        reach(visit, "document.activeElement.value", "rollout")
+        assert wide(visit) == 0
+        reach(visit, "document.activeElement.value", "classMap")
         press("ArrowRight")
         press("ArrowRight")
         reach(visit, "document.activeElement.id", "layer")

@@ -11,15 +11,16 @@ from dataclasses import replace
 import pytest
 import torch
 
+from vitkit.cli.flags import FLAGS
 from vitkit.data.decode import BadImage
 from vitkit.data.views import View
-from vitkit.options import size_in_bytes
+from vitkit.options import SERVICE, size_in_bytes
 from vitkit.service.batcher import Batcher, Job
 from vitkit.service.decoder import Decoder, Helper
 from vitkit.service.metrics import Metrics
 from vitkit.service.refusal import Refusal
 from vitkit.service.served import copied, marks, open_served, without_path
-from vitkit.service.settings import RANGES, Settings, whole
+from vitkit.service.settings import Settings, whole
 from vitkit.service.worker import REFUSED, plain, question
 from vitkit.serving.predict import logits
 from vitkit.weights.save import save
@@ -163,14 +164,27 @@ def test_names_of_hosts_may_have_wildcards_ports_and_brackets():
     assert Settings(model="m", allow_host=("*",), token="secret").names[-1] == "*"
 
 
-@pytest.mark.parametrize("name", RANGES)
+@pytest.mark.parametrize("name", SERVICE)
 def test_numbers_out_of_range_are_refused_by_name(name):
-    least, most = RANGES[name]
-    for good in (least, most):
+    allowed, flag = SERVICE[name], f"--{name.replace('_', '-')}"
+    for good in (allowed.least, allowed.largest):
         assert getattr(Settings(model="m", **{name: good}), name) == good
-    for wrong in (least - 1, most + 1, -1, float("nan"), float("inf"), -float("inf")):
-        with pytest.raises(ValueError, match=f"--{name.replace('_', '-')} must be a number from"):
+    for wrong in (allowed.least - 1, allowed.largest + 1, -1, float("nan"), float("inf"), -float("inf")):
+        with pytest.raises(ValueError, match=f"{flag} {wrong}: expected a .*number from"):
             Settings(model="m", **{name: wrong})
+
+
+def test_the_command_line_takes_the_numbers_that_the_service_takes():
+    for name, allowed in SERVICE.items():
+        flag = f"--{name.replace('_', '-')}"
+        assert flag not in FLAGS or name == "workers"  # which other verbs have too, with a range of their own
+        assert FLAGS[f"serve {flag}"] == allowed or name == "max_bytes"
+    allowed = SERVICE["max_bytes"]
+    for size in (allowed.least, allowed.largest):
+        assert size_in_bytes(f"{size}") == size
+    for size in (allowed.least - 1, allowed.largest + 1):
+        with pytest.raises(ValueError, match=f"--max-bytes '{size}'"):
+            size_in_bytes(f"{size}")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 0.5])

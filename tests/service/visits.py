@@ -39,6 +39,16 @@ DRAWN = """() => {
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
   return Array.from({ length: 400 }, (_, i) => data[4 * Math.floor((i + 0.5) * data.length / 1600) + i % 3]);
 }"""
+STRIPES = """(step) => {
+  const canvas = document.getElementById("canvas");
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const grey = (x, y) => [0, 1, 2].reduce((sum, c) => sum + data[4 * (y * canvas.width + x) + c], 0) / 3;
+  let least = 255;
+  for (let y = step / 2; y < canvas.height; y += step)
+    for (let x = step / 2; x + step < canvas.width; x += step)
+      least = Math.min(least, Math.abs(grey(x, y) - grey(x + step, y)));
+  return least;
+}"""
 
 
 def png(seed: int) -> bytes:
@@ -108,9 +118,9 @@ class Visit:
     def give(self, kind: str, files: dict[str, bytes]) -> None:
         self.says(GIVE, [kind, [(name, b64encode(content).decode()) for name, content in files.items()]])
 
-    def choose(self, files: dict[str, bytes]) -> None:
+    def choose(self, files: dict[str, bytes], button: str = "Choose pictures") -> None:
         with self.page.expect_file_chooser() as chooser:
-            self.page.get_by_role("button", name="Choose pictures").click()
+            self.page.get_by_role("button", name=button).click()
         chooser.value.set_files([{"name": n, "mimeType": "image/png", "buffer": b} for n, b in files.items()])
 
     def settled(self, count: int) -> None:
@@ -132,6 +142,10 @@ class Visit:
 
     def drawn(self) -> np.ndarray:
         return np.array(self.says(DRAWN), dtype=int)
+
+    def contrast(self, step: int) -> float:
+        """The least difference of two neighbouring black and white stripes, each `step` pixels wide."""
+        return self.says(STRIPES, step)
 
     def slide(self, name: str, key: str) -> None:
         self.page.get_by_label(name, exact=True).press(key)

@@ -18,11 +18,12 @@ from vitkit.data.decode import BadImage
 from vitkit.service.attention import attention_objection, class_number
 from vitkit.service.cost import Images
 from vitkit.service.desk import Desk
-from vitkit.service.docs import ATTENTION, BODIES, page
-from vitkit.service.guard import Guard
+from vitkit.service.docs import address, facts, page
+from vitkit.service.guard import SECRET, Guard
 from vitkit.service.inputs import read_images
 from vitkit.service.refusal import Plain, Refusal, refused, to_json
 from vitkit.service.served import Served
+from vitkit.service.settings import Settings
 from vitkit.serving.predict import check_head, ranked
 
 WEB = Path(__file__).parent / "web"
@@ -41,14 +42,14 @@ def make_app(desk: Desk) -> Guard:
     add_refusals(app)
     add_questions(app, desk)
     add_facts(app, desk)
-    add_pages(app)
+    add_pages(app, desk.settings)
     return Guard(app, desk.settings, desk.metrics, lambda: desk.stopping)
 
 
 def add_questions(app: FastAPI, desk: Desk) -> None:
     """What a model is asked about images."""
 
-    @app.post("/v1/predict", summary="The likeliest labels of images", **BODIES)
+    @app.post("/v1/predict", summary="The likeliest labels of images", **facts("/v1/predict"))
     async def predict(request: Request, top: Top = 5) -> Response:
         served = desk.served  # one model for the whole request, whatever is loaded meanwhile
         checked(check_head, served.model)
@@ -58,7 +59,7 @@ def add_questions(app: FastAPI, desk: Desk) -> None:
 
         return await answered(desk, request, "predict", served, told, top)
 
-    @app.post("/v1/embed", summary="The features that the head sees of images", **BODIES)
+    @app.post("/v1/embed", summary="The features that the head sees of images", **facts("/v1/embed"))
     async def embed(request: Request) -> Response:
         served = desk.served
 
@@ -67,7 +68,7 @@ def add_questions(app: FastAPI, desk: Desk) -> None:
 
         return await answered(desk, request, "embed", served, told)
 
-    @app.post("/v1/attention", summary="Where the model looks in one image", **ATTENTION)
+    @app.post("/v1/attention", summary="Where the model looks in one image", **facts("/v1/attention"))
     async def attention(request: Request, target: Target = None) -> Response:
         served = desk.served
         if objection := attention_objection(served.model):
@@ -147,7 +148,7 @@ def add_facts(app: FastAPI, desk: Desk) -> None:
         return Response(generate_latest(desk.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
-def add_pages(app: FastAPI) -> None:
+def add_pages(app: FastAPI, settings: Settings) -> None:
     @app.get("/", include_in_schema=False)
     async def index() -> Response:
         if not (WEB / "index.html").is_file():
@@ -155,8 +156,12 @@ def add_pages(app: FastAPI) -> None:
         return FileResponse(WEB / "index.html")
 
     @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        return HTMLResponse(page(app.openapi()))
+    async def docs(request: Request) -> Response:
+        return HTMLResponse(page(app.openapi(), address(request.headers), SECRET if settings.token else ()))
+
+    @app.get("/favicon.ico", include_in_schema=False)  # which browsers ask for, whatever a page says
+    async def icon() -> Response:
+        return FileResponse(WEB / "icon.svg")
 
     app.mount("/static", StaticFiles(directory=WEB, check_dir=False))
 

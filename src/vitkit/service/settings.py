@@ -4,8 +4,9 @@ import ipaddress
 import math
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from vitkit.options import SERVICE
 from vitkit.training.runtime import data_workers
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -13,11 +14,6 @@ LEAST_TOKEN = 16  # characters, where others than this machine can ask
 MOST_IMAGES = 32  # in one request
 MOST_SCANS = 32  # of a JPEG; ordinary progressive ones have about ten
 IMAGES_OF_MOST_PIXELS = 5  # that one request may hold: `max_pixels` times this, over all its images
-RANGES: dict[str, tuple[float, float]] = {
-    "port": (0, 65535), "max_batch": (1, 4096), "queue": (1, 10**6), "attention_queue": (1, 10**6),
-    "workers": (1, 256), "max_bytes": (1000, 10**9), "max_pixels": (1, 10**9), "max_wait_ms": (0, 60_000),
-    "timeout": (0.001, 86_400),
-}  # fmt: skip
 NAME = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*", re.I)
 
 
@@ -44,11 +40,11 @@ class Settings:
     workers: int = 1
 
     def __post_init__(self) -> None:
-        for name, (least, most) in RANGES.items():
-            value = getattr(self, name)
-            if not least <= value <= most:  # nan is not
-                flag = name.replace("_", "-")
-                raise ValueError(f"--{flag} must be a number from {least} to {most}, not {value}")
+        for field in fields(self):
+            value, allowed = getattr(self, field.name), SERVICE.get(field.name)
+            if allowed and value not in allowed:
+                expected = allowed.expected(whole=field.type is int)
+                raise ValueError(f"--{field.name.replace('_', '-')} {value}: expected {expected}")
         for name in self.allow_host:
             self.check_name(name)
         if self.token and not re.fullmatch(r"[!-~]+", self.token):

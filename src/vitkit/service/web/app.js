@@ -3,7 +3,7 @@
 import { offerCamera } from "./camera.js";
 import { Card } from "./cards.js";
 import { csv, download } from "./csv.js";
-import { at, fillWords, make, readable, setText } from "./dom.js";
+import { at, fillWords, make, readable, setText, touch } from "./dom.js";
 import { ask, Refused } from "./server.js";
 import { words } from "./strings.js";
 import { Viewer } from "./viewer.js";
@@ -185,9 +185,10 @@ function takeFiles() {
 function takeDrops() {
   const area = at("drop");
   const title = area.querySelector(".drop-title");
+  const idle = title.textContent;
   const mark = (over) => {
     area.classList.toggle("over", over);
-    setText(title, over ? words.dropNow : words.drop);
+    setText(title, over ? words.dropNow : idle);
   };
   document.addEventListener("dragover", (event) => {
     event.preventDefault();
@@ -210,6 +211,7 @@ async function introduce() {
   }
   viewer.model = model;
   at("files").accept = (model.formats ?? ["image/*"]).join(); // phones convert what is not in it
+  at("hint").hidden = model.attention === false;
   const name = readable(model.name ?? words.unnamed);
   setText(at("model"), name);
   document.title = words.pageTitle(name);
@@ -218,6 +220,7 @@ async function introduce() {
 }
 
 fillWords(document);
+document.body.classList.toggle("touch", touch);
 at("columns").append(
   ...Object.entries(words.columns).map(([key, text]) =>
     make("th", { scope: "col", className: { probability: "number", next: "next" }[key] ?? "" }, text)),

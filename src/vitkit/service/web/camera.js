@@ -1,16 +1,15 @@
 // A photograph: by the phone's own camera program, else by a camera that the browser may use.
 
-import { at } from "./dom.js";
+import { at, touch } from "./dom.js";
 import { words } from "./strings.js";
 
 // Shows the button where there is a camera; `take(blob)` gets a photograph made in the page.
 export async function offerCamera(take, complain) {
   const button = at("camera");
-  const inHand = matchMedia("(pointer: coarse)").matches;
   const devices = (await navigator.mediaDevices?.enumerateDevices?.().catch(() => [])) ?? []; // secure pages only
   const inPage = devices.some((device) => device.kind === "videoinput");
-  button.hidden = !inHand && !inPage;
-  button.onclick = () => (inHand ? at("capture").click() : photograph(take, complain));
+  button.hidden = !touch && !inPage;
+  button.onclick = () => (touch ? at("capture").click() : photograph(take, complain));
 }
 
 async function photograph(take, complain) {

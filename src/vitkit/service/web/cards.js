@@ -11,7 +11,10 @@ export class Card {
     const name = readable(item.name);
     this.image = make("img", { alt: "", src: item.url, loading: "lazy", decoding: "async" });
     this.image.onerror = () => this.image.replaceWith(make("span", { className: "note" }, words.noPreview));
-    this.thumb = make("button", { type: "button", className: "thumb", label: words.open(name) }, this.image);
+    this.thumb = make(
+      "button", { type: "button", className: "thumb", label: words.open(name) },
+      this.image, make("span", { className: "closer" }, words.closer),
+    );
     this.state = make("p", { className: "state note" });
     this.answers = make("ol", { className: "answers" });
     this.again = make("button", { type: "button", label: words.againThis(name), hidden: true }, words.again);
@@ -48,16 +51,18 @@ export class Card {
     answer.replaceChildren(first ? named(first.label) : text);
     answer.classList.toggle("failed", failed);
     setText(probability, first ? chance(first.probability) : "");
-    const line = others.slice(0, 2).flatMap((o, i) => [i ? ", " : "", named(o.label), ` ${chance(o.probability)}`]);
-    next.replaceChildren(...line);
+    const line = (o) => make("span", { className: "line" }, named(o.label), share(o.probability));
+    next.replaceChildren(...others.slice(0, 2).map(line));
   }
 }
+
+const share = (probability) => make("span", { className: "share" }, chance(probability));
 
 // A label, its share as a number and its share as a bar.
 export function answerLine({ label, probability }) {
   return make(
     "span", { className: "line" },
-    named(label), make("span", { className: "share" }, chance(probability)), bar(probability),
+    named(label), share(probability), bar(probability),
   );
 }
 

@@ -2,6 +2,8 @@
 
 import { words } from "./strings.js";
 
+export const touch = matchMedia("(pointer: coarse)").matches; // a phone or a tablet: nothing is dropped on it
+
 export const at = (id) => document.getElementById(id);
 
 // An element with properties and children: make("p", { className: "note" }, "text", element)
@@ -14,11 +16,12 @@ export function make(kind, properties = {}, ...children) {
   return element;
 }
 
-// Fixed texts: data-word names what an element says, data-label what it is called.
+// Fixed texts: data-word names what an element says, data-label what it is called, data-touch either on a phone.
 export function fillWords(root) {
-  for (const element of root.querySelectorAll("[data-word]")) element.textContent = words[element.dataset.word];
+  const chosen = (element, name) => words[(touch && element.dataset.touch) || element.dataset[name]];
+  for (const element of root.querySelectorAll("[data-word]")) element.textContent = chosen(element, "word");
   for (const element of root.querySelectorAll("[data-label]"))
-    element.setAttribute("aria-label", words[element.dataset.label]);
+    element.setAttribute("aria-label", chosen(element, "label"));
 }
 
 // Control characters and marks that turn the direction of writing are shown by number, so that no name can

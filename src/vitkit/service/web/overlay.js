@@ -1,14 +1,18 @@
-// Maps of attention drawn over a picture, with the colours of the figures that vitkit inspect makes.
+// Maps of attention drawn over a picture so that the picture stays visible: a map is the more transparent, the
+// lower its value.
 
 // from dark to light in steps that look equal: 17 colours of the map "magma" (CC0)
 const SCALE =
   "000004 0a0822 1d1147 36106b 51127c 6a1c81 832681 9c2e7f b73779 d0416f e75263 f56b5c fc8961 fea772 fec488 fde2a3 fcfdbf";
 const STOPS = SCALE.split(" ").map((hex) => [0, 2, 4].map((i) => parseInt(hex.slice(i, i + 2), 16)));
+const PART = [0.1, 0.78]; // of the scale: its black would hide a dark picture, its pale end a bright one
 const COLOURS = Array.from({ length: 256 }, (_, i) => {
-  const place = (i / 255) * (STOPS.length - 1);
+  const place = (PART[0] + (i / 255) * (PART[1] - PART[0])) * (STOPS.length - 1);
   const low = Math.min(Math.floor(place), STOPS.length - 2);
   return STOPS[low].map((from, c) => from + (STOPS[low + 1][c] - from) * (place - low));
 });
+const LEAST = 0.25; // opacity of the value 0, as a share of that of 1
+const GREYED = 0.6; // share of its colours that a picture loses, so that those of the map stand out
 const SIDE = 224; // pixels of the longer side of an enlarged map; the browser smooths the rest
 
 // The least is 0, and 1 is what lies above the quantile; where all are equal all are 0.
@@ -41,16 +45,17 @@ function enlarged(values, [h, w]) {
   return { out, height, width };
 }
 
-// A canvas that holds the colours of a map of h × w numbers in 0..1.
-function coloured(values, grid) {
+// A canvas that holds the colours of a map of h × w numbers in 0..1, those of 0 with the opacity `least`.
+function coloured(values, grid, least) {
   const { out, height, width } = enlarged(values, grid);
   const pixels = new ImageData(width, height);
-  out.forEach((value, i) => {
-    const [red, green, blue] = COLOURS[Math.round(255 * Math.min(1, Math.max(0, value)))];
+  out.forEach((number, i) => {
+    const value = Math.min(1, Math.max(0, number));
+    const [red, green, blue] = COLOURS[Math.round(255 * value)];
     pixels.data[4 * i] = red;
     pixels.data[4 * i + 1] = green;
     pixels.data[4 * i + 2] = blue;
-    pixels.data[4 * i + 3] = 255;
+    pixels.data[4 * i + 3] = 255 * (least + (1 - least) * value);
   });
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [width, height];
@@ -71,7 +76,7 @@ export function seen(width, height, size, preprocessing, covered = size) {
   return [(width - w) / 2, (height - h) / 2, (w * covered[1]) / size[1], (h * covered[0]) / size[0]];
 }
 
-// The picture, turned grey by as much as the map covers it, and the map over the part that the model sees.
+// The picture, a little greyer under the map, and the map over the part that the model sees.
 export function draw(canvas, picture, map, { opacity, region }) {
   const context = canvas.getContext("2d");
   const { width, height } = canvas;
@@ -81,25 +86,27 @@ export function draw(canvas, picture, map, { opacity, region }) {
   if (picture) context.drawImage(picture, 0, 0, width, height);
   if (!map) return;
   const [x, y, w, h] = region;
-  context.globalAlpha = opacity;
   if (picture) {
     context.globalCompositeOperation = "saturation";
+    context.globalAlpha = GREYED * opacity;
     context.fillStyle = "#808080";
     context.fillRect(x, y, w, h);
     context.globalCompositeOperation = "source-over";
+    context.globalAlpha = opacity;
     context.fillStyle = "rgb(255 255 255 / 0.75)"; // what the model does not see is pale
     context.beginPath();
     context.rect(0, 0, width, height);
     context.rect(x, y, w, h);
     context.fill("evenodd");
   }
+  context.globalAlpha = opacity;
   context.imageSmoothingQuality = "high";
-  context.drawImage(coloured(map.values, map.grid), x, y, w, h);
+  context.drawImage(coloured(map.values, map.grid, picture ? LEAST : 1), x, y, w, h);
 }
 
 // The colours from little to much, on a canvas 256 pixels wide.
 export function drawScale(canvas) {
   const pixels = new ImageData(256, 1);
-  COLOURS.forEach((colour, i) => pixels.data.set([...colour, 255], 4 * i));
+  COLOURS.forEach((colour, i) => pixels.data.set([...colour, 255 * (LEAST + ((1 - LEAST) * i) / 255)], 4 * i));
   canvas.getContext("2d").putImageData(pixels, 0, 0);
 }

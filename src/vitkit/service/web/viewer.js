@@ -8,13 +8,13 @@ import { chance, words } from "./strings.js";
 
 const SIDES = [960, 1600]; // pixels of the longer side of the canvas, at least and at most
 const LONGEST_LABEL = 500; // characters that the server takes
-const ATTENTION = 0.95; // quantile that is drawn as the greatest: often a few patches take most of the attention
+const QUANTILE = { rollout: 0.95, head: 0.95, classMap: 0.98 }; // drawn as the greatest: a few patches often stand out
 
 export class Viewer {
   constructor() {
     this.items = () => [];
     this.model = {};
-    this.mode = "rollout";
+    this.mode = "classMap";
     this.item = null;
     this.stop = new AbortController();
     drawScale(at("scale"));
@@ -23,6 +23,7 @@ export class Viewer {
     at("viewer").addEventListener("click", (event) => {
       if (event.target === at("viewer")) at("viewer").close(); // a click beside it
     });
+    at("viewer").addEventListener("keydown", (event) => this.pressed(event));
     at("previous").onclick = () => this.step(-1);
     at("next").onclick = () => this.step(1);
     for (const radio of document.getElementsByName("mode")) radio.onchange = () => this.setMode(radio.value);
@@ -50,15 +51,24 @@ export class Viewer {
     [at("canvas").width, at("canvas").height] = [0, 0]; // a large picture is not kept behind a closed window
   }
 
+  // Arrows go through the pictures, except where they move a slider or choose what is shown.
+  pressed(event) {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!by || event.target.matches("input") || event.altKey || event.ctrlKey || event.metaKey) return;
+    event.preventDefault();
+    this.step(by);
+  }
+
   step(by) {
     const items = this.items();
+    if (items.length < 2) return;
     this.open(items[(items.indexOf(this.item) + by + items.length) % items.length]);
   }
 
   updatePlace() {
     const items = this.items();
     setText(at("place"), words.place(items.indexOf(this.item) + 1, items.length));
-    at("previous").parentElement.hidden = items.length < 2;
+    at("previous").parentElement.hidden = at("keys").hidden = items.length < 2;
   }
 
   // Called when the picture that is shown got its answer meanwhile.
@@ -127,18 +137,18 @@ export class Viewer {
   // What is to be drawn now, as { values, grid, title }, or nothing while it is not known.
   map() {
     const { looks, name } = this.item;
-    if (!looks) return null;
+    if (!looks || this.mode === "photo") return null;
     const [layer, head] = [Number(at("layer").value), Number(at("head").value)];
     const { grid, heads, maps, rollout, classes } = looks;
     const area = grid[0] * grid[1];
     const begin = ((layer - 1) * heads + head - 1) * area;
     const shown = {
-      rollout: () => [rollout, ATTENTION, words.drawn.rollout(name)],
-      classMap: () => [classes.get(this.target), 1, words.drawn.classMap(name, this.target)],
-      head: () => [maps.subarray(begin, begin + area), ATTENTION, words.drawn.head(name, layer, head)],
+      rollout: () => [rollout, words.drawn.rollout(name)],
+      classMap: () => [classes.get(this.target), words.drawn.classMap(name, this.target)],
+      head: () => [maps.subarray(begin, begin + area), words.drawn.head(name, layer, head)],
     };
-    const [values, quantile, title] = shown[this.mode]();
-    return values ? { values: stretched(values, quantile), grid, title } : null;
+    const [values, title] = shown[this.mode]();
+    return values ? { values: stretched(values, QUANTILE[this.mode]), grid, title } : null;
   }
 
   refresh() {
@@ -155,7 +165,7 @@ export class Viewer {
     const region = seen(canvas.width, canvas.height, size, preprocessing, covered);
     const opacity = Number(at("opacity").value) / 100;
     if (canvas.width) draw(canvas, this.picture, map, { opacity, region });
-    canvas.setAttribute("aria-label", readable(map ? map.title : words.drawn.plain(this.item.name)));
+    canvas.setAttribute("aria-label", readable(map ? map.title : words.drawn.photo(this.item.name)));
     at("outside").hidden = !map || (region[2] > canvas.width - 2 && region[3] > canvas.height - 2);
   }
 
@@ -169,8 +179,10 @@ export class Viewer {
       radio.checked = radio.value === this.mode;
       if (radio.value === "classMap") radio.disabled = Boolean(without);
     }
-    setText(at("explain"), without ? `${words.explain[this.mode]} ${words.noClassMap}` : words.explain[this.mode]);
+    const text = words.explain[this.mode](readable(this.target ?? ""));
+    setText(at("explain"), without ? `${text} ${words.noClassMap}` : text);
     at("one-head").hidden = this.mode !== "head";
+    at("colours").hidden = this.mode === "photo";
     if (looks) {
       setRange("layer", looks.layers);
       setRange("head", looks.heads);
@@ -190,8 +202,8 @@ export class Viewer {
     const entries = top.map((answer, i) => this.entry(answer, i, drawable));
     at("first").replaceChildren(...entries.slice(0, 1));
     at("others").replaceChildren(...entries.slice(1), ...this.rest(top));
-    at("similar").hidden = top.length < 2;
-    setText(at("similar-note"), this.model.multilabel ? words.severalNote : words.similarNote);
+    at("more").hidden = top.length < 2;
+    at("more-note").hidden = !drawable;
     setText(at("no-answer"), state === "failed" ? words.noAnswerHere : words.sending);
     at("no-answer").hidden = top.length > 0;
     if (chosen !== undefined) entries[Number(chosen)]?.firstChild.focus(); // the button was made anew
