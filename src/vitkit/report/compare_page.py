@@ -7,6 +7,7 @@ from typing import Any
 from vitkit.report.beside import TITLE, task_section
 from vitkit.report.charts import line_chart
 from vitkit.report.curves import overlaid
+from vitkit.report.expense import flops
 from vitkit.report.html import (
     Markup,
     Number,
@@ -21,7 +22,7 @@ from vitkit.report.html import (
     text,
 )
 from vitkit.report.literature import task_of
-from vitkit.report.run_page import Found, flops, headline, said
+from vitkit.report.run_page import Found, headline, said
 from vitkit.report.terminal import duration
 
 DRAWN = 16  # runs whose curves can be told apart
