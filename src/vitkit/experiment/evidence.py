@@ -42,7 +42,6 @@ from vitkit.weights.save import replace_file
 KEPT = 24  # mistakes of each kind
 SIDE = 192  # pixels of a small picture
 LEAST = 12  # images of which the model is least sure
-BRIGHT = 0.95  # quantile of attention that is drawn as the greatest: often the corners take most
 PAIRS, FILES, NAMES = 100, 100, 20  # confusions, unusable files and files of a finding that are named
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with which what a spreadsheet computes begins
 LOOKED = 1_000_000  # images up to which names and counts are gone through as a run begins
@@ -208,7 +207,8 @@ def pictured(
         told[row] = {
             "key": str(source.keys[int(found.index[row])]), "confidence": float(found.confidence[row]),
             "truth": source.classes[int(found.truth[row])], "said": source.classes[int(found.said[row])],
-            "image": jpeg(small), "overlay": None if heat is None else jpeg(overlay(small, heat, quantile=BRIGHT)),
+            "image": jpeg(small),
+            "overlay": None if heat is None else jpeg(overlay(small, heat)),
         }  # fmt: skip
     return told
 

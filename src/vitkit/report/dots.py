@@ -50,8 +50,12 @@ def dot_chart(
     drawn += "".join(group_name(key, x.at(at), (x.end - x.start) / len(groups)) for key, at in places.items())
     apart = 0.7 / max(1, len(settings))
     for i, setting in enumerate(settings):
-        offset = (i - (len(settings) - 1) / 2) * apart
-        here = [(places[key] + offset, *group[setting]) for key, group in groups.items() if setting in group]
+        here = []
+        for key, group in groups.items():
+            if setting in group:  # around the middle of those that this group has
+                before = [one for one in settings if one in group].index(setting)
+                at = places[key] + (before - (len(group) - 1) / 2) * apart
+                here.append((at, *group[setting]))
         drawn += element("g", Markup(dots(here, setting, x, y)), class_=colour(i))
     label = f"{y_label} of {', '.join(clipped(key, 40) for key in groups)}"
     keys = legend(settings, [band_name] if shaded else ())
