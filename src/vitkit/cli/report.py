@@ -16,6 +16,10 @@ def report(
     out: Annotated[
         Path | None, arg(metavar="FILE", help="The page: RUN/report.html, or compare.html for several.")
     ] = None,
+    price_per_hour: Annotated[
+        float | None,
+        arg(metavar="X", help="Price of a device-hour; else the run's own, or an assumed one."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """One HTML file that needs no network: result, curves, classes, mistakes, data, cost, recipe.
@@ -24,8 +28,9 @@ def report(
     put side by side, with mean and spread where they are seeds of one recipe.
 
     $ vitkit report runs/photos
+    $ vitkit report runs/photos --price-per-hour 2.50
     $ vitkit report runs/photos runs/photos-large --out compare.html
     """
     from vitkit.tasks.report import report as draw
 
-    draw(runs, out, emit=print_json if json else None)
+    draw(runs, out, price_per_hour=price_per_hour, emit=print_json if json else None)

@@ -3,6 +3,7 @@
 # N images, B of them looked at; H, W pixels
 
 import base64
+import csv
 import io
 import json
 import os
@@ -29,8 +30,8 @@ from vitkit.data.views import apply, normalise
 from vitkit.evaluation.accuracy import Accuracy
 from vitkit.evaluation.certainty import BINS
 from vitkit.experiment.measure import Found
+from vitkit.experiment.pages import MISTAKES, write_run_page
 from vitkit.experiment.pages import read as read_json
-from vitkit.experiment.pages import write_run_page
 from vitkit.experiment.predictions import FILE as PREDICTIONS
 from vitkit.experiment.predictions import write_predictions
 from vitkit.inspection.rollout import attention_rollout
@@ -42,8 +43,10 @@ from vitkit.training.runtime import Runtime
 from vitkit.weights.save import replace_file
 
 KEPT = 24  # mistakes of each kind
-SIDE = 128  # pixels of a small picture
+SIDE = 192  # pixels of a small picture
+LEAST = 12  # images of which the model is least sure
 PAIRS, FILES, NAMES = 100, 100, 20  # confusions, unusable files and files of a finding that are named
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with which what a spreadsheet computes begins
 LOOKED = 1_000_000  # images up to which names and counts are gone through as a run begins
 
 Say = Callable[[str], None]
@@ -142,6 +145,8 @@ def finish(
             keep(out / "mistakes.json", mistakes(source, found, model, runtime.device, say))
         with harmless(PREDICTIONS, say):
             write_predictions(out, source, found)
+        with harmless(MISTAKES, say):
+            write_mistakes(out / MISTAKES, source, found)
     with harmless("report.html", say):
         write_run_page(out)
 
@@ -159,17 +164,44 @@ def listed(everyones: Sequence[Unusable]) -> dict[str, Any]:
 
 
 def mistakes(source: Source, found: Accuracy, model: Model, device: str, say: Say) -> dict[str, Any]:
-    """The mistakes of which the model was most sure and least sure, what is confused, and how sure it is."""
-    wrong = torch.nonzero(~found.right)[:, 0]
-    ordered = wrong[found.confidence[wrong].argsort(descending=True, stable=True)].tolist()
-    worst, unsure = ordered[:KEPT], ordered[KEPT:][-KEPT:][::-1]
-    shown = pictured(source, found, [*worst, *unsure], model, device, say)
+    """The mistakes of which the model was most sure, what is confused, how sure it is, and where least."""
+    ordered = wrong_ones(found)
+    worst = ordered[:KEPT]
+    rising = found.confidence.argsort(stable=True)[: LEAST + len(worst)].tolist()
+    least = [row for row in rising if row not in worst][:LEAST]  # no picture twice
+    shown = pictured(source, found, [*worst, *least], model, device, say)
     return {
         "images": found.images, "wrong": len(ordered), "pairs": pairs(found, source.classes),
         "calibration": bins(found.confidence, found.right),
         "worst": [shown[row] for row in worst if row in shown],
-        "unsure": [shown[row] for row in unsure if row in shown],
+        "least": [shown[row] for row in least if row in shown],
     }  # fmt: skip
+
+
+def wrong_ones(found: Accuracy) -> list[int]:
+    """The rows that are wrong, those of which the model was most sure first."""
+    wrong = torch.nonzero(~found.right)[:, 0]
+    return wrong[found.confidence[wrong].argsort(descending=True, stable=True)].tolist()
+
+
+def write_mistakes(path: Path, source: Source, found: Accuracy) -> None:
+    """Every mistake as a row of a table for spreadsheets and scripts."""
+
+    def write(beside: Path) -> None:
+        with beside.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerow(("file", "truth", "said", "confidence"))
+            for row in wrong_ones(found):
+                names = (source.keys[int(found.index[row])], source.classes[int(found.truth[row])],
+                         source.classes[int(found.said[row])])  # fmt: skip
+                rows.writerow([*map(harmless_cell, names), f"{float(found.confidence[row]):.6f}"])
+
+    replace_file(path, write)
+
+
+def harmless_cell(name: str) -> str:
+    """A name that a spreadsheet does not compute: one that begins like a formula has a ' before it."""
+    return f"'{name}" if str(name)[:1] in FORMULA else str(name)
 
 
 def pictured(
@@ -195,7 +227,8 @@ def pictured(
         told[row] = {
             "key": str(source.keys[int(found.index[row])]), "confidence": float(found.confidence[row]),
             "truth": source.classes[int(found.truth[row])], "said": source.classes[int(found.said[row])],
-            "image": jpeg(small), "overlay": None if heat is None else jpeg(overlay(small, heat)),
+            "image": jpeg(small),
+            "overlay": None if heat is None else jpeg(overlay(small, heat)),
         }  # fmt: skip
     return told
 
@@ -207,7 +240,7 @@ def attended(model: ViT, images: Tensor) -> list[np.ndarray]:
 
 
 def resized(pixels: np.ndarray) -> np.ndarray:
-    """(H, W, 3) with a longer side of at most 128; very small ones are enlarged, with their pixels seen."""
+    """(H, W, 3) with a longer side of at most 192; very small ones are enlarged, with their pixels seen."""
     height, width = pixels.shape[:2]
     factor = SIDE / max(height, width)
     factor = factor if factor < 1 else max(1, int(factor))

@@ -1,12 +1,15 @@
 """A run folder to its page: whatever of its files is there, and what may be typed next."""
 
 import json
+import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+from vitkit.experiment.spending import spent
 from vitkit.listing import is_finetuning, recipe_fields
 from vitkit.options import flat
 from vitkit.report.html import encoded
@@ -14,7 +17,7 @@ from vitkit.report.run_page import run_page
 from vitkit.training.journal import parse_row
 from vitkit.weights.atomic import replace_file
 
-REPORT = "report.html"
+REPORT, MISTAKES, BATCH = "report.html", "mistakes.csv", "training-batch.json"
 BIT = "bit"  # the folder of a protocol's run by BiT's HyperRule
 # what a command must name, lest it is chosen for the machine and the data
 CHOSEN = ("image_size", "batch", "length.", "schedule.rate", "schedule.warmup")
@@ -23,7 +26,7 @@ CHOSEN = ("image_size", "batch", "length.", "schedule.rate", "schedule.warmup")
 def write_run_page(folder: Path) -> Path:
     """The report of a run, beside its result."""
     with drawing(folder):
-        return write_page(folder / REPORT, run_page(gather(folder)))
+        return write_page(folder / REPORT, run_page(gather(folder, folder / REPORT)))
 
 
 @contextmanager
@@ -44,8 +47,12 @@ def write_page(path: Path, document: str) -> Path:
     return path
 
 
-def gather(folder: Path) -> dict[str, Any]:
-    """What is known of a run, as plain values; None for what its folder does not hold."""
+def gather(folder: Path, page: Path, per_hour: float | None = None) -> dict[str, Any]:
+    """What is known of a run, as plain values; None for what its folder does not hold.
+
+    page: where it will be shown, from which links lead. per_hour: a price of a device's hour, in place of
+    the one that the run was given.
+    """
     recipe = flat(read(folder / "recipe.json") or {})
     usual = recipe_fields(str(recipe.get("name", "")))
     kept = ("result", "mistakes", "doctor", "environment", "unusable")
@@ -54,7 +61,13 @@ def gather(folder: Path) -> dict[str, Any]:
     if starts:  # the machine and the command are of the first, what is there now of the last
         found["environment"] = starts[0] | {key: starts[-1][key] for key in ("steps", "data")}
     done, typed = bool(found["result"]), [one["command"] for one in starts if one.get("command")]
+    cost = (found["result"] or {}).get("cost") or {}
+    if per_hour is not None and cost.get("device_hours") is not None:
+        cost["price"] = per_hour * cost["device_hours"]
     return found | {
+        "batch": read(folder / BATCH), "spent": spent(cost),
+        "table": link(folder / MISTAKES, page) if (folder / MISTAKES).exists() else None,
+        "pricing": words("report", str(folder), "--price-per-hour", "X"),
         "name": folder.resolve().name, "place": str(folder), "recipe": recipe, "usual": usual,
         "metrics": rows(folder / "metrics.jsonl"),
         "commands": commands(folder, recipe, usual, typed, done),
@@ -64,6 +77,11 @@ def gather(folder: Path) -> dict[str, Any]:
 def started(environment: dict[str, Any] | None) -> list[dict[str, Any]]:
     """How a run was started and how it was taken up later, in order."""
     return [environment, *environment.get("later", [])] if environment else []
+
+
+def link(target: Path, page: Path) -> str:
+    """The way from a page to another file, as an address."""
+    return quote(os.fsencode(os.path.relpath(target.resolve(), page.resolve().parent)))
 
 
 def read(path: Path) -> dict[str, Any] | None:

@@ -25,6 +25,7 @@ from vitkit.experiment.price import cost
 from vitkit.experiment.start import REMOVED, Opener, open_splits, start_model
 from vitkit.experiment.supply import Unusable, name_batch, supply
 from vitkit.experiment.terms import How, Result
+from vitkit.experiment.training_batch import keep_batch
 from vitkit.models.masked import MaskedViT
 from vitkit.models.variants import Model
 from vitkit.recipes.recipe import Recipe, flat, stages_of
@@ -131,6 +132,8 @@ class Work:
             self.journal = Journal(self.out, self.state.step, trackers=named, about=about, say=self.live.say)
             told = (self.out, self.splits, self.total, self.runtime, self.live.say)
             evidence.begin(*told, doctor=self.how.report, step=self.state.step)
+            if self.how.report:
+                keep_batch(self.out, self.recipe, self.splits["train"], self.order, self.live.say)
         self.looks = self.recipe.evaluations if "val" in self.splits else 0
 
     def train(self) -> None:

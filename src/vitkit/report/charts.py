@@ -12,12 +12,13 @@ Point = tuple[float, float]
 Area = tuple[float, float, float]  # x, low, high
 
 WIDTH, HEIGHT = 480, 260  # of a chart in its own units; the page scales it
-TOP, RIGHT, BOTTOM = 10, 16, 40  # margins; the left one follows from the numbers there
+TOP, RIGHT, BOTTOM, LEFT = 10, 16, 40, 58  # margins; numbers that need more room on the left have it
 LETTER = 7.2  # width of a digit at the size of a chart's text
 MOST = 600  # points of a line that are drawn
 HOVERED = 40  # points of a line that tell their numbers
 HUGE = 1e100  # beyond which a number is as good as infinite
 COLOURS = 8  # that the style has; lines beyond are dashed
+IDEAL = "ideal dashed"  # classes of a line to compare with
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,17 @@ def line_chart(
     errors: Mapping[str, Sequence[float]] | None = None,
     points: bool = False,
     percent: bool = False,
+    title: str = "",
+    ideal: Mapping[str, Sequence[Point]] | None = None,
 ) -> str:
     """Lines by name, each of points (x, y); what is not a number, or not above 0 on a log axis, is left out.
 
     bands: by the same names, areas of (x, low, high). errors: by the same names, for each point how far a bar
     reaches up and down. points: a mark at each point, as few of them should have. percent: y is a share.
+    ideal: lines to compare with, grey and dashed.
     """
-    usable = able(log_x, log_y)
-    lines = {key: [p for p in of if usable(*p)] for key, of in series.items()}
+    usable, ideal = able(log_x, log_y), ideal or {}
+    lines = {key: [p for p in of if usable(*p)] for key, of in {**series, **ideal}.items()}
     areas = {key: [a for a in of if usable(*a)] for key, of in (bands or {}).items()}
     bars = {key: whiskers(series[key], far, usable) for key, far in (errors or {}).items()}
     corners = [p for of in lines.values() for p in of]
@@ -70,15 +74,31 @@ def line_chart(
     if not corners:
         return note(f"{y_label}: no numbers to draw")
     y = Axis(*span([p[1] for p in corners], log_y), HEIGHT - BOTTOM, TOP, log_y, percent)
-    left = 28 + LETTER * max(len(y.told(tick)) for tick in y.ticks())
-    x = Axis(*span([p[0] for p in corners], log_x, tight=True), left, WIDTH - RIGHT, log_x)
-    drawn = frame(x, y, x_label, y_label)
+    x = Axis(*span([p[0] for p in corners], log_x, tight=True), left_of(y), WIDTH - RIGHT, log_x)
+    drawn = frame(x, y, x_label)
+    for key, of in ideal.items():
+        drawn += element("g", Markup(line(of, x, y, key)), class_=IDEAL)
     for i, key in enumerate(series):
         inside = area(areas.get(key, ()), x, y) + whisker_marks(bars.get(key, ()), x, y)
         inside += line(lines[key], x, y, key) + marks(lines[key], x, y, key, points)
         drawn += element("g", Markup(inside), class_=colour(i))
     label = f"{y_label} by {x_label}: {', '.join(clipped(key, 40) for key in series)}"
-    return element("figure", Markup(legend(series) + svg(WIDTH, HEIGHT, label, drawn)), class_="chart")
+    return chart_figure(y_label, legend(series, ideal), svg(WIDTH, HEIGHT, label, drawn), title)
+
+
+def chart_figure(y_label: str, keys: str, drawing: str, title: str = "") -> str:
+    """A drawing below one line of words: what it shows, and which colour is which.
+
+    Charts of a grid share the heights of these lines, so that their plots stand side by side.
+    """
+    words = element("h3", title) if title else Markup("")
+    words = Markup(words + element("span", y_label, class_="axis") + keys)
+    return element("figure", Markup(element("figcaption", words) + drawing), class_="chart")
+
+
+def left_of(y: Axis) -> float:
+    """Where the plot begins: the same in all charts, unless the numbers there are very long."""
+    return max(LEFT, 12 + LETTER * max(len(y.told(tick)) for tick in y.ticks()))
 
 
 def able(log_x: bool, log_y: bool) -> Callable[..., bool]:
@@ -138,21 +158,25 @@ def short(value: float) -> str:
     return f"{value:.4g}"
 
 
-def frame(x: Axis, y: Axis, x_label: str, y_label: str) -> str:
-    """Grid lines, the numbers on them, and what they are."""
+def frame(x: Axis, y: Axis, x_label: str) -> str:
+    """Grid lines, the numbers on them, and what those below are."""
     below, middle = HEIGHT - BOTTOM, {"text_anchor": "middle"}
+    drawn = rungs(x, y)
+    for tick in x.ticks():
+        at = x.at(tick)
+        drawn += element("line", class_="grid", x1=at, x2=at, y1=below, y2=below + 4)
+        drawn += element("text", x.told(tick), class_="tick", x=at, y=below + 17, **middle)
+    return drawn + element("text", x_label, class_="axis", x=(x.start + x.end) / 2, y=HEIGHT - 5, **middle)
+
+
+def rungs(x: Axis, y: Axis) -> str:
+    """Lines from left to right with their numbers."""
     drawn = ""
     for tick in y.ticks():
         at = y.at(tick)
         drawn += element("line", class_="grid", x1=x.start, x2=x.end, y1=at, y2=at)
         drawn += element("text", y.told(tick), class_="tick", x=x.start - 6, y=at, dy=4, text_anchor="end")
-    for tick in x.ticks():
-        at = x.at(tick)
-        drawn += element("line", class_="grid", x1=at, x2=at, y1=below, y2=below + 4)
-        drawn += element("text", x.told(tick), class_="tick", x=at, y=below + 16, **middle)
-    drawn += element("text", x_label, class_="axis", x=(x.start + x.end) / 2, y=HEIGHT - 6, **middle)
-    upright = {"transform": "rotate(-90)", "x": -(TOP + below) / 2, "y": 12}
-    return drawn + element("text", y_label, class_="axis", **upright, **middle)
+    return drawn
 
 
 def line(of: Sequence[Point], x: Axis, y: Axis, key: str) -> str:
@@ -219,11 +243,12 @@ def colour(number: int) -> str:
     return f"s{number % COLOURS}" + (" dashed" if number >= COLOURS else "")
 
 
-def legend(names: Iterable[str]) -> str:
+def legend(names: Iterable[str], ideal: Iterable[str] = ()) -> str:
     """Which colour is which; nothing where there is but one line, whose axis says what it is."""
+    named = [(key, colour(i)) for i, key in enumerate(names)] + [(key, IDEAL) for key in ideal]
     stroke = element("line", class_="line", x1=1, x2=17, y1=4, y2=4)
     key = element("svg", stroke, class_="key", viewBox="0 0 18 8", aria_hidden="true")
-    told = [element("li", Markup(key + name(n, 60)), class_=colour(i)) for i, n in enumerate(names)]
+    told = [element("li", Markup(key + name(n, 60)), class_=css) for n, css in named]
     return element("ul", Markup("".join(told)), class_="legend") if len(told) > 1 else ""
 
 

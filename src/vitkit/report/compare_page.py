@@ -9,6 +9,7 @@ from vitkit.proportions import percent as share_of
 from vitkit.report.beside import TITLE, task_section
 from vitkit.report.charts import line_chart
 from vitkit.report.curves import overlaid
+from vitkit.report.expense import flops
 from vitkit.report.html import (
     Markup,
     Number,
@@ -23,7 +24,7 @@ from vitkit.report.html import (
     text,
 )
 from vitkit.report.literature import task_of
-from vitkit.report.run_page import Found, flops, headline, said
+from vitkit.report.run_page import Found, headline, said
 from vitkit.report.same_test import best_of, counts, groups, is_better, section_of, test_of, winner
 from vitkit.report.terminal import duration
 

@@ -1,63 +1,80 @@
-"""A matrix as coloured squares, and a share as a bar, both as SVG inside a page."""
+"""A confusion matrix as coloured squares with whole names, and a share as a bar, inside a page."""
 
 from collections.abc import Sequence
 
-from vitkit.report.charts import LETTER, short, svg
-from vitkit.report.html import Markup, clipped, element
+from vitkit.report.charts import short
+from vitkit.report.html import Markup, clipped, element, name, note, text
 
-CELL = 26  # side of a square
-NUMBERED = 24  # columns up to which the squares show their numbers
-LONG = 14  # letters of a name beside the squares
-ZOOM = 1.25  # pixels of a page that a unit of a drawing becomes
-FEW = 4  # letters of a name that stand upright above them
+WHOLE = 40  # classes up to which the whole matrix is shown on a wide screen
+PART = 24  # of more classes, so many that are confused most
+NARROW, NARROW_PART = 10, 8  # the same on a phone
+ROW_NAME, COLUMN_NAME = 120, 60  # letters of a name beside a row and above a column
+OTHER = "other classes"
+Matrix = Sequence[Sequence[int]]
 
 
-def heat_map(matrix: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str]) -> str:
-    """Rows of numbers as squares, each row by its own sum; a row's own column has another colour.
+def confusion_matrix(matrix: Matrix, names: Sequence[str]) -> Markup:
+    """The matrix as large as a screen has room for: all of it, or the part that is confused most.
 
-    Rows are what is, columns what was said.
+    Wide and narrow screens have a matrix each where one does not fit both; the style shows the right one.
     """
-    longest = max((len(clipped(n, LONG)) for n in (*rows, *columns)), default=1)
-    upright = longest < FEW
-    left, top = 28 + LETTER * longest, 40 if upright else 28 + 6 * longest
-    drawn = ""
-    for i, row in enumerate(rows):
-        y = top + i * CELL
-        at = {"class_": "tick", "x": left - 6, "y": y + CELL / 2, "dy": 4, "text_anchor": "end"}
-        drawn += element("text", label(row), **at) + squares(matrix[i], row, columns, left, y)
-    for j, column in enumerate(columns):
-        turned = f"translate({left + (j + 0.5) * CELL:.1f} {top - 7}) rotate({0 if upright else -60})"
-        anchor = "middle" if upright else "start"
-        drawn += element("text", label(column), class_="tick", transform=turned, text_anchor=anchor)
-    drawn += element("text", "said", class_="axis", x=left, y=12)
-    start = -top - len(rows) * CELL
-    drawn += element("text", "truth", class_="axis", transform="rotate(-90)", x=start, y=12)
-    width = left + len(columns) * CELL + (2 if upright else top / 2)
-    told = f"{len(rows)} by {len(columns)} numbers: rows are what is, columns what was said"
-    drawing = svg(width, top + len(rows) * CELL, told, drawn, width=round(ZOOM * width))
-    return element("figure", drawing, class_="heat big" if len(columns) > 12 else "heat")
+    chosen = most_confused(matrix, PART)
+    everything = list(range(len(names)))
+    wide = everything if len(names) <= WHOLE else chosen
+    narrow = everything if len(names) <= NARROW else chosen[:NARROW_PART]
+    if wide == narrow:
+        return squares(matrix, names, wide)
+    return Markup(squares(matrix, names, wide, "on-wide") + squares(matrix, names, narrow, "on-narrow"))
 
 
-def label(name: str) -> Markup:
-    return Markup(element("title", clipped(name, 40)) + element("tspan", clipped(name, LONG)))
+def most_confused(matrix: Matrix, most: int) -> list[int]:
+    """Classes by how often one is taken for another, the two beside each other."""
+    counted = ((-count, i, j) for i, row in enumerate(matrix) for j, count in enumerate(row) if count)
+    chosen: dict[int, None] = {}
+    for _, i, j in sorted(one for one in counted if one[1] != one[2]):
+        if len(chosen.keys() | {i, j}) <= most:
+            chosen |= {i: None, j: None}
+        if len(chosen) >= most - 1:
+            break
+    return list(chosen)
 
 
-def squares(values: Sequence[float], row: str, columns: Sequence[str], left: float, y: float) -> str:
-    """One row of the matrix."""
-    total, drawn = sum(values) or 1, ""
-    for j, (value, column) in enumerate(zip(values, columns, strict=True)):
-        x, share = left + j * CELL, value / total
-        square = {"x": x, "y": y, "width": CELL - 1, "height": CELL - 1}
-        if not value:
-            drawn += element("rect", class_="none", **square)
-            continue
-        told = f"{clipped(row, 40)} → {clipped(column, 40)}: {short(value)} ({share:.1%})"
-        css = "right" if row == column else "wrong"
-        drawn += element("rect", element("title", told), class_=css, fill_opacity=0.1 + 0.9 * share, **square)
-        if len(columns) <= NUMBERED:
-            css, at = "count strong" if share > 0.45 else "count", (CELL - 1) / 2
-            drawn += element("text", short(value), class_=css, x=x + at, y=y + at, dy=4)
-    return drawn
+def squares(matrix: Matrix, names: Sequence[str], chosen: Sequence[int], where: str = "") -> Markup:
+    """Rows are what is, columns what was said; each row is coloured by its share of that row's images."""
+    if not chosen:
+        return Markup("")
+    inside = set(chosen)
+    columns = [names[j] for j in chosen] + [OTHER] * (len(chosen) < len(names))
+    heads = "".join(f'<th scope="col"><span>{name(column, COLUMN_NAME)}</span></th>' for column in columns)
+    body = ""
+    for place, i in enumerate(chosen):
+        counts = [matrix[i][j] for j in chosen]
+        if len(chosen) < len(names):
+            counts.append(sum(count for j, count in enumerate(matrix[i]) if j not in inside))
+        cells = "".join(
+            cell(count, sum(matrix[i]), names[i], column, right=j == place)
+            for j, (count, column) in enumerate(zip(counts, columns, strict=True))
+        )
+        body += f'<tr><th scope="row">{name(names[i], ROW_NAME)}</th>{cells}</tr>\n'
+    size = next(css for most, css in ((3, "fewest"), (6, "few"), (14, "some"), (10**9, "many"))
+                if len(columns) <= most)  # fmt: skip
+    words = "Confusion matrix: rows are what an image is, columns what the model said"
+    corner = '<td class="corner"><span class="axis">what it is ↓<br>said →</span></td>'
+    whole = f"<thead><tr>{corner}{heads}</tr></thead>\n<tbody>\n{body}</tbody>"
+    part = len(chosen) < len(names)
+    lead = note(f"Of {len(names):,} classes, the {len(chosen)} that are confused most often.") if part else ""
+    css = f"matrix {size} {where}".strip()
+    return Markup(f'<div class="{css}">{lead}<table aria-label="{words}">{whole}</table></div>\n')
+
+
+def cell(count: int, total: int, row: str, column: str, *, right: bool) -> str:
+    """One square, with its number and, for the pointer, its words."""
+    if not count:
+        return "<td><span></span></td>"
+    share = count / total
+    told = text(f"{clipped(row, 40)} → {clipped(column, 40)}: {short(count)} ({share:.1%})")
+    css = f"{'right' if right else 'wrong'} q{max(1, round(10 * share))}"
+    return f'<td class="{css}" title="{told}"><span>{short(count)}</span></td>'
 
 
 def bar(share: float) -> Markup:

@@ -10,6 +10,7 @@ from typing import Any
 from vitkit.report.terminal import cell, printable
 
 LONGEST = 300  # characters of a name that are shown
+STACKED = 4  # columns that a phone has room for
 
 
 class Markup(str):
@@ -86,20 +87,28 @@ def contents(sections: Mapping[str, str]) -> Markup:
 
 
 def table(rows: Iterable[Mapping[str, Any]], *, marked: Sequence[bool] = ()) -> Markup:
-    """One row a mapping, one column a key; numbers stand to the right. `marked` rows stand out."""
+    """One row a mapping, one column a key; numbers stand to the right. `marked` rows stand out.
+
+    A table of many columns becomes a list of cards on a phone, where each cell names its column.
+    """
     rows = list(rows)
     if not rows:
         return note("nothing")
     right = {key: all(numeric(row[key]) for row in rows) for key in rows[0]}
     css = {key: ' class="number"' if found else "" for key, found in right.items()}
-    head = "".join(f'<th scope="col"{css[key]}>{text(key.replace("_", " "))}</th>' for key in rows[0])
+    words = {key: text(key.replace("_", " ")) for key in rows[0]}
+    head = "".join(f'<th scope="col"{css[key]}>{words[key]}</th>' for key in rows[0])
+    stacked = len(words) > STACKED
+    if stacked:
+        css = {key: f'{css[key]} data-label="{words[key]}"' for key in css}
     lines = []
     for i, row in enumerate(rows):
         cells = "".join(f"<td{css[key]}>{text(row[key])}</td>" for key in rows[0])
         out = ' class="marked"' if i < len(marked) and marked[i] else ""
         lines.append(f"<tr{out}>{cells}</tr>\n")
     body = f"<thead><tr>{head}</tr></thead>\n<tbody>\n{''.join(lines)}</tbody>"
-    return Markup(f'<div class="wide"><table>{body}</table></div>\n')
+    kind = "wide stacked" if stacked else "wide"
+    return Markup(f'<div class="{kind}"><table>{body}</table></div>\n')
 
 
 class Number(Markup):

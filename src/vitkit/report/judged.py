@@ -7,13 +7,12 @@ from typing import Any
 from vitkit.proportions import percent as share_of
 from vitkit.proportions import span, wilson
 from vitkit.report.charts import line_chart
-from vitkit.report.heat import bar, heat_map
-from vitkit.report.html import Markup, Number, clipped, details, image, name, note, percent, table
+from vitkit.report.heat import bar, confusion_matrix
+from vitkit.report.html import Markup, Number, clipped, details, image, name, note, percent, table, text
 
 FIRST, ROWS, OFTEN = 20, 1000, 12  # rows of a table at first, unfolded, and beside a matrix
 SEEN = 12  # mistakes at first
 ENOUGH = 5  # images of which a share says something
-SHOWN = 30  # classes up to which the whole matrix is drawn
 NAMED = 120  # letters of a name in a long table
 Pair = tuple[str, str, int, int]  # truth, said, how often, images of that truth
 
@@ -59,23 +58,20 @@ def pairs_of(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> list[Pair
 def confusions(
     matrix: Sequence[Sequence[int]] | None, names: Sequence[str], pairs: Sequence[Pair] | None
 ) -> Markup:
-    """The matrix where it can be looked at as a whole, and the most frequent mistakes."""
+    """The matrix, or the part of it that is confused most, and the most frequent mistakes."""
     if pairs is None and matrix is not None:
         pairs = pairs_of(matrix, names)
-    whole = matrix is not None and len(names) <= SHOWN
-    lead = "Rows are what is, columns what was said. Blue is right, orange is wrong."
-    if not whole:
-        lead = f"With {len(names):,} classes the matrix is too large to look at: its largest mistakes."
-    drawn = heat_map(matrix, names, names) if matrix is not None and whole else ""
+    drawn = confusion_matrix(matrix, names) if matrix is not None else ""
+    lead = "Rows are what an image is, columns what the model said. Blue is right, orange is wrong."
     rows = [
-        {"truth": name(truth, NAMED), "said": name(said, NAMED), "times": times,
-         "of_images": images, "share": Number(share_of(times / images if images else None, images))}
-        for truth, said, times, images in (pairs or ())[: OFTEN if whole else FIRST]
+        {"truth": name(truth, NAMED), "said": name(said, NAMED), "images": Number(f"{times:,} of {images:,}"),
+         "share": Number(share_of(times / images if images else None, images))}
+        for truth, said, times, images in (pairs or ())[: OFTEN if drawn else FIRST]
     ]  # fmt: skip
-    often = f"<div><h3>Most often confused</h3>\n{table(rows)}</div>" if rows else ""
+    often = f"<h3>Most often confused</h3>\n{table(rows)}" if rows else ""
     if not rows and pairs is not None:
         often = note("No class was taken for another.")
-    return Markup(f'{note(lead)}<div class="beside">{drawn}{often}</div>' if drawn or often else "")
+    return Markup(f"{note(lead) if drawn else ''}{drawn}{often}")
 
 
 def calibration(bins: Sequence[Sequence[float]], error: float | None) -> Markup:
@@ -84,39 +80,71 @@ def calibration(bins: Sequence[Sequence[float]], error: float | None) -> Markup:
     found = [(b[0], b[1]) for b in bins if b[2] >= ENOUGH]
     if not found:
         return note(off) if off else Markup("")
-    lead = note(f"{off} Of the images of which it is 80 % sure, a model should have 80 % right. "
-                f"A point stands for {ENOUGH} images or more.")  # fmt: skip
-    series = {"this model": found, "as it should be": [(0.0, 0.0), (1.0, 1.0)]}
-    drawn = line_chart(series, x_label="confidence", y_label="share that is right", points=True, percent=True)
-    return Markup(f'{lead}<div class="charts calibration">{drawn}</div>')
+    drawn = line_chart(
+        {"this model": found}, x_label="confidence", y_label="share that is right", points=True,
+        percent=True, ideal={"ideal": [(0.0, 0.0), (1.0, 1.0)]},
+    )  # fmt: skip
+    lead = note(f"{off} Of the images of which it is 80 % sure, a model should have 80 % right: the dashed "
+                f"line. A point stands for {ENOUGH} images or more.")  # fmt: skip
+    return Markup(f'{lead}<div class="charts">{drawn}<div></div></div>')  # as wide as the other charts
 
 
-def pictures(mistakes: Sequence[Mapping[str, Any]]) -> Markup:
-    """Images that were taken for something else, each with what the model attended to if that is known."""
+def pictures(shown: Sequence[Mapping[str, Any]]) -> Markup:
+    """Images with what was said of them, each with what the model attended to if that is known."""
     told = []
-    for one in mistakes:
+    for one in shown:
         alt = f"{clipped(str(one['key']), 80)}: is {clipped(one['truth'], 40)}"
-        shown = [(one.get("image"), alt), (one.get("overlay"), f"attention over {alt}")]
-        both = "".join(image(base64.b64decode(data), "image/jpeg", words) for data, words in shown if data)
-        said = f"{name(one['said'], NAMED)} <b>{percent(one['confidence'], 1)}</b>"
+        both = [(one.get("image"), alt), (one.get("overlay"), f"attention over {alt}")]
+        drawn = "".join(image(base64.b64decode(data), "image/jpeg", words) for data, words in both if data)
+        said = f"<b>{name(one['said'], NAMED)} {percent(one['confidence'], 1)}</b>"
+        right = one["said"] == one["truth"]
+        truth = "right" if right else f"is {name(one['truth'], NAMED)}"
         told.append(
-            f'<li><div class="pair">{both}</div>said {said}<br>is {name(one["truth"], NAMED)}'
+            f'<li><div class="pair">{drawn}</div>said {said}<br>'
+            f'<span class="{"right" if right else "wrong"}-word">{truth}</span>'
             f'<div class="file">{name(one["key"], NAMED)}</div></li>\n'
         )
     return Markup(f'<ul class="pictures">{"".join(told)}</ul>\n')
 
 
-def mistake_section(found: Mapping[str, Any]) -> Markup:
-    """The mistakes of which a model was most sure, and those of which it was least."""
-    total, worst, unsure = found["wrong"], found["worst"], found["unsure"]
+def mistake_section(found: Mapping[str, Any], table_at: str | None = None) -> Markup:
+    """The mistakes of which a model was most sure; `table_at`: the address of a file with all of them."""
+    total, worst = found["wrong"], found["worst"]
     if not total:
         return note("There are none.")
-    told = f"{total:,} of {found['images']:,} images are taken for something else."
+    told = str(text(f"{total:,} of {found['images']:,} images are taken for something else."))
+    if table_at:
+        told += f' All of them as a table: <a href="{text(table_at)}">mistakes.csv</a>.'
     if any(one.get("overlay") for one in worst):
         told += " Beside each image: the parts of it that reach the output through attention, brightest most."
-    body = note(told) + f"<h3>Most sure, and wrong</h3>\n{pictures(worst[:SEEN])}"
+    body = note(Markup(told)) + f"<h3>Most sure, and wrong</h3>\n{pictures(worst[:SEEN])}"
     if worst[SEEN:]:
         body += details(f"{len(worst) - SEEN} more of them", pictures(worst[SEEN:]))
-    if unsure:
-        body += details("Least sure, and wrong", pictures(unsure))
+    if found.get("unsure"):  # runs from before the least confident images were kept
+        body += details("Least sure, and wrong", pictures(found["unsure"]))
     return Markup(body)
+
+
+def unsure_section(shown: Sequence[Mapping[str, Any]]) -> Markup:
+    """The images of which a model was least sure, right or wrong."""
+    if not shown:
+        return Markup("")
+    lead = "Those that the model is least sure of, right or wrong, besides the ones above. Odd, unclear or "
+    return Markup(note(f"{lead}wrongly labelled images often are among them.") + pictures(shown))
+
+
+def batch_section(batch: Mapping[str, Any]) -> Markup:
+    """Images of the first training batch, cropped and augmented, with what they are labelled."""
+    told = []
+    for one in batch["images"]:
+        labels = [label_words(label, share) for label, share in one["labels"]]
+        alt = f"training image labelled {', '.join(clipped(str(label), 40) for label, _ in one['labels'])}"
+        drawn = image(base64.b64decode(one["image"]), "image/jpeg", alt)
+        told.append(f"<li>{drawn}<div>{', '.join(labels)}</div></li>\n")
+    lead = f"The first {len(told)} of {batch['of']:,} images of step {batch['step'] + 1:,}, as the model "
+    lead += f"sees them: {batch['how']}."
+    return Markup(f'{note(lead)}<ul class="pictures batch">{"".join(told)}</ul>\n')
+
+
+def label_words(label: str, share: float) -> str:
+    return name(label, NAMED) + ("" if share >= 0.995 else f" {percent(share, 0)}")

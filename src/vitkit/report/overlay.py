@@ -1,5 +1,7 @@
 """Heat maps laid over photographs, with numpy and Pillow alone."""
 
+from io import BytesIO
+
 import numpy as np
 from PIL import Image
 
@@ -9,17 +11,18 @@ SCALE = bytes.fromhex(
     "fec488 fde2a3 fcfdbf"
 )
 COLOURS = np.frombuffer(SCALE, np.uint8).reshape(-1, 3)
+BRIGHT = 0.95  # quantile of a map that is drawn as its greatest, the four corner patches left out of it
 BRIGHTNESS = np.array([0.299, 0.587, 0.114], np.float32)  # of red, green, blue
 
 
 def overlay(
-    image: np.ndarray, heat: np.ndarray, *, strength: float = 0.65, quantile: float = 1.0
+    image: np.ndarray, heat: np.ndarray, *, strength: float = 0.65, quantile: float = BRIGHT
 ) -> np.ndarray:
     """A photograph uint8 (H, W, 3), in grey, under the colours of a map (h, w): uint8 (H, W, 3).
 
     The map is stretched to 0..1 and enlarged; `strength` is the share of its colours, from 0 (the grey
-    photograph alone) to 1 (the map alone). What lies above the `quantile` of the map counts as 1, so that a
-    few patches do not leave all others dark.
+    photograph alone) to 1 (the map alone). What lies above the `quantile` of the map without its corners
+    counts as 1, so that a few patches do not leave all others dark.
     """
     if not 0 <= strength <= 1:
         raise ValueError(f"strength must be from 0 to 1, not {strength}")
@@ -28,16 +31,31 @@ def overlay(
     return to_bytes((1 - strength) * grey + strength * coloured(enlarged(heat, image.shape[:2], quantile)))
 
 
-def masked(image: np.ndarray, heat: np.ndarray, *, quantile: float = 1.0) -> np.ndarray:
+def masked(image: np.ndarray, heat: np.ndarray, *, quantile: float = BRIGHT) -> np.ndarray:
     """A photograph that is as light in each place as the map is high there, as in Fig. 6."""
     check_image(image)
     return to_bytes(image * enlarged(heat, image.shape[:2], quantile)[..., None])
 
 
-def in_blocks(values: np.ndarray, size: tuple[int, int], quantile: float = 1.0) -> np.ndarray:
+def in_blocks(values: np.ndarray, size: tuple[int, int], quantile: float = BRIGHT) -> np.ndarray:
     """A map (h, w), or colours (h, w, 3) in 0..1, as a picture of (H, W) in which every patch is a block."""
     picture = coloured(stretched(values, quantile)) if values.ndim == 2 else 255 * values
     return np.asarray(Image.fromarray(to_bytes(picture)).resize(size[::-1], Image.Resampling.NEAREST))
+
+
+def similarity_picture(similarity: np.ndarray, *, about: int = 480) -> bytes:
+    """Cosines (h, w, h, w) as a PNG of some `about` pixels: a map for each place, in its place."""
+    h, w = similarity.shape[:2]
+    zoom = max(1, round(about / (max(h, w) * (max(h, w) + 1))))
+    gap = max(2, zoom * max(h, w) // 14)
+    tiles = to_bytes(coloured((similarity + 1) / 2)).repeat(zoom, 2).repeat(zoom, 3)  # (h, w, H, W, 3)
+    picture = np.zeros((h, zoom * h + gap, w, zoom * w + gap, 4), np.uint8)  # transparent between the maps
+    picture[:, : zoom * h, :, : zoom * w, :3] = tiles.transpose(0, 2, 1, 3, 4)
+    picture[:, : zoom * h, :, : zoom * w, 3] = 255
+    file = BytesIO()
+    whole = picture.reshape(h * (zoom * h + gap), w * (zoom * w + gap), 4)[:-gap, :-gap]
+    Image.fromarray(whole).save(file, "PNG", optimize=True)
+    return file.getvalue()
 
 
 def coloured(values: np.ndarray) -> np.ndarray:
@@ -47,7 +65,7 @@ def coloured(values: np.ndarray) -> np.ndarray:
     return np.stack([np.interp(place, steps, channel) for channel in COLOURS.T], -1).astype(np.float32)
 
 
-def enlarged(heat: np.ndarray, size: tuple[int, int], quantile: float = 1.0) -> np.ndarray:
+def enlarged(heat: np.ndarray, size: tuple[int, int], quantile: float = BRIGHT) -> np.ndarray:
     """A map (h, w) stretched to 0..1 and brought to (H, W) by bicubic interpolation, still in 0..1."""
     heat = np.asarray(heat, np.float32)
     if heat.ndim != 2 or not heat.size:
@@ -60,9 +78,19 @@ def stretched(values: np.ndarray, quantile: float = 1.0) -> np.ndarray:
     """The least is 0, and 1 is the greatest or what lies above a quantile; where all are equal all are 0."""
     if not np.isfinite(values).all():
         raise ValueError("a map with numbers that are not finite cannot be drawn")
-    low, high = values.min(), np.quantile(values, quantile)
+    low, high = values.min(), np.quantile(values if quantile == 1 else without_corners(values), quantile)
     high = high if high > low else values.max()  # nearly all of them are the least
     return np.clip((values - low) / (high - low), 0, 1) if high > low else np.zeros_like(values)
+
+
+def without_corners(values: np.ndarray) -> np.ndarray:
+    """A map's numbers but those of its four corner patches, where attention often goes for no reason of the
+    picture; all of them where there is little else."""
+    if values.ndim != 2 or min(values.shape) < 3:
+        return values.ravel()
+    inside = np.ones(values.shape, bool)
+    inside[[0, 0, -1, -1], [0, -1, 0, -1]] = False
+    return values[inside]
 
 
 def to_bytes(values: np.ndarray) -> np.ndarray:

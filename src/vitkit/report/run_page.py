@@ -6,8 +6,8 @@ from typing import Any
 from vitkit.proportions import percent as share_of
 from vitkit.proportions import span, wilson, with_interval
 from vitkit.report.beside import TITLE, run_section
-from vitkit.report.charts import short
 from vitkit.report.curves import run_curves
+from vitkit.report.expense import cost_section
 from vitkit.report.html import (
     Markup,
     commands,
@@ -17,12 +17,18 @@ from vitkit.report.html import (
     name,
     note,
     page,
-    percent,
     section,
     table,
     text,
 )
-from vitkit.report.judged import calibration, class_tables, confusions, mistake_section
+from vitkit.report.judged import (
+    batch_section,
+    calibration,
+    class_tables,
+    confusions,
+    mistake_section,
+    unsure_section,
+)
 from vitkit.report.terminal import duration
 
 KEPT = {  # files of a run folder, and what a report lacks without them
@@ -53,10 +59,14 @@ def parts(found: Found) -> dict[str, str]:
         "Classes": class_tables(per_class) if per_class else "",
         "Confusions": confusions(test.get("confusion"), list(per_class), mistakes.get("pairs")),
         "Calibration": calibration(mistakes.get("calibration") or (), test.get("calibration_error")),
-        "Mistakes": mistake_section(mistakes) if "worst" in mistakes else "",
+        "Mistakes": mistake_section(mistakes, found.get("table")) if "worst" in mistakes else "",
+        "Least confident images": unsure_section(mistakes.get("least") or ()),
         TITLE: run_section(found),
         "Data": data_section(found),
-        "Cost": cost_section((found["result"] or {}).get("cost") or {}),
+        "Training images": batch_section(batch) if (batch := found.get("batch")) else "",
+        "Cost": cost_section(
+            (found["result"] or {}).get("cost") or {}, found.get("spent") or {}, found.get("pricing", "")
+        ),
         "Recipe": recipe_section(found["recipe"], found["usual"]),
         "Environment": facts(found["environment"]["machine"]) if found["environment"] else "",
         "Commands": command_section(found["commands"]),
@@ -182,39 +192,6 @@ def findings(found: Sequence[Mapping[str, Any]]) -> str:
     ]  # fmt: skip
     more = f" The first {FINDINGS} of {len(found):,}." if len(found) > FINDINGS else ""
     return note(f"By names and counts; vitkit doctor looks at every image.{more}") + table(rows)
-
-
-def cost_section(cost: Mapping[str, Any]) -> str:
-    """The ledger in words."""
-    if not cost:
-        return ""
-    seconds, price, energy = cost.get("seconds"), cost.get("price"), cost.get("energy_kWh")
-    told = {
-        "time": duration(seconds) if seconds is not None else None,
-        "devices": f"{cost.get('processes', 1)} × {cost.get('device', '?')}, {cost.get('precision', '?')}",
-        "device hours": cost.get("device_hours"),
-        "images seen": cost.get("images_seen"),
-        "images a second": round(cost["images_per_second"]) if cost.get("images_per_second") else None,
-        "parameters": cost.get("parameters"),
-        "operations of one image forward": flops(cost.get("forward_FLOPs")),
-        "operations of the training": flops(cost.get("training_FLOPs")),
-        "share of the device's peak used": percent(cost["MFU"], 1) if cost.get("MFU") else None,
-        "TPUv3-core-days": cost.get("tpu_v3_core_days"),
-        "energy": f"{energy:.3g} kWh" if energy is not None else None,
-        "price": f"{price:.2f}" if price is not None else None,
-        "unusable images": cost.get("unusable_images"),
-    }
-    return facts({key: value for key, value in told.items() if value is not None})
-
-
-def flops(count: float | None) -> str | None:
-    """In FLOPs, with the unit that fits."""
-    if count is None:
-        return None
-    units = ((1e18, "EFLOPs"), (1e15, "PFLOPs"), (1e12, "TFLOPs"), (1e9, "GFLOPs"), (1e6, "MFLOPs"))
-    return next(
-        (f"{count / unit:.4g} {told}" for unit, told in units if count >= unit), f"{short(count)} FLOPs"
-    )
 
 
 def recipe_section(recipe: Mapping[str, Any], usual: Mapping[str, Any]) -> str:

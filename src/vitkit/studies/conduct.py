@@ -21,7 +21,7 @@ from vitkit.studies.fits import judge, laws
 from vitkit.studies.folder import claim, done, read_failed, read_plan, remembered, write_failed
 from vitkit.studies.local import Local, places
 from vitkit.studies.prepare import Request, make_plan, ordered
-from vitkit.studies.reading import figures_of, means, table6
+from vitkit.studies.reading import factors_of, figures_of, means, table6
 from vitkit.studies.sharing import together
 from vitkit.studies.study import Plan
 from vitkit.studies.table import rows_of, write_table
@@ -164,10 +164,10 @@ def report(out: Path) -> dict[str, Any]:
         "verdicts": [judge(one, rows, study.score).to_json() for one in study.claims_at(plan.asked["scale"])],
         "means": means(rows, plan), "laws": laws(rows, study.fitted, study.score) if study.fitted else [],
     }  # fmt: skip
-    shown = [with_pictures(entry) for entry in figures_of(study, rows, out)]
     page = study_page(
         summary | {"shows": study.shows, "about": study.about, "published": study.published,
-                   "figures": shown, "rows": rows, "chosen": plain(plan), "total": len(plan.trials),
+                   "figures": figures_of(study, rows, out), "rows": rows, "factors": factors_of(plan),
+                   "table": "table.csv", "chosen": plain(plan), "total": len(plan.trials),
                    "commands": [command(plan, out)],
                    "means": [table6(line) for line in summary["means"]]}
     )  # fmt: skip
@@ -175,11 +175,6 @@ def report(out: Path) -> dict[str, Any]:
     text = json.dumps(summary, indent=1)
     replace_file(out / SUMMARY, lambda beside: beside.write_text(text))
     return summary
-
-
-def with_pictures(entry: Mapping[str, Any]) -> dict[str, Any]:
-    png = {name: path.read_bytes() for name, path in entry["files"].items()}
-    return dict(entry) | {"png": png}
 
 
 def plain(plan: Plan) -> dict[str, Any]:

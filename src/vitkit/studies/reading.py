@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from vitkit.experiment.pages import rows as journal_rows
@@ -124,17 +125,16 @@ def history(path: Path, name: str) -> list[tuple[int, float]]:
     return list({row["step"]: row[name] for row in journal_rows(path) if name in row}.items())
 
 
-def similarities(picture: Picture, rows: Sequence[Row], out: Path) -> dict[str, Figure]:
+def similarities(picture: Picture, rows: Sequence[Row], out: Path) -> dict[str, np.ndarray]:
     """Fig. 10: how alike the position embeddings of places are, for the first seed of each setting.
 
-    Models are large, and somebody may have deleted them: a setting that has none has no figure.
+    Models are large, and somebody may have deleted them: a setting that has none has no map.
     """
     found = {}
     for setting, part in settings(chosen(rows, picture.where), picture.lines).items():
         files = [folder_of(out, row["trial"]) / MODEL for row in part]
         if kept := [file for file in files if file.exists()]:
-            similarity = position_similarity(load(kept[0]))
-            found[label(setting)] = draw_similarity(similarity, title=label(setting))
+            found[label(setting)] = position_similarity(load(kept[0]))
     return found
 
 
@@ -149,10 +149,11 @@ def figures_of(study: Study, rows: Sequence[Row], out: Path) -> list[dict[str, A
         entry["x"] = picture.x_label or picture.x
         drawn: dict[str, Figure] = {}
         if picture.kind == "similarity":
-            drawn = similarities(picture, rows, out)
+            entry["maps"] = similarities(picture, rows, out)
+            drawn = {key: draw_similarity(of, title=key) for key, of in entry["maps"].items()}
         elif picture.kind == "bars":
             shaded = band_of(picture, study, rows) if picture.band else {}
-            bars = bars_of(picture, study, rows)
+            entry |= {"bars": (bars := bars_of(picture, study, rows)), "band": shaded}
             drawn = {"": draw_bars(bars, y_label=y, title=picture.title, band=shaded)}
         else:
             lines = (
@@ -192,5 +193,5 @@ def table6(line: Mapping[str, Any]) -> Row:
             reach = "" if std is None else f" ± {100 * std:.2f}"
             told[f"{SCORES[name]}, %"] = None if value is None else Number(f"{100 * value:.2f}{reach}")
         elif not name.endswith("_std"):
-            told[name] = value
+            told[name] = round(value, 1) if name == "seconds" else value
     return told

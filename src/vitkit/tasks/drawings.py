@@ -1,6 +1,6 @@
 """The arrays of an inspection as figures in a folder, and all of them on one sheet."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from vitkit.report.overlay import in_blocks, masked, overlay
 
 SHEET = "attention-sheet"
 HEADS = 16  # at most so many are drawn of a layer
-ATTENTION = 0.95  # quantile of attention maps that is drawn as the greatest: often a few patches take most
 
 
 def draw_all(folder: Path, arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> tuple[list[str], bytes]:
@@ -49,57 +48,60 @@ def from_inside(arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> Iterato
 
 
 def from_images(arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Fig. 6 and its relatives: the images beside their maps."""
+    """Fig. 6 and its relatives: each image beside its maps, and once more beside the heads of a layer."""
     if "images" not in arrays:
         return
-    images = arrays["images"]
-    size = images[0].shape[:2]
     names = [Path(row["image"]).name for row in facts["shown"]]
-    if "rollout" in arrays:
-        maps = zip(images, arrays["rollout"], strict=True)
-        pairs = [(image, masked(image, heat, quantile=ATTENTION)) for image, heat in maps]
-        yield "rollout", draw_pictures(pairs, columns=("Input", "Attention"), captions=names)
+    if {"rollout", "class_maps", "feature_colours"} & arrays.keys():
+        yield "maps", map_figure(arrays, facts, names)
     if "sheet_rollout" in arrays:
         maps = zip(arrays["sheet_images"], arrays["sheet_rollout"], strict=True)
-        pairs = [(image, masked(image, heat, quantile=ATTENTION)) for image, heat in maps]
+        pairs = [(image, masked(image, heat)) for image, heat in maps]
         yield SHEET, draw_sheet(pairs, title=f"Input and attention, {len(pairs)} images")
-    if "class_maps" in arrays:
-        yield "class-maps", class_figure(images, arrays["class_maps"], facts, names)
-    if "feature_colours" in arrays:
-        colours = [in_blocks(values, size) for values in arrays["feature_colours"]]
-        pairs = list(zip(images, colours, strict=True))
-        yield "features", draw_pictures(pairs, columns=("Input", "Features"), captions=names)
     if "head_maps" in arrays:
-        yield "head-maps", head_figure(images, arrays["head_maps"], facts["head_layer"])
+        yield "head-maps", head_figure(arrays["images"], arrays["head_maps"], facts["head_layer"], names)
 
 
-def head_figure(images: np.ndarray, maps: np.ndarray, layer: int) -> Any:
+def map_figure(arrays: dict[str, np.ndarray], facts: dict[str, Any], names: Sequence[str]) -> Any:
+    """Image, attention, class maps and features in a row, with the file and what the model says below."""
+    images = arrays["images"]
+    size = images[0].shape[:2]
+    columns, panels = ["Input"], [list(images)]
+    if "rollout" in arrays:
+        columns.append("Attention")
+        panels.append([masked(image, heat) for image, heat in zip(images, arrays["rollout"], strict=True)])
+    captions = list(names)
+    for row, maps in zip(facts.get("classes", ()), arrays.get("class_maps", ()), strict=True):
+        same = len(set(row)) == 1 and len(facts["classes"]) > 1  # a class that was asked for
+        columns.append(row[0] if same else "Class map")
+        panels.append([overlay(image, heat) for image, heat in zip(images, maps, strict=True)])
+        if not same:
+            told = zip(names, row, facts["shown"], strict=True)
+            captions = [f"{name}: {chance(label, shown['top'])}" for name, label, shown in told]
+    if "feature_colours" in arrays:
+        columns.append("Features")
+        panels.append([in_blocks(values, size) for values in arrays["feature_colours"]])
+    return draw_pictures(list(zip(*panels, strict=True)), columns=columns, captions=captions)
+
+
+def head_figure(images: np.ndarray, maps: np.ndarray, layer: int, names: Sequence[str]) -> Any:
     """Each image in a row with the heads of a layer, each head's map stretched for itself."""
     size, count = images[0].shape[:2], maps.shape[1]
     shown = range(min(count, HEADS))
     groups = [
-        (image, *(in_blocks(of[head], size, ATTENTION) for head in shown))
+        (image, *(in_blocks(of[head], size) for head in shown))
         for image, of in zip(images, maps, strict=True)
     ]
     some = f", the first {HEADS} of {count} heads" if count > HEADS else ""
     columns = ("Input", *(f"Head {head}" for head in shown))
     across = 1 if count > 4 else 0
     return draw_pictures(
-        groups, columns=columns, title=f"Attention of layer {layer}{some}", side=0.8, across=across
-    )
-
-
-def class_figure(images: np.ndarray, maps: np.ndarray, facts: dict[str, Any], names: list[str]) -> Any:
-    """Image and maps. Several classes are named above the maps; one, with its probability, below."""
-    groups = [(image, *(overlay(image, heat) for heat in maps[:, i])) for i, image in enumerate(images)]
-    if len(maps) > 1:
-        columns = ("Input", *(row[0] for row in facts["classes"]))
-        return draw_pictures(groups, columns=columns, captions=names)
-    rows = zip(facts["classes"][0], facts["shown"], strict=True)
-    captions = [chance(label, row["top"]) for label, row in rows]
-    return draw_pictures(groups, columns=("Input", "Class map"), captions=captions)
+        groups, columns=columns, captions=names, title=f"Attention of layer {layer}{some}", side=0.8,
+        across=across,
+    )  # fmt: skip
 
 
 def chance(label: str, top: list[list[Any]]) -> str:
     """A label, with its probability where that is known."""
-    return next((f"{label} {probability:.2f}" for name, probability in top if name == label), label)
+    known = (f"{label} {100 * probability:.1f} %" for name, probability in top if name == label)
+    return next(known, label)

@@ -283,5 +283,5 @@ def tell(folder: Path, facts: dict[str, Any]) -> None:
         )
     for row in facts.get("shown", ()):
         if row["top"]:
-            say(f"{row['image']}: {', '.join(f'{label} {p:.3f}' for label, p in row['top'][:3])}")
+            say(f"{row['image']}: {', '.join(f'{label} {100 * p:.1f} %' for label, p in row['top'][:3])}")
     say(f"{len(facts['figures'])} figures and their arrays in {folder}; at a glance: contact-sheet.png")

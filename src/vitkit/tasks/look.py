@@ -43,7 +43,7 @@ class Look:
         """Names and pictures (H, W, 3) uint8: the image, its maps laid over it, its patches in colour."""
         found = [("image", self.image)]
         if self.rollout is not None:
-            found.append(("attention", overlay(self.image, self.rollout, quantile=0.95)))
+            found.append(("attention", overlay(self.image, self.rollout)))
         if self.class_map is not None:
             found.append((self.target, overlay(self.image, self.class_map)))
         if self.colours is not None:

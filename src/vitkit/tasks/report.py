@@ -1,13 +1,11 @@
 """The report verb: the page of a run, of a protocol or of a suite, or several runs side by side."""
 
-import os
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
-from vitkit.experiment.pages import BIT, REPORT, drawing, gather, read, write_page
+from vitkit.experiment.pages import BIT, REPORT, drawing, gather, link, read, write_page
 from vitkit.experiment.predictions import tested_images
 from vitkit.report.compare_page import compare_page, protocol_page
 from vitkit.report.run_page import run_page
@@ -20,12 +18,21 @@ if TYPE_CHECKING:  # the verb alone needs no torch
 COMPARED = "compare.html"
 
 
-def report(places: Sequence[str], out: Path | None, *, emit: Callable[[Any], None] | None) -> None:
-    """Draw, write, and say where it is."""
+def report(
+    places: Sequence[str],
+    out: Path | None,
+    *,
+    price_per_hour: float | None = None,
+    emit: Callable[[Any], None] | None,
+) -> None:
+    """Draw, write, and say where it is; `price_per_hour` of a device, where costs are shown."""
     folders = [Path(place) for place in places]
     if not folders:
         raise ValueError("no run to report: give the folder of one, or of several to compare them")
-    path = draw(folders[0], out) if len(folders) == 1 else compare(folders, out or Path(COMPARED))
+    if len(folders) == 1:
+        path = draw(folders[0], out, price_per_hour)
+    else:
+        path = compare(folders, out or Path(COMPARED), price_per_hour)
     if emit:
         return emit({"report": str(path), "bytes": path.stat().st_size, "runs": [str(f) for f in folders]})
     say(f"the report: {path} ({path.stat().st_size / 1e3:,.0f} kB; any browser opens it)")
@@ -40,14 +47,14 @@ def drawn(folder: Path, runtime: "Runtime", tell: Callable[[str], None]) -> None
             draw(folder, None)
 
 
-def draw(folder: Path, out: Path | None) -> Path:
+def draw(folder: Path, out: Path | None, per_hour: float | None = None) -> Path:
     """The page of one folder, whatever was done there."""
     path = out or folder / REPORT
     if (folder / "suite.json").exists():
-        return draw_suite(folder, path)
+        return draw_suite(folder, path, per_hour)
     if (folder / "recipe.json").exists():
         with drawing(folder):
-            return write_page(checked(path), run_page(gather(folder)))
+            return write_page(checked(path), run_page(gather(folder, path, per_hour)))
     parts = [*sorted(folder.glob("rate-*")), folder / BIT, *sorted(folder.glob("seed-*"))]
     runs = [part for part in parts if (part / "recipe.json").exists()]
     if not runs:
@@ -57,11 +64,11 @@ def draw(folder: Path, out: Path | None) -> Path:
         )
     title = folder.resolve().name
     with drawing(folder):
-        page = protocol_page(read(folder / "protocol.json"), gathered(runs, path), title)
+        page = protocol_page(read(folder / "protocol.json"), gathered(runs, path, per_hour), title)
     return write_page(checked(path), page)
 
 
-def draw_suite(folder: Path, path: Path) -> Path:
+def draw_suite(folder: Path, path: Path, per_hour: float | None = None) -> Path:
     """The suite's own page, with links to those of its tasks, which are drawn too."""
     suite: dict[str, Any] | None = read(folder / "suite.json")
     if suite is None:
@@ -71,12 +78,12 @@ def draw_suite(folder: Path, path: Path) -> Path:
         for row in suite["tasks"]:
             task = folder / row["task"]
             if (task / "protocol.json").exists():
-                links[row["task"]] = link(draw(task, None), path)
+                links[row["task"]] = link(draw(task, None, per_hour), path)
         page = suite_page(suite, folder.resolve().name, links)
     return write_page(checked(path), page)
 
 
-def compare(folders: Sequence[Path], path: Path) -> Path:
+def compare(folders: Sequence[Path], path: Path, per_hour: float | None = None) -> Path:
     """Several runs; of a protocol's folder the seeds."""
     runs: list[Path] = []
     for folder in folders:
@@ -85,25 +92,20 @@ def compare(folders: Sequence[Path], path: Path) -> Path:
             raise ValueError(f"{folder}: no run there (no recipe.json); give the --out of a training")
         runs += [folder] if (folder / "recipe.json").exists() else seeds
     with drawing(path):
-        page = compare_page(gathered(runs, path))
+        page = compare_page(gathered(runs, path, per_hour))
     return write_page(checked(path), page)
 
 
-def gathered(runs: Sequence[Path], path: Path) -> list[dict[str, Any]]:
+def gathered(runs: Sequence[Path], path: Path, per_hour: float | None = None) -> list[dict[str, Any]]:
     """What is known of each, with where its own report is as seen from the page."""
     found = []
     for run in runs:
         own = run / REPORT
         extra = {"link": link(own, path) if own.exists() else None, "quoted": shlex.quote(str(run))}
-        facts = gather(run)
+        facts = gather(run, path, per_hour)
         split = str(((facts["result"] or {}).get("test") or {}).get("split") or "test")
         found.append(facts | extra | {"tested": tested_images(run, split)})
     return found
-
-
-def link(target: Path, page: Path) -> str:
-    """The way from a page to another file, as an address."""
-    return quote(os.fsencode(os.path.relpath(target.resolve(), page.resolve().parent)))
 
 
 def checked(path: Path) -> Path:
