@@ -52,7 +52,7 @@ def done(tmp_path_factory):
 def test_a_run_ends_with_a_report_and_all_that_it_shows(done):
     assert all((done / f"{name}.json").exists() for name in KEPT)
     result, told = kept(done, "result"), page(done)
-    assert f"{100 * result['test']['top1']:.2f} % right of 179 test images" in told
+    assert f"{100 * result['test']['top1']:.1f} % right of 179 test images" in told
     assert "1,458 training images of 10 classes" in told and vitkit.__version__ in told
     assert kept(done, "doctor")["splits"]["test"]["images"] == 179
     assert kept(done, "environment")["steps"] == 12
@@ -115,12 +115,13 @@ def test_no_run_is_lost_for_its_report(tmp_path, monkeypatch, capfd):
     def fail(*_):
         raise OSError("the disk is full\nand so on")
 
-    for part in ("machine", "look", "listed", "mistakes", "write_run_page"):
+    for part in ("machine", "look", "listed", "mistakes", "write_predictions", "write_run_page"):
         monkeypatch.setattr(evidence, part, fail)
     result = run_recipe(tiny(), tmp_path, evidence.Runtime(), How(workers=0))
     assert kept(tmp_path, "result")["steps"] == result.steps == 12
     told = re.findall(r"^([\w.]+) could not be made: the disk is full$", capfd.readouterr().err, re.M)
-    assert told == ["environment.json", "doctor.json", "unusable.json", "mistakes.json", "report.html"]
+    assert told == ["environment.json", "doctor.json", "unusable.json", "mistakes.json",
+                    "predictions.json.gz", "report.html"]  # fmt: skip
 
 
 def run_of_one(runtime, out: str):

@@ -25,7 +25,7 @@ from vitkit.report.html import (
 )
 from vitkit.report.literature import task_of
 from vitkit.report.run_page import Found, headline, said
-from vitkit.report.same_test import best_of, counts, groups, is_better, section_of, test_of, winner
+from vitkit.report.same_test import best_of, counts, groups, is_better, is_known, section_of, test_of, winner
 from vitkit.report.terminal import duration
 
 DRAWN = 16  # runs whose curves can be told apart
@@ -99,7 +99,7 @@ def verdict(done: Sequence[Found], called: Mapping[int, str]) -> tuple[str, str]
         return headline(done[0])
     sets = groups(done)
     if len(sets) > 1:
-        unknown = not all((run.get("tested") or {}).get("names") for run in done)
+        unknown = not all(map(is_known, done))
         why = "it is not known whether these runs were" if unknown else "these runs were not"
         return "No winner", f"{why} all tested on the same images, so their numbers cannot be compared"
     if not all(map(counts, done)):

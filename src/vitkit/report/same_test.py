@@ -22,6 +22,12 @@ def is_same(a: Run, b: Run) -> bool:
     return mine.get(key) is not None and mine.get(key) == other.get(key)
 
 
+def is_known(run: Run) -> bool:
+    """Whether the run folder tells which images it was tested on."""
+    tested = run.get("tested") or {}
+    return bool(tested.get("content") or tested.get("names"))
+
+
 def groups(runs: Sequence[Run]) -> list[list[Run]]:
     """The finished runs by test set, each in their order."""
     found: list[list[Run]] = []
