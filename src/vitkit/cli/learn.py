@@ -74,9 +74,11 @@ def finetune(
     """A classifier from your images: train, test, save one model file. The same command again resumes.
 
     Without options it chooses weights, resolution, batch and length for this machine, and says why.
+    Other options on the same data start a new run in runs/<data>-2; --more-steps trains a finished one on.
 
     $ vitkit finetune photos/
     $ vitkit finetune photos.zip --weights Ti_16.npz --steps 200 --lr 0.003
+    $ vitkit finetune photos/ --more-steps 200
     $ vitkit finetune digits --model ViT-Ti/4 --image-size 16
     $ vitkit finetune pets/ --weights ViT-B/16.augreg-i21k --recipe pets --protocol
     """

@@ -173,7 +173,7 @@ def settled(
     """The complete recipe, its model's configuration, how it is spread, and what it will take."""
     request = asked_for(data, options, default)
     old = runtime.agreed(again.remembered(request, out))
-    recipe = override(old or request.recipe, options.set)
+    recipe = old or override(request.recipe, options.set)
     splits = opened(replace(recipe, against=()), out)
     if old is None:
         for text in warnings(splits, recipe):
