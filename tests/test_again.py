@@ -15,6 +15,7 @@ from test_cli import run
 from vitkit.data.sources import open_data
 from vitkit.data.splits import complete, fingerprints
 from vitkit.experiment.fingerprint import remembered_splits
+from vitkit.experiment.folder import locked
 from vitkit.options import Training
 from vitkit.training.journal import Journal
 from vitkit.training.schedule import Schedule, stage_at, stages
@@ -125,6 +126,17 @@ def test_a_wrong_name_is_reported_before_anything_is_done(words, tmp_path, monke
     assert not list(tmp_path.iterdir())
 
 
+def test_a_start_that_came_to_nothing_leaves_its_folder_to_the_next_command(home, capsys):
+    shutil.rmtree(home / "runs/pics/checkpoints")
+    (home / "runs/pics/result.json").unlink()
+    with locked(home / "runs/pics"):  # but not while it runs
+        assert again(steps=4) == 0
+        assert "runs/pics-2" in capsys.readouterr().err
+    assert again("--batch", 8, steps=5) == 0
+    assert told(home / "runs/pics", "recipe.json")["batch"] == 8
+    assert told(home / "runs/pics", "result.json")["steps"] == 5 and not (home / "runs/pics-3").exists()
+
+
 def test_a_plain_run_and_a_protocol_do_not_share_a_folder(home, capsys):
     before = files(home / "runs")
     assert again("--protocol", "--seeds", 1, "--set", *TINY[TINY.index("--set") + 1 :], "rates=0.01") == 0
@@ -167,6 +179,17 @@ def test_control_without_the_memory_of_its_split_test_images_are_trained_on(home
     assert again("--accept-changed-data") == 0
     train = complete(open_data("pics"))["train"]
     assert set(map(bytes, fingerprints(train))) & old
+
+
+def test_an_image_that_comes_back_is_in_the_split_it_was_in(home):
+    placed = remembered_splits(home / "runs/pics")
+    (name,) = [key for key, split in placed.items() if split == "test" and str(key).startswith("ant/")][:1]
+    (home / "pics" / name).rename(home / "aside.png")
+    assert again("--accept-changed-data") == 0
+    paint(home / "pics", 10, seed=4, first=200)
+    (home / "aside.png").rename(home / "pics/ant/back.png")
+    assert again("--accept-changed-data") == 0
+    assert remembered_splits(home / "runs/pics")["ant/back.png"] == "test"
 
 
 def test_other_classes_can_only_be_trained_anew(home, capsys):

@@ -166,6 +166,7 @@ def test_the_order_of_files_on_a_disk_does_not_matter(home, capsys):
 
 def test_before_the_first_checkpoint_changed_data_is_simply_used(home):
     shutil.rmtree(home / "run/checkpoints")
+    (home / "run/result.json").unlink()
     add(home)
     assert resume() == 0
 

@@ -78,7 +78,9 @@ class Training:
     model: Annotated[
         str, arg(metavar="NAME", help="Train this model from scratch instead; not with --weights.")
     ] = ""
-    out: Annotated[Path | None, arg(metavar="DIR", help="The run folder (runs/<data> if not given).")] = None
+    out: Annotated[
+        Path | None, arg(metavar="DIR", help="The run folder; if not given runs/<data>, or -2, -3, ...")
+    ] = None
     recipe: Annotated[str, arg(metavar="NAME", help="See vitkit list recipes.")] = ""
     image_size: Annotated[str | None, arg(metavar="N|HxW", help="Resolution.")] = None
     strict_size: Annotated[

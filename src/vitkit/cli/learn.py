@@ -75,10 +75,12 @@ def finetune(
 
     Without options it chooses weights, resolution, batch and length by the data and the kind of device (CPU
     or GPU), and says why; --plan shows all of it first.
+    Other options on the same data start a new run in runs/<data>-2; --more-steps trains a finished one on.
 
     $ vitkit finetune photos/
     $ vitkit finetune photos/ --plan
     $ vitkit finetune photos.zip --weights Ti_16.npz --steps 200 --lr 0.003
+    $ vitkit finetune photos/ --more-steps 200
     $ vitkit finetune digits --model ViT-Ti/4 --image-size 16
     $ vitkit finetune pets/ --weights ViT-B/16.augreg-i21k --recipe pets --protocol
     """

@@ -12,6 +12,7 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -26,8 +27,8 @@ from vitkit.data.sources import Source
 from vitkit.data.sparse import SparseLabels, blocks
 from vitkit.data.splits import fingerprints, same_classes
 from vitkit.experiment.changes import Listing, differences, renamed_classes, sampled
+from vitkit.experiment.folder import has_learned
 from vitkit.layouts.layout import WeightsError
-from vitkit.training.checkpoint import complete
 from vitkit.training.runtime import Runtime
 from vitkit.weights.archive import open_arrays
 from vitkit.weights.card import from_json
@@ -89,7 +90,7 @@ def compare(splits: Splits, found: dict[str, Any], out: Path, labelled: bool) ->
         return Comparison(
             found, True, [], known.get("order"), recorded=has_content(known) >= has_content(found)
         )
-    if not complete(out / "checkpoints"):  # nothing was learned
+    if not has_learned(out):
         return Comparison(found, False, [], None, recorded=False)
     if old:
         before, after = listing(read(out / FILE, 2) or old), listing([found, details(splits)])
@@ -132,10 +133,20 @@ def changed_since(out: Path) -> str:
 
 def put_aside(path: Path) -> None:
     """Keep what a run has learned from so far as data-1.json.gz, data-2.json.gz and so on."""
-    if not path.exists():
-        return
-    number = 1 + sum(1 for _ in path.parent.glob("data-*.json.gz"))
-    os.replace(path, path.with_name(f"data-{number}.json.gz"))
+    if path.exists():
+        before = put_aside_before(path.parent)
+        number = 1 + (number_of(before[-1]) if before else 0)
+        os.replace(path, path.with_name(f"data-{number}.json.gz"))
+
+
+def put_aside_before(out: Path) -> list[Path]:
+    """Those files, oldest first."""
+    named = re.compile(r"data-[0-9]{1,9}\.json\.gz")
+    return sorted((path for path in out.glob("data-*") if named.fullmatch(path.name)), key=number_of)
+
+
+def number_of(path: Path) -> int:
+    return int(path.name.removeprefix("data-").removesuffix(".json.gz"))
 
 
 def is_same(known: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
@@ -163,10 +174,8 @@ def remembered_splits(out: Path) -> dict[bytes | str, str]:
     Names are for older runs, and for images that were edited. Empty where the run has learned nothing, or
     remembers no images.
     """
-    if not (complete(out / "checkpoints") or (out / "result.json").exists()):
-        return {}
     placed: dict[bytes | str, str] = {}
-    for path in (*sorted(out.glob("data-*.json.gz")), out / FILE):  # the newest counts
+    for path in (*put_aside_before(out), out / FILE) if has_learned(out) else ():  # the newest counts
         for split, row in (read(path, 2) or [{}, {}])[1].items():
             with suppress(ValueError, TypeError):  # a row that was cut off
                 raw = base64.b64decode(row.get("marks", ""))

@@ -64,16 +64,35 @@ def remains(out: Path) -> str:
 
 
 def claim(out: Path, recipe: Recipe) -> None:
-    """The folder belongs to one recipe: a changed one is refused, with what changed."""
+    """The folder belongs to one recipe: once work was kept, another one is refused, with what differs."""
     path = out / "recipe.json"
     old = read_recipe(path) if path.exists() else None
-    if old:
+    if old == recipe:
+        return
+    if old and not has_learned(out):  # a start that came to nothing
+        (out / "doctor.json").unlink(missing_ok=True)
+    elif old:
         check_recipe(out, old, recipe)
-        if old == recipe:
-            return
         for start, _ in parse_stages(recipe.more_steps[len(old.more_steps) :]):
             keep_result(out, start)
     replace_file(path, lambda beside: beside.write_text(to_json(recipe) + "\n"))
+
+
+def has_learned(out: Path) -> bool:
+    """Whether the run in a folder has kept any of its work."""
+    return bool(complete(out / "checkpoints")) or (out / RESULT).exists()
+
+
+def in_use(out: Path) -> bool:
+    """Whether a process has the folder now."""
+    try:
+        with (out / ".lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is none
+        return False
+    return False
 
 
 def check_recipe(out: Path, old: Recipe, new: Recipe) -> None:

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.experiment.fingerprint import changed_since, compare, remembered_splits, summary, with_marks
-from vitkit.experiment.folder import MODEL, RESULT, changed_flags, check_recipe, kept_as, same_place
+from vitkit.experiment.folder import (
+    MODEL,
+    RESULT,
+    changed_flags,
+    check_recipe,
+    has_learned,
+    in_use,
+    kept_as,
+    same_place,
+)
 from vitkit.experiment.start import REMOVED, Opener, divides
 from vitkit.experiment.terms import Result, read_result
 from vitkit.models.variants import variant
@@ -100,20 +109,25 @@ def occupied(folder: Path, request: Request) -> str | None:
         return "the runs of --protocol" if protocol and not request.protocol else None
     if request.protocol:
         return None if protocol else "a run without --protocol"
+    if not has_learned(folder) and not in_use(folder):  # a start that came to nothing
+        return None
     old = read_recipe(folder / RECIPE)
     if request.options.more_steps:
         changed = changed_flags(old, asked(old, request))
     else:
-        changed = changed_flags(old, override(continued(request, old), request.options.set))
+        changed = changed_flags(old, continued(request, old))
     return f"another run ({', '.join(changed)})" if changed else None
 
 
 def remembered(request: Request, out: Path) -> Recipe | None:
     """The recipe with which the run in the folder goes on by this command; None where there is no run."""
-    path = out / RECIPE
     if request.options.more_steps:
         return trained_on(request, out)
-    return continued(request, read_recipe(path)) if path.exists() else None
+    if not (out / RECIPE).exists():
+        return None
+    old = read_recipe(out / RECIPE)
+    recipe = continued(request, old)
+    return recipe if has_learned(out) or not changed_flags(old, recipe) else None
 
 
 def continued(request: Request, old: Recipe) -> Recipe:
@@ -124,7 +138,7 @@ def continued(request: Request, old: Recipe) -> Recipe:
         kept["schedule"] = replace(kept["schedule"], rate=request.options.lr)
     if same_place(old.data, request.data):
         kept["data"] = old.data
-    return replace(request.recipe, **kept)
+    return override(replace(request.recipe, **kept), request.options.set)
 
 
 def asked(old: Recipe, request: Request) -> Recipe:
@@ -183,7 +197,7 @@ def already_finished(request: Request, out: Path, opened: Opener) -> Result | No
     recipe = remembered(request, out)
     if recipe is None:
         return None
-    old, recipe = read_recipe(out / RECIPE), override(recipe, request.options.set)
+    old = read_recipe(out / RECIPE)
     check_recipe(out, old, recipe)
     if recipe.against and not (out / REMOVED).exists():
         return None  # what is taken out of the data is not known yet

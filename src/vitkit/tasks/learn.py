@@ -184,7 +184,7 @@ def settled(
     """The complete recipe, its model's configuration, how it is spread, and the plan where one is wanted."""
     request = asked_for(data, options, default)
     old = runtime.agreed(again.remembered(request, out))
-    recipe = override(old or request.recipe, options.set)
+    recipe = old or override(request.recipe, options.set)
     splits = opened(replace(recipe, against=()), out)
     choices: list[str] = []
     note = choices.append if options.plan else tell
