@@ -62,25 +62,25 @@ def remains(out: Path) -> str:
 def claim(out: Path, recipe: Recipe) -> None:
     """The folder belongs to one recipe: a changed one is refused, with what changed and what may."""
     path = out / "recipe.json"
-    if not is_of(out, recipe):
-        replace_file(path, lambda beside: beside.write_text(to_json(recipe) + "\n"))
+    old = read_recipe(path) if path.exists() else None
+    if old:
+        check_recipe(out, old, recipe)
+        if old == recipe:
+            return
+    replace_file(path, lambda beside: beside.write_text(to_json(recipe) + "\n"))
 
 
-def is_of(out: Path, recipe: Recipe) -> bool:
-    """Whether the folder holds a run of exactly this recipe; one of another recipe is an error."""
-    path = out / "recipe.json"
-    if path.exists():
-        old, new = asdict(read_recipe(path)), asdict(recipe)
-        fixed = {"evaluations"} if recipe.patience or recipe.keeps_best else set()
-        may = [name for name in MAY_CHANGE if name not in fixed]
-        changed = [f"{k}: {old[k]} -> {new[k]}" for k in new if old[k] != new[k] and k not in may]
-        if changed:
-            raise ValueError(
-                f"{out} holds a run of another recipe ({'; '.join(changed)}); give another --out. "
-                f"A run may go on with another {', '.join(may)}"
-            )
-        return old == new
-    return False
+def check_recipe(out: Path, old: Recipe, new: Recipe) -> None:
+    """Refuse a recipe with which the run in the folder cannot go on."""
+    fixed = {"evaluations"} if new.patience or new.keeps_best else set()
+    may = [name for name in MAY_CHANGE if name not in fixed]
+    before, after = asdict(old), asdict(new)
+    changed = [f"{k}: {before[k]} -> {after[k]}" for k in after if before[k] != after[k] and k not in may]
+    if changed:
+        raise ValueError(
+            f"{out} holds a run of another recipe ({'; '.join(changed)}); give another --out. "
+            f"A run may go on with another {', '.join(may)}"
+        )
 
 
 def take(out: Path, recipe: Recipe, held: ExitStack) -> None:

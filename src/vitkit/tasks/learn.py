@@ -8,7 +8,7 @@ from typing import Any
 
 from vitkit.data.processes import check_sockets
 from vitkit.data.sources import Source
-from vitkit.experiment.folder import is_of, stopping
+from vitkit.experiment.folder import check_recipe, stopping
 from vitkit.experiment.pace import seconds_a_step, seconds_to_start
 from vitkit.experiment.pages import REPORT
 from vitkit.experiment.protocol import called, candidates, follow, is_rate
@@ -21,7 +21,7 @@ from vitkit.models.vit import ViTConfig, dropped
 from vitkit.options import Training
 from vitkit.recipes import recipe as named_recipe
 from vitkit.recipes.finetune import bit_beside
-from vitkit.recipes.recipe import Recipe, override
+from vitkit.recipes.recipe import Recipe, override, read_recipe
 from vitkit.report.terminal import duration, say, warn
 from vitkit.tasks import automatic, report
 from vitkit.tasks.plan import data_opener, load_here, make_plan, print_plan, state_of, with_protocol
@@ -186,12 +186,13 @@ def planned(
     recipe: Recipe, out: Path, splits: dict[str, Source], model: Model, runtime: Runtime, workers: int
 ) -> dict[str, Any]:
     """The plan, with the time of a step measured where there is anything left to train."""
-    is_of(out, recipe)
-    steps, seconds, start = recipe.length.in_steps(len(splits["train"]), recipe.batch), None, 0.0
-    if state_of(out, recipe, steps).action != "finished":
+    if (stored := out / "recipe.json").exists():
+        check_recipe(out, read_recipe(stored), recipe)
+    state, seconds, start = state_of(out, recipe, len(splits["train"])), None, 0.0
+    if state.action != "finished":
         seconds = seconds_a_step(recipe, model, splits["train"], runtime, workers)
         start = 0.0 if seconds is None else seconds_to_start(recipe, splits["train"], workers)
-    return make_plan(recipe, out, splits, model, runtime, seconds, start)
+    return make_plan(recipe, out, splits, model, runtime, state, seconds, start)
 
 
 def tell_result(told: dict[str, Any]) -> None:
