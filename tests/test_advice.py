@@ -30,6 +30,7 @@ REACHED = {  # the verbs that can print what a file has to say
     "experiment/supply.py": TRAINING,
     "experiment/folder.py": TRAINING,
     "tasks/automatic.py": TRAINING,
+    "tasks/plan.py": ("finetune", "pretrain"),
     "data/batches.py": ("finetune", "pretrain", "suite", "evaluate", "fewshot"),
     "data/doctor.py": (*TRAINING, "doctor"),
     "data/findings.py": ("doctor",),

@@ -59,8 +59,8 @@ SERVICE = {  # the numbers that `vitkit serve` takes, by the field of service.se
 
 PATIENCE = 5  # evaluations without a better one after which a fine-tuning stops; it has 10
 LENGTH = (  # of a fine-tuning, as tasks.automatic.steps_for computes it
-    "by the training images: on a GPU 500, 10,000 from 20,000 images, 20,000 from 500,000; on a CPU as many "
-    "as see 12,800 images, at most 500, but two passes at least. The speed of the machine does not matter"
+    "the recipe's; of finetune by the training images: on a GPU 500 steps, 10,000 from 20,000 images, 20,000 "
+    "from 500,000; on a CPU as many as see 12,800 images, at most 500, but two passes at least"
 )
 
 

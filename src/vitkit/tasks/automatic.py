@@ -97,10 +97,8 @@ def fill_stopping(recipe: Recipe, options: Training, splits: Mapping[str, Source
         return recipe
     if recipe.keep == "best" or recipe.patience:
         why = "evaluations is 0" if "val" in splits else "the data has no validation images"
-        raise ValueError(
-            f"{'--keep best' if recipe.keep == 'best' else f'--patience {recipe.patience}'}: finetune and "
-            f"pretrain go by evaluations on validation images for this, and there are none: {why}"
-        )
+        asked = "keep best" if recipe.keep == "best" else f"patience {recipe.patience}"
+        raise ValueError(f"--{asked} goes by evaluations on validation images, and there are none: {why}")
     return recipe
 
 

@@ -24,7 +24,7 @@ from vitkit.options import Training
 from vitkit.proportions import percent, span, wilson
 from vitkit.recipes import recipe as named_recipe
 from vitkit.recipes.finetune import bit_beside
-from vitkit.recipes.recipe import Recipe, override, read_recipe, stages_of
+from vitkit.recipes.recipe import Recipe, override, read_recipe
 from vitkit.report.terminal import duration, say, warn
 from vitkit.tasks import again, automatic, report
 from vitkit.tasks.again import Request
@@ -34,7 +34,6 @@ from vitkit.tasks.use import Emit
 from vitkit.training.runtime import Runtime, choose, data_workers
 from vitkit.training.schedule import Duration
 from vitkit.weights.load import load
-from vitkit.weights.locate import RECIPE
 
 Tell = Callable[[str], None]
 LONG = timedelta(days=1)  # that it may take to read all images of a data set
@@ -226,13 +225,13 @@ def planned(
     recipe: Recipe, out: Path, splits: dict[str, Source], model: Model, runtime: Runtime, workers: int
 ) -> dict[str, Any]:
     """The plan, with the time of a step measured where there is anything left to train."""
-    if (out / RECIPE).exists():
-        check_recipe(out, read_recipe(out / RECIPE), recipe)
-    steps, seconds, start = stages_of(recipe, len(splits["train"]))[-1].end, None, 0.0
-    if state_of(out, recipe, steps).action != "finished":
+    if (stored := out / "recipe.json").exists():
+        check_recipe(out, read_recipe(stored), recipe)
+    state, seconds, start = state_of(out, recipe, len(splits["train"])), None, 0.0
+    if state.action != "finished":
         seconds = seconds_a_step(recipe, model, splits["train"], runtime, workers)
         start = 0.0 if seconds is None else seconds_to_start(recipe, splits["train"], workers)
-    return make_plan(recipe, out, splits, model, runtime, seconds, start)
+    return make_plan(recipe, out, splits, model, runtime, state, seconds, start)
 
 
 def tell_result(told: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 import tempfile
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,21 +60,23 @@ class State:
     """What is in a run folder: create (nothing), restart (no checkpoint), resume or finished."""
 
     action: str
+    total: int  # steps of the whole run
     step: int = 0
     result: Result | None = None
 
 
-def state_of(out: Path, recipe: Recipe, total: int) -> State:
-    """What the same command without --plan would do with the folder."""
+def state_of(out: Path, recipe: Recipe, images: int) -> State:
+    """What the same command without --plan would do with the folder, for so many training images."""
+    total = stages_of(recipe, images)[-1].end
     if not (out / "recipe.json").exists():
-        return State("create")
+        return State("create", total)
     found = complete(out / "checkpoints")
     step = int(found[-1].name.removeprefix("step-")) if found else 0
     if result := finished(out, recipe):
         early = result.kept["stopped_early"] if result.kept else bool(recipe.patience)
         if result.steps >= total or early:
-            return State("finished", result.steps, result)
-    return State("resume" if step else "restart", step)
+            return State("finished", total, result.steps, result)
+    return State("resume" if step else "restart", total, step)
 
 
 def make_plan(
@@ -83,17 +85,15 @@ def make_plan(
     splits: Mapping[str, Source],
     model: Model,
     runtime: Runtime,
+    state: State,
     seconds: float | None,
-    start: float = 0.0,
-    choices: Sequence[str] = (),
+    start: float,
 ) -> dict[str, Any]:
-    """The plan as an object: `seconds` a step and `start` until the first batch are measured or None."""
-    images = len(splits["train"])
-    steps = stages_of(recipe, images)[-1].end
-    state = state_of(out, recipe, steps)
+    """The plan as an object; `seconds` a step, None where not measured, and `start` until the first batch."""
+    images, steps = len(splits["train"]), state.total
     left = 0 if state.action == "finished" else steps - state.step
     memory = automatic.memory_of(recipe, model, runtime, recipe.micro_batch or recipe.batch // runtime.world)
-    time = start + left * seconds if seconds is not None else None
+    time = 0.0 if not left else None if seconds is None else start + left * seconds
     note = dropped(model.config)
     return {
         "run": str(out), "action": state.action, "step": state.step, "recipe": recipe.name,
@@ -114,7 +114,7 @@ def make_plan(
         "memory_GB": memory.total / 1e9, "memory_free_GB": automatic.device_memory(runtime.device) / 1e9,
         "largest_batch_at_once": automatic.largest_batch(recipe, model, runtime),
         "seconds": time, "time": "not measured" if time is None else duration(time),
-        "checkpoint_GB": (memory.parameters + memory.optimizer) / 1e9, "choices": list(choices),
+        "checkpoint_GB": (memory.parameters + memory.optimizer) / 1e9, "choices": [],
         "result": state.result.test.get("top1") if state.result else None,
     } | runtime.facts()  # fmt: skip
 
