@@ -79,6 +79,8 @@ def run(
         with Live("train", total, state.step, quiet=how.quiet or not runtime.main) as live:
             for text in (*notes, *news(damaged, memory.pop("machine", {}), runtime.facts())):
                 live.say(text)
+            if 0 < state.step < total:
+                live.say(f"resumed at step {state.step} of {total}")
             if how.decoded:
                 made = (splits["train"], how.decoded, cores() if how.workers is None else how.workers)
                 splits = splits | {"train": decoded(*made, tell=live.say, once=runtime.first)}
@@ -116,7 +118,7 @@ class Work:
     def __post_init__(self) -> None:
         self.total = self.stages[-1].end
         self.workers = data_workers(self.how.workers)
-        self.bad = BadFiles(self.how.max_bad, lambda key, why: self.live.say(f"not used: {key}: {why}"))
+        self.bad = BadFiles(self.how.max_bad, self.live.skip)
         self.unusable = Unusable(self.splits["train"], self.bad, self.runtime)
         self.unseen: dict[str, dict[str, str]] = {}  # unusable files of val and test, each named once
         self.order = Order(len(self.splits["train"]), self.recipe.batch, self.recipe.seed)

@@ -50,7 +50,9 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 
 
 def say(text: str, style: str = "") -> None:
-    console().print(plain(text), style=style or None)
+    """A text on standard output; in a file or a pipe one line stays one line."""
+    out = console()
+    out.print(plain(text), style=style or None, soft_wrap=not out.is_terminal)
 
 
 def warn(text: str) -> None:
