@@ -15,10 +15,11 @@ from test_cli import run
 
 import vitkit
 from vitkit.inspection.rollout import attention_rollout
+from vitkit.tasks.drawings import head_figure, map_figure
 from vitkit.tasks.look import class_number, inspect, ready, seen
 
 LABELS = ("tench", "tabby, tabby cat", "<script>alert(1)</script>", "$\\frac{$", "0")
-MAPS = {"rollout", "class-maps", "features", "head-maps"}
+MAPS = {"maps", "head-maps"}
 
 
 @pytest.fixture
@@ -86,8 +87,30 @@ def test_with_images_it_shows_all_and_the_same_bytes_again(saved, photos, tmp_pa
         assert path.is_dir() or path.read_bytes() == (outs[1] / path.relative_to(outs[0])).read_bytes()
 
 
+def test_each_picture_is_drawn_twice_and_named_each_time(saved, photos, tmp_path, capsys):
+    """Once beside all of its maps, once beside the heads of a layer; as text in the SVG of each."""
+    facts = look(capsys, saved(), photos, "--out", tmp_path / "out")
+    assert {name for name in facts["figures"] if "sheet" not in name} - MAPS == {
+        "filters", "position-similarity", "attention-distance"}  # fmt: skip
+    maps = arrays_of(tmp_path / "out")
+    for draw, columns in ((map_figure, ["Input", "Attention", "Class map", "Features"]),
+                          (head_figure, ["Input", "Head 0", "Head 1"])):  # fmt: skip
+        names = [f"photo {i} <b>$&.png" for i in range(3)]
+        figure = (draw(maps, facts, names) if draw is map_figure
+                  else draw(maps["images"], maps["head_maps"], 1, names))  # fmt: skip
+        axes = figure.axes[0]
+        words = [one.get_text() for one in axes.texts]
+        assert len(axes.images) == 3 * len(columns) and set(columns) <= set(words)
+        assert all(any(name in text for text in words) for name in names)
+
+
+def arrays_of(folder) -> dict[str, np.ndarray]:
+    with np.load(folder / "arrays.npz", allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
 def test_figures_of_an_earlier_inspection_do_not_stay(saved, tmp_path, capsys):
-    old = tmp_path / "out" / "figures" / "rollout.png"
+    old = tmp_path / "out" / "figures" / "maps.png"
     old.parent.mkdir(parents=True)
     old.write_bytes(b"")
     check_files(tmp_path / "out", look(capsys, saved(), "--out", tmp_path / "out"))

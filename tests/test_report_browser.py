@@ -4,6 +4,7 @@ import html
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from test_report_page import found
 
@@ -11,6 +12,7 @@ from vitkit.report.compare_page import compare_page
 from vitkit.report.html import clipped, encoded, text
 from vitkit.report.judged import NAMED
 from vitkit.report.run_page import run_page
+from vitkit.report.study_page import study_page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium")
@@ -34,7 +36,7 @@ OURS = {
     "html", "head", "meta", "title", "style", "body", "header", "h1", "h2", "h3", "p", "small", "nav", "a",
     "section", "figure", "svg", "g", "line", "polyline", "polygon", "circle", "path", "rect", "text", "tspan",
     "ul", "li", "bdi", "div", "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "dl", "dt",
-    "dd", "pre", "span", "img", "b", "br",
+    "dd", "pre", "span", "img", "b", "br", "figcaption",
 }  # fmt: skip
 
 
@@ -158,4 +160,107 @@ def test_links_lead_to_their_sections_and_pictures_are_there(browser, tmp_path):
             assert target == link.text_content()
             assert opened.says("document.querySelector(location.hash).getBoundingClientRect().top") < 900
         sizes = opened.says("[...document.images].map(i => i.naturalWidth)")
-        assert sizes and set(sizes) == {128}
+        assert sizes and set(sizes) == {192}
+
+
+BREEDS = ("American Staffordshire terrier", "German short-haired pointer", "tench", "black-footed ferret",
+          "West Highland white terrier", "great white shark")  # fmt: skip
+# of what is shown: text that does not fit, column names that lie over each other, matrices that are cut
+CUT = """[...document.querySelectorAll('.wide, .matrix, .matrix th, .chart, .claims, .pictures, dl, pre')]
+    .filter(e => e.offsetParent && e.scrollWidth > e.clientWidth + 1)
+    .map(e => e.className || e.textContent)"""
+OVERLAPPING = """[...document.querySelectorAll('.matrix')].filter(m => m.offsetParent).flatMap(m => {
+    const boxes = [...m.querySelectorAll('th[scope=col] span')].map(e => e.getBoundingClientRect());
+    return boxes.slice(1).filter((b, i) => b.left < boxes[i].right - 1).map(b => b.left); })"""
+NAMES = """[...document.querySelectorAll('.matrix')].filter(m => m.offsetParent)
+    .map(m => [...m.querySelectorAll('th[scope=%s] bdi')].map(e => e.textContent))"""
+
+
+@pytest.mark.parametrize("count, wide_rows, narrow_rows", [
+    (5, 5, 5), (37, 37, 8), (100, 24, 8),
+    pytest.param(10, 10, 10, marks=pytest.mark.slow), pytest.param(1000, 24, 8, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_a_confusion_matrix_fits_its_window_with_whole_names(
+    browser, tmp_path, count, wide_rows, narrow_rows
+):
+    names = [f"{BREEDS[i % 6]} {i}" for i in range(count)]
+    path = write(tmp_path / "page.html", run_page(found(names)))
+    for width, rows in ((1280, wide_rows), (390, narrow_rows)):
+        with Opened(browser, path, width) as opened:
+            assert wide(opened) == 0 and not opened.says(CUT) and not opened.says(OVERLAPPING)
+            (beside,), (above,) = opened.says(NAMES % "row"), opened.says(NAMES % "col")
+            assert len(beside) == rows and set(beside) <= set(names)
+            assert above[:rows] == beside and len(above) == rows + (rows < count)
+            size = opened.says("[...document.querySelectorAll('.matrix table')].find(m => m.offsetParent)"
+                               ".clientWidth")  # fmt: skip
+            assert size >= (780 if width == 1280 else 350)
+            shown = opened.says("[...document.querySelectorAll('.pair img')].filter(i => i.offsetParent)"
+                                ".map(i => i.clientWidth)")  # fmt: skip
+            assert shown and min(shown) >= 160
+
+
+def test_plots_of_a_report_stand_in_one_grid(browser, tmp_path):
+    with Opened(browser, write(tmp_path / "page.html", run_page(found()))) as opened:
+        boxes = opened.says("""[...document.querySelectorAll('.chart > svg')].map(e => {
+            const b = e.getBoundingClientRect();
+            return [Math.round(b.left), Math.round(b.top), Math.round(b.width)]; })""")
+        assert len({left for left, _, _ in boxes}) == 2 and len({width for *_, width in boxes}) == 1
+        assert boxes[0][1] == boxes[1][1] and boxes[2][1] == boxes[3][1]
+
+
+def study(names=("1d", "2d, with a rather long name", "relative")) -> dict:
+    """A study as its folder tells of it, with every kind of figure."""
+    verdicts = [{"claim": f"{name} is better than none", "outcome": outcome, "seeds": 3,
+                 "words": "+1.20 [-0.40, +2.80] points, 3 seeds; at most 1 point less is called as good"}
+                for name, outcome in zip(names, ("holds at this scale", "does not hold at this scale",
+                                                 "cannot be seen"), strict=False)]  # fmt: skip
+    rows = [{"trial": f"positions={name},seed={seed}", "positions": name, "injection": "every layer",
+             "hyper": "low rate and decay", "seed": seed, "steps": 1200, "top1": 0.5, "fewshot_mean": 0.4,
+             "images_seen": 38_400, "seconds": 12.3, "device": "NVIDIA H200"} for name in names
+            for seed in range(3)]  # fmt: skip
+    means = [{"positions": name, "injection": "every layer", "hyper": "low rate and decay", "seeds": 3,
+              "top-1 accuracy, %": "10.06 ± 1.23", "few-shot accuracy, %": "34.50 ± 2.01",
+              "parameters": 86_415_592, "GFLOPs": 35.1, "exaFLOPs": 1.22e-8, "tpu_v3_core_days": 5.9e-9,
+              "images_seen": 307_200_000, "seconds": 12_345.6} for name in names]  # fmt: skip
+    chart = {"y": "few-shot accuracy", "x": "step", "log_x": True}
+    line = [(1, 0.1, 0.02), (1000, 0.4, 0.01)]
+    figures = [
+        {"title": "as the run goes", "lines": dict.fromkeys(names, line)} | chart,
+        {"title": "by setting", "bars": {n: {n: (0.5, 0.1), "other": (0.4, 0.0)} for n in names},
+         "band": {}} | chart,
+        {"title": "how alike", "maps": {n: np.eye(16).reshape(4, 4, 4, 4) for n in names}} | chart,
+    ]  # fmt: skip
+    return {"study": "positions", "shows": "Table 8", "about": "kinds of position embedding", "laws": [],
+            "verdicts": verdicts, "figures": figures, "means": means, "rows": rows, "total": 9, "failed": {},
+            "factors": ["positions", "injection", "hyper"], "table": "table.csv", "published": ("Table 8",),
+            "chosen": {"steps": 1200}, "commands": ["vitkit study run positions --data digits"]}  # fmt: skip
+
+
+@pytest.mark.parametrize("width, scheme", [
+    (390, "dark"), (1280, "light"),
+    pytest.param(390, "light", marks=pytest.mark.slow), pytest.param(1280, "dark", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_a_study_tells_its_verdict_first_and_nothing_is_cut(browser, tmp_path, width, scheme):
+    path = write(tmp_path / "page.html", study_page(study()))
+    with Opened(browser, path, width, scheme) as opened:
+        opened.says("document.querySelectorAll('details').forEach(d => d.open = true)")
+        assert wide(opened) == 0 and not opened.trouble and not opened.says(CUT)
+        assert opened.says("document.querySelector('.headline').textContent").startswith(
+            "1 of 3 claims holds at this scale 1 do not hold; 1 cannot be told from chance"
+        )
+        assert opened.says("document.querySelector('.headline').getBoundingClientRect().bottom") < 220
+        kinds = opened.says("[...document.querySelectorAll('.charts > *')].map(e => e.className)")
+        assert kinds == ["chart", "chart"] and opened.says("document.images.length") == 3
+        outside = """[...document.querySelectorAll('.chart svg text')].filter(t => {
+            const b = t.getBoundingClientRect(), s = t.ownerSVGElement.getBoundingClientRect();
+            return b.left < s.left - 1 || b.right > s.right + 1; }).map(t => t.textContent)"""
+        assert not opened.says(outside)
+
+
+def test_hostile_names_in_a_study_do_nothing(browser, tmp_path):
+    value = study(names=HOSTILE) | {"study": HOSTILE[0], "table": "table.csv"}
+    with Opened(browser, write(tmp_path / "page.html", study_page(value)), width=390) as opened:
+        opened.says("document.querySelectorAll('details').forEach(d => d.open = true)")
+        assert opened.says("typeof window.pwned") == "undefined" and not opened.trouble
+        kinds = opened.says("[...new Set([...document.querySelectorAll('*')].map(e => e.localName))]")
+        assert set(kinds) <= OURS and wide(opened) == 0

@@ -7,7 +7,8 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from vitkit.report.charts import MOST, averaged, line_chart, log_ticks, short, thinned, ticks
-from vitkit.report.heat import bar, heat_map
+from vitkit.report.dots import dot_chart
+from vitkit.report.heat import OTHER, bar, confusion_matrix, most_confused
 
 
 def tree(markup: str) -> ElementTree.Element:
@@ -68,7 +69,8 @@ def test_a_point_lies_where_the_axes_say():
     (x0, y0), (x1, y1) = corners(drawn)
     along, up = axis(drawn, "middle"), axis(drawn, "end")
     assert (x0, x1) == (along["0"], along["10"]) and (y0, y1) == (up["0"], up["1"])
-    assert {"step", "loss"} <= {e.text for e in tree(drawn).iter("text")}
+    assert "step" in {e.text for e in tree(drawn).iter("text")}
+    assert tree(drawn).find("figcaption/span").text == "loss"
 
 
 def test_log_axes_put_equal_factors_at_equal_distances():
@@ -137,12 +139,79 @@ def test_shares_are_told_in_percent_and_points_tell_their_numbers():
     assert titles == ["a: 1, 50%", "a: 2, 100%"]
 
 
-def test_a_heat_map_shows_every_number_and_tells_right_from_wrong():
-    drawn = tree(heat_map([[8, 2], [0, 5]], ["cat", "dog"], ["cat", "dog"]))
-    squares = [(e.get("class"), e.get("fill-opacity")) for e in drawn.iter("rect")]
-    assert squares == [("right", "0.82"), ("wrong", "0.28"), ("none", None), ("right", "1")]
-    assert [e.text for e in drawn.iter("text") if e.get("class").startswith("count")] == ["8", "2", "5"]
-    assert "cat → dog: 2 (20.0%)" in [e.text for e in drawn.iter("title")]
+def test_charts_begin_at_the_same_place_whatever_their_numbers():
+    """So that plots which stand in one grid are aligned."""
+    ways = ([(0, 0), (9, 1)], [(0, 1e-4), (9, 3e-3)], [(0, 2000), (9, 90_000)])
+    starts = {corners(line_chart({"a": way}, x_label="x", y_label="y"))[0][0] for way in ways}
+    assert starts == {58}
+
+
+def test_a_line_to_compare_with_is_grey_dashed_and_has_no_points():
+    ideal = {"ideal": [(0, 0), (1, 1)]}
+    drawn = tree(line_chart({"a": [(0.2, 0.4)]}, x_label="x", y_label="y", points=True, ideal=ideal))
+    groups = {e.get("class"): e for e in drawn.iter("g")}
+    assert set(groups) == {"ideal dashed", "s0"} and len(list(drawn.iter("circle"))) == 1
+    assert groups["ideal dashed"].find("circle") is None
+    assert [e.get("class") for e in drawn.iter("li")] == ["s0", "ideal dashed"]
+
+
+def test_marks_of_settings_stand_in_the_middle_of_their_group():
+    groups = {"none": {"a": (0.5, 0.0)}, "both": {"a": (0.4, 0.1), "b": (0.6, 0.1)}}
+    drawn = dot_chart(groups, y_label="accuracy", band={"both": (0.3, 0.7)}, band_name="others")
+    dots = {e.find("title").text: float(e.get("cx")) for e in tree(drawn).iter("circle")}
+    names = {e.findall("tspan")[0].text: float(e.findall("tspan")[0].get("x"))
+             for e in tree(drawn).iter("text") if e.find("tspan") is not None}  # fmt: skip
+    assert dots["a: 50.00%"] == names["none"]
+    assert (dots["a: 40.00% ± 10.00"] + dots["b: 60.00% ± 10.00"]) / 2 == pytest.approx(
+        names["both"], abs=0.2
+    )
+    assert len(list(tree(drawn).iter("path"))) == 2  # a mark without spread has no bar
+    assert [e.find("bdi").text for e in tree(drawn).iter("li")] == ["a", "b", "others"]
+
+
+def test_long_names_of_groups_stay_in_their_place():
+    drawn = tree(dot_chart({f"{'long ' * 12}{i}": {"a": (0.5, 0)} for i in range(6)}, y_label="y"))
+    lines = [e.text for e in drawn.iter("tspan")]
+    assert len(lines) == 12 and max(map(len, lines)) <= 11
+
+
+def cells(markup: str) -> list[list[tuple[str | None, str | None]]]:
+    """(class, number) of every square of the first matrix of some markup."""
+    first = tree(f"<div>{markup}</div>").find("div/table/tbody")
+    return [[(e.get("class"), e.find("span").text) for e in row.findall("td")] for row in first]
+
+
+def test_a_confusion_matrix_shows_every_number_and_tells_right_from_wrong():
+    drawn = confusion_matrix([[8, 2], [0, 5]], ["cat", "dog"])
+    assert cells(drawn) == [[("right q8", "8"), ("wrong q2", "2")], [(None, None), ("right q10", "5")]]
+    assert 'title="cat → dog: 2 (20.0%)"' in drawn
+
+
+@pytest.mark.parametrize("count, wide, narrow", [(5, 5, 5), (10, 10, 10), (37, 37, 8), (100, 24, 8),
+                                                 (1000, 24, 8)])  # fmt: skip
+def test_a_matrix_is_whole_or_the_part_that_is_confused_most(count, wide, narrow):
+    matrix = [[0] * count for _ in range(count)]
+    for i in range(count):
+        matrix[i][i], matrix[i][(i + 1) % count] = 50, i + 1
+        matrix[i][(i + 2) % count] += 1
+    names = [f"class number {i}" for i in range(count)]
+    drawn = tree(f"<div>{confusion_matrix(matrix, names)}</div>")
+    tables = drawn.findall("div/table")
+    assert [len(one.findall("tbody/tr")) for one in tables] == ([wide] if wide == narrow else [wide, narrow])
+    for one in tables:
+        rows = [e.find("bdi").text for e in one.iter("th") if e.get("scope") == "row"]
+        columns = [e.find("span/bdi").text for e in one.iter("th") if e.get("scope") == "col"]
+        assert columns == rows + [OTHER] * (len(rows) < count)
+        assert names[-1] in rows  # which is taken for another most often
+        for row, line in zip(rows, one.findall("tbody/tr"), strict=True):  # and none of its images is lost
+            shown = sum(int(e.find("span").text or 0) for e in line.findall("td"))
+            assert shown == sum(matrix[names.index(row)])
+
+
+def test_the_most_confused_classes_stand_beside_each_other():
+    matrix = [[9, 0, 0, 3], [0, 9, 0, 0], [0, 7, 9, 0], [0, 0, 0, 9]]
+    assert most_confused(matrix, 4) == [2, 1, 0, 3] and most_confused(matrix, 2) == [2, 1]
+    assert most_confused([[3, 0], [0, 3]], 4) == []
 
 
 @pytest.mark.parametrize("share, width", [(0, "0"), (0.5, "50"), (1, "100"), (7, "100"), (-1, "0")])

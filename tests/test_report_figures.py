@@ -105,10 +105,24 @@ def written(heat: np.ndarray, height: int, width: int, y: int, x: int) -> float:
     return min(1.0, max(0.0, total / weights))
 
 
+@pytest.mark.parametrize("side", [4, 7, 14])
+def test_bright_corners_do_not_flatten_a_map(side):
+    """Corner patches are as light as the lightest of the others, which use the whole scale."""
+    heat = np.linspace(0, 1, side * side).reshape(side, side)
+    bright = heat.copy()
+    bright[[0, 0, -1, -1], [0, -1, 0, -1]] = 1000.0
+    found = in_blocks(bright, (side, side))
+    inner = np.ones((side, side), bool)
+    inner[[0, 0, -1, -1], [0, -1, 0, -1]] = False
+    assert np.ptp(found[inner].sum(-1).astype(int)) > 600 and (found[~inner] == COLOURS[-1]).all()
+    flat = in_blocks(bright, (side, side), 1.0)
+    assert np.ptp(flat[inner].sum(-1).astype(int)) < 20
+
+
 def test_the_overlay_is_the_grey_photograph_and_the_enlarged_map_mixed():
     heat = np.random.default_rng(3).random((2, 3)).astype(np.float32)
     heat01 = (heat - heat.min()) / (heat.max() - heat.min())
-    found, lit = overlay(PHOTO, heat, strength=0.4), masked(PHOTO, heat)
+    found, lit = overlay(PHOTO, heat, strength=0.4, quantile=1), masked(PHOTO, heat, quantile=1)
     assert found.dtype == np.uint8 and found.shape == PHOTO.shape
     for y, x in np.ndindex(24, 36):
         value = written(heat01, 24, 36, y, x)

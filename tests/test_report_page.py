@@ -22,6 +22,7 @@ from vitkit.report.suite_page import suite_page
 
 COST = {
     "parameters": 5_717_416, "images_seen": 9600, "forward_FLOPs": 2_500_000_000, "training_FLOPs": 7.2e13,
+    "exaFLOPs": 7.2e-5,
     "device_hours": 0.25, "tpu_v3_core_days": 1e-4, "energy_kWh": 0.12, "price": 1.5, "MFU": 0.31,
     "seconds": 900.0, "images_per_second": 10.7, "unusable_images": 1, "device": "H200", "processes": 1,
     "precision": "bf16",
@@ -29,8 +30,8 @@ COST = {
 
 
 def thumbnail(noise: int = 0) -> str:
-    """A picture of 128 pixels in base64; with noise one that is as large in bytes as such pictures get."""
-    pixels = np.random.default_rng(0).integers(128 - noise, 129 + noise, (128, 128, 3)).astype(np.uint8)
+    """A picture of 192 pixels in base64; with noise one that is as large in bytes as such pictures get."""
+    pixels = np.random.default_rng(0).integers(128 - noise, 129 + noise, (192, 192, 3)).astype(np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "JPEG", quality=85)
     return base64.b64encode(file.getvalue()).decode()
@@ -67,7 +68,7 @@ def found(classes=("cat", "dog", "emu"), **changes) -> dict:
         "result": {"run": "runs/photos", "model": "m", "steps": 300, "cost": COST,
                    "test": evaluation(classes)},
         "mistakes": {"images": 30, "wrong": 3, "pairs": None, "calibration": [[0.9, 0.8, 20], [0.5, 0.5, 10]],
-                     "worst": worst, "unsure": worst[:1]},
+                     "worst": worst, "least": [mistake("cat/7.jpg", "cat", "cat", 0.34)]},
         "doctor": {"splits": {"train": {"images": 90, "classes": 3,
                                         "per_class": {"min": 9, "median": 30.0, "max": 51}}},
                    "findings": [{"severity": "warning", "text": "Classes with under 5 images: emu: 3",
@@ -75,6 +76,10 @@ def found(classes=("cat", "dog", "emu"), **changes) -> dict:
         "environment": {"machine": {"torch": "2.13.0", "system": "Linux"}, "steps": 300,
                         "data": {"images": {"train": 90, "test": 30}, "classes": 3}},
         "unusable": {"train": {"count": 1, "files": {"emu/broken.jpg": "truncated"}}},
+        "spent": {"hours": 0.25, "per_hour": 3.5, "given": True, "price": 0.88, "kWh": 0.12, "watts": None},
+        "batch": {"step": 0, "of": 32, "how": "mirrored at random",
+                  "images": [{"image": thumbnail(), "labels": [["cat", 0.7], ["dog", 0.3]]}]},
+        "table": "mistakes.csv", "pricing": "vitkit report runs/photos --price-per-hour X",
         "commands": {"Use it": ["vitkit predict runs/photos IMAGE"]}, "quoted": "runs/photos", "link": None,
     } | changes  # fmt: skip
 
@@ -92,7 +97,8 @@ def test_a_stranger_learns_what_was_trained_and_how_well_it_does():
         r"Fine-tuned from ViT-B/16.augreg-i21k on photos \(90 training images of 3 classes\)", told
     )
     assert "300 steps of 32 images in 15 min on H200" in told
-    for fact in ("72 TFLOPs", "31.0 %", "0.12 kWh", "emu/broken.jpg", "truncated", "Classes with under 5",
+    for fact in ("72 TFLOPs", "31.0 %", "0.12 kWh, as the device measured it", "0.88",
+                 "emu/broken.jpg", "truncated", "Classes with under 5",
                  "torch 2.13.0", "vitkit predict runs/photos IMAGE", "calibration error 2.10 %"):  # fmt: skip
         assert fact in told, fact
 
@@ -151,6 +157,42 @@ def test_a_run_from_before_is_shown_with_a_line_on_what_is_missing():
     assert "90 % right" in old and "Most often confused" in old
 
 
+def test_pictures_say_what_they_are_and_where_all_mistakes_are():
+    document = run_page(found())
+    told = words(document)
+    assert '<a href="mistakes.csv">' in document and "3 of 30 images are taken for something else" in told
+    assert "said cat 34.0 % right cat/7.jpg" in told and "said emu 97.0 % is cat cat/1.jpg" in told
+    assert "The first 1 of 32 images of step 1" in told and "cat 70 %, dog 30 %" in told
+    alts = re.findall(r'<img [^>]* alt="([^"]*)"', document)
+    assert len(alts) == document.count("<img ") and all(alts)
+    without = run_page(found(table=None, batch=None))
+    assert "mistakes.csv" not in without and "Training images" not in without
+
+
+def test_the_ideal_of_calibration_is_a_dashed_line_of_its_own():
+    document = run_page(found())
+    part = document[document.index("Expected calibration error") :]
+    assert 'class="ideal dashed"' in part[: part.index("</figure>")]
+
+
+@pytest.mark.parametrize(
+    "changes, told",
+    [
+        ({}, "money 0.88 (0.25 device-hours at 3.50 an hour)"),
+        ({"given": False}, "money $0.88 (0.25 device-hours at an assumed $3.50 an hour)"),
+        ({"given": False, "price": 0.001}, "money under $0.01"),
+        ({"kWh": 0.0123, "watts": 100}, "energy about 12 Wh (not measured: an assumed 100 watts)"),
+    ],
+)
+def test_cost_is_told_in_money_time_and_energy_with_what_it_rests_on(changes, told):
+    value = found()
+    shown = words(run_page(value | {"spent": value["spent"] | changes}))
+    assert told in shown and "time 15 min on H200" in shown
+    assert "vitkit report runs/photos --price-per-hour X" in shown
+    papers = run_page(value).partition("<summary>For papers</summary>")[2]
+    assert "TPUv3-core-days" in papers and "exaFLOPs" in papers
+
+
 def test_fields_that_differ_from_the_named_recipe_stand_out():
     document = run_page(found())
     marked = re.findall(r'<tr class="marked"><td>([^<]*)', document)
@@ -163,27 +205,29 @@ def test_the_most_frequent_confusions_come_first():
     assert pairs_of(matrix, "abc") == [("c", "a", 4, 10), ("a", "b", 3, 8), ("b", "c", 1, 10)]
 
 
-def test_with_many_classes_pairs_take_the_place_of_the_matrix():
-    few, many = run_page(found()), run_page(found([f"class {i}" for i in range(40)]))
-    assert 'class="heat' in few and 'class="heat' not in many
-    assert "too large to look at" in many and "Most often confused" in many
+def test_with_many_classes_the_part_that_is_confused_most_is_shown():
+    few, many = words(run_page(found())), words(run_page(found([f"class {i}" for i in range(100)])))
+    assert "other classes" not in few and "confused most often" not in few
+    assert "Of 100 classes, the 24 that are confused most often" in many and "Most often confused" in many
 
 
 def test_without_a_matrix_the_pairs_that_were_kept_are_shown():
     value = found([f"class {i}" for i in range(1001)])
     value["result"]["test"]["confusion"] = None
     value["mistakes"]["pairs"] = [["class 7", "class 9", 4, 10]]
-    assert "class 7 class 9 4 10 40 %" in words(run_page(value))
+    assert "class 7 class 9 4 of 10 40 %" in words(run_page(value))
 
 
 def test_large_results_stay_below_five_megabytes():
-    """100,000 images of 1,000 classes with long names, 48 pictures as large as they get, a long journal."""
+    """100,000 images of 1,000 classes with long names, 84 pictures as large as they get, a long journal."""
     classes = [f"class {i} of them, {'with a long name ' * 30}" for i in range(1000)]
     value = found(classes)
     value["result"]["test"] = evaluation(classes, per=100)
     picture = thumbnail(noise=120)
     worst = [mistake(f"{c}/1.jpg", c, classes[i - 1], 0.9, picture) for i, c in enumerate(classes[:24])]
-    value["mistakes"] |= {"worst": worst, "unsure": worst}
+    value["mistakes"] |= {"worst": worst, "least": worst[:12]}
+    value["batch"] = {"step": 0, "of": 32, "how": "as they are",
+                      "images": [{"image": picture, "labels": [[classes[0], 1.0]]}] * 12}  # fmt: skip
     value["metrics"] = [{"step": s, "loss": s % 7, "accuracy": 0.5, "rate": 1.0, "images": 9, "seconds": 1.0}
                         for s in range(50_000)]  # fmt: skip
     value["doctor"]["findings"] *= 5000

@@ -26,7 +26,7 @@ CHOSEN = ("image_size", "batch", "length.", "schedule.rate", "schedule.warmup")
 def write_run_page(folder: Path) -> Path:
     """The report of a run, beside its result."""
     with drawing(folder):
-        return write_page(folder / REPORT, run_page(gather(folder, folder / REPORT)))
+        return write_page(folder / REPORT, run_page(gather(folder)))
 
 
 @contextmanager
@@ -47,11 +47,11 @@ def write_page(path: Path, document: str) -> Path:
     return path
 
 
-def gather(folder: Path, page: Path, per_hour: float | None = None) -> dict[str, Any]:
+def gather(folder: Path, page: Path | None = None, per_hour: float | None = None) -> dict[str, Any]:
     """What is known of a run, as plain values; None for what its folder does not hold.
 
-    page: where it will be shown, from which links lead. per_hour: a price of a device's hour, in place of
-    the one that the run was given.
+    page: where it will be shown and links lead from, if not in the folder itself.
+    per_hour: a price of a device's hour, in place of the one that the run was given.
     """
     recipe = flat(read(folder / "recipe.json") or {})
     usual = recipe_fields(str(recipe.get("name", "")))
@@ -66,7 +66,7 @@ def gather(folder: Path, page: Path, per_hour: float | None = None) -> dict[str,
         cost["price"] = per_hour * cost["device_hours"]
     return found | {
         "batch": read(folder / BATCH), "spent": spent(cost),
-        "table": link(folder / MISTAKES, page) if (folder / MISTAKES).exists() else None,
+        "table": link(folder / MISTAKES, page or folder / REPORT) if (folder / MISTAKES).exists() else None,
         "pricing": words("report", str(folder), "--price-per-hour", "X"),
         "name": folder.resolve().name, "place": str(folder), "recipe": recipe, "usual": usual,
         "metrics": rows(folder / "metrics.jsonl"),

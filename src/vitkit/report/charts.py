@@ -12,7 +12,7 @@ Point = tuple[float, float]
 Area = tuple[float, float, float]  # x, low, high
 
 WIDTH, HEIGHT = 480, 260  # of a chart in its own units; the page scales it
-TOP, RIGHT, BOTTOM, LEFT = 10, 16, 40, 58  # margins; numbers that need more room on the left have it
+TOP, RIGHT, BOTTOM, LEFT = 10, 20, 40, 58  # margins; numbers that need more room on the left have it
 LETTER = 7.2  # width of a digit at the size of a chart's text
 MOST = 600  # points of a line that are drawn
 HOVERED = 40  # points of a line that tell their numbers

@@ -34,7 +34,7 @@ def most_confused(matrix: Matrix, most: int) -> list[int]:
     for _, i, j in sorted(one for one in counted if one[1] != one[2]):
         if len(chosen.keys() | {i, j}) <= most:
             chosen |= {i: None, j: None}
-        if len(chosen) >= most - 1:
+        if len(chosen) == most:
             break
     return list(chosen)
 
@@ -59,7 +59,7 @@ def squares(matrix: Matrix, names: Sequence[str], chosen: Sequence[int], where: 
     size = next(css for most, css in ((3, "fewest"), (6, "few"), (14, "some"), (10**9, "many"))
                 if len(columns) <= most)  # fmt: skip
     words = "Confusion matrix: rows are what an image is, columns what the model said"
-    corner = '<td class="corner"><span class="axis">what it is ↓<br>said →</span></td>'
+    corner = '<td class="corner"><span class="axis">what it is ↓<br/>said →</span></td>'
     whole = f"<thead><tr>{corner}{heads}</tr></thead>\n<tbody>\n{body}</tbody>"
     part = len(chosen) < len(names)
     lead = note(f"Of {len(names):,} classes, the {len(chosen)} that are confused most often.") if part else ""

@@ -112,7 +112,7 @@ def mistake_section(found: Mapping[str, Any], table_at: str | None = None) -> Ma
     total, worst = found["wrong"], found["worst"]
     if not total:
         return note("There are none.")
-    told = str(text(f"{total:,} of {found['images']:,} images are taken for something else."))
+    told: str = text(f"{total:,} of {found['images']:,} images are taken for something else.")
     if table_at:
         told += f' All of them as a table: <a href="{text(table_at)}">mistakes.csv</a>.'
     if any(one.get("overlay") for one in worst):
