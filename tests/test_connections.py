@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from vitkit import cli
 from vitkit.telemetry import OFF
 
 CALLS = "connect,sendto,sendmsg,sendmmsg"
@@ -22,9 +23,25 @@ from vitkit.cli import main
 tiny = ["--model", "ViT-Ti/4", "--image-size", "8", "--batch", "16", "--workers", "0", "--device", "cpu"]
 for words in WORDS:
     try:
-        main([*words, *(tiny if words[0] == "finetune" else [])])
+        main([*words, *(tiny if words[0] in ("finetune", "pretrain") else [])])
     except SystemExit as stop:
         assert not stop.code, (words, stop.code)
+"""
+# A service, and what a page in a browser asks of it; without its loopback device it could not listen.
+SERVED = r"""
+import fcntl, http.client, re, signal, socket, struct, subprocess, sys
+fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sH14x", b"lo", 0x49))  # SIOCSIFFLAGS: up
+words = [sys.executable, "-m", "vitkit", "serve", "run", "--port", "0", "--device", "cpu", "--workers", "1"]
+process = subprocess.Popen([*words, "--engine", "onnxruntime"], stdout=subprocess.PIPE, text=True)
+wire = http.client.HTTPConnection(re.search(r"http://(\S+)", process.stdout.readline())[1])
+posts = ("/v1/predict", "/v1/embed", "/v1/attention")
+for path in ("/", "/docs", "/openapi.json", "/static/app.js", "/v1/model", "/metrics", *posts):
+    body = open("a.png", "rb").read() if path in posts else None
+    wire.request("POST" if body else "GET", path, body)
+    answer = wire.getresponse()
+    assert answer.status == 200 and answer.read(), path
+process.send_signal(signal.SIGINT)
+assert process.wait(60) in (0, 130, -signal.SIGINT), process.returncode
 """
 QUICK = [
     ["doctor", "digits", "--quick"],
@@ -32,6 +49,8 @@ QUICK = [
     ["predict", "run", "a.png", "--engine", "onnxruntime"],
     ["report", "run"],
 ]
+STUDY = ["study", "run", "heads", "--data", "digits", "--steps", "1", "--size", "0", "--seeds", "1"]
+STUDY += ["--device", "cpu", "--out", "study"]
 REST = [
     ["list"],
     ["list", "weights"],
@@ -60,7 +79,11 @@ REST = [
         "suite",
     ],
     ["study", "list"],
-    ["study", "run", "heads", "--data", "digits", "--steps", "1", "--size", "0", "--seeds", "1", "--plan"],
+    [*STUDY, "--plan"],
+    STUDY,
+    ["study", "report", "study"],
+    ["pretrain", "digits", "--out", "pretrained", "--steps", "1", "--set", "evaluations=1"],
+    ["cost", "ViT-B/16", "--recipe", "pets"],
 ]
 
 
@@ -101,6 +124,23 @@ def test_training_and_predicting_ask_no_other_host(place):
 def test_no_verb_asks_another_host(place):
     assert attempts(place, VERBS.replace("WORDS", repr(REST))) == []
     assert not left_by_onnxruntime(place)
+
+
+@pytest.mark.slow
+def test_serving_asks_no_other_host(place):
+    assert attempts(place, VERBS.replace("WORDS", repr(QUICK[1:2])) + SERVED) == []
+    assert not left_by_onnxruntime(place)
+
+
+@pytest.mark.slow
+def test_the_demonstration_asks_no_other_host(place):
+    assert attempts(place, VERBS.replace("WORDS", repr([["demo"]]))) == []
+    assert not left_by_onnxruntime(place)
+
+
+def test_every_verb_is_walked_through():
+    walked = {words[0] for words in REST} | {"serve", "demo"}
+    assert walked == set(cli.VERBS)
 
 
 def test_the_trace_sees_a_look_up_and_a_connection(place):

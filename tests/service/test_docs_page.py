@@ -11,6 +11,7 @@ import httpx
 import pytest
 from launch import picture, service, tiny
 
+from vitkit.service.app import WEB
 from vitkit.service.docs import address, page
 from vitkit.service.examples import EXAMPLES, MORE, SENDING
 from vitkit.weights.save import save
@@ -125,6 +126,24 @@ def test_the_icon_that_browsers_ask_for_is_there(running):
     answer = httpx.get(f"{running.url}/favicon.ico")
     assert answer.status_code == 200 and answer.headers["content-type"].startswith("image/svg")
     assert answer.text.startswith("<svg")
+
+
+def luminance(colour: str) -> float:
+    """Of #rrggbb, as WCAG 2 has it."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_text_can_be_read_in_light_and_dark():
+    """At least 4.5 to 1, on both grounds of both pages."""
+    light, dark = (WEB / "colours.css").read_text().split("@media")
+    for theme in (light, dark):
+        colour = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", theme))
+        pairs = [(text, ground) for text in ("ink", "soft", "link", "error") for ground in ("paper", "panel")]
+        for text, ground in [*pairs, ("on-primary", "link")]:
+            low, high = sorted(luminance(colour[name]) for name in (text, ground))
+            assert (high + 0.05) / (low + 0.05) >= 4.5, (text, ground)
 
 
 def test_another_form_of_answer_is_noticed():

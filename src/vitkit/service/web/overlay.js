@@ -5,14 +5,13 @@
 const SCALE =
   "000004 0a0822 1d1147 36106b 51127c 6a1c81 832681 9c2e7f b73779 d0416f e75263 f56b5c fc8961 fea772 fec488 fde2a3 fcfdbf";
 const STOPS = SCALE.split(" ").map((hex) => [0, 2, 4].map((i) => parseInt(hex.slice(i, i + 2), 16)));
-const PART = [0.1, 0.78]; // of the scale: its black would hide a dark picture, its pale end a bright one
+const PART = [0.1, 0.85]; // of the scale: its black would hide a dark picture, its pale end a bright one
 const COLOURS = Array.from({ length: 256 }, (_, i) => {
   const place = (PART[0] + (i / 255) * (PART[1] - PART[0])) * (STOPS.length - 1);
   const low = Math.min(Math.floor(place), STOPS.length - 2);
   return STOPS[low].map((from, c) => from + (STOPS[low + 1][c] - from) * (place - low));
 });
 const LEAST = 0.25; // opacity of the value 0, as a share of that of 1
-const GREYED = 0.6; // share of its colours that a picture loses, so that those of the map stand out
 const SIDE = 224; // pixels of the longer side of an enlarged map; the browser smooths the rest
 
 // The least is 0, and 1 is what lies above the quantile; where all are equal all are 0.
@@ -76,7 +75,7 @@ export function seen(width, height, size, preprocessing, covered = size) {
   return [(width - w) / 2, (height - h) / 2, (w * covered[1]) / size[1], (h * covered[0]) / size[0]];
 }
 
-// The picture, a little greyer under the map, and the map over the part that the model sees.
+// The picture, greyer under the map so that its colours stand out, and the map over the part that the model sees.
 export function draw(canvas, picture, map, { opacity, region }) {
   const context = canvas.getContext("2d");
   const { width, height } = canvas;
@@ -86,20 +85,18 @@ export function draw(canvas, picture, map, { opacity, region }) {
   if (picture) context.drawImage(picture, 0, 0, width, height);
   if (!map) return;
   const [x, y, w, h] = region;
+  context.globalAlpha = opacity;
   if (picture) {
     context.globalCompositeOperation = "saturation";
-    context.globalAlpha = GREYED * opacity;
     context.fillStyle = "#808080";
     context.fillRect(x, y, w, h);
     context.globalCompositeOperation = "source-over";
-    context.globalAlpha = opacity;
     context.fillStyle = "rgb(255 255 255 / 0.75)"; // what the model does not see is pale
     context.beginPath();
     context.rect(0, 0, width, height);
     context.rect(x, y, w, h);
     context.fill("evenodd");
   }
-  context.globalAlpha = opacity;
   context.imageSmoothingQuality = "high";
   context.drawImage(coloured(map.values, map.grid, picture ? LEAST : 1), x, y, w, h);
 }
