@@ -202,7 +202,11 @@ def check(verb: str, one: Given) -> None:
             wanted = f"one of {choices}" if choices else "a name, not an empty text"
             raise ValueError(f"{one.flag} {shown}: expected {wanted}")
         elif isinstance(allowed, Form) and value:  # a default may be empty
-            allowed.read(value)
+            try:
+                allowed.read(value)
+            except ValueError as error:
+                named = not one.flag.startswith("--") or f"{one.flag} " in str(error)
+                raise error if named else ValueError(f"{one.flag} {shown}: {error}") from None
 
 
 def deferred(name: str, verb: Verb) -> Callable[..., Callable[[], None]]:
