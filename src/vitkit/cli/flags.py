@@ -204,9 +204,10 @@ def check(verb: str, one: Given) -> None:
         elif isinstance(allowed, Form) and value:  # a default may be empty
             try:
                 allowed.read(value)
-            except ValueError as error:
-                named = not one.flag.startswith("--") or f"{one.flag} " in str(error)
-                raise error if named else ValueError(f"{one.flag} {shown}: {error}") from None
+            except (ValueError, OSError) as error:
+                why = error.strerror if isinstance(error, OSError) else str(error)
+                named = not one.flag.startswith("--") or f"{one.flag} " in f"{why}"
+                raise error if named else ValueError(f"{one.flag} {shown}: {why}") from None
 
 
 def deferred(name: str, verb: Verb) -> Callable[..., Callable[[], None]]:
