@@ -95,15 +95,15 @@ def bit() -> Iterator[Weight]:
 PUBLISHED: dict[str, Weight] = {w.name: w for family in (original, augreg, bit) for w in family()}
 
 
+def kept_at(weight: Weight, cache: Path | None = None) -> Path:
+    """Where the file of a published checkpoint is kept once it was fetched."""
+    return (cache or cache_folder()) / f"{weight.name.replace('/', '_')}.npz"
+
+
 def fetch(weight: Weight, cache: Path | None = None) -> tuple[Path, str]:
     """The file on this machine, downloaded the first time and checked every time, and its SHA-256."""
     path = kept_at(weight, cache)
     return path, download(weight.address, path)
-
-
-def kept_at(weight: Weight, cache: Path | None = None) -> Path:
-    """Where its file is kept on this machine once it is downloaded."""
-    return (cache or cache_folder()) / f"{weight.name.replace('/', '_')}.npz"
 
 
 def published_view(source: str) -> str:
