@@ -1,6 +1,7 @@
 """The command line: exit codes, JSON, messages for mistakes, and help that does not wait for torch."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -77,6 +78,21 @@ def test_show_tells_all_of_a_file(npz, capsys):
     assert facts["origin"]["format"] == "official" and facts["classes"] == 3 and facts["patch"] == 8
     assert run("show", npz) == 0
     assert "GFLOPs 384" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("what", ["ViT-B/16", "R50+ViT-L/32.augreg-i21k-i1k-384", "pets", "file"])
+def test_show_prints_columns_and_no_dictionaries(what, npz, capsys):
+    assert run("show", npz if what == "file" else what) == 0
+    out = capsys.readouterr().out
+    assert not re.search(r"[{}\[\]()]|None|True|False", out.replace("(labels= says otherwise)", ""))
+    pairs = dict(re.findall(r"^ *(\S.*?) {2,}(\S.*?) *$", out, re.MULTILINE))
+    if what == "file":
+        assert pairs["interpolation"] == "bilinear" and pairs["mean"] == "0.5, 0.5, 0.5"
+        assert pairs["image size"] == "32 x 32" and pairs["format"] == "official"
+    elif what == "pets":
+        assert pairs["steps"] == "500" and pairs["rates"] == "0.001, 0.003, 0.01, 0.03"
+    else:
+        assert pairs["parameters"].replace(",", "").isdigit() and int(pairs["depth"]) in (12, 24)
 
 
 def test_show_tells_of_published_weights_without_fetching_them(capsys):

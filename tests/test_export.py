@@ -190,6 +190,45 @@ def test_two_files_appear_together_or_not_at_all(tmp_path, monkeypatch):
     assert [(tmp_path / name).read_text() for name in ("m.xml", "m.bin")] == ["new", "new"]
 
 
+def test_an_existing_file_is_replaced_only_when_that_is_asked_for(small, tmp_path, capsys):
+    vitkit.save(small(), tmp_path / "m.safetensors")
+    words = ["export", str(tmp_path / "m.safetensors"), str(tmp_path / "m.pt2"), "--device", "cpu", "--json"]
+    (tmp_path / "m.pt2").write_bytes(b"old")
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and str(tmp_path / "m.pt2") in err and "--overwrite" in err
+    assert err.count("\n") == 1 and (tmp_path / "m.pt2").read_bytes() == b"old"
+    main([*words, "--overwrite"])
+    assert json.loads(capsys.readouterr().out)["bytes"] == (tmp_path / "m.pt2").stat().st_size > 3
+    (tmp_path / "n.bin").write_bytes(b"old")  # the second file alone would be lost as well
+    with pytest.raises(ValueError, match=r"n\.bin exists"):
+        export(small(), tmp_path / "n.xml")
+
+
+@pytest.mark.parametrize("bad, code", [(2, 0), (6, 2)])
+def test_images_that_cannot_be_read_are_left_out_and_counted(small, tmp_path, capsys, bad, code):
+    vitkit.save(small(), tmp_path / "m.safetensors")
+    (tmp_path / "photos").mkdir()
+    for n in range(6):
+        Image.fromarray(np.full((40, 40, 3), 40 * n, np.uint8)).save(tmp_path / "photos" / f"{n}.png")
+    for n in range(bad):
+        (tmp_path / "photos" / f"{n}.png").write_bytes(b"nothing")
+    words = ["--images", str(tmp_path / "photos"), "--device", "cpu", "--json"]
+    try:
+        main(["export", str(tmp_path / "m.safetensors"), str(tmp_path / "m.pt2"), *words])
+    except SystemExit as stop:
+        assert stop.code == code
+    told = capsys.readouterr()
+    assert told.err.count("\n") == 1 and "0.png" in told.err and (tmp_path / "m.pt2").exists() == (code == 0)
+    if code == 0:
+        assert "2 of 6 images" in told.err
+        done = json.loads(told.out)
+        assert done["unread"] == 2 and done["compared"][1]["batch"] == 4
+    else:
+        assert "none of 6 images" in told.err
+
+
 @pytest.mark.parametrize(
     "name, options, words",
     [

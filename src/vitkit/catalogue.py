@@ -9,9 +9,12 @@ from vitkit.models.variants import NAMED, Config, Model, skeleton, variant
 from vitkit.models.vit import ViTConfig
 from vitkit.recipes import RECIPES
 from vitkit.recipes.recipe import flat
-from vitkit.report.terminal import print_facts, print_table, say
+from vitkit.report.facts import print_groups
+from vitkit.report.terminal import print_table, say
+from vitkit.weights.card import Card
 from vitkit.weights.convert import Conversion
 from vitkit.weights.load import load
+from vitkit.weights.locate import is_exported
 from vitkit.weights.published import PUBLISHED
 
 FORMATS = {
@@ -95,6 +98,8 @@ def recipes() -> list[dict[str, Any]]:
 def describe(what: str) -> dict[str, Any]:
     """All about a file, a published weight or a named model."""
     if Path(what).exists():
+        if is_exported(what):
+            return exported_facts(what)
         model = load(what)
         return {"file": what} | size_facts(model.config) | file_facts(model)
     if what in PUBLISHED:
@@ -128,7 +133,16 @@ def stem_facts(config: Config) -> dict[str, Any]:
     return {f"stem_{k}": v for k, v in asdict(stem).items()} if stem else {}
 
 
-def file_facts(model: Model) -> dict[str, Any]:
+def exported_facts(what: str) -> dict[str, Any]:
+    """The same of a file that vitkit exported; nothing in it is run."""
+    from vitkit.serving.files import NAMES, describe_export
+
+    found = describe_export(what)
+    facts = {"file": what, "format": NAMES[Path(what).suffix]} | {k: v for k, v in found.facts.items() if v}
+    return facts | size_facts(found.card.config) | file_facts(found.card)
+
+
+def file_facts(model: Model | Card) -> dict[str, Any]:
     shown = model.labels[:5]
     more = (f"... {len(model.labels)} in all",) if len(model.labels) > 5 else ()
     return {
@@ -163,7 +177,7 @@ __all__ = [
     "formats",
     "models",
     "print_conversion",
-    "print_facts",
+    "print_groups",
     "print_table",
     "sizes",
     "weights",

@@ -29,7 +29,11 @@ def list_(kind: Positional[Kind] = "models", json: Json = False) -> None:
 def show(
     what: Annotated[
         Positional[str],
-        arg(metavar="X", help="A model's name, a published weight's name, a file or a folder."),
+        arg(
+            metavar="X",
+            help="The name of a model, of published weights or of a recipe; a model file, a run folder or "
+            "an exported file.",
+        ),
     ],
     json: Json = False,
 ) -> None:
@@ -38,11 +42,12 @@ def show(
     $ vitkit show ViT-L/16
     $ vitkit show runs/pets/model.safetensors
     $ vitkit show ViT-B/16.augreg-i21k
+    $ vitkit show photos.onnx
     """
     from vitkit import catalogue
 
     facts = catalogue.describe(what)
-    print_json(facts) if json else catalogue.print_facts(facts)
+    print_json(facts) if json else catalogue.print_groups(facts)
 
 
 def convert(

@@ -8,6 +8,39 @@ from tyro.conf import Positional, arg
 
 from vitkit.cli.words import Device, Json, Model, View, Workers, print_json
 
+AnyModel = Annotated[
+    Positional[str],
+    arg(
+        metavar="MODEL",
+        help="A model file, a run folder, a Hugging Face folder, a published name, or an .onnx or .xml "
+        "file that vitkit export wrote.",
+    ),
+]
+Engine = Annotated[
+    str,
+    arg(
+        metavar="NAME",
+        help="What computes on the CPU: torch, onnxruntime, openvino, ... (docs/export.md); "
+        "auto: of much work the fastest that agrees with torch.",
+    ),
+]
+UnsureBelow = Annotated[
+    float | None,
+    arg(
+        metavar="P",
+        help="The label is 'unsure' where the likeliest is less probable than this (0 to 1); "
+        "with --json a field 'unsure'.",
+    ),
+]
+SortInto = Annotated[
+    Path | None,
+    arg(
+        metavar="DIR",
+        help="Copy each image to DIR/<label>/, and what is unsure to DIR/unsure/. Nothing is "
+        "overwritten; an image that is there already is not copied again.",
+    ),
+]
+
 
 def evaluate(
     model: Model,
@@ -62,46 +95,18 @@ def evaluate(
 
 
 def predict(
-    model: Annotated[
-        Positional[str],
-        arg(
-            metavar="MODEL",
-            help="A model file, a run folder, a Hugging Face folder, a published name, or an .onnx or .xml "
-            "file that vitkit export wrote.",
-        ),
-    ],
+    model: AnyModel,
     images: Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGE...", help="Files, folders or globs.")],
     top: Annotated[int, arg(metavar="N", help="How many labels of each.")] = 5,
     view: View = "model",
     device: Device = "auto",
-    engine: Annotated[
-        str,
-        arg(
-            metavar="NAME",
-            help="What computes on the CPU: torch, onnxruntime, openvino, ... (docs/export.md); "
-            "auto: of much work the fastest that agrees with torch.",
-        ),
-    ] = "auto",
+    engine: Engine = "auto",
     calibrate: Annotated[
         tuple[str, ...],
         arg(metavar="DATA|IMAGE...", help="Images for an engine in int8 to be calibrated on."),
     ] = (),
-    unsure_below: Annotated[
-        float | None,
-        arg(
-            metavar="P",
-            help="The label is 'unsure' where the likeliest is less probable than this (0 to 1); "
-            "with --json a field 'unsure'.",
-        ),
-    ] = None,
-    sort_into: Annotated[
-        Path | None,
-        arg(
-            metavar="DIR",
-            help="Copy each image to DIR/<label>/, and what is unsure to DIR/unsure/. Nothing is "
-            "overwritten; an image that is there already is not copied again.",
-        ),
-    ] = None,
+    unsure_below: UnsureBelow = None,
+    sort_into: SortInto = None,
     csv: Annotated[
         bool,
         arg(

@@ -38,6 +38,9 @@ class Accuracy:
         pairs = self.truth * self.classes + self.said
         return pairs.bincount(minlength=self.kinds * self.classes).view(self.kinds, self.classes)
 
+    def __repr__(self) -> str:
+        return f"Accuracy(images={self.images}, top1={self.top1:.4f}, loss={self.loss:.4f})"
+
     def to_json(self, classes: tuple[str, ...]) -> dict[str, Any]:
         """`classes` are the names of the F."""
         counts = self.truth.bincount(minlength=self.kinds).tolist()

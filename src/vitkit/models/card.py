@@ -1,7 +1,8 @@
 """What travels with a model beside its weights: preprocessing and origin, and sizes as a pair."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,7 @@ class Preprocessing:
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.resize not in ("squash", "crop"):
             raise ValueError(f"resize must be 'squash' or 'crop', not {self.resize!r}")
         if self.interpolation not in ("bilinear", "bicubic"):
@@ -62,3 +63,17 @@ def pair(size: int | Sequence[int]) -> tuple[int, int]:
     """(height, width) of an image size given as one number or as two."""
     height, width = (size, size) if isinstance(size, int) else size
     return height, width
+
+
+def short_repr(value: Any, usual: Any, always: Sequence[str] = ()) -> str:
+    """A frozen value by the fields that differ from those of the usual one, and those always shown."""
+    pairs = [(field.name, getattr(value, field.name)) for field in fields(value)]
+    shown = [f"{name}={one!r}" for name, one in pairs if name in always or one != getattr(usual, name)]
+    return f"{type(value).__name__}({', '.join(shown)})"
+
+
+def model_repr(model: Any) -> str:
+    """A model in a line: its configuration and its number of parameters; its parts still show themselves."""
+    inside = repr(model.config).partition("(")[2].removesuffix(")")
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return f"{type(model).__name__}({inside}; {count:,} parameters)"

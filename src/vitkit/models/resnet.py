@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.models.axial_resnet import RowsThenColumns
-from vitkit.models.card import Origin, Preprocessing, pair
+from vitkit.models.card import Origin, Preprocessing, model_repr, pair, short_repr
 from vitkit.models.initial import initialise_resnet
 from vitkit.models.recompute import recomputed
 
@@ -27,7 +27,7 @@ class StemConfig:
     std_eps: float = 1e-5  # of weight standardisation
     std_eps_in: str = "std"  # or "variance": where that epsilon is added
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_resnet(self)
 
     @property
@@ -51,12 +51,15 @@ class ResNetConfig:
     attention: str = "none"  # or axial, which belongs to the image size (App. D.6)
     heads: int = 8  # of that attention
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "image_size", pair(self.image_size))
         check_resnet(self)
         check_axial(self)
         if not self.blocks or self.classes < 0 or self.channels < 1 or min(self.image_size) < 1:
             raise ValueError(f"impossible ResNet: {self}")
+
+    def __repr__(self) -> str:
+        return short_repr(self, ResNetConfig(), ("blocks", "width", "image_size", "classes"))
 
 
 def check_resnet(c: StemConfig | ResNetConfig) -> None:
@@ -237,6 +240,9 @@ class ResNet(nn.Module):
         self.norm = nn.GroupNorm(GROUPS, outputs, eps=c.norm_eps)
         self.head = nn.Linear(outputs, c.classes) if c.classes else None
         initialise_resnet(self)
+
+    def __repr__(self) -> str:
+        return model_repr(self)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W) -> logits (B, classes)."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitkit.models.attention import Attention, AttentionPool
 from vitkit.models.axial import AxialBlock
-from vitkit.models.card import Origin, Preprocessing, pair
+from vitkit.models.card import Origin, Preprocessing, model_repr, pair, short_repr
 from vitkit.models.encoder import Block, Encoder, Grid, Mlp
 from vitkit.models.initial import initialise_vit
 from vitkit.models.positions import RESIZE, Positions
@@ -63,11 +63,15 @@ class ViTConfig:
     attention_dropout: float = 0.0
     stochastic_depth: float = 0.0  # of the last layer; grows linearly from 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "image_size", pair(self.image_size))
         if self.class_token is None:
             object.__setattr__(self, "class_token", self.head == "token")
         check_vit(self)
+
+    def __repr__(self) -> str:
+        shown = ("width", "depth", "heads", "patch", "image_size", "classes")
+        return short_repr(self, ViTConfig(), shown)
 
     @property
     def stride(self) -> int:
@@ -225,6 +229,9 @@ class ViT(nn.Module):
         self.representation = nn.Linear(c.width, c.representation) if c.representation else None
         self.head = nn.Linear(c.representation or c.width, c.classes) if c.classes else None
         initialise_vit(self)
+
+    def __repr__(self) -> str:
+        return model_repr(self)
 
     def forward(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
         """Images (B, C, H, W) -> logits (B, classes)."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.data.views import CROPS
+from vitkit.models.card import short_repr
 from vitkit.options import flat as flat
 from vitkit.options import part_of
 from vitkit.training.masked import MaskedConfig
@@ -73,6 +74,9 @@ class Recipe:
     patience: int = 0  # evaluations without a better one before the run stops; 0: never
     keep: str = "auto"  # the weights that a run ends with: best on val, or last; auto: best with patience
     seed: int = 0
+
+    def __repr__(self) -> str:
+        return short_repr(self, Recipe(name=self.name), ("name",))
 
     def __post_init__(self):
         check_ranges(self)

@@ -63,6 +63,8 @@ def open_exported(place: str | os.PathLike[str]) -> ExportedModel:
         )
     if not path.is_file():
         raise WeightsError(f"{path}: there is no such file")
+    if path.suffix.lower() == ".xml" and not path.with_suffix(".bin").is_file():
+        raise WeightsError(f"{path}: {path.with_suffix('.bin').name} with its weights is not beside it")
     try:
         metadata, shapes, run = (open_onnx if path.suffix.lower() == ".onnx" else open_openvino)(path)
     except ValueError:  # a library that is not installed

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vitkit import __version__
+from vitkit.layouts.layout import WeightsError
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViTConfig
 from vitkit.serving import runtimes
@@ -148,8 +149,15 @@ def describe_export(path: str | os.PathLike) -> Described:
     try:
         told = READERS[path.suffix](path)
         return Described(from_json(told[CARD]), json.loads(told[FACTS]))
-    except (KeyError, RuntimeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: no card of vitkit in it ({type(error).__name__})") from None
+    except WeightsError as error:
+        raise WeightsError(f"{path}: {error}") from None
+    except Exception as error:  # each library has kinds of its own for a file that it cannot read
+        if isinstance(error, ValueError) and "pip install" in str(error):
+            raise
+        raise ValueError(
+            f"{path}: no card of vitkit in it ({type(error).__name__}): it is damaged, or vitkit export did "
+            "not write it"
+        ) from None
 
 
 def read_onnx(path: Path) -> dict[str, str]:
