@@ -32,7 +32,7 @@ from vitkit.experiment.opened import load_model
 from vitkit.models.variants import Model
 from vitkit.models.vit import dropped
 from vitkit.report.live import Live
-from vitkit.report.terminal import print_table, printable, say, warn
+from vitkit.report.terminal import csv_cell, print_table, printable, say, warn
 from vitkit.serving.predict import check_head, find_images, predict_many, view_in_words
 from vitkit.training.runtime import choose, data_workers
 from vitkit.weights.labels import imagenet_synsets
@@ -237,11 +237,6 @@ def predict(
     if emit:
         emit(told)
     return not unread
-
-
-def csv_cell(text: str) -> str:
-    """Text that a spreadsheet shows and does not compute: an apostrophe before what begins like a formula."""
-    return f"'{printable(text)}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else printable(text)
 
 
 def engine_for(
