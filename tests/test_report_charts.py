@@ -73,6 +73,13 @@ def test_a_point_lies_where_the_axes_say():
     assert tree(drawn).find("figcaption/span").text == "loss"
 
 
+def test_between_steps_nothing_is_marked():
+    drawn = line_chart({"a": [(1, 0.0), (2, 1.0), (4, 0.5)]}, x_label="step", y_label="loss")
+    assert list(axis(drawn, "middle")) == ["1", "2", "3", "4"]
+    drawn = line_chart({"a": [(1, 0.0), (2.5, 1.0), (4, 0.5)]}, x_label="n", y_label="loss")
+    assert "1.5" in axis(drawn, "middle")
+
+
 def test_log_axes_put_equal_factors_at_equal_distances():
     way = [(1, 1e-3), (10, 1e-2), (100, 1e-1)]
     drawn = line_chart({"a": way}, x_label="n", y_label="error", log_x=True, log_y=True)

@@ -120,10 +120,11 @@ def test_no_name_in_the_table_of_mistakes_is_a_formula(tmp_path):
     right, sure = torch.zeros(6, dtype=torch.bool), torch.linspace(0.9, 0.4, 6)
     found = Accuracy(6, 0.0, None, 1.0, 6, 6, torch.arange(6), truth, said, right, sure)
     evidence.write_mistakes(tmp_path / "mistakes.csv", source, found)
-    with (tmp_path / "mistakes.csv").open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+    with (tmp_path / "mistakes.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [row["truth"] for row in rows] == [f"'{name}" for name in names[:4]] + list(names[4:])
-    assert [row["file"].removeprefix("'") for row in rows] == source.keys
+    shown = [*(f"'{name}" for name in names[:4]), 'a "quoted", name\\nof two lines', names[5]]
+    assert [row["truth"] for row in rows] == shown
+    assert [row["file"] for row in rows] == [f"{name}/\\xff.jpg" for name in shown]
 
 
 def test_the_training_batch_is_the_runs_own(done):

@@ -38,6 +38,7 @@ from vitkit.inspection.rollout import attention_rollout
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT, in_patches
 from vitkit.report.overlay import overlay
+from vitkit.report.terminal import csv_cell
 from vitkit.serving.predict import evaluation_view
 from vitkit.training.runtime import Runtime
 from vitkit.weights.save import replace_file
@@ -46,7 +47,6 @@ KEPT = 24  # mistakes of each kind
 SIDE = 192  # pixels of a small picture
 LEAST = 12  # images of which the model is least sure
 PAIRS, FILES, NAMES = 100, 100, 20  # confusions, unusable files and files of a finding that are named
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with which what a spreadsheet computes begins
 LOOKED = 1_000_000  # images up to which names and counts are gone through as a run begins
 
 Say = Callable[[str], None]
@@ -188,20 +188,15 @@ def write_mistakes(path: Path, source: Source, found: Accuracy) -> None:
     """Every mistake as a row of a table for spreadsheets and scripts."""
 
     def write(beside: Path) -> None:
-        with beside.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        with beside.open("w", encoding="utf-8", newline="") as file:
             rows = csv.writer(file, lineterminator="\n")
             rows.writerow(("file", "truth", "said", "confidence"))
             for row in wrong_ones(found):
                 names = (source.keys[int(found.index[row])], source.classes[int(found.truth[row])],
                          source.classes[int(found.said[row])])  # fmt: skip
-                rows.writerow([*map(harmless_cell, names), f"{float(found.confidence[row]):.6f}"])
+                rows.writerow([*map(csv_cell, names), f"{float(found.confidence[row]):.6f}"])
 
     replace_file(path, write)
-
-
-def harmless_cell(name: str) -> str:
-    """A name that a spreadsheet does not compute: one that begins like a formula has a ' before it."""
-    return f"'{name}" if str(name)[:1] in FORMULA else str(name)
 
 
 def pictured(

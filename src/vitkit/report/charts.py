@@ -31,6 +31,7 @@ class Axis:
     end: float
     log: bool = False
     percent: bool = False
+    whole: bool = False  # counts, as steps are: nothing is marked between them
 
     def at(self, value: float) -> float:
         low, high = self.low, self.high
@@ -39,7 +40,8 @@ class Axis:
         return round(self.start + (value - low) / (high - low) * (self.end - self.start), 1)
 
     def ticks(self) -> list[float]:
-        return log_ticks(self.low, self.high) if self.log else ticks(self.low, self.high)
+        found = log_ticks(self.low, self.high) if self.log else ticks(self.low, self.high)
+        return [tick for tick in found if tick.is_integer()] if self.whole else found
 
     def told(self, value: float) -> str:
         return f"{short(100 * value)}%" if self.percent else short(value)
@@ -74,7 +76,8 @@ def line_chart(
     if not corners:
         return note(f"{y_label}: no numbers to draw")
     y = Axis(*span([p[1] for p in corners], log_y), HEIGHT - BOTTOM, TOP, log_y, percent)
-    x = Axis(*span([p[0] for p in corners], log_x, tight=True), left_of(y), WIDTH - RIGHT, log_x)
+    ends, whole = span([p[0] for p in corners], log_x, tight=True), all(p[0] == int(p[0]) for p in corners)
+    x = Axis(*ends, left_of(y), WIDTH - RIGHT, log_x, whole=whole)
     drawn = frame(x, y, x_label)
     for key, of in ideal.items():
         drawn += element("g", Markup(line(of, x, y, key)), class_=IDEAL)

@@ -147,4 +147,4 @@ def batch_section(batch: Mapping[str, Any]) -> Markup:
 
 
 def label_words(label: str, share: float) -> str:
-    return name(label, NAMED) + ("" if share >= 0.995 else f" {percent(share, 0)}")
+    return name(label, NAMED) + ("" if share >= 0.995 else f"\u00a0{100 * share:.0f}\u00a0%")

@@ -11,7 +11,7 @@ SCALE = bytes.fromhex(
     "fec488 fde2a3 fcfdbf"
 )
 COLOURS = np.frombuffer(SCALE, np.uint8).reshape(-1, 3)
-BRIGHT = 0.95  # quantile of a map that is drawn as its greatest, the four corner patches left out of it
+BRIGHT = 0.97  # quantile of a map that is drawn as its greatest, the four corner patches left out of it
 BRIGHTNESS = np.array([0.299, 0.587, 0.114], np.float32)  # of red, green, blue
 
 

@@ -78,6 +78,11 @@ def printable(text: str, *, lines: bool = False) -> str:
     return "".join(map(visible, text if lines else text.replace("\n", "\\n").replace("\t", "\\t")))
 
 
+def csv_cell(text: str) -> str:
+    """Text that a spreadsheet shows and does not compute: an apostrophe before what begins like a formula."""
+    return f"'{printable(text)}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else printable(text)
+
+
 def visible(character: str) -> str:
     if character in "\n\t" or character in JOINERS or unicodedata.category(character) not in HIDDEN:
         return character
