@@ -106,6 +106,7 @@ def test_odd_lines_among_the_metrics_are_passed_over_by_report_study_and_resume(
     )
     assert dict(history(path, "loss")) == {row["step"]: row["loss"] for row in sound if "loss" in row}
     assert run("report", folder) == 0
+    (folder / "result.json").unlink()  # else it would be finished
     assert run("finetune", "digits", "--out", folder, *TINY) == 0
     told = capsys.readouterr().err
     assert f"{path}: " in told and "left out" in told

@@ -28,10 +28,10 @@ from vitkit.training.checkpoint import complete
 from vitkit.training.schedule import Duration, parse_stages
 from vitkit.weights.locate import RECIPE, check_place
 
-# options that decide a recipe: a finished run that is trained on has them already
-DECIDING = (
-    "weights", "model", "recipe", "image_size", "strict_size", "batch", "steps", "epochs", "lr", "seed",
-    "subset", "against", "set", "split_of", "keep", "patience",
+# options that are no part of a recipe: a finished run that is trained on knows all others already
+MACHINE = (
+    "device", "precision", "workers", "decoded", "max_bad", "compile", "recompute", "record",
+    "deterministic", "spread", "save_aside", "track", "price_per_hour",
 )  # fmt: skip
 # what was chosen for the user as the run began, and what the run came by later
 KEPT = (
@@ -52,9 +52,9 @@ class Request:
 
     def train_on(self, out: Path, steps: int, *, accept: bool) -> str:
         """The command that trains the finished run in a folder on: the run knows its own settings."""
-        kept = {field.name: field.default for field in fields(Training) if field.name in DECIDING}
+        left = {field.name: field.default for field in fields(Training) if field.name not in MACHINE}
         where = None if out == usual_folder(self.data) else out
-        return self.command(**kept, out=where, more_steps=steps, accept_changed_data=accept)
+        return self.command(**left | {"out": where, "more_steps": steps, "accept_changed_data": accept})
 
     def command(self, **changes: object) -> str:
         """The same command with some options changed."""

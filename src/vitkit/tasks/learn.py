@@ -259,7 +259,7 @@ def tell_result(told: dict[str, Any]) -> None:
         say(in_words(told["kept"], told["steps"]))
     if before := again.result_before(Path(told["run"])):
         path, test = before
-        say(f"before it was trained on ({path}): {in_short(test, 'test images')}")
+        say(f"before ({path}): {in_short(test, 'test images')}")
     say(f"the model: {told['model']}")
     drawn = Path(told["run"]) / REPORT
     if drawn.exists():
