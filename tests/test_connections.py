@@ -134,7 +134,7 @@ def test_serving_asks_no_other_host(place):
 
 @pytest.mark.slow
 def test_the_demonstration_asks_no_other_host(place):
-    assert attempts(place, VERBS.replace("WORDS", repr([["demo"]]))) == []
+    assert attempts(place, VERBS.replace("WORDS", repr([["demo", "digits"]]))) == []
     assert not left_by_onnxruntime(place)
 
 
