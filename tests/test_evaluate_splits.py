@@ -178,6 +178,15 @@ def test_a_protocol_folder_knows_the_images_of_its_seeds(photos, tmp_path, capsy
     assert found["counted"] == {"test": 6} and found["not_counted"] == {"train": 54}
 
 
+def test_the_bias_of_a_run_is_measured_on_images_that_it_was_not_trained_on(
+    trained, photos, tmp_path, capsys
+):
+    capsys.readouterr()
+    words = ("--bias", photos, "--out", tmp_path / "bias", "--cells", 2, "--shifts", 1, "--json")
+    assert run("inspect", trained, *words) == 0
+    assert json.loads(capsys.readouterr().out)["images"] == 6
+
+
 def test_the_command_of_the_report_evaluates_the_test_images(trained, photos, capsys):
     page = (trained / "report.html").read_text()
     assert f"vitkit evaluate {trained} {photos}" in page

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitkit.data.batches import BadFiles, evaluation_batches
 from vitkit.data.sources import Source, open_data
+from vitkit.experiment.membership import choose_images
 from vitkit.experiment.opened import load_model, short_names
 from vitkit.inspection.bias import shifted, shuffled
 from vitkit.models.variants import Model
@@ -48,8 +49,11 @@ def bias(
         raise ValueError(f"--images {images}: at least one image is looked at")
     models = {place: load_model(place, device) for place in places}
     splits = open_data(data)
-    split = next((name for name in ("test", "val", "all", "train") if name in splits), next(iter(splits)))
-    chosen = evenly_chosen(splits[split], images)
+    for place in places:  # only images that none of the models was trained on
+        held_out = choose_images(place, data, splits, None)
+        splits = {held_out.split: held_out.source}
+    ((split, source),) = splits.items()
+    chosen = evenly_chosen(source, images)
     cells, shifts = cells or fitting_cells(models), shifts or fitting_shifts(models)
     check(models, cells, shifts)
     rows, count = [], 0
