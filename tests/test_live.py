@@ -28,7 +28,7 @@ with Live("train", 20000) as live:
     for number in range(9):
         live.skip(f"cat/{number}.jpg", "JPEG: cut off before its end")
 """
-MUST = r"(?:(train) )?([━─]+) ( *\d+/20000) ( *\S+|-:--:--)(?: left)? loss +(\d\.\d{4})"
+MUST = r"(?:(train) )?([━─]+) ( *\d+/20000) ( *\S+|-:--:--)(?: left)? +loss +(\d\.\d{4})"
 
 
 def in_terminal(columns: int, *words: str, **options) -> list[str]:
@@ -140,7 +140,7 @@ def test_a_training_is_seen_at_80_columns(tmp_path):
     drawn = [
         line
         for line in lines
-        if re.match(r"train [━─]{8,} +\d+/60 +\S+ left loss +\d\.\d{4}  accuracy", line)
+        if re.match(r"train [━─]{8,} +\d+/60 +\S+ left  loss +\d\.\d{4}  accuracy", line)
     ]
     assert drawn and "60/60" in drawn[-1]
     assert [line for line in lines if line.startswith("resumed")] == ["resumed at step 7 of 60"]

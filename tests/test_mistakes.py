@@ -1,5 +1,6 @@
 """Mistyped verbs and flags: one line that names the nearest, code 2, and torch is not imported."""
 
+import re
 import subprocess
 import sys
 
@@ -76,3 +77,34 @@ def test_the_version_answers_at_once_without_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split()[:2] == ["vitkit", vitkit.__version__] and done.stdout.count("\n") == 1
+
+
+PYTHON = (
+    r"PosixPath|<class|<\w+ object|\b[A-Z]\w+\(\w+=|\{'|\(\d[^()]*,[^()]*\)|\btype \w+\b|NoneType|\bNone\b"
+)
+DIGITS = ["finetune", "digits", "--model", "ViT-Ti/4", "--image-size", "8", "--plan", "--set"]
+
+
+@pytest.mark.parametrize(
+    "words, named",
+    [
+        ([*DIGITS, "length.steps=3", "length.epochs=4"], "3 steps and 4 epochs"),
+        ([*DIGITS, "image_size=3,4,5"], "3,4,5"),
+        ([*DIGITS, "batch=many"], "many"),
+        ([*DIGITS, "flip=perhaps"], "perhaps"),
+        ([*DIGITS, "optimizer=sgd"], "sgd"),
+        ([*DIGITS, "randaugment=1,2,3"], "1,2,3"),
+        ([*DIGITS, "patiense=3"], "did you mean patience?"),
+        ([*DIGITS, "model_options=heads=5"], "5 heads"),
+        (["pretrain", "digits", "--recipe", "masked-imagenet", "--set", "masked.shares=1,1,1"], "1, 1, 1"),
+        (["finetune", "digits", "--recipe", "pet"], "did you mean pets?"),
+        (["finetune", "digits", "--recipe", "imagnet"], "did you mean imagenet"),
+        (["predict", "/dev/null/x", "a.png"], "/dev/null/x"),
+        (["report", "/dev/null/x"], "/dev/null/x"),
+    ],
+)
+def test_messages_hold_no_python(words, named, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(*words) == 2
+    err = capsys.readouterr().err.splitlines()[-1]
+    assert named in err and not re.search(PYTHON, err), err

@@ -193,7 +193,7 @@ def decode_box(
 def _refusal(kind: str, error: Exception) -> Exception:
     """What is raised for an error of a decoder's."""
     cut = isinstance(error, EOFError) or "truncat" in str(error).lower()
-    return BadImage("truncated" if cut else "damaged", f"{kind}: {str(error) or type(error)}")
+    return BadImage("truncated" if cut else "damaged", f"{kind}: {str(error) or type(error).__name__}")
 
 
 def _kind(data: bytes, formats: Sequence[str]) -> str:

@@ -21,7 +21,8 @@ class Preprocessing:
         if self.interpolation not in ("bilinear", "bicubic"):
             raise ValueError(f"interpolation must be 'bilinear' or 'bicubic', not {self.interpolation!r}")
         if not 0 < self.crop <= 1 or 0 in self.std or len(self.mean) != len(self.std):
-            raise ValueError(f"impossible preprocessing: {self}")
+            mean, std = (", ".join(f"{value:g}" for value in values) for values in (self.mean, self.std))
+            raise ValueError(f"impossible preprocessing: crop {self.crop:g}, mean {mean}, std {std}")
 
 
 CENTRE = 224 / 256  # the usual share of the shorter side that a central crop keeps

@@ -56,7 +56,10 @@ class ResNetConfig:
         check_resnet(self)
         check_axial(self)
         if not self.blocks or self.classes < 0 or self.channels < 1 or min(self.image_size) < 1:
-            raise ValueError(f"impossible ResNet: {self}")
+            raise ValueError(
+                f"impossible ResNet: {len(self.blocks)} stages, {self.classes} classes, {self.channels} "
+                f"channels, images of {self.image_size[0]}x{self.image_size[1]}"
+            )
 
     def __repr__(self) -> str:
         return short_repr(self, ResNetConfig(), ("blocks", "width", "image_size", "classes"))

@@ -1,6 +1,7 @@
 """Experiments as frozen values: complete, comparable, JSON and back."""
 
 from collections.abc import Callable
+from difflib import get_close_matches
 
 from vitkit.recipes import finetune, pretrain
 from vitkit.recipes.recipe import Recipe
@@ -12,5 +13,7 @@ def recipe(name: str) -> Recipe:
     """The recipe of a name; `vitkit list recipes` shows them all."""
     if name not in RECIPES:
         near = [known for known in RECIPES if name.lower() in known.lower()]
-        raise ValueError(f"no recipe {name!r}; known: {', '.join(near or RECIPES)}")
+        near = near or get_close_matches(name, RECIPES, 3)
+        hint = f"did you mean {' or '.join(near[:8])}? " if near else ""
+        raise ValueError(f"no recipe {name!r}; {hint}vitkit list recipes shows them all")
     return RECIPES[name]()

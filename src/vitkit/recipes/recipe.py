@@ -5,6 +5,7 @@ import types
 import typing
 from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ from vitkit.training.schedule import Duration, Schedule, Stage, parse_stages, st
 
 LARGEST = 2**20  # bytes of a recipe file
 KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", tuple: "a list"}
+
+EXPECTED = {  # what a text for a field must be, by the field's type
+    int: "a whole number", float: "a number", bool: "true or false", tuple: "values with commas between them",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +86,10 @@ class Recipe:
     def __post_init__(self):
         check_ranges(self)
         if len(self.image_size) != 2:
-            raise ValueError(f"image_size is a height and a width, not {self.image_size}")
+            raise ValueError(f"image_size is a height and a width, not {commas(self.image_size)}")
         if len(self.randaugment) not in (0, 2):
             raise ValueError(
-                f"randaugment is layers,magnitude as in 2,10, or nothing, not {self.randaugment}"
+                f"randaugment is layers,magnitude as in 2,10, or nothing, not {commas(self.randaugment)}"
             )
         choices = {"train_on": ("train", "train+val"), "report_on": ("test", "val"),
                    "objective": ("classify", "masked"), "crop": tuple(CROPS), "loss": LOSSES,
@@ -129,6 +134,11 @@ def only(recipe: Recipe, named: Iterable[str]) -> Recipe:
     return replace(Recipe(name="part"), **{name: getattr(recipe, name) for name in named})
 
 
+def commas(values: Iterable[Any]) -> str:
+    """Several values as --set takes them."""
+    return ",".join(map(str, values))
+
+
 def override(value: Any, changes: Iterable[str]) -> Any:
     """A frozen value with fields changed by 'name=text' or 'part.name=text', each checked by its type.
 
@@ -143,7 +153,9 @@ def override(value: Any, changes: Iterable[str]) -> Any:
             raise ValueError(f"{change!r}: give field=value, as in optimizer.weight_decay=0.1")
         first, _, rest = name.partition(".")
         if first not in known or (rest and not is_dataclass(getattr(value, first))):
-            raise ValueError(f"no field {name!r}; {type(value).__name__} has {', '.join(sorted(known))}")
+            near = get_close_matches(first, known, 1)
+            meant = f"did you mean {near[0]}? " if near and near[0] != first else ""
+            raise ValueError(f"no field {name!r}; {meant}There are {', '.join(sorted(known))}")
         if rest:
             parts.setdefault(first, []).append(f"{rest}={text}")
         else:
@@ -175,8 +187,9 @@ def parse(text: str, hint: Any, name: str) -> Any:
             raise ValueError
         return hint(text)
     except (ValueError, KeyError):
+        many = f", {len(options)} of them" if options and Ellipsis not in options else ""
         raise ValueError(
-            f"{name}: {text!r} is not a value of type {getattr(hint, '__name__', hint)}"
+            f"{name}: {text!r} is not {EXPECTED.get(typing.get_origin(hint) or hint, 'a single value')}{many}"
         ) from None
 
 

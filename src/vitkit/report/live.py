@@ -88,7 +88,7 @@ class Live:
         left = f"{clock(self.left)} left" if width >= ROOMY else clock(self.left)
         before, after, *more = f"{self.what} ", f" {self.place()} {left}", *self.fields()
         if "loss" in self.numbers:
-            after = f"{after} {more.pop(0)}"
+            after = f"{after}  {more.pop(0)}"
         room = width - len(after)
         if room < len(before) + LEAST_BAR:
             before = ""

@@ -162,9 +162,9 @@ def fit_memory(recipe: Recipe, options: Training, model: Model, runtime: Runtime
         return recipe
     if not most:
         raise ValueError(
-            f"not one image of {recipe.image_size} fits into the memory of {runtime.device}: give a smaller "
-            "model or --image-size; finetune and pretrain also have --recompute, and for more devices "
-            "--spread fsdp"
+            f"not one image of {recipe.image_size[0]}x{recipe.image_size[1]} fits into the memory of "
+            f"{runtime.device}: give a smaller model or --image-size; finetune and pretrain also have "
+            "--recompute, and for more devices --spread fsdp"
         )
     say(f"in pieces of {most} images: the memory of {runtime.device} holds no more at a time")
     return replace(recipe, micro_batch=most)

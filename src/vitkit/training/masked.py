@@ -40,9 +40,8 @@ class MaskedConfig:
             raise ValueError(f"when must be {' or '.join(WHEN)}, not {self.when!r}")
         check_ranges(self, "masked.")
         if len(self.shares) != 3 or abs(sum(self.shares) - 1) > 1e-6:
-            raise ValueError(
-                f"shares are three that add up to 1 (masked, another patch, left): {self.shares}"
-            )
+            given = ", ".join(f"{share:g}" for share in self.shares)
+            raise ValueError(f"shares are three that add up to 1 (masked, another patch, left), not {given}")
 
     def counts(self, patches: int) -> tuple[int, int, int]:
         """Of so many patches: corrupted, masked, and replaced by another; the rest is left as it is.

@@ -19,8 +19,13 @@ class Duration:
 
     def __post_init__(self):
         if (self.steps is None) == (self.epochs is None):
-            raise ValueError(f"a duration is given in steps or in epochs, one of them: {self}")
+            given = "neither" if self.steps is None else f"{self}"
+            raise ValueError(f"a length is given in steps or in epochs, one of them, not {given}")
         check_ranges(self, "length.")
+
+    def __str__(self) -> str:
+        steps, epochs = f"{self.steps} steps", f"{self.epochs or 0:g} epochs"
+        return epochs if self.steps is None else steps if self.epochs is None else f"{steps} and {epochs}"
 
     def in_steps(self, images: int, batch: int) -> int:
         """The number of steps, at least one."""
