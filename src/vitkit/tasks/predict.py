@@ -15,7 +15,7 @@ from vitkit.models.variants import Model
 from vitkit.models.vit import dropped
 from vitkit.options import parse_view
 from vitkit.report.answers import UNSURE, in_rows, in_words
-from vitkit.report.terminal import csv_cell, console, print_table, printable, say, warn
+from vitkit.report.terminal import console, csv_cell, print_table, printable, say, warn
 from vitkit.serving.predict import Classifier, Prediction, check_head, find_images, predict_many
 from vitkit.tasks.sorting import Sorter
 from vitkit.weights.locate import is_exported
@@ -128,7 +128,6 @@ def summarise(sorter: Sorter, unread: int, *, quiet: bool) -> None:
         return warn(text)
     say(text)
     print_table(sorter.rows())
-
 
 
 def engine_for(
