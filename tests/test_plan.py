@@ -13,7 +13,7 @@ from test_tasks import TINY
 
 from vitkit.data import content
 from vitkit.experiment import run as experiment
-from vitkit.tasks.plan import headline, page
+from vitkit.tasks.plan import headline, page, time_in_words
 from vitkit.weights import download
 
 
@@ -62,8 +62,15 @@ def test_a_plan_downloads_and_writes_nothing(photos, tmp_path, capsys):
     assert files(tmp_path) == before
     assert max(map(len, shown.splitlines())) <= 80 and len(shown.splitlines()) < 40 and "{" not in shown
     for text in ("Would create runs/photos", "37 MB", "500 steps", "0.01", "warm-up", "32 x 32", "8 images",
-                 "mirrored", "--steps", "--keep last", "--patience 0", "24 training"):  # fmt: skip
+                 "mirrored", "--keep last", "--patience 0", "24 training"):  # fmt: skip
         assert text in shown
+
+
+@pytest.mark.parametrize("seconds, shorter", [(2000.0, "--steps 125 takes about 8 min"), (60.0, "")])
+def test_a_long_run_is_planned_with_a_way_to_shorten_it(seconds, shorter):
+    plan = {"action": "create", "seconds": seconds, "time": "x", "steps": 500, "steps_left": 500}
+    words = time_in_words(plan)
+    assert shorter in words and ("--steps" in words) == bool(shorter)
 
 
 def test_a_run_after_the_plan_does_as_planned(photos, capsys):

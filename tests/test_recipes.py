@@ -8,6 +8,7 @@ from vitkit.models.variants import build
 from vitkit.recipes import RECIPES, recipe
 from vitkit.recipes.finetune import bit_beside, hyperrule
 from vitkit.recipes.pretrain import AUGREG
+from vitkit.recipes.recipe import override
 from vitkit.studies.setting import Arm, Setting, pretraining, stochastic
 from vitkit.training.schedule import Duration
 
@@ -180,3 +181,11 @@ def test_the_resnets_of_the_sgd_study_have_bits_hyperparameters():
     assert (r.batch, r.schedule.rate) == (4096, pytest.approx(0.48))
     o = r.optimizer
     assert (o.kind, o.momentum, o.weight_decay) == ("sgd", 0.9, 1e-4)
+
+
+def test_values_are_read_by_the_type_of_their_field():
+    assert override(Duration(steps=3), ["steps=none", "epochs=2"]) == Duration(None, 2.0)
+    with pytest.raises(ValueError, match=r"optimizer: 'adam' is not a single value"):
+        override(recipe("finetune"), ["optimizer=adam"])
+    with pytest.raises(ValueError, match=r"image_size.*224,224,3"):
+        replace(recipe("finetune"), image_size=(224, 224, 3))

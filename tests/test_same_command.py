@@ -108,15 +108,18 @@ def test_a_run_of_an_earlier_version_goes_on_as_it_was(tmp_path):
     stored = json.loads(path.read_text())
     old = {name: value for name, value in stored.items() if name != "keep"} | {"patience": 0}
     path.write_text(json.dumps(old))
+    (tmp_path / "r" / "result.json").unlink()  # as if it was stopped after its last step
     assert run(*words) == 0 and result_of(tmp_path / "r")["kept"]["weights"] == "last"
 
 
 def test_equal_accuracies_are_decided_by_the_loss():
     memory = {"best": None, "since": 0}
     for step, (top1, loss) in enumerate([(0.9, 0.5), (0.9, 0.4), (0.9, 0.45), (0.8, 0.1), (1.0, 0.6)], 1):
-        memory |= after_evaluation(memory, SimpleNamespace(top1=top1, loss=loss), step)
+        memory |= after_evaluation(memory, SimpleNamespace(top1=top1, loss=loss, images=10), step)
         if step == 4:
-            assert memory == {"best": 0.9, "best_loss": 0.4, "best_step": 2, "since": 2}
+            assert memory == {
+                "best": 0.9, "best_loss": 0.4, "best_step": 2, "best_images": 10, "since": 2,
+            }  # fmt: skip
     assert (memory["best_step"], memory["since"]) == (5, 0)
     old = {"best": 0.9, "since": 3}  # in a checkpoint of an earlier version
-    assert after_evaluation(old, SimpleNamespace(top1=0.9, loss=0.2), 7)["best_step"] == 7
+    assert after_evaluation(old, SimpleNamespace(top1=0.9, loss=0.2, images=10), 7)["best_step"] == 7

@@ -285,6 +285,23 @@ def test_trials_wait_for_what_they_need_and_long_ones_begin_first():
     assert longest_first(list(reversed(trials)), price)[0].needs == ""
 
 
+def test_a_trial_that_a_long_one_waits_for_begins_before_one_that_is_longer_itself():
+    first, *tuned = made("resolution", seeds=1)
+    alone = replace(first, name="alone")
+    price = {first.name: 5.0, alone.name: 7.0} | {one.name: 4.0 for one in tuned}
+    order = longest_first([alone, *tuned, first], price)
+    assert [one.name for one in order[:2]] == [first.name, "alone"]
+
+
+def test_few_shot_accuracy_as_a_run_goes_costs_more_than_at_its_end():
+    (one, *_) = made("heads", seeds=1)
+    one = replace(one, recipe=replace(one.recipe, fewshot="digits", evaluations=6, val=0.0))
+    for when, looks in (("evaluations", 7), ("end", 1)):
+        again = replace(one, recipe=replace(one.recipe, fewshot_when=when))
+        paces = {kind: Pace(0.0, 1.0, 0.0, 1.0) for kind in kinds([again])}
+        assert prices([again], paces, SEEN)[one.name] == pytest.approx((1 + looks) * 179 + FIXED)
+
+
 def test_a_fine_tuned_model_is_timed_at_its_own_size():
     trials = made("resolution", seeds=1)
     asked = kinds(trials)

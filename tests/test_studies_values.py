@@ -6,7 +6,17 @@ import pytest
 
 from vitkit.recipes.recipe import override
 from vitkit.studies.catalogue import STUDIES
-from vitkit.studies.setting import LEVELS, Setting, finetuning, hybrid, pretraining, resnet, stochastic, vit
+from vitkit.studies.setting import (
+    LEVELS,
+    Arm,
+    Setting,
+    finetuning,
+    hybrid,
+    pretraining,
+    resnet,
+    stochastic,
+    vit,
+)
 
 S = Setting(data=("digits", "other"), downstream="", pixels=32, patch=4, batch=32, steps=100, images=1618)
 VITS = ((64, 3, 2, 128), (96, 4, 3, 192), (128, 6, 4, 256), (192, 8, 6, 384), (256, 10, 8, 768),
@@ -25,6 +35,18 @@ def test_the_miniatures_sizes():
             assert resnet(at, size).options == (f"blocks={blocks}", f"width={width}")
             assert hybrid(at, size).options == (*options, "stem.blocks=1", "stem.width=32", "patch=1")
     assert vit(S, 0, patch=8).model == "ViT-Ti/8"
+
+
+def test_at_the_papers_scale_models_are_named():
+    at = replace(S, scale="paper")
+    assert (vit(at, 0).model, resnet(at, 0).model) == ("ViT-B/32", "BiT-R50x1")
+    assert hybrid(at, 1) == Arm("R50+ViT-B/16")
+
+
+def test_figures_of_fine_tuned_models_leave_their_pretraining_out():
+    drawn = {name: [one.where.get("phase") for one in STUDIES[name].pictures] for name in STUDIES}
+    tuned = {name for name, phases in drawn.items() if "tuned" in phases}
+    assert tuned == {"pretrain-sets", "optimizer", "resolution"} and drawn["resolution"] == ["tuned"]
 
 
 def test_a_miniatures_pretraining_and_fine_tuning():

@@ -37,6 +37,7 @@ TRAINING = (
     "tests/training/test_training.py",
     "tests/training/test_optimizer.py",
 )
+STEPS = ("tests/training/test_recorder.py", "tests/training/test_halves.py")
 VTAB = ("tests/data/vtab/test_vtab_tables.py", "tests/data/vtab/test_vtab_readers.py")
 PLANS = ("tests/test_studies_values.py", "tests/test_studies_plans.py")
 
@@ -48,7 +49,7 @@ SCOPE: dict[str, tuple[int, tuple[str, ...]]] = {
     "src/vitkit/training/schedule.py": (6, TRAINING),
     "src/vitkit/training/objectives.py": (3, TRAINING),
     "src/vitkit/training/optimizer.py": (10, TRAINING),
-    "src/vitkit/training/step.py": (6, (*TRAINING, "tests/training/test_recorder.py")),
+    "src/vitkit/training/step.py": (6, (*TRAINING, *STEPS)),
     "src/vitkit/training/masked.py": (8, ("tests/training/test_masked.py",)),
     "src/vitkit/training/checkpoint.py": (5, ("tests/training/test_checkpoint.py", *CHECKPOINTS)),
     "src/vitkit/training/journal.py": (4, ("tests/training/test_journal.py",)),

@@ -2,12 +2,23 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from vitkit.training.checkpoint import MANIFEST, Saver, complete, latest, load_checkpoint
+from vitkit.training.checkpoint import (
+    MANIFEST,
+    CheckpointError,
+    Saver,
+    complete,
+    latest,
+    load_checkpoint,
+    write_part,
+)
 from vitkit.training.optimizer import OptimizerConfig
+from vitkit.training.parts import pieces
+from vitkit.training.runtime import Runtime
 from vitkit.training.step import TrainState
 
 
@@ -63,3 +74,17 @@ def test_half_a_checkpoint_and_a_file_are_none(folder):
     assert latest(folder)[0].name == "step-00000003" and latest(folder)[1] == []
     Saver(folder).save(state_at(4), {})
     assert not (folder / "step-00000009.partial").exists()
+
+
+def test_a_checkpoint_that_would_not_fit_is_not_begun(tmp_path, monkeypatch):
+    state = TrainState.start(torch.nn.Linear(1024, 1024), OptimizerConfig())
+    mine = pieces(state, Runtime())
+    needed = sum(piece.tensor.nbytes for piece in mine.values())
+    assert needed > 2**22
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=needed + 2**20))
+    with pytest.raises(CheckpointError, match=f"{needed:,} bytes"):
+        write_part(tmp_path, 0, mine)
+    assert not [*tmp_path.iterdir()]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=round(1.06 * needed) + 2**20))
+    write_part(tmp_path, 0, mine)
+    assert (tmp_path / "part-00000.json").exists()

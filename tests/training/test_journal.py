@@ -52,6 +52,12 @@ def test_rows_after_the_step_are_forgotten_and_half_a_row_too(tmp_path):
     assert rows(tmp_path) == []
 
 
+def test_a_row_that_was_cut_off_is_not_read(tmp_path):
+    with Journal(tmp_path) as journal:
+        (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{')
+        assert journal.lines() == ['{"step": 1}']
+
+
 def test_events_hold_the_numbers_and_after_a_resume_none_beyond_the_step(tmp_path):
     with Journal(tmp_path) as journal:
         for step in range(1, 11):

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitkit.experiment.measure import Found
+from vitkit.proportions import percent
 from vitkit.recipes.recipe import Recipe
 
 BEST = "best.safetensors"  # in a run folder: the weights that did best on val so far
@@ -18,7 +19,8 @@ def after_evaluation(memory: Mapping[str, Any], found: Found, step: int) -> dict
     score = -found.loss if found.top1 is None else found.top1
     best, lowest = memory["best"], memory.get("best_loss", float("inf"))
     if best is None or score > best or (score == best and found.loss < lowest):
-        return {"best": score, "best_loss": found.loss, "best_step": step, "since": 0}
+        return {"best": score, "best_loss": found.loss, "best_step": step, "since": 0,
+                "best_images": found.images}  # fmt: skip
     return {"since": memory["since"] + 1}
 
 
@@ -34,6 +36,7 @@ def kept(recipe: Recipe, memory: Mapping[str, Any], step: int, total: int) -> di
         "weights": "best" if best else "last",
         "step": memory.get("best_step") if best else step,
         "val_top1": memory["best"] if best and memory["best"] >= 0 else None,
+        "val_images": memory.get("best_images"),
         "stopped_early": step < total and stopped(recipe, memory),
         "planned_steps": total,
     }
@@ -47,5 +50,7 @@ def in_words(kept: Mapping[str, Any], steps: int) -> str:
     if kept["weights"] == "last":
         return f"{ended}; kept the last weights"
     at = "" if kept["step"] is None else f", of step {kept['step']}"
-    right = "" if kept["val_top1"] is None else f" ({kept['val_top1']:.1%} right)"
+    right = ""
+    if kept["val_top1"] is not None and (images := kept.get("val_images")):
+        right = f" ({percent(kept['val_top1'], images)} of {images} images right)"
     return f"{ended}; kept the best weights on validation{at}{right}"

@@ -17,6 +17,7 @@ from vitkit.experiment.start import Kept
 from vitkit.experiment.terms import Result
 from vitkit.models.variants import Model, fresh, variant
 from vitkit.models.vit import dropped
+from vitkit.proportions import percent
 from vitkit.recipes.recipe import Recipe, stages_of
 from vitkit.report.terminal import console, duration, printable, say
 from vitkit.tasks import automatic
@@ -172,7 +173,11 @@ def page(plan: Mapping[str, Any], width: int = WIDTH) -> Iterator[str]:
 def headline(plan: Mapping[str, Any]) -> str:
     run, steps = plan["run"], plan["steps"]
     if plan["action"] == "finished":
-        right = "" if plan["result"] is None else f", {plan['result']:.1%} of the test images right"
+        right = (
+            ""
+            if plan["result"] is None
+            else f", {percent(plan['result'], plan['test_images'])} of the test images right"
+        )
         return (
             f"{run} is already finished: {counted(plan['step'], 'step')}{right}. It was trained as follows."
         )
