@@ -329,3 +329,11 @@ def test_the_words_of_options_give_the_same_options(monkeypatch):
     monkeypatch.setattr(verbs, "VERBS", {"finetune": finetune, "other": finetune})
     verbs.main(["finetune", "pics", *options.words()])
     assert seen == [options]
+
+
+def test_an_out_below_a_file_is_refused_at_once(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setattr("vitkit.tasks.learn.seconds_a_step", None)  # nothing is timed
+    for out in (tmp_path / "file", tmp_path / "file" / "run"):
+        assert run("finetune", "digits", "--model", "ViT-Ti/4", "--out", out) == 2
+        assert f"--out {out}" in capsys.readouterr().err

@@ -77,6 +77,7 @@ def choose_folder(request: Request, say: Callable[[str], None]) -> tuple[Path, s
     Where --out is not given and runs/<data> holds another experiment, it is runs/<data>-2 and so on.
     """
     if request.options.out:
+        check_out(request.options.out)
         return request.options.out, ""
     first = usual_folder(request.data)
     why = occupied(first, request)
@@ -89,6 +90,13 @@ def choose_folder(request: Request, say: Callable[[str], None]) -> tuple[Path, s
     same = same_place(read_recipe(first / RECIPE).data, request.data)
     kept = same and remembered_splits(first) and divides(request.recipe)
     return folder, str(first) if kept else ""
+
+
+def check_out(out: Path) -> None:
+    """Refuse a folder that can never be made before anything takes time."""
+    there = next((one for one in (out, *out.parents) if one.exists()), out)
+    if not there.is_dir():
+        raise ValueError(f"--out {out}: {there} is a file, not a folder; give a folder that can be made")
 
 
 def usual_folder(data: str) -> Path:
