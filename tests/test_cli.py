@@ -172,7 +172,7 @@ def test_convert_says_when_there_is_no_peer(npz, tmp_path, capsys, monkeypatch):
         (["show", "ViT-Q/16"], 2, "no model 'ViT-Q/16'"),
         (["show", "README.nowhere"], 2, "no model"),
         (["convert", "nothing.npz", "x.safetensors"], 2, "no file, folder or published weights"),
-        (["convert", "nothing.npz", "x.safetensors", "--image-size", "big"], 2, "give N or HxW"),
+        (["convert", ".", "x.safetensors", "--image-size", "big"], 2, "give N or HxW"),
         (["list", "planets"], 2, "'planets': expected one of models"),
         (["lsit"], 2, "lsit"),
         ([], 2, "give a verb"),

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -27,7 +28,6 @@ from vitkit.tasks import automatic
 from vitkit.tasks.learn import compared, make_recipe, settled
 from vitkit.training.runtime import Runtime
 from vitkit.training.step import Diverged
-from vitkit.weights.download import DownloadError
 
 
 @pytest.fixture
@@ -80,10 +80,11 @@ def test_choices_follow_machine_and_data(photos):
 def test_offline_it_says_how_to_get_weights(photos, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    def fails(weight):
-        raise DownloadError("no route to host")
+    def fails(*_, **__):
+        raise OSError("no route to host")
 
-    monkeypatch.setattr(automatic, "fetch", fails)
+    monkeypatch.setattr(socket, "create_connection", fails)
+    monkeypatch.setattr(socket, "getaddrinfo", fails)
     assert run("finetune", photos, "--out", tmp_path / "run") == 2
     told = capsys.readouterr().err
     assert "no route to host" in told and "--weights FILE" in told and "--model ViT-Ti/16" in told
@@ -304,7 +305,9 @@ def test_a_compiled_model_learns_the_same(tmp_path):
         ["--weights", "b16.npz", "--set", "model_options=depth=2"],
     ],
 )
-def test_weights_and_a_model_are_not_taken_together(verb, words, tmp_path, capsys):
+def test_weights_and_a_model_are_not_taken_together(verb, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "b16.npz").write_bytes(b"")
     assert run(verb, "digits", *words, "--out", tmp_path / "run", "--device", "cpu") == 2
     said = capsys.readouterr().err
     assert "--weights b16.npz" in said and "model" in said.split("decides")[1]

@@ -129,7 +129,7 @@ def test_files_that_do_not_run_are_named_in_a_line(files, tmp_path, capsys):
     (tmp_path / "alone.xml").write_text("<net/>")
     (tmp_path / "m.pt2").write_bytes(b"")
     for name, words in (("cut.onnx", "cut.onnx"), ("alone.xml", "alone.bin"), ("m.pt2", ".onnx and .xml"),
-                        ("none.onnx", "no such file")):  # fmt: skip
+                        ("none.onnx", "no file")):  # fmt: skip
         assert run("predict", tmp_path / name, files / "photos") == 2
         err = capsys.readouterr().err
         assert err.count("\n") == 1 and words in err and str(tmp_path / name) in err

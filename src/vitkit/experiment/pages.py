@@ -20,7 +20,7 @@ from vitkit.weights.atomic import replace_file
 REPORT, MISTAKES, BATCH = "report.html", "mistakes.csv", "training-batch.json"
 BIT = "bit"  # the folder of a protocol's run by BiT's HyperRule
 # what a command must name, lest it is chosen for the machine and the data
-CHOSEN = ("image_size", "batch", "length.", "schedule.rate", "schedule.warmup")
+CHOSEN = ("image_size", "batch", "length.", "schedule.rate", "schedule.warmup", "keep", "patience")
 
 
 def write_run_page(folder: Path) -> Path:

@@ -6,21 +6,21 @@ import json
 import zlib
 from base64 import b64decode, b64encode
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitkit.data.content import SIZE
 from vitkit.data.sources import Source
 from vitkit.data.splits import fingerprints
-from vitkit.evaluation.accuracy import Accuracy
-from vitkit.experiment.fingerprint import FILE as DATA
-from vitkit.experiment.fingerprint import read as read_data
-from vitkit.weights.save import replace_file
+from vitkit.weights.atomic import replace_file
+
+if TYPE_CHECKING:  # a report needs no torch
+    from vitkit.evaluation.accuracy import Accuracy
 
 FILE = "predictions.json.gz"
 LIMIT = 200_000  # images
 
 
-def write_predictions(out: Path, source: Source, found: Accuracy) -> None:
+def write_predictions(out: Path, source: Source, found: "Accuracy") -> None:
     """A row for each image that was tested, as columns; not for very large test sets."""
     if len(source) > LIMIT:
         return
@@ -40,6 +40,9 @@ def tested_images(out: Path, split: str) -> dict[str, Any]:
     content: a digest of the images and their labels; right: by image, whether it is; names: a digest of
     the names, labels and sizes.
     """
+    from vitkit.experiment.fingerprint import FILE as DATA
+    from vitkit.experiment.fingerprint import read as read_data
+
     found: dict[str, Any] = {"content": None, "right": None, "names": None}
     stored = read_data(out / DATA, 1)
     if stored and split in stored[0]["splits"]:

@@ -24,8 +24,17 @@ from vitkit.report.html import (
     text,
 )
 from vitkit.report.literature import task_of
+from vitkit.report.paired_runs import (
+    best_of,
+    counts,
+    groups,
+    is_better,
+    is_known,
+    section_of,
+    test_of,
+    winner,
+)
 from vitkit.report.run_page import Found, headline, said
-from vitkit.report.same_test import best_of, counts, groups, is_better, is_known, section_of, test_of, winner
 from vitkit.report.terminal import duration
 
 DRAWN = 16  # runs whose curves can be told apart

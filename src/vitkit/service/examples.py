@@ -89,6 +89,7 @@ EXAMPLES = {
   "precision": "fp32",
   "origin": {"format": "vitkit", "source": "model.safetensors", "licence": "", "sha256": "5d41c0…"},
   "attention": true,
+  "formats": [".jpg", ".jpeg", ".png", …],
   "limits": {"bytes": 10000000, "pixels": 20000000, "images": 32, "seconds": 30.0, "queue": 256}
 }""",
         '"covered" is the part of "image_size" that lies in whole patches: the maps lie on it. '
