@@ -7,9 +7,9 @@ import pytest
 from vitkit.recipes import recipe
 from vitkit.recipes.finetune import hyperrule
 from vitkit.recipes.pretrain import AUGREG, LEVELS
-from vitkit.recipes.recipe import Recipe, flat, override
+from vitkit.recipes.recipe import LARGEST, Recipe, flat, override, read_recipe, shown, to_json
 from vitkit.training.optimizer import OptimizerConfig
-from vitkit.training.schedule import Duration, Schedule
+from vitkit.training.schedule import Duration, Schedule, parse_stages
 
 PLAIN = {
     "weights": "", "model": "", "model_options": (), "keep_representation": False, "against": (),
@@ -168,3 +168,20 @@ def test_a_size_may_be_one_number_or_two(text, value):
     for bad in ("1x2x3", "", "x"):
         with pytest.raises(ValueError, match="image_size"):
             override(Recipe(name="x"), [f"image_size={bad}"])
+
+
+def test_the_largest_file_and_the_longest_value_that_are_taken_whole(tmp_path):
+    text = to_json(recipe("finetune"))
+    (tmp_path / "recipe.json").write_text(text + " " * (LARGEST - len(text)))
+    assert read_recipe(tmp_path / "recipe.json") == recipe("finetune")
+    (tmp_path / "recipe.json").write_text(text + " " * (LARGEST - len(text) + 1))
+    with pytest.raises(ValueError, match=f"more than {LARGEST:,} bytes"):
+        read_recipe(tmp_path / "recipe.json")
+    assert shown("x" * 78) == repr("x" * 78) and shown("x" * 79).endswith(" ...")
+
+
+def test_a_run_of_one_step_can_be_trained_on():
+    assert parse_stages(["1+2", "3+4"]) == [(1, 2), (3, 4)]
+    for bad in (["0+2"], ["1+2", "4+1"], ["2+2", "2+1"], ["1+0"]):
+        with pytest.raises(ValueError, match="more_steps"):
+            parse_stages(bad)
