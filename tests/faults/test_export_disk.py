@@ -20,7 +20,8 @@ def test_an_export_to_a_full_disk_is_one_line(kind, lies, small, small_disk, tmp
     (disk / f"m.{kind}").write_text("of before")
     leave(disk, 300_000)
     before = sorted(path.name for path in disk.iterdir())
-    assert run("export", tmp_path / "m.safetensors", disk / f"m.{kind}", "--device", "cpu", "--json") == 1
+    words = ("--overwrite", "--device", "cpu", "--json")
+    assert run("export", tmp_path / "m.safetensors", disk / f"m.{kind}", *words) == 1
     told = capsys.readouterr()
     assert not told.out and str(disk / f"m.{kind}") in told.err and "No space left" in told.err
     assert told.err.count("\n") == 1, told.err

@@ -199,7 +199,7 @@ def test_A3_any_names_are_classes(tmp_path_factory, names):
 
 @pytest.mark.control("vitkit.data.sources.walk")
 def test_A3_control_hidden_folders_become_classes_where_nobody_looks(tmp_path, switched_off, tally):
-    def careless(root):
+    def careless(root, folders=None):
         return (str(p.relative_to(root)) for p in root.rglob("*") if p.is_file())
 
     switched_off("vitkit.data.sources.walk", careless)

@@ -28,6 +28,7 @@ REFUSED = {
 FLAGS = {  # of those that have a flag of their own
     "rate": "--lr ", "batch": "--batch ", "image size": "--image-size ", "seed": "--seed ",
     "length": "--steps ", "classes or data": "DATA ", "model": "--model ", "subset": "--subset ",
+    "patience": "--patience ",
 }  # fmt: skip
 ALLOWED = {
     "micro-batch": "micro_batch=4", "evaluations": "evaluations=2", "text": "about=another",
