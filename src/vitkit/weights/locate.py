@@ -12,7 +12,7 @@ from typing import Any
 from vitkit.layouts.layout import WeightsError
 from vitkit.models.card import Origin
 from vitkit.weights.archive import Arrays, UntrustedCheckpoint, listed, open_arrays
-from vitkit.weights.published import PUBLISHED, fetch, unknown
+from vitkit.weights.published import PUBLISHED, check_known, fetch, unknown
 
 INDEX = ".index.json"
 WEIGHTS = (  # of a folder, in the order of transformers
@@ -41,11 +41,9 @@ def locate(source: str | Path) -> tuple[Path, Origin]:
 
 def check_place(source: str | Path) -> None:
     """Refuse what is no model before anything is done: nothing is fetched, and no array is read."""
-    path = Path(source)
-    if str(source) and path.exists():
-        weight_file(path)
-    elif str(source) not in PUBLISHED:
-        raise unknown(str(source))
+    check_known(str(source))
+    if Path(source).exists():
+        weight_file(Path(source))
 
 
 def is_exported(place: object) -> bool:
