@@ -167,6 +167,14 @@ def test_pictures_are_seen_to_open(browser, address):
             visit.page.keyboard.press(key)
             assert title.inner_text() == name
         visit.looked()
+        visit.page.route("**/v1/attention*", lambda _: None)  # an answer that never comes
+        visit.page.get_by_role("button", name="Close", exact=True).click()
+        visit.give("drop", {"3.png": png(3)})
+        visit.settled(4)
+        visit.page.locator(".thumb").nth(3).click()
+        assert visit.page.locator("#looking").is_visible()
+        visit.page.keyboard.press("ArrowLeft")  # to a picture whose maps are here
+        visit.looked()
         visit.slide("Opacity", "ArrowRight")  # which moves the slider, not on to the next picture
         assert title.inner_text() == "2.png" and "Esc" in visit.page.locator("#keys").inner_text()
 
@@ -364,7 +372,12 @@ def test_a_busy_server_is_waited_for_and_waiting_can_be_cancelled(browser, saved
 @pytest.mark.slow
 def test_limits_are_told_and_a_camera_gives_pictures(browser, saved):
     with service(saved[1], "--max-bytes", "20kB") as running, Visit(browser, running.url) as visit:
+        held = []
+        visit.page.route("**/v1/model", lambda route: held.append(route))  # a picture may be dropped before the server has told its limits
+        visit.page.reload()
         visit.give("drop", {"large.png": png(0) + bytes(30_000), "empty.png": b""})
+        wait_until(lambda: visit.page.locator(".card").count() == 2 and held)
+        held[0].continue_()
         visit.settled(2)
         shown = visit.page.locator("#cards").inner_text()
         assert "the server takes up to 20 kB" in shown and "This file is empty." in shown

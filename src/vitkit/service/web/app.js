@@ -58,6 +58,7 @@ async function answer(item) {
   const { signal } = item.stop;
   change(item, { state: "sending", error: "" });
   try {
+    await introduced; // what the server takes
     check(item.file);
     const waiting = (seconds) => change(item, seconds ? { state: "waiting", seconds } : { state: "sending" });
     const said = await ask(`v1/predict?top=${TOP}`, { body: item.file, signal, waiting });
@@ -229,5 +230,5 @@ viewer.items = () => items;
 at("cancel").onclick = cancel;
 at("clear").onclick = clear;
 at("download").onclick = () => download(words.csvFile, csv(items));
+const introduced = introduce();
 takeFiles();
-introduce();

@@ -97,6 +97,7 @@ export class Viewer {
   // Fetches the maps that are not there yet. Those of heads and of the rollout come with the first class.
   async look() {
     const { item, target } = this;
+    at("looking").hidden = true; // a request for another picture or class may still be under way
     this.refresh();
     if (item.state !== "done" || this.model.attention === false) return;
     if (item.looks?.classes.has(target)) return;
