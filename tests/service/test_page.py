@@ -372,8 +372,8 @@ def test_a_busy_server_is_waited_for_and_waiting_can_be_cancelled(browser, saved
 @pytest.mark.slow
 def test_limits_are_told_and_a_camera_gives_pictures(browser, saved):
     with service(saved[1], "--max-bytes", "20kB") as running, Visit(browser, running.url) as visit:
-        held = []
-        visit.page.route("**/v1/model", lambda route: held.append(route))  # a picture may be dropped before the server has told its limits
+        held = []  # a picture may be dropped before the page knows the server's limits
+        visit.page.route("**/v1/model", lambda route: held.append(route))
         visit.page.reload()
         visit.give("drop", {"large.png": png(0) + bytes(30_000), "empty.png": b""})
         wait_until(lambda: visit.page.locator(".card").count() == 2 and held)
