@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from vitkit.telemetry import turn_off
 
 if TYPE_CHECKING:
+    from vitkit.errors import Error
     from vitkit.evaluation.fewshot import fewshot
     from vitkit.layouts.layout import WeightsError
     from vitkit.models.adapt import adapt
@@ -21,6 +22,7 @@ turn_off()  # before any library that reports is imported
 
 __version__ = "0.1.0"
 __all__ = [
+    "Error",
     "UntrustedCheckpoint",
     "WeightsError",
     "adapt",
@@ -34,6 +36,7 @@ __all__ = [
 ]
 
 HOMES = {
+    "Error": "vitkit.errors",
     "WeightsError": "vitkit.layouts.layout",
     "UntrustedCheckpoint": "vitkit.weights.archive",
     "adapt": "vitkit.models.adapt",
