@@ -237,6 +237,25 @@ def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return rows
 
 
+def settings_of(recipe: dict[str, Any]) -> dict[str, Any]:
+    """What decides a run, by the names that --set takes, out of a recipe's table; model options as one text.
+
+    Nothing is checked here: the table may be one of an earlier version, or not a recipe at all.
+    """
+    table = {name: content for name, content in recipe.items() if name not in ("version", "auto")}
+    options = table.get("model_options")
+    if isinstance(options, dict):
+        options = [f"{name}={setting(value)}" for name, value in flat(options).items()]
+    return flat(table | ({"model_options": setting(options)} if isinstance(options, list | tuple) else {}))
+
+
+def setting(value: Any) -> str:
+    """A value as --set takes it."""
+    if isinstance(value, tuple | list):
+        return ",".join(map(str, value))
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def part_of(text: str) -> dict[str, int | float]:
     """'1000', '10%' or '25/class' as what data.splits.subset takes; nothing for all."""
     if not text:

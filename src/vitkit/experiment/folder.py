@@ -7,14 +7,14 @@ import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from vitkit.data.archives import naming
 from vitkit.data.batches import SIGNALS
 from vitkit.options import IN_RECIPES
-from vitkit.recipes.recipe import Recipe, flat, read_recipe, to_json
+from vitkit.recipes.recipe import Recipe, read_recipe, settings, to_json
 from vitkit.training.checkpoint import complete
 from vitkit.training.schedule import Duration, parse_stages
 from vitkit.weights.save import replace_file
@@ -75,7 +75,8 @@ def claim(out: Path, recipe: Recipe) -> None:
         check_recipe(out, old, recipe)
         for start, _ in parse_stages(recipe.more_steps[len(old.more_steps) :]):
             keep_result(out, start)
-    replace_file(path, lambda beside: beside.write_text(to_json(recipe) + "\n"))
+    complete_recipe = replace(recipe, auto=())  # nothing of it is left to choose
+    replace_file(path, lambda beside: beside.write_text(to_json(complete_recipe) + "\n"))
 
 
 def has_learned(out: Path) -> bool:
@@ -122,7 +123,7 @@ def changed_flags(old: Recipe, new: Recipe) -> list[str]:
 
 def flags(recipe: Recipe) -> dict[str, tuple[str, str]]:
     """Each field of a recipe as a command line has it: the flag and the value."""
-    table = flat(asdict(replace(recipe, length=Duration(steps=1))))
+    table = settings(replace(recipe, length=Duration(steps=1)))
     found = {name: (flag_of(name), value_of(value)) for name, value in table.items()}
     unit = "steps" if recipe.length.epochs is None else "epochs"
     return {"length": (f"--{unit} ", value_of(getattr(recipe.length, unit)))} | found

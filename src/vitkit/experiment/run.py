@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from vitkit.experiment.terms import How, Result
 from vitkit.experiment.training_batch import keep_batch
 from vitkit.models.masked import MaskedViT
 from vitkit.models.variants import Model
-from vitkit.recipes.recipe import Recipe, flat, stages_of
+from vitkit.recipes.recipe import Recipe, settings, stages_of
 from vitkit.report.live import Live
 from vitkit.training.checkpoint import Saver, latest, load_checkpoint
 from vitkit.training.journal import Journal
@@ -127,7 +127,7 @@ class Work:
             few = (self.recipe.fewshot, self.recipe.shots, self.recipe.draws)
             self.fewshot = FewShot(*few, opened=self.opened)
         self.saver = Saver(self.out / "checkpoints", self.runtime, aside=self.how.save_aside)
-        about = flat(asdict(self.recipe)) | self.runtime.facts()
+        about = settings(self.recipe) | self.runtime.facts()
         self.journal = None
         if self.runtime.main:
             named = self.how.trackers

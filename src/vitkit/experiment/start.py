@@ -24,10 +24,10 @@ from vitkit.experiment.fingerprint import remembered_splits
 from vitkit.models.adapt import adapt
 from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.masked import check_maskable, maskable, with_mask_token
-from vitkit.models.variants import Model, configure, fresh
+from vitkit.models.variants import Model, configure, fresh, with_options
 from vitkit.models.vit import with_size_note
 from vitkit.options import part_of
-from vitkit.recipes.recipe import Recipe, only, override
+from vitkit.recipes.recipe import Recipe, only
 from vitkit.weights.load import load
 from vitkit.weights.save import replace_file
 
@@ -235,7 +235,7 @@ def start_model(recipe: Recipe, train_split: Source, load: Callable[[str], Model
     elif recipe.model:
         config = configure(recipe.model, classes=len(train_split.classes), image_size=recipe.image_size)
         known = {k: v for k, v in training.items() if hasattr(config, k)}
-        config = override(replace(config, **known), recipe.model_options)
+        config = with_options(replace(config, **known), recipe.model_options)
         model = fresh(maskable(config) if masked else config, seed=recipe.seed)
         if not masked:
             model.labels, model.multilabel = train_split.classes, train_split.multilabel

@@ -1,11 +1,14 @@
 """Table 1 as a table: the name of a model to its sizes, and to a fresh model."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from typing import Any
 
 import torch
 
+from vitkit.errors import Error
 from vitkit.models.initial import initialise_resnet, initialise_vit
 from vitkit.models.resnet import ResNet, ResNetConfig, StemConfig
 from vitkit.models.vit import ViT, ViTConfig, with_size_note
@@ -122,6 +125,25 @@ def configure(name: str, **options: Any) -> Config:
     if "head" in options and "class_token" not in options:
         options["class_token"] = None  # follows the head
     return replace(config, **options)
+
+
+def with_options(config: Config, options: Mapping[str, Any]) -> Config:
+    """The sizes with exactly these fields changed; those of a hybrid's stem are named as in stem.width."""
+    known = [f.name for f in fields(config)]
+    stem = getattr(config, "stem", None)
+    known += [f"stem.{f.name}" for f in fields(stem)] if stem else []
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            raise Error(
+                f"this {type(config).__name__.removesuffix('Config')} has no option {name!r}; {meant}its "
+                f"options: {', '.join(known)}",
+                code="model.config",
+            )
+    own = {name: value for name, value in options.items() if "." not in name}
+    inner = {name.removeprefix("stem."): value for name, value in options.items() if "." in name}
+    return replace(config, **(own | ({"stem": replace(stem, **inner)} if stem and inner else {})))
 
 
 def build(name: str, *, seed: int | None = None, **options: Any) -> Model:

@@ -13,8 +13,8 @@ from vitkit.evaluation.memory import Memory, training_memory
 from vitkit.layouts.layout import WeightsError
 from vitkit.models.variants import Model, skeleton
 from vitkit.options import PATIENCE, Training
-from vitkit.recipes.finetune import RECIPES as FINETUNING
 from vitkit.recipes.finetune import hyperrule
+from vitkit.recipes.groups import field_of
 from vitkit.recipes.recipe import Recipe
 from vitkit.training.runtime import Runtime
 from vitkit.training.schedule import Duration
@@ -24,14 +24,13 @@ ON_GPU, ON_CPU = "ViT-B/16.augreg-i21k", "ViT-Ti/16.augreg-i21k"
 LARGE = 320  # shorter side of photographs for which 384 pixels show more than 224
 USABLE = 0.92  # of a device's free memory; the rest are its libraries and the allocator's gaps
 CPU_IMAGES = 12_800  # that a fine-tuning on a CPU sees: half an hour of ViT-Ti/16 on two cores
-OWN = ("finetune", "scratch")  # recipes that are vitkit's own and no paper's
 
 Say = Callable[[str], None]
 
 
 def given(options: Training) -> set[str]:
     """The fields of a recipe that a person has decided."""
-    named = {change.partition("=")[0].partition(".")[0].strip() for change in options.set}
+    named = {field_of(change) for change in options.set}
     if options.steps is not None or options.epochs is not None:
         named.add("length")
     return named | set(options.changes())
@@ -40,29 +39,30 @@ def given(options: Training) -> set[str]:
 def fill_in(recipe: Recipe, options: Training, train: Source, runtime: Runtime, say: Say) -> Recipe:
     """The recipe with everything decided, each decision told with its reason."""
     fixed, cuda = given(options), runtime.device.startswith("cuda")
-    if not recipe.weights and not recipe.model and recipe.name in FINETUNING:
+    if not recipe.weights and not recipe.model and "weights" in recipe.auto:
         recipe = replace(recipe, weights=some_weights(cuda, say))
         if not options.plan:
             have(recipe.weights)
-    if recipe.name not in ("bit", "finetune"):
+    chosen = {"image_size", "batch", "length", "hyperrule"} & set(recipe.auto) - fixed
+    if not chosen:
         return recipe
     sides = shorter_sides(train)
-    if recipe.name == "bit":
+    if "hyperrule" in chosen:
         recipe = hyperrule(recipe, len(train), round(median(sides)) ** 2, fixed)
         say(f"BiT's rule for {len(train)} images: {recipe.length}, {recipe.image_size[0]} pixels")
         return recipe
-    if "image_size" not in fixed:
+    if "image_size" in chosen:
         pixels = 384 if cuda and median(sides) >= LARGE else 224
         recipe = replace(recipe, image_size=(pixels, pixels))
         why = "a GPU, and photographs large enough" if pixels == 384 else "the weights' own"
         say(f"resolution {pixels}: {why} (median shorter side {median(sides):.0f} pixels)")
-    if "batch" not in fixed:
+    if "batch" in chosen:
         most = 512 if cuda else 64
         batch = max(8, min(most, 2 ** (max(1, len(train) // 8).bit_length() - 1)))
         batch = max(runtime.world, batch // runtime.world * runtime.world)
         recipe = replace(recipe, batch=batch)
         say(f"batch {batch}: {'512 as in the paper' if batch == 512 else f'for {len(train)} images'}")
-    if "length" not in fixed:
+    if "length" in chosen:
         steps = steps_for(len(train), recipe.batch, gpu=cuda)
         warmup = min(500, steps // 10)
         recipe = replace(
@@ -90,7 +90,7 @@ def fill_stopping(recipe: Recipe, options: Training, splits: Mapping[str, Source
     """
     fixed = given(options)
     if recipe.evaluations and "val" in splits:
-        if recipe.name in OWN and recipe.objective == "classify":
+        if "keep" in recipe.auto and recipe.objective == "classify":
             keep = recipe.keep if "keep" in fixed else "best"
             patience = PATIENCE if keep == "best" else 0
             recipe = replace(recipe, keep=keep, patience=recipe.patience if "patience" in fixed else patience)

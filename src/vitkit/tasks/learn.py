@@ -129,7 +129,7 @@ def compared(
     """What the protocol compares for a model: rates, 0.06 too for convolutions, BiT's rule for a ResNet."""
     if isinstance(config, ViTConfig):
         return candidates(recipe, convolutional=config.stem is not None)
-    if recipe.name == "bit":
+    if "hyperrule" in recipe.auto:
         return candidates(recipe, convolutional=True)
     train = opened(replace(recipe, against=()), None)["train"]
     pixels = round(median(automatic.shorter_sides(train))) ** 2
