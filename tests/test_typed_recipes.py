@@ -47,7 +47,8 @@ def test_model_options_are_a_frozen_typed_value():
         ("head=gap,depth=4", {"head": "gap", "depth": 4}),
         ("blocks=1,2,3,width=32", {"blocks": (1, 2, 3), "width": 32}),
         ("stem.blocks=1,1,stem.width=32", {"stem.blocks": (1, 1), "stem.width": 32}),
-        ("class_token=none,qkv_bias=no,norm_eps=1e-5", {"class_token": None, "qkv_bias": False, "norm_eps": 1e-5}),
+        ("class_token=none,qkv_bias=no", {"class_token": None, "qkv_bias": False}),
+        ("norm_eps=1e-5", {"norm_eps": 1e-5}),
         ("depth=2,depth=3", {"depth": 3}),
         ("stem=none", {"stem": None}),
     ],
@@ -64,9 +65,10 @@ def test_texts_of_0_1_are_still_taken_in_python_and_in_files():
     typed = {"width": 32, "blocks": (1, 1), "stem.width": 32}
     assert Recipe(name="x", model_options=texts).model_options == typed
     assert from_table({"name": "x", "model_options": list(texts)}).model_options == typed
-    assert from_table({"name": "x", "model_options": {"stem": {"width": 32}}}).model_options == {
-        "stem.width": 32
-    }
+    nested = from_table({"name": "x", "model_options": {"stem": {"width": 32}}})
+    assert nested.model_options == {"stem.width": 32}
+    with refused("recipe.value", "model_options", "3"):
+        from_table({"name": "x", "model_options": 3})
 
 
 @pytest.mark.parametrize(
@@ -151,7 +153,7 @@ def test_a_file_may_have_names_by_groups():
         ({"colour": 3}, ("recipe.unknown-field", "colour")),
         ({"schedule.speed": 3}, ("recipe.unknown-field", "schedule.speed")),
         ({"model": 3}, ("recipe.value", "model", "3")),
-        ({"model_options": 3}, ("recipe.value", "model_options", "3")),
+        ({"model_options": {"depth": 3}, "model.depth": 3}, ("recipe.format", "model.depth")),
     ):
         with refused(*refusal):
             from_table(table | change)
@@ -188,19 +190,11 @@ def test_what_may_be_chosen_is_a_field_and_no_part_of_what_a_run_is():
 def test_settings_are_the_same_of_a_recipe_and_of_its_files_of_both_versions():
     r = override(recipe("plain"), ["model.blocks=1,2", "model.class_token=none"])
     now = json.loads(to_json(r))
+    options = ["head=gap", "positions=sincos2d", "representation=384", "blocks=1,2", "class_token=none"]
     before = {name: one for name, one in now.items() if name not in ("version", "auto")}
-    before["model_options"] = [
-        "head=gap",
-        "positions=sincos2d",
-        "representation=384",
-        "blocks=1,2",
-        "class_token=none",
-    ]
+    before["model_options"] = options
     listed = json.loads(json.dumps(settings(r)))
     assert settings_of(now) == settings_of(before) == listed
-    assert (
-        listed["model_options"]
-        == "head=gap,positions=sincos2d,representation=384,blocks=1,2,class_token=none"
-    )
+    assert listed["model_options"] == ",".join(options)
     assert settings_of({"name": 3, "model_options": 4}) == {"name": 3, "model_options": 4}
     assert json.loads(json.dumps(asdict(r)))["model_options"]["blocks"] == [1, 2]
