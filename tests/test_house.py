@@ -12,7 +12,7 @@ FILES = sorted(SRC.rglob("*.py"))
 FLOORS = {
     "errors": 0, "proportions": 0,
     "models": 1, "data": 1, "evaluation": 1, "report": 1, "options": 1,
-    "layouts": 2,
+    "layouts": 2, "objectives": 2,
     "weights": 3,
     "training": 4, "inspection": 4, "serving": 4,
     "recipes": 5,

@@ -1,11 +1,14 @@
 """The words that the training verbs share, as one frozen value, and how texts are read; light to import."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
+
+from vitkit.errors import Error
 
 Precision = Literal["auto", "fp32", "bf16"]
 DEVICES = ("cpu", "cuda", "mps", "xpu")  # that hold numbers and compute with them; "meta" does neither
@@ -39,6 +42,23 @@ class Range:
         """Never true of nan, which compares with nothing."""
         low = self.least < value if self.above else self.least <= value
         return low and (value < self.largest if self.below else value <= self.largest)
+
+
+def check_within(value: Any, ranges: Mapping[str, Range], prefix: str = "") -> None:
+    """Every number of a frozen value within its range, or an error with its name, its value and the range."""
+    for field in fields(value):
+        allowed, content = ranges.get(field.name), getattr(value, field.name)
+        if allowed is None or content is None:
+            continue
+        for number in content if isinstance(content, tuple) else (content,):
+            numeric = isinstance(number, int | float) and not isinstance(number, bool)
+            if not numeric or number not in allowed:
+                shown = repr(content)
+                shown = shown if len(shown) <= 60 else f"{shown[:60]} ..."
+                raise Error(
+                    f"{prefix}{field.name} must be {allowed.expected(whole=False)}, not {shown}",
+                    code="recipe.value",
+                )
 
 
 BATCH, RATE, SHARE = Range(1, 65_536), Range(0, 1000), Range(0, 1)  # of flags and of a recipe's fields alike

@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from vitkit.data.archives import naming
 from vitkit.data.batches import SIGNALS
+from vitkit.experiment.shown import FILE as SHOWN
 from vitkit.options import IN_RECIPES
 from vitkit.recipes.recipe import Recipe, read_recipe, settings, to_json
 from vitkit.training.checkpoint import complete
@@ -70,7 +71,8 @@ def claim(out: Path, recipe: Recipe) -> None:
     if old == recipe:
         return
     if old and not has_learned(out):  # a start that came to nothing
-        (out / "doctor.json").unlink(missing_ok=True)
+        for name in ("doctor.json", SHOWN):
+            (out / name).unlink(missing_ok=True)
     elif old:
         check_recipe(out, old, recipe)
         for start, _ in parse_stages(recipe.more_steps[len(old.more_steps) :]):

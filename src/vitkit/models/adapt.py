@@ -61,7 +61,9 @@ def adapt(
     new.load_state_dict({name: state[name] for name in new.state_dict()}, assign=True)
     new.requires_grad_(True)
     new.labels = labels if classes is not None else model.labels
-    new.multilabel = multilabel or (classes is None and model.multilabel)
+    new.task = model.task if classes is None else "classify"
+    if multilabel:
+        new.task = "multilabel"
     new.preprocessing, new.origin = model.preprocessing, with_size_note(model.origin, config)
     return new.train(model.training)
 

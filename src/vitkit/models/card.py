@@ -60,6 +60,21 @@ class Origin:
     notes: tuple[str, ...] = ()
 
 
+class Described:
+    """What the outputs of a model mean, for ViT and ResNet alike: the task that it was trained for."""
+
+    task = "classify"
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether an image may have several of the labels."""
+        return self.task == "multilabel"
+
+    @multilabel.setter
+    def multilabel(self, several: bool) -> None:
+        self.task = "multilabel" if several else "classify"
+
+
 def pair(size: int | Sequence[int]) -> tuple[int, int]:
     """(height, width) of an image size given as one number or as two."""
     height, width = (size, size) if isinstance(size, int) else size

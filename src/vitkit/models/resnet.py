@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.models.axial_resnet import RowsThenColumns
-from vitkit.models.card import Origin, Preprocessing, model_repr, pair, short_repr
+from vitkit.models.card import Described, Origin, Preprocessing, model_repr, pair, short_repr
 from vitkit.models.initial import initialise_resnet
 from vitkit.models.recompute import recomputed
 
@@ -223,7 +223,7 @@ def pool_root(x: Tensor, padding: str) -> Tensor:
     return F.max_pool2d(x, 3, 2, padding=1)  # torch pads with minus infinity
 
 
-class ResNet(nn.Module):
+class ResNet(Described, nn.Module):
     """A BiT ResNet: the paper's convolutional baseline; with axial attention an AxialResNet."""
 
     recompute = False  # see models/recompute.py
@@ -232,7 +232,6 @@ class ResNet(nn.Module):
         super().__init__()
         c = self.config = config
         self.labels: tuple[str, ...] = ()
-        self.multilabel = False  # whether an image may have several of them: a sigmoid for each
         self.preprocessing = Preprocessing()
         self.origin = Origin()
         self.root = StdConv(c, c.channels, c.width, 7, 2)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitkit.models.attention import Attention, AttentionPool
 from vitkit.models.axial import AxialBlock
-from vitkit.models.card import Origin, Preprocessing, model_repr, pair, short_repr
+from vitkit.models.card import Described, Origin, Preprocessing, model_repr, pair, short_repr
 from vitkit.models.encoder import Block, Encoder, Grid, Mlp
 from vitkit.models.initial import initialise_vit
 from vitkit.models.positions import RESIZE, Positions
@@ -193,7 +193,7 @@ def check_vit(c: ViTConfig) -> None:
             raise ValueError(message)
 
 
-class ViT(nn.Module):
+class ViT(Described, nn.Module):
     """An image as a sequence of patches through a Transformer encoder (Eq. 1-4)."""
 
     portable = False  # nothing but what a file for other runtimes may hold
@@ -202,7 +202,6 @@ class ViT(nn.Module):
         super().__init__()
         c = self.config = config
         self.labels: tuple[str, ...] = ()
-        self.multilabel = False  # whether an image may have several of them: a sigmoid for each
         self.preprocessing = Preprocessing()
         self.origin = Origin()
 

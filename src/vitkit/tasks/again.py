@@ -210,7 +210,7 @@ def already_finished(request: Request, out: Path, opened: Opener) -> Result | No
     if recipe.against and not (out / REMOVED).exists():
         return None  # what is taken out of the data is not known yet
     splits = with_marks(opened(recipe, out))
-    data = compare(splits, summary(splits), out, recipe.objective == "classify")
+    data = compare(splits, summary(splits), out, recipe.task.labelled)
     done = finished(out, old)
     if data.changes and not (request.options.accept_changed_data and data.same_classes):
         raise ValueError(choices(request, out, done, data.changes, data.same_classes))
@@ -241,7 +241,7 @@ def result_before(out: Path) -> tuple[Path, dict[str, Any]] | None:
         return None
     path, model = (kept_as(out / name, stages[-1][0]) for name in (RESULT, MODEL))
     test = read_result(path).test if path.exists() else {}
-    return (model, test) if "top1" in test else None
+    return (model, test) if test else None
 
 
 def suggested(done: Result) -> int:

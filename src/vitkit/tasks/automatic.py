@@ -90,7 +90,7 @@ def fill_stopping(recipe: Recipe, options: Training, splits: Mapping[str, Source
     """
     fixed = given(options)
     if recipe.evaluations and "val" in splits:
-        if "keep" in recipe.auto and recipe.objective == "classify":
+        if "keep" in recipe.auto and "patience" not in recipe.task.unused:
             keep = recipe.keep if "keep" in fixed else "best"
             patience = PATIENCE if keep == "best" else 0
             recipe = replace(recipe, keep=keep, patience=recipe.patience if "patience" in fixed else patience)

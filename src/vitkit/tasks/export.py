@@ -17,6 +17,7 @@ from vitkit.experiment.opened import load_model
 from vitkit.models.adapt import adapt
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViTConfig, dropped
+from vitkit.objectives.task import task_of
 from vitkit.report.terminal import say, warn
 from vitkit.serving.agreement import Agreement, agreement
 from vitkit.serving.files import NAMES, check_kind, runner, write
@@ -165,7 +166,7 @@ def compare(
     for batch in sets:
         values = logits(model, batch)
         if form.pixels:
-            values = values.sigmoid() if model.multilabel else values.softmax(-1)
+            values = task_of(model).activate(values)
         height, width = batch.shape[2:]
         yield Comparison((height, width), len(batch), agreement(values, run(batch), form.precision))
 

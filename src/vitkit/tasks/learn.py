@@ -9,11 +9,13 @@ from typing import Any
 
 from vitkit.data.processes import check_sockets
 from vitkit.data.sources import Source
+from vitkit.errors import Error
 from vitkit.experiment.folder import check_recipe, stopping
 from vitkit.experiment.pace import seconds_a_step, seconds_to_start
 from vitkit.experiment.pages import REPORT
 from vitkit.experiment.protocol import called, candidates, follow, is_rate
 from vitkit.experiment.run import How, run
+from vitkit.experiment.shown import run_task
 from vitkit.experiment.start import Kept, Opener, start_model, warnings
 from vitkit.experiment.stopping import in_words
 from vitkit.experiment.supply import training_view
@@ -28,7 +30,6 @@ from vitkit.recipes.recipe import Recipe, override, read_recipe
 from vitkit.report.terminal import duration, say, warn
 from vitkit.tasks import again, automatic, report
 from vitkit.tasks.again import Request
-from vitkit.tasks.evaluate import in_short
 from vitkit.tasks.plan import data_opener, load_here, make_plan, print_plan, state_of, with_protocol
 from vitkit.tasks.use import Emit
 from vitkit.training.runtime import Runtime, choose, data_workers
@@ -75,9 +76,11 @@ def learn(data: str, options: Training, default: str, *, protocol: bool, seeds: 
             recipe, config, runtime, plan = settled(
                 data, options, default, out, runtime, tell, opened, protocol=protocol
             )
-            if protocol and recipe.objective != "classify":
-                raise ValueError(
-                    "the protocol compares classifiers: give --protocol when fine-tuning the result"
+            if protocol and recipe.task.headline.key != "top1":
+                raise Error(
+                    f"--protocol compares classifiers, and {recipe.objective} trains none: give it when "
+                    "fine-tuning the result",
+                    code="request.conflict",
                 )
             tried = compared(recipe, config, options, runtime, tell, opened) if protocol else {}
             if options.plan:
@@ -243,23 +246,16 @@ def tell_result(told: dict[str, Any]) -> None:
         ends = span(wilson(told["mean"], images), images)
         say(f"{percent(told['mean'], images)}{spread} of {images} test images right, mean of "
             f"{len(told['seeds'])} seeds {by}; 95 % interval: {ends}")  # fmt: skip
-    elif "patches" in told["test"]:
-        test = told["test"]
-        right = (
-            ""
-            if test["accuracy"] is None
-            else f"{percent(test['accuracy'], test['patches'])} of the colours right, "
-        )
-        say(f"{test['patches']} corrupted patches of {test['images']} {test['split']} images: {right}loss "
-            f"{test['loss']:.4g}")  # fmt: skip
-        next_verbs = [f"finetune DATA --weights {told['run']}"]
     else:
-        say(in_short(told["test"], f"{told['test']['split']} images"))
+        task = run_task(Path(told["run"]), told["test"])
+        say(task.line(told["test"], f"{told['test']['split']} images"))
+        if not task.predicts:
+            next_verbs = [f"finetune DATA --weights {told['run']}"]
     if told.get("kept"):
         say(in_words(told["kept"], told["steps"]))
     if before := again.result_before(Path(told["run"])):
         path, test = before
-        say(f"before ({path}): {in_short(test, 'test images')}")
+        say(f"before ({path}): {run_task(path.parent, test).line(test, 'test images')}")
     say(f"the model: {told['model']}")
     drawn = Path(told["run"]) / REPORT
     if drawn.exists():

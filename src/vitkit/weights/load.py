@@ -66,7 +66,7 @@ def load(
     if not (card or preprocessing) and (view := published_view(origin.source)):
         model.preprocessing = with_view(found.preprocessing, model.config.image_size, *parse_view(view))
         notes = (*notes, f"evaluated with the view of its published accuracy, {view}")
-    model.multilabel = card is not None and card.multilabel
+    model.task = card.task if card else "classify"
     origin = replace(card.origin if card else origin, format=layout.name, notes=notes)
     model.origin = with_size_note(origin, model.config)
     return model.eval()
