@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,14 @@ def open_splits(
     and there it is written, or is already, what was taken out of train because it is in other sets too.
     cache: for what is fetched. findings: a list that gets what the doctor reports of names and labels.
     """
-    return divided(recipe, placed_images(recipe, out), out, cache=cache, findings=findings)
+    return divided(recipe, open_place(recipe, cache), placed_images(recipe, out), out, findings)
+
+
+def open_place(recipe: Recipe, cache: Cache | None = None) -> dict[str, Source]:
+    """The recipe's data as it is stored, before it is split; images without labels where none are needed."""
+    if recipe.objective == "masked" and are_bare(recipe.data):
+        return open_pictures(Path(recipe.data))
+    return open_data(recipe.data, cache=cache)
 
 
 def placed_images(recipe: Recipe, out: Path | None) -> dict[bytes | str, str]:
@@ -68,19 +75,16 @@ def placed_images(recipe: Recipe, out: Path | None) -> dict[bytes | str, str]:
 
 def divided(
     recipe: Recipe,
+    opened: dict[str, Source],
     placed: Placed,
     out: Path | None = None,
-    *,
-    cache: Cache | None = None,
     findings: list[Finding] | None = None,
 ) -> dict[str, Source]:
-    """The splits of the recipe's data, in which these images keep their places."""
-    bare = recipe.objective == "masked" and are_bare(recipe.data)
-    opened = open_pictures(Path(recipe.data)) if bare else open_data(recipe.data, cache=cache)
+    """The splits of the recipe's opened data, in which these images keep their places."""
     if recipe.objective == "classify":
-        found = usable(opened, recipe.data)
+        problems = usable(opened, recipe.data)
         if findings is not None:
-            findings.extend(found)
+            findings.extend(problem for problem in problems if problem not in findings)
     everything = recipe.train_on == "train+val"
     splits = complete(opened, val=0.0 if everything else recipe.val, test=recipe.test, placed=placed)
     if everything and "val" in splits:
@@ -90,10 +94,9 @@ def divided(
     return checked(reduced(splits, recipe), recipe)
 
 
-def divides(recipe: Recipe) -> bool:
-    """Whether test images are split off here, and the data does not bring its own."""
-    bare = recipe.objective == "masked" and are_bare(recipe.data)
-    return bare or not {"test", "val"} & set(open_data(recipe.data))
+def divides(opened: Mapping[str, Source]) -> bool:
+    """Whether test images are split off here, because the opened data does not bring its own."""
+    return not {"test", "val"} & set(opened)
 
 
 def reduced(splits: dict[str, Source], recipe: Recipe) -> dict[str, Source]:
@@ -159,21 +162,29 @@ def warnings(splits: dict[str, Source], recipe: Recipe, findings: Sequence[Findi
 
 @dataclass
 class Kept:
-    """An opener that keeps what it has opened, for several recipes on the same data."""
+    """An opener that opens each data set once, for several recipes on it."""
 
     opened: dict[tuple[Recipe, int], dict[str, Source]] = field(default_factory=dict)
     cache: Cache | None = None  # for what is fetched
     findings: list[Finding] = field(default_factory=list)  # what the doctor reports of names and labels
+    places: dict[tuple[str, str], dict[str, Source]] = field(default_factory=dict)  # before any split
 
     def __call__(self, recipe: Recipe, out: Path | None = None) -> dict[str, Source]:
-        if recipe.against:  # what is taken out is written down with each run
-            return open_splits(recipe, out, cache=self.cache, findings=self.findings)
         placed = placed_images(recipe, out)
+        if recipe.against:  # what is taken out is written down with each run
+            return divided(recipe, self.place(recipe), placed, out, self.findings)
         part = only(recipe, DECIDING)
         key = part, hash(frozenset(placed.items()))
         if key not in self.opened:
-            self.opened[key] = divided(part, placed, cache=self.cache, findings=self.findings)
+            self.opened[key] = divided(part, self.place(part), placed, findings=self.findings)
         return checked(reduced(self.opened[key], recipe), recipe)
+
+    def place(self, recipe: Recipe) -> dict[str, Source]:
+        """The recipe's data as it is stored."""
+        key = recipe.data, recipe.objective
+        if key not in self.places:
+            self.places[key] = open_place(recipe, self.cache)
+        return self.places[key]
 
 
 def are_bare(place: str) -> bool:

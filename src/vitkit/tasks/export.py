@@ -23,7 +23,7 @@ from vitkit.serving.files import NAMES, check_kind, runner, write
 from vitkit.serving.graphs import TYPES, Form, check_form
 from vitkit.serving.predict import logits
 from vitkit.serving.samples import sample_images, warn_unread
-from vitkit.tasks.predict import Emit
+from vitkit.tasks.use import Emit
 
 CHECKED, CALIBRATED = 16, 128  # images, at most
 LEAST_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}  # of a parameter
