@@ -115,6 +115,7 @@ def run(plan: Plan) -> dict[str, Any]:
         protocol = Protocol(plan.out, plan.runtime, plan.options, plan.say, plan.opened)
         summary = protocol.follow(plan.candidates, seeds=plan.request.seeds)
         report.drawn(plan.out, plan.runtime, plan.say)
+        plan.runtime.wait()  # for the one that writes
         return summary
 
 
