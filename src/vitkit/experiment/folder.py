@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import IO, Any
 
 from vitkit.data.archives import naming
@@ -230,12 +231,13 @@ class signals:
     """Inside, SIGTERM, SIGINT and SIGUSR1 are noted in a list and end nothing; a second SIGINT does.
 
     A second SIGTERM does not: a job manager sends one to every process, and torchrun one more to its own.
+    In another thread than the main one nothing is noted: Python lets only that one handle signals.
     """
 
     def __enter__(self) -> list[int]:
         self.asked: list[int] = []
         self.before: dict[int, Any] = {}
-        for number in SIGNALS:
+        for number in SIGNALS if current_thread() is main_thread() else ():
             self.before[number] = signal.signal(number, self.note)
         return self.asked
 

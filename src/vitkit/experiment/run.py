@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
@@ -48,11 +48,17 @@ LONG = timedelta(days=1)  # that a data set may take to be compared with others
 
 
 def run(
-    recipe: Recipe, out: Path, runtime: Runtime, how: How = How(), opened: Opener = open_splits
+    recipe: Recipe,
+    out: Path,
+    runtime: Runtime,
+    how: How = How(),
+    opened: Opener = open_splits,
+    build: Callable[[Recipe, Source], Model] = start_model,
 ) -> Result:
     """Train by the recipe into a run folder, or go on where an earlier process stopped.
 
     opened: how its data is opened; whoever runs many recipes on the same data may keep it open.
+    build: the model to start from, for the recipe and its training images; a plan may have built it already.
     """
     runtime.share(recipe.batch)
     with ExitStack() as held:
@@ -67,7 +73,7 @@ def run(
             labelled=recipe.task.labelled, say=notes.append,
         )  # fmt: skip
         task = recipe.task.for_source(splits["train"])
-        model = runtime.settle(task.build(start_model(recipe, splits["train"])))
+        model = runtime.settle(task.build(build(recipe, splits["train"])))
         state = TrainState.start(model, recipe.optimizer)
         found, damaged = runtime.agreed(latest(out / "checkpoints") if runtime.main else None)
         memory = load_checkpoint(found, state) if found else {"best": None, "since": 0, "seconds": 0.0}
