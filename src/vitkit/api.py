@@ -212,6 +212,11 @@ def finetune(
     data: Place, *, protocol: bool = ..., seeds: int = ..., plan: Literal[True], progress: bool = ...,
     **options: Unpack[TrainingOptions],
 ) -> Plan: ...  # fmt: skip
+@overload
+def finetune(
+    data: Place, *, protocol: bool = ..., seeds: int = ..., plan: bool, progress: bool = ...,
+    **options: Unpack[TrainingOptions],
+) -> Run | Plan: ...  # fmt: skip
 @with_signature
 def finetune(
     data: Place,
@@ -244,7 +249,7 @@ def finetune(
     (4, 'runs/digits-2')
     """
     words = training(options, plan=plan, seeds=seeds)
-    return trained(finetuning(os.fspath(data), words, protocol=protocol, seeds=seeds), progress)
+    return trained(finetuning(data_at(data), words, protocol=protocol, seeds=seeds), progress)
 
 
 @overload
@@ -255,6 +260,10 @@ def pretrain(
 def pretrain(
     data: Place, *, plan: Literal[True], progress: bool = ..., **options: Unpack[TrainingOptions]
 ) -> Plan: ...
+@overload
+def pretrain(
+    data: Place, *, plan: bool, progress: bool = ..., **options: Unpack[TrainingOptions]
+) -> Run | Plan: ...
 @with_signature
 def pretrain(
     data: Place, *, plan: bool = False, progress: bool = False, **options: Unpack[TrainingOptions]
@@ -266,7 +275,7 @@ def pretrain(
     >>> plan.steps, plan.recipe.name, plan.state.action
     (46, 'pretrain', 'create')
     """
-    return trained(pretraining(os.fspath(data), training(options, plan=plan)), progress)
+    return trained(pretraining(data_at(data), training(options, plan=plan)), progress)
 
 
 def trained(request: Request, progress: bool) -> Run | Plan:
@@ -274,8 +283,8 @@ def trained(request: Request, progress: bool) -> Run | Plan:
     return outcome.plan if outcome.result is None else Run(outcome.plan.out)
 
 
-def training(options: Mapping[str, Any], *, plan: bool, **others: Any) -> Training:
-    """Keywords as the commands' options, each checked as they are there."""
+def training(options: Mapping[str, Any], *, plan: bool, **others: int) -> Training:
+    """Keywords as the commands' options, each checked as they are there; `others` are checked with them."""
     known = {field.name for field in fields(Training)}
     for name in options:
         if name not in known:
@@ -286,8 +295,14 @@ def training(options: Mapping[str, Any], *, plan: bool, **others: Any) -> Traini
             )
     values = {name: as_option(name, value) for name, value in options.items()} | {"plan": plan}
     hints = typing.get_type_hints(Training, include_extras=True)
-    check_options(hints | {name: type(value) for name, value in others.items()}, values | others)
+    check_options(hints | {"seeds": int}, values | others)
     return Training(**values)
+
+
+def data_at(data: object) -> str:
+    if not isinstance(data, str | os.PathLike):
+        raise Error(f"data={data!r}: expected a path or a name".replace("\n", " "), code="request.value")
+    return as_text(data)
 
 
 def as_option(name: str, value: Any) -> Any:
@@ -344,7 +359,7 @@ def evaluate(
     )  # fmt: skip
     check_options(typing.get_type_hints(EvaluateOptions), vars(options))
     done = measure(
-        model_or_place(model), os.fspath(data), options, say=warn if progress else ignore, quiet=not progress
+        model_or_place(model), data_at(data), options, say=warn if progress else ignore, quiet=not progress
     )
     return Metrics(done.facts, done.notes)
 
