@@ -91,24 +91,11 @@ def export(
     standard error names them.
     """
     out, form = Path(out), Form(precision=precision, pixels=pixels, any_size=any_size)
-    device = next(model.parameters()).device.type
-    if precision not in TYPES:
-        raise Error(f"no precision {precision!r}; known: {', '.join(TYPES)}", code="request.value")
-    check_kind(out, form, compiled=compiled, device=device)
+    check_output(model, out, form, compiled=compiled, calibrated=bool(calibrate))
     check_free(out, overwrite)
-    if (precision == "int8") != bool(calibrate):
-        raise Error(
-            "int8 is calibrated: --precision int8 and --calibrate DATA|IMAGES go together",
-            code="request.conflict",
-        )
     model = model.eval() if image_size is None else adapt(model.eval(), image_size=image_size)
     dropped(model.config, strict=strict_size)
     check_form(model, form)
-    if model.config.channels != 3:
-        raise Error(
-            f"the model takes {model.config.channels} channels; only RGB can be compared",
-            code="export.unsupported",
-        )
     unread: set[str] = set()
     learned, judged = chosen(model, images, calibrate, unread, quiet)
     needed = sum(p.numel() for p in model.parameters()) * LEAST_BYTES[precision]
@@ -128,6 +115,23 @@ def export(
             bytes=sum(path.stat().st_size for path in siblings(out)),
             compared=compared,
             unread=len(unread),
+        )
+
+
+def check_output(model: Model, out: Path, form: Form, *, compiled: bool, calibrated: bool) -> None:
+    """Refuse a file that cannot be written, or not be compared, before anything takes time."""
+    if form.precision not in TYPES:
+        raise Error(f"no precision {form.precision!r}; known: {', '.join(TYPES)}", code="request.value")
+    check_kind(out, form, compiled=compiled, device=next(model.parameters()).device.type)
+    if (form.precision == "int8") != calibrated:
+        raise Error(
+            "int8 is calibrated: --precision int8 and --calibrate DATA|IMAGES go together",
+            code="request.conflict",
+        )
+    if model.config.channels != 3:
+        raise Error(
+            f"the model takes {model.config.channels} channels; only RGB can be compared",
+            code="export.unsupported",
         )
 
 
