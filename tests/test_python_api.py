@@ -253,6 +253,45 @@ def test_keywords_are_the_options_of_the_command(verb):
     assert positional == [name for name in theirs if name in ("model", "data", "out")][: len(positional)]
 
 
+class Asked(Exception):
+    """Where a request has come to the function that the commands and Python share."""
+
+
+@pytest.mark.parametrize(
+    ("verb", "keywords", "words"),
+    [
+        ("finetune", {"image_size": (32, 48), "lr": 0.01, "protocol": True, "seeds": 2},
+         ["--image-size", "32x48", "--lr", 0.01, "--protocol", "--seeds", 2]),
+        ("finetune", {"set": {"mixup": 0.2, "flip": False, "rates": (0.1, 0.2), "schedule.warmup": 3}},
+         ["--set", "mixup=0.2", "flip=False", "rates=0.1,0.2", "schedule.warmup=3"]),
+        ("finetune", {"set": ["mixup=0.2"], "subset": 100, "out": "here", "record": False, "keep": "last"},
+         ["--set", "mixup=0.2", "--subset", 100, "--out", "here", "--no-record", "--keep", "last"]),
+        ("finetune", {"weights": Path("m.npz"), "track": "wandb", "against": [Path("a"), "b"], "plan": True},
+         ["--weights", "m.npz", "--track", "wandb", "--against", "a", "b", "--plan"]),
+        ("pretrain", {"epochs": 2, "image_size": 64, "device": "cpu", "price_per_hour": 2},
+         ["--epochs", 2.0, "--image-size", 64, "--device", "cpu", "--price-per-hour", 2.0]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_call_asks_for_what_the_command_asks_for(verb, keywords, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("m.npz", "a.csv"):
+        Path(name).touch()
+    asked = []
+
+    def note(request, *, progress):
+        asked.append(request)
+        raise Asked
+
+    monkeypatch.setattr(api, "learn", note)
+    monkeypatch.setattr("vitkit.tasks.learn.learn", note)
+    with pytest.raises(Asked):
+        getattr(vitkit, verb)("digits", **keywords)
+    with pytest.raises(Asked):
+        command(verb, "digits", *words)
+    assert asked[0] == asked[1]
+
+
 def test_the_typed_options_are_those_of_the_commands():
     assert {*api.TrainingOptions.__annotations__, "plan"} == {field.name for field in fields(Training)}
 

@@ -36,14 +36,14 @@ class Comparison:
 
     size: tuple[int, int]
     batch: int
-    found: Agreement
+    result: Agreement
 
     def text(self) -> str:
         height, width = self.size
-        return f"{height}x{width}, batch {self.batch}: {self.found.text()}"
+        return f"{height}x{width}, batch {self.batch}: {self.result.text()}"
 
     def to_json(self) -> dict[str, Any]:
-        return {"size": list(self.size), "batch": self.batch} | self.found.to_json()
+        return {"size": list(self.size), "batch": self.batch} | self.result.to_json()
 
 
 @dataclass(frozen=True)
@@ -97,12 +97,12 @@ def export(
     dropped(model.config, strict=strict_size)
     check_form(model, form)
     unread: set[str] = set()
-    learned, judged = chosen(model, images, calibrate, unread, quiet)
+    learned, samples = chosen(model, images, calibrate, unread, quiet)
     needed = sum(p.numel() for p in model.parameters()) * LEAST_BYTES[precision]
     with beside(out, needed) as trial:
         write(model, form, trial, calibrate=learned, compiled=compiled)
-        compared = tuple(compare(model, form, trial, images, judged, compiled))
-        if not all(one.found.ok for one in compared):
+        compared = tuple(compare(model, form, trial, images, samples, compiled))
+        if not all(one.result.ok for one in compared):
             numbers = "; ".join(one.text() for one in compared)
             raise Error(
                 f"{out} was not written: it disagrees with the model. {numbers}", code="export.disagrees"
@@ -160,23 +160,23 @@ def chosen(
             warn_unread(bad, total)
         unread.update(name for name, _ in bad)
 
-    judged = sampled(CHECKED, images) if images or not calibrate else None
+    samples = sampled(CHECKED, images) if images or not calibrate else None
     learned = sampled(CALIBRATED, calibrate) if calibrate else None
-    if judged is None:
+    if samples is None:
         assert learned is not None
         held = torch.arange(len(learned)) % 8 == 7
-        judged, learned = (learned[held], learned[~held]) if held.any() else (learned, learned)
-    return learned, judged
+        samples, learned = (learned[held], learned[~held]) if held.any() else (learned, learned)
+    return learned, samples
 
 
 def compare(
-    model: Model, form: Form, path: Path, images: Sequence[str], judged: Tensor, compiled: bool
+    model: Model, form: Form, path: Path, images: Sequence[str], samples: Tensor, compiled: bool
 ) -> Iterator[Comparison]:
     """At batch 1 and at another; at another size too, not square, where any size is taken."""
     run = runner(model, form, path, compiled=compiled)
-    if len(judged) < 3:
-        judged = judged.repeat(3, 1, 1, 1)
-    sets = [judged[:1], judged]
+    if len(samples) < 3:
+        samples = samples.repeat(3, 1, 1, 1)
+    sets = [samples[:1], samples]
     if form.any_size:
         sets.append(sample_images(model, CHECKED, size=other_size(model), places=images)[:3])
     for batch in sets:
@@ -208,7 +208,7 @@ def beside(out: Path, needed: int) -> Iterator[Path]:
         raise Error(f"cannot write {out}: {error.strerror}", code="file.not-writable") from None
     try:
         yield Path(folder) / out.name
-    except (OSError, RuntimeError) as error:  # libraries tell of a full disk in many ways, or write on
+    except (OSError, RuntimeError) as error:  # libraries report a full disk in many ways, or write on
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         free = shutil.disk_usage(folder).free
         if full or free < FULL:
