@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from tyro.conf import arg
 
@@ -244,7 +244,7 @@ def kinds_of(hint: Any) -> tuple[Any, ...]:
     """The types of one value: the parts of a union, without Annotated, of a tuple that of each value."""
     while get_origin(hint) in (Annotated, tuple):
         hint = get_args(hint)[0]
-    return get_args(hint) if get_origin(hint) is UnionType else (hint,)
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def check_option(name: str, value: Any, kind: Any) -> None:

@@ -48,13 +48,9 @@ LONG = timedelta(days=1)  # that a data set may take to be compared with others
 
 
 def run(
-    recipe: Recipe,
-    out: Path,
-    runtime: Runtime,
-    how: How = How(),
-    opened: Opener = open_splits,
+    recipe: Recipe, out: Path, runtime: Runtime, how: How = How(), opened: Opener = open_splits,
     build: Callable[[Recipe, Source], Model] = start_model,
-) -> Result:
+) -> Result:  # fmt: skip
     """Train by the recipe into a run folder, or go on where an earlier process stopped.
 
     opened: how its data is opened; whoever runs many recipes on the same data may keep it open.
