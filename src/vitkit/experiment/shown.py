@@ -35,7 +35,7 @@ def read_shown(folder: Path, recipe: dict[str, Any], test: dict[str, Any] | None
     """The same of a run folder; of a run that did not keep it, by its task."""
     try:
         stored = json.loads((folder / FILE).read_text())
-        if FIELDS <= stored.keys() and (stored["headline"] or not test):
+        if stored.keys() >= FIELDS and (stored["headline"] or not test):
             return stored
     except (OSError, ValueError, AttributeError, RecursionError):
         pass

@@ -85,12 +85,18 @@ def evaluate(
     if right and accepted is None:
         add_predicted(facts, right)
     if right and labels is not None:
-        index = torch.from_numpy(numbers)[right.index]
-        order = torch.tensor(official_order(model.labels, imagenet_synsets()) or range(right.classes))
-        again = real_accuracy(order[right.said], index, chosen.whole.keys, labels)
-        facts["real"] = again.to_json()
+        facts["real"] = by_real_labels(model, right, numbers, chosen.whole, labels)
     if runtime.main:
         emit(facts) if emit else print_evaluation(facts, task)
+
+
+def by_real_labels(
+    model: Model, found: Accuracy, numbers: np.ndarray, whole: Source, labels: list[list[int]]
+) -> dict[str, Any]:
+    """The accuracy by reassessed labels; numbers: of the evaluated images in the whole data."""
+    index = torch.from_numpy(numbers)[found.index]
+    order = torch.tensor(official_order(model.labels, imagenet_synsets()) or range(found.classes))
+    return real_accuracy(order[found.said], index, whole.keys, labels).to_json()
 
 
 def check_options(task: Task, classes: str, real: str) -> None:
