@@ -216,6 +216,7 @@ def test_a_killed_run_resumes_with_equal_bytes(straight, tmp_path, monkeypatch, 
     assert last[0].read_bytes() == last[1].read_bytes()
     tests = [json.loads((at / "result.json").read_text())["test"] for at in (straight, out)]
     assert tests[0] == tests[1]
+    assert run("report", straight, out, "--out", tmp_path / "both.html") == 0  # side by side
 
 
 def vitkit_report(out: Path) -> Path:

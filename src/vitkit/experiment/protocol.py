@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from vitkit.errors import Error
 from vitkit.experiment.fingerprint import check_data
 from vitkit.experiment.pages import BIT
 from vitkit.experiment.run import MODEL, How, Result, run
@@ -63,7 +64,7 @@ def follow(
 
 def check_seeds(seeds: int) -> None:
     if seeds < 1:
-        raise ValueError(f"--seeds must be at least 1, not {seeds}")
+        raise Error(f"--seeds must be at least 1, not {seeds}", code="request.value")
 
 
 def compare(

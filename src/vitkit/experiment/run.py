@@ -25,7 +25,7 @@ from vitkit.experiment.price import cost
 from vitkit.experiment.shown import write_shown
 from vitkit.experiment.start import REMOVED, Opener, open_splits, start_model
 from vitkit.experiment.supply import Unusable, name_batch, supply
-from vitkit.experiment.terms import How, Result
+from vitkit.experiment.terms import DivergedRun, How, OutOfMemoryRun, Result
 from vitkit.experiment.training_batch import keep_batch
 from vitkit.models.variants import Model
 from vitkit.objectives.task import Metrics as Evaluated
@@ -36,6 +36,7 @@ from vitkit.training.checkpoint import Saver, latest, load_checkpoint
 from vitkit.training.journal import Journal
 from vitkit.training.loop import train
 from vitkit.training.optimizer import swap_average
+from vitkit.training.room import OutOfMemory
 from vitkit.training.runtime import Runtime, cores, data_workers, seed_step
 from vitkit.training.schedule import Stage, stage_at
 from vitkit.training.step import Diverged, Metrics, TrainState
@@ -156,7 +157,9 @@ class Work:
                 )  # fmt: skip
             except Diverged as error:
                 named = name_batch(self.order, error.step, self.splits["train"], self.out, self.runtime)
-                raise Diverged(f"{error}; {named}", error.step) from None
+                raise DivergedRun(f"{error}; {named}", error.step) from None
+            except OutOfMemory as error:
+                raise OutOfMemoryRun(str(error)) from None
             except ChildProcessError as error:  # a data worker
                 raise ChildProcessError(f"{error}; {remains(self.out)}") from None
             if self.looks and self.state.step == self.total and self.memory.get("evaluated") != self.total:
