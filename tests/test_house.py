@@ -18,7 +18,7 @@ FLOORS = {
     "recipes": 5,
     "experiment": 6, "catalogue": 6,
     "studies": 7, "tasks": 7, "service": 7,
-    "demo": 8,
+    "demo": 8, "api": 8,
     "cli": 9,
 }  # fmt: skip
 PEERS = {"timm", "transformers", "torchvision"}

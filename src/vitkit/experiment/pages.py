@@ -13,7 +13,7 @@ from vitkit.errors import Error
 from vitkit.experiment.shown import read_shown
 from vitkit.experiment.spending import spent
 from vitkit.listing import is_finetuning, recipe_fields
-from vitkit.options import flat
+from vitkit.options import setting, settings_of
 from vitkit.report.html import encoded
 from vitkit.report.run_page import run_page
 from vitkit.training.journal import parse_row
@@ -56,7 +56,7 @@ def gather(folder: Path, page: Path | None = None, per_hour: float | None = None
     page: where it will be shown and links lead from, if not in the folder itself.
     per_hour: a price of a device's hour, in place of the one that the run was given.
     """
-    recipe = flat(read(folder / "recipe.json") or {})
+    recipe = settings_of(read(folder / "recipe.json") or {})
     usual = recipe_fields(str(recipe.get("name", "")))
     kept = ("result", "mistakes", "doctor", "environment", "unusable")
     found: dict[str, Any] = {name: read(folder / f"{name}.json") for name in kept}
@@ -139,10 +139,3 @@ def again(recipe: dict[str, Any], usual: dict[str, Any]) -> str:
     verb = "finetune" if is_finetuning(recipe["name"]) else "pretrain"
     named = ["--recipe", recipe["name"], "--out", "ANOTHER"]
     return words(verb, recipe["data"], *start, *named, "--set", *fields)
-
-
-def setting(value: Any) -> str:
-    """A field as --set takes it."""
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -2,9 +2,9 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from vitkit.experiment.training_batch import keep_batch
 from vitkit.models.variants import Model
 from vitkit.objectives.task import Metrics as Evaluated
 from vitkit.objectives.task import Task
-from vitkit.recipes.recipe import Recipe, flat, stages_of
+from vitkit.recipes.recipe import Recipe, settings, stages_of
 from vitkit.report.live import Live
 from vitkit.training.checkpoint import Saver, latest, load_checkpoint
 from vitkit.training.journal import Journal
@@ -47,11 +47,17 @@ LONG = timedelta(days=1)  # that a data set may take to be compared with others
 
 
 def run(
-    recipe: Recipe, out: Path, runtime: Runtime, how: How = How(), opened: Opener = open_splits
+    recipe: Recipe,
+    out: Path,
+    runtime: Runtime,
+    how: How = How(),
+    opened: Opener = open_splits,
+    build: Callable[[Recipe, Source], Model] = start_model,
 ) -> Result:
     """Train by the recipe into a run folder, or go on where an earlier process stopped.
 
     opened: how its data is opened; whoever runs many recipes on the same data may keep it open.
+    build: the model to start from, for the recipe and its training images; a plan may have built it already.
     """
     runtime.share(recipe.batch)
     with ExitStack() as held:
@@ -66,7 +72,7 @@ def run(
             labelled=recipe.task.labelled, say=notes.append,
         )  # fmt: skip
         task = recipe.task.for_source(splits["train"])
-        model = runtime.settle(task.build(start_model(recipe, splits["train"])))
+        model = runtime.settle(task.build(build(recipe, splits["train"])))
         state = TrainState.start(model, recipe.optimizer)
         found, damaged = runtime.agreed(latest(out / "checkpoints") if runtime.main else None)
         memory = load_checkpoint(found, state) if found else {"best": None, "since": 0, "seconds": 0.0}
@@ -129,7 +135,7 @@ class Work:
             self.fewshot = FewShot(*few, opened=self.opened)
         self.objective = self.task.objective(self.model)
         self.saver = Saver(self.out / "checkpoints", self.runtime, aside=self.how.save_aside)
-        about = flat(asdict(self.recipe)) | self.runtime.facts()
+        about = settings(self.recipe) | self.runtime.facts()
         self.journal = None
         if self.runtime.main:
             named = self.how.trackers

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,11 @@ from vitkit.experiment.changes import examples
 from vitkit.experiment.fingerprint import remembered_splits
 from vitkit.models.adapt import adapt
 from vitkit.models.card import Origin, Preprocessing
-from vitkit.models.variants import Model, configure, fresh
+from vitkit.models.variants import Model, configure, fresh, with_options
 from vitkit.models.vit import with_size_note
 from vitkit.objectives.task import Task
 from vitkit.options import part_of
-from vitkit.recipes.recipe import Recipe, only, override
+from vitkit.recipes.recipe import Recipe, only
 from vitkit.weights.load import load
 from vitkit.weights.save import replace_file
 
@@ -51,7 +51,9 @@ def open_splits(
     and there it is written, or is already, what was taken out of train because it is in other sets too.
     cache: for what is fetched. findings: a list that gets what the doctor reports of names and labels.
     """
-    return divided(recipe, placed_images(recipe, out), out, cache=cache, findings=findings)
+    return divided(
+        recipe, open_for(recipe.task, recipe.data, cache), placed_images(recipe, out), out, findings
+    )
 
 
 def placed_images(recipe: Recipe, out: Path | None) -> dict[bytes | str, str]:
@@ -70,18 +72,16 @@ def placed_images(recipe: Recipe, out: Path | None) -> dict[bytes | str, str]:
 
 def divided(
     recipe: Recipe,
+    opened: dict[str, Source],
     placed: Placed,
     out: Path | None = None,
-    *,
-    cache: Cache | None = None,
     findings: list[Finding] | None = None,
 ) -> dict[str, Source]:
-    """The splits of the recipe's data, in which these images keep their places."""
-    opened = open_for(recipe.task, recipe.data, cache)
+    """The splits of the recipe's opened data, in which these images keep their places."""
     if recipe.task.labelled:
-        found = usable(opened, recipe.data)
+        problems = usable(opened, recipe.data)
         if findings is not None:
-            findings.extend(found)
+            findings.extend(problem for problem in problems if problem not in findings)
     everything = recipe.train_on == "train+val"
     splits = complete(opened, val=0.0 if everything else recipe.val, test=recipe.test, placed=placed)
     if everything and "val" in splits:
@@ -91,9 +91,9 @@ def divided(
     return checked(reduced(splits, recipe), recipe)
 
 
-def divides(recipe: Recipe) -> bool:
-    """Whether test images are split off here, and the data does not bring its own."""
-    return not {"test", "val"} & set(open_for(recipe.task, recipe.data))
+def divides(opened: Mapping[str, Source]) -> bool:
+    """Whether test images are split off here, because the opened data does not bring its own."""
+    return not {"test", "val"} & set(opened)
 
 
 def reduced(splits: dict[str, Source], recipe: Recipe) -> dict[str, Source]:
@@ -161,21 +161,29 @@ def warnings(splits: dict[str, Source], recipe: Recipe, findings: Sequence[Findi
 
 @dataclass
 class Kept:
-    """An opener that keeps what it has opened, for several recipes on the same data."""
+    """An opener that opens each data set once, for several recipes on it."""
 
     opened: dict[tuple[Recipe, int], dict[str, Source]] = field(default_factory=dict)
     cache: Cache | None = None  # for what is fetched
     findings: list[Finding] = field(default_factory=list)  # what the doctor reports of names and labels
+    places: dict[tuple[str, str], dict[str, Source]] = field(default_factory=dict)  # before any split
 
     def __call__(self, recipe: Recipe, out: Path | None = None) -> dict[str, Source]:
-        if recipe.against:  # what is taken out is written down with each run
-            return open_splits(recipe, out, cache=self.cache, findings=self.findings)
         placed = placed_images(recipe, out)
+        if recipe.against:  # what is taken out is written down with each run
+            return divided(recipe, self.place(recipe), placed, out, self.findings)
         part = only(recipe, DECIDING)
         key = part, hash(frozenset(placed.items()))
         if key not in self.opened:
-            self.opened[key] = divided(part, placed, cache=self.cache, findings=self.findings)
+            self.opened[key] = divided(part, self.place(part), placed, findings=self.findings)
         return checked(reduced(self.opened[key], recipe), recipe)
+
+    def place(self, recipe: Recipe) -> dict[str, Source]:
+        """The recipe's data as it is stored."""
+        key = recipe.data, recipe.objective
+        if key not in self.places:
+            self.places[key] = open_for(recipe.task, recipe.data, self.cache)
+        return self.places[key]
 
 
 def open_for(task: Task, place: str, cache: Cache | None = None) -> dict[str, Source]:
@@ -243,7 +251,7 @@ def start_model(recipe: Recipe, train_split: Source, load: Callable[[str], Model
     elif recipe.model:
         config = configure(recipe.model, classes=len(labels), image_size=recipe.image_size)
         known = {k: v for k, v in training.items() if hasattr(config, k)}
-        config = override(replace(config, **known), recipe.model_options)
+        config = with_options(replace(config, **known), recipe.model_options)
         model = fresh(task.configure(config), seed=recipe.seed)
         if recipe.head_bias and model.head is not None:
             torch.nn.init.constant_(model.head.bias, recipe.head_bias)

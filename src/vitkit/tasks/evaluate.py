@@ -1,6 +1,7 @@
 """The evaluate verb: which images are counted, how many of them are right, and what is printed of it."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from vitkit.evaluation.mapping import (
 from vitkit.evaluation.real import check_labels, read_labels, real_accuracy
 from vitkit.experiment.measure import evaluate as evaluate_model
 from vitkit.experiment.membership import USES, Chosen, by_use, choose_images, run_folder, use_words
-from vitkit.experiment.opened import load_model
 from vitkit.experiment.start import open_for
 from vitkit.models.variants import Model
 from vitkit.models.vit import dropped
@@ -32,71 +32,110 @@ from vitkit.objectives.task import Task, task_of
 from vitkit.proportions import percent, span, with_interval
 from vitkit.report.terminal import print_table, printable, say, warn
 from vitkit.serving.predict import view_in_words
-from vitkit.tasks.use import Emit, told_if_slow
-from vitkit.training.runtime import choose, data_workers
+from vitkit.tasks.use import Emit, loaded, note_if_slow
+from vitkit.training.runtime import Runtime, choose, data_workers
 from vitkit.weights.labels import imagenet_synsets
 
+UNNAMED = "the model"  # one that is loaded already, in messages; there is no file of this name
+Say = Callable[[str], None]
 PREDICTED = 10  # classes that are in no image but were predicted, which are listed
 
 
-def evaluate(
-    place: str,
-    data: str,
-    split: str | None,
-    batch: int,
-    workers: int | None,
-    device: str,
-    *,
-    classes: str = "",
-    real: str = "",
-    view: str = "model",
-    emit: Emit = None,
-) -> None:
-    """Measure and print. classes: a table of the data's classes in the model's; real: reassessed labels."""
-    runtime = choose(device, "fp32")
-    model = load_model(place, device, view)
+@dataclass(frozen=True)
+class Evaluation:
+    """What was measured, as --json prints it, and what a reader of the numbers should know."""
+
+    facts: dict[str, Any]
+    task: Task
+    notes: tuple[str, ...]
+    main: bool  # whether this process speaks for all
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    """Options of evaluate, by the names of its flags."""
+
+    split: str | None = None
+    batch: int = 32
+    classes: str = ""  # a table of the data's classes in the model's
+    real: str = ""  # reassessed labels
+    view: str = "model"
+    workers: int | None = None
+    device: str = "auto"
+
+
+def evaluate(place: str, data: str, options: EvaluateOptions, *, emit: Emit = None) -> None:
+    """The verb: measure and print."""
+    done = measure(place, data, options, say=warn, quiet=bool(emit))
+    if done.main:
+        emit(done.facts) if emit else print_evaluation(done.facts, done.task)
+
+
+def measure(
+    model: Model | str, data: str, options: EvaluateOptions, *, say: Say, quiet: bool = True
+) -> Evaluation:
+    """Metrics of a model, or of the one at a place, on images that it was not trained on.
+
+    say: gets a line for each thing to know. quiet: whether nothing is printed about long waits.
+    """
+    o, runtime = options, choose(options.device, "fp32")
+    place = model if isinstance(model, str) else UNNAMED
+    model = loaded(model, o.device, o.view)
     task = task_of(model)
     task.check_head(model)
-    check_options(task, classes, real)
+    check_options(task, o.classes, o.real)
     opened = open_for(task, data)
     task.check_source(next(iter(opened.values())))
-    with told_if_slow(f"comparing {data} with the images of the training ...", quiet=bool(emit)):
-        chosen = choose_images(place, data, opened, split)
-    for note in (dropped(model.config), chosen.warning or unknown_origin(place, data, model)):
-        if note and runtime.main:
-            warn(note)
-    if chosen.whole.multilabel and (classes or real):
-        raise ValueError(f"{data}: several labels for each image; --classes and --real are for one")
+    with note_if_slow(f"comparing {data} with the images of the training ...", quiet=quiet):
+        chosen = choose_images(place, data, opened, o.split)
+    origin = chosen.warning or unknown_origin(place, data, model)
+    notes = tuple(note for note in (dropped(model.config), origin) if note)
+    for note in notes:
+        if runtime.main:
+            say(note)
+    if chosen.whole.multilabel and (o.classes or o.real):
+        raise Error(
+            f"{data}: several labels for each image; --classes and --real are for one",
+            code="evaluation.unsupported",
+        )
+    return Evaluation(counted(task, model, data, chosen, o, runtime, say), task, notes, runtime.main)
+
+
+def counted(
+    task: Task,
+    model: Model,
+    data: str,
+    chosen: Chosen,
+    options: EvaluateOptions,
+    runtime: Runtime,
+    say: Say,
+) -> dict[str, Any]:
+    """The chosen images, counted, as one object."""
     source, accepted, kept = (
-        matched(chosen.source, model, data, classes) if task.labelled else (chosen.source, None, slice(None))
+        matched(chosen.source, model, data, options.classes)
+        if task.labelled
+        else (chosen.source, None, slice(None))
     )
     numbers = chosen.numbers[kept]
-    labels = reassessed(real, chosen.whole, model) if real else None
-    bad = BadFiles(1.0, lambda key, why: warn(f"not used: {printable(key)}: {why}"))
+    labels = reassessed(options.real, chosen.whole, model) if options.real else None
+    bad = BadFiles(1.0, lambda key, why: say(f"not used: {printable(key)}: {why}"))
     with runtime.joined():
-        found = evaluate_model(task, model, source, batch, data_workers(workers), bad, runtime, accepted)
+        workers = data_workers(options.workers)
+        metrics = evaluate_model(task, model, source, options.batch, workers, bad, runtime, accepted)
         unusable = sum(runtime.everyones(len(bad.found)))
-    shown = view_in_words(model.preprocessing, model.config.image_size)
-    facts = found.to_json(source.classes) | {"split": chosen.split, "view": shown, "unusable": unusable}
-    right = task.mistakes(found)
+    view = view_in_words(model.preprocessing, model.config.image_size)
+    facts = metrics.to_json(source.classes) | {"split": chosen.split, "view": view, "unusable": unusable}
+    right = task.mistakes(metrics)
     facts |= uses_of(chosen, numbers, right)
-    if classes:
+    if options.classes:
         facts["left_out"] = len(chosen.numbers) - len(numbers)
     if right and accepted is None:
         add_predicted(facts, right)
     if right and labels is not None:
-        facts["real"] = by_real_labels(model, right, numbers, chosen.whole, labels)
-    if runtime.main:
-        emit(facts) if emit else print_evaluation(facts, task)
-
-
-def by_real_labels(
-    model: Model, found: Accuracy, numbers: np.ndarray, whole: Source, labels: list[list[int]]
-) -> dict[str, Any]:
-    """The accuracy by reassessed labels; numbers: of the evaluated images in the whole data."""
-    index = torch.from_numpy(numbers)[found.index]
-    order = torch.tensor(official_order(model.labels, imagenet_synsets()) or range(found.classes))
-    return real_accuracy(order[found.said], index, whole.keys, labels).to_json()
+        index = torch.from_numpy(numbers)[right.index]
+        order = torch.tensor(official_order(model.labels, imagenet_synsets()) or range(right.classes))
+        facts["real"] = real_accuracy(order[right.said], index, chosen.whole.keys, labels).to_json()
+    return facts
 
 
 def check_options(task: Task, classes: str, real: str) -> None:
@@ -104,7 +143,7 @@ def check_options(task: Task, classes: str, real: str) -> None:
     if task.name != "classify" and (classes or real):
         raise Error(
             f"--classes and --real are for models that predict one label of an image, not for {task.name}",
-            code="request.conflict",
+            code="evaluation.unsupported",
         )
 
 
@@ -202,8 +241,11 @@ def matched(
         numbers = tuple(map(str, range(model.config.classes)))
         labels = numbers if set(source.classes) <= set(numbers) or table else source.classes
         if len(labels) != model.config.classes:
-            told = f"{len(source.classes)} classes, and the model has {model.config.classes} without names"
-            raise ValueError(f"{name} has {told}; give --classes with their numbers")
+            raise Error(
+                f"{name} has {len(source.classes)} classes, and the model has {model.config.classes} without "
+                "names; give --classes with their numbers",
+                code="evaluation.classes",
+            )
     if table:
         rows = objectnet_table() if table == "objectnet" else read_table(read_text(table), table)
         accepted = accepted_classes(rows, source.classes, labels, synsets, table)
@@ -230,4 +272,4 @@ def read_text(path: str) -> str:
     try:
         return Path(path).read_text("utf-8-sig")
     except UnicodeDecodeError:
-        raise ValueError(f"{path}: not a text in UTF-8") from None
+        raise Error(f"{path}: not a text in UTF-8", code="file.unreadable") from None

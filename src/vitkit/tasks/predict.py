@@ -20,9 +20,9 @@ from vitkit.report.answers import UNSURE
 from vitkit.report.terminal import console, csv_cell, print_table, printable, say, warn
 from vitkit.serving.predict import Classifier, Prediction, find_images, predict_many
 from vitkit.tasks.sorting import Sorter
+from vitkit.tasks.use import Emit
 from vitkit.weights.locate import is_exported
 
-Emit = Callable[[Any], None] | None
 FEW = 64  # images that are predicted sooner than another engine is looked for
 ALWAYS = 1 << 30  # columns: a line for each image where no terminal wraps it
 
