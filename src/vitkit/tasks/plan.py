@@ -112,7 +112,7 @@ class OneModel:
         """For the run, in which the classes may have been numbered in another order by now."""
         model, self.built, self.given = self(), None, True
         if model.labels:
-            model.labels = train.classes
+            model.labels = recipe.task.labels(train.classes)
         return model
 
 
