@@ -151,10 +151,11 @@ def measured(runtime: Runtime, path: Path, batch: int) -> dict:
     from vitkit.data.sources import open_data
     from vitkit.data.splits import complete as splits
     from vitkit.experiment.measure import evaluate
+    from vitkit.objectives.classify import Classify
 
     model = runtime.settle(vitkit.load(path))
     source = splits(open_data("digits"))["test"]
-    return evaluate(model, source, batch, 0, runtime=runtime).to_json(source.classes)
+    return evaluate(Classify(), model, source, batch, 0, runtime=runtime).to_json(source.classes)
 
 
 def test_every_test_image_counts_once_where_processes_have_unequal_numbers(tmp_path):

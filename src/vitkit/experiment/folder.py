@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from vitkit.data.archives import naming
 from vitkit.data.batches import SIGNALS
+from vitkit.errors import Error
 from vitkit.experiment.shown import FILE as SHOWN
 from vitkit.options import IN_RECIPES
 from vitkit.recipes.recipe import Recipe, read_recipe, settings, to_json
@@ -37,6 +38,8 @@ MAY_CHANGE = {  # fields with which a run may go on otherwise than it began: non
 
 class Interrupted(KeyboardInterrupt):
     """A signal asked the run to stop; its state is saved."""
+
+    code = "training.stopped"
 
     def __init__(self, number: int, step: int):
         super().__init__(
@@ -102,9 +105,10 @@ def in_use(out: Path) -> bool:
 def check_recipe(out: Path, old: Recipe, new: Recipe) -> None:
     """Refuse a recipe with which the run in the folder cannot go on, with the flags that differ."""
     if changed := changed_flags(old, new):
-        raise ValueError(
+        raise Error(
             f"{out} holds a run with other settings: {', '.join(changed)}. Give another --out, or the "
-            "settings of that run to go on with it"
+            "settings of that run to go on with it",
+            code="run.changed",
         )
 
 
@@ -206,7 +210,7 @@ class locked:
             self.file.seek(0)
             holder = self.file.read().strip()
             self.file.close()
-            raise ValueError(f"{self.path.parent} is in use by process {holder}") from None
+            raise Error(f"{self.path.parent} is in use by process {holder}", code="run.locked") from None
         HELD.add(self.file)
         with naming(self.path):
             self.file.truncate(0)

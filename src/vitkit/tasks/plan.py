@@ -111,8 +111,9 @@ class OneModel:
     def give(self, recipe: Recipe, train: Source) -> Model:
         """For the run, in which the classes may have been numbered in another order by now."""
         model, self.built, self.given = self(), None, True
-        if set(model.labels) == set(train.classes):
-            model.labels = train.classes
+        labels = recipe.task.labels(train.classes)
+        if set(model.labels) == set(labels):
+            model.labels = labels
         return model
 
 

@@ -4,6 +4,7 @@ Each process that has tensors, or parts of them, writes one file. A part is some
 number of processes can read what any other number has written.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
+from vitkit.errors import Error
 from vitkit.training.parts import Piece, pieces, put_pieces
 from vitkit.training.runtime import Runtime
 from vitkit.training.step import TrainState
@@ -29,8 +31,10 @@ PATIENCE = 540.0  # seconds that the main process waits for the parts of the oth
 LEAVING = 10.0  # and where the run has failed
 
 
-class CheckpointError(ValueError):
+class CheckpointError(Error):
     """A checkpoint could not be written or does not fit; the message says what is needed."""
+
+    code = "file.not-writable"
 
 
 class Saver:
@@ -71,7 +75,8 @@ class Saver:
         """Keep the error for `finish` to raise; nothing stays of what was being written."""
         if not isinstance(error, CheckpointError):
             error = CheckpointError(
-                f"cannot write {partial.with_suffix('')}: {error}; the checkpoints before it are untouched"
+                f"cannot write {partial.with_suffix('')}: {error}; the checkpoints before it are untouched",
+                code="disk.full" if getattr(error, "errno", 0) == errno.ENOSPC else "",
             )
         self.error = error
         if self.runtime.main:
@@ -84,8 +89,8 @@ class Saver:
         """Wait for what is being written; what went wrong with it anywhere is an error everywhere."""
         self.join()
         error, self.error = self.error, None
-        if told := [text for text in self.runtime.everyones(error and str(error)) if text]:
-            raise CheckpointError(told[0])
+        if failed := [one for one in self.runtime.everyones(error and (str(error), error.code)) if one]:
+            raise CheckpointError(failed[0][0], code=failed[0][1])
 
     def leave(self) -> None:
         """The same where the training has failed, and the other processes may be gone."""
@@ -116,7 +121,9 @@ def write_part(partial: Path, rank: int, mine: dict[str, Piece]) -> None:
     needed = sum(piece.tensor.nbytes for piece in mine.values())
     free = shutil.disk_usage(partial).free
     if free < 1.05 * needed + 2**20:
-        raise CheckpointError(f"{partial.parent}: a checkpoint needs {needed:,} bytes and {free:,} are free")
+        raise CheckpointError(
+            f"{partial.parent}: a checkpoint needs {needed:,} bytes and {free:,} are free", code="disk.full"
+        )
     path = partial / f"state-{rank:05d}.safetensors"
     arrays = {name: piece.tensor.detach().contiguous().cpu() for name, piece in mine.items()}
     safetensors.torch.save_file(arrays, path)
@@ -201,7 +208,8 @@ def load_checkpoint(path: Path, state: TrainState) -> dict[str, Any]:
         put_pieces(state, files, facts["parts"])
     except KeyError as error:
         raise CheckpointError(
-            f"{path}: is of another model ({error.args[0]}); give another --out, or delete it"
+            f"{path}: is of another model ({error.args[0]}); give another --out, or delete it",
+            code="checkpoint.mismatch",
         ) from None
     state.step = int(facts["step"])
     return facts["remember"]
