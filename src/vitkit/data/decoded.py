@@ -27,13 +27,14 @@ import PIL
 import torch
 
 import vitkit.data.decode as decoder
-from vitkit.data.archives import locked, replaced
 from vitkit.data.batches import BadFiles, Made, Place, Samples, stream
 from vitkit.data.content import mark
 from vitkit.data.decode import BadImage, decode, jpeg_size
 from vitkit.data.sources import Source
 from vitkit.data.splits import fingerprints
 from vitkit.data.views import View
+from vitkit.io.atomic import replaced
+from vitkit.io.lock import locked
 
 VERSION = 2  # 1 had no checksums, and a name that the middle of a large file did not change
 ROW: Any = np.dtype(  # height 0: no pixels are kept; crc: the CRC-32 of the pixels

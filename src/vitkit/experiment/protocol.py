@@ -13,10 +13,10 @@ from vitkit.experiment.pages import BIT
 from vitkit.experiment.run import MODEL, How, Result, run
 from vitkit.experiment.start import Opener, open_splits
 from vitkit.experiment.terms import read_result
+from vitkit.io.atomic import replace_file
 from vitkit.proportions import percent, wilson
 from vitkit.recipes.recipe import Recipe, read_recipe
 from vitkit.training.runtime import Runtime
-from vitkit.weights.save import replace_file
 
 Say = Callable[[str], None]
 Candidates = Mapping[str, Recipe]  # by the name of the folder of each run

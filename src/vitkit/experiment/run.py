@@ -26,6 +26,7 @@ from vitkit.experiment.start import REMOVED, Opener, open_splits, start_model
 from vitkit.experiment.supply import Unusable, name_batch, supply
 from vitkit.experiment.terms import How, Result
 from vitkit.experiment.training_batch import keep_batch
+from vitkit.io.atomic import replace_file
 from vitkit.models.masked import MaskedViT
 from vitkit.models.variants import Model
 from vitkit.recipes.recipe import Recipe, flat, stages_of
@@ -41,7 +42,7 @@ from vitkit.training.runtime import Runtime, cores, data_workers, seed_step
 from vitkit.training.schedule import Stage, stage_at
 from vitkit.training.step import Diverged, Metrics, TrainState
 from vitkit.weights.load import load
-from vitkit.weights.save import replace_file, save
+from vitkit.weights.save import save
 
 SAVE_SECONDS = 300.0  # at most so much work is lost when a machine dies
 LONG = timedelta(days=1)  # that a data set may take to be compared with others

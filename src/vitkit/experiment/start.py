@@ -21,6 +21,7 @@ from vitkit.data.sparse import SparseLabels
 from vitkit.data.splits import Placed, complete, join, subset
 from vitkit.experiment.changes import examples
 from vitkit.experiment.fingerprint import remembered_splits
+from vitkit.io.atomic import replace_file
 from vitkit.models.adapt import adapt
 from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.masked import check_maskable, maskable, with_mask_token
@@ -29,7 +30,6 @@ from vitkit.models.vit import with_size_note
 from vitkit.options import part_of
 from vitkit.recipes.recipe import Recipe, only, override
 from vitkit.weights.load import load
-from vitkit.weights.save import replace_file
 
 Opener = Callable[[Recipe, Path | None], dict[str, Source]]
 DECIDING = ("data", "objective", "train_on", "val", "test", "split_of")  # that decide what is opened

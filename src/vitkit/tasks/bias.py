@@ -15,6 +15,7 @@ from vitkit.data.sources import Source, open_data
 from vitkit.experiment.membership import choose_images
 from vitkit.experiment.opened import load_model, short_names
 from vitkit.inspection.bias import shifted, shuffled
+from vitkit.io.atomic import replace_file
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT
 from vitkit.proportions import percent, wilson, with_interval
@@ -23,7 +24,6 @@ from vitkit.report.terminal import print_table, say
 from vitkit.serving.predict import check_head, evaluation_view, logits
 from vitkit.tasks.evaluate import matched
 from vitkit.tasks.use import Emit
-from vitkit.weights.save import replace_file
 
 CELLS = (2, 4, 7, 8)  # tried beside the models' own patches, where they fit
 SHIFTS = (1, 2, 4, 8, 16, 32)

@@ -24,6 +24,7 @@ from vitkit.inspection.rollout import attention_rollout
 from vitkit.inspection.similarity import position_similarity
 from vitkit.inspection.subject import attentions, transformer
 from vitkit.inspection.summary import distance_facts, similarity_facts, uniform_distance
+from vitkit.io.atomic import replace_file
 from vitkit.models.vit import ViT, covered, dropped, grid_of
 from vitkit.options import parse_size
 from vitkit.report.live import Live
@@ -32,7 +33,6 @@ from vitkit.serving.predict import find_images
 from vitkit.tasks.drawings import draw_all
 from vitkit.tasks.look import class_number, label_of, ready, said, seen, upright
 from vitkit.tasks.use import Emit
-from vitkit.weights.save import replace_file
 
 SHOWN = 8  # images of which all maps are drawn
 SHEET = 128  # images of which the attention is drawn, as in Fig. 14

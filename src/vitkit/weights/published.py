@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitkit.io.cache import cache_folder
 from vitkit.models.errors import WeightsError
-from vitkit.weights.download import DownloadError, cache_folder, check_reachable, download
+from vitkit.weights.download import DownloadError, check_reachable, download
 
 VIT = "https://storage.googleapis.com/vit_models"
 BIT = "https://storage.googleapis.com/bit_models"
@@ -107,7 +108,7 @@ def fetch(weight: Weight, cache: Path | None = None) -> tuple[Path, str]:
     try:
         return path, download(weight.address, path)
     except DownloadError as error:
-        raise DownloadError(f"{weight.name}: {error}") from None
+        raise DownloadError(f"{weight.name}: {error}", code=error.code) from None
 
 
 def published_view(source: str) -> str:
@@ -147,4 +148,4 @@ def check_obtainable(source: str) -> None:
         try:
             check_reachable(weight.address)
         except DownloadError as error:
-            raise DownloadError(f"{source}: {error}") from None
+            raise DownloadError(f"{source}: {error}", code=error.code) from None

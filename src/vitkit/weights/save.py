@@ -12,12 +12,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from vitkit.io.atomic import replace_file
 from vitkit.layouts import bit, huggingface, official, timm, torchvision
 from vitkit.layouts.layout import Hints, Layout, WeightsError
 from vitkit.models.resnet import ResNetConfig
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViTConfig
-from vitkit.weights.atomic import replace_file
 from vitkit.weights.card import card_of, to_json
 from vitkit.weights.load import OWN
 
