@@ -232,7 +232,10 @@ def requested(address: str, headers: dict[str, str]) -> "Iterator[BaseHTTPRespon
     """The response to a request, after redirects; its connection is closed unless all of it was read."""
     here = address
     for _ in range(REDIRECTS + 1):
-        parts = urlsplit(here)
+        try:
+            parts = urlsplit(here)
+        except ValueError as error:
+            raise Error(f"{address}: {error}", code="request.value") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise Error(f"{address}: only http and https addresses are fetched", code="request.value")
         response = connections(os.getpid(), proxy_for(here)).request(
