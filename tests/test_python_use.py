@@ -14,11 +14,11 @@ from PIL import Image, ImageOps
 import vitkit
 from vitkit.data.decode import BadImage, decode, from_pillow
 from vitkit.evaluation.accuracy import accuracy
+from vitkit.io.hashing import sha256
 from vitkit.models.resnet import ResNetConfig, StemConfig  # noqa: F401
 from vitkit.models.vit import ViTConfig  # noqa: F401
 from vitkit.recipes import RECIPES
 from vitkit.recipes.recipe import Recipe
-from vitkit.weights.download import sha256
 
 LABELS = ("tench", "church", "truck", "dog", "parachute")
 SCRIPT = """

@@ -52,10 +52,10 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(128 + getattr(stop, "number", signal.SIGINT))
     except BrokenPipeError:  # the reader of the output has seen enough
         sys.exit(0)
-    except ValueError as error:  # WeightsError is one
-        fail(error, 2)
-    except OSError as error:
+    except OSError as error:  # a server that cannot be reached is one, too
         fail(error, 2 if error.errno in BAD_PATH else 1)
+    except ValueError as error:  # Error is one
+        fail(error, 2)
 
 
 def command(arguments: list[str] | None = None) -> Callable[[], None]:

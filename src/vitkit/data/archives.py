@@ -1,6 +1,5 @@
 """Zip and tar files of images, read in place: nothing is ever extracted."""
 
-import fcntl
 import io
 import os
 import re
@@ -10,7 +9,6 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from vitkit.data.decode import BadImage
 from vitkit.data.names import hidden
 
 MAX_MEMBER = 200 * 2**20  # bytes of one image file
-LOCK = ".lock"
 
 # names, how to read one, what is left out, the bytes of one
 Members = tuple[list[str], Callable[[str], bytes], list[str], Callable[[str], int]]
@@ -147,41 +144,3 @@ def walk_tar(path: Path) -> Iterator[tarfile.TarInfo]:
 def check_name(path: Path, name: str) -> None:
     if name.startswith("/") or re.match(r"[A-Za-z]:/", name) or ".." in name.split("/") or "\0" in name:
         raise ValueError(f"{path}!{name}: a name that leads out of the archive; the file is not used")
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Inside, what goes wrong with writing says with which file: a full disk alone does not."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None and error.errno is not None:
-            raise OSError(error.errno, error.strerror, str(path)) from None
-        raise
-
-
-@contextmanager
-def replaced(path: Path) -> Iterator[io.BufferedRandom]:
-    """A file to write that appears under its name only when it is whole and on the disk."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with naming(path):
-            with partial.open("w+b") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-            folder = os.open(path.parent, os.O_RDONLY)
-            os.fsync(folder)
-            os.close(folder)
-    finally:
-        with suppress(FileNotFoundError):
-            partial.unlink()
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One process at a time; the others wait and find it done."""
-    with (folder / LOCK).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

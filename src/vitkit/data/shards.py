@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from vitkit.data.archives import MAX_MEMBER, locked, replaced
+from vitkit.data.archives import MAX_MEMBER
 from vitkit.data.content import mark
 from vitkit.data.decode import BadImage, decode
 from vitkit.data.index import INDEX, ROW, Shard, make_columns, open_index, read_header, write_index
@@ -24,6 +24,8 @@ from vitkit.data.sources import Source, open_data
 from vitkit.data.sparse import blocks
 from vitkit.data.splits import same_classes
 from vitkit.data.tars import index_shards
+from vitkit.io.atomic import replaced
+from vitkit.io.lock import locked
 
 SIZE = 256 * 2**20  # bytes of a shard, about
 TASTED = 256  # images whose sizes tell how many go into a shard

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.data.archives import MAX_MEMBER, Positioned, replaced, walk_tar
+from vitkit.data.archives import MAX_MEMBER, Positioned, walk_tar
 from vitkit.data.content import mark
 from vitkit.data.index import (
     INDEX,
@@ -30,6 +30,7 @@ from vitkit.data.index import (
 )
 from vitkit.data.names import MOST_CLASSES, SPLITS, SUFFIXES, check_stray
 from vitkit.data.sparse import SparseLabels
+from vitkit.io.atomic import replaced
 
 CODE = ("pkl", "pickle", "pyd", "pt", "pth")  # what WebDataset would unpickle; here it is not opened
 
