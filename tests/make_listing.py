@@ -1,7 +1,6 @@
 """src/vitkit/listing.json out of the tables of the code: python tests/make_listing.py writes it."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ from vitkit import catalogue
 from vitkit.listing import TABLE
 from vitkit.recipes import RECIPES
 from vitkit.recipes.finetune import RECIPES as FINETUNING
-from vitkit.recipes.recipe import flat
 from vitkit.studies.catalogue import listed
 
 
@@ -20,7 +18,7 @@ def computed() -> dict[str, Any]:
         "models": catalogue.models(), "weights": catalogue.weights(), "formats": catalogue.formats(),
         "recipes": catalogue.recipes(), "studies": listed(), "finetuning": list(FINETUNING),
         "recipe_fields": {
-            name: flat(json.loads(json.dumps(asdict(make())))) for name, make in RECIPES.items()
+            name: json.loads(json.dumps(catalogue.shown_recipe(make()))) for name, make in RECIPES.items()
         },
     }  # fmt: skip
 

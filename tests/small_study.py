@@ -5,11 +5,12 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
+from vitkit.recipes.model_options import ModelOptions
 from vitkit.studies.prepare import Request
 from vitkit.studies.setting import Arm, Setting, finetuning, pretraining
 from vitkit.studies.study import Plan, trial
 
-TINY = ("width=16", "depth=1", "heads=2", "hidden=16")
+TINY = ModelOptions(width=16, depth=1, heads=2, hidden=16)
 SETTING = Setting(data=("digits",), downstream="", pixels=16, patch=4, batch=32, steps=2, images=1618)
 
 
@@ -18,7 +19,7 @@ def tiny_plan(study: str = "heads", broken: bool = True, seeds: int = 2) -> Plan
     trials = []
     for seed in range(seeds):
         for head in ("token", "gap"):
-            recipe = pretraining(SETTING, Arm("ViT-Ti/4", TINY).having(f"head={head}"), seed)
+            recipe = pretraining(SETTING, Arm("ViT-Ti/4", TINY).having(head=head), seed)
             trials.append(trial({"head": head, "rate": "same"}, recipe))
     tuned = finetuning(SETTING, 0)
     trials.append(trial({"head": "tuned", "rate": "same"}, tuned, needs=trials[0].name))

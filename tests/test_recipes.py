@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from refusals import refused
 
 from vitkit.models.variants import build
 from vitkit.recipes import RECIPES, recipe
@@ -74,7 +75,7 @@ def test_a_row_of_table_3(data, model, epochs, rate, decay, weight_decay, dropou
     assert (o.kind, o.betas, o.weight_decay, o.average) == ("adam", (0.9, 0.999), float(weight_decay), 0)
     assert o.clip == (1.0 if data == "imagenet" else 0.0)
     assert (r.loss, r.head_bias, r.mixup, r.randaugment, r.crop) == ("sigmoid", -10, 0, (), "inception")
-    hidden = (f"representation={WIDTH[model.split('ViT-')[1][0]]}",) if "ViT" in model else ()
+    hidden = {"representation": WIDTH[model.split("ViT-")[1][0]]} if "ViT" in model else {}
     assert r.model_options == hidden
 
 
@@ -160,14 +161,15 @@ def test_augreg(data, model):
     o = r.optimizer
     assert (o.kind, o.betas, o.weight_decay, o.clip, o.moment) == ("adam", (0.9, 0.999), 0.1, 1, "bf16")
     assert (r.dropout, r.stochastic_depth, r.loss) == (0, 0, "sigmoid")
-    assert ("head=gap" in r.model_options) == (data == "i21k")
+    assert (r.model_options.get("head") == "gap") == (data == "i21k")
 
 
 def test_plain_vit_and_masked_patches():
     r = recipe("plain")
     assert (r.model, r.batch, r.length.epochs, r.randaugment, r.mixup) == ("ViT-S/16", 1024, 90, (2, 10), 0.2)
     assert (r.schedule.rate, r.schedule.warmup, r.optimizer.weight_decay) == (1e-3, 10_000, 0.1)
-    assert {"head=gap", "positions=sincos2d"} <= set(r.model_options) and r.loss == "softmax"
+    assert r.model_options == {"head": "gap", "positions": "sincos2d", "representation": 384}
+    assert r.loss == "softmax"
     for name, steps in (("masked", 1_000_000), ("masked-imagenet", 100_000)):
         r = recipe(name)
         assert (r.model, r.batch, r.length.steps, r.objective) == ("ViT-B/16", 4096, steps, "masked")
@@ -185,7 +187,7 @@ def test_the_resnets_of_the_sgd_study_have_bits_hyperparameters():
 
 def test_values_are_read_by_the_type_of_their_field():
     assert override(Duration(steps=3), ["steps=none", "epochs=2"]) == Duration(None, 2.0)
-    with pytest.raises(ValueError, match=r"optimizer: 'adam' is not a single value"):
+    with refused("recipe.value", "optimizer", "'adam'"):
         override(recipe("finetune"), ["optimizer=adam"])
-    with pytest.raises(ValueError, match=r"image_size.*224,224,3"):
+    with refused("recipe.value", "image_size", "224,224,3"):
         replace(recipe("finetune"), image_size=(224, 224, 3))

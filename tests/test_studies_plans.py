@@ -7,9 +7,8 @@ import pytest
 
 from vitkit.data.order import Order
 from vitkit.experiment.start import open_splits
-from vitkit.models.variants import configure, skeleton
+from vitkit.models.variants import configure, skeleton, with_options
 from vitkit.options import parse_budget
-from vitkit.recipes.recipe import override
 from vitkit.studies.budget import (
     FEWEST,
     FIXED,
@@ -43,7 +42,9 @@ def made(name: str, **changes) -> list:
 def test_every_trial_of_every_study_makes_a_model_and_survives_json(name, scale):
     trials = made(name, scale=scale, pixels=64, patch=8, seeds=1)
     for kind in kinds(trials):
-        config = override(configure(kind.model, classes=10, image_size=kind.image_size), kind.model_options)
+        config = with_options(
+            configure(kind.model, classes=10, image_size=kind.image_size), kind.model_options
+        )
         assert sum(p.numel() for p in skeleton(config).parameters()) > 0
     plan = Plan(study=name, asked={}, chosen={}, trials=tuple(trials))
     assert from_json(to_json(plan)) == plan
@@ -166,7 +167,7 @@ def test_each_pretraining_set_has_its_own_rows_of_table_3(tmp_path):
             found = (r.length.epochs, r.schedule.rate, r.schedule.decay, r.optimizer.weight_decay, r.dropout)
             table[r.data, r.model] = found
             hidden = {"B": 768, "L": 1024, "H": 1280}[r.model[4]] if "ViT" in r.model else None
-            assert r.model_options == ((f"representation={hidden}",) if hidden else ())
+            assert r.model_options == ({"representation": hidden} if hidden else {})
     small, middle = (300, 3e-3, "cosine", 0.3, 0.1), (90, 1e-3, "linear", 0.03, 0.1)
     vits = ("ViT-B/32", "ViT-B/16", "ViT-L/32", "ViT-L/16")
     assert table == {
@@ -207,7 +208,7 @@ def test_figure_4_has_the_papers_six_models():
     assert {one.recipe.model for one in trials} == {
         "ViT-b/32", "ViT-B/32", "ViT-L/32", "ViT-L/16", "BiT-R50x1", "BiT-R152x2"}  # fmt: skip
     half = next(one.recipe for one in trials if one.recipe.model == "ViT-b/32")
-    assert half.model_options == ("representation=384",)
+    assert half.model_options == {"representation": 384}
     steps = {one.recipe.length.steps for one in trials}
     assert steps == {round(7 * 303_000_000 / 4096)}
 
@@ -231,7 +232,7 @@ def test_the_two_resnets_of_axial_differ_in_their_attention_alone(scale):
     two = [one.recipe for one in made("axial", scale=scale, seeds=1) if one.factors["patch"] == "none"]
     assert [r.model for r in two] == ["BiT-R50x1", "AxialResNet-50"]
     assert replace(two[0], model=two[1].model) == two[1]
-    plain, axial = (override(configure(r.model, image_size=r.image_size), r.model_options) for r in two)
+    plain, axial = (with_options(configure(r.model, image_size=r.image_size), r.model_options) for r in two)
     assert replace(plain, attention="axial") == axial != plain
 
 
@@ -261,7 +262,7 @@ def test_a_known_pace_gives_the_steps_that_fit():
     pace = 0.1
 
     def measure(asked):  # the next larger models are two times as slow
-        slower = {kind: 1 if "width=96" in kind.model_options else 2 for kind in asked}
+        slower = {kind: 1 if kind.model_options["width"] == 96 else 2 for kind in asked}
         return {kind: Pace(pace * factor, 0.0, pace * factor, 0.0) for kind, factor in slower.items()}
 
     found = fit(heads, setting, 600.0, 2, SEEN, measure)

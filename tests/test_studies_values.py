@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from vitkit.recipes.model_options import ModelOptions
 from vitkit.recipes.recipe import override
 from vitkit.studies.catalogue import STUDIES
 from vitkit.studies.setting import (
@@ -21,7 +22,7 @@ from vitkit.studies.setting import (
 S = Setting(data=("digits", "other"), downstream="", pixels=32, patch=4, batch=32, steps=100, images=1618)
 VITS = ((64, 3, 2, 128), (96, 4, 3, 192), (128, 6, 4, 256), (192, 8, 6, 384), (256, 10, 8, 768),
         (384, 12, 6, 1536))  # fmt: skip
-RESNETS = (("1,1", 32), ("1,1,1", 32), ("2,2,2", 32), ("2,2,2", 64), ("3,4,3", 64), ("3,4,6", 96))
+RESNETS = (((1, 1), 32), ((1, 1, 1), 32), ((2, 2, 2), 32), ((2, 2, 2), 64), ((3, 4, 3), 64), ((3, 4, 6), 96))
 
 
 def test_the_miniatures_sizes():
@@ -29,11 +30,12 @@ def test_the_miniatures_sizes():
     for level in range(LEVELS):
         for size in range(3):
             at, (width, depth, heads, hidden) = replace(S, level=level), VITS[level + size]
-            options = (f"width={width}", f"depth={depth}", f"heads={heads}", f"hidden={hidden}")
+            options = {"width": width, "depth": depth, "heads": heads, "hidden": hidden}
             assert vit(at, size).options == options and vit(at, size).model == "ViT-Ti/4"
             blocks, width = RESNETS[level + size]
-            assert resnet(at, size).options == (f"blocks={blocks}", f"width={width}")
-            assert hybrid(at, size).options == (*options, "stem.blocks=1", "stem.width=32", "patch=1")
+            assert resnet(at, size).options == {"blocks": blocks, "width": width}
+            stem = {"stem.blocks": (1,), "stem.width": 32, "patch": 1}
+            assert hybrid(at, size).options == options | stem
     assert vit(S, 0, patch=8).model == "ViT-Ti/8"
 
 
@@ -91,6 +93,6 @@ def test_what_is_looked_at_as_a_run_goes():
 
 def test_the_two_resnets_of_the_optimizer_study_and_the_claims_of_shape():
     large = {r.model_options for r in recipes("optimizer") if r.model}
-    assert large == {("blocks=1,1", "width=32"), ("blocks=2,2,2", "width=32")}
+    assert large == {ModelOptions(blocks=(1, 1), width=32), ModelOptions(blocks=(2, 2, 2), width=32)}
     for claim in STUDIES["shape"].claims:
         assert {"scaled", "factor"} <= set(claim.left) & set(claim.right)

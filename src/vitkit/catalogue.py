@@ -8,7 +8,7 @@ from vitkit.evaluation.cost import flops, parameters
 from vitkit.models.variants import NAMED, Config, Model, skeleton, variant
 from vitkit.models.vit import ViTConfig
 from vitkit.recipes import RECIPES
-from vitkit.recipes.recipe import flat
+from vitkit.recipes.recipe import Recipe, settings
 from vitkit.report.facts import print_groups
 from vitkit.report.terminal import print_table, say
 from vitkit.weights.card import Card
@@ -107,8 +107,13 @@ def describe(what: str) -> dict[str, Any]:
         config = variant(weight["model"])
         return weight | size_facts(replace(config, image_size=(weight["pixels"], weight["pixels"])))
     if what in RECIPES:
-        return flat(asdict(RECIPES[what]()))
+        return shown_recipe(RECIPES[what]())
     return {"model": what} | size_facts(variant(what))
+
+
+def shown_recipe(recipe: Recipe) -> dict[str, Any]:
+    """All fields by the names that --set takes, and what of them may be chosen."""
+    return settings(recipe) | {"auto": recipe.auto}
 
 
 def size_facts(config: Config) -> dict[str, Any]:

@@ -7,14 +7,16 @@ import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import IO, Any
 
 from vitkit.data.archives import naming
 from vitkit.data.batches import SIGNALS
+from vitkit.experiment.shown import FILE as SHOWN
 from vitkit.options import IN_RECIPES
-from vitkit.recipes.recipe import Recipe, flat, read_recipe, to_json
+from vitkit.recipes.recipe import Recipe, read_recipe, settings, to_json
 from vitkit.training.checkpoint import complete
 from vitkit.training.schedule import Duration, parse_stages
 from vitkit.weights.save import replace_file
@@ -70,12 +72,14 @@ def claim(out: Path, recipe: Recipe) -> None:
     if old == recipe:
         return
     if old and not has_learned(out):  # a start that came to nothing
-        (out / "doctor.json").unlink(missing_ok=True)
+        for name in ("doctor.json", SHOWN):
+            (out / name).unlink(missing_ok=True)
     elif old:
         check_recipe(out, old, recipe)
         for start, _ in parse_stages(recipe.more_steps[len(old.more_steps) :]):
             keep_result(out, start)
-    replace_file(path, lambda beside: beside.write_text(to_json(recipe) + "\n"))
+    complete_recipe = replace(recipe, auto=())  # nothing of it is left to choose
+    replace_file(path, lambda beside: beside.write_text(to_json(complete_recipe) + "\n"))
 
 
 def has_learned(out: Path) -> bool:
@@ -122,7 +126,7 @@ def changed_flags(old: Recipe, new: Recipe) -> list[str]:
 
 def flags(recipe: Recipe) -> dict[str, tuple[str, str]]:
     """Each field of a recipe as a command line has it: the flag and the value."""
-    table = flat(asdict(replace(recipe, length=Duration(steps=1))))
+    table = settings(replace(recipe, length=Duration(steps=1)))
     found = {name: (flag_of(name), value_of(value)) for name, value in table.items()}
     unit = "steps" if recipe.length.epochs is None else "epochs"
     return {"length": (f"--{unit} ", value_of(getattr(recipe.length, unit)))} | found
@@ -227,12 +231,13 @@ class signals:
     """Inside, SIGTERM, SIGINT and SIGUSR1 are noted in a list and end nothing; a second SIGINT does.
 
     A second SIGTERM does not: a job manager sends one to every process, and torchrun one more to its own.
+    In another thread than the main one nothing is noted: Python lets only that one handle signals.
     """
 
     def __enter__(self) -> list[int]:
         self.asked: list[int] = []
         self.before: dict[int, Any] = {}
-        for number in SIGNALS:
+        for number in SIGNALS if current_thread() is main_thread() else ():
             self.before[number] = signal.signal(number, self.note)
         return self.asked
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from difflib import get_close_matches
 
+from vitkit.errors import Error
 from vitkit.recipes import finetune, pretrain
 from vitkit.recipes.recipe import Recipe
 
@@ -15,5 +16,5 @@ def recipe(name: str) -> Recipe:
         near = [known for known in RECIPES if name.lower() in known.lower()]
         near = near or get_close_matches(name, RECIPES, 3)
         hint = f"did you mean {' or '.join(near[:8])}? " if near else ""
-        raise ValueError(f"no recipe {name!r}; {hint}vitkit list recipes shows them all")
+        raise Error(f"no recipe {name!r}; {hint}vitkit list recipes shows them all", code="recipe.unknown")
     return RECIPES[name]()

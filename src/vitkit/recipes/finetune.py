@@ -28,6 +28,7 @@ def paper(
     return Recipe(
         name=name,
         about=TABLE_4,
+        auto=("weights",),
         length=Duration(steps=steps),
         schedule=Schedule(rate=rate, warmup=warmup, decay="cosine"),
         rates=rates,
@@ -87,6 +88,7 @@ def bit() -> Recipe:
     return replace(
         paper("bit", 10_000, 500, 0.003, 0.02, (0.003,)),
         about="BiT HyperRule: SGD, momentum 0.9, batch 512, rate / 10 at 30, 60 and 90 %, MixUp 0.1",
+        auto=("weights", "hyperrule"),
         schedule=Schedule(rate=0.003, warmup=500, decay="stairs", stairs=(0.3, 0.6, 0.9)),
         optimizer=OptimizerConfig(kind="sgd", momentum=0.9, clip=0.0),
         crop="squash-random",
@@ -124,10 +126,10 @@ def hyperrule(recipe: Recipe, images: int, pixels: int, fixed: Collection[str] =
 
 
 def bit_beside(recipe: Recipe, images: int, pixels: int, fixed: Collection[str] = ()) -> Recipe:
-    """BiT's rule for the data, model and dev split of another recipe; a person has decided `fixed` there."""
+    """BiT's rule for the data, model and dev split of another recipe, where the user has decided `fixed`."""
     kept = {*SHARED, *fixed} - {"schedule", "optimizer", "rates", "convolution_rates", "crop", "resize"}
     start = replace(bit(), **{field: getattr(recipe, field) for field in kept})
-    return hyperrule(start, images, pixels, kept)
+    return replace(hyperrule(start, images, pixels, kept), auto=())
 
 
 def finetune() -> Recipe:
@@ -135,6 +137,7 @@ def finetune() -> Recipe:
     return replace(
         paper("finetune", 500, 50, 0.01, 0.1),
         about="Table 4's optimizer; batch, resolution and length as this machine and data allow",
+        auto=("weights", "image_size", "batch", "length", "keep", "patience"),
         image_size=(224, 224),
         batch=64,
     )
@@ -146,6 +149,7 @@ def scratch() -> Recipe:
         finetune(),
         name="scratch",
         about="Adam, betas 0.9 and 0.999, weight decay 0.1, warm-up, cosine decay, clipping at norm 1",
+        auto=("weights", "keep", "patience"),
         length=Duration(epochs=30),
         schedule=Schedule(rate=1e-3, warmup=50, decay="cosine"),
         optimizer=OptimizerConfig(kind="adam", weight_decay=0.1, clip=1.0),

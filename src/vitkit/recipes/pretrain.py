@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from vitkit.recipes.model_options import ModelOptions
 from vitkit.recipes.recipe import Recipe
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.schedule import Duration, Schedule
@@ -39,11 +40,11 @@ def adam(weight_decay: float, clip: float, moment: str = "fp32") -> OptimizerCon
     )
 
 
-def representation(model: str) -> tuple[str, ...]:
+def representation(model: str) -> ModelOptions:
     """The tanh layer that the paper pre-trains with, as wide as the model; a ResNet has none."""
     if "ViT" not in model:
-        return ()
-    return (f"representation={WIDTH[model.split('ViT-')[1].split('/')[0]]}",)
+        return ModelOptions()
+    return ModelOptions(representation=WIDTH[model.split("ViT-")[1].split("/")[0]])
 
 
 def table3(data: str, model: str, epochs: int, rate: float) -> Recipe:
@@ -83,7 +84,7 @@ def augreg(data: str, model: str, epochs: int) -> Recipe:
         table3("imagenet", model, epochs, 1e-3),
         name=f"augreg-{data}.{model}",
         about=f"AugReg, {LEVELS[data][model]}: Adam, batch 4096, cosine decay from 0.001, weight decay 0.1",
-        model_options=("head=gap",) if pooled else representation(model),
+        model_options=ModelOptions(head="gap") if pooled else representation(model),
         optimizer=adam(0.1, clip=1.0, moment="bf16"),
         randaugment=(layers, magnitude) if layers else (),
         mixup=share,
@@ -97,7 +98,7 @@ def plain(epochs: int = 90) -> Recipe:
         augreg("i1k", "ViT-S/16", epochs),
         name="plain",
         about="Plain ViT: batch 1024, averaged tokens, sincos2d positions, RandAugment (2, 10), Mixup 0.2",
-        model_options=("head=gap", "positions=sincos2d", *representation("ViT-S/16")),
+        model_options=ModelOptions(head="gap", positions="sincos2d", **representation("ViT-S/16")),
         batch=1024,
         loss="softmax",
         head_bias=0.0,
@@ -113,7 +114,7 @@ def pretrain() -> Recipe:
         name="pretrain",
         about="Adam, weight decay 0.1, cosine decay from 0.001, RandAugment (2, 10), Mixup 0.2, batch 1024",
         model="",
-        model_options=(),
+        model_options=ModelOptions(),
         batch=1024,
         schedule=Schedule(rate=1e-3, warmup=1_000, decay="cosine"),
         loss="softmax",
@@ -135,7 +136,7 @@ def masked(data: str = "jft") -> Recipe:
         table3("jft", "ViT-B/16", 14, 2e-4),
         name="masked" if data == "jft" else f"masked-{data}",
         about="App. B.1.2: masked patch prediction; Adam, batch 4096, cosine decay from 0.0002, 224 pixels",
-        model_options=(),
+        model_options=ModelOptions(),
         length=Duration(steps=1_000_000 if data == "jft" else 100_000),
         schedule=Schedule(rate=2e-4, warmup=10_000, decay="cosine"),
         objective="masked",

@@ -1,29 +1,43 @@
 """A Recipe: one experiment as a frozen value, with overrides by name and a JSON round trip."""
 
 import json
-import types
-import typing
 from collections.abc import Iterable
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
-from difflib import get_close_matches
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from vitkit.data.views import CROPS
+from vitkit.errors import Error
 from vitkit.models.card import short_repr
+from vitkit.objectives.classify import LOSSES
+from vitkit.objectives.masked import Masked
+from vitkit.objectives.task import Task, make_task, task_names
 from vitkit.options import flat as flat
-from vitkit.options import part_of
-from vitkit.training.masked import MaskedConfig
-from vitkit.training.objectives import LOSSES
+from vitkit.options import part_of, settings_of
+from vitkit.recipes import values
+from vitkit.recipes.groups import GROUPED, own_name, ungrouped
+from vitkit.recipes.model_options import ModelOptions
+from vitkit.recipes.values import build, checked, name_and_text, unknown
+from vitkit.recipes.values import shown as shown
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.ranges import check_ranges
 from vitkit.training.schedule import Duration, Schedule, Stage, parse_stages, stages
 
 LARGEST = 2**20  # bytes of a recipe file
-KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", tuple: "a list"}
-
-EXPECTED = {  # what a text for a field must be, by the field's type
-    int: "a whole number", float: "a number", bool: "true or false", tuple: "values with commas between them",
+VERSION = 2  # of recipe files; 1 (vitkit 0.1) has no number, and model options as a list of texts
+AUTO = {  # what may be chosen for a machine and its data
+    "weights": "published ones for this kind of device, where neither weights nor a model are given",
+    "image_size": "by the size of the images",
+    "batch": "by the number of images",
+    "length": "by the number of images, with the warm-up",
+    "keep": "the best weights, where there are validation images",
+    "patience": "an early stop, where there are validation images",
+    "hyperrule": "size, length, schedule and Mixup by BiT's HyperRule",
+}
+CHOICES = {
+    "train_on": ("train", "train+val"), "report_on": ("test", "val"),
+    "crop": tuple(CROPS), "loss": LOSSES, "evaluation_crop": ("squash", "centre"),
+    "fewshot_when": ("evaluations", "end"), "keep": ("auto", "best", "last"),
 }  # fmt: skip
 
 
@@ -33,11 +47,12 @@ class Recipe:
 
     name: str
     about: str = ""  # where its numbers come from
+    auto: tuple[str, ...] = field(default=(), compare=False)  # what of it may be chosen: names of AUTO
 
     data: str = ""
     weights: str = ""  # a file or a published name to start from; empty: from scratch
     model: str = ""  # the model to build when there are no weights
-    model_options: tuple[str, ...] = ()  # fields of that model, as in depth=4
+    model_options: ModelOptions = ModelOptions()  # fields of that model
     keep_representation: bool = False  # replace only the last layer of the head, not the whole of it
     against: tuple[str, ...] = ()  # data sets whose images are taken out of train, and what looks like them
     subset: str = ""  # a part of train: 1000 images, 10%, or 25/class; smaller ones lie within larger ones
@@ -61,8 +76,8 @@ class Recipe:
     rates: tuple[float, ...] = ()  # those that the paper's protocol tries
     convolution_rates: tuple[float, ...] = ()  # and these too for ResNets and hybrids
     optimizer: OptimizerConfig = OptimizerConfig()
-    objective: str = "classify"  # or masked: to say what was in corrupted patches; labels are not looked at
-    masked: MaskedConfig = MaskedConfig()  # how, in that case
+    objective: str = "classify"  # the name of the task: or masked, to learn without labels, ...
+    masked: Masked = Masked()  # how, in that case
     loss: str = "softmax"
     label_smoothing: float = 0.0
     head_bias: float = 0.0  # of a model from scratch; -10 for a sigmoid over many classes
@@ -84,30 +99,29 @@ class Recipe:
         return short_repr(self, Recipe(name=self.name), ("name",))
 
     def __post_init__(self):
-        check_ranges(self)
+        if not isinstance(self.model_options, ModelOptions):
+            object.__setattr__(self, "model_options", ModelOptions.of(self.model_options))
+        checked(check_ranges, self)
+        check_choices(self)
         if len(self.image_size) != 2:
-            raise ValueError(f"image_size is a height and a width, not {commas(self.image_size)}")
+            raise refusal(f"image_size is a height and a width, not {commas(self.image_size)}")
         if len(self.randaugment) not in (0, 2):
-            raise ValueError(
+            raise refusal(
                 f"randaugment is layers,magnitude as in 2,10, or nothing, not {commas(self.randaugment)}"
             )
-        choices = {"train_on": ("train", "train+val"), "report_on": ("test", "val"),
-                   "objective": ("classify", "masked"), "crop": tuple(CROPS), "loss": LOSSES,
-                   "evaluation_crop": ("squash", "centre"),
-                   "fewshot_when": ("evaluations", "end"), "keep": ("auto", "best", "last")}  # fmt: skip
-        for field, known in choices.items():
-            if getattr(self, field) not in known:
-                listed = f"{', '.join(known[:-1])} or {known[-1]}"
-                raise ValueError(f"{field} must be {listed}, not {getattr(self, field)!r}")
         if self.train_on == "train+val" and (self.report_on == "val" or self.patience or self.keeps_best):
-            raise ValueError(
+            raise refusal(
                 "with train_on=train+val no val is left to stop early, to keep the best weights by or to "
                 "report on"
             )
-        if self.objective == "masked":
-            check_masked(self)
-        part_of(self.subset)
-        parse_stages(self.more_steps)
+        check_unused(self)
+        check_subset(self.subset)
+        checked(parse_stages, self.more_steps)
+
+    @property
+    def task(self) -> Task:
+        """What is learned, with its own fields."""
+        return make_task(self.objective, vars(self))
 
     @property
     def keeps_best(self) -> bool:
@@ -115,13 +129,39 @@ class Recipe:
         return self.keep == "best" or (self.keep == "auto" and self.patience > 0)
 
 
-def check_masked(r: Recipe) -> None:
-    """Refuse what has no meaning without labels, or for a model that is all new."""
-    for field, without in (("mixup", r.mixup), ("label_smoothing", r.label_smoothing),
-                           ("patience", r.patience), ("optimizer.layer_decay", r.optimizer.layer_decay != 1),
-                           ("optimizer.frozen", r.optimizer.frozen != "nothing")):  # fmt: skip
-        if without:
-            raise ValueError(f"objective=masked has no use for {field}; leave it out, or set it to nothing")
+def refusal(message: str) -> Error:
+    return Error(message, code="recipe.value")
+
+
+def check_subset(text: str) -> None:
+    try:
+        part_of(text)
+    except ValueError as error:
+        raise refusal(str(error)) from None
+
+
+def check_choices(r: Recipe) -> None:
+    """Refuse a word that a field does not take."""
+    for name, known in ({"objective": task_names()} | CHOICES).items():
+        if getattr(r, name) not in known:
+            listed = f"{', '.join(known[:-1])} or {known[-1]}"
+            raise refusal(f"{name} must be {listed}, not {getattr(r, name)!r}")
+    if strange := [name for name in r.auto if name not in AUTO]:
+        raise refusal(f"auto takes {', '.join(AUTO)}, not {shown(strange[0])}")
+
+
+def check_unused(r: Recipe) -> None:
+    """Refuse fields that mean nothing for the recipe's task, unless they have their default."""
+    for name in r.task.unused:
+        value, usual = r, type(r).__dataclass_fields__[name.partition(".")[0]].default
+        for part in name.split("."):
+            value = getattr(value, part)
+        for part in name.split(".")[1:]:
+            usual = getattr(usual, part)
+        if value != usual:
+            raise refusal(
+                f"objective={r.objective} has no use for {name}; leave it out, or set it to {usual}"
+            )
 
 
 def stages_of(recipe: Recipe, images: int) -> list[Stage]:
@@ -142,63 +182,46 @@ def commas(values: Iterable[Any]) -> str:
 def override(value: Any, changes: Iterable[str]) -> Any:
     """A frozen value with fields changed by 'name=text' or 'part.name=text', each checked by its type.
 
-    All changes take place at once, so that only the outcome must make sense.
+    Of a recipe, names by groups are taken too: data.batch=64, model.head=gap. All changes take place at once,
+    so that only the outcome must make sense.
     """
-    known = {f.name for f in fields(value)}
-    made: dict[str, Any] = {}
-    parts: dict[str, list[str]] = {}
-    for change in changes:
-        name, equals, text = (part.strip() for part in change.partition("="))
-        if not equals:
-            raise ValueError(f"{change!r}: give field=value, as in optimizer.weight_decay=0.1")
-        first, _, rest = name.partition(".")
-        if first not in known or (rest and not is_dataclass(getattr(value, first))):
-            near = get_close_matches(first, known, 1)
-            meant = f"did you mean {near[0]}? " if near and near[0] != first else ""
-            raise ValueError(f"no field {name!r}; {meant}There are {', '.join(sorted(known))}")
-        if rest:
-            parts.setdefault(first, []).append(f"{rest}={text}")
-        else:
-            made[first] = parse(text, typing.get_type_hints(type(value))[first], name)
-    nested = {name: override(getattr(value, name), inner) for name, inner in parts.items()}
-    return replace(value, **made, **nested)
+    return values.override(value, map(ungroup, changes) if isinstance(value, Recipe) else changes)
 
 
-def parse(text: str, hint: Any, name: str) -> Any:
-    """Text to a value of a field's type."""
-    options = [h for h in typing.get_args(hint) if h is not type(None)]
-    if isinstance(hint, types.UnionType):
-        return None if text.lower() == "none" else parse(text, options[0], name)
-    try:
-        if hint is bool:
-            return {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}[
-                text.lower()
-            ]
-        if typing.get_origin(hint) is tuple:
-            if options[0] is not str:
-                text = text.replace("x", ",")  # 384x256
-            parts = [part for part in text.split(",") if part]
-            if Ellipsis not in options and len(parts) == 1:
-                parts *= len(options)  # one number for both sides
-            if Ellipsis not in options and len(parts) != len(options):
-                raise ValueError
-            return tuple(options[0](part) for part in parts)
-        if is_dataclass(hint):
-            raise ValueError
-        return hint(text)
-    except (ValueError, KeyError):
-        many = f", {len(options)} of them" if options and Ellipsis not in options else ""
-        raise ValueError(
-            f"{name}: {text!r} is not {EXPECTED.get(typing.get_origin(hint) or hint, 'a single value')}{many}"
-        ) from None
+def ungroup(change: str) -> str:
+    """'data.batch=64' with the recipe's own name of the field: 'batch=64'."""
+    name, text = name_and_text(change)
+    own, known = own_name(name), [f.name for f in fields(Recipe)]
+    if own.partition(".")[0] not in known:
+        raise unknown(name, known, GROUPED)
+    return f"{own}={text}"
+
+
+def settings(recipe: Recipe) -> dict[str, Any]:
+    """Every field that decides a run, by the name that --set takes; the model's options as one text."""
+    return settings_of(asdict(recipe))
 
 
 def to_json(recipe: Recipe) -> str:
-    return json.dumps(asdict(recipe), indent=2)
+    return json.dumps({"version": VERSION} | asdict(recipe), indent=2)
 
 
 def from_json(text: str) -> Recipe:
-    return build(Recipe, json.loads(text))
+    return from_table(json.loads(text))
+
+
+def from_table(table: Any) -> Recipe:
+    """A recipe out of a JSON table of this version or an earlier one, with names by groups or its own."""
+    if not isinstance(table, dict):
+        raise Error(f"a recipe must be a table, not {shown(table)}", code="recipe.format")
+    version = table.get("version", 1)
+    if type(version) is not int or not 1 <= version <= VERSION:
+        raise Error(
+            f"version {shown(version)} of a recipe; this vitkit reads 1 to {VERSION}: update it to read this",
+            code="recipe.format",
+        )
+    made: Recipe = build(Recipe, ungrouped({name: one for name, one in table.items() if name != "version"}))
+    return made
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -211,37 +234,6 @@ def read_recipe(path: Path) -> Recipe:
         return from_json(content.decode())
     except (ValueError, RecursionError) as error:
         why = " ".join(str(error).split())[:300]
-        raise ValueError(f"{path}: not a recipe that vitkit wrote: {why}; give another --out") from None
-
-
-def build(kind: Any, told: Any, prefix: str = "") -> Any:
-    """A frozen value out of a JSON table; an unknown field, or one of another type, is an error."""
-    if not isinstance(told, dict):
-        raise ValueError(f"{prefix.rstrip('.') or kind.__name__} must be a table, not {shown(told)}")
-    hints = typing.get_type_hints(kind)
-    strange = set(told) - set(hints)
-    if strange:
-        raise ValueError(f"{kind.__name__} has no field {shown(', '.join(sorted(strange)))}")
-    missing = [f.name for f in fields(kind) if f.default is MISSING and f.name not in told]
-    if missing:
-        raise ValueError(f"{kind.__name__} needs the field {', '.join(missing)}")
-    return kind(**{name: conform(content, hints[name], prefix + name) for name, content in told.items()})
-
-
-def conform(content: Any, hint: Any, name: str) -> Any:
-    """A value out of JSON as a field of this type has it."""
-    inner = [h for h in typing.get_args(hint) if h is not type(None)]
-    if isinstance(hint, types.UnionType):
-        return None if content is None else conform(content, inner[0], name)
-    if is_dataclass(hint):
-        return build(hint, content, f"{name}.")
-    kind = typing.get_origin(hint) or hint
-    known = {float: (int, float), tuple: (list, tuple)}.get(kind, kind)
-    if not isinstance(content, known) or (isinstance(content, bool) and kind is not bool):
-        raise ValueError(f"{name} must be {KINDS[kind]}, not {shown(content)}")
-    return tuple(conform(part, inner[0], name) for part in content) if kind is tuple else content
-
-
-def shown(content: Any) -> str:
-    text = repr(content)
-    return text if len(text) <= 80 else f"{text[:80]} ..."
+        raise Error(
+            f"{path}: not a recipe that vitkit wrote: {why}; give another --out", code="recipe.format"
+        ) from None

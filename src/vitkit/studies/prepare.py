@@ -10,9 +10,9 @@ from vitkit.data.decode import BadImage, decode
 from vitkit.data.sources import Source, open_data
 from vitkit.data.splits import complete
 from vitkit.evaluation.cost import TRAINING, forward_flops
-from vitkit.models.variants import configure
+from vitkit.models.variants import configure, with_options
 from vitkit.options import parse_budget, part_of
-from vitkit.recipes.recipe import Recipe, override
+from vitkit.recipes.recipe import Recipe
 from vitkit.report.terminal import duration
 from vitkit.studies.budget import Fit, Measure, Sight, fit, kind_of, longest_first
 from vitkit.studies.catalogue import study as named_study
@@ -208,7 +208,7 @@ def operations(one: Trial, trials: Mapping[str, Trial], images: Mapping[str, int
 
 def once(one: Trial, recipe: Recipe, trials: Mapping[str, Trial], images: Mapping[str, int]) -> float:
     kind = kind_of(replace(one, recipe=recipe), trials)
-    config = override(configure(kind.model, image_size=kind.image_size), kind.model_options)
+    config = with_options(configure(kind.model, image_size=kind.image_size), kind.model_options)
     part = part_of(recipe.subset)
     seen = part.get("count") or part.get("fraction", 1.0) * images[recipe.data]
     steps = recipe.length.in_steps(round(seen), recipe.batch)

@@ -11,6 +11,7 @@ from vitkit.experiment.protocol import candidates
 from vitkit.recipes import RECIPES
 from vitkit.recipes import recipe as named
 from vitkit.recipes.finetune import bit_beside
+from vitkit.recipes.model_options import ModelOptions
 from vitkit.recipes.pretrain import representation
 from vitkit.recipes.recipe import Recipe, override
 from vitkit.training.optimizer import OptimizerConfig
@@ -80,13 +81,11 @@ class Arm:
     """A model that takes part: a name, and the fields in which it differs from the model of that name."""
 
     model: str
-    options: tuple[str, ...] = ()
+    options: ModelOptions = ModelOptions()
 
-    def having(self, *options: str) -> "Arm":
+    def having(self, **options: Any) -> "Arm":
         """With some fields set, whatever was set before."""
-        given = {option.partition("=")[0] for option in options}
-        kept = tuple(option for option in self.options if option.partition("=")[0] not in given)
-        return Arm(self.model, kept + options)
+        return Arm(self.model, self.options.having(**options))
 
 
 def vit(s: Setting, size: int, patch: int = 0) -> Arm:
@@ -95,23 +94,23 @@ def vit(s: Setting, size: int, patch: int = 0) -> Arm:
         return Arm(PAPER["ViT"][size])
     width, depth, heads, hidden = VITS[s.level + size]
     sizes = {"width": width, "depth": depth, "heads": heads, "hidden": hidden}
-    return Arm(f"ViT-Ti/{patch or s.patch}", tuple(f"{name}={value}" for name, value in sizes.items()))
+    return Arm(f"ViT-Ti/{patch or s.patch}", ModelOptions(sizes))
 
 
 def resnet(s: Setting, size: int) -> Arm:
     if s.paper:
         return Arm(PAPER["ResNet"][size])
     blocks, width = RESNETS[s.level + size]
-    return Arm("BiT-R50x1", (f"blocks={','.join(map(str, blocks))}", f"width={width}"))
+    return Arm("BiT-R50x1", ModelOptions(blocks=blocks, width=width))
 
 
 def hybrid(s: Setting, size: int) -> Arm:
     """The ViT of that size on the feature map of a small ResNet, with as many tokens."""
     if s.paper:
         return Arm(PAPER["hybrid"][size])
-    stages = ",".join("1" for _ in range((s.patch // 4).bit_length()))  # each but the first halves the map
-    plain = vit(s, size)
-    return Arm("R50+ViT-Ti/16", (*plain.options, f"stem.blocks={stages}", "stem.width=32", "patch=1"))
+    stages = (1,) * (s.patch // 4).bit_length()  # each but the first halves the map
+    stem = {"stem.blocks": stages, "stem.width": 32}
+    return Arm("R50+ViT-Ti/16", ModelOptions({**vit(s, size).options, **stem, "patch": 1}))
 
 
 def members(s: Setting, family: str) -> list[tuple[str, Arm, int]]:
@@ -148,14 +147,14 @@ def pretraining(s: Setting, arm: Arm, seed: int, *, row: str = "", table: str = 
     if s.paper:
         published = named(row or row_for(table or (s.rows[0] if s.rows else "jft"), arm.model))
         options = published.model_options if row else representation(arm.model)
-        kept = fitting(Arm(arm.model, options).having(*arm.options))
+        kept = fitting(Arm(arm.model, options).having(**arm.options))
         dropout = {} if "ViT" in arm.model else {"dropout": 0.0}  # a ResNet has none
-        made = replace(published, model=arm.model, model_options=kept, **(dropout | data | changes))
+        made = replace(published, auto=(), model=arm.model, model_options=kept, **(dropout | data | changes))
         return override(made, s.changes)
     base = named("pretrain")
     made = replace(
         base, name="study", about="a miniature: Adam, weight decay 0.1, cosine decay, inception crops",
-        model=arm.model, model_options=arm.options, image_size=(s.pixels, s.pixels), batch=s.batch,
+        auto=(), model=arm.model, model_options=arm.options, image_size=(s.pixels, s.pixels), batch=s.batch,
         length=Duration(steps=s.steps), schedule=schedule(RATE, s.steps),
         optimizer=replace(base.optimizer, moment="fp32"), evaluation_crop="squash",
         randaugment=(), mixup=0.0, evaluations=0, val=0.0, test=0.1,
@@ -163,10 +162,10 @@ def pretraining(s: Setting, arm: Arm, seed: int, *, row: str = "", table: str = 
     return override(replace(made, **(data | changes)), s.changes)
 
 
-def fitting(arm: Arm) -> tuple[str, ...]:
+def fitting(arm: Arm) -> ModelOptions:
     """Without a hidden layer in the head where tokens are averaged: there it is one layer."""
-    pooled = "head=gap" in arm.options or arm.model.startswith("Axial-")
-    return tuple(o for o in arm.options if not (pooled and o.startswith("representation=")))
+    pooled = arm.options.get("head") == "gap" or arm.model.startswith("Axial-")
+    return arm.options.without("representation") if pooled else arm.options
 
 
 def finetuning(s: Setting, seed: int, *, pixels: int = 0, **changes: Any) -> Recipe:
@@ -176,11 +175,11 @@ def finetuning(s: Setting, seed: int, *, pixels: int = 0, **changes: Any) -> Rec
         images = s.tuned_on
         row = named("imagenet" if images >= 500_000 else "cifar10" if images >= 20_000 else "pets")
         size = (pixels, pixels) if pixels else row.image_size
-        return override(replace(row, image_size=size, **(data | changes)), s.changes)
+        return override(replace(row, auto=(), image_size=size, **(data | changes)), s.changes)
     side = pixels or s.pixels
     steps = max(1, round(TUNING * s.steps))
     made = replace(
-        named("finetune"), name="study", about="a miniature of Table 4", image_size=(side, side),
+        named("finetune"), name="study", auto=(), about="a miniature of Table 4", image_size=(side, side),
         batch=s.batch, length=Duration(steps=steps), schedule=schedule(TUNING_RATE, steps), evaluations=0,
         val=0.0,
     )  # fmt: skip

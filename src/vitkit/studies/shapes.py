@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from vitkit.recipes.model_options import ModelOptions
 from vitkit.recipes.pretrain import AUGREG
 from vitkit.recipes.recipe import Recipe
 from vitkit.studies.setting import (
@@ -37,7 +38,7 @@ def positions(s: Setting) -> list[Trial]:
     made = []
     for seed in range(s.seeds):
         for kind, where in CELLS:
-            arm = base(s).having(f"positions={kind}", f"injection={where}")
+            arm = base(s).having(positions=kind, injection=where)
             factors = {"positions": kind, "injection": where, "hyper": "default"}
             made.append(trial(factors, pretraining(s, arm, seed)))
     for name, length, rate, decay in HYPER:  # only looked at: one seed
@@ -61,7 +62,7 @@ def heads(s: Setting) -> list[Trial]:
     for seed in range(s.seeds):
         for head, rate in (("token", 1.0), ("gap", 1.0), ("gap", 3 / 8), ("map", 1.0)):
             going: dict[str, Any] = {"evaluations": 6, "val": 0.02, "fewshot_when": "evaluations"}
-            recipe = pretraining(s, base(s).having(f"head={head}"), seed, **going)
+            recipe = pretraining(s, base(s).having(head=head), seed, **going)
             made.append(
                 trial({"head": head, "rate": "same" if rate == 1 else "lower"}, at_rate(recipe, rate))
             )
@@ -72,7 +73,7 @@ def shape(s: Setting) -> list[Trial]:
     """Fig. 8: one dimension at a time twice and four times as large, then all at once."""
     if s.paper:
         sizes, patch, heads_ = {"width": 1024, "depth": 8, "hidden": 2048}, 32, 16
-        plain = Arm("ViT-B/32", ("representation=0",))
+        plain = Arm("ViT-B/32", ModelOptions(representation=0))
     else:
         sizes, patch, heads_ = (
             {"width": 64 << s.level, "depth": 2, "hidden": 128 << s.level},
@@ -84,7 +85,7 @@ def shape(s: Setting) -> list[Trial]:
     for seed in range(s.seeds):
         for scaled, factor, grown, smaller in shapes(sizes, patch):
             grown = grown | {"heads": heads_ * grown["width"] // sizes["width"]}
-            arm = plain.having(*(f"{k}={v}" for k, v in grown.items()), f"patch={smaller}")
+            arm = plain.having(**grown, patch=smaller)
             made.append(trial({"scaled": scaled, "factor": factor}, pretraining(s, arm, seed)))
     return made
 
@@ -106,7 +107,7 @@ def axial(s: Setting) -> list[Trial]:
     for seed in range(s.seeds):
         for factor, size in ((1, "large"), (2, "small")):
             name = f"B/{32 // factor}" if s.paper else f"Ti/{s.patch // factor}"
-            options = () if s.paper else vit(s, 1).options
+            options = ModelOptions() if s.paper else vit(s, 1).options
             for attention, prefix in (("full", "ViT"), ("axial", "Axial-ViT")):
                 arm = Arm(f"{prefix}-{name}", options)
                 made.append(trial({"attention": attention, "patch": size}, pretraining(s, arm, seed)))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from vitkit.recipes.recipe import Recipe, build
+from vitkit.recipes.recipe import Recipe, from_table
 from vitkit.studies.setting import Setting
 
 Factor = str | int | float
@@ -133,5 +133,5 @@ def from_json(text: str) -> Plan:
 
 
 def read_trial(content: dict[str, Any]) -> Trial:
-    compared = {name: build(Recipe, one) for name, one in content.get("compared", {}).items()}
-    return Trial(**(content | {"recipe": build(Recipe, content["recipe"]), "compared": compared}))
+    compared = {name: from_table(one) for name, one in content.get("compared", {}).items()}
+    return Trial(**(content | {"recipe": from_table(content["recipe"]), "compared": compared}))
