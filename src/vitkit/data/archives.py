@@ -14,6 +14,7 @@ from typing import Any
 
 from vitkit.data.decode import BadImage
 from vitkit.data.names import hidden
+from vitkit.errors import Error, code_of
 
 MAX_MEMBER = 200 * 2**20  # bytes of one image file
 
@@ -30,7 +31,7 @@ class Positioned(io.RawIOBase):
         status = os.fstat(self.number)
         self.size, self.at = status.st_size, 0
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError(f"{path}: not an ordinary file")
+            raise Error(f"{path}: not an ordinary file", code="file.unreadable")
 
     def readable(self) -> bool:
         return True
@@ -59,7 +60,9 @@ def open_zip(path: Path) -> Members:
     try:
         archive = zipfile.ZipFile(io.BufferedReader(Positioned(path)))
     except (zipfile.BadZipFile, OSError, ValueError) as error:
-        raise ValueError(f"{path}: not a readable zip file ({error})") from None
+        raise Error(
+            f"{path}: not a readable zip file ({error})", code=code_of(error, "data.corrupt")
+        ) from None
     members: dict[str, zipfile.ZipInfo] = {}
     odd: list[str] = []
     for member in archive.infolist():
@@ -70,7 +73,9 @@ def open_zip(path: Path) -> Members:
         if stat.S_ISLNK(member.external_attr >> 16):
             odd.append(name)
         elif members.setdefault(name, member) is not member:
-            raise ValueError(f"{path}!{name}: two files of this name; keep one, and write the zip anew")
+            raise Error(
+                f"{path}!{name}: two files of this name; keep one, and write the zip anew", code="data.layout"
+            )
     turn = threading.Lock()
 
     def fetch(name: str) -> bytes:
@@ -107,7 +112,9 @@ def open_tar(path: Path) -> Members:
                 odd.append(m.name)
     except tarfile.ReadError as error:
         if not places:  # else it is cut off: the last member is named when it is read
-            raise ValueError(f"{path}: not a plain tar file ({error}); unpack a compressed one") from None
+            raise Error(
+                f"{path}: not a plain tar file ({error}); unpack a compressed one", code="data.corrupt"
+            ) from None
     file = Positioned(path)
 
     def fetch(name: str) -> bytes:
@@ -130,7 +137,9 @@ def walk_tar(path: Path) -> Iterator[tarfile.TarInfo]:
             except tarfile.ReadError:
                 raise
             except (tarfile.TarError, ValueError, OverflowError, RecursionError, KeyError) as error:
-                raise ValueError(f"{path}: a damaged tar, at byte {archive.offset} ({error})") from None
+                raise Error(
+                    f"{path}: a damaged tar, at byte {archive.offset} ({error})", code="data.corrupt"
+                ) from None
             if member is None:
                 break
             archive.members.clear()  # type: ignore[attr-defined]  # else a million empty members fill the memory
@@ -138,9 +147,13 @@ def walk_tar(path: Path) -> Iterator[tarfile.TarInfo]:
             yield member
         archive.fileobj.seek(archive.offset)
         if archive.fileobj.read(512).strip(b"\0"):
-            raise ValueError(f"{path}: a damaged tar: no member begins at byte {archive.offset}")
+            raise Error(
+                f"{path}: a damaged tar: no member begins at byte {archive.offset}", code="data.corrupt"
+            )
 
 
 def check_name(path: Path, name: str) -> None:
     if name.startswith("/") or re.match(r"[A-Za-z]:/", name) or ".." in name.split("/") or "\0" in name:
-        raise ValueError(f"{path}!{name}: a name that leads out of the archive; the file is not used")
+        raise Error(
+            f"{path}!{name}: a name that leads out of the archive; the file is not used", code="data.unsafe"
+        )
