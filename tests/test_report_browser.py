@@ -10,8 +10,7 @@ from test_report_page import found
 
 from vitkit.report.compare_page import compare_page
 from vitkit.report.html import clipped, encoded, text
-from vitkit.report.judged import NAMED
-from vitkit.report.run_page import run_page
+from vitkit.report.run_page import NAMED, run_page
 from vitkit.report.study_page import study_page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

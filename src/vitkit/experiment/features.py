@@ -20,7 +20,7 @@ from vitkit.data.sources import Source
 from vitkit.data.splits import fingerprints
 from vitkit.data.views import View
 from vitkit.models.variants import Model
-from vitkit.report.live import Live
+from vitkit.report.terminal import Live
 from vitkit.serving.predict import evaluation_view, features
 from vitkit.training.runtime import Runtime
 from vitkit.weights.cache import touch, trim

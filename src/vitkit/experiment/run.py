@@ -29,7 +29,7 @@ from vitkit.experiment.training_batch import keep_batch
 from vitkit.models.masked import MaskedViT
 from vitkit.models.variants import Model
 from vitkit.recipes.recipe import Recipe, flat, stages_of
-from vitkit.report.live import Live
+from vitkit.report.terminal import Live
 from vitkit.training.checkpoint import Saver, latest, load_checkpoint
 from vitkit.training.journal import Journal
 from vitkit.training.loop import train

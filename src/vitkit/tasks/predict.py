@@ -14,8 +14,17 @@ from vitkit.models.card import with_view
 from vitkit.models.variants import Model
 from vitkit.models.vit import dropped
 from vitkit.options import parse_view
-from vitkit.report.answers import UNSURE, in_rows, in_words
-from vitkit.report.terminal import console, csv_cell, print_table, printable, say, warn
+from vitkit.report.terminal import (
+    UNSURE,
+    console,
+    csv_cell,
+    in_rows,
+    in_words,
+    print_table,
+    printable,
+    say,
+    warn,
+)
 from vitkit.serving.predict import Classifier, Prediction, check_head, find_images, predict_many
 from vitkit.tasks.sorting import Sorter
 from vitkit.weights.locate import is_exported

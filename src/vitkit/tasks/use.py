@@ -9,8 +9,7 @@ from typing import Any
 from vitkit.data.doctor import examine
 from vitkit.data.shards import shard as write_shards
 from vitkit.data.sources import open_data
-from vitkit.report.live import Live
-from vitkit.report.terminal import print_table, say, warn
+from vitkit.report.terminal import Live, print_table, say, warn
 from vitkit.training.runtime import data_workers
 
 Emit = Callable[[Any], None] | None
