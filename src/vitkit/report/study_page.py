@@ -11,11 +11,16 @@ from vitkit.report.literature import PUBLISHED, study_section
 from vitkit.report.overlay import similarity_picture
 
 Study = Mapping[str, Any]
-OUTCOMES = {  # of a claim: how one and how several of them are counted, and the class of the word
-    "holds at this scale": ("holds", "hold", "right-word"),
-    "does not hold at this scale": ("does not hold", "do not hold", "error-word"),
-    "cannot be seen": ("is inconclusive", "are inconclusive", "note-word"),
-    "not tried": ("is not tested yet", "are not tested yet", "note-word"),
+OUTCOMES = {  # of a claim: what is shown, how one and how several are counted, the class of the word
+    "holds at this scale": ("holds at this scale", "holds", "hold", "right-word"),
+    "does not hold at this scale": (
+        "does not hold at this scale",
+        "does not hold",
+        "do not hold",
+        "error-word",
+    ),
+    "cannot be seen": ("inconclusive", "is inconclusive", "are inconclusive", "note-word"),
+    "not tried": ("not tested yet", "is not tested yet", "are not tested yet", "note-word"),
 }
 LEDGER = ("parameters", "GFLOPs", "exaFLOPs", "tpu_v3_core_days", "images_seen", "seconds")
 IN_SHORT = (
@@ -67,7 +72,7 @@ def verdict(verdicts: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     if not total:
         return "No claims to test", ""
     count = {outcome: sum(one["outcome"] == outcome for one in verdicts) for outcome in OUTCOMES}
-    verbs = {outcome: OUTCOMES[outcome][0 if count[outcome] == 1 else 1] for outcome in OUTCOMES}
+    verbs = {outcome: OUTCOMES[outcome][1 if count[outcome] == 1 else 2] for outcome in OUTCOMES}
     held, *others = OUTCOMES
     rest = [f"{count[one]} {verbs[one]}" for one in others if count[one]]
     return f"{count[held]} of {total} claims {verbs[held]} at this scale", "; ".join(rest)
@@ -75,11 +80,10 @@ def verdict(verdicts: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
 
 def claims(verdicts: Sequence[Mapping[str, Any]]) -> Markup:
     """Each claim with its outcome and what was measured."""
-    rows = [
-        (sentence(one["claim"]), one["outcome"], OUTCOMES.get(one["outcome"], ("", "", "note-word"))[2],
-         one["words"])
-        for one in verdicts
-    ]  # fmt: skip
+    rows = []
+    for one in verdicts:
+        shown, *_, css = OUTCOMES.get(one["outcome"], (one["outcome"], "note-word"))
+        rows.append((sentence(one["claim"]), shown, css, one["words"]))
     return fill("study.html", "claims", rows)
 
 
