@@ -19,7 +19,7 @@ from PIL import Image
 from vitkit.recipes import recipe
 from vitkit.recipes.recipe import flat
 from vitkit.report.compare_page import compare_page, protocol_page
-from vitkit.report.html import LONGEST, clipped, encoded, environment, name, page, table, text
+from vitkit.report.html import LONGEST, clipped, encoded, environment, facts, name, page, table, text
 from vitkit.report.run_page import OTHER, pairs_of, run_page
 from vitkit.report.study_page import study_page
 from vitkit.report.suite_page import suite_page
@@ -340,6 +340,8 @@ def test_control_without_autoescape_hostile_names_become_elements(switched_off):
 def test_a_template_lacks_no_value_and_reads_no_file_but_its_own():
     with pytest.raises(UndefinedError, match="heading"):
         environment().from_string("<h2>{{ heading }}</h2>").render()
+    with pytest.raises(LookupError, match="items"):  # which a report tells as a damaged file
+        facts(["a list"])
     for outside in ("../page.css", "../templates/page.html", str(Path(html.__file__))):
         with pytest.raises(TemplateNotFound):
             environment().get_template(outside)

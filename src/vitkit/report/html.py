@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
 from markupsafe import Markup, escape
 
 from vitkit.report.terminal import cell, printable
@@ -59,14 +59,18 @@ def environment(package: str = "vitkit.report") -> Environment:
         loader=PackageLoader(package), autoescape=True, undefined=StrictUndefined, finalize=shown,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    made.filters |= {"name": name, "clipped": clipped, "percent": percent, "words": words}
-    made.globals |= {"table": table, "facts": facts, "note": note, "picture": picture}
+    made.filters |= {"name": name, "words": words}
+    made.globals |= {"table": table, "note": note}
     return made
 
 
 def fill(template: str, macro: str, /, *values: Any, **named: Any) -> Markup:
-    """What a macro of one of our templates makes of these values."""
-    made: Markup = getattr(environment().get_template(template).module, macro)(*values, **named)
+    """What a macro of one of our templates makes of these values; LookupError where they lack one."""
+    filled = getattr(environment().get_template(template).module, macro)
+    try:
+        made: Markup = filled(*values, **named)
+    except UndefinedError as error:  # a file of a run holds something else than a run writes
+        raise LookupError(f"{template}: {error.message}") from error
     return made
 
 
