@@ -392,8 +392,8 @@ def mark(axis: Any, places: np.ndarray, pitch: int, side: int) -> None:
 
 def shown_text(text: str, longest: int) -> str:
     """A name as it can be drawn: one line, nothing that is no letter of any script, not too long."""
-    plain = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text))
-    return plain if len(plain) <= longest else plain[: longest - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    line = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text))
+    return line if len(line) <= longest else line[: longest - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def fit(text: str, inches: float, points: float) -> str:

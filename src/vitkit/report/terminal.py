@@ -47,8 +47,8 @@ class Output(Console):
 
 def console() -> Console:
     """Standard output; as wide as the table needs when it is not a terminal."""
-    found = Output(highlight=False)
-    return found if found.is_terminal else Output(highlight=False, width=200)
+    out = Output(highlight=False)
+    return out if out.is_terminal else Output(highlight=False, width=200)
 
 
 def print_table(rows: Iterable[Mapping[str, Any]], title: str = "") -> None:
@@ -61,7 +61,7 @@ def print_table(rows: Iterable[Mapping[str, Any]], title: str = "") -> None:
         )
         table.add_column(key.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(plain(safe_cell(value)) for value in row.values()))
+        table.add_row(*(literal(safe_cell(value)) for value in row.values()))
     console().print(table)
 
 
@@ -71,14 +71,14 @@ def print_facts(facts: Mapping[str, Any]) -> None:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(name.replace("_", " "), plain(safe_cell(value)))
+        table.add_row(name.replace("_", " "), literal(safe_cell(value)))
     console().print(table)
 
 
 def say(text: str, style: str = "") -> None:
     """A text on standard output; in a file or a pipe one line stays one line."""
     out = console()
-    out.print(plain(text), style=style or None, soft_wrap=not out.is_terminal)
+    out.print(literal(text), style=style or None, soft_wrap=not out.is_terminal)
 
 
 def warn(text: str) -> None:
@@ -86,8 +86,8 @@ def warn(text: str) -> None:
     print(printable(text, lines=True), file=sys.stderr, flush=True)
 
 
-def plain(text: str) -> Text:
-    """Text shown as it is, whatever brackets it contains; no character of it controls the terminal."""
+def literal(text: str) -> Text:
+    """Text without markup, whatever brackets it contains; no character of it controls the terminal."""
     return Text(printable(text, lines=True))
 
 
@@ -123,7 +123,7 @@ def safe_cell(value: Any) -> str:
 
 
 def cell(value: Any) -> str:
-    """A value as a person would write it."""
+    """A value as one writes it: 1,234, 0.5, yes."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -138,7 +138,7 @@ def cell(value: Any) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A length of time as a person would say it."""
+    """A length of time in the unit that fits."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
@@ -151,10 +151,10 @@ def print_groups(facts: Mapping[str, Any]) -> None:
         table.add_column(style="bold", no_wrap=True)
         table.add_column(overflow="fold")
         for name, value in rows:
-            table.add_row(plain(f"{'  ' * bool(title)}{name}"), plain(value_text(value)))
+            table.add_row(literal(f"{'  ' * bool(title)}{name}"), literal(value_text(value)))
         if title:
             console().print()
-            console().print(plain(title), style="bold")
+            console().print(literal(title), style="bold")
         console().print(table)
 
 
@@ -178,7 +178,7 @@ def fact_groups(facts: Mapping[str, Any]) -> dict[str, Rows]:
 
 
 def value_text(value: Any) -> str:
-    """A value as a person writes it: a size as 224 x 224, several values with commas."""
+    """A value on one line: a size as 224 x 224, several values with commas."""
     if isinstance(value, tuple | list):
         square = len(value) == 2 and all(type(one) is int for one in value)
         return (" x " if square else ", ").join(printable(cell(one)) for one in value) or "-"
