@@ -21,8 +21,7 @@ from vitkit.models.variants import Model
 from vitkit.models.vit import ViT
 from vitkit.objectives.task import task_of
 from vitkit.proportions import percent, wilson, with_interval
-from vitkit.report.live import Live
-from vitkit.report.terminal import print_table, say
+from vitkit.report.terminal import Live, print_table, say
 from vitkit.serving.predict import evaluation_view, logits
 from vitkit.tasks.evaluate import matched
 from vitkit.tasks.use import Emit
@@ -161,7 +160,7 @@ def kind_of(model: Model) -> str:
 
 def write(folder: Path, facts: dict[str, Any]) -> None:
     """bias.json and the figure."""
-    from vitkit.report.figures import Panel, draw_lines, render  # matplotlib, only when it draws
+    from vitkit.report.figures import Panel, draw_panels, render  # matplotlib, only when it draws
 
     names = short_names(row["model"] for row in facts["models"])
 
@@ -177,7 +176,7 @@ def write(folder: Path, facts: dict[str, Any]) -> None:
         Panel("Image shifted", "Pixels", "Accuracy", lines("shifted", 0)),
     ]
     folder.mkdir(parents=True, exist_ok=True)
-    figure = draw_lines(panels, top=1.0)
+    figure = draw_panels(panels, top=1.0)
     for kind in ("png", "svg"):
         (folder / f"bias.{kind}").write_bytes(render(figure, kind))
     text = json.dumps(facts, indent=2) + "\n"

@@ -13,8 +13,7 @@ from vitkit.experiment.opened import short_names
 from vitkit.models.variants import Config, Model, skeleton, variant
 from vitkit.recipes import recipe as named
 from vitkit.recipes.recipe import Recipe
-from vitkit.report.live import Live
-from vitkit.report.terminal import print_table, say
+from vitkit.report.terminal import Live, print_table, say
 from vitkit.tasks.automatic import largest_batch
 from vitkit.tasks.use import Emit
 from vitkit.training.runtime import Runtime, choose
@@ -207,7 +206,7 @@ def tell(told: dict[str, Any], measured: bool, rate: float | None) -> None:
 
 def draw(out: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Fig. 12: images a second and largest batch, by resolution."""
-    from vitkit.report.figures import Panel, draw_lines, render  # matplotlib, only when it draws
+    from vitkit.report.figures import Panel, draw_panels, render  # matplotlib, only when it draws
 
     names = short_names(row["model"] for row in rows)
 
@@ -222,4 +221,4 @@ def draw(out: Path, rows: Sequence[dict[str, Any]]) -> None:
         Panel("Memory", "Image side (pixels)", "Largest training batch", lines("largest_batch")),
     ]
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_bytes(render(draw_lines(panels, log=True), out.suffix[1:].lower()))
+    out.write_bytes(render(draw_panels(panels, log=True), out.suffix[1:].lower()))

@@ -120,8 +120,7 @@ def measured(
 
 def draw(told: dict[str, dict[str, Any]], path: Path) -> None:
     """Accuracy over shots: a panel a data set, a line a model."""
-    from vitkit.report.figures import render  # matplotlib, which is slow to import
-    from vitkit.report.study_curves import Point, draw_shots
+    from vitkit.report.figures import Point, draw_shots, render  # matplotlib, which is slow to import
 
     panels: dict[str, dict[str, list[Point]]] = {}
     models = short_names(told)

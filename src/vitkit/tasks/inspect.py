@@ -28,8 +28,7 @@ from vitkit.inspection.summary import distance_facts, similarity_facts, uniform_
 from vitkit.io.atomic import replace_file
 from vitkit.models.vit import ViT, covered, dropped, grid_of
 from vitkit.options import parse_size
-from vitkit.report.live import Live
-from vitkit.report.terminal import printable, say, warn
+from vitkit.report.terminal import Live, printable, say, warn
 from vitkit.serving.predict import find_images
 from vitkit.tasks.drawings import draw_all
 from vitkit.tasks.look import label_of, ready, said, seen, upright

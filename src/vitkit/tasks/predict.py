@@ -16,8 +16,7 @@ from vitkit.models.variants import Model
 from vitkit.models.vit import dropped
 from vitkit.objectives.task import Task, task_of
 from vitkit.options import parse_view
-from vitkit.report.answers import UNSURE
-from vitkit.report.terminal import console, csv_cell, print_table, printable, say, warn
+from vitkit.report.terminal import UNSURE, console, csv_cell, print_table, printable, say, warn
 from vitkit.serving.predict import Classifier, Prediction, find_images, predict_many
 from vitkit.tasks.sorting import Sorter
 from vitkit.tasks.use import Emit

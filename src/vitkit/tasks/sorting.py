@@ -13,7 +13,7 @@ from typing import Any
 from vitkit.data.decode import read
 from vitkit.data.names import folded
 from vitkit.io.atomic import naming
-from vitkit.report.answers import UNSURE
+from vitkit.report.terminal import UNSURE
 
 LONGEST = 150  # bytes of a folder's name, well below what file systems take
 NOT_IN_NAMES = set('/\\<>:"|?*')  # no part of a name here, or on the disks that photographs travel on
