@@ -4,6 +4,7 @@ import copy
 import json
 import pickle
 from dataclasses import asdict, fields, replace
+from pathlib import Path
 
 import pytest
 from refusals import refused
@@ -195,6 +196,14 @@ def test_settings_are_the_same_of_a_recipe_and_of_its_files_of_both_versions():
     before["model_options"] = options
     listed = json.loads(json.dumps(settings(r)))
     assert settings_of(now) == settings_of(before) == listed
-    assert listed["model_options"] == ",".join(options)
+    assert listed["model_options"] == options
     assert settings_of({"name": 3, "model_options": 4}) == {"name": 3, "model_options": 4}
     assert json.loads(json.dumps(asdict(r)))["model_options"]["blocks"] == [1, 2]
+
+
+def test_the_documentation_names_every_field_by_its_group():
+    text = (Path(__file__).parent.parent / "docs/recipes.md").read_text()
+    names = [name for name, own in GROUPED.items() if not own.startswith("model_options.")]
+    for part in ("schedule", "optimizer"):
+        names += [f"{part}.{field.name}" for field in fields(getattr(Recipe, part))]
+    assert [name for name in [*names, *AUTO] if f"`{name}`" not in text] == []
