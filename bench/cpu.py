@@ -29,8 +29,8 @@ from gpu import CLASSES, Row, timed
 from torch import Tensor, nn
 
 from vitkit.data.views import normalise
+from vitkit.objectives.classify import ClassificationLoss
 from vitkit.serving.builders import compiler, fast_bf16
-from vitkit.training.objectives import Classify
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.runtime import PRECISIONS, Runtime, cores
 from vitkit.training.step import TrainState, update
@@ -78,7 +78,10 @@ def asking(call: nn.Module, batch: Batch, runtime: Runtime) -> Callable[[], Tens
 
 def our_training(model: nn.Module, call: nn.Module, batch: Batch, runtime: Runtime) -> Callable[[], Any]:
     config = OptimizerConfig(kind="adam", weight_decay=DECAY, clip=1.0)
-    state, objective = TrainState.start(model, config), Classify(classes=CLASSES, mean=HALF, std=HALF)
+    state, objective = (
+        TrainState.start(model, config),
+        ClassificationLoss(classes=CLASSES, mean=HALF, std=HALF),
+    )
     return lambda: update(state, [batch], objective, RATE, config, call, runtime)
 
 

@@ -49,8 +49,8 @@ from vitkit.data.order import Order
 from vitkit.data.sources import Source, open_data
 from vitkit.experiment.supply import supply
 from vitkit.models.card import Preprocessing
+from vitkit.objectives.classify import ClassificationLoss
 from vitkit.recipes.recipe import Recipe
-from vitkit.training.objectives import Classify
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.recorder import WARM
 from vitkit.training.runtime import Runtime, cores, seed_step
@@ -164,7 +164,9 @@ def our_learner(options: argparse.Namespace) -> Learn:
     model = runtime.settle(gpu.our_model(gpu.Row(options.model[4:-3], pixels=options.size)))  # S of ViT-S/16
     state = TrainState.start(model, recipe.optimizer)
     call = runtime.callable(model.train())
-    step = gpu.stepping(Stepper(state, Classify(classes=gpu.CLASSES), recipe.optimizer, call, runtime))
+    step = gpu.stepping(
+        Stepper(state, ClassificationLoss(classes=gpu.CLASSES), recipe.optimizer, call, runtime)
+    )
 
     def learn(batches: Iterator[Any], steps: int) -> None:
         for micro_batches in islice(batches, steps):

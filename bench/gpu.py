@@ -31,10 +31,11 @@ from torch import Tensor, nn
 from vitkit.evaluation.cost import forward_flops
 from vitkit.models.recorded import Recorded
 from vitkit.models.variants import Model, configure, fresh
+from vitkit.objectives.classify import ClassificationLoss
 from vitkit.serving.builders import build_engine
 from vitkit.serving.cudagraph import Graphed
 from vitkit.serving.remembered import Memory
-from vitkit.training.objectives import Batch, Classify
+from vitkit.training.objectives import Batch
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.recorder import WARM
 from vitkit.training.runtime import Runtime
@@ -139,7 +140,7 @@ def our_step(row: Row, images: Tensor, labels: Tensor, compiled: bool) -> Callab
         "label": labels,
         "index": torch.arange(len(images), device=images.device),
     }
-    objective = Classify(classes=CLASSES, mean=(0.5,) * 3, std=(0.5,) * 3)
+    objective = ClassificationLoss(classes=CLASSES, mean=(0.5,) * 3, std=(0.5,) * 3)
     step = stepping(Stepper(state, objective, config, call, runtime, print))
     return lambda: step([batch])
 

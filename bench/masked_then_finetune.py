@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from vitkit.experiment.protocol import finished
+from vitkit.experiment.protocol import Protocol
 from vitkit.experiment.run import How, Result
 from vitkit.recipes import recipe
 from vitkit.recipes.recipe import Recipe, override
@@ -55,14 +55,15 @@ def runs(options: argparse.Namespace, seed: int) -> Iterator[tuple[str, str, Res
     runtime, how = choose(options.device), How(workers=options.workers, quiet=True)
     for arm in options.arms:
         folder = options.out / arm.replace(" ", "").replace(",", "-").replace("%", "") / f"seed-{seed}"
+        protocol = Protocol(folder, runtime, how, print)
         changes, weights = ARMS[arm], ""
         if changes is not None:
-            before = finished(pretraining(options, changes, seed), folder / "pretrain", runtime, how)
+            before = protocol.finished(pretraining(options, changes, seed), "pretrain")
             yield arm, "pretrain", before
             weights = before.model
         for rate in RATES:
             after = finetuning(options, weights, rate, seed)
-            yield arm, f"{rate:g}", finished(after, folder / f"tuned-{rate:g}", runtime, how)
+            yield arm, f"{rate:g}", protocol.finished(after, f"tuned-{rate:g}")
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from vitkit.evaluation.memory import training_memory
 from vitkit.models.variants import fresh, skeleton, variant
-from vitkit.training.objectives import Classify
+from vitkit.objectives.classify import ClassificationLoss
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.runtime import Runtime
 from vitkit.training.step import TrainState, update
@@ -45,7 +45,7 @@ def measured(name: str, images: int, kind: str, precision: str, recompute: bool,
         "label": torch.zeros(images, dtype=torch.long, device=device),
     }
     for _ in range(3):
-        update(state, [batch], Classify(classes=model.config.classes), 1e-6, config, model, runtime)
+        update(state, [batch], ClassificationLoss(classes=model.config.classes), 1e-6, config, model, runtime)
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
 

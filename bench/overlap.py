@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from crew import together
 
 from vitkit.models.variants import configure, fresh
-from vitkit.training.objectives import Classify
+from vitkit.objectives.classify import ClassificationLoss
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.room import CAREFUL
 from vitkit.training.runtime import Runtime
@@ -46,7 +46,9 @@ def profiled(runtime: Runtime, name: str, image_size: int, images: int) -> list[
     model = fresh(configure(name, classes=CLASSES, image_size=image_size), seed=0)
     model = runtime.settle(model).train()
     call, config = runtime.callable(model), OptimizerConfig(kind="adam")
-    step = Stepper(TrainState.start(model, config), Classify(classes=CLASSES), config, call, runtime)
+    step = Stepper(
+        TrainState.start(model, config), ClassificationLoss(classes=CLASSES), config, call, runtime
+    )
     batch = {
         "image": torch.zeros(images, 3, image_size, image_size, dtype=torch.uint8),
         "label": torch.arange(images) % CLASSES,

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from vitkit.models import attention, encoder, fused, vit
 from vitkit.models.variants import Model
+from vitkit.objectives.classify import ClassificationLoss
 from vitkit.training import optimizer, runtime
 from vitkit.training.halves import Halved
-from vitkit.training.objectives import Classify
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.recorder import WARM
 from vitkit.training.runtime import Runtime
@@ -131,7 +131,7 @@ def tried(way: str, options: argparse.Namespace) -> dict[str, Any]:
     if way == "no fused":
         state.optimizer = torch.optim.AdamW(optimizer.group_parameters(model, config), lr=0.0, foreach=True)
     batch = {"image": gpu.as_bytes(images), "label": labels}
-    objective = Classify(classes=gpu.CLASSES)
+    objective = ClassificationLoss(classes=gpu.CLASSES)
 
     go = gpu.stepping(Stepper(state, objective, config, call, where, print))
 

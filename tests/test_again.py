@@ -334,7 +334,7 @@ def test_the_words_of_options_give_the_same_options(monkeypatch):
 
 def test_an_out_below_a_file_is_refused_at_once(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("x")
-    monkeypatch.setattr("vitkit.tasks.learn.seconds_a_step", None)  # nothing is timed
+    monkeypatch.setattr("vitkit.tasks.plan.seconds_a_step", None)  # nothing is timed
     for out in (tmp_path / "file", tmp_path / "file" / "run"):
         assert run("finetune", "digits", "--model", "ViT-Ti/4", "--out", out) == 2
         assert f"--out {out}" in capsys.readouterr().err

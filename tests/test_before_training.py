@@ -14,7 +14,7 @@ from test_cli import run
 from test_tasks import TINY
 
 from vitkit.experiment.folder import remains
-from vitkit.tasks import learn as learning
+from vitkit.tasks import plan as planning
 
 
 def draw(place: Path, count: int, seed: int = 0) -> None:
@@ -32,7 +32,7 @@ def no_model(monkeypatch):
     def forbidden(*_):
         raise AssertionError("a model was built")
 
-    monkeypatch.setattr(learning, "start_model", forbidden)
+    monkeypatch.setattr(planning, "start_model", forbidden)
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ FILES = sorted(SRC.rglob("*.py"))
 FLOORS = {
     "errors": 0, "proportions": 0,
     "models": 1, "data": 1, "evaluation": 1, "report": 1, "options": 1,
-    "layouts": 2,
+    "layouts": 2, "objectives": 2,
     "weights": 3,
     "training": 4, "inspection": 4, "serving": 4,
     "recipes": 5,
     "experiment": 6, "catalogue": 6,
     "studies": 7, "tasks": 7, "service": 7,
-    "demo": 8,
+    "demo": 8, "api": 8,
     "cli": 9,
 }  # fmt: skip
 PEERS = {"timm", "transformers", "torchvision"}

@@ -25,8 +25,10 @@ from vitkit.models.variants import skeleton, variant
 from vitkit.options import Training, part_of
 from vitkit.recipes import recipe
 from vitkit.recipes.finetune import hyperrule
+from vitkit.recipes.recipe import to_json
 from vitkit.tasks import automatic
-from vitkit.tasks.learn import compared, make_recipe, settled
+from vitkit.tasks.learn import make_recipe, pretraining
+from vitkit.tasks.plan import Choices, Machine, compared, plan
 from vitkit.training.runtime import Runtime
 from vitkit.training.step import Diverged
 
@@ -47,7 +49,7 @@ def published(monkeypatch, tmp_path):
     """A published name that is on this machine already, so that nothing is fetched."""
     model = vitkit.build("ViT-Ti/16", classes=3, image_size=32, depth=1, width=32, heads=2, hidden=32)
     vitkit.save(model, tmp_path / "small.npz")
-    monkeypatch.setattr(automatic, "some_weights", lambda cuda, say: str(tmp_path / "small.npz"))
+    monkeypatch.setattr(automatic, "default_weights", lambda gpu: str(tmp_path / "small.npz"))
 
 
 def test_without_options_it_chooses_and_says_why(photos, tmp_path, monkeypatch, capsys):
@@ -68,14 +70,27 @@ def test_without_options_it_chooses_and_says_why(photos, tmp_path, monkeypatch, 
 
 
 def test_choices_follow_machine_and_data(photos):
-    train = open_splits(replace(recipe("finetune"), data=str(photos)))["train"]
-    said: list[str] = []
-    base = replace(recipe("finetune"), weights="given")
-    on_gpu = automatic.fill_in(base, Training(), train, Runtime("cuda", "bf16"), said.append)
-    assert on_gpu.image_size == (384, 384) and "photographs large enough" in said[0]
+    splits = open_splits(replace(recipe("finetune"), data=str(photos)))
+    said: list[automatic.Choice] = []
+    base, rules = replace(recipe("finetune"), weights="given"), automatic.RECIPE_RULES
+    known = automatic.circumstances(Training(), splits, Runtime("cuda", "bf16"))
+    on_gpu = automatic.decide(base, rules, known, said.append)
+    assert on_gpu.image_size == (384, 384) and "photographs large enough" in said[0].reason
+    assert [choice.what for choice in said] == ["resolution 384", "batch 8", "500 steps"]
     fixed = Training(image_size="64", batch=24, steps=7)
-    by_hand = automatic.fill_in(replace(base, batch=24), fixed, train, Runtime(), said.append)
-    assert by_hand == replace(base, batch=24)
+    known = automatic.circumstances(fixed, splits, Runtime())
+    by_hand = automatic.decide(replace(base, batch=24), rules, known, said.append)
+    assert by_hand == replace(base, batch=24) and len(said) == 3
+
+
+def test_a_rule_is_a_pure_function_from_recipe_to_recipe(photos):
+    """The same recipe and circumstances give the same choice, and the recipe that came in is not touched."""
+    splits = open_splits(replace(recipe("finetune"), data=str(photos)))
+    base = recipe("finetune")
+    before = to_json(base)
+    known = automatic.circumstances(Training(), splits, Runtime())
+    for rule in (*automatic.RECIPE_RULES, automatic.choose_stopping, automatic.fit_warmup):
+        assert rule(base, known) == rule(base, known) and to_json(base) == before
 
 
 def test_offline_it_says_how_to_get_weights(photos, tmp_path, monkeypatch, capsys):
@@ -105,9 +120,9 @@ def test_a_plan_tells_memory_and_time_and_does_nothing(tmp_path, capsys):
 def test_a_shortened_run_warms_up_for_a_tenth_of_it(tmp_path, words, warmup):
     options = Training(model="ViT-Ti/4", recipe="masked", image_size="16", batch=8, steps=words[1],
                        set=tuple(words[3:]), out=tmp_path / "run", device="cpu", plan=True)  # fmt: skip
-    made, *_, plan = settled("digits", options, "pretrain", tmp_path / "run", Runtime(), print, Kept())
-    assert made.schedule.warmup == plan["warmup"] == warmup
-    assert any("steps of warm-up" in text for text in plan["choices"]) == (warmup == 3)
+    made = plan(pretraining("digits", options), Machine(Runtime(), Kept(), print))
+    assert made.recipe.schedule.warmup == made.to_json()["warmup"] == warmup
+    assert any("steps of warm-up" in choice.what for choice in made.choices) == (warmup == 3)
 
 
 @pytest.mark.parametrize("name", ["ViT-Ti/16", "ViT-L/16", "BiT-R50x1"])
@@ -200,8 +215,10 @@ def test_convolutions_try_the_rate_of_the_paper():
     options = Training(model="BiT-R50x1", recipe="imagenet", image_size="32", steps=3, batch=16)
     r = make_recipe("digits", options, "finetune")
 
+    known = automatic.circumstances(options, open_splits(r), Runtime())
+
     def tried(config):
-        return compared(r, config, options, Runtime(), lambda text: None, open_splits)
+        return compared(r, config, known, Machine(Runtime(), Kept(), print), Choices(None))
 
     rates = ["rate-0.003", "rate-0.01", "rate-0.03"]
     assert list(tried(variant("ViT-B/16"))) == rates

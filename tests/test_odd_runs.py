@@ -11,6 +11,7 @@ from test_cli import run
 from test_tasks import TINY
 
 from vitkit.experiment.pages import rows
+from vitkit.objectives.task import task_class, task_names
 from vitkit.recipes import RECIPES, recipe
 from vitkit.recipes.recipe import Recipe, from_json, override, read_recipe, to_json
 from vitkit.studies.reading import history
@@ -123,7 +124,7 @@ def test_a_journal_keeps_the_lines_that_are_rows_as_they_are(tmp_path):
     assert len([text for text in said if "1 lines" in text]) == 1
 
 
-@pytest.mark.parametrize("name", ["result", "environment", "doctor", "mistakes", "unusable"])
+@pytest.mark.parametrize("name", ["result", "environment", "doctor", "mistakes", "unusable", "task"])
 @pytest.mark.parametrize(
     "content", ["[]", "null", '{"test": 3}', '{"machine": [], "command": 3, "data": 1}', "{"]
 )
@@ -147,7 +148,8 @@ def numeric(kind: type = Recipe, prefix: str = "") -> dict[str, typing.Any]:
 
 
 def test_every_number_of_a_recipe_has_a_range():
-    assert set(numeric()) == set(RANGES)
+    own = {f"{kind.name}.{field}" for kind in map(task_class, task_names()) for field in kind.ranges}
+    assert set(numeric()) == set(RANGES) | own
     for name in RECIPES:
         assert from_json(to_json(recipe(name))) == recipe(name)
 

@@ -13,7 +13,7 @@ from test_tasks import TINY
 
 from vitkit.data import content
 from vitkit.experiment import run as experiment
-from vitkit.tasks.plan import headline, page, time_in_words
+from vitkit.tasks.plan_page import headline, page, time_in_words
 from vitkit.weights import download
 
 

@@ -19,7 +19,7 @@ from vitkit.experiment.start import open_splits, start_model
 from vitkit.models.variants import configure, skeleton
 from vitkit.recipes import RECIPES, recipe
 from vitkit.recipes.recipe import override
-from vitkit.tasks import learn
+from vitkit.tasks import plan
 
 SMALL = ["--image-size", "8", "--steps", "6", "--batch", "16", "--workers", "0", "--device", "cpu"]
 MODEL = ["--model", "ViT-Ti/4", "--set", "model_options=width=32,depth=1,heads=2,hidden=32", "evaluations=0",
@@ -185,7 +185,7 @@ FINETUNE = ["finetune", "digits", "--model", "ViT-Ti/4"]
 def test_mistakes_are_told_before_any_work(arguments, message, tmp_path, monkeypatch, capsys):
     """Not even a step is timed."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(learn, "seconds_a_step", None)
+    monkeypatch.setattr(plan, "seconds_a_step", None)
     assert run(*arguments) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.glob("runs/*/checkpoints"))

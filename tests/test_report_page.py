@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitkit.experiment.shown import shown, task_name
+from vitkit.objectives.task import task_class
 from vitkit.recipes import recipe
 from vitkit.recipes.recipe import flat
 from vitkit.report.compare_page import compare_page, protocol_page
@@ -63,7 +65,7 @@ def found(classes=("cat", "dog", "emu"), **changes) -> dict:
             for s in range(1, 301)]  # fmt: skip
     rows += [{"step": s, "val_top1": 0.8, "val_loss": 0.5, "val_images": 10} for s in (100, 200, 300)]
     worst = [mistake(f"{c}/1.jpg", c, classes[i - 1]) for i, c in enumerate(classes[:24])]
-    return {
+    return shown_by_task({
         "name": "photos", "place": "runs/photos", "recipe": told, "usual": usual, "metrics": rows,
         "result": {"run": "runs/photos", "model": "m", "steps": 300, "cost": COST,
                    "test": evaluation(classes)},
@@ -81,7 +83,13 @@ def found(classes=("cat", "dog", "emu"), **changes) -> dict:
                   "images": [{"image": thumbnail(), "labels": [["cat", 0.7], ["dog", 0.3]]}]},
         "table": "mistakes.csv", "pricing": "vitkit report runs/photos --price-per-hour X",
         "commands": {"Use it": ["vitkit predict runs/photos IMAGE"]}, "quoted": "runs/photos", "link": None,
-    } | changes  # fmt: skip
+    } | changes)  # fmt: skip
+
+
+def shown_by_task(value: dict) -> dict:
+    """With what the task of the run shows of its result."""
+    test = (value["result"] or {}).get("test") or {}
+    return value | {"task": shown(task_class(task_name({}, test))(), test or None)}
 
 
 def words(document: str) -> str:
@@ -139,7 +147,7 @@ def test_results_of_other_kinds_have_their_own_headline():
 
 def with_test(test: dict, **changes) -> dict:
     base = found()
-    return base | {"result": base["result"] | {"test": test}} | changes
+    return shown_by_task(base | {"result": base["result"] | {"test": test}} | changes)
 
 
 def test_an_unfinished_run_says_so_and_shows_how_far_it_came():

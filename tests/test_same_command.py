@@ -13,6 +13,7 @@ from vitkit.experiment.start import Kept
 from vitkit.experiment.stopping import after_evaluation
 from vitkit.options import Training
 from vitkit.tasks import automatic, learn
+from vitkit.tasks import plan as planning
 from vitkit.training.runtime import Runtime
 
 LOOKS = [word for word in TINY if not word.startswith("evaluations")]
@@ -22,12 +23,10 @@ def test_the_measured_speed_does_not_change_the_recipe(photos, tmp_path, monkeyp
     published(monkeypatch, tmp_path)
     made, said = [], []
     for seconds in (0.001, 60.0, None):
-        monkeypatch.setattr(learn, "seconds_a_step", lambda *_, seconds=seconds: seconds)
-        options = Training(device="cpu", workers=0)
-        recipe, *_ = learn.settled(
-            str(photos), options, "finetune", tmp_path / "run", Runtime(), said.append, Kept()
-        )
-        made.append(recipe)
+        monkeypatch.setattr(planning, "seconds_a_step", lambda *_, seconds=seconds: seconds)
+        options = Training(device="cpu", workers=0, out=tmp_path / "run")
+        machine = planning.Machine(Runtime(), Kept(), said.append)
+        made.append(planning.plan(learn.finetuning(str(photos), options), machine).recipe)
     assert made[0] == made[1] == made[2] and made[0].length.steps == 500
     times = [text for text in said if text.startswith("500 steps of 8 images")]
     assert "about 0 s" in times[0] and "about 8.3 h" in times[1] and all("--steps" in one for one in times)
@@ -53,10 +52,10 @@ def test_the_length_by_images_and_kind_of_device(images, batch, cpu, gpu):
 
 def test_the_chosen_weights_do_not_depend_on_what_is_in_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    before = [automatic.some_weights(cuda, print) for cuda in (False, True)]
+    before = [automatic.default_weights(gpu=gpu) for gpu in (False, True)]
     (tmp_path / "vitkit").mkdir()
     (tmp_path / "vitkit" / "ViT-S_16.augreg-i21k.npz").write_bytes(b"")
-    assert [automatic.some_weights(cuda, print) for cuda in (False, True)] == before
+    assert [automatic.default_weights(gpu=gpu) for gpu in (False, True)] == before
     assert before == ["ViT-Ti/16.augreg-i21k", "ViT-B/16.augreg-i21k"]
 
 

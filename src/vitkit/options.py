@@ -1,11 +1,15 @@
 """The words that the training verbs share, as one frozen value, and how texts are read; light to import."""
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from tyro.conf import arg
+
+from vitkit.errors import Error
 
 Precision = Literal["auto", "fp32", "bf16"]
 DEVICES = ("cpu", "cuda", "mps", "xpu")  # that hold numbers and compute with them; "meta" does neither
@@ -41,6 +45,23 @@ class Range:
         return low and (value < self.largest if self.below else value <= self.largest)
 
 
+def check_within(value: Any, ranges: Mapping[str, Range], prefix: str = "") -> None:
+    """Every number of a frozen value within its range, or an error with its name, its value and the range."""
+    for field in fields(value):
+        allowed, content = ranges.get(field.name), getattr(value, field.name)
+        if allowed is None or content is None:
+            continue
+        for number in content if isinstance(content, tuple) else (content,):
+            numeric = isinstance(number, int | float) and not isinstance(number, bool)
+            if not numeric or number not in allowed:
+                shown = repr(content)
+                shown = shown if len(shown) <= 60 else f"{shown[:60]} ..."
+                raise Error(
+                    f"{prefix}{field.name} must be {allowed.expected(whole=False)}, not {shown}",
+                    code="recipe.value",
+                )
+
+
 BATCH, RATE, SHARE = Range(1, 65_536), Range(0, 1000), Range(0, 1)  # of flags and of a recipe's fields alike
 PENALTY, PATIENCES = Range(1e-30, 1e30), Range(0, 10**6)
 STEPS, EPOCHS, SHOTS, SEEDS = Range(1, 10**9), Range(1e-6, 1e6), Range(1, 1_000_000), Range(1, 1000)
@@ -54,6 +75,22 @@ SERVICE = {  # the numbers that `vitkit serve` takes, by the field of service.se
     "max_bytes": Range(1000, 10**9),
     "max_pixels": Range(1, 10**9),
     "workers": Range(1, 256),
+}
+
+
+RANGES = {  # of the numbers among the options, by their names in Python
+    "batch": BATCH,
+    "epochs": EPOCHS,
+    "lr": RATE,
+    "max_bad": SHARE,
+    "more_steps": STEPS,
+    "patience": PATIENCES,
+    "price_per_hour": Range(0, 1e6),
+    "seed": Range(0, 2**63 - 1),
+    "seeds": SEEDS,
+    "steps": STEPS,
+    "top": Range(1, 1_000_000),
+    "workers": Range(0, 256),
 }
 
 
@@ -193,6 +230,47 @@ class Training:
         return found
 
 
+def check_options(hints: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Refuse a value that is not of its option's type or outside of its range, as the command line does.
+
+    hints: the type of each option. Numbers are looked up in RANGES, texts in FORMS.
+    """
+    for name, value in values.items():
+        kinds = [kind for kind in kinds_of(hints[name]) if kind is not type(None)]
+        if value is None and len(kinds) < len(kinds_of(hints[name])):
+            continue
+        for one in value if isinstance(value, tuple) else (value,):
+            check_option(name, one, kinds[0])
+
+
+def kinds_of(hint: Any) -> tuple[Any, ...]:
+    """The types of one value: the parts of a union, without Annotated, of a tuple that of each value."""
+    while get_origin(hint) in (Annotated, tuple):
+        hint = get_args(hint)[0]
+    return get_args(hint) if get_origin(hint) is UnionType else (hint,)
+
+
+def check_option(name: str, value: Any, kind: Any) -> None:
+    shown, allowed = f"{name}={value!r}"[:100], RANGES.get(name)
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise Error(f"{shown}: expected one of {', '.join(get_args(kind))}", code="request.value")
+    elif kind in (int, float):
+        whole = kind is int
+        number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+        if not number or (allowed is not None and value not in allowed):
+            expected = allowed.expected(whole=whole) if allowed else "a whole number" if whole else "a number"
+            raise Error(f"{shown}: expected {expected}", code="request.value")
+    elif not isinstance(value, kind):
+        expected = {bool: "True or False", str: "a text", Path: "a path"}.get(kind, "another type")
+        raise Error(f"{shown}: expected {expected}", code="request.value")
+    elif value and name in FORMS:
+        try:
+            FORMS[name](value)
+        except ValueError as error:
+            raise Error(str(error), code=getattr(error, "code", "request.value")) from None
+
+
 def parse_size(text: str | None) -> tuple[int, int] | None:
     """'384' or '384x256' -> (height, width)."""
     if text is None:
@@ -269,6 +347,14 @@ def part_of(text: str) -> dict[str, int | float]:
     if found[3]:
         return {"fraction": float(found[3]) / 100}
     return {"per_class" if found[2] else "count": int(found[1])}
+
+
+FORMS: dict[str, Callable[[str], Any]] = {  # how the text of an option is read; an error says what it takes
+    "device": check_device,
+    "image_size": parse_size,
+    "subset": part_of,
+    "view": parse_view,
+}
 
 
 def parse_budget(text: str) -> float:

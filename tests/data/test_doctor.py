@@ -20,7 +20,7 @@ from vitkit.data.doctor import COLUMNS, Look, difference_hash, examine, near_gro
 from vitkit.data.findings import KINDS, MEND, Finding, find
 from vitkit.data.sources import Source, digits, from_arrays, from_rows, open_data
 from vitkit.data.splits import complete
-from vitkit.tasks.use import told_if_slow
+from vitkit.tasks.use import note_if_slow
 
 
 def scene(number: int, width: int = 48, height: int = 48) -> Image.Image:
@@ -391,10 +391,10 @@ def test_what_is_being_listed_is_told_when_that_is_slow(capfd):
             if isinstance(thread, threading.Timer):
                 thread.join(60)
 
-    with told_if_slow("listing", after=0.01):
+    with note_if_slow("listing", after=0.01):
         wait_for_it()
-    with told_if_slow("quick", after=60):
+    with note_if_slow("quick", after=60):
         pass
-    with told_if_slow("quiet", after=0.01, quiet=True):
+    with note_if_slow("quiet", after=0.01, quiet=True):
         wait_for_it()
     assert capfd.readouterr().err == "listing\n"

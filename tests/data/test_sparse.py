@@ -13,7 +13,7 @@ from vitkit.data.sources import Source
 from vitkit.data.sparse import DENSE, SparseLabels, blocks, joined
 from vitkit.data.splits import by_class, join, same_classes
 from vitkit.data.views import View
-from vitkit.training.objectives import Classify, one_hot
+from vitkit.objectives.classify import ClassificationLoss, one_hot
 
 RNG = np.random.default_rng(4)
 TABLE = (RNG.random((40, 7)) < 0.25).astype(np.float32)
@@ -100,7 +100,7 @@ def test_batches_hold_numbers_and_the_loss_makes_rows_of_them():
     assert {tuple(batch["label"].shape[1:]) for batch in found} == {(LABELS.most,)}  # alike, for CUDA graphs
     rows = torch.cat([one_hot(batch["label"], 7) for batch in found])
     assert np.array_equal(rows.numpy(), TABLE)
-    objective = Classify(classes=7, loss="sigmoid", label_smoothing=0.1)
+    objective = ClassificationLoss(classes=7, loss="sigmoid", label_smoothing=0.1)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 7))
     for batch in found:
         dense = batch | {"label": torch.from_numpy(TABLE[batch["index"]])}

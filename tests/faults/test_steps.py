@@ -24,8 +24,8 @@ from vitkit.data.order import Order
 from vitkit.data.sources import from_arrays
 from vitkit.data.views import View
 from vitkit.experiment.run import How, run
+from vitkit.objectives.classify import ClassificationLoss
 from vitkit.training.checkpoint import complete, latest
-from vitkit.training.objectives import Classify
 from vitkit.training.room import OutOfMemory
 from vitkit.training.runtime import Runtime
 from vitkit.training.step import Diverged, Stepper
@@ -234,7 +234,7 @@ def test_B11_control_without_the_check_the_weights_are_spoilt_and_saved(tmp_path
 
 def cramped(most: int, steps: range | tuple[int, ...], ranks: tuple[int, ...] = (0,)):
     """A memory into which at those steps of those processes no more images fit."""
-    real = Classify.__call__
+    real = ClassificationLoss.__call__
 
     def call(self, model, batch):
         at, rank = AT.get("step", -1), int(os.environ.get("RANK", 0))
@@ -274,7 +274,7 @@ def crowded(runtime: Runtime, recipe, out: Path, most: int, steps, ranks, proof:
         say(self, text)
 
     experiment.seed_step, experiment.Live.say = seeded, said
-    Classify.__call__ = cramped(most, steps, ranks)
+    ClassificationLoss.__call__ = cramped(most, steps, ranks)
     try:
         return go(runtime, recipe, out, {})
     except OutOfMemory as error:
@@ -320,7 +320,7 @@ def test_B12_later_on_a_process_among_many_names_the_remedy(tmp_path):
 
 
 def test_B12_one_image_that_does_not_fit_is_an_error_with_a_remedy(tmp_path, monkeypatch):
-    monkeypatch.setattr(Classify, "__call__", cramped(0, (-1, 0)))
+    monkeypatch.setattr(ClassificationLoss, "__call__", cramped(0, (-1, 0)))
     monkeypatch.setitem(AT, "step", 0)
     with pytest.raises(OutOfMemory, match=r"not even one image at a time fits into memory.*--recompute"):
         run(small(4), tmp_path, Runtime(), How(workers=0, quiet=True))

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from refusals import refused
 
 from vitkit.inspection.distance import attention_distance
 
@@ -106,19 +107,19 @@ def test_the_model_is_left_as_it_was(small):
 
 def test_what_cannot_be_measured_is_said(small, small_resnet):
     model, images = small(), torch.randn(1, 3, *SIZE)
-    for wrong, words in (
-        (images[0], "shape"),
+    for wrong, named in (
+        (images[0], "(B, 3, H, W)"),
         (images[:0], "at least 1"),
-        (images.to(torch.uint8), "normalised"),
+        (images.to(torch.uint8), "torch.uint8"),
         (images[:, :, :4], "nearest that fits"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with refused("model.input", named):
             attention_distance(model, wrong)
-    with pytest.raises(ValueError, match="at least one image"):
+    with refused("request.value", "batch", "not 0"):
         attention_distance(model, images, batch=0)
-    with pytest.raises(ValueError, match="depth 0"):
+    with refused("inspection.unsupported", "depth 0"):
         attention_distance(small(depth=0), images)
-    with pytest.raises(ValueError, match="not a ResNet"):
+    with refused("inspection.unsupported", "ResNet"):
         attention_distance(small_resnet(), images)
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from refusals import refused
 
 from vitkit.inspection.features import feature_colours
 
@@ -44,5 +45,5 @@ def test_directions_in_which_nothing_differs_are_black(small):
 
 
 def test_a_resnet_has_no_tokens(small_resnet):
-    with pytest.raises(ValueError, match="not a ResNet"):
+    with refused("inspection.unsupported", "ResNet"):
         feature_colours(small_resnet(), torch.randn(1, 3, 64, 64))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from refusals import refused
 
 from vitkit.inspection.rollout import attention_rollout, head_maps, pool_weights
 
@@ -110,12 +111,12 @@ def test_maps_of_single_heads_are_the_weights_themselves(small):
 def test_hybrids_have_maps_and_what_has_none_says_so(small, small_hybrid, small_resnet):
     assert attention_rollout(small_hybrid(), torch.randn(1, 3, 32, 64)).shape == (1, 4, 8)
     images = torch.randn(1, 3, *SIZE)
-    with pytest.raises(ValueError, match="0 to 1"):
+    with refused("request.value", "layer 2", "0 to 1"):
         head_maps(small(), images, layer=2)
-    with pytest.raises(ValueError, match="3 x 2 patches"):
+    with refused("request.value", "(0, 2)", "3 x 2"):
         head_maps(small(), images, layer=0, query=(0, 2))
-    with pytest.raises(ValueError, match="depth 0"):
+    with refused("inspection.unsupported", "depth 0"):
         attention_rollout(small(depth=0), images)
     for look in (attention_rollout, lambda m, x: head_maps(m, x, layer=0)):
-        with pytest.raises(ValueError, match="not a ResNet"):
+        with refused("inspection.unsupported", "ResNet"):
             look(small_resnet(), images)

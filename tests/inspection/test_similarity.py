@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from refusals import refused
 
 from vitkit.inspection.similarity import position_similarity
 
@@ -36,7 +37,7 @@ def test_other_sizes_resize_the_table_as_the_model_does(small):
     model = small()
     found = position_similarity(model, image_size=(48, 24))
     np.testing.assert_allclose(found, written(model.positions.at((6, 3)).detach()[0, 1:], (6, 3)), atol=1e-5)
-    with pytest.raises(ValueError, match="nearest that fits"):
+    with refused("model.input", "width 7", "fits: 8"):
         position_similarity(model, image_size=(48, 7))
 
 
@@ -45,17 +46,17 @@ def test_each_layer_has_its_own_table_only_where_positions_enter_every_layer(sma
     for layer in (0, 1):
         expected = written(model.positions.table[layer, 1:].detach(), (4, 4))
         np.testing.assert_allclose(position_similarity(model, layer=layer), expected, atol=1e-5)
-    with pytest.raises(ValueError, match="layers 0 to 1"):
+    with refused("request.value", "layer 2", "0 to 1"):
         position_similarity(model, layer=2)
-    with pytest.raises(ValueError, match="one table only"):
+    with refused("request.value", "layer 1", "layer 0"):
         position_similarity(small(injection="shared"), layer=1)
 
 
 def test_hybrids_have_it_and_models_without_embeddings_of_places_say_so(small, small_hybrid, small_resnet):
     assert position_similarity(small_hybrid()).shape == (8, 8, 8, 8)
-    with pytest.raises(ValueError, match="no position embeddings"):
+    with refused("inspection.unsupported", "position embeddings"):
         position_similarity(small(positions="none"))
-    with pytest.raises(ValueError, match="offsets between two tokens"):
+    with refused("inspection.unsupported", "relative"):
         position_similarity(small(positions="relative"))
-    with pytest.raises(ValueError, match="not a ResNet"):
+    with refused("inspection.unsupported", "ResNet"):
         position_similarity(small_resnet())

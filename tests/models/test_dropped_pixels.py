@@ -12,10 +12,10 @@ from vitkit.evaluation.cost import flops, forward_flops
 from vitkit.models.masked import MaskedViT, with_mask_token
 from vitkit.models.variants import configure, skeleton
 from vitkit.models.vit import cut, in_patches
+from vitkit.objectives.masked import Masked, MaskedLoss, fixed
 from vitkit.serving.graphs import Form, trace
 from vitkit.tasks.export import export
 from vitkit.tasks.look import inspect
-from vitkit.training.masked import Masked, MaskedConfig, fixed
 from vitkit.weights.convert import convert
 from vitkit.weights.save import save
 
@@ -108,8 +108,8 @@ def test_inspection_shows_the_pixels_that_the_maps_cover(small):
 
 def test_masked_patches_are_those_that_the_model_sees(small):
     vit = with_mask_token(small(image_size=ODD))
-    config = MaskedConfig(target="pixels")
-    model, objective = MaskedViT(vit, config.outputs(8)), Masked(config=config, patch=8)
+    config = Masked(target="pixels")
+    model, objective = MaskedViT(vit, config.predictions(8)), MaskedLoss(config=config, patch=8)
     batch = {"image": torch.randint(0, 256, (2, 3, *ODD), dtype=torch.uint8), "place": torch.arange(2)}
     batch = fixed(config, 12, batch)
     torch.nn.init.normal_(model.predict.weight)

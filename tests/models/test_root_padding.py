@@ -6,6 +6,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 import torch
+from refusals import refused
 
 import vitkit
 from vitkit.models.resnet import ResNetConfig, pad_same, pool_root
@@ -29,7 +30,7 @@ def test_a_hybrids_root_has_one_convention_since_nothing_is_below_zero_there():
 
 
 def test_an_unknown_padding_is_refused():
-    with pytest.raises(ValueError, match="root_padding must be one of zeros, -inf, not 'ones'"):
+    with refused("model.config", "root_padding", "zeros, -inf", "ones"):
         ResNetConfig(root_padding="ones")
 
 

@@ -53,7 +53,7 @@ SCOPE: dict[str, tuple[int, tuple[str, ...]]] = {
     "src/vitkit/training/objectives.py": (3, TRAINING),
     "src/vitkit/training/optimizer.py": (10, TRAINING),
     "src/vitkit/training/step.py": (6, (*TRAINING, *STEPS)),
-    "src/vitkit/training/masked.py": (8, ("tests/training/test_masked.py",)),
+    "src/vitkit/objectives/masked.py": (8, ("tests/training/test_masked.py",)),
     "src/vitkit/training/checkpoint.py": (5, ("tests/training/test_checkpoint.py", *CHECKPOINTS)),
     "src/vitkit/training/journal.py": (4, ("tests/training/test_journal.py",)),
     "src/vitkit/evaluation/accuracy.py": (4, ("tests/evaluation/test_accuracy.py",)),

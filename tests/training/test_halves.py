@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from vitkit.models.variants import configure, fresh
+from vitkit.objectives.classify import ClassificationLoss
 from vitkit.training.halves import Halved
-from vitkit.training.objectives import Classify
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.runtime import Runtime, seed_step
 from vitkit.training.step import Stepper, TrainState
@@ -31,7 +31,7 @@ def trained(together: bool, device: str, pieces: int = 1, config=ADAM, steps: in
     state = TrainState.start(runtime.settle(model(**options)), config)
     call = runtime.callable(state.model)
     assert isinstance(call, Halved)
-    step = Stepper(state, Classify(classes=5), config, call if together else state.model, runtime)
+    step = Stepper(state, ClassificationLoss(classes=5), config, call if together else state.model, runtime)
     told = []
     for number in range(steps):
         seed_step(0, number)

@@ -14,10 +14,10 @@ from refusals import refused
 from vitkit.data.order import Order
 from vitkit.models.masked import MaskedViT, maskable, with_mask_token
 from vitkit.models.variants import fresh
-from vitkit.training.masked import (
+from vitkit.objectives.masked import (
     TARGETS,
     Masked,
-    MaskedConfig,
+    MaskedLoss,
     colours,
     corrupt,
     corruption,
@@ -28,7 +28,7 @@ from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.step import TrainState, blank, update
 
 PATCH, PATCHES = 8, 16  # of the small model: 32 pixels
-PAPERS = MaskedConfig()
+PAPERS = Masked()
 
 
 def batch_of(images: int, *, size: int = 32, patches: int = PATCHES):
@@ -37,9 +37,9 @@ def batch_of(images: int, *, size: int = 32, patches: int = PATCHES):
     return corrupt(PAPERS, patches, Order(100, images), 3, {"image": pixels, "place": torch.arange(images)})
 
 
-def learner(small, config: MaskedConfig = PAPERS, **options) -> MaskedViT:
+def learner(small, config: Masked = PAPERS, **options) -> MaskedViT:
     """The small model with a layer of random numbers, so that it says different things of all patches."""
-    model = MaskedViT(with_mask_token(small(**options)), config.outputs(PATCH), config.when)
+    model = MaskedViT(with_mask_token(small(**options)), config.predictions(PATCH), config.when)
     torch.nn.init.normal_(model.predict.weight, std=0.1)
     torch.nn.init.normal_(model.vit.mask_token)
     return model
@@ -59,7 +59,7 @@ def test_corruption_shares_no_random_numbers_with_augmentation():
 def test_corruption_counts_are_exact(patches, rate, masked, moved, seed):
     moved = min(moved, 10 - masked)
     shares = (masked / 10, moved / 10, (10 - masked - moved) / 10)
-    config = MaskedConfig(rate=rate, shares=shares)
+    config = Masked(rate=rate, shares=shares)
     take, chosen = corruption(config, patches, np.random.default_rng(seed))
     count = max(1, round(rate * patches))
     assert len(chosen) == count == len(set(chosen.tolist())) and set(chosen) <= set(range(patches))
@@ -73,15 +73,15 @@ def test_corruption_counts_are_exact(patches, rate, masked, moved, seed):
 
 
 def test_the_papers_counts_at_224_pixels():
-    assert MaskedConfig().counts(196) == (98, 78, 10)  # and 10 are left as they are
-    assert MaskedConfig(rate=0.15).counts(196) == (29, 23, 3)
-    assert MaskedConfig().outputs(16) == 512 and MaskedConfig(target="colours-4x4").outputs(16) == 16 * 512
-    assert MaskedConfig(target="pixels").outputs(16) == 256 * 3
+    assert Masked().counts(196) == (98, 78, 10)  # and 10 are left as they are
+    assert Masked(rate=0.15).counts(196) == (29, 23, 3)
+    assert Masked().predictions(16) == 512 and Masked(target="colours-4x4").predictions(16) == 16 * 512
+    assert Masked(target="pixels").predictions(16) == 256 * 3
 
 
 def test_every_patch_is_chosen_and_moved_to_everywhere_alike():
     """Over many images: chosen half of the time, and replaced by each other patch equally often."""
-    rng, config, n = np.random.default_rng(0), MaskedConfig(shares=(0.0, 1.0, 0.0)), 8
+    rng, config, n = np.random.default_rng(0), Masked(shares=(0.0, 1.0, 0.0)), 8
     counts = np.zeros((n, n))
     for _ in range(7000):
         take, chosen = corruption(config, n, rng)
@@ -97,12 +97,12 @@ def test_every_patch_is_chosen_and_moved_to_everywhere_alike():
 ])  # fmt: skip
 def test_impossible_configurations_are_refused(bad):
     with pytest.raises(ValueError):
-        MaskedConfig(**bad)
+        Masked(**bad)
 
 
 def test_an_image_of_one_patch_is_refused():
     with pytest.raises(ValueError, match="smaller patch"):
-        MaskedConfig().counts(1)
+        Masked().counts(1)
 
 
 def test_a_corruption_depends_on_seed_step_and_place_alone():
@@ -129,7 +129,7 @@ def test_a_batch_without_images_has_an_empty_corruption_and_a_blank_one_a_valid_
     none = {"image": torch.zeros(0, 3, 32, 32, dtype=torch.uint8), "place": torch.zeros(0, dtype=torch.int64)}
     empty = corrupt(PAPERS, PATCHES, Order(9, 9), 0, none)
     assert empty["take"].shape == (0, 16) and empty["chosen"].shape == (0, 8)
-    found = Masked(config=PAPERS, patch=PATCH)(learner(small), blank(empty))
+    found = MaskedLoss(config=PAPERS, patch=PATCH)(learner(small), blank(empty))
     assert torch.isfinite(found["loss"])
 
 
@@ -166,7 +166,7 @@ def test_colour_bins_are_even_and_reach_both_ends():
 
 def test_the_loss_equals_its_definition(small):
     for target in TARGETS:
-        config = MaskedConfig(target=target)
+        config = Masked(target=target)
         model, batch = learner(small, config), batch_of(3)
         said = model(batch["image"] / 127.5 - 1, batch["take"], batch["chosen"])
         values, right = [], []
@@ -182,7 +182,7 @@ def test_the_loss_equals_its_definition(small):
                     logits = said[b, k, 512 * m : 512 * m + 512]
                     values.append(float(-logits.detach().log_softmax(0)[wanted]))
                     right.append(int(logits.argmax()) == wanted)
-        found = Masked(config=config, patch=PATCH)(model, batch)
+        found = MaskedLoss(config=config, patch=PATCH)(model, batch)
         assert float(found["loss"].detach()) == pytest.approx(np.mean(values), rel=1e-4)
         assert ("accuracy" in found) == bool(right)
         if right:
@@ -191,9 +191,9 @@ def test_the_loss_equals_its_definition(small):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_patches_that_were_not_corrupted_carry_no_loss(small, target):
-    config = MaskedConfig(target=target)
-    objective, batch = Masked(config=config, patch=PATCH), batch_of(2)
-    said = torch.randn(2, 8, config.outputs(PATCH))
+    config = Masked(target=target)
+    objective, batch = MaskedLoss(config=config, patch=PATCH), batch_of(2)
+    said = torch.randn(2, 8, config.predictions(PATCH))
     before = objective.value(said, batch["image"], batch["chosen"])["loss"]
     changed = batch["image"].clone()
     for b in range(2):
@@ -218,7 +218,7 @@ def test_patches_that_were_not_corrupted_carry_no_loss(small, target):
 
 @pytest.mark.parametrize("when", ["before-positions", "after-positions"])
 def test_what_is_masked_cannot_be_seen_and_what_is_kept_can(small, when):
-    model = learner(small, MaskedConfig(when=when)).eval()
+    model = learner(small, Masked(when=when)).eval()
     images = torch.randn(1, 3, 32, 32)
     take, chosen = torch.arange(16)[None].clone(), torch.tensor([[3, 5, 9]])
     take[0, 3], take[0, 5] = 16, 7  # masked; replaced by patch 7; 9 is left as it is
@@ -241,13 +241,13 @@ def test_the_mask_knows_its_place_only_before_positions(small):
     take = torch.arange(16)[None].clone()
     take[0, [3, 12]] = 16
     for when, apart in (("before-positions", True), ("after-positions", False)):
-        first, second = learner(small, MaskedConfig(when=when)).eval()(images, take, chosen)[0]
+        first, second = learner(small, Masked(when=when)).eval()(images, take, chosen)[0]
         assert torch.allclose(first, second, atol=1e-6) != apart
 
 
 def test_without_corruption_the_model_is_the_plain_one(small):
     for when in ("before-positions", "after-positions"):
-        model = learner(small, MaskedConfig(when=when)).eval()
+        model = learner(small, Masked(when=when)).eval()
         images, everything = torch.randn(2, 3, 32, 32), torch.arange(16).expand(2, -1)
         plain = model.predict(model.vit.tokens(images)[:, 1:])
         assert torch.allclose(model(images, everything, everything), plain, atol=1e-6)
@@ -265,7 +265,7 @@ def test_micro_batches_equal_the_whole_batch(small, pieces):
         dict(zip(batch, split, strict=True))
         for split in zip(*(t.split(pieces) for t in batch.values()), strict=True)
     ]
-    config, objective = OptimizerConfig(clip=0.0), Masked(config=PAPERS, patch=PATCH)
+    config, objective = OptimizerConfig(clip=0.0), MaskedLoss(config=PAPERS, patch=PATCH)
     found = [
         update(TrainState.start(m, config), b, objective, 0.1, config, m)
         for m, b in ((whole, [batch]), (parts, cut))
@@ -280,11 +280,11 @@ def test_every_parameter_learns(small, small_hybrid):
     """As several processes need it: each waits for the gradients of all."""
     hybrid = with_mask_token(small_hybrid(head="gap"))
     for model, objective, size, patches in (
-        (learner(small), Masked(config=PAPERS, patch=PATCH), 32, 16),
-        (learner(small, head="gap", positions="2d"), Masked(config=PAPERS, patch=PATCH), 32, 16),
+        (learner(small), MaskedLoss(config=PAPERS, patch=PATCH), 32, 16),
+        (learner(small, head="gap", positions="2d"), MaskedLoss(config=PAPERS, patch=PATCH), 32, 16),
         (
             MaskedViT(hybrid, 512),
-            Masked(config=PAPERS, patch=hybrid.config.stride),
+            MaskedLoss(config=PAPERS, patch=hybrid.config.stride),
             64,
             math.prod(hybrid.config.grid),
         ),
@@ -322,10 +322,10 @@ def coloured(step: int, images: int = 32, size: int = 32):
 @pytest.mark.parametrize("target", TARGETS)
 def test_chance_is_where_it_starts_and_is_beaten(small, target):
     """Uniform logits: log 512. The best guess without looking: log 27, or the variance of the pixels."""
-    config = MaskedConfig(target=target, rate=0.5)
+    config = Masked(target=target, rate=0.5)
     vit = fresh(maskable(small(patch=16).config), seed=0)
-    model = MaskedViT(vit, config.outputs(16)).train()
-    objective, adam = Masked(config=config, patch=16), OptimizerConfig(kind="adam", clip=1.0)
+    model = MaskedViT(vit, config.predictions(16)).train()
+    objective, adam = MaskedLoss(config=config, patch=16), OptimizerConfig(kind="adam", clip=1.0)
     state, found = TrainState.start(model, adam), []
     blind = np.var([16 / 127.5 - 1, 112 / 127.5 - 1, 240 / 127.5 - 1]) if target == "pixels" else math.log(27)
     steps = 150

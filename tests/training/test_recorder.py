@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.models.variants import configure, fresh
+from vitkit.objectives.classify import ClassificationLoss
 from vitkit.training import step as making_steps
 from vitkit.training.loop import train
-from vitkit.training.objectives import Batch, Classify
+from vitkit.training.objectives import Batch
 from vitkit.training.optimizer import OptimizerConfig, move, moves_unseen, set_rate
 from vitkit.training.recorder import WARM, Recorder
 from vitkit.training.runtime import Runtime, seed_step
@@ -48,8 +49,8 @@ def trained(
     state = TrainState.start(runtime.settle(model(**options)), config)
     losses = []
     train(
-        state, iter(given or batches()), objective or Classify(classes=5), until=len(given or batches()),
-        rate=lambda step: 1e-3 * (step + 1), config=config, runtime=runtime,
+        state, iter(given or batches()), objective or ClassificationLoss(classes=5),
+        until=len(given or batches()), rate=lambda step: 1e-3 * (step + 1), config=config, runtime=runtime,
         before=lambda step: seed_step(3, step), tell=(said if said is not None else []).append,
         watch=lambda state, metrics: losses.append(metrics["loss"]), due=due,
     )  # fmt: skip
@@ -98,7 +99,7 @@ def test_a_step_that_looks_at_a_number_is_computed():
 
     class Looks:
         def __call__(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-            found = Classify(classes=5)(model, batch)
+            found = ClassificationLoss(classes=5)(model, batch)
             return found | {"seen": torch.tensor(float(found["loss"].detach()), device="cuda")}
 
     said: list[str] = []
@@ -112,7 +113,7 @@ def test_a_step_that_looks_at_a_number_is_computed():
 def test_a_played_step_that_is_no_number_moves_nothing():
     runtime, config = Runtime("cuda", "bf16"), KINDS["adam"]
     state = TrainState.start(runtime.settle(model()), config)
-    steps = Stepper(state, Classify(classes=5), config, state.model, runtime)
+    steps = Stepper(state, ClassificationLoss(classes=5), config, state.model, runtime)
     given = [{"image": torch.randn(8, 3, 32, 32, device="cuda"), "label": torch.arange(8, device="cuda") % 5}]
     for _ in range(WARM + 2):
         steps(given, 1e-3)
@@ -138,7 +139,7 @@ def test_a_recording_makes_room_when_memory_is_short():
         if len(batch["image"]) == 5 and not failed:
             failed.append(steps.recorder.recorded is not None)
             raise torch.OutOfMemoryError("as if")
-        return Classify(classes=5)(net, batch)
+        return ClassificationLoss(classes=5)(net, batch)
 
     steps = Stepper(state, short, config, state.model, runtime)
     for given in [*batches(WARM + 2), *batches(1, size=5), *batches(2)]:
@@ -165,7 +166,7 @@ def ahead(monkeypatch, due, until: int = 8, batch=None, plays: bool = True):
     state = TrainState(net, torch.optim.AdamW(groups, lr=0.0, fused=True))
     seen = []
     train(
-        state, iter(batch or batches(until, device="cpu")), Classify(classes=5), until=until,
+        state, iter(batch or batches(until, device="cpu")), ClassificationLoss(classes=5), until=until,
         rate=lambda step: 1e-3, config=KINDS["adam"], due=due,
         watch=lambda s, found: seen.append((s.step, net.head.bias.tolist(), found["loss"])),
     )  # fmt: skip

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from vitkit.objectives.classify import ClassificationLoss
 from vitkit.training.loop import train
-from vitkit.training.objectives import Classify
 from vitkit.training.optimizer import (
     OptimizerConfig,
     clip_gradients,
@@ -64,7 +64,7 @@ def doubled(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def stepped(model: nn.Module, config: OptimizerConfig, batches, rates=(0.1, 0.1, 0.05)) -> TrainState:
     state = TrainState.start(model, config)
     for rate in rates:
-        update(state, batches, Classify(classes=5), rate, config, model)
+        update(state, batches, ClassificationLoss(classes=5), rate, config, model)
     return state
 
 
@@ -81,7 +81,7 @@ def test_sgd_and_adam_equal_their_formulas(small):
         v = copy.deepcopy(m)
         for t, rate in enumerate((0.1, 0.1, 0.05), start=1):
             twin.zero_grad()
-            Classify(classes=5)(twin, doubled(batch_of(6)))["loss"].backward()
+            ClassificationLoss(classes=5)(twin, doubled(batch_of(6)))["loss"].backward()
             with torch.no_grad():
                 for n, p in twin.named_parameters():
                     if config.kind == "sgd":
@@ -198,7 +198,15 @@ def test_a_run_averages_its_steps_by_their_numbers(small):
         return False
 
     batches = iter(lambda: [batch_of(4)], None)
-    train(state, batches, Classify(classes=5), until=3, rate=lambda step: 0.1, config=config, watch=watch)
+    train(
+        state,
+        batches,
+        ClassificationLoss(classes=5),
+        until=3,
+        rate=lambda step: 0.1,
+        config=config,
+        watch=watch,
+    )
     for name, mean in state.average.items():
         expected = (0.81 * seen[0][name] + 0.9 * seen[1][name] + seen[2][name]) / 2.71
         assert torch.allclose(mean, expected, atol=1e-6)
@@ -213,17 +221,19 @@ def test_label_smoothing_and_the_sigmoid_loss_equal_their_formulas():
     logits, targets = torch.randn(4, 5), torch.eye(5)[:4]
     smooth = 0.9 * targets + 0.1 / 5
     expected = -(smooth * logits.log_softmax(1)).sum(1).mean()
-    assert torch.allclose(Classify(classes=5, label_smoothing=0.1).value(logits, targets), expected)
+    assert torch.allclose(ClassificationLoss(classes=5, label_smoothing=0.1).value(logits, targets), expected)
     for smoothing in (0.0, 0.1):
         wanted = (1 - smoothing) * targets + smoothing / 5
         each = -(wanted * logits.sigmoid().log() + (1 - wanted) * (-logits).sigmoid().log())
-        sigmoid = Classify(classes=5, loss="sigmoid", label_smoothing=smoothing).value(logits, targets)
+        sigmoid = ClassificationLoss(classes=5, loss="sigmoid", label_smoothing=smoothing).value(
+            logits, targets
+        )
         assert torch.allclose(sigmoid, each.sum(1).mean(), atol=1e-6)
 
 
 def test_an_unknown_loss_is_refused():
     with pytest.raises(ValueError, match="softmax, sigmoid, not 'hinge'"):
-        Classify(classes=5, loss="hinge")
+        ClassificationLoss(classes=5, loss="hinge")
 
 
 def test_a_loss_that_is_no_number_stops_before_the_model_moves(small):
@@ -233,7 +243,7 @@ def test_a_loss_that_is_no_number_stops_before_the_model_moves(small):
     before = model.project.weight.clone()
     state = TrainState.start(model, OptimizerConfig())
     with pytest.raises(Diverged, match="step 0: loss nan"):
-        update(state, [batch_of(4)], Classify(classes=5), 0.1, OptimizerConfig(), model)
+        update(state, [batch_of(4)], ClassificationLoss(classes=5), 0.1, OptimizerConfig(), model)
     assert torch.equal(model.project.weight, before)
 
 
@@ -247,5 +257,13 @@ def test_a_small_model_learns_sixteen_images_by_heart(small):
         return float(metrics["accuracy"]) == 1 and seen[-1] < 0.05
 
     batches = iter(lambda: [batch_of(16)], None)
-    train(state, batches, Classify(classes=5), until=300, rate=lambda step: 2e-3, config=config, watch=watch)
+    train(
+        state,
+        batches,
+        ClassificationLoss(classes=5),
+        until=300,
+        rate=lambda step: 2e-3,
+        config=config,
+        watch=watch,
+    )
     assert seen[-1] < 0.05 < seen[0] and state.step == len(seen) < 300

@@ -88,10 +88,10 @@ def evaluate(
     """
     from vitkit.tasks import evaluate as task
 
-    emit = print_json if json else None
-    task.evaluate(
-        model, data, split, batch, workers, device, classes=classes, real=real, view=view, emit=emit
+    options = task.EvaluateOptions(
+        split=split, batch=batch, classes=classes, real=real, view=view, workers=workers, device=device
     )
+    task.evaluate(model, data, options, emit=print_json if json else None)
 
 
 def predict(

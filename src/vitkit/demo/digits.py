@@ -16,7 +16,7 @@ from vitkit.proportions import with_interval
 from vitkit.report.terminal import say
 from vitkit.tasks import inspect as look
 from vitkit.tasks import learn, use
-from vitkit.tasks.evaluate import evaluate
+from vitkit.tasks.evaluate import EvaluateOptions, evaluate
 from vitkit.tasks.predict import predict
 
 OUT = Path("runs/demo")
@@ -54,7 +54,7 @@ def run(emit: Callable[[Any], None] | None = None, out: Path = OUT) -> bool:
 
     step(tell, 4, "Evaluate it on every held-out image", f"vitkit evaluate {out}/all {whole}")
     found: dict[str, Any] = {}
-    evaluate(str(out / "all"), str(whole), "test", 64, None, "auto", emit=found.update)
+    evaluate(str(out / "all"), str(whole), EvaluateOptions(split="test", batch=64), emit=found.update)
     for name, row in found["per_class"].items():
         tell(f"   {name}: {with_interval(row['accuracy'], row['images'])} of {row['images']}")
 

@@ -29,14 +29,16 @@ from vitkit.data.sources import Source
 from vitkit.data.views import apply, normalise
 from vitkit.evaluation.accuracy import Accuracy
 from vitkit.evaluation.certainty import BINS
-from vitkit.experiment.measure import Found
 from vitkit.experiment.pages import MISTAKES, write_run_page
 from vitkit.experiment.pages import read as read_json
 from vitkit.experiment.predictions import FILE as PREDICTIONS
 from vitkit.experiment.predictions import write_predictions
+from vitkit.experiment.shown import FILE as SHOWN
+from vitkit.experiment.shown import write_shown
 from vitkit.inspection.rollout import attention_rollout
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT, in_patches
+from vitkit.objectives.task import Metrics, Task
 from vitkit.report.overlay import overlay
 from vitkit.report.terminal import csv_cell
 from vitkit.serving.predict import evaluation_view
@@ -75,6 +77,7 @@ def begin(
     runtime: Runtime,
     say: Say,
     *,
+    task: Task,
     doctor: bool,
     step: int = 0,
 ) -> None:
@@ -95,6 +98,9 @@ def begin(
         if first:
             told = first | {"later": [*first.get("later", []), {"step": step} | told]}
         keep(path, told)
+    with harmless(SHOWN, say):
+        if not (out / SHOWN).exists():
+            write_shown(out, task)
     with harmless("doctor.json", say):
         if doctor and not (out / "doctor.json").exists():
             keep(out / "doctor.json", look(splits))
@@ -129,18 +135,25 @@ def look(splits: Mapping[str, Source]) -> dict[str, Any]:
 
 
 def finish(
-    out: Path, runtime: Runtime, source: Source, found: Found, model: Model, unusable: Unusable, say: Say
+    out: Path,
+    runtime: Runtime,
+    source: Source,
+    task: Task,
+    metrics: Metrics,
+    model: Model,
+    unusable: Unusable,
+    say: Say,
 ) -> None:
     """After training, by all processes; the first one writes what is to be seen, and the report.
 
-    source: what the model was tested on; found: how well; model: whole, and nobody else's.
+    source: what the model was tested on; metrics: how well; model: whole, and nobody else's.
     """
     everyones = runtime.everyones(unusable)
     if not runtime.main:
         return
     with harmless("unusable.json", say):
         keep(out / "unusable.json", listed(everyones))
-    if isinstance(found, Accuracy):
+    if found := task.mistakes(metrics):
         with harmless("mistakes.json", say):
             keep(out / "mistakes.json", mistakes(source, found, model, runtime.device, say))
         with harmless(PREDICTIONS, say):

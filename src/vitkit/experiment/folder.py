@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import IO, Any
 
 from vitkit.data.archives import naming
 from vitkit.data.batches import SIGNALS
+from vitkit.experiment.shown import FILE as SHOWN
 from vitkit.options import IN_RECIPES
 from vitkit.recipes.recipe import Recipe, read_recipe, settings, to_json
 from vitkit.training.checkpoint import complete
@@ -70,7 +72,8 @@ def claim(out: Path, recipe: Recipe) -> None:
     if old == recipe:
         return
     if old and not has_learned(out):  # a start that came to nothing
-        (out / "doctor.json").unlink(missing_ok=True)
+        for name in ("doctor.json", SHOWN):
+            (out / name).unlink(missing_ok=True)
     elif old:
         check_recipe(out, old, recipe)
         for start, _ in parse_stages(recipe.more_steps[len(old.more_steps) :]):
@@ -228,12 +231,13 @@ class signals:
     """Inside, SIGTERM, SIGINT and SIGUSR1 are noted in a list and end nothing; a second SIGINT does.
 
     A second SIGTERM does not: a job manager sends one to every process, and torchrun one more to its own.
+    In another thread than the main one nothing is noted: Python lets only that one handle signals.
     """
 
     def __enter__(self) -> list[int]:
         self.asked: list[int] = []
         self.before: dict[int, Any] = {}
-        for number in SIGNALS:
+        for number in SIGNALS if current_thread() is main_thread() else ():
             self.before[number] = signal.signal(number, self.note)
         return self.asked
 

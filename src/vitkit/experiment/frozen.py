@@ -11,9 +11,10 @@ from torch import nn
 
 from vitkit.data.sources import Source
 from vitkit.evaluation.fewshot import L2, choose_shots, fewshot_grid
-from vitkit.experiment.aim import bare, plain
 from vitkit.experiment.features import Extractor, Features
+from vitkit.experiment.kept import kept_model
 from vitkit.experiment.start import Opener, open_splits
+from vitkit.objectives.task import Task
 from vitkit.proportions import wilson, with_interval
 from vitkit.recipes.recipe import Recipe
 from vitkit.training.runtime import Runtime
@@ -127,10 +128,16 @@ class FewShot:
         choose(self.train, self.shots, 1)  # an error now, and not when the training has begun
 
     def __call__(
-        self, module: nn.Module, runtime: Runtime, batch: int, workers: int, tell: Callable[[str], None]
+        self,
+        task: Task,
+        module: nn.Module,
+        runtime: Runtime,
+        batch: int,
+        workers: int,
+        tell: Callable[[str], None],
     ) -> dict[str, Any]:
         """Mean and spread over seeds for the journal; nothing where the features cannot be learned from."""
-        model = plain(module).to(runtime.device) if runtime.cut else bare(module)
+        model = kept_model(task, module).to(runtime.device) if runtime.cut else task.extract(module)
         extractor = Extractor(
             model=model, runtime=replace(runtime, spread="ddp"), batch=batch, workers=workers,
             tell=(lambda text: None) if self.named else tell,

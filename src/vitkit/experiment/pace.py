@@ -11,7 +11,6 @@ import torch
 from vitkit.data.batches import BadFiles, Samples, train_batches
 from vitkit.data.order import Order
 from vitkit.data.sources import Source
-from vitkit.experiment.aim import learner, objective_of, preparation
 from vitkit.experiment.supply import training_view
 from vitkit.models.variants import Model
 from vitkit.recipes.recipe import Recipe
@@ -58,13 +57,14 @@ def seconds_an_image(recipe: Recipe, model: Model, runtime: Runtime, trial: Tria
         runtime = replace(runtime, compile=False)
     count = min(recipe.micro_batch or recipe.batch // runtime.world, trial.images)
     runtime = alone(runtime)
-    work = runtime.settle(learner(recipe, copy.deepcopy(model)))
+    task = recipe.task
+    work = runtime.settle(task.build(copy.deepcopy(model)))
     state = TrainState.start(work, recipe.optimizer)
     classes = model.config.classes
-    objective = objective_of(recipe, model, classes)
+    objective = task.objective(model)
     images = torch.zeros(count, model.config.channels, *recipe.image_size, dtype=torch.uint8)
     batch = {"image": images, "label": torch.arange(count) % max(1, classes), "place": torch.arange(count)}
-    prepare = preparation(recipe, model, Order(count, count))
+    prepare = task.prepare(model, Order(count, count))
     batch = runtime.place(prepare(0, batch) if prepare else batch)
     ended: list[float] = []
 

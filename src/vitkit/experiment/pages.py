@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from vitkit.experiment.shown import read_shown
 from vitkit.experiment.spending import spent
 from vitkit.listing import is_finetuning, recipe_fields
 from vitkit.options import setting, settings_of
@@ -64,13 +65,14 @@ def gather(folder: Path, page: Path | None = None, per_hour: float | None = None
     cost = (found["result"] or {}).get("cost") or {}
     if per_hour is not None and cost.get("device_hours") is not None:
         cost["price"] = per_hour * cost["device_hours"]
+    shown = read_shown(folder, recipe, (found["result"] or {}).get("test"))
     return found | {
-        "batch": read(folder / BATCH), "spent": spent(cost),
+        "task": shown, "batch": read(folder / BATCH), "spent": spent(cost),
         "table": link(folder / MISTAKES, page or folder / REPORT) if (folder / MISTAKES).exists() else None,
         "pricing": words("report", str(folder), "--price-per-hour", "X"),
         "name": folder.resolve().name, "place": str(folder), "recipe": recipe, "usual": usual,
         "metrics": rows(folder / "metrics.jsonl"),
-        "commands": commands(folder, recipe, usual, typed, done),
+        "commands": commands(folder, recipe, usual, typed, done, shown["predicts"]),
     }  # fmt: skip
 
 
@@ -102,7 +104,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def commands(
-    folder: Path, recipe: dict[str, Any], usual: dict[str, Any], typed: list[str], done: bool
+    folder: Path, recipe: dict[str, Any], usual: dict[str, Any], typed: list[str], done: bool, predicts: bool
 ) -> dict[str, list[str]]:
     """What may be typed, by what it is for; typed: the commands of the run so far."""
     run, data = str(folder), recipe.get("data") or "DATA"
@@ -111,7 +113,7 @@ def commands(
         told = {"How it was trained": list(dict.fromkeys(typed))} if done else {"Go on with it": typed[-1:]}
     if recipe.get("name") and usual:
         told["Do it again in another folder"] = [again(recipe, usual)]
-    if done and recipe.get("objective") == "masked":
+    if done and not predicts:
         told["Use it"] = [words("finetune", "DATA", "--weights", run)]
     elif done:
         use = words("predict", run, "IMAGE"), words("evaluate", run, data), words("inspect", run, "IMAGE")

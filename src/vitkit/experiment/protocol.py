@@ -2,12 +2,13 @@
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from vitkit.errors import Error
 from vitkit.experiment.fingerprint import check_data
 from vitkit.experiment.pages import BIT
 from vitkit.experiment.run import MODEL, How, Result, run
@@ -17,6 +18,8 @@ from vitkit.proportions import percent, wilson
 from vitkit.recipes.recipe import Recipe, read_recipe
 from vitkit.training.runtime import Runtime
 from vitkit.weights.save import replace_file
+
+PROTOCOL = "protocol.json"  # of the folder: all that was compared, and the result
 
 Say = Callable[[str], None]
 Candidates = Mapping[str, Recipe]  # by the name of the folder of each run
@@ -37,94 +40,99 @@ def called(name: str) -> str:
     return "BiT's HyperRule" if name == BIT else name.replace("-", " ")
 
 
-def follow(
-    candidates: Candidates,
-    out: Path,
-    runtime: Runtime,
-    how: How,
-    *,
-    seeds: int,
-    say: Say,
-    opened: Opener = open_splits,
-) -> dict[str, Any]:
-    """Every run is a folder below `out` and resumes on its own; one that is finished is only read.
+@dataclass(frozen=True)
+class Protocol:
+    """Where and how the runs of a protocol take place; each is a folder below `out` and resumes on its own.
 
-    Candidates are compared on val; the test set is used once, by runs of the best one on all of train.
+    A run that is finished is only read.
     """
-    check_seeds(seeds)
-    tried = compare(candidates, out, runtime, how, say, opened) if len(candidates) > 1 else {}
-    best = max(
-        tried, key=lambda name: (tried[name]["top1"], -tried[name]["loss"]), default=next(iter(candidates))
-    )
-    if BIT in tried:
-        say(f"{called(best)} is the best of {len(tried)} on the held-out images")
-    return retrain(candidates[best], best, tried, out, runtime, how, seeds=seeds, say=say, opened=opened)
+
+    out: Path
+    runtime: Runtime
+    how: How
+    say: Say
+    opened: Opener = open_splits
+
+    def follow(self, candidates: Candidates, *, seeds: int) -> dict[str, Any]:
+        """Candidates compared on val; the test set is used once, by runs of the best one on all of train."""
+        check_seeds(seeds)
+        tried = self.compare(candidates) if len(candidates) > 1 else {}
+        best = max(
+            tried,
+            key=lambda name: (tried[name]["top1"], -tried[name]["loss"]),
+            default=next(iter(candidates)),
+        )
+        if BIT in tried:
+            self.say(f"{called(best)} is the best of {len(tried)} on the held-out images")
+        return self.retrain(candidates[best], best, tried, seeds=seeds)
+
+    def compare(self, candidates: Candidates) -> dict[str, dict[str, Any]]:
+        """The metrics on val of each candidate, trained on train."""
+        tried = {}
+        for name, recipe in candidates.items():
+            tried[name] = self.finished(replace(recipe, report_on="val", evaluations=0), name).test
+            images = tried[name]["images"]
+            right = percent(tried[name]["top1"], images)
+            self.say(f"{called(name)}: {right} of {images} held-out images right")
+        return tried
+
+    def retrain(
+        self, recipe: Recipe, name: str, tried: Mapping[str, Mapping[str, Any]], *, seeds: int
+    ) -> dict[str, Any]:
+        """The chosen recipe on all of train, tested; a file protocol.json with all that was compared."""
+        final = replace(recipe, train_on="train+val", patience=0, keep="auto")
+        results = []
+        for seed in range(recipe.seed, recipe.seed + seeds):
+            results.append(self.finished(replace(final, seed=seed), f"seed-{seed}"))
+            images = results[-1].test["images"]
+            self.say(
+                f"seed {seed}: {percent(results[-1].test['top1'], images)} of {images} test images right"
+            )
+        summary = summarise(self.out, recipe, name, tried, results)
+        if self.runtime.main:
+            replace_file(self.out / MODEL, lambda beside: shutil.copyfile(results[0].model, beside))
+            text = json.dumps(summary, indent=2)
+            replace_file(self.out / PROTOCOL, lambda beside: beside.write_text(text))
+        return summary
+
+    def finished(self, recipe: Recipe, name: str) -> Result:
+        """The result of a run, now or from an earlier time; then the data must still be the same."""
+        out = self.out / name
+        path, stored = out / "result.json", out / "recipe.json"
+        if path.exists() and stored.exists() and read_recipe(stored) == recipe:
+            splits, accept = self.opened(recipe, out), self.how.accept_changed_data
+            check_data(splits, out, self.runtime, accept=accept, labelled=True, say=self.say)
+            return read_result(path)
+        return run(recipe, out, self.runtime, self.how, self.opened)
 
 
-def check_seeds(seeds: int) -> None:
-    if seeds < 1:
-        raise ValueError(f"--seeds must be at least 1, not {seeds}")
-
-
-def compare(
-    candidates: Candidates, out: Path, runtime: Runtime, how: How, say: Say, opened: Opener = open_splits
-) -> dict[str, dict[str, Any]]:
-    """What each candidate, trained on train, comes to on val."""
-    tried = {}
-    for name, recipe in candidates.items():
-        at = replace(recipe, report_on="val", evaluations=0)
-        tried[name] = finished(at, out / name, runtime, how, say, opened).test
-        images = tried[name]["images"]
-        say(f"{called(name)}: {percent(tried[name]['top1'], images)} of {images} held-out images right")
-    return tried
-
-
-def retrain(
+def summarise(
+    out: Path,
     recipe: Recipe,
     name: str,
     tried: Mapping[str, Mapping[str, Any]],
-    out: Path,
-    runtime: Runtime,
-    how: How,
-    *,
-    seeds: int,
-    say: Say,
-    opened: Opener = open_splits,
+    results: Sequence[Result],
 ) -> dict[str, Any]:
-    """The chosen recipe on all of train, tested; a file protocol.json with all that was compared."""
-    final = replace(recipe, train_on="train+val", patience=0, keep="auto")
-    results = []
-    for seed in range(recipe.seed, recipe.seed + seeds):
-        results.append(finished(replace(final, seed=seed), out / f"seed-{seed}", runtime, how, say, opened))
-        images = results[-1].test["images"]
-        say(f"seed {seed}: {percent(results[-1].test['top1'], images)} of {images} test images right")
-    accuracies = [result.test["top1"] for result in results]
+    """All that was compared, and the mean over the seeds of what was chosen."""
+    accuracies, images = [result.test["top1"] for result in results], results[-1].test["images"]
     scores = {key: test["top1"] for key, test in tried.items()}
-    summary = {
+    return {
         "run": str(out), "model": str(out / MODEL), "steps": results[0].steps,
         "rates": {key.removeprefix("rate-"): top1 for key, top1 in scores.items() if is_rate(key)},
         "rate": recipe.schedule.rate, "chosen": name, "tried": scores,
-        "seeds": accuracies, "mean": mean(accuracies), "std": stdev(accuracies) if seeds > 1 else None,
+        "seeds": accuracies, "mean": mean(accuracies),
+        "std": stdev(accuracies) if len(accuracies) > 1 else None,
         "interval": list(wilson(mean(accuracies), images)),
         "test": results[0].test, "images": images,
         "device_hours": sum(result.cost["device_hours"] for result in results),
     }  # fmt: skip
-    if runtime.main:
-        replace_file(out / MODEL, lambda beside: shutil.copyfile(results[0].model, beside))
-        replace_file(out / "protocol.json", lambda beside: beside.write_text(json.dumps(summary, indent=2)))
-    return summary
+
+
+def check_seeds(seeds: int) -> None:
+    if seeds < 1:
+        raise Error(f"--seeds must be at least 1, not {seeds}", code="request.value")
 
 
 def is_rate(name: str) -> bool:
     """Whether a candidate differs from the others in its rate alone."""
     return name.startswith("rate-") and "-steps-" not in name
-
-
-def finished(recipe: Recipe, out: Path, runtime: Runtime, how: How, say: Say, opened: Opener) -> Result:
-    """The result of a run, now or before; one of before must be of the same data."""
-    path, stored = out / "result.json", out / "recipe.json"
-    if path.exists() and stored.exists() and read_recipe(stored) == recipe:
-        splits = opened(recipe, out)
-        check_data(splits, out, runtime, accept=how.accept_changed_data, labelled=True, say=say)
-        return read_result(path)
-    return run(recipe, out, runtime, how, opened)

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,25 +16,25 @@ from vitkit.data.order import Order
 from vitkit.data.sources import Source
 from vitkit.evaluation.energy import Meter
 from vitkit.experiment import evidence, stopping
-from vitkit.experiment.aim import bare, learner, objective_of, plain, preparation
 from vitkit.experiment.fingerprint import check_data
 from vitkit.experiment.folder import MODEL, Interrupted, news, remains, signals, take
 from vitkit.experiment.frozen import FewShot
-from vitkit.experiment.measure import Found, evaluate, evaluate_masked, in_words, numbers
+from vitkit.experiment.kept import kept_model
+from vitkit.experiment.measure import evaluate, numbers
 from vitkit.experiment.price import cost
+from vitkit.experiment.shown import write_shown
 from vitkit.experiment.start import REMOVED, Opener, open_splits, start_model
 from vitkit.experiment.supply import Unusable, name_batch, supply
 from vitkit.experiment.terms import How, Result
 from vitkit.experiment.training_batch import keep_batch
-from vitkit.models.masked import MaskedViT
 from vitkit.models.variants import Model
+from vitkit.objectives.task import Metrics as Evaluated
+from vitkit.objectives.task import Task
 from vitkit.recipes.recipe import Recipe, settings, stages_of
 from vitkit.report.live import Live
 from vitkit.training.checkpoint import Saver, latest, load_checkpoint
 from vitkit.training.journal import Journal
 from vitkit.training.loop import train
-from vitkit.training.masked import Masked
-from vitkit.training.objectives import Classify
 from vitkit.training.optimizer import swap_average
 from vitkit.training.parts import fill
 from vitkit.training.runtime import Runtime, cores, data_workers, seed_step
@@ -48,11 +48,17 @@ LONG = timedelta(days=1)  # that a data set may take to be compared with others
 
 
 def run(
-    recipe: Recipe, out: Path, runtime: Runtime, how: How = How(), opened: Opener = open_splits
+    recipe: Recipe,
+    out: Path,
+    runtime: Runtime,
+    how: How = How(),
+    opened: Opener = open_splits,
+    build: Callable[[Recipe, Source], Model] = start_model,
 ) -> Result:
     """Train by the recipe into a run folder, or go on where an earlier process stopped.
 
     opened: how its data is opened; whoever runs many recipes on the same data may keep it open.
+    build: the model to start from, for the recipe and its training images; a plan may have built it already.
     """
     runtime.share(recipe.batch)
     with ExitStack() as held:
@@ -64,9 +70,10 @@ def run(
         notes: list[str] = []
         splits, changed = check_data(
             opened(recipe, out), out, runtime, accept=how.accept_changed_data,
-            labelled=recipe.objective == "classify", say=notes.append,
+            labelled=recipe.task.labelled, say=notes.append,
         )  # fmt: skip
-        model = runtime.settle(learner(recipe, start_model(recipe, splits["train"])))
+        task = recipe.task.for_source(splits["train"])
+        model = runtime.settle(task.build(build(recipe, splits["train"])))
         state = TrainState.start(model, recipe.optimizer)
         found, damaged = runtime.agreed(latest(out / "checkpoints") if runtime.main else None)
         memory = load_checkpoint(found, state) if found else {"best": None, "since": 0, "seconds": 0.0}
@@ -84,7 +91,7 @@ def run(
             if how.decoded:
                 made = (splits["train"], how.decoded, cores() if how.workers is None else how.workers)
                 splits = splits | {"train": decoded(*made, tell=live.say, once=runtime.first)}
-            work = Work(recipe, out, runtime, how, splits, state, memory, stages, live, opened)
+            work = Work(recipe, task, out, runtime, how, splits, state, memory, stages, live, opened)
             try:
                 work.train()
                 return work.finish()
@@ -105,6 +112,7 @@ class Work:
     """One run in the making."""
 
     recipe: Recipe
+    task: Task
     out: Path
     runtime: Runtime
     how: How
@@ -126,6 +134,7 @@ class Work:
         if self.recipe.fewshot:
             few = (self.recipe.fewshot, self.recipe.shots, self.recipe.draws)
             self.fewshot = FewShot(*few, opened=self.opened)
+        self.objective = self.task.objective(self.model)
         self.saver = Saver(self.out / "checkpoints", self.runtime, aside=self.how.save_aside)
         about = settings(self.recipe) | self.runtime.facts()
         self.journal = None
@@ -133,7 +142,7 @@ class Work:
             named = self.how.trackers
             self.journal = Journal(self.out, self.state.step, trackers=named, about=about, say=self.live.say)
             told = (self.out, self.splits, self.total, self.runtime, self.live.say)
-            evidence.begin(*told, doctor=self.how.report, step=self.state.step)
+            evidence.begin(*told, task=self.task, doctor=self.how.report, step=self.state.step)
             if self.how.report:
                 keep_batch(self.out, self.recipe, self.splits["train"], self.order, self.live.say)
         self.looks = self.recipe.evaluations if "val" in self.splits else 0
@@ -147,7 +156,7 @@ class Work:
             self.clock, self.meter = time.monotonic(), Meter(self.runtime.device)
             try:
                 train(
-                    self.state, self.batches(), self.objective(),
+                    self.state, self.batches(), self.objective,
                     until=self.state.step if self.stopped else self.total, config=self.recipe.optimizer,
                     rate=lambda step: stage_at(self.stages, step).rate(step),
                     watch=self.watch, due=self.due, call=model, runtime=self.runtime, tell=self.live.say,
@@ -176,18 +185,19 @@ class Work:
         if self.state.step == 0:
             self.bad.found = self.runtime.first(look)
 
-    def objective(self) -> Classify | Masked:
-        return objective_of(self.recipe, bare(self.state.model), len(self.splits["train"].classes))
+    @property
+    def model(self) -> Model:
+        """The model within the module that learns."""
+        return self.task.extract(self.state.model)
 
     def batches(self) -> Iterator[list[Batch]]:
         def waited(seconds: float) -> None:
             self.waited += seconds
 
-        model = bare(self.state.model)
         return supply(
-            self.recipe, self.splits["train"], self.order, model.preprocessing, self.runtime,
+            self.recipe, self.splits["train"], self.order, self.model.preprocessing, self.runtime,
             start=self.state.step, stop=self.total, workers=self.workers, bad=self.unusable, waited=waited,
-            prepare=preparation(self.recipe, model, self.order),
+            prepare=self.task.prepare(self.model, self.order),
         )  # fmt: skip
 
     def due(self, step: int) -> bool:
@@ -209,7 +219,7 @@ class Work:
         """Log, evaluate, save; whether the run is to stop early. Where the model is further, only log."""
         now, found = time.monotonic(), dict(metrics)
         spent, self.clock = max(1e-9, now - self.clock), now
-        shown: dict[str, float] = {k: found[k] for k in ("loss", "accuracy", "rate") if k in found}
+        shown = {k: v for k, v in found.items() if k not in ("images", "gradient_norm")}
         shown |= {"images/s": found["images"] / spent, "waiting %": 100 * self.waited / spent}
         found |= {"seconds": round(spent, 4), "waited": round(self.waited, 4)}
         self.waited = 0.0
@@ -248,11 +258,11 @@ class Work:
         """The averaged weights, where there are any, else those of this step; the best so far are kept."""
         with self.state.averaged():
             found = self.evaluate("val")
-            self.write(**numbers(found, "val"))
-            self.live.say(f"step {self.state.step}: {in_words(found, 'validation')}")
+            self.write(**numbers(self.task, found, "val"))
+            self.live.say(f"step {self.state.step}: {self.task.progress(found, 'validation')}")
             if self.recipe.fewshot_when == "evaluations" and self.state.step < self.total:
                 self.write(**self.few_shots())  # at the end: of the weights that are kept
-            self.memory |= stopping.after_evaluation(self.memory, found, self.state.step)
+            self.memory |= stopping.after_evaluation(self.memory, found, self.task.headline, self.state.step)
             if self.memory["since"] == 0 and self.recipe.keeps_best:
                 self.save_model(stopping.BEST)
         if self.state.step in starts(self.stages):  # from here on it is trained on
@@ -262,15 +272,13 @@ class Work:
     def few_shots(self) -> dict[str, Any]:
         if not self.fewshot:
             return {}
-        return self.fewshot(self.state.model, self.runtime, self.recipe.batch, self.workers, self.live.say)
+        work = (self.state.model, self.runtime, self.recipe.batch, self.workers, self.live.say)
+        return self.fewshot(self.task, *work)
 
-    def evaluate(self, split: str) -> Found:
-        model, objective = self.state.model, self.objective()
+    def evaluate(self, split: str) -> Evaluated:
         bad = BadFiles(1.0, self.bad.report, self.unseen.setdefault(split, {}))
         how = (self.splits[split], self.recipe.batch, self.workers, bad, self.runtime)
-        if isinstance(model, MaskedViT) and isinstance(objective, Masked):
-            return evaluate_masked(model, objective, *how)
-        return evaluate(bare(model), *how)
+        return evaluate(self.task, self.state.model, *how)
 
     def charge(self) -> None:
         """The energy since the last look. A look takes a driver milliseconds, so not every step has one."""
@@ -283,8 +291,8 @@ class Work:
         self.saved = time.monotonic()
 
     def save_model(self, name: str) -> Model:
-        """The bare model, whole and on the CPU, also as a file."""
-        model = plain(self.state.model)
+        """The model that is kept, whole and on the CPU, also as a file."""
+        model = kept_model(self.task, self.state.model)
         if self.runtime.main:
             save(model, self.out / name)
         return model
@@ -305,17 +313,18 @@ class Work:
         test = found.to_json(model.labels) | {"split": self.recipe.report_on} | few
         cost = self.cost(model)
         told = {f"cost_{k}": v for k, v in cost.items() if isinstance(v, int | float)}
-        self.write(**numbers(found, "test"), **few, **told)
-        kept = stopping.kept(self.recipe, self.memory, self.state.step, self.total)
+        self.write(**numbers(self.task, found, "test"), **few, **told)
+        kept = stopping.kept(self.recipe, self.task.headline, self.memory, self.state.step, self.total)
         result = Result(str(self.out), str(self.out / MODEL), self.state.step, test, cost, kept)
         if self.runtime.main:
             text = json.dumps(result.to_json(), indent=2)
             replace_file(self.out / "result.json", lambda beside: beside.write_text(text))
+            write_shown(self.out, self.task, test)
         if self.journal:
             self.journal.close()
         if self.how.report:
             on, unusable = self.splits[self.recipe.report_on], {"train": self.bad.found} | self.unseen
-            evidence.finish(self.out, self.runtime, on, found, model, unusable, self.live.say)
+            evidence.finish(self.out, self.runtime, on, self.task, found, model, unusable, self.live.say)
         self.runtime.wait()
         return result
 

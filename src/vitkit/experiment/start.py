@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,9 @@ from vitkit.experiment.changes import examples
 from vitkit.experiment.fingerprint import remembered_splits
 from vitkit.models.adapt import adapt
 from vitkit.models.card import Origin, Preprocessing
-from vitkit.models.masked import check_maskable, maskable, with_mask_token
 from vitkit.models.variants import Model, configure, fresh, with_options
 from vitkit.models.vit import with_size_note
+from vitkit.objectives.task import Task
 from vitkit.options import part_of
 from vitkit.recipes.recipe import Recipe, only
 from vitkit.weights.load import load
@@ -50,7 +50,9 @@ def open_splits(
     and there it is written, or is already, what was taken out of train because it is in other sets too.
     cache: for what is fetched. findings: a list that gets what the doctor reports of names and labels.
     """
-    return divided(recipe, placed_images(recipe, out), out, cache=cache, findings=findings)
+    return divided(
+        recipe, open_for(recipe.task, recipe.data, cache), placed_images(recipe, out), out, findings
+    )
 
 
 def placed_images(recipe: Recipe, out: Path | None) -> dict[bytes | str, str]:
@@ -68,19 +70,16 @@ def placed_images(recipe: Recipe, out: Path | None) -> dict[bytes | str, str]:
 
 def divided(
     recipe: Recipe,
+    opened: dict[str, Source],
     placed: Placed,
     out: Path | None = None,
-    *,
-    cache: Cache | None = None,
     findings: list[Finding] | None = None,
 ) -> dict[str, Source]:
-    """The splits of the recipe's data, in which these images keep their places."""
-    bare = recipe.objective == "masked" and are_bare(recipe.data)
-    opened = open_pictures(Path(recipe.data)) if bare else open_data(recipe.data, cache=cache)
-    if recipe.objective == "classify":
-        found = usable(opened, recipe.data)
+    """The splits of the recipe's opened data, in which these images keep their places."""
+    if recipe.task.labelled:
+        problems = usable(opened, recipe.data)
         if findings is not None:
-            findings.extend(found)
+            findings.extend(problem for problem in problems if problem not in findings)
     everything = recipe.train_on == "train+val"
     splits = complete(opened, val=0.0 if everything else recipe.val, test=recipe.test, placed=placed)
     if everything and "val" in splits:
@@ -90,10 +89,9 @@ def divided(
     return checked(reduced(splits, recipe), recipe)
 
 
-def divides(recipe: Recipe) -> bool:
-    """Whether test images are split off here, and the data does not bring its own."""
-    bare = recipe.objective == "masked" and are_bare(recipe.data)
-    return bare or not {"test", "val"} & set(open_data(recipe.data))
+def divides(opened: Mapping[str, Source]) -> bool:
+    """Whether test images are split off here, because the opened data does not bring its own."""
+    return not {"test", "val"} & set(opened)
 
 
 def reduced(splits: dict[str, Source], recipe: Recipe) -> dict[str, Source]:
@@ -110,7 +108,7 @@ def checked(splits: dict[str, Source], recipe: Recipe) -> dict[str, Source]:
     seen = np.flatnonzero(counts(train))
     if not len(train):
         raise ValueError(f"{place}: no image is left to train on")
-    if recipe.objective == "classify" and len(seen) < 2 and not train.multilabel:
+    if recipe.task.labelled and len(seen) < 2 and not train.multilabel:
         listed = ", ".join(repr(train.classes[i]) for i in seen)
         raise ValueError(
             f"{place}: all {len(train)} training images are of one class, {listed}; a classifier needs two "
@@ -137,7 +135,7 @@ def warnings(splits: dict[str, Source], recipe: Recipe, findings: Sequence[Findi
 
     First the doctor's own findings, then what is left in the splits that were made.
     """
-    if recipe.objective != "classify":
+    if not recipe.task.labelled:
         return
     for finding in findings:
         if finding.severity == "warning":
@@ -159,24 +157,39 @@ def warnings(splits: dict[str, Source], recipe: Recipe, findings: Sequence[Findi
 
 @dataclass
 class Kept:
-    """An opener that keeps what it has opened, for several recipes on the same data."""
+    """An opener that opens each data set once, for several recipes on it."""
 
     opened: dict[tuple[Recipe, int], dict[str, Source]] = field(default_factory=dict)
     cache: Cache | None = None  # for what is fetched
     findings: list[Finding] = field(default_factory=list)  # what the doctor reports of names and labels
+    places: dict[tuple[str, str], dict[str, Source]] = field(default_factory=dict)  # before any split
 
     def __call__(self, recipe: Recipe, out: Path | None = None) -> dict[str, Source]:
-        if recipe.against:  # what is taken out is written down with each run
-            return open_splits(recipe, out, cache=self.cache, findings=self.findings)
         placed = placed_images(recipe, out)
+        if recipe.against:  # what is taken out is written down with each run
+            return divided(recipe, self.place(recipe), placed, out, self.findings)
         part = only(recipe, DECIDING)
         key = part, hash(frozenset(placed.items()))
         if key not in self.opened:
-            self.opened[key] = divided(part, placed, cache=self.cache, findings=self.findings)
+            self.opened[key] = divided(part, self.place(part), placed, findings=self.findings)
         return checked(reduced(self.opened[key], recipe), recipe)
 
+    def place(self, recipe: Recipe) -> dict[str, Source]:
+        """The recipe's data as it is stored."""
+        key = recipe.data, recipe.objective
+        if key not in self.places:
+            self.places[key] = open_for(recipe.task, recipe.data, self.cache)
+        return self.places[key]
 
-def are_bare(place: str) -> bool:
+
+def open_for(task: Task, place: str, cache: Cache | None = None) -> dict[str, Source]:
+    """The data at a place; where the task needs no labels, also a folder of images that have none."""
+    if not task.labelled and is_unlabelled(place):
+        return open_pictures(Path(place))
+    return open_data(place, cache=cache)
+
+
+def is_unlabelled(place: str) -> bool:
     """Whether images lie in a folder itself: they have no labels, which not every training needs."""
     if not place or place == "digits" or not Path(place).is_dir():
         return False
@@ -214,31 +227,25 @@ def without(train: Source, places: Sequence[str], note: Path | None) -> Source:
 
 def start_model(recipe: Recipe, train_split: Source, load: Callable[[str], Model] = load) -> Model:
     """Published or own weights with a new zero head at the recipe's size, or a fresh model."""
-    masked = recipe.objective == "masked"
-    if train_split.multilabel and recipe.loss != "sigmoid" and not masked:
-        raise ValueError("the data has several labels for an image: use --set loss=sigmoid")
+    task = recipe.task.for_source(train_split)
+    labels = task.labels(train_split.classes)
     if recipe.evaluation_crop not in EVALUATION:
         raise ValueError(f"evaluation_crop must be squash or centre, not {recipe.evaluation_crop!r}")
     training: dict[str, Any] = {"dropout": recipe.dropout, "stochastic_depth": recipe.stochastic_depth}
     if recipe.weights:
         model = load(recipe.weights)
         origin = Origin(format="vitkit", source=recipe.weights, licence=model.origin.licence)
+        task.configure(model.config)  # an error before it is adapted
         training = training if hasattr(model.config, "dropout") else {}
-        if masked:
-            check_maskable(model.config)
-            model = with_mask_token(adapt(model, classes=0, image_size=recipe.image_size, **training))
-        else:
-            model = adapt(
-                model, labels=train_split.classes, image_size=recipe.image_size,
-                multilabel=train_split.multilabel, keep_representation=recipe.keep_representation, **training,
-            )  # fmt: skip
+        model = task.start(adapt(
+            model, classes=len(labels), labels=labels, image_size=recipe.image_size,
+            keep_representation=recipe.keep_representation and bool(labels), **training,
+        ))  # fmt: skip
     elif recipe.model:
-        config = configure(recipe.model, classes=len(train_split.classes), image_size=recipe.image_size)
+        config = configure(recipe.model, classes=len(labels), image_size=recipe.image_size)
         known = {k: v for k, v in training.items() if hasattr(config, k)}
         config = with_options(replace(config, **known), recipe.model_options)
-        model = fresh(maskable(config) if masked else config, seed=recipe.seed)
-        if not masked:
-            model.labels, model.multilabel = train_split.classes, train_split.multilabel
+        model = fresh(task.configure(config), seed=recipe.seed)
         if recipe.head_bias and model.head is not None:
             torch.nn.init.constant_(model.head.bias, recipe.head_bias)
         origin = Origin(format="vitkit", source=f"{recipe.model} from scratch")
@@ -247,6 +254,8 @@ def start_model(recipe: Recipe, train_split: Source, load: Callable[[str], Model
             "nothing to start from: give --weights FILE|NAME, or --model NAME to train from scratch, "
             "or a --recipe that names its model"
         )
+    if labels:
+        model.labels, model.task = labels, task.name
     base = model.preprocessing
     model.preprocessing = replace(EVALUATION[recipe.evaluation_crop], mean=base.mean, std=base.std)
     model.origin = with_size_note(origin, model.config)

@@ -17,8 +17,8 @@ from vitkit.data.order import Order
 from vitkit.data.sources import Source
 from vitkit.data.views import View, mixup, normalise
 from vitkit.models.card import Preprocessing
+from vitkit.objectives.classify import one_hot
 from vitkit.recipes.recipe import Recipe
-from vitkit.training.objectives import one_hot
 from vitkit.training.runtime import Runtime
 
 

@@ -15,8 +15,8 @@ from vitkit.data.sources import Source
 from vitkit.experiment.evidence import Say, harmless, jpeg, keep, resized
 from vitkit.experiment.pages import BATCH
 from vitkit.experiment.supply import mixed, training_view
+from vitkit.objectives.classify import one_hot
 from vitkit.recipes.recipe import Recipe
-from vitkit.training.objectives import one_hot
 from vitkit.weights.save import replace_file
 
 PICTURE = "training-batch.jpg"
@@ -71,7 +71,7 @@ def how_made(recipe: Recipe) -> str:
         "mirrored at random": recipe.flip,
         "changed by RandAugment": bool(recipe.randaugment),
         "two mixed by Mixup, with their shares": bool(recipe.mixup),
-        "before patches are hidden": recipe.objective == "masked",
+        recipe.task.batch_note: bool(recipe.task.batch_note),
     }
     return ", ".join(words for words, of in used.items() if of) or "the whole of each"
 

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitkit.errors import Error
+
 DIRECTIONS = ((0, 1), (0, -1), (1, 0), (-1, 0))  # rows and columns: right, left, down, up
 
 
@@ -19,7 +21,7 @@ def shuffled(images: Tensor, cells: int, places: Sequence[int], seed: int = 0) -
     """
     b, c, h, w = images.shape
     if cells < 1 or h % cells or w % cells:
-        raise ValueError(f"an image of {h} x {w} pixels cannot be cut into {cells} x {cells} equal cells")
+        raise Error(f"an image of {h} x {w} pixels cannot be cut into {cells} x {cells} equal cells")
     cut = images.reshape(b, c, cells, h // cells, cells, w // cells).permute(0, 2, 4, 1, 3, 5)
     cut = cut.reshape(b, cells * cells, c, h // cells, w // cells)
     orders = [np.random.default_rng((seed, cells, place)).permutation(cells * cells) for place in places]
@@ -35,7 +37,7 @@ def shifted(images: Tensor, pixels: int, places: Sequence[int], seed: int = 0) -
     """
     h, w = images.shape[2:]
     if not 0 <= pixels < min(h, w):
-        raise ValueError(f"an image of {h} x {w} pixels cannot be shifted by {pixels}")
+        raise Error(f"an image of {h} x {w} pixels cannot be shifted by {pixels}")
     rows, columns = torch.arange(h), torch.arange(w)
     made = []
     for image, place in zip(images, places, strict=True):

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vitkit.errors import Error
 from vitkit.inspection.rollout import pool_weights
 from vitkit.inspection.subject import (
     array,
@@ -41,9 +42,15 @@ def class_map(model: Any, images: Tensor, *, target: int | Sequence[int], batch:
     """
     vit = transformer(model)
     if vit.config.attention == "axial":
-        raise ValueError("class maps need one attention over all patches in each layer; this model is axial")
+        raise Error(
+            "class maps need one attention over all patches in each layer; this model is axial",
+            code="inspection.unsupported",
+        )
     if vit.head is None:
-        raise ValueError("this model has no head, and so no logit of a class; fine-tune it first")
+        raise Error(
+            "this model has no head, and so no logit of a class; fine-tune it first",
+            code="inspection.unsupported",
+        )
     attentions(vit)
     grid = grid_for(vit, images)
     maps = []
@@ -60,9 +67,9 @@ def targets(target: int | Sequence[int], *, images: int, classes: int) -> Tensor
     if wanted.ndim == 0:
         wanted = wanted.expand(images)
     if wanted.shape != (images,) or wanted.is_floating_point():
-        raise ValueError(f"target must be one class, or one for each of the {images} images: {target}")
+        raise Error(f"target must be one class, or one for each of the {images} images: {target}")
     if wanted.min() < 0 or wanted.max() >= classes:
-        raise ValueError(f"target must be a class from 0 to {classes - 1}: {target}")
+        raise Error(f"target must be a class from 0 to {classes - 1}: {target}")
     return wanted.long()
 
 

@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vitkit.errors import Error
+
 
 class Components(NamedTuple):
     """The main directions in which rows differ: orthonormal, the strongest first."""
@@ -22,7 +24,7 @@ def principal(rows: np.ndarray, count: int) -> Components:
     [[0.6, 0.8]]
     """
     if count < 1:
-        raise ValueError(f"at least one component must be asked for, not {count}")
+        raise Error(f"count must be at least 1, not {count}")
     rows = np.asarray(rows, np.float64)
     mean = rows.mean(0)
     rest = rows - mean

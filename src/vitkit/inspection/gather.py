@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from vitkit.errors import Error
 from vitkit.inspection.classmap import class_map
 from vitkit.inspection.features import feature_colours
 from vitkit.inspection.rollout import attention_rollout, head_maps
@@ -26,10 +27,12 @@ class Gathered:
     skipped: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, make: Callable[[], np.ndarray]) -> None:
-        """One array, unless the model has no such thing: that is what a ValueError says here."""
+        """One array, or the reason why the model has none of this kind."""
         try:
             self.arrays[name] = make()
-        except ValueError as error:
+        except Error as error:
+            if error.code != "inspection.unsupported":
+                raise
             self.skipped[name] = str(error)
 
 
@@ -61,4 +64,4 @@ def batch_for(model: ViT, grid: Grid) -> int:
 def check_layer(model: ViT, layer: int) -> None:
     """Before anything is computed: whether the layer is one of the model's."""
     if model.config.depth and not -attentions(model) <= layer < attentions(model):
-        raise ValueError(f"there is no layer {layer}: the model's are 0 to {attentions(model) - 1}")
+        raise Error(f"there is no layer {layer}: the model's are 0 to {attentions(model) - 1}")

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitkit.errors import Error
 from vitkit.inspection.subject import (
     array,
     at_least_single,
@@ -71,9 +72,9 @@ def head_maps(
     vit = transformer(model)
     grid, lead, count = grid_for(vit, images), lead_of(vit), attentions(vit)
     if not -count <= layer < count:
-        raise ValueError(f"there is no layer {layer}: the model's are 0 to {count - 1}")
+        raise Error(f"there is no layer {layer}: the model's are 0 to {count - 1}")
     if query is not None and not all(0 <= place < side for place, side in zip(query, grid, strict=True)):
-        raise ValueError(f"there is no patch {query} on a grid of {grid[0]} x {grid[1]} patches")
+        raise Error(f"there is no patch {query} on a grid of {grid[0]} x {grid[1]} patches")
     maps = []
     with still(vit):
         for part in batches(vit, images, batch):

@@ -8,13 +8,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from vitkit.errors import Error
 from vitkit.inspection.subject import array, lead_of, transformer
 from vitkit.models.vit import grid_of
 
 WITHOUT = {
     "none": "this model has no position embeddings to compare",
-    "relative": "relative positions embed the offsets between two tokens, and no place has an embedding "
-    "of its own to compare",
+    "relative": "relative positions embed the offsets between two tokens, so that no patch has an "
+    "embedding to compare",
 }
 
 
@@ -29,11 +30,11 @@ def position_similarity(
     vit = transformer(model)
     c = vit.config
     if c.positions in WITHOUT:
-        raise ValueError(WITHOUT[c.positions])
+        raise Error(WITHOUT[c.positions], code="inspection.unsupported")
     layers = c.depth if c.injection == "every" else 1
     if not 0 <= layer < layers:
         held = f"tables for layers 0 to {layers - 1}" if layers > 1 else "one table only, that of layer 0"
-        raise ValueError(f"there is no position table of layer {layer}: the model holds {held}")
+        raise Error(f"there is no position table of layer {layer}: the model holds {held}")
     grid = c.grid if image_size is None else grid_of(image_size, c.stride)
     with torch.no_grad():
         table = vit.positions.at(grid, layer, device=vit.project.weight.device)

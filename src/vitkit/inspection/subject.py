@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitkit.errors import Error
 from vitkit.models.encoder import Grid
 from vitkit.models.vit import ViT, grid_of
 
@@ -18,7 +19,10 @@ def transformer(model: Any) -> ViT:
     """The model, if it is a ViT or a hybrid; else an error that says why not."""
     if not isinstance(model, ViT):
         kind = type(model).__name__
-        raise ValueError(f"only a ViT or a hybrid has patch tokens and attention to inspect, not a {kind}")
+        raise Error(
+            f"only a ViT or a hybrid has patch tokens and attention to inspect, not a {kind}",
+            code="inspection.unsupported",
+        )
     return model
 
 
@@ -26,7 +30,9 @@ def attentions(model: ViT) -> int:
     """How many attentions follow each other: one a layer; in an axial layer the rows, then the columns."""
     count = model.config.depth * (2 if model.config.attention == "axial" else 1)
     if not count:
-        raise ValueError("this model has depth 0: there is no attention in it to inspect")
+        raise Error(
+            "this model has depth 0: there is no attention in it to inspect", code="inspection.unsupported"
+        )
     return count
 
 
@@ -39,18 +45,22 @@ def grid_for(model: ViT, images: Tensor) -> Grid:
     """The grid of patches of these images, or what is wrong with them."""
     channels = model.config.channels
     if images.ndim != 4 or images.shape[1] != channels or not len(images):
-        raise ValueError(
-            f"images must have shape (B, {channels}, H, W) with B at least 1, not {tuple(images.shape)}"
+        raise Error(
+            f"images must have shape (B, {channels}, H, W) with B at least 1, not {tuple(images.shape)}",
+            code="model.input",
         )
     if not images.is_floating_point():
-        raise ValueError(f"images must be normalised as the model wants them, not raw {images.dtype} pixels")
+        raise Error(
+            f"images must be normalised floating-point numbers, not {images.dtype} pixels",
+            code="model.input",
+        )
     return grid_of((images.shape[2], images.shape[3]), model.config.stride)
 
 
 def batches(model: ViT, images: Tensor, size: int) -> Iterator[Tensor]:
     """The images, `size` at a time, on the model's device and in its precision."""
     if size < 1:
-        raise ValueError(f"a batch has at least one image, not {size}")
+        raise Error(f"batch must be at least 1, not {size}")
     for part in images.split(size):
         yield part.to(model.project.weight)
 

@@ -127,7 +127,8 @@ def size_from(entries: int, lead: bool, stride: int, hints: Hints) -> tuple[tupl
         h, w = hints.image_size
         if (h // stride) * (w // stride) not in (entries, entries - lead):
             raise WeightsError(
-                f"image_size {h}x{w} needs {h // stride}x{w // stride} positions, the file has {entries}"
+                f"image_size {h}x{w} needs {h // stride}x{w // stride} positions, the file has {entries}",
+                code="weights.shape",
             )
         return (h, w), ""
     for count in (entries - 1, entries) if lead else (entries,):
@@ -137,8 +138,9 @@ def size_from(entries: int, lead: bool, stride: int, hints: Hints) -> tuple[tupl
             note = f"{entries} positions: a {side}x{side} grid, with none for the class token" if bare else ""
             return (side * stride, side * stride), note
     raise WeightsError(
-        f"{entries} positions lie on no square grid; say on which, once: vitkit convert FILE OUT.safetensors "
-        "--image-size HxW (load(FILE, image_size=(H, W)) in Python)"
+        f"{entries} positions lie on no square grid; give the image size once: vitkit convert FILE "
+        "OUT.safetensors --image-size HxW (load(FILE, image_size=(H, W)) in Python)",
+        code="request.missing",
     )
 
 
@@ -152,8 +154,9 @@ def guess_heads(width: int, depth: int, hidden: int, hints: Hints) -> tuple[int,
     if width % 64 == 0:
         return width // 64, f"{width // 64} heads of width 64, the usual (the arrays do not tell)"
     raise WeightsError(
-        f"width {width}: the arrays do not tell the number of heads; say it once: "
-        "vitkit convert FILE OUT.safetensors --heads N (load(FILE, heads=N) in Python)"
+        f"width {width}: the number of heads does not follow from the arrays; give it once: "
+        "vitkit convert FILE OUT.safetensors --heads N (load(FILE, heads=N) in Python)",
+        code="request.missing",
     )
 
 
@@ -168,15 +171,17 @@ def count(shapes: Shapes, pattern: str) -> int:
 def need(shapes: Shapes, name: str, axes: int) -> tuple[int, ...]:
     """The shape of an array that must be there, with this many axes."""
     if name not in shapes:
-        raise WeightsError(f"array {name!r} is missing")
+        raise WeightsError(f"array {name!r} is missing", code="weights.names")
     if len(shapes[name]) != axes or 0 in shapes[name]:
-        raise WeightsError(f"array {name!r} has shape {shapes[name]}; expected {axes} axes, none empty")
+        raise WeightsError(
+            f"array {name!r} has shape {shapes[name]}; expected {axes} axes, none empty", code="weights.shape"
+        )
     return shapes[name]
 
 
 def square_patch(kernel: tuple[int, int]) -> int:
     if kernel[0] != kernel[1]:
-        raise WeightsError(f"patches of {kernel[0]}x{kernel[1]} pixels are not square")
+        raise WeightsError(f"patches of {kernel[0]}x{kernel[1]} pixels are not square", code="weights.shape")
     return kernel[0]
 
 

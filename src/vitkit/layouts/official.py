@@ -54,7 +54,9 @@ def tidy(shapes: Shapes) -> dict[str, Source]:
         short = POSITIONS if short == "pos_embedding" else short
         if short.startswith("Transformer/encoderblock/"):  # layers stacked on the first axis
             if not shape or shape[0] > 1_000 or len(tidied) > 100_000:
-                raise WeightsError(f"array {name!r} of shape {shape} is no stack of layers")
+                raise WeightsError(
+                    f"array {name!r} of shape {shape} is no stack of layers", code="weights.shape"
+                )
             rest = short.removeprefix("Transformer/encoderblock/")
             for layer in range(shape[0]):
                 tidied[BLOCK.format(layer) + published(rest)] = Source(name, layer)
@@ -85,7 +87,7 @@ def infer(shapes: Shapes, hints: Hints) -> Found:
         size, note = size_from(entries, class_token, patch * (stem.stride if stem else 1), hints)
         notes += [note] if note else []
     elif class_token:
-        raise WeightsError(f"array {POSITIONS!r} is missing")
+        raise WeightsError(f"array {POSITIONS!r} is missing", code="weights.names")
     else:  # fixed positions are not stored
         positions, size = "sincos2d", hints.image_size or (224, 224)
         notes.append(f"no position table: fixed sincos2d positions, at {size[0]}x{size[1]} pixels")

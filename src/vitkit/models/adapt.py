@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitkit.errors import Error
 from vitkit.models.card import pair
 from vitkit.models.positions import resize_positions
 from vitkit.models.resnet import check_size
@@ -37,10 +38,13 @@ def adapt(
     labels = tuple(labels)
     classes = len(labels) or None if classes is None else classes
     if labels and len(labels) != classes:
-        raise ValueError(f"{len(labels)} labels for {classes} classes")
+        raise Error(f"there are {len(labels)} labels for {classes} classes", code="data.labels")
     for field in training:
         if field not in TRAINING or not isinstance(model, ViT):
-            raise ValueError(f"adapt cannot change {field!r}; it can: {', '.join(TRAINING)} of a ViT")
+            raise Error(
+                f"adapt cannot change {field!r}; it can: {', '.join(TRAINING)} of a ViT",
+                code="model.unsupported",
+            )
     changes = training | ({} if resize is None else {"position_resize": resize})
     if image_size is not None:
         changes["image_size"] = pair(image_size)
@@ -61,7 +65,9 @@ def adapt(
     new.load_state_dict({name: state[name] for name in new.state_dict()}, assign=True)
     new.requires_grad_(True)
     new.labels = labels if classes is not None else model.labels
-    new.multilabel = multilabel or (classes is None and model.multilabel)
+    new.task = model.task if classes is None else "classify"
+    if multilabel:
+        new.task = "multilabel"
     new.preprocessing, new.origin = model.preprocessing, with_size_note(model.origin, config)
     return new.train(model.training)
 
@@ -76,8 +82,10 @@ def resized(model: Model, config: Config) -> dict[str, Tensor]:
     if old == new:
         return {}
     if config.positions == "relative":
-        raise ValueError(
-            f"relative positions belong to their {old} grid; no convention resizes them to {new}"
+        raise Error(
+            f"relative positions were learned on a {old} grid and cannot be resized to {new}; "
+            "keep the image size",
+            code="model.unsupported",
         )
     positions, tables = model.positions, {}
     with torch.no_grad():

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from vitkit.errors import Error
+from vitkit.models.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class Preprocessing:
@@ -17,12 +20,15 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         if self.resize not in ("squash", "crop"):
-            raise ValueError(f"resize must be 'squash' or 'crop', not {self.resize!r}")
+            raise ConfigError(f"resize must be 'squash' or 'crop', not {self.resize!r}")
         if self.interpolation not in ("bilinear", "bicubic"):
-            raise ValueError(f"interpolation must be 'bilinear' or 'bicubic', not {self.interpolation!r}")
+            raise ConfigError(f"interpolation must be 'bilinear' or 'bicubic', not {self.interpolation!r}")
         if not 0 < self.crop <= 1 or 0 in self.std or len(self.mean) != len(self.std):
             mean, std = (", ".join(f"{value:g}" for value in values) for values in (self.mean, self.std))
-            raise ValueError(f"impossible preprocessing: crop {self.crop:g}, mean {mean}, std {std}")
+            raise ConfigError(
+                f"preprocessing with crop {self.crop:g}, mean {mean} and std {std}: crop must be above 0 and "
+                "at most 1, mean and std of one length, and no std 0"
+            )
 
 
 CENTRE = 224 / 256  # the usual share of the shorter side that a central crop keeps
@@ -40,11 +46,11 @@ def with_view(
     if kind == "squash":
         return replace(preprocessing, resize="squash", crop=1.0)
     if kind != "centre":
-        raise ValueError(f"no view {kind!r}; known: model, squash, centre")
+        raise Error(f"no view {kind!r}; known: model, squash, centre")
     if side is not None and not max(size) <= side <= 20 * max(size):
-        raise ValueError(
-            f"a view with a shorter side of {side} pixels: the model takes {size[0]}x{size[1]} from the "
-            f"centre; give {max(size)} to {20 * max(size)}"
+        raise Error(
+            f"a view that resizes the shorter side to {side} pixels: the model takes {size[0]}x{size[1]} "
+            f"from the centre; give {max(size)} to {20 * max(size)}"
         )
     return replace(preprocessing, resize="crop", crop=CENTRE if side is None else max(size) / side)
 
@@ -60,10 +66,27 @@ class Origin:
     notes: tuple[str, ...] = ()
 
 
+class Described:
+    """What the outputs of a model mean, for ViT and ResNet alike: the task that it was trained for."""
+
+    task = "classify"
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether an image may have several of the labels."""
+        return self.task == "multilabel"
+
+    @multilabel.setter
+    def multilabel(self, several: bool) -> None:
+        self.task = "multilabel" if several else "classify"
+
+
 def pair(size: int | Sequence[int]) -> tuple[int, int]:
     """(height, width) of an image size given as one number or as two."""
-    height, width = (size, size) if isinstance(size, int) else size
-    return height, width
+    sides = (size, size) if isinstance(size, int) else tuple(size)
+    if len(sides) != 2:
+        raise ConfigError(f"an image size is one number of pixels or two, height and width, not {size}")
+    return sides
 
 
 def short_repr(value: Any, usual: Any, always: Sequence[str] = ()) -> str:

@@ -1,9 +1,15 @@
-"""The error of weight files, apart from all that needs torch."""
+"""Errors about models and weight files, importable without torch."""
 
 from vitkit.errors import Error
 
 
+class ConfigError(Error):
+    """A model's options contradict each other or are out of range."""
+
+    code = "model.config"
+
+
 class WeightsError(Error):
-    """A weight file is not what it should be; the message says what was expected and what was found."""
+    """A weight file is not what it should be; the message names what was expected and what the file holds."""
 
     code = "weights.format"

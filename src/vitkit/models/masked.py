@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitkit.errors import Error
 from vitkit.models.variants import Model, skeleton
 from vitkit.models.vit import ViT, ViTConfig
 
@@ -25,9 +26,12 @@ class MaskedViT(nn.Module):
         super().__init__()
         check_maskable(vit.config)
         if vit.mask_token is None:
-            raise ValueError("masked patches need a mask token; see with_mask_token")
+            raise Error(
+                "masked patch prediction needs a mask token: with_mask_token adds one",
+                code="model.unsupported",
+            )
         if when not in WHEN:
-            raise ValueError(f"when must be {' or '.join(WHEN)}, not {when!r}")
+            raise Error(f"when must be {' or '.join(WHEN)}, not {when!r}")
         self.when = when
         self.vit = vit
         self.predict = nn.Linear(vit.config.width, outputs)
@@ -67,11 +71,15 @@ def rows(z: Tensor, places: Tensor) -> Tensor:
 def check_maskable(config: Any) -> None:
     """Refuse what has no patches, or would have parameters that no patch teaches."""
     if not isinstance(config, ViTConfig):
-        raise ValueError("masked patch prediction needs patches: a ViT or a hybrid, not a ResNet")
+        raise Error(
+            "masked patch prediction needs patches: a ViT or a hybrid, not a ResNet", code="model.unsupported"
+        )
     if config.head == "map" or config.final_norm == "pooled":
-        raise ValueError(
-            "masked patches teach nothing to what pools them: use head=token or head=gap with "
-            "final_norm=tokens; another head can be put on for fine-tuning"
+        raise Error(
+            f"masked patch prediction does not train what pools the patches (head={config.head}, "
+            f"final_norm={config.final_norm}): use head=token or head=gap with final_norm=tokens; "
+            "fine-tuning can add another head",
+            code="model.unsupported",
         )
 
 

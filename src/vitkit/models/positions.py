@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitkit.errors import Error
+
 Grid = tuple[int, int]
 
 # Five conventions are in use; they differ by several per cent, so each has a name here.
@@ -25,15 +27,16 @@ def resize_positions(table: Tensor, grid: Grid, new_grid: Grid, method: str = "o
     torch.Size([1, 577, 8])
     """
     if method not in RESIZE:
-        raise ValueError(f"no resize method {method!r}; known: {', '.join(RESIZE)}")
+        raise Error(f"no resize method {method!r}; known: {', '.join(RESIZE)}")
     if min(*grid, *new_grid) < 1:
-        raise ValueError(f"a grid has at least one row and one column: {grid} -> {new_grid}")
+        raise Error(f"a grid has at least one row and one column: {grid} -> {new_grid}")
     h, w = grid
     extra = table.shape[-2] - h * w
     if table.ndim != 3 or extra not in (0, 1):
-        raise ValueError(
+        raise Error(
             f"a position table for a {h}x{w} grid has shape (1, {h * w} or {h * w + 1}, D), "
-            f"not {tuple(table.shape)}"
+            f"not {tuple(table.shape)}",
+            code="model.input",
         )
     if tuple(grid) == tuple(new_grid):
         return table

@@ -5,6 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from vitkit.models.card import Preprocessing
+from vitkit.models.errors import ConfigError
 from vitkit.models.resnet import ResNetConfig, StemConfig
 from vitkit.models.vit import ViTConfig
 
@@ -55,13 +56,13 @@ def check_model(config: ViTConfig | ResNetConfig, shown: Preprocessing, labels: 
         check_fields(part)
     long = next((label for label in labels if len(label) > LONGEST_LABEL), None)
     if long is not None:
-        raise ValueError(f"labels: one has {len(long)} characters; at most {LONGEST_LABEL} are read")
+        raise ConfigError(f"labels: one has {len(long)} characters; at most {LONGEST_LABEL} are read")
     if len(labels) > RANGES["classes"][1]:
-        raise ValueError(f"labels: {len(labels)} of them; at most {RANGES['classes'][1]} are read")
+        raise ConfigError(f"labels: {len(labels)} of them; at most {RANGES['classes'][1]} are read")
     if len(shown.mean) not in (3, config.channels):
-        raise ValueError(f"mean has {len(shown.mean)} numbers; the model takes {config.channels} channels")
+        raise ConfigError(f"mean has {len(shown.mean)} numbers; the model takes {config.channels} channels")
     if shown.resize == "crop" and max(config.image_size) / shown.crop > LARGEST_RESIZE:
-        raise ValueError(
+        raise ConfigError(
             f"crop is {shown.crop}: images of {max(config.image_size)} pixels are cut out of "
             f"{max(config.image_size) / shown.crop:.0f}; at most {LARGEST_RESIZE} pixels a side are read"
         )
@@ -71,7 +72,7 @@ def check_model(config: ViTConfig | ResNetConfig, shown: Preprocessing, labels: 
 def check_fields(value: Described) -> None:
     for field in fields(value):
         if reason := out_of_range(field.name, getattr(value, field.name)):
-            raise ValueError(reason)
+            raise ConfigError(reason)
 
 
 def check_size(config: ViTConfig | ResNetConfig) -> None:
@@ -81,7 +82,7 @@ def check_size(config: ViTConfig | ResNetConfig) -> None:
     if isinstance(config, ViTConfig):
         tokens = config.tokens
         if tokens > MOST_TOKENS:
-            raise ValueError(
+            raise ConfigError(
                 f"image_size is {height}x{width} and patch {config.patch}: {tokens} patches of an image; "
                 f"at most {MOST_TOKENS} are read"
             )
@@ -92,7 +93,7 @@ def check_size(config: ViTConfig | ResNetConfig) -> None:
     else:
         tensors += [config.width * height * width // 4]
     if max(tensors) > LARGEST_TENSOR:
-        raise ValueError(
+        raise ConfigError(
             f"image_size is {height}x{width}: with the model's other sizes one image would take "
             f"{math.ceil(max(tensors) / 2**28)} GiB in one tensor; at most {LARGEST_TENSOR // 2**28} are read"
         )

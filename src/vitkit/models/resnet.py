@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitkit.errors import Error
 from vitkit.models.axial_resnet import RowsThenColumns
-from vitkit.models.card import Origin, Preprocessing, model_repr, pair, short_repr
+from vitkit.models.card import Described, Origin, Preprocessing, model_repr, pair, short_repr
+from vitkit.models.errors import ConfigError
 from vitkit.models.initial import initialise_resnet
 from vitkit.models.recompute import recomputed
 
@@ -56,9 +58,10 @@ class ResNetConfig:
         check_resnet(self)
         check_axial(self)
         if not self.blocks or self.classes < 0 or self.channels < 1 or min(self.image_size) < 1:
-            raise ValueError(
-                f"impossible ResNet: {len(self.blocks)} stages, {self.classes} classes, {self.channels} "
-                f"channels, images of {self.image_size[0]}x{self.image_size[1]}"
+            raise ConfigError(
+                f"a ResNet of {len(self.blocks)} stages with {self.classes} classes and {self.channels} "
+                f"channels for images of {self.image_size[0]}x{self.image_size[1]}: stages, channels and "
+                "sides must be at least 1, and classes not negative"
             )
 
     def __repr__(self) -> str:
@@ -67,20 +70,20 @@ class ResNetConfig:
 
 def check_resnet(c: StemConfig | ResNetConfig) -> None:
     if c.width < GROUPS or c.width % GROUPS:
-        raise ValueError(f"width must be a multiple of the {GROUPS} norm groups, not {c.width}")
+        raise ConfigError(f"width must be a multiple of the {GROUPS} norm groups, not {c.width}")
     if len(c.blocks) > 4 or any(units < 1 for units in c.blocks):
-        raise ValueError(f"blocks are at most four stages of at least one unit each, not {c.blocks}")
+        raise ConfigError(f"blocks are at most four stages of at least one unit each, not {c.blocks}")
     if isinstance(c, ResNetConfig) and c.root_padding not in ROOT_PADDINGS:
-        raise ValueError(f"root_padding must be one of {', '.join(ROOT_PADDINGS)}, not {c.root_padding!r}")
+        raise ConfigError(f"root_padding must be one of {', '.join(ROOT_PADDINGS)}, not {c.root_padding!r}")
     if c.std_eps_in not in ("std", "variance"):
-        raise ValueError(f"std_eps_in must be 'std' or 'variance', not {c.std_eps_in!r}")
+        raise ConfigError(f"std_eps_in must be 'std' or 'variance', not {c.std_eps_in!r}")
 
 
 def check_axial(c: ResNetConfig) -> None:
     if c.attention not in ("none", "axial"):
-        raise ValueError(f"attention of a ResNet must be 'none' or 'axial', not {c.attention!r}")
+        raise ConfigError(f"attention of a ResNet must be 'none' or 'axial', not {c.attention!r}")
     if c.attention == "axial" and (c.heads < 1 or c.width % (2 * c.heads)):
-        raise ValueError(
+        raise ConfigError(
             f"width {c.width} is not divisible by {c.heads} heads of an even width, whose queries and keys "
             "are half as wide as values; use heads=8, or any power of two up to 16"
         )
@@ -90,9 +93,10 @@ def check_size(c: ResNetConfig, size: tuple[int, int]) -> None:
     """Any image is taken by convolutions; by axial attention, those of its own size."""
     if c.attention == "axial" and size != c.image_size:
         (h, w), (height, width) = c.image_size, size
-        raise ValueError(
-            f"the relative positions of this AxialResNet belong to images of {h}x{w} pixels; no convention "
-            f"resizes them to {height}x{width}: resize the images, or train one with that image_size"
+        raise Error(
+            f"the relative positions of this AxialResNet belong to images of {h}x{w} pixels and cannot be "
+            f"resized to {height}x{width}: resize the images, or train a model with that image_size",
+            code="model.input",
         )
 
 
@@ -223,7 +227,7 @@ def pool_root(x: Tensor, padding: str) -> Tensor:
     return F.max_pool2d(x, 3, 2, padding=1)  # torch pads with minus infinity
 
 
-class ResNet(nn.Module):
+class ResNet(Described, nn.Module):
     """A BiT ResNet: the paper's convolutional baseline; with axial attention an AxialResNet."""
 
     recompute = False  # see models/recompute.py
@@ -232,7 +236,6 @@ class ResNet(nn.Module):
         super().__init__()
         c = self.config = config
         self.labels: tuple[str, ...] = ()
-        self.multilabel = False  # whether an image may have several of them: a sigmoid for each
         self.preprocessing = Preprocessing()
         self.origin = Origin()
         self.root = StdConv(c, c.channels, c.width, 7, 2)
@@ -259,8 +262,9 @@ class ResNet(nn.Module):
     def tokens(self, images: Tensor) -> Tensor:
         """The last feature map as tokens, (B, h*w, D)."""
         if images.ndim != 4 or images.shape[1] != self.config.channels:
-            raise ValueError(
-                f"images must have shape (B, {self.config.channels}, H, W), not {tuple(images.shape)}"
+            raise Error(
+                f"images must have shape (B, {self.config.channels}, H, W), not {tuple(images.shape)}",
+                code="model.input",
             )
         check_size(self.config, (images.shape[2], images.shape[3]))
         x = pool_root(self.root(images), self.config.root_padding)
@@ -274,4 +278,7 @@ class ResNet(nn.Module):
 
     def attention(self, images: Tensor) -> Iterator[Tensor]:
         kind = "an AxialResNet" if self.config.attention == "axial" else "a ResNet"
-        raise ValueError(f"{kind} has no attention between patches to show; use a ViT or a hybrid")
+        raise Error(
+            f"{kind} has no attention between patches to show; use a ViT or a hybrid",
+            code="inspection.unsupported",
+        )

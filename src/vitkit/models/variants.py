@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from vitkit.errors import Error
+from vitkit.models.errors import ConfigError
 from vitkit.models.initial import initialise_resnet, initialise_vit
 from vitkit.models.resnet import ResNet, ResNetConfig, StemConfig
 from vitkit.models.vit import ViT, ViTConfig, with_size_note
@@ -88,10 +89,11 @@ def variant(name: str) -> Config:
         axial, stem, size, patch = match[1], match[2], match[3], int(match[4])
         if size in VARIANTS and patch and not (axial and stem):
             return vit_variant(size, patch, stem, axial=bool(axial))
-    raise ValueError(
+    raise Error(
         f"no model {name!r}; known are ViT-X/P with X one of {', '.join(VARIANTS)} and any patch size P, "
         f"Axial-ViT-X/P, R50+ViT-X/16 or /32, R26+ViT-X/32, R+ViT-X/16, "
-        f"and BiT-RNxW or AxialResNet-N with N one of {', '.join(map(str, RESNETS))} (see: vitkit list)"
+        f"and BiT-RNxW or AxialResNet-N with N one of {', '.join(map(str, RESNETS))} (see: vitkit list)",
+        code="model.unknown",
     )
 
 
@@ -105,7 +107,9 @@ def vit_variant(size: str, stride: int, stem: str | None, *, axial: bool) -> ViT
         base = 32 if stride % 32 == 0 else stride
         if (stem, base) not in STEMS:
             known = ", ".join(f"{s}+ViT-{size}/{p}" for s, p in STEMS)
-            raise ValueError(f"no hybrid {stem}+ViT-{size}/{stride}; known: {known}, R+ViT-{size}/16")
+            raise Error(
+                f"no hybrid {stem}+ViT-{size}/{stride}; known: {known}, R+ViT-{size}/16", code="model.unknown"
+            )
         sizes |= {"stem": StemConfig(blocks=STEMS[stem, base]), "patch": stride // base}
     else:
         sizes |= {"patch": stride}
@@ -121,7 +125,7 @@ def configure(name: str, **options: Any) -> Config:
     known = [f.name for f in fields(config)]
     for field in options:
         if field not in known:
-            raise ValueError(f"{name} has no option {field!r}; its options: {', '.join(known)}")
+            raise ConfigError(f"{name} has no option {field!r}; its options: {', '.join(known)}")
     if "head" in options and "class_token" not in options:
         options["class_token"] = None  # follows the head
     return replace(config, **options)

@@ -11,10 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitkit.errors import Error
 from vitkit.models.attention import Attention, AttentionPool
 from vitkit.models.axial import AxialBlock
-from vitkit.models.card import Origin, Preprocessing, model_repr, pair, short_repr
+from vitkit.models.card import Described, Origin, Preprocessing, model_repr, pair, short_repr
 from vitkit.models.encoder import Block, Encoder, Grid, Mlp
+from vitkit.models.errors import ConfigError
 from vitkit.models.initial import initialise_vit
 from vitkit.models.positions import RESIZE, Positions
 from vitkit.models.resnet import Stem, StemConfig
@@ -102,10 +104,11 @@ def grid_of(image_size: tuple[int, int], stride: int, *, strict: bool = False) -
         if pixels < stride or (strict and pixels % stride):
             below = pixels // stride * stride
             near = [str(n) for n in (below, below + stride) if n > 0]
-            raise ValueError(
+            raise Error(
                 f"image {side} {pixels} does not fit patches of {stride} pixels; "
                 f"the nearest that fits: {' or '.join(near)}"
-                + ("; without --strict-size the rest is dropped" if pixels >= stride else "")
+                + ("; without --strict-size the rest is dropped" if pixels >= stride else ""),
+                code="model.input",
             )
     return image_size[0] // stride, image_size[1] // stride
 
@@ -153,23 +156,23 @@ def check_vit(c: ViTConfig) -> None:
     """Refuse what cannot be built, with the reason."""
     for field, known in CHOICES.items():
         if getattr(c, field) not in known:
-            raise ValueError(f"{field} must be one of {', '.join(known)}, not {getattr(c, field)!r}")
+            raise ConfigError(f"{field} must be one of {', '.join(known)}, not {getattr(c, field)!r}")
     if isinstance(c.patch, list | tuple):
-        raise ValueError(f"patches are square: patch must be one number of pixels, as 16, not {c.patch}")
+        raise ConfigError(f"patches are square: patch must be one number of pixels, as 16, not {c.patch}")
     for field in ("width", "heads", "hidden", "patch", "channels", "depth", "classes", "representation"):
         if not isinstance(getattr(c, field), Integral):
-            raise ValueError(f"{field} must be a whole number, not {getattr(c, field)!r}")
+            raise ConfigError(f"{field} must be a whole number, not {getattr(c, field)!r}")
     for field in ("width", "heads", "hidden", "patch", "channels"):
         if getattr(c, field) < 1:
-            raise ValueError(f"{field} must be at least 1, not {getattr(c, field)}")
+            raise ConfigError(f"{field} must be at least 1, not {getattr(c, field)}")
     for field in ("depth", "classes", "representation"):
         if getattr(c, field) < 0:
-            raise ValueError(f"{field} must not be negative: {getattr(c, field)}")
+            raise ConfigError(f"{field} must not be negative: {getattr(c, field)}")
     for field in ("dropout", "attention_dropout", "stochastic_depth"):
         if not 0 <= getattr(c, field) < 1:
-            raise ValueError(f"{field} must be in [0, 1), not {getattr(c, field)}")
+            raise ConfigError(f"{field} must be in [0, 1), not {getattr(c, field)}")
     if not 0 <= c.norm_eps < 1:
-        raise ValueError(f"norm_eps must be in [0, 1), not {c.norm_eps}")
+        raise ConfigError(f"norm_eps must be in [0, 1), not {c.norm_eps}")
     grid_of(c.image_size, c.stride)
     impossible = {
         f"width {c.width} is not divisible by {c.heads} heads": c.width % c.heads,
@@ -190,10 +193,10 @@ def check_vit(c: ViTConfig) -> None:
     }
     for message, wrong in impossible.items():
         if wrong:
-            raise ValueError(message)
+            raise ConfigError(message)
 
 
-class ViT(nn.Module):
+class ViT(Described, nn.Module):
     """An image as a sequence of patches through a Transformer encoder (Eq. 1-4)."""
 
     portable = False  # nothing but what a file for other runtimes may hold
@@ -202,7 +205,6 @@ class ViT(nn.Module):
         super().__init__()
         c = self.config = config
         self.labels: tuple[str, ...] = ()
-        self.multilabel = False  # whether an image may have several of them: a sigmoid for each
         self.preprocessing = Preprocessing()
         self.origin = Origin()
 
@@ -267,8 +269,9 @@ class ViT(nn.Module):
     def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
         """x_p E of Eq. 1: the patch embeddings (B, N, D) and the grid on which they lie."""
         if images.ndim != 4 or images.shape[1] != self.config.channels:
-            raise ValueError(
-                f"images must have shape (B, {self.config.channels}, H, W), not {tuple(images.shape)}"
+            raise Error(
+                f"images must have shape (B, {self.config.channels}, H, W), not {tuple(images.shape)}",
+                code="model.input",
             )
         grid = grid_of((images.shape[2], images.shape[3]), self.config.stride)
         images = in_patches(images, self.config.stride)
@@ -290,9 +293,10 @@ class ViT(nn.Module):
     def embed(self, patches: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
         """z_0 of Eq. 1: [x_class; x_p E] + E_pos, with masked patches (B, N) replaced."""
         if self.config.positions == "relative" and grid != self.config.grid:
-            raise ValueError(
-                f"relative positions belong to the {self.config.grid} grid they were learned on, "
-                f"and no convention resizes them to {grid}; use images of {self.config.image_size}"
+            raise Error(
+                f"relative positions were learned on a {self.config.grid} grid and cannot be resized to "
+                f"{grid}; use images of {self.config.image_size}",
+                code="model.input",
             )
         z = patches if mask is None else self.masked(patches, mask)
         if self.class_token is not None:
@@ -303,11 +307,14 @@ class ViT(nn.Module):
     def masked(self, patches: Tensor, mask: Tensor) -> Tensor:
         """The patches with the mask token in the place of those where the mask is true."""
         if self.mask_token is None:
-            raise ValueError("this model has no mask token; build it with mask_token=True")
+            raise Error(
+                "this model has no mask token; build it with mask_token=True", code="model.unsupported"
+            )
         if mask.dtype != torch.bool or mask.shape != patches.shape[:2]:
-            raise ValueError(
+            raise Error(
                 f"the mask must be boolean of shape {tuple(patches.shape[:2])}, "
-                f"not {mask.dtype} of shape {tuple(mask.shape)}"
+                f"not {mask.dtype} of shape {tuple(mask.shape)}",
+                code="model.input",
             )
         return torch.where(mask[..., None], self.mask_token.to(patches.dtype), patches)
 

@@ -9,6 +9,9 @@ from typing import Any
 from vitkit.data.views import CROPS
 from vitkit.errors import Error
 from vitkit.models.card import short_repr
+from vitkit.objectives.classify import LOSSES
+from vitkit.objectives.masked import Masked
+from vitkit.objectives.task import Task, make_task, task_names
 from vitkit.options import flat as flat
 from vitkit.options import part_of, settings_of
 from vitkit.recipes import values
@@ -16,8 +19,6 @@ from vitkit.recipes.groups import GROUPED, own_name, ungrouped
 from vitkit.recipes.model_options import ModelOptions
 from vitkit.recipes.values import build, checked, name_and_text, unknown
 from vitkit.recipes.values import shown as shown
-from vitkit.training.masked import MaskedConfig
-from vitkit.training.objectives import LOSSES
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.ranges import check_ranges
 from vitkit.training.schedule import Duration, Schedule, Stage, parse_stages, stages
@@ -34,7 +35,7 @@ AUTO = {  # what may be chosen for a machine and its data
     "hyperrule": "size, length, schedule and Mixup by BiT's HyperRule",
 }
 CHOICES = {
-    "train_on": ("train", "train+val"), "report_on": ("test", "val"), "objective": ("classify", "masked"),
+    "train_on": ("train", "train+val"), "report_on": ("test", "val"),
     "crop": tuple(CROPS), "loss": LOSSES, "evaluation_crop": ("squash", "centre"),
     "fewshot_when": ("evaluations", "end"), "keep": ("auto", "best", "last"),
 }  # fmt: skip
@@ -75,8 +76,8 @@ class Recipe:
     rates: tuple[float, ...] = ()  # those that the paper's protocol tries
     convolution_rates: tuple[float, ...] = ()  # and these too for ResNets and hybrids
     optimizer: OptimizerConfig = OptimizerConfig()
-    objective: str = "classify"  # or masked: to say what was in corrupted patches; labels are not looked at
-    masked: MaskedConfig = MaskedConfig()  # how, in that case
+    objective: str = "classify"  # the name of the task: or masked, to learn without labels, ...
+    masked: Masked = Masked()  # how, in that case
     loss: str = "softmax"
     label_smoothing: float = 0.0
     head_bias: float = 0.0  # of a model from scratch; -10 for a sigmoid over many classes
@@ -113,10 +114,14 @@ class Recipe:
                 "with train_on=train+val no val is left to stop early, to keep the best weights by or to "
                 "report on"
             )
-        if self.objective == "masked":
-            check_masked(self)
+        check_unused(self)
         check_subset(self.subset)
         checked(parse_stages, self.more_steps)
+
+    @property
+    def task(self) -> Task:
+        """What is learned, with its own fields."""
+        return make_task(self.objective, vars(self))
 
     @property
     def keeps_best(self) -> bool:
@@ -137,7 +142,7 @@ def check_subset(text: str) -> None:
 
 def check_choices(r: Recipe) -> None:
     """Refuse a word that a field does not take."""
-    for name, known in CHOICES.items():
+    for name, known in ({"objective": task_names()} | CHOICES).items():
         if getattr(r, name) not in known:
             listed = f"{', '.join(known[:-1])} or {known[-1]}"
             raise refusal(f"{name} must be {listed}, not {getattr(r, name)!r}")
@@ -145,13 +150,18 @@ def check_choices(r: Recipe) -> None:
         raise refusal(f"auto takes {', '.join(AUTO)}, not {shown(strange[0])}")
 
 
-def check_masked(r: Recipe) -> None:
-    """Refuse what has no meaning without labels, or for a model that is all new."""
-    for name, given in (("mixup", r.mixup), ("label_smoothing", r.label_smoothing),
-                        ("patience", r.patience), ("optimizer.layer_decay", r.optimizer.layer_decay != 1),
-                        ("optimizer.frozen", r.optimizer.frozen != "nothing")):  # fmt: skip
-        if given:
-            raise refusal(f"objective=masked has no use for {name}; leave it out, or set it to nothing")
+def check_unused(r: Recipe) -> None:
+    """Refuse fields that mean nothing for the recipe's task, unless they have their default."""
+    for name in r.task.unused:
+        value, usual = r, type(r).__dataclass_fields__[name.partition(".")[0]].default
+        for part in name.split("."):
+            value = getattr(value, part)
+        for part in name.split(".")[1:]:
+            usual = getattr(usual, part)
+        if value != usual:
+            raise refusal(
+                f"objective={r.objective} has no use for {name}; leave it out, or set it to {usual}"
+            )
 
 
 def stages_of(recipe: Recipe, images: int) -> list[Stage]:

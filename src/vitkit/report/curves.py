@@ -8,6 +8,7 @@ from vitkit.report.html import Markup, note
 
 Row = Mapping[str, Any]
 VAL = "validation"
+SHOWN = ("loss", "top1", "accuracy")  # metrics that have a chart anyway
 FEW = 12  # points of a line that are marked
 
 
@@ -37,12 +38,18 @@ def chart(
     return told if lines else ""
 
 
-def run_curves(rows: Sequence[Row]) -> Markup:
-    """Loss, accuracy, learning rate and speed of a run; few-shot accuracy where it was measured."""
+def run_curves(rows: Sequence[Row], metric: Mapping[str, Any]) -> Markup:
+    """Loss, accuracy, learning rate and speed of a run; few-shot accuracy where it was measured.
+
+    metric: that of the run's task, which is drawn too where it is another.
+    """
+    key = str(metric["key"])
+    own = {"train": points(rows, key), VAL: points(rows, f"val_{key}")} if key not in SHOWN else {}
     accuracies = {"train": points(rows, "accuracy"), VAL: points(rows, "val_top1", "val_accuracy")}
     return charts(
         chart({"train": points(rows, "loss"), VAL: points(rows, "val_loss")}, "loss"),
         chart(accuracies, "accuracy", percent=True),
+        chart(own, str(metric["label"]), percent=bool(metric["percent"])),
         chart({"few-shot": points(rows, "fewshot_mean")}, "few-shot accuracy", percent=True),
         chart({"rate": points(rows, "rate")}, "learning rate", noisy=False),
         chart({"speed": speed(rows)}, "images a second"),

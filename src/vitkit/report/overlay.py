@@ -5,6 +5,8 @@ from io import BytesIO
 import numpy as np
 from PIL import Image
 
+from vitkit.errors import Error
+
 # from dark to light in steps that look equal: 17 colours of the map "magma" (CC0)
 SCALE = bytes.fromhex(
     "000004 0a0822 1d1147 36106b 51127c 6a1c81 832681 9c2e7f b73779 d0416f e75263 f56b5c fc8961 fea772"
@@ -25,7 +27,7 @@ def overlay(
     counts as 1, so that a few patches do not leave all others dark.
     """
     if not 0 <= strength <= 1:
-        raise ValueError(f"strength must be from 0 to 1, not {strength}")
+        raise Error(f"strength must be from 0 to 1, not {strength}")
     check_image(image)
     grey = (image @ BRIGHTNESS)[..., None]
     return to_bytes((1 - strength) * grey + strength * coloured(enlarged(heat, image.shape[:2], quantile)))
@@ -69,7 +71,7 @@ def enlarged(heat: np.ndarray, size: tuple[int, int], quantile: float = BRIGHT) 
     """A map (h, w) stretched to 0..1 and brought to (H, W) by bicubic interpolation, still in 0..1."""
     heat = np.asarray(heat, np.float32)
     if heat.ndim != 2 or not heat.size:
-        raise ValueError(f"a heat map has shape (h, w), not {heat.shape}")
+        raise Error(f"a heat map has shape (h, w), not {heat.shape}")
     picture = Image.fromarray(stretched(heat, quantile)).resize(size[::-1], Image.Resampling.BICUBIC)
     return np.clip(np.asarray(picture), 0, 1)
 
@@ -77,7 +79,7 @@ def enlarged(heat: np.ndarray, size: tuple[int, int], quantile: float = BRIGHT) 
 def stretched(values: np.ndarray, quantile: float = 1.0) -> np.ndarray:
     """The least is 0, and 1 is the greatest or what lies above a quantile; where all are equal all are 0."""
     if not np.isfinite(values).all():
-        raise ValueError("a map with numbers that are not finite cannot be drawn")
+        raise Error("a map with numbers that are not finite cannot be drawn")
     low, high = values.min(), np.quantile(values if quantile == 1 else without_corners(values), quantile)
     high = high if high > low else values.max()  # nearly all of them are the least
     return np.clip((values - low) / (high - low), 0, 1) if high > low else np.zeros_like(values)
@@ -99,4 +101,4 @@ def to_bytes(values: np.ndarray) -> np.ndarray:
 
 def check_image(image: np.ndarray) -> None:
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        raise ValueError(f"an image of {image.dtype} {image.shape}; give uint8 (height, width, 3), as RGB")
+        raise Error(f"an image of {image.dtype} {image.shape}; give uint8 (height, width, 3), as RGB")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitkit.proportions import percent as share_of
-from vitkit.proportions import span, wilson, with_interval
+from vitkit.proportions import with_interval
 from vitkit.report.beside import TITLE, run_section
 from vitkit.report.curves import run_curves
 from vitkit.report.expense import cost_section
@@ -55,7 +55,7 @@ def parts(found: Found) -> dict[str, str]:
     mistakes = found["mistakes"] or {}
     per_class = test.get("per_class") or {}
     return {
-        "Curves": run_curves(found["metrics"]),
+        "Curves": run_curves(found["metrics"], found["task"]["metric"]),
         "Classes": class_tables(per_class) if per_class else "",
         "Confusions": confusions(test.get("confusion"), list(per_class), mistakes.get("pairs")),
         "Calibration": calibration(mistakes.get("calibration") or (), test.get("calibration_error")),
@@ -82,7 +82,7 @@ def top(found: Found) -> str:
     if not found["result"]:
         told += f'<p class="status">{text(unfinished(found))}</p>\n'
     missing = [what for key, what in KEPT.items() if found[key] is None]
-    if missing and found["result"] and "patches" not in found["result"]["test"]:
+    if missing and found["result"] and found["task"]["mistakes"]:
         told += note(f"Not kept with this run, made before they were or without them: {', '.join(missing)}.")
     return told + "</header>\n"
 
@@ -91,23 +91,8 @@ def headline(found: Found) -> tuple[str, str]:
     """The one number, and what it is of."""
     if not found["result"]:
         return "Not finished", ""
-    test = found["result"]["test"]
-    n = test["images"]
-    of = f"{n:,} {'validation' if test.get('split') == 'val' else 'test'} images"
-    if "mean_average_precision" in test:
-        exact = with_interval(test["exact_match"], n)
-        also = f"F1 {share_of(test['f1'], n)} at 0.5, every label right for {exact}"
-        return f"{share_of(test['mean_average_precision'], n)} mean average precision", f"over {of}; {also}"
-    if "patches" in test:
-        patches = f"of {test['patches']:,} corrupted patches in {of}"
-        if test["accuracy"] is None:
-            return f"Loss {test['loss']:.4g}", f"mean squared error of the pixels {patches}"
-        right = share_of(test["accuracy"], test["patches"])
-        return f"{right} of colours right", f"{patches}; loss {test['loss']:.4g}"
-    small = f"of {of}; 95 % interval {span(wilson(test['top1'], n), n)}"
-    if test.get("top5") is not None:
-        small += f"; the right class is among the first five for {with_interval(test['top5'], n)}"
-    return f"{share_of(test['top1'], n)} right", small
+    big, small = found["task"]["headline"]
+    return big, small
 
 
 def summary(found: Found) -> Markup:
@@ -122,8 +107,8 @@ def summary(found: Found) -> Markup:
     told = f"{start} on {name(recipe.get('data') or 'unknown data')}"
     if data:
         told += f" ({data['images'].get('train', 0):,} training images of {data['classes']:,} classes)"
-    if recipe.get("objective") == "masked":
-        told += " by masked patch prediction, without labels,"
+    if found["task"]["about"]:
+        told += f" {text(found['task']['about'])}"
     size = " × ".join(map(str, recipe.get("image_size") or ()))
     told += f" at {text(size)} pixels with the recipe {name(recipe.get('name', ''))}"
     if found["result"]:
@@ -152,10 +137,12 @@ def unfinished(found: Found) -> str:
     total = (found["environment"] or {}).get("steps") or found["recipe"].get("length.steps")
     told = f"This run has no result: it was interrupted or is still going. It has come to step {step:,}"
     told += f" of {total:,}" if total else ""
-    last = next((row for row in reversed(found["metrics"]) if "val_top1" in row), None)
+    metric = found["task"]["metric"]
+    key = f"val_{metric['key']}"
+    last = next((row for row in reversed(found["metrics"]) if key in row), None)
     if last:
-        right = share_of(last["val_top1"], last.get("val_images") or 1)
-        told += f"; at step {last['step']:,} it had {right} of the validation images right"
+        value = share_of(last[key], last.get("val_images") or 1) if metric["percent"] else f"{last[key]:.4g}"
+        told += f"; at step {last['step']:,} its {metric['label']} on the validation images was {value}"
     return f"{told}. The command that began it goes on from its last checkpoint."
 
 

@@ -15,6 +15,7 @@ from starlette.staticfiles import StaticFiles
 
 import vitkit
 from vitkit.data.decode import BadImage
+from vitkit.objectives.task import task_of
 from vitkit.service.attention import attention_objection, class_number
 from vitkit.service.cost import Images
 from vitkit.service.desk import Desk
@@ -24,7 +25,6 @@ from vitkit.service.inputs import read_images
 from vitkit.service.refusal import Plain, Refusal, refused, to_json
 from vitkit.service.served import Served
 from vitkit.service.settings import Settings
-from vitkit.serving.predict import check_head, ranked
 
 WEB = Path(__file__).parent / "web"
 BYTES_A_VALUE = 30  # of an answer: a number, or a label with its probability
@@ -52,10 +52,10 @@ def add_questions(app: FastAPI, desk: Desk) -> None:
     @app.post("/v1/predict", summary="The likeliest labels of images", **facts("/v1/predict"))
     async def predict(request: Request, top: Top = 5) -> Response:
         served = desk.served  # one model for the whole request, whatever is loaded meanwhile
-        checked(check_head, served.model)
+        checked(task_of(served.model).check_head, served.model)
 
         def told(row: Any) -> dict[str, Any]:
-            return {"top": labelled(served, row[None], top)}
+            return answer(served, row[None], top)
 
         return await answered(desk, request, "predict", served, told, top)
 
@@ -83,8 +83,8 @@ def add_questions(app: FastAPI, desk: Desk) -> None:
         if isinstance(found, BadImage):
             raise Refusal(422, str(found))
         maps, values = found
-        answer = maps | {"top": [] if values is None else labelled(served, values, 5)}
-        return Plain(await desk.aside(len(maps["maps"]), to_json, answer))
+        said = {"top": []} if values is None else answer(served, values, 5)
+        return Plain(await desk.aside(len(maps["maps"]), to_json, maps | said))
 
 
 async def answered(
@@ -110,9 +110,9 @@ def encoded(model: str, images: Images, found: list[Any], told: Any) -> bytes:
     return b'{"model":%b,"results":[%b]}' % (to_json(model), b",".join(pieces))
 
 
-def labelled(served: Served, values: Any, top: int) -> list[dict[str, Any]]:
-    (best,) = ranked(served.model, finite(values), top)
-    return [{"label": label, "probability": probability} for label, probability in best]
+def answer(served: Served, values: Any, top: int) -> dict[str, Any]:
+    """What the model says of one image, as its task serialises it."""
+    return task_of(served.model).answers(served.model, finite(values), top)[0].brief()
 
 
 def finite(values: Any) -> Any:

@@ -82,6 +82,7 @@ EXAMPLES = {
   "image_size": [224, 224],
   "covered": [224, 224],
   "parameters": 5531749,
+  "task": "classify",
   "multilabel": false,
   "preprocessing": {"resize": "crop", "crop": 0.875},
   "engine": "torch",

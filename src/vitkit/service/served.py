@@ -63,6 +63,7 @@ class Served:
             "image_size": list(model.config.image_size),
             "covered": list(getattr(model.config, "covered", model.config.image_size)),  # by patches
             "parameters": sum(p.numel() for p in model.parameters()),
+            "task": model.task,
             "multilabel": model.multilabel,
             "preprocessing": {"resize": model.preprocessing.resize, "crop": model.preprocessing.crop},
             "engine": self.engine.name,

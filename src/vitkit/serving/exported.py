@@ -15,6 +15,7 @@ from vitkit.layouts.layout import WeightsError
 from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.ranges import check_model
 from vitkit.models.variants import Config
+from vitkit.objectives.task import task_of
 from vitkit.serving import runtimes
 from vitkit.weights.archive import one_line
 from vitkit.weights.card import Card, from_json
@@ -31,7 +32,7 @@ class ExportedModel:
     path: Path
     config: Config
     labels: tuple[str, ...]
-    multilabel: bool
+    task: str
     preprocessing: Preprocessing
     origin: Origin
     precision: str
@@ -43,7 +44,11 @@ class ExportedModel:
         if not self.pixels:
             return self.run(normalise(images, self.preprocessing.mean, self.preprocessing.std).numpy())
         chances = self.run(images.permute(0, 2, 3, 1).contiguous().numpy())
-        return chances.logit() if self.multilabel else chances.log()
+        return task_of(self).invert(chances)
+
+    @property
+    def multilabel(self) -> bool:
+        return self.task == "multilabel"
 
     def __repr__(self) -> str:
         height, width = self.config.image_size
@@ -88,7 +93,7 @@ def open_exported(place: str | os.PathLike[str]) -> ExportedModel:
             f"says: {size[0]}x{size[1]} pixels, {card.config.classes} classes; {remedy(path)}"
         )
     return ExportedModel(
-        path, card.config, card.labels, card.multilabel, card.preprocessing, card.origin,
+        path, card.config, card.labels, card.task, card.preprocessing, card.origin,
         str(facts.get("precision", "")), pixels, run,
     )  # fmt: skip
 

@@ -36,7 +36,7 @@ NONE = {  # (ending, precision) that is not possible, and why
 class Described:
     """What an exported file says about itself."""
 
-    card: Card  # configuration, labels in order, preprocessing, origin, multilabel
+    card: Card  # configuration, labels in order, preprocessing, origin, task
     facts: dict[str, Any]  # precision, input, output, shapes, the version of vitkit
 
 

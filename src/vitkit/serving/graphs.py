@@ -21,6 +21,7 @@ from vitkit.data.views import make_levels
 from vitkit.models.resnet import ResNetConfig
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT, ViTConfig
+from vitkit.objectives.task import task_of
 from vitkit.serving.anysize import MOST, AnyGrid
 from vitkit.weights.parity import with_config
 
@@ -43,7 +44,7 @@ class Form:
         return "pixels" if self.pixels else "images"
 
     def output(self, model: Model) -> str:
-        return "probabilities" if self.pixels else "logits" if model.config.classes else "features"
+        return task_of(model).output_names[self.pixels] if model.config.classes else "features"
 
 
 class Graph(nn.Module):
@@ -54,7 +55,7 @@ class Graph(nn.Module):
 
     def __init__(self, model: Model, form: Form):
         super().__init__()
-        self.form, self.multilabel = form, model.multilabel
+        self.form, self.task = form, task_of(model)
         self.model = with_config(model, model.config).requires_grad_(False)
         if form.any_size and isinstance(self.model, ViT):
             self.model.positions = AnyGrid(self.model.positions)  # type: ignore[assignment]
@@ -70,7 +71,7 @@ class Graph(nn.Module):
             return self.model(images.to(TYPES[self.form.precision])).float()
         ready = (images.permute(0, 3, 1, 2) - self.shift) / self.scale  # as data.views.normalise
         logits = self.model(ready.to(TYPES[self.form.precision])).float()
-        return logits.sigmoid() if self.multilabel else logits.softmax(-1)
+        return self.task.activate(logits)
 
 
 def check_form(model: Model, form: Form) -> None:

@@ -20,6 +20,7 @@ from vitkit.data.sources import SUFFIXES, walk
 from vitkit.data.views import View, apply, normalise
 from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.variants import Config, Model
+from vitkit.objectives.task import Answer, task_of
 from vitkit.serving.abreast import abreast
 from vitkit.weights.load import load
 from vitkit.weights.locate import is_exported
@@ -36,7 +37,7 @@ class Classifier(Protocol):
     @property
     def labels(self) -> tuple[str, ...]: ...
     @property
-    def multilabel(self) -> bool: ...
+    def task(self) -> str: ...
     @property
     def preprocessing(self) -> Preprocessing: ...
     @property
@@ -48,14 +49,18 @@ class Prediction:
     """What a model says of one image, or why it says nothing."""
 
     image: str
-    top: tuple[tuple[str, float], ...] = ()
+    answer: Answer | None = None
     error: str = ""
 
+    @property
+    def top(self) -> tuple[tuple[str, float], ...]:
+        """The likeliest labels of a classifier, with their probabilities."""
+        return getattr(self.answer, "top", ())
+
     def to_json(self) -> dict[str, Any]:
-        if self.error:
+        if self.answer is None:
             return {"image": self.image, "error": self.error}
-        top = [{"label": label, "probability": probability} for label, probability in self.top]
-        return {"image": self.image, **top[0], "top": top}
+        return {"image": self.image, **self.answer.to_json()}
 
 
 def evaluation_view(preprocessing: Preprocessing, size: tuple[int, int]) -> View:
@@ -106,15 +111,6 @@ def ready(model: Model, images: Tensor) -> Tensor:
     return normalise(images.to(device), model.preprocessing.mean, model.preprocessing.std)
 
 
-def check_head(model: Classifier) -> None:
-    if not model.config.classes:
-        source = model.origin.source or "it"
-        raise ValueError(
-            f"the model ({source}) has no head and tells no classes; fine-tune it first: "
-            "vitkit finetune DATA --weights MODEL"
-        )
-
-
 @overload
 def predict(  # type: ignore[overload-overlap]  # a text is a path, not a sequence of letters
     model: Classifier | str | os.PathLike[str], image: Picture, top: int = 5
@@ -128,6 +124,8 @@ def predict(
 ) -> Answers | list[Answers]:
     """[(label, probability), ...] of an image, the likeliest first; of several images a list of those.
 
+    A model of another task than classification answers with the value of that task.
+
     model  a model, or where it lies: a model file, a run folder, a published name, or an .onnx or .xml file
            that `vitkit export` wrote. A path is opened at every call: load a model once to use it often.
     image  a path, the bytes of a file, a PIL image or uint8 pixels (height, width, 3); or a list of such
@@ -135,15 +133,15 @@ def predict(
     if top < 1:
         raise ValueError(f"top must be at least 1, not {top}")
     model = opened_model(model)
-    check_head(model)
-    compute = engine_of(model)
+    task, compute = task_of(model), engine_of(model)
+    task.check_head(model)
     if is_picture(image):
-        return list(ranked(model, compute(view_of(image, model)[None]), top)[0])
-    found: list[Answers] = []
+        return task.answers(model, compute(view_of(image, model)[None]), top)[0].value
+    values: list[Answers] = []
     rest = iter(cast(Iterable[Picture], image))
     while batch := [view_of(one, model) for one in islice(rest, BATCH)]:
-        found += map(list, ranked(model, compute(torch.stack(batch)), top))
-    return found
+        values += [answer.value for answer in task.answers(model, compute(torch.stack(batch)), top)]
+    return values
 
 
 def opened_model(model: Classifier | str | os.PathLike[str]) -> Classifier:
@@ -178,17 +176,6 @@ def view_of(image: Picture, model: Classifier) -> Tensor:
     except BadImage as error:
         name = name_of(image)
         raise BadImage(error.reason, f"{name}: {error}" if name else str(error)) from None
-
-
-def ranked(model: Classifier, values: Tensor, top: int) -> list[tuple[tuple[str, float], ...]]:
-    """Of each image the likeliest labels: out of all, or each for itself where an image may have several."""
-    names = model.labels or tuple(str(i) for i in range(values.shape[1]))
-    chances = values.sigmoid() if model.multilabel else values.softmax(-1)
-    best = chances.topk(min(top, values.shape[1]), dim=-1)
-    return [
-        tuple((names[i], p) for p, i in zip(found, places, strict=True))
-        for found, places in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-    ]
 
 
 def find_images(places: Iterable[str], outside: Path | None = None) -> list[str]:
@@ -270,7 +257,7 @@ def answers(
 ) -> list[Prediction]:
     """What the model says of a batch, and of those that could not be read, why."""
     good = [image for _, image in made if isinstance(image, Tensor)]
-    said = iter(ranked(model, compute(torch.stack(good)), top) if good else [])
+    said = iter(task_of(model).answers(model, compute(torch.stack(good)), top) if good else [])
     return [
         Prediction(name, error=str(image)) if isinstance(image, BadImage) else Prediction(name, next(said))
         for name, image in made

@@ -13,7 +13,7 @@ import torch
 from vitkit.data.shelf import keep_batches
 from vitkit.experiment.pace import Trial as Tried
 from vitkit.experiment.pace import seconds_an_image, seconds_to_prepare
-from vitkit.experiment.protocol import follow
+from vitkit.experiment.protocol import Protocol
 from vitkit.experiment.run import MODEL, How, run
 from vitkit.experiment.start import Kept, start_model
 from vitkit.models.adapt import adapt
@@ -81,7 +81,7 @@ def perform(trial: Trial, out: Path, place: Place) -> dict[str, Any]:
 
 def tune(some: Mapping[str, Recipe], folder: Path, runtime: Runtime, how: How) -> None:
     """By the protocol, with one final run; its result is the trial's, with what was chosen."""
-    summary = follow(some, folder, runtime, how, seeds=1, say=lambda text: None, opened=OPENED)
+    summary = Protocol(folder, runtime, how, lambda text: None, OPENED).follow(some, seeds=1)
     (final,) = folder.glob(f"seed-*/{RESULT}")
     result = json.loads(final.read_text()) | {key: summary[key] for key in ("model", "chosen", "tried")}
     for name in some:  # its accuracy is kept; the model is trained again on all of train

@@ -7,7 +7,15 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from vitkit.experiment.fingerprint import changed_since, compare, remembered_splits, summary, with_marks
+from vitkit.errors import Error
+from vitkit.experiment.fingerprint import (
+    Comparison,
+    changed_since,
+    compare,
+    remembered_splits,
+    summary,
+    with_marks,
+)
 from vitkit.experiment.folder import (
     MODEL,
     RESULT,
@@ -18,7 +26,7 @@ from vitkit.experiment.folder import (
     kept_as,
     same_place,
 )
-from vitkit.experiment.start import REMOVED, Opener, divides
+from vitkit.experiment.start import REMOVED, Kept, divides
 from vitkit.experiment.terms import Result, read_result
 from vitkit.models.variants import variant
 from vitkit.options import Training
@@ -49,6 +57,12 @@ class Request:
     options: Training
     recipe: Recipe  # without what is chosen for the machine and the data
     protocol: bool = False
+    seeds: int = 1  # of the protocol
+
+    def beside(self, run: str) -> "Request":
+        """The same for a new run whose images stay in the splits that they have in another one."""
+        options, recipe = replace(self.options, split_of=run), replace(self.recipe, split_of=run)
+        return replace(self, options=options, recipe=recipe) if run else self
 
     def train_on(self, out: Path, steps: int, *, accept: bool) -> str:
         """The command that trains the finished run in a folder on: the run knows its own settings."""
@@ -71,9 +85,10 @@ def check_names(recipe: Recipe) -> None:
         variant(recipe.model)
 
 
-def choose_folder(request: Request, say: Callable[[str], None]) -> tuple[Path, str]:
+def choose_folder(request: Request, opened: Kept, say: Callable[[str], None]) -> tuple[Path, str]:
     """The run folder; and for a new run beside another one on the same data, that one, whose split it keeps.
 
+    opened: gives the data, where it must be known.
     Where --out is not given and runs/<data> holds another experiment, it is runs/<data>-2 and so on.
     """
     if request.options.out:
@@ -88,7 +103,7 @@ def choose_folder(request: Request, say: Callable[[str], None]) -> tuple[Path, s
     if (folder / RECIPE).exists() or not (first / RECIPE).exists() or request.options.split_of:
         return folder, ""
     same = same_place(read_recipe(first / RECIPE).data, request.data)
-    kept = same and remembered_splits(first) and divides(request.recipe)
+    kept = same and remembered_splits(first) and divides(opened.place(request.recipe))
     return folder, str(first) if kept else ""
 
 
@@ -96,7 +111,10 @@ def check_out(out: Path) -> None:
     """Refuse a folder that can never be made before anything takes time."""
     there = next((one for one in (out, *out.parents) if one.exists()), out)
     if not there.is_dir():
-        raise ValueError(f"--out {out}: {there} is a file, not a folder; give a folder that can be made")
+        raise Error(
+            f"--out {out}: {there} is a file, not a folder; give a folder that can be made",
+            code="file.not-writable",
+        )
 
 
 def usual_folder(data: str) -> Path:
@@ -165,26 +183,32 @@ def asked(old: Recipe, request: Request) -> Recipe:
 
 def trained_on(request: Request, out: Path) -> Recipe:
     """The recipe of a finished run with --more-steps on it, or of such a stage that was interrupted."""
-    steps, plain = request.options.more_steps, request.command(more_steps=None)
+    steps, first = request.options.more_steps, request.command(more_steps=None)
     if not (out / RECIPE).exists():
-        raise ValueError(f"--more-steps {steps}: there is no run in {out} to train on; first: {plain}")
+        raise Error(
+            f"--more-steps {steps}: there is no run in {out} to train on; first: {first}",
+            code="run.not-found",
+        )
     old = read_recipe(out / RECIPE)
     if changed := changed_flags(old, asked(old, request)):
-        raise ValueError(
+        raise Error(
             f"--more-steps {steps} trains the run in {out} on as it is, but other settings are given: "
-            f"{', '.join(changed)}. Leave them out; or start a new run from it: --weights {out}"
+            f"{', '.join(changed)}. Leave them out; or start a new run from it: --weights {out}",
+            code="run.changed",
         )
     kept, done = complete(out / "checkpoints"), finished(out, old)
     if not done:
         if kept and old.more_steps and parse_stages(old.more_steps)[-1][1] == steps:
             return old
-        raise ValueError(
-            f"--more-steps {steps}: the run in {out} has not finished; first go on with: {plain}"
+        raise Error(
+            f"--more-steps {steps}: the run in {out} has not finished; first go on with: {first}",
+            code="run.unfinished",
         )
     if not kept:
-        raise ValueError(
+        raise Error(
             f"--more-steps {steps}: {out / 'checkpoints'} holds no checkpoint to train on from; start a new "
-            f"run from its model: --weights {out} --out ANOTHER"
+            f"run from its model: --weights {out} --out ANOTHER",
+            code="checkpoint.corrupt",
         )
     return replace(old, more_steps=(*old.more_steps, f"{done.steps}+{steps}"))
 
@@ -197,7 +221,7 @@ def finished(out: Path, recipe: Recipe) -> Result | None:
     return None if stages and result.steps <= stages[-1][0] else result
 
 
-def already_finished(request: Request, out: Path, opened: Opener) -> Result | None:
+def already_finished(request: Request, out: Path, opened: Kept) -> Result | None:
     """The result of a run that is finished and has nothing to do; changed data is an error with what to type.
 
     Nothing is written, and no weights are loaded.
@@ -210,24 +234,28 @@ def already_finished(request: Request, out: Path, opened: Opener) -> Result | No
     if recipe.against and not (out / REMOVED).exists():
         return None  # what is taken out of the data is not known yet
     splits = with_marks(opened(recipe, out))
-    data = compare(splits, summary(splits), out, recipe.objective == "classify")
+    data = compare(splits, summary(splits), out, recipe.task.labelled)
     done = finished(out, old)
     if data.changes and not (request.options.accept_changed_data and data.same_classes):
-        raise ValueError(choices(request, out, done, data.changes, data.same_classes))
+        divided = divides(opened.place(request.recipe))
+        raise Error(remedies(request, out, done, data, divided), code="data.changed")
     return done if done and recipe == old and not data.changes and not data.older else None
 
 
-def choices(request: Request, out: Path, done: Result | None, changes: list[str], same: bool) -> str:
-    """What changed, and the commands to train on from here (with the same classes) or anew."""
-    lines = [changed_since(out), *(f"  {change}" for change in changes)]
-    if same:
+def remedies(request: Request, out: Path, done: Result | None, data: Comparison, divided: bool) -> str:
+    """What changed, and the commands to train on from here (with the same classes) or anew.
+
+    divided: whether test images are split off the data here.
+    """
+    lines = [changed_since(out), *(f"  {change}" for change in data.changes)]
+    if data.same_classes:
         steps = request.options.more_steps or (suggested(done) if done else 0)
         on = request.train_on(out, steps, accept=True) if steps else request.command(accept_changed_data=True)
         lines += ["To train on from here, with the images as they are now:", f"  {on}"]
     else:
         lines.append("The run cannot go on with other classes.")
     free = next(folder for folder in numbered(out) if not folder.exists())
-    split_of = str(out) if divides(request.recipe) and remembered_splits(out) else ""
+    split_of = str(out) if divided and remembered_splits(out) else ""
     anew = {"out": free, "split_of": split_of, "more_steps": None, "accept_changed_data": False}
     lines += ["To train anew, in another folder:", f"  {request.command(**anew)}"]
     if split_of:
@@ -241,7 +269,7 @@ def result_before(out: Path) -> tuple[Path, dict[str, Any]] | None:
         return None
     path, model = (kept_as(out / name, stages[-1][0]) for name in (RESULT, MODEL))
     test = read_result(path).test if path.exists() else {}
-    return (model, test) if "top1" in test else None
+    return (model, test) if test else None
 
 
 def suggested(done: Result) -> int:

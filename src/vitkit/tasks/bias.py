@@ -12,15 +12,17 @@ from torch import Tensor
 
 from vitkit.data.batches import BadFiles, evaluation_batches
 from vitkit.data.sources import Source, open_data
+from vitkit.errors import Error
 from vitkit.experiment.membership import choose_images
 from vitkit.experiment.opened import load_model, short_names
 from vitkit.inspection.bias import shifted, shuffled
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT
+from vitkit.objectives.task import task_of
 from vitkit.proportions import percent, wilson, with_interval
 from vitkit.report.live import Live
 from vitkit.report.terminal import print_table, say
-from vitkit.serving.predict import check_head, evaluation_view, logits
+from vitkit.serving.predict import evaluation_view, logits
 from vitkit.tasks.evaluate import matched
 from vitkit.tasks.use import Emit
 from vitkit.weights.save import replace_file
@@ -97,9 +99,12 @@ def fitting_shifts(models: dict[str, Model]) -> tuple[int, ...]:
 def check(models: dict[str, Model], cells: Sequence[int], shifts: Sequence[int]) -> None:
     """Refuse what some model cannot be asked, before anything is computed."""
     for place, model in models.items():
-        check_head(model)
-        if model.multilabel:
-            raise ValueError(f"{place}: --bias is for models that give one label to an image, not several")
+        task_of(model).check_head(model)
+        if model.task != "classify":
+            raise Error(
+                f"{place}: --bias is for models that give one label to an image, not for {model.task}",
+                code="model.unsupported",
+            )
         h, w = model.config.image_size
         for g in cells:
             if g < 1 or h % g or w % g:

@@ -9,7 +9,6 @@ import torch
 
 from vitkit.evaluation.cost import TRAINING, forward_flops, parameters, tpu_v3_core_days
 from vitkit.evaluation.throughput import images_per_second, largest_that_fits
-from vitkit.experiment.aim import learner, objective_of
 from vitkit.experiment.opened import short_names
 from vitkit.models.variants import Config, Model, skeleton, variant
 from vitkit.recipes import recipe as named
@@ -151,9 +150,10 @@ def largest(config: Config, r: Recipe, runtime: Runtime, seconds: float) -> int:
     """Images of one training step: tried on a GPU; elsewhere by the formula, since memory there is shared."""
     if not runtime.device.startswith("cuda"):
         return largest_batch(r, skeleton(config), runtime)
-    model = runtime.settle(learner(r, blank(config, runtime.device))).train()
+    task = replace(r, objective="classify").task
+    model = runtime.settle(task.build(blank(config, runtime.device))).train()
     state, call = TrainState.start(model, r.optimizer), runtime.callable(model)
-    objective = objective_of(replace(r, objective="classify"), blank(config, "meta"), config.classes)
+    objective = task.objective(blank(config, "meta"))
 
     def fits(count: int) -> bool:
         try:

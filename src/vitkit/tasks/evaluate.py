@@ -1,6 +1,7 @@
 """The evaluate verb: which images are counted, how many of them are right, and what is printed of it."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import torch
 from torch import Tensor
 
 from vitkit.data.batches import BadFiles
-from vitkit.data.sources import Source, open_data
+from vitkit.data.sources import Source
 from vitkit.data.splits import same_classes
+from vitkit.errors import Error
 from vitkit.evaluation.accuracy import Accuracy
 from vitkit.evaluation.certainty import interval
 from vitkit.evaluation.mapping import (
@@ -20,85 +22,129 @@ from vitkit.evaluation.mapping import (
     read_table,
     translated,
 )
-from vitkit.evaluation.multilabel import MultilabelAccuracy
 from vitkit.evaluation.real import check_labels, read_labels, real_accuracy
-from vitkit.experiment.measure import check_kind
 from vitkit.experiment.measure import evaluate as evaluate_model
 from vitkit.experiment.membership import USES, Chosen, by_use, choose_images, run_folder, use_words
-from vitkit.experiment.opened import load_model
+from vitkit.experiment.start import open_for
 from vitkit.models.variants import Model
 from vitkit.models.vit import dropped
+from vitkit.objectives.task import Task, task_of
 from vitkit.proportions import percent, span, with_interval
 from vitkit.report.terminal import print_table, printable, say, warn
-from vitkit.serving.predict import check_head, view_in_words
-from vitkit.tasks.use import Emit, told_if_slow
-from vitkit.training.runtime import choose, data_workers
+from vitkit.serving.predict import view_in_words
+from vitkit.tasks.use import Emit, loaded, note_if_slow
+from vitkit.training.runtime import Runtime, choose, data_workers
 from vitkit.weights.labels import imagenet_synsets
 
+UNNAMED = "the model"  # one that is loaded already, in messages; there is no file of this name
+Say = Callable[[str], None]
 PREDICTED = 10  # classes that are in no image but were predicted, which are listed
 
 
-def in_short(found: dict[str, Any], images: str) -> str:
-    """The result of an evaluation in a line."""
-    n = found["images"]
-    if "mean_average_precision" in found:
-        mean, f1 = (percent(found[k] or 0.0, n) for k in ("mean_average_precision", "f1"))
-        exact = with_interval(found["exact_match"], n)
-        return f"mean average precision {mean}, F1 {f1} at 0.5, every label right for {exact} of {n} {images}"
-    five = f", top-5 {with_interval(found['top5'], n)}" if found["top5"] is not None else ""
-    return f"{with_interval(found['top1'], n)} of {n} {images} right{five}"
+@dataclass(frozen=True)
+class Evaluation:
+    """What was measured, as --json prints it, and what a reader of the numbers should know."""
+
+    facts: dict[str, Any]
+    task: Task
+    notes: tuple[str, ...]
+    main: bool  # whether this process speaks for all
 
 
-def evaluate(
-    place: str,
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    """Options of evaluate, by the names of its flags."""
+
+    split: str | None = None
+    batch: int = 32
+    classes: str = ""  # a table of the data's classes in the model's
+    real: str = ""  # reassessed labels
+    view: str = "model"
+    workers: int | None = None
+    device: str = "auto"
+
+
+def evaluate(place: str, data: str, options: EvaluateOptions, *, emit: Emit = None) -> None:
+    """The verb: measure and print."""
+    done = measure(place, data, options, say=warn, quiet=bool(emit))
+    if done.main:
+        emit(done.facts) if emit else print_evaluation(done.facts, done.task)
+
+
+def measure(
+    model: Model | str, data: str, options: EvaluateOptions, *, say: Say, quiet: bool = True
+) -> Evaluation:
+    """Metrics of a model, or of the one at a place, on images that it was not trained on.
+
+    say: gets a line for each thing to know. quiet: whether nothing is printed about long waits.
+    """
+    o, runtime = options, choose(options.device, "fp32")
+    place = model if isinstance(model, str) else UNNAMED
+    model = loaded(model, o.device, o.view)
+    task = task_of(model)
+    task.check_head(model)
+    check_options(task, o.classes, o.real)
+    opened = open_for(task, data)
+    task.check_source(next(iter(opened.values())))
+    with note_if_slow(f"comparing {data} with the images of the training ...", quiet=quiet):
+        chosen = choose_images(place, data, opened, o.split)
+    origin = chosen.warning or unknown_origin(place, data, model)
+    notes = tuple(note for note in (dropped(model.config), origin) if note)
+    for note in notes:
+        if runtime.main:
+            say(note)
+    if chosen.whole.multilabel and (o.classes or o.real):
+        raise Error(
+            f"{data}: several labels for each image; --classes and --real are for one",
+            code="evaluation.unsupported",
+        )
+    return Evaluation(counted(task, model, data, chosen, o, runtime, say), task, notes, runtime.main)
+
+
+def counted(
+    task: Task,
+    model: Model,
     data: str,
-    split: str | None,
-    batch: int,
-    workers: int | None,
-    device: str,
-    *,
-    classes: str = "",
-    real: str = "",
-    view: str = "model",
-    emit: Emit = None,
-) -> None:
-    """Measure and print. classes: a table of the data's classes in the model's; real: reassessed labels."""
-    runtime = choose(device, "fp32")
-    model = load_model(place, device, view)
-    check_head(model)
-    if model.multilabel and (classes or real):
-        raise ValueError("--classes and --real are for models that tell one label of an image, not several")
-    opened = open_data(data)
-    check_kind(model, next(iter(opened.values())))
-    with told_if_slow(f"comparing {data} with the images of the training ...", quiet=bool(emit)):
-        chosen = choose_images(place, data, opened, split)
-    for note in (dropped(model.config), chosen.warning or unknown_origin(place, data, model)):
-        if note and runtime.main:
-            warn(note)
-    if chosen.whole.multilabel and (classes or real):
-        raise ValueError(f"{data}: several labels for each image; --classes and --real are for one")
-    source, accepted, kept = matched(chosen.source, model, data, classes)
+    chosen: Chosen,
+    options: EvaluateOptions,
+    runtime: Runtime,
+    say: Say,
+) -> dict[str, Any]:
+    """The chosen images, counted, as one object."""
+    source, accepted, kept = (
+        matched(chosen.source, model, data, options.classes)
+        if task.labelled
+        else (chosen.source, None, slice(None))
+    )
     numbers = chosen.numbers[kept]
-    labels = reassessed(real, chosen.whole, model) if real else None
-    bad = BadFiles(1.0, lambda key, why: warn(f"not used: {printable(key)}: {why}"))
+    labels = reassessed(options.real, chosen.whole, model) if options.real else None
+    bad = BadFiles(1.0, lambda key, why: say(f"not used: {printable(key)}: {why}"))
     with runtime.joined():
-        found = evaluate_model(model, source, batch, data_workers(workers), bad, runtime, accepted)
+        workers = data_workers(options.workers)
+        metrics = evaluate_model(task, model, source, options.batch, workers, bad, runtime, accepted)
         unusable = sum(runtime.everyones(len(bad.found)))
-    shown = view_in_words(model.preprocessing, model.config.image_size)
-    facts = found.to_json(source.classes) | {"split": chosen.split, "view": shown, "unusable": unusable}
-    facts |= uses_of(chosen, numbers, found)
-    if classes:
+    view = view_in_words(model.preprocessing, model.config.image_size)
+    facts = metrics.to_json(source.classes) | {"split": chosen.split, "view": view, "unusable": unusable}
+    right = task.mistakes(metrics)
+    facts |= uses_of(chosen, numbers, right)
+    if options.classes:
         facts["left_out"] = len(chosen.numbers) - len(numbers)
-    if isinstance(found, Accuracy):
-        if accepted is None:
-            add_predicted(facts, found)
-        if labels is not None:
-            index = torch.from_numpy(numbers)[found.index]
-            order = torch.tensor(official_order(model.labels, imagenet_synsets()) or range(found.classes))
-            again = real_accuracy(order[found.said], index, chosen.whole.keys, labels)
-            facts["real"] = again.to_json()
-    if runtime.main:
-        emit(facts) if emit else print_evaluation(facts)
+    if right and accepted is None:
+        add_predicted(facts, right)
+    if right and labels is not None:
+        index = torch.from_numpy(numbers)[right.index]
+        order = torch.tensor(official_order(model.labels, imagenet_synsets()) or range(right.classes))
+        facts["real"] = real_accuracy(order[right.said], index, chosen.whole.keys, labels).to_json()
+    return facts
+
+
+def check_options(task: Task, classes: str, real: str) -> None:
+    """Refuse tables of classes for a model that does not choose one of them."""
+    if task.name != "classify" and (classes or real):
+        raise Error(
+            f"--classes and --real are for models that predict one label of an image, not for {task.name}",
+            code="evaluation.unsupported",
+        )
 
 
 def unknown_origin(place: str, data: str, model: Model) -> str:
@@ -108,7 +154,7 @@ def unknown_origin(place: str, data: str, model: Model) -> str:
     return f"{place} is in no run folder: whether images of {data} trained it is not known"
 
 
-def uses_of(chosen: Chosen, numbers: np.ndarray, found: Accuracy | MultilabelAccuracy) -> dict[str, Any]:
+def uses_of(chosen: Chosen, numbers: np.ndarray, found: Accuracy | None) -> dict[str, Any]:
     """What the counted images were to the run, how many were left out, and the accuracy of each kind."""
     if chosen.uses is None:
         return {"matched_by": None}
@@ -116,7 +162,7 @@ def uses_of(chosen: Chosen, numbers: np.ndarray, found: Accuracy | MultilabelAcc
     kinds = by_use(uses)
     facts: dict[str, Any] = {"matched_by": chosen.matched_by, "counted": kinds}
     facts["not_counted"] = chosen.left_out
-    if len(kinds) < 2 or not isinstance(found, Accuracy):
+    if len(kinds) < 2 or found is None:
         return facts
     seen = uses[found.index.numpy()]
     parts = {use: found.right[torch.from_numpy(seen == use)] for use in kinds}
@@ -134,8 +180,9 @@ def add_predicted(facts: dict[str, Any], found: Accuracy) -> None:
         row["predicted"] = count
 
 
-def print_evaluation(facts: dict[str, Any]) -> None:
-    print_table(class_rows(facts["per_class"]))
+def print_evaluation(facts: dict[str, Any], task: Task) -> None:
+    if "per_class" in facts:
+        print_table(class_rows(facts["per_class"]))
     if left := facts.get("not_counted"):
         say(f"left out: {use_words(left)} (--split all counts them too)")
     if used := facts.get("counted"):
@@ -144,7 +191,7 @@ def print_evaluation(facts: dict[str, Any]) -> None:
         print_table({"these images": USES[use], "images": row["images"], **share_cells(row, "top1")}
                     for use, row in parts.items())  # fmt: skip
     kind = "images" if facts["split"] == "all" else f"{facts['split']} images"
-    say(f"{in_short(facts, kind)}; each {facts['view']}")
+    say(f"{task.line(facts, kind)}; each {facts['view']}")
     if "left_out" in facts:
         say(f"{facts['left_out']} images of classes that the model is not asked for were left out")
     if "real" in facts:
@@ -194,8 +241,11 @@ def matched(
         numbers = tuple(map(str, range(model.config.classes)))
         labels = numbers if set(source.classes) <= set(numbers) or table else source.classes
         if len(labels) != model.config.classes:
-            told = f"{len(source.classes)} classes, and the model has {model.config.classes} without names"
-            raise ValueError(f"{name} has {told}; give --classes with their numbers")
+            raise Error(
+                f"{name} has {len(source.classes)} classes, and the model has {model.config.classes} without "
+                "names; give --classes with their numbers",
+                code="evaluation.classes",
+            )
     if table:
         rows = objectnet_table() if table == "objectnet" else read_table(read_text(table), table)
         accepted = accepted_classes(rows, source.classes, labels, synsets, table)
@@ -222,4 +272,4 @@ def read_text(path: str) -> str:
     try:
         return Path(path).read_text("utf-8-sig")
     except UnicodeDecodeError:
-        raise ValueError(f"{path}: not a text in UTF-8") from None
+        raise Error(f"{path}: not a text in UTF-8", code="file.unreadable") from None

@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitkit.experiment.opened import load_model
+from vitkit.errors import Error
 from vitkit.models.adapt import adapt
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViTConfig, dropped
+from vitkit.objectives.task import task_of
 from vitkit.report.terminal import say, warn
 from vitkit.serving.agreement import Agreement, agreement
 from vitkit.serving.files import NAMES, check_kind, runner, write
 from vitkit.serving.graphs import TYPES, Form, check_form
 from vitkit.serving.predict import logits
 from vitkit.serving.samples import sample_images, warn_unread
-from vitkit.tasks.predict import Emit
+from vitkit.tasks.use import Emit, loaded
 
 CHECKED, CALIBRATED = 16, 128  # images, at most
 LEAST_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}  # of a parameter
@@ -47,7 +48,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Export:
+class Exported:
     """What was written, and how it was checked."""
 
     files: tuple[Path, ...]
@@ -83,34 +84,44 @@ def export(
     images: Sequence[str] = (),
     calibrate: Sequence[str] = (),
     overwrite: bool = False,
-) -> Export:
+    quiet: bool = False,
+) -> Exported:
     """Write a model as .onnx, .pt2 or .xml beside `out`, run and compare it, and only then put it there.
 
-    Of `images` and `calibrate`, those that cannot be read are left out, with a line on standard error.
+    Of `images` and `calibrate`, those that cannot be read are left out and counted; unless `quiet`, a line on
+    standard error names them.
     """
     out, form = Path(out), Form(precision=precision, pixels=pixels, any_size=any_size)
     device = next(model.parameters()).device.type
     if precision not in TYPES:
-        raise ValueError(f"no precision {precision!r}; known: {', '.join(TYPES)}")
+        raise Error(f"no precision {precision!r}; known: {', '.join(TYPES)}", code="request.value")
     check_kind(out, form, compiled=compiled, device=device)
     check_free(out, overwrite)
     if (precision == "int8") != bool(calibrate):
-        raise ValueError("int8 is calibrated: --precision int8 and --calibrate DATA|IMAGES go together")
+        raise Error(
+            "int8 is calibrated: --precision int8 and --calibrate DATA|IMAGES go together",
+            code="request.conflict",
+        )
     model = model.eval() if image_size is None else adapt(model.eval(), image_size=image_size)
     dropped(model.config, strict=strict_size)
     check_form(model, form)
     if model.config.channels != 3:
-        raise ValueError(f"the model takes {model.config.channels} channels; only RGB can be compared")
+        raise Error(
+            f"the model takes {model.config.channels} channels; only RGB can be compared",
+            code="export.unsupported",
+        )
     unread: set[str] = set()
-    learned, judged = chosen(model, images, calibrate, unread)
+    learned, judged = chosen(model, images, calibrate, unread, quiet)
     needed = sum(p.numel() for p in model.parameters()) * LEAST_BYTES[precision]
     with beside(out, needed) as trial:
         write(model, form, trial, calibrate=learned, compiled=compiled)
         compared = tuple(compare(model, form, trial, images, judged, compiled))
         if not all(one.found.ok for one in compared):
             numbers = "; ".join(one.text() for one in compared)
-            raise ValueError(f"{out} was not written: it disagrees with the model. {numbers}")
-        return Export(
+            raise Error(
+                f"{out} was not written: it disagrees with the model. {numbers}", code="export.disagrees"
+            )
+        return Exported(
             files=publish(trial.parent, out),
             format=NAMES[out.suffix] + (" (AOTInductor)" if compiled else ""),
             precision=precision,
@@ -125,11 +136,13 @@ def check_free(out: Path, overwrite: bool) -> None:
     """Refuse to replace files, OpenVINO's or ONNX's second one too, unless that is asked for."""
     if not overwrite and (there := siblings(out)):
         names = " and ".join(str(path) for path in reversed(there))
-        raise ValueError(f"{names} exist{'s' * (len(there) == 1)}; give another name, or --overwrite")
+        raise Error(
+            f"{names} exist{'s' * (len(there) == 1)}; give another name, or --overwrite", code="file.exists"
+        )
 
 
 def chosen(
-    model: Model, images: Sequence[str], calibrate: Sequence[str], unread: set[str]
+    model: Model, images: Sequence[str], calibrate: Sequence[str], unread: set[str], quiet: bool
 ) -> tuple[Tensor | None, Tensor]:
     """Images to calibrate on and images to compare on; of one collection, every eighth is for comparing.
 
@@ -140,7 +153,8 @@ def chosen(
         return sample_images(model, count, places=places, unread=left_out)
 
     def left_out(bad: list[tuple[str, str]], total: int) -> None:
-        warn_unread(bad, total)
+        if not quiet:
+            warn_unread(bad, total)
         unread.update(name for name, _ in bad)
 
     judged = sampled(CHECKED, images) if images or not calibrate else None
@@ -165,7 +179,7 @@ def compare(
     for batch in sets:
         values = logits(model, batch)
         if form.pixels:
-            values = values.sigmoid() if model.multilabel else values.softmax(-1)
+            values = task_of(model).activate(values)
         height, width = batch.shape[2:]
         yield Comparison((height, width), len(batch), agreement(values, run(batch), form.precision))
 
@@ -181,14 +195,14 @@ def other_size(model: Model) -> tuple[int, int]:
 def beside(out: Path, needed: int) -> Iterator[Path]:
     """A place of the same name in a folder beside, for so many bytes; it goes again whatever happens."""
     if not out.parent.is_dir():
-        raise ValueError(f"cannot write {out}: no folder {out.parent}")
+        raise Error(f"cannot write {out}: no folder {out.parent}", code="file.not-found")
     room = shutil.disk_usage(out.parent)
     if room.total and room.free < needed:  # /proc and its like have no room at all, and another error
         raise full_disk(out, f"{needed:,} bytes are needed, {room.free:,} are free")
     try:
         folder = tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent)
     except OSError as error:
-        raise ValueError(f"cannot write {out}: {error.strerror}") from None
+        raise Error(f"cannot write {out}: {error.strerror}", code="file.not-writable") from None
     try:
         yield Path(folder) / out.name
     except (OSError, RuntimeError) as error:  # libraries tell of a full disk in many ways, or write on
@@ -224,22 +238,31 @@ def publish(folder: Path, out: Path) -> tuple[Path, ...]:
     except OSError as error:
         for path in aside.iterdir():
             os.replace(path, out.parent / path.name)
-        raise ValueError(f"cannot write {out}: {error.strerror}; what was there is untouched") from None
+        raise Error(
+            f"cannot write {out}: {error.strerror}; what was there is untouched", code="file.not-writable"
+        ) from None
     return tuple(out.parent / path.name for path in reversed(new))
 
 
 def export_verb(place: str, out: Path, device: str, *, emit: Emit, **options: Any) -> None:
-    """Export, and tell what was written and how near it is."""
-    check_free(out, options["overwrite"])  # before a model is loaded or fetched
+    """Export, and print what was written and how near it is."""
     if not emit:
         say(f"writing {out} and running it ...")
-    model = load_model(place, device)
-    if note := dropped(model.config, options.get("image_size")):
-        warn(note)
-    done = export(model, out, **options)
+    done = export_loaded(place, out, device, say=warn, **options)
     if emit:
         return emit(done.to_json())
     for one in done.compared:
         say(one.text())
     files = ", ".join(str(path) for path in done.files)
     say(f"{files}: {done.format} {done.precision}, {done.bytes / 1e6:,.1f} MB, gives {done.output}")
+
+
+def export_loaded(
+    model: Model | str, out: Path, device: str, *, say: Callable[[str], None], **options: Any
+) -> Exported:
+    """A model, or the one at a place, exported; `say` gets a line on pixels that its patches do not cover."""
+    check_free(out, options["overwrite"])  # before a model is loaded or fetched
+    model = loaded(model, device)
+    if note := dropped(model.config, options["image_size"]):
+        say(note)
+    return export(model, out, **options)

@@ -21,9 +21,10 @@ from vitkit.inspection.subject import transformer
 from vitkit.models.card import pair
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT, grid_of, in_patches
+from vitkit.objectives.task import task_of
 from vitkit.report.answers import in_one_line
 from vitkit.report.overlay import in_blocks, overlay
-from vitkit.serving.predict import evaluation_view, logits, ranked
+from vitkit.serving.predict import evaluation_view, logits
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +148,8 @@ def said(model: ViT, views: Tensor, top: int = 5) -> tuple[list[tuple[tuple[str,
     if model.head is None:
         return [()] * len(views), np.full(len(views), -1)
     values = logits(model, views)
-    return ranked(model, values, top), values.argmax(1).numpy()
+    answers = task_of(model).answers(model, values, top)
+    return [getattr(answer, "top", ()) for answer in answers], values.argmax(1).numpy()
 
 
 def label_of(model: ViT, number: int) -> str:

@@ -1,34 +1,42 @@
-"""--plan: what a run would do and take, as one page or one object; nothing is trained, fetched or written."""
+"""Plan, then run: everything is decided, opened and built once here; `run` in learn.py does it."""
 
 import tempfile
-import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vitkit.data.content import REMEMBERED
+from vitkit.data.processes import check_sockets
 from vitkit.data.remote import Cache
 from vitkit.data.sources import Source
 from vitkit.evaluation.cost import forward_flops, parameters
-from vitkit.experiment.changes import counted
-from vitkit.experiment.start import Kept
-from vitkit.experiment.terms import Result
-from vitkit.models.variants import Model, fresh, variant
-from vitkit.models.vit import dropped
-from vitkit.proportions import percent
-from vitkit.recipes.recipe import Recipe, stages_of
-from vitkit.report.terminal import console, duration, printable, say
-from vitkit.tasks import automatic
-from vitkit.tasks.again import finished
+from vitkit.evaluation.memory import Memory
+from vitkit.experiment.folder import check_recipe, stopping
+from vitkit.experiment.pace import seconds_a_step, seconds_to_start
+from vitkit.experiment.protocol import candidates
+from vitkit.experiment.start import Kept, start_model, warnings
+from vitkit.experiment.supply import training_view
+from vitkit.experiment.terms import How, Result
+from vitkit.models.variants import Config, Model, fresh, skeleton, variant
+from vitkit.models.vit import ViTConfig, dropped
+from vitkit.options import Training
+from vitkit.recipes.finetune import bit_beside
+from vitkit.recipes.recipe import Recipe, override, read_recipe, stages_of
+from vitkit.report.terminal import duration, warn
+from vitkit.tasks import again, automatic
+from vitkit.tasks.again import Request
+from vitkit.tasks.automatic import Choice, Circumstances
+from vitkit.tasks.plan_page import headline, page
 from vitkit.training.checkpoint import complete
-from vitkit.training.runtime import Runtime
+from vitkit.training.runtime import Runtime, choose, data_workers
 from vitkit.weights.load import load
 from vitkit.weights.published import PUBLISHED, kept_at
 
-WIDTH, NAMES = 80, 15  # columns of the page, and of the names on its left
-LONG = 120.0  # seconds of a run for which a shorter one is suggested
+PATIENCE = timedelta(days=1)  # of the other processes, while one reads all images of a data set
 CROPS = {
     "inception": "random crops of 5 to 100 % of an image",
     "random": "random crops of the resized image",
@@ -36,6 +44,38 @@ CROPS = {
     "centre": "central crops",
     "squash": "whole images, squashed to the size",
 }
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a request is planned and run: device and processes, data that is open, who hears of it."""
+
+    runtime: Runtime
+    opened: Kept
+    say: Say
+
+
+@contextmanager
+def machine_for(options: Training, *, progress: bool) -> Iterator[Machine]:
+    """Inside, processes know each other and data is opened once; for a plan none of it stays on the disk.
+
+    progress: whether choices and warnings are printed on standard error, by one process.
+    """
+    if data_workers(options.workers):
+        check_sockets()
+    parallel = "ddp" if options.spread == "auto" else options.spread
+    runtime = choose(
+        options.device, options.precision, options.compile, options.recompute, parallel,
+        options.deterministic, options.record,
+    )  # fmt: skip
+    with runtime.joined(), data_opener(options.plan) as opened:
+        yield Machine(runtime, opened, voice(runtime, quiet=not progress))
+
+
+def voice(runtime: Runtime, *, quiet: bool) -> Say:
+    """How choices are reported: on standard error, by one process, and not to a program."""
+    return lambda text: warn(text) if runtime.main and not quiet else None
 
 
 @contextmanager
@@ -56,6 +96,26 @@ def load_here(place: str) -> Model:
     return fresh(variant(weight.model))
 
 
+class OneModel:
+    """The model of a plan: built when it is first needed, and given away once."""
+
+    def __init__(self, build: Callable[[], Model]):
+        self.build, self.given = build, False
+        self.built: Model | None = None
+
+    def __call__(self) -> Model:
+        if self.built is None:
+            self.built = self.build()
+        return self.built
+
+    def give(self, recipe: Recipe, train: Source) -> Model:
+        """For the run, in which the classes may have been numbered in another order by now."""
+        model, self.built, self.given = self(), None, True
+        if model.labels:
+            model.labels = train.classes
+        return model
+
+
 @dataclass(frozen=True)
 class State:
     """What is in a run folder: create (nothing), restart (no checkpoint), resume or finished."""
@@ -71,53 +131,234 @@ def state_of(out: Path, recipe: Recipe, images: int) -> State:
     total = stages_of(recipe, images)[-1].end
     if not (out / "recipe.json").exists():
         return State("create", total)
-    found = complete(out / "checkpoints")
-    step = int(found[-1].name.removeprefix("step-")) if found else 0
-    if result := finished(out, recipe):
+    checkpoints = complete(out / "checkpoints")
+    step = int(checkpoints[-1].name.removeprefix("step-")) if checkpoints else 0
+    if result := again.finished(out, recipe):
         early = result.kept["stopped_early"] if result.kept else bool(recipe.patience)
         if result.steps >= total or early:
             return State("finished", total, result.steps, result)
     return State("resume" if step else "restart", total, step)
 
 
-def make_plan(
-    recipe: Recipe,
-    out: Path,
-    splits: Mapping[str, Source],
-    model: Model,
-    runtime: Runtime,
-    state: State,
-    seconds: float | None,
-    start: float,
-) -> dict[str, Any]:
-    """The plan as an object; `seconds` a step, None where not measured, and `start` until the first batch."""
-    images, steps = len(splits["train"]), state.total
-    left = 0 if state.action == "finished" else steps - state.step
-    memory = automatic.memory_of(recipe, model, runtime, recipe.micro_batch or recipe.batch // runtime.world)
-    time = 0.0 if not left else None if seconds is None else start + left * seconds
-    note = dropped(model.config)
-    return {
-        "run": str(out), "action": state.action, "step": state.step, "recipe": recipe.name,
-        "data": recipe.data, "against": list(recipe.against), "download_MB": download_size(recipe.weights),
-        "start": recipe.weights or f"{recipe.model} from scratch",
-        **{f"{name}_images": len(part) for name, part in splits.items()},
-        "classes": len(splits["train"].classes), "parameters": parameters(model),
-        "image_size": f"{recipe.image_size[0]} x {recipe.image_size[1]}",
-        **({"pixels": note} if note else {}),
-        "batch": recipe.batch, "micro_batch": recipe.micro_batch or None, "optimizer": optimizer(recipe),
-        "learning_rate": recipe.schedule.rate, "warmup": recipe.schedule.warmup,
-        "decay": recipe.schedule.decay, "augmentation": augmentation(recipe),
-        "evaluations": recipe.evaluations if "val" in splits else 0,
-        "keep": "best" if recipe.keeps_best else "last", "patience": recipe.patience,
-        "steps": steps, "steps_left": left, "images_seen": steps * recipe.batch,
-        "epochs": steps * recipe.batch / images,
-        "training_FLOPs": 3 * forward_flops(model.config) * steps * recipe.batch,
-        "memory_GB": memory.total / 1e9, "memory_free_GB": automatic.device_memory(runtime.device) / 1e9,
-        "largest_batch_at_once": automatic.largest_batch(recipe, model, runtime),
-        "seconds": time, "time": "not measured" if time is None else duration(time),
-        "checkpoint_GB": (memory.parameters + memory.optimizer) / 1e9, "choices": [],
-        "result": state.result.test.get("top1") if state.result else None,
-    } | runtime.facts()  # fmt: skip
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """All that a command will do, decided, opened and built once; `learn.run` consumes it."""
+
+    request: Request
+    out: Path  # the run folder
+    recipe: Recipe  # with everything decided
+    splits: Mapping[str, Source]
+    model: OneModel
+    runtime: Runtime
+    options: How
+    opened: Kept
+    say: Say
+    state: State
+    choices: tuple[Choice, ...] = ()  # what was chosen for the user, with its reasons
+    candidates: Mapping[str, Recipe] = field(default_factory=dict)  # of the protocol
+    result: Result | None = None  # of a run that is finished, and with which nothing is to be done
+    seconds_a_step: float | None = None  # None: not measured
+    seconds_to_start: float = 0.0
+
+    @property
+    def steps(self) -> int:
+        """Of the whole run."""
+        return self.state.total
+
+    @property
+    def steps_left(self) -> int:
+        return 0 if self.state.action == "finished" else self.steps - self.state.step
+
+    @property
+    def runs(self) -> int:
+        """One, or those of the protocol: a run for each candidate, and one for each seed of the best."""
+        tried = len(self.candidates) if len(self.candidates) > 1 else 0
+        return tried + self.request.seeds if self.candidates else 1
+
+    @property
+    def seconds(self) -> float | None:
+        """The expected time of all runs; None where a step was not measured."""
+        if not self.steps_left:
+            return 0.0
+        if self.seconds_a_step is None:
+            return None
+        return self.runs * (self.seconds_to_start + self.steps_left * self.seconds_a_step)
+
+    @property
+    def memory(self) -> Memory:
+        """What a step is expected to take, in bytes."""
+        images = self.recipe.micro_batch or self.recipe.batch // self.runtime.world
+        return automatic.memory_of(self.recipe, self.model(), self.runtime, images)
+
+    def __repr__(self) -> str:
+        return f"Plan({headline(self.to_json())!r})"
+
+    def __str__(self) -> str:
+        return "\n".join(page(self.to_json()))
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as one object, as `--plan --json` prints it."""
+        recipe, model, steps, note = self.recipe, self.model(), self.steps, dropped(self.model().config)
+        memory, images, result = self.memory, len(self.splits["train"]), self.state.result
+        facts = {
+            "run": str(self.out), "action": self.state.action, "step": self.state.step,
+            "recipe": recipe.name, "data": recipe.data, "against": list(recipe.against),
+            "download_MB": download_size(recipe.weights),
+            "start": recipe.weights or f"{recipe.model} from scratch",
+            **{f"{name}_images": len(part) for name, part in self.splits.items()},
+            "classes": len(self.splits["train"].classes), "parameters": parameters(model),
+            "image_size": f"{recipe.image_size[0]} x {recipe.image_size[1]}",
+            **({"pixels": note} if note else {}),
+            "batch": recipe.batch, "micro_batch": recipe.micro_batch or None, "optimizer": optimizer(recipe),
+            "learning_rate": recipe.schedule.rate, "warmup": recipe.schedule.warmup,
+            "decay": recipe.schedule.decay, "augmentation": augmentation(recipe),
+            "evaluations": recipe.evaluations if "val" in self.splits else 0,
+            "keep": "best" if recipe.keeps_best else "last", "patience": recipe.patience,
+            "steps": steps, "steps_left": self.steps_left, "images_seen": steps * recipe.batch,
+            "epochs": steps * recipe.batch / images,
+            "training_FLOPs": 3 * forward_flops(model.config) * steps * recipe.batch,
+            "memory_GB": memory.total / 1e9,
+            "memory_free_GB": automatic.device_memory(self.runtime.device) / 1e9,
+            "largest_batch_at_once": automatic.largest_batch(recipe, model, self.runtime),
+            "seconds": self.seconds,
+            "time": "not measured" if self.seconds is None else duration(self.seconds),
+            "checkpoint_GB": (memory.parameters + memory.optimizer) / 1e9,
+            "choices": [str(choice) for choice in self.choices],
+            "result": result.test.get("top1") if result else None,
+        } | self.runtime.facts()  # fmt: skip
+        if self.candidates:
+            facts |= {"candidates": len(self.candidates), "seeds": self.request.seeds, "runs": self.runs,
+                      "keep": "last", "patience": 0, "evaluations": 0}  # fmt: skip
+        return facts
+
+
+def plan(request: Request, machine: Machine, *, quiet: bool = False) -> Plan:
+    """Decide everything that a request leaves open, open its data and build its model, each once.
+
+    quiet: whether the run will print nothing.
+    """
+    runtime, opened = machine.runtime, machine.opened
+    options = run_options(request.options, quiet=quiet)
+    out, other = runtime.first(lambda: again.choose_folder(request, opened, machine.say))
+    request = request.beside(other)
+    with stopping(out):
+        if not (request.protocol or request.options.plan):
+            done = runtime.first(lambda: again.already_finished(request, out, opened), patience=PATIENCE)
+            if done:
+                return finished_plan(request, out, done, machine, options)
+        old = runtime.agreed(again.remembered(request, out))
+        return planned(request, out, old, machine, options)
+
+
+def run_options(options: Training, *, quiet: bool) -> How:
+    return How(
+        workers=options.workers, decoded=options.decoded, max_bad=options.max_bad, trackers=options.track,
+        save_aside=options.save_aside, quiet=quiet, price_per_hour=options.price_per_hour,
+        accept_changed_data=options.accept_changed_data,
+    )  # fmt: skip
+
+
+def finished_plan(request: Request, out: Path, done: Result, machine: Machine, options: How) -> Plan:
+    """The plan of a run with which nothing is to be done: no weights are loaded for it."""
+    recipe = read_recipe(out / "recipe.json")
+    splits = machine.opened(recipe, out)
+    return Plan(
+        request, out, recipe, splits, OneModel(partial(start_model, recipe, splits["train"])),
+        machine.runtime, options, machine.opened, machine.say,
+        state=state_of(out, recipe, len(splits["train"])), result=done,
+    )  # fmt: skip
+
+
+def planned(request: Request, out: Path, old: Recipe | None, machine: Machine, options: How) -> Plan:
+    """The plan of a new run, or (`old`) of one that goes on with the recipe that it has."""
+    runtime, opened, only = machine.runtime, machine.opened, request.options.plan
+    recipe = old or override(request.recipe, request.options.set)
+    splits = opened(replace(recipe, against=()), out)
+    known = automatic.circumstances(request.options, splits, runtime)
+    choices = Choices(machine.say if not only else None)
+    if old is None:
+        for text in warnings(dict(splits), recipe, opened.findings):
+            machine.say(text)
+        recipe = automatic.decide(recipe, rules(request), known, choices.add)
+    runtime.share(recipe.batch)  # errors before anything takes time
+    training_view(recipe)
+    named = bool(override(request.recipe, request.options.set).weights)
+    loader = load_here if only else load if named else automatic.load_default
+    model = OneModel(partial(start_model, recipe, splits["train"], loader))
+    note = dropped(model().config, strict=request.options.strict_size)
+    if note and old is None and not only:
+        machine.say(note)
+    if request.options.spread == "auto":
+        runtime, choice = automatic.fit_devices(recipe, model(), runtime)
+        choices.add(choice)
+    if old is None:
+        recipe = automatic.fitted(recipe, model(), known, runtime, choices.add)
+    recipe = runtime.agreed(recipe)
+    tried = compared(recipe, model().config, known, machine, choices) if request.protocol else {}
+    made = Plan(
+        request, out, recipe, splits, model, runtime, options, opened, machine.say,
+        state=state_of(out, recipe, len(splits["train"])), choices=tuple(choices.made), candidates=tried,
+    )  # fmt: skip
+    return timed(made, new=old is None)
+
+
+class Choices:
+    """What was chosen so far; each choice is reported as it is made where somebody listens."""
+
+    def __init__(self, say: Say | None):
+        self.made: list[Choice] = []
+        self.say = say
+
+    def add(self, choice: Choice | None) -> None:
+        if choice:
+            self.made.append(choice)
+            if self.say:
+                self.say(str(choice))
+
+
+def rules(request: Request) -> tuple[automatic.Rule, ...]:
+    """The protocol has no early stop: it trains on the validation images in the end."""
+    stop = () if request.protocol else (automatic.choose_stopping,)
+    return (*automatic.RECIPE_RULES, *stop, automatic.fit_warmup)
+
+
+def compared(
+    recipe: Recipe, config: Config, known: Circumstances, machine: Machine, choices: Choices
+) -> dict[str, Recipe]:
+    """What the protocol compares for a model: rates, 0.06 too for convolutions, BiT's rule for a ResNet."""
+    if isinstance(config, ViTConfig):
+        return candidates(recipe, convolutional=config.stem is not None)
+    if recipe.name == "bit":
+        return candidates(recipe, convolutional=True)
+    bit = bit_beside(recipe, known.images, round(known.side) ** 2, known.fixed)
+    at_its_size = skeleton(replace(config, image_size=bit.image_size))
+    bit = automatic.fitted(replace(bit, micro_batch=0), at_its_size, known, machine.runtime, choices.add)
+    rule = f"({bit.length.steps} steps, {bit.image_size[0]} pixels)"
+    choices.add(Choice("a ResNet", f"BiT's HyperRule {rule} is tried too"))
+    return candidates(recipe, convolutional=True, bit=machine.runtime.agreed(bit))
+
+
+def timed(plan: Plan, *, new: bool) -> Plan:
+    """With the time of a step measured: for a new run, and for a plan of one that has any left."""
+    request, recipe, train = plan.request, plan.recipe, plan.splits["train"]
+    only, workers = request.options.plan, data_workers(request.options.workers)
+    if only and (stored := plan.out / "recipe.json").exists():
+        check_recipe(plan.out, read_recipe(stored), recipe)
+    if plan.state.action == "finished" or not (only or new):
+        return plan
+    seconds, start = seconds_a_step(recipe, plan.model(), train, plan.runtime, workers), 0.0
+    if only and seconds is not None:
+        start = seconds_to_start(recipe, train, workers)
+    if not only:
+        plan.say(length_in_words(recipe, len(train), seconds))
+    return replace(plan, seconds_a_step=seconds, seconds_to_start=start)
+
+
+def length_in_words(recipe: Recipe, images: int, seconds: float | None) -> str:
+    """The length of a run, its time where that was measured, and how to change it."""
+    steps = recipe.length.in_steps(images, recipe.batch)
+    time = "" if seconds is None else f", about {duration(steps * seconds)}"
+    return f"{steps} steps of {recipe.batch} images{time}; --steps or --epochs for another length"
 
 
 def download_size(weights: str) -> float | None:
@@ -142,106 +383,3 @@ def augmentation(recipe: Recipe) -> list[str]:
     found += [f"Mixup {recipe.mixup:g}"] if recipe.mixup else []
     found += [f"label smoothing {recipe.label_smoothing:g}"] if recipe.label_smoothing else []
     return found
-
-
-def with_protocol(plan: dict[str, Any], candidates: int, seeds: int) -> dict[str, Any]:
-    """The plan of one run as the plan of the paper's protocol, which makes many like it."""
-    runs = (candidates if candidates > 1 else 0) + seeds
-    seconds = None if plan["seconds"] is None else runs * plan["seconds"]
-    time = plan["time"] if seconds is None else duration(seconds)
-    return plan | {"candidates": candidates, "seeds": seeds, "runs": runs, "seconds": seconds, "time": time,
-                   "keep": "last", "patience": 0, "evaluations": 0}  # fmt: skip
-
-
-def print_plan(plan: Mapping[str, Any]) -> None:
-    """The plan as a page."""
-    for line in page(plan, min(WIDTH, console().width)):
-        say(line)
-
-
-def page(plan: Mapping[str, Any], width: int = WIDTH) -> Iterator[str]:
-    """Lines of at most so many columns."""
-    yield from textwrap.wrap(printable(headline(plan)), width)
-    for name, text in rows(plan):
-        yield from textwrap.wrap(
-            printable(text), width, initial_indent=f"  {name:<{NAMES}}", subsequent_indent=" " * (NAMES + 2)
-        )
-    again = "" if plan["action"] == "finished" else "; leave out --plan to do it"
-    yield from textwrap.wrap(f"Nothing was trained, downloaded or written{again}.", width)
-
-
-def headline(plan: Mapping[str, Any]) -> str:
-    run, steps = plan["run"], plan["steps"]
-    if plan["action"] == "finished":
-        right = (
-            ""
-            if plan["result"] is None
-            else f", {percent(plan['result'], plan['test_images'])} of the test images right"
-        )
-        return (
-            f"{run} is already finished: {counted(plan['step'], 'step')}{right}. It was trained as follows."
-        )
-    if plan["action"] == "resume":
-        return f"Would resume {run} at step {plan['step']:,} of {steps:,}."
-    if plan["action"] == "restart":
-        return f"Would start {run} again from the beginning: it holds no checkpoint yet."
-    return f"Would create {run}."
-
-
-def rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The page, one name and one text a row."""
-    words = {"train": "training", "val": "validation", "test": "test"}
-    counts = {word: plan.get(f"{name}_images") for name, word in words.items()}
-    parts = [f"{count:,} {word}" for word, count in counts.items() if count is not None]
-    yield (
-        "data",
-        f"{plan['data']}: {' + '.join(parts)} images, {counted(plan['classes'], 'class', 'classes')}",
-    )
-    if plan["against"]:
-        yield "left out", f"training images that are in {', '.join(plan['against'])} too, or look like those"
-    size = plan["download_MB"]
-    fetch = "" if size == 0 else f"; {f'{size:,.0f} MB' if size else 'its file'} would be downloaded first"
-    yield "start from", f"{plan['start']}, {plan['parameters'] / 1e6:,.1f} million parameters{fetch}"
-    yield "resolution", f"{plan['image_size']} pixels{'; ' + plan['pixels'] if 'pixels' in plan else ''}"
-    pieces = f", {plan['micro_batch']} at a time" if plan["micro_batch"] else ""
-    yield "batch", f"{counted(plan['batch'], 'image')}{pieces}"
-    warmup = f"{counted(plan['warmup'], 'step')} of warm-up, " if plan["warmup"] else ""
-    yield "learning rate", f"{plan['learning_rate']:g}, {warmup}{plan['decay']} decay; {plan['optimizer']}"
-    yield "augmentation", ", ".join(plan["augmentation"])
-    yield (
-        "length",
-        f"{counted(plan['steps'], 'step')}, {plan['epochs']:,.1f} passes over the training images (epochs)",
-    )
-    yield "validation", validation(plan)
-    if "runs" in plan:
-        settings = counted(plan["candidates"], "setting")
-        yield "protocol", f"{settings} compared on validation images, then {plan['seeds']} seeds of the best"
-    if plan["action"] != "finished":
-        yield "time", time_in_words(plan)
-    yield "memory", f"{plan['memory_GB']:.1f} GB, {plan['memory_free_GB']:.1f} GB are free"
-    several = f"{plan['processes']} processes, " if plan["processes"] > 1 else ""
-    yield "device", f"{plan['device']}, {several}{plan['precision']}, {counted(plan['threads'], 'thread')}"
-    names = ["chosen", *[""] * len(plan["choices"])]
-    yield from zip(names, plan["choices"], strict=False)
-
-
-def validation(plan: Mapping[str, Any]) -> str:
-    if not plan["evaluations"]:
-        return "none during the run; the last weights are kept"
-    kept = "the best weights are kept (--keep last: the last)"
-    if plan["keep"] == "last":
-        kept = "the last weights are kept (--keep best: the best)"
-    stop = f"the run stops early after {plan['patience']} without a better one (--patience 0: never)"
-    if not plan["patience"]:
-        stop = "the run does not stop early (--patience 5: after 5 without a better one)"
-    return f"{counted(plan['evaluations'], 'time')}; {kept}; {stop}"
-
-
-def time_in_words(plan: Mapping[str, Any]) -> str:
-    """How long, and how to make it shorter where it is long."""
-    if plan["seconds"] is None:
-        return "not measured: the model is cut over several processes"
-    text = f"about {plan['time']} for {counted(plan['steps_left'], 'step')}, at the speed measured now"
-    if plan["action"] == "resume" or plan["seconds"] < LONG:
-        return text
-    return f"{text}; --steps {plan['steps'] // 4} takes about {duration(plan['seconds'] / 4)}"

@@ -2,25 +2,27 @@
 
 import csv as csv_module
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from vitkit.errors import Error
 from vitkit.experiment.opened import load_model
 from vitkit.models.card import with_view
 from vitkit.models.variants import Model
 from vitkit.models.vit import dropped
+from vitkit.objectives.task import Task, task_of
 from vitkit.options import parse_view
-from vitkit.report.answers import UNSURE, in_rows, in_words
+from vitkit.report.answers import UNSURE
 from vitkit.report.terminal import console, csv_cell, print_table, printable, say, warn
-from vitkit.serving.predict import Classifier, Prediction, check_head, find_images, predict_many
+from vitkit.serving.predict import Classifier, Prediction, find_images, predict_many
 from vitkit.tasks.sorting import Sorter
+from vitkit.tasks.use import Emit
 from vitkit.weights.locate import is_exported
 
-Emit = Callable[[Any], None] | None
 FEW = 64  # images that are predicted sooner than another engine is looked for
 ALWAYS = 1 << 30  # columns: a line for each image where no terminal wraps it
 
@@ -43,20 +45,22 @@ def predict(
     model = open_model(place, device, view, engine=engine, calibrate=calibrate)
     if note := dropped(model.config):
         warn(note)
-    check_head(model)
+    task = task_of(model)
+    task.check_head(model)
     sorter = sorter_for(model, sort_into) if sort_into else None
     names = find_images(images, outside=sort_into)
     compute = engine_for(model, engine, len(names), calibrate)
-    written = Printer(len(names), csv=csv, several=model.multilabel) if not emit else None
+    written = Printer(len(names), csv=csv, task=task) if not emit else None
     rows, unread = [], 0
     for p in predict_many(model, names, top=top, engine=compute):
         if p.error:
             unread += 1
             warn(f"not read: {printable(p.image)}: {p.error}")
-        unsure = unsure_below is not None and bool(p.top) and p.top[0][1] < unsure_below
-        row = p.to_json() | ({"unsure": unsure} if unsure_below is not None and p.top else {})
-        if sorter and p.top:
-            row["copied_to"] = str(sorter.add(p.image, None if unsure else p.top[0][0]))
+        best = p.answer.best if p.answer else None
+        unsure = unsure_below is not None and best is not None and best[1] < unsure_below
+        row = p.to_json() | ({"unsure": unsure} if unsure_below is not None and best else {})
+        if sorter and best:
+            row["copied_to"] = str(sorter.add(p.image, None if unsure else best[0]))
         if written:
             written.show(p, unsure)
         else:
@@ -71,25 +75,29 @@ def predict(
 class Printer:
     """Predictions on standard output, each as soon as it is there."""
 
-    def __init__(self, images: int, *, csv: bool, several: bool):
+    def __init__(self, images: int, *, csv: bool, task: Task):
         screen = console()
         self.width = screen.width if screen.is_terminal else ALWAYS
-        self.in_rows = images == 1 and screen.is_terminal
+        self.alone = images == 1 and screen.is_terminal
         self.table = csv_module.writer(sys.stdout) if csv else None
-        self.several = several  # labels of one image
+        self.columns = task.columns
         if self.table:
-            self.table.writerow(("image", "label", "probability"))
+            self.table.writerow(("image", *self.columns))
 
     def show(self, p: Prediction, unsure: bool) -> None:
         if self.table:
-            rows: Sequence[tuple[str, Any]] = p.top[: None if self.several else 1] or [("", "")]
-            rows = [(UNSURE, p.top[0][1])] if unsure else rows
-            self.table.writerows((csv_cell(p.image), csv_cell(label), chance) for label, chance in rows)
-        elif p.top and self.in_rows:
-            print(in_rows(p.image, p.top, unsure=unsure))
-        elif p.top:
-            print(in_words(p.image, p.top, unsure=unsure, width=self.width))
+            rows = p.answer.cells() if p.answer else [("",) * len(self.columns)]
+            if unsure and p.answer and p.answer.best:
+                rows = [(UNSURE, p.answer.best[1])]
+            self.table.writerows((csv_cell(p.image), *map(cell, row)) for row in rows)
+        elif p.answer:
+            print(p.answer.text(p.image, unsure=unsure, width=self.width, alone=self.alone))
         sys.stdout.flush()
+
+
+def cell(value: Any) -> Any:
+    """A value of a table: a text that no spreadsheet takes for a formula, or a number as it is."""
+    return csv_cell(value) if isinstance(value, str) else value
 
 
 def open_model(place: str, device: str, view: str, *, engine: str, calibrate: tuple[str, ...]) -> Classifier:
@@ -109,10 +117,12 @@ def open_model(place: str, device: str, view: str, *, engine: str, calibrate: tu
 
 
 def sorter_for(model: Classifier, folder: Path) -> Sorter:
-    if model.multilabel:
-        raise ValueError(
-            f"--sort-into {folder}: this model gives an image several labels, so no one folder is its own; "
-            "use --json or --csv"
+    if model.task != "classify":
+        given = "several labels" if model.task == "multilabel" else "no label"
+        raise Error(
+            f"--sort-into {folder}: this model gives an image {given}, so no one folder is its own; "
+            "use --json or --csv",
+            code="model.unsupported",
         )
     labels = model.labels or tuple(str(number) for number in range(model.config.classes))
     return Sorter(folder, labels)

@@ -10,7 +10,7 @@ from typing import Any
 from vitkit.data.sources import open_data
 from vitkit.data.vtab import TASKS, read_task
 from vitkit.data.vtab.tasks import GROUPS
-from vitkit.experiment.protocol import called, candidates, check_seeds, compare, follow, retrain
+from vitkit.experiment.protocol import Protocol, called, candidates, check_seeds
 from vitkit.experiment.run import How
 from vitkit.experiment.start import open_splits, start_model
 from vitkit.options import Training
@@ -18,7 +18,8 @@ from vitkit.proportions import mean_interval, percent, span
 from vitkit.recipes.recipe import Recipe, override, read_recipe
 from vitkit.report.terminal import print_table, say
 from vitkit.tasks import automatic
-from vitkit.tasks.learn import make_recipe, voice
+from vitkit.tasks.learn import make_recipe
+from vitkit.tasks.plan import voice
 from vitkit.tasks.report import drawn
 from vitkit.tasks.use import Emit
 from vitkit.training.runtime import Runtime, choose
@@ -91,7 +92,7 @@ def suite(
         deterministic=options.deterministic, record=options.record,
     )  # fmt: skip
     with runtime.joined():
-        tell = voice(runtime, emit)
+        tell = voice(runtime, quiet=bool(emit))
         recipes = [choice.settings(entry, options) for entry in entries]
         first = next(iter(recipes[0].values()))
         pieces = micro_batch(first, options, out / entries[0].name, runtime, tell)
@@ -127,7 +128,7 @@ class Sweep:
         tried = []
         for entry, some in zip(self.entries, self.recipes, strict=True):
             self.tell(f"{entry.name}: {len(some)} settings on its validation images")
-            tried.append(compare(some, self.out / entry.name, self.runtime, self.how, self.tell))
+            tried.append(self.protocol(entry).compare(some))
         means = {name: mean(task[name]["top1"] for task in tried) for name in self.recipes[0]}
         chosen = max(means, key=lambda name: means[name])
         self.tell(f"{called(chosen)}: the best mean of {len(tried)} tasks, {means[chosen]:.2%}")
@@ -136,14 +137,15 @@ class Sweep:
 
     def final(self, number: int, seeds: int, common: dict[str, Any] | None) -> dict[str, Any]:
         entry, some = self.entries[number], self.recipes[number]
-        at = self.out / entry.name
         if common is None:
-            return follow(some, at, self.runtime, self.how, seeds=seeds, say=self.tell)
+            return self.protocol(entry).follow(some, seeds=seeds)
         chosen = common["chosen"]
         tried = {name: {"top1": top1} for name, top1 in common["tried"][entry.name].items()}
-        return retrain(
-            some[chosen], chosen, tried, at, self.runtime, self.how, seeds=seeds, say=self.tell
-        )  # fmt: skip
+        return self.protocol(entry).retrain(some[chosen], chosen, tried, seeds=seeds)
+
+    def protocol(self, entry: Entry) -> Protocol:
+        """The runs of one task, in a folder of its name."""
+        return Protocol(self.out / entry.name, self.runtime, self.how, self.tell)
 
 
 def scores_of(tried: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str, float]]:
@@ -214,8 +216,10 @@ def micro_batch(recipe: Recipe, options: Training, out: Path, runtime: Runtime, 
     for path in sorted(out.glob("*/recipe.json")):
         return runtime.agreed(read_recipe(path)).micro_batch
     runtime.share(recipe.batch)  # an error before anything takes time
-    model = start_model(recipe, open_splits(recipe)["train"])
-    return runtime.agreed(automatic.fit_memory(recipe, options, model, runtime, tell)).micro_batch
+    splits = open_splits(recipe)
+    model, known = start_model(recipe, splits["train"]), automatic.circumstances(options, splits, runtime)
+    fitted = automatic.fitted(recipe, model, known, runtime, lambda choice: tell(str(choice)))
+    return runtime.agreed(fitted).micro_batch
 
 
 def row(entry: Entry, told: dict[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,8 @@
 """The range of every number of a recipe, in one table, by the names that --set takes."""
 
-from dataclasses import fields
 from typing import Any
 
-from vitkit.options import BATCH, EPOCHS, MOST_PIXELS, RATE, SEEDS, SHOTS, STEPS, Range
+from vitkit.options import BATCH, EPOCHS, MOST_PIXELS, RATE, SEEDS, SHOTS, STEPS, Range, check_within
 
 SHARE = Range(0, 1, below=True)
 COUNT = Range(0, STEPS.largest)
@@ -29,9 +28,6 @@ RANGES = {
     "optimizer.clip": Range(0, 10**9),
     "optimizer.layer_decay": Range(0, 1, above=True),
     "optimizer.average": SHARE,
-    "masked.rate": Range(0, 1, above=True),
-    "masked.shares": Range(0, 1),
-    "masked.bits": Range(1, 5),
     "label_smoothing": SHARE,
     "head_bias": Range(-1000, 1000),
     "dropout": SHARE,
@@ -47,14 +43,6 @@ RANGES = {
 
 
 def check_ranges(value: Any, prefix: str = "") -> None:
-    """Every number of a frozen value within its range, or an error with its name, its value and the range."""
-    for field in fields(value):
-        name, content = prefix + field.name, getattr(value, field.name)
-        if name not in RANGES or content is None:
-            continue
-        for number in content if isinstance(content, tuple) else (content,):
-            numeric = isinstance(number, int | float) and not isinstance(number, bool)
-            if not numeric or number not in RANGES[name]:
-                shown = repr(content)
-                shown = shown if len(shown) <= 60 else f"{shown[:60]} ..."
-                raise ValueError(f"{name} must be {RANGES[name].expected(whole=False)}, not {shown}")
+    """Every number of a part of a recipe within its range."""
+    own = {name.removeprefix(prefix): r for name, r in RANGES.items() if name.startswith(prefix)}
+    check_within(value, own, prefix)

@@ -54,6 +54,14 @@ FOREIGN = {
 class UntrustedCheckpoint(WeightsError):
     """A weight file is damaged, hostile or not a weight file at all; nothing of it was used."""
 
+    code = "weights.untrusted"
+
+
+class MalformedFile(UntrustedCheckpoint):
+    """A weight file is damaged, cut short, or in no format that is known."""
+
+    code = "weights.format"
+
 
 @dataclass(frozen=True)
 class Arrays:
@@ -68,19 +76,20 @@ class Arrays:
 def open_arrays(path: Path) -> Arrays:
     """Recognise a file by its content and open it."""
     if path.exists() and not path.is_file():  # a pipe would keep us waiting, a device feed us for ever
-        raise WeightsError(f"cannot read {path}: not a file")
+        raise WeightsError(f"cannot read {path}: not a file", code="file.unreadable")
     try:
         with path.open("rb") as file:
             start = file.read(300)
         size = path.stat().st_size
     except OSError as error:
-        raise WeightsError(f"cannot read {path}: {error.strerror}") from None
+        code = "weights.not-found" if isinstance(error, FileNotFoundError) else "file.unreadable"
+        raise WeightsError(f"cannot read {path}: {error.strerror}", code=code) from None
     if start.startswith(b"PK\x03\x04"):
         reader = open_zip
     elif len(start) > 8 and start[8:9] == b"{":
         reader = open_safetensors
     else:
-        raise UntrustedCheckpoint(f"{path}: {what_it_is(start, size)}")
+        raise MalformedFile(f"{path}: {what_it_is(start, size)}")
     try:
         return reader(path, size)
     except UntrustedCheckpoint:
@@ -91,7 +100,7 @@ def open_arrays(path: Path) -> Arrays:
 
 def untrusted(path: Path, error: Exception) -> Exception:
     """What is raised for an error of a library that reads a file."""
-    return UntrustedCheckpoint(f"{path}: damaged or not a weight file ({one_line(error)})")
+    return MalformedFile(f"{path}: damaged or not a weight file ({one_line(error)})")
 
 
 def what_it_is(start: bytes, size: int) -> str:
@@ -123,14 +132,14 @@ def open_safetensors(path: Path, size: int) -> Arrays:
     header = safetensors_header(path, size)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise UntrustedCheckpoint(f"{path}: the metadata is not a table of strings")
+        raise MalformedFile(f"{path}: the metadata is not a table of strings")
 
     def read(name: str) -> Tensor:
         try:
             with safetensors.safe_open(path, framework="pt") as file:
                 return file.get_tensor(name).clone()  # no view of a file that may change under us
         except Exception as error:
-            raise UntrustedCheckpoint(f"{path}: array {name!r}: {one_line(error)}") from None
+            raise MalformedFile(f"{path}: array {name!r}: {one_line(error)}") from None
 
     shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
     return Arrays(shapes, read, metadata.get("vitkit", ""))
@@ -141,10 +150,10 @@ def safetensors_header(path: Path, size: int) -> dict[str, Any]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(MAX_HEADER, size - 8):
-            raise UntrustedCheckpoint(f"{path}: a header of {length} bytes in a file of {size}")
+            raise MalformedFile(f"{path}: a header of {length} bytes in a file of {size}")
         header = json.loads(file.read(length).decode("utf-8"), object_pairs_hook=no_twins)
     if not isinstance(header, dict):
-        raise UntrustedCheckpoint(f"{path}: the header is not a table")
+        raise MalformedFile(f"{path}: the header is not a table")
     entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
     if len(entries) > MAX_ARRAYS:
         raise UntrustedCheckpoint(f"{path}: {len(entries)} arrays; at most {MAX_ARRAYS} are read")
@@ -153,18 +162,14 @@ def safetensors_header(path: Path, size: int) -> dict[str, Any]:
         begin, end = entry["data_offsets"]
         shape, kind = entry["shape"], entry["dtype"]
         if kind not in SAFE_DTYPES:
-            raise UntrustedCheckpoint(
-                f"{path}: array {name!r} is of type {str(kind)[:20]!r}, which is not read"
-            )
+            raise MalformedFile(f"{path}: array {name!r} is of type {str(kind)[:20]!r}, which is not read")
         if any(type(n) is not int or not 0 <= n < MAX_AXIS for n in [*shape, begin, end]):
-            raise UntrustedCheckpoint(f"{path}: array {name!r} has no sound shape or place")
+            raise MalformedFile(f"{path}: array {name!r} has no valid shape or offsets")
         if begin != at or end - begin != math.prod(shape) * SAFE_DTYPES[kind]:
-            raise UntrustedCheckpoint(
-                f"{path}: array {name!r} lies at {begin}-{end}: overlap, hole or wrong size"
-            )
+            raise MalformedFile(f"{path}: array {name!r} lies at {begin}-{end}: overlap, hole or wrong size")
         at = end
     if at != size - 8 - length:
-        raise UntrustedCheckpoint(
+        raise MalformedFile(
             f"{path}: the header describes {at} bytes of arrays, the file has {size - 8 - length}; cut off?"
         )
     return header
@@ -173,7 +178,7 @@ def safetensors_header(path: Path, size: int) -> dict[str, Any]:
 def no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
-        raise UntrustedCheckpoint("a name stands twice in the header")
+        raise MalformedFile("two arrays in the header have the same name")
     return table
 
 
@@ -182,12 +187,12 @@ def no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def open_zip(path: Path, size: int) -> Arrays:
     if reason := directory_objection(path, size):
-        raise UntrustedCheckpoint(f"{path}: {reason}")
+        raise MalformedFile(f"{path}: {reason}")
     with zipfile.ZipFile(path) as archive:
         members, comment, directory = archive.infolist(), archive.comment, archive.start_dir
     names = [m.filename for m in members]
     if len(names) != len(set(names)) or len(names) > 2 * MAX_ARRAYS:
-        raise UntrustedCheckpoint(f"{path}: {len(names)} members, some of them twice, or too many")
+        raise UntrustedCheckpoint(f"{path}: {len(names)} members: too many, or two of one name")
     if any(
         name.rpartition("/")[2] in ("constants.pkl", "bytecode.pkl") or "/code/" in name for name in names
     ):
@@ -210,9 +215,7 @@ def open_zip(path: Path, size: int) -> Arrays:
         return open_npz(path, members, comment)
     if any(name.rpartition("/")[2] == "data.pkl" for name in names):
         return open_torch(path, size, members)
-    raise UntrustedCheckpoint(
-        f"{path}: a zip archive of neither numpy nor torch; holds {', '.join(names[:3])}"
-    )
+    raise MalformedFile(f"{path}: a zip archive of neither numpy nor torch; holds {', '.join(names[:3])}")
 
 
 def open_npz(path: Path, members: list[zipfile.ZipInfo], comment: bytes) -> Arrays:
@@ -229,7 +232,7 @@ def open_npz(path: Path, members: list[zipfile.ZipInfo], comment: bytes) -> Arra
                 array = np.lib.format.read_array(file, allow_pickle=False)
                 file.read()  # to the end, where the checksum is compared
         except Exception as error:
-            raise UntrustedCheckpoint(f"{path}: array {name!r}: {one_line(error)}") from None
+            raise MalformedFile(f"{path}: array {name!r}: {one_line(error)}") from None
         if array.dtype == np.dtype("V2"):  # bfloat16 as jax saves it
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         array = array.astype(array.dtype.newbyteorder("="), copy=False)  # torch knows one byte order only
@@ -246,7 +249,7 @@ def npy_shape(path: Path, name: str, file: BinaryIO, size: int) -> tuple[int, ..
         (2, 0): np.lib.format.read_array_header_2_0,
     }
     if version not in readers:
-        raise UntrustedCheckpoint(f"{path}: array {name!r} is of .npy version {version}, which is not read")
+        raise MalformedFile(f"{path}: array {name!r} is of .npy version {version}, which is not read")
     shape, _, dtype = readers[version](file)
     if dtype.hasobject or not ((dtype.kind in "fiub" and dtype.itemsize <= 8) or dtype == np.dtype("V2")):
         raise UntrustedCheckpoint(f"{path}: array {name!r} holds {dtype}, not numbers")
@@ -264,7 +267,7 @@ def open_torch(path: Path, size: int, members: list[zipfile.ZipInfo]) -> Arrays:
     tensors, notes = state_dict_in(path, restricted_load(path))
     for name, tensor in tensors.items():
         if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
-            raise UntrustedCheckpoint(f"{path}: {name!r} is no plain dense tensor")
+            raise MalformedFile(f"{path}: {name!r} is not an ordinary dense tensor")
         if tensor.is_quantized or tensor.numel() * tensor.element_size() > size:
             raise UntrustedCheckpoint(
                 f"{path}: {name!r} claims shape {tuple(tensor.shape)}, more than the file holds"
@@ -273,7 +276,7 @@ def open_torch(path: Path, size: int, members: list[zipfile.ZipInfo]) -> Arrays:
         raise UntrustedCheckpoint(f"{path}: its tensors share memory, more of them than the file holds")
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors.values()}
     if Counter(storages.values()) - Counter(m.file_size for m in members):
-        raise UntrustedCheckpoint(f"{path}: a tensor is larger than what is stored of it")
+        raise UntrustedCheckpoint(f"{path}: a tensor is larger than its stored values")
     shapes = {name: tuple(t.shape) for name, t in tensors.items()}
     return Arrays(shapes, lambda name: tensors[name].detach().clone(), notes=notes)
 
@@ -292,7 +295,7 @@ def state_dict_in(path: Path, loaded: Any) -> tuple[dict[str, Tensor], tuple[str
             loaded = loaded[key]
             break
     if not isinstance(loaded, dict) or not any(isinstance(v, Tensor) for v in loaded.values()):
-        raise UntrustedCheckpoint(f"{path}: holds no table of tensors")
+        raise MalformedFile(f"{path}: holds no table of tensors")
     tensors = {str(k): v for k, v in loaded.items() if isinstance(v, Tensor)}
     if len(tensors) > MAX_ARRAYS:
         raise UntrustedCheckpoint(f"{path}: {len(tensors)} arrays; at most {MAX_ARRAYS} are read")

@@ -13,6 +13,7 @@ from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViTConfig
 
 VERSION = 1
+FIRST = ("classify", "multilabel")  # tasks that a card tells apart by its field `multilabel`
 KINDS = {"ViT": ViTConfig, "ResNet": ResNetConfig}
 
 
@@ -25,16 +26,24 @@ class Card:
     labels: tuple[str, ...] = ()
     preprocessing: Preprocessing = Preprocessing()
     origin: Origin = Origin()
-    multilabel: bool = False
+    task: str = "classify"
+
+    @property
+    def multilabel(self) -> bool:
+        return self.task == "multilabel"
 
 
 def card_of(model: Model, layout: str) -> Card:
-    return Card(layout, model.config, model.labels, model.preprocessing, model.origin, model.multilabel)
+    return Card(layout, model.config, model.labels, model.preprocessing, model.origin, model.task)
 
 
 def to_json(card: Card) -> str:
     kind = "ViT" if isinstance(card.config, ViTConfig) else "ResNet"
-    return json.dumps({"version": VERSION, "kind": kind} | asdict(card))
+    table = asdict(card)
+    task = table.pop("task")
+    if task in FIRST:  # as version 0.1 names them
+        return json.dumps({"version": VERSION, "kind": kind} | table | {"multilabel": card.multilabel})
+    return json.dumps({"version": VERSION, "kind": kind} | table | {"multilabel": False, "task": task})
 
 
 def from_json(text: str) -> Card:
@@ -43,7 +52,7 @@ def from_json(text: str) -> Card:
         told = json.loads(text)
         if told.pop("version") != VERSION:
             raise WeightsError("the file was written by a newer vitkit; update vitkit to read it")
-        kind = KINDS[told.pop("kind")]
+        kind, several = KINDS[told.pop("kind")], told.get("multilabel", False)  # the first files lack it
         if told["config"].get("stem") is not None:
             told["config"]["stem"] = value(StemConfig, told["config"]["stem"])
         return Card(
@@ -52,7 +61,7 @@ def from_json(text: str) -> Card:
             labels=checked("labels", told["labels"], ("",)),
             preprocessing=value(Preprocessing, told["preprocessing"]),
             origin=value(Origin, told["origin"]),
-            multilabel=checked("multilabel", told.get("multilabel", False), False),  # the first files lack it
+            task=checked("task", told.get("task") or FIRST[checked("multilabel", several, False)], ""),
         )
     except WeightsError:
         raise

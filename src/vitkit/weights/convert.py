@@ -56,7 +56,7 @@ def convert(
     out = Path(out)
     format = format or format_of(out)
     if out.exists() and not overwrite:
-        raise WeightsError(f"{out} exists; give another name, or --overwrite")
+        raise WeightsError(f"{out} exists; give another name, or --overwrite", code="file.exists")
     model = load(source, **options)
     model.preprocessing = with_view(model.preprocessing, model.config.image_size, *parse_view(view))
     trial = out.with_name(f".checking-{out.name}")

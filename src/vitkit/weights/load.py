@@ -54,19 +54,22 @@ def load(
         model, notes = assemble(
             arrays, layout, places, found, allow_missing=tuple(allow_missing), ignore=tuple(ignore)
         )
-    except UntrustedCheckpoint:
-        raise
+    except UntrustedCheckpoint as error:
+        if str(path) in str(error):
+            raise
+        raise type(error)(f"{path}: {error}", code=error.code) from None
     except ValueError as error:
-        raise WeightsError(f"{path}: {str(error)[:LONGEST]}") from None
+        code = error.code if isinstance(error, WeightsError) else WeightsError.code
+        raise WeightsError(f"{path}: {str(error)[:LONGEST]}", code=code) from None
     except (RuntimeError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
-        raise WeightsError(f"{path}: what it says of itself makes no model ({one_line(error)})") from None
+        raise WeightsError(f"{path}: its description makes no valid model ({one_line(error)})") from None
     model.labels, label_notes = choose_labels(labels, found, model.config.classes, layout.name)
     notes = (*arrays.notes, *found.notes, *notes, *label_notes)
     model.preprocessing = preprocessing or found.preprocessing
     if not (card or preprocessing) and (view := published_view(origin.source)):
         model.preprocessing = with_view(found.preprocessing, model.config.image_size, *parse_view(view))
         notes = (*notes, f"evaluated with the view of its published accuracy, {view}")
-    model.multilabel = card is not None and card.multilabel
+    model.task = card.task if card else "classify"
     origin = replace(card.origin if card else origin, format=layout.name, notes=notes)
     model.origin = with_size_note(origin, model.config)
     return model.eval()
@@ -91,9 +94,9 @@ def understand(arrays: Arrays, card: Card | None, hints: Hints) -> tuple[Layout,
     if card:
         layout = next((known for known in (OWN, *LAYOUTS) if known.name == card.layout), None)
         if layout is None:
-            raise WeightsError(f"the file says it is in layout {card.layout!r}, which is not known")
+            raise WeightsError(f"the file is described as of layout {card.layout!r}, which is unknown")
         if reason := layout.objection(card.config):
-            raise WeightsError(f"the file says it is in layout {card.layout!r}, but {reason}")
+            raise WeightsError(f"the file is described as of layout {card.layout!r}, but {reason}")
     else:
         layout = next((known for known in LAYOUTS if known.recognises(arrays.shapes)), None)
     if layout is None:
@@ -145,7 +148,9 @@ def assemble(
     """The model with every parameter read, or an error that names all that does not fit."""
     layers = layer_count(found.config)
     if 8 * layers > len(places):
-        raise WeightsError(f"{layers} layers are declared, but the file has {len(places)} arrays")
+        raise WeightsError(
+            f"{layers} layers are declared, but the file has {len(places)} arrays", code="weights.names"
+        )
     entries = layout.entries(found.config)
     dropped = (*found.ignored, *ignore)
     wanted = {name for entry in entries for name in entry.foreign}
@@ -203,7 +208,7 @@ def complain(layout: str, missing: list[str], left_over: list[str], wrong: list[
         "  to accept this: vitkit convert FILE OUT.safetensors --allow-missing OURS --ignore THEIRS "
         "(load(FILE, allow_missing=, ignore=) in Python)"
     ]
-    raise WeightsError("\n".join(lines))
+    raise WeightsError("\n".join(lines), code="weights.names" if missing or left_over else "weights.shape")
 
 
 def read_entry(arrays: Arrays, places: dict[str, Source], entry: Entry) -> Tensor:
@@ -214,12 +219,15 @@ def read_entry(arrays: Arrays, places: dict[str, Source], entry: Entry) -> Tenso
         array = arrays.read(place.name)
         array = array if place.layer is None else array[place.layer]
         if array.dtype not in FLOATS:
-            raise UntrustedCheckpoint(f"array {place.name!r} holds {array.dtype}, not floating-point numbers")
+            raise UntrustedCheckpoint(
+                f"array {place.name!r} holds {array.dtype}, not floating-point numbers", code="weights.values"
+            )
         array = array.float()  # models compute in float32, whatever the file was written in
         if not array.isfinite().all():
             count = int((~array.isfinite()).sum())
             raise UntrustedCheckpoint(
-                f"array {place.name!r} holds {count} values that are not finite numbers in float32"
+                f"array {place.name!r} holds {count} values that are not finite numbers in float32",
+                code="weights.values",
             )
         parts.append(entry.form.read(array))
     tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -232,7 +240,7 @@ def choose_labels(
     """Names for the classes: those given, those of the file, or ImageNet's for 1000 outputs."""
     names = tuple(given) if given is not None else found.labels
     if names and len(names) != classes:
-        raise WeightsError(f"{len(names)} labels for {classes} classes")
+        raise WeightsError(f"there are {len(names)} labels for {classes} classes", code="data.labels")
     if names or layout == "vitkit" or classes != 1000:
         return names, ()
     return imagenet_labels(), ("1000 outputs: taken to be ImageNet's classes (labels= says otherwise)",)

@@ -11,7 +11,7 @@ from typing import Any
 
 from vitkit.layouts.layout import WeightsError
 from vitkit.models.card import Origin
-from vitkit.weights.archive import Arrays, UntrustedCheckpoint, listed, open_arrays
+from vitkit.weights.archive import Arrays, MalformedFile, UntrustedCheckpoint, listed, open_arrays
 from vitkit.weights.published import PUBLISHED, check_known, fetch, unknown
 
 INDEX = ".index.json"
@@ -70,10 +70,13 @@ def weight_file(path: Path) -> Path:
             return path / name if run else inside(path, name)  # in a run folder of one's own a link may do
     if run:
         raise WeightsError(
-            f"{path}: a run folder without {WEIGHTS[0]}: its training has not come to an end; "
-            "the same command again goes on with it"
+            f"{path}: a run folder without {WEIGHTS[0]}: its training is not finished; "
+            "run the same command again to resume it",
+            code="weights.not-found",
         )
-    raise WeightsError(f"{path}: the folder holds no model: none of {', '.join(WEIGHTS)}")
+    raise WeightsError(
+        f"{path}: the folder holds no model: none of {', '.join(WEIGHTS)}", code="weights.not-found"
+    )
 
 
 def open_weights(path: Path) -> Arrays:
@@ -116,11 +119,13 @@ def run_model(place: str | Path) -> Path | None:
 def open_shards(folder: Path, index: dict[str, Any]) -> Arrays:
     where = index.get("weight_map")
     if not isinstance(where, dict) or not all(isinstance(shard, str) for shard in where.values()):
-        raise UntrustedCheckpoint(f"{folder}: the index has no table weight_map")
+        raise MalformedFile(f"{folder}: the index has no table weight_map")
     shards = {name: open_arrays(inside(folder, name)) for name in sorted(set(where.values()))}
     lost = [name for name, shard in where.items() if name not in shards[shard].shapes]
     if lost:
-        raise WeightsError(f"{folder}: the index names arrays that its shards lack: {listed(lost)}")
+        raise WeightsError(
+            f"{folder}: the index names arrays that its shards lack: {listed(lost)}", code="weights.names"
+        )
     shapes = {name: shards[shard].shapes[name] for name, shard in where.items()}
     return Arrays(shapes, lambda name: shards[where[name]].read(name))
 
@@ -131,7 +136,7 @@ def inside(folder: Path, name: str) -> Path:
     roots = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
     plain = name.isprintable() and Path(name).name == name
     if not plain or not any((root / name).resolve().is_relative_to(r) for r in roots):
-        raise UntrustedCheckpoint(f"{folder}: {name!r} leads out of the folder")
+        raise UntrustedCheckpoint(f"{folder}: {name!r} points outside of the folder")
     return root / name
 
 
@@ -139,12 +144,12 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     try:
         path = inside(folder, name)
         if not path.is_file() or path.stat().st_size > LARGEST_JSON:
-            raise UntrustedCheckpoint(f"{folder / name}: no file, or larger than any real one")
+            raise UntrustedCheckpoint(f"{folder / name}: missing, or larger than any real one")
         content = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError, OSError) as error:
         if isinstance(error, UntrustedCheckpoint):
             raise
-        raise UntrustedCheckpoint(f"{folder / name}: not JSON ({error})") from None
+        raise MalformedFile(f"{folder / name}: not JSON ({error})") from None
     if not isinstance(content, dict):
-        raise UntrustedCheckpoint(f"{folder / name}: not a JSON table")
+        raise MalformedFile(f"{folder / name}: not a JSON table")
     return content

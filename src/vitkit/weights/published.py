@@ -107,7 +107,7 @@ def fetch(weight: Weight, cache: Path | None = None) -> tuple[Path, str]:
     try:
         return path, download(weight.address, path)
     except DownloadError as error:
-        raise DownloadError(f"{weight.name}: {error}") from None
+        raise DownloadError(f"{weight.name}: {error}", code=error.code) from None
 
 
 def published_view(source: str) -> str:
@@ -130,7 +130,7 @@ def unknown(source: str) -> WeightsError:
     hint = (
         f"; did you mean {' or '.join(near)}?" if near else "; vitkit list weights shows the published names"
     )
-    return WeightsError(f"no file, folder or published weights {source!r}{hint}")
+    return WeightsError(f"no file, folder or published weights {source!r}{hint}", code="weights.not-found")
 
 
 def check_known(source: str) -> None:
@@ -147,4 +147,4 @@ def check_obtainable(source: str) -> None:
         try:
             check_reachable(weight.address)
         except DownloadError as error:
-            raise DownloadError(f"{source}: {error}") from None
+            raise DownloadError(f"{source}: {error}", code=error.code) from None

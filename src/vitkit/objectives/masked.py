@@ -1,11 +1,14 @@
-"""Masked patch prediction (Sec. 4.6, App. B.1.2): how patches are corrupted, and what is to be said of them.
+"""Masked patch prediction (Sec. 4.6, App. B.1.2): how patches are corrupted, and what is learned from them.
 
 What the paper leaves open is decided here; docs/paper.md has the list.
 """
 
 # B batch, N patches of an image, K of them corrupted, C channels, P side of a patch, M cells of a patch
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,18 +17,61 @@ from torch import Tensor, nn
 
 from vitkit.data.order import Order
 from vitkit.data.views import normalise
-from vitkit.models.masked import WHEN
-from vitkit.training.objectives import Batch
-from vitkit.training.ranges import check_ranges
+from vitkit.errors import Error
+from vitkit.models.masked import WHEN, MaskedViT, check_maskable, maskable, with_mask_token
+from vitkit.models.variants import Config, Model
+from vitkit.models.vit import ViT
+from vitkit.objectives.task import (
+    Answer,
+    Batch,
+    Evaluation,
+    Headline,
+    Prepare,
+    Task,
+    images_in_words,
+    register,
+)
+from vitkit.options import Range
+from vitkit.proportions import percent
 
 CELLS = {"mean-colour": 1, "colours-4x4": 4}  # target -> cells along each side of a patch, a colour for each
 TARGETS = (*CELLS, "pixels")
 FIXED = -1  # the step of evaluation's corruption, at which nothing is trained
 
 
+@dataclass(frozen=True)
+class PatchAccuracy:
+    """How well corrupted patches are predicted: the mean over those of all images."""
+
+    images: int
+    patches: int  # corrupted ones, in all
+    target: str
+    loss: float  # cross-entropy of a colour, or the mean squared error of normalised pixels
+    accuracy: float | None  # share of the colours that are right; None for pixels
+    top1: None = None  # nothing is said of whole images
+
+    def to_json(self, classes: tuple[str, ...] = ()) -> dict[str, Any]:
+        return asdict(self)
+
+
+@register
 @dataclass(frozen=True, kw_only=True)
-class MaskedConfig:
-    """Which share of an image's patches is corrupted, how, and what the model has to say of them."""
+class Masked(Task):
+    """Which share of an image's patches is corrupted, how, and what the model has to predict of them."""
+
+    name: ClassVar[str] = "masked"
+    headline: ClassVar[Headline] = Headline("loss", "loss", higher=False, percent=False)
+    measured: ClassVar[tuple[str, ...]] = ("accuracy",)
+    labelled: ClassVar[bool] = False
+    unused: ClassVar[tuple[str, ...]] = (
+        "mixup", "label_smoothing", "patience", "optimizer.layer_decay", "optimizer.frozen",
+    )  # fmt: skip
+    ranges: ClassVar[Mapping[str, Range]] = {
+        "rate": Range(0, 1, above=True), "shares": Range(0, 1), "bits": Range(1, 5)
+    }  # fmt: skip
+    about: ClassVar[str] = "by masked patch prediction, without labels,"
+    batch_note: ClassVar[str] = "before patches are hidden"
+    predicts: ClassVar[bool] = False
 
     rate: float = 0.5  # 0.15 is the paper's other choice
     shares: tuple[float, float, float] = (0.8, 0.1, 0.1)  # of those: masked, another patch, left as it is
@@ -33,15 +79,19 @@ class MaskedConfig:
     bits: int = 3  # of each channel of a colour
     when: str = "before-positions"  # each place keeps its position; or after: the mask has none
 
-    def __post_init__(self):
-        if self.target not in TARGETS:
-            raise ValueError(f"target must be one of {', '.join(TARGETS)}, not {self.target!r}")
-        if self.when not in WHEN:
-            raise ValueError(f"when must be {' or '.join(WHEN)}, not {self.when!r}")
-        check_ranges(self, "masked.")
+    def __post_init__(self) -> None:
+        for field, value, known in (("target", self.target, TARGETS), ("when", self.when, WHEN)):
+            if value not in known:
+                raise Error(
+                    f"masked.{field} must be one of {', '.join(known)}, not {value!r}", code="recipe.value"
+                )
+        super().__post_init__()
         if len(self.shares) != 3 or abs(sum(self.shares) - 1) > 1e-6:
             given = ", ".join(f"{share:g}" for share in self.shares)
-            raise ValueError(f"shares are three that add up to 1 (masked, another patch, left), not {given}")
+            raise Error(
+                f"masked.shares are three that add up to 1 (masked, another patch, left), not {given}",
+                code="recipe.value",
+            )
 
     def counts(self, patches: int) -> tuple[int, int, int]:
         """Of so many patches: corrupted, masked, and replaced by another; the rest is left as it is.
@@ -50,13 +100,16 @@ class MaskedConfig:
         round(0.9 K) replaced: rounded sums, so that the parts make up the whole. Halves go to the even.
         """
         if patches < 2:
-            raise ValueError("an image of one patch has no other: give a larger image or a smaller patch")
+            raise Error(
+                "an image of one patch has no other: give a larger image or a smaller patch",
+                code="model.unsupported",
+            )
         corrupted = max(1, round(self.rate * patches))
         masked = round(self.shares[0] * corrupted)
         return corrupted, masked, round((self.shares[0] + self.shares[1]) * corrupted) - masked
 
-    def outputs(self, patch: int, channels: int = 3) -> int:
-        """How many numbers the model says of a patch of so many pixels a side."""
+    def predictions(self, patch: int, channels: int = 3) -> int:
+        """How many numbers the model predicts of a patch of so many pixels a side."""
         if self.target == "pixels":
             return channels * patch**2
         return CELLS[self.target] ** 2 * self.colours(channels)
@@ -65,8 +118,74 @@ class MaskedConfig:
         """Classes of a colour: 512 for 3 bits of 3 channels."""
         return 2 ** (self.bits * channels)
 
+    def labels(self, classes: tuple[str, ...]) -> tuple[str, ...]:
+        return ()  # a head would learn nothing
 
-def corruption(config: MaskedConfig, patches: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def configure(self, config: Config) -> Config:
+        return maskable(config)
+
+    def start(self, model: Model) -> Model:
+        return with_mask_token(model)
+
+    def build(self, model: Model) -> MaskedViT:
+        check_maskable(model.config)
+        assert isinstance(model, ViT)
+        return MaskedViT(model, self.predictions(model.config.stride, model.config.channels), self.when)
+
+    def extract(self, module: nn.Module) -> Model:
+        return module.vit  # type: ignore[return-value]
+
+    def kept_config(self, config: Config) -> Config:
+        """Without the mask token, so that any format holds it and every parameter learns in fine-tuning."""
+        return replace(config, mask_token=False)  # type: ignore[arg-type]
+
+    def prepare(self, model: Model, order: Order) -> Prepare:
+        return partial(corrupt, self, patches_in(model), order)
+
+    def objective(self, model: Model) -> "MaskedLoss":
+        p = model.preprocessing
+        stride: int = model.config.stride  # type: ignore[union-attr]
+        return MaskedLoss(config=self, patch=stride, mean=p.mean, std=p.std)
+
+    @torch.no_grad()
+    def outputs(self, module: nn.Module, batch: Batch, how: Evaluation) -> Tensor:
+        """Loss and, for colours, accuracy of each image; one is corrupted alike at every evaluation."""
+        model = self.extract(module)
+        each = self.objective(model).each(module, how.place(fixed(self, patches_in(model), batch)))
+        return torch.stack([*each.values()], 1).double().cpu()  # (B, 1 or 2)
+
+    def evaluate(self, module: nn.Module, batches: Iterable[Batch], how: Evaluation) -> PatchAccuracy:
+        empty = torch.zeros(0, 1 if self.target == "pixels" else 2, dtype=torch.float64)
+        rows = [self.outputs(module, batch, how) for batch in batches]
+        table = how.gather(torch.cat([empty, *rows]))
+        if not len(table):
+            raise Error("there is no image to evaluate on", code="data.empty")
+        loss, *right = table.mean(0).tolist()
+        corrupted = len(table) * self.counts(patches_in(self.extract(module)))[0]
+        return PatchAccuracy(len(table), corrupted, self.target, loss, right[0] if right else None)
+
+    def line(self, test: Mapping[str, Any], images: str) -> str:
+        n = test["patches"]
+        right = "" if test["accuracy"] is None else f"{percent(test['accuracy'], n)} of the colours right, "
+        return f"{n} corrupted patches of {test['images']} {images}: {right}loss {test['loss']:.4g}"
+
+    def page(self, test: Mapping[str, Any]) -> tuple[str, str]:
+        patches = f"of {test['patches']:,} corrupted patches in {images_in_words(test)}"
+        if test["accuracy"] is None:
+            return f"Loss {test['loss']:.4g}", f"mean squared error of the pixels {patches}"
+        right = percent(test["accuracy"], test["patches"])
+        return f"{right} of colours right", f"{patches}; loss {test['loss']:.4g}"
+
+    def answers(self, model: Any, values: Tensor, top: int) -> list[Answer]:
+        raise NotImplementedError  # `predicts` is false: the model that is kept is to be fine-tuned
+
+
+def patches_in(model: Model) -> int:
+    h, w = model.config.grid  # type: ignore[union-attr]
+    return h * w
+
+
+def corruption(config: Masked, patches: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Of one image: whose embedding stands in each place, (N,), where N is the mask; and the places, (K,).
 
     Another patch is one of the same image, any but itself, as it was before anything was corrupted.
@@ -80,7 +199,7 @@ def corruption(config: MaskedConfig, patches: int, rng: np.random.Generator) -> 
     return take, chosen
 
 
-def corrupt(config: MaskedConfig, patches: int, order: Order, step: int, batch: Batch) -> Batch:
+def corrupt(config: Masked, patches: int, order: Order, step: int, batch: Batch) -> Batch:
     """The batch with its images' corruptions, each a pure function of (seed, step, place).
 
     They are drawn from places below -1, which the order uses for nothing else.
@@ -93,20 +212,20 @@ def corrupt(config: MaskedConfig, patches: int, order: Order, step: int, batch: 
     return batch | {"take": torch.from_numpy(take), "chosen": torch.from_numpy(chosen)}
 
 
-def fixed(config: MaskedConfig, patches: int, batch: Batch) -> Batch:
+def fixed(config: Masked, patches: int, batch: Batch) -> Batch:
     """The same for evaluation: of an image's number alone, for all runs alike."""
     return corrupt(config, patches, Order(1, 1), FIXED, batch)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Masked:
+class MaskedLoss:
     """What was in the corrupted patches; batches are uint8 and carry `take` and `chosen`.
 
     Every image has equally many corrupted patches, so the mean over a batch's images is the mean over its
     patches, however the batch is cut.
     """
 
-    config: MaskedConfig
+    config: Masked
     patch: int  # pixels along a patch, or under a cell of a hybrid's feature map
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)

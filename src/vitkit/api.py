@@ -1,0 +1,437 @@
+"""The commands in Python: finetune, pretrain, evaluate, embed and export, which return values."""
+
+import inspect
+import os
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from functools import cached_property
+from html import escape
+from itertools import islice
+from pathlib import Path, PosixPath
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
+
+import numpy as np
+import torch
+
+from vitkit.data.pictures import Picture, is_picture
+from vitkit.errors import Error
+from vitkit.experiment.folder import RESULT
+from vitkit.experiment.pages import REPORT, read
+from vitkit.experiment.protocol import PROTOCOL
+from vitkit.models.variants import Model
+from vitkit.options import Precision, Training, check_options, parse_size
+from vitkit.recipes.recipe import Recipe, read_recipe
+from vitkit.report.terminal import warn
+from vitkit.serving.predict import features, view_of
+from vitkit.tasks.again import Request
+from vitkit.tasks.evaluate import EvaluateOptions, measure
+from vitkit.tasks.export import Exported, export_loaded
+from vitkit.tasks.learn import Outcome, finetuning, learn, pretraining
+from vitkit.tasks.plan import Plan
+from vitkit.tasks.report import draw
+from vitkit.tasks.use import loaded
+from vitkit.weights.load import load
+from vitkit.weights.locate import RECIPE, is_exported
+
+Place = str | os.PathLike[str]
+Size = int | tuple[int, int] | str  # 384, (384, 256) or "384x256": height and width
+SHOWN = ("top1", "mean_average_precision", "top5", "f1", "accuracy", "loss", "images")  # in a short form
+
+
+class TrainingOptions(TypedDict, total=False):
+    """The options of `vitkit finetune` and `vitkit pretrain`, by the names of their flags."""
+
+    weights: Place
+    model: str
+    out: Place | None
+    recipe: str
+    image_size: Size | None
+    strict_size: bool
+    batch: int | None
+    steps: int | None
+    epochs: float | None
+    keep: Literal["best", "last"] | None
+    patience: int | None
+    lr: float | None
+    seed: int | None
+    subset: str | int | None
+    against: Place | Sequence[Place]
+    set: Mapping[str, object] | Sequence[str]
+    device: str
+    precision: Precision
+    workers: int | None
+    decoded: Place | None
+    max_bad: float
+    compile: bool
+    recompute: bool
+    record: bool
+    deterministic: bool
+    spread: Literal["auto", "ddp", "fsdp"]
+    save_aside: bool
+    track: str | Sequence[str]
+    price_per_hour: float | None
+    accept_changed_data: bool
+    more_steps: int | None
+    split_of: Place
+
+
+class Metrics(Mapping[str, Any]):
+    """What was measured: the object that --json prints, with its headline as attributes.
+
+    >>> Metrics({"top1": 0.9, "images": 20})["images"]
+    20
+    """
+
+    def __init__(self, facts: Mapping[str, Any], notes: Iterable[str] = ()):
+        self.facts, self.notes = dict(facts), tuple(notes)  # notes: what a reader of the numbers should know
+
+    def __getitem__(self, name: str) -> Any:
+        return self.facts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.facts)
+
+    def __len__(self) -> int:
+        return len(self.facts)
+
+    @property
+    def images(self) -> int:
+        return int(self.facts["images"])
+
+    @property
+    def loss(self) -> float | None:
+        return self.facts.get("loss")
+
+    @property
+    def top1(self) -> float | None:
+        """The share of images whose likeliest label is right; None where images have several labels."""
+        return self.facts.get("top1")
+
+    @property
+    def top5(self) -> float | None:
+        return self.facts.get("top5")
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(self.facts)
+
+    def __repr__(self) -> str:
+        shown = {name: self.facts[name] for name in SHOWN if self.facts.get(name) is not None}
+        return f"Metrics({', '.join(f'{name}={value:.4g}' for name, value in shown.items())})"
+
+
+class Page(PosixPath):
+    """The path of a run's report; in a notebook the page shows itself."""
+
+    def _repr_html_(self) -> str:
+        page = escape(self.read_text("utf-8"))
+        return f'<iframe srcdoc="{page}" style="width:100%;height:640px;border:0" sandbox></iframe>'
+
+
+class Run(os.PathLike[str]):
+    """A finished run: the folder that a training has written. It is taken wherever a model is.
+
+    folder, result, metrics, model, report and recipe show it; Run("runs/photos") opens an earlier one.
+    """
+
+    def __init__(self, folder: Place):
+        self.folder = Path(folder)
+        if not any((self.folder / name).exists() for name in (RESULT, PROTOCOL)):
+            raise Error(
+                f"{self.folder}: no finished run there (no {RESULT} or {PROTOCOL}); give the folder of one",
+                code="run.not-found",
+            )
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """All that the run came to, as --json prints it: steps, test metrics, cost, seeds of the protocol."""
+        path = next(p for p in (self.folder / PROTOCOL, self.folder / RESULT) if p.exists())
+        content: dict[str, Any] | None = read(path)
+        if content is None:
+            raise Error(f"{path}: not readable as JSON; run the same call again", code="run.corrupt")
+        return content
+
+    @property
+    def metrics(self) -> Metrics:
+        """On the test images, or those that the recipe reports on."""
+        return Metrics(self.result["test"])
+
+    @cached_property
+    def model(self) -> Model:
+        """The trained model, loaded when it is first asked for."""
+        return load(self.folder)
+
+    @property
+    def report(self) -> Page:
+        """The page of the run; it is drawn if it is not there."""
+        path = self.folder / REPORT
+        return Page(path if path.exists() else draw(self.folder, None))
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """Everything that decided the run; of a protocol that of its first seed."""
+        places = (self.folder, *sorted(self.folder.glob("seed-*")))
+        return read_recipe(next(p for p in places if (p / RECIPE).exists()) / RECIPE)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r}, steps={self.result['steps']}, {self.metrics!r})"
+
+    def _repr_html_(self) -> str:
+        link = escape(str(self.report))
+        return f"<p><code>{escape(repr(self))}</code> <a href='{link}'>report</a></p>"
+
+
+Trains = TypeVar("Trains", bound=Callable[..., Any])
+
+
+def with_signature(function: Trains) -> Trains:
+    """The same function, whose signature lists every option with its default: for help() and notebooks."""
+    own = inspect.signature(function)
+    kept = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    hints = typing.get_type_hints(TrainingOptions)
+    more = [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hint)
+        for field in fields(Training)
+        if (hint := hints.get(field.name))
+    ]
+    function.__signature__ = own.replace(parameters=[*kept, *more])  # type: ignore[attr-defined]
+    return function
+
+
+@overload
+def finetune(
+    data: Place, *, protocol: bool = ..., seeds: int = ..., plan: Literal[False] = ..., progress: bool = ...,
+    **options: Unpack[TrainingOptions],
+) -> Run: ...  # fmt: skip
+@overload
+def finetune(
+    data: Place, *, protocol: bool = ..., seeds: int = ..., plan: Literal[True], progress: bool = ...,
+    **options: Unpack[TrainingOptions],
+) -> Plan: ...  # fmt: skip
+@with_signature
+def finetune(
+    data: Place,
+    *,
+    protocol: bool = False,
+    seeds: int = 3,
+    plan: bool = False,
+    progress: bool = False,
+    **options: Unpack[TrainingOptions],
+) -> Run | Plan:
+    """A classifier from your images: train, test, save one model file. The same call again resumes.
+
+    It does what `vitkit finetune` does, by the same options; `vitkit finetune --help` explains each. What is
+    not given is chosen by the data and the kind of device. Nothing is printed without `progress`.
+
+    data      a folder, .csv, .parquet, .zip, .tar, .npz, shards (folder or URL) or "digits"
+    weights   the trained model to start from, or `model` to train a new one from scratch
+    steps     the length of the run, or `epochs`
+    set       any other field of the recipe: {"schedule.warmup": 10, "mixup": 0.2}
+    plan      return what would be done, with the choices, time and memory, and do nothing
+    progress  print choices, warnings and the steps as they go; a notebook shows them too
+
+    >>> import vitkit
+    >>> tiny = {"model_options": "width=32,depth=1,heads=2,hidden=32", "schedule.warmup": 1}
+    >>> run = vitkit.finetune("digits", model="ViT-Ti/4", image_size=8, steps=4, batch=16, set=tiny)
+    >>> run.metrics.images, run.recipe.batch, str(run.folder)
+    (179, 16, 'runs/digits')
+    >>> plan = vitkit.finetune("digits", plan=True, model="ViT-Ti/4", image_size=16, steps=4, batch=16)
+    >>> plan.steps, str(plan.out)  # other options, another run
+    (4, 'runs/digits-2')
+    """
+    words = training(options, plan=plan, seeds=seeds)
+    return trained(finetuning(os.fspath(data), words, protocol=protocol, seeds=seeds), progress)
+
+
+@overload
+def pretrain(
+    data: Place, *, plan: Literal[False] = ..., progress: bool = ..., **options: Unpack[TrainingOptions]
+) -> Run: ...
+@overload
+def pretrain(
+    data: Place, *, plan: Literal[True], progress: bool = ..., **options: Unpack[TrainingOptions]
+) -> Plan: ...
+@with_signature
+def pretrain(
+    data: Place, *, plan: bool = False, progress: bool = False, **options: Unpack[TrainingOptions]
+) -> Run | Plan:
+    """A model from scratch by the paper's recipes; options, and what is returned, as of `finetune`.
+
+    >>> import vitkit
+    >>> plan = vitkit.pretrain("digits", model="ViT-Ti/4", image_size=8, epochs=2, batch=64, plan=True)
+    >>> plan.steps, plan.recipe.name, plan.state.action
+    (46, 'pretrain', 'create')
+    """
+    return trained(pretraining(os.fspath(data), training(options, plan=plan)), progress)
+
+
+def trained(request: Request, progress: bool) -> Run | Plan:
+    outcome: Outcome = learn(request, progress=progress)
+    return outcome.plan if outcome.result is None else Run(outcome.plan.out)
+
+
+def training(options: Mapping[str, Any], *, plan: bool, **others: Any) -> Training:
+    """Keywords as the commands' options, each checked as they are there."""
+    known = {field.name for field in fields(Training)}
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            hint = f" did you mean {near[0]}?" if near else ""
+            raise Error(
+                f"no option {name!r};{hint} There are {', '.join(sorted(known))}", code="request.unknown"
+            )
+    values = {name: as_option(name, value) for name, value in options.items()} | {"plan": plan}
+    hints = typing.get_type_hints(Training, include_extras=True)
+    check_options(hints | {name: type(value) for name, value in others.items()}, values | others)
+    return Training(**values)
+
+
+def as_option(name: str, value: Any) -> Any:
+    """A Python value as the command line has it: a size as a text, a mapping as field=value."""
+    if name == "set" and isinstance(value, Mapping):
+        return tuple(f"{field}={as_text(one)}" for field, one in value.items())
+    if name in ("set", "against", "track"):
+        return as_texts(value)
+    if name in ("out", "decoded"):
+        return Path(value) if isinstance(value, str | os.PathLike) else value
+    if name in ("image_size", "subset"):
+        return None if value is None else as_text(value)
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def as_texts(values: Place | Iterable[Place]) -> tuple[str, ...]:
+    return tuple(map(as_text, (values,) if isinstance(values, str | os.PathLike) else values))
+
+
+def as_text(value: object) -> str:
+    if isinstance(value, os.PathLike):
+        return str(os.fspath(value))
+    if isinstance(value, tuple | list):
+        return ("x" if all(type(part) is int for part in value) else ",").join(map(str, value))
+    return str(value)
+
+
+def evaluate(
+    model: Model | Place,
+    data: Place,
+    *,
+    split: str | None = None,
+    batch: int = 32,
+    classes: Place = "",
+    real: Place = "",
+    view: str = "model",
+    workers: int | None = None,
+    device: str = "auto",
+    progress: bool = False,
+) -> Metrics:
+    """Metrics on images that the model was not trained on: what `vitkit evaluate --json` prints.
+
+    model  a model, a Run, a run folder, a model file or a published name. A run remembers its images: of
+           the data that it was trained on, its test images are counted, unless `split` says otherwise.
+
+    >>> import vitkit
+    >>> metrics = vitkit.evaluate("runs/digits", "digits", workers=0)
+    >>> metrics.images, metrics["split"], sorted(metrics["per_class"])[:2]
+    (179, 'test', ['0', '1'])
+    """
+    options = EvaluateOptions(
+        split=split, batch=batch, classes=as_text(classes), real=as_text(real), view=view, workers=workers,
+        device=device,
+    )  # fmt: skip
+    check_options(typing.get_type_hints(EvaluateOptions), vars(options))
+    done = measure(
+        model_or_place(model), os.fspath(data), options, say=warn if progress else ignore, quiet=not progress
+    )
+    return Metrics(done.facts, done.notes)
+
+
+def model_or_place(model: object) -> Model | str:
+    if isinstance(model, Model):
+        return model
+    if isinstance(model, str | os.PathLike):
+        return str(os.fspath(model))
+    raise Error(
+        "model must be a vitkit model, a Run, a run folder, a model file or a published name, "
+        f"not {type(model).__name__}",
+        code="request.value",
+    )
+
+
+def ignore(text: str) -> None:
+    """Where lines go that nobody asked for."""
+
+
+def embed(
+    model: Model | Place,
+    images: Picture | Iterable[Picture],
+    *,
+    batch: int = 32,
+    view: str = "model",
+    device: str = "auto",
+) -> np.ndarray:
+    """Features: what the model's head sees. (D,) of one image, (N, D) of several, float32.
+
+    images  a path, the bytes of a file, a PIL image or uint8 pixels (height, width, 3); or several of them
+
+    >>> import numpy as np, vitkit
+    >>> grey = np.full((8, 8, 3), 128, np.uint8)
+    >>> vitkit.embed("runs/digits", [grey, grey]).shape
+    (2, 32)
+    """
+    options = EvaluateOptions(batch=batch, view=view, device=device)
+    check_options(typing.get_type_hints(EvaluateOptions), vars(options))
+    place = model_or_place(model)
+    if is_exported(place):
+        raise Error(
+            f"{place}: an exported file gives no features; give the model it was made of: a run folder or a "
+            "model file",
+            code="model.unsupported",
+        )
+    encoder = loaded(place, device, view).eval()
+    if is_picture(images):
+        return features(encoder, view_of(images, encoder)[None]).numpy()[0]
+    rows = []
+    rest = iter(cast(Iterable[Picture], images))
+    while some := [view_of(one, encoder) for one in islice(rest, batch)]:
+        rows.append(features(encoder, torch.stack(some)))
+    if not rows:  # as many columns as there would be
+        blank = torch.zeros(1, encoder.config.channels, *encoder.config.image_size, dtype=torch.uint8)
+        rows.append(features(encoder, blank)[:0])
+    return torch.cat(rows).numpy()
+
+
+def export(
+    model: Model | Place,
+    out: Place,
+    *,
+    precision: Literal["fp32", "fp16", "bf16", "int8"] = "fp32",
+    calibrate: Place | Sequence[Place] = (),
+    image_size: Size | None = None,
+    strict_size: bool = False,
+    any_size: bool = False,
+    pixels: bool = False,
+    compiled: bool = False,
+    images: Place | Sequence[Place] = (),
+    overwrite: bool = False,
+    device: str = "auto",
+    progress: bool = False,
+) -> Exported:
+    """A model as .onnx, .pt2 or .xml for other runtimes; a file that disagrees with it is not written.
+
+    >>> import numpy as np, vitkit
+    >>> done = vitkit.export("runs/digits", "digits.onnx", overwrite=True)
+    >>> done.format, done.output, len(vitkit.predict("digits.onnx", np.zeros((8, 8, 3), np.uint8)))
+    ('ONNX', 'logits', 5)
+    """
+    size = None if image_size is None else as_text(image_size)
+    check_options({"image_size": str | None, "device": str}, {"image_size": size, "device": device})
+    return export_loaded(
+        model_or_place(model), Path(out), device, say=warn if progress else ignore, precision=precision,
+        calibrate=as_texts(calibrate), image_size=parse_size(size), strict_size=strict_size,
+        any_size=any_size, pixels=pixels, compiled=compiled, images=as_texts(images),
+        overwrite=overwrite, quiet=not progress,
+    )  # fmt: skip
