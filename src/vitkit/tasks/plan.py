@@ -328,7 +328,7 @@ def compared(
     """What the protocol compares for a model: rates, 0.06 too for convolutions, BiT's rule for a ResNet."""
     if isinstance(config, ViTConfig):
         return candidates(recipe, convolutional=config.stem is not None)
-    if recipe.name == "bit":
+    if "hyperrule" in recipe.auto:
         return candidates(recipe, convolutional=True)
     bit = bit_beside(recipe, known.images, round(known.side) ** 2, known.fixed)
     at_its_size = skeleton(replace(config, image_size=bit.image_size))
