@@ -21,6 +21,7 @@ from vitkit.experiment.features import Extractor
 from vitkit.experiment.frozen import FewShot, learn_from, learn_from_all, open_frozen
 from vitkit.experiment.start import Kept
 from vitkit.models.variants import build
+from vitkit.objectives.classify import Classify
 from vitkit.training.runtime import Runtime
 
 SIZES = {"width": 32, "depth": 2, "heads": 2, "hidden": 32, "image_size": (8, 8), "classes": 3}
@@ -415,7 +416,7 @@ def test_features_that_tell_nothing_do_not_end_a_run():
     model = build("ViT-Ti/4", seed=0, **SIZES)
     torch.nn.init.zeros_(model.encoder.norm.weight)
     notes = []
-    assert FewShot("digits")(model, Runtime(), 64, 0, notes.append) == {}
+    assert FewShot("digits")(Classify(), model, Runtime(), 64, 0, notes.append) == {}
     assert "tells none apart" in notes[0]
 
 
@@ -430,12 +431,12 @@ def test_data_that_is_kept_open_is_not_read_again(tmp_path, model):
     path.unlink()
     found = FewShot(str(path), 2, 2, opened)
     assert found.train is splits["train"] and found.test is splits["test"]
-    assert found(model, Runtime(), 64, 0, lambda text: None)["fewshot_images"] == 100
+    assert found(Classify(), model, Runtime(), 64, 0, lambda text: None)["fewshot_images"] == 100
 
 
 def judged(runtime: Runtime) -> dict:
     model = runtime.settle(build("ViT-Ti/4", seed=0, **SIZES))
-    return FewShot("digits", 2, 2)(model, runtime, 64, 0, lambda text: None)
+    return FewShot("digits", 2, 2)(Classify(), model, runtime, 64, 0, lambda text: None)
 
 
 @pytest.mark.slow

@@ -108,6 +108,16 @@ def test_every_target_runs(tmp_path, target, options):
     assert (test["accuracy"] is None) == (target == "pixels") and test["patches"] == 179 * 2
 
 
+def test_the_best_weights_come_back_with_the_layer_that_predicts(tmp_path):
+    """A high rate makes the run worse again, and its result is that of the best evaluation."""
+    r = masked(keep="best", evaluations=6, report_on="val")
+    result = go(tmp_path, replace(r, schedule=replace(r.schedule, rate=0.3)))
+    seen = {row["step"]: row["val_loss"] for row in rows(tmp_path) if "val_loss" in row}
+    best = min(seen, key=seen.get)
+    assert result.kept["weights"] == "best" and result.kept["step"] == best < max(seen)
+    assert result.test["loss"] == result.kept["val_loss"] == seen[best]
+
+
 def test_recomputed_activations_change_no_bit(straight, tmp_path):
     run_recipe(masked(), tmp_path, Runtime(recompute=True), How(workers=0, quiet=True))
     assert same(straight, tmp_path) and losses(tmp_path) == losses(straight)

@@ -37,6 +37,7 @@ from vitkit.experiment.spending import spent
 from vitkit.experiment.start import open_splits, start_model
 from vitkit.experiment.supply import supply
 from vitkit.models.resnet import ResNetConfig
+from vitkit.objectives.classify import Classify
 from vitkit.serving.predict import evaluation_view, predict
 from vitkit.training.runtime import Runtime
 
@@ -191,12 +192,12 @@ def test_evidence_is_quick(done, tmp_path):
     from vitkit.experiment.measure import evaluate
 
     splits, model = open_splits(tiny()), vitkit.load(done / "model.safetensors")
-    found = evaluate(model, splits["test"], 64, 0)
+    found = evaluate(Classify(), model, splits["test"], 64, 0)
     assert isinstance(found, Accuracy)
     shutil.copy(done / "recipe.json", tmp_path)
     begun = time.process_time()
-    evidence.begin(tmp_path, splits, 12, Runtime(), print, doctor=True)
-    evidence.finish(tmp_path, Runtime(), splits["test"], found, model, {}, print)
+    evidence.begin(tmp_path, splits, 12, Runtime(), print, task=Classify(), doctor=True)
+    evidence.finish(tmp_path, Runtime(), splits["test"], Classify(), found, model, {}, print)
     assert (tmp_path / "report.html").exists()
     assert time.process_time() - begun < 2
 
@@ -207,7 +208,7 @@ def test_a_resnets_mistakes_have_no_attention(tmp_path, small_resnet):
     source = open_data("digits")["all"].take(np.arange(20))
     model = small_resnet(classes=10, image_size=(32, 32))
     assert isinstance(model.config, ResNetConfig) and evaluation_view(model.preprocessing, (32, 32))
-    told = evidence.mistakes(source, evaluate(model, source, 8, 0), model, "cpu", print)
+    told = evidence.mistakes(source, evaluate(Classify(), model, source, 8, 0), model, "cpu", print)
     assert told["worst"] and all(one["image"] and one["overlay"] is None for one in told["worst"])
 
 

@@ -11,11 +11,13 @@ from test_tasks import TINY
 
 from vitkit.experiment.start import Kept
 from vitkit.experiment.stopping import after_evaluation
+from vitkit.objectives.classify import Classify
 from vitkit.options import Training
 from vitkit.tasks import automatic, learn
 from vitkit.tasks import plan as planning
 from vitkit.training.runtime import Runtime
 
+TOP1 = Classify.headline
 LOOKS = [word for word in TINY if not word.startswith("evaluations")]
 
 
@@ -114,11 +116,11 @@ def test_a_run_of_an_earlier_version_goes_on_as_it_was(tmp_path):
 def test_equal_accuracies_are_decided_by_the_loss():
     memory = {"best": None, "since": 0}
     for step, (top1, loss) in enumerate([(0.9, 0.5), (0.9, 0.4), (0.9, 0.45), (0.8, 0.1), (1.0, 0.6)], 1):
-        memory |= after_evaluation(memory, SimpleNamespace(top1=top1, loss=loss, images=10), step)
+        memory |= after_evaluation(memory, SimpleNamespace(top1=top1, loss=loss, images=10), TOP1, step)
         if step == 4:
             assert memory == {
                 "best": 0.9, "best_loss": 0.4, "best_step": 2, "best_images": 10, "since": 2,
             }  # fmt: skip
     assert (memory["best_step"], memory["since"]) == (5, 0)
     old = {"best": 0.9, "since": 3}  # in a checkpoint of an earlier version
-    assert after_evaluation(old, SimpleNamespace(top1=0.9, loss=0.2, images=10), 7)["best_step"] == 7
+    assert after_evaluation(old, SimpleNamespace(top1=0.9, loss=0.2, images=10), TOP1, 7)["best_step"] == 7

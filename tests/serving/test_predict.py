@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 import vitkit
+from vitkit.objectives.classify import Ranking
 from vitkit.serving import predict as predicting
 from vitkit.serving.predict import Prediction, predict_many
 from vitkit.tasks import predict as tasks
@@ -97,7 +98,9 @@ def test_the_command_tells_each_when_it_is_done(small, pictures, monkeypatch, ca
             if n:
                 captured = capsys.readouterr()
                 assert f"{n - 1}.png" in captured.out or f"{n - 1}.png: broken" in captured.err
-            yield Prediction(image, error="broken") if n == 1 else Prediction(image, (("cat", 0.75),))
+            yield (
+                Prediction(image, error="broken") if n == 1 else Prediction(image, Ranking((("cat", 0.75),)))
+            )
 
     monkeypatch.setattr(tasks, "load_model", lambda place, device, view: small())
     monkeypatch.setattr(tasks, "predict_many", slowly)

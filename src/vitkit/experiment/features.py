@@ -19,12 +19,13 @@ from vitkit.data.batches import BadFiles, evaluation_batches
 from vitkit.data.sources import Source
 from vitkit.data.splits import fingerprints
 from vitkit.data.views import View
+from vitkit.errors import Error
+from vitkit.io.atomic import replace_file
+from vitkit.io.cache import touch, trim
 from vitkit.models.variants import Model
 from vitkit.report.live import Live
 from vitkit.serving.predict import evaluation_view, features
 from vitkit.training.runtime import Runtime
-from vitkit.weights.cache import touch, trim
-from vitkit.weights.save import replace_file
 
 VIEWS = {
     "model": "as the model's own preprocessing asks",
@@ -59,10 +60,10 @@ class Extractor:
 
     def __post_init__(self) -> None:
         if self.view not in VIEWS:
-            raise ValueError(f"no view {self.view!r}; known: {', '.join(VIEWS)}")
+            raise Error(f"no view {self.view!r}; known: {', '.join(VIEWS)}", code="request.value")
         assert not self.runtime.cut  # only a forward pass of all processes together could use the model
         if self.batch < 1:
-            raise ValueError(f"batch must be at least 1, not {self.batch}")
+            raise Error(f"batch must be at least 1, not {self.batch}", code="request.value")
 
     def features(self, source: Source) -> Features:
         """Out of the cache where they are there; else by the model, each process a share of the images."""
@@ -91,7 +92,7 @@ class Extractor:
         own = (torch.cat(rows), torch.cat(numbers)) if rows else None
         parts = [part for part in runtime.everyones(own) if part is not None]
         if not parts:
-            raise ValueError(f"{source.name}: there is no image that can be used")
+            raise Error(f"{source.name}: there is no image that can be used", code="data.empty")
         index, order = torch.cat([numbers for _, numbers in parts]).sort()
         return Features(torch.cat([x for x, _ in parts])[order], index)
 

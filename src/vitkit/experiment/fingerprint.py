@@ -26,13 +26,14 @@ from vitkit.data.content import SIZE
 from vitkit.data.sources import Source
 from vitkit.data.sparse import SparseLabels, blocks
 from vitkit.data.splits import fingerprints, same_classes
+from vitkit.errors import Error
 from vitkit.experiment.changes import Listing, differences, renamed_classes, sampled
 from vitkit.experiment.folder import has_learned
+from vitkit.io.atomic import replace_file
 from vitkit.layouts.layout import WeightsError
 from vitkit.training.runtime import Runtime
 from vitkit.weights.archive import open_arrays
 from vitkit.weights.card import from_json
-from vitkit.weights.save import replace_file
 
 FILE = "data.json.gz"
 LISTED = 2_000_000  # images up to which each is listed by name
@@ -69,8 +70,11 @@ def check_data(
     found = summary(splits)
     for rank, other in enumerate(runtime.everyones(found)):
         if other != found:
-            raise ValueError(f"processes {runtime.rank} and {rank} do not see the same data: give the same "
-                             "files to each of them")  # fmt: skip
+            raise Error(
+                f"processes {runtime.rank} and {rank} do not see the same data: give the same files to each "
+                "of them",
+                code="data.changed",
+            )
     order, changed = runtime.first(
         lambda: accepted(compare(splits, found, out, labelled), splits, out, accept, say)
     )
@@ -112,12 +116,13 @@ def accepted(
             "classes, as far as its other files hold them, could be compared; it is written now")  # fmt: skip
     changed = f"{changed_since(out)} {'; '.join(data.changes)}."
     if not data.same_classes:
-        raise ValueError(
-            f"{changed} It cannot go on with other classes: put them back, or give another --out"
+        raise Error(
+            f"{changed} It cannot go on with other classes: put them back, or give another --out",
+            code="data.changed",
         )
     if data.changes and not accept:
         flag = "" if accept is None else ", or --accept-changed-data to go on with the data as it is now"
-        raise ValueError(f"{changed} Put the data back, or give another --out{flag}")
+        raise Error(f"{changed} Put the data back, or give another --out{flag}", code="data.changed")
     if not data.recorded:
         if data.changes:
             put_aside(out / FILE)

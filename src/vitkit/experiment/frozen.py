@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from vitkit.data.sources import Source
+from vitkit.errors import Error
 from vitkit.evaluation.fewshot import L2, choose_shots, fewshot_grid
 from vitkit.experiment.features import Extractor, Features
 from vitkit.experiment.kept import kept_model
@@ -28,11 +29,17 @@ def open_frozen(place: str, opened: Opener = open_splits) -> tuple[Source, Sourc
     splits = opened(Recipe(name="few-shot", data=place, val=0.0), None)
     train, test = splits["train"], splits["test"]
     if train.multilabel:
-        raise ValueError(f"{place}: several labels for each image; few-shot accuracy is of one label each")
+        raise Error(
+            f"{place}: several labels for each image; few-shot accuracy is of one label each",
+            code="data.labels",
+        )
     strange = np.setdiff1d(test.labels, train.labels)
     if len(strange):
         names = ", ".join(repr(train.classes[label]) for label in strange[:5])
-        raise ValueError(f"{place}: classes {names} are in the test images but not in the training images")
+        raise Error(
+            f"{place}: classes {names} are in the test images but not in the training images",
+            code="data.classes",
+        )
     return train, test
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from vitkit.data.content import SIZE
 from vitkit.data.sources import Source
 from vitkit.data.splits import fingerprints, join, same_classes
+from vitkit.errors import Error
 from vitkit.experiment.changes import counted
 from vitkit.experiment.fingerprint import FILE, is_same, read, summary
 from vitkit.experiment.start import open_splits
@@ -64,7 +65,10 @@ def choose_images(place: str, data: str, opened: Splits, split: str | None) -> C
     of test where it names none. split: train, val, test or all, which is every image of the data.
     """
     if split not in (None, "all", *SPLITS, *opened):
-        raise ValueError(f"--split {split!r}: {data} has no such split; give {', '.join(SPLITS)} or all")
+        raise Error(
+            f"--split {split!r}: {data} has no such split; give {', '.join(SPLITS)} or all",
+            code="data.not-found",
+        )
     folder = run_folder(place)
     if folder and (known := remembered(folder)):
         wanted = split or "test"
@@ -85,7 +89,7 @@ def choose_images(place: str, data: str, opened: Splits, split: str | None) -> C
         )
     name = split or next((s for s in ("test", "val", "all", "train") if s in opened), "all")
     if name not in opened and name != "all":
-        raise ValueError(f"{data} has no split {name!r}, only {', '.join(opened)}")
+        raise Error(f"{data} has no split {name!r}, only {', '.join(opened)}", code="data.not-found")
     whole = opened[name] if name in opened else together(opened)
     return Chosen(whole, np.arange(len(whole)), name, warning=warning)
 
@@ -165,6 +169,8 @@ def refuse_empty(found: Chosen, place: str, data: str) -> Chosen:
         return found
     left = found.left_out or by_use(found.uses if found.uses is not None else np.empty(0))
     known = use_words(left)
-    raise ValueError(
-        f"{data}: no image is left for --split {found.split} by {place}: {known}; --split all counts them all"
+    raise Error(
+        f"{data}: no image is left for --split {found.split} by {place}: {known}; "
+        "--split all counts them all",
+        code="data.empty",
     )

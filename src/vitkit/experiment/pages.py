@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from vitkit.errors import Error
 from vitkit.experiment.shown import read_shown
 from vitkit.experiment.spending import spent
+from vitkit.io.atomic import replace_file
 from vitkit.listing import is_finetuning, recipe_fields
 from vitkit.options import setting, settings_of
 from vitkit.report.html import encoded
 from vitkit.report.run_page import run_page
 from vitkit.training.journal import parse_row
-from vitkit.weights.atomic import replace_file
 
 REPORT, MISTAKES, BATCH = "report.html", "mistakes.csv", "training-batch.json"
 BIT = "bit"  # the folder of a protocol's run by BiT's HyperRule
@@ -36,9 +37,10 @@ def drawing(folder: Path) -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        raise ValueError(
+        raise Error(
             f"{folder}: no report can be made: a .json file there holds something else than a run writes "
-            f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+            f"({type(error).__name__}: {' '.join(str(error).split())[:200]})",
+            code="run.corrupt",
         ) from None
 
 

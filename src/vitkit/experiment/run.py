@@ -19,14 +19,15 @@ from vitkit.experiment import evidence, stopping
 from vitkit.experiment.fingerprint import check_data
 from vitkit.experiment.folder import MODEL, Interrupted, news, remains, signals, take
 from vitkit.experiment.frozen import FewShot
-from vitkit.experiment.kept import kept_model
+from vitkit.experiment.kept import kept_model, load_best, save_best
 from vitkit.experiment.measure import evaluate, numbers
 from vitkit.experiment.price import cost
 from vitkit.experiment.shown import write_shown
 from vitkit.experiment.start import REMOVED, Opener, open_splits, start_model
 from vitkit.experiment.supply import Unusable, name_batch, supply
-from vitkit.experiment.terms import How, Result
+from vitkit.experiment.terms import DivergedRun, How, OutOfMemoryRun, Result
 from vitkit.experiment.training_batch import keep_batch
+from vitkit.io.atomic import replace_file
 from vitkit.models.variants import Model
 from vitkit.objectives.task import Metrics as Evaluated
 from vitkit.objectives.task import Task
@@ -36,25 +37,20 @@ from vitkit.training.checkpoint import Saver, latest, load_checkpoint
 from vitkit.training.journal import Journal
 from vitkit.training.loop import train
 from vitkit.training.optimizer import swap_average
-from vitkit.training.parts import fill
+from vitkit.training.room import OutOfMemory
 from vitkit.training.runtime import Runtime, cores, data_workers, seed_step
 from vitkit.training.schedule import Stage, stage_at
 from vitkit.training.step import Diverged, Metrics, TrainState
-from vitkit.weights.load import load
-from vitkit.weights.save import replace_file, save
+from vitkit.weights.save import save
 
 SAVE_SECONDS = 300.0  # at most so much work is lost when a machine dies
 LONG = timedelta(days=1)  # that a data set may take to be compared with others
 
 
 def run(
-    recipe: Recipe,
-    out: Path,
-    runtime: Runtime,
-    how: How = How(),
-    opened: Opener = open_splits,
+    recipe: Recipe, out: Path, runtime: Runtime, how: How = How(), opened: Opener = open_splits,
     build: Callable[[Recipe, Source], Model] = start_model,
-) -> Result:
+) -> Result:  # fmt: skip
     """Train by the recipe into a run folder, or go on where an earlier process stopped.
 
     opened: how its data is opened; whoever runs many recipes on the same data may keep it open.
@@ -164,7 +160,9 @@ class Work:
                 )  # fmt: skip
             except Diverged as error:
                 named = name_batch(self.order, error.step, self.splits["train"], self.out, self.runtime)
-                raise Diverged(f"{error}; {named}", error.step) from None
+                raise DivergedRun(f"{error}; {named}", error.step) from None
+            except OutOfMemory as error:
+                raise OutOfMemoryRun(str(error)) from None
             except ChildProcessError as error:  # a data worker
                 raise ChildProcessError(f"{error}; {remains(self.out)}") from None
             if self.looks and self.state.step == self.total and self.memory.get("evaluated") != self.total:
@@ -264,7 +262,8 @@ class Work:
                 self.write(**self.few_shots())  # at the end: of the weights that are kept
             self.memory |= stopping.after_evaluation(self.memory, found, self.task.headline, self.state.step)
             if self.memory["since"] == 0 and self.recipe.keeps_best:
-                self.save_model(stopping.BEST)
+                best = self.out / stopping.BEST
+                save_best(self.task, self.state.model, best, main=self.runtime.main)
         if self.state.step in starts(self.stages):  # from here on it is trained on
             self.memory["since"] = 0
         self.memory["evaluated"] = self.state.step
@@ -301,7 +300,7 @@ class Work:
         """Into the model: the weights that did best on val, or the last or their average."""
         best = self.out / stopping.BEST
         if self.recipe.keeps_best and best.exists():
-            fill(self.state.model, load(best).state_dict())
+            load_best(self.task, self.state.model, best)
         else:
             swap_average(self.state.average, self.state.model)
 

@@ -19,8 +19,10 @@ from vitkit.data.remote import Cache
 from vitkit.data.sources import SUFFIXES, Source, from_rows, open_data, walk
 from vitkit.data.sparse import SparseLabels
 from vitkit.data.splits import Placed, complete, join, subset
+from vitkit.errors import Error
 from vitkit.experiment.changes import examples
 from vitkit.experiment.fingerprint import remembered_splits
+from vitkit.io.atomic import replace_file
 from vitkit.models.adapt import adapt
 from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.variants import Model, configure, fresh, with_options
@@ -29,7 +31,6 @@ from vitkit.objectives.task import Task
 from vitkit.options import part_of
 from vitkit.recipes.recipe import Recipe, only
 from vitkit.weights.load import load
-from vitkit.weights.save import replace_file
 
 Opener = Callable[[Recipe, Path | None], dict[str, Source]]
 DECIDING = ("data", "objective", "train_on", "val", "test", "split_of")  # that decide what is opened
@@ -61,9 +62,10 @@ def placed_images(recipe: Recipe, out: Path | None) -> dict[bytes | str, str]:
     if not placed and recipe.split_of:
         placed = remembered_splits(Path(recipe.split_of))
         if not placed:
-            raise ValueError(
+            raise Error(
                 f"--split-of {recipe.split_of}: expected the folder of a run that remembers its images "
-                "(data.json.gz), and there is none; leave the flag out to divide the images anew"
+                "(data.json.gz), and there is none; leave the flag out to divide the images anew",
+                code="run.not-found",
             )
     return placed
 
@@ -107,18 +109,20 @@ def checked(splits: dict[str, Source], recipe: Recipe) -> dict[str, Source]:
     train, place = splits["train"], recipe.data
     seen = np.flatnonzero(counts(train))
     if not len(train):
-        raise ValueError(f"{place}: no image is left to train on")
+        raise Error(f"{place}: no image is left to train on", code="data.empty")
     if recipe.task.labelled and len(seen) < 2 and not train.multilabel:
         listed = ", ".join(repr(train.classes[i]) for i in seen)
-        raise ValueError(
+        raise Error(
             f"{place}: all {len(train)} training images are of one class, {listed}; a classifier needs two "
-            "or more, each a folder of its own (or a label of its own in a table)"
+            "or more, each a folder of its own (or a label of its own in a table)",
+            code="data.classes",
         )
     for name in (recipe.report_on, "val") if recipe.patience or recipe.keeps_best else (recipe.report_on,):
         if name not in splits or not len(splits[name]):
-            raise ValueError(
+            raise Error(
                 f"{place}: no image for {name}: {len(train)} training images in {len(seen)} classes, and a "
-                f"class needs three different ones for train, val and test; add images, or a folder {name}"
+                f"class needs three different ones for train, val and test; add images, or a folder {name}",
+                code="data.empty",
             )
     return {name: part for name, part in splits.items() if len(part) or name == "train"}
 
@@ -219,8 +223,9 @@ def without(train: Source, places: Sequence[str], note: Path | None) -> Source:
     try:
         gone = {one["number"] for one in json.loads(note.read_text())}
     except (ValueError, TypeError, LookupError, RecursionError) as error:
-        raise ValueError(
-            f"{note}: not a list that vitkit wrote ({error}); delete it to have it made"
+        raise Error(
+            f"{note}: not a list that vitkit wrote ({error}); delete it to have it made",
+            code="run.corrupt",
         ) from None
     return train.take(np.array([i for i in range(len(train)) if i not in gone]))
 
@@ -230,7 +235,9 @@ def start_model(recipe: Recipe, train_split: Source, load: Callable[[str], Model
     task = recipe.task.for_source(train_split)
     labels = task.labels(train_split.classes)
     if recipe.evaluation_crop not in EVALUATION:
-        raise ValueError(f"evaluation_crop must be squash or centre, not {recipe.evaluation_crop!r}")
+        raise Error(
+            f"evaluation_crop must be squash or centre, not {recipe.evaluation_crop!r}", code="recipe.value"
+        )
     training: dict[str, Any] = {"dropout": recipe.dropout, "stochastic_depth": recipe.stochastic_depth}
     if recipe.weights:
         model = load(recipe.weights)
@@ -250,9 +257,10 @@ def start_model(recipe: Recipe, train_split: Source, load: Callable[[str], Model
             torch.nn.init.constant_(model.head.bias, recipe.head_bias)
         origin = Origin(format="vitkit", source=f"{recipe.model} from scratch")
     else:
-        raise ValueError(
+        raise Error(
             "nothing to start from: give --weights FILE|NAME, or --model NAME to train from scratch, "
-            "or a --recipe that names its model"
+            "or a --recipe that names its model",
+            code="request.missing",
         )
     if labels:
         model.labels, model.task = labels, task.name

@@ -6,8 +6,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vitkit.errors import Error
+from vitkit.training.room import OutOfMemory
 from vitkit.training.runtime import data_workers
+from vitkit.training.step import Diverged
 from vitkit.training.trackers import check_trackers
+
+
+class DivergedRun(Diverged, Error):
+    """The loss of a step is not finite; the message names the images of its batch."""
+
+    code = "training.diverged"
+
+
+class OutOfMemoryRun(OutOfMemory, Error):
+    """The device has too little memory, even for the smallest micro-batch."""
+
+    code = "training.out-of-memory"
 
 
 @dataclass(frozen=True)
@@ -30,8 +45,9 @@ def read_result(path: Path) -> Result:
     try:
         return Result(**json.loads(path.read_text()))
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(
-            f"{path}: not a result that vitkit wrote ({error}); delete it to test again"
+        raise Error(
+            f"{path}: not a result that vitkit wrote ({error}); delete it to test again",
+            code="run.corrupt",
         ) from None
 
 
@@ -54,6 +70,6 @@ class How:
         check_trackers(self.trackers)
         data_workers(self.workers)
         if not 0 <= self.max_bad <= 1:
-            raise ValueError(f"max-bad is a share of the images, 0 to 1, not {self.max_bad}")
+            raise Error(f"max-bad is a share of the images, 0 to 1, not {self.max_bad}", code="request.value")
         if self.price_per_hour is not None and not 0 <= self.price_per_hour < float("inf"):
-            raise ValueError(f"price-per-hour must be 0 or more, not {self.price_per_hour}")
+            raise Error(f"price-per-hour must be 0 or more, not {self.price_per_hour}", code="request.value")

@@ -4,7 +4,7 @@ Each process that has tensors, or parts of them, writes one file. A part is some
 number of processes can read what any other number has written.
 """
 
-import hashlib
+import errno
 import json
 import os
 import shutil
@@ -18,10 +18,12 @@ from typing import Any
 import safetensors.torch
 import torch
 
+from vitkit.errors import Error
+from vitkit.io.atomic import flush
+from vitkit.io.hashing import sha256
 from vitkit.training.parts import Piece, pieces, put_pieces
 from vitkit.training.runtime import Runtime
 from vitkit.training.step import TrainState
-from vitkit.weights.atomic import flush
 
 MANIFEST = "MANIFEST.json"
 KEEP = 2
@@ -29,8 +31,10 @@ PATIENCE = 540.0  # seconds that the main process waits for the parts of the oth
 LEAVING = 10.0  # and where the run has failed
 
 
-class CheckpointError(ValueError):
+class CheckpointError(Error):
     """A checkpoint could not be written or does not fit; the message says what is needed."""
+
+    code = "file.not-writable"
 
 
 class Saver:
@@ -71,7 +75,8 @@ class Saver:
         """Keep the error for `finish` to raise; nothing stays of what was being written."""
         if not isinstance(error, CheckpointError):
             error = CheckpointError(
-                f"cannot write {partial.with_suffix('')}: {error}; the checkpoints before it are untouched"
+                f"cannot write {partial.with_suffix('')}: {error}; the checkpoints before it are untouched",
+                code="disk.full" if getattr(error, "errno", 0) == errno.ENOSPC else "",
             )
         self.error = error
         if self.runtime.main:
@@ -84,8 +89,8 @@ class Saver:
         """Wait for what is being written; what went wrong with it anywhere is an error everywhere."""
         self.join()
         error, self.error = self.error, None
-        if told := [text for text in self.runtime.everyones(error and str(error)) if text]:
-            raise CheckpointError(told[0])
+        if failed := [one for one in self.runtime.everyones(error and (str(error), error.code)) if one]:
+            raise CheckpointError(failed[0][0], code=failed[0][1])
 
     def leave(self) -> None:
         """The same where the training has failed, and the other processes may be gone."""
@@ -116,12 +121,14 @@ def write_part(partial: Path, rank: int, mine: dict[str, Piece]) -> None:
     needed = sum(piece.tensor.nbytes for piece in mine.values())
     free = shutil.disk_usage(partial).free
     if free < 1.05 * needed + 2**20:
-        raise CheckpointError(f"{partial.parent}: a checkpoint needs {needed:,} bytes and {free:,} are free")
+        raise CheckpointError(
+            f"{partial.parent}: a checkpoint needs {needed:,} bytes and {free:,} are free", code="disk.full"
+        )
     path = partial / f"state-{rank:05d}.safetensors"
     arrays = {name: piece.tensor.detach().contiguous().cpu() for name, piece in mine.items()}
     safetensors.torch.save_file(arrays, path)
     flush(path)
-    told = {"sha256": digest(path), "rows": {name: [p.start, *p.shape] for name, p in mine.items()}}
+    told = {"sha256": sha256(path), "rows": {name: [p.start, *p.shape] for name, p in mine.items()}}
     beside = partial / f"part-{rank:05d}.json.new"
     beside.write_text(json.dumps(told))
     os.replace(beside, partial / f"part-{rank:05d}.json")
@@ -144,7 +151,7 @@ def close(partial: Path, facts: dict[str, Any]) -> None:
     told = [json.loads((partial / name).read_text()) for name in names]
     (partial / "facts.json").write_text(json.dumps(facts | {"parts": [one["rows"] for one in told]}))
     hashes = {f"state-{rank:05d}.safetensors": one["sha256"] for rank, one in enumerate(told)}
-    hashes["facts.json"] = digest(partial / "facts.json")
+    hashes["facts.json"] = sha256(partial / "facts.json")
     for name in names:
         (partial / name).unlink()
     (partial / MANIFEST).write_text(json.dumps(hashes))
@@ -188,7 +195,7 @@ def verifies(path: Path) -> bool:
         hashes = json.loads((path / MANIFEST).read_text())
         if set(hashes) != {"facts.json", *(part.name for part in path.glob("*.safetensors"))}:
             return False
-        return all(digest(path / name) == value for name, value in hashes.items())
+        return all(sha256(path / name) == value for name, value in hashes.items())
     except (OSError, ValueError, AttributeError, TypeError):
         return False
 
@@ -201,12 +208,8 @@ def load_checkpoint(path: Path, state: TrainState) -> dict[str, Any]:
         put_pieces(state, files, facts["parts"])
     except KeyError as error:
         raise CheckpointError(
-            f"{path}: is of another model ({error.args[0]}); give another --out, or delete it"
+            f"{path}: is of another model ({error.args[0]}); give another --out, or delete it",
+            code="checkpoint.mismatch",
         ) from None
     state.step = int(facts["step"])
     return facts["remember"]
-
-
-def digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from vitkit.errors import Error
 from vitkit.training.ranges import check_ranges
 
 DECAYS = ("linear", "cosine", "stairs", "constant")
@@ -20,7 +21,9 @@ class Duration:
     def __post_init__(self):
         if (self.steps is None) == (self.epochs is None):
             given = "neither" if self.steps is None else f"{self}"
-            raise ValueError(f"a length is given in steps or in epochs, one of them, not {given}")
+            raise Error(
+                f"a length is given in steps or in epochs, one of them, not {given}", code="recipe.value"
+            )
         check_ranges(self, "length.")
 
     def __str__(self) -> str:
@@ -46,7 +49,7 @@ class Schedule:
 
     def __post_init__(self):
         if self.decay not in DECAYS:
-            raise ValueError(f"decay must be one of {', '.join(DECAYS)}, not {self.decay!r}")
+            raise Error(f"decay must be one of {', '.join(DECAYS)}, not {self.decay!r}", code="recipe.value")
         check_ranges(self, "schedule.")
 
     def at(self, step: int, total: int) -> float:
@@ -85,10 +88,14 @@ def parse_stages(texts: Sequence[str]) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for text in texts:
         if not (match := re.fullmatch(r"([0-9]{1,10})\+([0-9]{1,10})", text)) or not int(match[2]):
-            raise ValueError(f"more_steps: {text!r} is not of the form START+STEPS, as in 40+20")
+            raise Error(
+                f"more_steps: {text!r} is not of the form START+STEPS, as in 40+20", code="recipe.value"
+            )
         start, steps = int(match[1]), int(match[2])
         if start < 1 or (found and not found[-1][0] < start <= sum(found[-1])):
-            raise ValueError(f"more_steps: {text!r} does not begin within or after what is before it")
+            raise Error(
+                f"more_steps: {text!r} does not begin within or after what is before it", code="recipe.value"
+            )
         found.append((start, steps))
     return found
 

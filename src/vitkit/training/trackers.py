@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from vitkit.errors import Error
+
 PROJECT = "vitkit"
 START_SECONDS = 90.0  # so long a run waits for a tracker before it starts without it,
 CLOSE_SECONDS = 30.0  # and so long at its end, until what is left is sent
@@ -33,11 +35,14 @@ def check_trackers(names: Iterable[str]) -> None:
     """A ValueError for a tracker that is not known or not installed; nothing is imported or created."""
     for name in names:
         if name not in TRACKERS:
-            raise ValueError(f"no tracker {name!r}; known: {', '.join(TRACKERS)}")
+            raise Error(f"no tracker {name!r}; known: {', '.join(TRACKERS)}", code="request.unknown")
         spec = importlib.util.find_spec(name)
         # A folder "wandb" in the working directory looks like a package, but one without an origin.
         if spec is None or spec.origin is None:
-            raise ValueError(f'the tracker {name} is not installed: pip install "vitkit[{name}]"')
+            raise Error(
+                f'the tracker {name} is not installed: pip install "vitkit[{name}]"',
+                code="request.extra-missing",
+            )
 
 
 def open_tracker(name: str, folder: Path, about: Mapping[str, Any]) -> "Aside":
