@@ -12,6 +12,7 @@ from vitkit.evaluation.throughput import images_per_second, largest_that_fits
 from vitkit.experiment.opened import short_names
 from vitkit.models.variants import Config, Model, skeleton, variant
 from vitkit.recipes import recipe as named
+from vitkit.recipes.pretrain import images_of
 from vitkit.recipes.recipe import Recipe
 from vitkit.report.terminal import Live, print_table, say
 from vitkit.tasks.automatic import largest_batch
@@ -22,10 +23,6 @@ from vitkit.weights.load import load
 from vitkit.weights.published import PUBLISHED
 
 SIZES = (64, 128, 224, 384, 512)  # of the paper's Fig. 12
-IMAGES = {  # of the data sets that published recipes count their epochs in
-    "jft": 303_000_000, "i21k": 14_200_000, "imagenet": 1_281_167, "augreg-i21k": 14_200_000,
-    "augreg-i1k": 1_281_167, "plain": 1_281_167,
-}  # fmt: skip
 DAY = 86_400
 PICTURES = (".png", ".svg")
 
@@ -47,7 +44,7 @@ def cost(
     """Tables of what each model costs; `seconds` are spent at most on each measurement, and a little more."""
     check(sizes, rate, seconds, measure, out)
     r = named(recipe)
-    seen = images_seen(r, images)
+    seen = images_seen(r, images_of(recipe) if images is None else images)
     configs = {place: config_of(place) for place in models}
     runtime = choose(device, precision)
     rows = [{"model": place} | computed(place, config, r, seen) for place, config in configs.items()]
@@ -79,12 +76,11 @@ def check(sizes: Sequence[int], rate: float | None, seconds: float, measure: boo
         raise ValueError("--out draws what is measured: leave out --no-measure")
 
 
-def images_seen(r: Recipe, images: int | None) -> int:
+def images_seen(r: Recipe, images: int) -> int:
     """By a training of the recipe; one that counts in epochs needs the size of its data."""
-    count = images if images is not None else IMAGES.get(r.name.partition(".")[0], 0)
-    if r.length.steps is None and count < 1:
+    if r.length.steps is None and images < 1:
         raise ValueError(f"recipe {r.name} is {r.length.epochs:g} epochs long: give --images N, of its data")
-    return r.length.in_steps(count, r.batch) * r.batch
+    return r.length.in_steps(images, r.batch) * r.batch
 
 
 def config_of(place: str) -> Config:
