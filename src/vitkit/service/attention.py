@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitkit.errors import Error
 from vitkit.inspection.classmap import class_map
 from vitkit.inspection.rollout import attention_rollout
 from vitkit.inspection.subject import (
@@ -40,12 +41,12 @@ def class_number(model: Model, name: str) -> int:
     """The class with this label, or with this number."""
     count = model.config.classes
     if not count:
-        raise ValueError("this model has no head and so no class to ask for")
+        raise Error("this model has no head and so no classes", code="model.unsupported")
     if name in model.labels:
         return model.labels.index(name)
     if name.isascii() and name.isdecimal() and len(name) < 9 and int(name) < count:
         return int(name)
-    raise ValueError(f"the model has no class {name[:80]!r}; give a label or a number, 0 to {count - 1}")
+    raise Error(f"the model has no class {name[:80]!r}; give a label or a number, 0 to {count - 1}")
 
 
 def explain(model: ViT, pixels: Tensor, target: int | None) -> dict[str, Any]:

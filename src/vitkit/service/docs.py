@@ -16,8 +16,11 @@ ENTRY = {"type": "object", "required": ["data"], "properties": {
 BASE64 = {"schema": {"type": "object", "required": ["images"], "properties": {
     "images": {"type": "array", "minItems": 1, "maxItems": 32, "items": ENTRY}}}}  # fmt: skip
 ERROR_SCHEMA = {"application/json": {"schema": {"type": "object", "properties": {
-    "error": {"type": "string"}, "request": {"type": "string"}}}}}  # fmt: skip
+    "error": {"type": "string", "description": "what is wrong and what to do, for people"},
+    "code": {"type": "string", "description": "area.reason, stable, for programs"},
+    "request": {"type": "string", "description": "the id of the request, in the log too"}}}}}  # fmt: skip
 ERRORS = {
+    400: "asked by a name that the service does not know (--allow-host)",
     401: "no token, or a wrong one",
     403: "asked from a page of another origin",
     413: "too large",
@@ -123,7 +126,8 @@ def errors() -> str:
     rows = "".join(row(str(status), escape(text)) for status, text in ERRORS.items())
     return (
         f'<section id="errors"><h2>Errors</h2><pre class="error"><code>{escape(ERROR)}</code></pre>'
-        "<p>The same id of the request is in the header X-Request-Id and in the log of the service.</p>"
+        "<p>Texts may change from version to version; the status and the code stay, for programs to go by. "
+        "The same id of the request is in the header X-Request-Id and in the log of the service.</p>"
         f"<table>{rows}</table></section>"
     )
 

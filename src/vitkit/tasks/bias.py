@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitkit.data.batches import BadFiles, evaluation_batches
 from vitkit.data.sources import Source, open_data
+from vitkit.errors import Error
 from vitkit.experiment.membership import choose_images
 from vitkit.experiment.opened import load_model, short_names
 from vitkit.inspection.bias import shifted, shuffled
@@ -46,7 +47,7 @@ def bias(
 ) -> None:
     """Several models on the same images with the same permutations and directions."""
     if images < 1:
-        raise ValueError(f"--images {images}: at least one image is looked at")
+        raise Error(f"--images {images}: give at least 1")
     models = {place: load_model(place, device) for place in places}
     splits = open_data(data)
     for place in places:  # only images that none of the models was trained on
@@ -99,14 +100,17 @@ def check(models: dict[str, Model], cells: Sequence[int], shifts: Sequence[int])
     for place, model in models.items():
         check_head(model)
         if model.multilabel:
-            raise ValueError(f"{place}: --bias is for models that give one label to an image, not several")
+            raise Error(
+                f"{place}: --bias needs a model with one label for each image, not several",
+                code="inspection.unsupported",
+            )
         h, w = model.config.image_size
         for g in cells:
             if g < 1 or h % g or w % g:
-                raise ValueError(f"--cells {g}: {place} sees {h} x {w} pixels, which {g} does not divide")
+                raise Error(f"--cells {g}: {place} sees {h} x {w} pixels, which {g} does not divide")
         for n in shifts:
             if not 0 <= n < min(h, w):
-                raise ValueError(f"--shifts {n}: {place} sees {h} x {w} pixels; give less than {min(h, w)}")
+                raise Error(f"--shifts {n}: {place} sees {h} x {w} pixels; give less than {min(h, w)}")
 
 
 def changes(cells: Sequence[int], shifts: Sequence[int], seed: int) -> dict[tuple[str, str], Change]:
@@ -138,7 +142,7 @@ def probe(
             right[key] += int((said == batch["label"]).sum())
         live.more(len(places))
     if not count:
-        raise ValueError(f"{source.name}: no image can be read")
+        raise Error(f"{source.name}: no image can be read", code="image.unreadable")
     found: dict[str, Any] = {"shuffled": {}, "shifted": {}}
     for (kind, much), number in right.items():
         if much:

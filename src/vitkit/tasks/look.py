@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vitkit.data.pictures import Picture, content_of
 from vitkit.data.views import apply, normalise
+from vitkit.errors import Error
 from vitkit.inspection.gather import check_layer, gather
 from vitkit.inspection.subject import transformer
 from vitkit.models.card import pair
@@ -85,7 +86,7 @@ class Look:
         place = Path(path)
         kind = place.suffix.lower()
         if kind not in (".png", ".svg", ".html"):
-            raise ValueError(f"{place}: a look is saved as .png, .svg or .html")
+            raise Error(f"{place}: give a name that ends in .png, .svg or .html")
         page = f"<!doctype html><meta charset=utf-8>{self._repr_html_()}\n"
         place.write_bytes(page.encode("utf-8", "replace") if kind == ".html" else self.drawn(kind[1:]))
 
@@ -158,22 +159,25 @@ def class_number(model: ViT, name: int | str) -> int:
     """The class with this label or number; else an error that names the nearest labels."""
     count, labels = model.config.classes, model.labels
     if model.head is None:
-        raise ValueError(f"there is no class {name!r}: this model has no head; fine-tune it first")
+        raise Error(
+            f"there is no class {name!r}: this model has no head; fine-tune it first",
+            code="model.unsupported",
+        )
     text = str(name)
     if text in labels and isinstance(name, str):
         return labels.index(text)
     if text.lstrip("-").isdecimal():
         if not 0 <= int(text) < count:
-            raise ValueError(f"there is no class {text}: the model's are 0 to {count - 1}")
+            raise Error(f"there is no class {text}: the model's are 0 to {count - 1}")
         return int(text)
     same = [i for i, label in enumerate(labels) if text.casefold() in words_of(label)]
     if len(same) == 1:
         return same[0]
     if not labels:
-        raise ValueError(f"the model's classes have no names, so none is {text!r}; give 0 to {count - 1}")
+        raise Error(f"the model's classes have no names, so none is {text!r}; give 0 to {count - 1}")
     near = [labels[i] for i in same] or nearest(text, labels)
     hint = f"; near it: {', '.join(map(repr, near))}" if near else ""
-    raise ValueError(f"the model has no class {text!r}{hint} (or give a number, 0 to {count - 1})")
+    raise Error(f"the model has no class {text!r}{hint} (or give a number, 0 to {count - 1})")
 
 
 def words_of(label: str) -> set[str]:
