@@ -16,8 +16,11 @@ ENTRY = {"type": "object", "required": ["data"], "properties": {
 BASE64 = {"schema": {"type": "object", "required": ["images"], "properties": {
     "images": {"type": "array", "minItems": 1, "maxItems": 32, "items": ENTRY}}}}  # fmt: skip
 ERROR_SCHEMA = {"application/json": {"schema": {"type": "object", "properties": {
-    "error": {"type": "string"}, "request": {"type": "string"}}}}}  # fmt: skip
+    "error": {"type": "string", "description": "what is wrong and what to do, for people"},
+    "code": {"type": "string", "description": "area.reason, stable, for programs"},
+    "request": {"type": "string", "description": "the id of the request, in the log too"}}}}}  # fmt: skip
 ERRORS = {
+    400: "the request names a host that the service does not know (--allow-host)",
     401: "the token is missing or wrong",
     403: "the request comes from a page of another origin",
     413: "the request is too large",

@@ -26,6 +26,7 @@ SENDING = {
 }
 ERROR = """{
   "error": "not an image: its first bytes are those of no known format",
+  "code": "image.unreadable",
   "request": "8a3c733e7b4115ea"
 }"""
 EXAMPLES = {
@@ -45,7 +46,7 @@ EXAMPLES = {
   ]
 }""",
         "One result for each image, in the order in which they were sent. An image that cannot be read has "
-        '"error" instead of "top".',
+        '"error" and "code" instead of "top".',
     ),
     "/v1/embed": Example(
         "curl -F files=@cat.jpg 'URL/v1/embed'",

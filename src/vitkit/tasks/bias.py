@@ -47,7 +47,7 @@ def bias(
 ) -> None:
     """Several models on the same images with the same permutations and directions."""
     if images < 1:
-        raise ValueError(f"--images {images}: at least one image is looked at")
+        raise Error(f"--images {images}: give at least 1")
     models = {place: load_model(place, device) for place in places}
     splits = open_data(data)
     for place in places:  # only images that none of the models was trained on
@@ -101,16 +101,16 @@ def check(models: dict[str, Model], cells: Sequence[int], shifts: Sequence[int])
         task_of(model).check_head(model)
         if model.task != "classify":
             raise Error(
-                f"{place}: --bias is for models that give one label to an image, not for {model.task}",
-                code="model.unsupported",
+                f"{place}: --bias needs a model that gives one label to an image, not one for {model.task}",
+                code="inspection.unsupported",
             )
         h, w = model.config.image_size
         for g in cells:
             if g < 1 or h % g or w % g:
-                raise ValueError(f"--cells {g}: {place} sees {h} x {w} pixels, which {g} does not divide")
+                raise Error(f"--cells {g}: {place} sees {h} x {w} pixels, which {g} does not divide")
         for n in shifts:
             if not 0 <= n < min(h, w):
-                raise ValueError(f"--shifts {n}: {place} sees {h} x {w} pixels; give less than {min(h, w)}")
+                raise Error(f"--shifts {n}: {place} sees {h} x {w} pixels; give less than {min(h, w)}")
 
 
 def changes(cells: Sequence[int], shifts: Sequence[int], seed: int) -> dict[tuple[str, str], Change]:
@@ -142,7 +142,7 @@ def probe(
             right[key] += int((said == batch["label"]).sum())
         live.more(len(places))
     if not count:
-        raise ValueError(f"{source.name}: no image can be read")
+        raise Error(f"{source.name}: no image can be read", code="image.unreadable")
     found: dict[str, Any] = {"shuffled": {}, "shifted": {}}
     for (kind, much), number in right.items():
         if much:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from vitkit.errors import Error
 from vitkit.evaluation.cost import TRAINING, forward_flops, parameters, tpu_v3_core_days
 from vitkit.evaluation.throughput import images_per_second, largest_that_fits
 from vitkit.experiment.opened import short_names
@@ -63,23 +64,24 @@ def cost(
 def check(sizes: Sequence[int], rate: float | None, seconds: float, measure: bool, out: Path | None) -> None:
     """Refuse before anything is measured."""
     if not sizes or min(sizes) < 1:
-        raise ValueError(
-            f"--sizes {' '.join(map(str, sizes))}: give one or more sizes in pixels, as in 224 384"
-        )
+        raise Error(f"--sizes {' '.join(map(str, sizes))}: give one or more sizes in pixels, as in 224 384")
     if not 0 < seconds < float("inf"):
-        raise ValueError(f"--seconds {seconds}: give the seconds of one measurement, more than 0")
+        raise Error(f"--seconds {seconds}: give how long one measurement takes, more than 0")
     if rate is not None and not 0 < rate < float("inf"):
-        raise ValueError(f"--rate {rate}: give TFLOP/s of one device in training, more than 0")
+        raise Error(f"--rate {rate}: give the TFLOP/s that one device reaches in training, more than 0")
     if out and out.suffix.lower() not in PICTURES:
-        raise ValueError(f"--out {out}: the figure is written as {' or '.join(PICTURES)}")
+        raise Error(f"--out {out}: the figure is written as {' or '.join(PICTURES)}")
     if out and not measure:
-        raise ValueError("--out draws what is measured: leave out --no-measure")
+        raise Error("--out draws the measurements: leave out --no-measure", code="request.conflict")
 
 
 def images_seen(r: Recipe, images: int) -> int:
     """By a training of the recipe; one that counts in epochs needs the size of its data."""
     if r.length.steps is None and images < 1:
-        raise ValueError(f"recipe {r.name} is {r.length.epochs:g} epochs long: give --images N, of its data")
+        raise Error(
+            f"recipe {r.name} is {r.length.epochs:g} epochs long: give --images N, the size of its data",
+            code="request.missing",
+        )
     return r.length.in_steps(images, r.batch) * r.batch
 
 
@@ -94,8 +96,8 @@ def computed(place: str, config: Config, r: Recipe, seen: int) -> dict[str, Any]
     """What follows from the sizes alone, at the recipe's resolution."""
     try:
         at = replace(config, image_size=r.image_size)
-    except ValueError as error:
-        raise ValueError(f"{place} by recipe {r.name}: {error}") from None
+    except Error as error:
+        raise Error(f"{place} with recipe {r.name}: {error}", code=error.code) from None
     forward = forward_flops(at)
     total = TRAINING * forward * seen
     return {

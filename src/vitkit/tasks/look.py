@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vitkit.data.pictures import Picture, content_of
 from vitkit.data.views import apply, normalise
+from vitkit.errors import Error
 from vitkit.inspection.gather import check_layer, gather
 from vitkit.inspection.subject import class_number, transformer
 from vitkit.models.card import pair
@@ -84,7 +85,7 @@ class Look:
         place = Path(path)
         kind = place.suffix.lower()
         if kind not in (".png", ".svg", ".html"):
-            raise ValueError(f"{place}: a look is saved as .png, .svg or .html")
+            raise Error(f"{place}: give a name that ends in .png, .svg or .html")
         place.write_bytes(self.html("file").encode() if kind == ".html" else self.drawn(kind[1:]))
 
 
