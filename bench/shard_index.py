@@ -38,8 +38,8 @@ def labels_of(entries: int, several: bool) -> Any:
 
 
 def write(folder: Path, entries: int, several: bool) -> None:
-    from vitkit.data.archives import replaced
     from vitkit.data.index import INDEX, ROW, Shard, make_columns, write_index
+    from vitkit.io.atomic import replaced
 
     rows = np.zeros(entries, ROW)
     number = np.arange(entries)

@@ -15,7 +15,7 @@ from test_cli import run
 from vitkit.data.sources import open_data
 from vitkit.data.splits import complete, fingerprints
 from vitkit.experiment.fingerprint import remembered_splits
-from vitkit.experiment.folder import locked
+from vitkit.io.lock import locked
 from vitkit.options import Training
 from vitkit.training.journal import Journal
 from vitkit.training.schedule import Schedule, stage_at, stages
@@ -130,7 +130,7 @@ def test_a_wrong_name_is_reported_before_anything_is_done(words, tmp_path, monke
 def test_a_start_that_came_to_nothing_leaves_its_folder_to_the_next_command(home, capsys):
     shutil.rmtree(home / "runs/pics/checkpoints")
     (home / "runs/pics/result.json").unlink()
-    with locked(home / "runs/pics"):  # but not while it runs
+    with locked(home / "runs/pics", wait=False):  # but not while it runs
         assert again(steps=4) == 0
         assert "runs/pics-2" in capsys.readouterr().err
     assert again("--batch", 8, steps=5) == 0

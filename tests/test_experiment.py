@@ -14,8 +14,9 @@ from refusals import refused
 from safetensors.torch import load_file
 
 import vitkit
-from vitkit.experiment.folder import Interrupted, locked
+from vitkit.experiment.folder import Interrupted
 from vitkit.experiment.run import How, run
+from vitkit.io.lock import locked
 from vitkit.recipes import RECIPES, recipe
 from vitkit.recipes.recipe import Recipe, from_json, override, to_json
 from vitkit.training.checkpoint import CheckpointError, complete, latest
@@ -220,7 +221,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, monkeypatch):
 
 
 def test_a_second_process_is_refused(tmp_path):
-    with locked(tmp_path), pytest.raises(ValueError, match=f"in use by process {os.getpid()}"):
+    with locked(tmp_path, wait=False), refused("run.locked", tmp_path, f"process {os.getpid()}"):
         go(tmp_path, tiny())
 
 
@@ -232,8 +233,6 @@ def test_a_changed_recipe_is_refused_with_what_changed(straight):
 def test_averaged_weights_are_what_is_saved(tmp_path):
     r = tiny(optimizer=replace(tiny().optimizer, average=0.5))
     go(tmp_path, r)
-    from safetensors.torch import load_file
-
     arrays = load_file(complete(tmp_path / "checkpoints")[-1] / "state-00000.safetensors")
     assert torch.equal(weights(tmp_path)["head.weight"], arrays["average.head.weight"])
     assert not torch.equal(weights(tmp_path)["head.weight"], arrays["model.head.weight"])

@@ -10,7 +10,8 @@ ROOT = Path(__file__).parent.parent
 SRC = ROOT / "src" / "vitkit"
 FILES = sorted(SRC.rglob("*.py"))
 FLOORS = {
-    "errors": 0, "proportions": 0,
+    "errors": -1,
+    "io": 0, "proportions": 0,
     "models": 1, "data": 1, "evaluation": 1, "report": 1, "options": 1,
     "layouts": 2, "objectives": 2,
     "weights": 3,

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from refusals import refused
 from test_cli import run
 
 import vitkit
 from vitkit.inspection.rollout import attention_rollout
+from vitkit.inspection.subject import class_number
 from vitkit.tasks.drawings import head_figure, map_figure
-from vitkit.tasks.look import class_number, inspect, ready, seen
+from vitkit.tasks.look import inspect, ready, seen
 
 LABELS = ("tench", "tabby, tabby cat", "<script>alert(1)</script>", "$\\frac{$", "0")
 MAPS = {"maps", "head-maps"}
@@ -239,9 +241,9 @@ def test_a_class_is_found_by_label_before_number(small):
     model = small()
     model.labels = LABELS
     assert class_number(model, "0") == 4 and class_number(model, 0) == 0 and class_number(model, "TENCH") == 0
-    with pytest.raises(ValueError, match="no head"):
+    with refused("model.unsupported", "tench", "no head"):
         class_number(small(classes=0), "tench")
-    with pytest.raises(ValueError, match="no names"):
+    with refused("request.unknown", "tench", "no names"):
         class_number(small(), "tench")
 
 

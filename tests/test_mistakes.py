@@ -64,7 +64,8 @@ def test_every_flag_that_help_lists_is_known(verb, capsys):
     """Each is followed by a mistake: the message is about that one, not about the flag."""
     for flag, value in listed_flags(verb, capsys).items():
         words = [*verb.split(), *WORDS[verb], flag, *["1"] * value, "--zzz"]
-        assert "unknown flag --zzz" in explained(words, VERBS), flag
+        mistake = explained(words, VERBS)
+        assert mistake.code == "request.unknown" and "unknown flag --zzz" in str(mistake), flag
 
 
 def test_flags_may_be_written_with_underscores(capsys):

@@ -13,8 +13,8 @@ from test_tasks import TINY
 
 from vitkit.data import content
 from vitkit.experiment import run as experiment
+from vitkit.io import http
 from vitkit.tasks.plan_page import headline, page, time_in_words
-from vitkit.weights import download
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def photos(tmp_path, monkeypatch):
     def forbidden(*_, **__):
         raise AssertionError("something was fetched")
 
-    monkeypatch.setattr(download.urllib.request, "urlopen", forbidden)
+    monkeypatch.setattr(http, "connections", forbidden)
     rng = np.random.default_rng(0)
     for i in range(30):
         folder = tmp_path / "photos" / ("dark" if i % 2 else "light")

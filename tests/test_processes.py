@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors import safe_open
 
 import vitkit
-from vitkit.experiment.folder import locked
+from vitkit.io.lock import locked
 from vitkit.training import checkpoint
 from vitkit.training.checkpoint import complete, latest
 from vitkit.training.runtime import Runtime
@@ -235,11 +235,11 @@ def idle(ready) -> None:
 
 def test_a_data_worker_that_outlives_its_run_does_not_keep_the_folder(tmp_path):
     fork = multiprocessing.get_context("fork")
-    with locked(tmp_path):
+    with locked(tmp_path, wait=False):
         worker = fork.Process(target=idle, args=(ready := fork.Event(),))
         worker.start()
         assert ready.wait(10)
-    with locked(tmp_path):
+    with locked(tmp_path, wait=False):
         worker.kill()
     worker.join()
 
@@ -264,7 +264,7 @@ def test_what_cannot_be_is_told_by_every_process(tmp_path):
         return [str(error) for error in together(world, go, recipe, tmp_path, {})]
 
     assert all("cannot be shared by 3 processes; give --batch 15" in text for text in told(small(2), 3))
-    with locked(tmp_path):
+    with locked(tmp_path, wait=False):
         assert all("is in use by process" in text for text in told(small(2)))
     together(2, go, small(2), tmp_path, {})
     for text in told(small(2, seed=5, batch=8)):

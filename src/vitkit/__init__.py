@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from vitkit.telemetry import turn_off
 
 if TYPE_CHECKING:
-    from vitkit.api import Metrics, Run, embed, evaluate, export, finetune, pretrain
+    from vitkit.api import embed, evaluate, export, finetune, pretrain
     from vitkit.errors import Error
     from vitkit.evaluation.fewshot import fewshot
     from vitkit.layouts.layout import WeightsError
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vitkit.tasks.export import Exported
     from vitkit.tasks.look import inspect
     from vitkit.tasks.plan import Plan
+    from vitkit.tasks.results import Metrics, Run
     from vitkit.weights.archive import UntrustedCheckpoint
     from vitkit.weights.load import load
     from vitkit.weights.save import save
@@ -50,9 +51,9 @@ __all__ = [
 HOMES = {
     "Error": "vitkit.errors",
     "Exported": "vitkit.tasks.export",
-    "Metrics": "vitkit.api",
+    "Metrics": "vitkit.tasks.results",
     "Plan": "vitkit.tasks.plan",
-    "Run": "vitkit.api",
+    "Run": "vitkit.tasks.results",
     "WeightsError": "vitkit.layouts.layout",
     "UntrustedCheckpoint": "vitkit.weights.archive",
     "adapt": "vitkit.models.adapt",

@@ -3,13 +3,11 @@
 import inspect
 import os
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
-from functools import cached_property
-from html import escape
 from itertools import islice
-from pathlib import Path, PosixPath
+from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
 
 import numpy as np
@@ -17,12 +15,8 @@ import torch
 
 from vitkit.data.pictures import Picture, is_picture
 from vitkit.errors import Error
-from vitkit.experiment.folder import RESULT
-from vitkit.experiment.pages import REPORT, read
-from vitkit.experiment.protocol import PROTOCOL
 from vitkit.models.variants import Model
 from vitkit.options import Precision, Training, check_options, parse_size
-from vitkit.recipes.recipe import Recipe, read_recipe
 from vitkit.report.terminal import warn
 from vitkit.serving.predict import features, view_of
 from vitkit.tasks.again import Request
@@ -30,14 +24,11 @@ from vitkit.tasks.evaluate import EvaluateOptions, measure
 from vitkit.tasks.export import Exported, export_loaded
 from vitkit.tasks.learn import Outcome, finetuning, learn, pretraining
 from vitkit.tasks.plan import Plan
-from vitkit.tasks.report import draw
+from vitkit.tasks.results import Metrics, Place, Run
 from vitkit.tasks.use import loaded
-from vitkit.weights.load import load
-from vitkit.weights.locate import RECIPE, is_exported
+from vitkit.weights.locate import is_exported
 
-Place = str | os.PathLike[str]
 Size = int | tuple[int, int] | str  # 384, (384, 256) or "384x256": height and width
-SHOWN = ("top1", "mean_average_precision", "top5", "f1", "accuracy", "loss", "images")  # in a short form
 
 
 class TrainingOptions(TypedDict, total=False):
@@ -77,114 +68,6 @@ class TrainingOptions(TypedDict, total=False):
     split_of: Place
 
 
-class Metrics(Mapping[str, Any]):
-    """What was measured: the object that --json prints, with its headline as attributes.
-
-    >>> Metrics({"top1": 0.9, "images": 20})["images"]
-    20
-    """
-
-    def __init__(self, facts: Mapping[str, Any], notes: Iterable[str] = ()):
-        self.facts, self.notes = dict(facts), tuple(notes)  # notes: what a reader of the numbers should know
-
-    def __getitem__(self, name: str) -> Any:
-        return self.facts[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.facts)
-
-    def __len__(self) -> int:
-        return len(self.facts)
-
-    @property
-    def images(self) -> int:
-        return int(self.facts["images"])
-
-    @property
-    def loss(self) -> float | None:
-        return self.facts.get("loss")
-
-    @property
-    def top1(self) -> float | None:
-        """The share of images whose likeliest label is right; None where images have several labels."""
-        return self.facts.get("top1")
-
-    @property
-    def top5(self) -> float | None:
-        return self.facts.get("top5")
-
-    def to_json(self) -> dict[str, Any]:
-        return dict(self.facts)
-
-    def __repr__(self) -> str:
-        shown = {name: self.facts[name] for name in SHOWN if self.facts.get(name) is not None}
-        return f"Metrics({', '.join(f'{name}={value:.4g}' for name, value in shown.items())})"
-
-
-class Page(PosixPath):
-    """The path of a run's report; in a notebook the page shows itself."""
-
-    def _repr_html_(self) -> str:
-        page = escape(self.read_text("utf-8"))
-        return f'<iframe srcdoc="{page}" style="width:100%;height:640px;border:0" sandbox></iframe>'
-
-
-class Run(os.PathLike[str]):
-    """A finished run: the folder that a training has written. It is taken wherever a model is.
-
-    folder, result, metrics, model, report and recipe show it; Run("runs/photos") opens an earlier one.
-    """
-
-    def __init__(self, folder: Place):
-        self.folder = Path(folder)
-        if not any((self.folder / name).exists() for name in (RESULT, PROTOCOL)):
-            raise Error(
-                f"{self.folder}: no finished run there (no {RESULT} or {PROTOCOL}); give the folder of one",
-                code="run.not-found",
-            )
-
-    def __fspath__(self) -> str:
-        return str(self.folder)
-
-    @cached_property
-    def result(self) -> dict[str, Any]:
-        """All that the run came to, as --json prints it: steps, test metrics, cost, seeds of the protocol."""
-        path = next(p for p in (self.folder / PROTOCOL, self.folder / RESULT) if p.exists())
-        content: dict[str, Any] | None = read(path)
-        if content is None:
-            raise Error(f"{path}: not readable as JSON; run the same call again", code="run.corrupt")
-        return content
-
-    @property
-    def metrics(self) -> Metrics:
-        """On the test images, or those that the recipe reports on."""
-        return Metrics(self.result["test"])
-
-    @cached_property
-    def model(self) -> Model:
-        """The trained model, loaded when it is first asked for."""
-        return load(self.folder)
-
-    @property
-    def report(self) -> Page:
-        """The page of the run; it is drawn if it is not there."""
-        path = self.folder / REPORT
-        return Page(path if path.exists() else draw(self.folder, None))
-
-    @cached_property
-    def recipe(self) -> Recipe:
-        """Everything that decided the run; of a protocol that of its first seed."""
-        places = (self.folder, *sorted(self.folder.glob("seed-*")))
-        return read_recipe(next(p for p in places if (p / RECIPE).exists()) / RECIPE)
-
-    def __repr__(self) -> str:
-        return f"Run({str(self.folder)!r}, steps={self.result['steps']}, {self.metrics!r})"
-
-    def _repr_html_(self) -> str:
-        link = escape(str(self.report))
-        return f"<p><code>{escape(repr(self))}</code> <a href='{link}'>report</a></p>"
-
-
 Trains = TypeVar("Trains", bound=Callable[..., Any])
 
 
@@ -212,6 +95,11 @@ def finetune(
     data: Place, *, protocol: bool = ..., seeds: int = ..., plan: Literal[True], progress: bool = ...,
     **options: Unpack[TrainingOptions],
 ) -> Plan: ...  # fmt: skip
+@overload
+def finetune(
+    data: Place, *, protocol: bool = ..., seeds: int = ..., plan: bool, progress: bool = ...,
+    **options: Unpack[TrainingOptions],
+) -> Run | Plan: ...  # fmt: skip
 @with_signature
 def finetune(
     data: Place,
@@ -244,7 +132,7 @@ def finetune(
     (4, 'runs/digits-2')
     """
     words = training(options, plan=plan, seeds=seeds)
-    return trained(finetuning(os.fspath(data), words, protocol=protocol, seeds=seeds), progress)
+    return trained(finetuning(data_at(data), words, protocol=protocol, seeds=seeds), progress)
 
 
 @overload
@@ -255,6 +143,10 @@ def pretrain(
 def pretrain(
     data: Place, *, plan: Literal[True], progress: bool = ..., **options: Unpack[TrainingOptions]
 ) -> Plan: ...
+@overload
+def pretrain(
+    data: Place, *, plan: bool, progress: bool = ..., **options: Unpack[TrainingOptions]
+) -> Run | Plan: ...
 @with_signature
 def pretrain(
     data: Place, *, plan: bool = False, progress: bool = False, **options: Unpack[TrainingOptions]
@@ -266,7 +158,7 @@ def pretrain(
     >>> plan.steps, plan.recipe.name, plan.state.action
     (46, 'pretrain', 'create')
     """
-    return trained(pretraining(os.fspath(data), training(options, plan=plan)), progress)
+    return trained(pretraining(data_at(data), training(options, plan=plan)), progress)
 
 
 def trained(request: Request, progress: bool) -> Run | Plan:
@@ -274,8 +166,8 @@ def trained(request: Request, progress: bool) -> Run | Plan:
     return outcome.plan if outcome.result is None else Run(outcome.plan.out)
 
 
-def training(options: Mapping[str, Any], *, plan: bool, **others: Any) -> Training:
-    """Keywords as the commands' options, each checked as they are there."""
+def training(options: Mapping[str, Any], *, plan: bool, **others: int) -> Training:
+    """Keywords as the commands' options, each checked as they are there; `others` are checked with them."""
     known = {field.name for field in fields(Training)}
     for name in options:
         if name not in known:
@@ -286,8 +178,14 @@ def training(options: Mapping[str, Any], *, plan: bool, **others: Any) -> Traini
             )
     values = {name: as_option(name, value) for name, value in options.items()} | {"plan": plan}
     hints = typing.get_type_hints(Training, include_extras=True)
-    check_options(hints | {name: type(value) for name, value in others.items()}, values | others)
+    check_options(hints | {"seeds": int}, values | others)
     return Training(**values)
+
+
+def data_at(data: object) -> str:
+    if not isinstance(data, str | os.PathLike):
+        raise Error(f"data={data!r}: expected a path or a name".replace("\n", " "), code="request.value")
+    return as_text(data)
 
 
 def as_option(name: str, value: Any) -> Any:
@@ -344,7 +242,7 @@ def evaluate(
     )  # fmt: skip
     check_options(typing.get_type_hints(EvaluateOptions), vars(options))
     done = measure(
-        model_or_place(model), os.fspath(data), options, say=warn if progress else ignore, quiet=not progress
+        model_or_place(model), data_at(data), options, say=warn if progress else ignore, quiet=not progress
     )
     return Metrics(done.facts, done.notes)
 

@@ -1,5 +1,7 @@
 """Errors that a user can put right, each with a stable code for programs."""
 
+import errno
+
 CODES = {  # area.reason -> what it means; docs/errors.md lists them
     # what was asked for
     "request.value": "A flag or an argument has a value outside of what it takes.",
@@ -12,7 +14,9 @@ CODES = {  # area.reason -> what it means; docs/errors.md lists them
     "file.not-writable": "A file or folder cannot be written, or is in the way.",
     "file.exists": "The output is there already.",
     "file.unreadable": "A file cannot be read or is not what it should be.",
+    "file.permission": "The system does not let this user read or write a file or folder.",
     "disk.full": "There is too little space left.",
+    "system.failed": "The operating system reports a failure: a device, a process, a limit.",
     # data sets
     "data.not-found": "There is no data set at this place.",
     "data.empty": "The data set, or a split that is needed, has no images.",
@@ -23,7 +27,7 @@ CODES = {  # area.reason -> what it means; docs/errors.md lists them
     "data.corrupt": "A data file is cut short or damaged.",
     "data.too-large": "A file is larger than what is accepted.",
     "data.too-many-bad": "More images are unreadable than a run accepts.",
-    "data.unsafe": "A name or an entry of an archive points outside of it.",
+    "data.unsafe": "A data file could run code, or names something outside of itself.",
     "image.unreadable": "An image cannot be decoded.",
     "image.too-large": "An image has more pixels than what is accepted.",
     # downloads and remote data
@@ -91,3 +95,33 @@ class Error(ValueError):
         super().__init__(message)
         if code:
             self.code = code
+
+
+class WrongType(Error, TypeError):
+    """A value of another type than what is taken, for Python code; it is a TypeError, too."""
+
+
+SYSTEM = {  # what the operating system reports -> code
+    errno.ENOENT: "file.not-found", errno.ENOTDIR: "file.not-found", errno.ENAMETOOLONG: "file.not-found",
+    errno.ELOOP: "file.not-found", errno.EEXIST: "file.exists", errno.EISDIR: "file.not-writable",
+    errno.EROFS: "file.not-writable", errno.ENOTEMPTY: "file.not-writable", errno.EACCES: "file.permission",
+    errno.EPERM: "file.permission", errno.ENXIO: "file.unreadable", errno.ENODEV: "file.unreadable",
+    errno.EIO: "file.unreadable", errno.ENOSPC: "disk.full", errno.EDQUOT: "disk.full",
+    errno.ECONNREFUSED: "network.unreachable", errno.ECONNRESET: "network.unreachable",
+    errno.EHOSTUNREACH: "network.unreachable", errno.ENETUNREACH: "network.unreachable",
+    errno.ETIMEDOUT: "network.unreachable",
+}  # fmt: skip
+
+FROZEN = {  # classes whose files must stay as they were measured on a GPU, and are no Error yet
+    "Diverged": "training.diverged", "OutOfMemory": "training.out-of-memory",
+}  # fmt: skip
+
+
+def code_of(error: BaseException, other: str = "") -> str:
+    """The code of any error: its own, or that of the system's reason, or `other`."""
+    own = getattr(error, "code", FROZEN.get(type(error).__name__))
+    if isinstance(own, str) and own in CODES:  # urllib and SystemExit have codes of other kinds
+        return own
+    if isinstance(error, OSError):
+        return SYSTEM.get(error.errno or 0, other or "system.failed")
+    return other or "request.value"

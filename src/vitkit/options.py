@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from tyro.conf import arg
 
@@ -244,7 +244,7 @@ def kinds_of(hint: Any) -> tuple[Any, ...]:
     """The types of one value: the parts of a union, without Annotated, of a tuple that of each value."""
     while get_origin(hint) in (Annotated, tuple):
         hint = get_args(hint)[0]
-    return get_args(hint) if get_origin(hint) is UnionType else (hint,)
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def check_option(name: str, value: Any, kind: Any) -> None:
@@ -274,17 +274,18 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
         return None
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(re.fullmatch("[0-9]{1,9}", part) for part in parts):
-        raise ValueError(f"--image-size {text!r}: give N or HxW, as in 384 or 384x256")
+        raise Error(f"--image-size {text!r}: give N or HxW, as in 384 or 384x256", code="request.value")
     if not all(1 <= int(part) <= MOST_PIXELS for part in parts):
-        raise ValueError(f"--image-size {text!r}: a side has 1 to {MOST_PIXELS:,} pixels")
+        raise Error(f"--image-size {text!r}: a side has 1 to {MOST_PIXELS:,} pixels", code="request.value")
     return int(parts[0]), int(parts[-1])
 
 
 def check_device(name: str) -> None:
     """Refuse a device of a kind that no model can run on."""
     if not re.fullmatch(f"auto|({'|'.join(DEVICES)})(:[0-9]{{1,3}})?", name):
-        raise ValueError(
-            f"--device {name!r}: expected auto, {', '.join(DEVICES)}, or one of several, as cuda:1"
+        raise Error(
+            f"--device {name!r}: expected auto, {', '.join(DEVICES)}, or one of several, as cuda:1",
+            code="request.value",
         )
 
 
@@ -292,9 +293,10 @@ def parse_view(text: str) -> tuple[str, int | None]:
     """'model', 'squash', 'centre' or 'centre:256' -> its kind, and the pixels of the shorter side if any."""
     found = re.fullmatch(r"(model|squash|cent(?:re|er))(?::([0-9]{1,5}))?", text)
     if found is None or (found[2] and not found[1].startswith("cent")) or found[2] == "0":
-        raise ValueError(
+        raise Error(
             f"--view {text!r}: expected model (its own), squash (all of an image to the size), centre "
-            "(shorter side to 256/224 of the size, then the central crop) or centre:N (shorter side to N)"
+            "(shorter side to 256/224 of the size, then the central crop) or centre:N (shorter side to N)",
+            code="request.value",
         )
     return "centre" if found[1] == "center" else found[1], int(found[2]) if found[2] else None
 
@@ -304,7 +306,9 @@ def parse_frozen_view(text: str) -> None:
     try:
         text == "official" or parse_view(text)
     except ValueError as error:
-        raise ValueError(f"{error}, or official (squash to 256/224 of the size, then the centre)") from None
+        raise Error(
+            f"{error}, or official (squash to 256/224 of the size, then the centre)", code="request.value"
+        ) from None
 
 
 def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -340,8 +344,11 @@ def part_of(text: str) -> dict[str, int | float]:
         return {}
     found = re.fullmatch(r"([0-9]{1,12})(/class)?|([0-9]+(?:\.[0-9]+)?)%", text.strip())
     if found is None or (found[3] and not 0 < float(found[3]) <= 100) or (found[1] and not int(found[1])):
-        raise ValueError(f"--subset {text!r}: give so many images, a share or so many of each class, "
-                         "as in 1000, 10% or 25/class")  # fmt: skip
+        raise Error(
+            f"--subset {text!r}: give so many images, a share or so many of each class, "
+            "as in 1000, 10% or 25/class",
+            code="request.value",
+        )
     if found[3]:
         return {"fraction": float(found[3]) / 100}
     return {"per_class" if found[2] else "count": int(found[1])}
@@ -360,7 +367,10 @@ def parse_budget(text: str) -> float:
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)\s*([a-z]*)", text.strip().lower())
     seconds = float(found[1]) * SECONDS.get(found[2] or "min", 0) if found else 0.0
     if not 0 < seconds <= LONGEST:
-        raise ValueError(f"--budget {text!r}: give a time, as in 90s, 20min or 1.5h, of at most a year")
+        raise Error(
+            f"--budget {text!r}: give a time, as in 90s, 20min or 1.5h, of at most a year",
+            code="request.value",
+        )
     return seconds
 
 
@@ -373,9 +383,10 @@ def size_in_bytes(text: str) -> int:
     except (AssertionError, KeyError, ValueError):
         size = 0.0
     if size not in (allowed := SERVICE["max_bytes"]):
-        raise ValueError(
+        raise Error(
             f"--max-bytes {text!r}: no size from {allowed.least:,} to {allowed.largest:,} bytes; "
-            "give one such as 10MB or 500kB"
+            "give one such as 10MB or 500kB",
+            code="request.value",
         )
     return int(size)
 
@@ -389,5 +400,5 @@ def parse_l2(text: str) -> float | None:
     except ValueError:
         value = 0.0
     if value not in PENALTY:
-        raise ValueError(f"--l2 {text!r}: expected {PENALTY.expected(whole=False)}, or grid")
+        raise Error(f"--l2 {text!r}: expected {PENALTY.expected(whole=False)}, or grid", code="request.value")
     return value

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from math import ceil, log10, sqrt
 from statistics import NormalDist
 
+from vitkit.errors import Error
+
 LEVEL = 0.95
 SIGNIFICANT = 0.05
 
@@ -17,7 +19,7 @@ def wilson(share: float, images: int, level: float = LEVEL) -> Interval:
     12 of 12 are 75.8 to 100 %.
     """
     if images < 1:
-        raise ValueError("no image, so no interval")
+        raise Error("an interval needs one image at least, not 0", code="data.empty")
     z = NormalDist().inv_cdf((1 + level) / 2)
     scale = 1 + z * z / images
     middle = (share + z * z / (2 * images)) / scale

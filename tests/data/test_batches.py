@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from refusals import refused
 
 import vitkit.data.decode as decoder
 import vitkit.data.views as views
@@ -120,7 +121,7 @@ def test_evaluation_covers_every_image_exactly_once_in_order(workers):
 
 
 def test_an_order_over_other_data_is_refused():
-    with pytest.raises(ValueError, match="does not fit a source of 25"):
+    with refused("request.value", 24, 25):
         next(train_batches(source(), VIEW, Order(24, 8)))
 
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 from bad_images import REFUSED, fill, jpeg, scene
 from crew import batches, go, losses, small, together
+from refusals import refused
 from test_cli import run
 from test_decode import EXIF, ORIENTED, saved
 
@@ -231,7 +232,7 @@ def test_a_disk_with_too_little_room_is_refused_with_numbers(tmp_path, monkeypat
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda path: real(path)._replace(free=50_000))
     monkeypatch.setattr(cache, "decode", never)
     needed = sum(decode(opened(root).fetch(n)).nbytes + cache.ROW.itemsize for n in range(12)) + 32
-    with pytest.raises(ValueError, match=rf"need {needed / 1e9:.3g} GB, and 5e-05 GB are free; give --decod"):
+    with refused("disk.full", made, f"{needed / 1e9:.3g} GB", "5e-05 GB", "--decoded"):
         decoded(opened(root), made, 0)
     assert not list(made.glob("*pixels*"))
 

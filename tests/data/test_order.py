@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from refusals import refused
 
 from vitkit.data.order import Order, shuffled
 
@@ -101,5 +102,5 @@ def draws(rng: np.random.Generator, count: int) -> list[float]:
 
 @pytest.mark.parametrize(("length", "batch"), [(0, 4), (4, 0)])
 def test_nothing_to_order_is_refused(length, batch):
-    with pytest.raises(ValueError, match="needs samples and places"):
+    with refused("request.value", f"{length} and {batch}"):
         Order(length, batch)

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
+from refusals import refused
 
 from vitkit.data.batches import evaluation_batches
 from vitkit.data.decode import BadImage
@@ -82,28 +83,28 @@ def test_a_table_of_paths(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("table", "message"),
+    ("table", "code", "values"),
     [
-        ({"image": [b"x"], "text": ["a"]}, "no column label or labels"),
-        ({"image": [b"x"], "label": ["a"]}, "labels must be class numbers, not string"),
-        ({"image": [b"x"], "label": [None]}, "labels must be|no image has a label"),
-        ({"a": [1]}, "needs the columns path and label.*or image and label; has a"),
+        ({"image": [b"x"], "text": ["a"]}, "data.layout", ("label or labels", "image, text")),
+        ({"image": [b"x"], "label": ["a"]}, "data.labels", ("row 0", "string", "'a'")),
+        ({"image": [b"x"], "label": [None]}, "data.labels", ()),
+        ({"a": [1]}, "data.layout", ("path and label", "image and label", "has a")),
     ],
 )
-def test_tables_of_another_kind_are_refused(tmp_path, table, message):
+def test_tables_of_another_kind_are_refused(tmp_path, table, code, values):
     parquet.write_table(pyarrow.table(table), tmp_path / "x.parquet")
-    with pytest.raises(ValueError, match=message):
+    with refused(code, "x.parquet", *values):
         open_data(tmp_path / "x.parquet")
 
 
 def test_what_is_not_parquet_or_does_not_agree_is_refused(tmp_path):
     (tmp_path / "x.parquet").write_bytes(b"PAR1 not")
-    with pytest.raises(ValueError, match=r"x\.parquet: not a readable Parquet"):
+    with refused("data.corrupt", "x.parquet"):
         open_data(tmp_path / "x.parquet")
     write(tmp_path / "y" / "train-0.parquet", [1], [0])
     write(tmp_path / "y" / "train-1.parquet", [1], [0], names=("a", "b", "c"))
-    with pytest.raises(ValueError, match=r"train-1\.parquet: other classes than train-0"):
+    with refused("data.classes", "train-1.parquet", "train-0"):
         open_data(tmp_path / "y")
     write(tmp_path / "z.parquet", [1], [3])
-    with pytest.raises(ValueError, match="label 3 has no name among 3 classes"):
+    with refused("data.labels", "z.parquet", "label 3", "3 classes"):
         open_data(tmp_path / "z.parquet")

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import refused
 
 from vitkit.evaluation.mapping import (
     accepted_classes,
@@ -60,11 +61,11 @@ def test_a_table_says_what_is_right_for_each_class():
 
 
 def test_mistakes_in_a_table_are_told():
-    with pytest.raises(ValueError, match=r"t\.csv: needs the columns class and label, has a, b"):
+    with refused("data.layout", "t.csv", "class and label", "a, b"):
         read_table("a,b\n1,2\n", "t.csv")
-    with pytest.raises(ValueError, match="'x' is to be 'dog', which the model does not know"):
+    with refused("evaluation.classes", "t.csv", "'x'", "'dog'"):
         accepted_classes({"x": ["dog"]}, ("x",), ("a", "b"), SYNSETS, "t.csv")
-    with pytest.raises(ValueError, match=r"no class of the data; it names 'y' \.\.\., the data has 'x'"):
+    with refused("evaluation.classes", "t.csv", "'y'", "'x'"):
         accepted_classes({"y": ["a"]}, ("x",), ("a", "b"), SYNSETS, "t.csv")
 
 

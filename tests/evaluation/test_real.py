@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import refused
 
 from vitkit.evaluation.real import by_file_name, check_labels, read_labels, real_accuracy
 
@@ -21,17 +22,17 @@ def test_file_names_give_the_order_and_empty_lists_do_not_count():
 
 
 def test_labels_of_other_images_are_an_error_that_names_both_numbers():
-    with pytest.raises(ValueError, match=r"real.json has labels for 3 images, but the data has 4"):
+    with refused("data.labels", "real.json", "3 images", 4):
         check_labels([[1]] * 3, 4, 10, "real.json")
-    with pytest.raises(ValueError, match="image 1 has labels \\[2, 10\\], of 10 classes"):
+    with refused("data.labels", "image 1", [2, 10], "10 classes"):
         check_labels([[1], [2, 10]], 2, 10, "real.json")
-    with pytest.raises(ValueError, match="one file name"):
+    with refused("evaluation.unsupported", "'a/1.png'", "'b/1.png'"):
         by_file_name(["a/1.png", "b/1.png"])
 
 
 @pytest.mark.parametrize("text", ["{", "{}", "[1, 2]", '[["a"]]', "[[1.5]]", "[[true]]"])
 def test_what_is_no_list_of_lists_of_numbers_is_an_error(text):
-    with pytest.raises(ValueError, match=r"r\.json: "):
+    with refused("file.unreadable" if text == "{" else "data.labels", "r.json"):
         read_labels(text, "r.json")
 
 

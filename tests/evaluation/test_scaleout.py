@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
 from vitkit.evaluation.scaleout import BUCKET, H200, Links, Work, limit, spread_over
 
@@ -110,13 +111,13 @@ def test_the_limit_is_the_first_number_at_which_computation_does_not_hide_what_i
 
 
 def test_what_cannot_be_is_told():
-    with pytest.raises(ValueError, match="12 GPUs are no whole nodes of 8; give a multiple of 8"):
+    with refused("request.value", 12, 8):
         spread_over(LARGE, 12, "ddp")
-    with pytest.raises(ValueError, match="spread must be ddp or fsdp, not 'tp'"):
+    with refused("request.value", "ddp or fsdp", "'tp'"):
         spread_over(LARGE, 8, "tp")
-    with pytest.raises(ValueError, match="between of the links is 0; it must be more than 0"):
+    with refused("request.value", "between", 0):
         Links(between=0)
-    with pytest.raises(ValueError, match="pace of the work is -1"):
+    with refused("request.value", "pace", -1):
         replace(LARGE, pace=-1)
 
 

@@ -136,7 +136,7 @@ def other_dropout(proof: str) -> None:
 
 def no_lock(proof: str) -> None:
     """Protection off: anybody may write into a run folder."""
-    switch_off("vitkit.experiment.folder.locked", lambda out: nullcontext(), Path(proof))
+    switch_off("vitkit.experiment.folder.locked", lambda out, **_: nullcontext(), Path(proof))
 
 
 def hold_data(step: int, folder: str, proof: str = "") -> None:

@@ -128,7 +128,7 @@ def test_a_graph_of_an_odd_size_takes_images_of_that_size(small):
 
 def test_an_exported_file_of_an_odd_size_gives_the_models_answers(small, tmp_path):
     done = export(small(), tmp_path / "m.onnx", image_size=ODD)
-    assert done.compared[0].size == ODD and all(one.found.ok for one in done.compared)
+    assert done.compared[0].size == ODD and all(one.result.ok for one in done.compared)
 
 
 def test_a_plan_says_it_once_and_strict_size_refuses(tmp_path, capsys):

@@ -14,14 +14,16 @@ import pytest
 import torch
 from launch import HOST, Service, picture, randomised, service, tiny
 from PIL import Image
+from refusals import refused
 
 import vitkit
 from vitkit.cli import main
 from vitkit.data.formats import readable_suffixes
 from vitkit.inspection.rollout import attention_rollout, head_maps
+from vitkit.inspection.subject import class_number
 from vitkit.models.variants import build
 from vitkit.report.overlay import stretched
-from vitkit.service.attention import attention_objection, class_number
+from vitkit.service.attention import attention_objection
 from vitkit.service.guard import HEADERS
 from vitkit.serving.predict import pixels
 from vitkit.tasks.look import ready
@@ -151,8 +153,9 @@ def test_a_label_goes_before_a_number(model_file):
 
 @pytest.mark.parametrize("name", ["5", "-1", "lion", "", "\u0663", "9" * 30])
 def test_classes_that_are_none_are_refused(model_file, name):
-    with pytest.raises(ValueError, match="no class"):
-        class_number(load(model_file), name)
+    for close in (True, False):
+        with refused("request.unknown", "no class", name[:80]):
+            class_number(load(model_file), name, close)
 
 
 def test_models_without_such_attention_say_so(small, small_resnet):

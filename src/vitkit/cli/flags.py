@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from vitkit.errors import Error, code_of
 from vitkit.options import (
     MOST_PIXELS,
     RANGES,
@@ -38,7 +39,7 @@ class Unread(str):
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """Text with numbers in it: the function that reads it raises ValueError, which says what is expected."""
+    """Text with numbers in it: the function that reads it raises an Error with what is expected."""
 
     read: Callable[[str], Any]
 
@@ -113,7 +114,7 @@ def registry() -> ConstructorRegistry:
         if kind in (int, float):
             return spec(kind, kind.__name__.upper())
         if kind in (str, Path):
-            return spec(partial(not_empty, kind), "TEXT" if kind is str else "PATH")
+            return spec(lambda text: kind(text) if text else Unread(), "TEXT" if kind is str else "PATH")
         return None
 
     return rules
@@ -130,12 +131,6 @@ def spec(read: Callable[[str], Any], metavar: str) -> PrimitiveConstructorSpec:
         nargs=1, metavar=metavar, instance_from_str=value, is_instance=lambda given: given is not None,
         str_from_instance=lambda given: [str(given)],
     )  # fmt: skip
-
-
-def not_empty(kind: type, text: str) -> Any:
-    if not text:
-        raise ValueError
-    return kind(text)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,18 +177,21 @@ def check(verb: str, one: Given) -> None:
         if one.kind in (int, float):
             assert isinstance(allowed, Range), f"{verb} {one.flag} has no range in FLAGS"
             if isinstance(value, Unread) or value not in allowed:
-                raise ValueError(f"{one.flag} {shown}: expected {allowed.expected(whole=one.kind is int)}")
+                raise Error(
+                    f"{one.flag} {shown}: expected {allowed.expected(whole=one.kind is int)}",
+                    code="request.value",
+                )
         elif isinstance(value, Unread):
             choices = ", ".join(get_args(one.kind)) if get_origin(one.kind) is Literal else ""
             wanted = f"one of {choices}" if choices else "a name, not an empty text"
-            raise ValueError(f"{one.flag} {shown}: expected {wanted}")
+            raise Error(f"{one.flag} {shown}: expected {wanted}", code="request.value")
         elif isinstance(allowed, Form) and value:  # a default may be empty
             try:
                 allowed.read(value)
             except (ValueError, OSError) as error:
                 why = error.strerror if isinstance(error, OSError) else str(error)
                 named = not one.flag.startswith("--") or f"{one.flag} " in f"{why}"
-                raise error if named else ValueError(f"{one.flag} {shown}: {why}") from None
+                raise error if named else Error(f"{one.flag} {shown}: {why}", code=code_of(error)) from None
 
 
 def deferred(name: str, verb: Verb) -> Callable[..., Callable[[], None]]:

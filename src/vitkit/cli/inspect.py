@@ -7,6 +7,7 @@ from typing import Annotated
 from tyro.conf import Positional, UseAppendAction, arg
 
 from vitkit.cli.words import Device, Json, Model, print_json
+from vitkit.errors import Error
 
 Images = Annotated[
     Positional[tuple[str, ...]],
@@ -46,6 +47,7 @@ Cells = Annotated[
 ]
 Shifts = Annotated[tuple[int, ...], arg(metavar="N...", help="With --bias: pixels of the shifts.")]
 Seed = Annotated[int, arg(metavar="N", help="With --bias: of the permutations and directions.")]
+BESIDE = "have no use with --bias: models see images of their size"
 
 
 def inspect(
@@ -77,9 +79,7 @@ def inspect(
     emit = print_json if json else None
     if bias:
         if image_size or classes:
-            raise ValueError(
-                "--image-size and --class have no use with --bias: models see images of their size"
-            )
+            raise Error(f"--image-size and --class {BESIDE}", code="request.conflict")
         from vitkit.tasks.bias import bias as probe
 
         many = 1000 if most is None else most
@@ -88,7 +88,7 @@ def inspect(
             emit=emit,
         )  # fmt: skip
     if cells or shifts:
-        raise ValueError("--cells and --shifts are words of --bias DATA, which is not given")
+        raise Error("--cells and --shifts need --bias DATA, which is not given", code="request.conflict")
     from vitkit.tasks import inspect as task
 
     done = task.inspect(

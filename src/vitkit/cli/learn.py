@@ -7,6 +7,7 @@ from typing import Annotated
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from vitkit.cli.words import Data, Json, print_json
+from vitkit.errors import Error
 from vitkit.options import Training
 
 
@@ -31,7 +32,7 @@ def doctor(
     from vitkit.tasks import use
 
     if bool(data) == machine:
-        raise ValueError("give either DATA to look at, or --machine")
+        raise Error("give either DATA to look at, or --machine", code="request.conflict")
     emit = print_json if json else None
     if machine:
         ok = machines.look(out, model, emit=emit)

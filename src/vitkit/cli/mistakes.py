@@ -8,9 +8,11 @@ import re
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from typing import Annotated, Any, get_args, get_origin
 
 from vitkit.cli.flags import described
+from vitkit.errors import Error
 
 Verbs = Mapping[str, Callable[..., None]]
 
@@ -25,7 +27,7 @@ FRAME = re.compile("\x1b\\[[0-9;]*m|[╭╮╰╯│─]|-{3,}")  # of the parse
 
 
 def parsed(words: Sequence[str], verbs: Verbs, parse: Callable[[], Any]) -> Any:
-    """What the parser makes of the words; its error, a box of several lines, becomes a ValueError of one."""
+    """What the parser makes of the words; its error, a box of several lines, becomes an Error of one."""
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
@@ -33,29 +35,37 @@ def parsed(words: Sequence[str], verbs: Verbs, parse: Callable[[], Any]) -> Any:
     except SystemExit as stop:
         if stop.code != 2:
             raise
-    raise ValueError(explained(words, verbs) or " ".join(FRAME.sub(" ", box.getvalue()).split()))
+    if mistake := explained(words, verbs):
+        raise mistake
+    raise Error(" ".join(FRAME.sub(" ", box.getvalue()).split()), code="request.value")
 
 
-def explained(words: Sequence[str], verbs: Verbs) -> str:
-    """What is wrong with a command line that the parser refused; "" where that cannot be found."""
+def explained(words: Sequence[str], verbs: Verbs) -> Error | None:
+    """What is wrong with a command line that the parser refused; None where that cannot be found."""
     if not words:
-        return f"give a verb: {', '.join(verbs)}; vitkit --help explains them"
+        return missing(f"give a verb: {', '.join(verbs)}; vitkit --help explains them")
     name, *rest = words
     if name.startswith("-"):
-        return f"{name}: give a verb first, as in vitkit finetune DATA; vitkit --help lists all verbs"
+        return missing(
+            f"{name}: give a verb first, as in vitkit finetune DATA; vitkit --help lists all verbs"
+        )
     if name not in verbs:
-        return f"unknown verb {name!r};{nearest(name, verbs)} vitkit --help lists all verbs"
+        return unknown(f"unknown verb {name!r};{nearest(name, verbs)} vitkit --help lists all verbs")
     arguments = list(arguments_of(verbs[name]))
     if inner := dict(subcommands(arguments)):
         if not rest or rest[0] not in inner:
-            asked = f"unknown verb {rest[0]!r} of" if rest else "give a verb of"
-            near = nearest(rest[0], inner) if rest else ""
-            return (
-                f"{asked} vitkit {name};{near} it has {', '.join(inner)}; vitkit {name} --help explains them"
-            )
+            has = f"it has {', '.join(inner)}; vitkit {name} --help explains them"
+            if not rest:
+                return missing(f"give a verb of vitkit {name}; {has}")
+            return unknown(f"unknown verb {rest[0]!r} of vitkit {name};{nearest(rest[0], inner)} {has}")
         name, arguments = f"{name} {rest[0]}", list(arguments_of(inner[rest.pop(0)]))
     wrong = refused(rest, arguments)
-    return wrong and f"{name}: {wrong} vitkit {name} --help shows what it takes"
+    return wrong and Error(f"{name}: {wrong} vitkit {name} --help shows what it takes", code=wrong.code)
+
+
+missing = partial(Error, code="request.missing")
+unknown = partial(Error, code="request.unknown")
+unfit = partial(Error, code="request.value")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +87,7 @@ class Argument:
         return 0 if kind is bool else float("inf") if get_origin(kind) is tuple else 1
 
 
-def refused(words: Sequence[str], arguments: Sequence[Argument]) -> str:
+def refused(words: Sequence[str], arguments: Sequence[Argument]) -> Error | None:
     """The first mistake in the words after the verb."""
     flags = {argument.flag: argument for argument in arguments if not argument.positional}
     known, given, free = [*flags, "--help", "-h"], set(), []
@@ -89,23 +99,23 @@ def refused(words: Sequence[str], arguments: Sequence[Argument]) -> str:
             free.append(words[place - 1])
             continue
         if flag not in known:
-            return f"unknown flag {name};{nearest(flag, known)}"
+            return unknown(f"unknown flag {name};{nearest(flag, known)}")
         given.add(flag)
         takes, start = flags[flag].most if flag in flags else 0, place
         if equals and not takes:
-            return f"{flag} takes no value;"
+            return unfit(f"{flag} takes no value;")
         while not equals and place < len(words) and place - start < takes and not FLAG.match(words[place]):
             place += 1
         if takes == 1 and not equals and place == start:
-            return f"{flag} needs a value;"
+            return missing(f"{flag} needs a value;")
     singles = [argument for argument in arguments if argument.positional]
-    missing = [one.flag for one in singles[len(free) :] if one.required]
-    missing += [flag for flag, one in flags.items() if one.required and flag not in given]
-    if missing:
-        return f"{' and '.join(missing)} missing;"
+    absent = [one.flag for one in singles[len(free) :] if one.required]
+    absent += [flag for flag, one in flags.items() if one.required and flag not in given]
+    if absent:
+        return missing(f"{' and '.join(absent)} missing;")
     if len(free) > sum(argument.most for argument in singles):
-        return f"{free[len(singles)]!r} is one word too many (a name with spaces needs quotes);"
-    return ""
+        return unfit(f"{free[len(singles)]!r} is one word too many (a name with spaces needs quotes);")
+    return None
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from vitkit.cli.words import Device, Model, View
+from vitkit.errors import Error
 from vitkit.options import Precision, size_in_bytes
 
 
@@ -43,8 +44,9 @@ def serve(
     try:
         from vitkit.service.run import serve as run
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"vitkit serve needs {error.name}, which is not installed: pip install 'vitkit[serve]'"
+        raise Error(
+            f"vitkit serve needs {error.name}, which is not installed: pip install 'vitkit[serve]'",
+            code="request.extra-missing",
         ) from None
     from vitkit.service.settings import Settings, decoders, token_or_environment, whole
 

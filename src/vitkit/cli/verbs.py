@@ -1,9 +1,10 @@
 """The command line: words to one call. Imports torch only inside the verbs that need it."""
 
 import errno
+import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import tyro
@@ -12,6 +13,8 @@ from vitkit.cli import cost, export, frozen, inspect, learn, models, report, ser
 from vitkit.cli.flags import deferred, registry
 from vitkit.cli.mistakes import parsed, print_version
 from vitkit.cli.streams import discard, flushed_output, open_closed_streams
+from vitkit.cli.words import print_json
+from vitkit.errors import code_of
 from vitkit.report.terminal import warn
 
 VERBS: dict[str, Callable[..., None]] = {
@@ -42,25 +45,27 @@ BAD_PATH = {  # a file that the user named is not there, is of another kind, or 
 
 def main(arguments: list[str] | None = None) -> None:
     """Exit code 0: done; 1: failed; 2: a request that cannot be met. No traceback for a user's mistake."""
+    words = sys.argv[1:] if arguments is None else arguments
     open_closed_streams()
     try:
         with flushed_output():
-            command(arguments)()
+            command(words)()
     except KeyboardInterrupt as stop:  # a run's Interrupted is one: its text says how to go on
         if str(stop):
-            warn(f"vitkit: {stop}")
+            print_error(words, code_of(stop, "training.stopped"), str(stop))
         sys.exit(128 + getattr(stop, "number", signal.SIGINT))
     except BrokenPipeError:  # the reader of the output has seen enough
         sys.exit(0)
-    except ValueError as error:  # WeightsError is one
-        fail(error, 2)
-    except OSError as error:
-        fail(error, 2 if error.errno in BAD_PATH else 1)
+    except OSError as error:  # before ValueError, since an error of the network is both
+        print_error(words, code_of(error), in_words(error))
+        sys.exit(2 if error.errno in BAD_PATH else 1)
+    except ValueError as error:  # vitkit.Error is one
+        print_error(words, code_of(error), str(error))
+        sys.exit(2)
 
 
-def command(arguments: list[str] | None = None) -> Callable[[], None]:
+def command(words: list[str]) -> Callable[[], None]:
     """What the words of a command line ask for, as a call that first checks every value."""
-    words = sys.argv[1:] if arguments is None else arguments
     if words == ["--version"]:
         return print_version
     parse = partial(
@@ -76,16 +81,27 @@ def command(arguments: list[str] | None = None) -> Callable[[], None]:
     return parsed(words, VERBS, parse)
 
 
-def fail(error: Exception, code: int) -> None:
-    """One line on standard error; a system's error as its file and its reason."""
-    text = str(error)
-    if isinstance(error, OSError) and error.strerror:
-        if error.filename:
-            text = f"{error.filename}: {error.strerror}"
-        elif error.errno in (errno.ENOSPC, errno.EIO):
-            text = f"standard output, or a file without a name: {error.strerror}"
+def in_words(error: OSError) -> str:
+    """A system's error as its file and its reason."""
+    if error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    if error.errno in (errno.ENOSPC, errno.EIO):
+        return f"standard output, or a file without a name: {error.strerror}"
+    return str(error)
+
+
+def print_error(words: Sequence[str], code: str, message: str) -> None:
+    """One line on standard error; with --json the code and the message as JSON on standard output, too.
+
+    Either stream may be full or closed: the exit code still tells.
+    """
+    if "--json" in words and os.environ.get("RANK", "0") == "0":  # of many processes the first answers
+        try:
+            print_json({"error": {"code": code, "message": message}})
+            sys.stdout.flush()
+        except OSError:
+            discard(sys.stdout.fileno())
     try:
-        warn(f"vitkit: {text}")
-    except OSError:  # standard error is full, too: the exit code still tells
+        warn(f"vitkit: {message}")
+    except OSError:
         discard(sys.stderr.fileno())
-    sys.exit(code)

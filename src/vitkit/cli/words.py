@@ -23,7 +23,9 @@ View = Annotated[
     ),
 ]
 Workers = Annotated[int | None, arg(metavar="N", help="Processes that prepare images.")]
-Json = Annotated[bool, arg(help="One JSON object on standard output, nothing else there.")]
+Json = Annotated[
+    bool, arg(help="One JSON value on standard output, nothing else; an error as its code and message.")
+]
 
 
 def print_json(content: Any) -> None:

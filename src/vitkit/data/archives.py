@@ -1,6 +1,5 @@
 """Zip and tar files of images, read in place: nothing is ever extracted."""
 
-import fcntl
 import io
 import os
 import re
@@ -10,15 +9,14 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from vitkit.data.decode import BadImage
 from vitkit.data.names import hidden
+from vitkit.errors import Error, code_of
 
 MAX_MEMBER = 200 * 2**20  # bytes of one image file
-LOCK = ".lock"
 
 # names, how to read one, what is left out, the bytes of one
 Members = tuple[list[str], Callable[[str], bytes], list[str], Callable[[str], int]]
@@ -33,7 +31,7 @@ class Positioned(io.RawIOBase):
         status = os.fstat(self.number)
         self.size, self.at = status.st_size, 0
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError(f"{path}: not an ordinary file")
+            raise Error(f"{path}: not an ordinary file", code="file.unreadable")
 
     def readable(self) -> bool:
         return True
@@ -62,7 +60,9 @@ def open_zip(path: Path) -> Members:
     try:
         archive = zipfile.ZipFile(io.BufferedReader(Positioned(path)))
     except (zipfile.BadZipFile, OSError, ValueError) as error:
-        raise ValueError(f"{path}: not a readable zip file ({error})") from None
+        raise Error(
+            f"{path}: not a readable zip file ({error})", code=code_of(error, "data.corrupt")
+        ) from None
     members: dict[str, zipfile.ZipInfo] = {}
     odd: list[str] = []
     for member in archive.infolist():
@@ -73,7 +73,9 @@ def open_zip(path: Path) -> Members:
         if stat.S_ISLNK(member.external_attr >> 16):
             odd.append(name)
         elif members.setdefault(name, member) is not member:
-            raise ValueError(f"{path}!{name}: two files of this name; keep one, and write the zip anew")
+            raise Error(
+                f"{path}!{name}: two files of this name; keep one, and write the zip anew", code="data.layout"
+            )
     turn = threading.Lock()
 
     def fetch(name: str) -> bytes:
@@ -110,7 +112,9 @@ def open_tar(path: Path) -> Members:
                 odd.append(m.name)
     except tarfile.ReadError as error:
         if not places:  # else it is cut off: the last member is named when it is read
-            raise ValueError(f"{path}: not a plain tar file ({error}); unpack a compressed one") from None
+            raise Error(
+                f"{path}: not a plain tar file ({error}); unpack a compressed one", code="data.corrupt"
+            ) from None
     file = Positioned(path)
 
     def fetch(name: str) -> bytes:
@@ -133,7 +137,9 @@ def walk_tar(path: Path) -> Iterator[tarfile.TarInfo]:
             except tarfile.ReadError:
                 raise
             except (tarfile.TarError, ValueError, OverflowError, RecursionError, KeyError) as error:
-                raise ValueError(f"{path}: a damaged tar, at byte {archive.offset} ({error})") from None
+                raise Error(
+                    f"{path}: a damaged tar, at byte {archive.offset} ({error})", code="data.corrupt"
+                ) from None
             if member is None:
                 break
             archive.members.clear()  # type: ignore[attr-defined]  # else a million empty members fill the memory
@@ -141,47 +147,13 @@ def walk_tar(path: Path) -> Iterator[tarfile.TarInfo]:
             yield member
         archive.fileobj.seek(archive.offset)
         if archive.fileobj.read(512).strip(b"\0"):
-            raise ValueError(f"{path}: a damaged tar: no member begins at byte {archive.offset}")
+            raise Error(
+                f"{path}: a damaged tar: no member begins at byte {archive.offset}", code="data.corrupt"
+            )
 
 
 def check_name(path: Path, name: str) -> None:
     if name.startswith("/") or re.match(r"[A-Za-z]:/", name) or ".." in name.split("/") or "\0" in name:
-        raise ValueError(f"{path}!{name}: a name that leads out of the archive; the file is not used")
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Inside, what goes wrong with writing says with which file: a full disk alone does not."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None and error.errno is not None:
-            raise OSError(error.errno, error.strerror, str(path)) from None
-        raise
-
-
-@contextmanager
-def replaced(path: Path) -> Iterator[io.BufferedRandom]:
-    """A file to write that appears under its name only when it is whole and on the disk."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with naming(path):
-            with partial.open("w+b") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-            folder = os.open(path.parent, os.O_RDONLY)
-            os.fsync(folder)
-            os.close(folder)
-    finally:
-        with suppress(FileNotFoundError):
-            partial.unlink()
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One process at a time; the others wait and find it done."""
-    with (folder / LOCK).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        raise Error(
+            f"{path}!{name}: a name that leads out of the archive; the file is not used", code="data.unsafe"
+        )

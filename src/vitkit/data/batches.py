@@ -27,6 +27,7 @@ from vitkit.data.processes import check_sockets, end_with_parent
 from vitkit.data.shelf import Shelf, shelf_of
 from vitkit.data.sources import Source
 from vitkit.data.views import View, taken
+from vitkit.errors import Error
 
 AHEAD = 2  # batches that each worker makes ahead
 PATIENCE = 540.0  # seconds to wait for one batch: a cold file system is slow, a worker that hangs never comes
@@ -38,8 +39,10 @@ Place = tuple[int, int]  # (step, place) of a training order, (0, number) in eva
 Made = tuple[Batch, list[tuple[int, BadImage]]]  # a batch, and what was wrong with its other images
 
 
-class TooManyBad(ValueError):
+class TooManyBad(Error):
     """More files of a data set are unusable than was allowed."""
+
+    code = "data.too-many-bad"
 
 
 class Notes(Protocol):
@@ -88,7 +91,10 @@ def train_batches(
     image smaller, down to none; no other sample takes its place.
     """
     if order.length != len(source):
-        raise ValueError(f"an order over {order.length} samples does not fit a source of {len(source)}")
+        raise Error(
+            f"an order over {order.length} samples does not fit a source of {len(source)}",
+            code="request.value",
+        )
     mine = range(order.batch) if places is None else places
     steps = count(start) if stop is None else range(start, stop)
     groups = ([(step, place) for place in mine] for step in steps)

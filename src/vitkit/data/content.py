@@ -13,8 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.data.archives import Positioned, locked, replaced
+from vitkit.data.archives import Positioned
 from vitkit.data.decode import MAX_BYTES, read
+from vitkit.io.atomic import replaced
+from vitkit.io.cache import cache_folder
+from vitkit.io.lock import locked
 
 SIZE = 32  # bytes of a mark
 END = 16 * 1024  # bytes at each end of a large file that order it
@@ -23,11 +26,6 @@ MOST = 2_000_000  # files that are remembered, in 96 MB; those remembered first 
 FRESH = 2 * 10**9  # nanoseconds: the coarsest clock of a file system, within which an edit leaves no trace
 SEAL = 32
 ROW: Any = np.dtype([("key", "V16"), ("mark", f"V{SIZE}")])
-
-
-def cache_folder() -> Path:
-    """The user's cache folder of vitkit."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitkit"
 
 
 def mark(content: bytes | np.ndarray) -> bytes:

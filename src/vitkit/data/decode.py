@@ -28,6 +28,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from vitkit.data.formats import not_read, readable_formats
+from vitkit.errors import Error
 
 try:
     simplejpeg: Any = import_module("simplejpeg")
@@ -65,11 +66,14 @@ Box = tuple[float, float, float, float]  # top, left, height, width
 Size = tuple[int, int]  # height, width
 
 
-class BadImage(ValueError):
+class BadImage(Error):
     """A file that is not used: a short stable reason, and a message of one line."""
 
+    code = "image.unreadable"
+
     def __init__(self, reason: str, message: str) -> None:
-        super().__init__(" ".join(message.split())[:200])
+        large = reason in ("too-large", "too-many-pixels")
+        super().__init__(" ".join(message.split())[:200], code="image.too-large" if large else "")
         self.reason = reason
 
     def __reduce__(self) -> tuple[type["BadImage"], tuple[str, str]]:
@@ -190,7 +194,7 @@ def decode_box(
         raise _refusal(kind, error) from error
 
 
-def _refusal(kind: str, error: Exception) -> Exception:
+def _refusal(kind: str, error: Exception) -> BadImage:
     """What is raised for an error of a decoder's."""
     cut = isinstance(error, EOFError) or "truncat" in str(error).lower()
     return BadImage("truncated" if cut else "damaged", f"{kind}: {str(error) or type(error).__name__}")

@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,13 +26,15 @@ import PIL
 import torch
 
 import vitkit.data.decode as decoder
-from vitkit.data.archives import locked, replaced
 from vitkit.data.batches import BadFiles, Made, Place, Samples, stream
 from vitkit.data.content import mark
-from vitkit.data.decode import BadImage, decode, jpeg_size
+from vitkit.data.decode import BadImage, decode, pixels_by_header
 from vitkit.data.sources import Source
 from vitkit.data.splits import fingerprints
 from vitkit.data.views import View
+from vitkit.errors import Error
+from vitkit.io.atomic import replaced
+from vitkit.io.lock import locked
 
 VERSION = 2  # 1 had no checksums, and a name that the middle of a large file did not change
 ROW: Any = np.dtype(  # height 0: no pixels are kept; crc: the CRC-32 of the pixels
@@ -60,7 +61,8 @@ def decoded(
     path = once(make, patience=LONG) if once else make()
     found = opened(path, len(source)) or opened(make(), len(source))  # on a disk of this machine alone
     if found is None:
-        raise ValueError(f"{path}: gone or damaged as soon as it was made; give another folder")
+        why = f"{path}: gone or damaged as soon as it was made; give another folder"
+        raise Error(why, code="file.unreadable")
     mapped, rows = found
     checked = mmap.mmap(-1, max(1, len(source)))  # 1 for an image whose pixels are right; workers share it
 
@@ -147,10 +149,9 @@ def fill(source: Source, path: Path, workers: int, tell: Tell) -> None:
     rows["start"], length = np.cumsum(sizes) - sizes, int(sizes.sum())
     needed, free = length + rows.nbytes + SEAL, shutil.disk_usage(path.parent).free
     if needed > free:
-        raise ValueError(
-            f"{path.parent}: the decoded images need {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are "
-            "free; give --decoded a folder on a larger disk, or leave it out"
-        )
+        why = f"the decoded images need {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free"
+        remedy = "give --decoded a folder on a larger disk, or leave it out"
+        raise Error(f"{path.parent}: {why}; {remedy}", code="disk.full")
     tell(f"decoding {len(source)} images, {length / 1e9:.3g} GB, into {path}")
     due = time.monotonic() + OFTEN
     with replaced(path) as file:
@@ -183,14 +184,12 @@ def size_of(source: Source, number: int) -> int:
     """The bytes of an image's pixels, by its header; 0 where that promises none."""
     try:
         content = cast(bytes, source.fetch(number))
-        kind = decoder._kind(content, decoder.FORMATS)
-        if kind == "HEIC":  # its size follows from more than a header
+        if decoder._kind(content, decoder.FORMATS) == "HEIC":  # its size follows from more than a header
             return decode(content).nbytes
-        webp = decoder._webp_size(content[:30]) if kind == "WEBP" else None
-        width, height = webp or jpeg_size(content) or decoder.OPENERS[kind](BytesIO(content)).size
-    except Exception:  # Pillow raises nearly every kind there is, and so will decoding
+        pixels = pixels_by_header(content)
+    except Exception:  # decoders raise nearly every kind there is, and will again
         return 0
-    return 3 * width * height if 0 < width * height <= decoder.MAX_PIXELS else 0
+    return 3 * pixels if pixels <= decoder.MAX_PIXELS else 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from vitkit.data.decode import FORMATS, OPENERS, BadImage, _orientation, decode
 from vitkit.data.findings import Finding, find, some
 from vitkit.data.names import folded
 from vitkit.data.sources import Source
+from vitkit.errors import Error
 
 FEW, FEW_IN_ALL = 5, 20  # images of a class, and of all classes, to learn from
 IMBALANCE = 10  # the largest class to the smallest
@@ -126,7 +127,8 @@ def usable(splits: Mapping[str, Source], place: str) -> list[Finding]:
     files = {split: files_by_class(source, names[split]) for split, source in ordered(splits).items()}
     findings = list(structure(ordered(splits), files))
     if errors := [finding for finding in findings if finding.severity == "error"]:
-        raise ValueError(f"{place}: " + " ".join(f"{one.text} {one.remedy}" for one in errors))
+        code = "data.empty" if errors[0].kind == "nothing-to-test" else "data.classes"
+        raise Error(f"{place}: " + " ".join(f"{one.text} {one.remedy}" for one in errors), code=code)
     return findings
 
 

@@ -1,4 +1,4 @@
-"""The image formats: their suffixes, which are read on this machine, and what reads the others."""
+"""Suffixes of data sets and images; which image formats are read on this machine, what reads the others."""
 
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -13,6 +13,7 @@ REMEDIES = {  # for formats that not every installation reads
     "HEIC": "pip install 'vitkit[heif]'",
     "AVIF": "pip install --upgrade pillow",
 }
+DATA_SUFFIXES = (".csv", ".parquet", ".zip", ".tar", ".npz")  # of files that are data sets
 SUFFIXES = tuple(suffix for suffixes in SUFFIXES_OF.values() for suffix in suffixes)
 
 

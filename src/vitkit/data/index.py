@@ -22,6 +22,7 @@ from vitkit.data.archives import MAX_MEMBER, Positioned
 from vitkit.data.content import SIZE
 from vitkit.data.decode import BadImage
 from vitkit.data.sparse import Labels, SparseLabels
+from vitkit.errors import Error, code_of
 
 INDEX = "index.vitkit"
 MAGIC = b"vitkit-shards"
@@ -87,7 +88,10 @@ class Index:
         start, size, expected = (int(self.columns[name][index]) for name in ("offset", "length", "crc"))
         if size > MAX_MEMBER or start + size > shard.bytes:
             where = f"{shard.file}!{self.key(index)}"
-            raise ValueError(f"{where}: {size} bytes at {start} of {shard.bytes}: its index is damaged")
+            raise Error(
+                f"{where}: {size} bytes at {start} of {shard.bytes}: its index is damaged",
+                code="data.corrupt",
+            )
         content = read(shard, start, size, expected)
         found = zlib.crc32(content)
         if len(content) != size or found != expected:
@@ -106,7 +110,7 @@ def open_index(path: Path) -> tuple[tuple[str, ...], dict[str, Index]]:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             if len(mapped) != base + header["bytes"]:
-                raise ValueError(f"{len(mapped)} bytes, not {base + header['bytes']}")
+                raise Error(f"{len(mapped)} bytes, not {base + header['bytes']}", code="data.corrupt")
             classes = tuple(str(name) for name in header["classes"])
             splits = {}
             for split, facts in header["splits"].items():
@@ -125,9 +129,11 @@ def open_index(path: Path) -> tuple[tuple[str, ...], dict[str, Index]]:
                     check_ends(scan(file, base, places["label_end"], "<i8"), len(columns["label"]))
                 splits[str(split)] = Index(shards, columns, identity(places))
     except (KeyError, TypeError, IndexError, OverflowError, AttributeError) as error:
-        raise ValueError(f"{path}: the index is damaged ({type(error).__name__}: {error})") from None
+        raise Error(
+            f"{path}: the index is damaged ({type(error).__name__}: {error})", code="data.corrupt"
+        ) from None
     except ValueError as error:
-        raise ValueError(f"{path}: the index is damaged: {error}") from None
+        raise Error(f"{path}: the index is damaged: {error}", code=code_of(error, "data.corrupt")) from None
     return classes, splits
 
 
@@ -144,7 +150,10 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
         length, expected = parse_line(line, str(path))
         size = os.fstat(file.fileno()).st_size
         if len(line) + length > size:
-            raise ValueError(f"{path}: cut off or damaged: {size} bytes, its header alone claims {length}")
+            raise Error(
+                f"{path}: cut off or damaged: {size} bytes, its header alone claims {length}",
+                code="data.corrupt",
+            )
         text = file.read(length)
     return parse_header(text, expected, str(path)), aligned(len(line) + length)
 
@@ -153,22 +162,30 @@ def parse_line(line: bytes, path: str) -> tuple[int, str]:
     """The length of the header and its SHA-256, out of the first line."""
     words = line.split(b"\n")[0].split(b" ")
     if len(words) != 4 or words[0] != MAGIC or not words[1].isdigit() or not words[2].isdigit():
-        raise ValueError(f"{path}: not an index of shards, or a damaged one")
+        raise Error(f"{path}: not an index of shards, or a damaged one", code="data.corrupt")
     if int(words[1]) > VERSION:
-        raise ValueError(f"{path}: an index of version {int(words[1])}; this vitkit reads up to {VERSION}")
+        raise Error(
+            f"{path}: an index of version {int(words[1])}; this vitkit reads up to {VERSION}",
+            code="data.layout",
+        )
     if int(words[2]) > MAX_HEADER:
-        raise ValueError(f"{path}: claims a header of {int(words[2])} bytes; at most {MAX_HEADER} are read")
+        raise Error(
+            f"{path}: claims a header of {int(words[2])} bytes; at most {MAX_HEADER} are read",
+            code="data.too-large",
+        )
     if not re.fullmatch(rb"[0-9a-f]{64}", words[3]):
-        raise ValueError(f"{path}: the index is damaged: its first line has no SHA-256")
+        raise Error(f"{path}: the index is damaged: its first line has no SHA-256", code="data.corrupt")
     return int(words[2]), words[3].decode()
 
 
 def parse_header(text: bytes, expected: str, path: str) -> dict[str, Any]:
     if hashlib.sha256(text).hexdigest() != expected:
-        raise ValueError(f"{path}: the index is damaged: its header is not the one that was written")
+        raise Error(
+            f"{path}: the index is damaged: its header is not the one that was written", code="data.corrupt"
+        )
     header = json.loads(text)
     if not isinstance(header, dict):
-        raise ValueError(f"{path}: the index is damaged: its header is no table")
+        raise Error(f"{path}: the index is damaged: its header is no table", code="data.corrupt")
     return header
 
 
@@ -190,7 +207,9 @@ def mapped_column(
     width = np.dtype(kind).itemsize
     fits = size % width == 0 if shape == (-1,) else size == width * int(np.prod(shape))
     if start < 0 or start % ALIGN or size < 0 or base + start + size > len(mapped) or not fits:
-        raise ValueError(f"a column of {size} bytes at {start} does not fit {len(mapped)} bytes")
+        raise Error(
+            f"a column of {size} bytes at {start} does not fit {len(mapped)} bytes", code="data.corrupt"
+        )
     return np.frombuffer(mapped, kind, size // width, base + start).reshape(shape)
 
 
@@ -198,7 +217,7 @@ def scan(file: BinaryIO, base: int, place: list[int], kind: str) -> Iterator[np.
     """A column by parts, read and not mapped so that it does not stay in memory, against its checksum."""
     start, size, expected = place
     if min(start, size) < 0 or base + start + size > (there := os.fstat(file.fileno()).st_size):
-        raise ValueError(f"a column claims {size} bytes at {start} of {there}")
+        raise Error(f"a column claims {size} bytes at {start} of {there}", code="data.corrupt")
     file.seek(base + start)
     found = 0
     for at in range(0, size, 2**20):
@@ -206,7 +225,7 @@ def scan(file: BinaryIO, base: int, place: list[int], kind: str) -> Iterator[np.
         found = zlib.crc32(part, found)
         yield np.frombuffer(part, kind)
     if found != expected:
-        raise ValueError(f"a column has the checksum {found:08x}, not {expected:08x}")
+        raise Error(f"a column has the checksum {found:08x}, not {expected:08x}", code="data.corrupt")
 
 
 def check_columns(path: Path) -> None:
@@ -222,15 +241,17 @@ def check_columns(path: Path) -> None:
 def check_shards(shards: tuple[Shard, ...], numbers: Iterable[np.ndarray]) -> None:
     for shard in shards:
         if not PLAIN.fullmatch(shard.file):
-            raise ValueError(f"{shard.file!r} is no name for a shard")
+            raise Error(f"{shard.file!r} is no name for a shard", code="data.unsafe")
     found = np.zeros(len(shards), np.int64)
     for part in numbers:
         if int(part.max(initial=0)) >= max(len(shards), 1):
-            raise ValueError(f"shard {part.max()} of {len(shards)}")
+            raise Error(f"shard {part.max()} of {len(shards)}", code="data.corrupt")
         found += np.bincount(part, minlength=len(shards))
     for shard, count in zip(shards, found.tolist(), strict=True):
         if shard.samples != count:
-            raise ValueError(f"{shard.file} has {shard.samples} samples, of which {count} are listed")
+            raise Error(
+                f"{shard.file} has {shard.samples} samples, of which {count} are listed", code="data.corrupt"
+            )
 
 
 def check_labels(labels: Iterable[np.ndarray], classes: int) -> None:
@@ -239,7 +260,7 @@ def check_labels(labels: Iterable[np.ndarray], classes: int) -> None:
         top = 1 if part.dtype.kind == "f" else classes - 1
         wrong = part[~((part >= 0) & (part <= top))]  # NaN compares with nothing
         if len(wrong):
-            raise ValueError(f"label {wrong[0]} is not in 0..{top} ({classes} classes)")
+            raise Error(f"label {wrong[0]} is not in 0..{top} ({classes} classes)", code="data.labels")
 
 
 def check_ends(ends: Iterable[np.ndarray], total: int) -> None:
@@ -247,10 +268,10 @@ def check_ends(ends: Iterable[np.ndarray], total: int) -> None:
     last = 0
     for part in ends:
         if np.diff(part, prepend=last).min(initial=0) < 0:
-            raise ValueError("the labels of an image end before they begin")
+            raise Error("the labels of an image end before they begin", code="data.corrupt")
         last = int(part[-1]) if len(part) else last
     if last != total:
-        raise ValueError(f"{last} labels of {total} belong to an image")
+        raise Error(f"{last} labels of {total} belong to an image", code="data.corrupt")
 
 
 def write_index(
@@ -328,14 +349,19 @@ def probe(index: Index, read: ReadShard) -> None:
         except BadImage as error:
             wrong[shard] = str(error)
     for shard in wrong.keys() - right:
-        raise ValueError(wrong[shard])
+        raise Error(wrong[shard], code="data.corrupt")
 
 
 def check_file(folder: Path, shard: Shard) -> None:
     try:
         found = os.stat(folder / shard.file).st_size
     except FileNotFoundError:
-        raise ValueError(f"{folder / shard.file}: the shard is missing; its index lists it") from None
+        raise Error(
+            f"{folder / shard.file}: the shard is missing; its index lists it", code="file.not-found"
+        ) from None
     if found != shard.bytes:
         cut = "cut off" if found < shard.bytes else "replaced"
-        raise ValueError(f"{folder / shard.file}: {found} bytes, its index says {shard.bytes}: it was {cut}")
+        raise Error(
+            f"{folder / shard.file}: {found} bytes, its index says {shard.bytes}: it was {cut}",
+            code="data.corrupt",
+        )

@@ -6,6 +6,7 @@ from difflib import get_close_matches
 
 from vitkit.data.findings import some
 from vitkit.data.formats import SUFFIXES as SUFFIXES
+from vitkit.errors import Error
 
 SPLITS = {  # what people call the folders of a split
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
@@ -30,10 +31,11 @@ def split_folders(place: str, images: Sequence[str]) -> dict[str, str]:
     deep = {name.split("/", 1)[0] for name in images if name.count("/") > 1} & named
     others = sorted(tops - named)
     if others and deep:
-        raise ValueError(
+        raise Error(
             f"{place}: {some(others)} beside the split{'s' * (len(deep) > 1)} {some(sorted(deep))}: these "
             "folders cannot be splits and classes at once; move what is no split elsewhere, or rename it to "
-            "train, val or test"
+            "train, val or test",
+            code="data.layout",
         )
     if others:
         return {}
@@ -47,9 +49,10 @@ def check_aliases(place: str, names: Iterable[str]) -> None:
     for name in sorted(set(names)):
         other = known.setdefault(SPLITS[name.lower()], name)
         if other != name:
-            raise ValueError(
+            raise Error(
                 f"{place}: {other!r} and {name!r} both name the {SPLITS[name.lower()]} split; keep one of "
-                "them, or join them under one name"
+                "them, or join them under one name",
+                code="data.layout",
             )
 
 
@@ -61,7 +64,7 @@ def split_of(where: str, value: str) -> str:
         value = value[:40]
         close = get_close_matches(value.strip().lower(), SPLITS, 1, 0.5)
         meant = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"{where}: the split {value!r} is none of {', '.join(SPLITS)}{meant}")
+        raise Error(f"{where}: the split {value!r} is none of {', '.join(SPLITS)}{meant}", code="data.layout")
     return SPLITS[value.lower()]
 
 
@@ -69,9 +72,10 @@ def check_stray(place: str, groups: dict[str, list[str]]) -> None:
     """Refuse files that name no split beside others that do: nothing would use them."""
     if "all" in groups and len(groups) > 1:
         those = ", ".join(sorted(set(groups) - {"all"}))
-        raise ValueError(
+        raise Error(
             f"{place}: {some(groups['all'])} without the name of a split beside files of {those}; move "
-            "what is no split elsewhere, or rename it to begin with train, val or test"
+            "what is no split elsewhere, or rename it to begin with train, val or test",
+            code="data.layout",
         )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from vitkit.data.archives import Positioned
 from vitkit.data.names import MOST_CLASSES, SPLITS, check_aliases
+from vitkit.errors import Error, code_of
 
 DAMAGE = (  # what numpy and zipfile raise for a file that is not as it should be
     OSError, EOFError, KeyError, ValueError, RuntimeError, SyntaxError, OverflowError, MemoryError, TypeError,
@@ -30,7 +31,7 @@ def read_npz(path: Path) -> tuple[Pairs, tuple[str, ...] | None]:
         with Positioned(path) as file, zipfile.ZipFile(file) as archive:
             members = {m.filename.removesuffix(".npy"): m for m in archive.infolist()}
             if len(members) < len(archive.infolist()):
-                raise ValueError("two of its arrays have the same name")
+                raise Error("two of its arrays have the same name", code="data.layout")
             pairs, names = pairs_of(set(members)), members.get("classes")
             check_sizes([members[name] for pair in pairs.values() for name in pair], file.size)
             found = {
@@ -40,10 +41,15 @@ def read_npz(path: Path) -> tuple[Pairs, tuple[str, ...] | None]:
             classes = class_names(array_of(archive, names, file.size)) if names else None
     except DAMAGE as error:
         reason = str(error) or type(error).__name__
-        raise ValueError(f"{path}: not a usable .npz file: {' '.join(reason.split())[:300]}") from None
+        raise Error(
+            f"{path}: not a usable .npz file: {' '.join(reason.split())[:300]}",
+            code=code_of(error, "data.corrupt"),
+        ) from None
     for split, (images, _) in found.items():
         if not images.size:
-            raise ValueError(f"{path}: no images in {pairs[split][0]!r}: its shape is {images.shape}")
+            raise Error(
+                f"{path}: no images in {pairs[split][0]!r}: its shape is {images.shape}", code="data.empty"
+            )
     return {split: (images, labels) for split, (images, labels) in found.items()}, classes
 
 
@@ -52,15 +58,21 @@ def pairs_of(names: set[str]) -> dict[str, tuple[str, str]]:
     parts = sorted(n for n in names if n[:2] == "x_" and (n[2:] in SPLITS or f"y{n[1:]}" in names))
     if {"images", "labels"} <= names:
         if parts:
-            raise ValueError(f"it has 'images' and {parts[0]!r} too; keep one of them")
+            raise Error(f"it has 'images' and {parts[0]!r} too; keep one of them", code="data.layout")
         return {"all": ("images", "labels")}
     if not parts:
-        raise ValueError(f"needs images and labels, or x_train and y_train ...; has {sorted(names)[:20]}")
+        raise Error(
+            f"needs images and labels, or x_train and y_train ...; has {sorted(names)[:20]}",
+            code="data.layout",
+        )
     for name in parts:
         if name[2:] not in SPLITS:
-            raise ValueError(f"{name!r} is no split; known are {', '.join('x_' + split for split in SPLITS)}")
+            raise Error(
+                f"{name!r} is no split; known are {', '.join('x_' + split for split in SPLITS)}",
+                code="data.layout",
+            )
         if f"y{name[1:]}" not in names:
-            raise ValueError(f"it has {name!r}, but no {'y' + name[1:]!r}")
+            raise Error(f"it has {name!r}, but no {'y' + name[1:]!r}", code="data.layout")
     check_aliases("its arrays", [name[2:] for name in parts])
     return {SPLITS[name[2:]]: (name, f"y{name[1:]}") for name in parts}
 
@@ -72,16 +84,22 @@ def check_sizes(members: list[zipfile.ZipInfo], size: int) -> None:
     """
     for m in members:
         if m.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ValueError(f"{m.filename} is compressed in a way that numpy does not write (zip method "
-                             f"{m.compress_type}); save it again with numpy.savez_compressed")  # fmt: skip
+            raise Error(
+                f"{m.filename} is compressed in a way that numpy does not write (zip method "
+                f"{m.compress_type}); save it again with numpy.savez_compressed",
+                code="data.layout",
+            )
         if m.compress_size > size or m.file_size > DENSEST * m.compress_size + DENSEST:
-            raise ValueError(f"{m.filename} claims {m.file_size} bytes, in a file of {size}")
+            raise Error(f"{m.filename} claims {m.file_size} bytes, in a file of {size}", code="data.corrupt")
     needed, memory = sum(m.file_size for m in members), physical_memory()
     if needed > memory:
         largest = max(members, key=lambda m: m.file_size).filename
-        raise ValueError(f"its arrays take {needed / 1e9:.3g} GB, most of it {largest}, and this machine has "
-                         f"{memory / 1e9:.3g} GB; write the images as files, and 'vitkit shard' makes shards "
-                         "of them")  # fmt: skip
+        raise Error(
+            f"its arrays take {needed / 1e9:.3g} GB, most of it {largest}, and this machine has "
+            f"{memory / 1e9:.3g} GB; write the images as files, and 'vitkit shard' makes shards "
+            "of them",
+            code="data.too-large",
+        )
 
 
 def physical_memory() -> int:
@@ -95,23 +113,30 @@ def array_of(archive: zipfile.ZipFile, member: zipfile.ZipInfo, size: int) -> np
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         if version not in HEADERS:
-            raise ValueError(f"{name} is in version {version} of numpy's format; 1.0 and 2.0 are read")
+            raise Error(
+                f"{name} is in version {version} of numpy's format; 1.0 and 2.0 are read", code="data.layout"
+            )
         shape, _, dtype = HEADERS[version](file)
         if dtype.hasobject:
-            raise ValueError(f"{name} holds Python objects, which are not read; save numbers or text")
+            raise Error(
+                f"{name} holds Python objects, which are not read; save numbers or text", code="data.unsafe"
+            )
         needed = prod(shape) * dtype.itemsize
         if file.tell() + needed != member.file_size:
-            raise ValueError(f"{name} claims {dtype} {shape}, and has {member.file_size - file.tell()} bytes")
+            raise Error(
+                f"{name} claims {dtype} {shape}, and has {member.file_size - file.tell()} bytes",
+                code="data.corrupt",
+            )
     with archive.open(member) as file:
         return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def class_names(values: np.ndarray) -> tuple[str, ...]:
     if values.ndim != 1 or values.dtype.kind not in "USiu":
-        raise ValueError(f"classes must be a list of names, not {values.dtype} {values.shape}")
+        raise Error(f"classes must be a list of names, not {values.dtype} {values.shape}", code="data.labels")
     names = tuple(v.decode() if isinstance(v, bytes) else str(v) for v in values.tolist())
     if len(set(names)) < len(names):
-        raise ValueError(f"classes has {next(n for n in names if names.count(n) > 1)!r} twice")
+        raise Error(f"classes has {next(n for n in names if names.count(n) > 1)!r} twice", code="data.labels")
     return names
 
 
@@ -126,8 +151,9 @@ def class_numbers(where: str, labels: np.ndarray) -> np.ndarray:
             wrong = odd
     rows = np.flatnonzero(wrong)
     if len(rows):
-        raise ValueError(
+        raise Error(
             f"{where}, row {rows[0]}: the label {labels[rows[0]]} of type {labels.dtype} is no class number; "
-            f"labels must be integers from 0 to {MOST_CLASSES - 1}"
+            f"labels must be integers from 0 to {MOST_CLASSES - 1}",
+            code="data.labels",
         )
     return labels.astype(np.int64)

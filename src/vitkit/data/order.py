@@ -7,6 +7,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from vitkit.errors import Error
+
 ROUNDS = 6
 MASK = (1 << 64) - 1
 STRIDE = 0x9E3779B97F4A7C15  # between the states of splitmix64
@@ -27,7 +29,9 @@ class Order:
 
     def __post_init__(self):
         if self.length < 1 or self.batch < 1:
-            raise ValueError(f"an order needs samples and places, not {self.length} and {self.batch}")
+            raise Error(
+                f"an order needs samples and places, not {self.length} and {self.batch}", code="request.value"
+            )
 
     def sample(self, step: int, place: int) -> int:
         """The number of the sample at one place of one global batch."""

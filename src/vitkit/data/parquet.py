@@ -16,6 +16,7 @@ import numpy as np
 from vitkit.data.decode import BadImage
 from vitkit.data.names import MOST_CLASSES, check_aliases, check_stray, hidden
 from vitkit.data.tables import Row
+from vitkit.errors import Error
 
 IMAGE, LABEL = ("image", "img"), ("label", "labels", "fine_label")
 GROUPS = 4  # row groups held in memory
@@ -25,8 +26,9 @@ def reader(path: Path) -> Any:
     try:
         from pyarrow import parquet
     except ModuleNotFoundError:
-        raise ValueError(
-            f"{path}: reading Parquet needs pyarrow (pip install 'vitkit[parquet]'), or use a .csv"
+        raise Error(
+            f"{path}: reading Parquet needs pyarrow (pip install 'vitkit[parquet]'), or use a .csv",
+            code="request.extra-missing",
         ) from None
     with readable(path):
         return parquet.ParquetFile(path)
@@ -41,7 +43,7 @@ def readable(path: Path) -> Iterator[None]:
         yield
     except (ArrowException, OSError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise ValueError(f"{path}: not a readable Parquet file ({reason})") from None
+        raise Error(f"{path}: not a readable Parquet file ({reason})", code="data.corrupt") from None
 
 
 def manifest_rows(path: Path) -> list[Row] | None:
@@ -51,7 +53,9 @@ def manifest_rows(path: Path) -> list[Row] | None:
     if {"path", "label"} <= set(columns):
         wanted = [name for name in columns if name in ("path", "label", "split")]
         if len(set(wanted)) < len(wanted):
-            raise ValueError(f"{path}: has a column twice, of {', '.join(wanted)}; keep one of each")
+            raise Error(
+                f"{path}: has a column twice, of {', '.join(wanted)}; keep one of each", code="data.layout"
+            )
         with readable(path):
             rows = file.read(columns=wanted).to_pylist()
         return [
@@ -60,9 +64,10 @@ def manifest_rows(path: Path) -> list[Row] | None:
         ]
     if not set(columns).isdisjoint(IMAGE):
         return None
-    raise ValueError(
+    raise Error(
         f"{path}: needs the columns path and label (and split, if any), or image and label; "
-        f"has {', '.join(columns)}"
+        f"has {', '.join(columns)}",
+        code="data.layout",
     )
 
 
@@ -73,7 +78,7 @@ def cell(where: str, name: str, value: Any) -> str:
         return "" if value is None else str(value)
     kind = "text or a whole number" if name == "label" else "text"
     found = f"{str(value)[:40]!r} of type {type(value).__name__}"
-    raise ValueError(f"{where}: {name} must be {kind}, not {found}")
+    raise Error(f"{where}: {name} must be {kind}, not {found}", code="data.layout")
 
 
 def image_tables(path: Path, splits: Mapping[str, str]) -> dict[str, "Table"]:
@@ -117,12 +122,14 @@ class Table:
                 row += file.metadata.row_group(group).num_rows
             found = class_names(file.schema_arrow.metadata, label)
             if number and found != names:
-                raise ValueError(f"{path}: other classes than {files[0].name} has")
+                raise Error(f"{path}: other classes than {files[0].name} has", code="data.classes")
             names = found
             with readable(path):
                 values = file.read(columns=[label], use_threads=False).column(0)
-                if len(values) != file.metadata.num_rows:
-                    raise OSError(f"{len(values)} labels for {file.metadata.num_rows} rows")
+            if len(values) != (rows := file.metadata.num_rows):
+                raise Error(
+                    f"{path}: {len(values)} labels for {rows} rows; it is damaged", code="data.corrupt"
+                )
             labels.append(numbers(path, values, names))
         self.labels = np.concatenate(labels)  # -1: none
         self.classes = names or tuple(str(n) for n in range(int(self.labels.max(initial=-1)) + 1))
@@ -168,7 +175,9 @@ class Table:
 def column(path: Path, names: list[str], known: tuple[str, ...]) -> str:
     found = [name for name in known if name in names]
     if not found:
-        raise ValueError(f"{path}: has no column {' or '.join(known)}, only {', '.join(names)}")
+        raise Error(
+            f"{path}: has no column {' or '.join(known)}, only {', '.join(names)}", code="data.layout"
+        )
     return found[0]
 
 
@@ -179,10 +188,13 @@ def numbers(path: Path, values: Any, names: tuple[str, ...] | None) -> np.ndarra
     for row, value in enumerate(found):
         if type(value) is not int or value < -1:
             told = f"not {values.type} with {str(value)[:40]!r}"
-            raise ValueError(f"{path}, row {row}: labels must be class numbers, {told}")
+            raise Error(f"{path}, row {row}: labels must be class numbers, {told}", code="data.labels")
         if value >= most:
-            raise ValueError(f"{path}, row {row}: label {value} has no name among {most} classes"
-                             + ("" if names else ", the most that there may be"))  # fmt: skip
+            raise Error(
+                f"{path}, row {row}: label {value} has no name among {most} classes"
+                + ("" if names else ", the most that there may be"),
+                code="data.labels",
+            )
     return np.array(found, dtype=np.int64)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from PIL import Image
 
 from vitkit.data.decode import BadImage, from_pillow, read
+from vitkit.errors import Error, WrongType
 
 Picture = str | os.PathLike[str] | bytes | np.ndarray | Image.Image
 
@@ -26,13 +27,15 @@ def content_of(picture: Picture) -> bytes | np.ndarray:
     if isinstance(picture, np.ndarray):
         return checked(picture)
     if not isinstance(picture, str | os.PathLike):
-        raise TypeError(
-            f"a picture is a path, bytes, a PIL image or a numpy array, not {type(picture).__name__}"
+        raise WrongType(
+            f"a picture is a path, bytes, a PIL image or a numpy array, not {type(picture).__name__}",
+            code="request.value",
         )
     if os.path.isdir(picture):
-        raise ValueError(
+        raise Error(
             f"{os.fspath(picture)} is a folder; give its images, "
-            f"for example sorted(Path({os.fspath(picture)!r}).glob('*.jpg'))"
+            f"for example sorted(Path({os.fspath(picture)!r}).glob('*.jpg'))",
+            code="request.value",
         )
     try:
         return read(Path(picture))
@@ -51,9 +54,10 @@ def checked(pixels: np.ndarray) -> np.ndarray:
         return pixels[..., None].repeat(3, -1)
     if pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3 and pixels.size:
         return pixels
-    raise ValueError(
+    raise Error(
         f"an array of {pixels.dtype} with shape {pixels.shape}; expected uint8, RGB (height, width, 3) or "
-        f"gray (height, width){advice(pixels)}"
+        f"gray (height, width){advice(pixels)}",
+        code="request.value",
     )
 
 

@@ -9,6 +9,8 @@ import tempfile
 import threading
 import time
 
+from vitkit.errors import Error
+
 PR_SET_PDEATHSIG = 1
 GLANCE = 1.0  # seconds between two looks whether the parent lives
 
@@ -43,8 +45,9 @@ def check_sockets() -> None:
     try:
         multiprocessing.connection.Listener(family="AF_UNIX").close()
     except OSError as error:
-        raise ValueError(
+        raise Error(
             f"worker processes cannot open a socket in the folder for temporary files, {folder!r} "
             f"({len(os.fsencode(folder))} bytes): {error}. Set TMPDIR to a folder with a short name, such as "
-            "TMPDIR=/tmp"
+            "TMPDIR=/tmp",
+            code="file.not-writable",
         ) from None

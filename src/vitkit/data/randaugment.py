@@ -19,6 +19,8 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
+from vitkit.errors import Error
+
 HIGHEST = 10  # level at which the arguments below are stated
 DEGREES = 30.0
 BITS = 4
@@ -42,9 +44,11 @@ def augment(
 ) -> np.ndarray:
     """`layers` operations in a row, each one of the 16, applied with a chance drawn from this range."""
     if layers < 0 or magnitude < 0:
-        raise ValueError(f"RandAugment ({layers}, {magnitude}): layers and magnitude are 0 or more")
+        raise Error(
+            f"RandAugment ({layers}, {magnitude}): layers and magnitude are 0 or more", code="request.value"
+        )
     if not 0 <= chance[0] <= chance[1] <= 1:
-        raise ValueError(f"chance {chance} is not a range in 0 to 1, low first")
+        raise Error(f"chance {chance} is not a range in 0 to 1, low first", code="request.value")
     names = list(OPERATIONS)
     picture = Image.fromarray(image)
     for _ in range(layers):
@@ -57,7 +61,7 @@ def augment(
 def operate(name: str, image: np.ndarray, level: float, rng: np.random.Generator) -> np.ndarray:
     """One operation, by its name."""
     if name not in OPERATIONS:
-        raise ValueError(f"no operation {name!r}; known: {', '.join(OPERATIONS)}")
+        raise Error(f"no operation {name!r}; known: {', '.join(OPERATIONS)}", code="request.unknown")
     return np.array(OPERATIONS[name](Image.fromarray(image), level, rng))
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from vitkit.data.archives import MAX_MEMBER, locked, replaced
+from vitkit.data.archives import MAX_MEMBER
 from vitkit.data.content import mark
 from vitkit.data.decode import BadImage, decode
 from vitkit.data.index import INDEX, ROW, Shard, make_columns, open_index, read_header, write_index
@@ -24,6 +24,9 @@ from vitkit.data.sources import Source, open_data
 from vitkit.data.sparse import blocks
 from vitkit.data.splits import same_classes
 from vitkit.data.tars import index_shards
+from vitkit.errors import Error
+from vitkit.io.atomic import replaced
+from vitkit.io.lock import locked
 
 SIZE = 256 * 2**20  # bytes of a shard, about
 TASTED = 256  # images whose sizes tell how many go into a shard
@@ -140,7 +143,7 @@ def assemble(source: Source, parts: list[Made]) -> tuple[list[Shard], dict[str, 
         part.rows["shard"] = number
     rows = np.concatenate([part.rows for part in parts])
     if not len(rows):
-        raise ValueError(f"{source.name}: not one of its {len(source)} images can be used")
+        raise Error(f"{source.name}: not one of its {len(source)} images can be used", code="data.empty")
     rows = rows[np.argsort(rows["number"])]
     keys = (source.keys[number] for number in rows["number"].tolist())
     return [part.shard for part in parts], make_columns(rows, keys, source.labels[rows["number"]])
@@ -180,12 +183,13 @@ def claim(out: Path, told: dict[str, Any]) -> None:
         old = json.loads((out / PLAN).read_text())
         other = [name for name in {**old, **told} if old.get(name) != told.get(name)]
         if other:
-            raise ValueError(
-                f"{out} holds shards of another plan: {', '.join(other)} differ; give another folder"
+            raise Error(
+                f"{out} holds shards of another plan: {', '.join(other)} differ; give another folder",
+                code="file.exists",
             )
         return
     if any(out.glob("*.tar")) or (out / INDEX).exists():
-        raise ValueError(f"{out} holds other shards; give another folder")
+        raise Error(f"{out} holds other shards; give another folder", code="file.exists")
     with replaced(out / PLAN) as file:
         file.write(json.dumps(told, indent=1).encode())
 
@@ -196,11 +200,13 @@ def have(part: Part, out: Path, known: Shard | None, pool: ThreadPoolExecutor, a
     again = "remove it, and it is written anew"
     if path.exists():
         if not known and not aside.exists():
-            raise ValueError(f"{path}: not a shard of this plan; {again}")
+            raise Error(f"{path}: not a shard of this plan; {again}", code="file.exists")
         made = Made(known, NONE, {}) if known else recall(aside)
         if path.stat().st_size != made.shard.bytes:
             size = path.stat().st_size
-            raise ValueError(f"{path}: {size} bytes, {made.shard.bytes} were written; {again}")
+            raise Error(
+                f"{path}: {size} bytes, {made.shard.bytes} were written; {again}", code="data.corrupt"
+            )
         advance(len(part.numbers))
         return made
     with replaced(path) as file:
@@ -209,7 +215,7 @@ def have(part: Part, out: Path, known: Shard | None, pool: ThreadPoolExecutor, a
         file.seek(0)
         shard = Shard(part.file, size, hashlib.file_digest(file, "sha256").hexdigest(), len(rows))
         if known and shard != known:
-            raise ValueError(f"{path}: the images have changed: {shard} instead of {known}")
+            raise Error(f"{path}: the images have changed: {shard} instead of {known}", code="data.changed")
         with replaced(aside) as beside:  # first, so that a shard that is there has its rows
             facts = json.dumps([shard, left_out]).encode()
             np.savez(beside, rows=rows, facts=np.frombuffer(facts, np.uint8))
@@ -221,7 +227,10 @@ def recall(aside: Path) -> Made:
         shard, left_out = json.loads(arrays["facts"].tobytes())
         rows = arrays["rows"]
     if rows.dtype != ROW:
-        raise ValueError(f"{aside}: of another version of vitkit; remove it and its .tar, to write both anew")
+        raise Error(
+            f"{aside}: of another version of vitkit; remove it and its .tar, to write both anew",
+            code="file.unreadable",
+        )
     return Made(Shard(*shard), rows, left_out)
 
 

@@ -6,7 +6,6 @@ made. Nothing but time depends on it: what cannot be read is made again, what ca
 
 import hashlib
 import math
-import os
 import shutil
 import zlib
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from vitkit.data.order import Order
 from vitkit.data.sources import Source
 from vitkit.data.sparse import blocks
 from vitkit.data.views import View
+from vitkit.io.atomic import staged
 
 CHECKSUM = 4  # bytes of a CRC-32
 LEFT = 0.5  # of what was free before the first batch stays free
@@ -67,14 +67,11 @@ class Shelf:
             free = shutil.disk_usage(self.folder).free
             if free - images.nbytes < stays(self.folder.parent, free):
                 return
-            path = self.path(places)
-            beside = own(path)
-            with beside.open("wb") as file:
+            with staged(self.path(places), durable=False) as beside, beside.open("wb") as file:
                 images.tofile(file)
                 indices.tofile(file)
                 checksum = zlib.crc32(indices.tobytes(), zlib.crc32(np.ascontiguousarray(images).data))
                 file.write(checksum.to_bytes(CHECKSUM, "little"))
-            os.replace(beside, path)
 
     def path(self, places: Sequence[tuple[int, int]]) -> Path:
         """Named by the places, all of them: two runs may share a batch out otherwise."""
@@ -91,12 +88,6 @@ def stays(folder: Path, free: int) -> int:
     try:
         return int(told.read_text())
     except (OSError, ValueError):
-        beside = own(told)
-        beside.write_text(str(int(LEFT * free)))
-        os.replace(beside, told)
+        with staged(told, durable=False) as beside:
+            beside.write_text(str(int(LEFT * free)))
         return int(LEFT * free)
-
-
-def own(path: Path) -> Path:
-    """A name that only this process uses, until the file is whole."""
-    return path.with_suffix(f".{os.getpid()}")

@@ -21,6 +21,7 @@ from vitkit.data.parquet import image_tables, manifest_rows
 from vitkit.data.remote import Cache, open_remote
 from vitkit.data.sparse import Labels, SparseLabels
 from vitkit.data.tables import Row, csv_rows
+from vitkit.errors import Error
 
 KINDS = "a folder, .csv, .parquet, .zip, .tar, .npz, an http(s) address of shards or 'digits'"
 BETWEEN = ";"  # several labels in one cell of a manifest
@@ -89,10 +90,12 @@ class Source:
 def check_place(place: str) -> None:
     """Refuse a place where no data can be, before anything is opened."""
     if not place.strip():
-        raise ValueError(f"the data is {place!r}, an empty name; give {KINDS}")
+        raise Error(f"the data is {place!r}, an empty name; give {KINDS}", code="request.value")
     named = place == "digits" or re.match("vtab:|https?://", place)
     if not named and not Path(place).exists():
-        raise ValueError(f"no data at {place!r}; give {KINDS}")  # no pipe: or other kinds of addresses
+        raise Error(
+            f"no data at {place!r}; give {KINDS}", code="data.not-found"
+        )  # no pipe: or other kinds of addresses
 
 
 def open_data(place: str | Path, *, cache: Cache | None = None) -> dict[str, Source]:
@@ -119,7 +122,10 @@ def open_data(place: str | Path, *, cache: Cache | None = None) -> dict[str, Sou
         ".zip": open_archive, ".tar": open_archive,
     }.get(path.suffix.lower())  # fmt: skip
     if opener is None:
-        raise ValueError(f"{path}: not a kind of data that is read; known: .csv, .parquet, .zip, .tar, .npz")
+        raise Error(
+            f"{path}: not a kind of data that is read; known: .csv, .parquet, .zip, .tar, .npz",
+            code="data.layout",
+        )
     return opener(path)
 
 
@@ -138,7 +144,10 @@ def open_folder(path: Path) -> dict[str, Source]:
         if ".parquet" in suffixes:
             return open_parquet(path)
         if ".tar" in suffixes:
-            raise ValueError(f"{path}: tar shards without {INDEX}; 'vitkit shard {path} {path}' writes it")
+            raise Error(
+                f"{path}: tar shards without {INDEX}; 'vitkit shard {path} {path}' writes it",
+                code="data.layout",
+            )
     return open_tree(
         path.name or str(path), names, lambda key: read(path / key), lambda key: mark_file(path / key),
         size=lambda key: os.stat(path / key).st_size, folders=folders,
@@ -173,7 +182,7 @@ def open_parquet(path: Path) -> dict[str, Source]:
             kept = source.take(np.flatnonzero(table.labels >= 0)) if len(bare) else source
             found[where] = replace(kept, skipped=tuple(keys[i] for i in bare))
     if not found:
-        raise ValueError(f"{path}: no image has a label")
+        raise Error(f"{path}: no image has a label", code="data.labels")
     return found
 
 
@@ -223,7 +232,9 @@ def open_tree(
     images = [n for n in names if n.lower().endswith(SUFFIXES)]
     skipped = (*skipped, *(n for n in names if not n.lower().endswith(SUFFIXES)))
     if not images:
-        raise ValueError(f"{name}: holds no images ({', '.join(SUFFIXES)}); {len(skipped)} other files")
+        raise Error(
+            f"{name}: holds no images ({', '.join(SUFFIXES)}); {len(skipped)} other files", code="data.empty"
+        )
     images = without_common_root(images)
     splits = split_folders(name, images)
     groups: dict[str, list[tuple[str, str]]] = {}
@@ -233,8 +244,11 @@ def open_tree(
         groups.setdefault(where, []).append((full, inner.rpartition("/")[0]))
     bare = [full for rows in groups.values() for full, label in rows if not label]
     if bare:
-        raise ValueError(f"{name}: {len(bare)} images lie in no class folder, the first {bare[0]!r}; "
-                         "expected [train|val|test/]class/image")  # fmt: skip
+        raise Error(
+            f"{name}: {len(bare)} images lie in no class folder, the first {bare[0]!r}; "
+            "expected [train|val|test/]class/image",
+            code="data.layout",
+        )
     empty = without_images(folders, [n for n in names if n.lower().endswith(SUFFIXES)])
     made = {
         where: from_rows(name, rows, fetch, skipped, digest=digest, size=size)
@@ -301,16 +315,19 @@ def open_rows(path: Path, rows: Iterable[Row]) -> dict[str, Source]:
     named: dict[str, str] = {}  # where each name of a split stands first
     for where, row in rows:
         if not row["path"] or not row["label"]:
-            raise ValueError(f"{where}: path and label must both be given")
+            raise Error(f"{where}: path and label must both be given", code="data.labels")
         name = row.get("split", "")
         groups.setdefault(split_of(where, name), []).append((row["path"], row["label"]))
         named.setdefault(name.lower(), where)
     if not groups:
-        raise ValueError(f"{path}: the table has no rows")
+        raise Error(f"{path}: the table has no rows", code="data.empty")
     check_aliases(str(path), named.keys() & SPLITS.keys())
     if "all" in groups and len(groups) > 1:
         bare = named.get("") or named["all"]
-        raise ValueError(f"{bare}: no split is given, where other rows have one; give train, val or test")
+        raise Error(
+            f"{bare}: no split is given, where other rows have one; give train, val or test",
+            code="data.layout",
+        )
     several = any(BETWEEN in label for rows_ in groups.values() for _, label in rows_)  # in any split: in all
     folder = path.parent
     return {
@@ -339,16 +356,24 @@ def from_arrays(
     """Pixels in memory to a Source; grey ones get three channels when they are fetched."""
     images = images[..., None] if images.ndim == 3 else images
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3):
-        raise ValueError(f"{name}: images must be uint8 (N, H, W), (N, H, W, 1) or (N, H, W, 3), not "
-                         f"{images.dtype} {images.shape}")  # fmt: skip
+        raise Error(
+            f"{name}: images must be uint8 (N, H, W), (N, H, W, 1) or (N, H, W, 3), not "
+            f"{images.dtype} {images.shape}",
+            code="data.layout",
+        )
     if labels.shape != (len(images),):
         found = f"{labels.dtype} {labels.shape}"
-        raise ValueError(f"{name}: labels must be {len(images)} class numbers from 0, not {found}")
+        raise Error(
+            f"{name}: labels must be {len(images)} class numbers from 0, not {found}", code="data.labels"
+        )
     labels = class_numbers(name, labels)
     classes = classes or tuple(str(n) for n in range(int(labels.max(initial=-1)) + 1))
     if len(labels) and labels.max() >= len(classes):
         row = int(labels.argmax())
-        raise ValueError(f"{name}, row {row}: label {labels[row]} has no name among {len(classes)} classes")
+        raise Error(
+            f"{name}, row {row}: label {labels[row]} has no name among {len(classes)} classes",
+            code="data.labels",
+        )
     pixels = np.broadcast_to(images, (*images.shape[:3], 3))
     return Source(name, classes, [f"{i:06d}" for i in range(len(images))], labels, lambda i: pixels[i])
 

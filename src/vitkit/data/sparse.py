@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from vitkit.errors import Error
+
 DENSE = 2**33  # bytes of a dense table, at most
 ROWS = 2**26  # numbers of a dense table that are made at a time
 
@@ -89,9 +91,10 @@ class SparseLabels:
         """(N, C) of 0 and 1: for the images of a batch, not for a data set."""
         if len(self) * self.classes * self.dtype.itemsize > DENSE:
             size = len(self) * self.classes * self.dtype.itemsize / 1e9
-            raise ValueError(
+            raise Error(
                 f"{len(self)} images of {self.classes} classes take {size:.4g} GB as a dense table; take the "
-                "rows of a batch first"
+                "rows of a batch first",
+                code="data.too-large",
             )
         table = np.zeros(self.shape, self.dtype)
         table[self.pairs()] = 1

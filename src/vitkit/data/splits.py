@@ -14,6 +14,7 @@ from vitkit.data.decode import BadImage
 from vitkit.data.names import folded
 from vitkit.data.sources import Lazy, Source
 from vitkit.data.sparse import joined
+from vitkit.errors import Error
 
 PART = 256  # images that a thread looks at in a row
 HELD = 2_000_000  # images up to which their marks stay in memory, 32 bytes each
@@ -61,7 +62,7 @@ def split(
     part again, the others are not, and the part is filled up with new images.
     """
     if not 0 < fraction < 1:
-        raise ValueError(f"a split takes a fraction between 0 and 1, not {fraction}")
+        raise Error(f"a split takes a fraction between 0 and 1, not {fraction}", code="request.value")
     marks = fingerprints(source) if marks is None else np.array(marks, dtype=f"S{SIZE}")
     source = replace(source, marks=marks) if len(source) <= HELD else source
     old, new = divided(source, marks, name, placed or {})
@@ -108,17 +109,17 @@ def subset(
     Parts are nested: with one seed, a smaller part lies within a larger one.
     """
     if sum(given is not None for given in (count, fraction, per_class)) != 1:
-        raise ValueError("a subset takes one of count, fraction and per_class")
+        raise Error("a subset takes one of count, fraction and per_class", code="request.conflict")
     order = np.random.default_rng(seed).permutation(len(source))
     if per_class is not None:
         if per_class < 1:
-            raise ValueError(f"per_class must be at least 1, not {per_class}")
+            raise Error(f"per_class must be at least 1, not {per_class}", code="request.value")
         rank = np.argsort(order)
         parts = [members[np.argsort(rank[members])][:per_class] for members in by_class(source)]
         return source.take(np.sort(np.concatenate(parts)))
     size = count if count is not None else round(float(fraction or 0) * len(source))
     if not 1 <= size <= len(source):
-        raise ValueError(f"a subset of {size} of {len(source)} images cannot be taken")
+        raise Error(f"a subset of {size} of {len(source)} images cannot be taken", code="request.value")
     return source.take(np.sort(order[:size]))
 
 
@@ -132,7 +133,7 @@ def complete(
     found = dict(splits)
     train = found.pop("train", None) or found.pop("all", None)
     if train is None:
-        raise ValueError(f"the data has no train split, only {', '.join(splits)}")
+        raise Error(f"the data has no train split, only {', '.join(splits)}", code="data.empty")
     if "test" not in found and "val" not in found:
         train, found["test"] = split(train, test, placed=placed)
     elif "test" not in found:
@@ -172,9 +173,10 @@ def same_classes(source: Source, classes: tuple[str, ...], name: str = "") -> So
         alike = {folded(label): label for label in classes}
         twins = [(label, alike[folded(label)]) for label in strange if folded(label) in alike]
         hint = f"; {twins[0][0]!a} is not {twins[0][1]!a}" if twins else ""  # they may look the same
-        raise ValueError(
+        raise Error(
             f"{name or source.name}: classes {', '.join(map(repr, strange[:5]))} are unknown to the model; "
-            f"known: {', '.join(map(repr, classes[:10]))}{' ...' if len(classes) > 10 else ''}{hint}"
+            f"known: {', '.join(map(repr, classes[:10]))}{' ...' if len(classes) > 10 else ''}{hint}",
+            code="data.classes",
         )
     if source.classes == tuple(classes):
         return source

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vitkit.data.archives import Positioned
+from vitkit.errors import Error
 
 Row = tuple[str, dict[str, str]]  # where it stands, and its cells
 ENCODINGS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}  # by the first bytes
@@ -20,22 +21,23 @@ def csv_rows(path: Path, needed: tuple[str, ...]) -> Iterator[Row]:
         names = list(table.fieldnames or ())
         if not set(needed) <= set(names):
             has = ", ".join(names)[:200]
-            raise ValueError(f"{path}: needs the columns {' and '.join(needed)}, has {has}")
+            raise Error(f"{path}: needs the columns {' and '.join(needed)}, has {has}", code="data.layout")
         twice = [name for name in names if names.count(name) > 1]
         if twice:
-            raise ValueError(f"{path}: has several columns {twice[0]!r}; keep one")
+            raise Error(f"{path}: has several columns {twice[0]!r}; keep one", code="data.layout")
         line = table.line_num + 1
         for row in table:
             where, line = f"{path}, line {table.line_num}", table.line_num + 1
             extra: object = row.pop(None, None)
             if extra is not None:
-                raise ValueError(
+                raise Error(
                     f"{where}: more cells than the header has columns ({len(names)}); put a cell that has a "
-                    "comma in it between quotes"
+                    "comma in it between quotes",
+                    code="data.layout",
                 )
             yield where, {name: cell or "" for name, cell in row.items()}
     except csv.Error as error:
-        raise ValueError(f"{path}, line {line}: {error}; is a quote not closed?") from None
+        raise Error(f"{path}, line {line}: {error}; is a quote not closed?", code="data.layout") from None
 
 
 def text_of(path: Path) -> str:
@@ -47,8 +49,12 @@ def text_of(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         byte = f"the byte 0x{content[error.start]:02x}"
-        raise ValueError(f"{path}, line {line}: {byte} is not {encoding.upper()}; {REMEDY}") from None
+        raise Error(
+            f"{path}, line {line}: {byte} is not {encoding.upper()}; {REMEDY}", code="data.layout"
+        ) from None
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
-        raise ValueError(f"{path}, line {line}: a NUL, as in UTF-16 without its first mark; {REMEDY}")
+        raise Error(
+            f"{path}, line {line}: a NUL, as in UTF-16 without its first mark; {REMEDY}", code="data.layout"
+        )
     return text

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.data.archives import MAX_MEMBER, Positioned, replaced, walk_tar
+from vitkit.data.archives import MAX_MEMBER, Positioned, walk_tar
 from vitkit.data.content import mark
 from vitkit.data.index import (
     INDEX,
@@ -30,6 +30,8 @@ from vitkit.data.index import (
 )
 from vitkit.data.names import MOST_CLASSES, SPLITS, SUFFIXES, check_stray
 from vitkit.data.sparse import SparseLabels
+from vitkit.errors import Error
+from vitkit.io.atomic import replaced
 
 CODE = ("pkl", "pickle", "pyd", "pt", "pth")  # what WebDataset would unpickle; here it is not opened
 
@@ -46,7 +48,9 @@ def index_shards(
     A shard belongs to the split that a word of its name says. Without names, classes are numbers.
     """
     if (folder / INDEX).exists():
-        raise ValueError(f"{folder / INDEX} is there already; remove it, and it is written anew")
+        raise Error(
+            f"{folder / INDEX} is there already; remove it, and it is written anew", code="file.exists"
+        )
     groups: dict[str, list[Scanned]] = {}
     left_out: dict[str, str] = {}
     for path in sorted(folder.glob("*.tar")):
@@ -58,13 +62,14 @@ def index_shards(
     labels = [label for parts in groups.values() for part in parts for label in part[3]]
     several = {isinstance(label, list) for label in labels}
     if len(several) != 1:
-        raise ValueError(
-            f"{folder}: {'some labels are several' if labels else 'no labelled image in a tar file'}"
+        raise Error(
+            f"{folder}: {'some labels are several' if labels else 'no labelled image in a tar file'}",
+            code="data.labels",
         )
     top = max(max(label, default=-1) if isinstance(label, list) else label for label in labels)
     names = tuple(classes) or tuple(str(n) for n in range(top + 1))
     if top >= len(names):
-        raise ValueError(f"{folder}: label {top} has no name among {len(names)} classes")
+        raise Error(f"{folder}: label {top} has no name among {len(names)} classes", code="data.labels")
     splits = {split: joined(parts, len(names), several == {True}) for split, parts in groups.items()}
     with replaced(folder / INDEX) as file:
         write_index(file, names, splits, {"left_out": left_out})
@@ -89,7 +94,9 @@ def scan_shard(path: Path, left_out: dict[str, str]) -> Scanned:
             images = [name for name in members if f".{name.rpartition('.')[2]}" in SUFFIXES]
             label = read_label(f"{path.name}!{key}", file, members)
             if len(images) > 1:
-                raise ValueError(f"{path}!{key}: {len(images)} images in one sample; one is read")
+                raise Error(
+                    f"{path}!{key}: {len(images)} images in one sample; one is read", code="data.layout"
+                )
             code = [name for name in members if name.rpartition(".")[2] in CODE]
             left_out |= {f"{path.name}!{key}.{name}": "not opened: it may hold code" for name in code}
             if not images or label is None:
@@ -118,18 +125,24 @@ def samples(path: Path) -> dict[str, dict[str, tuple[int, int]]]:
             stem, _, ending = name.partition(".")
             members = found.setdefault(f"{folder}/{stem}" if folder else stem, {})
             if ending.lower() in members:
-                raise ValueError(f"{where}: stands there twice")
+                raise Error(f"{where}: stands there twice", code="data.layout")
             members[ending.lower()] = (member.offset_data, member.size)
     except (tarfile.TarError, OSError) as error:
-        raise ValueError(f"{path}: cut off, damaged or not a plain tar file ({error})") from None
+        raise Error(
+            f"{path}: cut off, damaged or not a plain tar file ({error})", code="data.corrupt"
+        ) from None
     return found
 
 
 def check_member(where: str, member: tarfile.TarInfo) -> None:
     if not member.isreg() or member.issparse():
-        raise ValueError(f"{where}: a link, device or sparse file; shards hold ordinary files only")
+        raise Error(
+            f"{where}: a link, device or sparse file; shards hold ordinary files only", code="data.unsafe"
+        )
     if member.size > MAX_MEMBER:
-        raise ValueError(f"{where}: claims {member.size} bytes; at most {MAX_MEMBER} are read")
+        raise Error(
+            f"{where}: claims {member.size} bytes; at most {MAX_MEMBER} are read", code="data.too-large"
+        )
 
 
 def read_label(where: str, file: Positioned, members: dict[str, tuple[int, int]]) -> Label | None:
@@ -143,12 +156,12 @@ def read_label(where: str, file: Positioned, members: dict[str, tuple[int, int]]
             told = int(text) if ending == "cls" else json.loads(text)
             label = told if isinstance(told, int) else told.get("labels", told.get("label"))
         except (ValueError, AttributeError, RecursionError):
-            raise ValueError(f"{where}.{ending}: no label: {text[:40]!r}") from None
+            raise Error(f"{where}.{ending}: no label: {text[:40]!r}", code="data.labels") from None
         if label is None:
             continue
         several = label if isinstance(label, list) else [label]
         if not all(type(n) is int and 0 <= n < MOST_CLASSES for n in several):
-            raise ValueError(f"{where}.{ending}: not a class number from 0: {text[:40]!r}")
+            raise Error(f"{where}.{ending}: not a class number from 0: {text[:40]!r}", code="data.labels")
         return label
     return None
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vitkit.data.decode import Box, decode, decode_box, jpeg_size
 from vitkit.data.randaugment import augment
+from vitkit.errors import Error
 
 # B batch, C classes; H, W pixels of an image, h, w pixels of its view
 
@@ -52,19 +53,28 @@ class View:
 
     def __post_init__(self) -> None:
         if len(self.size) != 2 or not all(isinstance(side, Integral) and side > 0 for side in self.size):
-            raise ValueError(f"size {self.size} is not (height, width), two whole numbers above 0")
+            raise Error(
+                f"size {self.size} is not (height, width), two whole numbers above 0", code="request.value"
+            )
         if self.crop not in CROPS:
-            raise ValueError(f"no crop {self.crop!r}; known: {', '.join(CROPS)}")
+            raise Error(f"no crop {self.crop!r}; known: {', '.join(CROPS)}", code="request.unknown")
         if self.resize is not None and self.crop not in RESIZED:
-            raise ValueError(f"crop {self.crop!r} has no use for resize={self.resize}; leave it out")
+            raise Error(
+                f"crop {self.crop!r} has no use for resize={self.resize}; leave it out",
+                code="request.conflict",
+            )
         if self.resize is not None and self.resize < max(self.size):
-            raise ValueError(
-                f"resize={self.resize} is too small for {self.size}; give {max(self.size)} or more"
+            raise Error(
+                f"resize={self.resize} is too small for {self.size}; give {max(self.size)} or more",
+                code="request.value",
             )
         _check_method(self.interpolation)
         pair = self.randaugment
         if pair is not None and (len(pair) != 2 or not all(isinstance(n, Integral) and n >= 0 for n in pair)):
-            raise ValueError(f"randaugment {pair} is not (layers, magnitude), whole numbers of 0 or more")
+            raise Error(
+                f"randaugment {pair} is not (layers, magnitude), whole numbers of 0 or more",
+                code="request.value",
+            )
 
     @property
     def resized(self) -> int:
@@ -166,10 +176,11 @@ def inception_box(height: int, width: int, rng: np.random.Generator) -> tuple[in
 def normalise(batch: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """uint8 (B, 3, h, w) to float32: (x / 255 - mean) / std; for 0.5 and 0.5 exactly (x - 127.5) / 127.5."""
     if batch.dtype != torch.uint8:
-        raise ValueError(f"a batch of {batch.dtype}; normalise takes uint8, once")
+        raise Error(f"a batch of {batch.dtype}; normalise takes uint8, once", code="request.value")
     if not len(mean) == len(std) == batch.shape[1]:
-        raise ValueError(
-            f"mean {mean} and std {std} do not fit {batch.shape[1]} channels; give one number for each"
+        raise Error(
+            f"mean {mean} and std {std} do not fit {batch.shape[1]} channels; give one number for each",
+            code="request.value",
         )
     shift, scale = (levels(values, batch.device) for values in (mean, std))
     return torch.sub(batch, shift).div_(scale)
@@ -197,13 +208,17 @@ def mixup(
     The share is drawn from Beta(alpha, alpha), and the example's own is 1/2 or more.
     """
     if alpha < 0:
-        raise ValueError(f"Mixup alpha {alpha} is below 0; 0 switches it off")
+        raise Error(f"Mixup alpha {alpha} is below 0; 0 switches it off", code="request.value")
     if not (images.is_floating_point() and targets.is_floating_point()):
         kinds = f"{images.dtype} images and {targets.dtype} targets"
-        raise ValueError(f"Mixup of {kinds}; normalise the images first, and give targets as floats (B, C)")
+        raise Error(
+            f"Mixup of {kinds}; normalise the images first, and give targets as floats (B, C)",
+            code="request.value",
+        )
     if len(images) != len(targets):
-        raise ValueError(
-            f"Mixup of {len(images)} images with {len(targets)} targets; give one target for each image"
+        raise Error(
+            f"Mixup of {len(images)} images with {len(targets)} targets; give one target for each image",
+            code="request.value",
         )
     if alpha == 0:
         return images, targets
@@ -265,9 +280,12 @@ def _shape_of_aspect(
 
 def _check_image(image: np.ndarray) -> None:
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
-        raise ValueError(f"an image of {image.dtype} {image.shape}; give uint8 (height, width, 3), as RGB")
+        raise Error(
+            f"an image of {image.dtype} {image.shape}; give uint8 (height, width, 3), as RGB",
+            code="request.value",
+        )
 
 
 def _check_method(method: str) -> None:
     if method not in METHODS:
-        raise ValueError(f"no interpolation {method!r}; known: {', '.join(METHODS)}")
+        raise Error(f"no interpolation {method!r}; known: {', '.join(METHODS)}", code="request.unknown")

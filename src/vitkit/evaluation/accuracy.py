@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitkit.errors import Error
 from vitkit.evaluation.certainty import calibration_error, interval
 from vitkit.proportions import wilson
 
@@ -82,13 +83,16 @@ def accuracy(
         logits = logits_of(batch["image"]).float().cpu()  # (B, C)
         labels = batch["label"].cpu()
         if labels.ndim != 1:
-            raise ValueError("each image may have several labels here: multilabel_accuracy counts those")
+            raise Error(
+                "each image may have several labels here: multilabel_accuracy counts those",
+                code="evaluation.unsupported",
+            )
         index = batch["index"].cpu() if "index" in batch else torch.arange(seen, seen + len(labels))
         seen += len(labels)
         rows.append(torch.stack([index, labels, *judged(logits, labels, accepted)], 1).double())
     table = gather(torch.cat(rows))
     if not len(table):
-        raise ValueError("there is no image to evaluate on")
+        raise Error("there is no image to evaluate on", code="data.empty")
     table = table[table[:, 0].argsort()]
     index, truth, said = table[:, :3].long().unbind(1)
     right = truth == said if accepted is None else accepted[truth, said]

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitkit.errors import Error
+
 L2 = 2.0**10
 GRID = tuple(2.0**power for power in range(-10, 20))
 CONSTANT = 100.0
@@ -53,7 +55,9 @@ def fewshot_grid(
 ) -> list[float]:
     """The same for many penalties, at the price of one: a single eigendecomposition serves them all."""
     if not all(0 < l2 < float("inf") for l2 in grid):
-        raise ValueError(f"l2 must be a number above 0, not {', '.join(f'{l2:g}' for l2 in grid)}")
+        raise Error(
+            f"l2 must be a number above 0, not {', '.join(f'{l2:g}' for l2 in grid)}", code="request.value"
+        )
     train_x, train_y, test_x, test_y, classes = checked(train_x, train_y, test_x, test_y)
     x = train_x.cpu().double()
     mean, scale = spread(x)
@@ -110,28 +114,42 @@ def checked(train_x: Array, train_y: Array, test_x: Array, test_y: Array) -> Fro
         y = ys[part]
         if x.ndim != 2 or not x.is_floating_point() or y.shape != x.shape[:1] or y.is_floating_point():
             shapes = f"{x.dtype} {tuple(x.shape)} and {y.dtype} {tuple(y.shape)}"
-            raise ValueError(
-                f"{part}: give float features (images, width) and a class number each, not {shapes}"
+            raise Error(
+                f"{part}: give float features (images, width) and a class number each, not {shapes}",
+                code="request.value",
             )
         if not x.numel():
-            raise ValueError(f"{part}: no features of any image")
+            raise Error(f"{part}: no features of any image", code="data.empty")
         wrong = (~x.isfinite()).any(1)
         if wrong.any():
             first = int(wrong.nonzero()[0])
-            raise ValueError(
+            raise Error(
                 f"{part}: the features of {int(wrong.sum())} of {len(x)} images are not finite numbers, "
-                f"the first those of image {first}; the model or its weights are broken"
+                f"the first those of image {first}; the model or its weights are broken",
+                code="weights.values",
             )
     if xs["train"].shape[1] != xs["test"].shape[1]:
-        raise ValueError(f"features of width {xs['train'].shape[1]} to train, {xs['test'].shape[1]} to test")
+        raise Error(
+            f"features of width {xs['train'].shape[1]} to train, {xs['test'].shape[1]} to test",
+            code="request.value",
+        )
     known, train_labels = ys["train"].unique(return_inverse=True)
     if len(known) < 2:
-        raise ValueError(f"every training image is of class {int(known[0])}; two classes are the least")
+        raise Error(
+            f"every training image is of class {int(known[0])}; two classes are the least",
+            code="data.classes",
+        )
     strange = sorted(set(ys["test"].unique().tolist()) - set(known.tolist()))
     if strange:
-        raise ValueError(f"classes {strange[:5]} are in the test images but not in the training images")
+        raise Error(
+            f"classes {strange[:5]} are in the test images but not in the training images",
+            code="data.classes",
+        )
     if not (xs["train"] != xs["train"][0]).any():
-        raise ValueError("the features of all training images are the same: the model tells none apart")
+        raise Error(
+            "the features of all training images are the same: the model tells none apart",
+            code="evaluation.unsupported",
+        )
     test_labels = torch.searchsorted(known, ys["test"].contiguous())
     return Frozen(xs["train"], train_labels, xs["test"], test_labels, len(known))
 
@@ -150,7 +168,7 @@ def choose_shots(
     passed over.
     """
     if shots < 1:
-        raise ValueError(f"shots must be at least 1, not {shots}")
+        raise Error(f"shots must be at least 1, not {shots}", code="request.value")
     rng = np.random.default_rng(seed)
     short = labels.astype(np.min_scalar_type(labels.max(initial=0)))  # two bytes are sorted in no time
     order = np.argsort(short, kind="stable")  # not a search for each class, of which there may be 21,000
@@ -161,8 +179,9 @@ def choose_shots(
         members = members if usable is None else members[usable[members]]
         if len(members) < shots:
             name = repr(names[known[row]]) if len(names) else known[row]
-            raise ValueError(
-                f"class {name} has {len(members)} usable training images, fewer than {shots} shots"
+            raise Error(
+                f"class {name} has {len(members)} usable training images, fewer than {shots} shots",
+                code="evaluation.unsupported",
             )
         chosen[row] = members[:shots]
     return chosen

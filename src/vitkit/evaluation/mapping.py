@@ -11,6 +11,8 @@ from importlib.resources import files
 import torch
 from torch import Tensor
 
+from vitkit.errors import Error
+
 BETWEEN = ";"  # several of the model's classes in one cell
 Synsets = Sequence[tuple[str, str]]  # (WordNet number, names) of ImageNet's classes in their official order
 
@@ -75,7 +77,10 @@ def read_table(text: str, name: str) -> dict[str, list[str]]:
     """
     rows = csv.DictReader(io.StringIO(text))
     if not {"class", "label"} <= set(rows.fieldnames or ()):
-        raise ValueError(f"{name}: needs the columns class and label, has {', '.join(rows.fieldnames or ())}")
+        raise Error(
+            f"{name}: needs the columns class and label, has {', '.join(rows.fieldnames or ())}",
+            code="data.layout",
+        )
     table: dict[str, list[str]] = {}
     for row in rows:
         cell = [label.strip() for label in (row["label"] or "").split(BETWEEN)]
@@ -115,11 +120,15 @@ def accepted_classes(
     for row, label in ((row, label) for row, kind in enumerate(classes) for label in table.get(kind, ())):
         found = place.get(label, place.get(plain(label)))
         if found is None:
-            raise ValueError(f"{name}: {classes[row]!r} is to be {label!r}, which the model does not know")
+            raise Error(
+                f"{name}: {classes[row]!r} is to be {label!r}, which the model does not know",
+                code="evaluation.classes",
+            )
         accepted[row, found] = True
     if not accepted.any():
-        raise ValueError(
+        raise Error(
             f"{name} names no class of the data; it names {', '.join(map(repr, list(table)[:3]))} ..., "
-            f"the data has {', '.join(map(repr, classes[:3]))} ..."
+            f"the data has {', '.join(map(repr, classes[:3]))} ...",
+            code="evaluation.classes",
         )
     return accepted

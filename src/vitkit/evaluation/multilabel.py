@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitkit.errors import Error
 from vitkit.proportions import wilson
 
 EXACT = 2**31  # bytes of scores that are kept
@@ -86,7 +87,10 @@ def multilabel_accuracy(
     loss, positives = torch.zeros(1, dtype=torch.float64), torch.zeros(1, classes, dtype=torch.int64)
     for batch in batches:
         if batch["label"].ndim != 2:
-            raise ValueError("each image has one label here: several are given as (B, C) or (B, K)")
+            raise Error(
+                "each image has one label here: several are given as (B, C) or (B, K)",
+                code="evaluation.unsupported",
+            )
         scores = logits_of(batch["image"]).float()  # (B, C)
         there = multi_hot(batch["label"].to(scores.device), classes) > 0
         said = scores > 0  # a logit of 0 is a probability of 0.5
@@ -99,7 +103,7 @@ def multilabel_accuracy(
         precisions.add(scores, there)
     n, top1, top5, same, right, decided = gather(counts).sum(0).tolist()
     if not n:
-        raise ValueError("there is no image to evaluate on")
+        raise Error("there is no image to evaluate on", code="data.empty")
     return MultilabelAccuracy(
         images=n, top1=top1 / n, top5=top5 / n if classes > 5 else None, loss=float(gather(loss).sum()) / n,
         precisions=precisions.result(gather), positives=gather(positives).sum(0),

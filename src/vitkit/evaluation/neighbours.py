@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitkit.errors import Error
 from vitkit.evaluation.fewshot import Array, checked
 
 TEMPERATURE = 0.07
@@ -28,9 +29,12 @@ def neighbours(
     """
     train_x, train_y, test_x, test_y, classes = checked(train_x, train_y, test_x, test_y)
     if not 1 <= k <= len(train_x):
-        raise ValueError(f"{k} neighbours among {len(train_x)} training images; give 1 to {len(train_x)}")
+        raise Error(
+            f"{k} neighbours among {len(train_x)} training images; give 1 to {len(train_x)}",
+            code="request.value",
+        )
     if not 0 < temperature < float("inf"):
-        raise ValueError(f"the temperature must be a number above 0, not {temperature}")
+        raise Error(f"the temperature must be a number above 0, not {temperature}", code="request.value")
     known = unit(train_x)  # (N, D)
     right = 0
     for rows, labels in zip(*(t.split(max(1, SIMILARITIES // len(known))) for t in (test_x, test_y)),

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitkit.errors import Error
 from vitkit.evaluation.fewshot import Array, checked, spread
 
 RATES = (1e-4, 3e-4, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
@@ -50,14 +51,20 @@ def probe(
     Of equally good rates the smallest is chosen. Features are standardised as for few-shot accuracy.
     """
     if not rates or not all(0 < rate < float("inf") for rate in rates) or epochs < 1:
-        raise ValueError(f"rates must be numbers above 0 and epochs at least 1, not {rates}, {epochs}")
+        raise Error(
+            f"rates must be numbers above 0 and epochs at least 1, not {rates}, {epochs}",
+            code="request.value",
+        )
     train_x, train_y, test_x, test_y, classes = checked(train_x, train_y, test_x, test_y)
     mean, scale = (t.float().to(train_x.device) for t in spread(train_x.cpu().double()))
     train_x, test_x = ((x.float() - mean) / scale for x in (train_x, test_x))
     held = held_out(train_y.cpu().numpy(), seed).to(train_x.device)
     rates = sorted(rates)
     if not held.any():
-        raise ValueError("no class has two training images: none can be held out to choose a rate by")
+        raise Error(
+            "no class has two training images: none can be held out to choose a rate by",
+            code="evaluation.unsupported",
+        )
     weights = learn(train_x[~held], train_y[~held], classes, rates, epochs=epochs, seed=seed)
     found = share_right(weights, train_x[held], train_y[held])
     rate = rates[found.index(max(found))]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitkit.errors import Error
 from vitkit.evaluation.certainty import interval
 
 Labels = list[list[int]]  # of each image the class numbers that are right, in the order of the file names
@@ -34,12 +35,15 @@ def read_labels(text: str, name: str) -> Labels:
     try:
         labels = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{name}: not JSON: {error}") from None
+        raise Error(f"{name}: not JSON: {error}", code="file.unreadable") from None
     sound = isinstance(labels, list) and all(
         isinstance(row, list) and all(type(number) is int for number in row) for row in labels
     )
     if not sound:
-        raise ValueError(f"{name}: reassessed labels are a list of lists of class numbers, one for an image")
+        raise Error(
+            f"{name}: reassessed labels are a list of lists of class numbers, one for an image",
+            code="data.labels",
+        )
     return labels
 
 
@@ -49,8 +53,9 @@ def by_file_name(keys: Sequence[str]) -> list[int]:
     order = sorted(range(len(names)), key=names.__getitem__)
     for before, after in pairwise(order):
         if names[before] == names[after]:
-            raise ValueError(
-                f"{keys[before]!r} and {keys[after]!r} have one file name, and reassessed labels go by it"
+            raise Error(
+                f"{keys[before]!r} and {keys[after]!r} have one file name, and reassessed labels go by it",
+                code="evaluation.unsupported",
             )
     places = [0] * len(names)
     for place, index in enumerate(order):
@@ -61,13 +66,16 @@ def by_file_name(keys: Sequence[str]) -> list[int]:
 def check_labels(labels: Labels, images: int, classes: int, name: str) -> None:
     """Refuse those of other images or of other classes."""
     if len(labels) != images:
-        raise ValueError(
+        raise Error(
             f"{name} has labels for {len(labels)} images, but the data has {images}: "
-            "both must be of the same images, all of them"
+            "both must be of the same images, all of them",
+            code="data.labels",
         )
     for place, row in enumerate(labels):
         if row and not 0 <= min(row) <= max(row) < classes:
-            raise ValueError(f"{name}: image {place} has labels {row}, of {classes} classes from 0")
+            raise Error(
+                f"{name}: image {place} has labels {row}, of {classes} classes from 0", code="data.labels"
+            )
 
 
 def real_accuracy(said: Tensor, index: Tensor, keys: Sequence[str], labels: Labels) -> Real:

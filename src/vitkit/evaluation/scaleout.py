@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from vitkit.errors import Error
+
 BYTES = 4  # of a parameter and of a gradient: both travel in float32
 BUCKET = 25 * 2**20  # bytes of gradients that DDP sends at a time, by default
 SPREADS = ("ddp", "fsdp")
@@ -30,13 +32,16 @@ class Links:
     def __post_init__(self):
         for field, value in vars(self).items():
             if not value > 0:
-                raise ValueError(f"{field} of the links is {value}; it must be more than 0")
+                raise Error(f"{field} of the links is {value}; it must be more than 0", code="request.value")
 
     def nodes(self, gpus: int) -> tuple[int, int]:
         """(nodes, GPUs of each)."""
         each = min(gpus, self.node)
         if gpus < 1 or gpus % each:
-            raise ValueError(f"{gpus} GPUs are no whole nodes of {self.node}; give a multiple of {self.node}")
+            raise Error(
+                f"{gpus} GPUs are no whole nodes of {self.node}; give a multiple of {self.node}",
+                code="request.value",
+            )
         return gpus // each, each
 
     def passed(self, size: float, gpus: int) -> float:
@@ -81,7 +86,10 @@ class Work:
     def __post_init__(self):
         for field in ("parameters", "blocks", "images", "pace"):
             if not getattr(self, field) > 0:
-                raise ValueError(f"{field} of the work is {getattr(self, field)}; it must be more than 0")
+                raise Error(
+                    f"{field} of the work is {getattr(self, field)}; it must be more than 0",
+                    code="request.value",
+                )
 
     @property
     def forward(self) -> float:
@@ -125,7 +133,7 @@ class Pace:
 def spread_over(work: Work, gpus: int, spread: str, links: Links = H200, bucket: float = BUCKET) -> Pace:
     """The pace of a step with every model whole (ddp) or cut over all GPUs (fsdp)."""
     if spread not in SPREADS:
-        raise ValueError(f"spread must be {' or '.join(SPREADS)}, not {spread!r}")
+        raise Error(f"spread must be {' or '.join(SPREADS)}, not {spread!r}", code="request.value")
     size, parts = BYTES * work.parameters, work.blocks
     if spread == "ddp":
         parts = math.ceil(size / bucket)

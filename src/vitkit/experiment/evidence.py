@@ -36,6 +36,7 @@ from vitkit.experiment.predictions import write_predictions
 from vitkit.experiment.shown import FILE as SHOWN
 from vitkit.experiment.shown import write_shown
 from vitkit.inspection.rollout import attention_rollout
+from vitkit.io.atomic import replace_file
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT, in_patches
 from vitkit.objectives.task import Metrics, Task
@@ -43,7 +44,6 @@ from vitkit.report.overlay import overlay
 from vitkit.report.terminal import csv_cell
 from vitkit.serving.predict import evaluation_view
 from vitkit.training.runtime import Runtime
-from vitkit.weights.save import replace_file
 
 KEPT = 24  # mistakes of each kind
 SIDE = 192  # pixels of a small picture

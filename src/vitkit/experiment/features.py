@@ -20,12 +20,12 @@ from vitkit.data.sources import Source
 from vitkit.data.splits import fingerprints
 from vitkit.data.views import View
 from vitkit.errors import Error
+from vitkit.io.atomic import replace_file
+from vitkit.io.cache import touch, trim
 from vitkit.models.variants import Model
 from vitkit.report.live import Live
 from vitkit.serving.predict import evaluation_view, features
 from vitkit.training.runtime import Runtime
-from vitkit.weights.cache import touch, trim
-from vitkit.weights.save import replace_file
 
 VIEWS = {
     "model": "as the model's own preprocessing asks",

@@ -29,11 +29,11 @@ from vitkit.data.splits import fingerprints, same_classes
 from vitkit.errors import Error
 from vitkit.experiment.changes import Listing, differences, renamed_classes, sampled
 from vitkit.experiment.folder import has_learned
+from vitkit.io.atomic import replace_file
 from vitkit.layouts.layout import WeightsError
 from vitkit.training.runtime import Runtime
 from vitkit.weights.archive import open_arrays
 from vitkit.weights.card import from_json
-from vitkit.weights.save import replace_file
 
 FILE = "data.json.gz"
 LISTED = 2_000_000  # images up to which each is listed by name

@@ -1,8 +1,6 @@
 """The run folder: one recipe, one run at a time, and a way to be stopped without losing work."""
 
-import fcntl
 import os
-import platform
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
@@ -10,17 +8,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import current_thread, main_thread
-from typing import IO, Any
+from typing import Any
 
-from vitkit.data.archives import naming
 from vitkit.data.batches import SIGNALS
 from vitkit.errors import Error
 from vitkit.experiment.shown import FILE as SHOWN
+from vitkit.io.atomic import replace_file
+from vitkit.io.lock import locked
 from vitkit.options import IN_RECIPES
 from vitkit.recipes.recipe import Recipe, read_recipe, settings, to_json
 from vitkit.training.checkpoint import complete
 from vitkit.training.schedule import Duration, parse_stages
-from vitkit.weights.save import replace_file
 
 MODEL, RESULT = "model.safetensors", "result.json"
 MAY_CHANGE = {  # fields with which a run may go on otherwise than it began: none decides what it comes to
@@ -88,18 +86,6 @@ def claim(out: Path, recipe: Recipe) -> None:
 def has_learned(out: Path) -> bool:
     """Whether the run in a folder has kept any of its work."""
     return bool(complete(out / "checkpoints")) or (out / RESULT).exists()
-
-
-def in_use(out: Path) -> bool:
-    """Whether a process has the folder now."""
-    try:
-        with (out / ".lock").open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # there is none
-        return False
-    return False
 
 
 def check_recipe(out: Path, old: Recipe, new: Recipe) -> None:
@@ -180,46 +166,8 @@ def keep_result(out: Path, step: int) -> None:
 def take(out: Path, recipe: Recipe, held: ExitStack) -> None:
     """The folder for this run alone, as long as `held` is."""
     out.mkdir(parents=True, exist_ok=True)
-    held.enter_context(locked(out))
+    held.enter_context(locked(out, wait=False))
     claim(out, recipe)
-
-
-HELD: set[IO[str]] = set()  # locks of this process
-
-
-def let_go() -> None:
-    """In a process forked from this one: data workers that outlive it must not keep its folder."""
-    while HELD:
-        HELD.pop().close()
-
-
-os.register_at_fork(after_in_child=let_go)
-
-
-class locked:
-    """One process a run folder."""
-
-    def __init__(self, out: Path):
-        self.path = out / ".lock"
-
-    def __enter__(self) -> None:
-        self.file = self.path.open("a+")
-        try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.file.seek(0)
-            holder = self.file.read().strip()
-            self.file.close()
-            raise Error(f"{self.path.parent} is in use by process {holder}", code="run.locked") from None
-        HELD.add(self.file)
-        with naming(self.path):
-            self.file.truncate(0)
-            self.file.write(f"{os.getpid()} on {platform.node()}")
-            self.file.flush()
-
-    def __exit__(self, *_: object) -> None:
-        HELD.discard(self.file)
-        self.file.close()
 
 
 def news(damaged: Sequence[str], before: Any, now: dict[str, Any]) -> Iterator[str]:

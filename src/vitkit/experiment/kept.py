@@ -5,12 +5,13 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from vitkit.io.atomic import replace_file
 from vitkit.models.variants import Model, skeleton
 from vitkit.objectives.task import Task
 from vitkit.training.parts import fill
 from vitkit.training.runtime import whole
 from vitkit.weights.load import load
-from vitkit.weights.save import replace_file, save
+from vitkit.weights.save import save
 
 CARD = ("labels", "task", "preprocessing", "origin")
 

@@ -12,12 +12,12 @@ from urllib.parse import quote
 from vitkit.errors import Error
 from vitkit.experiment.shown import read_shown
 from vitkit.experiment.spending import spent
+from vitkit.io.atomic import replace_file
 from vitkit.listing import is_finetuning, recipe_fields
 from vitkit.options import setting, settings_of
 from vitkit.report.html import encoded
 from vitkit.report.run_page import run_page
 from vitkit.training.journal import parse_row
-from vitkit.weights.atomic import replace_file
 
 REPORT, MISTAKES, BATCH = "report.html", "mistakes.csv", "training-batch.json"
 BIT = "bit"  # the folder of a protocol's run by BiT's HyperRule

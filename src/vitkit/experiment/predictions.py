@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vitkit.data.content import SIZE
 from vitkit.data.sources import Source
 from vitkit.data.splits import fingerprints
-from vitkit.weights.atomic import replace_file
+from vitkit.io.atomic import replace_file
 
 if TYPE_CHECKING:  # a report needs no torch
     from vitkit.evaluation.accuracy import Accuracy

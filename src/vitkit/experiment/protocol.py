@@ -14,10 +14,10 @@ from vitkit.experiment.pages import BIT
 from vitkit.experiment.run import MODEL, How, Result, run
 from vitkit.experiment.start import Opener, open_splits
 from vitkit.experiment.terms import read_result
+from vitkit.io.atomic import replace_file
 from vitkit.proportions import percent, wilson
 from vitkit.recipes.recipe import Recipe, read_recipe
 from vitkit.training.runtime import Runtime
-from vitkit.weights.save import replace_file
 
 PROTOCOL = "protocol.json"  # of the folder: all that was compared, and the result
 

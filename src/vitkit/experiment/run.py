@@ -27,6 +27,7 @@ from vitkit.experiment.start import REMOVED, Opener, open_splits, start_model
 from vitkit.experiment.supply import Unusable, name_batch, supply
 from vitkit.experiment.terms import DivergedRun, How, OutOfMemoryRun, Result
 from vitkit.experiment.training_batch import keep_batch
+from vitkit.io.atomic import replace_file
 from vitkit.models.variants import Model
 from vitkit.objectives.task import Metrics as Evaluated
 from vitkit.objectives.task import Task
@@ -40,20 +41,16 @@ from vitkit.training.room import OutOfMemory
 from vitkit.training.runtime import Runtime, cores, data_workers, seed_step
 from vitkit.training.schedule import Stage, stage_at
 from vitkit.training.step import Diverged, Metrics, TrainState
-from vitkit.weights.save import replace_file, save
+from vitkit.weights.save import save
 
 SAVE_SECONDS = 300.0  # at most so much work is lost when a machine dies
 LONG = timedelta(days=1)  # that a data set may take to be compared with others
 
 
 def run(
-    recipe: Recipe,
-    out: Path,
-    runtime: Runtime,
-    how: How = How(),
-    opened: Opener = open_splits,
+    recipe: Recipe, out: Path, runtime: Runtime, how: How = How(), opened: Opener = open_splits,
     build: Callable[[Recipe, Source], Model] = start_model,
-) -> Result:
+) -> Result:  # fmt: skip
     """Train by the recipe into a run folder, or go on where an earlier process stopped.
 
     opened: how its data is opened; whoever runs many recipes on the same data may keep it open.

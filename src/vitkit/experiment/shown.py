@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitkit.weights.atomic import replace_file
+from vitkit.io.atomic import replace_file
 
 if TYPE_CHECKING:
     from vitkit.objectives.task import Task

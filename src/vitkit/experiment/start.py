@@ -22,6 +22,7 @@ from vitkit.data.splits import Placed, complete, join, subset
 from vitkit.errors import Error
 from vitkit.experiment.changes import examples
 from vitkit.experiment.fingerprint import remembered_splits
+from vitkit.io.atomic import replace_file
 from vitkit.models.adapt import adapt
 from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.variants import Model, configure, fresh, with_options
@@ -30,7 +31,6 @@ from vitkit.objectives.task import Task
 from vitkit.options import part_of
 from vitkit.recipes.recipe import Recipe, only
 from vitkit.weights.load import load
-from vitkit.weights.save import replace_file
 
 Opener = Callable[[Recipe, Path | None], dict[str, Source]]
 DECIDING = ("data", "objective", "train_on", "val", "test", "split_of")  # that decide what is opened

@@ -15,9 +15,9 @@ from vitkit.data.sources import Source
 from vitkit.experiment.evidence import Say, harmless, jpeg, keep, resized
 from vitkit.experiment.pages import BATCH
 from vitkit.experiment.supply import mixed, training_view
+from vitkit.io.atomic import replace_file
 from vitkit.objectives.classify import one_hot
 from vitkit.recipes.recipe import Recipe
-from vitkit.weights.save import replace_file
 
 PICTURE = "training-batch.jpg"
 SHOWN, ACROSS = 12, 4  # images of the batch, and of a row of the picture

@@ -2,8 +2,10 @@
 
 # B batch, C channels, K heads; H, W pixels; h, w grid of patches
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,48 @@ def attentions(model: ViT) -> int:
             "this model has depth 0: there is no attention in it to inspect", code="inspection.unsupported"
         )
     return count
+
+
+def class_number(model: Any, name: int | str, close: bool = True) -> int:
+    """The class with this label or number; else an error that names labels like it.
+
+    close: also those that are spelled alike, which takes a moment where there are thousands.
+    """
+    count, labels, text = model.config.classes, model.labels, str(name)
+    if not count:
+        why = f"there is no class {text[:80]!r}: this model has no head; fine-tune it first"
+        raise Error(why, code="model.unsupported")
+    if isinstance(name, str) and text in labels:
+        return labels.index(text)
+    if re.fullmatch("-?[0-9]+", text):
+        if re.fullmatch("[0-9]{1,8}", text) and int(text) < count:
+            return int(text)
+        why = f"there is no class {text[:80]}: the model's are 0 to {count - 1}"
+        raise Error(why, code="request.unknown")
+    same = [i for i, label in enumerate(labels) if text and text.casefold() in words_of(label)]
+    if len(same) == 1:
+        return same[0]
+    if not labels:
+        why = f"no class of this model is {text[:80]!r}: they have no names; give 0 to {count - 1}"
+        raise Error(why, code="request.unknown")
+    near = [labels[i] for i in same] or near_labels(text[:80], labels, close)
+    hint = f"; near it: {', '.join(map(repr, near))}" if near else ""
+    why = f"the model has no class {text[:80]!r}{hint} (or give a number, 0 to {count - 1})"
+    raise Error(why, code="request.unknown")
+
+
+def words_of(label: str) -> set[str]:
+    """A label, and each of the names in it that commas separate, without case."""
+    return {part.strip().casefold() for part in (label, *label.split(","))}
+
+
+def near_labels(text: str, labels: tuple[str, ...], close: bool) -> list[str]:
+    """At most five labels that contain a text, or are spelled like it."""
+    low = text.casefold()
+    by_fold = {label.casefold(): label for label in labels}
+    inside = [label for fold, label in by_fold.items() if low and low in fold]
+    alike = [by_fold[fold] for fold in get_close_matches(low, by_fold, n=5)] if close else []
+    return list(dict.fromkeys([*inside, *alike]))[:5]
 
 
 def lead_of(model: ViT) -> int:

@@ -15,8 +15,9 @@ from starlette.staticfiles import StaticFiles
 
 import vitkit
 from vitkit.data.decode import BadImage
+from vitkit.inspection.subject import class_number
 from vitkit.objectives.task import task_of
-from vitkit.service.attention import attention_objection, class_number
+from vitkit.service.attention import attention_objection
 from vitkit.service.cost import Images
 from vitkit.service.desk import Desk
 from vitkit.service.docs import address, facts, page
@@ -73,7 +74,7 @@ def add_questions(app: FastAPI, desk: Desk) -> None:
         served = desk.served
         if objection := attention_objection(served.model):
             raise Refusal(422, objection)
-        number = None if target is None else checked(class_number, served.model, target)
+        number = None if target is None else checked(class_number, served.model, target, False)
         desk.check_room("attention")
         with desk.holding() as hold:
             images, _ = await read_images(request, desk.settings, hold, desk.aside)

@@ -36,18 +36,6 @@ def attention_objection(model: Model) -> str:
     return ""
 
 
-def class_number(model: Model, name: str) -> int:
-    """The class with this label, or with this number."""
-    count = model.config.classes
-    if not count:
-        raise ValueError("this model has no head and so no class to ask for")
-    if name in model.labels:
-        return model.labels.index(name)
-    if name.isascii() and name.isdecimal() and len(name) < 9 and int(name) < count:
-        return int(name)
-    raise ValueError(f"the model has no class {name[:80]!r}; give a label or a number, 0 to {count - 1}")
-
-
 def explain(model: ViT, pixels: Tensor, target: int | None) -> dict[str, Any]:
     """The maps of uint8 pixels (3, H, W) as plain numbers, ready for JSON; `target`: whose class map."""
     image = ready(model, pixels[None])

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitkit.io.atomic import replace_file
+from vitkit.io.cache import MAKING, cache_folder, touch, trim
+from vitkit.io.hashing import sha256
 from vitkit.models.variants import Model
-from vitkit.weights.cache import MAKING, touch, trim
 from vitkit.weights.card import card_of, to_json
-from vitkit.weights.download import cache_folder
-from vitkit.weights.save import replace_file
 
 LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf")
 SUMS = "sha256.json"  # of the files of a graph, beside them
@@ -123,8 +123,7 @@ def sums(folder: Path) -> dict[str, str]:
     found = {}
     for path in sorted(folder.iterdir()):
         if path.name != SUMS:
-            with path.open("rb") as file:
-                found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+            found[path.name] = sha256(path)
     return found
 
 

@@ -9,14 +9,12 @@ import torch
 from torch import Tensor
 
 from vitkit.data.decode import BadImage, read
+from vitkit.data.formats import DATA_SUFFIXES
 from vitkit.data.sources import digits, open_data
 from vitkit.data.views import apply
 from vitkit.models.variants import Model
 from vitkit.report.terminal import warn
 from vitkit.serving.predict import evaluation_view, find_images
-
-DATA = (".csv", ".parquet", ".zip", ".tar", ".npz")  # and folders, whose images are found as files
-
 
 Unread = Callable[[list[tuple[str, str]], int], None]  # names and reasons, and of how many images
 
@@ -61,7 +59,7 @@ def warn_unread(bad: list[tuple[str, str]], total: int) -> None:
 
 def given(places: Sequence[str], count: int) -> list[tuple[str, Callable[[], bytes | np.ndarray]]]:
     """Some of the images there, spread over all of them: the first alone might be of one class."""
-    if len(places) == 1 and (places[0] == "digits" or places[0].endswith(DATA)):
+    if len(places) == 1 and (places[0] == "digits" or places[0].endswith(DATA_SUFFIXES)):
         parts = open_data(places[0])
         source = parts.get("train") or next(iter(parts.values()))
         return [(source.keys[n], partial(source.fetch, int(n))) for n in spread(len(source), count)]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.experiment.folder import locked
+from vitkit.io.atomic import replace_file
 from vitkit.proportions import percent
 from vitkit.recipes.recipe import Recipe
 from vitkit.report.study_page import study_page
@@ -26,7 +27,6 @@ from vitkit.studies.sharing import together
 from vitkit.studies.study import Plan
 from vitkit.studies.table import rows_of, write_table
 from vitkit.studies.work import BATCHES, pace_of, perform
-from vitkit.weights.save import replace_file
 
 PAGE, SUMMARY = "page.html", "summary.json"
 Emit = Callable[[Any], None] | None

@@ -6,9 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from vitkit.io.atomic import replace_file
 from vitkit.recipes.recipe import flat
 from vitkit.studies.study import Plan, Trial, from_json, to_json
-from vitkit.weights.save import replace_file
 
 PLAN, FAILED, TRIALS, RESULT = "plan.json", "failed.json", "trials", "result.json"
 SHOWN = 5  # differences of two plans that are told

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from vitkit.experiment.pages import rows as journal_rows
 from vitkit.experiment.run import MODEL
 from vitkit.inspection.similarity import position_similarity
+from vitkit.io.atomic import replace_file
 from vitkit.report.figures import draw_similarity, render
 from vitkit.report.html import Number
 from vitkit.report.study_curves import Point, draw_bars, draw_lines
@@ -20,7 +21,6 @@ from vitkit.studies.folder import folder_of
 from vitkit.studies.study import Picture, Plan, Study
 from vitkit.studies.table import Row, chosen
 from vitkit.weights.load import load
-from vitkit.weights.save import replace_file
 
 SCORES = {"top1": "top-1 accuracy", "fewshot_mean": "few-shot accuracy"}
 AVERAGED = ("parameters", "GFLOPs", "exaFLOPs", "tpu_v3_core_days", "images_seen", "seconds")

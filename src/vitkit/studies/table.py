@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitkit.io.atomic import replace_file
 from vitkit.options import part_of
 from vitkit.studies.folder import result_of
 from vitkit.studies.study import Plan, Trial
-from vitkit.weights.save import replace_file
 
 Row = dict[str, Any]
 

@@ -16,6 +16,7 @@ from vitkit.experiment.pace import seconds_an_image, seconds_to_prepare
 from vitkit.experiment.protocol import Protocol
 from vitkit.experiment.run import MODEL, How, run
 from vitkit.experiment.start import Kept, start_model
+from vitkit.io.atomic import replace_file
 from vitkit.models.adapt import adapt
 from vitkit.recipes.recipe import Recipe
 from vitkit.studies.budget import Pace
@@ -24,7 +25,7 @@ from vitkit.studies.study import Trial
 from vitkit.training.recorder import WARM
 from vitkit.training.runtime import Runtime, choose
 from vitkit.weights.load import load
-from vitkit.weights.save import replace_file, save
+from vitkit.weights.save import save
 
 TRIED = Tried(images=0, before=WARM + 2, timed=5)  # of a whole batch: small models are slow for few images
 KEPT = 0.05  # what it takes to have a batch again that was kept, as a share of making it

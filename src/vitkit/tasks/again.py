@@ -22,12 +22,12 @@ from vitkit.experiment.folder import (
     changed_flags,
     check_recipe,
     has_learned,
-    in_use,
     kept_as,
     same_place,
 )
 from vitkit.experiment.start import REMOVED, Kept, divides
 from vitkit.experiment.terms import Result, read_result
+from vitkit.io.lock import is_locked
 from vitkit.models.variants import variant
 from vitkit.options import Training
 from vitkit.recipes.recipe import Recipe, override, read_recipe
@@ -135,7 +135,7 @@ def occupied(folder: Path, request: Request) -> str | None:
         return "the runs of --protocol" if protocol and not request.protocol else None
     if request.protocol:
         return None if protocol else "a run without --protocol"
-    if not has_learned(folder) and not in_use(folder):  # a start that came to nothing
+    if not has_learned(folder) and not is_locked(folder):  # a start that came to nothing
         return None
     old = read_recipe(folder / RECIPE)
     if request.options.more_steps:

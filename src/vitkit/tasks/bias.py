@@ -16,6 +16,7 @@ from vitkit.errors import Error
 from vitkit.experiment.membership import choose_images
 from vitkit.experiment.opened import load_model, short_names
 from vitkit.inspection.bias import shifted, shuffled
+from vitkit.io.atomic import replace_file
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT
 from vitkit.objectives.task import task_of
@@ -25,7 +26,6 @@ from vitkit.report.terminal import print_table, say
 from vitkit.serving.predict import evaluation_view, logits
 from vitkit.tasks.evaluate import matched
 from vitkit.tasks.use import Emit
-from vitkit.weights.save import replace_file
 
 CELLS = (2, 4, 7, 8)  # tried beside the models' own patches, where they fit
 SHIFTS = (1, 2, 4, 8, 16, 32)

@@ -37,14 +37,14 @@ class Comparison:
 
     size: tuple[int, int]
     batch: int
-    found: Agreement
+    result: Agreement
 
     def text(self) -> str:
         height, width = self.size
-        return f"{height}x{width}, batch {self.batch}: {self.found.text()}"
+        return f"{height}x{width}, batch {self.batch}: {self.result.text()}"
 
     def to_json(self) -> dict[str, Any]:
-        return {"size": list(self.size), "batch": self.batch} | self.found.to_json()
+        return {"size": list(self.size), "batch": self.batch} | self.result.to_json()
 
 
 @dataclass(frozen=True)
@@ -92,31 +92,18 @@ def export(
     standard error names them.
     """
     out, form = Path(out), Form(precision=precision, pixels=pixels, any_size=any_size)
-    device = next(model.parameters()).device.type
-    if precision not in TYPES:
-        raise Error(f"no precision {precision!r}; known: {', '.join(TYPES)}", code="request.value")
-    check_kind(out, form, compiled=compiled, device=device)
+    check_output(model, out, form, compiled=compiled, calibrated=bool(calibrate))
     check_free(out, overwrite)
-    if (precision == "int8") != bool(calibrate):
-        raise Error(
-            "int8 is calibrated: --precision int8 and --calibrate DATA|IMAGES go together",
-            code="request.conflict",
-        )
     model = model.eval() if image_size is None else adapt(model.eval(), image_size=image_size)
     dropped(model.config, strict=strict_size)
     check_form(model, form)
-    if model.config.channels != 3:
-        raise Error(
-            f"the model takes {model.config.channels} channels; only RGB can be compared",
-            code="export.unsupported",
-        )
     unread: set[str] = set()
-    learned, judged = chosen(model, images, calibrate, unread, quiet)
+    learned, samples = chosen(model, images, calibrate, unread, quiet)
     needed = sum(p.numel() for p in model.parameters()) * LEAST_BYTES[precision]
     with beside(out, needed) as trial:
         write(model, form, trial, calibrate=learned, compiled=compiled)
-        compared = tuple(compare(model, form, trial, images, judged, compiled))
-        if not all(one.found.ok for one in compared):
+        compared = tuple(compare(model, form, trial, images, samples, compiled))
+        if not all(one.result.ok for one in compared):
             numbers = "; ".join(one.text() for one in compared)
             raise Error(
                 f"{out} was not written: it disagrees with the model. {numbers}", code="export.disagrees"
@@ -129,6 +116,23 @@ def export(
             bytes=sum(path.stat().st_size for path in siblings(out)),
             compared=compared,
             unread=len(unread),
+        )
+
+
+def check_output(model: Model, out: Path, form: Form, *, compiled: bool, calibrated: bool) -> None:
+    """Refuse a file that cannot be written, or not be compared, before anything takes time."""
+    if form.precision not in TYPES:
+        raise Error(f"no precision {form.precision!r}; known: {', '.join(TYPES)}", code="request.value")
+    check_kind(out, form, compiled=compiled, device=next(model.parameters()).device.type)
+    if (form.precision == "int8") != calibrated:
+        raise Error(
+            "int8 is calibrated: --precision int8 and --calibrate DATA|IMAGES go together",
+            code="request.conflict",
+        )
+    if model.config.channels != 3:
+        raise Error(
+            f"the model takes {model.config.channels} channels; only RGB can be compared",
+            code="export.unsupported",
         )
 
 
@@ -157,23 +161,23 @@ def chosen(
             warn_unread(bad, total)
         unread.update(name for name, _ in bad)
 
-    judged = sampled(CHECKED, images) if images or not calibrate else None
+    samples = sampled(CHECKED, images) if images or not calibrate else None
     learned = sampled(CALIBRATED, calibrate) if calibrate else None
-    if judged is None:
+    if samples is None:
         assert learned is not None
         held = torch.arange(len(learned)) % 8 == 7
-        judged, learned = (learned[held], learned[~held]) if held.any() else (learned, learned)
-    return learned, judged
+        samples, learned = (learned[held], learned[~held]) if held.any() else (learned, learned)
+    return learned, samples
 
 
 def compare(
-    model: Model, form: Form, path: Path, images: Sequence[str], judged: Tensor, compiled: bool
+    model: Model, form: Form, path: Path, images: Sequence[str], samples: Tensor, compiled: bool
 ) -> Iterator[Comparison]:
     """At batch 1 and at another; at another size too, not square, where any size is taken."""
     run = runner(model, form, path, compiled=compiled)
-    if len(judged) < 3:
-        judged = judged.repeat(3, 1, 1, 1)
-    sets = [judged[:1], judged]
+    if len(samples) < 3:
+        samples = samples.repeat(3, 1, 1, 1)
+    sets = [samples[:1], samples]
     if form.any_size:
         sets.append(sample_images(model, CHECKED, size=other_size(model), places=images)[:3])
     for batch in sets:
@@ -205,7 +209,7 @@ def beside(out: Path, needed: int) -> Iterator[Path]:
         raise Error(f"cannot write {out}: {error.strerror}", code="file.not-writable") from None
     try:
         yield Path(folder) / out.name
-    except (OSError, RuntimeError) as error:  # libraries tell of a full disk in many ways, or write on
+    except (OSError, RuntimeError) as error:  # libraries report a full disk in many ways, or write on
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         free = shutil.disk_usage(folder).free
         if full or free < FULL:

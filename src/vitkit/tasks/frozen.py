@@ -25,13 +25,13 @@ from vitkit.experiment.frozen import (
     spread,
 )
 from vitkit.experiment.opened import load_model, short_names
+from vitkit.io.atomic import replace_file
+from vitkit.io.cache import cache_folder
 from vitkit.options import parse_l2
 from vitkit.proportions import percent, span, wilson, with_interval
 from vitkit.report.terminal import print_table, say, warn
 from vitkit.tasks.use import Emit
 from vitkit.training.runtime import choose, data_workers
-from vitkit.weights.download import cache_folder
-from vitkit.weights.save import replace_file
 
 FIGURES = (".png", ".svg")
 Measured = dict[str, tuple[dict[int, np.ndarray], dict[str, Any]]]  # by data set: accuracies, other facts

@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.data.decode import BadImage, read
+from vitkit.data.formats import DATA_SUFFIXES
 from vitkit.data.sources import SUFFIXES, open_data, walk
 from vitkit.experiment.opened import load_model
 from vitkit.inspection.distance import attention_distance
@@ -22,22 +23,21 @@ from vitkit.inspection.filters import embedding_filters
 from vitkit.inspection.gather import Gathered, batch_for, check_layer, gather
 from vitkit.inspection.rollout import attention_rollout
 from vitkit.inspection.similarity import position_similarity
-from vitkit.inspection.subject import attentions, transformer
+from vitkit.inspection.subject import attentions, class_number, transformer
 from vitkit.inspection.summary import distance_facts, similarity_facts, uniform_distance
+from vitkit.io.atomic import replace_file
 from vitkit.models.vit import ViT, covered, dropped, grid_of
 from vitkit.options import parse_size
 from vitkit.report.live import Live
 from vitkit.report.terminal import printable, say, warn
 from vitkit.serving.predict import find_images
 from vitkit.tasks.drawings import draw_all
-from vitkit.tasks.look import class_number, label_of, ready, said, seen, upright
+from vitkit.tasks.look import label_of, ready, said, seen, upright
 from vitkit.tasks.use import Emit
-from vitkit.weights.save import replace_file
 
 SHOWN = 8  # images of which all maps are drawn
 SHEET = 128  # images of which the attention is drawn, as in Fig. 14
 TILE = 112  # pixels of their longer side there
-DATA = (".csv", ".parquet", ".zip", ".tar", ".npz")
 WANTED = {  # what images would add
     "attention_distance": "how far each head looks",
     "rollout": "where attention goes in an image",
@@ -226,7 +226,7 @@ def is_data(place: str) -> bool:
     """Whether a place is a data set and not a file or folder of images."""
     named = place == "digits" or re.match(r"https?://|vtab:", place) is not None
     if named or not (path := Path(place)).is_dir():
-        return named or path.suffix.lower() in DATA
+        return named or path.suffix.lower() in DATA_SUFFIXES
     return not any(name.lower().endswith(SUFFIXES) for name in walk(path))
 
 

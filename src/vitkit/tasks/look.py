@@ -5,7 +5,6 @@
 import os
 from base64 import b64encode
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from html import escape
 from io import BytesIO
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch import Tensor
 from vitkit.data.pictures import Picture, content_of
 from vitkit.data.views import apply, normalise
 from vitkit.inspection.gather import check_layer, gather
-from vitkit.inspection.subject import transformer
+from vitkit.inspection.subject import class_number, transformer
 from vitkit.models.card import pair
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT, grid_of, in_patches
@@ -154,41 +153,6 @@ def said(model: ViT, views: Tensor, top: int = 5) -> tuple[list[tuple[tuple[str,
 
 def label_of(model: ViT, number: int) -> str:
     return model.labels[number] if model.labels else f"class {number}"
-
-
-def class_number(model: ViT, name: int | str) -> int:
-    """The class with this label or number; else an error that names the nearest labels."""
-    count, labels = model.config.classes, model.labels
-    if model.head is None:
-        raise ValueError(f"there is no class {name!r}: this model has no head; fine-tune it first")
-    text = str(name)
-    if text in labels and isinstance(name, str):
-        return labels.index(text)
-    if text.lstrip("-").isdecimal():
-        if not 0 <= int(text) < count:
-            raise ValueError(f"there is no class {text}: the model's are 0 to {count - 1}")
-        return int(text)
-    same = [i for i, label in enumerate(labels) if text.casefold() in words_of(label)]
-    if len(same) == 1:
-        return same[0]
-    if not labels:
-        raise ValueError(f"the model's classes have no names, so none is {text!r}; give 0 to {count - 1}")
-    near = [labels[i] for i in same] or nearest(text, labels)
-    hint = f"; near it: {', '.join(map(repr, near))}" if near else ""
-    raise ValueError(f"the model has no class {text!r}{hint} (or give a number, 0 to {count - 1})")
-
-
-def words_of(label: str) -> set[str]:
-    """A label, and each of the names in it that commas separate, without case."""
-    return {part.strip().casefold() for part in (label, *label.split(","))}
-
-
-def nearest(text: str, labels: tuple[str, ...]) -> list[str]:
-    low = text.casefold()
-    by_fold = {label.casefold(): label for label in labels}
-    inside = [label for fold, label in by_fold.items() if low in fold]
-    close = [by_fold[fold] for fold in get_close_matches(low, by_fold, n=5)]
-    return list(dict.fromkeys([*inside, *close]))[:5]
 
 
 def encoded(picture: np.ndarray) -> bytes:

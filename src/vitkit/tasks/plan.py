@@ -111,8 +111,9 @@ class OneModel:
     def give(self, recipe: Recipe, train: Source) -> Model:
         """For the run, in which the classes may have been numbered in another order by now."""
         model, self.built, self.given = self(), None, True
-        if model.labels:
-            model.labels = recipe.task.labels(train.classes)
+        labels = recipe.task.labels(train.classes)
+        if set(model.labels) == set(labels):
+            model.labels = labels
         return model
 
 
@@ -328,7 +329,7 @@ def compared(
     """What the protocol compares for a model: rates, 0.06 too for convolutions, BiT's rule for a ResNet."""
     if isinstance(config, ViTConfig):
         return candidates(recipe, convolutional=config.stem is not None)
-    if recipe.name == "bit":
+    if "hyperrule" in recipe.auto:
         return candidates(recipe, convolutional=True)
     bit = bit_beside(recipe, known.images, round(known.side) ** 2, known.fixed)
     at_its_size = skeleton(replace(config, image_size=bit.image_size))
@@ -362,7 +363,7 @@ def length_in_words(recipe: Recipe, images: int, seconds: float | None) -> str:
 
 
 def download_size(weights: str) -> float | None:
-    """The megabytes that would be fetched: 0 for what is here, None where the publisher does not tell."""
+    """The megabytes that would be fetched: 0 for what is here, None where the publisher does not say."""
     weight = None if Path(weights or ".").exists() else PUBLISHED.get(weights)
     return 0.0 if weight is None or kept_at(weight).exists() else weight.megabytes
 
@@ -376,10 +377,10 @@ def optimizer(recipe: Recipe) -> str:
 
 
 def augmentation(recipe: Recipe) -> list[str]:
-    found = [CROPS[recipe.crop]]
-    found += ["mirrored at random"] if recipe.flip else []
+    parts = [CROPS[recipe.crop]]
+    parts += ["mirrored at random"] if recipe.flip else []
     if recipe.randaugment:
-        found.append(f"RandAugment ({recipe.randaugment[0]} layers, magnitude {recipe.randaugment[1]})")
-    found += [f"Mixup {recipe.mixup:g}"] if recipe.mixup else []
-    found += [f"label smoothing {recipe.label_smoothing:g}"] if recipe.label_smoothing else []
-    return found
+        parts.append(f"RandAugment ({recipe.randaugment[0]} layers, magnitude {recipe.randaugment[1]})")
+    parts += [f"Mixup {recipe.mixup:g}"] if recipe.mixup else []
+    parts += [f"label smoothing {recipe.label_smoothing:g}"] if recipe.label_smoothing else []
+    return parts

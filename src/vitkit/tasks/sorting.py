@@ -10,9 +10,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.archives import naming
 from vitkit.data.decode import read
 from vitkit.data.names import folded
+from vitkit.io.atomic import naming
 from vitkit.report.answers import UNSURE
 
 LONGEST = 150  # bytes of a folder's name, well below what file systems take

@@ -5,7 +5,6 @@ number of processes can read what any other number has written.
 """
 
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -20,10 +19,11 @@ import safetensors.torch
 import torch
 
 from vitkit.errors import Error
+from vitkit.io.atomic import flush
+from vitkit.io.hashing import sha256
 from vitkit.training.parts import Piece, pieces, put_pieces
 from vitkit.training.runtime import Runtime
 from vitkit.training.step import TrainState
-from vitkit.weights.atomic import flush
 
 MANIFEST = "MANIFEST.json"
 KEEP = 2
@@ -128,7 +128,7 @@ def write_part(partial: Path, rank: int, mine: dict[str, Piece]) -> None:
     arrays = {name: piece.tensor.detach().contiguous().cpu() for name, piece in mine.items()}
     safetensors.torch.save_file(arrays, path)
     flush(path)
-    told = {"sha256": digest(path), "rows": {name: [p.start, *p.shape] for name, p in mine.items()}}
+    told = {"sha256": sha256(path), "rows": {name: [p.start, *p.shape] for name, p in mine.items()}}
     beside = partial / f"part-{rank:05d}.json.new"
     beside.write_text(json.dumps(told))
     os.replace(beside, partial / f"part-{rank:05d}.json")
@@ -151,7 +151,7 @@ def close(partial: Path, facts: dict[str, Any]) -> None:
     told = [json.loads((partial / name).read_text()) for name in names]
     (partial / "facts.json").write_text(json.dumps(facts | {"parts": [one["rows"] for one in told]}))
     hashes = {f"state-{rank:05d}.safetensors": one["sha256"] for rank, one in enumerate(told)}
-    hashes["facts.json"] = digest(partial / "facts.json")
+    hashes["facts.json"] = sha256(partial / "facts.json")
     for name in names:
         (partial / name).unlink()
     (partial / MANIFEST).write_text(json.dumps(hashes))
@@ -195,7 +195,7 @@ def verifies(path: Path) -> bool:
         hashes = json.loads((path / MANIFEST).read_text())
         if set(hashes) != {"facts.json", *(part.name for part in path.glob("*.safetensors"))}:
             return False
-        return all(digest(path / name) == value for name, value in hashes.items())
+        return all(sha256(path / name) == value for name, value in hashes.items())
     except (OSError, ValueError, AttributeError, TypeError):
         return False
 
@@ -213,8 +213,3 @@ def load_checkpoint(path: Path, state: TrainState) -> dict[str, Any]:
         ) from None
     state.step = int(facts["step"])
     return facts["remember"]
-
-
-def digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

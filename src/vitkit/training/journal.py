@@ -1,13 +1,12 @@
 """What a run writes down as it goes: metrics.jsonl and TensorBoard events always, other trackers if asked."""
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.archives import naming
+from vitkit.io.atomic import naming, staged
 from vitkit.report.terminal import warn
 from vitkit.training.trackers import TensorBoard, Tracker, check_trackers, open_tracker
 
@@ -53,10 +52,8 @@ class Journal:
         kept = [line for line, row in read if row and row["step"] <= step]
         if odd := sum(row is None for _, row in read):
             say(f"{self.path}: {odd} lines that are no rows of numbers were left out")
-        beside = self.path.with_suffix(".part")
-        with naming(self.path):
+        with staged(self.path, durable=False) as beside:
             beside.write_text("".join(line + "\n" for line in kept))
-            os.replace(beside, self.path)
         self.file = self.path.open("a")
         self.attempt("tensorboard", self.board, folder / "events", step, about or {})
         for name in dict.fromkeys(trackers):

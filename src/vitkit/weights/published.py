@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitkit.io.cache import cache_folder
 from vitkit.models.errors import WeightsError
-from vitkit.weights.download import DownloadError, cache_folder, check_reachable, download
+from vitkit.weights.download import DownloadError, check_reachable, download
 
 VIT = "https://storage.googleapis.com/vit_models"
 BIT = "https://storage.googleapis.com/bit_models"

@@ -1,5 +1,6 @@
 """Save a model in any layout; the file appears whole or not at all."""
 
+import errno
 import json
 import zipfile
 from collections.abc import Iterator
@@ -12,12 +13,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from vitkit.io.atomic import replace_file
 from vitkit.layouts import bit, huggingface, official, timm, torchvision
 from vitkit.layouts.layout import Hints, Layout, WeightsError
 from vitkit.models.resnet import ResNetConfig
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViTConfig
-from vitkit.weights.atomic import replace_file
 from vitkit.weights.card import card_of, to_json
 from vitkit.weights.load import OWN
 
@@ -29,6 +30,7 @@ CONTAINERS = {  # format -> endings that it is written with
     "torchvision": (".pth", ".pt", ".bin", ".safetensors"),
     "hf": ("",),
 }
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 COMMENT_LIMIT = 65_535  # bytes of a zip file's comment, where an .npz carries its card
 
 
@@ -65,18 +67,17 @@ def format_of(path: Path) -> str:
     by_name = {".safetensors": "vitkit", ".npz": "official", "": "hf"}
     if path.suffix in by_name:
         return by_name[path.suffix]
-    raise WeightsError(
-        f"{path.name}: the format does not follow from the name; give format=, one of {', '.join(FORMATS)}"
-    )
+    why = f"{path.name}: the format does not follow from the name; give format=, one of {', '.join(FORMATS)}"
+    raise WeightsError(why, code="request.missing")
 
 
 def layout_for(config: Config, format: str, path: Path) -> Layout:
     """The layout of a format for this model, or the reason why there is none."""
     if format not in FORMATS:
-        raise WeightsError(f"no format {format!r}; known: {', '.join(FORMATS)}")
+        raise WeightsError(f"no format {format!r}; known: {', '.join(FORMATS)}", code="request.unknown")
     if path.suffix not in CONTAINERS[format]:
         endings = ", ".join(CONTAINERS[format]) or "a folder: a name without an ending"
-        raise WeightsError(f"{path.name}: format {format} is written to {endings}")
+        raise WeightsError(f"{path.name}: format {format} is written to {endings}", code="request.conflict")
     resnet = isinstance(config, ResNetConfig)
     authors = bit.BIG_VISION if getattr(config, "root_padding", "") == "-inf" else bit.OFFICIAL
     layout = {
@@ -87,7 +88,7 @@ def layout_for(config: Config, format: str, path: Path) -> Layout:
         "torchvision": torchvision.LAYOUT,
     }[format]
     if reason := layout.objection(config):
-        raise WeightsError(f"cannot save as {format}: {reason}")
+        raise WeightsError(f"cannot save as {format}: {reason}", code="weights.unsupported")
     return layout
 
 
@@ -182,11 +183,12 @@ class writable:
 
     def __enter__(self) -> None:
         if self.path.suffix and not self.path.parent.is_dir():
-            raise WeightsError(f"cannot write {self.path}: no folder {self.path.parent}")
+            why = f"cannot write {self.path}: no folder {self.path.parent}"
+            raise WeightsError(why, code="file.not-found")
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, OSError | safetensors.SafetensorError | RuntimeError):
             reason = getattr(error, "strerror", None) or error
-            raise WeightsError(
-                f"cannot write {self.path}: {reason}; what was there before is untouched"
-            ) from None
+            why = f"cannot write {self.path}: {reason}; what was there before is untouched"
+            full = getattr(error, "errno", 0) in FULL
+            raise WeightsError(why, code="disk.full" if full else "file.not-writable") from None

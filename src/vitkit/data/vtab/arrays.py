@@ -17,6 +17,7 @@ import numpy as np
 from vitkit.data.decode import BadImage
 from vitkit.data.sources import Lazy, Source
 from vitkit.data.vtab.lists import lines, need
+from vitkit.errors import Error, code_of
 
 PIXELS = 3 * 32 * 32  # bytes of an image of CIFAR: red, green, blue
 CIFAR10_FILES = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
@@ -36,7 +37,7 @@ def stored(name: str, split: str, labels: np.ndarray, classes: tuple[str, ...], 
     """A source whose keys are the images' numbers in their file."""
     if len(labels) and not 0 <= labels.min() <= labels.max() < len(classes):
         found = f"labels from {labels.min()} to {labels.max()}"
-        raise ValueError(f"{name}, {split}: {found}, but there are {len(classes)} classes")
+        raise Error(f"{name}, {split}: {found}, but there are {len(classes)} classes", code="data.labels")
     return Source(name, classes, Lazy(len(labels), lambda i: f"{split}/{i}"), labels.astype(np.int64), fetch)
 
 
@@ -63,10 +64,11 @@ def cifar10(root: Path) -> dict[str, Source]:
 
 def refuse_pickles(root: Path, name: str, places: tuple[str, ...]) -> None:
     if any((root / place).exists() for place in places):
-        raise ValueError(
+        raise Error(
             f"{root}: {name}'s python version is a pickle, which can run code when it is read; get the "
             f"binary version instead: https://www.cs.toronto.edu/~kriz/{name}-binary.tar.gz, unpacked by "
-            f"'tar -xf {name}-binary.tar.gz'"
+            f"'tar -xf {name}-binary.tar.gz'",
+            code="data.unsafe",
         )
 
 
@@ -83,7 +85,10 @@ def cifar(
         for path in (need(root, file) for file in listed):
             size, row = path.stat().st_size, lead + PIXELS
             if not size or size % row:
-                raise ValueError(f"{path}: {size} bytes are no whole number of images ({row} each): cut off?")
+                raise Error(
+                    f"{path}: {size} bytes are no whole number of images ({row} each): cut off?",
+                    code="data.corrupt",
+                )
             parts.append(np.memmap(path, dtype=np.uint8, mode="r").reshape(-1, row))
         labels = np.concatenate([part[:, lead - 1] for part in parts])
         found[split] = stored(name, split, labels, classes, pixels_of(parts, lead))
@@ -112,19 +117,19 @@ def read_norb(path: Path) -> np.ndarray:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             kind, sides = struct.unpack("<Ii", file.read(8))
             if kind not in NORB_KINDS or not 1 <= sides <= 8:
-                raise ValueError(f"{path}: not a matrix of NORB's, which begins otherwise")
+                raise Error(f"{path}: not a matrix of NORB's, which begins otherwise", code="data.corrupt")
             shape = struct.unpack(f"<{max(3, sides)}i", file.read(4 * max(3, sides)))[:sides]
             dtype = np.dtype(NORB_KINDS[kind])
             size = prod(shape) * dtype.itemsize
             if min(shape) < 1 or size > MOST:
-                raise ValueError(f"{path}: a matrix of shape {shape}")
+                raise Error(f"{path}: a matrix of shape {shape}", code="data.corrupt")
             if path.suffix != ".gz" and path.stat().st_size >= file.tell() + size:
                 return np.memmap(path, dtype=dtype, mode="r", offset=file.tell(), shape=shape)
             values = file.read(size)
     except DAMAGE as error:
-        raise ValueError(f"{path}: cut off or damaged ({error})") from None
+        raise Error(f"{path}: cut off or damaged ({error})", code="data.corrupt") from None
     if len(values) < size:
-        raise ValueError(f"{path}: cut off: {len(values)} bytes of {size} for shape {shape}")
+        raise Error(f"{path}: cut off: {len(values)} bytes of {size} for shape {shape}", code="data.corrupt")
     return np.frombuffer(values, dtype=dtype).reshape(shape)
 
 
@@ -143,7 +148,10 @@ def smallnorb(root: Path, rule: str) -> dict[str, Source]:
         fits = images.ndim == 4 and images.shape[1] == 2 and facts.ndim == 2 and facts.shape[1] == 4
         if not fits or images.dtype != np.uint8 or len(images) != len(facts):
             shapes = f"{images.shape} and {facts.shape}"
-            raise ValueError(f"{root}, {split}: images (N, 2, 96, 96) and info (N, 4) expected, not {shapes}")
+            raise Error(
+                f"{root}, {split}: images (N, 2, 96, 96) and info (N, 4) expected, not {shapes}",
+                code="data.layout",
+            )
         labels = facts[:, column] // divisor  # azimuths are counted 0, 2, 4, ... 34
         found[split] = stored("smallnorb", split, labels, numbered(classes), camera(images))
     return found
@@ -163,17 +171,24 @@ def dsprites(root: Path, rule: str) -> dict[str, Source]:
     column, values = SPRITE_RULES[rule]
     path = need(root, SPRITES)
     if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path}: not an .npz file, or cut off")
+        raise Error(f"{path}: not an .npz file, or cut off", code="data.corrupt")
     try:
         with np.load(path, allow_pickle=False) as file:
             latents = file["latents_classes"]
         bits, shape = sprites(path, path.stat().st_mtime_ns)
     except (*DAMAGE, ValueError, SyntaxError, tokenize.TokenError) as error:  # numpy reads a header as Python
-        raise ValueError(f"{path}: not as published, or cut off ({error})") from None
+        raise Error(
+            f"{path}: not as published, or cut off ({error})", code=code_of(error, "data.corrupt")
+        ) from None
     if latents.ndim != 2 or latents.shape[1] != 6 or len(latents) != len(bits):
-        raise ValueError(f"{path}: {len(bits)} images and latents_classes of shape {latents.shape}")
+        raise Error(
+            f"{path}: {len(bits)} images and latents_classes of shape {latents.shape}", code="data.layout"
+        )
     if latents[:, column].max() >= values:
-        raise ValueError(f"{path}: {rule} has values up to {latents[:, column].max()}, not {values - 1}")
+        raise Error(
+            f"{path}: {rule} has values up to {latents[:, column].max()}, not {values - 1}",
+            code="data.labels",
+        )
 
     def fetch(i: int) -> np.ndarray:
         return gray(np.unpackbits(bits[i], count=prod(shape)).reshape(shape) * np.uint8(255))
@@ -187,19 +202,19 @@ def sprites(path: Path, changed: int) -> tuple[np.ndarray, tuple[int, int]]:
     """Images of 0 and 1 as bits, an eighth of their 3 GB, and the size of one."""
     with zipfile.ZipFile(path) as archive, archive.open("imgs.npy") as file:
         if np.lib.format.read_magic(file) != (1, 0):
-            raise ValueError("imgs is not in the first version of numpy's format")
+            raise Error("imgs is not in the first version of numpy's format", code="data.layout")
         (count, *sides), fortran, dtype = np.lib.format.read_array_header_1_0(file)
         if len(sides) != 2 or fortran or dtype != np.uint8 or count * prod(sides) > MOST:
-            raise ValueError(f"imgs must be uint8 (N, H, W), not {dtype} {(count, *sides)}")
+            raise Error(f"imgs must be uint8 (N, H, W), not {dtype} {(count, *sides)}", code="data.layout")
         bits = np.empty((count, -(-prod(sides) // 8)), np.uint8)
         for at in range(0, count, AT_ONCE):
             wanted = min(AT_ONCE, count - at)
             block = file.read(wanted * prod(sides))
             if len(block) < wanted * prod(sides):
-                raise ValueError(f"imgs ends before image {at + wanted}")
+                raise Error(f"imgs ends before image {at + wanted}", code="data.corrupt")
             values = np.frombuffer(block, np.uint8).reshape(wanted, -1)
             if values.max() > 1:
-                raise ValueError("imgs must be 0 and 1")
+                raise Error("imgs must be 0 and 1", code="data.corrupt")
             bits[at : at + wanted] = np.packbits(values, axis=1)
     return bits, (sides[0], sides[1])
 
@@ -216,11 +231,15 @@ class Hdf5:
                 from h5py import File
             except ModuleNotFoundError:
                 remedy = "pip install 'vitkit[vtab]', or use .parquet files"
-                raise ValueError(f"{self.path}: reading HDF5 needs h5py ({remedy})") from None
+                raise Error(
+                    f"{self.path}: reading HDF5 needs h5py ({remedy})", code="request.extra-missing"
+                ) from None
             try:
                 self.array, self.process = File(self.path, "r")[self.name], os.getpid()
             except (OSError, KeyError) as error:
-                raise ValueError(f"{self.path}: no HDF5 file with {self.name!r} in it ({error})") from None
+                raise Error(
+                    f"{self.path}: no HDF5 file with {self.name!r} in it ({error})", code="data.corrupt"
+                ) from None
         return self.array
 
     def fetch(self, index: int) -> np.ndarray:
@@ -238,7 +257,9 @@ def camelyon(root: Path) -> dict[str, Source]:
         images, labels = (Hdf5(path, axis) for path, axis in zip(paths, "xy", strict=True))
         numbers, shape = np.asarray(labels.open()).reshape(-1), images.open().shape
         if len(shape) != 4 or shape[3] != 3 or shape[0] != len(numbers):
-            raise ValueError(f"{root}, {split}: {len(numbers)} labels and images of shape {shape}")
+            raise Error(
+                f"{root}, {split}: {len(numbers)} labels and images of shape {shape}", code="data.layout"
+            )
         source = stored("camelyon", split, numbers, ("normal", "tumour"), images.fetch)
         keys = Lazy(len(numbers), lambda i, split=split, word=word: f"{split}/{word}_{i}")  # type: ignore[misc]
         found[split] = Source(source.name, source.classes, keys, source.labels, source.fetch)

@@ -13,6 +13,7 @@ from vitkit.data.decode import read
 from vitkit.data.sources import Source
 from vitkit.data.splits import by_class, fingerprints
 from vitkit.data.tables import csv_rows
+from vitkit.errors import Error
 
 PER_CLASS = 30  # training images of each class of Caltech101
 SUN = {"train": "sun397_tfds_tr.txt", "validation": "sun397_tfds_va.txt", "test": "sun397_tfds_te.txt"}
@@ -26,8 +27,9 @@ def need(root: Path, *places: str) -> Path:
     for place in places:
         if (root / place).exists():
             return root / place
-    raise ValueError(
-        f"{root}: has no {' or '.join(places)}; docs/vtab.md and docs/data.md list what goes there"
+    raise Error(
+        f"{root}: has no {' or '.join(places)}; docs/vtab.md and docs/data.md list what goes there",
+        code="file.not-found",
     )
 
 
@@ -36,7 +38,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise ValueError(f"{path}: not a list of names, since it is not text") from None
+        raise Error(f"{path}: not a list of names, since it is not text", code="data.layout") from None
     return ((i, line.strip()) for i, line in enumerate(text.splitlines(), start=1) if line.strip())
 
 
@@ -59,7 +61,7 @@ def from_files(
 
     empty = [split for split, part in rows.items() if not part]
     if empty:
-        raise ValueError(f"{name}: no images for {', '.join(empty)}")
+        raise Error(f"{name}: no images for {', '.join(empty)}", code="data.empty")
     return {split: source(split, part) for split, part in rows.items()}
 
 
@@ -79,7 +81,10 @@ def caltech101(root: Path) -> dict[str, Source]:
     for members in by_class(everything):
         if len(members) <= PER_CLASS:
             few = everything.classes[everything.labels[members[0]]]
-            raise ValueError(f"{inner}: {len(members)} images of {few!r}; {PER_CLASS} are for train alone")
+            raise Error(
+                f"{inner}: {len(members)} images of {few!r}; {PER_CLASS} are for train alone",
+                code="data.empty",
+            )
         chosen[members[np.argsort(marks[members], kind="stable")[:PER_CLASS]]] = True
     parts = {"train": np.flatnonzero(chosen), "test": np.flatnonzero(~chosen)}
     return from_files("caltech101", {split: [rows[i] for i in part] for split, part in parts.items()})
@@ -115,7 +120,9 @@ def pet_rows(root: Path) -> tuple[dict[str, list[Row]], list[str]]:
             if line.startswith("#"):
                 continue
             if len(cells) != 4 or not cells[1].isdigit() or not int(cells[1]):
-                raise ValueError(f"{path}, line {number}: not name, class, species, number: {line!r}")
+                raise Error(
+                    f"{path}, line {number}: not name, class, species, number: {line!r}", code="data.layout"
+                )
             label = names.setdefault(int(cells[1]), cells[0].rpartition("_")[0])
             found[split].append((f"{cells[0]}.jpg", images / f"{cells[0]}.jpg", label))
     return found, [names[i] for i in sorted(names)]
@@ -129,7 +136,7 @@ def food_rows(root: Path) -> tuple[dict[str, list[Row]], list[str]]:
         for number, name in lines(path):
             label, slash, _ = name.partition("/")
             if not slash:
-                raise ValueError(f"{path}, line {number}: not class/image: {name!r}")
+                raise Error(f"{path}, line {number}: not class/image: {name!r}", code="data.layout")
             found[split].append((f"{name}.jpg", root / "images" / f"{name}.jpg", label))
     return found, sorted({label for part in found.values() for _, _, label in part})
 
@@ -167,6 +174,6 @@ def retinopathy(root: Path) -> dict[str, Source]:
         for where, row in csv_rows(path, wanted):
             split = usage.get(row["Usage"]) if folder == "test" else "train"
             if split is None or row["level"] not in tuple("01234"):
-                raise ValueError(f"{where}: not a level from 0 to 4, or its usage")
+                raise Error(f"{where}: not a level from 0 to 4, or its usage", code="data.labels")
             found[split].append((row["image"], images / f"{row['image']}.jpeg", row["level"]))
     return from_files("retinopathy", found, "01234")

@@ -1,4 +1,7 @@
-"""MATLAB 5 files, read without MATLAB or scipy: SVHN's digits, the lists of Flowers102 and Stanford Cars."""
+"""MATLAB 5 files: SVHN's digits, the lists of Flowers102 and Stanford Cars.
+
+scipy.io is not used: it has no limits, and a file of 300 kB with cells in cells ends the process.
+"""
 
 import struct
 import zlib
@@ -11,6 +14,7 @@ import numpy as np
 
 from vitkit.data.sources import Lazy, Source
 from vitkit.data.vtab.lists import Row, from_files, need
+from vitkit.errors import Error
 
 MATRIX, COMPRESSED = 14, 15  # kinds of elements
 NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
@@ -37,7 +41,7 @@ def read_variables(path: Path) -> dict[str, Any]:
     order = {b"IM": "<", b"MI": ">"}.get(data[126:128])
     if data.startswith(b"MATLAB 7.3") or order is None or len(data) < 128:
         what = "a version 7.3 file, which is HDF5" if data.startswith(b"MATLAB 7.3") else "no MATLAB 5 file"
-        raise ValueError(f"{path}: {what}; MATLAB 5 files are read")
+        raise Error(f"{path}: {what}; MATLAB 5 files are read", code="data.layout")
     found = {}
     try:
         for kind, body in elements(memoryview(data)[128:], order):
@@ -47,7 +51,8 @@ def read_variables(path: Path) -> dict[str, Any]:
                 name, value = matrix(body, order)
                 found[name] = value
     except (ValueError, TypeError, zlib.error, struct.error, StopIteration, RecursionError) as error:
-        raise ValueError(f"{path}: a MATLAB file that is cut off or damaged ({error})") from None
+        why = f"{path}: a MATLAB file that is cut off or damaged ({error})"
+        raise Error(why, code="data.corrupt") from None
     return found
 
 
@@ -131,13 +136,15 @@ def svhn(root: Path) -> dict[str, Source]:
 def digits(path: Path, split: str) -> Source:
     found = arrays_of(path, path.stat().st_mtime_ns)
     if not {"X", "y"} <= set(found):
-        raise ValueError(f"{path}: needs the arrays X and y, has {', '.join(found) or 'none'}")
+        why = f"{path}: needs the arrays X and y, has {', '.join(found) or 'none'}"
+        raise Error(why, code="data.layout")
     images, labels = found["X"], found["y"].reshape(-1)
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[2] != 3 or images.shape[3] != len(labels):
         shapes = f"X {images.dtype} {images.shape} and y {found['y'].shape}"
-        raise ValueError(f"{path}: expected X uint8 (32, 32, 3, N) and y (N, 1), found {shapes}")
+        why = f"{path}: expected X uint8 (32, 32, 3, N) and y (N, 1), found {shapes}"
+        raise Error(why, code="data.layout")
     if ((labels < 1) | (labels > 10)).any():
-        raise ValueError(f"{path}: labels must be from 1 to 10")
+        raise Error(f"{path}: labels must be from 1 to 10", code="data.labels")
     keys = Lazy(len(labels), lambda i: f"{split}/{i}")
     numbers = (labels % 10).astype(np.int64)
     return Source("svhn", tuple("0123456789"), keys, numbers, lambda i: np.ascontiguousarray(images[..., i]))
@@ -155,7 +162,8 @@ def flower_rows(root: Path) -> dict[str, list[Row]]:
     for split, variable in SETS.items():
         numbers = sets.get(variable, np.empty(0)).reshape(-1)
         if ((numbers < 1) | (numbers > len(labels))).any():
-            raise ValueError(f"{root}: {variable} in setid.mat names images that imagelabels.mat has not")
+            why = f"{root}: {variable} in setid.mat names images that imagelabels.mat has not"
+            raise Error(why, code="data.labels")
         names = [(f"image_{int(n):05d}.jpg", int(labels[int(n) - 1])) for n in numbers]
         found[split] = [(name, images / name, f"{label:03d}") for name, label in names]
     return found
@@ -166,7 +174,7 @@ def car_rows(root: Path) -> tuple[dict[str, list[Row]], list[str]]:
     meta = need(root, "devkit/cars_meta.mat")
     listed = read_variables(meta).get("class_names")
     if not isinstance(listed, list) or not listed or not all(isinstance(name, str) for name in listed):
-        raise ValueError(f"{meta}: has no list class_names")
+        raise Error(f"{meta}: has no list class_names", code="data.layout")
     classes = [name.replace("/", "-") for name in listed]  # as in Ram C/V Cargo Van: no folder
     found: dict[str, list[Row]] = {}
     for split, listing in CARS.items():
@@ -175,10 +183,12 @@ def car_rows(root: Path) -> tuple[dict[str, list[Row]], list[str]]:
         try:
             numbers = [(str(row["fname"]), int(row["class"].item())) for row in rows or ()]
         except (TypeError, KeyError, AttributeError, ValueError):
-            raise ValueError(f"{path}: not a list of annotations with fname and class") from None
+            why = f"{path}: not a list of annotations with fname and class"
+            raise Error(why, code="data.layout") from None
         wrong = next((pair for pair in numbers if not 1 <= pair[1] <= len(classes)), None)
         if wrong:
-            raise ValueError(f"{path}: {wrong[0]!r} is of class {wrong[1]}, not one of {len(classes)}")
+            why = f"{path}: {wrong[0]!r} is of class {wrong[1]}, not one of {len(classes)}"
+            raise Error(why, code="data.labels")
         images = need(root, f"cars_{split}")
         found[split] = [(name, images / name, classes[label - 1]) for name, label in numbers]
     return found, classes

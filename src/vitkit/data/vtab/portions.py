@@ -10,6 +10,7 @@ import numpy as np
 from vitkit.data.sources import Source, open_parquet
 from vitkit.data.splits import fingerprints
 from vitkit.data.vtab.tasks import Slice, Task, find_task
+from vitkit.errors import Error
 
 SIZES = (800, 200)
 HUB = {"all": "train", "val": "validation"}  # our words for a split of Parquet files, and the protocol's
@@ -28,7 +29,7 @@ def open_place(place: str) -> dict[str, Source]:
     """train, val and test of vtab:TASK:ROOT, whose files lie in the task's folder below ROOT."""
     name, _, root = place.removeprefix("vtab:").partition(":")
     if not root:
-        raise ValueError(f"{place!r}: give vtab:TASK:ROOT, as in vtab:dtd:data/vtab")
+        raise Error(f"{place!r}: give vtab:TASK:ROOT, as in vtab:dtd:data/vtab", code="request.value")
     return read_task(name, root).splits
 
 
@@ -36,14 +37,17 @@ def read_task(name: str, root: str | Path, sizes: tuple[int, int] = SIZES) -> Op
     task = find_task(name)
     folder = Path(root) / task.folder
     if not folder.is_dir():
-        raise ValueError(f"no folder {folder} with the files of {name}; docs/vtab.md tells what goes there")
+        raise Error(
+            f"no folder {folder} with the files of {name}; docs/vtab.md tells what goes there",
+            code="data.not-found",
+        )
     hub = task.hub and is_hub(folder)
     raw = from_hub(folder) if hub else task.read(folder)
     order = "content" if hub else task.order
     for split, source in raw.items():
         if len(source.classes) != task.classes:
             told = f"{len(source.classes)} classes in {split}"
-            raise ValueError(f"{folder}: {told}, where {name} has {task.classes}")
+            raise Error(f"{folder}: {told}, where {name} has {task.classes}", code="data.classes")
     made = portions(raw, task, order, sizes)
     found = {split: len(source) for split, source in raw.items()}
     return Opened(made, order, all(found.get(split) == images for split, images in task.images.items()))
@@ -67,7 +71,10 @@ def portions(
     made, taken = {}, []
     for name, (place, count) in wanted.items():
         if place.split not in raw:
-            raise ValueError(f"{task.name}: the files hold no split {place.split!r}, only {', '.join(raw)}")
+            raise Error(
+                f"{task.name}: the files hold no split {place.split!r}, only {', '.join(raw)}",
+                code="data.empty",
+            )
         if place.split not in ordered:
             source = raw[place.split]
             ordered[place.split] = source.take(in_order(place.split, source, order))
@@ -77,7 +84,9 @@ def portions(
         taken.append((place.split, start, stop))
         if stop > len(source) or start >= stop or shared(taken):
             needs = f"{sizes[0]} images to train, {sizes[1]} for val and others for test"
-            raise ValueError(f"{task.name}: {len(source)} in {place.split!r} are too few for {needs}")
+            raise Error(
+                f"{task.name}: {len(source)} in {place.split!r} are too few for {needs}", code="data.empty"
+            )
         made[name] = replace(source.take(np.arange(start, stop)), name=task.name)
     return made
 
@@ -104,5 +113,5 @@ def published_order(split: str, keys: Iterable[str]) -> np.ndarray:
         digest.update(key.encode("utf-8", "surrogateescape"))
         marks.append(digest.digest())
     if len(set(marks)) < len(marks):
-        raise ValueError(f"two images of {split!r} have the same key")
+        raise Error(f"two images of {split!r} have the same key", code="data.layout")
     return np.array(sorted(range(len(marks)), key=marks.__getitem__), dtype=np.int64)

@@ -9,6 +9,7 @@ from pathlib import Path
 from vitkit.data.names import hidden
 from vitkit.data.sources import Source
 from vitkit.data.vtab import arrays, lists, matlab
+from vitkit.errors import Error
 
 DEPTH = 3  # folders that hold nothing but one folder, as unpacked archives have them
 OURS = {"validation": "val"}
@@ -84,9 +85,10 @@ def refuse_published(path: Path, names: Iterable[str]) -> None:
     for prefix in ("", *(folder for folder in folders if folder.count("/") == 1)):
         if layout := known(prefix):
             unpack = "unzip" if path.suffix.lower() == ".zip" else "tar -xf"
-            raise ValueError(
+            raise Error(
                 f"{path}: {layout.name} as published, whose labels are not the names of folders; unpack it "
-                f"('{unpack} {path}') and give the folder"
+                f"('{unpack} {path}') and give the folder",
+                code="data.layout",
             )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from vitkit.data.sources import Source
 from vitkit.data.vtab.lists import Row, from_files, lines, need
+from vitkit.errors import Error
 
 NEAREST = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)  # depths in CLEVR's pixel_coords
 VEHICLES = ("Car", "Van", "Truck")
@@ -36,8 +37,9 @@ def scenes_of(path: Path, changed: int, rule: Rule) -> list[tuple[str, int]]:
         found = json.loads(path.read_bytes())["scenes"]
         return [(scene["image_filename"], rule[0](scene["objects"])) for scene in found]
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-        raise ValueError(
-            f"{path}: not a file of CLEVR's scenes, or cut off ({type(error).__name__}: {error})"
+        raise Error(
+            f"{path}: not a file of CLEVR's scenes, or cut off ({type(error).__name__}: {error})",
+            code="data.corrupt",
         ) from None
 
 
@@ -50,7 +52,9 @@ def clevr(root: Path, rule: Rule) -> dict[str, Source]:
         scenes = scenes_of(path, path.stat().st_mtime_ns, rule)
         strange = next((name for name, label in scenes if not 0 <= label < rule[1]), None)
         if strange:
-            raise ValueError(f"{path}: the scene of {strange!r} has a label out of 0..{rule[1] - 1}")
+            raise Error(
+                f"{path}: the scene of {strange!r} has a label out of 0..{rule[1] - 1}", code="data.labels"
+            )
         found[split] = [(name, images / name, str(label)) for name, label in scenes]
     return from_files("clevr", found, map(str, range(rule[1])))
 
@@ -75,11 +79,14 @@ def nearest_vehicle(path: Path) -> float:
     for number, line in lines(path):
         cells = line.split(" ")
         try:
-            if len(cells) != 15:
-                raise ValueError
-            depths += [float(cells[13])] * (cells[0] in VEHICLES)
+            depth = float(cells[13]) if len(cells) == 15 else None
         except ValueError:
-            raise ValueError(f"{path}, line {number}: not the 15 fields of an object: {line!r}") from None
+            depth = None
+        if depth is None:
+            raise Error(
+                f"{path}, line {number}: not the 15 fields of an object: {line!r}", code="data.layout"
+            )
+        depths += [depth] * (cells[0] in VEHICLES)
     return min(depths)
 
 
@@ -90,20 +97,22 @@ def by_video(root: Path) -> dict[str, list[int]]:
     is drawn for test, then a tenth for validation, as TensorFlow Datasets draws them.
     """
     mapping = need(root, "mapping", "devkit_object/mapping", "devkit/mapping")
-    videos = [line.split(" ") for _, line in lines(need(mapping, "train_mapping.txt"))]
+    videos = dict(enumerate((line.split(" ") for _, line in lines(need(mapping, "train_mapping.txt"))), 1))
     text = "".join(line for _, line in lines(need(mapping, "train_rand.txt")))
     images: dict[str, list[int]] = {}
     try:
-        for image, line in enumerate(int(cell) - 1 for cell in text.split(",")):
-            if line < 0:
-                raise IndexError
+        for image, line in enumerate(map(int, text.split(","))):
             images.setdefault(videos[line][1], []).append(image)
-    except (ValueError, IndexError):
-        raise ValueError(f"{mapping}: train_rand.txt must number lines of train_mapping.txt") from None
+    except (ValueError, LookupError):
+        raise Error(
+            f"{mapping}: train_rand.txt must number lines of train_mapping.txt", code="data.layout"
+        ) from None
     draw = np.random.RandomState(VIDEO_SEED)  # whose stream numpy keeps as it is
     held = max(1, HELD_OUT * len(images) // 100)
     if len(images) < 3:
-        raise ValueError(f"{mapping}: {len(images)} videos are too few for train, validation and test")
+        raise Error(
+            f"{mapping}: {len(images)} videos are too few for train, validation and test", code="data.empty"
+        )
     test = set(draw.choice(sorted(images), held, replace=False).tolist())
     validation = set(draw.choice(sorted(set(images) - test), held, replace=False).tolist())
     found: dict[str, list[int]] = {"train": [], "validation": [], "test": []}

@@ -11,6 +11,7 @@ from typing import Any
 
 from vitkit.data.sources import Source
 from vitkit.data.vtab import arrays, lists, matlab, scenes, tfrecord
+from vitkit.errors import Error
 
 GROUPS = {"Natural": 7, "Specialized": 4, "Structured": 8}  # and how many tasks are in each
 
@@ -117,5 +118,5 @@ TASKS = {task.name: task for task in (*NATURAL, *SPECIALIZED, *STRUCTURED)}
 
 def find_task(name: str) -> Task:
     if name not in TASKS:
-        raise ValueError(f"no task {name!r} in VTAB-1k; its tasks are {', '.join(TASKS)}")
+        raise Error(f"no task {name!r} in VTAB-1k; its tasks are {', '.join(TASKS)}", code="request.unknown")
     return TASKS[name]

@@ -14,33 +14,27 @@ from vitkit.data.archives import Positioned
 from vitkit.data.decode import BadImage
 from vitkit.data.sources import Lazy, Source
 from vitkit.data.vtab.lists import need
+from vitkit.errors import Error
 
 # A record: length (8 bytes), checksum of the length (4), content, checksum of the content (4).
 # Protocol buffers: fields of a tag (number << 3 | kind) and a value; kind 0 is a varint, 2 has a length.
-POLYNOMIAL = 0x82F63B78  # CRC-32C, bits reversed
 MOST = 2**30  # bytes of a record
 CLASSES = tuple(map(str, range(6)))
 
 
-def checksums() -> list[int]:
-    table = []
-    for value in range(256):
-        for _ in range(8):
-            value = value >> 1 ^ POLYNOMIAL * (value & 1)
-        table.append(value)
-    return table
-
-
-TABLE = checksums()
-
-
 def masked_crc(data: bytes) -> int:
     """CRC-32C as TFRecords store it: turned and shifted, since a checksum of checksums would be weak."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
-    crc ^= 0xFFFFFFFF
+    crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def crc32c(data: bytes) -> int:
+    try:
+        import google_crc32c
+    except ImportError:
+        why = "reading TFRecords needs google-crc32c (pip install 'vitkit[vtab]')"
+        raise Error(why, code="request.extra-missing") from None
+    return google_crc32c.value(data)
 
 
 def records(data: Any) -> Iterator[tuple[int, int]]:
@@ -134,9 +128,12 @@ def scan(path: Path, changed: int) -> Scanned:
                 found.images.append(features["image"])
                 found.records.append((start, length))
     except KeyError as error:
-        raise ValueError(f"{path}: an example without the feature {error}") from None
+        raise Error(f"{path}: an example without the feature {error}", code="data.layout") from None
+    except Error:
+        raise
     except (ValueError, struct.error) as error:
-        raise ValueError(f"{path}: a TFRecord file that is cut off or damaged ({error})") from None
+        why = f"{path}: a TFRecord file that is cut off or damaged ({error})"
+        raise Error(why, code="data.corrupt") from None
     return found
 
 
@@ -149,23 +146,22 @@ def open_records(root: Path, split: str) -> Source:
     paths = sorted(root.glob(f"dmlab-{split}.tfrecord*"))
     paths = paths or sorted(need(root, "dmlab").glob(f"dmlab-{split}.tfrecord*"))
     if not paths:
-        raise ValueError(f"{root}: has no dmlab-{split}.tfrecord; docs/vtab.md tells what goes there")
+        why = f"{root}: has no dmlab-{split}.tfrecord; docs/vtab.md tells what goes there"
+        raise Error(why, code="file.not-found")
     parts = [scan(path, path.stat().st_mtime_ns) for path in paths]
     files = [Positioned(path) for path in paths]
     where = [(number, row) for number, part in enumerate(parts) for row in range(len(part.keys))]
     labels = np.array([label for part in parts for label in part.labels], dtype=np.int64)
     if labels.max(initial=0) >= len(CLASSES):
-        raise ValueError(f"{root}, {split}: a label of {labels.max()}, but there are {len(CLASSES)} classes")
-    checked: set[int] = set()  # the checksum takes as long as decoding: once in a process is enough
+        why = f"{root}, {split}: a label of {labels.max()}, but there are {len(CLASSES)} classes"
+        raise Error(why, code="data.labels")
 
     def fetch(index: int) -> bytes:
         number, row = where[index]
         (start, length), (first, last) = parts[number].records[row], parts[number].images[row]
         content = os.pread(files[number].number, length + 4, start)
-        if index not in checked:
-            if masked_crc(content[:length]) != int.from_bytes(content[length:], "little"):
-                raise BadImage("damaged", f"{paths[number].name}: wrong checksum at byte {start + length}")
-            checked.add(index)
+        if masked_crc(content[:length]) != int.from_bytes(content[length:], "little"):
+            raise BadImage("damaged", f"{paths[number].name}: wrong checksum at byte {start + length}")
         return content[first - start : last - start]
 
     keys = Lazy(len(where), lambda i: f"{split}/{parts[where[i][0]].keys[where[i][1]]}")

@@ -1,4 +1,4 @@
-"""Folders of things that can be made again: the least recently used go where they become too large."""
+"""The user's cache folder, and limits on what is in it: the least recently used entries go first."""
 
 import os
 import shutil
@@ -10,9 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-MAKING, PARTIAL = ".making-", ".partial"  # how a name begins, or ends, while its content is being written
+from vitkit.io.atomic import PARTIAL
+
+MAKING = ".making-"  # how the name of a folder begins while its content is being written
 GONE = ".gone-"  # how the name of a folder begins that is being removed
 HOUR = 3600.0  # seconds for which what is being written is left alone; then its process has died
+
+
+def cache_folder() -> Path:
+    """The user's cache folder of vitkit."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitkit"
 
 
 @dataclass(frozen=True, order=True)
@@ -31,12 +38,13 @@ def touch(path: Path) -> None:
         os.utime(path)
 
 
-def trim(folder: Path, keep_bytes: int, using: Path | None = None) -> None:
+def trim(folder: Path, keep_bytes: int, using: Path | None = None, pattern: str = "*") -> None:
     """Remove the least recently used entries until at most so many bytes are left; never the one in use.
 
-    Other processes may use, write and trim the same folder meanwhile. Links and their targets stay.
+    Entries are what the pattern matches in the folder. Other processes may use, write and trim the same
+    folder meanwhile. Links and their targets stay.
     """
-    entries = sorted(measured(folder))
+    entries = sorted(measured(folder, pattern))
     total = sum(entry.size for entry in entries)
     for entry in entries:
         if total <= keep_bytes:
@@ -46,17 +54,14 @@ def trim(folder: Path, keep_bytes: int, using: Path | None = None) -> None:
             total -= entry.size
 
 
-def measured(folder: Path) -> Iterator[Entry]:
+def measured(folder: Path, pattern: str = "*") -> Iterator[Entry]:
     """Every entry; what a process left that died while it removed a folder is removed now."""
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return
-    for name in names:
-        if name.startswith(GONE):
-            shutil.rmtree(folder / name, ignore_errors=True)
-        elif entry := measure(folder / name):
-            yield entry
+    with suppress(OSError):  # the folder, or one in it, is not there or not ours
+        for path in list(folder.glob(pattern)):
+            if path.name.startswith(GONE):
+                shutil.rmtree(path, ignore_errors=True)
+            elif entry := measure(path):
+                yield entry
 
 
 def measure(path: Path) -> Entry | None:
@@ -68,8 +73,13 @@ def measure(path: Path) -> Entry | None:
     if not stat.S_ISREG(own.st_mode) and not stat.S_ISDIR(own.st_mode):
         return None
     states = [(path.name, own), *inside(path)]
-    size = sum(state.st_size for _, state in states if stat.S_ISREG(state.st_mode))
+    size = sum(size_of(state) for _, state in states if stat.S_ISREG(state.st_mode))
     return Entry(own.st_mtime_ns, path, size, any(being_written(name, state) for name, state in states))
+
+
+def size_of(state: os.stat_result) -> int:
+    """Bytes of a file without its holes, where the file system says how many blocks it has."""
+    return min(state.st_size, state.st_blocks * 512) if state.st_blocks else state.st_size
 
 
 def inside(path: Path) -> Iterator[tuple[str, os.stat_result]]:

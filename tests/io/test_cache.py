@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.weights.cache import GONE, measure, remove, touch, trim
+from vitkit.io.cache import GONE, measure, remove, touch, trim
 
 
 def put(path: Path, hours: float, size: int = 100) -> Path:
