@@ -59,15 +59,8 @@ def run(
     runtime.share(recipe.batch)
     with ExitStack() as held:
         runtime.first(lambda: take(out, recipe, held))
-        if recipe.against and how.accept_changed_data:  # what was taken out of the data as it was
-            runtime.first(lambda: (out / REMOVED).unlink(missing_ok=True))
-        if recipe.against:  # long work, done by one process and written down
-            runtime.first(lambda: bool(opened(recipe, out)), patience=LONG)
         notes: list[str] = []
-        splits, changed = check_data(
-            opened(recipe, out), out, runtime, accept=how.accept_changed_data,
-            labelled=recipe.task.labelled, say=notes.append,
-        )  # fmt: skip
+        splits, changed = checked_data(recipe, out, runtime, how, opened, notes)
         task = recipe.task.for_source(splits["train"])
         model = runtime.settle(task.build(build(recipe, splits["train"])))
         state = TrainState.start(model, recipe.optimizer)
@@ -96,6 +89,20 @@ def run(
                 if work.journal:
                     work.journal.close(failed=True)
                 raise
+
+
+def checked_data(
+    recipe: Recipe, out: Path, runtime: Runtime, how: How, opened: Opener, notes: list[str]
+) -> tuple[dict[str, Source], bool]:
+    """The splits, compared with those that the run has had; whether they changed. notes: gets what to say."""
+    if recipe.against and how.accept_changed_data:  # what was taken out of the data as it was
+        runtime.first(lambda: (out / REMOVED).unlink(missing_ok=True))
+    if recipe.against:  # long work, done by one process and written down
+        runtime.first(lambda: bool(opened(recipe, out)), patience=LONG)
+    return check_data(
+        opened(recipe, out), out, runtime, accept=how.accept_changed_data, labelled=recipe.task.labelled,
+        say=notes.append,
+    )  # fmt: skip
 
 
 def starts(stages: list[Stage]) -> set[int]:
