@@ -93,7 +93,7 @@ def pretend(path: Path, what: str) -> None:
     facts["remember"]["machine"][what] = {"threads": 99, "torch": "0.1", "processes": 8}[what]
     (path / "facts.json").write_text(json.dumps(facts))
     hashes = json.loads((path / checkpoint.MANIFEST).read_text())
-    hashes["facts.json"] = checkpoint.digest(path / "facts.json")
+    hashes["facts.json"] = checkpoint.sha256(path / "facts.json")
     (path / checkpoint.MANIFEST).write_text(json.dumps(hashes))
 
 

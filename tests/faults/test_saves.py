@@ -246,7 +246,7 @@ SWAPS = {
     "manifest of nothing": lambda newest, other: (newest / MANIFEST).write_text("{}"),
     "manifest that is a list": lambda newest, other: (newest / MANIFEST).write_text("[1, 2]"),
     "manifest without the part": lambda newest, other: (newest / MANIFEST).write_text(
-        json.dumps({"facts.json": checkpoint.digest(newest / "facts.json")})
+        json.dumps({"facts.json": checkpoint.sha256(newest / "facts.json")})
     ),
     "extra part": lambda newest, other: shutil.copy(part(other), newest / "state-00001.safetensors"),
     "part of another step": lambda newest, other: shutil.copy(part(other), part(newest)),
