@@ -13,7 +13,7 @@ from test_cli import run
 import vitkit
 from vitkit.data import decode as decoder
 from vitkit.data.decode import TURNS, BadImage, decode, largest_extent, pixels_by_header
-from vitkit.data.formats import SUFFIXES, not_read, readable_formats, readable_suffixes
+from vitkit.data.formats import DATA_SUFFIXES, SUFFIXES, not_read, readable_formats, readable_suffixes
 from vitkit.data.sources import open_data
 
 REMEDY = "pip install 'vitkit[heif]'"
@@ -183,3 +183,11 @@ def test_photographs_of_a_phone_are_read_by_every_verb(tmp_path, small, capsys):
     assert json.loads(capsys.readouterr().out)["cost"]["unusable_images"] == 0
     assert run("predict", tmp_path / "run", tmp_path / "photos", "--json") == 0
     assert all("error" not in one for one in json.loads(capsys.readouterr().out))
+
+
+@pytest.mark.parametrize("suffix", [*DATA_SUFFIXES, ".h5"])
+def test_every_suffix_of_data_has_somebody_who_opens_it(suffix, tmp_path):
+    (path := tmp_path / f"x{suffix}").write_bytes(b"nothing of the kind")
+    with pytest.raises(ValueError) as caught:
+        open_data(path)
+    assert ("not a kind of data" in str(caught.value)) == (suffix not in DATA_SUFFIXES)

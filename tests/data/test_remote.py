@@ -358,3 +358,13 @@ def test_an_index_longer_than_its_header_says_is_refused_before_it_is_fetched(se
         open_data(server.address, cache=Cache(tmp_path / "other"))
     assert len(server.seen) - asked <= 2
     assert sum(p.stat().st_size for p in (tmp_path / "other").rglob("*") if p.is_file()) < len(good)
+
+
+def test_a_server_that_is_not_there_ends_a_command_with_one(monkeypatch, capsys):
+    from vitkit.cli import main
+
+    monkeypatch.setattr(client, "PAUSE", 0.001)
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "http://127.0.0.1:9/x/"])
+    told = capsys.readouterr().err
+    assert ended.value.code == 1 and told.count("\n") == 1 and "http://127.0.0.1:9/x/" in told

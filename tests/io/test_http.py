@@ -4,6 +4,7 @@ import base64
 import shutil
 import ssl
 import subprocess
+import sys
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -177,3 +178,10 @@ def test_a_file_of_another_length_than_expected_is_refused(tmp_path):
 def test_what_is_no_address_is_refused(address):
     with refused("request.value", address):
         get_range(address, 0, 4)
+
+
+def test_nothing_heavy_is_imported_before_something_is_fetched():
+    code = "import sys, vitkit.weights.published, vitkit.io.lock, vitkit.io.cache\n"
+    code += "print({'torch', 'numpy', 'urllib3'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
