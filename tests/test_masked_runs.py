@@ -12,6 +12,7 @@ import torch
 from crew import go as one_of_many
 from crew import in_bfloat16, losses, together
 from PIL import Image
+from refusals import refused
 from test_cli import run
 from test_experiment import go, rows, same, tiny
 
@@ -199,7 +200,7 @@ def test_images_without_labels_are_enough(tmp_path):
     splits = open_splits(r)
     assert sum(len(part) for part in splits.values()) == 40
     assert go(tmp_path / "run", r).test["images"] == len(splits["test"]) == 4
-    with pytest.raises(ValueError, match="in no class folder"):
+    with refused("data.layout", "pictures", "class/image"):
         open_splits(replace(r, objective="classify"))
 
 
