@@ -267,7 +267,7 @@ def test_bad_files_are_named_once_and_the_run_goes_on(tmp_path, capfd):
     result = run(r, tmp_path / "run", Runtime(), How(workers=2, max_bad=0.2))
     named = capfd.readouterr().err.count("broken.png")
     assert named == 1 and result.steps == 8
-    with pytest.raises(ValueError, match=r"1 of .* images are unusable.*broken\.png"):
+    with refused("data.too-many-bad", "1 of ", "broken.png"):
         run(r, tmp_path / "strict", Runtime(), How(workers=0, max_bad=0.0, quiet=True))
 
 

@@ -210,7 +210,7 @@ def test_images_without_labels_are_enough(tmp_path):
     splits = open_splits(r)
     assert sum(len(part) for part in splits.values()) == 40
     assert go(tmp_path / "run", r).test["images"] == len(splits["test"]) == 4
-    with pytest.raises(ValueError, match="in no class folder"):
+    with refused("data.layout", "pictures", "class/image"):
         open_splits(replace(r, objective="classify"))
 
 

@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 from refusals import refused
 
 import vitkit
-from vitkit.data.decode import BadImage, decode, from_pillow
+from vitkit.data.decode import decode, from_pillow
 from vitkit.evaluation.accuracy import accuracy
 from vitkit.io.hashing import sha256
 from vitkit.models.resnet import ResNetConfig, StemConfig  # noqa: F401
@@ -127,34 +127,34 @@ def test_an_open_image_has_the_pixels_of_its_file(mode, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "shape, dtype, words",
+    "shape, dtype, remedy",
     [
         ((3, 32, 40), np.uint8, "transpose"),
         ((2, 32, 32, 3), np.uint8, "list"),
-        ((32, 32, 4), np.uint8, r"\[\.\.\., :3\]"),
-        ((32, 32, 1), np.uint8, r"\[\.\.\., 0\]"),
+        ((32, 32, 4), np.uint8, "[..., :3]"),
+        ((32, 32, 1), np.uint8, "[..., 0]"),
         ((32, 32, 3), np.float32, "255"),
         ((32, 32, 3), np.int64, "astype"),
-        ((0, 32, 3), np.uint8, r"\(0, 32, 3\)"),
-        ((32,), np.uint8, r"\(32,\)"),
+        ((0, 32, 3), np.uint8, ""),
+        ((32,), np.uint8, ""),
     ],
 )
-def test_an_array_that_is_no_picture_is_refused_with_what_to_do(model, shape, dtype, words):
-    with pytest.raises(ValueError, match=words) as error:
+def test_an_array_that_is_no_picture_is_refused_with_what_to_do(model, shape, dtype, remedy):
+    with refused("request.value", shape, np.dtype(dtype).name, remedy):
         vitkit.predict(model, np.zeros(shape, dtype))
-    assert str(shape) in str(error.value) and np.dtype(dtype).name in str(error.value)
 
 
 def test_what_is_no_picture_or_model_is_named(model, tmp_path, picture):
     (tmp_path / "broken.jpg").write_bytes(b"nothing")
-    with pytest.raises(BadImage, match=r"broken\.jpg"):
+    with refused("image.unreadable", "broken.jpg"):
         vitkit.predict(model, [picture, tmp_path / "broken.jpg"])
-    with pytest.raises(BadImage, match=r"none\.jpg"):
+    with refused("image.unreadable", "none.jpg"):
         vitkit.predict(model, "none.jpg")
-    with pytest.raises(ValueError, match="a folder; give its images"):
+    with refused("request.value", tmp_path, "*.jpg"):
         vitkit.predict(model, tmp_path)
-    with pytest.raises(TypeError, match="Tensor"):
+    with refused("request.value", "Tensor") as caught:
         vitkit.predict(model, [torch.zeros(3, 32, 32)])
+    assert isinstance(caught.value, TypeError)
     with refused("request.value", "Linear"):
         vitkit.predict(torch.nn.Linear(2, 2), picture)
     with refused("request.value", "top", "not 0"):

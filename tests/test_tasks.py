@@ -158,7 +158,8 @@ def test_a_table_of_classes_says_what_is_right_and_leaves_the_rest_out(trained, 
     assert "16 images of classes that the model is not asked for were left out" in capsys.readouterr().out
     table.write_text("class,label\ncurly,eleven\n")
     assert run("evaluate", trained, pictures, "--classes", table) == 2
-    assert "'curly' is to be 'eleven', which the model does not know" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "'curly'" in told and "'eleven'" in told
     assert run("evaluate", trained, pictures, "--classes", "nowhere.csv") == 2
     assert "nowhere.csv" in capsys.readouterr().err
 

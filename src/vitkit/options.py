@@ -347,7 +347,7 @@ def part_of(text: str) -> dict[str, int | float]:
     found = re.fullmatch(r"([0-9]{1,12})(/class)?|([0-9]+(?:\.[0-9]+)?)%", text.strip())
     if found is None or (found[3] and not 0 < float(found[3]) <= 100) or (found[1] and not int(found[1])):
         raise Error(
-            f"--subset {text!r}: give so many images, a share or so many of each class, "
+            f"--subset {text!r}: give a number of images, a percentage or a number of images per class, "
             "as in 1000, 10% or 25/class",
             code="request.value",
         )

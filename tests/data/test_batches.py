@@ -14,7 +14,7 @@ from refusals import refused
 
 import vitkit.data.decode as decoder
 import vitkit.data.views as views
-from vitkit.data.batches import BadFiles, TooManyBad, evaluation_batches, train_batches
+from vitkit.data.batches import BadFiles, evaluation_batches, train_batches
 from vitkit.data.decode import BadImage, decode, decode_box, jpeg_size
 from vitkit.data.order import Order
 from vitkit.data.sources import Source, from_rows
@@ -107,7 +107,7 @@ def test_a_bad_file_leaves_a_gap_is_named_once_and_nothing_takes_its_place():
 
 
 def test_too_many_bad_files_stop_the_run_with_their_names():
-    with pytest.raises(TooManyBad, match=r"2 of 25 images are unusable.*--max-bad"):
+    with refused("data.too-many-bad", "2 of 25", "--max-bad"):
         take(10, data=source(bad=(3, 11)), bad=BadFiles(0.05))
 
 

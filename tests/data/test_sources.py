@@ -236,7 +236,7 @@ def test_the_embedded_digits_are_the_1797_known_ones():
 )
 def test_folders_without_classes_or_images_are_refused(tmp_path, names, code, values):
     write(tmp_path, names)
-    with refused(code, tmp_path, *values):
+    with refused(code, tmp_path.name, *values):
         open_data(tmp_path)
 
 

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from bad_images import KINDS, ODD, REFUSED, SEEDS, fill
 from harness import scaled
+from refusals import refused
 from test_cli import run
 
 from vitkit.data import batches
-from vitkit.data.batches import BadFiles, TooManyBad
+from vitkit.data.batches import BadFiles
 from vitkit.data.doctor import preflight
 from vitkit.data.order import Order
 from vitkit.data.sources import open_data
@@ -138,10 +139,10 @@ def test_A1_by_default_so_many_stop_the_run(folder, tmp_path, capfd):
 def test_A1_before_training_a_look_at_some_images_tells(folder):
     root, names = folder
     source = open_data(root)["train"]
-    with pytest.raises(TooManyBad, match="63 of 1255 images are unusable"):
+    with refused("data.too-many-bad", "63 of 1255"):
         preflight(source, BadFiles(), workers=2)  # 1,000 of 1,255: enough to know
     told: list[str] = []
-    with pytest.raises(TooManyBad, match=r"of 400 images looked at, .* 5% are allowed; the first: 'train/"):
+    with refused("data.too-many-bad", 400, "5%", "'train/"):
         preflight(source, BadFiles(report=lambda key, why: told.append(key)), sample=400, workers=2)
     assert 20 < len(told) < 63 and len(set(told)) == len(told)
     preflight(source, BadFiles(allowed=0.15), workers=2)

@@ -31,7 +31,7 @@ class Positioned(io.RawIOBase):
         status = os.fstat(self.number)
         self.size, self.at = status.st_size, 0
         if not stat.S_ISREG(status.st_mode):
-            raise Error(f"{path}: not an ordinary file", code="file.unreadable")
+            raise Error(f"{path}: not a regular file", code="file.unreadable")
 
     def readable(self) -> bool:
         return True
@@ -74,7 +74,7 @@ def open_zip(path: Path) -> Members:
             odd.append(name)
         elif members.setdefault(name, member) is not member:
             raise Error(
-                f"{path}!{name}: two files of this name; keep one, and write the zip anew", code="data.layout"
+                f"{path}!{name}: two files of this name; keep one and write the zip again", code="data.layout"
             )
     turn = threading.Lock()
 

@@ -30,7 +30,8 @@ class Order:
     def __post_init__(self):
         if self.length < 1 or self.batch < 1:
             raise Error(
-                f"an order needs samples and places, not {self.length} and {self.batch}", code="request.value"
+                f"an order needs one sample and a batch of 1 at least, not {self.length} and {self.batch}",
+                code="request.value",
             )
 
     def sample(self, step: int, place: int) -> int:

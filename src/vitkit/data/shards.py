@@ -197,7 +197,7 @@ def claim(out: Path, told: dict[str, Any]) -> None:
 def have(part: Part, out: Path, known: Shard | None, pool: ThreadPoolExecutor, advance: Advance) -> Made:
     """A shard, written unless it is there; as in the index, where there is one."""
     path, aside = out / part.file, out / f"{part.file}.rows"
-    again = "remove it, and it is written anew"
+    again = "remove it to write it again"
     if path.exists():
         if not known and not aside.exists():
             raise Error(f"{path}: not a shard of this plan; {again}", code="file.exists")
@@ -228,7 +228,7 @@ def recall(aside: Path) -> Made:
         rows = arrays["rows"]
     if rows.dtype != ROW:
         raise Error(
-            f"{aside}: of another version of vitkit; remove it and its .tar, to write both anew",
+            f"{aside}: written by another version of vitkit; remove it and its .tar to write both again",
             code="file.unreadable",
         )
     return Made(Shard(*shard), rows, left_out)

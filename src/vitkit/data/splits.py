@@ -119,7 +119,9 @@ def subset(
         return source.take(np.sort(np.concatenate(parts)))
     size = count if count is not None else round(float(fraction or 0) * len(source))
     if not 1 <= size <= len(source):
-        raise Error(f"a subset of {size} of {len(source)} images cannot be taken", code="request.value")
+        raise Error(
+            f"a subset of {size} of {len(source)} images; give 1 to {len(source)}", code="request.value"
+        )
     return source.take(np.sort(order[:size]))
 
 

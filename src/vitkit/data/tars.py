@@ -48,9 +48,7 @@ def index_shards(
     A shard belongs to the split that a word of its name says. Without names, classes are numbers.
     """
     if (folder / INDEX).exists():
-        raise Error(
-            f"{folder / INDEX} is there already; remove it, and it is written anew", code="file.exists"
-        )
+        raise Error(f"{folder / INDEX} exists already; remove it to write a new one", code="file.exists")
     groups: dict[str, list[Scanned]] = {}
     left_out: dict[str, str] = {}
     for path in sorted(folder.glob("*.tar")):
@@ -63,7 +61,7 @@ def index_shards(
     several = {isinstance(label, list) for label in labels}
     if len(several) != 1:
         raise Error(
-            f"{folder}: {'some labels are several' if labels else 'no labelled image in a tar file'}",
+            f"{folder}: {'some images have several labels, others one' if labels else 'no labelled image'}",
             code="data.labels",
         )
     top = max(max(label, default=-1) if isinstance(label, list) else label for label in labels)
@@ -125,7 +123,7 @@ def samples(path: Path) -> dict[str, dict[str, tuple[int, int]]]:
             stem, _, ending = name.partition(".")
             members = found.setdefault(f"{folder}/{stem}" if folder else stem, {})
             if ending.lower() in members:
-                raise Error(f"{where}: stands there twice", code="data.layout")
+                raise Error(f"{where}: is in the archive twice", code="data.layout")
             members[ending.lower()] = (member.offset_data, member.size)
     except (tarfile.TarError, OSError) as error:
         raise Error(

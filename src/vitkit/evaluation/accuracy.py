@@ -92,7 +92,7 @@ def accuracy(
         rows.append(torch.stack([index, labels, *judged(logits, labels, accepted)], 1).double())
     table = gather(torch.cat(rows))
     if not len(table):
-        raise Error("there is no image to evaluate on", code="data.empty")
+        raise Error("there are no images to evaluate on", code="data.empty")
     table = table[table[:, 0].argsort()]
     index, truth, said = table[:, :3].long().unbind(1)
     right = truth == said if accepted is None else accepted[truth, said]

@@ -136,7 +136,7 @@ def checked(train_x: Array, train_y: Array, test_x: Array, test_y: Array) -> Fro
     known, train_labels = ys["train"].unique(return_inverse=True)
     if len(known) < 2:
         raise Error(
-            f"every training image is of class {int(known[0])}; two classes are the least",
+            f"every training image is of class {int(known[0])}; at least two classes are needed",
             code="data.classes",
         )
     strange = sorted(set(ys["test"].unique().tolist()) - set(known.tolist()))
@@ -147,7 +147,7 @@ def checked(train_x: Array, train_y: Array, test_x: Array, test_y: Array) -> Fro
         )
     if not (xs["train"] != xs["train"][0]).any():
         raise Error(
-            "the features of all training images are the same: the model tells none apart",
+            "the features of all training images are the same: the model does not distinguish any images",
             code="evaluation.unsupported",
         )
     test_labels = torch.searchsorted(known, ys["test"].contiguous())

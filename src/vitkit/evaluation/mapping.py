@@ -121,7 +121,7 @@ def accepted_classes(
         found = place.get(label, place.get(plain(label)))
         if found is None:
             raise Error(
-                f"{name}: {classes[row]!r} is to be {label!r}, which the model does not know",
+                f"{name}: {classes[row]!r} is mapped to {label!r}, which is no class of the model",
                 code="evaluation.classes",
             )
         accepted[row, found] = True

@@ -103,7 +103,7 @@ def multilabel_accuracy(
         precisions.add(scores, there)
     n, top1, top5, same, right, decided = gather(counts).sum(0).tolist()
     if not n:
-        raise Error("there is no image to evaluate on", code="data.empty")
+        raise Error("there are no images to evaluate on", code="data.empty")
     return MultilabelAccuracy(
         images=n, top1=top1 / n, top5=top5 / n if classes > 5 else None, loss=float(gather(loss).sum()) / n,
         precisions=precisions.result(gather), positives=gather(positives).sum(0),

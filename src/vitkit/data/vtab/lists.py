@@ -82,7 +82,7 @@ def caltech101(root: Path) -> dict[str, Source]:
         if len(members) <= PER_CLASS:
             few = everything.classes[everything.labels[members[0]]]
             raise Error(
-                f"{inner}: {len(members)} images of {few!r}; {PER_CLASS} are for train alone",
+                f"{inner}: only {len(members)} images of {few!r}; {PER_CLASS} are needed for train alone",
                 code="data.empty",
             )
         chosen[members[np.argsort(marks[members], kind="stable")[:PER_CLASS]]] = True
