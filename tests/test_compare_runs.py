@@ -2,20 +2,20 @@
 
 import gzip
 import json
-import re
 import shutil
 from base64 import b64decode
 
 import pytest
+from page_reader import Page
 from test_cli import run
-from test_report_page import evaluation, found, with_test, words
+from test_report_page import evaluation, found, with_test
 from test_tasks import TINY
 
 from vitkit.proportions import mcnemar
 from vitkit.report.compare_page import compare_page
 
 
-def compared(rights: dict[str, list[bool]], sets: dict[str, str] | None = None) -> str:
+def compared(rights: dict[str, list[bool]], sets: dict[str, str] | None = None) -> Page:
     """The page of runs with other recipes, by which images each has right; sets: on which test set."""
     runs = []
     for number, (label, right) in enumerate(rights.items()):
@@ -32,45 +32,60 @@ def compared(rights: dict[str, list[bool]], sets: dict[str, str] | None = None) 
         }
         one = with_test(test, name=label, place=label, tested=tested)
         runs.append(one | {"recipe": one["recipe"] | {"batch": 32 + number}})
-    return words(compare_page(runs))
+    return Page(compare_page(runs))
+
+
+PAIR = ("only the first correct", "only the second correct", "p-value", "difference")
+
+
+def pairs(page: Page) -> dict[str, tuple[str, ...]]:
+    """By the run that the best one is compared with: the counts, the p-value and the verdict."""
+    rows = page.rows("Paired comparison")
+    return {next(iter(row.values())): tuple(row[key] for key in PAIR) for row in rows}
 
 
 def test_a_better_run_is_named_where_chance_does_not_explain_it():
     worse = [i % 4 > 0 for i in range(200)]
-    told = compared({"a": worse, "b": [True] * 180 + worse[180:]})
-    assert "97.5 % right b, the best of 2, by more than chance explains" in told
-    assert "b beside" in told and "a 45 0 5.7e-14 more than chance" in told
+    page = compared({"a": worse, "b": [True] * 180 + worse[180:]})
+    assert page.headline[0] == "97.5 % accuracy" and page.headline[1].startswith("b, the best of 2 ")
+    assert pairs(page) == {"a": ("45", "0", "5.7e-14", "significant")}
 
 
 def test_nobody_is_crowned_within_chance():
-    told = compared({"a": [True] * 11 + [False], "b": [True] * 12})
-    assert "No clear winner b has 100 % right, but on 12 images the difference to a is within chance" in told
-    assert "a 1 0 1 within chance" in told and "the best of" not in told
-    told = compared({"a": [True] * 12, "b": [True] * 12})
-    assert "No clear winner" in told and "equally many images right" in told
+    page = compared({"a": [True] * 11 + [False], "b": [True] * 12})
+    assert page.headline[0] == "No clear winner" and "b has 100 % accuracy" in page.headline[1]
+    assert pairs(page) == {"a": ("1", "0", "1", "not significant")}
+    page = compared({"a": [True] * 12, "b": [True] * 12})
+    assert page.headline[0] == "No clear winner"
+    assert len(list(page.sections["Paired comparison"].iter("table"))) == 1  # no class differs
 
 
 def test_many_comparisons_ask_for_more():
     better, worse = [True] * 100, [i >= 7 for i in range(100)]  # p of two runs: 0.016
     assert mcnemar(7, 0) == pytest.approx(2 / 2**7)
-    assert "the best of 2" in compared({"a": better, "b": worse})
-    assert "No clear winner" in compared({"a": better, **{f"b{i}": worse for i in range(5)}})
+    assert compared({"a": better, "b": worse}).headline[1].startswith("a, the best of 2 ")
+    many = compared({"a": better, **{f"b{i}": worse for i in range(5)}})
+    assert many.headline[0] == "No clear winner" and "below 0.01" in many.text("Paired comparison")
 
 
 def test_runs_of_other_test_sets_are_not_ranked():
     right = [True] * 190 + [False] * 10
-    told = compared(
+    page = compared(
         {"a": right, "b": right[::-1], "c": [False] * 100 + [True] * 100}, {"a": "x", "b": "y", "c": "y"}
     )
-    assert "No winner these runs were not all tested on the same images" in told
-    assert re.search(r"\ba .*? A b .*? B c .*? B Only runs with the same test set", told)
-    assert "b beside" in told and "a beside" not in told and "c 90 0 " in told
+    assert page.headline[0] == "No winner" and "not all tested on the same images" in page.headline[1]
+    assert {row["run"]: row["test set"] for row in page.rows("Results")} == {"a": "A", "b": "B", "c": "B"}
+    (other, counts), *rest = pairs(page).items()
+    assert (other, counts[:2], rest) == ("c", ("90", "0"), [])
+    assert next(iter(page.rows("Paired comparison")[0])).startswith("b ")
 
 
 def test_classes_of_the_same_images_are_shown_where_they_differ_most():
     a, b = [True] * 20, [True] * 3 + [False] * 7 + [True] * 9 + [False]
-    told = compared({"a": a, "b": b})
-    assert "cat 10 100 % 30 % 7 images dog 10 100 % 90 % 1 images" in told
+    rows = compared({"a": a, "b": b}).rows("Paired comparison", 1)
+    assert [list(row.values()) for row in rows] == [
+        ["cat", "10", "100 %", "30 %", "7 images"], ["dog", "10", "100 %", "90 %", "1 images"]
+    ]  # fmt: skip
 
 
 def test_without_the_answers_the_intervals_must_be_apart():
@@ -78,9 +93,10 @@ def test_without_the_answers_the_intervals_must_be_apart():
         test = evaluation(("cat", "dog")) | {"top1": top1, "images": 100}
         return with_test(test, name=label, place=label, tested={"content": None, "right": None, "names": "n"})
 
-    assert "No clear winner" in words(compare_page([old("a", 0.9), old("b", 0.84)]))
-    assert "b, the best of 2" in words(compare_page([old("a", 0.6), old("b", 0.9)]))
-    assert "No winner it is not known" in words(compare_page([found(name="a"), found(name="b", place="b")]))
+    assert Page(compare_page([old("a", 0.9), old("b", 0.84)])).headline[0] == "No clear winner"
+    assert Page(compare_page([old("a", 0.6), old("b", 0.9)])).headline[1].startswith("b, the best of 2 ")
+    unknown = Page(compare_page([found(name="a"), found(name="b", place="b")]))
+    assert unknown.headline[0] == "No winner" and "not known" in unknown.headline[1]
 
 
 @pytest.fixture(scope="module")
@@ -103,15 +119,17 @@ def test_a_run_keeps_its_predictions_by_content(pair):
 
 def test_the_report_of_two_runs_compares_them_image_by_image(pair, capsys):
     assert run("report", pair / "short", pair / "long", "--out", pair / "compare.html") == 0
-    told = words((pair / "compare.html").read_text())
+    page = Page((pair / "compare.html").read_text())
     rights = []
     for name in ("long", "short"):
         stored = json.loads(gzip.decompress((pair / name / "predictions.json.gz").read_bytes()))
         rights.append([a == b for a, b in zip(stored["truth"], stored["predicted"], strict=True)])
     only = [sum(a and not b for a, b in zip(x, y, strict=True)) for x, y in (rights, rights[::-1])]
-    assert f"short {only[0]} {only[1]} {mcnemar(*only):.2g} " in told
-    assert "The same 179 images" in told and "Class by class" in told
-    assert ("the best of 2" in told) == (mcnemar(*only) < 0.05)
+    better = mcnemar(*only) < 0.05
+    verdict = "significant" if better else "not significant"
+    assert pairs(page) == {"short": (*map(str, only), f"{mcnemar(*only):.2g}", verdict)}
+    assert "179 images" in page.text("Paired comparison") and len(page.rows("Paired comparison", 1)) > 1
+    assert ("the best of 2" in page.headline[1]) == better
 
 
 def test_runs_of_older_versions_are_compared_by_their_names_of_images(pair, tmp_path):
@@ -119,8 +137,9 @@ def test_runs_of_older_versions_are_compared_by_their_names_of_images(pair, tmp_
         shutil.copytree(pair / name, tmp_path / name)
         (tmp_path / name / "predictions.json.gz").unlink()
     assert run("report", tmp_path / "short", tmp_path / "long", "--out", tmp_path / "compare.html") == 0
-    told = words((tmp_path / "compare.html").read_text())
-    assert "the 95 % intervals must not overlap" in told and "short - - – " in told
+    page = Page((tmp_path / "compare.html").read_text())
+    assert "95 % intervals" in page.text("Paired comparison") and pairs(page)["short"][:3] == ("-", "-", "–")
     (tmp_path / "long" / "data.json.gz").write_bytes(b"cut")
     assert run("report", tmp_path / "short", tmp_path / "long", "--out", tmp_path / "compare.html") == 0
-    assert "No winner it is not known" in words((tmp_path / "compare.html").read_text())
+    page = Page((tmp_path / "compare.html").read_text())
+    assert page.headline[0] == "No winner" and "not known" in page.headline[1]

@@ -277,7 +277,7 @@ def test_a_look_shows_itself_with_labels_as_text(small, photos, tmp_path):
     assert (
         ElementTree.parse(tmp_path / "look.svg") and b"<script>" not in (tmp_path / "look.html").read_bytes()
     )
-    with pytest.raises(ValueError, match=r"\.png, \.svg or \.html"):
+    with refused("request.value", "look.gif", ".png, .svg or .html"):
         found.save(tmp_path / "look.gif")
 
 

@@ -13,11 +13,11 @@ from itertools import pairwise
 
 import pytest
 
-from vitkit.report.live import Average, Live, clock, field
+from vitkit.report.terminal import Average, Live, clock, field
 
 STEPS = """
 import math, sys, time
-from vitkit.report.live import Live
+from vitkit.report.terminal import Live
 with Live("train", 20000) as live:
     for step in range(500, 20001, 500):
         live.step(step, loss=2 + math.sin(step), accuracy=step / 20000, rate=1 / step,
@@ -149,7 +149,7 @@ def test_a_training_is_seen_at_80_columns(tmp_path):
 STOPPED = """
 import os, signal, sys
 from vitkit.cli import main
-from vitkit.report.live import Live
+from vitkit.report.terminal import Live
 step = Live.step
 
 def stop(self, at, **numbers):

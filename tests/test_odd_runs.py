@@ -126,8 +126,10 @@ def test_a_journal_keeps_the_lines_that_are_rows_as_they_are(tmp_path):
 
 @pytest.mark.parametrize("name", ["result", "environment", "doctor", "mistakes", "unusable", "task"])
 @pytest.mark.parametrize(
-    "content", ["[]", "null", '{"test": 3}', '{"machine": [], "command": 3, "data": 1}', "{"]
-)
+    "content",
+    ["[]", "null", '{"test": 3}', '{"machine": [], "command": 3, "data": 1}', "{",
+     '{"machine": [1], "steps": 3, "data": {}}'],
+)  # fmt: skip
 def test_other_odd_files_are_no_traceback_in_a_report(name, content, folder, capsys):
     (folder / f"{name}.json").write_text(content)
     assert run("report", folder) in (0, 2)

@@ -16,9 +16,8 @@ from test_experiment import go, rows, same, tiny
 import vitkit
 from vitkit.data.sources import digits
 from vitkit.experiment.start import open_splits, start_model
-from vitkit.models.variants import configure, skeleton
+from vitkit.models.variants import configure, skeleton, with_options
 from vitkit.recipes import RECIPES, recipe
-from vitkit.recipes.recipe import override
 from vitkit.tasks import plan
 
 SMALL = ["--image-size", "8", "--steps", "6", "--batch", "16", "--workers", "0", "--device", "cpu"]
@@ -57,19 +56,19 @@ def test_table_3_is_as_published(name, epochs, rate, decay, weight_decay, dropou
 
 def test_augreg_and_plain_are_as_published():
     light, none = recipe("augreg-i21k.ViT-B/16"), recipe("augreg-i21k.ViT-Ti/16")
-    assert light.randaugment == (2, 10) and light.mixup == 0.2 and "head=gap" in light.model_options
+    assert light.randaugment == (2, 10) and light.mixup == 0.2 and light.model_options == {"head": "gap"}
     assert none.randaugment == () and none.mixup == 0 and none.optimizer.moment == "bf16"
     assert recipe("augreg-i1k.ViT-L/16").mixup == 0.5 and recipe("augreg-i1k.ViT-L/16").randaugment == (2, 15)
     plain = recipe("plain")
     assert plain.batch == 1024 and plain.length.epochs == 90 and plain.loss == "softmax"
-    assert {"head=gap", "positions=sincos2d", "representation=384"} <= set(plain.model_options)
+    assert plain.model_options == {"head": "gap", "positions": "sincos2d", "representation": 384}
 
 
 @pytest.mark.parametrize("name", [n for n in RECIPES if n.startswith(("jft.", "i21k.", "imagenet."))])
 def test_a_published_model_has_its_tanh_layer(name):
     """At 21,843 classes, as wide as the model; a ResNet has none. No memory is taken."""
     r = recipe(name)
-    config = override(configure(r.model, classes=21_843, image_size=r.image_size), r.model_options)
+    config = with_options(configure(r.model, classes=21_843, image_size=r.image_size), r.model_options)
     model = skeleton(config)
     assert model.head.bias.shape == (21_843,) and r.head_bias == -10
     if "ViT" in name:
@@ -78,7 +77,10 @@ def test_a_published_model_has_its_tanh_layer(name):
 
 def test_many_classes_begin_unlikely(tmp_path):
     r = tiny(
-        loss="sigmoid", head_bias=-10.0, mixup=0.0, model_options=(*tiny().model_options, "representation=32")
+        loss="sigmoid",
+        head_bias=-10.0,
+        mixup=0.0,
+        model_options=tiny().model_options.having(representation=32),
     )
     model = start_model(r, open_splits(r)["train"])
     assert torch.all(model.head.bias == -10) and model.config.representation == 32

@@ -6,9 +6,18 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from vitkit.report.charts import MOST, averaged, line_chart, log_ticks, short, thinned, ticks
-from vitkit.report.dots import dot_chart
-from vitkit.report.heat import OTHER, bar, confusion_matrix, most_confused
+from vitkit.report.charts import (
+    MOST,
+    averaged,
+    bar,
+    dot_chart,
+    line_chart,
+    log_ticks,
+    short,
+    thinned,
+    ticks,
+)
+from vitkit.report.run_page import OTHER, confusion_matrix, most_confused
 
 
 def tree(markup: str) -> ElementTree.Element:

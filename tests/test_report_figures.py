@@ -8,12 +8,14 @@ import matplotlib
 import numpy as np
 import pytest
 from PIL import Image
+from refusals import refused
 
 from vitkit.report.figures import (
     contact_sheet,
     draw_distance,
     draw_filters,
     draw_pictures,
+    draw_scores,
     draw_similarity,
     evenly,
     mosaic,
@@ -21,7 +23,6 @@ from vitkit.report.figures import (
     shown_text,
 )
 from vitkit.report.overlay import COLOURS, coloured, in_blocks, masked, overlay, stretched
-from vitkit.report.study_curves import draw_lines
 
 RANDOM = np.random.default_rng(0)
 PHOTO = RANDOM.integers(0, 256, (24, 36, 3), np.uint8)
@@ -147,21 +148,21 @@ def test_colours_grow_lighter_from_end_to_end():
 
 
 @pytest.mark.parametrize(
-    "image, heat, words",
+    "image, heat, code, values",
     [
-        (PHOTO.astype(float), np.ones((2, 2)), "uint8"),
-        (PHOTO[..., 0], np.ones((2, 2)), "uint8"),
-        (PHOTO, np.ones(4), "shape"),
-        (PHOTO, np.full((2, 2), np.nan), "finite"),
+        (PHOTO.astype(float), np.ones((2, 2)), "request.value", ("float64", "uint8")),
+        (PHOTO[..., 0], np.ones((2, 2)), "request.value", (PHOTO[..., 0].shape, "uint8")),
+        (PHOTO, np.ones(4), "request.value", ("(h, w)", "(4,)")),
+        (PHOTO, np.full((2, 2), np.nan), "inspection.unsupported", ("finite",)),
     ],
 )
-def test_what_cannot_be_laid_over_is_refused(image, heat, words):
-    with pytest.raises(ValueError, match=words):
+def test_what_cannot_be_laid_over_is_refused(image, heat, code, values):
+    with refused(code, *values):
         overlay(image, heat)
 
 
 def test_strength_is_a_share():
-    with pytest.raises(ValueError, match="from 0 to 1, not 2"):
+    with refused("request.value", "strength", "not 2"):
         overlay(PHOTO, np.ones((2, 2)), strength=2)
 
 
@@ -207,7 +208,7 @@ def test_a_log_axis_counts_in_plain_figures():
     """Formulas are switched off, since a file may be called $1$; matplotlib's own must not show raw."""
     for scale in (1e-5, 1.0, 1e5):
         points = [(scale * x, 0.2, 0.01) for x in (1.0, 3.0, 20.0)]
-        figure = draw_lines({"ViT": points}, x_label="exaFLOPs", y_label="accuracy", log_x=True)
+        figure = draw_scores({"ViT": points}, x_label="exaFLOPs", y_label="accuracy", log_x=True)
         figure.canvas.draw()
         shown = [label.get_text() for label in figure.axes[0].get_xticklabels(which="both")]
         assert len([text for text in shown if text]) >= 3 and not any("$" in text for text in shown)

@@ -7,9 +7,13 @@ import io
 import json
 import re
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import pytest
+from jinja2 import TemplateNotFound, UndefinedError
+from markupsafe import Markup
+from page_reader import Page
 from PIL import Image
 
 from vitkit.experiment.shown import shown, task_name
@@ -17,9 +21,9 @@ from vitkit.objectives.task import task_class
 from vitkit.recipes import recipe
 from vitkit.recipes.recipe import flat
 from vitkit.report.compare_page import compare_page, protocol_page
-from vitkit.report.html import LONGEST, clipped, encoded, name, page, table, text
-from vitkit.report.judged import pairs_of
-from vitkit.report.run_page import run_page
+from vitkit.report.html import LONGEST, clipped, encoded, environment, facts, name, page, table, text
+from vitkit.report.run_page import OTHER, pairs_of, run_page
+from vitkit.report.study_page import study_page
 from vitkit.report.suite_page import suite_page
 
 COST = {
@@ -99,16 +103,25 @@ def words(document: str) -> str:
 
 
 def test_a_stranger_learns_what_was_trained_and_how_well_it_does():
-    told = words(run_page(found()))
-    assert "90 % right of 30 test images; 95 % interval 74 to 97 %" in told
-    assert re.search(
-        r"Fine-tuned from ViT-B/16.augreg-i21k on photos \(90 training images of 3 classes\)", told
-    )
-    assert "300 steps of 32 images in 15 min on H200" in told
-    for fact in ("72 TFLOPs", "31.0 %", "0.12 kWh, as the device measured it", "0.88",
-                 "emu/broken.jpg", "truncated", "Classes with under 5",
-                 "torch 2.13.0", "vitkit predict runs/photos IMAGE", "calibration error 2.10 %"):  # fmt: skip
-        assert fact in told, fact
+    shown = Page(run_page(found()))
+    assert shown.headline[0] == "90 % accuracy"
+    assert "30 test images" in shown.headline[1] and "74 to 97 %" in shown.headline[1]
+    for value in ("ViT-B/16.augreg-i21k", "photos", "90 training images", "3 classes", "224 × 224",
+                  "300 steps", "batch size 32", "15 min on H200"):  # fmt: skip
+        assert value in shown.header, value
+    assert shown.rows("Classes")[0] == {"class": "cat", "accuracy": "90 %", "95 % interval": "60 to 98 %",
+                                        "": "", "images": "10"}  # fmt: skip
+    assert shown.rows("Data")[0] == {"split": "train", "images": "90", "classes": "3",
+                                     "fewest per class": "9", "median per class": "30",
+                                     "most per class": "51"}  # fmt: skip
+    assert "Classes with under 5 images: emu: 3" in shown.rows("Data", 1)[0].values()
+    assert list(shown.rows("Data", 2)[0].values()) == ["emu/broken.jpg", "truncated"]
+    cost = shown.facts("Cost")
+    assert cost["training compute"] == "72 TFLOPs" and cost["model FLOPs utilization"] == "31.0 %"
+    assert cost["energy"].startswith("0.12 kWh") and cost["money"].startswith("0.88")
+    assert shown.facts("Environment") == {"torch": "2.13.0", "system": "Linux"}
+    assert "vitkit predict runs/photos IMAGE" in shown.text("Commands")
+    assert "2.10 %" in shown.text("Calibration")
 
 
 def test_every_section_can_be_reached_and_every_link_leads_somewhere():
@@ -134,15 +147,17 @@ def test_results_of_other_kinds_have_their_own_headline():
                "f1": 0.8, "exact_match": 0.7, "split": "val",
                "per_class": {"red": {"images": 40, "average_precision": 0.9},
                              "blue": {"images": 0, "average_precision": None}}}  # fmt: skip
-    told = words(run_page(with_test(several, mistakes=None)))
-    assert "91 % mean average precision over 80 validation images" in told and "1 have no image" in told
+    shown = Page(run_page(with_test(several, mistakes=None)))
+    assert shown.headline[0] == "91 % mean average precision" and "80 validation images" in shown.headline[1]
+    assert len(shown.rows("Classes")) == 1 and "without images here: 1" in shown.text("Classes")
     masked = {"images": 10, "patches": 80, "target": "mean", "loss": 4.5, "accuracy": 0.125, "top1": None,
               "split": "test"}  # fmt: skip
-    told = words(run_page(with_test(masked, mistakes=None)))
-    assert "12 % of colours right of 80 corrupted patches in 10 test images; loss 4.5" in told
-    assert "Not kept" not in told and "Mistakes" not in told
-    told = words(run_page(with_test(masked | {"accuracy": None, "target": "pixels"}, mistakes=None)))
-    assert "Loss 4.5 mean squared error of the pixels of 80 corrupted patches" in told
+    shown = Page(run_page(with_test(masked, mistakes=None)))
+    assert shown.headline[0].startswith("12 %")
+    assert all(part in shown.headline[1] for part in ("80 corrupted patches", "10 test images", "loss 4.5"))
+    assert "Not stored" not in shown.header and "Mistakes" not in shown.sections
+    shown = Page(run_page(with_test(masked | {"accuracy": None, "target": "pixels"}, mistakes=None)))
+    assert shown.headline[0] == "Loss 4.5" and "80 corrupted patches" in shown.headline[1]
 
 
 def with_test(test: dict, **changes) -> dict:
@@ -151,53 +166,62 @@ def with_test(test: dict, **changes) -> dict:
 
 
 def test_an_unfinished_run_says_so_and_shows_how_far_it_came():
-    told = run_page(found(result=None, mistakes=None, unusable=None, metrics=found()["metrics"][:120]))
-    assert "Not finished" in told and "has come to step 120 of 300" in words(told)
-    assert told.count("<polyline") >= 3
-    assert "No step has been written down yet" in run_page(found(result=None, mistakes=None, metrics=[]))
+    rows = found()["metrics"]
+    document = run_page(found(result=None, mistakes=None, unusable=None, metrics=rows[:120]))
+    assert Page(document).headline == ("Not finished", "") and "step 120 of 300" in Page(document).header
+    assert document.count("<polyline") >= 3
+    rows = [*rows[:120], {"step": 100, "val_top1": 0.8, "val_images": 10}]
+    assert "80 % at step 100" in Page(run_page(found(result=None, mistakes=None, metrics=rows))).header
+    empty = run_page(found(result=None, mistakes=None, metrics=[]))
+    assert "<polyline" not in empty and "Curves" in Page(empty).sections
 
 
 def test_a_run_from_before_is_shown_with_a_line_on_what_is_missing():
-    old = run_page(found(mistakes=None, doctor=None, environment=None, unusable=None))
-    missing = re.findall(r"Not kept with this run[^<]*", old)
-    assert missing == ["Not kept with this run, made before they were or without them: mistakes to look at, "
-                       "findings about the data, the machine it ran on."]  # fmt: skip
-    assert "90 % right" in old and "Most often confused" in old
+    old = Page(run_page(found(mistakes=None, doctor=None, environment=None, unusable=None)))
+    (note,) = [e.text for e in old.root.iter("p") if "Not stored" in (e.text or "")]
+    assert note.endswith("mistakes to look at, findings about the data, the machine it ran on.")
+    assert old.headline[0] == "90 % accuracy" and len(old.rows("Confusion matrix", 1)) == 3
+    assert not {"Data", "Mistakes", "Environment"} & set(old.sections)
 
 
 def test_pictures_say_what_they_are_and_where_all_mistakes_are():
     document = run_page(found())
-    told = words(document)
-    assert '<a href="mistakes.csv">' in document and "3 of 30 images are taken for something else" in told
-    assert "said cat 34.0 % right cat/7.jpg" in told and "said emu 97.0 % is cat cat/1.jpg" in told
-    assert "The first 1 of 32 images of step 1" in told and "cat 70 %, dog 30 %" in told
+    shown = Page(document)
+    assert '<a href="mistakes.csv">' in document and shown.text("Mistakes").startswith(
+        "Mistakes 3 of 30 images"
+    )
+    assert "predicted emu 97.0 % true class: cat cat/1.jpg" in shown.text("Mistakes")
+    assert "predicted cat 34.0 % correct cat/7.jpg" in shown.text("Least confident images")
+    assert "The first 1 of 32 images of step 1" in shown.text("Training images")
+    assert "cat 70 %, dog 30 %" in shown.text("Training images")
     alts = re.findall(r'<img [^>]* alt="([^"]*)"', document)
     assert len(alts) == document.count("<img ") and all(alts)
     without = run_page(found(table=None, batch=None))
-    assert "mistakes.csv" not in without and "Training images" not in without
+    assert "mistakes.csv" not in without and "Training images" not in Page(without).sections
 
 
 def test_the_ideal_of_calibration_is_a_dashed_line_of_its_own():
     document = run_page(found())
-    part = document[document.index("Expected calibration error") :]
-    assert 'class="ideal dashed"' in part[: part.index("</figure>")]
+    (chart,) = Page(document).sections["Calibration"].iter("figure")
+    assert [e.get("class") for e in chart.iter("g")] == ["ideal dashed", "s0"]
 
 
 @pytest.mark.parametrize(
-    "changes, told",
+    "changes, fact, values",
     [
-        ({}, "money 0.88 (0.25 device-hours at 3.50 an hour)"),
-        ({"given": False}, "money $0.88 (0.25 device-hours at an assumed $3.50 an hour)"),
-        ({"given": False, "price": 0.001}, "money under $0.01"),
-        ({"kWh": 0.0123, "watts": 100}, "energy about 12 Wh (not measured: an assumed 100 watts)"),
+        ({}, "money", ["0.88 (", "0.25 device hours", " 3.50 per hour"]),
+        ({"given": False}, "money", ["$0.88 (", "0.25 device hours", "assumed $3.50 per hour"]),
+        ({"given": False, "price": 0.001}, "money", ["under $0.01"]),
+        ({"kWh": 0.0123, "watts": 100}, "energy", ["about 12 Wh", "not measured", "100 watts"]),
     ],
 )
-def test_cost_is_told_in_money_time_and_energy_with_what_it_rests_on(changes, told):
-    value = found()
-    shown = words(run_page(value | {"spent": value["spent"] | changes}))
-    assert told in shown and "time 15 min on H200" in shown
-    assert "vitkit report runs/photos --price-per-hour X" in shown
-    papers = run_page(value).partition("<summary>For papers</summary>")[2]
+def test_cost_is_told_in_money_time_and_energy_with_what_it_rests_on(changes, fact, values):
+    run = found()
+    shown = Page(run_page(run | {"spent": run["spent"] | changes}))
+    cost = shown.facts("Cost")
+    assert all(value in cost[fact] for value in values) and cost["time"] == "15 min on H200"
+    assert "vitkit report runs/photos --price-per-hour X" in shown.text("Cost")
+    papers = run_page(run).partition("<summary>For papers</summary>")[2]
     assert "TPUv3-core-days" in papers and "exaFLOPs" in papers
 
 
@@ -205,7 +229,10 @@ def test_fields_that_differ_from_the_named_recipe_stand_out():
     document = run_page(found())
     marked = re.findall(r'<tr class="marked"><td>([^<]*)', document)
     assert marked == ["data", "weights", "batch"]
-    assert "Exactly the recipe finetune" in run_page(found(recipe=found()["usual"]))
+    changed = [row["field"] for row in Page(document).rows("Recipe")]
+    assert changed == ["data", "weights", "batch"]
+    same = Page(run_page(found(recipe=found()["usual"])))
+    assert len(list(same.sections["Recipe"].iter("table"))) == 1 and not same.rows("Recipe", css="marked")
 
 
 def test_the_most_frequent_confusions_come_first():
@@ -214,16 +241,24 @@ def test_the_most_frequent_confusions_come_first():
 
 
 def test_with_many_classes_the_part_that_is_confused_most_is_shown():
-    few, many = words(run_page(found())), words(run_page(found([f"class {i}" for i in range(100)])))
-    assert "other classes" not in few and "confused most often" not in few
-    assert "Of 100 classes, the 24 that are confused most often" in many and "Most often confused" in many
+    few, many = (
+        Page(run_page(found(names))) for names in (["cat", "dog"], [f"class {i}" for i in range(100)])
+    )
+    matrices = [[e for e in page.sections["Confusion matrix"].iter("div") if "matrix" in e.get("class", "")]
+                for page in (few, many)]  # fmt: skip
+    rows = [[len(matrix.find("table/tbody")) for matrix in listed] for listed in matrices]
+    assert rows == [[2], [24, 8]]  # on wide and on narrow screens
+    assert OTHER not in few.text("Confusion matrix") and OTHER in many.text("Confusion matrix")
+    assert "Of 100 classes, the 24 " in many.text("Confusion matrix")
+    assert len(many.rows("Confusion matrix", 2)) == 12
 
 
 def test_without_a_matrix_the_pairs_that_were_kept_are_shown():
     value = found([f"class {i}" for i in range(1001)])
     value["result"]["test"]["confusion"] = None
     value["mistakes"]["pairs"] = [["class 7", "class 9", 4, 10]]
-    assert "class 7 class 9 4 of 10 40 %" in words(run_page(value))
+    (row,) = Page(run_page(value)).rows("Confusion matrix")
+    assert list(row.values()) == ["class 7", "class 9", "4 of 10", "40 %"]
 
 
 def test_large_results_stay_below_five_megabytes():
@@ -255,7 +290,7 @@ def test_more_rows_than_a_page_should_have_are_cut_with_a_note():
     "value, shown",
     [("<script>", "&lt;script&gt;"), ("a\u202eb", "a[U+202E]b"), ("a\u2066b\u200b", "a[U+2066]b[U+200B]"),
      ("\udcff.jpg", "\\xff.jpg"), ("\ud800", "[U+D800]"), ("a\x00\x1b[1m", "a[U+0000][U+001B][1m"),
-     ('"&\'', "&quot;&amp;&#x27;"),
+     ('"&\'', "&#34;&amp;&#39;"),
      ("می\u200cخواهم", "می\u200cخواهم"), ("猫 é ß 👩\u200d🚀", "猫 é ß 👩\u200d🚀"),
      (1234567, "1,234,567"), (None, "-"), (True, "yes")],
 )  # fmt: skip
@@ -270,6 +305,56 @@ def test_a_long_name_keeps_its_ends_and_says_how_long_it_is():
     assert clipped("a\nb\tc", 50) == "a\\nb\\tc"
 
 
+HOSTILE = "<script>window.pwned=1</script><img src=x onerror=window.pwned=1>" + "' onfocus='window.pwned=1"
+
+
+def strangers() -> list[str]:
+    """Elements that hostile names have brought into pages of every kind; none, if all are shown as text."""
+    test = evaluation((HOSTILE, "cat"))
+    run = with_test(test, name=HOSTILE, place=HOSTILE, link=HOSTILE, commands={HOSTILE: [HOSTILE]},
+                    environment={"machine": {HOSTILE: HOSTILE}, "steps": 3, "data": {}})  # fmt: skip
+    run["doctor"]["findings"][0] |= {"severity": HOSTILE, "text": HOSTILE, "remedy": HOSTILE}
+    row = {
+        "task": HOSTILE,
+        "group": HOSTILE,
+        "top1": 0.9,
+        "images": 20,
+        "chosen": HOSTILE,
+        "tried": {HOSTILE: 1},
+    }
+    suite = {"model": HOSTILE, "tasks": [row], "missing": [{"task": HOSTILE}], "means": {}}
+    study = {"study": HOSTILE, "shows": HOSTILE, "about": HOSTILE, "figures": [], "means": [], "laws": [],
+             "verdicts": [{"claim": HOSTILE, "outcome": HOSTILE, "words": HOSTILE}], "rows": [], "total": 1,
+             "chosen": {HOSTILE: HOSTILE}, "commands": [HOSTILE],
+             "failed": {HOSTILE: {"error": HOSTILE, "trace": HOSTILE}}}  # fmt: skip
+    pages = [run_page(run), compare_page([run, run]), suite_page(suite, HOSTILE, {HOSTILE: HOSTILE}),
+             study_page(study)]  # fmt: skip
+    assert all(document.count("window.pwned") >= 10 for document in pages)
+    elements = [element for document in pages for element in Page(document).root.iter()]
+    return [e.tag for e in elements if e.tag == "script" or any(key.startswith("on") for key in e.attrib)]
+
+
+def test_hostile_names_become_no_elements_and_no_attributes():
+    assert strangers() == []
+
+
+@pytest.mark.control("vitkit.report.html.environment")
+def test_control_without_autoescape_hostile_names_become_elements(switched_off):
+    careless = environment().overlay(autoescape=False)
+    switched_off("vitkit.report.html.environment", lambda: careless)
+    assert "script" in strangers() and "img" in strangers()
+
+
+def test_a_template_lacks_no_value_and_reads_no_file_but_its_own():
+    with pytest.raises(UndefinedError, match="heading"):
+        environment().from_string("<h2>{{ heading }}</h2>").render()
+    with pytest.raises(LookupError, match="items"):  # which a report tells as a damaged file
+        facts(["a list"])
+    for outside in ("../page.css", "../templates/page.html", str(Path(html.__file__))):
+        with pytest.raises(TemplateNotFound):
+            environment().get_template(outside)
+
+
 def test_tables_put_numbers_to_the_right_and_escape_their_cells():
     shown = table([{"a": 1, "b<": "<i>"}, {"a": None, "b<": "x"}])
     assert '<th scope="col" class="number">a</th>' in shown and "<td>&lt;i&gt;</td>" in shown
@@ -278,7 +363,7 @@ def test_tables_put_numbers_to_the_right_and_escape_their_cells():
 
 def test_a_page_with_undecodable_names_can_be_written():
     encoded(run_page(found(classes=("a\udcff", "b\ud800"), name="run\udcfe"))).decode("utf-8")
-    encoded(page("x", "\udcff")).decode("utf-8")
+    encoded(page("\udcff", Markup("\udcff"), {"\udcff": Markup("\udcff")})).decode("utf-8")
 
 
 def seeds(*accuracies) -> list[dict]:
@@ -293,29 +378,33 @@ def seeds(*accuracies) -> list[dict]:
 
 def test_seeds_of_one_recipe_are_told_as_mean_and_spread():
     document = compare_page(seeds(0.90, 0.92, 0.94))
-    told = words(document)
-    assert "92.0 ± 2.0 % right mean and standard deviation over 3 seeds of one recipe" in told
+    shown = Page(document)
+    assert shown.headline[0] == "92.0 ± 2.0 % accuracy" and "3 seeds of one recipe" in shown.headline[1]
     assert '<a href="seed-1/report.html">' in document and document.count("<polyline") >= 9
-    rows = re.findall(r"<tr><td>(\w+)</td>", document)
-    assert rows == ["seed"]
+    assert [row["field"] for row in shown.rows("Recipes")] == ["seed"]
 
 
 def test_runs_of_other_recipes_are_told_by_their_best_and_by_what_differs():
     one, two = found(), with_test(evaluation(("cat", "dog")) | {"top1": 0.95}, name="better", place="b")
     two["recipe"] = two["recipe"] | {"batch": 64}
-    told = words(compare_page([one, two, found(name="new", place="c", result=None)]))
-    assert "No winner it is not known" in told  # on how many images, and on which, is not known
-    assert re.search(r"batch 32 64 32", told) and "Not finished" in told
+    shown = Page(compare_page([one, two, found(name="new", place="c", result=None)]))
+    assert shown.headline[0] == "No winner" and "not known" in shown.headline[1]  # on which images
+    assert [list(row.values()) for row in shown.rows("Recipes")] == [["batch", "32", "64", "32"]]
+    assert shown.rows("Results")[2]["result"] == "Not finished"
 
 
 def test_a_protocol_shows_rates_and_seeds_and_says_when_it_is_not_finished():
     protocol = {"rates": {"0.001": 0.8, "0.01": 0.9}, "rate": 0.01, "seeds": [0.9, 0.92], "mean": 0.91,
                 "std": 0.0141, "images": 20}  # fmt: skip
-    told = words(protocol_page(protocol, seeds(0.9, 0.92), "pets"))
-    assert "91.0 ± 1.4 % right" in told and "Learning rate 0.01" in told and "held-out" in told
-    one = words(protocol_page(protocol | {"seeds": [0.9], "mean": 0.9, "std": None}, seeds(0.9), "pets"))
-    assert "90 % right one seed, of 20 test images" in one and "±" not in one
-    assert "not finished: these are its runs so far" in words(protocol_page(None, seeds(0.9), "pets"))
+    shown = Page(protocol_page(protocol, seeds(0.9, 0.92), "pets"))
+    assert shown.headline[0] == "91.0 ± 1.4 % accuracy"
+    assert "Learning rate 0.01" in shown.header and "held-out" in shown.header
+    one = Page(protocol_page(protocol | {"seeds": [0.9], "mean": 0.9, "std": None}, seeds(0.9), "pets"))
+    assert one.headline == ("90 % accuracy", "one seed, on 20 test images")
+    unfinished = Page(protocol_page(None, seeds(0.9), "pets"))
+    assert (
+        unfinished.headline[0] == "Not finished" and unfinished.root.find(".//p[@class='status']") is not None
+    )
 
 
 def test_a_suite_shows_means_tasks_and_what_is_missing():
@@ -325,9 +414,9 @@ def test_a_suite_shows_means_tasks_and_what_is_missing():
              "VTAB-1k": {"mean": 0.9, "tasks": 1, "of": 19, "complete": False}}  # fmt: skip
     suite = {"model": "m.npz", "tasks": [row], "missing": [{"task": "dtd"}], "means": means, "waiting": 2}
     document = suite_page(suite, "out", {"pets": "pets/report.html"})
-    told = words(document)
-    assert (
-        "90.00 % mean accuracy of 1 of 19 tasks (VTAB-1k)" in told and "2 tasks are still to be done" in told
-    )
-    assert "not in any mean: dtd" in told and "another order; other files than published" in told
+    shown = Page(document)
+    assert shown.headline[0] == "90.00 %" and "1 of 19 tasks (VTAB-1k)" in shown.headline[1]
+    assert "2 tasks" in shown.root.find(".//p[@class='status']").text
+    assert ": dtd." in shown.text("Tasks") and shown.rows("Tasks")[0]["note"].startswith("another order; ")
+    assert [row["complete"] for row in shown.rows("Groups")] == ["no", "no"]
     assert '<a href="pets/report.html">' in document

@@ -15,7 +15,7 @@ from PIL import Image
 from test_cli import run
 
 import vitkit
-from vitkit.report.answers import in_one_line, in_rows, in_words, percent
+from vitkit.report.terminal import in_one_line, in_rows, in_words, percent
 from vitkit.tasks.sorting import folder_name, folder_names
 
 LABELS = ("dark, night", "bright/day")

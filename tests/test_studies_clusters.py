@@ -1,6 +1,7 @@
 """The same plan on Ray and through submitit: the same table as on this machine."""
 
 import pytest
+from refusals import refused
 from small_study import tiny_plan
 from test_studies_drive import carried_out
 
@@ -53,7 +54,7 @@ def test_submitit_comes_to_the_same_table(tmp_path, here):
 def test_slurm_says_what_is_missing(tmp_path, monkeypatch):
     pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ValueError, match="there is no sbatch here"):
+    with refused("request.missing", "--on slurm", "sbatch"):
         Slurm(Share(), tmp_path)
 
 
@@ -62,5 +63,5 @@ def test_options_of_a_cluster_are_names_with_values():
         "slurm_partition": "gpu",
         "gpus_per_node": 1,
     }
-    with pytest.raises(ValueError, match="give name=value"):
+    with refused("request.value", "gpu", "name=value"):
         parse_options(["gpu"])

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from refusals import refused
 
 from vitkit.data.order import Order
 from vitkit.experiment.start import open_splits
@@ -24,7 +25,7 @@ from vitkit.studies.budget import (
     prices,
 )
 from vitkit.studies.catalogue import STUDIES, study
-from vitkit.studies.folder import claim, differences, remembered
+from vitkit.studies.folder import claim, differences, read_plan, remembered
 from vitkit.studies.prepare import Request, first_setting, make_plan, operations, recipes_of, survey
 from vitkit.studies.setting import Setting, nearest_set
 from vitkit.studies.study import Plan, from_json, to_json
@@ -272,7 +273,7 @@ def test_a_known_pace_gives_the_steps_that_fit():
     assert found.seconds <= SPARE * 600
     richer = fit(heads, setting, 6000.0, 2, SEEN, measure)
     assert richer.setting.level > 0 and richer.seconds <= SPARE * 6000
-    with pytest.raises(ValueError, match=r"heads does not fit into 10 s on 2 processes.*give --budget 1min"):
+    with refused("study.value", "heads", "10 s", "2 processes", "--budget 1min"):
         fit(heads, setting, 10.0, 2, SEEN, measure)
     late = fit(heads, setting, 600.0, 2, SEEN, measure, spent=lambda: 300.0)
     assert late.seconds <= SPARE * 600 - 300 and late.setting.steps >= FEWEST
@@ -330,21 +331,26 @@ def test_budgets_are_times(text, seconds):
     assert parse_budget(text) == seconds
 
 
+def test_a_budget_that_is_no_time_is_refused():
+    with pytest.raises(ValueError, match=r"as in 90s, 20min or 1\.5h"):
+        Request(study="heads", data=("digits",), budget="soon")
+
+
 @pytest.mark.parametrize(
-    ("changes", "why"),
+    ("changes", "code", "values"),
     [
-        ({"study": "postions"}, "no study 'postions'; known: scaling"),
-        ({"budget": "soon"}, "as in 90s, 20min or 1.5h"),
-        ({"data": ("a", "b")}, "heads takes one data set"),
-        ({"seeds": 0}, "--seeds must be at least 1"),
-        ({"size": 9}, "--size must be 0 to 3"),
-        ({"rows": ("jft",)}, "--rows are of Table 3"),
-        ({"rows": ("jft", "i21k"), "scale": "paper"}, "--rows jft i21k: give one of imagenet, i21k, jft"),
-        ({"rows": ("in1k",), "scale": "paper"}, "--rows in1k"),
+        ({"study": "postions"}, "study.unknown", ("postions", "scaling")),
+        ({"data": ("a", "b")}, "request.conflict", ("heads", "pretrain-sets")),
+        ({"data": ()}, "request.missing", ("--data",)),
+        ({"seeds": 0}, "request.value", ("--seeds", "at least 1", "not 0")),
+        ({"size": 9}, "request.value", ("--size", "0 to 3", "not 9")),
+        ({"rows": ("jft",)}, "request.conflict", ("--rows", "--scale paper")),
+        ({"rows": ("jft", "i21k"), "scale": "paper"}, "request.value", ("jft i21k", "imagenet, i21k, jft")),
+        ({"rows": ("in1k",), "scale": "paper"}, "request.value", ("--rows in1k",)),
     ],
 )
-def test_a_wrong_request_is_refused_with_the_remedy(changes, why):
-    with pytest.raises(ValueError, match=why):
+def test_a_wrong_request_is_refused_with_the_remedy(changes, code, values):
+    with refused(code, *values):
         Request(**({"study": "heads", "data": ("digits",)} | changes))
 
 
@@ -362,7 +368,7 @@ def test_sizes_follow_the_images(tmp_path):
         with_resnets = first_setting(request, study("data-size"), seen)
         found[side] = (plain.pixels, plain.patch, with_resnets.pixels, with_resnets.patch)
     assert found == {8: (16, 4, 64, 8), 32: (32, 4, 64, 8), 100: (64, 8, 64, 8)}
-    with pytest.raises(ValueError, match="multiple of 16"):
+    with refused("request.value", "--image-size 50", "48"):
         first_setting(replace(request, image_size=50), study("heads"), seen)
 
 
@@ -372,9 +378,18 @@ def test_a_folder_belongs_to_one_request_and_one_plan(tmp_path):
     claim(tmp_path, plan)
     claim(tmp_path, plan)
     assert remembered(tmp_path, request.asked()) == plan
-    with pytest.raises(ValueError, match=r"asked for otherwise.*seeds: 1 -> 2.*another --out"):
+    with refused("run.changed", tmp_path, "seeds: 1 -> 2", "--out"):
         remembered(tmp_path, replace(request, seeds=2).asked())
     other = make_plan(replace(request, steps=6), 1, lambda asked: {})
     assert any("recipe.length.steps: 5 -> 6" in one for one in differences(plan, other))
-    with pytest.raises(ValueError, match=r"holds another plan.*give another --out"):
+    with refused("run.changed", tmp_path, "--out"):
         claim(tmp_path, other)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"study": "heads"}'])
+def test_a_damaged_plan_is_named(tmp_path, content):
+    (tmp_path / "plan.json").write_text(content)
+    with refused("study.corrupt", tmp_path / "plan.json", "--out"):
+        read_plan(tmp_path)
+    with refused("study.unknown", tmp_path / "other", "plan.json"):
+        read_plan(tmp_path / "other")

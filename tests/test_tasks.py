@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from refusals import refused
 from test_cli import run
 
 import vitkit
@@ -276,7 +277,7 @@ def test_a_model_without_a_head_tells_no_classes(tmp_path, pictures, capsys):
     for verb, what in (("predict", pictures / "0" / "0.png"), ("evaluate", "digits")):
         assert run(verb, tmp_path / "bare.safetensors", what) == 2
         assert "has no head" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="fine-tune it first"):
+    with refused("model.unsupported", "vitkit finetune"):
         vitkit.predict(model, pictures / "0" / "0.png")
 
 

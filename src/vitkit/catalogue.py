@@ -9,8 +9,7 @@ from vitkit.models.variants import NAMED, Config, Model, skeleton, variant
 from vitkit.models.vit import ViTConfig
 from vitkit.recipes import RECIPES
 from vitkit.recipes.recipe import Recipe, settings
-from vitkit.report.facts import print_groups
-from vitkit.report.terminal import print_table, say
+from vitkit.report.terminal import print_groups, print_table, say
 from vitkit.weights.card import Card
 from vitkit.weights.convert import Conversion
 from vitkit.weights.load import load

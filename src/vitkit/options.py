@@ -154,7 +154,10 @@ class Training:
         tuple[str, ...],
         arg(metavar="DATA...", help="Take out of train what is in these sets too, or looks like it."),
     ] = ()
-    set: Annotated[tuple[str, ...], arg(metavar="FIELD=VALUE...", help="Any other field of the recipe.")] = ()
+    set: Annotated[
+        tuple[str, ...],
+        arg(metavar="FIELD=VALUE...", help="Any other field of the recipe, as in model.head=gap."),
+    ] = ()
     device: Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto"
     precision: Annotated[Precision, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "auto"
     workers: Annotated[int | None, arg(metavar="N", help="Processes that prepare images.")] = None
@@ -320,15 +323,14 @@ def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def settings_of(recipe: dict[str, Any]) -> dict[str, Any]:
-    """What decides a run, by the names that --set takes, out of a recipe's table; model options as one text.
+    """What decides a run, by the names that --set takes, out of a recipe's table; model options as texts.
 
     Nothing is checked here: the table may be one of an earlier version, or not a recipe at all.
     """
     table = {name: content for name, content in recipe.items() if name not in ("version", "auto")}
-    options = table.get("model_options")
-    if isinstance(options, dict):
-        options = [f"{name}={setting(value)}" for name, value in flat(options).items()]
-    return flat(table | ({"model_options": setting(options)} if isinstance(options, list | tuple) else {}))
+    if isinstance(options := table.get("model_options"), dict):
+        table["model_options"] = [f"{name}={setting(value)}" for name, value in flat(options).items()]
+    return flat(table)
 
 
 def setting(value: Any) -> str:

@@ -43,7 +43,10 @@ PLANS = ("tests/test_studies_values.py", "tests/test_studies_plans.py")
 
 # file -> (how many mutants, the tests that are run for each of them)
 SCOPE: dict[str, tuple[int, tuple[str, ...]]] = {
-    "src/vitkit/recipes/recipe.py": (9, RECIPE_TESTS),
+    "src/vitkit/recipes/recipe.py": (5, RECIPE_TESTS),
+    "src/vitkit/recipes/values.py": (5, RECIPE_TESTS),
+    "src/vitkit/recipes/model_options.py": (3, RECIPE_TESTS),
+    "src/vitkit/recipes/groups.py": (2, RECIPE_TESTS),
     "src/vitkit/recipes/finetune.py": (8, RECIPE_TESTS),
     "src/vitkit/recipes/pretrain.py": (9, RECIPE_TESTS),
     "src/vitkit/training/schedule.py": (6, TRAINING),

@@ -126,6 +126,7 @@ def test_slow_requests_are_answered_408_with_the_id_of_the_log(monkeypatch, capl
     with caplog.at_level(logging.INFO):
         head, _, body = asyncio.run(answer()).partition(b"\r\n\r\n")
     number = json.loads(body)["request"]
+    assert json.loads(body)["code"] == "server.request"
     assert head.startswith(b"HTTP/1.1 408") and f"X-Request-Id: {number}".encode() in head
     assert f"request {number}: the {wait} of the request took" in caplog.text
     assert (number == "the id of the guard") is (wait == "body")
@@ -150,6 +151,7 @@ def test_heads_that_come_at_once_meet_the_limits_and_refusals_have_an_id(running
     told, headers, body = asked(running.port, request)
     number = json.loads(body)["request"]
     assert told == status and headers["x-request-id"] == number and len(number) == 16
+    assert json.loads(body)["code"] == ("server.request" if status == 400 else "server.too-large")
     assert running.logged(f"request {number}: ")
 
 
@@ -179,6 +181,7 @@ def test_clients_that_send_no_more_are_answered(running):
     assert content.count(b"HTTP/1.1 200") == 2 and b'"top"' in content
     status, headers, body = asked(running.port, GET[:-2], half_close=True)
     assert status == 400 and json.loads(body)["request"] == headers["x-request-id"]
+    assert json.loads(body)["code"] == "server.request"
 
 
 def test_half_sent_heads_make_way_and_others_are_answered(running):
@@ -198,6 +201,7 @@ def test_half_sent_heads_make_way_and_others_are_answered(running):
             status == 503
             and headers["retry-after"]
             and json.loads(body)["request"] == headers["x-request-id"]
+            and json.loads(body)["code"] == "server.busy"
         )
         wires[-1].sendall(GET[20:])  # the newest are still there
         assert wires[-1].recv(100).startswith(b"HTTP/1.1 200")

@@ -96,7 +96,7 @@ def test_the_error_has_the_form_and_the_text_that_is_shown(shown, running):
     headers = {"authorization": f"Bearer {TOKEN}", "content-type": "image/jpeg"}
     answer = httpx.post(f"{running.url}/v1/predict", content=b"notes", headers=headers)
     assert answer.status_code == 422 and differences(example, answer.json()) == []
-    assert answer.json()["error"] == example["error"]
+    assert all(answer.json()[name] == example[name] for name in ("error", "code"))
 
 
 def test_every_call_is_shown_and_programs_get_the_same_examples(running):
@@ -104,6 +104,8 @@ def test_every_call_is_shown_and_programs_get_the_same_examples(running):
     assert set(document["paths"]) == set(EXAMPLES)
     good = document["paths"]["/v1/predict"]["post"]["responses"]["200"]["content"]["application/json"]
     assert [one["label"] for one in good["example"]["results"][0]["top"]][-1] == "lynx"
+    wrong = document["paths"]["/v1/predict"]["post"]["responses"]["422"]["content"]["application/json"]
+    assert set(wrong["schema"]["properties"]) == {"error", "code", "request"}
     assert "VITKIT_TOKEN" not in page(document, running.url)
 
 

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import refused
 
 from vitkit.serving import builders, engines
 from vitkit.serving.builders import ENGINES, available
 from vitkit.serving.engines import choose_engine
 from vitkit.serving.half import Dense, have_dense, put_in_one
 from vitkit.serving.predict import logits, predict_many
-from vitkit.serving.remembered import Memory
+from vitkit.serving.remembered import SUMS, Memory, sums
 from vitkit.serving.samples import clouds, generated, given, sample_images
 from vitkit.tasks import predict as use
 
@@ -134,7 +135,7 @@ def test_auto_takes_eight_bits_only_if_every_top1_stays(small, tmp_path, monkeyp
 
 
 def test_engines_of_a_gpu_are_refused_on_the_cpu(small, tmp_path):
-    with pytest.raises(ValueError, match="'graph': runs on a GPU: give --device cuda"):
+    with refused("engine.failed", "graph", "--device cuda"):
         choose_engine(small(), "graph", folder=tmp_path)
     assert "give --device cpu" in available("onnxruntime", False, cpu=False)
 
@@ -151,13 +152,13 @@ def test_a_recorded_model_says_the_same_for_any_number_of_images(small, small_hy
 
 def test_int8_is_never_had_without_images_to_calibrate_on(small, tmp_path):
     assert "--calibrate" in available("openvino-int8", False)
-    with pytest.raises(ValueError, match="--calibrate"):
+    with refused("engine.failed", "openvino-int8", "--calibrate"):
         choose_engine(small(), "openvino-int8", folder=tmp_path)
 
 
 def test_an_engine_that_was_asked_for_and_disagrees_is_refused(small, tmp_path, monkeypatch):
     made_of(monkeypatch, {"openvino": (turned, 0.0)})
-    with pytest.raises(ValueError, match="disagrees with torch: largest difference"):
+    with refused("engine.failed", "openvino", "largest difference", "--engine torch"):
         choose_engine(small(), "openvino", folder=tmp_path)
 
 
@@ -166,14 +167,42 @@ def test_an_engine_that_was_asked_for_and_fails_is_named(small, tmp_path, monkey
         raise RuntimeError("could not create a primitive\n  descriptor")
 
     made_of(monkeypatch, {"torch-bf16": (fails, 0.0)})
-    with pytest.raises(ValueError, match=r"'torch-bf16' does not run here: .* primitive descriptor; use"):
+    with refused("engine.failed", "torch-bf16", "primitive descriptor", "--engine torch"):
         choose_engine(small(), "torch-bf16", folder=tmp_path)
 
 
+def cut_graph(memory: Memory) -> Path:
+    """A graph that is cut short although its checksum is right, as one that was damaged while written."""
+    path = memory.file("model.onnx", lambda path: builders.write_onnx(memory.model, path))
+    path.write_bytes(path.read_bytes()[:3000])
+    (path.parent / SUMS).write_text(json.dumps(sums(path.parent)))
+    return path
+
+
+def test_a_graph_that_the_runtime_cannot_read_is_named_with_what_to_do(small, tmp_path):
+    pytest.importorskip("onnxruntime")
+    memory = Memory(small(), 4, folder=tmp_path)
+    cut_graph(memory)
+    with refused("engine.failed", "onnxruntime", memory.folder, "--engine torch"):
+        choose_engine(memory.model, "onnxruntime", batch=4, folder=tmp_path)
+
+
+def test_auto_does_without_a_choice_whose_graph_cannot_be_read(small, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(engines, "ENGINES", {"torch": "fp32", "onnxruntime": "fp32"})
+    memory = Memory(small(), 4, folder=tmp_path)
+    memory.folder.mkdir(parents=True)
+    memory.keep("onnxruntime", 0.1)
+    cut = cut_graph(memory)
+    size = cut.stat().st_size
+    assert choose_engine(memory.model, batch=4, folder=tmp_path).name in ("torch", "onnxruntime")
+    assert cut.stat().st_size > size, "it is made again"
+
+
 def test_unknown_names_and_batches(small, tmp_path):
-    with pytest.raises(ValueError, match="no engine 'tensorrt'; known: auto, torch"):
+    with refused("engine.unknown", "tensorrt", "auto, torch"):
         choose_engine(small(), "tensorrt", folder=tmp_path)
-    with pytest.raises(ValueError, match="batch"):
+    with refused("request.value", "batch", "not 0"):
         choose_engine(small(), batch=0, folder=tmp_path)
 
 
@@ -266,7 +295,7 @@ def test_samples_are_like_pictures_and_spread_over_the_data(small, tmp_path):
     assert sample_images(small(), 5).shape == (5, 3, 32, 32)
     assert sample_images(small(), 3, size=(40, 24)).shape == (3, 3, 40, 24)
     assert len(given(("digits",), 10)) == 10
-    with pytest.raises(ValueError, match="no image"):
+    with refused("data.empty", tmp_path):
         sample_images(small(), places=(str(tmp_path),))
 
 

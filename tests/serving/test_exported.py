@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from PIL import Image
+from refusals import refused
 from test_cli import run
 
 import vitkit
@@ -135,6 +136,27 @@ def test_files_that_do_not_run_are_named_in_a_line(files, tmp_path, capsys):
         assert err.count("\n") == 1 and words in err and str(tmp_path / name) in err
 
 
+def test_a_file_that_the_runtime_cannot_open_is_an_engine_that_failed(files, tmp_path):
+    (tmp_path / "cut.onnx").write_bytes((files / "m.onnx").read_bytes()[:3000])
+    with refused("engine.failed", tmp_path / "cut.onnx", "vitkit export"):
+        open_exported(tmp_path / "cut.onnx")
+
+
+def out_of_bounds(model):
+    """The graph opens, and fails on every image: it asks for classes far after the last."""
+    graph = model.graph
+    graph.node[-1].output[0] = "all"
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array([10**6] * 5), "place"))
+    name = graph.output[0].name
+    graph.node.append(onnx.helper.make_node("Gather", ["all", "place"], [name], axis=1))
+
+
+def test_a_file_that_opens_and_fails_on_images_is_named_with_what_to_do(files, tmp_path):
+    path = changed(files, tmp_path, out_of_bounds)
+    with refused("engine.failed", path, "vitkit export"):
+        vitkit.predict(path, files / "photos" / "0.png")
+
+
 @pytest.mark.parametrize("words", [["--device", "cuda"], ["--engine", "torch"]])
 def test_what_an_exported_file_has_no_choice_of_is_refused(files, words, capsys):
     assert run("predict", files / "m.onnx", files / "photos", *words) == 2
@@ -155,5 +177,5 @@ def test_show_describes_an_exported_file(files, capsys):
     out = capsys.readouterr().out
     assert "32 x 48" in out and "tabby, tabby cat" in out and "{" not in out
     (files / "damaged.onnx").write_bytes(b"\xff" * 100)
-    with pytest.raises(ValueError, match=r"damaged\.onnx"):
+    with refused("weights.format", "damaged.onnx"):
         describe_export(files / "damaged.onnx")

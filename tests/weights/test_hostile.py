@@ -25,12 +25,13 @@ SIZES = {"width": 32, "depth": 1, "heads": 2, "hidden": 32, "image_size": 32, "c
 MISFITS = ("cards", "settings")  # sound containers that make no model: the base class will do
 INDEX, MODEL, CONFIG = "model.safetensors.index.json", "model.safetensors", "config.json"
 REASONS = {  # the code, and what the message names
-    "contents/nan": ("weights.values", "not finite"), "contents/int": ("weights.values", "torch.int"),
+    "contents/nan": ("weights.values", "not finite"), "contents/int": ("weights.values", "torch."),
     "tensors/expand": ("weights.untrusted", "shape"), "programs/script": ("weights.untrusted", "TorchScript"),
-    "programs/checkpoint": ("weights.untrusted", "distributed"), "folders/out": ("weights.untrusted", "../"),
-    "zips/encrypted": ("weights.untrusted", "encrypted"), "cards/width": ("weights.shape", "shape"),
-    "compressed/zeros": ("weights.untrusted", "compressed"), "strangers/page": ("weights.format", "web page"),
-    "strangers/pointer": ("weights.format", "LFS"), "pickles/system.bin": ("weights.untrusted", "system"),
+    "programs/checkpoint": ("weights.untrusted", "distributed"),
+    "folders/out": ("weights.untrusted", "outside"), "zips/encrypted": ("weights.untrusted", "encrypted"),
+    "cards/width": ("weights.shape", "shape"), "compressed/zeros": ("weights.untrusted", "compressed"),
+    "strangers/page": ("weights.format", "web page"), "strangers/pointer": ("weights.format", "LFS"),
+    "pickles/system.bin": ("weights.untrusted", "pickle"),
 }  # fmt: skip
 # Loads each file and prints what came of it; a file that takes far too long ends the process.
 DRIVER = """

@@ -23,7 +23,7 @@ from vitkit.errors import Error
 from vitkit.io.atomic import replace_file
 from vitkit.io.cache import touch, trim
 from vitkit.models.variants import Model
-from vitkit.report.live import Live
+from vitkit.report.terminal import Live
 from vitkit.serving.predict import evaluation_view, features
 from vitkit.training.runtime import Runtime
 

@@ -32,7 +32,7 @@ from vitkit.models.variants import Model
 from vitkit.objectives.task import Metrics as Evaluated
 from vitkit.objectives.task import Task
 from vitkit.recipes.recipe import Recipe, settings, stages_of
-from vitkit.report.live import Live
+from vitkit.report.terminal import Live
 from vitkit.training.checkpoint import Saver, latest, load_checkpoint
 from vitkit.training.journal import Journal
 from vitkit.training.loop import train

@@ -140,11 +140,8 @@ def with_options(config: Config, options: Mapping[str, Any]) -> Config:
         if name not in known:
             near = get_close_matches(name, known, 1)
             meant = f"did you mean {near[0]}? " if near else ""
-            raise Error(
-                f"this {type(config).__name__.removesuffix('Config')} has no option {name!r}; {meant}its "
-                f"options: {', '.join(known)}",
-                code="model.config",
-            )
+            kind = type(config).__name__.removesuffix("Config")
+            raise ConfigError(f"a {kind} has no option {name!r}; {meant}its options: {', '.join(known)}")
     own = {name: value for name, value in options.items() if "." not in name}
     inner = {name.removeprefix("stem."): value for name, value in options.items() if "." in name}
     return replace(config, **(own | ({"stem": replace(stem, **inner)} if stem and inner else {})))

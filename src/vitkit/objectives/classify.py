@@ -26,7 +26,7 @@ from vitkit.objectives.task import (
     task_class,
 )
 from vitkit.proportions import percent, span, wilson, with_interval
-from vitkit.report.answers import in_rows, in_words
+from vitkit.report.terminal import in_rows, in_words
 
 LOSSES = ("softmax", "sigmoid")
 
@@ -168,10 +168,10 @@ class Classify(Task):
 
     def page(self, test: Mapping[str, Any]) -> tuple[str, str]:
         n = test["images"]
-        small = f"of {images_in_words(test)}; 95 % interval {span(wilson(test['top1'], n), n)}"
+        small = f"on {images_in_words(test)}; 95 % interval {span(wilson(test['top1'], n), n)}"
         if test.get("top5") is not None:
-            small += f"; the right class is among the first five for {with_interval(test['top5'], n)}"
-        return f"{percent(test['top1'], n)} right", small
+            small += f"; top-5 accuracy {with_interval(test['top5'], n)}"
+        return f"{percent(test['top1'], n)} accuracy", small
 
     def activate(self, values: Tensor) -> Tensor:
         return values.softmax(-1)

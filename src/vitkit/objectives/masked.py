@@ -170,11 +170,11 @@ class Masked(Task):
         return f"{n} corrupted patches of {test['images']} {images}: {right}loss {test['loss']:.4g}"
 
     def page(self, test: Mapping[str, Any]) -> tuple[str, str]:
-        patches = f"of {test['patches']:,} corrupted patches in {images_in_words(test)}"
+        patches = f"{test['patches']:,} corrupted patches of {images_in_words(test)}"
         if test["accuracy"] is None:
-            return f"Loss {test['loss']:.4g}", f"mean squared error of the pixels {patches}"
+            return f"Loss {test['loss']:.4g}", f"mean squared error of the pixels of {patches}"
         right = percent(test["accuracy"], test["patches"])
-        return f"{right} of colours right", f"{patches}; loss {test['loss']:.4g}"
+        return f"{right} of patch colours correct", f"on {patches}; loss {test['loss']:.4g}"
 
     def answers(self, model: Any, values: Tensor, top: int) -> list[Answer]:
         raise NotImplementedError  # `predicts` is false: the model that is kept is to be fine-tuned

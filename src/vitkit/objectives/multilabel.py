@@ -65,8 +65,8 @@ class Multilabel(Task):
     def page(self, test: Mapping[str, Any]) -> tuple[str, str]:
         n, mean = test["images"], test["mean_average_precision"]
         exact = with_interval(test["exact_match"], n)
-        also = f"F1 {percent(test['f1'], n)} at 0.5, every label right for {exact}"
-        return f"{percent(mean, n)} mean average precision", f"over {images_in_words(test)}; {also}"
+        also = f"F1 {percent(test['f1'], n)} at threshold 0.5, all labels correct for {exact}"
+        return f"{percent(mean, n)} mean average precision", f"on {images_in_words(test)}; {also}"
 
     def activate(self, values: Tensor) -> Tensor:
         return values.sigmoid()

@@ -34,6 +34,17 @@ LEVELS = {  # which of them big_vision's configurations choose
 }  # fmt: skip
 
 
+IMAGES = {  # of the data sets that published recipes count their epochs in, by the first part of their names
+    "jft": 303_000_000, "i21k": 14_200_000, "imagenet": 1_281_167, "augreg-i21k": 14_200_000,
+    "augreg-i1k": 1_281_167, "plain": 1_281_167,
+}  # fmt: skip
+
+
+def images_of(name: str) -> int:
+    """Of the data set that a published recipe is stated for; 0 where none is."""
+    return IMAGES.get(name.partition(".")[0], 0)
+
+
 def adam(weight_decay: float, clip: float, moment: str = "fp32") -> OptimizerConfig:
     return OptimizerConfig(
         kind="adam", betas=(0.9, 0.999), weight_decay=weight_decay, clip=clip, moment=moment

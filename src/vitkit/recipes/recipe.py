@@ -198,8 +198,9 @@ def ungroup(change: str) -> str:
 
 
 def settings(recipe: Recipe) -> dict[str, Any]:
-    """Every field that decides a run, by the name that --set takes; the model's options as one text."""
-    return settings_of(asdict(recipe))
+    """Every field that decides a run, by the name that --set takes; the model's options as texts."""
+    rows = settings_of(asdict(recipe))
+    return rows | {"model_options": tuple(rows["model_options"])}
 
 
 def to_json(recipe: Recipe) -> str:

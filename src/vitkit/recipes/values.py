@@ -52,12 +52,12 @@ def has_parts(value: Any) -> bool:
 
 
 def unknown(name: str, known: Collection[str], others: Collection[str] = ()) -> Error:
-    """The error for a field that is not there: the nearest name, `others` too, and all of `known`."""
+    """The error for a field that is not there, with the nearest name or, if none is near, all of `known`."""
     first = name.partition(".")[0]
     near = get_close_matches(name, [*known, *others], 1) or get_close_matches(first, known, 1)
-    meant = f"did you mean {near[0]}? " if near and near[0] != name else ""
-    listed = ", ".join(sorted(known))
-    return Error(f"no field {shown(name)}; {meant}There are {listed}", code="recipe.unknown-field")
+    if near and near[0] != name:
+        return Error(f"no field {shown(name)}; did you mean {near[0]}?", code="recipe.unknown-field")
+    return Error(f"no field {shown(name)}; there are {', '.join(sorted(known))}", code="recipe.unknown-field")
 
 
 def checked(make: Any, /, *args: Any, **given: Any) -> Any:

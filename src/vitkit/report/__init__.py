@@ -1,1 +1,1 @@
-"""Numbers to ink. Takes plain values; imports no other room of ours."""
+"""Numbers to pages, figures and a terminal; takes values, and knows no model and no file of a run."""

@@ -1,10 +1,17 @@
-"""Published numbers, typed from the papers: what a page shows beside one's own. Accuracies in per cent."""
+"""Published numbers, typed from the papers in per cent, and the sections that show them beside one's own."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Any
 
+from markupsafe import Markup
+
+from vitkit.proportions import decimals
+from vitkit.report.html import Number, fill
+
+PUBLISHED = "Published numbers"  # the title of these sections
 PAPER = "Dosovitskiy et al., ICLR 2021"
 Cell = str | float | None
 
@@ -143,9 +150,9 @@ def task_of(data: str, recipe: str = "", images: int | None = None) -> str | Non
     """
     if (parts := data.split(":"))[0] == "vtab":
         return f"vtab:{parts[1]}" if len(parts) > 1 and parts[1] in TABLE_9 else None
-    plain = re.sub(r"[^a-z0-9]", "", PurePath(data).stem.lower())
+    letters = re.sub(r"[^a-z0-9]", "", PurePath(data).stem.lower())
     for task, names in CALLED.items():
-        if plain in names:
+        if letters in names:
             return task
     task = RECIPES.get(recipe.partition(".")[0], "")
     return task if task and TEST_IMAGES[task] == images else None
@@ -156,7 +163,7 @@ def scores(task: str) -> list[Score]:
     if task.startswith("vtab:"):
         both = zip(MODELS_9, TABLE_9[task.removeprefix("vtab:")], strict=True)
         return [Score(model, data, one, None, "Table 9") for (model, data), one in both]
-    found = [
+    listed = [
         Score(model, data, one[0], one[1], "Table 2")
         for (model, data), one in zip(MODELS_2, TABLE_2.get(task, ()), strict=bool(TABLE_2.get(task)))
         if one
@@ -165,17 +172,17 @@ def scores(task: str) -> list[Score]:
         line = dict(zip(TASKS_5, table, strict=True)).get(task, ())
         for model, value in zip(MODELS_5, line, strict=bool(line)):
             if value is not None:
-                found.append(Score(model, data, value, None, "Table 5"))
+                listed.append(Score(model, data, value, None, "Table 5"))
     for model, epochs, values, _ in TABLE_6:
         by_task = dict(zip(TASKS_6, values, strict=True))
         if task in by_task:
-            found.append(Score(f"{model}, {epochs} epochs", "JFT-300M", by_task[task], None, "Table 6"))
-    return found
+            listed.append(Score(f"{model}, {epochs} epochs", "JFT-300M", by_task[task], None, "Table 6"))
+    return listed
 
 
 def sheet(name: str) -> Sheet:
     """A table by its number in the paper, or a figure of which no numbers are published."""
-    return SHEETS[name] if name in SHEETS else Sheet(name, PAPER, (), "Drawn only: no numbers are published.")
+    return SHEETS[name] if name in SHEETS else Sheet(name, PAPER, (), "Only drawn: no numbers are published.")
 
 
 def lines(first: Mapping[str, Cell], heads: Sequence[str], values: Sequence[Cell]) -> dict[str, Cell]:
@@ -187,14 +194,14 @@ SHEETS = {
         "Table 5: accuracy by pre-training set", PAPER,
         [lines({"pre-trained on": data, "task": task}, MODELS_5, values) for data, table in TABLE_5.items()
          for task, values in zip(TASKS_5, table, strict=True)],
-        "Top-1 in per cent after fine-tuning at 384 pixels. Of Fig. 3's band of BiT models no number is "
-        "published.",
+        "Top-1 in per cent after fine-tuning at 384 pixels. The band of BiT models in Fig. 3 is published "
+        "without numbers.",
     ),
     "Table 6": Sheet(
         "Table 6: the scaling study, pre-trained on JFT-300M", PAPER,
         [lines({"model": model, "epochs": epochs}, (*TASKS_6, "exaFLOPs"), (*values, cost))
          for model, epochs, values, cost in TABLE_6],
-        "Top-1 in per cent after fine-tuning. 859 exaFLOPs is as printed; half of 1668 would be 834.",
+        "Top-1 in per cent after fine-tuning. 859 exaFLOPs is as printed, though half of 1668 would be 834.",
     ),
     "Table 7": Sheet(
         "Table 7: ResNets pre-trained with Adam or SGD", PAPER,
@@ -215,3 +222,73 @@ SHEETS = {
         "Accuracy on upstream validation images in per cent, rounded as printed.",
     ),
 }  # fmt: skip
+
+
+def number(value: float | None, std: float | None = None, digits: int = 2) -> Number:
+    if value is None:
+        return Number("–")
+    return Number(f"{value:.{digits}f}" + ("" if std is None else f" ± {std:.2f}"))
+
+
+def task_section(
+    task: str | None, name: str, top1: float | None, std: float | None, images: int | None
+) -> Markup:
+    """What is published of a task, with this run's accuracy in the first row; nothing if nothing is."""
+    if task is None or top1 is None:
+        return Markup()
+    digits = 2 if images is None else decimals(images)
+    mine = {"model": name, "pre-trained on": "", "top-1, %": number(100 * top1, std and 100 * std, digits),
+            "source": "this page"}  # fmt: skip
+    rows = [{"model": one.model, "pre-trained on": one.pretrained, "top-1, %": number(one.value, one.std),
+             "source": one.source} for one in scores(task)]  # fmt: skip
+    first = [row for row in rows if row["source"] in ("Table 2", "Table 9")]
+    rest = [row for row in rows if row not in first]
+    expected = TEST_IMAGES.get(task)
+    other = expected is not None and images is not None and expected != images
+    return fill(
+        "published.html", "task", task.removeprefix("vtab:"), PAPER, [mine, *first],
+        (expected, images) if other else None, rest,
+    )  # fmt: skip
+
+
+def run_section(run: Mapping[str, Any]) -> Markup:
+    """Of a run: the task by its recipe and data."""
+    test, recipe = (run["result"] or {}).get("test") or {}, run["recipe"]
+    images = test.get("images")
+    task = task_of(recipe.get("data") or "", recipe.get("name") or "", images)
+    usable = test.get("split") != "val" and "mean_average_precision" not in test
+    return task_section(task, run["name"], test.get("top1") if usable else None, None, images)
+
+
+def suite_section(suite: Mapping[str, Any]) -> Markup:
+    """Table 9 task by task, and the means of Fig. 2; nothing for a suite of one's own data alone."""
+    mine = {row["task"]: row for row in suite["tasks"] if row["task"] in TABLE_9}
+    if not mine:
+        return Markup()
+    heads = [f"{model}, {data}" for model, data in MODELS_9]
+    rows = [
+        {"task": task, "here, %": number(100 * row["top1"], digits=decimals(row["images"]))}
+        | {head: number(v, digits=1) for head, v in zip(heads, TABLE_9[task], strict=True)}
+        for task, row in mine.items()
+    ]  # fmt: skip
+    own: dict[str, Any] = {"model": suite["model"], "pre-trained on": ""}
+    for group in GROUPS:
+        row = suite["means"].get(group) or {"mean": None, "complete": True}
+        value = None if row["mean"] is None else 100 * row["mean"]
+        own[group] = Number(number(value) + ("" if row["complete"] or value is None else " *"))
+    means = [own | {"source": "this page"}]
+    for model, data, values, source in FIG_2:
+        cells = (Number("–" if value is None else str(value)) for value in values)
+        line = dict(zip(GROUPS, cells, strict=True))
+        means.append({"model": model, "pre-trained on": data} | line | {"source": source})
+    partial = any(not one["complete"] for one in suite["means"].values())
+    return fill("published.html", "suite", PAPER, means, partial, rows)
+
+
+def study_section(names: Sequence[str]) -> Markup:
+    """The tables of the paper that a study is about."""
+    sheets = []
+    for one in map(sheet, names):
+        rows = [{k: number(v) if isinstance(v, float) else v for k, v in row.items()} for row in one.rows]
+        sheets.append((one, rows))
+    return fill("published.html", "study", sheets)

@@ -27,7 +27,7 @@ def overlay(
     counts as 1, so that a few patches do not leave all others dark.
     """
     if not 0 <= strength <= 1:
-        raise Error(f"strength must be from 0 to 1, not {strength}")
+        raise Error(f"strength must be from 0 to 1, not {strength}", code="request.value")
     check_image(image)
     grey = (image @ BRIGHTNESS)[..., None]
     return to_bytes((1 - strength) * grey + strength * coloured(enlarged(heat, image.shape[:2], quantile)))
@@ -71,7 +71,7 @@ def enlarged(heat: np.ndarray, size: tuple[int, int], quantile: float = BRIGHT) 
     """A map (h, w) stretched to 0..1 and brought to (H, W) by bicubic interpolation, still in 0..1."""
     heat = np.asarray(heat, np.float32)
     if heat.ndim != 2 or not heat.size:
-        raise Error(f"a heat map has shape (h, w), not {heat.shape}")
+        raise Error(f"a heat map has shape (h, w), not {heat.shape}", code="request.value")
     picture = Image.fromarray(stretched(heat, quantile)).resize(size[::-1], Image.Resampling.BICUBIC)
     return np.clip(np.asarray(picture), 0, 1)
 
@@ -79,7 +79,10 @@ def enlarged(heat: np.ndarray, size: tuple[int, int], quantile: float = BRIGHT) 
 def stretched(values: np.ndarray, quantile: float = 1.0) -> np.ndarray:
     """The least is 0, and 1 is the greatest or what lies above a quantile; where all are equal all are 0."""
     if not np.isfinite(values).all():
-        raise Error("a map with numbers that are not finite cannot be drawn")
+        raise Error(
+            "a map with values that are not finite cannot be drawn: check the model's weights and the image",
+            code="inspection.unsupported",
+        )
     low, high = values.min(), np.quantile(values if quantile == 1 else without_corners(values), quantile)
     high = high if high > low else values.max()  # nearly all of them are the least
     return np.clip((values - low) / (high - low), 0, 1) if high > low else np.zeros_like(values)
@@ -101,4 +104,7 @@ def to_bytes(values: np.ndarray) -> np.ndarray:
 
 def check_image(image: np.ndarray) -> None:
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        raise Error(f"an image of {image.dtype} {image.shape}; give uint8 (height, width, 3), as RGB")
+        raise Error(
+            f"an image of {image.dtype} {image.shape}; give uint8 (height, width, 3), as RGB",
+            code="request.value",
+        )

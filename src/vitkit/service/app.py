@@ -8,13 +8,13 @@ from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 
 import vitkit
 from vitkit.data.decode import BadImage
+from vitkit.errors import Error
 from vitkit.inspection.subject import class_number
 from vitkit.objectives.task import task_of
 from vitkit.service.attention import attention_objection
@@ -39,7 +39,6 @@ def make_app(desk: Desk) -> Guard:
         title="vitkit serve", version=vitkit.__version__, docs_url=None, redoc_url=None,
         description="Labels, features and attention maps of images by one model.",
     )  # fmt: skip
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=desk.settings.names, www_redirect=False)
     add_refusals(app)
     add_questions(app, desk)
     add_facts(app, desk)
@@ -73,7 +72,7 @@ def add_questions(app: FastAPI, desk: Desk) -> None:
     async def attention(request: Request, target: Target = None) -> Response:
         served = desk.served
         if objection := attention_objection(served.model):
-            raise Refusal(422, objection)
+            raise Refusal(422, objection, code="inspection.unsupported")
         number = None if target is None else checked(class_number, served.model, target, False)
         desk.check_room("attention")
         with desk.holding() as hold:
@@ -82,7 +81,7 @@ def add_questions(app: FastAPI, desk: Desk) -> None:
                 raise Refusal(422, f"attention is shown of one image, not of {len(images)}")
             (found,) = await desk.ask(request, "attention", served, images, number)
         if isinstance(found, BadImage):
-            raise Refusal(422, str(found))
+            raise Refusal(422, str(found), code=found.code)
         maps, values = found
         said = {"top": []} if values is None else answer(served, values, 5)
         return Plain(await desk.aside(len(maps["maps"]), to_json, maps | said))
@@ -97,7 +96,7 @@ async def answered(
         images, bare = await read_images(request, desk.settings, hold, desk.aside)
         found = await desk.ask(request, kind, served, images)
     if bare and isinstance(found[0], BadImage):
-        raise Refusal(422, str(found[0]))
+        raise Refusal(422, str(found[0]), code=found[0].code)
     size = BYTES_A_VALUE * sum(min(most, row.numel()) for row in found if not isinstance(row, BadImage))
     return Plain(await desk.aside(size, encoded, served.name, images, found, told))
 
@@ -105,7 +104,7 @@ async def answered(
 def encoded(model: str, images: Images, found: list[Any], told: Any) -> bytes:
     """An answer as JSON, image by image: no other thread runs while a piece of it is made."""
     pieces = [
-        to_json({"image": name} | ({"error": str(one)} if isinstance(one, BadImage) else told(one)))
+        to_json({"image": name} | (unread(one) if isinstance(one, BadImage) else told(one)))
         for (name, _), one in zip(images, found, strict=True)
     ]
     return b'{"model":%b,"results":[%b]}' % (to_json(model), b",".join(pieces))
@@ -116,17 +115,21 @@ def answer(served: Served, values: Any, top: int) -> dict[str, Any]:
     return task_of(served.model).answers(served.model, finite(values), top)[0].brief()
 
 
+def unread(error: BadImage) -> dict[str, str]:
+    return {"error": str(error), "code": error.code}
+
+
 def finite(values: Any) -> Any:
     if not values.isfinite().all():
-        raise Refusal(422, "the model gives numbers that are not finite for this image")
+        raise Refusal(422, "the model gives numbers that are not finite for this image", code="engine.failed")
     return values
 
 
 def checked(check: Any, *values: Any) -> Any:
     try:
         return check(*values)
-    except ValueError as error:
-        raise Refusal(422, str(error)) from None
+    except Error as error:
+        raise Refusal(422, str(error), code=error.code) from None
 
 
 def add_facts(app: FastAPI, desk: Desk) -> None:
@@ -172,7 +175,7 @@ def add_refusals(app: FastAPI) -> None:
 
     @app.exception_handler(Refusal)
     async def on_refusal(request: Request, error: Refusal) -> Response:
-        return refused(request, error.status, str(error), error.headers)
+        return refused(request, error.status, str(error), error.headers, error.code)
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> Response:
@@ -180,8 +183,8 @@ def add_refusals(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def on_wrong_query(request: Request, error: RequestValidationError) -> Response:
-        told = "; ".join(f"{one['loc'][-1]}: {one['msg']}" for one in error.errors()[:3])
-        return refused(request, 422, told)
+        text = "; ".join(f"{one['loc'][-1]}: {one['msg']}" for one in error.errors()[:3])
+        return refused(request, 422, text, code="request.value")
 
     @app.exception_handler(ClientDisconnect)
     async def on_gone(request: Request, error: ClientDisconnect) -> Response:

@@ -18,6 +18,7 @@ def check_cost(images: Images, settings: Settings) -> None:
                 422,
                 f"{name!r} is a JPEG of more than {MOST_SCANS} scans, each a pass over all its pixels; "
                 "save it again, as baseline or as an ordinary progressive JPEG",
+                code="image.too-large",
             )
     sizes = [pixels_by_header(content) for _, content in images]
     total = sum(size for size in sizes if size <= settings.max_pixels)

@@ -123,7 +123,8 @@ class Decoder:
         reply = self.reply(question, max(size, 4096) + 1, seconds)
         self.metrics.decode_seconds.observe(time.monotonic() - begun)
         if reply[:1] == worker.REFUSED:
-            raise BadImage("refused", reply[1:].decode("utf-8", "replace"))
+            reason, _, text = reply[1:].decode("utf-8", "replace").partition("\n")
+            raise BadImage(reason, text)
         if len(reply) != size + 1:
             raise BadImage("damaged", "it could not be decoded")
         return torch.from_numpy(np.frombuffer(reply, np.uint8, offset=1).copy()).reshape(3, *view.size)
@@ -191,5 +192,7 @@ class Decoder:
 
 def out_of_time() -> Refusal:
     return Refusal(
-        422, f"the images of this request take more than {REQUEST_SECONDS:.0f} s to decode; send fewer"
+        422,
+        f"the images of this request take more than {REQUEST_SECONDS:.0f} s to decode; send fewer",
+        code="server.too-large",
     )

@@ -1,9 +1,9 @@
 """The page at /docs: every call with a curl line and an answer, without a script or a foreign address."""
 
 from collections.abc import Mapping
-from html import escape
 from typing import Any
 
+from vitkit.report.html import environment
 from vitkit.service.examples import ERROR, EXAMPLES, SENDING, value_of
 from vitkit.service.settings import is_host, without_port
 
@@ -16,14 +16,17 @@ ENTRY = {"type": "object", "required": ["data"], "properties": {
 BASE64 = {"schema": {"type": "object", "required": ["images"], "properties": {
     "images": {"type": "array", "minItems": 1, "maxItems": 32, "items": ENTRY}}}}  # fmt: skip
 ERROR_SCHEMA = {"application/json": {"schema": {"type": "object", "properties": {
-    "error": {"type": "string"}, "request": {"type": "string"}}}}}  # fmt: skip
+    "error": {"type": "string", "description": "what is wrong and what to do, for people"},
+    "code": {"type": "string", "description": "area.reason, stable, for programs"},
+    "request": {"type": "string", "description": "the id of the request, in the log too"}}}}}  # fmt: skip
 ERRORS = {
-    401: "no token, or a wrong one",
-    403: "asked from a page of another origin",
-    413: "too large",
-    415: "neither an image, nor a form, nor JSON",
-    422: "an image or a parameter that cannot be used, and why",
-    503: "too much is waiting: try again after Retry-After seconds",
+    400: "the request names a host that the service does not know (--allow-host)",
+    401: "the token is missing or wrong",
+    403: "the request comes from a page of another origin",
+    413: "the request is too large",
+    415: "the body is neither an image, nor a form, nor JSON",
+    422: "an image or a parameter cannot be used; the error says why",
+    503: "too many requests are waiting: try again after Retry-After seconds",
 }
 IMAGES: dict[str, Any] = {
     "requestBody": {
@@ -34,15 +37,15 @@ IMAGES: dict[str, Any] = {
 
 
 def facts(path: str) -> dict[str, Any]:
-    """What the OpenAPI document says of a call that takes images, beside its summary and its parameters."""
+    """What the OpenAPI document has for a call that takes images, besides its summary and parameters."""
     example = {"application/json": {"example": value_of(EXAMPLES[path].answer)}}
-    answer = {"description": "what was found", "content": example}
-    errors = {status: {"description": text, "content": ERROR_SCHEMA} for status, text in ERRORS.items()}
+    answer = {"description": "one result for each image", "content": example}
+    errors = {status: {"description": words, "content": ERROR_SCHEMA} for status, words in ERRORS.items()}
     return {"openapi_extra": IMAGES, "responses": {200: answer} | errors}
 
 
 def address(headers: Mapping[str, str]) -> str:
-    """By which the service was asked; what is no name of a host is not repeated in lines for a shell."""
+    """The address of the service as the client used it; what is no host name never gets into a shell line."""
     host = headers.get("host", "")
     scheme = "https" if headers.get("x-forwarded-proto") == "https" else "http"
     return f"{scheme}://{host}" if is_host(without_port(host)) else "http://127.0.0.1:8000"
@@ -52,55 +55,30 @@ def page(document: dict[str, Any], url: str, secret: tuple[str, ...] = ()) -> st
     """HTML of an OpenAPI document, for a service at `url` that wants a token below the paths `secret`."""
     info = document["info"]
     calls = [
-        (method.upper(), path, said)
+        call(method.upper(), path, operation, url, secret)
         for path, methods in document["paths"].items()
-        for method, said in methods.items()
+        for method, operation in methods.items()
     ]
-    title = f"{escape(info['title'])} {escape(info['version'])}"
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        '<link rel="icon" href="static/icon.svg" type="image/svg+xml">'
-        '<link rel="stylesheet" href="static/colours.css">'
-        '<link rel="stylesheet" href="static/docs.css"></head>'
-        f"<body><header><h1>{title}</h1><p>{escape(info['description'])} "
-        '<a href="./">Try it in the browser</a>, or read <a href="openapi.json">openapi.json</a> with a '
-        f"program.</p>{token_note() if secret else ''}{contents(calls)}</header>"
-        f"<main>{''.join(call(*one, url, secret) for one in calls)}{sending(url, secret)}{errors()}</main>"
-        "</body></html>"
-    )
+    return environment("vitkit.service").get_template("docs.html").render(
+        title=f"{info['title']} {info['version']}", description=info["description"], token=bool(secret),
+        calls=calls, sending=[(way, command(curl, url, secret)) for way, curl in SENDING.items()],
+        error=ERROR, errors=[(str(status), meaning) for status, meaning in ERRORS.items()],
+    )  # fmt: skip
 
 
-def contents(calls: list[tuple[str, str, dict[str, Any]]]) -> str:
-    rows = [
-        row(f'<a href="#{anchor(path)}">{method} {escape(path)}</a>', escape(said["summary"]))
-        for method, path, said in calls
-    ]
-    return f"<nav><table>{''.join(rows)}</table></nav>"
-
-
-def token_note() -> str:
-    return (
-        "<p>This service asks for a token. Before you use the lines below:</p>"
-        "<pre><code>export VITKIT_TOKEN=...</code></pre>"
-    )
-
-
-def call(method: str, path: str, said: dict[str, Any], url: str, secret: tuple[str, ...]) -> str:
+def call(
+    method: str, path: str, operation: dict[str, Any], url: str, secret: tuple[str, ...]
+) -> dict[str, Any]:
     """One call: what it does, its parameters, a request and the answer."""
     example = EXAMPLES[path]
     parameters = [
-        row(f"<code>?{one['name']}=</code>", escape(one["description"]) + limits(one["schema"]))
-        for one in said.get("parameters", [])
+        (one["name"], one["description"] + limits(one["schema"])) for one in operation.get("parameters", [])
     ]
-    table = f"<table>{''.join(parameters)}</table>" if parameters else ""
-    note = f"<p>{escape(example.note)}</p>" if example.note else ""
-    return (
-        f'<section id="{anchor(path)}"><h2><code>{method} {escape(path)}</code></h2>'
-        f"<p>{escape(said['summary'])}.</p>{command(example.curl, url, secret)}"
-        f'<pre class="answer"><code>{escape(example.answer)}</code></pre>{note}{table}</section>'
-    )
+    return {
+        "method": method, "path": path, "anchor": path.strip("/").replace("/", "-"),
+        "summary": operation["summary"], "curl": command(example.curl, url, secret),
+        "answer": example.answer, "note": example.note, "parameters": parameters,
+    }  # fmt: skip
 
 
 def limits(schema: dict[str, Any]) -> str:
@@ -109,36 +87,8 @@ def limits(schema: dict[str, Any]) -> str:
     return f", {schema['minimum']} to {schema['maximum']}; {schema['default']} if not given"
 
 
-def sending(url: str, secret: tuple[str, ...]) -> str:
-    """The ways in which images are sent."""
-    ways = "".join(f"<h3>{escape(way)}</h3>{command(curl, url, secret)}" for way, curl in SENDING.items())
-    return (
-        '<section id="images"><h2>Sending images</h2><p>The calls that take images take them in three ways. '
-        f"What kind of image it is stands in the file, not in its name or type.</p>{ways}</section>"
-    )
-
-
-def errors() -> str:
-    """All errors have one form."""
-    rows = "".join(row(str(status), escape(text)) for status, text in ERRORS.items())
-    return (
-        f'<section id="errors"><h2>Errors</h2><pre class="error"><code>{escape(ERROR)}</code></pre>'
-        "<p>The same id of the request is in the header X-Request-Id and in the log of the service.</p>"
-        f"<table>{rows}</table></section>"
-    )
-
-
 def command(line: str, url: str, secret: tuple[str, ...]) -> str:
     """A line for a shell, with the address of the service and with the token where one is needed."""
     if any(f"URL{path}" in line for path in secret):
         line = line.replace("curl ", 'curl -H "Authorization: Bearer $VITKIT_TOKEN" ')
-    return f'<pre class="command"><code>{escape(line.replace("URL", url))}</code></pre>'
-
-
-def anchor(path: str) -> str:
-    return path.strip("/").replace("/", "-")
-
-
-def row(name: str, text: str) -> str:
-    """Of two cells, which are HTML already."""
-    return f"<tr><th>{name}</th><td>{text}</td></tr>"
+    return line.replace("URL", url)

@@ -1,10 +1,10 @@
-"""A curl line and its answer for every call, as /docs shows them; a test sends them to a real service."""
+"""A curl command and its answer for every call, as /docs shows them; a test sends them to a real service."""
 
 import json
 from dataclasses import dataclass
 from typing import Any
 
-MORE = "…"  # at the end of a list: more of the same
+MORE = "…"  # at the end of a list: more values follow
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ SENDING = {
 }
 ERROR = """{
   "error": "not an image: its first bytes are those of no known format",
+  "code": "image.unreadable",
   "request": "8a3c733e7b4115ea"
 }"""
 EXAMPLES = {
@@ -45,7 +46,7 @@ EXAMPLES = {
   ]
 }""",
         "One result for each image, in the order in which they were sent. An image that cannot be read has "
-        '"error" instead of "top".',
+        '"error" and "code" instead of "top".',
     ),
     "/v1/embed": Example(
         "curl -F files=@cat.jpg 'URL/v1/embed'",
@@ -55,7 +56,7 @@ EXAMPLES = {
     {"image": "cat.jpg", "features": [0.0213, -1.2087, 0.5541, …]}
   ]
 }""",
-        "As many numbers as the model is wide: for search, clustering or a classifier of your own.",
+        "A vector as long as the model is wide, for search, clustering or a classifier of your own.",
     ),
     "/v1/attention": Example(
         "curl -F files=@cat.jpg 'URL/v1/attention'",
@@ -70,7 +71,7 @@ EXAMPLES = {
   "top": [{"label": "tabby cat", "probability": 0.8312}, …]
 }""",
         '"rollout" and "class_map" are numbers from 0 to 1, one for each patch of the grid, row after row. '
-        '"maps" is base64 of bytes, (layers, heads, rows, columns): what each head looks at.',
+        '"maps" is the attention of each head as base64 of bytes, (layers, heads, rows, columns).',
     ),
     "/v1/model": Example(
         "curl 'URL/v1/model'",
@@ -93,11 +94,11 @@ EXAMPLES = {
   "formats": [".jpg", ".jpeg", ".png", …],
   "limits": {"bytes": 10000000, "pixels": 20000000, "images": 32, "seconds": 30.0, "queue": 256}
 }""",
-        '"covered" is the part of "image_size" that lies in whole patches: the maps lie on it. '
-        '"revision" counts the model files that were loaded one after the other.',
+        '"covered" is the part of "image_size" that consists of whole patches, to which the maps belong. '
+        '"revision" is 1 for the first model file and grows with each that is loaded later.',
     ),
     "/healthz": Example("curl 'URL/healthz'", '{"status": "ok"}'),
-    "/readyz": Example("curl 'URL/readyz'", '{"status": "ready"}', "503 while the service stops."),
+    "/readyz": Example("curl 'URL/readyz'", '{"status": "ready"}', "503 while the service is stopping."),
     "/metrics": Example(
         "curl 'URL/metrics'",
         """vitkit_requests_total{path="/v1/predict",status="200"} 12.0
@@ -109,5 +110,5 @@ vitkit_waiting_images 0.0
 
 
 def value_of(answer: str) -> Any:
-    """An example as JSON: lists without what stands for more."""
+    """An example as JSON, without the ellipses at the end of lists."""
     return json.loads(answer.replace(f", {MORE}", ""))

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitkit.service.metrics import Metrics
 from vitkit.service.refusal import Refusal, new_id, refused
-from vitkit.service.settings import Settings
+from vitkit.service.settings import Settings, without_port
 
 log = logging.getLogger("vitkit.service")
 POLICY = (
@@ -75,8 +75,9 @@ class Guard:
         try:
             self.check_origin(scope)
             self.check_token(scope)
+            self.check_host(scope)
         except Refusal as error:
-            answer = refused(Request(scope), error.status, str(error), error.headers)
+            answer = refused(Request(scope), error.status, str(error), error.headers, error.code)
             return await answer(scope, receive, send)
         if scope["method"] == "HEAD":  # as GET; the body is not sent, since the connection knows the method
             scope = scope | {"method": "GET"}
@@ -94,6 +95,16 @@ class Guard:
             same = False
         if not same:
             raise Refusal(403, "asked from a page of another origin")
+
+    def check_host(self, scope: Scope) -> None:
+        """A name that somebody else's DNS gives this machine may not be used to ask."""
+        host = without_port(Headers(scope=scope).get("host", "")).lower()
+        names = [name.lower() for name in self.settings.names]
+        known = any(
+            name in ("*", host) or (name.startswith("*.") and host.endswith(name[1:])) for name in names
+        )
+        if not known:
+            raise Refusal(400, "this service is not known by this Host; vitkit serve takes --allow-host NAME")
 
     def check_token(self, scope: Scope) -> None:
         if not self.settings.token or not scope["path"].startswith(SECRET):

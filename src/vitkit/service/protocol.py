@@ -14,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from vitkit.service.crowd import Crowd
 from vitkit.service.logs import Seldom
-from vitkit.service.refusal import new_id, to_json
+from vitkit.service.refusal import new_id, refusal_body, to_json
 
 log = logging.getLogger("vitkit.service")
 SECONDS = {"head": 10.0, "body": 30.0, "write": 30.0, "rest": 2.0}
@@ -163,7 +163,7 @@ class Timed(H11Protocol):
 
 
 def raw_answer(status: int, text: str, number: str, headers: str = "") -> bytes:
-    body = to_json({"error": text, "request": number})
+    body = to_json(refusal_body(status, text, number))
     head = (
         f"HTTP/1.1 {status} Refused\r\nContent-Type: application/json\r\nX-Content-Type-Options: nosniff\r\n"
         f"Cache-Control: no-store\r\nX-Request-Id: {number}\r\nConnection: close\r\n{headers}"

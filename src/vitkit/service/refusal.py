@@ -1,4 +1,4 @@
-"""What is said to a request that cannot be met, and how answers are written."""
+"""Errors of requests, each with a status, a text and a code, and how answers are written."""
 
 import json
 import secrets
@@ -7,14 +7,28 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from vitkit.errors import Error
+
 LONGEST = 400  # characters of an error
+CODES = {  # of a status, where an error has none of its own
+    401: "server.unauthorized",
+    404: "server.not-found",
+    413: "server.too-large",
+    414: "server.too-large",
+    431: "server.too-large",
+    503: "server.busy",
+}
 
 
-class Refusal(Exception):
-    """A request that is not met: a status, and what the client should know and do."""
+def code_of(status: int) -> str:
+    return CODES.get(status, "server.failed" if status >= 500 else "server.request")
 
-    def __init__(self, status: int, text: str, **headers: str) -> None:
-        super().__init__(text)
+
+class Refusal(Error):
+    """A request that is not met: a status, what the client should know and do, and a code for programs."""
+
+    def __init__(self, status: int, text: str, *, code: str = "", **headers: str) -> None:
+        super().__init__(text, code=code or code_of(status))
         self.status = status
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
@@ -36,9 +50,15 @@ def to_json(content: Any) -> bytes:
     return json.dumps(content, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
-def refused(request: Request, status: int, text: str, headers: dict[str, str] | None = None) -> Plain:
-    """The one form of all errors; the id stands in the log too."""
-    return Plain({"error": text[:LONGEST], "request": id_of(request)}, status, headers)
+def refused(
+    request: Request, status: int, text: str, headers: dict[str, str] | None = None, code: str = ""
+) -> Plain:
+    """The one form of all errors; the id is in the log too."""
+    return Plain(refusal_body(status, text, id_of(request), code), status, headers)
+
+
+def refusal_body(status: int, text: str, number: str, code: str = "") -> dict[str, str]:
+    return {"error": text[:LONGEST], "code": code or code_of(status), "request": number}
 
 
 def new_id() -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import uvicorn
 
+from vitkit.errors import Error
 from vitkit.service.app import make_app
 from vitkit.service.crowd import Crowd
 from vitkit.service.decoder import prepare
@@ -76,7 +77,10 @@ class Reloading:
         self.known, old = now, self.desk.served
         try:
             if (kind := kind_of(self.place)) != self.kind:
-                raise ValueError(f"{self.place} was {self.kind} and is {kind} now; start the service anew")
+                raise Error(
+                    f"{self.place} was {self.kind} and is {kind} now; start the service again",
+                    code="request.conflict",
+                )
             new = await asyncio.to_thread(open_served, self.desk.settings, old.revision + 1)
         except Exception as error:  # a file of any kind may lie there
             self.desk.metrics.reloads.labels("refused").inc()

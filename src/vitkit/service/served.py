@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vitkit.data.formats import readable_suffixes
 from vitkit.data.views import View
+from vitkit.errors import Error
 from vitkit.experiment.opened import load_model
 from vitkit.models.variants import Model
 from vitkit.models.vit import dropped
@@ -98,7 +99,7 @@ def open_served(settings: Settings, revision: int = 1) -> Served:
             if before == marks(settings.model):
                 return served
         log.info("%s has changed while it was loaded; it is loaded again", Path(settings.model).name)
-    raise ValueError(f"{settings.model} has changed {TRIES} times while it was loaded")
+    raise Error(f"{settings.model} has changed {TRIES} times while it was loaded", code="file.unreadable")
 
 
 def opened(settings: Settings, revision: int, now: Marks) -> Served:
@@ -123,7 +124,7 @@ def prepared(settings: Settings, place: str, name: str, revision: int, now: Mark
     trial = torch.randint(0, 256, (1, 3, *view.size), dtype=torch.uint8)
     said = served.engine(trial) if model.config.classes else served.features(trial)
     if not said.isfinite().all():
-        raise ValueError(f"{name}: the model gives numbers that are not finite")
+        raise Error(f"{name}: the model gives numbers that are not finite", code="weights.values")
     return served
 
 
@@ -169,9 +170,11 @@ def check_files(place: str) -> None:
 
 def check_file(file: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise ValueError(f"{file} is not an ordinary file")
+        raise Error(f"{file} is not an ordinary file (a pipe, a device or a socket)", code="file.unreadable")
     if status.st_size > MOST_BYTES:
-        raise ValueError(f"{file} has {status.st_size} bytes; at most {MOST_BYTES} are read")
+        raise Error(
+            f"{file} has {status.st_size} bytes; at most {MOST_BYTES} are read", code="weights.untrusted"
+        )
 
 
 def copied(place: str, folder: Path) -> str:
@@ -194,12 +197,17 @@ def copy_file(file: Path, target: Path, until: float) -> None:
         check_file(file, status)
         left, free = status.st_size, shutil.disk_usage(target.parent).free
         if left > free:
-            raise ValueError(f"{file} has {left} bytes; there are {free} free in {target.parent} for a copy")
+            raise Error(
+                f"{file} has {left} bytes; there are {free} free in {target.parent} for a copy",
+                code="disk.full",
+            )
         with target.open("wb") as out:
             while left and (piece := source.read(min(left, PIECE))):
                 left -= out.write(piece)
                 if time.monotonic() > until:
-                    raise ValueError(f"{file} takes more than {COPY_SECONDS:.0f} s to copy")
+                    raise Error(
+                        f"{file} takes more than {COPY_SECONDS:.0f} s to copy", code="file.unreadable"
+                    )
 
 
 def without_path(source: str) -> str:

@@ -6,6 +6,7 @@ import os
 import re
 from dataclasses import dataclass, fields
 
+from vitkit.errors import Error
 from vitkit.options import SERVICE
 from vitkit.training.runtime import data_workers
 
@@ -44,23 +45,27 @@ class Settings:
             value, allowed = getattr(self, field.name), SERVICE.get(field.name)
             if allowed and value not in allowed:
                 expected = allowed.expected(whole=field.type is int)
-                raise ValueError(f"--{field.name.replace('_', '-')} {value}: expected {expected}")
+                raise Error(f"--{field.name.replace('_', '-')} {value}: expected {expected}")
         for name in self.allow_host:
             self.check_name(name)
         if self.token and not re.fullmatch(r"[!-~]+", self.token):
-            raise ValueError("a token is made of printable ASCII characters without spaces")
+            raise Error("a token is made of printable ASCII characters without spaces")
         if not self.local and len(self.token) < LEAST_TOKEN:
-            raise ValueError(
+            raise Error(
                 f"--host {self.host} lets other machines ask: set VITKIT_TOKEN (or --token) to a secret of "
-                f"at least {LEAST_TOKEN} characters, as made by: openssl rand -hex 16"
+                f"at least {LEAST_TOKEN} characters, as made by: openssl rand -hex 16",
+                code="request.missing",
             )
 
     def check_name(self, name: str) -> None:
         """Refuse a name that no Host header could match, or that would match them all."""
         if name == "*" and not self.token:
-            raise ValueError("--allow-host '*' lets any page in a browser ask: set a token, or give names")
+            raise Error(
+                "--allow-host '*' lets any page in a browser ask: set a token, or give names",
+                code="request.missing",
+            )
         if name != "*" and not is_host(without_port(name)):
-            raise ValueError(
+            raise Error(
                 f"--allow-host {name!r} is no name of a host: give one such as photos.example.org, "
                 "*.example.org or [2001:db8::1], without http:// and without a path"
             )
@@ -112,7 +117,7 @@ def is_host(name: str) -> bool:
 def whole(name: str, value: float) -> int:
     """A number such as 2e7 as an integer; which range it must be in is for Settings to say."""
     if not math.isfinite(value) or value != int(value):
-        raise ValueError(f"--{name} must be a whole number, not {value}")
+        raise Error(f"--{name} must be a whole number, not {value}")
     return int(value)
 
 

@@ -41,10 +41,14 @@ def main(pipe: Connection, max_pixels: int) -> None:
         try:
             reply = DONE + answer(content, **json.loads(head)).numpy().tobytes()
         except BadImage as error:
-            reply = REFUSED + plain(str(error)).encode()
-        except (MemoryError, RuntimeError, ValueError):  # torch says RuntimeError of memory that it lacks
-            reply = REFUSED + b"it needs more memory than an image may"
+            reply = refusal(error.reason, plain(str(error)))
+        except (MemoryError, RuntimeError, ValueError):  # torch raises RuntimeError where memory is short
+            reply = refusal("too-large", "it needs more memory than an image may")
         pipe.send_bytes(reply)
+
+
+def refusal(reason: str, text: str) -> bytes:
+    return REFUSED + f"{reason}\n{text}".encode()
 
 
 def limit(max_pixels: int) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
+from vitkit.errors import Error
+
 # of the largest output, where that is above 1
 TOLERANCES = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1, "8bit": 1e-1, "int8": 3e-1}
 
@@ -36,7 +38,10 @@ class Agreement:
 def agreement(want: Tensor, got: Tensor, precision: str = "fp32") -> Agreement:
     """Outputs (B, classes) of the reference and of another runtime."""
     if want.shape != got.shape:
-        raise ValueError(f"outputs of shape {tuple(got.shape)} where the model gives {tuple(want.shape)}")
+        raise Error(
+            f"outputs have shape {tuple(got.shape)}, those of the model {tuple(want.shape)}",
+            code="export.disagrees",
+        )
     tolerance = TOLERANCES[precision] * max(1.0, float(want.abs().max()))
     largest = float((want - got).abs().max())
     said, told = want.argmax(-1), got.argmax(-1)

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from vitkit.errors import Error
 from vitkit.models.variants import Model
 from vitkit.serving.agreement import Agreement, agreement
 from vitkit.serving.builders import ENGINES, available, build_engine, on_cpu
@@ -69,9 +70,9 @@ def choose_engine(
     folder     where the choice and its graph are kept; the user's cache folder if None
     """
     if how not in ("auto", *ENGINES):
-        raise ValueError(f"no engine {how!r}; known: auto, {', '.join(ENGINES)}")
+        raise Error(f"no engine {how!r}; known: auto, {', '.join(ENGINES)}", code="engine.unknown")
     if batch < 1:
-        raise ValueError(f"batch must be at least 1, not {batch}")
+        raise Error(f"batch must be at least 1, not {batch}")
     reference = torch_engine(model)
     if how == "torch":
         return reference
@@ -121,23 +122,30 @@ class Trial:
 
     def build(self, name: str, count: int | None = None) -> tuple[Engine, Agreement]:
         """An engine and how far it is from the reference, on all check images or some of them."""
-        run = build_engine(name, self.model, self.batch, self.calibrate, self.memory)
-        images = self.images[:count]
-        want = self.want if count is None else self.reference(images)
-        found = agreement(want, run(images), ENGINES[name])
+        try:
+            run = build_engine(name, self.model, self.batch, self.calibrate, self.memory)
+            images = self.images[:count]
+            want = self.want if count is None else self.reference(images)
+            found = agreement(want, run(images), ENGINES[name])
+        except Error:
+            raise
+        except Exception as error:  # ONNX Runtime's exceptions have no other class in common
+            kept = f"delete its graph in {self.memory.folder}, or " if on_disk(name) else ""
+            raise Error(
+                f"engine {name!r} cannot run this model here: {in_a_line(error)}; {kept}use --engine torch",
+                code="engine.failed",
+            ) from error
         return Engine(name, run, note=found.text()), found
 
     def asked(self, name: str, count: int | None = None) -> Engine:
         if reason := self.missing(name):
-            raise ValueError(f"engine {name!r}: {reason}")
-        try:
-            engine, found = self.build(name, count)
-        except RuntimeError as error:  # no kernel, a library that fails
-            raise ValueError(
-                f"engine {name!r} does not run here: {in_a_line(error)}; use --engine torch"
-            ) from None
+            raise Error(f"engine {name!r}: {reason}", code="engine.failed")
+        engine, found = self.build(name, count)
         if not found.ok:
-            raise ValueError(f"engine {name!r} disagrees with torch: {found.text()}; use --engine torch")
+            raise Error(
+                f"engine {name!r} disagrees with torch: {found.text()}; use --engine torch",
+                code="engine.failed",
+            )
         return engine
 
     def remembered(self) -> Engine | None:
@@ -149,7 +157,7 @@ class Trial:
             return replace(self.reference, note="the fastest when it was measured")
         try:
             return self.asked(name, AGAIN)
-        except (ValueError, RuntimeError, OSError):  # a damaged file, another runtime: measure again
+        except Error:  # a damaged file, another runtime: measure again
             self.memory.forget()
             return None
 
@@ -163,7 +171,7 @@ class Trial:
                 continue
             try:
                 engine, found = self.build(name)
-            except (ValueError, RuntimeError, OSError) as error:
+            except Error as error:
                 tell(f"{name}: {in_a_line(error)}")
                 continue
             if not found.ok or (ENGINES[name] in ("8bit", "int8") and found.same_top1 < 1):
@@ -186,6 +194,11 @@ class Trial:
             engine(images)
             took.append(time.perf_counter() - start)
         return replace(engine, seconds=statistics.median(took))
+
+
+def on_disk(name: str) -> bool:
+    """Whether an engine reads its graph from a file, which may be damaged."""
+    return name.startswith(("onnxruntime", "openvino"))
 
 
 def in_a_line(error: Exception) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from vitkit.data.views import normalise
+from vitkit.errors import Error
 from vitkit.layouts.layout import WeightsError
 from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.ranges import check_model
@@ -67,15 +68,18 @@ def open_exported(place: str | os.PathLike[str]) -> ExportedModel:
             "with the model it was made of"
         )
     if not path.is_file():
-        raise WeightsError(f"{path}: there is no such file")
+        raise WeightsError(f"{path}: there is no such file", code="weights.not-found")
     if path.suffix.lower() == ".xml" and not path.with_suffix(".bin").is_file():
-        raise WeightsError(f"{path}: {path.with_suffix('.bin').name} with its weights is not beside it")
+        raise WeightsError(
+            f"{path}: {path.with_suffix('.bin').name} which holds its weights, is not beside it",
+            code="weights.not-found",
+        )
     try:
         metadata, shapes, run = (open_onnx if path.suffix.lower() == ".onnx" else open_openvino)(path)
-    except ValueError:  # a library that is not installed
+    except Error:  # a library that is not installed
         raise
     except Exception as error:  # ONNX Runtime's have no class in common: damage, weights not beside the file
-        raise WeightsError(f"{path}: cannot be run ({one_line(error)}); {remedy(path)}") from None
+        raise WeightsError(cannot_run(path, error), code="engine.failed") from None
     if CARD not in metadata or FACTS not in metadata:
         raise WeightsError(
             f"{path}: it does not hold the labels, preprocessing and size that vitkit export writes into its "
@@ -94,8 +98,24 @@ def open_exported(place: str | os.PathLike[str]) -> ExportedModel:
         )
     return ExportedModel(
         path, card.config, card.labels, card.task, card.preprocessing, card.origin,
-        str(facts.get("precision", "")), pixels, run,
+        str(facts.get("precision", "")), pixels, guarded(path, run),
     )  # fmt: skip
+
+
+def guarded(path: Path, run: Run) -> Run:
+    """The graph, with its file named where a runtime fails on it."""
+
+    def call(images: np.ndarray) -> Tensor:
+        try:
+            return run(images)
+        except Exception as error:  # a graph may load and fail only on images
+            raise WeightsError(cannot_run(path, error), code="engine.failed") from None
+
+    return call
+
+
+def cannot_run(path: Path, error: Exception) -> str:
+    return f"{path}: cannot be run ({one_line(error)}); {remedy(path)}"
 
 
 def remedy(path: Path) -> str:
@@ -108,11 +128,11 @@ def read_card(path: Path, card: str, facts: str) -> tuple[Card, dict[str, Any]]:
         found, told = from_json(card), json.loads(facts)
         check_model(found.config, found.preprocessing, found.labels)
         if not isinstance(told, dict):
-            raise ValueError("its facts are no table")
+            raise WeightsError("its description is no table")
         if found.labels and len(found.labels) != found.config.classes:
-            raise ValueError(f"{len(found.labels)} labels for {found.config.classes} classes")
+            raise WeightsError(f"there are {len(found.labels)} labels for {found.config.classes} classes")
     except (ValueError, RecursionError) as error:
-        raise WeightsError(f"{path}: {one_line(error)}; {remedy(path)}") from None
+        raise WeightsError(f"{path}: {' '.join(str(error).split())[:200]}; {remedy(path)}") from None
     return found, told
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vitkit import __version__
+from vitkit.errors import Error
 from vitkit.layouts.layout import WeightsError
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViTConfig
@@ -43,22 +44,26 @@ class Described:
 def check_kind(path: Path, form: Form, *, compiled: bool, device: str) -> None:
     """Refuse an ending, a precision or a compilation that cannot be had, with the reason."""
     if path.suffix not in NAMES:
-        raise ValueError(f"{path.name}: the format follows from the ending, one of {', '.join(NAMES)}")
+        raise Error(f"{path.name}: the format follows from the ending, one of {', '.join(NAMES)}")
     if path.is_dir():
-        raise ValueError(f"{path} is a folder; give the name of a file")
+        raise Error(f"{path} is a folder; give the name of a file", code="file.not-writable")
     if reason := NONE.get((path.suffix, form.precision)):
-        raise ValueError(f"{path.name} in {form.precision}: {reason}")
+        raise Error(f"{path.name} in {form.precision}: {reason}", code="export.unsupported")
     if path.suffix == ".pt2" and form.precision == "bf16" and device == "cpu" and not fast_bf16():
-        raise ValueError(
-            f"{path.name} in bf16: this processor has no fast bf16 to check it with; give --device cuda"
+        raise Error(
+            f"{path.name} in bf16: this processor has no fast bf16 to check it with; give --device cuda",
+            code="export.unsupported",
         )
     for libraries in (NEEDED[path.suffix], ("nncf",) if form.precision == "int8" else ()):
         if libraries:
             needs(*libraries)
     if compiled and path.suffix != ".pt2":
-        raise ValueError(f"--compiled makes a .pt2, not {path.name}")
+        raise Error(f"--compiled makes a .pt2, not {path.name}", code="request.conflict")
     if compiled and not compiler():
-        raise ValueError("--compiled needs a C++ compiler (g++ or clang++), and there is none; leave it out")
+        raise Error(
+            "--compiled needs a C++ compiler (g++ or clang++), and there is none; leave it out",
+            code="export.unsupported",
+        )
 
 
 def metadata(model: Model, form: Form) -> dict[str, str]:
@@ -143,20 +148,21 @@ def describe_export(path: str | os.PathLike) -> Described:
     """The card of a file that vitkit exported; nothing in the file is run."""
     path = Path(path)
     if not path.is_file():
-        raise ValueError(f"{path}: there is no such file")
+        raise Error(f"{path}: there is no such file", code="file.not-found")
     if path.suffix not in NAMES:
-        raise ValueError(f"{path.name}: exported files end in {', '.join(NAMES)}")
+        raise Error(f"{path.name}: exported files end in {', '.join(NAMES)}", code="weights.format")
     try:
         told = READERS[path.suffix](path)
         return Described(from_json(told[CARD]), json.loads(told[FACTS]))
     except WeightsError as error:
-        raise WeightsError(f"{path}: {error}") from None
+        raise WeightsError(f"{path}: {error}", code=error.code) from None
+    except Error:  # a library that is not installed
+        raise
     except Exception as error:  # each library has kinds of its own for a file that it cannot read
-        if isinstance(error, ValueError) and "pip install" in str(error):
-            raise
-        raise ValueError(
+        raise Error(
             f"{path}: no card of vitkit in it ({type(error).__name__}): it is damaged, or vitkit export did "
-            "not write it"
+            "not write it",
+            code="weights.format",
         ) from None
 
 

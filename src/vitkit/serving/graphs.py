@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from vitkit.data.views import make_levels
+from vitkit.errors import Error
 from vitkit.models.resnet import ResNetConfig
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT, ViTConfig
@@ -78,19 +79,24 @@ def check_form(model: Model, form: Form) -> None:
     """Refuse what no graph can do, with the reason."""
     c = model.config
     if form.any_size and isinstance(c, ViTConfig) and c.positions == "relative":
-        raise ValueError(
+        raise Error(
             f"--any-size: relative positions belong to the {c.grid} grid they were learned on; "
-            "leave it out, the size is then fixed"
+            "leave --any-size out to fix the size",
+            code="export.unsupported",
         )
     if form.any_size and isinstance(c, ResNetConfig) and c.attention == "axial":
-        raise ValueError(
+        raise Error(
             f"--any-size: relative positions of an AxialResNet belong to its image size, {c.image_size}; "
-            "leave it out, the size is then fixed"
+            "leave --any-size out to fix the size",
+            code="export.unsupported",
         )
     if form.pixels and not c.classes:
-        raise ValueError("--pixels gives probabilities, and the model has no head; fine-tune it first")
+        raise Error(
+            "--pixels gives probabilities, and the model has no head; fine-tune it first",
+            code="export.unsupported",
+        )
     if form.pixels and c.channels != 3:
-        raise ValueError(f"--pixels takes RGB, and the model has {c.channels} channels")
+        raise Error(f"--pixels takes RGB, and the model has {c.channels} channels", code="export.unsupported")
 
 
 def trace(model: Model, form: Form) -> ExportedProgram:
@@ -191,7 +197,9 @@ def needs(*libraries: str) -> Any:
         modules = [importlib.import_module(name) for name in libraries]
     except ImportError as error:
         extra = EXTRAS.get(libraries[0], "openvino")
-        raise ValueError(f"{error}; this needs {libraries[0]}: pip install 'vitkit[{extra}]'") from None
+        raise Error(
+            f"{error}; this needs {libraries[0]}: pip install 'vitkit[{extra}]'", code="request.extra-missing"
+        ) from None
     return modules[0]
 
 

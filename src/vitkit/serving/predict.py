@@ -18,6 +18,7 @@ from vitkit.data.decode import BadImage, read
 from vitkit.data.pictures import Picture, content_of, is_picture, name_of
 from vitkit.data.sources import SUFFIXES, walk
 from vitkit.data.views import View, apply, normalise
+from vitkit.errors import Error
 from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.variants import Config, Model
 from vitkit.objectives.task import Answer, task_of
@@ -131,7 +132,7 @@ def predict(
     image  a path, the bytes of a file, a PIL image or uint8 pixels (height, width, 3); or a list of such
     """
     if top < 1:
-        raise ValueError(f"top must be at least 1, not {top}")
+        raise Error(f"top must be at least 1, not {top}")
     model = opened_model(model)
     task, compute = task_of(model), engine_of(model)
     task.check_head(model)
@@ -153,7 +154,7 @@ def opened_model(model: Classifier | str | os.PathLike[str]) -> Classifier:
             return open_exported(model)
         return load(Path(model) if isinstance(model, os.PathLike) else model)
     if not hasattr(model, "preprocessing"):
-        raise TypeError(
+        raise Error(
             "model must be a vitkit model, or a model file, a run folder or a published name, "
             f"not {type(model).__name__}"
         )
@@ -197,7 +198,7 @@ def find_images(places: Iterable[str], outside: Path | None = None) -> list[str]
             there = [name for name in there if not lies_in(name, outside)]
         found |= dict.fromkeys(there)
     if not found:
-        raise ValueError(f"no image at {', '.join(map(repr, places))}")
+        raise Error(f"no image at {', '.join(map(repr, places))}", code="data.empty")
     return list(found)
 
 

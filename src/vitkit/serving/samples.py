@@ -12,6 +12,7 @@ from vitkit.data.decode import BadImage, read
 from vitkit.data.formats import DATA_SUFFIXES
 from vitkit.data.sources import digits, open_data
 from vitkit.data.views import apply
+from vitkit.errors import Error
 from vitkit.models.variants import Model
 from vitkit.report.terminal import warn
 from vitkit.serving.predict import evaluation_view, find_images
@@ -45,7 +46,9 @@ def sample_images(
             bad.append((name, str(error)))
     if not made:
         name, reason = bad[0]
-        raise ValueError(f"none of {len(bad)} images could be read; the first, {name}: {reason}")
+        raise Error(
+            f"none of {len(bad)} images could be read; the first, {name}: {reason}", code="image.unreadable"
+        )
     if bad:
         unread(bad, len(chosen))
     return torch.stack(made)

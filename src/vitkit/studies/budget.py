@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from vitkit.errors import Error
 from vitkit.recipes.recipe import Recipe, only
 from vitkit.report.terminal import duration
 from vitkit.studies.setting import LEVELS, Setting
@@ -153,10 +154,11 @@ def fit(
         steps = most_steps(seconds, SPARE * budget - spent(), most)
         if steps < FEWEST and best is None:
             needed = (seconds(FEWEST) + spent()) / SPARE
-            raise ValueError(
+            raise Error(
                 f"{study.name} does not fit into {duration(budget)} on {slots} processes: its smallest plan, "
                 f"{FEWEST} steps of the smallest models, takes {duration(needed)}; give --budget "
-                f"{max(1, -(-int(needed) // 60))}min, fewer --seeds, or more --processes"
+                f"{max(1, -(-int(needed) // 60))}min, fewer --seeds, or more --processes",
+                code="study.value",
             )
         if best is None or steps >= enough:
             best = Fit(replace(here, steps=steps), seconds(steps))

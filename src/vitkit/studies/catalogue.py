@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from vitkit.errors import Error
 from vitkit.studies.shapes import PARTS
 from vitkit.studies.sizes import COMPARISONS
 from vitkit.studies.study import Study
@@ -11,7 +12,7 @@ STUDIES: dict[str, Study] = {study.name: study for study in (*COMPARISONS, *PART
 
 def study(name: str) -> Study:
     if name not in STUDIES:
-        raise ValueError(f"no study {name!r}; known: {', '.join(STUDIES)}")
+        raise Error(f"no study {name!r}; known: {', '.join(STUDIES)}", code="study.unknown")
     return STUDIES[name]
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from vitkit.errors import Error
 from vitkit.studies.drive import Job, Outcome, Stopwatch
 from vitkit.studies.local import attempt, devices_of
 from vitkit.studies.work import Place
@@ -48,7 +49,7 @@ class Ray:
         try:
             import ray
         except ImportError:
-            raise ValueError(WITHOUT.format("ray", "Ray", "ray")) from None
+            raise Error(WITHOUT.format("ray", "Ray", "ray"), code="request.extra-missing") from None
         self.ray = ray
         self.began = not ray.is_initialized()
         if self.began:
@@ -125,9 +126,12 @@ class Slurm:
         try:
             import submitit
         except ImportError:
-            raise ValueError(WITHOUT.format("slurm", "submitit", "slurm")) from None
+            raise Error(WITHOUT.format("slurm", "submitit", "slurm"), code="request.extra-missing") from None
         if self.cluster == "slurm" and shutil.which("sbatch") is None:
-            raise ValueError("--on slurm: there is no sbatch here; give the command where jobs are submitted")
+            raise Error(
+                "--on slurm: there is no sbatch on this machine; run the command where jobs are submitted",
+                code="request.missing",
+            )
         self.executor = submitit.AutoExecutor(folder=self.logs, cluster=self.cluster)
         self.executor.update_parameters(**({"timeout_min": 24 * 60, "name": "vitkit"} | dict(self.options)))
         self.running: dict[str, tuple[Any, Stopwatch]] = {}
@@ -175,6 +179,6 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals:
-            raise ValueError(f"--cluster {word!r}: give name=value, as in slurm_partition=gpu")
+            raise Error(f"--cluster {word!r}: give name=value, as in slurm_partition=gpu")
         options[name.strip()] = int(value) if value.strip().isdigit() else value.strip()
     return options

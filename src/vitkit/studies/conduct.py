@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vitkit.errors import Error
 from vitkit.experiment.folder import locked
 from vitkit.io.atomic import replace_file
 from vitkit.proportions import percent
@@ -48,7 +49,7 @@ class Where:
 
     def __post_init__(self):
         if self.on not in ("local", "ray", "slurm"):
-            raise ValueError(f"--on must be local, ray or slurm, not {self.on!r}")
+            raise Error(f"--on must be local, ray or slurm, not {self.on!r}")
 
 
 def run_study(request: Request, where: Where, emit: Emit) -> bool:
@@ -97,7 +98,7 @@ class Crews:
         found = drive(jobs, self.local())
         for outcome in found.values():
             if outcome.error:
-                raise ValueError(f"a step could not be timed: {outcome.error}")
+                raise Error(f"a training step could not be timed: {outcome.error}", code="study.value")
         return {kind: found[f"pace {i}"].value for i, kind in enumerate(kinds)}
 
     def crew(self) -> Any:

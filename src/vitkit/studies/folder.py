@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from vitkit.errors import Error
 from vitkit.io.atomic import replace_file
 from vitkit.recipes.recipe import flat
 from vitkit.studies.study import Plan, Trial, from_json, to_json
@@ -17,8 +18,16 @@ SHOWN = 5  # differences of two plans that are told
 def read_plan(out: Path) -> Plan:
     path = out / PLAN
     if not path.exists():
-        raise ValueError(f"{out} holds no study: there is no {PLAN} in it; give a folder of vitkit study run")
-    return from_json(path.read_text())
+        raise Error(
+            f"{out} holds no study: there is no {PLAN} in it; give the --out of vitkit study run",
+            code="study.unknown",
+        )
+    try:
+        return from_json(path.read_text())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Error(
+            f"{path} is damaged ({type(error).__name__}: {error}); give another --out", code="study.corrupt"
+        ) from None
 
 
 def remembered(out: Path, asked: Mapping[str, Any]) -> Plan | None:
@@ -28,8 +37,10 @@ def remembered(out: Path, asked: Mapping[str, Any]) -> Plan | None:
     old = read_plan(out)
     if old.asked != asked:
         keys = [k for k in (old.asked | dict(asked)) if old.asked.get(k) != asked.get(k)]
-        told = "; ".join(f"{k}: {old.asked.get(k)} -> {asked.get(k)}" for k in keys)
-        raise ValueError(f"{out} holds a study that was asked for otherwise ({told}); give another --out")
+        changed = "; ".join(f"{k}: {old.asked.get(k)} -> {asked.get(k)}" for k in keys)
+        raise Error(
+            f"{out} holds a study with other options ({changed}); give another --out", code="run.changed"
+        )
     return old
 
 
@@ -37,9 +48,12 @@ def claim(out: Path, plan: Plan) -> None:
     """The folder belongs to one plan: another is refused, with what differs."""
     path = out / PLAN
     if path.exists():
-        told = differences(from_json(path.read_text()), plan)
-        if told:
-            raise ValueError(f"{out} holds another plan ({'; '.join(told[:SHOWN])}); give another --out")
+        changed = differences(read_plan(out), plan)
+        if changed:
+            raise Error(
+                f"{out} holds another plan ({'; '.join(changed[:SHOWN])}); give another --out",
+                code="run.changed",
+            )
         return
     out.mkdir(parents=True, exist_ok=True)
     replace_file(path, lambda beside: beside.write_text(to_json(plan) + "\n"))

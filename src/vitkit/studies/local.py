@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
+from vitkit.errors import Error
 from vitkit.studies.drive import Job, Outcome, Stopwatch
 from vitkit.studies.work import Place
 from vitkit.training.runtime import cores
@@ -26,7 +27,7 @@ def places(device: str, processes: int | None, precision: str = "auto", compile:
     cuda = devices[0].startswith("cuda")
     count = processes or (min(A_GPU * len(devices), max(1, cores() // 2)) if cuda else max(1, cores() // 2))
     if count < 1:
-        raise ValueError(f"--processes must be at least 1, not {count}")
+        raise Error(f"--processes must be at least 1, not {count}")
     share = max(1, cores() // count)
     base = Place(
         precision=precision, workers=max(1, share - 1) if cuda else 0, threads=1 if cuda else share,
@@ -160,11 +161,12 @@ def serve(pipe: Connection, place: Place) -> None:
 
 
 def attempt(call: Any, arguments: tuple[Any, ...], place: Place) -> Outcome:
-    """What comes of a call; an error of any kind is told, and ends nothing else."""
+    """What comes of a call; an error of any kind is its outcome, and ends nothing else."""
     try:
         return Outcome(call(*arguments, place))
     except Exception as error:
-        return Outcome(error=f"{type(error).__name__}: {error}", trace=traceback.format_exc())
+        kind = error.code if isinstance(error, Error) else type(error).__name__
+        return Outcome(error=f"{kind}: {error}", trace=traceback.format_exc())
     finally:
         tidy(place)
 

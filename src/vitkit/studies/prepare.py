@@ -9,6 +9,7 @@ from typing import Any
 from vitkit.data.decode import BadImage, decode
 from vitkit.data.sources import Source, open_data
 from vitkit.data.splits import complete
+from vitkit.errors import Error
 from vitkit.evaluation.cost import TRAINING, forward_flops
 from vitkit.models.variants import configure, with_options
 from vitkit.options import parse_budget, part_of
@@ -45,20 +46,26 @@ class Request:
         named_study(self.study)
         parse_budget(self.budget)
         if not self.data:
-            raise ValueError("--data is missing: give what the models are to be trained on")
+            raise Error("--data is missing: give the data to train on", code="request.missing")
         if len(self.data) > 1 and self.study != "pretrain-sets":
-            raise ValueError(f"{self.study} takes one data set; only pretrain-sets compares several")
+            raise Error(
+                f"{self.study} takes one data set; only pretrain-sets compares several",
+                code="request.conflict",
+            )
         if self.seeds < 1:
-            raise ValueError(f"--seeds must be at least 1, not {self.seeds}")
+            raise Error(f"--seeds must be at least 1, not {self.seeds}")
         if self.scale not in ("mini", "paper"):
-            raise ValueError(f"--scale must be mini or paper, not {self.scale!r}")
+            raise Error(f"--scale must be mini or paper, not {self.scale!r}")
         if self.size is not None and not 0 <= self.size < LEVELS:
-            raise ValueError(f"--size must be 0 to {LEVELS - 1}, not {self.size}")
+            raise Error(f"--size must be 0 to {LEVELS - 1}, not {self.size}")
         if self.rows and self.scale != "paper":
-            raise ValueError("--rows are of Table 3, whose recipes --scale paper has; give both, or neither")
+            raise Error(
+                "--rows names rows of Table 3, which only --scale paper uses; give both, or neither",
+                code="request.conflict",
+            )
         if self.rows and (len(self.rows) != len(self.data) or set(self.rows) - set(SETS)):
             known = ", ".join(SETS)
-            raise ValueError(f"--rows {' '.join(self.rows)}: give one of {known} for each of --data")
+            raise Error(f"--rows {' '.join(self.rows)}: give one of {known} for each of --data")
 
     def asked(self) -> dict[str, Any]:
         """As a plan keeps it."""
@@ -131,7 +138,7 @@ def first_setting(request: Request, study: Study, seen: dict[str, Sight]) -> Set
     data = seen[request.data[0]]
     pixels = request.image_size or side_for(data.side, study.convolutions)
     if pixels % 16:
-        raise ValueError(f"--image-size {pixels}: give a multiple of 16, as in {max(16, pixels // 16 * 16)}")
+        raise Error(f"--image-size {pixels}: give a multiple of 16, as in {max(16, pixels // 16 * 16)}")
     patch = 4
     while patch < 16 and patch * 16 <= pixels:  # eight tokens along a side, if there are pixels for them
         patch *= 2

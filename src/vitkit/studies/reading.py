@@ -13,9 +13,8 @@ from vitkit.experiment.pages import rows as journal_rows
 from vitkit.experiment.run import MODEL
 from vitkit.inspection.similarity import position_similarity
 from vitkit.io.atomic import replace_file
-from vitkit.report.figures import draw_similarity, render
+from vitkit.report.figures import Point, draw_bars, draw_scores, draw_similarity, render
 from vitkit.report.html import Number
-from vitkit.report.study_curves import Point, draw_bars, draw_lines
 from vitkit.studies.fits import spread
 from vitkit.studies.folder import folder_of
 from vitkit.studies.study import Picture, Plan, Study
@@ -162,7 +161,7 @@ def figures_of(study: Study, rows: Sequence[Row], out: Path) -> list[dict[str, A
                 else lines_of(picture, study, rows)
             )
             entry["lines"] = lines
-            drawn = {"": draw_lines(lines, x_label=entry["x"], y_label=y, title=picture.title,
+            drawn = {"": draw_scores(lines, x_label=entry["x"], y_label=y, title=picture.title,
                                     log_x=picture.log_x)}  # fmt: skip
         stem = f"{study.name}-{len(told) + 1}"
         entry["files"] = {name: write_figure(f, out / "figures", stem, name) for name, f in drawn.items()}

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vitkit.errors import Error
 from vitkit.experiment.protocol import candidates
 from vitkit.recipes import RECIPES
 from vitkit.recipes import recipe as named
@@ -132,7 +133,7 @@ def row_for(table: str, model: str) -> str:
     for near in (model, *LIKE.get(model, ())):
         if f"{table}.{near}" in RECIPES:
             return f"{table}.{near}"
-    raise ValueError(f"Table 3 has no row for {model} on {table}, and none near it")
+    raise Error(f"Table 3 has no row for {model} on {table}, and none near it", code="study.value")
 
 
 def pretraining(s: Setting, arm: Arm, seed: int, *, row: str = "", table: str = "", **changes: Any) -> Recipe:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from vitkit.data.shelf import keep_batches
+from vitkit.errors import Error
 from vitkit.experiment.pace import Trial as Tried
 from vitkit.experiment.pace import seconds_an_image, seconds_to_prepare
 from vitkit.experiment.protocol import Protocol
@@ -94,7 +95,10 @@ def beginning(trial: Trial, out: Path) -> Path:
     """The model that a trial starts from."""
     model = folder_of(out, trial.needs) / MODEL
     if not model.exists():
-        raise ValueError(f"{trial.name} starts from {model}, which is not there: run the study as a whole")
+        raise Error(
+            f"{trial.name} starts from {model}, which does not exist: run the whole study",
+            code="weights.not-found",
+        )
     if not trial.resize:
         return model
     start = folder_of(out, trial.name) / START

@@ -21,8 +21,7 @@ from vitkit.models.variants import Model
 from vitkit.models.vit import ViT
 from vitkit.objectives.task import task_of
 from vitkit.proportions import percent, wilson, with_interval
-from vitkit.report.live import Live
-from vitkit.report.terminal import print_table, say
+from vitkit.report.terminal import Live, print_table, say
 from vitkit.serving.predict import evaluation_view, logits
 from vitkit.tasks.evaluate import matched
 from vitkit.tasks.use import Emit
@@ -48,7 +47,7 @@ def bias(
 ) -> None:
     """Several models on the same images with the same permutations and directions."""
     if images < 1:
-        raise ValueError(f"--images {images}: at least one image is looked at")
+        raise Error(f"--images {images}: give at least 1")
     models = {place: load_model(place, device) for place in places}
     splits = open_data(data)
     for place in places:  # only images that none of the models was trained on
@@ -102,16 +101,16 @@ def check(models: dict[str, Model], cells: Sequence[int], shifts: Sequence[int])
         task_of(model).check_head(model)
         if model.task != "classify":
             raise Error(
-                f"{place}: --bias is for models that give one label to an image, not for {model.task}",
-                code="model.unsupported",
+                f"{place}: --bias needs a model that gives one label to an image, not one for {model.task}",
+                code="inspection.unsupported",
             )
         h, w = model.config.image_size
         for g in cells:
             if g < 1 or h % g or w % g:
-                raise ValueError(f"--cells {g}: {place} sees {h} x {w} pixels, which {g} does not divide")
+                raise Error(f"--cells {g}: {place} sees {h} x {w} pixels, which {g} does not divide")
         for n in shifts:
             if not 0 <= n < min(h, w):
-                raise ValueError(f"--shifts {n}: {place} sees {h} x {w} pixels; give less than {min(h, w)}")
+                raise Error(f"--shifts {n}: {place} sees {h} x {w} pixels; give less than {min(h, w)}")
 
 
 def changes(cells: Sequence[int], shifts: Sequence[int], seed: int) -> dict[tuple[str, str], Change]:
@@ -143,7 +142,7 @@ def probe(
             right[key] += int((said == batch["label"]).sum())
         live.more(len(places))
     if not count:
-        raise ValueError(f"{source.name}: no image can be read")
+        raise Error(f"{source.name}: no image can be read", code="image.unreadable")
     found: dict[str, Any] = {"shuffled": {}, "shifted": {}}
     for (kind, much), number in right.items():
         if much:
@@ -161,7 +160,7 @@ def kind_of(model: Model) -> str:
 
 def write(folder: Path, facts: dict[str, Any]) -> None:
     """bias.json and the figure."""
-    from vitkit.report.figures import Panel, draw_lines, render  # matplotlib, only when it draws
+    from vitkit.report.figures import Panel, draw_panels, render  # matplotlib, only when it draws
 
     names = short_names(row["model"] for row in facts["models"])
 
@@ -177,7 +176,7 @@ def write(folder: Path, facts: dict[str, Any]) -> None:
         Panel("Image shifted", "Pixels", "Accuracy", lines("shifted", 0)),
     ]
     folder.mkdir(parents=True, exist_ok=True)
-    figure = draw_lines(panels, top=1.0)
+    figure = draw_panels(panels, top=1.0)
     for kind in ("png", "svg"):
         (folder / f"bias.{kind}").write_bytes(render(figure, kind))
     text = json.dumps(facts, indent=2) + "\n"

@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 
+from vitkit.errors import Error
 from vitkit.evaluation.cost import TRAINING, forward_flops, parameters, tpu_v3_core_days
 from vitkit.evaluation.throughput import images_per_second, largest_that_fits
 from vitkit.experiment.opened import short_names
 from vitkit.models.variants import Config, Model, skeleton, variant
 from vitkit.recipes import recipe as named
+from vitkit.recipes.pretrain import images_of
 from vitkit.recipes.recipe import Recipe
-from vitkit.report.live import Live
-from vitkit.report.terminal import print_table, say
+from vitkit.report.terminal import Live, print_table, say
 from vitkit.tasks.automatic import largest_batch
 from vitkit.tasks.use import Emit
 from vitkit.training.runtime import Runtime, choose
@@ -23,10 +24,6 @@ from vitkit.weights.load import load
 from vitkit.weights.published import PUBLISHED
 
 SIZES = (64, 128, 224, 384, 512)  # of the paper's Fig. 12
-IMAGES = {  # of the data sets that published recipes count their epochs in
-    "jft": 303_000_000, "i21k": 14_200_000, "imagenet": 1_281_167, "augreg-i21k": 14_200_000,
-    "augreg-i1k": 1_281_167, "plain": 1_281_167,
-}  # fmt: skip
 DAY = 86_400
 PICTURES = (".png", ".svg")
 
@@ -48,7 +45,7 @@ def cost(
     """Tables of what each model costs; `seconds` are spent at most on each measurement, and a little more."""
     check(sizes, rate, seconds, measure, out)
     r = named(recipe)
-    seen = images_seen(r, images)
+    seen = images_seen(r, images_of(recipe) if images is None else images)
     configs = {place: config_of(place) for place in models}
     runtime = choose(device, precision)
     rows = [{"model": place} | computed(place, config, r, seen) for place, config in configs.items()]
@@ -67,25 +64,25 @@ def cost(
 def check(sizes: Sequence[int], rate: float | None, seconds: float, measure: bool, out: Path | None) -> None:
     """Refuse before anything is measured."""
     if not sizes or min(sizes) < 1:
-        raise ValueError(
-            f"--sizes {' '.join(map(str, sizes))}: give one or more sizes in pixels, as in 224 384"
-        )
+        raise Error(f"--sizes {' '.join(map(str, sizes))}: give one or more sizes in pixels, as in 224 384")
     if not 0 < seconds < float("inf"):
-        raise ValueError(f"--seconds {seconds}: give the seconds of one measurement, more than 0")
+        raise Error(f"--seconds {seconds}: give how long one measurement takes, more than 0")
     if rate is not None and not 0 < rate < float("inf"):
-        raise ValueError(f"--rate {rate}: give TFLOP/s of one device in training, more than 0")
+        raise Error(f"--rate {rate}: give the TFLOP/s that one device reaches in training, more than 0")
     if out and out.suffix.lower() not in PICTURES:
-        raise ValueError(f"--out {out}: the figure is written as {' or '.join(PICTURES)}")
+        raise Error(f"--out {out}: the figure is written as {' or '.join(PICTURES)}")
     if out and not measure:
-        raise ValueError("--out draws what is measured: leave out --no-measure")
+        raise Error("--out draws the measurements: leave out --no-measure", code="request.conflict")
 
 
-def images_seen(r: Recipe, images: int | None) -> int:
+def images_seen(r: Recipe, images: int) -> int:
     """By a training of the recipe; one that counts in epochs needs the size of its data."""
-    count = images if images is not None else IMAGES.get(r.name.partition(".")[0], 0)
-    if r.length.steps is None and count < 1:
-        raise ValueError(f"recipe {r.name} is {r.length.epochs:g} epochs long: give --images N, of its data")
-    return r.length.in_steps(count, r.batch) * r.batch
+    if r.length.steps is None and images < 1:
+        raise Error(
+            f"recipe {r.name} is {r.length.epochs:g} epochs long: give --images N, the size of its data",
+            code="request.missing",
+        )
+    return r.length.in_steps(images, r.batch) * r.batch
 
 
 def config_of(place: str) -> Config:
@@ -99,8 +96,8 @@ def computed(place: str, config: Config, r: Recipe, seen: int) -> dict[str, Any]
     """What follows from the sizes alone, at the recipe's resolution."""
     try:
         at = replace(config, image_size=r.image_size)
-    except ValueError as error:
-        raise ValueError(f"{place} by recipe {r.name}: {error}") from None
+    except Error as error:
+        raise Error(f"{place} with recipe {r.name}: {error}", code=error.code) from None
     forward = forward_flops(at)
     total = TRAINING * forward * seen
     return {
@@ -207,7 +204,7 @@ def tell(told: dict[str, Any], measured: bool, rate: float | None) -> None:
 
 def draw(out: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Fig. 12: images a second and largest batch, by resolution."""
-    from vitkit.report.figures import Panel, draw_lines, render  # matplotlib, only when it draws
+    from vitkit.report.figures import Panel, draw_panels, render  # matplotlib, only when it draws
 
     names = short_names(row["model"] for row in rows)
 
@@ -222,4 +219,4 @@ def draw(out: Path, rows: Sequence[dict[str, Any]]) -> None:
         Panel("Memory", "Image side (pixels)", "Largest training batch", lines("largest_batch")),
     ]
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_bytes(render(draw_lines(panels, log=True), out.suffix[1:].lower()))
+    out.write_bytes(render(draw_panels(panels, log=True), out.suffix[1:].lower()))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.data.sources import Source
+from vitkit.errors import Error
 from vitkit.evaluation.fewshot import GRID, best_l2, choose_shots
 from vitkit.evaluation.neighbours import TEMPERATURE, neighbours
 from vitkit.evaluation.probe import probe
@@ -54,15 +55,16 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.figure is not None and self.figure.suffix.lower() not in FIGURES:
-            raise ValueError(f"--figure {self.figure}: give a file that ends in {' or '.join(FIGURES)}")
+            raise Error(f"--figure {self.figure}: give a file that ends in {' or '.join(FIGURES)}")
         if self.figure is not None and not self.figure.resolve().parent.is_dir():
-            raise ValueError(
-                f"--figure {self.figure}: there is no folder {self.figure.parent}; make it first"
+            raise Error(
+                f"--figure {self.figure}: there is no folder {self.figure.parent}; make it first",
+                code="file.not-found",
             )
         if self.seeds < 1 or any(shots < 1 for shots in self.shots):
-            raise ValueError(f"seeds and shots must be at least 1, not {self.seeds} and {self.shots}")
+            raise Error(f"seeds and shots must be at least 1, not {self.seeds} and {self.shots}")
         if self.knn is not None and self.knn < 1:
-            raise ValueError(f"--knn must be at least 1, not {self.knn}")
+            raise Error(f"--knn must be at least 1, not {self.knn}")
         assert self.grid  # an error now, where --l2 is none
 
     @property
@@ -120,8 +122,7 @@ def measured(
 
 def draw(told: dict[str, dict[str, Any]], path: Path) -> None:
     """Accuracy over shots: a panel a data set, a line a model."""
-    from vitkit.report.figures import render  # matplotlib, which is slow to import
-    from vitkit.report.study_curves import Point, draw_shots
+    from vitkit.report.figures import Point, draw_shots, render  # matplotlib, which is slow to import
 
     panels: dict[str, dict[str, list[Point]]] = {}
     models = short_names(told)
@@ -137,7 +138,7 @@ def draw(told: dict[str, dict[str, Any]], path: Path) -> None:
 def shots_of(name: str, train: Source, options: Options, loud: bool) -> tuple[int, ...]:
     """Those asked for; else the usual ones, without those that some class has too few images for."""
     if options.knn and options.knn > len(train):
-        raise ValueError(f"{name}: --knn {options.knn} neighbours among {len(train)} training images")
+        raise Error(f"{name}: --knn {options.knn} neighbours among {len(train)} training images")
     if options.shots:
         choose_shots(train.labels, max(options.shots), names=train.classes)  # an error before long work
         return tuple(sorted(set(options.shots)))

@@ -17,6 +17,7 @@ from torch import Tensor
 from vitkit.data.decode import BadImage, read
 from vitkit.data.formats import DATA_SUFFIXES
 from vitkit.data.sources import SUFFIXES, open_data, walk
+from vitkit.errors import Error
 from vitkit.experiment.opened import load_model
 from vitkit.inspection.distance import attention_distance
 from vitkit.inspection.filters import embedding_filters
@@ -28,8 +29,7 @@ from vitkit.inspection.summary import distance_facts, similarity_facts, uniform_
 from vitkit.io.atomic import replace_file
 from vitkit.models.vit import ViT, covered, dropped, grid_of
 from vitkit.options import parse_size
-from vitkit.report.live import Live
-from vitkit.report.terminal import printable, say, warn
+from vitkit.report.terminal import Live, printable, say, warn
 from vitkit.serving.predict import find_images
 from vitkit.tasks.drawings import draw_all
 from vitkit.tasks.look import label_of, ready, said, seen, upright
@@ -75,7 +75,7 @@ def inspect(
         warn(note)
     check_layer(model, layer)
     if images < 1:
-        raise ValueError(f"--images {images}: at least one image is looked at")
+        raise Error(f"--images {images}: give at least 1")
     wanted = [class_number(model, name) for name in classes]
     pictures = find_pictures(places) if places else None
     found, facts = Gathered(), facts_of(model, place, size)
@@ -139,7 +139,9 @@ def look_at(
         distance = mean_distance(model, views(model, pictures, size, unread, good, live.more))
     if not good:
         first = next(f"{name}: {why}" for name, why in unread.items())
-        raise ValueError(f"none of the {len(unread)} images can be read; the first, {first}")
+        raise Error(
+            f"none of the {len(unread)} images can be read; the first, {first}", code="image.unreadable"
+        )
     facts |= {"images": len(good), "unreadable": unread}
     if distance is None:
         found.skipped["attention_distance"] = "this model has depth 0: there is no attention in it"

@@ -5,7 +5,6 @@
 import os
 from base64 import b64encode
 from dataclasses import dataclass, field
-from html import escape
 from io import BytesIO
 from pathlib import Path
 
@@ -15,14 +14,16 @@ from torch import Tensor
 
 from vitkit.data.pictures import Picture, content_of
 from vitkit.data.views import apply, normalise
+from vitkit.errors import Error
 from vitkit.inspection.gather import check_layer, gather
 from vitkit.inspection.subject import class_number, transformer
 from vitkit.models.card import pair
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT, grid_of, in_patches
 from vitkit.objectives.task import task_of
-from vitkit.report.answers import in_one_line
+from vitkit.report.html import fill
 from vitkit.report.overlay import in_blocks, overlay
+from vitkit.report.terminal import in_one_line
 from vitkit.serving.predict import evaluation_view, logits
 
 
@@ -61,13 +62,12 @@ class Look:
         )
 
     def _repr_html_(self) -> str:
-        cells = "".join(
-            f'<figure style="margin:0 8px 8px 0;display:inline-block;text-align:center">'
-            f'<img src="data:image/png;base64,{b64encode(encoded(picture)).decode()}" '
-            f'alt="{escape(name)}" style="height:224px"><figcaption>{escape(name)}</figcaption></figure>'
-            for name, picture in self.panels()
-        )
-        return f"<div>{cells}<p>{escape(self.in_words())}</p></div>"
+        return self.html("panels")
+
+    def html(self, macro: str) -> str:
+        """The panels and the predictions by a macro of look.html."""
+        pictures = [(name, b64encode(encoded(picture)).decode()) for name, picture in self.panels()]
+        return str(fill("look.html", macro, pictures, self.in_words()))
 
     def _repr_png_(self) -> bytes:
         return self.drawn("png")
@@ -85,9 +85,8 @@ class Look:
         place = Path(path)
         kind = place.suffix.lower()
         if kind not in (".png", ".svg", ".html"):
-            raise ValueError(f"{place}: a look is saved as .png, .svg or .html")
-        page = f"<!doctype html><meta charset=utf-8>{self._repr_html_()}\n"
-        place.write_bytes(page.encode("utf-8", "replace") if kind == ".html" else self.drawn(kind[1:]))
+            raise Error(f"{place}: give a name that ends in .png, .svg or .html")
+        place.write_bytes(self.html("file").encode() if kind == ".html" else self.drawn(kind[1:]))
 
 
 def inspect(

@@ -283,6 +283,8 @@ def planned(request: Request, out: Path, old: Recipe | None, machine: Machine, o
         recipe = automatic.decide(recipe, rules(request), known, choices.add)
     runtime.share(recipe.batch)  # errors before anything takes time
     training_view(recipe)
+    if old is None:
+        recipe = automatic.decide(recipe, (automatic.fit_warmup,), known, choices.add)
     named = bool(override(request.recipe, request.options.set).weights)
     loader = load_here if only else load if named else automatic.load_default
     model = OneModel(partial(start_model, recipe, splits["train"], loader))
@@ -320,7 +322,7 @@ class Choices:
 def rules(request: Request) -> tuple[automatic.Rule, ...]:
     """The protocol has no early stop: it trains on the validation images in the end."""
     stop = () if request.protocol else (automatic.choose_stopping,)
-    return (*automatic.RECIPE_RULES, *stop, automatic.fit_warmup)
+    return (*automatic.RECIPE_RULES, *stop)
 
 
 def compared(

@@ -16,8 +16,7 @@ from vitkit.models.variants import Model
 from vitkit.models.vit import dropped
 from vitkit.objectives.task import Task, task_of
 from vitkit.options import parse_view
-from vitkit.report.answers import UNSURE
-from vitkit.report.terminal import console, csv_cell, print_table, printable, say, warn
+from vitkit.report.terminal import UNSURE, console, csv_cell, print_table, printable, say, warn
 from vitkit.serving.predict import Classifier, Prediction, find_images, predict_many
 from vitkit.tasks.sorting import Sorter
 from vitkit.tasks.use import Emit
@@ -105,10 +104,15 @@ def open_model(place: str, device: str, view: str, *, engine: str, calibrate: tu
     if not is_exported(place):
         return load_model(place, device, view)
     if device not in ("auto", "cpu"):
-        raise ValueError(f"--device {device}: {place} runs on the CPU; leave --device out")
+        raise Error(
+            f"--device {device}: {place} runs on the CPU; leave --device out", code="request.conflict"
+        )
     if engine != "auto" or calibrate:
         flag = "--calibrate" if calibrate else f"--engine {engine}"
-        raise ValueError(f"{flag}: {place} is an exported file and computes by itself; leave {flag} out")
+        raise Error(
+            f"{flag}: {place} is an exported file and computes by itself; leave {flag} out",
+            code="request.conflict",
+        )
     from vitkit.serving.exported import open_exported
 
     model = open_exported(place)
@@ -122,7 +126,7 @@ def sorter_for(model: Classifier, folder: Path) -> Sorter:
         raise Error(
             f"--sort-into {folder}: this model gives an image {given}, so no one folder is its own; "
             "use --json or --csv",
-            code="model.unsupported",
+            code="request.conflict",
         )
     labels = model.labels or tuple(str(number) for number in range(model.config.classes))
     return Sorter(folder, labels)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitkit.errors import Error
 from vitkit.experiment.pages import BIT, REPORT, drawing, gather, link, read, write_page
 from vitkit.experiment.predictions import tested_images
 from vitkit.report.compare_page import compare_page, protocol_page
@@ -28,7 +29,9 @@ def report(
     """Draw, write, and say where it is; `price_per_hour` of a device, where costs are shown."""
     folders = [Path(place) for place in places]
     if not folders:
-        raise ValueError("no run to report: give the folder of one, or of several to compare them")
+        raise Error(
+            "no run to report: give the folder of one, or of several to compare them", code="request.missing"
+        )
     if len(folders) == 1:
         path = draw(folders[0], out, price_per_hour)
     else:
@@ -58,9 +61,10 @@ def draw(folder: Path, out: Path | None, per_hour: float | None = None) -> Path:
     parts = [*sorted(folder.glob("rate-*")), folder / BIT, *sorted(folder.glob("seed-*"))]
     runs = [part for part in parts if (part / "recipe.json").exists()]
     if not runs:
-        raise ValueError(
+        raise Error(
             f"{folder}: no run there (no recipe.json, protocol.json or suite.json); "
-            "give the --out of a training"
+            "give the --out of a training",
+            code="run.not-found",
         )
     title = folder.resolve().name
     with drawing(folder):
@@ -72,7 +76,10 @@ def draw_suite(folder: Path, path: Path, per_hour: float | None = None) -> Path:
     """The suite's own page, with links to those of its tasks, which are drawn too."""
     suite: dict[str, Any] | None = read(folder / "suite.json")
     if suite is None:
-        raise ValueError(f"{folder / 'suite.json'}: not readable as JSON; run the suite again to write it")
+        raise Error(
+            f"{folder / 'suite.json'}: not readable as JSON; run the suite again to write it",
+            code="run.corrupt",
+        )
     links = {}
     with drawing(folder):
         for row in suite["tasks"]:
@@ -89,7 +96,9 @@ def compare(folders: Sequence[Path], path: Path, per_hour: float | None = None) 
     for folder in folders:
         seeds = [f for f in sorted(folder.glob("seed-*")) if (f / "recipe.json").exists()]
         if not seeds and not (folder / "recipe.json").exists():
-            raise ValueError(f"{folder}: no run there (no recipe.json); give the --out of a training")
+            raise Error(
+                f"{folder}: no run there (no recipe.json); give the --out of a training", code="run.not-found"
+            )
         runs += [folder] if (folder / "recipe.json").exists() else seeds
     with drawing(path):
         page = compare_page(gathered(runs, path, per_hour))
@@ -110,7 +119,10 @@ def gathered(runs: Sequence[Path], path: Path, per_hour: float | None = None) ->
 
 def checked(path: Path) -> Path:
     if path.is_dir():
-        raise ValueError(f"--out {path}: a folder; give the name of a file, as in {path / REPORT}")
+        raise Error(
+            f"--out {path}: a folder; give the name of a file, as in {path / REPORT}",
+            code="file.not-writable",
+        )
     if not path.resolve().parent.is_dir():
-        raise ValueError(f"--out {path}: there is no folder {path.parent}; make it first")
+        raise Error(f"--out {path}: there is no folder {path.parent}; make it first", code="file.not-found")
     return path

@@ -12,8 +12,9 @@ from typing import Any
 
 from vitkit.data.decode import read
 from vitkit.data.names import folded
+from vitkit.errors import Error
 from vitkit.io.atomic import naming
-from vitkit.report.answers import UNSURE
+from vitkit.report.terminal import UNSURE
 
 LONGEST = 150  # bytes of a folder's name, well below what file systems take
 NOT_IN_NAMES = set('/\\<>:"|?*')  # no part of a name here, or on the disks that photographs travel on
@@ -24,7 +25,10 @@ class Sorter:
 
     def __init__(self, folder: Path, labels: Iterable[str]):
         if folder.exists() and not folder.is_dir():
-            raise ValueError(f"--sort-into {folder}: a file; give a folder, or the name of a new one")
+            raise Error(
+                f"--sort-into {folder}: a file; give a folder, or the name of a new one",
+                code="file.not-writable",
+            )
         self.folder, self.names = folder, folder_names(labels)
         self.copied: Counter[str] = Counter()
         self.there: Counter[str] = Counter()
@@ -34,8 +38,9 @@ class Sorter:
         name = UNSURE if label is None else self.names[label]
         place = self.folder / name
         if place.is_symlink() or (place.exists() and not place.is_dir()):
-            raise ValueError(
-                f"{place}: no folder but a file or a link; remove it, or sort into another folder"
+            raise Error(
+                f"{place}: a file or a link, not a folder; remove it, or sort into another folder",
+                code="file.not-writable",
             )
         with naming(place):
             place.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ from typing import Any
 from vitkit.data.sources import open_data
 from vitkit.data.vtab import TASKS, read_task
 from vitkit.data.vtab.tasks import GROUPS
+from vitkit.errors import Error
 from vitkit.experiment.protocol import Protocol, called, candidates, check_seeds
 from vitkit.experiment.run import How
 from vitkit.experiment.start import open_splits, start_model
@@ -57,11 +58,14 @@ class Choice:
     def check(self, options: Training) -> None:
         check_seeds(self.seeds)
         if self.schedules and not self.one_setting:
-            raise ValueError("--schedules is for --one-setting; without it give --steps")
+            raise Error("--schedules is for --one-setting; without it give --steps", code="request.conflict")
         if self.one_setting and options.steps is not None:
-            raise ValueError("--one-setting compares --schedules N...; give these instead of --steps")
+            raise Error(
+                "--one-setting compares --schedules N...; give these instead of --steps",
+                code="request.conflict",
+            )
         if any(rate <= 0 for rate in self.rates) or any(steps < 1 for steps in self.schedules):
-            raise ValueError(f"--rates {self.rates} and --schedules {self.schedules} must be above 0")
+            raise Error(f"--rates {self.rates} and --schedules {self.schedules} must be above 0")
 
     def settings(self, entry: Entry, options: Training) -> dict[str, Recipe]:
         """What is compared for a task, by the folder of each run."""
@@ -159,11 +163,12 @@ def find(tasks: Sequence[str], root: str) -> tuple[list[Entry], list[str]]:
     missing = []
     wanted = tasks or tuple(TASKS)
     if not root and any(name in TASKS for name in wanted):
-        raise ValueError(
-            "the tasks of VTAB-1k need --data ROOT, the folder of their data sets (docs/vtab.md)"
+        raise Error(
+            "the tasks of VTAB-1k need --data ROOT, the folder of their data sets (docs/vtab.md)",
+            code="request.missing",
         )
     if root and not Path(root).is_dir():
-        raise ValueError(f"--data {root!r}: there is no such folder")
+        raise Error(f"--data {root!r}: there is no such folder", code="data.not-found")
     for name in dict.fromkeys(wanted):
         if name not in TASKS:
             entries.append(own(name))
@@ -179,17 +184,23 @@ def find(tasks: Sequence[str], root: str) -> tuple[list[Entry], list[str]]:
             )
     twice = {e.name for i, e in enumerate(entries) if any(e.name == other.name for other in entries[:i])}
     if twice:
-        raise ValueError(f"two tasks are called {', '.join(sorted(twice))}; rename one of the folders")
+        raise Error(
+            f"two tasks are called {', '.join(sorted(twice))}; rename one of the folders",
+            code="request.conflict",
+        )
     if not entries:
-        raise ValueError(f"none of these tasks has its data below {root}: {', '.join(missing)}")
+        raise Error(
+            f"none of these tasks has its data below {root}: {', '.join(missing)}", code="data.not-found"
+        )
     return entries, missing
 
 
 def own(place: str) -> Entry:
     """A user's folder, archive or manifest, split as `vitkit finetune` would."""
     if place != "digits" and not Path(place).exists():
-        raise ValueError(
-            f"no task {place!r}: neither data that is there, nor one of VTAB-1k's ({', '.join(TASKS)})"
+        raise Error(
+            f"no task {place!r}: neither data that is there, nor one of VTAB-1k's ({', '.join(TASKS)})",
+            code="data.not-found",
         )
     open_data(place)
     path = Path(place).absolute()

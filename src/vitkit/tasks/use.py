@@ -15,8 +15,7 @@ from vitkit.experiment.opened import load_model
 from vitkit.models.card import with_view
 from vitkit.models.variants import Model
 from vitkit.options import parse_view
-from vitkit.report.live import Live
-from vitkit.report.terminal import print_table, say, warn
+from vitkit.report.terminal import Live, print_table, say, warn
 from vitkit.training.runtime import data_workers
 
 Emit = Callable[[Any], None] | None

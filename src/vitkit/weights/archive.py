@@ -40,8 +40,9 @@ SAFE_DTYPES = {
     "BOOL": 1,
 }
 # what a file is, by its first bytes, when it is nothing that we read
+PICKLE = b"\x80"
 FOREIGN = {
-    b"\x80": "a bare pickle, which can run code; save the weights again with torch.save or as safetensors",
+    PICKLE: "a pickle file, which can run code; save the weights again with torch.save or as safetensors",
     b"7z\xbc\xaf": "a 7z archive; unpack it first, if you trust it",
     b"\x1f\x8b": "a gzip archive; unpack it first, if you trust it",
     b"\x93NUMPY": "a single .npy array, not a set of named arrays",
@@ -89,7 +90,8 @@ def open_arrays(path: Path) -> Arrays:
     elif len(start) > 8 and start[8:9] == b"{":
         reader = open_safetensors
     else:
-        raise MalformedFile(f"{path}: {what_it_is(start, size)}")
+        kind = UntrustedCheckpoint if start.startswith(PICKLE) else MalformedFile
+        raise kind(f"{path}: {what_it_is(start, size)}")
     try:
         return reader(path, size)
     except UntrustedCheckpoint:

@@ -3,11 +3,15 @@
 import copy
 import json
 import pickle
+import re
 from dataclasses import asdict, fields, replace
+from pathlib import Path
 
 import pytest
 from refusals import refused
 
+import vitkit
+from vitkit.data.sources import digits
 from vitkit.models.variants import configure, with_options
 from vitkit.options import Training, settings_of
 from vitkit.recipes import RECIPES, recipe
@@ -24,7 +28,7 @@ from vitkit.recipes.recipe import (
     settings,
     to_json,
 )
-from vitkit.tasks.automatic import given
+from vitkit.tasks.automatic import RECIPE_RULES, Circumstances, choose_stopping, decide, given
 
 
 def test_model_options_are_a_frozen_typed_value():
@@ -195,6 +199,32 @@ def test_settings_are_the_same_of_a_recipe_and_of_its_files_of_both_versions():
     before["model_options"] = options
     listed = json.loads(json.dumps(settings(r)))
     assert settings_of(now) == settings_of(before) == listed
-    assert listed["model_options"] == ",".join(options)
+    assert listed["model_options"] == options
     assert settings_of({"name": 3, "model_options": 4}) == {"name": 3, "model_options": 4}
     assert json.loads(json.dumps(asdict(r)))["model_options"]["blocks"] == [1, 2]
+
+
+def test_the_documentation_names_every_field_by_its_group():
+    text = (Path(__file__).parent.parent / "docs/recipes.md").read_text()
+    names = [name for name, own in GROUPED.items() if not own.startswith("model_options.")]
+    for part in ("schedule", "optimizer"):
+        names += [f"{part}.{field.name}" for field in fields(getattr(Recipe, part))]
+    assert [name for name in [*names, *AUTO] if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize("name", ["finetune", "scratch", "bit", "cifar10", "pretrain"])
+def test_choices_follow_auto_and_not_the_name(name):
+    known = Circumstances({"train": digits(), "val": digits()}, frozenset({"seed"}))
+    rules, notes = (*RECIPE_RULES, choose_stopping), []
+    chosen = decide(recipe(name), rules, known, notes.append)
+    renamed = decide(replace(recipe(name), name="mine"), rules, known, notes.append)
+    assert replace(renamed, name=name) == chosen
+    assert (chosen == recipe(name)) == (name == "pretrain"), "a recipe that leaves nothing open stays"
+    assert decide(replace(recipe(name), auto=()), rules, known, notes.append) == recipe(name)
+
+
+def test_no_code_asks_for_the_name_of_a_recipe():
+    asks = re.compile(r"\b(recipe|r)\.name (==|!=|in|not in)\s|\.name\.(startswith|partition)")
+    source = Path(vitkit.__file__).parent
+    lines = [line for path in source.rglob("*.py") for line in path.read_text().splitlines()]
+    assert [line for line in lines if asks.search(line) and "recipe" in line] == []
