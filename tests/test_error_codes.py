@@ -38,7 +38,6 @@ NOT_OURS = {  # what is raised besides Error, and why
     "OSError": "the system's, with the name of its file",
     "OutOfMemory": "of a frozen file; code_of knows its code",
     "Refusal": "the answer of the server, with its status",
-    "RemoteError": "the network's, an OSError",
     "RemoteProtocolError": "h11's",
     "Stopped": "a KeyboardInterrupt",
     "TimeoutError": "the system's",
@@ -47,22 +46,17 @@ FROZEN = {  # measured on a GPU as they are
     "models/epilogue.py", "training/optimizer.py", "training/runtime.py", "training/step.py",
 }  # fmt: skip
 LATER_FILES = {  # folders with files whose errors have no code yet: delete what has
-    "data": "decoded remote",
     "data/vtab": "matlab tfrecord",
-    "experiment": "features fingerprint folder frozen membership pages start terms",
     "recipes": "model_options recipe values",
-    "service": "attention inputs run served settings",
+    "service": "inputs run served settings",
     "serving": "agreement engines exported files graphs predict samples",
     "studies": "budget catalogue clusters conduct folder local prepare setting study work",
     "tasks": "bias cost export frozen inspect look predict report sorting suite",
-    "training": "checkpoint parts schedule trackers",
+    "training": "trackers",
     "weights": "archive card",
 }  # fmt: skip
 LATER_CODES = {  # codes that only those files use: delete those that are used
-    "network": "refused changed",
-    "weights": "unsupported",
-    "run": "finished locked",
-    "checkpoint": "mismatch",
+    "run": "finished",
     "device": "unavailable",
     "study": "unknown value corrupt",
     "engine": "unknown failed",

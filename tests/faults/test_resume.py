@@ -87,13 +87,14 @@ def test_B15_another_machine_is_allowed_and_told(what, begun, capfd, tally):
 
 def pretend(path: Path, what: str) -> None:
     """As if the checkpoint had been written elsewhere."""
+    from vitkit.io.hashing import sha256
     from vitkit.training import checkpoint
 
     facts = json.loads((path / "facts.json").read_text())
     facts["remember"]["machine"][what] = {"threads": 99, "torch": "0.1", "processes": 8}[what]
     (path / "facts.json").write_text(json.dumps(facts))
     hashes = json.loads((path / checkpoint.MANIFEST).read_text())
-    hashes["facts.json"] = checkpoint.sha256(path / "facts.json")
+    hashes["facts.json"] = sha256(path / "facts.json")
     (path / checkpoint.MANIFEST).write_text(json.dumps(hashes))
 
 

@@ -15,6 +15,7 @@ import saving
 from harness import operations, scaled
 from saving import NEW, OLD, change, count, elsewhere, loaded, save, state_at
 
+from vitkit.io.hashing import sha256
 from vitkit.training import checkpoint
 from vitkit.training.checkpoint import MANIFEST, CheckpointError, Saver, complete, latest
 
@@ -246,7 +247,7 @@ SWAPS = {
     "manifest of nothing": lambda newest, other: (newest / MANIFEST).write_text("{}"),
     "manifest that is a list": lambda newest, other: (newest / MANIFEST).write_text("[1, 2]"),
     "manifest without the part": lambda newest, other: (newest / MANIFEST).write_text(
-        json.dumps({"facts.json": checkpoint.sha256(newest / "facts.json")})
+        json.dumps({"facts.json": sha256(newest / "facts.json")})
     ),
     "extra part": lambda newest, other: shutil.copy(part(other), newest / "state-00001.safetensors"),
     "part of another step": lambda newest, other: shutil.copy(part(other), part(newest)),

@@ -159,13 +159,13 @@ def read(path: Path, images: int) -> Features:
     with safetensors.safe_open(path, "pt") as file:
         about = (file.metadata() or {}).get("vitkit", "").split()
         if len(about) != 3 or about[:2] != ["features", path.stem] or set(file.keys()) != {"x", "index"}:
-            raise ValueError("not a file of these features")
+            raise Error("not a file of these features", code="file.unreadable")
         found = Features(file.get_tensor("x"), file.get_tensor("index"))
     if content(found) != about[2]:
-        raise ValueError("damaged")
+        raise Error("damaged", code="file.unreadable")
     fits = found.x.ndim == 2 and found.x.dtype == torch.float32 and found.index.dtype == torch.int64
     if not fits or found.index.shape != found.x.shape[:1] or not 0 < len(found.index) <= images:
-        raise ValueError("not a file of these features")
+        raise Error("not a file of these features", code="file.unreadable")
     return found
 
 

@@ -52,7 +52,6 @@ def adapt(
             changes["representation"] = 0
     known = {f.name for f in fields(model.config)}
     config = replace(model.config, **{k: v for k, v in changes.items() if k in known})
-
     new = skeleton(config)
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     state |= resized(model, config)
@@ -63,9 +62,7 @@ def adapt(
     new.load_state_dict({name: state[name] for name in new.state_dict()}, assign=True)
     new.requires_grad_(True)
     new.labels = labels if classes is not None else model.labels
-    new.task = model.task if classes is None else "classify"
-    if multilabel:
-        new.task = "multilabel"
+    new.task = "multilabel" if multilabel else model.task if classes is None else "classify"
     new.preprocessing, new.origin = model.preprocessing, with_size_note(model.origin, config)
     return new.train(model.training)
 

@@ -206,7 +206,7 @@ def load_checkpoint(path: Path, state: TrainState) -> dict[str, Any]:
     files = [path / f"state-{rank:05d}.safetensors" for rank in range(len(facts["parts"]))]
     try:
         put_pieces(state, files, facts["parts"])
-    except KeyError as error:
+    except (Error, KeyError) as error:
         raise CheckpointError(
             f"{path}: is of another model ({error.args[0]}); give another --out, or delete it",
             code="checkpoint.mismatch",

@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from vitkit.errors import Error
 from vitkit.training.runtime import Runtime, local
 from vitkit.training.step import TrainState
 
@@ -83,7 +84,7 @@ def put_pieces(state: TrainState, files: Sequence[Path], parts: Sequence[Rows]) 
                 if begin < end:
                     found.append(cut[begin:end])
         if not found:
-            raise KeyError(f"{name} is missing")
+            raise Error(f"{name} is missing", code="checkpoint.mismatch")
         return torch.cat(found)
 
     shapes = {name: tuple(told[1:]) for rows in parts for name, told in rows.items()}
@@ -91,11 +92,14 @@ def put_pieces(state: TrainState, files: Sequence[Path], parts: Sequence[Rows]) 
     wanted = named(state)
     strange = stored.symmetric_difference(name for name in wanted if name.startswith("model."))
     if strange:
-        raise KeyError(f"{sorted(strange)[0].removeprefix('model.')} is not in both")
+        raise Error(f"{sorted(strange)[0].removeprefix('model.')} is not in both", code="checkpoint.mismatch")
     for name, tensor in wanted.items():
         if name.startswith(("model.", "average.")):
             if shapes.get(name) != tuple(tensor.shape):
-                raise KeyError(f"{name} has the shape {shapes.get(name)}, not {tuple(tensor.shape)}")
+                raise Error(
+                    f"{name} has the shape {shapes.get(name)}, not {tuple(tensor.shape)}",
+                    code="checkpoint.mismatch",
+                )
             with torch.no_grad():
                 copy_rows(read, name, tensor)
     put_optimizer(state.optimizer, read, shapes)
@@ -117,7 +121,10 @@ def put_optimizer(optimizer: torch.optim.Optimizer, read: Any, shapes: dict[str,
         if name.startswith("optimizer."):
             _, number, slot = name.split(".", 2)
             if int(number) >= len(parameters):
-                raise KeyError(f"the optimizer has {len(parameters)} parameters, not {int(number) + 1}")
+                raise Error(
+                    f"the optimizer has {len(parameters)} parameters, not {int(number) + 1}",
+                    code="checkpoint.mismatch",
+                )
             like = parameters[int(number)]
             if shape == tuple(like.shape):
                 made = torch.empty_like(like, requires_grad=False)
