@@ -41,8 +41,8 @@ def adapt(
         raise Error(f"there are {len(labels)} labels for {classes} classes", code="data.labels")
     for field in training:
         if field not in TRAINING or not isinstance(model, ViT):
-            known = ", ".join(TRAINING)
-            raise Error(f"adapt cannot change {field!r}, only {known} of a ViT", code="model.unsupported")
+            allowed = ", ".join(TRAINING)
+            raise Error(f"adapt cannot change {field!r}, only {allowed} of a ViT", code="model.unsupported")
     changes = training | ({} if resize is None else {"position_resize": resize})
     if image_size is not None:
         changes["image_size"] = pair(image_size)
