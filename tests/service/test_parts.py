@@ -17,6 +17,7 @@ from vitkit.data.views import View
 from vitkit.options import SERVICE, size_in_bytes
 from vitkit.service.batcher import Batcher, Job
 from vitkit.service.decoder import Decoder, Helper
+from vitkit.service.guard import Guard
 from vitkit.service.metrics import Metrics
 from vitkit.service.served import copied, marks, open_served, without_path
 from vitkit.service.settings import Settings, whole
@@ -184,6 +185,26 @@ def test_the_command_line_takes_the_numbers_that_the_service_takes():
     for size in (allowed.least - 1, allowed.largest + 1):
         with pytest.raises(ValueError, match=f"--max-bytes '{size}'"):
             size_in_bytes(f"{size}")
+
+
+@pytest.mark.parametrize(
+    ("host", "known"),
+    [
+        ("localhost", True), ("LOCALHOST:8000", True), ("[::1]:9", True), ("a.example.org:80", True),
+        ("A.B.Example.Org", True), ("[2001:db8::1]:443", True), ("example.org", False), ("", False),
+        ("badexample.org", False), ("a.example.org.evil", False), ("localhost:99999", False),
+        ("localhost:80:80", False), ("evil@localhost", False), ("localhost, evil", False),
+    ],
+)  # fmt: skip
+def test_a_host_is_known_by_its_names_alone(host, known):
+    settings = Settings(model="m", allow_host=("*.example.org", "[2001:db8::1]"))
+    guard = Guard(None, settings, Metrics(), lambda: False)
+    scope = {"type": "http", "headers": [(b"host", host.encode())]}
+    if known:
+        return guard.check_host(scope)
+    with refused("server.request", "--allow-host") as caught:
+        guard.check_host(scope)
+    assert caught.value.status == 400
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 0.5])
