@@ -37,7 +37,6 @@ NOT_OURS = {  # what is raised besides Error, and why
     "NotImplementedError": "Python's, of an interface",
     "OSError": "the system's, with the name of its file",
     "OutOfMemory": "of a frozen file; code_of knows its code",
-    "Refusal": "the answer of the server, with its status",
     "RemoteProtocolError": "h11's",
     "Stopped": "a KeyboardInterrupt",
     "TimeoutError": "the system's",
@@ -48,19 +47,16 @@ FROZEN = {  # measured on a GPU as they are
 LATER_FILES = {  # folders with files whose errors have no code yet: delete what has
     "data/vtab": "matlab tfrecord",
     "recipes": "model_options recipe values",
-    "service": "inputs run served settings",
-    "serving": "agreement engines exported files graphs predict samples",
-    "studies": "budget catalogue clusters conduct folder local prepare setting study work",
-    "tasks": "bias cost export frozen inspect look predict report sorting suite",
+    "report": "html",
+    "service": "inputs",
+    "studies": "study",
+    "tasks": "export",
     "training": "trackers",
     "weights": "archive card",
 }  # fmt: skip
 LATER_CODES = {  # codes that only those files use: delete those that are used
     "run": "finished",
     "device": "unavailable",
-    "study": "unknown value corrupt",
-    "engine": "unknown failed",
-    "server": "busy unauthorized request too-large failed not-found",
 }  # fmt: skip
 LATER = {f"{folder}/{name}.py" for folder, names in LATER_FILES.items() for name in names.split()}
 UNUSED = {f"{area}.{reason}" for area, reasons in LATER_CODES.items() for reason in reasons.split()}
@@ -85,7 +81,7 @@ MAKERS = {  # functions that return an error of ours
     node.name
     for tree in TREES.values()
     for node in ast.walk(tree)
-    if isinstance(node, ast.FunctionDef) and node.returns and ast.unparse(node.returns) in OURS | {"Refusal"}
+    if isinstance(node, ast.FunctionDef) and node.returns and ast.unparse(node.returns) in OURS
 }
 
 
