@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vitkit import build
+from vitkit.models.variants import build
 from vitkit.weights.save import save
 
 BARE = """

@@ -29,8 +29,8 @@ from gpu import CLASSES, Row, timed
 from torch import Tensor, nn
 
 from vitkit.data.views import normalise
-from vitkit.objectives.classify import ClassificationLoss
 from vitkit.serving.builders import compiler, fast_bf16
+from vitkit.tasks.classify import ClassificationLoss
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.runtime import PRECISIONS, Runtime, cores
 from vitkit.training.step import TrainState, update

@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from files_to_steps import save_jpegs
 from torchvision.io import ImageReadMode, decode_jpeg
 
-from vitkit.data.batches import train_batches
 from vitkit.data.decode import decode
+from vitkit.data.loader import train_batches
 from vitkit.data.order import Order
-from vitkit.data.sources import open_data
 from vitkit.data.views import View, inception_box
+from vitkit.datasets.opening import open_data
 from vitkit.training.runtime import cores
 
 SIZE = 224

@@ -43,16 +43,17 @@ try:
 except ImportError as error:
     raise SystemExit(f"{error}: vitkit is measured beside timm; install timm and torchvision") from None
 
-from vitkit.data.batches import AHEAD, BadFiles
-from vitkit.data.decoded import decoded
+from vitkit.data.decoded_cache import decoded
+from vitkit.data.loader import AHEAD, BadFiles
 from vitkit.data.order import Order
-from vitkit.data.sources import Source, open_data
-from vitkit.experiment.supply import supply
+from vitkit.data.sources import Source
+from vitkit.datasets.opening import open_data
 from vitkit.models.card import Preprocessing
-from vitkit.objectives.classify import ClassificationLoss
+from vitkit.models.recorded import WARM
 from vitkit.recipes.recipe import Recipe
+from vitkit.runs.batches import training_batches
+from vitkit.tasks.classify import ClassificationLoss
 from vitkit.training.optimizer import OptimizerConfig
-from vitkit.training.recorder import WARM
 from vitkit.training.runtime import Runtime, cores, seed_step
 from vitkit.training.step import Stepper, TrainState
 
@@ -155,7 +156,9 @@ def our_batches(options: argparse.Namespace, source: Source) -> Iterator[Any]:
     """Micro-batches on the device, as a run is fed."""
     recipe, runtime = our_recipe(options)
     given = (recipe, source, Order(len(source), recipe.batch, recipe.seed), Preprocessing(), runtime)
-    return supply(*given, start=0, workers=options.workers, bad=BadFiles(), waited=lambda seconds: None)
+    return training_batches(
+        *given, start=0, workers=options.workers, bad=BadFiles(), waited=lambda seconds: None
+    )
 
 
 def our_learner(options: argparse.Namespace) -> Learn:

@@ -22,8 +22,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import importable_peers  # noqa: F401
 
-from vitkit.experiment.run import run
 from vitkit.recipes import recipe
+from vitkit.runs.run import run
 from vitkit.training.runtime import choose
 from vitkit.training.schedule import Duration, Schedule
 

@@ -28,16 +28,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.evaluation.cost import forward_flops
-from vitkit.models.recorded import Recorded
+from vitkit.metrics.cost import forward_flops
+from vitkit.models.recorded import WARM, Recorded
 from vitkit.models.variants import Model, configure, fresh
-from vitkit.objectives.classify import ClassificationLoss
 from vitkit.serving.builders import build_engine
 from vitkit.serving.cudagraph import Graphed
 from vitkit.serving.remembered import Memory
-from vitkit.training.objectives import Batch
+from vitkit.tasks.classify import ClassificationLoss
+from vitkit.tasks.task import Batch
 from vitkit.training.optimizer import OptimizerConfig
-from vitkit.training.recorder import WARM
 from vitkit.training.runtime import Runtime
 from vitkit.training.step import Begun, Stepper, TrainState
 

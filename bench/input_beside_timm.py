@@ -32,11 +32,12 @@ import importable_peers  # noqa: F401
 import timm
 import timm.data
 
-from vitkit.data.batches import train_batches
-from vitkit.data.decoded import decoded
+from vitkit.data.decoded_cache import decoded
+from vitkit.data.loader import train_batches
 from vitkit.data.order import Order
-from vitkit.data.sources import Source, open_data
+from vitkit.data.sources import Source
 from vitkit.data.views import View, apply, inception_box
+from vitkit.datasets.opening import open_data
 
 VIEW = View(size=(224, 224), crop="inception", flip=True)
 CASES = {"500x375": (375, 500), "2000x1500": (1500, 2000)}

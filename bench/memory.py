@@ -2,7 +2,7 @@
 
     python bench/memory.py --device cuda
 
-Each row: the bytes that `vitkit.evaluation.memory` foretells, the peak that torch counts over three steps,
+Each row: the bytes that `vitkit.metrics.cost` foretells, the peak that torch counts over three steps,
 and their ratio.
 """
 
@@ -11,9 +11,9 @@ import gc
 
 import torch
 
-from vitkit.evaluation.memory import training_memory
+from vitkit.metrics.cost import training_memory
 from vitkit.models.variants import fresh, skeleton, variant
-from vitkit.objectives.classify import ClassificationLoss
+from vitkit.tasks.classify import ClassificationLoss
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.runtime import Runtime
 from vitkit.training.step import TrainState, update

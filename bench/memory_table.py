@@ -1,4 +1,4 @@
-"""The table of docs/scale.md: memory of one GPU by the formula of vitkit/evaluation/memory.py, as markdown.
+"""The table of docs/scale.md: memory of one GPU by the formula of vitkit/metrics/cost.py, as markdown.
 
     python bench/memory_table.py
     python bench/memory_table.py --models ViT-L/16 --batch 1024 --gpus 1 8 --memory 141
@@ -9,7 +9,7 @@ Adam, bfloat16, 224 pixels, 1,000 classes. Nothing is allocated, so it runs anyw
 import argparse
 from bisect import bisect_right
 
-from vitkit.evaluation.memory import Memory, training_memory
+from vitkit.metrics.cost import Memory, training_memory
 from vitkit.models.variants import Model, skeleton, variant
 
 MODELS = ("ViT-B/16", "ViT-L/16", "ViT-H/14", "ViT-g/14", "ViT-G/14")

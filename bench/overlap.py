@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from crew import together
 
 from vitkit.models.variants import configure, fresh
-from vitkit.objectives.classify import ClassificationLoss
+from vitkit.tasks.classify import ClassificationLoss
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.room import CAREFUL
 from vitkit.training.runtime import Runtime

@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import importable_peers  # noqa: F401
 
-from vitkit.demo.models import NAMES, randomised
+from vitkit.commands.demo import NAMES, randomised
 from vitkit.weights.convert import convert
 from vitkit.weights.save import save
 

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import torch
 
-from vitkit.experiment.run import How, Result, run
 from vitkit.recipes import recipe
 from vitkit.recipes.recipe import Recipe, override
+from vitkit.runs.folder import Result, RunOptions
+from vitkit.runs.run import run
 from vitkit.training.runtime import Runtime, choose
 from vitkit.training.schedule import Duration
 
@@ -76,7 +77,7 @@ def peak(device: str) -> float:
 
 
 def one(options: argparse.Namespace, kind: str, seed: int, runtime: Runtime, best: float) -> dict:
-    how = How(workers=options.workers, quiet=True)
+    how = RunOptions(workers=options.workers, quiet=True)
     folder = options.out / kind / f"seed-{seed}"
 
     def go(r: Recipe, name: str) -> Result:

@@ -3,7 +3,7 @@
     python bench/scale.py --measured ViT-L/16=1347
     python bench/scale.py --measured ViT-L/16=1347 ViT-H/14=500 --images 64 --between 25e9 --json out.json
 
-The formula is vitkit/evaluation/scaleout.py. A model that was not measured is taken to use as much of the GPU
+The formula is vitkit/metrics/speed.py. A model that was not measured is taken to use as much of the GPU
 as the first that was: its pace by FLOPs. Adam, bfloat16, 224 pixels, 1,000 classes. Nothing is run.
 """
 
@@ -12,9 +12,8 @@ import json
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from vitkit.evaluation.cost import PEAKS, TRAINING, forward_flops
-from vitkit.evaluation.memory import training_memory
-from vitkit.evaluation.scaleout import SPREADS, Links, Work, limit, spread_over
+from vitkit.metrics.cost import PEAKS, TRAINING, forward_flops, training_memory
+from vitkit.metrics.speed import SPREADS, Links, Work, limit, spread_over
 from vitkit.models.variants import Model, skeleton, variant
 
 MODELS = ("ViT-L/16", "ViT-H/14")

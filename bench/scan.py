@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 
 from vitkit.data.doctor import examine
-from vitkit.data.sources import open_data, walk
+from vitkit.data.sources import walk
+from vitkit.datasets.opening import open_data
 
 
 def build(root: Path, files: int, classes: int) -> None:

@@ -26,7 +26,7 @@ CLASSES = 21_843
 
 def labels_of(entries: int, several: bool) -> Any:
     """Class i % C; with several, for three of ten images the class after it, too."""
-    from vitkit.data.sparse import SparseLabels
+    from vitkit.data.sparse_labels import SparseLabels
 
     number = np.arange(entries)
     if not several:
@@ -79,7 +79,7 @@ def peak() -> float:
 
 def measure(folder: Path) -> dict[str, float]:
     from vitkit.data.order import Order
-    from vitkit.data.sources import open_data
+    from vitkit.datasets.opening import open_data
 
     before, began = resident(), time.perf_counter()
     source = open_data(folder)["train"]

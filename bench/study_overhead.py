@@ -15,11 +15,10 @@ from pathlib import Path
 
 import torch
 
-from vitkit.experiment.run import Work
-from vitkit.studies.drive import Job, Outcome, drive
-from vitkit.studies.local import attempt
+from vitkit.runs.run import Trainer
+from vitkit.studies.executor import Job, Outcome, attempt, drive
 from vitkit.studies.prepare import Request, make_plan
-from vitkit.studies.work import Place, perform
+from vitkit.studies.trial import Place, perform
 
 
 class Inline:
@@ -47,7 +46,7 @@ class Inline:
 
 def timed(name: str, spent: dict[str, float]) -> None:
     """Add up what a part of a run takes."""
-    part = getattr(Work, name)
+    part = getattr(Trainer, name)
 
     def call(*args, **options):
         begun = time.perf_counter()
@@ -56,7 +55,7 @@ def timed(name: str, spent: dict[str, float]) -> None:
         finally:
             spent[name] = spent.get(name, 0.0) + time.perf_counter() - begun
 
-    setattr(Work, name, call)
+    setattr(Trainer, name, call)
 
 
 def main() -> None:

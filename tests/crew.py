@@ -19,7 +19,7 @@ from vitkit.training.schedule import Duration
 OPTIONS = ("width=32", "depth=2", "heads=2", "hidden=32")
 PATIENCE = 150.0
 forks = multiprocessing.get_context("forkserver")
-forks.set_forkserver_preload(["vitkit.experiment.run", "torch.distributed.fsdp", "torch._dynamo"])
+forks.set_forkserver_preload(["vitkit.runs.run", "torch.distributed.fsdp", "torch._dynamo"])
 
 
 def small(steps: int = 40, **changes: Any) -> Recipe:
@@ -76,38 +76,40 @@ def go(runtime: Runtime, recipe: Recipe, out: Path, options: dict[str, Any]) -> 
     """One process of a run: workers and save_aside as How has them, `stop` a step at which one is told to
     stop, `save` the seconds between checkpoints. Comes back with the result, or the step of the stop.
     """
-    from vitkit.experiment import run as experiment
-    from vitkit.experiment.folder import Interrupted
+    from vitkit.runs import folder
+    from vitkit.runs import run as experiment
+    from vitkit.runs.folder import Interrupted
 
     options = {"workers": 0, "max_bad": 0.2} | options
     stop, experiment.SAVE_SECONDS = options.pop("stop", None), options.pop("save", 300.0)
     note_batches(runtime.rank, out)
-    watch = experiment.Work.watch
+    watch = experiment.Trainer.watch
 
     def stopping(self: Any, state: Any, metrics: Any) -> bool:
         if state.step == stop and runtime.rank == runtime.world - 1:  # one hears it, all answer
             os.kill(os.getpid(), signal.SIGTERM)
         return watch(self, state, metrics)
 
-    experiment.Work.watch = stopping
+    experiment.Trainer.watch = stopping
     try:
-        return experiment.run(recipe, out, runtime, experiment.How(quiet=True, **options)).to_json()
+        return experiment.run(recipe, out, runtime, folder.RunOptions(quiet=True, **options)).to_json()
     except Interrupted:
         return {"stopped": stop}
 
 
 def in_bfloat16(runtime: Runtime, recipe: Recipe, out: Path) -> None:
     """For a process of its own: where a CPU has no such products, torch multiplies otherwise ever after."""
-    from vitkit.experiment.run import How, run
+    from vitkit.runs.folder import RunOptions
+    from vitkit.runs.run import run
 
-    run(recipe, out, replace(runtime, precision="bf16"), How(workers=0, quiet=True))
+    run(recipe, out, replace(runtime, precision="bf16"), RunOptions(workers=0, quiet=True))
 
 
 def note_batches(rank: int, out: Path) -> None:
     """From now on each process writes down which samples it trains on, where they stand, and their pixels."""
-    from vitkit.experiment import run as experiment
+    from vitkit.runs import batches
 
-    supply = experiment.supply
+    supply = batches.training_batches
 
     def noted(*args: Any, start: int, **options: Any) -> Any:
         with (out / f"seen-{rank}.jsonl").open("a") as file:
@@ -120,7 +122,7 @@ def note_batches(rank: int, out: Path) -> None:
                 file.flush()
                 yield pieces
 
-    experiment.supply = noted
+    batches.training_batches = noted
 
 
 def batches(out: Path) -> dict[int, list[list[Any]]]:

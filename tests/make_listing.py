@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import vitkit
-from vitkit import catalogue
+from vitkit.commands import catalogue
 from vitkit.listing import TABLE
 from vitkit.recipes import RECIPES
 from vitkit.recipes.finetune import RECIPES as FINETUNING
-from vitkit.studies.catalogue import listed
+from vitkit.studies.scale import listed
 
 
 def computed() -> dict[str, Any]:

@@ -12,11 +12,11 @@ from PIL import Image
 from test_changed_data import TINY
 from test_cli import run
 
-from vitkit.data.sources import open_data
 from vitkit.data.splits import complete, fingerprints
-from vitkit.experiment.fingerprint import remembered_splits
+from vitkit.datasets.opening import open_data
 from vitkit.io.lock import locked
 from vitkit.options import Training
+from vitkit.runs.fingerprint import remembered_splits
 from vitkit.training.journal import Journal
 from vitkit.training.schedule import Schedule, stage_at, stages
 
@@ -172,11 +172,11 @@ def test_grown_data_is_counted_and_both_commands_that_are_offered_work(home, cap
     assert again() == 0 and "already finished" in capsys.readouterr().out
 
 
-@pytest.mark.control("vitkit.experiment.start.remembered_splits")
+@pytest.mark.control("vitkit.runs.build.remembered_splits")
 def test_control_without_the_memory_of_its_split_test_images_are_trained_on(home, switched_off):
     old = {mark for mark, split in remembered_splits(home / "runs/pics").items() if split == "test"}
     paint(home / "pics", 15, seed=1, first=100)
-    switched_off("vitkit.experiment.start.remembered_splits", lambda out: {})
+    switched_off("vitkit.runs.build.remembered_splits", lambda out: {})
     assert again("--accept-changed-data") == 0
     train = complete(open_data("pics"))["train"]
     assert set(map(bytes, fingerprints(train))) & old
@@ -334,7 +334,7 @@ def test_the_words_of_options_give_the_same_options(monkeypatch):
 
 def test_an_out_below_a_file_is_refused_at_once(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("x")
-    monkeypatch.setattr("vitkit.tasks.plan.seconds_a_step", None)  # nothing is timed
+    monkeypatch.setattr("vitkit.planning.plan.seconds_a_step", None)  # nothing is timed
     for out in (tmp_path / "file", tmp_path / "file" / "run"):
         assert run("finetune", "digits", "--model", "ViT-Ti/4", "--out", out) == 2
         assert f"--out {out}" in capsys.readouterr().err

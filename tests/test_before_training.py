@@ -13,8 +13,8 @@ from PIL import Image
 from test_cli import run
 from test_tasks import TINY
 
-from vitkit.experiment.folder import remains
-from vitkit.tasks import plan as planning
+from vitkit.planning import plan as planning
+from vitkit.runs.folder import remains
 
 
 def draw(place: Path, count: int, seed: int = 0) -> None:
@@ -129,14 +129,14 @@ def interrupted(*_, **__):
 
 
 def test_ctrl_c_before_anything_was_kept_says_so(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("vitkit.experiment.run.preflight", interrupted)
+    monkeypatch.setattr("vitkit.runs.run.preflight", interrupted)
     assert run("finetune", "digits", "--out", tmp_path / "run", *TINY) == 128 + signal.SIGINT
     told = capsys.readouterr().err
     assert "nothing was kept" in told and "goes on from" not in told
 
 
 def test_ctrl_c_after_a_checkpoint_names_its_step(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("vitkit.experiment.run.Work.finish", interrupted)
+    monkeypatch.setattr("vitkit.runs.run.Trainer.finish", interrupted)
     assert run("finetune", "digits", "--out", tmp_path / "run", *TINY) == 128 + signal.SIGINT
     assert "goes on from step 6" in capsys.readouterr().err
     assert "goes on with what was kept" in remains(tmp_path), "as in the folder of a protocol"
@@ -146,7 +146,7 @@ def test_ctrl_c_while_data_is_opened_is_answered_by_the_command(tmp_path):
     for name in "ab":
         draw(tmp_path / "data" / name, 20)
     code = (
-        "import signal, time, vitkit.experiment.start as s\n"
+        "import signal, time, vitkit.runs.build as s\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def slow(*a, **k): print('here', flush=True); time.sleep(60)\n"
         "s.complete = slow\nfrom vitkit.cli import main; main()"

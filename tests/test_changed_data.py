@@ -12,11 +12,11 @@ import pytest
 from PIL import Image
 from test_cli import run
 
-from vitkit.data.shards import shard
-from vitkit.data.sources import Source, open_data
-from vitkit.experiment import fingerprint
-from vitkit.experiment.changes import Listing, differences
-from vitkit.experiment.fingerprint import FILE, check_data, summary
+from vitkit.data.sources import Source
+from vitkit.datasets.opening import open_data, shard
+from vitkit.runs import fingerprint
+from vitkit.runs.changes import Listing, differences
+from vitkit.runs.fingerprint import FILE, check_data, summary
 from vitkit.training.runtime import Runtime
 
 COLOURS = {"apple": (220, 20, 20), "grass": (20, 200, 20), "lemon": (220, 220, 20), "sky": (30, 60, 220)}
@@ -139,7 +139,7 @@ def test_a_renamed_class_keeps_its_number_so_that_the_run_is_as_good_as_before(h
     (home / "run/result.json").unlink()
     assert resume() == 0, "the number is remembered"
     assert accuracy(home / "run") == 1.0
-    from vitkit import load
+    from vitkit.weights.load import load
 
     assert load(home / "run/model.safetensors").labels == ("red apple", "grass", "lemon", "sky")
 

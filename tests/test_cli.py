@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import vitkit
-from vitkit.cli import VERBS, main
+from vitkit.cli.verbs import VERBS, main
 
 
 def run(*arguments) -> int:
@@ -140,9 +140,9 @@ def test_convert_leaves_what_exists_unless_told(npz, tmp_path, capsys):
 
 def test_convert_fails_above_tolerance_and_writes_nothing(npz, tmp_path, capsys, monkeypatch):
     """A peer that computes something else must be noticed: here one whose LayerNorm has another epsilon."""
-    from vitkit.weights import peers
+    from vitkit.weights import parity
 
-    right = peers.timm_vit
+    right = parity.timm_vit
 
     def wrong(config):
         peer = right(config)
@@ -151,7 +151,7 @@ def test_convert_fails_above_tolerance_and_writes_nothing(npz, tmp_path, capsys,
                 module.eps = 1e-2
         return peer
 
-    monkeypatch.setattr(peers, "timm_vit", wrong)
+    monkeypatch.setattr(parity, "timm_vit", wrong)
     assert run("convert", npz, tmp_path / "out.pth", "--format", "timm") == 1
     out = capsys.readouterr().out
     assert "NOT EQUAL" in out and "nothing was written" in out
@@ -186,7 +186,7 @@ def test_mistakes_get_a_message_and_code_2_and_no_traceback(arguments, code, mes
 
 @pytest.mark.slow
 def test_the_demos_journey_ends_where_it_began():
-    from vitkit.demo.models import JOURNEYS, journey
+    from vitkit.commands.demo import JOURNEYS, journey
 
     legs = journey("ViT-Ti/16", JOURNEYS["ViT-Ti/16"])
     assert [leg["format"] for leg in legs] == ["official", "timm", "hf", "torchvision", "vitkit"]

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from vitkit import cli
+from vitkit.cli import verbs
 from vitkit.telemetry import OFF
 
 CALLS = "connect,sendto,sendmsg,sendmmsg"
@@ -140,7 +140,7 @@ def test_the_demonstration_asks_no_other_host(place):
 
 def test_every_verb_is_walked_through():
     walked = {words[0] for words in REST} | {"serve", "demo"}
-    assert walked == set(cli.VERBS)
+    assert walked == set(verbs.VERBS)
 
 
 def test_the_trace_sees_a_look_up_and_a_connection(place):

@@ -9,8 +9,8 @@ from PIL import Image
 from test_cli import run
 
 import vitkit
-from vitkit.evaluation import throughput
-from vitkit.evaluation.throughput import images_per_second, largest_that_fits
+from vitkit.metrics import speed
+from vitkit.metrics.speed import images_per_second, largest_that_fits
 
 
 def cost(capsys, *words, code: int = 0) -> dict:
@@ -87,7 +87,7 @@ def test_the_largest_that_fits_is_found_to_a_sixteenth(limit):
 def test_the_best_batch_wins_and_what_does_not_fit_ends_the_search(monkeypatch):
     """By a clock of its own: a batch takes 4 ms, however many images it has."""
     clock = [0.0]
-    monkeypatch.setattr(throughput.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(speed.time, "monotonic", lambda: clock[0])
 
     def run(count):
         if count > 4:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.experiment.folder import MAY_CHANGE
+from vitkit.runs.folder import MAY_CHANGE
 
 ROOT = Path(__file__).parent.parent
 DOCS = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]

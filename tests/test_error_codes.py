@@ -14,8 +14,8 @@ import pytest
 
 import vitkit
 from vitkit import errors
-from vitkit.data.batches import TooManyBad
 from vitkit.data.decode import BadImage, read
+from vitkit.data.loader import TooManyBad
 from vitkit.errors import CODES, Error, WrongType, code_of
 from vitkit.training.room import OutOfMemory
 from vitkit.training.step import Diverged
@@ -45,14 +45,14 @@ FROZEN = {  # measured on a GPU as they are
     "models/epilogue.py", "training/optimizer.py", "training/runtime.py", "training/step.py",
 }  # fmt: skip
 LATER_FILES = {  # folders with files whose errors have no code yet: delete what has
-    "data/vtab": "matlab tfrecord",
+    "datasets": "matlab tfrecord",
     "recipes": "model_options recipe values",
     "report": "html",
-    "service": "inputs",
+    "server": "inputs",
     "studies": "study",
-    "tasks": "export",
+    "commands": "export",
     "training": "trackers",
-    "weights": "archive card",
+    "weights": "untrusted card",
 }  # fmt: skip
 LATER_CODES = {  # codes that only those files use: delete those that are used
     "run": "finished",

@@ -10,8 +10,8 @@ from PIL import Image
 from test_cli import run
 from test_tasks import TINY
 
-from vitkit.data.sources import open_data
 from vitkit.data.splits import complete
+from vitkit.datasets.opening import open_data
 
 CLASSES = ("cat", "dog", "emu")
 

@@ -14,11 +14,11 @@ from refusals import refused
 from safetensors.torch import load_file
 
 import vitkit
-from vitkit.experiment.folder import Interrupted
-from vitkit.experiment.run import How, run
 from vitkit.io.lock import locked
 from vitkit.recipes import RECIPES, recipe
 from vitkit.recipes.recipe import Recipe, from_json, override, to_json
+from vitkit.runs.folder import Interrupted, RunOptions
+from vitkit.runs.run import run
 from vitkit.training.checkpoint import CheckpointError, complete, latest
 from vitkit.training.runtime import Runtime
 from vitkit.training.schedule import Duration
@@ -50,7 +50,7 @@ def rows(out: Path) -> list[dict]:
 
 
 def go(out: Path, r: Recipe, **options):
-    return run(r, out, Runtime(), How(quiet=True, **({"workers": 0} | options)))
+    return run(r, out, Runtime(), RunOptions(quiet=True, **({"workers": 0} | options)))
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +83,9 @@ class Killed(Exception):
 
 def noting(monkeypatch, scores=(), die_at: int = 0) -> list[dict[str, torch.Tensor]]:
     """The weights of every evaluation on val; `scores` take the place of its accuracy, one after another."""
-    from vitkit.experiment import run as experiment
+    from vitkit.runs import run as experiment
 
-    real, seen = experiment.Work.evaluate, []
+    real, seen = experiment.Trainer.evaluate, []
 
     def evaluate(self, split):
         found = real(self, split)
@@ -96,7 +96,7 @@ def noting(monkeypatch, scores=(), die_at: int = 0) -> list[dict[str, torch.Tens
             found = replace(found, top1=scores[len(seen) - 1]) if scores else found
         return found
 
-    monkeypatch.setattr(experiment.Work, "evaluate", evaluate)
+    monkeypatch.setattr(experiment.Trainer, "evaluate", evaluate)
     return seen
 
 
@@ -140,7 +140,7 @@ def test_a_run_killed_before_its_last_evaluation_ends_like_the_straight_one(tmp_
     recipe = tiny(patience=100, optimizer=replace(tiny().optimizer, average=average))
     go(tmp_path / "whole", recipe)
     with monkeypatch.context() as patch:
-        patch.setattr("vitkit.experiment.run.SAVE_SECONDS", 0.0)
+        patch.setattr("vitkit.runs.run.SAVE_SECONDS", 0.0)
         noting(patch, die_at=12)
         with pytest.raises(Killed):
             go(tmp_path / "killed", recipe)
@@ -152,11 +152,13 @@ def test_a_run_killed_before_its_last_evaluation_ends_like_the_straight_one(tmp_
 
 def test_an_earlier_versions_run_evaluates_its_end_once(tmp_path, monkeypatch):
     """Its last checkpoint is of the last step, and was never evaluated."""
-    from vitkit.experiment import run as experiment
+    from vitkit.runs import run as experiment
 
-    recipe, seen, real = tiny(patience=100), noting(monkeypatch, [0.4, 0.5, 0.6]), experiment.Work.validate
+    recipe, seen, real = tiny(patience=100), noting(monkeypatch, [0.4, 0.5, 0.6]), experiment.Trainer.validate
     with monkeypatch.context() as patch:
-        patch.setattr(experiment.Work, "validate", lambda self: real(self) if self.state.step < 12 else None)
+        patch.setattr(
+            experiment.Trainer, "validate", lambda self: real(self) if self.state.step < 12 else None
+        )
         go(tmp_path, recipe)
     assert len(seen) == 2 and equal(weights(tmp_path), seen[1])
     go(tmp_path, recipe)
@@ -172,9 +174,9 @@ def test_workers_change_nothing(straight, tmp_path, workers):
 
 @pytest.mark.parametrize("at", [1, 4, 11, 12])
 def test_a_run_stopped_by_a_signal_ends_like_the_straight_one(straight, tmp_path, at, monkeypatch):
-    from vitkit.experiment import run as experiment
+    from vitkit.runs import run as experiment
 
-    real = experiment.Work.watch
+    real = experiment.Trainer.watch
 
     def watch(self, state, metrics):
         if state.step == at:
@@ -182,7 +184,7 @@ def test_a_run_stopped_by_a_signal_ends_like_the_straight_one(straight, tmp_path
         return real(self, state, metrics)
 
     with monkeypatch.context() as patch:
-        patch.setattr(experiment.Work, "watch", watch)
+        patch.setattr(experiment.Trainer, "watch", watch)
         with pytest.raises(Interrupted, match="SIGTERM at step"):
             go(tmp_path, tiny())
     go(tmp_path, tiny())
@@ -190,7 +192,7 @@ def test_a_run_stopped_by_a_signal_ends_like_the_straight_one(straight, tmp_path
 
 
 def test_a_damaged_checkpoint_is_passed_over(straight, tmp_path):
-    from vitkit.experiment import run as experiment
+    from vitkit.runs import run as experiment
 
     saved = experiment.SAVE_SECONDS
     experiment.SAVE_SECONDS = 0.0
@@ -264,11 +266,11 @@ def test_bad_files_are_named_once_and_the_run_goes_on(tmp_path, capfd):
         Image.fromarray(rng.integers(0, 255, (9, 11, 3), dtype=np.uint8)).save(folder / f"{i}.png")
     (tmp_path / "data" / "cat" / "broken.png").write_bytes(b"not an image")
     r = tiny(data=str(tmp_path / "data"), evaluations=0, length=Duration(steps=8))
-    result = run(r, tmp_path / "run", Runtime(), How(workers=2, max_bad=0.2))
+    result = run(r, tmp_path / "run", Runtime(), RunOptions(workers=2, max_bad=0.2))
     named = capfd.readouterr().err.count("broken.png")
     assert named == 1 and result.steps == 8
     with refused("data.too-many-bad", "1 of ", "broken.png"):
-        run(r, tmp_path / "strict", Runtime(), How(workers=0, max_bad=0.0, quiet=True))
+        run(r, tmp_path / "strict", Runtime(), RunOptions(workers=0, max_bad=0.0, quiet=True))
 
 
 def test_nothing_to_start_from_says_what_to_give(tmp_path):
@@ -335,7 +337,7 @@ def test_bfloat16_follows_the_weights_as_they_learn(straight, tmp_path):
     r = override(
         r, ["schedule.rate=0.005", "evaluations=0", "model_options=width=32,depth=2,heads=2,hidden=32"]
     )
-    run(r, tmp_path / "fp32", Runtime(), How(workers=0, quiet=True))
+    run(r, tmp_path / "fp32", Runtime(), RunOptions(workers=0, quiet=True))
     together(1, in_bfloat16, r, tmp_path / "bf16")
     full, half = (np.array(losses(tmp_path / precision)) for precision in ("fp32", "bf16"))
     assert full[-10:].mean() < 0.7 * full[0]

@@ -15,18 +15,18 @@ from PIL import Image
 from refusals import refused
 
 import vitkit
-from vitkit.cli import main
+from vitkit.cli.verbs import main
+from vitkit.commands import export as exporting
+from vitkit.commands.export import export
 from vitkit.data.views import normalise
 from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.positions import RESIZE, Positions, resize_positions
-from vitkit.serving import files, runtimes
+from vitkit.serving import builders, files, runtimes
 from vitkit.serving.agreement import agreement
 from vitkit.serving.anysize import AnyGrid, resize_matrix
 from vitkit.serving.files import describe_export
 from vitkit.serving.graphs import Form, check_form, to_onnx, to_openvino, trace
 from vitkit.serving.samples import sample_images
-from vitkit.tasks import export as exporting
-from vitkit.tasks.export import export
 
 GRIDS = [
     ((4, 4), (4, 4)),
@@ -396,7 +396,7 @@ def test_int8_is_calibrated_and_compared_on_other_images(small, tmp_path, name, 
 
 @pytest.mark.slow
 def test_a_compiled_program_is_a_package_with_a_card(small, tmp_path):
-    if not files.compiler():
+    if not builders.compiler():
         pytest.skip("no C++ compiler")
     model = small()
     assert "AOTInductor" in export(model, tmp_path / "m.pt2", compiled=True).format

@@ -9,8 +9,10 @@ import sys
 import pytest
 from test_cli import run as exit_code
 
-from vitkit.cli import VERBS, main, verbs
-from vitkit.cli.flags import FLAGS, Range
+from vitkit.cli import verbs
+from vitkit.cli.flags import FLAGS
+from vitkit.cli.verbs import VERBS, main
+from vitkit.options import Range
 
 # the words that a verb cannot do without, so that the one flag under test decides
 WORDS = {
@@ -154,7 +156,7 @@ def test_closed_output_is_no_failure():
 
 def test_nothing_that_is_printed_lands_in_a_file_where_output_is_closed(tmp_path):
     """Without care the first file that is opened would be number 1."""
-    code = "from vitkit.cli.streams import open_closed_streams as f; f(); import os; a = open('a', 'w'); "
+    code = "from vitkit.cli.mistakes import open_closed_streams as f; f(); import os; a = open('a', 'w'); "
     code += "os.write(1, b'stray'); assert a.fileno() > 2"
     done = subprocess.run(["bash", "-c", f'{sys.executable} -c "{code}" >&- 2>&-'], cwd=tmp_path)
     assert done.returncode == 0 and (tmp_path / "a").read_text() == ""

@@ -16,13 +16,13 @@ from test_cli import run
 from test_experiment import go, tiny
 
 import vitkit
-from vitkit.data.sources import digits, open_data
+from vitkit.data.sources import digits
 from vitkit.data.splits import complete
-from vitkit.experiment.features import Extractor
-from vitkit.experiment.frozen import FewShot, learn_from, learn_from_all, open_frozen
-from vitkit.experiment.start import Kept
+from vitkit.datasets.opening import open_data
 from vitkit.models.variants import build
-from vitkit.objectives.classify import Classify
+from vitkit.runs.build import SplitCache
+from vitkit.runs.features import Extractor, FewShot, learn_from, learn_from_all, open_frozen
+from vitkit.tasks.classify import Classify
 from vitkit.training.runtime import Runtime
 
 SIZES = {"width": 32, "depth": 2, "heads": 2, "hidden": 32, "image_size": (8, 8), "classes": 3}
@@ -225,7 +225,7 @@ def test_features_not_used_for_the_longest_time_go_where_there_are_too_many(mode
 
 def test_only_the_users_cache_folder_is_kept_small(saved, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("vitkit.tasks.frozen.LIMIT", 0)
+    monkeypatch.setattr("vitkit.commands.fewshot.LIMIT", 0)
     ask(saved, tmp_path / "own", capsys, "digits", "--shots", 1)
     assert len(list((tmp_path / "own").iterdir())) == 2
     assert run("fewshot", saved, "digits", "--shots", 1, "--workers", 0) == 0
@@ -427,7 +427,7 @@ def test_data_that_is_kept_open_is_not_read_again(tmp_path, model):
     images = np.stack([source.fetch(i) for i in range(400)])
     np.savez(path, x_train=images[:300], y_train=source.labels[:300],
              x_test=images[300:], y_test=source.labels[300:400])  # fmt: skip
-    opened = Kept()
+    opened = SplitCache()
     splits = opened(tiny(data=str(path), val=0.0, test=0.1))
     path.unlink()
     found = FewShot(str(path), 2, 2, opened)

@@ -15,10 +15,10 @@ from refusals import refused
 from test_cli import run
 
 import vitkit
-from vitkit.inspection.rollout import attention_rollout
+from vitkit.commands.inspect import head_figure, map_figure
+from vitkit.commands.look import inspect, ready, seen
+from vitkit.inspection.attention import attention_rollout
 from vitkit.inspection.subject import class_number
-from vitkit.tasks.drawings import head_figure, map_figure
-from vitkit.tasks.look import inspect, ready, seen
 
 LABELS = ("tench", "tabby, tabby cat", "<script>alert(1)</script>", "$\\frac{$", "0")
 MAPS = {"maps", "head-maps"}

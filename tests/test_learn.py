@@ -17,18 +17,18 @@ from test_experiment import go, rows, same, tiny
 from test_tasks import TINY
 
 import vitkit
-from vitkit.evaluation.memory import activation_bytes, training_memory
-from vitkit.experiment.run import How
-from vitkit.experiment.run import run as run_recipe
-from vitkit.experiment.start import Kept, open_splits
+from vitkit.commands.finetune import make_recipe, pretraining
+from vitkit.metrics.cost import activation_bytes, training_memory
 from vitkit.models.variants import skeleton, variant
 from vitkit.options import Training, part_of
+from vitkit.planning import automatic
+from vitkit.planning.plan import Choices, Machine, compared, plan
 from vitkit.recipes import recipe
 from vitkit.recipes.finetune import hyperrule
 from vitkit.recipes.recipe import to_json
-from vitkit.tasks import automatic
-from vitkit.tasks.learn import make_recipe, pretraining
-from vitkit.tasks.plan import Choices, Machine, compared, plan
+from vitkit.runs.build import SplitCache, open_splits
+from vitkit.runs.folder import RunOptions
+from vitkit.runs.run import run as run_recipe
 from vitkit.training.runtime import Runtime
 from vitkit.training.step import Diverged
 
@@ -120,7 +120,7 @@ def test_a_plan_tells_memory_and_time_and_does_nothing(tmp_path, capsys):
 def test_a_shortened_run_warms_up_for_a_tenth_of_it(tmp_path, words, warmup):
     options = Training(model="ViT-Ti/4", recipe="masked", image_size="16", batch=8, steps=words[1],
                        set=tuple(words[3:]), out=tmp_path / "run", device="cpu", plan=True)  # fmt: skip
-    made = plan(pretraining("digits", options), Machine(Runtime(), Kept(), print))
+    made = plan(pretraining("digits", options), Machine(Runtime(), SplitCache(), print))
     assert made.recipe.schedule.warmup == made.to_json()["warmup"] == warmup
     assert any("steps of warm-up" in choice.what for choice in made.choices) == (warmup == 3)
 
@@ -218,7 +218,7 @@ def test_convolutions_try_the_rate_of_the_paper():
     known = automatic.circumstances(options, open_splits(r), Runtime())
 
     def tried(config):
-        return compared(r, config, known, Machine(Runtime(), Kept(), print), Choices(None))
+        return compared(r, config, known, Machine(Runtime(), SplitCache(), print), Choices(None))
 
     rates = ["rate-0.003", "rate-0.01", "rate-0.03"]
     assert list(tried(variant("ViT-B/16"))) == rates
@@ -256,12 +256,12 @@ def test_the_hyperrule_follows_the_data():
 
 def test_recomputed_activations_change_no_bit(tmp_path):
     for name, runtime in (("kept", Runtime()), ("again", Runtime(recompute=True))):
-        run_recipe(tiny(), tmp_path / name, runtime, How(workers=0, quiet=True))
+        run_recipe(tiny(), tmp_path / name, runtime, RunOptions(workers=0, quiet=True))
     assert same(tmp_path / "kept", tmp_path / "again") and rows(tmp_path / "kept") == rows(tmp_path / "again")
 
 
 def test_a_checkpoint_written_aside_is_the_same(tmp_path):
-    from vitkit.experiment import run as experiment
+    from vitkit.runs import run as experiment
 
     saved, experiment.SAVE_SECONDS = experiment.SAVE_SECONDS, 0.0
     try:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from test_cli import run
 
-from vitkit.tasks import machine
-from vitkit.tasks.machine import AHEAD, BATCH, LEAST, Machine, judge
+from vitkit.commands import doctor
+from vitkit.commands.doctor import AHEAD, BATCH, LEAST, Machine, judge
 
 GOOD = Machine(
     out="runs", writable=True, disk_free=10**12, disk_needed=10**10, memory_free=10**11, memory_needed=10**10,
@@ -62,8 +62,8 @@ def test_this_machine_is_looked_at_and_nothing_is_left_behind(tmp_path, monkeypa
 
 
 def test_a_disk_without_room_ends_with_an_error(tmp_path, monkeypatch, capsys):
-    usage = machine.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda place: usage._replace(free=10**6))
+    usage = doctor.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda place: usage._replace(free=10**6))
     assert run("doctor", "--machine", "--out", tmp_path / "a" / "b") == 1
     assert "mend the errors" in capsys.readouterr().out and not (tmp_path / "a").exists()
 

@@ -17,13 +17,12 @@ from test_cli import run
 from test_experiment import go, rows, same, tiny
 
 import vitkit
-from vitkit.experiment.folder import Interrupted
-from vitkit.experiment.run import How
-from vitkit.experiment.run import run as run_recipe
-from vitkit.experiment.start import open_splits, start_model
-from vitkit.objectives.masked import TARGETS, Masked
 from vitkit.recipes import recipe
 from vitkit.recipes.recipe import Recipe, override
+from vitkit.runs.build import build_model, open_splits
+from vitkit.runs.folder import Interrupted, RunOptions
+from vitkit.runs.run import run as run_recipe
+from vitkit.tasks.masked import TARGETS, Masked
 from vitkit.training.checkpoint import complete
 from vitkit.training.runtime import Runtime
 from vitkit.training.schedule import Duration
@@ -73,9 +72,9 @@ def test_a_run_leaves_a_plain_model_and_says_how_well_patches_were_told(straight
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stopped_run_ends_like_the_straight_one(straight, tmp_path, monkeypatch, workers):
-    from vitkit.experiment import run as experiment
+    from vitkit.runs import run as experiment
 
-    real = experiment.Work.watch
+    real = experiment.Trainer.watch
 
     def watch(self, state, metrics):
         if state.step == 5:
@@ -83,7 +82,7 @@ def test_a_stopped_run_ends_like_the_straight_one(straight, tmp_path, monkeypatc
         return real(self, state, metrics)
 
     with monkeypatch.context() as patch:
-        patch.setattr(experiment.Work, "watch", watch)
+        patch.setattr(experiment.Trainer, "watch", watch)
         with pytest.raises(Interrupted, match="SIGTERM at step"):
             go(tmp_path, masked(), workers=workers)
     go(tmp_path, masked(), workers=workers)
@@ -120,7 +119,7 @@ def test_the_best_weights_come_back_with_the_layer_that_predicts(tmp_path):
 
 
 def test_recomputed_activations_change_no_bit(straight, tmp_path):
-    run_recipe(masked(), tmp_path, Runtime(recompute=True), How(workers=0, quiet=True))
+    run_recipe(masked(), tmp_path, Runtime(recompute=True), RunOptions(workers=0, quiet=True))
     assert same(straight, tmp_path) and losses(tmp_path) == losses(straight)
 
 
@@ -232,7 +231,7 @@ def test_a_hybrid_tells_the_pixels_under_a_cell(tmp_path):
 
 def test_a_run_of_the_paper_can_be_started(tmp_path):
     r = replace(recipe("masked"), data="digits")
-    model = start_model(r, open_splits(r)["train"])
+    model = build_model(r, open_splits(r)["train"])
     assert model.config.grid == (14, 14) and model.mask_token is not None and model.head is None
 
 

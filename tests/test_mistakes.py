@@ -9,8 +9,8 @@ from test_cli import run
 from test_flag_ranges import WORDS, listed_flags
 
 import vitkit
-from vitkit.cli import VERBS
 from vitkit.cli.mistakes import explained
+from vitkit.cli.verbs import VERBS
 
 
 @pytest.mark.parametrize(

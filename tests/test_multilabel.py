@@ -15,8 +15,8 @@ from safetensors import safe_open
 from test_cli import run
 
 import vitkit
-from vitkit.experiment.run import start_model
 from vitkit.recipes import recipe
+from vitkit.runs.build import build_model
 
 SMALL = [
     "--model", "ViT-Ti/4", "--image-size", "16", "--batch", "32", "--workers", "0", "--lr", "0.003",
@@ -168,9 +168,9 @@ def test_probabilities_sum_to_one_only_where_one_label_is_told(small, tmp_path):
 
 
 def test_a_single_label_start_becomes_what_the_data_asks_for(small, tagged, tmp_path):
-    from vitkit.data.sources import open_data
+    from vitkit.datasets.opening import open_data
 
     vitkit.save(small(), tmp_path / "m.safetensors")
     r = replace(recipe("finetune"), weights=str(tmp_path / "m.safetensors"), image_size=(32, 32))
     source = open_data(tagged)["train"]
-    assert start_model(replace(r, loss="sigmoid"), source).multilabel
+    assert build_model(replace(r, loss="sigmoid"), source).multilabel

@@ -10,11 +10,11 @@ from refusals import refused
 from test_cli import run
 from test_tasks import TINY
 
-from vitkit.experiment.pages import rows
-from vitkit.objectives.task import task_class, task_names
 from vitkit.recipes import RECIPES, recipe
 from vitkit.recipes.recipe import Recipe, from_json, override, read_recipe, to_json
-from vitkit.studies.reading import history
+from vitkit.runs.page import rows
+from vitkit.studies.analysis import history
+from vitkit.tasks.task import task_class, task_names
 from vitkit.training.journal import Journal
 from vitkit.training.ranges import RANGES
 from vitkit.training.schedule import Duration

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from multiprocessing import active_children
 
-from vitkit.experiment.pace import seconds_to_start
-from vitkit.experiment.start import open_splits
 from vitkit.recipes import recipe
+from vitkit.runs.build import open_splits
+from vitkit.runs.estimates import seconds_to_start
 
 
 def test_the_start_of_data_workers_is_timed_and_leaves_none_behind():

@@ -12,9 +12,9 @@ from test_cli import run
 from test_tasks import TINY
 
 from vitkit.data import content
-from vitkit.experiment import run as experiment
 from vitkit.io import http
-from vitkit.tasks.plan_page import headline, page, time_in_words
+from vitkit.planning.plan_text import headline, page, time_in_words
+from vitkit.runs import run as experiment
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_run_after_the_plan_does_as_planned(photos, capsys):
 
 def test_the_plan_of_an_existing_folder_says_where_it_goes_on(tmp_path, capsys, monkeypatch):
     words, out = ("digits", "--out", tmp_path / "r", *TINY), tmp_path / "r"
-    real = experiment.Work.watch
+    real = experiment.Trainer.watch
 
     def watch(self, state, metrics):
         if state.step == 4:
@@ -97,7 +97,7 @@ def test_the_plan_of_an_existing_folder_says_where_it_goes_on(tmp_path, capsys, 
         return real(self, state, metrics)
 
     with monkeypatch.context() as patch:
-        patch.setattr(experiment.Work, "watch", watch)
+        patch.setattr(experiment.Trainer, "watch", watch)
         assert run("finetune", *words) == 128 + signal.SIGTERM
     before = files(out)
     capsys.readouterr()

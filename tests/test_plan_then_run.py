@@ -9,12 +9,14 @@ from test_again import paint
 from test_cli import run
 
 import vitkit
+from vitkit.commands import finetune
 from vitkit.data import sources
+from vitkit.datasets import opening
+from vitkit.io import hashing
 from vitkit.options import Training
-from vitkit.tasks import learn
-from vitkit.tasks.plan import machine_for, plan
-from vitkit.weights import download
+from vitkit.planning.plan import machine_for, plan
 from vitkit.weights import load as loading
+from vitkit.weights import published
 from vitkit.weights.published import PUBLISHED, kept_at
 
 DEFAULT = PUBLISHED["ViT-Ti/16.augreg-i21k"]
@@ -30,7 +32,7 @@ def home(tmp_path, monkeypatch):
     small = vitkit.build("ViT-Ti/16", classes=3, image_size=32, depth=1, width=32, heads=2, hidden=32)
     kept_at(DEFAULT).parent.mkdir(parents=True)
     vitkit.save(small, kept_at(DEFAULT).with_suffix(".npz"))
-    Path(f"{kept_at(DEFAULT)}.sha256").write_text(download.sha256(kept_at(DEFAULT)))
+    Path(f"{kept_at(DEFAULT)}.sha256").write_text(hashing.sha256(kept_at(DEFAULT)))
     return tmp_path
 
 
@@ -50,7 +52,7 @@ def counts(home, monkeypatch) -> Counter[str]:
 
     counted(sources, "open_folder", "opened", home / "pics")
     counted(loading, "open_weights", "loaded", kept_at(DEFAULT))
-    counted(download, "sha256", "hashed", kept_at(DEFAULT))
+    counted(published, "sha256", "hashed", kept_at(DEFAULT))
     return seen
 
 
@@ -82,7 +84,7 @@ def test_the_counts_notice_a_second_time(counts):
     """The control: what the test above would see."""
     for _ in range(2):
         vitkit.load(DEFAULT.name)
-        sources.open_data("pics")
+        opening.open_data("pics")
     assert counts == {"opened": 2, "loaded": 2, "hashed": 2}
 
 
@@ -94,7 +96,7 @@ def test_data_is_opened_once_where_images_of_other_sets_are_taken_out(counts, ho
 def test_a_plan_is_a_value_that_is_run_once(home):
     options = Training(image_size="16", batch=8, steps=3, workers=0, device="cpu")
     with machine_for(options, progress=False) as machine:
-        made = plan(learn.finetuning("pics", options), machine, quiet=True)
+        made = plan(finetune.finetuning("pics", options), machine, quiet=True)
         assert (made.steps, made.steps_left, made.runs, made.state.action) == (3, 3, 1, "create")
         assert made.out == Path("runs/pics") and not made.out.exists(), "planning writes nothing"
         assert made.recipe.weights == DEFAULT.name and made.recipe.length.steps == 3
@@ -105,10 +107,10 @@ def test_a_plan_is_a_value_that_is_run_once(home):
         assert made.seconds and made.memory.total > 0 and made.splits["train"].classes == ("ant", "bee")
         with pytest.raises(AttributeError):
             made.out = Path("elsewhere")
-        result = learn.run(made)
+        result = finetune.run(made)
         assert result["steps"] == 3 and Path(result["model"]).exists()
         with refused("request.conflict", "runs/pics"):
-            learn.run(made)
+            finetune.run(made)
 
 
 @pytest.mark.parametrize(
@@ -123,5 +125,5 @@ def test_a_plan_is_a_value_that_is_run_once(home):
 def test_requests_that_cannot_be_met_have_a_code(home, words, code):
     options = Training(workers=0, device="cpu", **words)
     with refused(code), machine_for(options, progress=False) as machine:
-        plan(learn.finetuning("pics", options), machine)
+        plan(finetune.finetuning("pics", options), machine)
     assert not Path("runs").exists()

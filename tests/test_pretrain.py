@@ -15,10 +15,10 @@ from test_experiment import go, rows, same, tiny
 
 import vitkit
 from vitkit.data.sources import digits
-from vitkit.experiment.start import open_splits, start_model
 from vitkit.models.variants import configure, skeleton, with_options
+from vitkit.planning import plan
 from vitkit.recipes import RECIPES, recipe
-from vitkit.tasks import plan
+from vitkit.runs.build import build_model, open_splits
 
 SMALL = ["--image-size", "8", "--steps", "6", "--batch", "16", "--workers", "0", "--device", "cpu"]
 MODEL = ["--model", "ViT-Ti/4", "--set", "model_options=width=32,depth=1,heads=2,hidden=32", "evaluations=0",
@@ -82,7 +82,7 @@ def test_many_classes_begin_unlikely(tmp_path):
         mixup=0.0,
         model_options=tiny().model_options.having(representation=32),
     )
-    model = start_model(r, open_splits(r)["train"])
+    model = build_model(r, open_splits(r)["train"])
     assert torch.all(model.head.bias == -10) and model.config.representation == 32
     go(tmp_path, r)
     first = rows(tmp_path)[0][

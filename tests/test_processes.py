@@ -148,10 +148,10 @@ def test_too_many_unusable_files_are_an_error_of_every_process(spoilt, tmp_path)
 
 
 def measured(runtime: Runtime, path: Path, batch: int) -> dict:
-    from vitkit.data.sources import open_data
     from vitkit.data.splits import complete as splits
-    from vitkit.experiment.measure import evaluate
-    from vitkit.objectives.classify import Classify
+    from vitkit.datasets.opening import open_data
+    from vitkit.runs.evaluation import evaluate
+    from vitkit.tasks.classify import Classify
 
     model = runtime.settle(vitkit.load(path))
     source = splits(open_data("digits"))["test"]
@@ -246,7 +246,7 @@ def test_a_data_worker_that_outlives_its_run_does_not_keep_the_folder(tmp_path):
 
 def test_an_error_that_nobody_catches_does_not_wait_for_data_workers():
     code = """
-from vitkit.data.batches import train_batches
+from vitkit.data.loader import train_batches
 from vitkit.data.order import Order
 from vitkit.data.sources import open_data
 from vitkit.data.views import View

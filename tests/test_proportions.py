@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitkit.proportions import decimals, mcnemar, mean_interval, percent, span, wilson, with_interval
+from vitkit.metrics.proportions import decimals, mcnemar, mean_interval, percent, span, wilson, with_interval
 
 
 @pytest.mark.parametrize(

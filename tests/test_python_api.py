@@ -21,8 +21,9 @@ from test_tasks import TINY
 
 import vitkit
 from vitkit import api
-from vitkit.cli import VERBS
 from vitkit.cli.mistakes import arguments_of
+from vitkit.cli.verbs import VERBS
+from vitkit.commands import results
 from vitkit.options import Training
 from vitkit.serving.predict import view_of
 
@@ -284,7 +285,7 @@ def test_a_call_asks_for_what_the_command_asks_for(verb, keywords, words, tmp_pa
         raise Asked
 
     monkeypatch.setattr(api, "learn", note)
-    monkeypatch.setattr("vitkit.tasks.learn.learn", note)
+    monkeypatch.setattr("vitkit.commands.finetune.learn", note)
     with pytest.raises(Asked):
         getattr(vitkit, verb)("digits", **keywords)
     with pytest.raises(Asked):
@@ -301,7 +302,7 @@ def test_the_examples_in_docstrings_and_on_the_page_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runner, finder = doctest.DocTestRunner(), doctest.DocTestFinder(recurse=False)
     for name in ("finetune", "pretrain", "evaluate", "embed", "export", "Metrics"):
-        for test in finder.find(getattr(api, name), name, globs={"Metrics": api.Metrics}):
+        for test in finder.find(getattr(api, name), name, globs={"Metrics": results.Metrics}):
             assert test.examples
             assert not runner.run(test).failed, name
     page = (Path(__file__).parent.parent / "docs" / "python.md").read_text()

@@ -14,9 +14,8 @@ from refusals import refused
 
 import vitkit
 from vitkit.data.decode import decode, from_pillow
-from vitkit.evaluation.accuracy import accuracy
 from vitkit.io.hashing import sha256
-from vitkit.models.resnet import ResNetConfig, StemConfig  # noqa: F401
+from vitkit.metrics.classification import accuracy
 from vitkit.models.vit import ViTConfig  # noqa: F401
 from vitkit.recipes import RECIPES
 from vitkit.recipes.recipe import Recipe

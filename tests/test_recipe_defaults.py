@@ -5,10 +5,12 @@ from dataclasses import asdict
 import pytest
 from refusals import refused
 
+from vitkit.options import flat
 from vitkit.recipes import recipe
 from vitkit.recipes.finetune import hyperrule
 from vitkit.recipes.pretrain import AUGREG, LEVELS
-from vitkit.recipes.recipe import LARGEST, Recipe, flat, override, read_recipe, shown, to_json
+from vitkit.recipes.recipe import LARGEST, Recipe, override, read_recipe, to_json
+from vitkit.recipes.values import shown
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.schedule import Duration, Schedule, parse_stages
 

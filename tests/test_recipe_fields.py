@@ -14,9 +14,9 @@ import vitkit
 from vitkit.data.sources import digits
 from vitkit.models.variants import configure, with_options
 from vitkit.options import Training, settings_of
+from vitkit.planning.automatic import RECIPE_RULES, Circumstances, choose_stopping, decide, given
 from vitkit.recipes import RECIPES, recipe
-from vitkit.recipes.groups import GROUPED, field_of, own_name
-from vitkit.recipes.model_options import ModelOptions
+from vitkit.recipes.model_options import GROUPED, ModelOptions, field_of, own_name
 from vitkit.recipes.recipe import (
     AUTO,
     VERSION,
@@ -28,7 +28,6 @@ from vitkit.recipes.recipe import (
     settings,
     to_json,
 )
-from vitkit.tasks.automatic import RECIPE_RULES, Circumstances, choose_stopping, decide, given
 
 
 def test_model_options_are_a_frozen_typed_value():

@@ -16,15 +16,15 @@ from markupsafe import Markup
 from page_reader import Page
 from PIL import Image
 
-from vitkit.experiment.shown import shown, task_name
-from vitkit.objectives.task import task_class
+from vitkit.options import flat
 from vitkit.recipes import recipe
-from vitkit.recipes.recipe import flat
 from vitkit.report.compare_page import compare_page, protocol_page
 from vitkit.report.html import LONGEST, clipped, encoded, environment, facts, name, page, table, text
 from vitkit.report.run_page import OTHER, pairs_of, run_page
 from vitkit.report.study_page import study_page
 from vitkit.report.suite_page import suite_page
+from vitkit.runs.page import shown, task_name
+from vitkit.tasks.task import task_class
 
 COST = {
     "parameters": 5_717_416, "images_seen": 9600, "forward_FLOPs": 2_500_000_000, "training_FLOPs": 7.2e13,

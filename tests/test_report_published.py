@@ -6,14 +6,14 @@ import pytest
 from page_reader import Page
 from test_report_page import found, seeds, words
 
-from vitkit.data.vtab import TASKS
+from vitkit.datasets.vtab import TASKS
 from vitkit.report import literature
 from vitkit.report.compare_page import protocol_page
 from vitkit.report.literature import scores, sheet, task_of
 from vitkit.report.run_page import run_page
 from vitkit.report.study_page import study_page
 from vitkit.report.suite_page import suite_page
-from vitkit.studies.catalogue import STUDIES
+from vitkit.studies.scale import STUDIES
 
 
 def test_table_9_averages_to_the_means_of_table_2_and_figure_2():

@@ -26,20 +26,20 @@ from test_masked_runs import masked
 from test_report_page import words
 
 import vitkit
-from vitkit.data.batches import BadFiles
+from vitkit.data.loader import BadFiles
 from vitkit.data.order import Order
-from vitkit.data.sources import open_data
 from vitkit.data.views import normalise
-from vitkit.experiment import evidence, training_batch
-from vitkit.experiment.folder import Interrupted
-from vitkit.experiment.run import How
-from vitkit.experiment.run import run as run_recipe
-from vitkit.experiment.spending import spent
-from vitkit.experiment.start import open_splits, start_model
-from vitkit.experiment.supply import supply
+from vitkit.datasets.opening import open_data
 from vitkit.models.resnet import ResNetConfig
-from vitkit.objectives.classify import Classify
+from vitkit.runs import artifacts
+from vitkit.runs.batches import training_batches
+from vitkit.runs.build import build_model, open_splits
+from vitkit.runs.folder import Interrupted, RunOptions
+from vitkit.runs.page import spent
+from vitkit.runs.run import run as run_recipe
 from vitkit.serving.predict import evaluation_view, predict
+from vitkit.tasks.classify import Classify
+from vitkit.training import runtime
 from vitkit.training.runtime import Runtime
 
 KEPT = ("result", "mistakes", "doctor", "environment", "unusable")
@@ -116,14 +116,14 @@ def test_the_table_of_mistakes_has_a_row_for_each(done):
 
 
 def test_no_name_in_the_table_of_mistakes_is_a_formula(tmp_path):
-    from vitkit.evaluation.accuracy import Accuracy
+    from vitkit.metrics.classification import Accuracy
 
     names = ('=HYPERLINK("http://x")', "+1", "-x", "@x", 'a "quoted", name\nof two lines', "caf\u00e9")
     source = SimpleNamespace(keys=[f"{name}/\udcff.jpg" for name in names], classes=names)
     truth, said = torch.arange(6), torch.arange(6).roll(1)
     right, sure = torch.zeros(6, dtype=torch.bool), torch.linspace(0.9, 0.4, 6)
     found = Accuracy(6, 0.0, None, 1.0, 6, 6, torch.arange(6), truth, said, right, sure)
-    evidence.write_mistakes(tmp_path / "mistakes.csv", source, found)
+    artifacts.write_mistakes(tmp_path / "mistakes.csv", source, found)
     with (tmp_path / "mistakes.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     shown = [*(f"'{name}" for name in names[:4]), 'a "quoted", name\\nof two lines', names[5]]
@@ -146,12 +146,14 @@ def test_the_images_shown_are_those_that_training_gets(mixup):
     """Also mixed ones, and no random number that training draws is drawn for them."""
     r = replace(tiny(), mixup=mixup)
     source = open_splits(r)["train"]
-    order, preprocessing = Order(len(source), r.batch, r.seed), start_model(r, source).preprocessing
+    order, preprocessing = Order(len(source), r.batch, r.seed), build_model(r, source).preprocessing
     before = torch.get_rng_state(), np.random.get_state()[1].tolist()
-    images, labels = training_batch.first_images(r, source, order)
+    images, labels = artifacts.first_images(r, source, order)
     assert torch.equal(before[0], torch.get_rng_state()) and before[1] == np.random.get_state()[1].tolist()
-    stream = supply(r, source, order, preprocessing, Runtime(), start=0, stop=1, workers=0, bad=BadFiles(),
-                    waited=lambda seconds: None)  # fmt: skip
+    stream = training_batches(
+        r, source, order, preprocessing, Runtime(), start=0, stop=1, workers=0, bad=BadFiles(),
+        waited=lambda seconds: None,
+    )  # fmt: skip
     batch = next(stream)[0]
     if mixup:
         ready = normalise(images, preprocessing.mean, preprocessing.std)
@@ -191,27 +193,27 @@ def test_prices_and_watts_are_assumed_by_the_device(device, price, watts):
 
 def test_evidence_is_quick(done, tmp_path):
     """What a run does for its report besides training takes little time."""
-    from vitkit.evaluation.accuracy import Accuracy
-    from vitkit.experiment.measure import evaluate
+    from vitkit.metrics.classification import Accuracy
+    from vitkit.runs.evaluation import evaluate
 
     splits, model = open_splits(tiny()), vitkit.load(done / "model.safetensors")
     found = evaluate(Classify(), model, splits["test"], 64, 0)
     assert isinstance(found, Accuracy)
     shutil.copy(done / "recipe.json", tmp_path)
     begun = time.process_time()
-    evidence.begin(tmp_path, splits, 12, Runtime(), print, task=Classify(), doctor=True)
-    evidence.finish(tmp_path, Runtime(), splits["test"], Classify(), found, model, {}, print)
+    artifacts.begin(tmp_path, splits, 12, Runtime(), print, task=Classify(), doctor=True)
+    artifacts.finish(tmp_path, Runtime(), splits["test"], Classify(), found, model, {}, print)
     assert (tmp_path / "report.html").exists()
     assert time.process_time() - begun < 2
 
 
 def test_a_resnets_mistakes_have_no_attention(tmp_path, small_resnet):
-    from vitkit.experiment.measure import evaluate
+    from vitkit.runs.evaluation import evaluate
 
     source = open_data("digits")["all"].take(np.arange(20))
     model = small_resnet(classes=10, image_size=(32, 32))
     assert isinstance(model.config, ResNetConfig) and evaluation_view(model.preprocessing, (32, 32))
-    told = evidence.mistakes(source, evaluate(Classify(), model, source, 8, 0), model, "cpu", print)
+    told = artifacts.mistakes(source, evaluate(Classify(), model, source, 8, 0), model, "cpu", print)
     assert told["worst"] and all(one["image"] and one["overlay"] is None for one in told["worst"])
 
 
@@ -220,8 +222,8 @@ def test_no_run_is_lost_for_its_report(tmp_path, monkeypatch, capfd):
         raise OSError("the disk is full\nand so on")
 
     for part in ("machine", "look", "listed", "mistakes", "write_predictions", "write_run_page"):
-        monkeypatch.setattr(evidence, part, fail)
-    result = run_recipe(tiny(), tmp_path, evidence.Runtime(), How(workers=0))
+        monkeypatch.setattr(artifacts, part, fail)
+    result = run_recipe(tiny(), tmp_path, runtime.Runtime(), RunOptions(workers=0))
     assert kept(tmp_path, "result")["steps"] == result.steps == 12
     told = re.findall(r"^([\w.]+) could not be made: the disk is full$", capfd.readouterr().err, re.M)
     assert told == ["environment.json", "doctor.json", "unusable.json", "mistakes.json",
@@ -230,7 +232,7 @@ def test_no_run_is_lost_for_its_report(tmp_path, monkeypatch, capfd):
 
 def run_of_one(runtime, out: str):
     return run_recipe(
-        replace(tiny(), randaugment=()), Path(out), runtime, How(workers=0, quiet=True)
+        replace(tiny(), randaugment=()), Path(out), runtime, RunOptions(workers=0, quiet=True)
     ).to_json()
 
 
@@ -261,7 +263,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
 
 
 def test_very_large_data_is_not_gone_through(tmp_path, monkeypatch):
-    monkeypatch.setattr(evidence, "LOOKED", 1000)
+    monkeypatch.setattr(artifacts, "LOOKED", 1000)
     go(tmp_path, tiny())
     assert "1,797 images: their names and counts were not gone through" in page(tmp_path)
 
@@ -287,9 +289,9 @@ def test_runs_on_several_labels_are_reported_too(tmp_path):
 
 
 def test_an_interrupted_run_can_be_reported_and_then_goes_on(tmp_path, monkeypatch, capsys):
-    from vitkit.experiment import run as experiment
+    from vitkit.runs import run as experiment
 
-    real = experiment.Work.watch
+    real = experiment.Trainer.watch
 
     def watch(self, state, metrics):
         if state.step == 5:
@@ -297,7 +299,7 @@ def test_an_interrupted_run_can_be_reported_and_then_goes_on(tmp_path, monkeypat
         return real(self, state, metrics)
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(experiment.Work, "watch", watch)
+        patch.setattr(experiment.Trainer, "watch", watch)
         go(tmp_path, tiny())
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "lo')  # as a process that is writing leaves it
@@ -355,7 +357,7 @@ def test_the_command_of_the_report_does_the_same_again(done, tmp_path, capsys):
 
 
 def kept_commands(out: Path) -> dict:
-    from vitkit.experiment.pages import gather
+    from vitkit.runs.page import gather
 
     return gather(out)["commands"]
 

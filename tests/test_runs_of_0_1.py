@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 from test_cli import run
 
-from vitkit.experiment.folder import changed_flags
 from vitkit.recipes import recipe
 from vitkit.recipes.recipe import from_json, override, read_recipe, to_json
-from vitkit.studies.catalogue import STUDIES
+from vitkit.runs.folder import changed_flags
 from vitkit.studies.folder import differences
+from vitkit.studies.scale import STUDIES
 from vitkit.studies.setting import Setting
 from vitkit.studies.study import Plan
 from vitkit.studies.study import from_json as plan_from_json

@@ -9,12 +9,13 @@ from test_cli import run
 from test_learn import photos, published  # noqa: F401
 from test_tasks import TINY
 
-from vitkit.experiment.start import Kept
-from vitkit.experiment.stopping import after_evaluation
-from vitkit.objectives.classify import Classify
+from vitkit.commands import finetune
 from vitkit.options import Training
-from vitkit.tasks import automatic, learn
-from vitkit.tasks import plan as planning
+from vitkit.planning import automatic
+from vitkit.planning import plan as planning
+from vitkit.runs.build import SplitCache
+from vitkit.runs.evaluation import after_evaluation
+from vitkit.tasks.classify import Classify
 from vitkit.training.runtime import Runtime
 
 TOP1 = Classify.headline
@@ -27,8 +28,8 @@ def test_the_measured_speed_does_not_change_the_recipe(photos, tmp_path, monkeyp
     for seconds in (0.001, 60.0, None):
         monkeypatch.setattr(planning, "seconds_a_step", lambda *_, seconds=seconds: seconds)
         options = Training(device="cpu", workers=0, out=tmp_path / "run")
-        machine = planning.Machine(Runtime(), Kept(), said.append)
-        made.append(planning.plan(learn.finetuning(str(photos), options), machine).recipe)
+        machine = planning.Machine(Runtime(), SplitCache(), said.append)
+        made.append(planning.plan(finetune.finetuning(str(photos), options), machine).recipe)
     assert made[0] == made[1] == made[2] and made[0].length.steps == 500
     times = [text for text in said if text.startswith("500 steps of 8 images")]
     assert "about 0 s" in times[0] and "about 8.3 h" in times[1] and all("--steps" in one for one in times)

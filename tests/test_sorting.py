@@ -15,8 +15,8 @@ from PIL import Image
 from test_cli import run
 
 import vitkit
+from vitkit.commands.predict import folder_name, folder_names
 from vitkit.report.terminal import in_one_line, in_rows, in_words, percent
-from vitkit.tasks.sorting import folder_name, folder_names
 
 LABELS = ("dark, night", "bright/day")
 

@@ -6,10 +6,9 @@ from small_study import tiny_plan
 from test_studies_drive import carried_out
 
 from vitkit.studies.clusters import Ray, Share, Slurm, parse_options
-from vitkit.studies.drive import Job, drive
-from vitkit.studies.folder import claim
-from vitkit.studies.table import rows_of
-from vitkit.studies.work import perform
+from vitkit.studies.executor import Job, drive
+from vitkit.studies.folder import claim, rows_of
+from vitkit.studies.trial import perform
 
 SAME = ("trial", "head", "seed", "steps", "exaFLOPs", "top1", "fewshot_mean", "images_seen")
 

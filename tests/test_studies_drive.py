@@ -14,19 +14,17 @@ import pytest
 from small_study import answered, killed, tiny_plan, written
 from test_cli import run
 
-from vitkit.studies.conduct import Crews, Where, carry_out, report
-from vitkit.studies.drive import Job, drive
-from vitkit.studies.folder import claim, read_failed
-from vitkit.studies.local import Local, places
-from vitkit.studies.table import rows_of
-from vitkit.studies.work import Place, perform
+from vitkit.studies.conduct import Executors, Where, carry_out, report
+from vitkit.studies.executor import Job, Local, drive, places
+from vitkit.studies.folder import claim, read_failed, rows_of
+from vitkit.studies.trial import Place, perform
 
 
 def carried_out(plan, out, **where):
     claim(out, plan)
     with ExitStack() as held:
         where = Where(out=out, device="cpu", **({"processes": 2} | where))
-        carry_out(plan, out, Crews(where, held), lambda text: None)
+        carry_out(plan, out, Executors(where, held), lambda text: None)
 
 
 @pytest.mark.slow

@@ -5,9 +5,19 @@ import math
 import numpy as np
 import pytest
 
-from vitkit.studies.catalogue import STUDIES
-from vitkit.studies.fits import FAILS, HOLDS, STUDENT, UNSEEN, UNTRIED, judge, law, laws, spread
-from vitkit.studies.reading import similarities
+from vitkit.studies.analysis import (
+    FAILS,
+    HOLDS,
+    STUDENT,
+    UNSEEN,
+    UNTRIED,
+    judge,
+    law,
+    laws,
+    similarities,
+    spread,
+)
+from vitkit.studies.scale import STUDIES
 from vitkit.studies.study import Claim
 
 

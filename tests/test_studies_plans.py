@@ -7,26 +7,31 @@ import pytest
 from refusals import refused
 
 from vitkit.data.order import Order
-from vitkit.experiment.start import open_splits
 from vitkit.models.variants import configure, skeleton, with_options
 from vitkit.options import parse_budget
-from vitkit.studies.budget import (
+from vitkit.runs.build import open_splits
+from vitkit.studies.folder import claim, differences, read_plan, remembered
+from vitkit.studies.prepare import (
     FEWEST,
     FIXED,
     SPARE,
     SPLIT,
     Pace,
+    Request,
     Sight,
     batches_of,
+    first_setting,
     fit,
     kinds,
     longest_first,
+    make_plan,
     makespan,
+    operations,
     prices,
+    recipes_of,
+    survey,
 )
-from vitkit.studies.catalogue import STUDIES, study
-from vitkit.studies.folder import claim, differences, read_plan, remembered
-from vitkit.studies.prepare import Request, first_setting, make_plan, operations, recipes_of, survey
+from vitkit.studies.scale import STUDIES, study
 from vitkit.studies.setting import Setting, nearest_set
 from vitkit.studies.study import Plan, from_json, to_json
 

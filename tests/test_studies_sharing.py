@@ -6,10 +6,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from vitkit.studies import sharing
-from vitkit.studies.conduct import Crews, Where
-from vitkit.studies.drive import Job, drive
-from vitkit.studies.sharing import LOG, PIPE, VISIBLE, together
+from vitkit.studies import executor
+from vitkit.studies.conduct import Executors, Where
+from vitkit.studies.executor import LOG, PIPE, VISIBLE, Job, drive, together
 
 BOTH = ["cuda:0", "cuda:0"]
 ENDED = ["-d", "quit -t 5"]
@@ -20,7 +19,7 @@ class Control:
     """A stand-in for the program that starts and ends it; it writes down how it was called."""
 
     def __init__(self, folder):
-        self.folder, self.path = folder, folder / sharing.CONTROL
+        self.folder, self.path = folder, folder / executor.CONTROL
         self.says('[ -n "$1" ] || echo 4711')
 
     def says(self, lines: str) -> None:
@@ -36,7 +35,7 @@ class Control:
 @pytest.fixture
 def control(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(sharing, "TRY", "")
+    monkeypatch.setattr(executor, "TRY", "")
     for name in (PIPE, LOG, VISIBLE):
         monkeypatch.delenv(name, raising=False)
     yield Control(tmp_path)
@@ -64,7 +63,7 @@ def test_nothing_is_started_where_gpus_are_hidden(control, monkeypatch, seen):
 
 def test_nothing_happens_without_the_program(control, monkeypatch):
     control.path.unlink()
-    monkeypatch.setattr(sharing, "KNOWN", str(control.folder))
+    monkeypatch.setattr(executor, "KNOWN", str(control.folder))
     before = dict(os.environ)
     with together(BOTH) as shared:
         assert not shared and os.environ == before
@@ -78,7 +77,7 @@ def test_it_is_started_tried_and_ended(control):
 
 
 def test_every_gpu_is_tried_by_its_number(control, monkeypatch):
-    monkeypatch.setattr(sharing, "TRY", "import sys; raise SystemExit(sys.argv[1:] != ['0', '1'])")
+    monkeypatch.setattr(executor, "TRY", "import sys; raise SystemExit(sys.argv[1:] != ['0', '1'])")
     with together(["cuda:0", "cuda:1"] * 2) as shared:
         assert shared
 
@@ -90,7 +89,7 @@ def test_every_gpu_is_tried_by_its_number(control, monkeypatch):
 )
 def test_nobody_is_sent_there_where_it_does_not_work(control, monkeypatch, program, trial, calls):
     control.says(program)
-    monkeypatch.setattr(sharing, "TRY", trial)
+    monkeypatch.setattr(executor, "TRY", trial)
     with together(BOTH) as shared:
         assert not shared and PIPE not in os.environ
     assert control.calls == calls
@@ -99,7 +98,7 @@ def test_nobody_is_sent_there_where_it_does_not_work(control, monkeypatch, progr
 def test_it_sees_all_gpus_and_the_processes_theirs(control, monkeypatch):
     control.says(f'echo "${VISIBLE}" >> {control.folder}/calls; echo 4711')
     monkeypatch.setenv(VISIBLE, "2,3")
-    monkeypatch.setattr(sharing, "TRY", f"import os; raise SystemExit(os.environ['{VISIBLE}'] != '2,3')")
+    monkeypatch.setattr(executor, "TRY", f"import os; raise SystemExit(os.environ['{VISIBLE}'] != '2,3')")
     with together(BOTH) as shared:
         assert shared and os.environ[VISIBLE] == "2,3"
     assert control.calls[:2] == ["-d", ""]
@@ -113,7 +112,7 @@ def test_it_is_ended_whatever_ends_the_study(control):
 
 def test_it_is_ended_when_its_trial_is_interrupted(control, monkeypatch):
     interrupt = f"import os, time; os.kill({os.getpid()}, {int(signal.SIGINT)}); time.sleep(20)"
-    monkeypatch.setattr(sharing, "TRY", interrupt)
+    monkeypatch.setattr(executor, "TRY", interrupt)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in parallel are deaf to it
     try:
         with pytest.raises(KeyboardInterrupt), together(BOTH):
@@ -136,7 +135,7 @@ def test_an_own_one_is_kept(control, monkeypatch, name):
 def test_the_processes_of_a_study_find_it_and_it_outlives_them(control, tmp_path):
     told: list[str] = []
     with ExitStack() as held:
-        crews = Crews(Where(out=tmp_path, device="cuda:0", processes=2), held, told.append)
+        crews = Executors(Where(out=tmp_path, device="cuda:0", processes=2), held, told.append)
         found = drive([Job("asked", os.getenv, (PIPE,))], crews.local())["asked"].value
         assert found == os.environ[PIPE]
         process = crews.local().hands[0].process

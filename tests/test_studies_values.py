@@ -6,7 +6,7 @@ import pytest
 
 from vitkit.recipes.model_options import ModelOptions
 from vitkit.recipes.recipe import override
-from vitkit.studies.catalogue import STUDIES
+from vitkit.studies.scale import STUDIES
 from vitkit.studies.setting import (
     LEVELS,
     Arm,

@@ -10,9 +10,9 @@ from PIL import Image
 from test_cli import run
 
 import vitkit
-from vitkit.data.vtab import TASKS
+from vitkit.commands.suite import Choice, Entry, make, summed
+from vitkit.datasets.vtab import TASKS
 from vitkit.options import Training
-from vitkit.tasks.suite import Choice, Entry, make, summed
 
 sys.path.insert(0, str(Path(__file__).parent / "data" / "vtab"))
 import formats

@@ -5,12 +5,12 @@ from threading import enumerate as enumerate_threads
 
 import pytest
 
-from vitkit.experiment.supply import ahead
+from vitkit.runs.batches import prefetched
 
 
 def test_all_batches_come_in_order_and_then_an_end():
-    assert list(ahead(iter([{"n": n} for n in range(7)]))) == [{"n": n} for n in range(7)]
-    assert list(ahead(iter(()))) == []
+    assert list(prefetched(iter([{"n": n} for n in range(7)]))) == [{"n": n} for n in range(7)]
+    assert list(prefetched(iter(()))) == []
 
 
 def test_an_error_comes_after_the_batches_before_it():
@@ -18,7 +18,7 @@ def test_an_error_comes_after_the_batches_before_it():
         yield from ({"n": n} for n in range(3))
         raise ValueError("no more of them")
 
-    found = ahead(batches())
+    found = prefetched(batches())
     assert [next(found) for _ in range(3)] == [{"n": n} for n in range(3)]
     with pytest.raises(ValueError, match="no more of them"):
         next(found)
@@ -27,7 +27,7 @@ def test_an_error_comes_after_the_batches_before_it():
 def test_no_more_are_taken_than_there_is_room_for_and_whoever_leaves_waits_for_none():
     """Which each run of a study would wait for at its end."""
     taken, before = [Event() for _ in range(100)], set(enumerate_threads())
-    used = ahead(event.set() or {"n": n} for n, event in enumerate(taken))
+    used = prefetched(event.set() or {"n": n} for n, event in enumerate(taken))
     for n in range(3):
         assert next(used) == {"n": n}
         assert taken[n + 3].wait(60)  # one is used, two are ready, one waits for room

@@ -15,9 +15,9 @@ from test_cli import run
 
 import vitkit
 from vitkit.data.sources import digits
-from vitkit.evaluation.cost import forward_flops
-from vitkit.tasks.predict import csv_cell
-from vitkit.weights.labels import imagenet_labels, imagenet_synsets
+from vitkit.metrics.cost import forward_flops
+from vitkit.report.terminal import csv_cell
+from vitkit.weights.card import imagenet_labels, imagenet_synsets
 
 TINY = [
     "--model", "ViT-Ti/4", "--image-size", "8", "--steps", "6", "--batch", "16", "--workers", "0",
@@ -71,15 +71,15 @@ def test_what_a_run_cost_stands_in_its_result_and_its_metrics(tmp_path, capsys):
 
 
 def test_a_signal_ends_a_run_with_its_code_and_how_to_go_on(tmp_path, capsys, monkeypatch):
-    from vitkit.experiment import run as experiment
+    from vitkit.runs import run as experiment
 
-    real = experiment.Work.watch
+    real = experiment.Trainer.watch
 
     def watch(self, state, metrics):
         os.kill(os.getpid(), signal.SIGTERM)
         return real(self, state, metrics)
 
-    monkeypatch.setattr(experiment.Work, "watch", watch)
+    monkeypatch.setattr(experiment.Trainer, "watch", watch)
     assert run("finetune", "digits", "--out", tmp_path / "r", *TINY) == 128 + signal.SIGTERM
     assert "stopped by SIGTERM at step 1; the same command goes on" in capsys.readouterr().err
 

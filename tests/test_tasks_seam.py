@@ -26,10 +26,15 @@ from torch import Tensor, nn
 
 import vitkit
 from vitkit.data.views import normalise
-from vitkit.experiment.folder import Interrupted
 from vitkit.models.variants import Model
-from vitkit.objectives import task as registry
-from vitkit.objectives.task import (
+from vitkit.recipes.recipe import Recipe
+from vitkit.runs.folder import Interrupted
+from vitkit.server.app import answer
+from vitkit.server.served_model import open_served
+from vitkit.server.settings import Settings
+from vitkit.serving.predict import pixels
+from vitkit.tasks import task as registry
+from vitkit.tasks.task import (
     Answer,
     Batch,
     Evaluation,
@@ -41,11 +46,6 @@ from vitkit.objectives.task import (
     task_names,
     task_of,
 )
-from vitkit.recipes.recipe import Recipe
-from vitkit.service.app import answer
-from vitkit.service.served import open_served
-from vitkit.service.settings import Settings
-from vitkit.serving.predict import pixels
 from vitkit.training.checkpoint import complete
 from vitkit.training.schedule import Duration
 
@@ -191,12 +191,12 @@ def test_it_trains_and_keeps_the_weights_that_did_best_by_its_own_metric(straigh
 
 @pytest.mark.parametrize("keep", ["best", "last"])
 def test_a_killed_run_resumes_with_equal_bytes(straight, tmp_path, monkeypatch, keep):
-    from vitkit.experiment import run as experiment
+    from vitkit.runs import run as experiment
 
     if keep == "last":
         straight = tmp_path / "straight"
         go(straight, recipe(keep="last"))
-    real = experiment.Work.watch
+    real = experiment.Trainer.watch
 
     def watch(self, state, metrics):
         if state.step == 10:
@@ -205,7 +205,7 @@ def test_a_killed_run_resumes_with_equal_bytes(straight, tmp_path, monkeypatch, 
 
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(experiment.Work, "watch", watch)
+        patch.setattr(experiment.Trainer, "watch", watch)
         with pytest.raises(Interrupted):
             go(out, recipe(keep=keep))
     assert "Not finished" in (vitkit_report(out)).read_text()
@@ -316,7 +316,7 @@ def test_every_file_of_the_room_is_a_task_and_no_other_file_lists_them():
     names = {path.stem for path in (SRC / "objectives").glob("*.py")} - {"__init__", "task"}
     assert names == set(task_names()) - {"brightness"} == {"classify", "masked", "multilabel"}
     assert all(task_class(name).name == name for name in names)
-    listing = (SRC / "objectives/task.py").read_text()
+    listing = (SRC / "tasks/task.py").read_text()
     assert not [name for name in names if f'"{name}"' in listing]
 
 

@@ -25,7 +25,7 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
 from crew import note_batches
 from vitkit import cli
-from vitkit.experiment import run as experiment
+from vitkit.runs import run as experiment
 experiment.SAVE_SECONDS = float(os.environ["SAVE"])
 out = Path(sys.argv[sys.argv.index("--out") + 1])
 out.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,6 @@ def test_a_wheel_holds_every_file_of_the_package(tmp_path):
     files = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src/vitkit").rglob("*")
              if path.is_file() and "__pycache__" not in path.parts}  # fmt: skip
     assert held == files
-    read = {"report/page.css", "report/templates/page.html", "service/templates/docs.html",
-            "service/web/index.html", "listing.json", "py.typed"}  # fmt: skip
+    read = {"report/page.css", "report/templates/page.html", "server/templates/docs.html",
+            "server/web/index.html", "listing.json", "py.typed"}  # fmt: skip
     assert {f"vitkit/{name}" for name in read} <= held

@@ -7,20 +7,19 @@ from vitkit.telemetry import turn_off
 
 if TYPE_CHECKING:
     from vitkit.api import embed, evaluate, export, finetune, pretrain
-    from vitkit.errors import Error
-    from vitkit.evaluation.fewshot import fewshot
-    from vitkit.layouts.layout import WeightsError
+    from vitkit.commands.export import Exported
+    from vitkit.commands.look import inspect
+    from vitkit.commands.results import Metrics, Run
+    from vitkit.errors import Error, WeightsError
+    from vitkit.metrics.frozen_features import fewshot
     from vitkit.models.adapt import adapt
     from vitkit.models.positions import resize_positions
     from vitkit.models.variants import build
+    from vitkit.planning.plan import Plan
     from vitkit.serving.predict import predict
-    from vitkit.tasks.export import Exported
-    from vitkit.tasks.look import inspect
-    from vitkit.tasks.plan import Plan
-    from vitkit.tasks.results import Metrics, Run
-    from vitkit.weights.archive import UntrustedCheckpoint
     from vitkit.weights.load import load
     from vitkit.weights.save import save
+    from vitkit.weights.untrusted import UntrustedCheckpoint
 
 turn_off()  # before any library that reports is imported
 
@@ -50,20 +49,20 @@ __all__ = [
 
 HOMES = {
     "Error": "vitkit.errors",
-    "Exported": "vitkit.tasks.export",
-    "Metrics": "vitkit.tasks.results",
-    "Plan": "vitkit.tasks.plan",
-    "Run": "vitkit.tasks.results",
-    "WeightsError": "vitkit.layouts.layout",
-    "UntrustedCheckpoint": "vitkit.weights.archive",
+    "Exported": "vitkit.commands.export",
+    "Metrics": "vitkit.commands.results",
+    "Plan": "vitkit.planning.plan",
+    "Run": "vitkit.commands.results",
+    "WeightsError": "vitkit.weights.formats.layout",
+    "UntrustedCheckpoint": "vitkit.weights.untrusted",
     "adapt": "vitkit.models.adapt",
     "build": "vitkit.models.variants",
     "embed": "vitkit.api",
     "evaluate": "vitkit.api",
     "export": "vitkit.api",
-    "fewshot": "vitkit.evaluation.fewshot",
+    "fewshot": "vitkit.metrics.frozen_features",
     "finetune": "vitkit.api",
-    "inspect": "vitkit.tasks.look",
+    "inspect": "vitkit.commands.look",
     "load": "vitkit.weights.load",
     "predict": "vitkit.serving.predict",
     "pretrain": "vitkit.api",

@@ -1,6 +1,6 @@
 """python -m vitkit is the vitkit command."""
 
-from vitkit.cli import main
+from vitkit.cli.verbs import main
 
 if __name__ == "__main__":
     main()

@@ -13,19 +13,19 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
 import numpy as np
 import torch
 
+from vitkit.commands.doctor import loaded
+from vitkit.commands.evaluate import EvaluateOptions, measure
+from vitkit.commands.export import Exported, export_loaded
+from vitkit.commands.finetune import Outcome, finetuning, learn, pretraining
+from vitkit.commands.results import Metrics, Place, Run
 from vitkit.data.pictures import Picture, is_picture
 from vitkit.errors import Error
 from vitkit.models.variants import Model
 from vitkit.options import Precision, Training, check_options, parse_size
+from vitkit.planning.plan import Plan
+from vitkit.planning.resume import Request
 from vitkit.report.terminal import warn
 from vitkit.serving.predict import features, view_of
-from vitkit.tasks.again import Request
-from vitkit.tasks.evaluate import EvaluateOptions, measure
-from vitkit.tasks.export import Exported, export_loaded
-from vitkit.tasks.learn import Outcome, finetuning, learn, pretraining
-from vitkit.tasks.plan import Plan
-from vitkit.tasks.results import Metrics, Place, Run
-from vitkit.tasks.use import loaded
 from vitkit.weights.locate import is_exported
 
 Size = int | tuple[int, int] | str  # 384, (384, 256) or "384x256": height and width
@@ -90,16 +90,22 @@ def finetune(
     data: Place, *, protocol: bool = ..., seeds: int = ..., plan: Literal[False] = ..., progress: bool = ...,
     **options: Unpack[TrainingOptions],
 ) -> Run: ...  # fmt: skip
+
+
 @overload
 def finetune(
     data: Place, *, protocol: bool = ..., seeds: int = ..., plan: Literal[True], progress: bool = ...,
     **options: Unpack[TrainingOptions],
 ) -> Plan: ...  # fmt: skip
+
+
 @overload
 def finetune(
     data: Place, *, protocol: bool = ..., seeds: int = ..., plan: bool, progress: bool = ...,
     **options: Unpack[TrainingOptions],
 ) -> Run | Plan: ...  # fmt: skip
+
+
 @with_signature
 def finetune(
     data: Place,
@@ -139,14 +145,20 @@ def finetune(
 def pretrain(
     data: Place, *, plan: Literal[False] = ..., progress: bool = ..., **options: Unpack[TrainingOptions]
 ) -> Run: ...
+
+
 @overload
 def pretrain(
     data: Place, *, plan: Literal[True], progress: bool = ..., **options: Unpack[TrainingOptions]
 ) -> Plan: ...
+
+
 @overload
 def pretrain(
     data: Place, *, plan: bool, progress: bool = ..., **options: Unpack[TrainingOptions]
 ) -> Run | Plan: ...
+
+
 @with_signature
 def pretrain(
     data: Place, *, plan: bool = False, progress: bool = False, **options: Unpack[TrainingOptions]

@@ -111,7 +111,6 @@ SYSTEM = {  # what the operating system reports -> code
     errno.EHOSTUNREACH: "network.unreachable", errno.ENETUNREACH: "network.unreachable",
     errno.ETIMEDOUT: "network.unreachable",
 }  # fmt: skip
-
 FROZEN = {  # classes whose files must stay as they were measured on a GPU, and are no Error yet
     "Diverged": "training.diverged", "OutOfMemory": "training.out-of-memory",
 }  # fmt: skip
@@ -125,3 +124,15 @@ def code_of(error: BaseException, other: str = "") -> str:
     if isinstance(error, OSError):
         return SYSTEM.get(error.errno or 0, other or "system.failed")
     return other or "request.value"
+
+
+class ConfigError(Error):
+    """A model's options contradict each other or are out of range."""
+
+    code = "model.config"
+
+
+class WeightsError(Error):
+    """A weight file is not what it should be; the message names what was expected and what the file holds."""
+
+    code = "weights.format"

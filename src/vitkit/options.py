@@ -17,8 +17,6 @@ MOST_PIXELS = 4096  # of a side: 65,536 patches of 16 pixels
 SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 LONGEST = 365 * 86400  # seconds
 BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-
-
 IN_RECIPES = (  # options that a recipe has under the same name
     "weights", "model", "batch", "seed", "subset", "against", "split_of", "keep", "patience",
 )  # fmt: skip
@@ -76,8 +74,6 @@ SERVICE = {  # the numbers that `vitkit serve` takes, by the field of service.se
     "max_pixels": Range(1, 10**9),
     "workers": Range(1, 256),
 }
-
-
 RANGES = {  # of the numbers among the options, by their names in Python
     "batch": BATCH,
     "epochs": EPOCHS,
@@ -92,8 +88,6 @@ RANGES = {  # of the numbers among the options, by their names in Python
     "top": Range(1, 1_000_000),
     "workers": Range(0, 256),
 }
-
-
 PATIENCE = 5  # evaluations without a better one after which a fine-tuning stops; it has 10
 LENGTH = (  # of a fine-tuning, as tasks.automatic.steps_for computes it
     "the recipe's; of finetune by the training images: on a GPU 500 steps, 10,000 from 20,000 images, 20,000 "

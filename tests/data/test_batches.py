@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 from refusals import refused
 
-import vitkit.data.decode as decoder
-import vitkit.data.views as views
-from vitkit.data.batches import BadFiles, evaluation_batches, train_batches
+from vitkit.data import decode as decoder
+from vitkit.data import views
 from vitkit.data.decode import BadImage, decode, decode_box, jpeg_size
+from vitkit.data.loader import BadFiles, evaluation_batches, train_batches
 from vitkit.data.order import Order
 from vitkit.data.sources import Source, from_rows
 from vitkit.data.views import CROPS, RESIZED, View, apply

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import vitkit.data.content as content
-from vitkit.data.content import END, REMEMBERED, mark, mark_file
+from vitkit.data import content
+from vitkit.data.content import END, REMEMBERED, content_hash, file_hash
 from vitkit.data.index import INDEX, read_header, write_index
-from vitkit.data.shards import shard
-from vitkit.data.sources import Source, from_arrays, open_data
+from vitkit.data.sources import Source, from_arrays
 from vitkit.data.splits import fingerprints, join, split
+from vitkit.datasets.opening import open_data, shard
 
 BMP = b"BM" + (54 + 3 * 160 * 160).to_bytes(4, "little") + bytes(4) + (54).to_bytes(4, "little")
 BMP += (40).to_bytes(4, "little") + (160).to_bytes(4, "little") * 2 + b"\1\0\x18\0" + bytes(24)
@@ -50,8 +50,8 @@ def remembering(tmp_path, monkeypatch):
 def test_files_that_differ_in_the_middle_alone_are_told_apart():
     one, other = bitmap(1), bitmap(2)
     assert one[:END] == other[:END] and one[-END:] == other[-END:] and len(one) == len(other) > 2 * END
-    assert mark(one) != mark(other) and mark(one)[:16] == mark(other)[:16]
-    assert mark(one)[16:] == hashlib.sha256(one).digest()[:16]
+    assert content_hash(one) != content_hash(other) and content_hash(one)[:16] == content_hash(other)[:16]
+    assert content_hash(one)[16:] == hashlib.sha256(one).digest()[:16]
 
 
 def test_pixels_of_another_shape_are_told_apart():
@@ -175,13 +175,13 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path, remembering):
 def test_a_file_read_by_parts_has_the_mark_of_its_bytes(tmp_path, monkeypatch):
     (tmp_path / "x.bmp").write_bytes(bitmap(7))
     monkeypatch.setattr(content, "AT_ONCE", 40_000)
-    assert mark_file(tmp_path / "x.bmp") == mark(bitmap(7))
+    assert file_hash(tmp_path / "x.bmp") == content_hash(bitmap(7))
 
 
 def test_a_file_too_large_to_be_an_image_is_not_read_whole(tmp_path, remembering):
     with (tmp_path / "x.png").open("wb") as file:
         file.truncate(2**40)
-    assert mark_file(tmp_path / "x.png")[16:] == bytes(16)
+    assert file_hash(tmp_path / "x.png")[16:] == bytes(16)
 
 
 def old_index(folder: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import vitkit.data.decode as decoder
+from vitkit.data import decode as decoder
 from vitkit.data.decode import BadImage, decode, read
 
 H, W = 40, 56

@@ -21,14 +21,15 @@ from refusals import refused
 from test_cli import run
 from test_decode import EXIF, ORIENTED, saved
 
-import vitkit.data.decoded as cache
-from vitkit.data.batches import train_batches
+from vitkit.data import decoded_cache as cache
 from vitkit.data.decode import BadImage, decode
-from vitkit.data.decoded import decoded
+from vitkit.data.decoded_cache import decoded
+from vitkit.data.loader import train_batches
 from vitkit.data.order import Order
-from vitkit.data.sources import Source, digits, from_rows, open_data
+from vitkit.data.sources import Source, digits, from_rows
 from vitkit.data.splits import fingerprint, fingerprints, subset
 from vitkit.data.views import View, apply
+from vitkit.datasets.opening import open_data
 
 forks = multiprocessing.get_context("fork")
 

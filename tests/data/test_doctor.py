@@ -14,13 +14,14 @@ import pytest
 from PIL import Image
 
 from vitkit import cli, options
+from vitkit.commands.doctor import note_if_slow
 from vitkit.data import decode
 from vitkit.data.decode import BadImage
 from vitkit.data.doctor import COLUMNS, Look, difference_hash, examine, near_groups, near_pairs
 from vitkit.data.findings import KINDS, MEND, Finding, find
-from vitkit.data.sources import Source, digits, from_arrays, from_rows, open_data
+from vitkit.data.sources import Source, digits, from_arrays, from_rows
 from vitkit.data.splits import complete
-from vitkit.tasks.use import note_if_slow
+from vitkit.datasets.opening import open_data
 
 
 def scene(number: int, width: int = 48, height: int = 48) -> Image.Image:

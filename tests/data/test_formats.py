@@ -13,8 +13,8 @@ from test_cli import run
 import vitkit
 from vitkit.data import decode as decoder
 from vitkit.data.decode import TURNS, BadImage, decode, largest_extent, pixels_by_header
-from vitkit.data.formats import DATA_SUFFIXES, SUFFIXES, not_read, readable_formats, readable_suffixes
-from vitkit.data.sources import open_data
+from vitkit.data.names import DATA_SUFFIXES, SUFFIXES, not_read, readable_formats, readable_suffixes
+from vitkit.datasets.opening import open_data
 
 REMEDY = "pip install 'vitkit[heif]'"
 SCENE = np.kron(np.random.default_rng(0).integers(0, 255, (3, 4, 3)), np.ones((16, 16, 1))).astype(np.uint8)
@@ -123,11 +123,11 @@ def test_what_is_offered_is_what_is_read():
 
 def test_the_library_decides_whether_heic_is_read(tmp_path, monkeypatch):
     """Both answers: with a library of that name on the path, and without one."""
-    monkeypatch.setattr("vitkit.data.formats.find_spec", lambda name: None)
+    monkeypatch.setattr("vitkit.data.names.find_spec", lambda name: None)
     assert "HEIC" not in readable_formats() and REMEDY in not_read("HEIC", ("JPEG",))
     (tmp_path / "pillow_heif.py").touch()
     monkeypatch.setattr(
-        "vitkit.data.formats.find_spec", lambda name: PathFinder.find_spec(name, [str(tmp_path)])
+        "vitkit.data.names.find_spec", lambda name: PathFinder.find_spec(name, [str(tmp_path)])
     )
     assert "HEIC" in readable_formats() and ".heic" in readable_suffixes()
 

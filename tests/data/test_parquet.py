@@ -8,11 +8,10 @@ import pytest
 from PIL import Image
 from refusals import refused
 
-from vitkit.data.batches import evaluation_batches
 from vitkit.data.decode import BadImage
-from vitkit.data.shards import shard
-from vitkit.data.sources import open_data
+from vitkit.data.loader import evaluation_batches
 from vitkit.data.views import View
+from vitkit.datasets.opening import open_data, shard
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

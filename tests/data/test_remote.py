@@ -15,15 +15,16 @@ import torch
 from PIL import Image
 from refusals import refused
 
-from vitkit.data.batches import train_batches
 from vitkit.data.decode import BadImage
 from vitkit.data.index import INDEX, open_index
+from vitkit.data.loader import train_batches
 from vitkit.data.order import Order
 from vitkit.data.remote import Cache, mirror
 from vitkit.data.shards import write_shards
-from vitkit.data.sources import from_rows, open_data
-from vitkit.data.tars import verify
+from vitkit.data.shards_found import verify
+from vitkit.data.sources import from_rows
 from vitkit.data.views import View
+from vitkit.datasets.opening import open_data
 from vitkit.io import http as client
 from vitkit.io.cache import size_of
 from vitkit.io.http import NetworkError, get_range
@@ -361,7 +362,7 @@ def test_an_index_longer_than_its_header_says_is_refused_before_it_is_fetched(se
 
 
 def test_a_server_that_is_not_there_ends_a_command_with_one(monkeypatch, capsys):
-    from vitkit.cli import main
+    from vitkit.cli.verbs import main
 
     monkeypatch.setattr(client, "PAUSE", 0.001)
     with pytest.raises(SystemExit) as ended:

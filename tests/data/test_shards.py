@@ -17,16 +17,17 @@ import torch
 from PIL import Image
 from refusals import refused
 
-from vitkit.data.batches import train_batches
-from vitkit.data.content import END, mark, mark_file
+from vitkit.data.content import END, content_hash, file_hash
 from vitkit.data.decode import BadImage, decode
 from vitkit.data.index import INDEX, MAGIC, check_columns, open_index, read_header
+from vitkit.data.loader import train_batches
 from vitkit.data.order import Order
-from vitkit.data.shards import shard, write_shards
-from vitkit.data.sources import Source, digits, from_rows, open_data
+from vitkit.data.shards import write_shards
+from vitkit.data.shards_found import index_shards, verify
+from vitkit.data.sources import Source, digits, from_rows
 from vitkit.data.splits import complete, fingerprints, split
-from vitkit.data.tars import index_shards, verify
 from vitkit.data.views import View
+from vitkit.datasets.opening import open_data, shard
 from vitkit.errors import CODES, Error
 
 
@@ -530,11 +531,13 @@ def test_a_split_by_stored_digests_reads_no_image(packed, folder):
 def test_the_mark_of_a_file_is_that_of_its_bytes(tmp_path, size):
     content = np.random.default_rng(size).bytes(size)
     (tmp_path / "x").write_bytes(content)
-    assert mark_file(tmp_path / "x") == mark(content)
+    assert file_hash(tmp_path / "x") == content_hash(content)
     if size <= 2 * END:
-        assert mark(content)[:16] == hashlib.blake2b(content, digest_size=16).digest()
+        assert content_hash(content)[:16] == hashlib.blake2b(content, digest_size=16).digest()
     else:
-        assert mark(content) != mark(content[:-1] + b"!") and mark(content) != mark(b"!" + content[1:])
+        assert content_hash(content) != content_hash(content[:-1] + b"!") and content_hash(
+            content
+        ) != content_hash(b"!" + content[1:])
 
 
 def test_a_taken_part_holds_numbers_and_no_names(packed):

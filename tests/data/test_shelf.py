@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from vitkit.data.batches import BadFiles, Worker, evaluation_batches, train_batches
+from vitkit.data.batch_cache import STAYS, keep_batches, stays
 from vitkit.data.decode import BadImage
+from vitkit.data.loader import BadFiles, Worker, evaluation_batches, train_batches
 from vitkit.data.order import Order
-from vitkit.data.shelf import STAYS, keep_batches, stays
 from vitkit.data.sources import Source
 from vitkit.data.views import View
 

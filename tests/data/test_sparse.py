@@ -8,13 +8,13 @@ import pytest
 import torch
 from refusals import refused
 
-from vitkit.data.batches import evaluation_batches
 from vitkit.data.index import INDEX, ROW, Shard, make_columns, open_index, write_index
+from vitkit.data.loader import evaluation_batches
 from vitkit.data.sources import Source
-from vitkit.data.sparse import DENSE, SparseLabels, blocks, joined
+from vitkit.data.sparse_labels import DENSE, SparseLabels, blocks, joined
 from vitkit.data.splits import by_class, join, same_classes
 from vitkit.data.views import View
-from vitkit.objectives.classify import ClassificationLoss, one_hot
+from vitkit.tasks.classify import ClassificationLoss, one_hot
 
 RNG = np.random.default_rng(4)
 TABLE = (RNG.random((40, 7)) < 0.25).astype(np.float32)

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from refusals import refused
 
-import vitkit.data.views as views
+from vitkit.data import views
 from vitkit.data.views import CROPS, View, apply, inception_box, mixup, normalise, resize
 
 TRAIN = View(size=(224, 224), crop="inception", flip=True)

@@ -11,13 +11,13 @@ import time
 
 import pytest
 
-from vitkit.data.processes import check_sockets
+from vitkit.data.loader import check_sockets
 
 FORKED = """
     import os, signal, sys, threading, time
     import numpy as np
     from vitkit.data import batches
-    from vitkit.data.batches import evaluation_batches
+    from vitkit.data.loader import evaluation_batches
     from vitkit.data.sources import from_arrays
     from vitkit.data.views import View
 
@@ -51,7 +51,7 @@ FORKED = """
 BUSY = """
     import os, sys, threading, time
     import numpy as np
-    from vitkit.data.batches import STARTED, evaluation_batches
+    from vitkit.data.loader import STARTED, evaluation_batches
     from vitkit.data.sources import from_arrays
     from vitkit.data.views import View
 

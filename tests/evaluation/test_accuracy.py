@@ -5,8 +5,7 @@ import pytest
 import torch
 from refusals import refused
 
-from vitkit.evaluation.accuracy import Accuracy, accuracy
-from vitkit.evaluation.certainty import calibration_error, interval
+from vitkit.metrics.classification import Accuracy, accuracy, calibration_error, interval
 
 
 def evaluated(logits, labels, size=4, order=None, **options) -> Accuracy:

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from vitkit.evaluation import energy
-from vitkit.evaluation.cost import flops, forward_flops, ledger, parameters, peak_flops, tpu_v3_core_days
-from vitkit.evaluation.energy import Meter
+from vitkit.metrics import speed
+from vitkit.metrics.cost import flops, forward_flops, ledger, parameters, peak_flops, tpu_v3_core_days
+from vitkit.metrics.speed import Meter
 from vitkit.models.resnet import StemConfig
 from vitkit.models.variants import NAMED, configure, skeleton, variant
 from vitkit.models.vit import ViTConfig
@@ -153,9 +153,7 @@ class Nvml:
 
 def test_energy_is_told_between_looks_where_a_device_reports_it(monkeypatch):
     assert Meter("cpu").lap() is None
-    monkeypatch.setattr(
-        energy.torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="abc")
-    )
+    monkeypatch.setattr(speed.torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="abc"))
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Nvml())
     meter = Meter("cuda")
     assert [meter.lap(), meter.lap()] == [2.0, 2.0]

@@ -6,7 +6,7 @@ import torch
 from refusals import refused
 
 import vitkit
-from vitkit.evaluation.fewshot import (
+from vitkit.metrics.frozen_features import (
     GRID,
     best_l2,
     choose_shots,
@@ -88,7 +88,7 @@ def test_tensors_arrays_and_any_class_numbers_give_the_same():
 def test_test_images_are_counted_in_pieces_and_none_is_left_out(monkeypatch):
     train, test = clouds(40), clouds(101, seed=1)
     whole = fewshot_grid(*train, *test)
-    monkeypatch.setattr("vitkit.evaluation.fewshot.ROWS", 7)
+    monkeypatch.setattr("vitkit.metrics.frozen_features.ROWS", 7)
     assert fewshot_grid(*train, *test) == whole
 
 

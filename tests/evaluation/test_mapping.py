@@ -4,7 +4,7 @@ import pytest
 import torch
 from refusals import refused
 
-from vitkit.evaluation.mapping import (
+from vitkit.metrics.class_mapping import (
     accepted_classes,
     imagenet_places,
     objectnet_table,
@@ -12,7 +12,7 @@ from vitkit.evaluation.mapping import (
     read_table,
     translated,
 )
-from vitkit.weights.labels import imagenet_labels, imagenet_synsets
+from vitkit.weights.card import imagenet_labels, imagenet_synsets
 
 SYNSETS = imagenet_synsets()
 NUMBERS = tuple(number for number, _ in SYNSETS)

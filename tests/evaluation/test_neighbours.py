@@ -6,7 +6,7 @@ import torch
 from refusals import refused
 from test_fewshot import clouds
 
-from vitkit.evaluation.neighbours import neighbours
+from vitkit.metrics.frozen_features import neighbours
 
 
 def by_hand(train_x, train_y, test_x, test_y, k, temperature):
@@ -25,7 +25,7 @@ def test_it_is_the_weighted_vote_of_the_most_similar(k, temperature, monkeypatch
     train, test = clouds(40, noise=4.0), clouds(100, noise=4.0, seed=1)
     whole = neighbours(*train, *test, k=k, temperature=temperature)
     assert whole == by_hand(*train, *test, k, temperature)
-    monkeypatch.setattr("vitkit.evaluation.neighbours.SIMILARITIES", 300)
+    monkeypatch.setattr("vitkit.metrics.frozen_features.SIMILARITIES", 300)
     assert neighbours(*train, *test, k=k, temperature=temperature) == whole
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from refusals import refused
 from test_fewshot import clouds
 
-from vitkit.evaluation.probe import BATCH, held_out, learn, probe, share_right
+from vitkit.metrics.frozen_features import BATCH, held_out, learn, probe, share_right
 
 
 def test_many_rates_at_once_are_each_rate_alone():
@@ -54,7 +54,7 @@ def test_pieces_change_nothing(monkeypatch):
     x, y = (torch.from_numpy(a) for a in clouds(60))
     weights = learn(x, y, 4, [0.1, 0.01], epochs=2, seed=0)
     whole = share_right(weights, x, y)
-    monkeypatch.setattr("vitkit.evaluation.probe.LOGITS", 50)
+    monkeypatch.setattr("vitkit.metrics.frozen_features.LOGITS", 50)
     assert share_right(weights, x, y) == whole
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from refusals import refused
 
-from vitkit.evaluation.real import by_file_name, check_labels, read_labels, real_accuracy
+from vitkit.metrics.classification import by_file_name, check_labels, read_labels, real_accuracy
 
 KEYS = ["b/val_2.png", "b/val_4.png", "a/val_1.png", "a/val_3.png"]  # as folders have them
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from refusals import refused
 
-from vitkit.evaluation.scaleout import BUCKET, H200, Links, Work, limit, spread_over
+from vitkit.metrics.speed import BUCKET, H200, Links, Work, limit, spread_over
 
 ROOT = Path(__file__).parent.parent.parent
 PLAIN = Links(inside=100.0, between=10.0, inside_share=0.5, between_share=0.5, inside_hop=1e-9,

@@ -15,8 +15,9 @@ from crew import note_batches  # noqa: E402
 from harness import die, dying, operations  # noqa: E402
 from switches import switch_off  # noqa: E402
 
-from vitkit.data import batches  # noqa: E402
-from vitkit.experiment import run as experiment  # noqa: E402
+from vitkit.data import loader  # noqa: E402
+from vitkit.runs import batches  # noqa: E402
+from vitkit.runs import run as experiment  # noqa: E402
 from vitkit.training import checkpoint  # noqa: E402
 
 HELD: list[Any] = []  # what must stay as long as the process
@@ -24,12 +25,12 @@ HELD: list[Any] = []  # what must stay as long as the process
 
 def die_at_step(step: int) -> None:
     """Before anything of that step is written down."""
-    watch = experiment.Work.watch
+    watch = experiment.Trainer.watch
 
     def dying_watch(self: Any, state: Any, metrics: Any) -> bool:
         return die() if state.step == step else watch(self, state, metrics)  # type: ignore[return-value]
 
-    experiment.Work.watch = dying_watch  # type: ignore[method-assign]
+    experiment.Trainer.watch = dying_watch  # type: ignore[method-assign]
 
 
 def die_in_save(step: int, number: int, torn: bool = False) -> None:
@@ -49,9 +50,9 @@ def die_in_save(step: int, number: int, torn: bool = False) -> None:
 
 def die_in_evaluation(number: int) -> None:
     """In the number-th evaluation of this process, after its first batch."""
-    from vitkit.experiment import measure
+    from vitkit.data import loader
 
-    made, seen = measure.evaluation_batches, []
+    made, seen = loader.evaluation_batches, []
 
     def cut(*args: Any, **options: Any) -> Any:
         seen.append(1)
@@ -60,7 +61,7 @@ def die_in_evaluation(number: int) -> None:
             if len(seen) == number:
                 die()
 
-    measure.evaluation_batches = cut
+    loader.evaluation_batches = cut
 
 
 def die_in_resume(number: int) -> None:
@@ -98,8 +99,8 @@ def hold_in(what: str, step: int, folder: str, seconds: float = 60.0) -> None:
     Says that we are there, and that a signal was heard there.
     """
     owner, name = {
-        "save": (checkpoint.Saver, "attempt"), "evaluation": (experiment.Work, "validate"),
-        "step": (experiment.Work, "watch"), "loader": (experiment.Work, "look_ahead"),
+        "save": (checkpoint.Saver, "attempt"), "evaluation": (experiment.Trainer, "validate"),
+        "step": (experiment.Trainer, "watch"), "loader": (experiment.Trainer, "look_ahead"),
     }[what]  # fmt: skip
     real, folder_ = getattr(owner, name), Path(folder)
 
@@ -116,32 +117,32 @@ def hold_in(what: str, step: int, folder: str, seconds: float = 60.0) -> None:
 
 def start_over(proof: str) -> None:
     """Protection off: after a resume the data begins anew."""
-    supply = experiment.supply
+    supply = batches.training_batches
 
     def anew(*args: Any, start: int, **options: Any) -> Any:
         return supply(*args, start=0, **options)
 
-    switch_off("vitkit.experiment.run.supply", anew, Path(proof))
+    switch_off("vitkit.runs.run.supply", anew, Path(proof))
 
 
 def no_resume(proof: str) -> None:
     """Protection off: no checkpoint is ever found."""
-    switch_off("vitkit.experiment.run.latest", lambda folder: (None, []), Path(proof))
+    switch_off("vitkit.runs.run.latest", lambda folder: (None, []), Path(proof))
 
 
 def other_dropout(proof: str) -> None:
     """Protection off: dropout goes on from wherever its generator is."""
-    switch_off("vitkit.experiment.run.seed_step", lambda *args: None, Path(proof))
+    switch_off("vitkit.runs.run.seed_step", lambda *args: None, Path(proof))
 
 
 def no_lock(proof: str) -> None:
     """Protection off: anybody may write into a run folder."""
-    switch_off("vitkit.experiment.folder.locked", lambda out, **_: nullcontext(), Path(proof))
+    switch_off("vitkit.runs.folder.locked", lambda out, **_: nullcontext(), Path(proof))
 
 
 def hold_data(step: int, folder: str, proof: str = "") -> None:
     """Data workers wait at that step until told to go on; with `proof` they answer signals sent to all."""
-    make, folder_ = batches.Samples.__getitems__, Path(folder)
+    make, folder_ = loader.Samples.__getitems__, Path(folder)
 
     def held(self: Any, places: Any) -> Any:
         if self.order and places[0][0] >= step:
@@ -149,9 +150,9 @@ def hold_data(step: int, folder: str, proof: str = "") -> None:
             wait_for(folder_ / "go", 60.0)
         return make(self, places)
 
-    batches.Samples.__getitems__ = held  # type: ignore[method-assign]
+    loader.Samples.__getitems__ = held  # type: ignore[method-assign]
     if proof:
-        switch_off("vitkit.data.batches.stay", lambda worker: None, Path(proof))
+        switch_off("vitkit.data.loader.stay", lambda worker: None, Path(proof))
 
 
 def main() -> None:
@@ -165,9 +166,9 @@ def main() -> None:
     if out:
         out.mkdir(parents=True, exist_ok=True)
         note_batches(int(rank), out)
-    from vitkit import cli
+    from vitkit.cli import verbs
 
-    cli.main()
+    verbs.main()
 
 
 if __name__ == "__main__":

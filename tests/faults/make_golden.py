@@ -12,9 +12,10 @@ from pathlib import Path
 import torch
 
 import vitkit
-from vitkit.experiment.run import How, run
 from vitkit.recipes import recipe as named
 from vitkit.recipes.recipe import Recipe, override
+from vitkit.runs.folder import RunOptions
+from vitkit.runs.run import run
 from vitkit.training.runtime import Runtime
 from vitkit.training.schedule import Duration
 
@@ -50,8 +51,8 @@ def randomise(model) -> None:
 
 
 def main() -> None:
-    from vitkit.experiment import run as experiment
-    from vitkit.experiment.folder import Interrupted
+    from vitkit.runs import run as experiment
+    from vitkit.runs.folder import Interrupted
 
     shutil.rmtree(GOLDEN, ignore_errors=True)
     GOLDEN.mkdir()
@@ -63,18 +64,18 @@ def main() -> None:
         vitkit.save(model, GOLDEN / name, format=format)
         told[format] = logits(GOLDEN / name, **options)
     whole = GOLDEN.parent / "golden-whole"
-    told["run"] = run(tiny(), whole, Runtime(), How(workers=0, quiet=True)).test["loss"]
+    told["run"] = run(tiny(), whole, Runtime(), RunOptions(workers=0, quiet=True)).test["loss"]
     told["trained"] = logits(whole / "model.safetensors")
     shutil.rmtree(whole)
-    watch = experiment.Work.watch
+    watch = experiment.Trainer.watch
 
     def stopping(self, state, metrics):
         self.asked += [15] if state.step == 3 else []
         return watch(self, state, metrics)
 
-    experiment.Work.watch = stopping
+    experiment.Trainer.watch = stopping
     with suppress(Interrupted):
-        run(tiny(), GOLDEN / "run", Runtime(), How(workers=0, quiet=True))
+        run(tiny(), GOLDEN / "run", Runtime(), RunOptions(workers=0, quiet=True))
     for path in (GOLDEN / "run").iterdir():
         if path.name not in ("recipe.json", "metrics.jsonl", "checkpoints"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -10,12 +10,12 @@ from harness import scaled
 from refusals import refused
 from test_cli import run
 
-from vitkit.data import batches
-from vitkit.data.batches import BadFiles
+from vitkit.data import loader
 from vitkit.data.doctor import preflight
+from vitkit.data.loader import BadFiles
 from vitkit.data.order import Order
-from vitkit.data.sources import open_data
 from vitkit.data.views import View
+from vitkit.datasets.opening import open_data
 
 pytestmark = pytest.mark.faults
 GOOD = 1000
@@ -45,7 +45,7 @@ def finetune(root, names, out, *options) -> int:
 
 def watched(monkeypatch) -> list[list[str]]:
     """The names of the files in each training batch from now on."""
-    real, seen = batches.stream, []
+    real, seen = loader.stream, []
 
     def spy(samples, *arguments):
         for batch in real(samples, *arguments):
@@ -53,7 +53,7 @@ def watched(monkeypatch) -> list[list[str]]:
                 seen.append([samples.source.keys[i] for i in batch["index"].tolist()])
             yield batch
 
-    monkeypatch.setattr(batches, "stream", spy)
+    monkeypatch.setattr(loader, "stream", spy)
     return seen
 
 
@@ -79,7 +79,7 @@ def test_A1_each_bad_file_is_named_once_and_every_other_is_used_once(
     tally(files=len(names) - GOOD, runs=1)
 
 
-@pytest.mark.control("vitkit.data.batches.Samples.__getitems__")
+@pytest.mark.control("vitkit.data.loader.Samples.__getitems__")
 def test_A1_control_a_file_taken_in_the_place_of_a_bad_one_is_noticed(folder, monkeypatch, switched_off):
     """As libraries do: the next sample, without a word."""
     root, names = folder
@@ -90,7 +90,7 @@ def test_A1_control_a_file_taken_in_the_place_of_a_bad_one_is_noticed(folder, mo
             index += 1
         return index % len(source)
 
-    real = batches.Samples.__getitems__
+    real = loader.Samples.__getitems__
 
     def substituting(self, places):
         made, _ = real(self, places)
@@ -98,9 +98,9 @@ def test_A1_control_a_file_taken_in_the_place_of_a_bad_one_is_noticed(folder, mo
         return made | {"index": made["index"].new_tensor(wanted[: len(made["index"])])}, []
 
     seen = watched(monkeypatch)
-    switched_off("vitkit.data.batches.Samples.__getitems__", substituting)
+    switched_off("vitkit.data.loader.Samples.__getitems__", substituting)
     view, order = View(size=(8, 8), crop="squash"), Order(len(source), 251)
-    for _ in zip(range(2 * len(source) // 251), batches.train_batches(source, view, order), strict=False):
+    for _ in zip(range(2 * len(source) // 251), loader.train_batches(source, view, order), strict=False):
         pass
     assert not each_once(seen, names)
 

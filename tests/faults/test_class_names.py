@@ -20,10 +20,11 @@ from PIL import Image
 from refusals import refused
 
 import vitkit
-from vitkit.data.sources import SPLITS, SUFFIXES
-from vitkit.experiment.run import How, run
+from vitkit.data.names import SPLITS, SUFFIXES
 from vitkit.recipes import recipe as named
 from vitkit.recipes.recipe import override
+from vitkit.runs.folder import RunOptions
+from vitkit.runs.run import run
 from vitkit.serving.predict import predict_many
 from vitkit.training.runtime import Runtime
 from vitkit.training.schedule import Duration
@@ -93,7 +94,7 @@ def trained(root: Path, out: Path) -> Path:
     r = replace(
         r, data=str(root), model="ViT-Ti/8", model_options=options, length=Duration(steps=25), **plain
     )
-    run(r, out, Runtime(), How(workers=0, quiet=True, report=False))
+    run(r, out, Runtime(), RunOptions(workers=0, quiet=True, report=False))
     return out / "model.safetensors"
 
 
@@ -131,7 +132,7 @@ def test_A4_in_every_format_that_holds_labels(tmp_path, tally):
 
 @pytest.mark.parametrize("name", scaled(["m.onnx"], ["m.onnx", "m.pt2", "m.xml"]))
 def test_A4_in_exported_files(name, tmp_path, tally):
-    export = pytest.importorskip("vitkit.tasks.export").export
+    export = pytest.importorskip("vitkit.commands.export").export
     files = pytest.importorskip("vitkit.serving.files")
     painted(tmp_path / "data", ["10", "2", "é", "<b>", "-rf"])
     model = vitkit.load(trained(tmp_path / "data", tmp_path / "run"))
@@ -190,9 +191,9 @@ def test_A4_control_names_that_do_not_travel_with_the_model_are_lost(served, tmp
     assert asked_about(*served, path, tmp_path / "data") == 3
 
 
-@pytest.mark.control("vitkit.experiment.start.usable", "vitkit.data.splits.same_classes")
+@pytest.mark.control("vitkit.runs.build.usable", "vitkit.data.splits.same_classes")
 def test_A4_control_without_the_check_an_unknown_class_gets_the_name_of_another(tmp_path, switched_off):
-    switched_off("vitkit.experiment.start.usable", lambda splits, place: [])
+    switched_off("vitkit.runs.build.usable", lambda splits, place: [])
     switched_off("vitkit.data.splits.same_classes", lambda source, classes, name="": source)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         test_A4_a_class_of_val_that_training_does_not_know_is_an_error_by_name(tmp_path)

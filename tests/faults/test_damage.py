@@ -48,9 +48,9 @@ def test_A6_control_without_the_check_of_names_a_shard_leads_out_of_itself(tmp_p
     used(tmp_path, [("../a.jpg", test_shards.picture(1)), ("../a.cls", b"0")], "a name that leads out")
 
 
-@pytest.mark.control("vitkit.data.tars.check_member")
+@pytest.mark.control("vitkit.data.shards_found.check_member")
 def test_A6_control_without_the_check_of_members_a_shard_may_hold_links(tmp_path, switched_off):
-    switched_off("vitkit.data.tars.check_member", lambda where, member: None)
+    switched_off("vitkit.data.shards_found.check_member", lambda where, member: None)
     link = {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}
     used(tmp_path, [("a.jpg", link), ("a.cls", b"0")], "a link, device")
 
@@ -80,10 +80,10 @@ def test_C2_damaged_weight_files_load_or_are_refused(name, tmp_path, tally):
     tally(files=tries)
 
 
-@pytest.mark.control("vitkit.weights.archive.untrusted")
+@pytest.mark.control("vitkit.weights.untrusted.untrusted")
 @pytest.mark.parametrize("name", fuzzing.NAMES)
 def test_C2_control_errors_of_libraries_that_are_passed_on_are_others(name, tmp_path, switched_off):
-    switched_off("vitkit.weights.archive.untrusted", lambda path, error: error)
+    switched_off("vitkit.weights.untrusted.untrusted", lambda path, error: error)
     assert fuzzing.fuzzed(tmp_path, name, 50)[1]
 
 

@@ -16,8 +16,8 @@ from saving import NEW, OLD, elsewhere, loaded, save, write_in_place
 from test_cli import run
 
 from vitkit.data.index import INDEX
-from vitkit.data.shards import shard
-from vitkit.data.tars import verify
+from vitkit.data.shards_found import verify
+from vitkit.datasets.opening import shard
 from vitkit.training import checkpoint
 from vitkit.training.checkpoint import CheckpointError
 
@@ -182,19 +182,19 @@ def test_B4_a_run_whose_report_does_not_fit_is_a_finished_run(small_disk, monkey
     """From the moment when the result stands, nothing more can be written."""
     from test_experiment import tiny
 
-    from vitkit.experiment import evidence
-    from vitkit.experiment.run import How
-    from vitkit.experiment.run import run as train
+    from vitkit.runs import artifacts
+    from vitkit.runs.folder import RunOptions
+    from vitkit.runs.run import run as train
     from vitkit.training.runtime import Runtime
 
-    disk, finish = small_disk(24 * 2**20), evidence.finish
+    disk, finish = small_disk(24 * 2**20), artifacts.finish
 
     def full(*args):
         leave(disk, 0)
         finish(*args)
 
-    monkeypatch.setattr(evidence, "finish", full)
-    result = train(tiny(), disk / "run", Runtime(), How(workers=0))
+    monkeypatch.setattr(artifacts, "finish", full)
+    result = train(tiny(), disk / "run", Runtime(), RunOptions(workers=0))
     told = capfd.readouterr().err
     for name in ("unusable.json", "mistakes.json", "report.html"):
         assert f"{name} could not be made: " in told and "No space left" in told
@@ -204,7 +204,7 @@ def test_B4_a_run_whose_report_does_not_fit_is_a_finished_run(small_disk, monkey
     tally(reports=3)
 
 
-@pytest.mark.control("vitkit.experiment.evidence.harmless")
+@pytest.mark.control("vitkit.runs.artifacts.harmless")
 def test_B4_control_an_error_in_a_report_that_is_not_held_back_ends_the_run(
     tmp_path, monkeypatch, switched_off
 ):
@@ -212,15 +212,15 @@ def test_B4_control_an_error_in_a_report_that_is_not_held_back_ends_the_run(
 
     from test_experiment import tiny
 
-    from vitkit.experiment import evidence
-    from vitkit.experiment.run import How
-    from vitkit.experiment.run import run as train
+    from vitkit.runs import artifacts
+    from vitkit.runs.folder import RunOptions
+    from vitkit.runs.run import run as train
     from vitkit.training.runtime import Runtime
 
     def full(path, content):
         raise OSError(28, "No space left on device")
 
-    switched_off("vitkit.experiment.evidence.harmless", lambda what, say: nullcontext())
-    monkeypatch.setattr(evidence, "keep", full)
+    switched_off("vitkit.runs.artifacts.harmless", lambda what, say: nullcontext())
+    monkeypatch.setattr(artifacts, "keep", full)
     with pytest.raises(OSError, match="No space left"):
-        train(tiny(), tmp_path, Runtime(), How(workers=0, quiet=True))
+        train(tiny(), tmp_path, Runtime(), RunOptions(workers=0, quiet=True))

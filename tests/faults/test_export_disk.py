@@ -14,7 +14,7 @@ pytestmark = pytest.mark.faults
 def test_an_export_to_a_full_disk_is_one_line(kind, lies, small, small_disk, tmp_path, monkeypatch, capsys):
     """found-out: another program takes the space after we have asked how much there is."""
     if lies:
-        monkeypatch.setattr("vitkit.tasks.export.LEAST_BYTES", {"fp32": 0})
+        monkeypatch.setattr("vitkit.commands.export.LEAST_BYTES", {"fp32": 0})
     vitkit.save(small(classes=3, width=96, depth=4), tmp_path / "m.safetensors")
     disk = small_disk(8 * 2**20)
     (disk / f"m.{kind}").write_text("of before")

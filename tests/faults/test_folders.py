@@ -13,12 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_sources import labelled, picture, write
 
-from vitkit.data import sources
-from vitkit.data.batches import BadFiles, evaluation_batches
 from vitkit.data.decode import BadImage
-from vitkit.data.sources import open_data
+from vitkit.data.loader import BadFiles, evaluation_batches
 from vitkit.data.splits import complete
 from vitkit.data.views import View
+from vitkit.datasets.opening import open_data
 
 pytestmark = pytest.mark.faults
 
@@ -189,7 +188,7 @@ NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"
 )
 def test_A3_any_names_are_classes(tmp_path_factory, names):
     root = tmp_path_factory.mktemp("names")
-    if {name.lower() for name in names} <= set(sources.SPLITS):
+    if {name.lower() for name in names} <= set(names.SPLITS):
         return
     write(root, [f"{name}/x.png" for name in names])
     found = open_data(root)["all"]

@@ -67,8 +67,8 @@ def test_B1_a_killed_run_ends_like_one_that_nobody_touched(name, straight, tmp_p
 
 
 FORGETFUL = [
-    pytest.param("start_over", marks=pytest.mark.control("vitkit.experiment.run.supply")),
-    pytest.param("other_dropout", marks=pytest.mark.control("vitkit.experiment.run.seed_step")),
+    pytest.param("start_over", marks=pytest.mark.control("vitkit.runs.run.supply")),
+    pytest.param("other_dropout", marks=pytest.mark.control("vitkit.runs.run.seed_step")),
 ]
 
 
@@ -126,7 +126,7 @@ def test_B7_a_second_interrupt_ends_at_once_and_nothing_is_lost(straight, tmp_pa
     assert outcome(out) == straight
 
 
-DEAF = [True, pytest.param(False, marks=pytest.mark.control("vitkit.data.batches.stay"))]
+DEAF = [True, pytest.param(False, marks=pytest.mark.control("vitkit.data.loader.stay"))]
 
 
 @pytest.mark.parametrize("protected", DEAF, ids=["on", "control"])
@@ -144,7 +144,7 @@ def test_B7_workers_that_answer_signals_themselves_lose_the_save(protected, tmp_
     assert "Traceback" not in told.read_text()
 
 
-LOCKED = [True, pytest.param(False, marks=pytest.mark.control("vitkit.experiment.folder.locked"))]
+LOCKED = [True, pytest.param(False, marks=pytest.mark.control("vitkit.runs.folder.locked"))]
 
 
 @pytest.mark.parametrize("protected", LOCKED, ids=["on", "control"])

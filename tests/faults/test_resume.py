@@ -10,8 +10,9 @@ import pytest
 from make_golden import FILES, GOLDEN, logits, tiny
 
 import vitkit
-from vitkit.experiment.run import How, run
 from vitkit.recipes.recipe import from_json, override
+from vitkit.runs.folder import RunOptions
+from vitkit.runs.run import run
 from vitkit.training.checkpoint import complete, latest
 from vitkit.training.runtime import Runtime
 from vitkit.weights.card import from_json as from_card
@@ -43,7 +44,7 @@ def begun(tmp_path):
 
 
 def go(out, recipe, runtime=Runtime(), **options):
-    return run(recipe, out, runtime, How(**({"workers": 0, "quiet": True, "report": False} | options)))
+    return run(recipe, out, runtime, RunOptions(**({"workers": 0, "quiet": True, "report": False} | options)))
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -98,11 +99,11 @@ def pretend(path: Path, what: str) -> None:
     (path / checkpoint.MANIFEST).write_text(json.dumps(hashes))
 
 
-@pytest.mark.control("vitkit.experiment.folder.claim")
+@pytest.mark.control("vitkit.runs.folder.claim")
 def test_B15_control_without_the_check_a_changed_recipe_goes_on_as_if_it_were_the_same(
     begun, switched_off, tally
 ):
-    switched_off("vitkit.experiment.folder.claim", lambda out, recipe: None)
+    switched_off("vitkit.runs.folder.claim", lambda out, recipe: None)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         test_B15_what_would_change_the_run_is_refused_by_name("rate", begun, tally)
     found = json.loads((begun / "result.json").read_text())

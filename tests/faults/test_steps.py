@@ -19,12 +19,13 @@ from safetensors.torch import load_file
 from switches import switch_off
 from test_processes import CLOSE
 
-import vitkit.data.batches as making
+from vitkit.data import loader as making
 from vitkit.data.order import Order
 from vitkit.data.sources import from_arrays
 from vitkit.data.views import View
-from vitkit.experiment.run import How, run
-from vitkit.objectives.classify import ClassificationLoss
+from vitkit.runs.folder import RunOptions
+from vitkit.runs.run import run
+from vitkit.tasks.classify import ClassificationLoss
 from vitkit.training.checkpoint import complete, latest
 from vitkit.training.room import OutOfMemory
 from vitkit.training.runtime import Runtime
@@ -99,7 +100,7 @@ class StillWaiting(Exception):
     pass
 
 
-@pytest.mark.control("vitkit.data.batches.patiently")
+@pytest.mark.control("vitkit.data.loader.patiently")
 def test_B10_control_without_an_end_of_patience_a_hanging_worker_is_waited_for(monkeypatch, switched_off):
     def without_end(batches):
         looks = 0
@@ -111,7 +112,7 @@ def test_B10_control_without_an_end_of_patience_a_hanging_worker_is_waited_for(m
                 if looks > 4 * making.PATIENCE / making.GLANCE:  # but for this test's end
                     raise StillWaiting from None
 
-    switched_off("vitkit.data.batches.patiently", without_end)
+    switched_off("vitkit.data.loader.patiently", without_end)
     with pytest.raises(StillWaiting):
         told_of_a_hanging_worker(monkeypatch)
 
@@ -141,11 +142,11 @@ def test_B10_too_little_shared_memory_is_told_with_its_name():
 
 
 def test_B10_a_run_that_loses_a_worker_keeps_its_checkpoints(tmp_path, monkeypatch):
-    from vitkit.experiment import run as experiment
+    from vitkit.runs import run as experiment
 
     monkeypatch.setattr(making, "GLANCE", 0.2)
     monkeypatch.setattr(experiment, "SAVE_SECONDS", 0.0)
-    before, watch = multiprocessing.active_children(), experiment.Work.watch
+    before, watch = multiprocessing.active_children(), experiment.Trainer.watch
 
     def killing(self, state, metrics):
         if state.step == 5:
@@ -154,13 +155,13 @@ def test_B10_a_run_that_loses_a_worker_keeps_its_checkpoints(tmp_path, monkeypat
         return watch(self, state, metrics)
 
     with monkeypatch.context() as patch:
-        patch.setattr(experiment.Work, "watch", killing)
+        patch.setattr(experiment.Trainer, "watch", killing)
         with pytest.raises(
             ChildProcessError, match=r"digits: a data worker has died .*the same command goes on"
         ):
-            run(small(30), tmp_path, Runtime(), How(workers=1, quiet=True))
+            run(small(30), tmp_path, Runtime(), RunOptions(workers=1, quiet=True))
     assert latest(tmp_path / "checkpoints")[0].name >= "step-00000005"
-    assert run(small(30), tmp_path, Runtime(), How(workers=1, quiet=True)).steps == 30
+    assert run(small(30), tmp_path, Runtime(), RunOptions(workers=1, quiet=True)).steps == 30
 
 
 def poison(monkeypatch, what: str, step: int) -> None:
@@ -200,7 +201,7 @@ def finite(out: Path) -> bool:
 def test_B11_numbers_that_are_none_stop_the_run_before_they_reach_a_weight(
     what, tmp_path, monkeypatch, tally
 ):
-    from vitkit.experiment import run as experiment
+    from vitkit.runs import run as experiment
 
     monkeypatch.setattr(experiment, "SAVE_SECONDS", 0.0)
     for step in STEPS:
@@ -217,12 +218,12 @@ def test_B11_numbers_that_are_none_stop_the_run_before_they_reach_a_weight(
 
 def stops(out: Path, step: int) -> None:
     with pytest.raises(Diverged, match=f"step {step}: .*its batch: '"):
-        run(small(12), out, Runtime(), How(workers=0, quiet=True))
+        run(small(12), out, Runtime(), RunOptions(workers=0, quiet=True))
 
 
 @pytest.mark.control("vitkit.training.step.is_sound")
 def test_B11_control_without_the_check_the_weights_are_spoilt_and_saved(tmp_path, monkeypatch, switched_off):
-    from vitkit.experiment import run as experiment
+    from vitkit.runs import run as experiment
 
     monkeypatch.setattr(experiment, "SAVE_SECONDS", 0.0)
     poison(monkeypatch, "loss", 3)
@@ -257,12 +258,13 @@ def crowded(runtime: Runtime, recipe, out: Path, most: int, steps, ranks, proof:
 
     proof: the protection is off, and no batch is cut into smaller pieces.
     """
-    from vitkit.experiment import run as experiment
+    from vitkit.report import terminal
+    from vitkit.training import runtime
 
     if proof:
         switch_off("vitkit.training.step.Stepper.may_cut", lambda self, careful: False, proof)
 
-    seed, say = experiment.seed_step, experiment.Live.say
+    seed, say = runtime.seed_step, terminal.Live.say
 
     def seeded(number, step, rank):
         noting(step)
@@ -273,7 +275,7 @@ def crowded(runtime: Runtime, recipe, out: Path, most: int, steps, ranks, proof:
             file.write(f"{text}\n")
         say(self, text)
 
-    experiment.seed_step, experiment.Live.say = seeded, said
+    runtime.seed_step, terminal.Live.say = seeded, said
     ClassificationLoss.__call__ = cramped(most, steps, ranks)
     try:
         return go(runtime, recipe, out, {})
@@ -323,7 +325,7 @@ def test_B12_one_image_that_does_not_fit_is_an_error_with_a_remedy(tmp_path, mon
     monkeypatch.setattr(ClassificationLoss, "__call__", cramped(0, (-1, 0)))
     monkeypatch.setitem(AT, "step", 0)
     with pytest.raises(OutOfMemory, match=r"not even one image at a time fits into memory.*--recompute"):
-        run(small(4), tmp_path, Runtime(), How(workers=0, quiet=True))
+        run(small(4), tmp_path, Runtime(), RunOptions(workers=0, quiet=True))
 
 
 @pytest.mark.control("vitkit.training.step.Stepper.may_cut")

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from reference import CLASSIFY, command, losses_of
 
-from vitkit.data.sources import open_data
+from vitkit.datasets.opening import open_data
 
 pytestmark = pytest.mark.gpu
 STEPS = 40

@@ -6,7 +6,7 @@ import torch
 from refusals import refused
 from torch import Tensor
 
-from vitkit.inspection.classmap import class_map, written_head, written_layer
+from vitkit.inspection.attention import class_map, written_head, written_layer
 
 SIZE = (16, 24)  # a grid of 2 x 3 patches of 8 pixels
 KINDS = [

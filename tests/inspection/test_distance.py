@@ -7,7 +7,7 @@ import pytest
 import torch
 from refusals import refused
 
-from vitkit.inspection.distance import attention_distance
+from vitkit.inspection.attention import attention_distance
 
 SIZE = (24, 16)  # a grid of 3 x 2 patches of 8 pixels
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from refusals import refused
 
-from vitkit.inspection.features import feature_colours
+from vitkit.inspection.embeddings import feature_colours
 
 SIZE = (24, 16)  # a grid of 3 x 2 patches
 

@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from refusals import refused
 
-from vitkit.inspection.components import principal
-from vitkit.inspection.filters import embedding_filters, standardised
+from vitkit.inspection.embeddings import embedding_filters, principal, standardised
 from vitkit.models.resnet import pad_same
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from refusals import refused
 
-from vitkit.inspection.rollout import attention_rollout, head_maps, pool_weights
+from vitkit.inspection.attention import attention_rollout, head_maps, pool_weights
 
 SIZE = (24, 16)  # a grid of 3 x 2 patches of 8 pixels
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from refusals import refused
 
-from vitkit.inspection.similarity import position_similarity
+from vitkit.inspection.embeddings import position_similarity
 
 
 def written(rows: torch.Tensor, grid: tuple[int, int]) -> np.ndarray:

@@ -11,9 +11,8 @@ from refusals import refused
 
 import vitkit
 from vitkit.data.sources import digits
-from vitkit.evaluation.cost import parameters
-from vitkit.evaluation.memory import training_memory
-from vitkit.inspection.rollout import attention_rollout
+from vitkit.inspection.attention import attention_rollout
+from vitkit.metrics.cost import parameters, training_memory
 from vitkit.models.axial_resnet import AxialAttention, RowsThenColumns
 from vitkit.models.variants import build, configure, skeleton, variant
 from vitkit.serving.graphs import Form, trace

@@ -8,14 +8,14 @@ import torch
 from test_cli import run as exit_code
 
 import vitkit
-from vitkit.evaluation.cost import flops, forward_flops
+from vitkit.commands.export import export
+from vitkit.commands.look import inspect
+from vitkit.metrics.cost import flops, forward_flops
 from vitkit.models.masked import MaskedViT, with_mask_token
 from vitkit.models.variants import configure, skeleton
 from vitkit.models.vit import cut, in_patches
-from vitkit.objectives.masked import Masked, MaskedLoss, fixed
 from vitkit.serving.graphs import Form, trace
-from vitkit.tasks.export import export
-from vitkit.tasks.look import inspect
+from vitkit.tasks.masked import Masked, MaskedLoss, fixed
 from vitkit.weights.convert import convert
 from vitkit.weights.save import save
 

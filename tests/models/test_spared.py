@@ -42,7 +42,7 @@ def test_the_last_layer_is_cheaper_than_the_others(small):
     """The counter of operations tells that something was spared at all."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    from vitkit.evaluation.cost import forward_flops
+    from vitkit.metrics.cost import forward_flops
 
     model = small().eval()
     with torch.no_grad(), FlopCounterMode(display=False) as counter:

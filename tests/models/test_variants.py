@@ -7,7 +7,7 @@ import pytest
 import torch
 from refusals import refused
 
-from vitkit.evaluation.cost import flops, parameters
+from vitkit.metrics.cost import flops, parameters
 from vitkit.models.variants import NAMED, build, configure, skeleton, variant
 
 PUBLISHED = {name: published for name, published in NAMED.items() if published}

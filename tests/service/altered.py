@@ -10,8 +10,8 @@ from pathlib import Path
 
 from launch import Service
 
-from vitkit.service.run import serve
-from vitkit.service.settings import Settings
+from vitkit.server.process import serve
+from vitkit.server.settings import Settings
 
 
 def run(model: str, change: Callable[[], None], workers: int, files: int, say: Connection) -> None:

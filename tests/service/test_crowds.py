@@ -19,11 +19,9 @@ from altered import altered
 from launch import HOST, picture, post, service, tiny
 from uvicorn.server import ServerState
 
-from vitkit.service import logs, protocol
-from vitkit.service.crowd import Crowd
-from vitkit.service.listen import RESERVE, listen
-from vitkit.service.logs import Handler, Seldom, Writer, escaped
-from vitkit.service.protocol import Timed
+from vitkit.server import http, monitoring
+from vitkit.server.http import RESERVE, ConnectionLimits, Timed, listen
+from vitkit.server.monitoring import Handler, Seldom, Writer, escaped
 from vitkit.weights.save import save
 
 FILES = 300
@@ -78,7 +76,7 @@ async def one_server(app=None, most: int = 10):
     """Our connections around any application: the port, and those that are open."""
     state = ServerState()
     config = uvicorn.Config(app, http=Timed, lifespan="off", log_config=None)
-    crowd = Crowd(most)
+    crowd = ConnectionLimits(most)
 
     def made() -> Timed:
         return Timed(crowd, config=config, server_state=state, app_state={})
@@ -121,8 +119,8 @@ def test_slow_requests_are_answered_408_with_the_id_of_the_log(monkeypatch, capl
             writer.close()
             return content
 
-    monkeypatch.setattr(protocol, "LOOK", 0.05)
-    monkeypatch.setitem(protocol.SECONDS, wait, 0.2)
+    monkeypatch.setattr(http, "LOOK", 0.05)
+    monkeypatch.setitem(http.SECONDS, wait, 0.2)
     with caplog.at_level(logging.INFO):
         head, _, body = asyncio.run(answer()).partition(b"\r\n\r\n")
     number = json.loads(body)["request"]
@@ -215,7 +213,7 @@ def test_half_sent_heads_make_way_and_others_are_answered(running):
 
 def room_for_all() -> None:
     """Protection off: as many connections as come."""
-    Crowd.enter = lambda self, one: not self.open.update([one.address])
+    ConnectionLimits.enter = lambda self, one: not self.open.update([one.address])
 
 
 @pytest.mark.slow
@@ -234,7 +232,7 @@ def test_control_without_a_limit_half_sent_heads_take_all_files(model_file):
 
 ACCEPTING = """
 import asyncio, resource, socket, sys
-from vitkit.service.listen import listen
+from vitkit.server.http import listen
 
 async def main():
     complaints = []
@@ -273,7 +271,7 @@ def test_the_oldest_that_wait_make_way_and_those_being_answered_stay():
         def make_way(self) -> None:
             self.gone = True
 
-    crowd = Crowd(6)
+    crowd = ConnectionLimits(6)
     many = [One("many") for _ in range(4)]
     for one in many:
         assert crowd.enter(one)
@@ -312,22 +310,22 @@ def full_pipe() -> int:
 
 
 def test_a_log_that_nobody_reads_drops_lines_and_counts_them(monkeypatch):
-    monkeypatch.setattr(logs, "EVERY", 0.1)
+    monkeypatch.setattr(monitoring, "EVERY", 0.1)
     read, write = os.pipe()
     writer = Writer(write)
     log = logging.Logger("test")
     log.addHandler(Handler(writer))
     for number in range(500):
         log.info("line %d %s", number, "x" * 2000)
-    for _ in range(3 * logs.MOST_LINES):
+    for _ in range(3 * monitoring.MOST_LINES):
         log.error("an error")
-    assert writer.dropped > 500 - logs.PER_SECOND and len(writer.lines) <= logs.MOST_LINES
+    assert writer.dropped > 500 - monitoring.PER_SECOND and len(writer.lines) <= monitoring.MOST_LINES
     file, text = os.fdopen(read, errors="replace"), []
     while "log lines were dropped" not in (text[-1] if text else ""):
         text.append(file.readline())
     assert "line 0 x" in text[0] and max(map(len, text)) < 1200
     dropped = int(re.search(r"(\d+) log lines", text[-1])[1])
-    assert dropped + len(text) - 1 == 500 + 3 * logs.MOST_LINES
+    assert dropped + len(text) - 1 == 500 + 3 * monitoring.MOST_LINES
     stuck = Writer(full_pipe())
     stuck.put("a line")
     begun = time.monotonic()
@@ -339,13 +337,13 @@ def test_what_happens_often_is_one_line_with_a_count(caplog, monkeypatch):
     seldom = Seldom(logging.getLogger("test"), "things")
     for _ in range(1000):
         seldom("something")
-    monkeypatch.setattr(logs, "EVERY", 0.0)
+    monkeypatch.setattr(monitoring, "EVERY", 0.0)
     seldom("something")
     assert [re.search(r"(\d+) things", line)[1] for line in caplog.messages] == ["1", "1000"]
 
 
 def nobody_reads() -> None:
-    logs.descriptor = lambda *_: full_pipe()
+    monitoring.descriptor = lambda *_: full_pipe()
 
 
 def nobody_reads_and_no_thread_writes() -> None:
@@ -374,15 +372,15 @@ def test_a_service_goes_on_and_stops_where_nobody_reads_its_log_and_the_control_
 
 
 def hangs_up_while_it_loads() -> None:
-    from vitkit.service import served
+    from vitkit.server import served_model
 
-    as_ever = served.prepared
+    as_ever = served_model.prepared
 
     def prepared(*values):
         signal.raise_signal(signal.SIGHUP)
         return as_ever(*values)
 
-    served.prepared = prepared
+    served_model.prepared = prepared
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ def model_file(tmp_path):
 
 def keep_the_dead(proof: Path) -> None:
     """Protection off: a decoder that died is asked again and again."""
-    switch_off("vitkit.service.decoder.Decoder.replaced", lambda self, helper: helper, proof)
+    switch_off("vitkit.server.decoder.Decoder.replaced", lambda self, helper: helper, proof)
 
 
 @dataclass
@@ -97,7 +97,7 @@ def test_d7_decoders_that_are_killed_are_replaced_and_nobody_notices(model_file,
     tally(kills=KILLS, requests=sum(told.statuses.values()))
 
 
-@pytest.mark.control("vitkit.service.decoder.Decoder.replaced")
+@pytest.mark.control("vitkit.server.decoder.Decoder.replaced")
 def test_d7_control_where_the_dead_are_not_replaced_requests_fail(model_file, switched_off):
     with altered(model_file, partial(keep_the_dead, switched_off.proof)) as found:
         told = besieged(found, lambda: found.decoders()[-1:])

@@ -11,9 +11,8 @@ import httpx
 import pytest
 from launch import picture, service, tiny
 
-from vitkit.service.app import WEB
-from vitkit.service.docs import address, page
-from vitkit.service.examples import EXAMPLES, MORE, SENDING
+from vitkit.server.app import WEB
+from vitkit.server.docs import EXAMPLES, MORE, SENDING, address, page
 from vitkit.weights.save import save
 
 TOKEN = "a-secret-of-23-characters"

@@ -18,14 +18,13 @@ from refusals import refused
 
 from vitkit.data.decode import jpeg_scans, pixels_by_header
 from vitkit.data.views import View
-from vitkit.service import cost, decoder, inputs
-from vitkit.service.app import encoded
-from vitkit.service.decoder import Decoder
-from vitkit.service.desk import SMALL, Desk
-from vitkit.service.fair import FairQueue, Share
-from vitkit.service.inputs import from_base64, from_json
-from vitkit.service.metrics import Metrics
-from vitkit.service.settings import MOST_SCANS, Settings
+from vitkit.server import decoder, inputs, settings
+from vitkit.server.admission import SMALL, AdmissionControl
+from vitkit.server.app import encoded
+from vitkit.server.decoder import Decoder, FairQueue, Share
+from vitkit.server.inputs import from_base64, from_json
+from vitkit.server.monitoring import Metrics
+from vitkit.server.settings import MOST_SCANS, Settings
 from vitkit.weights.save import save
 
 VIEW = View(size=(32, 32), crop="squash")
@@ -58,13 +57,13 @@ def test_pixels_are_read_in_the_header(kind):
 def test_costs_are_refused_before_anything_is_decoded():
     settings = Settings(model="m", max_pixels=10_000)
     good = ("a.jpg", progressive(10, (100, 100)))
-    cost.check_cost([good] * 5 + [("too large by itself", picture(1, (200, 200)))], settings)
+    inputs.check_cost([good] * 5 + [("too large by itself", picture(1, (200, 200)))], settings)
     for images, status, code, values in (
         ([good] * 6, 413, "server.too-large", ("60000",)),
         ([good, ("b.jpg", progressive(MOST_SCANS + 1))], 422, "image.too-large", ("b.jpg", "32 scans")),
     ):
         with refused(code, *values) as refusal:
-            cost.check_cost(images, settings)
+            inputs.check_cost(images, settings)
         assert refusal.value.status == status
 
 
@@ -169,7 +168,7 @@ def no_turns() -> None:
 
 def any_scans() -> None:
     """Protection off: a JPEG may have any number of scans."""
-    cost.MOST_SCANS = 10**6
+    settings.MOST_SCANS = 10**6
 
 
 @pytest.mark.slow
@@ -215,7 +214,7 @@ async def longest_pause(work) -> float:
 class Parser:
     """The part of a desk that takes large things apart."""
 
-    aside = Desk.aside
+    aside = AdmissionControl.aside
 
     def __init__(self) -> None:
         self.parser = ThreadPoolExecutor(1)

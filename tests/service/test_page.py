@@ -12,7 +12,7 @@ from test_report_browser import HOSTILE, wide
 from visits import Visit, as_png, model_of, png, wait_until
 
 import vitkit
-from vitkit.data.formats import readable_suffixes
+from vitkit.data.names import readable_suffixes
 from vitkit.models.vit import in_patches
 from vitkit.serving.predict import pixels
 

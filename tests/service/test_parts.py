@@ -15,13 +15,13 @@ from vitkit.cli.flags import FLAGS
 from vitkit.data.decode import BadImage
 from vitkit.data.views import View
 from vitkit.options import SERVICE, size_in_bytes
-from vitkit.service.batcher import Batcher, Job
-from vitkit.service.decoder import Decoder, Helper
-from vitkit.service.guard import Guard
-from vitkit.service.metrics import Metrics
-from vitkit.service.served import copied, marks, open_served, without_path
-from vitkit.service.settings import Settings, whole
-from vitkit.service.worker import REFUSED, plain, question
+from vitkit.server.admission import Batcher, Job
+from vitkit.server.decode_worker import REFUSED, plain, question
+from vitkit.server.decoder import Decoder, Helper
+from vitkit.server.guard import Guard
+from vitkit.server.monitoring import Metrics
+from vitkit.server.served_model import copied, marks, open_served, without_path
+from vitkit.server.settings import Settings, whole
 from vitkit.serving.predict import logits
 from vitkit.weights.save import save
 
@@ -288,7 +288,7 @@ def test_where_no_process_may_be_started_requests_are_told_to_come_again_and_lat
         (helper,) = decoder.helpers
         helper.process.kill()
         with monkeypatch.context() as limited:
-            limited.setattr("vitkit.service.decoder.Helper", no_more)
+            limited.setattr("vitkit.server.decoder.Helper", no_more)
             for _ in range(2):
                 with refused("server.busy") as told:
                     decoder.submit(b"text", view).result(60)
@@ -318,11 +318,11 @@ def test_a_decoder_is_started_also_when_what_it_is_forked_from_has_just_died(mon
             raise EOFError("unexpected EOF")
         return Helper(max_pixels)
 
-    monkeypatch.setattr("vitkit.service.decoder.Helper", helper)
+    monkeypatch.setattr("vitkit.server.decoder.Helper", helper)
     decoder = Decoder(1, 1000, Metrics())
     assert len(tried) == 3 and decoder.idle.get().process.is_alive()
     decoder.close()
-    monkeypatch.setattr("vitkit.service.decoder.TRIES", 2)
+    monkeypatch.setattr("vitkit.server.decoder.TRIES", 2)
     tried.clear()
     with pytest.raises(EOFError):
         Decoder(1, 1000, Metrics())

@@ -10,9 +10,10 @@ import pytest
 from launch import picture, service, tiny
 from refusals import refused
 
-from vitkit.service import served
-from vitkit.service.served import copied, marks, open_served
-from vitkit.service.settings import Settings
+from vitkit.runs import open_model
+from vitkit.server import served_model
+from vitkit.server.served_model import copied, marks, open_served
+from vitkit.server.settings import Settings
 from vitkit.weights.save import save
 
 
@@ -45,8 +46,8 @@ def test_a_model_that_is_replaced_while_it_loads_is_loaded_again(place, monkeypa
                 raise ValueError("half of it")
         return model
 
-    as_ever = served.load_model
-    monkeypatch.setattr(served, "load_model", slow_load)
+    as_ever = open_model.load_model
+    monkeypatch.setattr(served_model, "load_model", slow_load)
     found = open_served(Settings(model=str(place), device="cpu"), revision)
     assert found.model.labels[0] == "new 0" and len(loads) == 2
     assert found.marks == marks(str(place)) and found.revision == revision
@@ -57,8 +58,8 @@ def test_a_model_that_changes_all_the_time_is_refused(place, monkeypatch):
         write_model(place, "new")
         return as_ever(*values)
 
-    as_ever = served.load_model
-    monkeypatch.setattr(served, "load_model", slow_load)
+    as_ever = open_model.load_model
+    monkeypatch.setattr(served_model, "load_model", slow_load)
     with refused("file.unreadable", place, "5 times"):
         open_served(Settings(model=str(place), device="cpu"))
 
@@ -93,7 +94,7 @@ def test_what_could_be_read_for_ever_is_refused_at_once(place, kind, revision):
 def test_a_copy_is_checked_once_more_and_is_bounded(place, tmp_path, monkeypatch):
     folder = tmp_path / "copy"
     folder.mkdir()
-    monkeypatch.setattr(served, "COPY_SECONDS", -1.0)
+    monkeypatch.setattr(served_model, "COPY_SECONDS", -1.0)
     with refused("file.unreadable", "model.safetensors", "-1 s"):
         copied(str(place), folder)
     put("pipe", place)

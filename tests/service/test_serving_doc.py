@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.service import decoder, guard, inputs, listen, logs, protocol, run
-from vitkit.service.crowd import Crowd
-from vitkit.service.metrics import Metrics
-from vitkit.service.settings import MOST_SCANS, Settings
+from vitkit.server import decoder, guard, http, inputs, monitoring, process
+from vitkit.server.http import ConnectionLimits
+from vitkit.server.monitoring import Metrics
+from vitkit.server.settings import MOST_SCANS, Settings
 
 ROOT = Path(__file__).parent.parent.parent
 TEXT = (ROOT / "docs" / "serving.md").read_text()
@@ -24,21 +24,22 @@ def test_the_policy_the_metrics_and_the_limits_are_the_codes():
             assert f"`{metric.name}" in TEXT, metric.name
     limits = Settings(model="m")
     for name, value in (
-        ("head", f"{protocol.SECONDS['head']:.0f} s"), ("body", f"{protocol.SECONDS['body']:.0f} s"),
-        ("answer read", f"{protocol.SECONDS['write']:.0f} s"),
-        ("connections", f"{listen.MOST_CONNECTIONS}"), ("connections", f"{listen.RESERVE}"),
-        ("of one address", f"{Crowd(listen.MOST_CONNECTIONS).of_one_address}"),
-        ("headers", f"{protocol.MAX_HEADERS}"), ("address", f"{protocol.MAX_TARGET}"),
-        ("method", f"{protocol.MAX_METHOD}"), ("values in JSON", f"{inputs.MOST_COMMAS}"),
-        ("scans of a JPEG", f"{MOST_SCANS}"), ("log", f"{logs.PER_SECOND}"), ("log", f"{logs.LONGEST}"),
+        ("head", f"{http.SECONDS['head']:.0f} s"), ("body", f"{http.SECONDS['body']:.0f} s"),
+        ("answer read", f"{http.SECONDS['write']:.0f} s"),
+        ("connections", f"{http.MOST_CONNECTIONS}"), ("connections", f"{http.RESERVE}"),
+        ("of one address", f"{ConnectionLimits(http.MOST_CONNECTIONS).of_one_address}"),
+        ("headers", f"{http.MAX_HEADERS}"), ("address", f"{http.MAX_TARGET}"),
+        ("method", f"{http.MAX_METHOD}"), ("values in JSON", f"{inputs.MOST_COMMAS}"),
+        ("scans of a JPEG", f"{MOST_SCANS}"),
+        ("log", f"{monitoring.PER_SECOND}"), ("log", f"{monitoring.LONGEST}"),
         ("pixels of a request", f"{limits.request_pixels // 10**6} million"),
         ("time to decode", f"{decoder.SECONDS:.0f} s"),
         ("time to decode", f"{decoder.REQUEST_SECONDS:.0f} s"),
-        ("chunks", f"{protocol.MAX_CHUNKS}"), ("images that wait", f"{limits.queue}"),
+        ("chunks", f"{http.MAX_CHUNKS}"), ("images that wait", f"{limits.queue}"),
         ("attention that waits", f"{limits.attention_queue}"),
     ):  # fmt: skip
         assert re.search(rf"^\| {name} \|[^|]*\b{re.escape(value)}\b", TEXT, re.M), name
-    assert f"{run.NOTICE:.0f} s" in TEXT
+    assert f"{process.NOTICE:.0f} s" in TEXT
 
 
 def test_the_container_asks_for_a_token_by_its_host():

@@ -27,8 +27,8 @@ from malformed import requests
 from prometheus_client import Gauge
 from test_load import for_a_while, settled
 
-from vitkit.service.desk import Desk
-from vitkit.service.metrics import Metrics
+from vitkit.server.admission import AdmissionControl
+from vitkit.server.monitoring import Metrics
 from vitkit.weights.save import save
 
 FULL = os.environ.get("VITKIT_FAULTS") == "full" or bool(os.environ.get("VITKIT_FULL"))
@@ -182,16 +182,16 @@ def counted() -> None:
 def keep_something() -> None:
     """A fault: a little more of the requests is kept than may be, whatever their number."""
     counted()
-    ask, kept, last = Desk.ask, [], time.monotonic()
+    ask, kept, last = AdmissionControl.ask, [], time.monotonic()
 
-    async def leaking(self: Desk, *args: Any) -> list[Any]:
+    async def leaking(self: AdmissionControl, *args: Any) -> list[Any]:
         nonlocal last
         now = time.monotonic()
         kept.append(b"x" * int(LEAK * 1e6 * (now - last) / 60))
         last = now
         return await ask(self, *args)
 
-    Desk.ask = leaking
+    AdmissionControl.ask = leaking
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from vitkit.service.protocol import Timed
-from vitkit.service.run import Server
+from vitkit.server.http import Timed
+from vitkit.server.process import Server
 
 ROOT = Path(__file__).parents[2]
 OURS = {"crowd", "address", "seen", "since", "watch", "half_closed"}  # attributes that Timed itself brings

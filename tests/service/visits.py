@@ -11,9 +11,9 @@ import torch
 from launch import TINY, randomised
 from PIL import Image
 
+from vitkit.commands.look import ready
 from vitkit.models.variants import build
 from vitkit.serving.predict import pixels
-from vitkit.tasks.look import ready
 
 WATCH = """
 window.violations = [];

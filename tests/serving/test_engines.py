@@ -8,6 +8,7 @@ import pytest
 import torch
 from refusals import refused
 
+from vitkit.commands import predict as use
 from vitkit.serving import builders, engines
 from vitkit.serving.builders import ENGINES, available
 from vitkit.serving.engines import choose_engine
@@ -15,7 +16,6 @@ from vitkit.serving.half import Dense, have_dense, put_in_one
 from vitkit.serving.predict import logits, predict_many
 from vitkit.serving.remembered import SUMS, Memory, sums
 from vitkit.serving.samples import clouds, generated, given, sample_images
-from vitkit.tasks import predict as use
 
 
 class Clock:

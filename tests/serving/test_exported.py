@@ -10,9 +10,9 @@ from refusals import refused
 from test_cli import run
 
 import vitkit
+from vitkit.commands.export import export
 from vitkit.serving.exported import open_exported
 from vitkit.serving.files import describe_export
-from vitkit.tasks.export import export
 
 LABELS = ("tabby, tabby cat", "tiger cat", "=dog", "bird", "fish")
 

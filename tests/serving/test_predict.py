@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 import vitkit
-from vitkit.objectives.classify import Ranking
+from vitkit.commands import predict as tasks
 from vitkit.serving import predict as predicting
 from vitkit.serving.predict import Prediction, predict_many
-from vitkit.tasks import predict as tasks
+from vitkit.tasks.classify import Ranking
 
 
 @pytest.fixture

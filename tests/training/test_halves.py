@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from vitkit.models.variants import configure, fresh
-from vitkit.objectives.classify import ClassificationLoss
+from vitkit.tasks.classify import ClassificationLoss
 from vitkit.training.halves import Halved
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.runtime import Runtime, seed_step

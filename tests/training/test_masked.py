@@ -14,16 +14,7 @@ from refusals import refused
 from vitkit.data.order import Order
 from vitkit.models.masked import MaskedViT, maskable, with_mask_token
 from vitkit.models.variants import fresh
-from vitkit.objectives.masked import (
-    TARGETS,
-    Masked,
-    MaskedLoss,
-    colours,
-    corrupt,
-    corruption,
-    fixed,
-    patches_of,
-)
+from vitkit.tasks.masked import TARGETS, Masked, MaskedLoss, colours, corrupt, corruption, fixed, patches_of
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.step import TrainState, blank, update
 

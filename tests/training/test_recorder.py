@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from vitkit.models.recorded import WARM
 from vitkit.models.variants import configure, fresh
-from vitkit.objectives.classify import ClassificationLoss
+from vitkit.tasks.classify import ClassificationLoss
+from vitkit.tasks.task import Batch
 from vitkit.training import step as making_steps
 from vitkit.training.loop import train
-from vitkit.training.objectives import Batch
 from vitkit.training.optimizer import OptimizerConfig, move, moves_unseen, set_rate
-from vitkit.training.recorder import WARM, Recorder
+from vitkit.training.recorder import Recorder
 from vitkit.training.runtime import Runtime, seed_step
 from vitkit.training.step import Diverged, Stepper, TrainState
 

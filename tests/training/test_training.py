@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitkit.objectives.classify import ClassificationLoss
+from vitkit.tasks.classify import ClassificationLoss
 from vitkit.training.loop import train
 from vitkit.training.optimizer import (
     OptimizerConfig,

@@ -17,9 +17,8 @@ from refusals import refused
 import vitkit
 from vitkit.io import http as client
 from vitkit.io.cache import cache_folder
-from vitkit.weights import download as downloads
-from vitkit.weights.download import DownloadError, download
-from vitkit.weights.published import PUBLISHED, Weight
+from vitkit.weights import published as downloads
+from vitkit.weights.published import PUBLISHED, DownloadError, Weight, download
 
 CONTENT = bytes(range(256)) * 4000  # about a megabyte
 

@@ -3,7 +3,7 @@
 import pytest
 
 import vitkit
-from vitkit.weights.labels import imagenet_labels, imagenet_synsets
+from vitkit.weights.card import imagenet_labels, imagenet_synsets
 
 
 def test_the_order_is_that_of_the_wordnet_numbers():

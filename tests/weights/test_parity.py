@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import vitkit
-from vitkit.layouts import bit, huggingface, official, timm, torchvision
+from vitkit.weights.formats import bit, huggingface, official, timm, torchvision
 from vitkit.weights.parity import compare
 
 

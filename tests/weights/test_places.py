@@ -13,9 +13,9 @@ from refusals import refused
 from test_cli import run
 
 import vitkit
-from vitkit.experiment.opened import load_model
-from vitkit.service.served import copied, marks, open_served
-from vitkit.service.settings import Settings
+from vitkit.runs.open_model import load_model
+from vitkit.server.served_model import copied, marks, open_served
+from vitkit.server.settings import Settings
 
 MEAN, STD = [0.1, 0.3, 0.6], [0.9, 0.4, 0.2]
 NAMES = ["heron", "kingfisher", "owl"]

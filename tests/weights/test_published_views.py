@@ -10,7 +10,7 @@ from PIL import Image
 from refusals import refused
 
 import vitkit
-from vitkit.cli import main
+from vitkit.cli.verbs import main
 from vitkit.models.card import Preprocessing, with_view
 from vitkit.options import parse_view
 from vitkit.serving.predict import evaluation_view

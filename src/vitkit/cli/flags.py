@@ -1,6 +1,7 @@
-"""The range of every number and the form of every text on the command line: one table, checked first."""
+"""Flags that several verbs share, and the range of every number: one table, checked first."""
 
 import dataclasses
+import json as json_module
 import typing
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import tyro
+from tyro.conf import Positional, arg
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from vitkit.errors import Error, code_of
@@ -29,6 +31,33 @@ from vitkit.options import (
     part_of,
     size_in_bytes,
 )
+
+Data = Annotated[
+    Positional[str],
+    arg(metavar="DATA", help="Folder, .csv, .parquet, .zip, .tar, .npz, shards (folder or URL) or 'digits'."),
+]
+Model = Annotated[
+    Positional[str],
+    arg(metavar="MODEL", help="A model file, a run folder, a Hugging Face folder or a published name."),
+]
+Device = Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda, ...")]
+View = Annotated[
+    str,
+    arg(
+        metavar="NAME",
+        help="How an image is brought to the model's size: model (as its card has it), squash, centre "
+        "(shorter side to 256/224 of the size, then the central crop) or centre:N (shorter side to N).",
+    ),
+]
+Workers = Annotated[int | None, arg(metavar="N", help="Processes that prepare images.")]
+Json = Annotated[
+    bool, arg(help="One JSON value on standard output, nothing else; an error as its code and message.")
+]
+
+
+def print_json(content: Any) -> None:
+    print(json_module.dumps(content, indent=2))
+
 
 Verb = Callable[..., None]
 

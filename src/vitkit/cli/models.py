@@ -1,4 +1,4 @@
-"""Verbs about models and their files: list, show, convert, demo."""
+"""Verbs about models and their files: list, show, convert, cost, export, demo."""
 
 import sys
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from vitkit.cli.words import Json, print_json
-from vitkit.options import parse_size
+from vitkit.cli.flags import Device, Json, Model, print_json
+from vitkit.options import Precision, parse_size
 
 Kind = Literal["models", "weights", "formats", "recipes"]
 Format = Literal["vitkit", "official", "timm", "hf", "torchvision"]
@@ -44,10 +44,11 @@ def show(
     $ vitkit show ViT-B/16.augreg-i21k
     $ vitkit show photos.onnx
     """
-    from vitkit import catalogue
+    from vitkit.commands import catalogue
+    from vitkit.report import terminal
 
     facts = catalogue.describe(what)
-    print_json(facts) if json else catalogue.print_groups(facts)
+    print_json(facts) if json else terminal.print_groups(facts)
 
 
 def convert(
@@ -87,7 +88,7 @@ def convert(
     $ vitkit convert ViT-B_16.npz b16-hf
     $ vitkit convert b16.safetensors b16.pth --format timm
     """
-    from vitkit import catalogue
+    from vitkit.commands import catalogue
     from vitkit.weights.convert import convert as run
 
     result = run(
@@ -110,14 +111,107 @@ def demo(
     $ vitkit demo
     $ vitkit demo digits
     """
-    from vitkit.demo import digits, models
+    from vitkit.commands import demo
 
     told: dict[str, Any] = {}
     right = [
         module.run((lambda content, name=name: told.update({name: content})) if json else None)
-        for name, module in (("models", models), ("digits", digits))
+        for name, module in (("models", demo), ("digits", demo))
         if part in ("all", name)
     ]
     if json:
         print_json(told)
     sys.exit(0 if all(right) else 1)
+
+
+def cost(
+    models: Annotated[
+        Positional[tuple[str, ...]],
+        arg(metavar="MODEL...", help="Names of models or published weights, files or run folders."),
+    ],
+    recipe: Annotated[str, arg(metavar="NAME", help="Whose training is counted; see vitkit list recipes.")],
+    images: Annotated[
+        int | None, arg(metavar="N", help="Training images, where the recipe counts epochs of other data.")
+    ] = None,
+    sizes: Annotated[tuple[int, ...], arg(metavar="N...", help="Image sides in pixels.")] = (
+        64,
+        128,
+        224,
+        384,
+        512,
+    ),
+    rate: Annotated[
+        float | None,
+        arg(metavar="X", help="TFLOP/s of a device in training, for device days; else measured."),
+    ] = None,
+    no_measure: Annotated[bool, arg(help="Only what is computed from the models' sizes.")] = False,
+    seconds: Annotated[float, arg(metavar="X", help="Time for each measurement.")] = 2.0,
+    out: Annotated[
+        Path | None, arg(metavar="FILE", help="Fig. 12 of the paper, of these models here: .png or .svg.")
+    ] = None,
+    device: Device = "auto",
+    precision: Annotated[Precision, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "auto",
+    json: Json = False,
+) -> None:
+    """What models cost: parameters, FLOPs, exaFLOPs and core-days of a recipe; speed and batch by resolution.
+
+    images/s (inference, the best of several batch sizes) is measured on this device, and so is the largest
+    training batch on a GPU; on a CPU that follows from the memory formula.
+
+    $ vitkit cost ViT-B/16 ViT-L/16 BiT-R152x2 --recipe jft.ViT-L/16-14ep --no-measure
+    $ vitkit cost ViT-Ti/16 BiT-R50x1 --recipe pets --sizes 64 128 224 --out cost.png
+    """
+    from vitkit.commands import cost as task
+
+    task.cost(
+        models, recipe, images=images, sizes=sizes, rate=rate, measure=not no_measure, seconds=seconds,
+        out=out, device=device, precision=precision, emit=print_json if json else None,
+    )  # fmt: skip
+
+
+def export(
+    model: Model,
+    out: Annotated[
+        Positional[Path], arg(metavar="OUT", help="out.onnx, out.pt2 (torch.export) or out.xml (OpenVINO).")
+    ],
+    precision: Annotated[
+        Literal["fp32", "fp16", "bf16", "int8"],
+        arg(metavar="NAME", help="fp32, fp16, bf16 (.pt2) or int8 (.onnx, .xml), which needs --calibrate."),
+    ] = "fp32",
+    calibrate: Annotated[
+        tuple[str, ...], arg(metavar="DATA|IMAGE...", help="Images like those to come, for int8.")
+    ] = (),
+    image_size: Annotated[
+        str | None,
+        arg(metavar="N|HxW", help="Another size; positions are interpolated to it."),
+    ] = None,
+    strict_size: Annotated[
+        bool, arg(help="Refuse a size that is no whole number of patches; else its rest is dropped.")
+    ] = False,
+    any_size: Annotated[
+        bool, arg(help="Take every size that fits the patches; positions are interpolated in the graph.")
+    ] = False,
+    pixels: Annotated[
+        bool, arg(help="Preprocessing inside: uint8 (batch, height, width, 3) in, probabilities out.")
+    ] = False,
+    compiled: Annotated[bool, arg(help="A .pt2 compiled for this machine (AOTInductor; needs C++).")] = False,
+    images: Annotated[
+        tuple[str, ...], arg(metavar="IMAGE...", help="Compare on these; on generated ones if not given.")
+    ] = (),
+    overwrite: Annotated[bool, arg(help="Replace OUT if it exists.")] = False,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """A model for other runtimes. The file is run and compared first; one that disagrees is not written.
+
+    $ vitkit export runs/photos photos.onnx
+    $ vitkit export runs/photos photos.onnx --pixels --any-size --images holiday/
+    $ vitkit export runs/photos photos.xml --precision int8 --calibrate photos/
+    """
+    from vitkit.commands.export import export_verb
+
+    export_verb(
+        model, out, device, precision=precision, calibrate=calibrate, image_size=parse_size(image_size),
+        strict_size=strict_size, any_size=any_size, pixels=pixels, compiled=compiled, images=images,
+        overwrite=overwrite, emit=print_json if json else None,
+    )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg, subcommand
 
-from vitkit.cli.words import Device, Json, print_json
+from vitkit.cli.flags import Device, Json, print_json
 from vitkit.options import Precision
 
 

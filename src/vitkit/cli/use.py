@@ -1,12 +1,15 @@
-"""Verbs that use a model: evaluate, predict."""
+"""Verbs that use a model: evaluate, fewshot, predict, inspect, report, serve."""
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional, UseAppendAction, arg
 
-from vitkit.cli.words import Device, Json, Model, View, Workers, print_json
+from vitkit.cli.flags import Device, Json, Model, View, Workers, print_json
+from vitkit.errors import Error
+from vitkit.options import Precision, size_in_bytes
 
 AnyModel = Annotated[
     Positional[str],
@@ -86,7 +89,7 @@ def evaluate(
     $ vitkit evaluate ViT-B/16.i21k-i1k-384 objectnet-1.0/images --classes objectnet
     $ vitkit evaluate Ti_16.npz imagenet/val --view centre:256
     """
-    from vitkit.tasks import evaluate as task
+    from vitkit.commands import evaluate as task
 
     options = task.EvaluateOptions(
         split=split, batch=batch, classes=classes, real=real, view=view, workers=workers, device=device
@@ -124,7 +127,7 @@ def predict(
     $ vitkit predict runs/photos holiday/ --unsure-below 0.5 --sort-into sorted
     $ vitkit predict photos.onnx cat.jpg
     """
-    from vitkit.tasks.predict import predict as run
+    from vitkit.commands.predict import predict as run
 
     done = run(
         model, images, top, device, csv=csv, emit=print_json if json else None, engine=engine,
@@ -132,3 +135,230 @@ def predict(
     )  # fmt: skip
     if not done:
         sys.exit(1)
+
+
+FrozenView = Annotated[
+    str,
+    arg(
+        metavar="NAME",
+        help="model, squash, centre or centre:N as in evaluate, or official: squash to 256/224 of the size, "
+        "then the centre.",
+    ),
+]
+Cache = Annotated[
+    Path | None,
+    arg(metavar="DIR", help="Where features are kept; if not given, 10 GB of them in the user's cache."),
+]
+
+
+def fewshot(
+    model: Model,
+    data: Annotated[
+        Positional[tuple[str, ...]],
+        arg(metavar="DATA...", help="Data sets as for finetune; with --l2 grid, l2 is chosen over all."),
+    ],
+    shots: Annotated[
+        tuple[int, ...],
+        arg(metavar="N...", help="Images of each class; 1 5 10 25 as far as there are so many."),
+    ] = (),
+    seeds: Annotated[int, arg(metavar="N", help="Choices of those images whose mean is told.")] = 3,
+    l2: Annotated[str, arg(metavar="X|grid", help="The penalty, or the best of 2^-10 to 2^19.")] = "1024",
+    knn: Annotated[
+        int | None, arg(metavar="K", help="Also the vote of the K nearest training images.")
+    ] = None,
+    compare: Annotated[
+        tuple[str, ...], arg(metavar="MODEL...", help="More models, on the same images of each class.")
+    ] = (),
+    figure: Annotated[
+        Path | None, arg(metavar="FILE", help="Accuracy over shots, a line a model, as .png or .svg.")
+    ] = None,
+    probe: Annotated[bool, arg(help="Also a linear probe on all training images.")] = False,
+    view: FrozenView = "model",
+    batch: Annotated[int, arg(metavar="N", help="Images at a time.")] = 64,
+    cache: Cache = None,
+    workers: Workers = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """How much frozen features are worth: closed-form least squares on a few images of each class.
+
+    The whole test split is tested on (else val, else a tenth of train). Features are computed once and kept.
+
+    $ vitkit fewshot ViT-B/16.augreg-i21k pets/ --shots 5 10 --knn 20 --probe
+    $ vitkit fewshot ViT-B/16.augreg-i21k pets/ cars/ birds/ --l2 grid --json
+    $ vitkit fewshot b16.npz pets/ cars/ --compare ti16.npz runs/pre --figure shots.png
+    """
+    from vitkit.commands import fewshot
+
+    options = fewshot.Options(
+        shots=shots, seeds=seeds, l2=l2, knn=knn, probe=probe, view=view, batch=batch, cache=cache,
+        compare=compare, figure=figure,
+    )  # fmt: skip
+    fewshot.fewshot(model, data, options, workers, device, emit=print_json if json else None)
+
+
+Images = Annotated[
+    Positional[tuple[str, ...]],
+    arg(
+        metavar="[IMAGE...|DATA]",
+        help="Image files, folders or globs, or one data set; with --bias, further models.",
+    ),
+]
+Out = Annotated[
+    Path | None, arg(metavar="FOLDER", help="Where all is written; runs/inspect/NAME if not given.")
+]
+Size = Annotated[str, arg(metavar="N|HxW", help="Pixels of the images; the model's own if not given.")]
+Strict = Annotated[
+    bool, arg(help="Refuse a size that is no whole number of patches; else its rest is dropped.")
+]
+Layer = Annotated[
+    int, arg(metavar="N", help="The layer whose heads are shown, from 0; below 0 from the last.")
+]
+Classes = Annotated[
+    UseAppendAction[tuple[str, ...]],
+    arg(name="class", metavar="NAME|N", help="A class to explain, once for each; the predicted one else."),
+]
+Most = Annotated[
+    int | None,
+    arg(
+        name="images",
+        metavar="N",
+        help="At most so many images are used; 128 if not given, with --bias 1000.",
+    ),
+]
+Bias = Annotated[
+    str, arg(metavar="DATA", help="Accuracy of the models when patches are permuted or the image is shifted.")
+]
+Cells = Annotated[
+    tuple[int, ...],
+    arg(metavar="N...", help="With --bias: cells a side that are permuted; the ViTs' own patches and some."),
+]
+Shifts = Annotated[tuple[int, ...], arg(metavar="N...", help="With --bias: pixels of the shifts.")]
+Seed = Annotated[int, arg(metavar="N", help="With --bias: of the permutations and directions.")]
+BESIDE = "have no use with --bias: models see images of their size"
+
+
+def inspect(
+    model: Model,
+    images: Images = (),
+    out: Out = None,
+    image_size: Size = "",
+    strict_size: Strict = False,
+    layer: Layer = -1,
+    classes: Classes = (),
+    most: Most = None,
+    bias: Bias = "",
+    cells: Cells = (),
+    shifts: Shifts = (),
+    seed: Seed = 0,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """What a model looks at: the filters, positions, attention distances and attention maps of Sec. 4.5.
+
+    Leaves figures (PNG and SVG), the arrays behind them, a contact sheet and facts in one folder. Without
+    images it shows what needs none. Files that cannot be read are named and the others done.
+
+    $ vitkit inspect ViT-B/16.i21k-i1k-384
+    $ vitkit inspect runs/photos cat.jpg dog.jpg --class cat --class dog
+    $ vitkit inspect runs/photos photos/ --image-size 384x256 --layer 0 --out look
+    $ vitkit inspect runs/vit runs/resnet --bias photos/
+    """
+    emit = print_json if json else None
+    if bias:
+        if image_size or classes:
+            raise Error(f"--image-size and --class {BESIDE}", code="request.conflict")
+        from vitkit.commands.bias import bias as probe
+
+        many = 1000 if most is None else most
+        return probe(
+            (model, *images), bias, out, images=many, cells=cells, shifts=shifts, seed=seed, device=device,
+            emit=emit,
+        )  # fmt: skip
+    if cells or shifts:
+        raise Error("--cells and --shifts need --bias DATA, which is not given", code="request.conflict")
+    from vitkit.commands import inspect as task
+
+    done = task.inspect(
+        model, images, out, image_size=image_size, strict_size=strict_size, layer=layer, classes=classes,
+        images=128 if most is None else most, device=device, emit=emit,
+    )  # fmt: skip
+    if not done:
+        sys.exit(1)
+
+
+def report(
+    runs: Annotated[
+        Positional[tuple[str, ...]],
+        arg(metavar="RUN...", help="Run folders; a protocol's or a suite's folder is one too."),
+    ],
+    out: Annotated[
+        Path | None, arg(metavar="FILE", help="The page: RUN/report.html, or compare.html for several.")
+    ] = None,
+    price_per_hour: Annotated[
+        float | None,
+        arg(metavar="X", help="Price of a device-hour; else the run's own, or an assumed one."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """One HTML file that needs no network: result, curves, classes, mistakes, data, cost, recipe.
+
+    Every run ends with it; the verb draws it again, also of a run that is not finished. Several runs are
+    put side by side, with mean and spread where they are seeds of one recipe.
+
+    $ vitkit report runs/photos
+    $ vitkit report runs/photos --price-per-hour 2.50
+    $ vitkit report runs/photos runs/photos-large --out compare.html
+    """
+    from vitkit.commands.report import report as draw
+
+    draw(runs, out, price_per_hour=price_per_hour, emit=print_json if json else None)
+
+
+def serve(
+    model: Model,
+    host: Annotated[str, arg(metavar="NAME", help="Others than this machine need a token.")] = "127.0.0.1",
+    port: Annotated[int, arg(metavar="N", help="0: any that is free.")] = 8000,
+    token: Annotated[
+        str, arg(metavar="TEXT", help="What a client must send; better in VITKIT_TOKEN, where none sees it.")
+    ] = "",
+    allow_host: Annotated[
+        tuple[str, ...], arg(metavar="NAME...", help="Names by which a proxy's clients know the service.")
+    ] = (),
+    engine: Annotated[str, arg(metavar="NAME", help="torch, or auto for the fastest here.")] = "torch",
+    max_batch: Annotated[int, arg(metavar="N", help="Images computed together.")] = 32,
+    max_wait_ms: Annotated[float, arg(metavar="MS", help="That an image waits for others.")] = 5.0,
+    queue: Annotated[int, arg(metavar="N", help="Images that may wait; more are told to try again.")] = 256,
+    timeout: Annotated[float, arg(metavar="S", help="Seconds until an answer.")] = 30.0,
+    max_bytes: Annotated[str, arg(metavar="SIZE", help="Of a request's body.")] = "10MB",
+    max_pixels: Annotated[float, arg(metavar="N", help="Of an image.")] = 20e6,
+    workers: Annotated[int | None, arg(metavar="N", help="Processes that decode images.")] = None,
+    view: View = "model",
+    device: Device = "auto",
+    precision: Annotated[Precision, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "fp32",
+) -> None:
+    """Answer over HTTP: labels, features, attention maps, and a page to try them (docs/serving.md).
+
+    A new model file in the place of the old one, or SIGHUP, is taken over without a lost answer. SIGTERM
+    stops it in order.
+
+    $ vitkit serve runs/photos
+    $ VITKIT_TOKEN=$(openssl rand -hex 16) vitkit serve ViT-B/16.i21k-i1k-384 --host 0.0.0.0 --device cuda
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the service is ready to take it as "load again"
+    try:
+        from vitkit.server.process import serve as run
+    except ModuleNotFoundError as error:
+        raise Error(
+            f"vitkit serve needs {error.name}, which is not installed: pip install 'vitkit[serve]'",
+            code="request.extra-missing",
+        ) from None
+    from vitkit.server.settings import Settings, decoders, token_or_environment, whole
+
+    settings = Settings(
+        model=model, host=host, port=port, token=token_or_environment(token), allow_host=allow_host,
+        engine=engine, view=view, device=device, precision=precision, max_batch=max_batch,
+        max_wait_ms=max_wait_ms, queue=queue, timeout=timeout, max_bytes=size_in_bytes(max_bytes),
+        max_pixels=whole("max-pixels", max_pixels), workers=decoders(workers),
+    )  # fmt: skip
+    run(settings)

@@ -9,32 +9,30 @@ from functools import partial
 
 import tyro
 
-from vitkit.cli import cost, export, frozen, inspect, learn, models, report, serve, study, suite, use
-from vitkit.cli.flags import deferred, registry
-from vitkit.cli.mistakes import parsed, print_version
-from vitkit.cli.streams import discard, flushed_output, open_closed_streams
-from vitkit.cli.words import print_json
+from vitkit.cli import models, study, training, use
+from vitkit.cli.flags import deferred, print_json, registry
+from vitkit.cli.mistakes import discard, flushed_output, open_closed_streams, parsed, print_version
 from vitkit.errors import code_of
 from vitkit.report.terminal import warn
 
 VERBS: dict[str, Callable[..., None]] = {
     "demo": models.demo,
-    "doctor": learn.doctor,
-    "shard": learn.shard,
-    "finetune": learn.finetune,
-    "pretrain": learn.pretrain,
-    "suite": suite.suite,
+    "doctor": training.doctor,
+    "shard": training.shard,
+    "finetune": training.finetune,
+    "pretrain": training.pretrain,
+    "suite": training.suite,
     "study": study.study,
     "evaluate": use.evaluate,
-    "fewshot": frozen.fewshot,
+    "fewshot": use.fewshot,
     "predict": use.predict,
-    "serve": serve.serve,
-    "inspect": inspect.inspect,
-    "report": report.report,
+    "serve": use.serve,
+    "inspect": use.inspect,
+    "report": use.report,
     "list": models.list_,
     "show": models.show,
-    "cost": cost.cost,
-    "export": export.export,
+    "cost": models.cost,
+    "export": models.export,
     "convert": models.convert,
 }
 BAD_PATH = {  # a file that the user named is not there, is of another kind, or is not theirs: exit code 2

@@ -1,1 +1,1 @@
-"""Files to batches. Imports no other room of ours."""
+"""Files to batches: sources, decoding, transforms, order, loader, shards, doctor."""

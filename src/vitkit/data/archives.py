@@ -17,7 +17,6 @@ from vitkit.data.names import hidden
 from vitkit.errors import Error, code_of
 
 MAX_MEMBER = 200 * 2**20  # bytes of one image file
-
 # names, how to read one, what is left out, the bytes of one
 Members = tuple[list[str], Callable[[str], bytes], list[str], Callable[[str], int]]
 

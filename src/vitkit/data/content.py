@@ -28,7 +28,7 @@ SEAL = 32
 ROW: Any = np.dtype([("key", "V16"), ("mark", f"V{SIZE}")])
 
 
-def mark(content: bytes | np.ndarray) -> bytes:
+def content_hash(content: bytes | np.ndarray) -> bytes:
     """32 bytes that tell images apart: 16 of a file's size and both ends, then 16 of everything in it.
 
     The first half orders images as every version of vitkit has done, so that a split by content stays the
@@ -47,13 +47,13 @@ def outline(ends: bytes, size: int) -> bytes:
     return hashlib.blake2b(ends, digest_size=16, key=b"%d" % size if size > 2 * END else b"").digest()
 
 
-def mark_file(path: Path) -> bytes:
+def file_hash(path: Path) -> bytes:
     """The mark of a file's content, which is read only where the file is not known or has changed."""
     with suppress(OSError, ValueError):
         status = os.stat(path)
         if stat.S_ISREG(status.st_mode):
             return REMEMBERED.get(identity(path, status)) or hash_file(path)
-    return mark(read(path))  # whose error says what is wrong
+    return content_hash(read(path))  # whose error says what is wrong
 
 
 def hash_file(path: Path) -> bytes:
@@ -62,14 +62,14 @@ def hash_file(path: Path) -> bytes:
     with Positioned(path) as file:
         before = os.fstat(file.number)
         small = file.size <= AT_ONCE
-        found = mark(os.pread(file.number, file.size, 0)) if small else mark_large(file)
+        found = content_hash(os.pread(file.number, file.size, 0)) if small else large_file_hash(file)
         key, changed = identity(path, before), max(before.st_mtime_ns, before.st_ctime_ns)
         if key == identity(path, os.fstat(file.number)) and changed < now - FRESH:
             REMEMBERED.add(key, found)
     return found
 
 
-def mark_large(file: Positioned) -> bytes:
+def large_file_hash(file: Positioned) -> bytes:
     """The mark of a file that is not held in memory as a whole."""
     ends = os.pread(file.number, END, 0) + os.pread(file.number, END, file.size - END)
     if file.size > MAX_BYTES:  # which no image may have: it is never used
@@ -84,7 +84,7 @@ def identity(path: Path, status: os.stat_result) -> bytes:
     return hashlib.blake2b(struct.pack("<qqqQ", *facts) + name, digest_size=16).digest()
 
 
-class Remembered:
+class HashCache:
     """Marks by a file's identity, kept in a file that all processes share; to lose it only costs time.
 
     The file holds rows, then their SHA-256; one that is cut or damaged counts as empty.
@@ -159,4 +159,4 @@ def beginnings(rows: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(rows["key"]).view("<u8").reshape(-1, 2)[:, 0].copy()
 
 
-REMEMBERED = Remembered()
+REMEMBERED = HashCache()

@@ -27,21 +27,19 @@ from PIL import (
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from vitkit.data.formats import not_read, readable_formats
+from vitkit.data.names import not_read, readable_formats
 from vitkit.errors import Error
 
 try:
     simplejpeg: Any = import_module("simplejpeg")
 except ImportError:
     simplejpeg = None
-
 FORMATS = readable_formats()
 BACKGROUND = (255, 255, 255)  # what shows through transparent pixels
 MAX_BYTES = 200 * 10**6
 MAX_PIXELS = 50_000_000
 MAX_MARKERS = 500  # a progressive JPEG of some ten scans has 50; each scan is a pass over all pixels
 MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # with a body; FF 00, FF D0..D7 are inside scans
-
 # Pillow's own classes and not Image.open, which only warns about sizes up to twice its limit
 OPENERS: dict[str, Callable[[BytesIO], ImageFile.ImageFile]] = {
     "PNG": PngImagePlugin.PngImageFile, "WEBP": WebPImagePlugin.WebPImageFile,
@@ -61,7 +59,6 @@ TURNS: dict[int, Callable[[np.ndarray], np.ndarray]] = {  # by EXIF orientation
     5: lambda p: p.swapaxes(0, 1), 6: lambda p: p[::-1].swapaxes(0, 1),
     7: lambda p: p[::-1, ::-1].swapaxes(0, 1), 8: lambda p: p[:, ::-1].swapaxes(0, 1),
 }  # fmt: skip
-
 Box = tuple[float, float, float, float]  # top, left, height, width
 Size = tuple[int, int]  # height, width
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from vitkit.data.batches import BadFiles, TooManyBad
 from vitkit.data.decode import FORMATS, OPENERS, BadImage, _orientation, decode
 from vitkit.data.findings import Finding, find, some
+from vitkit.data.loader import BadFiles, TooManyBad
 from vitkit.data.names import folded
 from vitkit.data.sources import Source
 from vitkit.errors import Error

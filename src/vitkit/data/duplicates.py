@@ -13,7 +13,6 @@ from vitkit.data.sources import Source
 
 PART = 256  # images that a thread looks at in a row
 NONE = np.iinfo(np.int64).max  # no match
-
 Advance = Callable[[int], None]
 
 

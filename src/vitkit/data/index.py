@@ -21,7 +21,7 @@ import numpy as np
 from vitkit.data.archives import MAX_MEMBER, Positioned
 from vitkit.data.content import SIZE
 from vitkit.data.decode import BadImage
-from vitkit.data.sparse import Labels, SparseLabels
+from vitkit.data.sparse_labels import Labels, SparseLabels
 from vitkit.errors import Error, code_of
 
 INDEX = "index.vitkit"

@@ -1,12 +1,44 @@
-"""The names that say which part of a data set is which, and which files are images."""
+"""Which files are images, and the names by which splits are known."""
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from importlib.util import find_spec
+
+from PIL import features
 
 from vitkit.data.findings import some
-from vitkit.data.formats import SUFFIXES as SUFFIXES
 from vitkit.errors import Error
+
+SUFFIXES_OF: Mapping[str, tuple[str, ...]] = {
+    "JPEG": (".jpg", ".jpeg"), "PNG": (".png",), "WEBP": (".webp",), "GIF": (".gif",), "BMP": (".bmp",),
+    "TIFF": (".tif", ".tiff"), "AVIF": (".avif",), "HEIC": (".heic", ".heif"),
+}  # fmt: skip
+REMEDIES = {  # for formats that not every installation reads
+    "HEIC": "pip install 'vitkit[heif]'",
+    "AVIF": "pip install --upgrade pillow",
+}
+DATA_SUFFIXES = (".csv", ".parquet", ".zip", ".tar", ".npz")  # of files that are data sets
+SUFFIXES = tuple(suffix for suffixes in SUFFIXES_OF.values() for suffix in suffixes)
+
+
+def readable_formats() -> tuple[str, ...]:
+    """The formats that the libraries installed here read."""
+    there = {"AVIF": bool(features.check("avif")), "HEIC": find_spec("pillow_heif") is not None}
+    return tuple(kind for kind in SUFFIXES_OF if there.get(kind, True))
+
+
+def readable_suffixes() -> tuple[str, ...]:
+    """The suffixes of their files, for whoever offers a choice of files."""
+    return tuple(suffix for kind in readable_formats() for suffix in SUFFIXES_OF[kind])
+
+
+def not_read(kind: str, formats: Sequence[str]) -> str:
+    """The message for an image of a format that is not read: what would read it, or what is read."""
+    if kind in REMEDIES and kind not in readable_formats():
+        return f"{kind} is not read here; to read it: {REMEDIES[kind]}"
+    return f"{kind} is not read here; {', '.join(formats)} are"
+
 
 SPLITS = {  # what people call the folders of a split
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",

@@ -12,7 +12,6 @@ from vitkit.errors import Error
 ROUNDS = 6
 MASK = (1 << 64) - 1
 STRIDE = 0x9E3779B97F4A7C15  # between the states of splitmix64
-
 Word = TypeVar("Word", int, np.ndarray)  # a number of 64 bits, or an array of them as uint64
 
 

@@ -30,7 +30,6 @@ SHEAR = 0.3
 PIXELS = 100.0  # of a shift; the runs had images of 224
 CUTOUT = 40  # half the side of the square
 GREY = 128
-
 Operation = Callable[[Image.Image, float, np.random.Generator], Image.Image]
 
 

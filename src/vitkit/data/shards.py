@@ -5,7 +5,6 @@ import io
 import json
 import os
 import tarfile
-import time
 import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,13 +16,12 @@ import numpy as np
 from PIL import Image
 
 from vitkit.data.archives import MAX_MEMBER
-from vitkit.data.content import mark
+from vitkit.data.content import content_hash
 from vitkit.data.decode import BadImage, decode
 from vitkit.data.index import INDEX, ROW, Shard, make_columns, open_index, read_header, write_index
-from vitkit.data.sources import Source, open_data
-from vitkit.data.sparse import blocks
+from vitkit.data.sources import Source
+from vitkit.data.sparse_labels import blocks
 from vitkit.data.splits import same_classes
-from vitkit.data.tars import index_shards
 from vitkit.errors import Error
 from vitkit.io.atomic import replaced
 from vitkit.io.lock import locked
@@ -41,9 +39,7 @@ ENDINGS = {
     b"II": "tif",
     b"MM": "tif",
 }
-
 NONE = np.empty(0, ROW)
-
 Advance = Callable[[int], None]
 
 
@@ -66,35 +62,6 @@ class Made(NamedTuple):
     shard: Shard
     rows: np.ndarray
     left_out: dict[str, str]
-
-
-def shard(
-    data: str,
-    out: Path,
-    *,
-    seed: int = 0,
-    images: int | None = None,
-    workers: int = 4,
-    advance: Advance = lambda count: None,
-) -> dict[str, Any]:
-    """Shards of a data set in a folder or, for a folder of tar shards itself, their index; what was done."""
-    began = time.monotonic()
-    if data and Path(data).is_dir() and Path(data).resolve() == out.resolve():
-        left_out = index_shards(out, advance=advance)
-    else:
-        left_out = write_shards(
-            open_data(data), out, seed=seed, images=images, workers=workers, advance=advance
-        )
-    splits = open_index(out / INDEX)[1]
-    shards = [one for index in splits.values() for one in index.shards]
-    return {
-        "splits": {split: len(index) for split, index in splits.items()},
-        "images": sum(map(len, splits.values())),
-        "shards": len(shards),
-        "bytes": sum(one.bytes for one in shards),
-        "seconds": time.monotonic() - began,
-        "left_out": left_out,
-    }
 
 
 def write_shards(
@@ -266,7 +233,7 @@ def checked(source: Source, index: int) -> tuple[bytes, str, bytes] | BadImage:
         if len(content) > MAX_MEMBER:
             raise BadImage("too-large", f"{len(content)} bytes; at most {MAX_MEMBER} are read")
         decode(content)
-        return content, ENDINGS[content[:2]], mark(found)
+        return content, ENDINGS[content[:2]], content_hash(found)
     except BadImage as error:
         return error
 

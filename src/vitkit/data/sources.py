@@ -12,15 +12,13 @@ from typing import Any
 import numpy as np
 
 from vitkit.data.archives import open_tar, open_zip
-from vitkit.data.content import mark_file
+from vitkit.data.arrays import class_numbers, read_npz
+from vitkit.data.content import file_hash
 from vitkit.data.decode import read
 from vitkit.data.index import INDEX, Index, ReadShard, local_shards, open_index
 from vitkit.data.names import SPLITS, SUFFIXES, check_aliases, hidden, split_folders, split_of
-from vitkit.data.npz import class_numbers, read_npz
-from vitkit.data.parquet import image_tables, manifest_rows
-from vitkit.data.remote import Cache, open_remote
-from vitkit.data.sparse import Labels, SparseLabels
-from vitkit.data.tables import Row, csv_rows
+from vitkit.data.sparse_labels import Labels, SparseLabels
+from vitkit.data.tables import Row, csv_rows, image_tables, manifest_rows
 from vitkit.errors import Error
 
 KINDS = "a folder, .csv, .parquet, .zip, .tar, .npz, an http(s) address of shards or 'digits'"
@@ -98,45 +96,10 @@ def check_place(place: str) -> None:
         )  # no pipe: or other kinds of addresses
 
 
-def open_data(place: str | Path, *, cache: Cache | None = None) -> dict[str, Source]:
-    """All splits of a data set by name; one without splits is under "all".
-
-    place: an image folder, a public data set as published, a folder or http(s) address of shards, a .csv or
-    .parquet manifest, .parquet files of images, a .zip or .tar of a folder, an .npz, "digits" or
-    vtab:TASK:ROOT. cache: for what is fetched.
-    """
-    check_place(str(place))
-    if str(place) == "digits":
-        return {"all": digits()}
-    if str(place).startswith("vtab:"):
-        from vitkit.data.vtab import open_place  # which makes sources, and is rarely asked for
-
-        return open_place(str(place))
-    if re.match(r"https?://", str(place)):
-        return open_shards(str(place), *open_remote(str(place), cache or Cache()))
-    path = Path(place)
-    if path.is_dir():
-        return open_folder(path)
-    opener = {
-        ".csv": open_manifest, ".parquet": open_parquet, ".npz": open_arrays,
-        ".zip": open_archive, ".tar": open_archive,
-    }.get(path.suffix.lower())  # fmt: skip
-    if opener is None:
-        raise Error(
-            f"{path}: not a kind of data that is read; known: .csv, .parquet, .zip, .tar, .npz",
-            code="data.layout",
-        )
-    return opener(path)
-
-
 def open_folder(path: Path) -> dict[str, Source]:
-    """Shards or a public data set, known by their files; .parquet files; or files in class folders."""
-    from vitkit.data.vtab import open_published  # which makes sources
-
+    """Shards, known by their index; .parquet files; or files in class folders."""
     if (path / INDEX).is_file():
         return open_shards(path.name, path / INDEX)
-    if published := open_published(path):
-        return published
     folders: list[str] = []
     names = sorted(walk(path, folders))
     suffixes = {os.path.splitext(name)[1].lower() for name in names}
@@ -149,7 +112,7 @@ def open_folder(path: Path) -> dict[str, Source]:
                 code="data.layout",
             )
     return open_tree(
-        path.name or str(path), names, lambda key: read(path / key), lambda key: mark_file(path / key),
+        path.name or str(path), names, lambda key: read(path / key), lambda key: file_hash(path / key),
         size=lambda key: os.stat(path / key).st_size, folders=folders,
     )  # fmt: skip
 
@@ -211,11 +174,12 @@ def walk(root: Path, folders: list[str] | None = None) -> Iterator[str]:
                     yield prefix + entry.name
 
 
-def open_archive(path: Path) -> dict[str, Source]:
-    from vitkit.data.vtab import refuse_published  # which makes sources
-
+def open_archive(
+    path: Path, check: Callable[[Path, Sequence[str]], None] = lambda path, names: None
+) -> dict[str, Source]:
+    """Files in class folders within an archive; check: refuses it by the names of its files."""
     members, fetch, odd, size = open_zip(path) if path.suffix.lower() == ".zip" else open_tar(path)
-    refuse_published(path, members)
+    check(path, members)
     return open_tree(path.name, members, fetch, skipped=odd, size=size)
 
 
@@ -337,7 +301,7 @@ def open_rows(path: Path, rows: Iterable[Row]) -> dict[str, Source]:
             lambda key: read(folder / key),
             (),
             several,
-            lambda key: mark_file(folder / key),
+            lambda key: file_hash(folder / key),
             lambda key: os.stat(folder / key).st_size,
         )
         for where, part in groups.items()

@@ -9,25 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.data.content import REMEMBERED, SIZE, mark
+from vitkit.data.content import REMEMBERED, SIZE, content_hash
 from vitkit.data.decode import BadImage
 from vitkit.data.names import folded
 from vitkit.data.sources import Lazy, Source
-from vitkit.data.sparse import joined
+from vitkit.data.sparse_labels import joined
 from vitkit.errors import Error
 
 PART = 256  # images that a thread looks at in a row
 HELD = 2_000_000  # images up to which their marks stay in memory, 32 bytes each
-
 Placed = Mapping[bytes | str, str]  # the split of an image, by its mark or by its name
 
 
 def fingerprint(source: Source, index: int) -> bytes:
     """A digest of an image's bytes or pixels; of its name where it cannot be read."""
     try:
-        return source.digest(index) if source.digest else mark(source.fetch(index))
+        return source.digest(index) if source.digest else content_hash(source.fetch(index))
     except BadImage:
-        return mark(source.keys[index].encode("utf-8", "surrogateescape"))
+        return content_hash(source.keys[index].encode("utf-8", "surrogateescape"))
 
 
 def fingerprints(source: Source, advance: Callable[[], None] = lambda: None) -> np.ndarray:

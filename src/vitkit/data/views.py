@@ -20,8 +20,6 @@ from vitkit.data.decode import Box, decode, decode_box, jpeg_size
 from vitkit.data.randaugment import augment
 from vitkit.errors import Error
 
-# B batch, C classes; H, W pixels of an image, h, w pixels of its view
-
 CROPS = {
     "inception": "5 to 100 % of the area, anywhere, to the size",
     "random": "shorter side to `resize`, then a random crop",
@@ -31,7 +29,6 @@ CROPS = {
 }
 RESIZED = {"random", "squash-random", "centre"}
 METHODS = ("bilinear", "bicubic")
-
 AREA = (0.05, 1.0)
 ASPECT = (0.75, 1.33)  # the default of TensorFlow's operation, which says 1.33 for 4/3
 ATTEMPTS = 100
@@ -92,10 +89,10 @@ class Window(NamedTuple):
 
 def apply(content: bytes | np.ndarray, view: View, rng: np.random.Generator) -> Tensor:
     """An image file, or its pixels (H, W, 3), to uint8 (3, h, w), in memory of its own."""
-    return torch.from_numpy(np.array(taken(content, view, rng).transpose(2, 0, 1), order="C"))
+    return torch.from_numpy(np.array(transform(content, view, rng).transpose(2, 0, 1), order="C"))
 
 
-def taken(content: bytes | np.ndarray, view: View, rng: np.random.Generator) -> np.ndarray:
+def transform(content: bytes | np.ndarray, view: View, rng: np.random.Generator) -> np.ndarray:
     """An image file, or its pixels (H, W, 3), to uint8 (h, w, 3); it may be a part of the image itself.
 
     A JPEG is decoded no larger than the view needs. Its crop is drawn on the full size all the same, so that

@@ -37,7 +37,6 @@ CHUNK = 2**20
 AGAIN = (408, 425, 429, 500, 502, 503, 504)  # what a server says that may go better later
 MOVED = (301, 302, 303, 307, 308)
 jitter = random.SystemRandom()  # not the generator that training may draw from
-
 Progress = Callable[[int, int | None], None]  # bytes that are there, and in all, where that is known
 T = TypeVar("T")
 

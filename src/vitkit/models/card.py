@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from vitkit.errors import Error
-from vitkit.models.errors import ConfigError
+from vitkit.errors import ConfigError, Error
 
 
 @dataclass(frozen=True)

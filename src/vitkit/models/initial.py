@@ -11,7 +11,6 @@ from vitkit.models.encoder import Block, Mlp
 from vitkit.models.positions import Positions
 
 Generator = torch.Generator | None
-
 TRUNCATED_STD = 0.87962566103423978  # of a unit normal cut at two sigma
 
 

@@ -1,7 +1,5 @@
 """Position embeddings: their kinds, where they enter (App. D.4), and their 2D resizing (Sec. 3.2)."""
 
-# N tokens (T with the class token), D width; h, w grid of patches
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,7 +7,6 @@ from torch import Tensor, nn
 from vitkit.errors import Error
 
 Grid = tuple[int, int]
-
 # Five conventions are in use; they differ by several per cent, so each has a name here.
 RESIZE: dict[str, dict] = {
     "official": {"mode": "bilinear", "align_corners": True},  # scipy.ndimage.zoom, order 1

@@ -4,8 +4,8 @@ import math
 from dataclasses import fields
 from typing import Any
 
+from vitkit.errors import ConfigError
 from vitkit.models.card import Preprocessing
-from vitkit.models.errors import ConfigError
 from vitkit.models.resnet import ResNetConfig, StemConfig
 from vitkit.models.vit import ViTConfig
 
@@ -33,7 +33,6 @@ LONGEST_LABEL = 10_000  # characters
 MOST_TOKENS = 2**18  # patches of one image
 LARGEST_TENSOR = 2**30  # numbers in one tensor, for one image: 4 GiB in float32
 LARGEST_RESIZE = 8192  # pixels of the shorter side before the central crop
-
 Described = ViTConfig | StemConfig | ResNetConfig | Preprocessing
 
 

@@ -1,17 +1,14 @@
 """ResNets with GroupNorm and standardised convolutions: the hybrids' stem, BiT and AxialResNets."""
 
-# B batch, C channels; H, W pixels; h, w feature map
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.errors import Error
+from vitkit.errors import ConfigError, Error
 from vitkit.models.axial_resnet import RowsThenColumns
 from vitkit.models.card import Described, Origin, Preprocessing, model_repr, pair, short_repr
-from vitkit.models.errors import ConfigError
 from vitkit.models.initial import initialise_resnet
 from vitkit.models.recompute import recomputed
 

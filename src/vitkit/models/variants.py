@@ -8,15 +8,13 @@ from typing import Any
 
 import torch
 
-from vitkit.errors import Error
-from vitkit.models.errors import ConfigError
+from vitkit.errors import ConfigError, Error
 from vitkit.models.initial import initialise_resnet, initialise_vit
 from vitkit.models.resnet import ResNet, ResNetConfig, StemConfig
 from vitkit.models.vit import ViT, ViTConfig, with_size_note
 
 Model = ViT | ResNet
 Config = ViTConfig | ResNetConfig
-
 VARIANTS = {
     "Ti": {"width": 192, "depth": 12, "heads": 3, "hidden": 768},
     "S": {"width": 384, "depth": 12, "heads": 6, "hidden": 1536},

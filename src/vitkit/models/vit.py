@@ -1,7 +1,5 @@
 """The Vision Transformer (Sec. 3.1, Eq. 1-4), plain or on a ResNet stem, with every choice of App. D."""
 
-# B batch, N tokens, D width, K heads; H, W pixels; h, w grid of patches; P patch
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -11,12 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.errors import Error
+from vitkit.errors import ConfigError, Error
 from vitkit.models.attention import Attention, AttentionPool
 from vitkit.models.axial import AxialBlock
 from vitkit.models.card import Described, Origin, Preprocessing, model_repr, pair, short_repr
 from vitkit.models.encoder import Block, Encoder, Grid, Mlp
-from vitkit.models.errors import ConfigError
 from vitkit.models.initial import initialise_vit
 from vitkit.models.positions import RESIZE, Positions
 from vitkit.models.resnet import Stem, StemConfig

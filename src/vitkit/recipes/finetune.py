@@ -11,8 +11,6 @@ from vitkit.training.schedule import Duration, Schedule
 TABLE_4 = (
     "Table 4: SGD, momentum 0.9, batch 512, cosine decay, no weight decay, clipping at norm 1, 384 pixels"
 )
-
-
 RATES = (0.001, 0.003, 0.01, 0.03)
 
 

@@ -32,8 +32,6 @@ LEVELS = {  # which of them big_vision's configurations choose
     "i1k": {"ViT-Ti/16": "light1", "ViT-S/32": "medium1", "ViT-S/16": "medium2", "ViT-B/32": "medium2",
             "ViT-B/16": "medium2", "ViT-L/16": "medium2"},
 }  # fmt: skip
-
-
 IMAGES = {  # of the data sets that published recipes count their epochs in, by the first part of their names
     "jft": 303_000_000, "i21k": 14_200_000, "imagenet": 1_281_167, "augreg-i21k": 14_200_000,
     "augreg-i1k": 1_281_167, "plain": 1_281_167,
@@ -103,7 +101,7 @@ def augreg(data: str, model: str, epochs: int) -> Recipe:
     )
 
 
-def plain(epochs: int = 90) -> Recipe:
+def plain_vit(epochs: int = 90) -> Recipe:
     """ "Better plain ViT baselines": ViT-S/16 on ImageNet, 76.5 % after 90 epochs, 80.0 % after 300."""
     return replace(
         augreg("i1k", "ViT-S/16", epochs),
@@ -169,5 +167,5 @@ def rows() -> dict[str, Callable[[], Recipe]]:
     return {make().name: make for make in made}
 
 
-RECIPES: dict[str, Callable[[], Recipe]] = {"pretrain": pretrain, "plain": plain, "masked": masked}
+RECIPES: dict[str, Callable[[], Recipe]] = {"pretrain": pretrain, "plain": plain_vit, "masked": masked}
 RECIPES |= {"masked-imagenet": partial(masked, "imagenet")} | rows()

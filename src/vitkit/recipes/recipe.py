@@ -9,16 +9,13 @@ from typing import Any
 from vitkit.data.views import CROPS
 from vitkit.errors import Error
 from vitkit.models.card import short_repr
-from vitkit.objectives.classify import LOSSES
-from vitkit.objectives.masked import Masked
-from vitkit.objectives.task import Task, make_task, task_names
-from vitkit.options import flat as flat
 from vitkit.options import part_of, settings_of
 from vitkit.recipes import values
-from vitkit.recipes.groups import GROUPED, own_name, ungrouped
-from vitkit.recipes.model_options import ModelOptions
-from vitkit.recipes.values import build, checked, name_and_text, unknown
-from vitkit.recipes.values import shown as shown
+from vitkit.recipes.model_options import GROUPED, ModelOptions, own_name, ungrouped
+from vitkit.recipes.values import build, checked, name_and_text, shown, unknown
+from vitkit.tasks.classify import LOSSES
+from vitkit.tasks.masked import Masked
+from vitkit.tasks.task import Task, make_task, task_names
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.ranges import check_ranges
 from vitkit.training.schedule import Duration, Schedule, Stage, parse_stages, stages

@@ -15,7 +15,6 @@ Point = tuple[float, float]
 Area = tuple[float, float, float]  # x, low, high
 Group = Mapping[str, tuple[float, float]]  # by setting: the mean, and how far its bar reaches
 Row = Mapping[str, Any]  # numbers of one training step
-
 WIDTH, HEIGHT = 480, 260  # of a chart in its own units; the page scales it
 TOP, RIGHT, BOTTOM, LEFT = 10, 20, 40, 58  # margins; numbers that need more room on the left have it
 LETTER = 7.2  # width of a digit at the size of a chart's text

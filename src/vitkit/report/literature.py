@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vitkit.proportions import decimals
+from vitkit.metrics.proportions import decimals
 from vitkit.report.html import Number, fill
 
 PUBLISHED = "Published numbers"  # the title of these sections
@@ -129,7 +129,6 @@ AUGREG_4 = {  # ViT-B/16: upstream accuracy by level of augmentation, without an
     ("ImageNet-21k", "no"): (43, 48, 50, 51, 50, 50, 50),
     ("ImageNet-21k", "yes"): (47, 49, 49, 49, 48, 48, 48),
 }  # fmt: skip
-
 TEST_IMAGES = {
     "ImageNet": 50_000, "CIFAR-10": 10_000, "CIFAR-100": 10_000, "Pets": 3_669, "Flowers-102": 6_149,
 }  # fmt: skip

@@ -1,7 +1,5 @@
 """A model on a GPU as recorded kernels: one launch a batch instead of hundreds, in bf16."""
 
-# B images
-
 from threading import Lock
 
 import torch

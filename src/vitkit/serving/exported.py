@@ -11,15 +11,14 @@ import numpy as np
 from torch import Tensor
 
 from vitkit.data.views import normalise
-from vitkit.errors import Error
-from vitkit.layouts.layout import WeightsError
+from vitkit.errors import Error, WeightsError
 from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.ranges import check_model
 from vitkit.models.variants import Config
-from vitkit.objectives.task import task_of
 from vitkit.serving import runtimes
-from vitkit.weights.archive import one_line
+from vitkit.tasks.task import task_of
 from vitkit.weights.card import Card, from_json
+from vitkit.weights.untrusted import one_line
 
 CARD, FACTS = "vitkit", "vitkit_export"  # keys of a file's metadata
 Run = Callable[[np.ndarray], Tensor]

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from vitkit import __version__
-from vitkit.errors import Error
-from vitkit.layouts.layout import WeightsError
+from vitkit.errors import Error, WeightsError
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViTConfig
 from vitkit.serving import runtimes

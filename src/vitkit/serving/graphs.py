@@ -1,7 +1,5 @@
 """A model as a graph for other runtimes: torch.export, ONNX, OpenVINO. Their libraries load when used."""
 
-# B batch; H, W pixels
-
 import contextlib
 import importlib
 import io
@@ -22,8 +20,8 @@ from vitkit.errors import Error
 from vitkit.models.resnet import ResNetConfig
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT, ViTConfig
-from vitkit.objectives.task import task_of
 from vitkit.serving.anysize import MOST, AnyGrid
+from vitkit.tasks.task import task_of
 from vitkit.weights.parity import with_config
 
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.float32}

@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 
 from vitkit.data.decode import BadImage, read
+from vitkit.data.names import SUFFIXES
 from vitkit.data.pictures import Picture, content_of, is_picture, name_of
-from vitkit.data.sources import SUFFIXES, walk
+from vitkit.data.sources import walk
 from vitkit.data.views import View, apply, normalise
 from vitkit.errors import Error
 from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.variants import Config, Model
-from vitkit.objectives.task import Answer, task_of
 from vitkit.serving.abreast import abreast
+from vitkit.tasks.task import Answer, task_of
 from vitkit.weights.load import load
 from vitkit.weights.locate import is_exported
 
@@ -116,10 +117,14 @@ def ready(model: Model, images: Tensor) -> Tensor:
 def predict(  # type: ignore[overload-overlap]  # a text is a path, not a sequence of letters
     model: Classifier | str | os.PathLike[str], image: Picture, top: int = 5
 ) -> Answers: ...
+
+
 @overload
 def predict(
     model: Classifier | str | os.PathLike[str], image: Iterable[Picture], top: int = 5
 ) -> list[Answers]: ...
+
+
 def predict(
     model: Classifier | str | os.PathLike[str], image: Picture | Iterable[Picture], top: int = 5
 ) -> Answers | list[Answers]:

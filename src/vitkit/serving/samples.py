@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from vitkit.data.decode import BadImage, read
-from vitkit.data.formats import DATA_SUFFIXES
-from vitkit.data.sources import digits, open_data
+from vitkit.data.names import DATA_SUFFIXES
+from vitkit.data.sources import digits
 from vitkit.data.views import apply
+from vitkit.datasets.opening import open_data
 from vitkit.errors import Error
 from vitkit.models.variants import Model
 from vitkit.report.terminal import warn

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import Error
-from vitkit.studies.drive import Job, Outcome, Stopwatch
-from vitkit.studies.local import attempt, devices_of
-from vitkit.studies.work import Place
+from vitkit.studies.executor import Job, Outcome, attempt, devices_of
+from vitkit.studies.prepare import Stopwatch
+from vitkit.studies.trial import Place
 from vitkit.training.runtime import cores
 
 WITHOUT = "--on {} needs {}: pip install 'vitkit[{}]'"

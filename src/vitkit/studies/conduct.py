@@ -9,25 +9,29 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import Error
-from vitkit.experiment.folder import locked
 from vitkit.io.atomic import replace_file
-from vitkit.proportions import percent
+from vitkit.io.lock import locked
+from vitkit.metrics.proportions import percent
 from vitkit.recipes.recipe import Recipe
 from vitkit.report.study_page import study_page
 from vitkit.report.terminal import duration, print_facts, print_table, say, warn
 from vitkit.studies import clusters
-from vitkit.studies.budget import Paces
-from vitkit.studies.catalogue import study as named_study
-from vitkit.studies.drive import Job, Outcome, Stopwatch, drive
-from vitkit.studies.fits import judge, laws
-from vitkit.studies.folder import claim, done, read_failed, read_plan, remembered, write_failed
-from vitkit.studies.local import Local, places
-from vitkit.studies.prepare import Request, make_plan, ordered
-from vitkit.studies.reading import factors_of, figures_of, means, table6
-from vitkit.studies.sharing import together
+from vitkit.studies.analysis import factors_of, figures_of, judge, laws, means, table6
+from vitkit.studies.executor import Job, Local, Outcome, drive, places, together
+from vitkit.studies.folder import (
+    claim,
+    done,
+    read_failed,
+    read_plan,
+    remembered,
+    rows_of,
+    write_failed,
+    write_table,
+)
+from vitkit.studies.prepare import Paces, Request, Stopwatch, make_plan, ordered
+from vitkit.studies.scale import study as named_study
 from vitkit.studies.study import Plan
-from vitkit.studies.table import rows_of, write_table
-from vitkit.studies.work import BATCHES, pace_of, perform
+from vitkit.studies.trial import BATCHES, pace_of, perform
 
 PAGE, SUMMARY = "page.html", "summary.json"
 Emit = Callable[[Any], None] | None
@@ -56,7 +60,7 @@ def run_study(request: Request, where: Where, emit: Emit) -> bool:
     """Plan, run what is not done yet, write table, figures and page; whether every trial has succeeded."""
     tell: Tell = (lambda text: None) if emit else warn
     with ExitStack() as held:
-        crews = Crews(where, held, tell)
+        crews = Executors(where, held, tell)
         plan = remembered(where.out, request.asked())
         plan = plan or make_plan(request, crews.slots, crews.measure, tell)
         if where.plan:
@@ -72,7 +76,7 @@ def run_study(request: Request, where: Where, emit: Emit) -> bool:
     return not told["failed"]
 
 
-class Crews:
+class Executors:
     """Who times steps and who runs trials: the same processes, where both are on this machine."""
 
     def __init__(self, where: Where, held: ExitStack, tell: Tell = lambda text: None):
@@ -115,7 +119,7 @@ class Crews:
         return self.local()
 
 
-def carry_out(plan: Plan, out: Path, crews: Crews, tell: Tell) -> None:
+def carry_out(plan: Plan, out: Path, crews: Executors, tell: Tell) -> None:
     """Every trial that has no result yet; after each, what failed and the table are written."""
     left = [one for one in ordered(plan) if not done(out, one)]
     if len(left) < len(plan.trials):

@@ -22,7 +22,6 @@ class Trial:
     needs: str = ""
     resize: str = ""  # the convention by which the positions of that model are brought to another size
     compared: dict[str, Recipe] = field(default_factory=dict)
-    # by name, what the protocol compares on held-out images before it trains the best on all; empty: `recipe`
 
 
 def trial(

@@ -1,1 +1,1 @@
-"""What the verbs do: choose, say what was chosen, run, and tell the result."""
+"""Tasks: what a model is trained for, one file each."""

@@ -1,11 +1,13 @@
-"""The card of a model file as JSON: configuration, labels, preprocessing, origin."""
+"""The card of a model file as JSON (configuration, labels, preprocessing, origin), and ImageNet's labels."""
 
 import json
 import math
+from collections import Counter
 from dataclasses import asdict, dataclass, fields
+from importlib.resources import files
 from typing import Any
 
-from vitkit.layouts.layout import WeightsError
+from vitkit.errors import WeightsError
 from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.ranges import LONGEST_LABEL, out_of_range
 from vitkit.models.resnet import ResNetConfig, StemConfig
@@ -99,3 +101,16 @@ def checked(name: str, content: Any, default: Any) -> Any:
     if isinstance(content, str) and len(content) > LONGEST_LABEL:
         raise ValueError(f"{name} has {len(content)} characters; at most {LONGEST_LABEL} are read")
     return content
+
+
+def imagenet_synsets() -> tuple[tuple[str, str], ...]:
+    """(WordNet number, name) of each class."""
+    text = files("vitkit.weights").joinpath("imagenet1k.tsv").read_text("utf-8")
+    return tuple((number, name) for number, _, name in (line.partition("\t") for line in text.splitlines()))
+
+
+def imagenet_labels() -> tuple[str, ...]:
+    """The names; two classes that share one (there are two cranes) carry their number too."""
+    rows = imagenet_synsets()
+    shared = Counter(name for _, name in rows)
+    return tuple(f"{name} ({number})" if shared[name] > 1 else name for number, name in rows)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vitkit.layouts.layout import WeightsError
+from vitkit.errors import WeightsError
 from vitkit.models.card import with_view
 from vitkit.models.resnet import ResNetConfig
 from vitkit.models.variants import Model

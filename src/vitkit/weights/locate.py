@@ -9,10 +9,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from vitkit.layouts.layout import WeightsError
+from vitkit.errors import WeightsError
 from vitkit.models.card import Origin
-from vitkit.weights.archive import Arrays, MalformedFile, UntrustedCheckpoint, listed, open_arrays
 from vitkit.weights.published import PUBLISHED, check_known, fetch, unknown
+from vitkit.weights.untrusted import Arrays, MalformedFile, UntrustedCheckpoint, listed, open_arrays
 
 INDEX = ".index.json"
 WEIGHTS = (  # of a folder, in the order of transformers

@@ -13,13 +13,14 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from vitkit.errors import WeightsError
 from vitkit.io.atomic import replace_file
-from vitkit.layouts import bit, huggingface, official, timm, torchvision
-from vitkit.layouts.layout import Hints, Layout, WeightsError
 from vitkit.models.resnet import ResNetConfig
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViTConfig
 from vitkit.weights.card import card_of, to_json
+from vitkit.weights.formats import bit, huggingface, official, timm, torchvision
+from vitkit.weights.formats.layout import Hints, Layout
 from vitkit.weights.load import OWN
 
 FORMATS = ("vitkit", "official", "timm", "hf", "torchvision")

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vitkit.data.vtab.arrays import NORB_FILES, SPRITES
-from vitkit.data.vtab.tfrecord import masked_crc
+from vitkit.datasets.pixel_files import NORB_FILES, SPRITES
+from vitkit.datasets.tfrecord import masked_crc
 
 
 def picture(number: int, kind: str = "PNG", size: tuple[int, int] = (6, 8)) -> bytes:

@@ -9,8 +9,8 @@ import pytest
 from formats import picture, put
 from refusals import refused
 
-from vitkit.data.sources import open_data
-from vitkit.data.vtab import TASKS
+from vitkit.datasets.opening import open_data
+from vitkit.datasets.vtab import TASKS
 
 
 def facts(place):

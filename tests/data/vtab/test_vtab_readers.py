@@ -14,8 +14,21 @@ from formats import picture, put
 from refusals import refused
 
 from vitkit.data.decode import BadImage, decode
-from vitkit.data.vtab import TASKS
-from vitkit.data.vtab.arrays import (
+from vitkit.datasets.image_files import (
+    caltech101,
+    clevr,
+    count,
+    dtd,
+    eurosat,
+    kitti,
+    nearest,
+    pets,
+    resisc45,
+    retinopathy,
+    sun397,
+)
+from vitkit.datasets.matlab import flowers102, read_mat, svhn
+from vitkit.datasets.pixel_files import (
     NORB_FILES,
     SPRITES,
     camelyon,
@@ -26,10 +39,8 @@ from vitkit.data.vtab.arrays import (
     smallnorb,
     stored,
 )
-from vitkit.data.vtab.lists import caltech101, dtd, eurosat, pets, resisc45, retinopathy, sun397
-from vitkit.data.vtab.matlab import flowers102, read_mat, svhn
-from vitkit.data.vtab.scenes import clevr, count, kitti, nearest
-from vitkit.data.vtab.tfrecord import dmlab, masked_crc
+from vitkit.datasets.tfrecord import dmlab, masked_crc
+from vitkit.datasets.vtab import TASKS
 from vitkit.errors import Error
 
 
@@ -267,7 +278,7 @@ def test_matlab_files_that_claim_too_much_are_refused(tmp_path, content):
 
 
 def test_a_matlab_file_that_unpacks_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("vitkit.data.vtab.matlab.MOST", 2**20)
+    monkeypatch.setattr("vitkit.datasets.matlab.MOST", 2**20)
     packed = zlib.compress(variable(9, (1, 2**22), element(2, bytes(2**22))))
     head = b"MATLAB 5.0 MAT-file".ljust(124) + struct.pack("<H", 0x0100) + b"IM"
     path = put(tmp_path / "x.mat", head + struct.pack("<II", 15, len(packed)) + packed)

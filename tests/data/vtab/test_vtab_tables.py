@@ -8,10 +8,9 @@ import pytest
 from formats import cifar100, picture, put
 from refusals import refused
 
-from vitkit.data.sources import Lazy, Source, open_data
-from vitkit.data.vtab import TASKS, find_task, read_task
-from vitkit.data.vtab.portions import portions, published_order
-from vitkit.data.vtab.tasks import GROUPS
+from vitkit.data.sources import Lazy, Source
+from vitkit.datasets.opening import open_data
+from vitkit.datasets.vtab import GROUPS, TASKS, find_task, portions, published_order, read_task
 
 DOCS = (Path(__file__).parents[3] / "docs" / "vtab.md").read_text()
 SHARE = {

@@ -1,0 +1,197 @@
+"""What `vitkit inspect --bias` does: accuracy of models on images whose patches are permuted or shifted."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from vitkit.commands.doctor import Emit
+from vitkit.commands.evaluate import matched
+from vitkit.data.loader import BadFiles, evaluation_batches
+from vitkit.data.sources import Source
+from vitkit.datasets.opening import open_data
+from vitkit.errors import Error
+from vitkit.inspection.bias import shifted, shuffled
+from vitkit.io.atomic import replace_file
+from vitkit.metrics.proportions import percent, wilson, with_interval
+from vitkit.models.variants import Model
+from vitkit.models.vit import ViT
+from vitkit.report.terminal import Live, print_table, say
+from vitkit.runs.membership import choose_images
+from vitkit.runs.open_model import load_model, short_names
+from vitkit.serving.predict import evaluation_view, logits
+from vitkit.tasks.task import task_of
+
+CELLS = (2, 4, 7, 8)  # tried beside the models' own patches, where they fit
+SHIFTS = (1, 2, 4, 8, 16, 32)
+BATCH = 32
+Change = Callable[[Tensor, Sequence[int]], Tensor]
+
+
+def bias(
+    places: Sequence[str],
+    data: str,
+    out: Path | None,
+    *,
+    images: int = 1000,
+    cells: Sequence[int] = (),
+    shifts: Sequence[int] = (),
+    seed: int = 0,
+    device: str = "auto",
+    emit: Emit = None,
+) -> None:
+    """Several models on the same images with the same permutations and directions."""
+    if images < 1:
+        raise Error(f"--images {images}: give at least 1")
+    models = {place: load_model(place, device) for place in places}
+    splits = open_data(data)
+    for place in places:  # only images that none of the models was trained on
+        held_out = choose_images(place, data, splits, None)
+        splits = {held_out.split: held_out.source}
+    ((split, source),) = splits.items()
+    chosen = evenly_chosen(source, images)
+    cells, shifts = cells or fitting_cells(models), shifts or fitting_shifts(models)
+    check(models, cells, shifts)
+    rows, count = [], 0
+    with Live("probing", len(models) * len(chosen), quiet=bool(emit)) as live:
+        for place, model in models.items():
+            source, _, _ = matched(chosen, model, data, "")
+            row, count = probe(model, source, changes(cells, shifts, seed), live)
+            rows.append({"model": place, "kind": kind_of(model)} | row)
+    facts = {"data": data, "split": split, "images": count, "seed": seed, "cells": list(cells),
+             "shifts": list(shifts), "models": rows}  # fmt: skip
+    folder = out or Path("runs", "inspect", f"bias-{Path(data).stem}")
+    write(folder, facts)
+    emit(facts | {"folder": str(folder)}) if emit else tell(folder, facts)
+
+
+def evenly_chosen(source: Source, most: int) -> Source:
+    """At most so many images, from all over a source."""
+    count = len(source)
+    return source if count <= most else source.take(np.arange(most) * count // most)
+
+
+def fitting_cells(models: dict[str, Model]) -> tuple[int, ...]:
+    """The models' own grids of patches and some coarser ones, as far as they cut every model's images."""
+    own = {
+        g
+        for m in models.values()
+        if isinstance(m, ViT)
+        for g in m.config.grid
+        if len(set(m.config.grid)) == 1
+    }
+    sides = [side for m in models.values() for side in m.config.image_size]
+    return tuple(sorted(g for g in {*CELLS, *own} if g > 1 and not any(side % g for side in sides)))
+
+
+def fitting_shifts(models: dict[str, Model]) -> tuple[int, ...]:
+    """Up to a quarter of the smallest image."""
+    least = min(side for m in models.values() for side in m.config.image_size)
+    return tuple(n for n in SHIFTS if n <= least // 4)
+
+
+def check(models: dict[str, Model], cells: Sequence[int], shifts: Sequence[int]) -> None:
+    """Refuse what some model cannot be asked, before anything is computed."""
+    for place, model in models.items():
+        task_of(model).check_head(model)
+        if model.task != "classify":
+            raise Error(
+                f"{place}: --bias needs a model that gives one label to an image, not one for {model.task}",
+                code="inspection.unsupported",
+            )
+        h, w = model.config.image_size
+        for g in cells:
+            if g < 1 or h % g or w % g:
+                raise Error(f"--cells {g}: {place} sees {h} x {w} pixels, which {g} does not divide")
+        for n in shifts:
+            if not 0 <= n < min(h, w):
+                raise Error(f"--shifts {n}: {place} sees {h} x {w} pixels; give less than {min(h, w)}")
+
+
+def changes(cells: Sequence[int], shifts: Sequence[int], seed: int) -> dict[tuple[str, str], Change]:
+    """What is done to images, by kind and by how much."""
+    made: dict[tuple[str, str], Change] = {("accuracy", ""): lambda images, places: images}
+    made |= {("shuffled", str(g)): partial(apply, shuffled, g, seed) for g in cells}
+    return made | {("shifted", str(n)): partial(apply, shifted, n, seed) for n in shifts}
+
+
+def apply(
+    change: Callable[..., Tensor], much: int, seed: int, images: Tensor, places: Sequence[int]
+) -> Tensor:
+    return change(images, much, places, seed)
+
+
+def probe(
+    model: Model, source: Source, wanted: dict[tuple[str, str], Change], live: Live
+) -> tuple[dict[str, Any], int]:
+    """Accuracy under each change, and of how many images; each image is decoded once."""
+    view = evaluation_view(model.preprocessing, model.config.image_size)
+    bad = BadFiles(1.0, lambda key, why: print(f"not used: {key}: {why}", file=sys.stderr))
+    right: dict[tuple[str, str], int] = dict.fromkeys(wanted, 0)
+    count = 0
+    for batch in evaluation_batches(source, view, BATCH, bad=bad):
+        count += len(batch["image"])
+        places = batch["index"].tolist()
+        for key, change in wanted.items():
+            said = logits(model, change(batch["image"], places)).argmax(1)
+            right[key] += int((said == batch["label"]).sum())
+        live.more(len(places))
+    if not count:
+        raise Error(f"{source.name}: no image can be read", code="image.unreadable")
+    found: dict[str, Any] = {"shuffled": {}, "shifted": {}}
+    for (kind, much), number in right.items():
+        if much:
+            found[kind][much] = number / count
+        else:
+            found |= {"accuracy": number / count, "interval": list(wilson(number / count, count))}
+    return found, count
+
+
+def kind_of(model: Model) -> str:
+    if not isinstance(model, ViT):
+        return "ResNet"
+    return "hybrid" if model.config.stem else "ViT"
+
+
+def write(folder: Path, facts: dict[str, Any]) -> None:
+    """bias.json and the figure."""
+    from vitkit.report.figures import Panel, draw_panels, render
+
+    names = short_names(row["model"] for row in facts["models"])
+
+    def lines(kind: str, whole: float) -> dict[str, list[tuple[float, float]]]:
+        named = {}
+        for row in facts["models"]:
+            points = [(whole, row["accuracy"]), *((float(n), share) for n, share in row[kind].items())]
+            named[f"{names[row['model']]} ({row['kind']})"] = points
+        return named
+
+    panels = [
+        Panel("Patches permuted", "Cells a side", "Accuracy", lines("shuffled", 1)),
+        Panel("Image shifted", "Pixels", "Accuracy", lines("shifted", 0)),
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    figure = draw_panels(panels, top=1.0)
+    for kind in ("png", "svg"):
+        (folder / f"bias.{kind}").write_bytes(render(figure, kind))
+    text = json.dumps(facts, indent=2) + "\n"
+    replace_file(folder / "bias.json", lambda beside: beside.write_text(text))
+
+
+def tell(folder: Path, facts: dict[str, Any]) -> None:
+    rows, images = [], facts["images"]
+    for row in facts["models"]:
+        shares = {"as is": row["accuracy"]} | {f"{n}x{n}": share for n, share in row["shuffled"].items()}
+        shares |= {f"{n} px": share for n, share in row["shifted"].items()}
+        told = {name: percent(share, images).removesuffix(" %") for name, share in shares.items()}
+        rows.append({"model": row["model"], "kind": row["kind"]} | told)
+    print_table(rows, title="accuracy in % when cells are permuted (NxN) or the image is shifted (N px)")
+    first = facts["models"][0]
+    say(f"{images} images of {facts['data']} ({facts['split']}); {first['model']} as is: "
+        f"{with_interval(first['accuracy'], images)}")  # fmt: skip
+    say(f"bias.json and the figure bias.png in {folder}")

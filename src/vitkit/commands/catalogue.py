@@ -1,0 +1,176 @@
+"""What vitkit has and what it knows of one model: facts for `vitkit list` and `vitkit show`."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from vitkit.metrics.cost import flops, parameters
+from vitkit.models.variants import NAMED, Config, Model, skeleton, variant
+from vitkit.models.vit import ViTConfig
+from vitkit.recipes import RECIPES
+from vitkit.recipes.recipe import Recipe, settings
+from vitkit.report.terminal import say
+from vitkit.weights.card import Card
+from vitkit.weights.convert import Conversion
+from vitkit.weights.load import load
+from vitkit.weights.locate import is_exported
+from vitkit.weights.published import PUBLISHED
+
+FORMATS = {
+    "vitkit": ("read, write", ".safetensors", "our own: carries sizes, labels, preprocessing, origin"),
+    "official": (
+        "read, write",
+        ".npz",
+        "ViT, hybrid and BiT arrays of the authors' code, big_vision's BiT too; every dialect is read",
+    ),
+    "timm": ("read, write", ".safetensors .pth", "ViT, hybrid, BiT; also DeiT, MAE and DINO encoders"),
+    "hf": ("read, write", "folder", "config.json and safetensors, as transformers reads and writes them"),
+    "torchvision": ("read, write", ".pth .safetensors", "ViT; the erf GELU only"),
+}
+
+
+def models() -> list[dict[str, Any]]:
+    """Every named model with its sizes; width and depth of a ResNet are its first and its units."""
+    rows = []
+    for name in NAMED:
+        config = variant(name)
+        row: dict[str, Any] = {
+            "model": name,
+            "parameters": parameters(skeleton(config)),
+            "width": config.width,
+        }
+        if isinstance(config, ViTConfig):
+            row |= {"depth": config.depth, "heads": config.heads, "tokens_224": config.tokens}
+        else:
+            heads = config.heads if config.attention == "axial" else None
+            row |= {"depth": sum(config.blocks), "heads": heads, "tokens_224": None}
+        rows.append(row)
+    return rows
+
+
+def sizes() -> list[dict[str, Any]]:
+    """Every named model's parameters and cost, beside the published figures."""
+    rows = []
+    for name, published in NAMED.items():
+        model = skeleton(variant(name))
+        rows.append(
+            {
+                "model": name,
+                "parameters": parameters(model),
+                "published": published.parameters if published else None,
+                "GFLOPs_224": round(flops(model, model.config.image_size) / 1e9, 3),
+                "published_GFLOPs": round(2 * published.gmac, 3) if published and published.gmac else None,
+            }
+        )
+    return rows
+
+
+def weights() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": w.name,
+            "pixels": w.pixels,
+            "trained_on": w.trained_on,
+            "ImageNet_top1": w.top1,
+            "MiB": w.megabytes,
+            "licence": w.licence,
+            "address": w.address,
+        }
+        for w in PUBLISHED.values()
+    ]
+
+
+def formats() -> list[dict[str, Any]]:
+    return [{"format": k, "what": v[0], "files": v[1], "holds": v[2]} for k, v in FORMATS.items()]
+
+
+def recipes() -> list[dict[str, Any]]:
+    rows = []
+    for name, make in RECIPES.items():
+        r = make()
+        length = f"{r.length.steps} steps" if r.length.steps else f"{r.length.epochs:g} epochs"
+        rows.append({"recipe": name, "length": length, "batch": r.batch, "rate": r.schedule.rate,
+                     "optimizer": r.optimizer.kind, "pixels": r.image_size[0], "about": r.about})  # fmt: skip
+    return rows
+
+
+def describe(what: str) -> dict[str, Any]:
+    """All about a file, a published weight or a named model."""
+    if Path(what).exists():
+        if is_exported(what):
+            return exported_facts(what)
+        model = load(what)
+        return {"file": what} | size_facts(model.config) | file_facts(model)
+    if what in PUBLISHED:
+        weight = asdict(PUBLISHED[what])
+        config = variant(weight["model"])
+        return weight | size_facts(replace(config, image_size=(weight["pixels"], weight["pixels"])))
+    if what in RECIPES:
+        return shown_recipe(RECIPES[what]())
+    return {"model": what} | size_facts(variant(what))
+
+
+def shown_recipe(recipe: Recipe) -> dict[str, Any]:
+    """All fields by the names that --set takes, and what of them may be chosen."""
+    return settings(recipe) | {"auto": recipe.auto}
+
+
+def size_facts(config: Config) -> dict[str, Any]:
+    model = skeleton(config)
+    facts: dict[str, Any] = {"kind": "ViT" if isinstance(config, ViTConfig) else "ResNet"}
+    facts["parameters"] = parameters(model)
+    for pixels in (224, 384):
+        facts[f"GFLOPs_{pixels}"] = cost_at(model, pixels)
+    return facts | {k: v for k, v in asdict(config).items() if k != "stem"} | stem_facts(config)
+
+
+def cost_at(model: Model, pixels: int) -> float | str:
+    """GFLOPs for one square image, or why it cannot be."""
+    try:
+        return round(flops(model, (pixels, pixels), model.config.channels) / 1e9, 3)
+    except ValueError as error:
+        return str(error)
+
+
+def stem_facts(config: Config) -> dict[str, Any]:
+    stem = config.stem if isinstance(config, ViTConfig) else None
+    return {f"stem_{k}": v for k, v in asdict(stem).items()} if stem else {}
+
+
+def exported_facts(what: str) -> dict[str, Any]:
+    """The same of a file that vitkit exported; nothing in it is run."""
+    from vitkit.serving.files import NAMES, describe_export
+
+    found = describe_export(what)
+    facts = {"file": what, "format": NAMES[Path(what).suffix]} | {k: v for k, v in found.facts.items() if v}
+    return facts | size_facts(found.card.config) | file_facts(found.card)
+
+
+def file_facts(model: Model | Card) -> dict[str, Any]:
+    shown = model.labels[:5]
+    more = (f"... {len(model.labels)} in all",) if len(model.labels) > 5 else ()
+    return {
+        "labels": (*shown, *more),
+        "preprocessing": asdict(model.preprocessing),
+        "origin": {k: v for k, v in asdict(model.origin).items() if v and k != "notes"},
+        "notes": model.origin.notes,
+    }
+
+
+def print_conversion(c: Conversion) -> None:
+    """The parity report of a conversion, for a person."""
+    say(f"{c.source} ({c.source_format}) -> {c.out} ({c.format}), {c.parameters:,} parameters")
+    for note in c.notes:
+        say(f"  note: {note}")
+    say(f"  read back        {'every array equal, bit for bit' if c.read_back else 'ARRAYS DIFFER'}")
+    if c.parity and c.parity.skipped:
+        say(f"  against {c.parity.peer:12} not compared: {c.parity.skipped}")
+    elif c.parity:
+        parts = {"logits": c.parity.logits, "features": c.parity.features}
+        text = ", ".join(f"{k} {v:.1e}" for k, v in parts.items() if v is not None)
+        verdict = "equal" if c.parity.ok else "NOT EQUAL"
+        say(f"  against {c.parity.peer}: {verdict}; {text} apart (at most {c.parity.tolerance:.0e})")
+    if c.changed:
+        say(f"  that library's numerics move the logits of this model by up to {c.changed:.1e}")
+    if not c.ok:
+        say("  nothing was written", style="bold red")

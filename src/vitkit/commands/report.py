@@ -1,0 +1,128 @@
+"""The report verb: the page of a run, of a protocol or of a suite, or several runs side by side."""
+
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitkit.errors import Error
+from vitkit.report.compare_page import compare_page, protocol_page
+from vitkit.report.run_page import run_page
+from vitkit.report.suite_page import suite_page
+from vitkit.report.terminal import say
+from vitkit.runs.membership import tested_images
+from vitkit.runs.page import BIT, REPORT, drawing, gather, link, read, write_page
+
+if TYPE_CHECKING:
+    from vitkit.training.runtime import Runtime
+
+COMPARED = "compare.html"
+
+
+def report(
+    places: Sequence[str],
+    out: Path | None,
+    *,
+    price_per_hour: float | None = None,
+    emit: Callable[[Any], None] | None,
+) -> None:
+    """Draw, write, and say where it is; `price_per_hour` of a device, where costs are shown."""
+    folders = [Path(place) for place in places]
+    if not folders:
+        raise Error(
+            "no run to report: give the folder of one, or of several to compare them", code="request.missing"
+        )
+    if len(folders) == 1:
+        path = draw(folders[0], out, price_per_hour)
+    else:
+        path = compare(folders, out or Path(COMPARED), price_per_hour)
+    if emit:
+        return emit({"report": str(path), "bytes": path.stat().st_size, "runs": [str(f) for f in folders]})
+    say(f"the report: {path} ({path.stat().st_size / 1e3:,.0f} kB; any browser opens it)")
+
+
+def drawn(folder: Path, runtime: "Runtime", tell: Callable[[str], None]) -> None:
+    """The same at the end of what a verb did, by one process; nothing is lost if it fails."""
+    from vitkit.runs.artifacts import harmless
+
+    if runtime.main:
+        with harmless(REPORT, tell):
+            draw(folder, None)
+
+
+def draw(folder: Path, out: Path | None, per_hour: float | None = None) -> Path:
+    """The page of one folder, whatever was done there."""
+    path = out or folder / REPORT
+    if (folder / "suite.json").exists():
+        return draw_suite(folder, path, per_hour)
+    if (folder / "recipe.json").exists():
+        with drawing(folder):
+            return write_page(checked(path), run_page(gather(folder, path, per_hour)))
+    parts = [*sorted(folder.glob("rate-*")), folder / BIT, *sorted(folder.glob("seed-*"))]
+    runs = [part for part in parts if (part / "recipe.json").exists()]
+    if not runs:
+        raise Error(
+            f"{folder}: no run there (no recipe.json, protocol.json or suite.json); "
+            "give the --out of a training",
+            code="run.not-found",
+        )
+    title = folder.resolve().name
+    with drawing(folder):
+        page = protocol_page(read(folder / "protocol.json"), gathered(runs, path, per_hour), title)
+    return write_page(checked(path), page)
+
+
+def draw_suite(folder: Path, path: Path, per_hour: float | None = None) -> Path:
+    """The suite's own page, with links to those of its tasks, which are drawn too."""
+    suite: dict[str, Any] | None = read(folder / "suite.json")
+    if suite is None:
+        raise Error(
+            f"{folder / 'suite.json'}: not readable as JSON; run the suite again to write it",
+            code="run.corrupt",
+        )
+    links = {}
+    with drawing(folder):
+        for row in suite["tasks"]:
+            task = folder / row["task"]
+            if (task / "protocol.json").exists():
+                links[row["task"]] = link(draw(task, None, per_hour), path)
+        page = suite_page(suite, folder.resolve().name, links)
+    return write_page(checked(path), page)
+
+
+def compare(folders: Sequence[Path], path: Path, per_hour: float | None = None) -> Path:
+    """Several runs; of a protocol's folder the seeds."""
+    runs: list[Path] = []
+    for folder in folders:
+        seeds = [f for f in sorted(folder.glob("seed-*")) if (f / "recipe.json").exists()]
+        if not seeds and not (folder / "recipe.json").exists():
+            raise Error(
+                f"{folder}: no run there (no recipe.json); give the --out of a training", code="run.not-found"
+            )
+        runs += [folder] if (folder / "recipe.json").exists() else seeds
+    with drawing(path):
+        page = compare_page(gathered(runs, path, per_hour))
+    return write_page(checked(path), page)
+
+
+def gathered(runs: Sequence[Path], path: Path, per_hour: float | None = None) -> list[dict[str, Any]]:
+    """What is known of each, with where its own report is as seen from the page."""
+    found = []
+    for run in runs:
+        own = run / REPORT
+        extra = {"link": link(own, path) if own.exists() else None, "quoted": shlex.quote(str(run))}
+        facts = gather(run, path, per_hour)
+        split = str(((facts["result"] or {}).get("test") or {}).get("split") or "test")
+        found.append(facts | extra | {"tested": tested_images(run, split)})
+    return found
+
+
+def checked(path: Path) -> Path:
+    if path.is_dir():
+        raise Error(
+            f"--out {path}: a folder; give the name of a file, as in {path / REPORT}",
+            code="file.not-writable",
+        )
+    if not path.resolve().parent.is_dir():
+        raise Error(f"--out {path}: there is no folder {path.parent}; make it first", code="file.not-found")
+    return path

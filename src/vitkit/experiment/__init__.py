@@ -1,1 +1,0 @@
-"""Recipe to run folder: the only room that combines the others."""

@@ -1,1 +1,0 @@
-"""Tasks: what a model is trained for, one file each."""

@@ -1,0 +1,271 @@
+"""What is chosen for the user: a list of rules from recipe to recipe, each with its reason."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import median
+
+import torch
+
+from vitkit.data.decode import BadImage, decode
+from vitkit.data.sources import Source
+from vitkit.errors import Error
+from vitkit.metrics.cost import Memory, training_memory
+from vitkit.models.variants import Model, skeleton
+from vitkit.options import PATIENCE, Training
+from vitkit.recipes.finetune import hyperrule
+from vitkit.recipes.model_options import field_of
+from vitkit.recipes.recipe import Recipe
+from vitkit.training.runtime import Runtime
+from vitkit.training.schedule import Duration
+from vitkit.weights.load import load
+from vitkit.weights.published import PUBLISHED, DownloadError, kept_at
+
+ON_GPU, ON_CPU = "ViT-B/16.augreg-i21k", "ViT-Ti/16.augreg-i21k"
+LARGE = 320  # shorter side of photographs for which 384 pixels show more than 224
+USABLE = 0.92  # of a device's free memory; the rest are its libraries and the allocator's gaps
+CPU_IMAGES = 12_800  # that a fine-tuning on a CPU sees: half an hour of ViT-Ti/16 on two cores
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Something that was chosen for the user, and why."""
+
+    what: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What the rules go by: the data, the kind of device and what the user has decided; never a speed."""
+
+    splits: Mapping[str, Source]
+    fixed: frozenset[str]  # the recipe's fields that the user has decided
+    device: str = "cpu"
+    world: int = 1
+    largest: int | None = None  # images at a time that the device's memory holds; None: not known yet
+
+    @property
+    def gpu(self) -> bool:
+        return self.device.startswith("cuda")
+
+    @property
+    def images(self) -> int:
+        return len(self.splits["train"])
+
+    @cached_property
+    def side(self) -> float:
+        """The median shorter side of the training images."""
+        return median(shorter_sides(self.splits["train"]))
+
+
+Rule = Callable[[Recipe, Circumstances], tuple[Recipe, Choice | None]]
+
+
+def circumstances(options: Training, splits: Mapping[str, Source], runtime: Runtime) -> Circumstances:
+    return Circumstances(splits, frozenset(given(options)), runtime.device, runtime.world)
+
+
+def decide(
+    recipe: Recipe, rules: Sequence[Rule], known: Circumstances, note: Callable[[Choice], None]
+) -> Recipe:
+    """The recipe after all rules; `note` gets each choice that one of them has made."""
+    for rule in rules:
+        recipe, choice = rule(recipe, known)
+        if choice:
+            note(choice)
+    return recipe
+
+
+def given(options: Training) -> set[str]:
+    """The fields of a recipe that the user has decided."""
+    named = {field_of(change) for change in options.set}
+    if options.steps is not None or options.epochs is not None:
+        named.add("length")
+    return named | set(options.changes())
+
+
+def choose_weights(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
+    """The published checkpoint for this kind of device, where nothing to start from is named."""
+    if recipe.weights or recipe.model or "weights" not in recipe.auto:
+        return recipe, None
+    name = default_weights(gpu=known.gpu)
+    reason = f"the best for {'a GPU' if known.gpu else 'a CPU'} in reasonable time"
+    return replace(recipe, weights=name), Choice(f"weights {name}", reason)
+
+
+def default_weights(*, gpu: bool) -> str:
+    return ON_GPU if gpu else ON_CPU
+
+
+def apply_hyperrule(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
+    """BiT's HyperRule: length, size and Mixup by the number of images and their size."""
+    if "hyperrule" not in recipe.auto:
+        return recipe, None
+    recipe = hyperrule(recipe, known.images, round(known.side) ** 2, known.fixed)
+    return recipe, Choice(
+        f"BiT's rule for {known.images} images", f"{recipe.length}, {recipe.image_size[0]} pixels"
+    )
+
+
+def choose_resolution(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
+    if not may_choose("image_size", recipe, known):
+        return recipe, None
+    pixels = 384 if known.gpu and known.side >= LARGE else 224
+    why = "a GPU, and photographs large enough" if pixels == 384 else "the weights' own"
+    choice = Choice(f"resolution {pixels}", f"{why} (median shorter side {known.side:.0f} pixels)")
+    return replace(recipe, image_size=(pixels, pixels)), choice
+
+
+def choose_batch(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
+    """A power of two that sees the images eight times at least, and can be shared by the processes."""
+    if not may_choose("batch", recipe, known):
+        return recipe, None
+    batch = max(8, min(512 if known.gpu else 64, 2 ** (max(1, known.images // 8).bit_length() - 1)))
+    batch = max(known.world, batch // known.world * known.world)
+    reason = "512 as in the paper" if batch == 512 else f"for {known.images} images"
+    return replace(recipe, batch=batch), Choice(f"batch {batch}", reason)
+
+
+def choose_length(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
+    if not may_choose("length", recipe, known):
+        return recipe, None
+    steps = steps_for(known.images, recipe.batch, gpu=known.gpu)
+    schedule = replace(recipe.schedule, warmup=min(500, steps // 10))
+    reason = f"for {known.images} training images on a {'GPU' if known.gpu else 'CPU'}"
+    return replace(recipe, length=Duration(steps=steps), schedule=schedule), Choice(f"{steps} steps", reason)
+
+
+def may_choose(field: str, recipe: Recipe, known: Circumstances) -> bool:
+    return field in recipe.auto and field not in known.fixed
+
+
+def steps_for(images: int, batch: int, *, gpu: bool) -> int:
+    """The length of a fine-tuning: it follows the data and the kind of device, never a measured speed.
+
+    So the same command gives the same model on a busy machine and on an idle one. On a GPU these are BiT's
+    lengths; on a CPU they are cut to what is done in reasonable time, but to no less than two passes.
+    """
+    if gpu:
+        return 500 if images < 20_000 else 10_000 if images < 500_000 else 20_000
+    return max(min(500, CPU_IMAGES // batch), -(-2 * images // batch), 20)
+
+
+def choose_stopping(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
+    """The best weights kept and an early stop, where there is validation and nothing else is asked for."""
+    if recipe.evaluations and "val" in known.splits:
+        if "keep" in recipe.auto and "patience" not in recipe.task.unused:
+            keep = recipe.keep if "keep" in known.fixed else "best"
+            patience = PATIENCE if keep == "best" else 0
+            patience = recipe.patience if "patience" in known.fixed else patience
+            recipe = replace(recipe, keep=keep, patience=patience)
+        return recipe, None  # the plan and the result show both
+    if recipe.keep == "best" or recipe.patience:
+        there = "val" in known.splits
+        why = "evaluations is 0" if there else "the data has no validation images"
+        asked = "keep best" if recipe.keep == "best" else f"patience {recipe.patience}"
+        raise Error(
+            f"--{asked} goes by evaluations on validation images, and there are none: {why}",
+            code="request.conflict" if there else "data.empty",
+        )
+    return recipe, None
+
+
+def fit_warmup(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
+    """A warm-up for a run that was made shorter than its recipe is meant for."""
+    steps, warmup = recipe.length.in_steps(known.images, recipe.batch), recipe.schedule.warmup
+    if "schedule" in known.fixed or warmup <= steps // 2:
+        return recipe, None
+    choice = Choice(f"{steps // 10} steps of warm-up, not the recipe's {warmup}", f"the run has {steps}")
+    return replace(recipe, schedule=replace(recipe.schedule, warmup=steps // 10)), choice
+
+
+def fit_memory(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
+    """Micro-batches that fit the device, if the whole batch does not."""
+    largest = known.largest
+    if largest is None or "micro_batch" in known.fixed or largest >= recipe.batch // known.world:
+        return recipe, None
+    if not largest:
+        raise Error(
+            f"not one image of {recipe.image_size[0]}x{recipe.image_size[1]} fits into the memory of "
+            f"{known.device}: give a smaller model or --image-size; finetune and pretrain also have "
+            "--recompute, and for more devices --spread fsdp",
+            code="training.out-of-memory",
+        )
+    choice = Choice(f"in pieces of {largest} images", f"the memory of {known.device} holds no more at a time")
+    return replace(recipe, micro_batch=largest), choice
+
+
+RECIPE_RULES: tuple[Rule, ...] = (
+    choose_weights, apply_hyperrule, choose_resolution, choose_batch, choose_length,
+)  # fmt: skip
+MODEL_RULES: tuple[Rule, ...] = (fit_memory,)  # once the model is known
+
+
+def fitted(
+    recipe: Recipe, model: Model, known: Circumstances, runtime: Runtime, note: Callable[[Choice], None]
+) -> Recipe:
+    """The recipe in pieces that the device holds of this model."""
+    known = replace(known, largest=largest_batch(recipe, model, runtime))
+    return decide(recipe, MODEL_RULES, known, note)
+
+
+def load_default(place: str) -> Model:
+    """Weights that were chosen for the user; the error says what to do without a network."""
+    try:
+        return load(place)
+    except DownloadError as error:
+        here = [weight.name for weight in PUBLISHED.values() if kept_at(weight).exists()]
+        instead = f", or one that is on this machine already (--weights {here[0]})" if here else ""
+        raise Error(
+            f"no --weights were given, and the default is not here. {error}{instead}; or train "
+            "from scratch with --model ViT-Ti/16",
+            code=error.code,
+        ) from None
+
+
+def shorter_sides(source: Source, count: int = 32) -> list[int]:
+    """Of some images, taken from all parts of the data."""
+    sides = []
+    for i in range(0, len(source), max(1, len(source) // count)):
+        try:
+            content = source.fetch(i)
+            pixels = decode(content) if isinstance(content, bytes) else content
+            sides.append(min(pixels.shape[:2]))
+        except BadImage:
+            continue
+    return sides or [224]
+
+
+def fit_devices(recipe: Recipe, model: Model, runtime: Runtime) -> tuple[Runtime, Choice | None]:
+    """With tensors cut over the processes, if one device holds no model as a whole."""
+    if runtime.world == 1 or largest_batch(recipe, model, runtime):
+        return runtime, None
+    reason = f"{runtime.device} does not hold the model, its gradients and its optimizer as a whole"
+    return replace(runtime, spread="fsdp"), Choice("fsdp", reason)
+
+
+def largest_batch(recipe: Recipe, model: Model, runtime: Runtime) -> int:
+    """The images at a time that the device's memory holds, by the formula."""
+    one = memory_of(recipe, model, runtime, 1)
+    room = USABLE * device_memory(runtime.device) - one.parameters - one.optimizer - one.copies
+    return int(room // one.activations) if room >= one.gradients else 0
+
+
+def memory_of(recipe: Recipe, model: Model, runtime: Runtime, images: int) -> Memory:
+    return training_memory(
+        skeleton(model.config), images, half=runtime.precision == "bf16",
+        slots=2 if recipe.optimizer.kind == "adam" else 1,
+        recompute=runtime.recompute, average=bool(recipe.optimizer.average),
+        cut=runtime.world if runtime.cut else 1,
+    )  # fmt: skip
+
+
+def device_memory(device: str) -> int:
+    if device.startswith("cuda"):
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

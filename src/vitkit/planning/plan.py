@@ -1,0 +1,386 @@
+"""Plan, then run: everything is decided, opened and built once here; `run` in learn.py does it."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vitkit.data.content import REMEMBERED
+from vitkit.data.loader import check_sockets
+from vitkit.data.remote import Cache
+from vitkit.data.sources import Source
+from vitkit.metrics.cost import Memory, forward_flops, parameters
+from vitkit.models.variants import Config, Model, fresh, skeleton, variant
+from vitkit.models.vit import ViTConfig, dropped
+from vitkit.options import Training
+from vitkit.planning import automatic, resume
+from vitkit.planning.automatic import Choice, Circumstances
+from vitkit.planning.plan_text import headline, page
+from vitkit.planning.resume import Request
+from vitkit.recipes.finetune import bit_beside
+from vitkit.recipes.recipe import Recipe, override, read_recipe, stages_of
+from vitkit.report.terminal import duration, warn
+from vitkit.runs.batches import training_view
+from vitkit.runs.build import SplitCache, build_model, warnings
+from vitkit.runs.estimates import seconds_a_step, seconds_to_start
+from vitkit.runs.folder import Result, RunOptions, check_recipe, stopping
+from vitkit.runs.protocol import candidates
+from vitkit.training.checkpoint import complete
+from vitkit.training.runtime import Runtime, choose, data_workers
+from vitkit.weights.load import load
+from vitkit.weights.published import PUBLISHED, kept_at
+
+PATIENCE = timedelta(days=1)  # of the other processes, while one reads all images of a data set
+CROPS = {
+    "inception": "random crops of 5 to 100 % of an image",
+    "random": "random crops of the resized image",
+    "squash-random": "random crops of the squashed image",
+    "centre": "central crops",
+    "squash": "whole images, squashed to the size",
+}
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a request is planned and run: device and processes, data that is open, who hears of it."""
+
+    runtime: Runtime
+    opened: SplitCache
+    say: Say
+
+
+@contextmanager
+def machine_for(options: Training, *, progress: bool) -> Iterator[Machine]:
+    """Inside, processes know each other and data is opened once; for a plan none of it stays on the disk.
+
+    progress: whether choices and warnings are printed on standard error, by one process.
+    """
+    if data_workers(options.workers):
+        check_sockets()
+    parallel = "ddp" if options.spread == "auto" else options.spread
+    runtime = choose(
+        options.device, options.precision, options.compile, options.recompute, parallel,
+        options.deterministic, options.record,
+    )  # fmt: skip
+    with runtime.joined(), data_opener(options.plan) as opened:
+        yield Machine(runtime, opened, voice(runtime, quiet=not progress))
+
+
+def voice(runtime: Runtime, *, quiet: bool) -> Say:
+    """How choices are reported: on standard error, by one process, and not to a program."""
+    return lambda text: warn(text) if runtime.main and not quiet else None
+
+
+@contextmanager
+def data_opener(plan: bool) -> Iterator[SplitCache]:
+    """How a training verb opens its data; for a plan nothing of it is kept on the disk."""
+    if not plan:
+        yield SplitCache()
+        return
+    with REMEMBERED.in_memory(), tempfile.TemporaryDirectory() as folder:
+        yield SplitCache(cache=Cache(Path(folder), 0))
+
+
+def load_here(place: str) -> Model:
+    """A model of the same shape as the weights: published ones that are not on this machine stay there."""
+    weight = None if Path(place).exists() else PUBLISHED.get(place)
+    if weight is None or kept_at(weight).exists():
+        return load(place)
+    return fresh(variant(weight.model))
+
+
+class OneModel:
+    """The model of a plan: built when it is first needed, and given away once."""
+
+    def __init__(self, build: Callable[[], Model]):
+        self.build, self.given = build, False
+        self.built: Model | None = None
+
+    def __call__(self) -> Model:
+        if self.built is None:
+            self.built = self.build()
+        return self.built
+
+    def give(self, recipe: Recipe, train: Source) -> Model:
+        """For the run, in which the classes may have been numbered in another order by now."""
+        model, self.built, self.given = self(), None, True
+        labels = recipe.task.labels(train.classes)
+        if set(model.labels) == set(labels):
+            model.labels = labels
+        return model
+
+
+@dataclass(frozen=True)
+class State:
+    """What is in a run folder: create (nothing), restart (no checkpoint), resume or finished."""
+
+    action: str
+    total: int  # steps of the whole run
+    step: int = 0
+    result: Result | None = None
+
+
+def state_of(out: Path, recipe: Recipe, images: int) -> State:
+    """What the same command without --plan would do with the folder, for so many training images."""
+    total = stages_of(recipe, images)[-1].end
+    if not (out / "recipe.json").exists():
+        return State("create", total)
+    checkpoints = complete(out / "checkpoints")
+    step = int(checkpoints[-1].name.removeprefix("step-")) if checkpoints else 0
+    if result := resume.finished(out, recipe):
+        early = result.kept["stopped_early"] if result.kept else bool(recipe.patience)
+        if result.steps >= total or early:
+            return State("finished", total, result.steps, result)
+    return State("resume" if step else "restart", total, step)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """All that a command will do, decided, opened and built once; `learn.run` consumes it."""
+
+    request: Request
+    out: Path  # the run folder
+    recipe: Recipe  # with everything decided
+    splits: Mapping[str, Source]
+    model: OneModel
+    runtime: Runtime
+    options: RunOptions
+    opened: SplitCache
+    say: Say
+    state: State
+    choices: tuple[Choice, ...] = ()  # what was chosen for the user, with its reasons
+    candidates: Mapping[str, Recipe] = field(default_factory=dict)  # of the protocol
+    result: Result | None = None  # of a run that is finished, and with which nothing is to be done
+    seconds_a_step: float | None = None  # None: not measured
+    seconds_to_start: float = 0.0
+
+    @property
+    def steps(self) -> int:
+        """Of the whole run."""
+        return self.state.total
+
+    @property
+    def steps_left(self) -> int:
+        return 0 if self.state.action == "finished" else self.steps - self.state.step
+
+    @property
+    def runs(self) -> int:
+        """One, or those of the protocol: a run for each candidate, and one for each seed of the best."""
+        tried = len(self.candidates) if len(self.candidates) > 1 else 0
+        return tried + self.request.seeds if self.candidates else 1
+
+    @property
+    def seconds(self) -> float | None:
+        """The expected time of all runs; None where a step was not measured."""
+        if not self.steps_left:
+            return 0.0
+        if self.seconds_a_step is None:
+            return None
+        return self.runs * (self.seconds_to_start + self.steps_left * self.seconds_a_step)
+
+    @property
+    def memory(self) -> Memory:
+        """What a step is expected to take, in bytes."""
+        images = self.recipe.micro_batch or self.recipe.batch // self.runtime.world
+        return automatic.memory_of(self.recipe, self.model(), self.runtime, images)
+
+    def __repr__(self) -> str:
+        return f"Plan({headline(self.to_json())!r})"
+
+    def __str__(self) -> str:
+        return "\n".join(page(self.to_json()))
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as one object, as `--plan --json` prints it."""
+        recipe, model, steps, note = self.recipe, self.model(), self.steps, dropped(self.model().config)
+        memory, images, result = self.memory, len(self.splits["train"]), self.state.result
+        facts = {
+            "run": str(self.out), "action": self.state.action, "step": self.state.step,
+            "recipe": recipe.name, "data": recipe.data, "against": list(recipe.against),
+            "download_MB": download_size(recipe.weights),
+            "start": recipe.weights or f"{recipe.model} from scratch",
+            **{f"{name}_images": len(part) for name, part in self.splits.items()},
+            "classes": len(self.splits["train"].classes), "parameters": parameters(model),
+            "image_size": f"{recipe.image_size[0]} x {recipe.image_size[1]}",
+            **({"pixels": note} if note else {}),
+            "batch": recipe.batch, "micro_batch": recipe.micro_batch or None, "optimizer": optimizer(recipe),
+            "learning_rate": recipe.schedule.rate, "warmup": recipe.schedule.warmup,
+            "decay": recipe.schedule.decay, "augmentation": augmentation(recipe),
+            "evaluations": recipe.evaluations if "val" in self.splits else 0,
+            "keep": "best" if recipe.keeps_best else "last", "patience": recipe.patience,
+            "steps": steps, "steps_left": self.steps_left, "images_seen": steps * recipe.batch,
+            "epochs": steps * recipe.batch / images,
+            "training_FLOPs": 3 * forward_flops(model.config) * steps * recipe.batch,
+            "memory_GB": memory.total / 1e9,
+            "memory_free_GB": automatic.device_memory(self.runtime.device) / 1e9,
+            "largest_batch_at_once": automatic.largest_batch(recipe, model, self.runtime),
+            "seconds": self.seconds,
+            "time": "not measured" if self.seconds is None else duration(self.seconds),
+            "checkpoint_GB": (memory.parameters + memory.optimizer) / 1e9,
+            "choices": [str(choice) for choice in self.choices],
+            "result": result.test.get("top1") if result else None,
+        } | self.runtime.facts()  # fmt: skip
+        if self.candidates:
+            facts |= {"candidates": len(self.candidates), "seeds": self.request.seeds, "runs": self.runs,
+                      "keep": "last", "patience": 0, "evaluations": 0}  # fmt: skip
+        return facts
+
+
+def plan(request: Request, machine: Machine, *, quiet: bool = False) -> Plan:
+    """Decide everything that a request leaves open, open its data and build its model, each once.
+
+    quiet: whether the run will print nothing.
+    """
+    runtime, opened = machine.runtime, machine.opened
+    options = run_options(request.options, quiet=quiet)
+    out, other = runtime.first(lambda: resume.choose_folder(request, opened, machine.say))
+    request = request.beside(other)
+    with stopping(out):
+        if not (request.protocol or request.options.plan):
+            done = runtime.first(lambda: resume.already_finished(request, out, opened), patience=PATIENCE)
+            if done:
+                return finished_plan(request, out, done, machine, options)
+        old = runtime.agreed(resume.remembered(request, out))
+        return planned(request, out, old, machine, options)
+
+
+def run_options(options: Training, *, quiet: bool) -> RunOptions:
+    return RunOptions(
+        workers=options.workers, decoded=options.decoded, max_bad=options.max_bad, trackers=options.track,
+        save_aside=options.save_aside, quiet=quiet, price_per_hour=options.price_per_hour,
+        accept_changed_data=options.accept_changed_data,
+    )  # fmt: skip
+
+
+def finished_plan(request: Request, out: Path, done: Result, machine: Machine, options: RunOptions) -> Plan:
+    """The plan of a run with which nothing is to be done: no weights are loaded for it."""
+    recipe = read_recipe(out / "recipe.json")
+    splits = machine.opened(recipe, out)
+    return Plan(
+        request, out, recipe, splits, OneModel(partial(build_model, recipe, splits["train"])),
+        machine.runtime, options, machine.opened, machine.say,
+        state=state_of(out, recipe, len(splits["train"])), result=done,
+    )  # fmt: skip
+
+
+def planned(request: Request, out: Path, old: Recipe | None, machine: Machine, options: RunOptions) -> Plan:
+    """The plan of a new run, or (`old`) of one that goes on with the recipe that it has."""
+    runtime, opened, only = machine.runtime, machine.opened, request.options.plan
+    recipe = old or override(request.recipe, request.options.set)
+    splits = opened(replace(recipe, against=()), out)
+    known = automatic.circumstances(request.options, splits, runtime)
+    choices = Choices(machine.say if not only else None)
+    if old is None:
+        for text in warnings(dict(splits), recipe, opened.findings):
+            machine.say(text)
+        recipe = automatic.decide(recipe, rules(request), known, choices.add)
+    runtime.share(recipe.batch)  # errors before anything takes time
+    training_view(recipe)
+    if old is None:
+        recipe = automatic.decide(recipe, (automatic.fit_warmup,), known, choices.add)
+    named = bool(override(request.recipe, request.options.set).weights)
+    loader = load_here if only else load if named else automatic.load_default
+    model = OneModel(partial(build_model, recipe, splits["train"], loader))
+    note = dropped(model().config, strict=request.options.strict_size)
+    if note and old is None and not only:
+        machine.say(note)
+    if request.options.spread == "auto":
+        runtime, choice = automatic.fit_devices(recipe, model(), runtime)
+        choices.add(choice)
+    if old is None:
+        recipe = automatic.fitted(recipe, model(), known, runtime, choices.add)
+    recipe = runtime.agreed(recipe)
+    tried = compared(recipe, model().config, known, machine, choices) if request.protocol else {}
+    made = Plan(
+        request, out, recipe, splits, model, runtime, options, opened, machine.say,
+        state=state_of(out, recipe, len(splits["train"])), choices=tuple(choices.made), candidates=tried,
+    )  # fmt: skip
+    return timed(made, new=old is None)
+
+
+class Choices:
+    """What was chosen so far; each choice is reported as it is made where somebody listens."""
+
+    def __init__(self, say: Say | None):
+        self.made: list[Choice] = []
+        self.say = say
+
+    def add(self, choice: Choice | None) -> None:
+        if choice:
+            self.made.append(choice)
+            if self.say:
+                self.say(str(choice))
+
+
+def rules(request: Request) -> tuple[automatic.Rule, ...]:
+    """The protocol has no early stop: it trains on the validation images in the end."""
+    stop = () if request.protocol else (automatic.choose_stopping,)
+    return (*automatic.RECIPE_RULES, *stop)
+
+
+def compared(
+    recipe: Recipe, config: Config, known: Circumstances, machine: Machine, choices: Choices
+) -> dict[str, Recipe]:
+    """What the protocol compares for a model: rates, 0.06 too for convolutions, BiT's rule for a ResNet."""
+    if isinstance(config, ViTConfig):
+        return candidates(recipe, convolutional=config.stem is not None)
+    if "hyperrule" in recipe.auto:
+        return candidates(recipe, convolutional=True)
+    bit = bit_beside(recipe, known.images, round(known.side) ** 2, known.fixed)
+    at_its_size = skeleton(replace(config, image_size=bit.image_size))
+    bit = automatic.fitted(replace(bit, micro_batch=0), at_its_size, known, machine.runtime, choices.add)
+    rule = f"({bit.length.steps} steps, {bit.image_size[0]} pixels)"
+    choices.add(Choice("a ResNet", f"BiT's HyperRule {rule} is tried too"))
+    return candidates(recipe, convolutional=True, bit=machine.runtime.agreed(bit))
+
+
+def timed(plan: Plan, *, new: bool) -> Plan:
+    """With the time of a step measured: for a new run, and for a plan of one that has any left."""
+    request, recipe, train = plan.request, plan.recipe, plan.splits["train"]
+    only, workers = request.options.plan, data_workers(request.options.workers)
+    if only and (stored := plan.out / "recipe.json").exists():
+        check_recipe(plan.out, read_recipe(stored), recipe)
+    if plan.state.action == "finished" or not (only or new):
+        return plan
+    seconds, start = seconds_a_step(recipe, plan.model(), train, plan.runtime, workers), 0.0
+    if only and seconds is not None:
+        start = seconds_to_start(recipe, train, workers)
+    if not only:
+        plan.say(length_in_words(recipe, len(train), seconds))
+    return replace(plan, seconds_a_step=seconds, seconds_to_start=start)
+
+
+def length_in_words(recipe: Recipe, images: int, seconds: float | None) -> str:
+    """The length of a run, its time where that was measured, and how to change it."""
+    steps = recipe.length.in_steps(images, recipe.batch)
+    time = "" if seconds is None else f", about {duration(steps * seconds)}"
+    return f"{steps} steps of {recipe.batch} images{time}; --steps or --epochs for another length"
+
+
+def download_size(weights: str) -> float | None:
+    """The megabytes that would be fetched: 0 for what is here, None where the publisher does not say."""
+    weight = None if Path(weights or ".").exists() else PUBLISHED.get(weights)
+    return 0.0 if weight is None or kept_at(weight).exists() else weight.megabytes
+
+
+def optimizer(recipe: Recipe) -> str:
+    made = recipe.optimizer
+    name = f"SGD, momentum {made.momentum:g}" if made.kind == "sgd" else "Adam"
+    decay = f", weight decay {made.weight_decay:g}" if made.weight_decay else ""
+    frozen = f", {made.frozen} frozen" if made.frozen != "nothing" else ""
+    return f"{name}{decay}{frozen}"
+
+
+def augmentation(recipe: Recipe) -> list[str]:
+    parts = [CROPS[recipe.crop]]
+    parts += ["mirrored at random"] if recipe.flip else []
+    if recipe.randaugment:
+        parts.append(f"RandAugment ({recipe.randaugment[0]} layers, magnitude {recipe.randaugment[1]})")
+    parts += [f"Mixup {recipe.mixup:g}"] if recipe.mixup else []
+    parts += [f"label smoothing {recipe.label_smoothing:g}"] if recipe.label_smoothing else []
+    return parts

@@ -1,0 +1,106 @@
+"""The page that --plan prints: a plan's object as lines of text."""
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vitkit.metrics.proportions import percent
+from vitkit.report.terminal import console, duration, printable, say
+from vitkit.runs.changes import counted
+
+WIDTH, NAMES = 80, 15  # columns of the page, and of the names on its left
+LONG = 120.0  # seconds of a run for which a shorter one is suggested
+
+
+def print_plan(plan: Mapping[str, Any]) -> None:
+    """The plan as a page."""
+    for line in page(plan, min(WIDTH, console().width)):
+        say(line)
+
+
+def page(plan: Mapping[str, Any], width: int = WIDTH) -> Iterator[str]:
+    """Lines of at most so many columns."""
+    yield from textwrap.wrap(printable(headline(plan)), width)
+    for name, text in rows(plan):
+        yield from textwrap.wrap(
+            printable(text), width, initial_indent=f"  {name:<{NAMES}}", subsequent_indent=" " * (NAMES + 2)
+        )
+    again = "" if plan["action"] == "finished" else "; leave out --plan to do it"
+    yield from textwrap.wrap(f"Nothing was trained, downloaded or written{again}.", width)
+
+
+def headline(plan: Mapping[str, Any]) -> str:
+    run, steps = plan["run"], plan["steps"]
+    if plan["action"] == "finished":
+        right = (
+            ""
+            if plan["result"] is None
+            else f", {percent(plan['result'], plan['test_images'])} of the test images right"
+        )
+        return (
+            f"{run} is already finished: {counted(plan['step'], 'step')}{right}. It was trained as follows."
+        )
+    if plan["action"] == "resume":
+        return f"Would resume {run} at step {plan['step']:,} of {steps:,}."
+    if plan["action"] == "restart":
+        return f"Would start {run} again from the beginning: it holds no checkpoint yet."
+    return f"Would create {run}."
+
+
+def rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The page, one name and one text a row."""
+    words = {"train": "training", "val": "validation", "test": "test"}
+    counts = {word: plan.get(f"{name}_images") for name, word in words.items()}
+    parts = [f"{count:,} {word}" for word, count in counts.items() if count is not None]
+    yield (
+        "data",
+        f"{plan['data']}: {' + '.join(parts)} images, {counted(plan['classes'], 'class', 'classes')}",
+    )
+    if plan["against"]:
+        yield "left out", f"training images that are in {', '.join(plan['against'])} too, or look like those"
+    size = plan["download_MB"]
+    fetch = "" if size == 0 else f"; {f'{size:,.0f} MB' if size else 'its file'} would be downloaded first"
+    yield "start from", f"{plan['start']}, {plan['parameters'] / 1e6:,.1f} million parameters{fetch}"
+    yield "resolution", f"{plan['image_size']} pixels{'; ' + plan['pixels'] if 'pixels' in plan else ''}"
+    pieces = f", {plan['micro_batch']} at a time" if plan["micro_batch"] else ""
+    yield "batch", f"{counted(plan['batch'], 'image')}{pieces}"
+    warmup = f"{counted(plan['warmup'], 'step')} of warm-up, " if plan["warmup"] else ""
+    yield "learning rate", f"{plan['learning_rate']:g}, {warmup}{plan['decay']} decay; {plan['optimizer']}"
+    yield "augmentation", ", ".join(plan["augmentation"])
+    yield (
+        "length",
+        f"{counted(plan['steps'], 'step')}, {plan['epochs']:,.1f} passes over the training images (epochs)",
+    )
+    yield "validation", validation(plan)
+    if "runs" in plan:
+        settings = counted(plan["candidates"], "setting")
+        yield "protocol", f"{settings} compared on validation images, then {plan['seeds']} seeds of the best"
+    if plan["action"] != "finished":
+        yield "time", time_in_words(plan)
+    yield "memory", f"{plan['memory_GB']:.1f} GB, {plan['memory_free_GB']:.1f} GB are free"
+    several = f"{plan['processes']} processes, " if plan["processes"] > 1 else ""
+    yield "device", f"{plan['device']}, {several}{plan['precision']}, {counted(plan['threads'], 'thread')}"
+    names = ["chosen", *[""] * len(plan["choices"])]
+    yield from zip(names, plan["choices"], strict=False)
+
+
+def validation(plan: Mapping[str, Any]) -> str:
+    if not plan["evaluations"]:
+        return "none during the run; the last weights are kept"
+    kept = "the best weights are kept (--keep last: the last)"
+    if plan["keep"] == "last":
+        kept = "the last weights are kept (--keep best: the best)"
+    stop = f"the run stops early after {plan['patience']} without a better one (--patience 0: never)"
+    if not plan["patience"]:
+        stop = "the run does not stop early (--patience 5: after 5 without a better one)"
+    return f"{counted(plan['evaluations'], 'time')}; {kept}; {stop}"
+
+
+def time_in_words(plan: Mapping[str, Any]) -> str:
+    """How long, and how to make it shorter where it is long."""
+    if plan["seconds"] is None:
+        return "not measured: the model is cut over several processes"
+    text = f"about {plan['time']} for {counted(plan['steps_left'], 'step')}, at the speed measured now"
+    if plan["action"] == "resume" or plan["seconds"] < LONG:
+        return text
+    return f"{text}; --steps {plan['steps'] // 4} takes about {duration(plan['seconds'] / 4)}"

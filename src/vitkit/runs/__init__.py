@@ -1,0 +1,1 @@
+"""A recipe to a run folder: data, model, training, evaluation, artifacts."""

@@ -1,0 +1,233 @@
+"""The page of a run folder: whatever of its files is there, its cost, and what to type next."""
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from vitkit.errors import Error
+from vitkit.io.atomic import replace_file
+from vitkit.listing import is_finetuning, recipe_fields
+from vitkit.options import setting, settings_of
+from vitkit.report.html import encoded
+from vitkit.report.run_page import run_page
+from vitkit.training.journal import parse_row
+
+if TYPE_CHECKING:
+    from vitkit.tasks.task import Task
+
+# dollars an hour of one device rented by the hour, and watts under load: round numbers to start from
+DEVICES = {
+    "B200": (5.0, 900), "H200": (3.5, 600), "H100": (3.0, 600), "A100": (1.8, 350), "L40S": (1.2, 300),
+    "A10G?": (1.0, 150), "L4": (0.7, 70), "V100": (1.5, 250), "T4": (0.5, 70),
+}  # fmt: skip
+OTHER_GPU, COMPUTER = (1.0, 250), (0.2, 100)
+GPU = re.compile(r"NVIDIA|Tesla|GeForce|Quadro|Radeon|Instinct", re.IGNORECASE)
+
+
+def spent(cost: Mapping[str, Any], per_hour: float | None = None) -> dict[str, Any]:
+    """Price and energy of a run's ledger, with what each rests on; `per_hour` takes the place of its price.
+
+    given: the price of an hour was stated, in a currency of one's own; else it is assumed, in dollars.
+    """
+    hours = cost.get("device_hours")
+    if hours is None:
+        return {}
+    assumed, watts = assumptions(str(cost.get("device", "")))
+    if per_hour is None and cost.get("price") is not None and hours:
+        per_hour = cost["price"] / hours
+    rate = assumed if per_hour is None else per_hour
+    measured = cost.get("energy_kWh")
+    return {
+        "hours": hours, "per_hour": rate, "given": per_hour is not None, "price": hours * rate,
+        "kWh": hours * watts / 1000 if measured is None else measured,
+        "watts": watts if measured is None else None,
+    }  # fmt: skip
+
+
+def assumptions(device: str) -> tuple[float, int]:
+    """(dollars an hour, watts) of a device by its name."""
+    for name, both in DEVICES.items():
+        if re.search(rf"\b{name}\b", device):
+            return both
+    return OTHER_GPU if GPU.search(device) else COMPUTER
+
+
+FILE = "task.json"
+FIELDS = {"name", "about", "metric", "predicts", "mistakes", "headline"}
+
+
+def write_shown(out: Path, task: "Task", test: dict[str, Any] | None = None) -> None:
+    """As a run begins; with its metrics, once it is finished."""
+    text = json.dumps(shown(task, test), indent=2)
+    replace_file(out / FILE, lambda beside: beside.write_text(text))
+
+
+def shown(task: "Task", test: dict[str, Any] | None) -> dict[str, Any]:
+    """What a page shows of a task, as plain values; test: the metrics of its result."""
+    return {
+        "name": task.name,
+        "about": task.about,
+        "metric": vars(task.headline),
+        "predicts": task.predicts,
+        "mistakes": task.labelled,
+        "headline": list(task.page(test)) if test else None,
+    }
+
+
+def read_shown(folder: Path, recipe: dict[str, Any], test: dict[str, Any] | None) -> dict[str, Any]:
+    """The same of a run folder; of a run that did not keep it, by its task."""
+    try:
+        stored = json.loads((folder / FILE).read_text())
+        if stored.keys() >= FIELDS and (stored["headline"] or not test):
+            return stored
+    except (OSError, ValueError, AttributeError, RecursionError):
+        pass
+    from vitkit.tasks.task import task_class
+
+    return shown(task_class(task_name(recipe, test or {}))(), test)
+
+
+def run_task(folder: Path, test: dict[str, Any]) -> "Task":
+    """The task of a run folder, by name; test: the metrics of one of its results."""
+    from vitkit.tasks.task import task_class
+
+    try:
+        name = json.loads((folder / FILE).read_text())["name"]
+    except (OSError, ValueError, LookupError, TypeError):
+        name = task_name({}, test)
+    return task_class(name)()
+
+
+def task_name(recipe: dict[str, Any], test: dict[str, Any]) -> str:
+    """The task of a run of version 0.1, by its recipe and its metrics."""
+    if "mean_average_precision" in test:
+        return "multilabel"
+    return "masked" if "patches" in test else recipe.get("objective") or "classify"
+
+
+REPORT, MISTAKES, BATCH = "report.html", "mistakes.csv", "training-batch.json"
+BIT = "bit"  # the folder of a protocol's run by BiT's HyperRule
+# what a command must name, lest it is chosen for the machine and the data
+CHOSEN = ("image_size", "batch", "length.", "schedule.rate", "schedule.warmup", "keep", "patience")
+
+
+def write_run_page(folder: Path) -> Path:
+    """The report of a run, beside its result."""
+    with drawing(folder):
+        return write_page(folder / REPORT, run_page(gather(folder)))
+
+
+@contextmanager
+def drawing(folder: Path) -> Iterator[None]:
+    """Inside, files of a run that hold JSON of another kind than a run writes are one error that says so."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        raise Error(
+            f"{folder}: no report can be made: a .json file there holds something else than a run writes "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:200]})",
+            code="run.corrupt",
+        ) from None
+
+
+def write_page(path: Path, document: str) -> Path:
+    content = encoded(document)
+    replace_file(path, lambda beside: beside.write_bytes(content))
+    return path
+
+
+def gather(folder: Path, page: Path | None = None, per_hour: float | None = None) -> dict[str, Any]:
+    """What is known of a run, as plain values; None for what its folder does not hold.
+
+    page: where it will be shown and links lead from, if not in the folder itself.
+    per_hour: a price of a device's hour, in place of the one that the run was given.
+    """
+    recipe = settings_of(read(folder / "recipe.json") or {})
+    usual = recipe_fields(str(recipe.get("name", "")))
+    kept = ("result", "mistakes", "doctor", "environment", "unusable")
+    found: dict[str, Any] = {name: read(folder / f"{name}.json") for name in kept}
+    starts = started(found["environment"])
+    if starts:  # the machine and the command are of the first, what is there now of the last
+        found["environment"] = starts[0] | {key: starts[-1][key] for key in ("steps", "data")}
+    done, typed = bool(found["result"]), [one["command"] for one in starts if one.get("command")]
+    cost = (found["result"] or {}).get("cost") or {}
+    if per_hour is not None and cost.get("device_hours") is not None:
+        cost["price"] = per_hour * cost["device_hours"]
+    shown = read_shown(folder, recipe, (found["result"] or {}).get("test"))
+    return found | {
+        "task": shown, "batch": read(folder / BATCH), "spent": spent(cost),
+        "table": link(folder / MISTAKES, page or folder / REPORT) if (folder / MISTAKES).exists() else None,
+        "pricing": words("report", str(folder), "--price-per-hour", "X"),
+        "name": folder.resolve().name, "place": str(folder), "recipe": recipe, "usual": usual,
+        "metrics": rows(folder / "metrics.jsonl"),
+        "commands": commands(folder, recipe, usual, typed, done, shown["predicts"]),
+    }  # fmt: skip
+
+
+def started(environment: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """How a run was started and how it was taken up later, in order."""
+    return [environment, *environment.get("later", [])] if environment else []
+
+
+def link(target: Path, page: Path) -> str:
+    """The way from a page to another file, as an address."""
+    return quote(os.fsencode(os.path.relpath(target.resolve(), page.resolve().parent)))
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """A JSON table, or None where it is missing, was cut off or is something else."""
+    try:
+        found = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a journal; one that is being written just now does not count."""
+    if not path.exists():
+        return []
+    with path.open(errors="replace") as file:
+        return [row for row in map(parse_row, file) if row]
+
+
+def commands(
+    folder: Path, recipe: dict[str, Any], usual: dict[str, Any], typed: list[str], done: bool, predicts: bool
+) -> dict[str, list[str]]:
+    """What may be typed, by what it is for; typed: the commands of the run so far."""
+    run, data = str(folder), recipe.get("data") or "DATA"
+    told = {}
+    if typed:
+        told = {"How it was trained": list(dict.fromkeys(typed))} if done else {"Go on with it": typed[-1:]}
+    if recipe.get("name") and usual:
+        told["Do it again in another folder"] = [again(recipe, usual)]
+    if done and not predicts:
+        told["Use it"] = [words("finetune", "DATA", "--weights", run)]
+    elif done:
+        use = words("predict", run, "IMAGE"), words("evaluate", run, data), words("inspect", run, "IMAGE")
+        told["Use it"] = [*use, words("serve", run)]
+    told["Look at it again"] = [words("report", run), shlex.join(["tensorboard", "--logdir", run])]
+    return told
+
+
+def words(*parts: str) -> str:
+    return shlex.join(["vitkit", *parts])
+
+
+def again(recipe: dict[str, Any], usual: dict[str, Any]) -> str:
+    """One command with everything that the recipe of this name does not say."""
+    start = ["--weights", recipe["weights"]] if recipe.get("weights") else ["--model", recipe["model"]]
+    left = {"name", "about", "data", "weights", "model", "micro_batch"}
+    fields = [
+        f"{key}={setting(value)}" for key, value in recipe.items()
+        if key not in left and (value != usual.get(key) or key.startswith(CHOSEN))
+    ]  # fmt: skip
+    verb = "finetune" if is_finetuning(recipe["name"]) else "pretrain"
+    named = ["--recipe", recipe["name"], "--out", "ANOTHER"]
+    return words(verb, recipe["data"], *start, *named, "--set", *fields)

@@ -1,0 +1,137 @@
+"""The paper's protocol: settings compared on a held-out slice of train, then all of train, n seeds, test."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from vitkit.errors import Error
+from vitkit.io.atomic import replace_file
+from vitkit.metrics.proportions import percent, wilson
+from vitkit.recipes.recipe import Recipe, read_recipe
+from vitkit.runs.build import Opener, open_splits
+from vitkit.runs.fingerprint import check_data
+from vitkit.runs.folder import MODEL, Result, RunOptions, read_result
+from vitkit.runs.page import BIT
+from vitkit.runs.run import run
+from vitkit.training.runtime import Runtime
+
+PROTOCOL = "protocol.json"  # of the folder: all that was compared, and the result
+Say = Callable[[str], None]
+Candidates = Mapping[str, Recipe]  # by the name of the folder of each run
+
+
+def candidates(
+    recipe: Recipe, *, convolutional: bool = False, bit: Recipe | None = None
+) -> dict[str, Recipe]:
+    """What is compared: every rate of the recipe, 0.06 too for convolutions, and BiT's rule for a ResNet."""
+    rates = recipe.rates or (recipe.schedule.rate,)
+    rates += recipe.convolution_rates if convolutional else ()
+    found = {f"rate-{r:g}": replace(recipe, schedule=replace(recipe.schedule, rate=r)) for r in rates}
+    return found | ({BIT: bit} if bit else {})
+
+
+def called(name: str) -> str:
+    """A candidate in words."""
+    return "BiT's HyperRule" if name == BIT else name.replace("-", " ")
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Where and how the runs of a protocol take place; each is a folder below `out` and resumes on its own.
+
+    A run that is finished is only read.
+    """
+
+    out: Path
+    runtime: Runtime
+    how: RunOptions
+    say: Say
+    opened: Opener = open_splits
+
+    def follow(self, candidates: Candidates, *, seeds: int) -> dict[str, Any]:
+        """Candidates compared on val; the test set is used once, by runs of the best one on all of train."""
+        check_seeds(seeds)
+        tried = self.compare(candidates) if len(candidates) > 1 else {}
+        best = max(
+            tried,
+            key=lambda name: (tried[name]["top1"], -tried[name]["loss"]),
+            default=next(iter(candidates)),
+        )
+        if BIT in tried:
+            self.say(f"{called(best)} is the best of {len(tried)} on the held-out images")
+        return self.retrain(candidates[best], best, tried, seeds=seeds)
+
+    def compare(self, candidates: Candidates) -> dict[str, dict[str, Any]]:
+        """The metrics on val of each candidate, trained on train."""
+        tried = {}
+        for name, recipe in candidates.items():
+            tried[name] = self.finished(replace(recipe, report_on="val", evaluations=0), name).test
+            images = tried[name]["images"]
+            right = percent(tried[name]["top1"], images)
+            self.say(f"{called(name)}: {right} of {images} held-out images right")
+        return tried
+
+    def retrain(
+        self, recipe: Recipe, name: str, tried: Mapping[str, Mapping[str, Any]], *, seeds: int
+    ) -> dict[str, Any]:
+        """The chosen recipe on all of train, tested; a file protocol.json with all that was compared."""
+        final = replace(recipe, train_on="train+val", patience=0, keep="auto")
+        results = []
+        for seed in range(recipe.seed, recipe.seed + seeds):
+            results.append(self.finished(replace(final, seed=seed), f"seed-{seed}"))
+            images = results[-1].test["images"]
+            self.say(
+                f"seed {seed}: {percent(results[-1].test['top1'], images)} of {images} test images right"
+            )
+        summary = summarise(self.out, recipe, name, tried, results)
+        if self.runtime.main:
+            replace_file(self.out / MODEL, lambda beside: shutil.copyfile(results[0].model, beside))
+            text = json.dumps(summary, indent=2)
+            replace_file(self.out / PROTOCOL, lambda beside: beside.write_text(text))
+        return summary
+
+    def finished(self, recipe: Recipe, name: str) -> Result:
+        """The result of a run, now or from an earlier time; then the data must still be the same."""
+        out = self.out / name
+        path, stored = out / "result.json", out / "recipe.json"
+        if path.exists() and stored.exists() and read_recipe(stored) == recipe:
+            splits, accept = self.opened(recipe, out), self.how.accept_changed_data
+            check_data(splits, out, self.runtime, accept=accept, labelled=True, say=self.say)
+            return read_result(path)
+        return run(recipe, out, self.runtime, self.how, self.opened)
+
+
+def summarise(
+    out: Path,
+    recipe: Recipe,
+    name: str,
+    tried: Mapping[str, Mapping[str, Any]],
+    results: Sequence[Result],
+) -> dict[str, Any]:
+    """All that was compared, and the mean over the seeds of what was chosen."""
+    accuracies, images = [result.test["top1"] for result in results], results[-1].test["images"]
+    scores = {key: test["top1"] for key, test in tried.items()}
+    return {
+        "run": str(out), "model": str(out / MODEL), "steps": results[0].steps,
+        "rates": {key.removeprefix("rate-"): top1 for key, top1 in scores.items() if is_rate(key)},
+        "rate": recipe.schedule.rate, "chosen": name, "tried": scores,
+        "seeds": accuracies, "mean": mean(accuracies),
+        "std": stdev(accuracies) if len(accuracies) > 1 else None,
+        "interval": list(wilson(mean(accuracies), images)),
+        "test": results[0].test, "images": images,
+        "device_hours": sum(result.cost["device_hours"] for result in results),
+    }  # fmt: skip
+
+
+def check_seeds(seeds: int) -> None:
+    if seeds < 1:
+        raise Error(f"--seeds must be at least 1, not {seeds}", code="request.value")
+
+
+def is_rate(name: str) -> bool:
+    """Whether a candidate differs from the others in its rate alone."""
+    return name.startswith("rate-") and "-steps-" not in name

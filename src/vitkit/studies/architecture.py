@@ -1,0 +1,239 @@
+"""Studies of one model's parts: positions, heads, shape, axial attention, augmentation (App. D, AugReg)."""
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from vitkit.recipes.model_options import ModelOptions
+from vitkit.recipes.pretrain import AUGREG
+from vitkit.recipes.recipe import Recipe
+from vitkit.studies.setting import Arm, Setting, at_rate, pretraining, resnet, vit
+from vitkit.studies.study import Claim, Picture, Study, Trial, trial
+from vitkit.training.schedule import Duration
+
+CELLS = (  # Table 8: what can be added, and where
+    ("none", "stem"), ("1d", "stem"), ("1d", "every"), ("1d", "shared"),
+    ("2d", "stem"), ("2d", "every"), ("2d", "shared"), ("relative", "stem"),
+)  # fmt: skip
+HYPER = (  # Fig. 10: length, rate and weight decay, as shares of those of Table 8
+    ("low rate and decay", 1.0, 0.5, 0.1), ("twice as long", 2.0, 1.0, 1.0),
+)  # fmt: skip
+DECAYS = (0.1, 0.03)  # AugReg's weight decays
+REGULAR = {"no": 0.0, "yes": 0.1}  # dropout and stochastic depth
+
+
+def base(s: Setting) -> Arm:
+    """The model that is varied: B/16 in the paper."""
+    return vit(s, 1)
+
+
+def positions(s: Setting) -> list[Trial]:
+    made = []
+    for seed in range(s.seeds):
+        for kind, where in CELLS:
+            arm = base(s).having(positions=kind, injection=where)
+            factors = {"positions": kind, "injection": where, "hyper": "default"}
+            made.append(trial(factors, pretraining(s, arm, seed)))
+    for name, length, rate, decay in HYPER:  # only looked at: one seed
+        r = at_rate(pretraining(s, base(s), 0), rate)
+        r = replace(r, optimizer=replace(r.optimizer, weight_decay=r.optimizer.weight_decay * decay))
+        made.append(trial({"positions": "1d", "injection": "stem", "hyper": name}, longer(r, length)))
+    return made
+
+
+def longer(recipe: Recipe, factor: float) -> Recipe:
+    """The same for a multiple of its length; its warm-up stays as it is."""
+    length = recipe.length
+    if length.epochs is not None:
+        return replace(recipe, length=Duration(epochs=length.epochs * factor))
+    return replace(recipe, length=Duration(steps=round((length.steps or 1) * factor)))
+
+
+def heads(s: Setting) -> list[Trial]:
+    """Fig. 9: the class token, average pooling at its rate and at 3/8 of it; attention pooling besides."""
+    made = []
+    for seed in range(s.seeds):
+        for head, rate in (("token", 1.0), ("gap", 1.0), ("gap", 3 / 8), ("map", 1.0)):
+            going: dict[str, Any] = {"evaluations": 6, "val": 0.02, "fewshot_when": "evaluations"}
+            recipe = pretraining(s, base(s).having(head=head), seed, **going)
+            made.append(
+                trial({"head": head, "rate": "same" if rate == 1 else "lower"}, at_rate(recipe, rate))
+            )
+    return made
+
+
+def shape(s: Setting) -> list[Trial]:
+    """Fig. 8: one dimension at a time twice and four times as large, then all at once."""
+    if s.paper:
+        sizes, patch, heads_ = {"width": 1024, "depth": 8, "hidden": 2048}, 32, 16
+        plain = Arm("ViT-B/32", ModelOptions(representation=0))
+    else:
+        sizes, patch, heads_ = (
+            {"width": 64 << s.level, "depth": 2, "hidden": 128 << s.level},
+            s.patch,
+            2 << s.level,
+        )
+        plain = vit(s, 0)
+    made = []
+    for seed in range(s.seeds):
+        for scaled, factor, grown, smaller in shapes(sizes, patch):
+            grown = grown | {"heads": heads_ * grown["width"] // sizes["width"]}
+            arm = plain.having(**grown, patch=smaller)
+            made.append(trial({"scaled": scaled, "factor": factor}, pretraining(s, arm, seed)))
+    return made
+
+
+def shapes(sizes: dict[str, int], patch: int) -> list[tuple[str, int, dict[str, int], int]]:
+    """(what, how often, sizes, patch) of every point of Fig. 8."""
+    made = [("nothing", 1, sizes, patch)]
+    for factor in (2, 4):
+        for what, field in (("depth", "depth"), ("width", "width"), ("MLP width", "hidden")):
+            made.append((what, factor, sizes | {field: sizes[field] * factor}, patch))
+    made.append(("patch", 2, sizes, patch // 2))
+    made.append(("all", 2, {name: value * 2 for name, value in sizes.items()}, patch // 2))
+    return made
+
+
+def axial(s: Setting) -> list[Trial]:
+    """Fig. 13: rows and columns apart, at two patch sizes and in a ResNet, beside the plain models."""
+    made = []
+    for seed in range(s.seeds):
+        for factor, size in ((1, "large"), (2, "small")):
+            name = f"B/{32 // factor}" if s.paper else f"Ti/{s.patch // factor}"
+            options = ModelOptions() if s.paper else vit(s, 1).options
+            for attention, prefix in (("full", "ViT"), ("axial", "Axial-ViT")):
+                arm = Arm(f"{prefix}-{name}", options)
+                made.append(trial({"attention": attention, "patch": size}, pretraining(s, arm, seed)))
+        plain = resnet(s, 0)
+        for attention, arm in (("ResNet", plain), ("AxialResNet", Arm("AxialResNet-50", plain.options))):
+            made.append(trial({"attention": attention, "patch": "none"}, pretraining(s, arm, seed)))
+    return made
+
+
+def augreg(s: Setting) -> list[Trial]:
+    """AugReg: augmentation beside regularisation, on all of the data and on a tenth of it.
+
+    At the paper's scale that is its sweep of 28 on ImageNet-21k, with two weight decays, and four more.
+    """
+    levels = tuple(AUGREG) if s.paper else ("none", "light2", "medium2", "strong2")
+    grid = [(level, regular, "100%") for level in levels for regular in REGULAR]
+    grid += [(level, "no", "10%") for level in ("none", "medium2")]
+    made = []
+    for seed, (level, regular, share) in product(range(s.seeds), grid):
+        layers, magnitude, mixup = AUGREG[level]
+        recipe = pretraining(
+            s, base(s), seed, row="augreg-i21k.ViT-B/16", mixup=mixup,
+            randaugment=(layers, magnitude) if layers else (), dropout=REGULAR[regular],
+            stochastic_depth=REGULAR[regular], subset="" if share == "100%" else share,
+        )  # fmt: skip
+        factors = at(augmentation=level, regularisation=regular, share=share)
+        for decay in DECAYS if s.paper else (recipe.optimizer.weight_decay,):
+            decayed = replace(recipe, optimizer=replace(recipe.optimizer, weight_decay=decay))
+            made.append(trial(factors | ({"weight decay": decay} if s.paper else {}), decayed))
+    return made
+
+
+def at(**factors: str | int | float) -> dict[str, str | int | float]:
+    return factors
+
+
+def cell(kind: str, where: str) -> dict[str, str | int | float]:
+    return at(positions=kind, injection=where, hyper="default")
+
+
+STEM = cell("1d", "stem")
+PARTS = (
+    Study(
+        name="positions", shows="Table 8, Fig. 10", make=positions, score="fewshot_mean",
+        published=("Table 8",),
+        about="four kinds of position embedding, added at the stem, before every layer, or shared by layers",
+        claims=(
+            Claim(text="without position embeddings a model is worse than with any",
+                  left=STEM, right=cell("none", "stem")),
+            Claim(text="2-D embeddings are not better than 1-D ones",
+                  left=STEM, right=cell("2d", "stem"), says="not below"),
+            Claim(text="relative embeddings are not better than 1-D ones",
+                  left=STEM, right=cell("relative", "stem"), says="not below"),
+            Claim(text="it makes little difference whether 1-D embeddings are added before every layer",
+                  left=STEM, right=cell("1d", "every"), says="equal"),
+            Claim(text="nor whether the layers share them",
+                  left=STEM, right=cell("1d", "shared"), says="equal"),
+        ),
+        pictures=(Picture(title="Table 8 as a figure", x="positions", lines=("injection",), kind="bars",
+                          where=at(hyper="default")),
+                  Picture(title="similarity of position embeddings (Fig. 10)", x="", kind="similarity",
+                          lines=("hyper",), where=at(positions="1d", injection="stem"))),
+    ),
+    Study(
+        name="heads", shows="Fig. 9", make=heads, score="fewshot_mean",
+        published=("Fig. 9",),
+        about="class token, average pooling at two rates, and attention pooling",
+        claims=(
+            Claim(text="average pooling at the token's rate does worse",
+                  left=at(head="token", rate="same"), right=at(head="gap", rate="same")),
+            Claim(text="at a lower rate of its own it works as well",
+                  left=at(head="gap", rate="lower"), right=at(head="token", rate="same"), says="not below"),
+        ),
+        pictures=(
+            Picture(title="few-shot accuracy as the run goes (Fig. 9)", x="step", lines=("head", "rate"),
+                    kind="history"),
+            Picture(title="at the end", x="head", lines=("rate",), kind="bars"),
+        ),
+    ),
+    Study(
+        name="shape", shows="Fig. 8", make=shape, score="fewshot_mean", fitted=("scaled",),
+        published=("Fig. 8",),
+        about="depth, width, MLP width and patch size, each alone and all together",
+        claims=(
+            Claim(text="depth helps more than width",
+                  left=at(scaled="depth", factor=4), right=at(scaled="width", factor=4)),
+            Claim(text="depth helps",
+                  left=at(scaled="depth", factor=4), right=at(scaled="nothing", factor=1)),
+            Claim(text="smaller patches help, without more parameters",
+                  left=at(scaled="patch", factor=2), right=at(scaled="nothing", factor=1)),
+            Claim(text="all dimensions together help",
+                  left=at(scaled="all", factor=2), right=at(scaled="nothing", factor=1)),
+        ),
+        pictures=(Picture(title="accuracy and compute by what is enlarged (Fig. 8)", x="relative_compute",
+                          lines=("scaled",), log_x=True, x_label="compute of an image, beside the least"),),
+    ),
+    Study(
+        name="axial", shows="Fig. 13", make=axial, score="fewshot_mean", convolutions=True,
+        published=("Fig. 13",),
+        about="attention along rows, then along columns, in two ViTs and in a ResNet, beside plain models",
+        claims=(
+            Claim(text="axial attention is better than full attention with large patches, at more compute",
+                  left=at(attention="axial", patch="large"), right=at(attention="full", patch="large")),
+            Claim(text="and with small patches",
+                  left=at(attention="axial", patch="small"), right=at(attention="full", patch="small")),
+            Claim(text="a ResNet is better with axial attention for its 3x3 convolutions",
+                  left=at(attention="AxialResNet"), right=at(attention="ResNet")),
+        ),
+        pictures=(
+            Picture(title="accuracy and compute (Fig. 13, left)", x="exaFLOPs", lines=("attention",),
+                    log_x=True, x_label="exaFLOPs of training"),
+            Picture(title="accuracy and speed (Fig. 13, right)", x="images_per_second", lines=("attention",),
+                    log_x=True, x_label="images a second, trained"),
+        ),
+    ),
+    Study(
+        name="augreg", shows="AugReg, Fig. 4", make=augreg, score="top1",
+        published=("AugReg, Fig. 4",),
+        about="augmentation and regularisation, on all of the data and on a tenth",
+        claims=(
+            Claim(text="augmentation does more than dropout and stochastic depth",
+                  left=at(augmentation="medium2", regularisation="no", share="100%"),
+                  right=at(augmentation="none", regularisation="yes", share="100%")),
+            Claim(text="where there is augmentation, regularisation does not help",
+                  left=at(augmentation="medium2", regularisation="no", share="100%"),
+                  right=at(augmentation="medium2", regularisation="yes", share="100%")),
+            Claim(text="little data gains more from augmentation than much data",
+                  left=at(augmentation="medium2", regularisation="no", share="10%"),
+                  right=at(augmentation="medium2", regularisation="no", share="100%"),
+                  since=(at(augmentation="none", regularisation="no", share="10%"),
+                         at(augmentation="none", regularisation="no", share="100%"))),
+        ),
+        pictures=(Picture(title="accuracy by augmentation", x="augmentation", kind="bars",
+                          lines=("regularisation", "share")),),
+    ),
+)  # fmt: skip

@@ -1,0 +1,182 @@
+"""Classification: one label for each image, by softmax or by a sigmoid for each class."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.data.sources import Source
+from vitkit.data.views import normalise
+from vitkit.errors import Error
+from vitkit.metrics.classification import Accuracy, accuracy
+from vitkit.metrics.multilabel import multi_hot
+from vitkit.metrics.proportions import percent, span, wilson, with_interval
+from vitkit.models.variants import Model
+from vitkit.report.terminal import in_rows, in_words
+from vitkit.tasks.task import Answer, Batch, Evaluation, Headline, Task, images_in_words, register, task_class
+
+LOSSES = ("softmax", "sigmoid")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassificationLoss:
+    """Classification of images; batches are uint8 as decoded, and are normalised here, on their device."""
+
+    classes: int
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    loss: str = "softmax"
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_loss(self.loss)
+
+    def __call__(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """{"loss", "accuracy"} of one batch; images that are floats are normalised (and mixed) already."""
+        images = batch["image"]
+        if not images.is_floating_point():
+            images = normalise(images, self.mean, self.std)
+        targets = one_hot(batch["label"], self.classes)
+        logits = model(images).float()
+        right = targets.gather(1, logits.argmax(1, keepdim=True)) == targets.amax(1, keepdim=True)
+        return {"loss": self.value(logits, targets), "accuracy": right.float().mean()}
+
+    def value(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy, or the sum over classes of binary cross-entropies; the mean over the batch."""
+        if self.loss == "softmax":
+            return F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
+        smooth = targets * (1 - self.label_smoothing) + self.label_smoothing / targets.shape[1]
+        return F.binary_cross_entropy_with_logits(logits, smooth, reduction="none").sum(1).mean()
+
+
+def check_loss(loss: str) -> None:
+    if loss not in LOSSES:
+        raise Error(f"loss must be one of {', '.join(LOSSES)}, not {loss!r}", code="recipe.value")
+
+
+def one_hot(labels: Tensor, classes: int) -> Tensor:
+    """Targets (B, K): of one class number an image, of several, or as they are where they were mixed."""
+    return multi_hot(labels, classes) if labels.ndim == 2 else F.one_hot(labels, classes).float()
+
+
+@dataclass(frozen=True)
+class Ranking(Answer):
+    """The likeliest labels of an image with their probabilities."""
+
+    top: tuple[tuple[str, float], ...]
+    several: bool = False  # an image may have several of them
+
+    @property
+    def best(self) -> tuple[str, float] | None:  # type: ignore[override]
+        return self.top[0] if self.top else None
+
+    @property
+    def value(self) -> list[tuple[str, float]]:
+        return list(self.top)
+
+    def to_json(self) -> dict[str, Any]:
+        told = self.brief()
+        return {**told["top"][0], **told}
+
+    def brief(self) -> dict[str, Any]:
+        return {"top": [{"label": label, "probability": chance} for label, chance in self.top]}
+
+    def text(self, image: str, *, unsure: bool = False, width: int = 1 << 30, alone: bool = False) -> str:
+        if alone:
+            return in_rows(image, self.top, unsure=unsure)
+        return in_words(image, self.top, unsure=unsure, width=width)
+
+    def cells(self) -> list[tuple[Any, ...]]:
+        return list(self.top if self.several else self.top[:1])
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Classify(Task):
+    """Each image has one of several classes."""
+
+    name: ClassVar[str] = "classify"
+    headline: ClassVar[Headline] = Headline("top1", "accuracy")
+    measured: ClassVar[tuple[str, ...]] = ("top1",)
+    columns: ClassVar[tuple[str, ...]] = ("label", "probability")
+    output_names: ClassVar[tuple[str, str]] = ("logits", "probabilities")
+
+    loss: str = "softmax"
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_loss(self.loss)
+
+    def for_source(self, source: Source) -> Task:
+        if not source.multilabel:
+            return self
+        if self.loss != "sigmoid":
+            raise Error(
+                f"{source.name}: an image may have several labels here, which a softmax cannot learn: use "
+                "--set loss=sigmoid",
+                code="data.labels",
+            )
+        return task_class("multilabel")(label_smoothing=self.label_smoothing)  # type: ignore[call-arg]
+
+    def check_source(self, source: Source) -> None:
+        if source.multilabel:
+            raise Error(
+                f"{source.name}: several labels for each image, but the model predicts one of them",
+                code="data.labels",
+            )
+
+    def labels(self, classes: tuple[str, ...]) -> tuple[str, ...]:
+        return classes
+
+    def objective(self, model: Model) -> ClassificationLoss:
+        p = model.preprocessing
+        return ClassificationLoss(
+            classes=model.config.classes, mean=p.mean, std=p.std, loss=self.loss,
+            label_smoothing=self.label_smoothing,
+        )  # fmt: skip
+
+    def evaluate(self, module: nn.Module, batches: Iterable[Batch], how: Evaluation) -> Accuracy:
+        model = self.extract(module)
+        return accuracy(
+            lambda images: how.forward(model, images), batches, model.config.classes, how.gather, how.accepted
+        )
+
+    def mistakes(self, metrics: Any) -> Accuracy | None:
+        return metrics
+
+    def line(self, test: Mapping[str, Any], images: str) -> str:
+        n = test["images"]
+        five = f", top-5 {with_interval(test['top5'], n)}" if test["top5"] is not None else ""
+        return f"{with_interval(test['top1'], n)} of {n} {images} right{five}"
+
+    def progress(self, metrics: Any, split: str) -> str:
+        return f"{percent(metrics.top1, metrics.images)} of {metrics.images} {split} images right"
+
+    def page(self, test: Mapping[str, Any]) -> tuple[str, str]:
+        n = test["images"]
+        small = f"on {images_in_words(test)}; 95 % interval {span(wilson(test['top1'], n), n)}"
+        if test.get("top5") is not None:
+            small += f"; top-5 accuracy {with_interval(test['top5'], n)}"
+        return f"{percent(test['top1'], n)} accuracy", small
+
+    def activate(self, values: Tensor) -> Tensor:
+        return values.softmax(-1)
+
+    def invert(self, values: Tensor) -> Tensor:
+        return values.log()
+
+    def answers(self, model: Any, values: Tensor, top: int) -> list[Answer]:
+        return [Ranking(row) for row in ranked(model.labels, self.activate(values), top)]
+
+
+def ranked(labels: tuple[str, ...], chances: Tensor, top: int) -> list[tuple[tuple[str, float], ...]]:
+    """Of each image the likeliest labels with their probabilities (B, K)."""
+    names = labels or tuple(str(i) for i in range(chances.shape[1]))
+    best = chances.topk(min(top, chances.shape[1]), dim=-1)
+    return [
+        tuple((names[i], p) for p, i in zip(row, places, strict=True))
+        for row, places in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    ]

@@ -1,0 +1,191 @@
+"""BiT ResNets, in the names of big_transfer's arrays, in big_vision's (models/bit_paper.py) and in timm's."""
+
+import re
+
+from vitkit.models.card import Preprocessing
+from vitkit.models.resnet import ResNetConfig
+from vitkit.models.variants import Config
+from vitkit.weights.formats.layout import (
+    CONV,
+    CONV_HEAD,
+    DENSE,
+    FLAT,
+    SAME,
+    Entry,
+    Form,
+    Found,
+    Hints,
+    Layout,
+    Shapes,
+    Source,
+    as_computed,
+    need,
+    pairs,
+)
+
+# (1, 1, F, K) <-> (K, F)
+KERNEL_HEAD = Form(lambda a: a.flatten(0, 2).mT, lambda a: a.mT[None, None])
+NORM = Form(lambda a: a.flatten(), lambda a: a[None, None, None])  # (1, 1, 1, C) <-> (C,)
+PREFIXES = ("params/", "opt/target/", "")  # of big_vision's files
+ROOT = "root_block/conv_root/kernel"
+
+
+def entries_official(config: Config) -> list[Entry]:
+    assert isinstance(config, ResNetConfig)
+    conv, norm = "standardized_conv2d/kernel", "group_norm/{}"
+    table = [
+        Entry("root.weight", (f"resnet/root_block/{conv}",), CONV),
+        *norm_entries("norm", f"resnet/{norm}"),
+    ]
+    for own, s, u in units(config):
+        foreign = f"resnet/block{s + 1}/unit{u + 1:02d}"
+        for k, letter in ((1, "a"), (2, "b"), (3, "c")):
+            table += [Entry(f"{own}.conv{k}.weight", (f"{foreign}/{letter}/{conv}",), CONV)]
+            table += norm_entries(f"{own}.norm{k}", f"{foreign}/{letter}/{norm}")
+        if u == 0:
+            table += [Entry(f"{own}.shortcut.weight", (f"{foreign}/a/proj/{conv}",), CONV)]
+    if config.classes:
+        table += [
+            Entry("head.weight", ("resnet/head/conv2d/kernel",), KERNEL_HEAD),
+            Entry("head.bias", ("resnet/head/conv2d/bias",), SAME),
+        ]
+    return table
+
+
+def entries_big_vision(config: Config) -> list[Entry]:
+    assert isinstance(config, ResNetConfig)
+
+    def norm(own: str, foreign: str) -> list[Entry]:
+        names = {"weight": "scale", "bias": "bias"}
+        return [Entry(f"{own}.{part}", (f"{foreign}/{name}",), NORM) for part, name in names.items()]
+
+    table = [Entry("root.weight", (ROOT,), CONV), *norm("norm", "norm-pre-head")]
+    for own, s, u in units(config):
+        foreign = f"block{s + 1}/unit{u + 1:02d}"
+        for k in (1, 2, 3):
+            table += [Entry(f"{own}.conv{k}.weight", (f"{foreign}/conv{k}/kernel",), CONV)]
+            table += norm(f"{own}.norm{k}", f"{foreign}/gn{k}")
+        if u == 0:
+            table += [Entry(f"{own}.shortcut.weight", (f"{foreign}/conv_proj/kernel",), CONV)]
+    if config.classes:
+        table += [Entry("head.weight", ("head/kernel",), DENSE), Entry("head.bias", ("head/bias",), SAME)]
+    return table
+
+
+def entries_timm(config: Config) -> list[Entry]:
+    assert isinstance(config, ResNetConfig)
+    table = [*pairs("root", "stem.conv", parts=("weight",)), *pairs("norm", "norm")]
+    for own, s, u in units(config):
+        foreign = f"stages.{s}.blocks.{u}"
+        for k in (1, 2, 3):
+            table += pairs(f"{own}.conv{k}", f"{foreign}.conv{k}", parts=("weight",))
+            table += pairs(f"{own}.norm{k}", f"{foreign}.norm{k}")
+        if u == 0:
+            table += pairs(f"{own}.shortcut", f"{foreign}.downsample.conv", parts=("weight",))
+    if config.classes:
+        table += [
+            Entry("head.weight", ("head.fc.weight",), CONV_HEAD),
+            *pairs("head", "head.fc", parts=("bias",)),
+        ]
+    return table
+
+
+def units(config: ResNetConfig) -> list[tuple[str, int, int]]:
+    return [(f"stages.{s}.{u}", s, u) for s, units in enumerate(config.blocks) for u in range(units)]
+
+
+def norm_entries(own: str, foreign: str) -> list[Entry]:
+    names = {"weight": "gamma", "bias": "beta"}
+    return [Entry(f"{own}.{part}", (foreign.format(name),), FLAT) for part, name in names.items()]
+
+
+def blocks_of(shapes: Shapes, pattern: str) -> tuple[int, ...]:
+    """Units of each stage, from the names of their first convolutions."""
+    found = [m[1] for name in shapes if (m := re.fullmatch(pattern, name))]
+    stages = sorted(set(found))
+    return tuple(found.count(stage) for stage in stages)
+
+
+def infer_official(shapes: Shapes, hints: Hints) -> Found:
+    kernel = need(shapes, "resnet/root_block/standardized_conv2d/kernel", 4)
+    head = "resnet/head/conv2d/kernel"
+    config = ResNetConfig(
+        blocks=blocks_of(shapes, r"resnet/block(\d)/unit\d+/a/standardized_conv2d/kernel"),
+        width=kernel[3],
+        channels=kernel[2],
+        classes=need(shapes, head, 4)[3] if head in shapes else 0,
+        image_size=hints.image_size or (224, 224),
+    )
+    return Found(config)
+
+
+def infer_big_vision(shapes: Shapes, hints: Hints) -> Found:
+    kernel = need(shapes, ROOT, 4)
+    config = ResNetConfig(
+        blocks=blocks_of(shapes, r"block(\d)/unit\d+/conv1/kernel"),
+        width=kernel[3],
+        channels=kernel[2],
+        classes=need(shapes, "head/kernel", 2)[1] if "head/kernel" in shapes else 0,
+        image_size=hints.image_size or (224, 224),
+        root_padding="-inf",
+    )
+    return Found(config)
+
+
+def tidy_big_vision(shapes: Shapes) -> dict[str, Source]:
+    prefix = next((p for p in PREFIXES if p + ROOT in shapes), "")
+    return {name.removeprefix(prefix): Source(name) for name in shapes if name.startswith(prefix)}
+
+
+def infer_timm(shapes: Shapes, hints: Hints) -> Found:
+    kernel = need(shapes, "stem.conv.weight", 4)
+    config = ResNetConfig(
+        blocks=blocks_of(shapes, r"stages\.(\d)\.blocks\.\d+\.conv1\.weight"),
+        width=kernel[0],
+        channels=kernel[1],
+        classes=need(shapes, "head.fc.weight", 4)[0] if "head.fc.weight" in shapes else 0,
+        image_size=hints.image_size or (224, 224),
+        std_eps=1e-8,
+    )
+    return Found(config, Preprocessing(interpolation="bilinear"))
+
+
+def objection(config: Config) -> str:
+    if not isinstance(config, ResNetConfig):
+        return "the BiT layout holds ResNets, not ViTs"
+    if config.attention != "none":
+        return f"the BiT layout has no place for attention={config.attention!r}; vitkit's own format has"
+    return ""
+
+
+OFFICIAL = Layout(
+    name="official-bit",
+    recognises=lambda shapes: "resnet/root_block/standardized_conv2d/kernel" in shapes,
+    infer=infer_official,
+    entries=entries_official,
+    objection=objection,
+    native=lambda config: as_computed(
+        config, norm_eps=1e-5, std_eps=1e-10, std_eps_in="variance", root_padding="zeros"
+    ),
+)
+BIG_VISION = Layout(
+    name="big_vision-bit",
+    recognises=lambda shapes: any(prefix + ROOT in shapes for prefix in PREFIXES),
+    infer=infer_big_vision,
+    entries=entries_big_vision,
+    objection=objection,
+    native=lambda config: as_computed(
+        config, norm_eps=1e-5, std_eps=1e-10, std_eps_in="variance", root_padding="-inf"
+    ),
+    tidy=tidy_big_vision,
+)
+TIMM = Layout(
+    name="timm-bit",
+    recognises=lambda shapes: "stages.0.blocks.0.conv1.weight" in shapes and "stem.conv.weight" in shapes,
+    infer=infer_timm,
+    entries=entries_timm,
+    objection=objection,
+    native=lambda config: as_computed(
+        config, norm_eps=1e-5, std_eps=1e-8, std_eps_in="variance", root_padding="zeros"
+    ),
+)

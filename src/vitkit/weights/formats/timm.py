@@ -1,0 +1,195 @@
+"""ViTs and hybrids in timm's names, which DeiT, MAE and DINO share."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vitkit.errors import WeightsError
+from vitkit.models.card import Preprocessing
+from vitkit.models.resnet import StemConfig
+from vitkit.models.variants import Config
+from vitkit.models.vit import ViTConfig
+from vitkit.weights.formats.layout import (
+    SAME,
+    Entry,
+    Found,
+    Hints,
+    Layout,
+    Shapes,
+    as_computed,
+    count,
+    guess_heads,
+    need,
+    number_in,
+    pairs,
+    plain_vit_objection,
+    position_table,
+    size_from,
+    square_patch,
+)
+
+CONFIG = "config.json"
+STEM = "patch_embed.backbone"
+DECODER = ("decoder_", "mask_token")  # of a masked autoencoder, which is not part of the encoder
+
+
+def recognises(shapes: Shapes) -> bool:
+    return "patch_embed.proj.weight" in shapes and "blocks.0.attn.proj.weight" in shapes
+
+
+def infer(shapes: Shapes, hints: Hints) -> Found:
+    kernel = need(shapes, "patch_embed.proj.weight", 4)
+    depth = count(shapes, "blocks.{}.attn.proj.weight")
+    hidden = need(shapes, "blocks.0.mlp.fc1.weight", 2)[0]
+    told = timm_config(hints.files)
+    heads = hints.heads or number_in(told["model_args"], "num_heads", "heads", None, CONFIG)
+    heads, note = guess_heads(kernel[0], depth, hidden, Hints(heads=heads))
+    stem = infer_stem(shapes)
+    patch = square_patch((kernel[2], kernel[3]))
+    class_token = "cls_token" in shapes
+    pooled = "fc_norm.weight" in shapes
+    stride = patch * (stem.stride if stem else 1)
+    size, size_note = size_from(need(shapes, "pos_embed", 3)[1], class_token, stride, hints)
+    notes = tuple(n for n in (note, size_note) if n)
+    head = "map" if "attn_pool.latent" in shapes else "gap" if pooled or not class_token else "token"
+    config = ViTConfig(
+        width=kernel[0],
+        depth=depth,
+        heads=heads,
+        hidden=hidden,
+        patch=patch,
+        stem=stem,
+        image_size=size,
+        channels=need(shapes, f"{root_of(shapes)}.conv.weight", 4)[1] if stem else kernel[1],
+        classes=need(shapes, "head.weight", 2)[0] if "head.weight" in shapes else 0,
+        representation=(
+            need(shapes, "pre_logits.fc.weight", 2)[0] if "pre_logits.fc.weight" in shapes else 0
+        ),
+        head=head,
+        class_token=class_token,
+        final_norm="pooled" if pooled else "tokens",
+        gelu="erf",
+        position_resize="timm",
+        qkv_bias="blocks.0.attn.qkv.bias" in shapes,
+        layer_scale="blocks.0.ls1.gamma" in shapes,
+    )
+    preprocessing = shown(told["pretrained_cfg"])
+    is_decoder = any(name.startswith("decoder_") for name in shapes)
+    names = told["label_names"] if len(told["label_names"]) == config.classes else ()
+    return Found(config, preprocessing, names, notes=notes, ignored=DECODER if is_decoder else ())
+
+
+def timm_config(files: Mapping[str, Any]) -> dict[str, Any]:
+    """What the config.json of a timm folder says: its pretrained_cfg, and how its model was made."""
+    told = files.get(CONFIG, {})
+    parts = {name: told.get(name) or {} for name in ("pretrained_cfg", "model_args")}
+    for name, part in parts.items():
+        if not isinstance(part, dict):
+            raise WeightsError(f"{CONFIG}: {name} is {str(part)[:40]!r}; expected a table")
+    names = told.get("label_names") or parts["pretrained_cfg"].get("label_names") or []
+    if not isinstance(names, list) or not all(isinstance(label, str) for label in names):
+        raise WeightsError(f"{CONFIG}: label_names is {str(names)[:40]!r}; expected a list of names")
+    return parts | {"label_names": tuple(names)}
+
+
+def shown(told: Mapping[str, Any]) -> Preprocessing:
+    """How timm shows images to the model; without a config.json, as it does by default."""
+    method, mode = told.get("interpolation") or "bicubic", told.get("crop_mode") or "center"
+    crop = number_in(told, "crop_pct", "crop", 0.9, CONFIG)
+    if method not in ("bilinear", "bicubic") or not (mode == "center" or (mode == "squash" and crop == 1)):
+        raise WeightsError(
+            f"{CONFIG}: interpolation is {str(method)[:40]!r} and crop_mode {str(mode)[:40]!r} with crop_pct "
+            f"{crop}; known are bilinear and bicubic, center, and squash with crop_pct 1"
+        )
+    return Preprocessing(
+        resize="crop" if mode == "center" else "squash",
+        crop=float(crop),
+        interpolation=method,
+        mean=tuple(map(float, number_in(told, "mean", "mean", (0.5, 0.5, 0.5), CONFIG))),
+        std=tuple(map(float, number_in(told, "std", "std", (0.5, 0.5, 0.5), CONFIG))),
+    )
+
+
+def root_of(shapes: Shapes) -> str:
+    """Where the root convolution of a hybrid is; a stem without stages is not wrapped. Empty: no hybrid."""
+    return next((r for r in (f"{STEM}.stem", STEM) if f"{r}.conv.weight" in shapes), "")
+
+
+def infer_stem(shapes: Shapes) -> StemConfig | None:
+    if not root_of(shapes):
+        return None
+    stages = count(shapes, STEM + ".stages.{}.blocks.0.conv1.weight")
+    blocks = tuple(count(shapes, f"{STEM}.stages.{s}.blocks.{{}}.conv1.weight") for s in range(stages))
+    width = need(shapes, f"{root_of(shapes)}.conv.weight", 4)[0]
+    return StemConfig(blocks=blocks, width=width, norm_eps=1e-5, std_eps=1e-8, std_eps_in="variance")
+
+
+def entries(config: Config) -> list[Entry]:
+    assert isinstance(config, ViTConfig)
+    table = [*pairs("project", "patch_embed.proj")]
+    table += [Entry("positions.table", ("pos_embed",), position_table(config.tokens))]
+    if config.class_token:
+        table += [Entry("class_token", ("cls_token",), SAME)]
+    for i in range(config.depth):
+        own, foreign = f"encoder.blocks.{i}", f"blocks.{i}"
+        qkv = ("weight", "bias") if config.qkv_bias else ("weight",)
+        table += [
+            *pairs(f"{own}.norm1", f"{foreign}.norm1"),
+            *pairs(f"{own}.attention.qkv", f"{foreign}.attn.qkv", parts=qkv),
+            *pairs(f"{own}.attention.out", f"{foreign}.attn.proj"),
+            *pairs(f"{own}.norm2", f"{foreign}.norm2"),
+            *pairs(f"{own}.mlp.up", f"{foreign}.mlp.fc1"),
+            *pairs(f"{own}.mlp.down", f"{foreign}.mlp.fc2"),
+        ]
+        if config.layer_scale:
+            table += [Entry(f"{own}.scale{k}", (f"{foreign}.ls{k}.gamma",), SAME) for k in (1, 2)]
+    table += pairs("pool_norm", "fc_norm") if config.final_norm == "pooled" else pairs("encoder.norm", "norm")
+    if config.head == "map":
+        table += pool_entries()
+    table += pairs("representation", "pre_logits.fc") if config.representation else []
+    table += pairs("head", "head") if config.classes else []
+    return table + (stem_entries(config.stem) if config.stem else [])
+
+
+def pool_entries() -> list[Entry]:
+    names = {
+        "query": "q",
+        "key_value": "kv",
+        "out": "proj",
+        "norm": "norm",
+        "mlp.up": "mlp.fc1",
+        "mlp.down": "mlp.fc2",
+    }
+    table = [Entry("pool.probe", ("attn_pool.latent",), SAME)]
+    for own, foreign in names.items():
+        table += pairs(f"pool.{own}", f"attn_pool.{foreign}")
+    return table
+
+
+def stem_entries(stem: StemConfig) -> list[Entry]:
+    root = f"{STEM}.stem" if stem.blocks else STEM
+    table = [*pairs("stem.root", f"{root}.conv", parts=("weight",)), *pairs("stem.root_norm", f"{root}.norm")]
+    for s, units in enumerate(stem.blocks):
+        for u in range(units):
+            own, foreign = f"stem.stages.{s}.{u}", f"{STEM}.stages.{s}.blocks.{u}"
+            for k, norm in ((1, "norm1"), (2, "norm2"), (3, "closing_norm")):
+                table += pairs(f"{own}.conv{k}", f"{foreign}.conv{k}", parts=("weight",))
+                table += pairs(f"{own}.{norm}", f"{foreign}.norm{k}")
+            if u == 0:
+                table += pairs(f"{own}.shortcut", f"{foreign}.downsample.conv", parts=("weight",))
+                table += pairs(f"{own}.shortcut_norm", f"{foreign}.downsample.norm")
+    return table
+
+
+def objection(config: Config) -> str:
+    also = ("head", "final_norm", "layer_scale", "qkv_bias", "stem")
+    return plain_vit_objection(config, "timm", also=also)
+
+
+def native(config: Config) -> Config:
+    stem = {"norm_eps": 1e-5, "std_eps": 1e-8, "std_eps_in": "variance"}
+    return as_computed(config, stem, gelu="erf", norm_eps=1e-6)
+
+
+LAYOUT = Layout(
+    name="timm", recognises=recognises, infer=infer, entries=entries, objection=objection, native=native
+)
