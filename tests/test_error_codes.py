@@ -44,7 +44,7 @@ NOT_OURS = {  # what is raised besides Error, and why
 FROZEN = {  # measured on a GPU as they are
     "models/epilogue.py", "training/optimizer.py", "training/runtime.py", "training/step.py",
 }  # fmt: skip
-LATER_FILES = {  # folders with files whose errors have no code yet: delete what has
+INTERNAL = {  # folders with files whose callers catch such errors, and report them with a code
     "datasets": "matlab tfrecord",
     "recipes": "model_options recipe values",
     "report": "html",
@@ -55,10 +55,9 @@ LATER_FILES = {  # folders with files whose errors have no code yet: delete what
     "weights": "untrusted card",
 }  # fmt: skip
 LATER_CODES = {  # codes that only those files use: delete those that are used
-    "run": "finished",
     "device": "unavailable",
 }  # fmt: skip
-LATER = {f"{folder}/{name}.py" for folder, names in LATER_FILES.items() for name in names.split()}
+CAUGHT = {f"{folder}/{name}.py" for folder, names in INTERNAL.items() for name in names.split()}
 UNUSED = {f"{area}.{reason}" for area, reasons in LATER_CODES.items() for reason in reasons.split()}
 
 
@@ -109,16 +108,16 @@ def test_every_raise_is_an_error_with_a_code():
     for file, tree in TREES.items():
         if where := [f"line {line}: {name}" for line, name in raises(tree) if name not in known]:
             bare[file] = where
-    new = {file: where for file, where in bare.items() if file not in LATER | FROZEN}
+    new = {file: where for file, where in bare.items() if file not in CAUGHT | FROZEN}
     assert not new, "raise vitkit.errors.Error with a code"
-    done = sorted((LATER | FROZEN) - set(bare))
-    assert not done, "all errors of these have codes now: delete them from LATER_FILES"
+    done = sorted((CAUGHT | FROZEN) - set(bare))
+    assert not done, "all errors of these have codes now: delete them from INTERNAL"
 
 
 def test_the_list_of_other_errors_is_no_longer_than_it_must_be():
     used = {name for tree in TREES.values() for _, name in raises(tree)}
     assert set(NOT_OURS) <= used and not set(NOT_OURS) & OURS
-    assert set(TREES) >= LATER and LATER.isdisjoint(FROZEN)
+    assert set(TREES) >= CAUGHT and CAUGHT.isdisjoint(FROZEN)
 
 
 def strings(node: ast.AST) -> set[str]:

@@ -54,7 +54,6 @@ CODES = {  # area.reason -> what it means; docs/errors.md lists them
     "recipe.format": "A recipe file is malformed.",
     "run.not-found": "This is no run folder.",
     "run.changed": "The folder holds a run with other options.",
-    "run.finished": "The run is finished already.",
     "run.unfinished": "The run has not finished yet.",
     "run.locked": "Another process works in this folder.",
     "run.corrupt": "A file of the run folder is damaged.",

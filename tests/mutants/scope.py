@@ -54,7 +54,7 @@ SCOPE: dict[str, tuple[int, tuple[str, ...]]] = {
     "src/vitkit/recipes/finetune.py": (8, RECIPE_TESTS),
     "src/vitkit/recipes/pretrain.py": (9, RECIPE_TESTS),
     "src/vitkit/training/schedule.py": (6, TRAINING),
-    "src/vitkit/training/objectives.py": (3, TRAINING),
+    "src/vitkit/tasks/classify.py": (3, TRAINING),
     "src/vitkit/training/optimizer.py": (10, TRAINING),
     "src/vitkit/training/step.py": (6, (*TRAINING, *STEPS)),
     "src/vitkit/tasks/masked.py": (8, ("tests/training/test_masked.py",)),
@@ -128,7 +128,7 @@ BY_HAND: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
         "weight_decay=1e-4", "weight_decay=1e-2", PLANS,
     ),
     (
-        "label smoothing is dropped with a sigmoid", "src/vitkit/training/objectives.py",
+        "label smoothing is dropped with a sigmoid", "src/vitkit/tasks/classify.py",
         "cross_entropy_with_logits(logits, smooth,", "cross_entropy_with_logits(logits, targets,",
         TRAINING,
     ),

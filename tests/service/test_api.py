@@ -190,7 +190,7 @@ REFUSED = {
                   "server.request", "at most 32"),
     "top 0": ("/v1/predict?top=0", b"", "image/jpeg", 422, "request.value", "top"),
     "top x": ("/v1/predict?top=x", b"", "image/jpeg", 422, "request.value", "top"),
-    "no class": ("/v1/attention?target=lion", picture(1), "image/jpeg", 422, "request.value", "lion"),
+    "no class": ("/v1/attention?target=lion", picture(1), "image/jpeg", 422, "request.unknown", "lion"),
     "attention of text": ("/v1/attention", b"hello", "image/jpeg", 422, "image.unreadable", "image"),
     "attention of two": ("/v1/attention", json.dumps(as_json(("a", b""), ("b", b""))).encode(),
                          "application/json", 422, "server.request", "one image"),
