@@ -32,7 +32,7 @@ def no_model(monkeypatch):
     def forbidden(*_):
         raise AssertionError("a model was built")
 
-    monkeypatch.setattr(planning, "start_model", forbidden)
+    monkeypatch.setattr(planning, "build_model", forbidden)
 
 
 @pytest.mark.parametrize(

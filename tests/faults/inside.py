@@ -122,7 +122,7 @@ def start_over(proof: str) -> None:
     def anew(*args: Any, start: int, **options: Any) -> Any:
         return supply(*args, start=0, **options)
 
-    switch_off("vitkit.runs.run.supply", anew, Path(proof))
+    switch_off("vitkit.runs.run.training_batches", anew, Path(proof))
 
 
 def no_resume(proof: str) -> None:

@@ -67,7 +67,7 @@ def test_B1_a_killed_run_ends_like_one_that_nobody_touched(name, straight, tmp_p
 
 
 FORGETFUL = [
-    pytest.param("start_over", marks=pytest.mark.control("vitkit.runs.run.supply")),
+    pytest.param("start_over", marks=pytest.mark.control("vitkit.runs.run.training_batches")),
     pytest.param("other_dropout", marks=pytest.mark.control("vitkit.runs.run.seed_step")),
 ]
 

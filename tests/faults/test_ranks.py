@@ -119,7 +119,7 @@ def test_B9_a_process_that_hears_nothing_of_the_other_is_ended_too(straights, tm
 
 FORGETFUL = [
     pytest.param("no_resume", marks=pytest.mark.control("vitkit.runs.run.latest")),
-    pytest.param("start_over", marks=pytest.mark.control("vitkit.runs.run.supply")),
+    pytest.param("start_over", marks=pytest.mark.control("vitkit.runs.run.training_batches")),
     pytest.param("other_dropout", marks=pytest.mark.control("vitkit.runs.run.seed_step")),
 ]
 
