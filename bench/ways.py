@@ -23,11 +23,11 @@ import gpu
 import torch
 from torch import Tensor, nn
 
-from vitkit.models import attention, fused, vit
+from vitkit.models import attention, encoder, fused, vit
 from vitkit.models.recorded import WARM
 from vitkit.models.variants import Model
 from vitkit.tasks.classify import ClassificationLoss
-from vitkit.training import optimizer
+from vitkit.training import optimizer, runtime
 from vitkit.training.halves import Halved
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.runtime import Runtime
@@ -86,7 +86,7 @@ def arranged(way: str, model: Model, where: Runtime) -> nn.Module:
     """Change what is to be changed; the model as it is to be called."""
     call: nn.Module = model
     if way == "no cudnn":
-        attention.quick_attention = lambda device: contextlib.nullcontext()
+        runtime.quick_attention = lambda device: contextlib.nullcontext()
     if way == "no spare":
         call = Whole(model)
     if way == "no half sums":
@@ -95,9 +95,9 @@ def arranged(way: str, model: Model, where: Runtime) -> nn.Module:
     if way == "no product":
         vit.ViT.patches = convolved
     if way in ("no epilogue", "no fusion"):
-        fused.in_half = lambda z, weight: False
+        encoder.in_half = lambda z, weight: False
     if way in ("no pack", "no fusion"):
-        fused.in_half = lambda z, weight: False
+        attention.in_half = lambda z, weight: False
     if way == "no summing":
         fused.gelu_back = gelu_back
     if way != "no halves":

@@ -107,9 +107,9 @@ def in_bfloat16(runtime: Runtime, recipe: Recipe, out: Path) -> None:
 
 def note_batches(rank: int, out: Path) -> None:
     """From now on each process writes down which samples it trains on, where they stand, and their pixels."""
-    from vitkit.runs import batches
+    from vitkit.runs import run as experiment
 
-    supply = batches.training_batches
+    supply = experiment.training_batches
 
     def noted(*args: Any, start: int, **options: Any) -> Any:
         with (out / f"seen-{rank}.jsonl").open("a") as file:
@@ -122,7 +122,7 @@ def note_batches(rank: int, out: Path) -> None:
                 file.flush()
                 yield pieces
 
-    batches.training_batches = noted
+    experiment.training_batches = noted
 
 
 def batches(out: Path) -> dict[int, list[list[Any]]]:

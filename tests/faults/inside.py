@@ -16,7 +16,7 @@ from harness import die, dying, operations  # noqa: E402
 from switches import switch_off  # noqa: E402
 
 from vitkit.data import loader  # noqa: E402
-from vitkit.runs import batches  # noqa: E402
+from vitkit.runs import batches, evaluation  # noqa: E402
 from vitkit.runs import run as experiment  # noqa: E402
 from vitkit.training import checkpoint  # noqa: E402
 
@@ -50,9 +50,8 @@ def die_in_save(step: int, number: int, torn: bool = False) -> None:
 
 def die_in_evaluation(number: int) -> None:
     """In the number-th evaluation of this process, after its first batch."""
-    from vitkit.data import loader
 
-    made, seen = loader.evaluation_batches, []
+    made, seen = evaluation.evaluation_batches, []
 
     def cut(*args: Any, **options: Any) -> Any:
         seen.append(1)
@@ -61,7 +60,7 @@ def die_in_evaluation(number: int) -> None:
             if len(seen) == number:
                 die()
 
-    loader.evaluation_batches = cut
+    evaluation.evaluation_batches = cut
 
 
 def die_in_resume(number: int) -> None:

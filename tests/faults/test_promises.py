@@ -7,7 +7,7 @@ import pytest
 from promises import ELSEWHERE, PAGE, PLANTED, PROMISES, RECORD, listed, promise_of, written
 from switches import complaints, resolved, switch_off
 
-from vitkit.io import atomic
+from vitkit.training import checkpoint
 
 IDS = [f"{room}{n}" for room, last in (("A", 6), ("B", 16), ("C", 3)) for n in range(1, last + 1)]
 IDS += ["D7", "D11"]  # the rest of the service's are told in docs/serving.md
@@ -45,7 +45,7 @@ def test_what_is_off_and_never_called_is_noticed(tmp_path, monkeypatch):
     target = "vitkit.training.checkpoint.flush"
     switch_off(target, lambda path: "off", tmp_path, monkeypatch.setattr)
     assert complaints(tmp_path, (target,)) == [f"{target} was not called while it was off"]
-    assert atomic.flush(tmp_path) == "off" and not complaints(tmp_path, (target,))
+    assert checkpoint.flush(tmp_path) == "off" and not complaints(tmp_path, (target,))
     assert complaints(tmp_path, ()) == [f"{target} was off, which its marker does not say"]
 
 

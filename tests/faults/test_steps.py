@@ -258,13 +258,12 @@ def crowded(runtime: Runtime, recipe, out: Path, most: int, steps, ranks, proof:
 
     proof: the protection is off, and no batch is cut into smaller pieces.
     """
-    from vitkit.report import terminal
-    from vitkit.training import runtime
+    from vitkit.runs import run as experiment
 
     if proof:
         switch_off("vitkit.training.step.Stepper.may_cut", lambda self, careful: False, proof)
 
-    seed, say = runtime.seed_step, terminal.Live.say
+    seed, say = experiment.seed_step, experiment.Live.say
 
     def seeded(number, step, rank):
         noting(step)
@@ -275,7 +274,7 @@ def crowded(runtime: Runtime, recipe, out: Path, most: int, steps, ranks, proof:
             file.write(f"{text}\n")
         say(self, text)
 
-    runtime.seed_step, terminal.Live.say = seeded, said
+    experiment.seed_step, experiment.Live.say = seeded, said
     ClassificationLoss.__call__ = cramped(most, steps, ranks)
     try:
         return go(runtime, recipe, out, {})

@@ -18,7 +18,7 @@ from refusals import refused
 
 from vitkit.data.decode import jpeg_scans, pixels_by_header
 from vitkit.data.views import View
-from vitkit.server import decoder, inputs, settings
+from vitkit.server import decoder, inputs
 from vitkit.server.admission import SMALL, AdmissionControl
 from vitkit.server.app import encoded
 from vitkit.server.decoder import Decoder, FairQueue, Share
@@ -168,7 +168,7 @@ def no_turns() -> None:
 
 def any_scans() -> None:
     """Protection off: a JPEG may have any number of scans."""
-    settings.MOST_SCANS = 10**6
+    inputs.MOST_SCANS = 10**6
 
 
 @pytest.mark.slow
