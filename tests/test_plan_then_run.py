@@ -10,7 +10,6 @@ from test_cli import run
 
 import vitkit
 from vitkit.commands import finetune
-from vitkit.data import sources
 from vitkit.datasets import opening
 from vitkit.io import hashing
 from vitkit.options import Training
@@ -50,7 +49,7 @@ def counts(home, monkeypatch) -> Counter[str]:
 
         monkeypatch.setattr(module, name, call)
 
-    counted(sources, "open_folder", "opened", home / "pics")
+    counted(opening, "open_folder", "opened", home / "pics")
     counted(loading, "open_weights", "loaded", kept_at(DEFAULT))
     counted(published, "sha256", "hashed", kept_at(DEFAULT))
     return seen

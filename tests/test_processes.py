@@ -248,7 +248,7 @@ def test_an_error_that_nobody_catches_does_not_wait_for_data_workers():
     code = """
 from vitkit.data.loader import train_batches
 from vitkit.data.order import Order
-from vitkit.data.sources import open_data
+from vitkit.datasets.opening import open_data
 from vitkit.data.views import View
 source = next(iter(open_data("digits").values()))
 batches = train_batches(source, View(size=(8, 8), crop="squash"), Order(len(source), 4), workers=1)

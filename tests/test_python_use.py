@@ -16,6 +16,7 @@ import vitkit
 from vitkit.data.decode import decode, from_pillow
 from vitkit.io.hashing import sha256
 from vitkit.metrics.classification import accuracy
+from vitkit.models.resnet import ResNetConfig, StemConfig  # noqa: F401
 from vitkit.models.vit import ViTConfig  # noqa: F401
 from vitkit.recipes import RECIPES
 from vitkit.recipes.recipe import Recipe

@@ -13,11 +13,11 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
 import numpy as np
 import torch
 
-from vitkit.commands.doctor import loaded
 from vitkit.commands.evaluate import EvaluateOptions, measure
 from vitkit.commands.export import Exported, export_loaded
 from vitkit.commands.finetune import Outcome, finetuning, learn, pretraining
 from vitkit.commands.results import Metrics, Place, Run
+from vitkit.commands.shared import loaded
 from vitkit.data.pictures import Picture, is_picture
 from vitkit.errors import Error
 from vitkit.models.variants import Model

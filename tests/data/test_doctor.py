@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from vitkit import cli, options
-from vitkit.commands.doctor import note_if_slow
+from vitkit.commands.shared import note_if_slow
 from vitkit.data import decode
 from vitkit.data.decode import BadImage
 from vitkit.data.doctor import COLUMNS, Look, difference_hash, examine, near_groups, near_pairs

@@ -196,6 +196,7 @@ KILLED = """
 import sys, threading
 from pathlib import Path
 from vitkit.data import shards
+from vitkit.datasets.opening import shard
 real, (folder, out, after) = shards.checked, sys.argv[1:]
 def checked(*of):
     if len(list(Path(out).glob("*.tar"))) >= int(after):
@@ -203,7 +204,7 @@ def checked(*of):
         threading.Event().wait()
     return real(*of)
 shards.checked = checked
-shards.shard(folder, Path(out), images=5, workers=1)
+shard(folder, Path(out), images=5, workers=1)
 """
 
 

@@ -16,14 +16,14 @@ from vitkit.data.loader import check_sockets
 FORKED = """
     import os, signal, sys, threading, time
     import numpy as np
-    from vitkit.data import batches
+    from vitkit.data import loader
     from vitkit.data.loader import evaluation_batches
     from vitkit.data.sources import from_arrays
     from vitkit.data.views import View
 
     place, thread, protected = sys.argv[1], sys.argv[2] == "thread", sys.argv[3] == "protected"
     if not protected:
-        batches.end_with_parent = lambda *_: None
+        loader.end_with_parent = lambda *_: None
     me = os.getpid()
 
     def child():  # at the moment of the fork: the worker is held up until its parent is gone

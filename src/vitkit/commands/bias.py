@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from vitkit.commands.doctor import Emit
 from vitkit.commands.evaluate import matched
+from vitkit.commands.shared import Emit
 from vitkit.data.loader import BadFiles, evaluation_batches
 from vitkit.data.sources import Source
 from vitkit.datasets.opening import open_data
@@ -160,7 +160,7 @@ def kind_of(model: Model) -> str:
 
 def write(folder: Path, facts: dict[str, Any]) -> None:
     """bias.json and the figure."""
-    from vitkit.report.figures import Panel, draw_panels, render
+    from vitkit.report.figures import Panel, draw_panels, render  # matplotlib is slow to import
 
     names = short_names(row["model"] for row in facts["models"])
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vitkit.commands.doctor import Emit
+from vitkit.commands.shared import Emit
 from vitkit.errors import Error
 from vitkit.metrics.cost import TRAINING, forward_flops, parameters, tpu_v3_core_days
 from vitkit.metrics.speed import images_per_second, largest_that_fits
@@ -204,7 +204,7 @@ def tell(told: dict[str, Any], measured: bool, rate: float | None) -> None:
 
 def draw(out: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Fig. 12: images a second and largest batch, by resolution."""
-    from vitkit.report.figures import Panel, draw_panels, render
+    from vitkit.report.figures import Panel, draw_panels, render  # matplotlib is slow to import
 
     names = short_names(row["model"] for row in rows)
 

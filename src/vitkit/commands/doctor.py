@@ -1,35 +1,27 @@
 """vitkit doctor and shard: a data set, or this machine, examined before training."""
 
-import copy
 import importlib.metadata
 import re
 import resource
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from threading import Timer
 from typing import Any
 
 import torch
 
 import vitkit
+from vitkit.commands.shared import Emit, note_if_slow
 from vitkit.data.doctor import examine
 from vitkit.datasets.opening import open_data
 from vitkit.datasets.opening import shard as write_shards
-from vitkit.errors import Error
-from vitkit.models.card import with_view
-from vitkit.models.variants import Model, skeleton, variant
-from vitkit.options import parse_view
+from vitkit.models.variants import skeleton, variant
 from vitkit.planning.automatic import device_memory
-from vitkit.report.terminal import Live, print_facts, print_table, say, warn
-from vitkit.runs.open_model import load_model
+from vitkit.report.terminal import Live, print_facts, print_table, say
 from vitkit.training.runtime import cores, data_workers
 
-Emit = Callable[[Any], None] | None
 STYLES = {"error": "bold red", "warning": "yellow", "note": ""}
 
 
@@ -60,34 +52,6 @@ def shard(data: str, out: Path, *, seed: int, emit: Emit) -> None:
     for key, why in facts["left_out"].items():
         say(f"left out: {key}: {why}")
     say(f"{facts['images']} images in {facts['shards']} shards, {facts['bytes'] / 1e6:,.1f} MB, in {out}")
-
-
-@contextmanager
-def note_if_slow(text: str, *, after: float = 1.0, quiet: bool = False) -> Iterator[None]:
-    """Say what is being waited for, if it takes long."""
-    timer = Timer(after, lambda: None if quiet else warn(text))
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def loaded(model: Model | str, device: str, view: str = "model") -> Model:
-    """The model at a place on its device, or one that is loaded already, where it is; with this view."""
-    if isinstance(model, str):
-        return load_model(model, device, view)
-    if device != "auto":
-        raise Error(
-            f"--device {device}: the model is loaded already and computes where it is; move it yourself with "
-            "model.to(...), or give its file or folder",
-            code="request.conflict",
-        )
-    if view == "model":
-        return model
-    other = copy.copy(model)  # the same parameters
-    other.preprocessing = with_view(model.preprocessing, model.config.image_size, *parse_view(view))
-    return other
 
 
 def split_row(row: dict[str, Any]) -> dict[str, Any]:

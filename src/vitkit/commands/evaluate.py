@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitkit.commands.doctor import Emit, loaded, note_if_slow
+from vitkit.commands.shared import Emit, loaded, note_if_slow
 from vitkit.data.loader import BadFiles
 from vitkit.data.sources import Source
 from vitkit.data.splits import same_classes

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitkit.commands.doctor import Emit, loaded
+from vitkit.commands.shared import Emit, loaded
 from vitkit.errors import Error
 from vitkit.models.adapt import adapt
 from vitkit.models.variants import Model

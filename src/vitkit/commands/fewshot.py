@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.commands.doctor import Emit
+from vitkit.commands.shared import Emit
 from vitkit.data.sources import Source
 from vitkit.errors import Error
 from vitkit.io.atomic import replace_file
@@ -123,7 +123,7 @@ def measured(
 
 def draw(told: dict[str, dict[str, Any]], path: Path) -> None:
     """Accuracy over shots: a panel a data set, a line a model."""
-    from vitkit.report.figures import Point, draw_shots, render
+    from vitkit.report.figures import Point, draw_shots, render  # matplotlib is slow to import
 
     panels: dict[str, dict[str, list[Point]]] = {}
     models = short_names(told)

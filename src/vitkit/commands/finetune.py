@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.commands import report
-from vitkit.commands.doctor import Emit
+from vitkit.commands.shared import Emit
 from vitkit.errors import Error
 from vitkit.metrics.proportions import percent, span, wilson
 from vitkit.options import Training

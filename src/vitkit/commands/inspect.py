@@ -1,5 +1,7 @@
 """vitkit inspect: arrays, figures and facts of what a model looks at, in one folder."""
 
+# B images, L layers, K heads, N patches; H, W pixels; h, w grid of patches
+
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -12,8 +14,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitkit.commands.doctor import Emit
 from vitkit.commands.look import label_of, ready, said, seen, upright
+from vitkit.commands.shared import Emit
 from vitkit.data.decode import BadImage, read
 from vitkit.data.names import DATA_SUFFIXES, SUFFIXES
 from vitkit.data.sources import walk

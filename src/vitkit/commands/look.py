@@ -1,5 +1,7 @@
 """What a model sees in one picture, as a value that shows itself in a notebook."""
 
+# K heads; H, W pixels; h, w grid of patches
+
 import os
 from base64 import b64encode
 from dataclasses import dataclass, field
@@ -72,7 +74,7 @@ class Look:
 
     def drawn(self, kind: str) -> bytes:
         """The panels side by side, as a file of kind "png" or "svg"."""
-        from vitkit.report.figures import draw_pictures, render
+        from vitkit.report.figures import draw_pictures, render  # matplotlib is slow to import
 
         names, pictures = zip(*self.panels(), strict=True)
         words = [self.in_words()] if self.predictions else []

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitkit.commands.doctor import Emit
+from vitkit.commands.shared import Emit
 from vitkit.data.decode import read
 from vitkit.data.names import folded
 from vitkit.errors import Error

@@ -10,10 +10,10 @@ from vitkit.report.compare_page import compare_page, protocol_page
 from vitkit.report.run_page import run_page
 from vitkit.report.suite_page import suite_page
 from vitkit.report.terminal import say
-from vitkit.runs.membership import tested_images
 from vitkit.runs.page import BIT, REPORT, drawing, gather, link, read, write_page
+from vitkit.runs.predictions import tested_images
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the verb alone needs no torch
     from vitkit.training.runtime import Runtime
 
 COMPARED = "compare.html"

@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from vitkit.commands.doctor import Emit
 from vitkit.commands.finetune import make_recipe
 from vitkit.commands.report import drawn
+from vitkit.commands.shared import Emit
 from vitkit.datasets.opening import open_data
 from vitkit.datasets.vtab import GROUPS, TASKS, read_task
 from vitkit.errors import Error

@@ -1,5 +1,7 @@
 """Records to batches: decoded, transformed and stacked by worker processes, in a fixed order."""
 
+# B images in a batch; K labels of an image at most, the others of its row being -1; h, w pixels of a view
+
 import atexit
 import ctypes
 import multiprocessing.connection

@@ -1,5 +1,7 @@
 """Several labels an image, held sparse: the class numbers of all images, and where those of each end."""
 
+# N images, C classes, B images of a batch, K labels of an image at most
+
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any

@@ -20,6 +20,8 @@ from vitkit.data.decode import Box, decode, decode_box, jpeg_size
 from vitkit.data.randaugment import augment
 from vitkit.errors import Error
 
+# B batch, C classes; H, W pixels of an image, h, w pixels of its view
+
 CROPS = {
     "inception": "5 to 100 % of the area, anywhere, to the size",
     "random": "shorter side to `resize`, then a random crop",

@@ -1,5 +1,9 @@
 """Attention: how far it reaches, its rollout through all layers, and the map of one class."""
 
+# B batch, N patches, T tokens, D width, K heads, L layers; h, w grid of patches
+# B batch, N patches, K heads, L layers; h, w grid of patches
+# B batch, N patches, T tokens, K heads, Dh head width; h, w grid of patches
+
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any

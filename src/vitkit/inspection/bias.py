@@ -1,5 +1,7 @@
 """Images with their patches permuted, or shifted: what a model's inductive bias makes of them."""
 
+# B images, C channels; H, W pixels; g cells a side
+
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,5 +1,9 @@
 """Embeddings: filters of the patch embedding, similarity of positions, tokens as colours."""
 
+# B batch, N patches, D width; h, w grid of patches
+# D width, C channels, P side of a filter
+# N patches, D width; H, W pixels; h, w grid of patches
+
 from typing import Any, NamedTuple
 
 import numpy as np

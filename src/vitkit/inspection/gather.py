@@ -1,5 +1,8 @@
 """Everything that a few images show of a model, and a summary of its layers."""
 
+# B batch, N patches, T tokens, K heads; h, w grid of patches
+# L layers, K heads; h, w grid of patches
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any

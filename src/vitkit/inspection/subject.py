@@ -1,5 +1,7 @@
 """What can be inspected: the checks, the quiet state and the small batches that the other files share."""
 
+# B batch, C channels, K heads; H, W pixels; h, w grid of patches
+
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,5 +1,7 @@
 """The data's classes in terms of the model's: ImageNet's by any of their names, others by a table."""
 
+# F classes of the data, C of the model
+
 import csv
 import io
 from collections import Counter

@@ -1,5 +1,9 @@
 """Classification: top-1, top-5, per class, confusion, calibration, and reassessed (ReaL) labels."""
 
+# N images in all, B in a batch, C classes of the model, F of the data (the same, unless they are mapped)
+# N images; Q bins
+# N images
+
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass

@@ -1,5 +1,8 @@
 """What a model costs: parameters, FLOPs, exaFLOPs of a training, and the memory that training takes."""
 
+# H, W pixels; h, w of a feature map; P patch, N patches, T tokens, D width, M hidden width, L layers
+# B images, N tokens, D width, M hidden width, K heads, L layers
+
 import re
 from dataclasses import asdict, dataclass
 from typing import Any

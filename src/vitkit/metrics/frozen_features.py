@@ -1,5 +1,9 @@
 """What frozen features are worth: few-shot least squares (Sec. 4.1), nearest neighbours, a linear probe."""
 
+# N training images, M test images, D features, C classes; R = D + 1 or N directions, whichever is fewer
+# N training images, M test images, D features, C classes
+# N training images, B of a batch, D features, C classes; K learning rates
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """Images with several labels each: average precision of every label, and what is right at 0.5."""
 
+# N images in all, B in a batch, C classes, K labels of an image at most
+
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any

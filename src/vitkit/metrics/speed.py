@@ -1,5 +1,7 @@
 """Images per second, the largest batch, energy from NVML, and the predicted pace on many GPUs."""
 
+# n GPUs, g of them in a node, N nodes; P parameters
+
 import ctypes
 import math
 import time

@@ -1,5 +1,7 @@
 """Multi-head self-attention (App. A, Eq. 5-8), with relative positions as an option (App. D.4)."""
 
+# B batch, N tokens, D width, K heads, Dh head width
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache

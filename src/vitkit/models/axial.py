@@ -1,5 +1,7 @@
 """Axial attention on the grid of patches: rows, then columns (App. D.6)."""
 
+# B batch, N tokens, D width, K heads; h, w grid of patches
+
 from collections.abc import Iterator
 
 import torch

@@ -1,5 +1,7 @@
 """AxialResNet: attention along rows, then along columns, in the place of a 3x3 convolution (App. D.6)."""
 
+# B batch, C channels, K heads, Dh head width; h, w feature map; n places of a line, M lines of all heads
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,5 +1,7 @@
 """The Transformer encoder: the pre-norm block (Eq. 2-3) and the stack of them."""
 
+# B batch, N tokens, D width, K heads; h, w grid of patches
+
 from collections.abc import Callable, Iterable, Iterator
 
 import torch

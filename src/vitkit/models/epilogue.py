@@ -5,6 +5,8 @@ product that takes it along and keeps what the gradient needs. (cuBLASLt could d
 there it is slower than two kernels: docs/speed.md.)
 """
 
+# M tokens of all images, D width, H hidden; cuBLASLt counts by columns, so its matrices are ours turned over
+
 import ctypes
 from functools import cache
 from threading import Lock

@@ -1,5 +1,7 @@
 """Dense layers whose gradients and activations take fewer passes over memory, in bf16 on an NVIDIA GPU."""
 
+# M tokens of all images, D width, H hidden, B batch, N tokens of an image, K heads, Dh head width
+
 import importlib.util
 from typing import Any
 

@@ -4,6 +4,9 @@ A layer's bias has the sum of its gradient over all tokens as its own. A compile
 for it, and that of a GELU it computes again too. Imported when first used, where Triton is.
 """
 
+# M tokens of all images, H hidden, B batch, N tokens of an image, K heads, Dh head width
+# A program has BLOCK columns and CHUNK rows, ROWS of them at a time; the sums of chunks are added up after it
+
 import torch
 import triton
 import triton.language as tl

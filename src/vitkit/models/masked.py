@@ -1,5 +1,7 @@
 """A ViT that says what stands in corrupted patches (masked patch prediction, Sec. 4.6 and App. B.1.2)."""
 
+# B batch, N patches, K of them corrupted, D width
+
 from dataclasses import replace
 from typing import Any
 

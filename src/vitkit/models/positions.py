@@ -1,5 +1,7 @@
 """Position embeddings: their kinds, where they enter (App. D.4), and their 2D resizing (Sec. 3.2)."""
 
+# N tokens (T with the class token), D width; h, w grid of patches
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

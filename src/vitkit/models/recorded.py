@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 WARM = 3  # calls before one is recorded, in which libraries choose their kernels
+
 Form = dict[str, tuple[torch.Size, torch.dtype]]
 
 

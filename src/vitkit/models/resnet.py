@@ -1,5 +1,7 @@
 """ResNets with GroupNorm and standardised convolutions: the hybrids' stem, BiT and AxialResNets."""
 
+# B batch, C channels; H, W pixels; h, w feature map
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,5 +1,7 @@
 """The Vision Transformer (Sec. 3.1, Eq. 1-4), plain or on a ResNet stem, with every choice of App. D."""
 
+# B batch, N tokens, D width, K heads; H, W pixels; h, w grid of patches; P patch
+
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from numbers import Integral

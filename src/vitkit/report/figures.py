@@ -4,6 +4,8 @@ Every figure is the same to the last byte for the same arrays, whatever the read
 matplotlib are. Names of files and classes are drawn as the text that they are.
 """
 
+# h, w grid of patches; P side of a filter; L layers, K heads
+
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence

@@ -1,5 +1,8 @@
 """What a run keeps for its report: machine, data, mistakes, and its first training batch."""
 
+# N images, B of them looked at; H, W pixels
+# B images that are shown; H, W pixels; C classes
+
 import base64
 import csv
 import io
@@ -36,10 +39,10 @@ from vitkit.recipes.recipe import Recipe
 from vitkit.report.overlay import overlay
 from vitkit.report.terminal import csv_cell
 from vitkit.runs.batches import mixup_batch, training_view
-from vitkit.runs.membership import PREDICTIONS, write_predictions
 from vitkit.runs.page import BATCH, MISTAKES, write_run_page, write_shown
 from vitkit.runs.page import FILE as SHOWN
 from vitkit.runs.page import read as read_json
+from vitkit.runs.predictions import PREDICTIONS, write_predictions
 from vitkit.serving.predict import evaluation_view
 from vitkit.tasks.classify import one_hot
 from vitkit.tasks.task import Metrics, Task

@@ -1,5 +1,7 @@
 """The model that is served: weights, engine, reloading, and its attention maps."""
 
+# L layers, K heads, T tokens, N patches; H, W pixels; h, w grid of patches
+
 import logging
 import os
 import shutil

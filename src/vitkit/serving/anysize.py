@@ -5,6 +5,8 @@ linear along rows and along columns, though, so it is written here as two small 
 out of the size of the image, and nothing of it is left to the runtime.
 """
 
+# H, W the table's own grid; h, w that of the image; D width
+
 import torch
 from torch import Tensor, nn
 

@@ -1,5 +1,7 @@
 """A model as a graph for other runtimes: torch.export, ONNX, OpenVINO. Their libraries load when used."""
 
+# B batch; H, W pixels
+
 import contextlib
 import importlib
 import io

@@ -21,6 +21,7 @@ class Trial:
     recipe: Recipe
     needs: str = ""
     resize: str = ""  # the convention by which the positions of that model are brought to another size
+    # by name, what the protocol compares on held-out images before it trains the best on all; empty: `recipe`
     compared: dict[str, Recipe] = field(default_factory=dict)
 
 

@@ -1,5 +1,7 @@
 """Classification: one label for each image, by softmax or by a sigmoid for each class."""
 
+# B batch, K classes
+
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar

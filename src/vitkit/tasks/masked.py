@@ -3,6 +3,8 @@
 What the paper leaves open is decided here; docs/paper.md has the list.
 """
 
+# B batch, N patches of an image, K of them corrupted, C channels, P side of a patch, M cells of a patch
+
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial

@@ -1,5 +1,7 @@
 """Task: the one way in which training, evaluation, reports and prediction know what is learned."""
 
+# B batch; C, H, W channels and pixels; K outputs of a model
+
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from vitkit.tasks.task import Batch, Objective
+from vitkit.training.objectives import Batch, Objective
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.runtime import Runtime
 from vitkit.training.step import Begun, Metrics, Stepper, TrainState

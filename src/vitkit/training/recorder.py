@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vitkit.models.recorded import WARM, Form, Recorded, form
-from vitkit.tasks.task import Batch
+from vitkit.training.objectives import Batch
 from vitkit.training.optimizer import moves_unseen
 from vitkit.training.runtime import Runtime
 

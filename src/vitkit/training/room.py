@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vitkit.tasks.task import Batch
+from vitkit.training.objectives import Batch
 
 CAREFUL = 2  # first steps of a process, after which what fitted into memory is taken to fit for good
 

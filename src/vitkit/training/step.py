@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from vitkit.tasks.task import Batch, Objective
 from vitkit.training.halves import Halved
+from vitkit.training.objectives import Batch, Objective
 from vitkit.training.optimizer import (
     OptimizerConfig,
     clip_gradients,

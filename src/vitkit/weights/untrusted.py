@@ -187,6 +187,9 @@ def listed(names: list[str]) -> str:
     return ", ".join(ascii(name)[1:-1][:120] for name in names[:SHOWN]) + more
 
 
+# --- safetensors
+
+
 def open_safetensors(path: Path, size: int) -> Arrays:
     header = safetensors_header(path, size)
     metadata = header.pop("__metadata__", {})
@@ -239,6 +242,9 @@ def no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(table) != len(pairs):
         raise MalformedFile("two arrays in the header have the same name")
     return table
+
+
+# --- zip files: .npz and .pt
 
 
 def open_zip(path: Path, size: int) -> Arrays:
