@@ -113,15 +113,15 @@ def demo(
     """
     from vitkit.commands import demo
 
-    told: dict[str, Any] = {}
-    right = [
-        module.run((lambda content, name=name: told.update({name: content})) if json else None)
-        for name, module in (("models", demo), ("digits", demo))
+    results: dict[str, Any] = {}
+    succeeded = [
+        run((lambda content, name=name: results.update({name: content})) if json else None)
+        for name, run in (("models", demo.run_models), ("digits", demo.run_digits))
         if part in ("all", name)
     ]
     if json:
-        print_json(told)
-    sys.exit(0 if all(right) else 1)
+        print_json(results)
+    sys.exit(0 if all(succeeded) else 1)
 
 
 def cost(
