@@ -35,24 +35,26 @@ def test_A5_control_an_error_of_pillow_that_is_passed_on_is_another(monkeypatch,
     assert not isinstance(caught.value, test_decode.BadImage)
 
 
-def used(folder: Path, members: list, refusal: str) -> None:
+def used(folder: Path, members: list, code: str) -> None:
     """Members for which a shard is to be refused are in an index."""
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
-        test_shards.test_tars_that_are_not_as_they_should_be_are_refused_by_member(folder, members, refusal)
+        test_shards.test_tars_that_are_not_as_they_should_be_are_refused_by_member(
+            folder, members, code, "x.tar"
+        )
     assert (folder / INDEX).exists()
 
 
 @pytest.mark.control("vitkit.data.archives.check_name")
 def test_A6_control_without_the_check_of_names_a_shard_leads_out_of_itself(tmp_path, switched_off):
     switched_off("vitkit.data.archives.check_name", lambda path, name: None)
-    used(tmp_path, [("../a.jpg", test_shards.picture(1)), ("../a.cls", b"0")], "a name that leads out")
+    used(tmp_path, [("../a.jpg", test_shards.picture(1)), ("../a.cls", b"0")], "data.unsafe")
 
 
 @pytest.mark.control("vitkit.data.shards_found.check_member")
 def test_A6_control_without_the_check_of_members_a_shard_may_hold_links(tmp_path, switched_off):
     switched_off("vitkit.data.shards_found.check_member", lambda where, member: None)
     link = {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}
-    used(tmp_path, [("a.jpg", link), ("a.cls", b"0")], "a link, device")
+    used(tmp_path, [("a.jpg", link), ("a.cls", b"0")], "data.unsafe")
 
 
 @pytest.mark.control("vitkit.data.index.check_shards")
@@ -68,7 +70,7 @@ def test_A6_control_without_the_check_of_its_shards_an_index_leads_out_of_its_fo
     switched_off("vitkit.data.index.check_shards", lambda shards, numbers: list(numbers))
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         test_shards.test_an_index_that_contradicts_itself_is_refused(
-            tmp_path / "shards", elsewhere, "is no name for a shard"
+            tmp_path / "shards", elsewhere, "data.corrupt", ()
         )
 
 

@@ -1,5 +1,7 @@
 """An export to a full disk: one line with the file and the reason, code 1, and nothing half-written."""
 
+import json
+
 import pytest
 from test_cli import run
 from test_disks import leave
@@ -23,7 +25,11 @@ def test_an_export_to_a_full_disk_is_one_line(kind, lies, small, small_disk, tmp
     words = ("--overwrite", "--device", "cpu", "--json")
     assert run("export", tmp_path / "m.safetensors", disk / f"m.{kind}", *words) == 1
     told = capsys.readouterr()
-    assert not told.out and str(disk / f"m.{kind}") in told.err and "No space left" in told.err
+    assert (
+        json.loads(told.out)["error"]["code"] == "disk.full"
+        and str(disk / f"m.{kind}") in told.err
+        and "No space left" in told.err
+    )
     assert told.err.count("\n") == 1, told.err
     assert sorted(path.name for path in disk.iterdir()) == before
     assert (disk / f"m.{kind}").read_text() == "of before"

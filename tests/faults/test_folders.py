@@ -15,6 +15,7 @@ from test_sources import labelled, picture, write
 
 from vitkit.data.decode import BadImage
 from vitkit.data.loader import BadFiles, evaluation_batches
+from vitkit.data.names import SPLITS
 from vitkit.data.splits import complete
 from vitkit.data.views import View
 from vitkit.datasets.opening import open_data
@@ -188,7 +189,7 @@ NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"
 )
 def test_A3_any_names_are_classes(tmp_path_factory, names):
     root = tmp_path_factory.mktemp("names")
-    if {name.lower() for name in names} <= set(names.SPLITS):
+    if {name.lower() for name in names} <= set(SPLITS):
         return
     write(root, [f"{name}/x.png" for name in names])
     found = open_data(root)["all"]

@@ -1,6 +1,8 @@
 """Verbs about models and their files: list, show, convert, cost, export, demo."""
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -114,9 +116,10 @@ def demo(
     from vitkit.commands import demo
 
     results: dict[str, Any] = {}
+    parts: dict[str, Callable[..., bool]] = {"models": demo.run_models, "digits": demo.run_digits}
     succeeded = [
-        run((lambda content, name=name: results.update({name: content})) if json else None)
-        for name, run in (("models", demo.run_models), ("digits", demo.run_digits))
+        run(partial(results.__setitem__, name) if json else None)
+        for name, run in parts.items()
         if part in ("all", name)
     ]
     if json:
