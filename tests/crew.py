@@ -73,7 +73,7 @@ def one(rank: int, world: int, port: int, how: tuple[str, bool], pipe: Any, act:
 
 
 def go(runtime: Runtime, recipe: Recipe, out: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """One process of a run: workers and save_aside as How has them, `stop` a step at which one is told to
+    """One process of a run: workers and save_aside as in RunOptions, `stop` a step at which one is told to
     stop, `save` the seconds between checkpoints. Comes back with the result, or the step of the stop.
     """
     from vitkit.runs import folder

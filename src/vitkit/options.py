@@ -159,7 +159,7 @@ class Training:
         Path | None,
         arg(metavar="DIR", help="Keep decoded images there: later passes and runs read pixels."),
     ] = None
-    max_bad: Annotated[float, arg(metavar="X", help="Share of unusable images that is put up with.")] = 0.05
+    max_bad: Annotated[float, arg(metavar="X", help="Maximum fraction of unreadable images.")] = 0.05
     compile: Annotated[bool, arg(help="Compile the model (torch.compile).")] = False
     recompute: Annotated[
         bool, arg(help="Compute activations twice instead of keeping them: less memory, a third more time.")

@@ -69,7 +69,7 @@ def finetune(
             "retrain on all, test n seeds."
         ),
     ] = False,
-    seeds: Annotated[int, arg(metavar="N", help="Runs of the protocol whose mean is told.")] = 3,
+    seeds: Annotated[int, arg(metavar="N", help="Runs of the protocol whose mean is reported.")] = 3,
     json: Json = False,
 ) -> None:
     """A classifier from your images: train, test, save one model file. The same command again resumes.
@@ -120,7 +120,7 @@ def suite(
         tuple[int, ...],
         arg(metavar="N...", help="Numbers of steps to compare with --one-setting (500 2500)."),
     ] = (),
-    seeds: Annotated[int, arg(metavar="N", help="Final runs of each task, whose mean is told.")] = 1,
+    seeds: Annotated[int, arg(metavar="N", help="Final runs of each task, whose mean is reported.")] = 1,
     steps: Annotated[int | None, arg(metavar="N", help="Length of a run (2500).")] = None,
     batch: Annotated[int | None, arg(metavar="N", help="Images a step (512).")] = None,
     image_size: Annotated[str | None, arg(metavar="N|HxW", help="Resolution (384).")] = None,

@@ -161,7 +161,7 @@ def fewshot(
         tuple[int, ...],
         arg(metavar="N...", help="Images of each class; 1 5 10 25 as far as there are so many."),
     ] = (),
-    seeds: Annotated[int, arg(metavar="N", help="Choices of those images whose mean is told.")] = 3,
+    seeds: Annotated[int, arg(metavar="N", help="Draws of those images whose mean is reported.")] = 3,
     l2: Annotated[str, arg(metavar="X|grid", help="The penalty, or the best of 2^-10 to 2^19.")] = "1024",
     knn: Annotated[
         int | None, arg(metavar="K", help="Also the vote of the K nearest training images.")
@@ -328,7 +328,7 @@ def serve(
     engine: Annotated[str, arg(metavar="NAME", help="torch, or auto for the fastest here.")] = "torch",
     max_batch: Annotated[int, arg(metavar="N", help="Images computed together.")] = 32,
     max_wait_ms: Annotated[float, arg(metavar="MS", help="That an image waits for others.")] = 5.0,
-    queue: Annotated[int, arg(metavar="N", help="Images that may wait; more are told to try again.")] = 256,
+    queue: Annotated[int, arg(metavar="N", help="Images that may wait; more get 503 and try again.")] = 256,
     timeout: Annotated[float, arg(metavar="S", help="Seconds until an answer.")] = 30.0,
     max_bytes: Annotated[str, arg(metavar="SIZE", help="Of a request's body.")] = "10MB",
     max_pixels: Annotated[float, arg(metavar="N", help="Of an image.")] = 20e6,

@@ -1,4 +1,4 @@
-"""Plan, then run: everything is decided, opened and built once here; `run` in learn.py does it."""
+"""Plan, then run: everything is decided, opened and built once here; commands/finetune.py runs it."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -271,7 +271,8 @@ def finished_plan(request: Request, out: Path, done: Result, machine: Machine, o
 def planned(request: Request, out: Path, old: Recipe | None, machine: Machine, options: RunOptions) -> Plan:
     """The plan of a new run, or (`old`) of one that goes on with the recipe that it has."""
     runtime, opened, only = machine.runtime, machine.opened, request.options.plan
-    recipe = old or override(request.recipe, request.options.set)
+    asked = override(request.recipe, request.options.set)
+    recipe = old or asked
     splits = opened(replace(recipe, against=()), out)
     known = automatic.circumstances(request.options, splits, runtime)
     choices = Choices(machine.say if not only else None)
@@ -283,8 +284,7 @@ def planned(request: Request, out: Path, old: Recipe | None, machine: Machine, o
     training_view(recipe)
     if old is None:
         recipe = automatic.decide(recipe, (automatic.fit_warmup,), known, choices.add)
-    named = bool(override(request.recipe, request.options.set).weights)
-    loader = load_here if only else load if named else automatic.load_default
+    loader = load_here if only else load if asked.weights else automatic.load_default
     model = OneModel(partial(build_model, recipe, splits["train"], loader))
     note = dropped(model().config, strict=request.options.strict_size)
     if note and old is None and not only:
