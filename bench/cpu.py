@@ -29,10 +29,10 @@ from gpu import CLASSES, Row, timed
 from torch import Tensor, nn
 
 from vitkit.data.views import normalise
-from vitkit.serving.builders import compiler, fast_bf16
+from vitkit.inference.builders import compiler, fast_bf16
+from vitkit.runtime.runtime import PRECISIONS, Runtime, cpu_cores
 from vitkit.tasks.classify import ClassificationLoss
 from vitkit.training.optimizer import OptimizerConfig
-from vitkit.training.runtime import PRECISIONS, Runtime, cores
 from vitkit.training.step import TrainState, update
 
 RATE, DECAY = 1e-4, 0.1
@@ -70,7 +70,7 @@ def asking(call: nn.Module, batch: Batch, runtime: Runtime) -> Callable[[], Tens
 
     @torch.inference_mode()
     def ask() -> Tensor:
-        with runtime.computing():
+        with runtime.autocast():
             return call(images).float()
 
     return ask
@@ -90,7 +90,7 @@ def timm_training(model: nn.Module, call: nn.Module, batch: Batch, runtime: Runt
     adam = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=DECAY)
 
     def train() -> None:
-        with runtime.computing():
+        with runtime.autocast():
             logits = call(images)
         F.cross_entropy(logits.float(), labels).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -105,7 +105,7 @@ def made(side: str, row: Row, batch: Batch, precision: str) -> Side:
     runtime = Runtime(precision=precision, compile=bool(compiled))
     torch.manual_seed(0)  # the head is random, and the same for all
     model = pair(f"ViT-{row.size}/16")[kind].train(row.train)
-    call = runtime.callable(model) if kind == "vitkit" else torch.compile(model) if compiled else model
+    call = runtime.wrap(model) if kind == "vitkit" else torch.compile(model) if compiled else model
     if not row.train:
         ask = asking(call, batch, runtime)
         return Side(ask, ask)
@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=1, help="calls in a round")
     parser.add_argument("--batch", type=int, default=0, help="instead of each row's own")
-    parser.add_argument("--threads", type=int, default=cores())
+    parser.add_argument("--threads", type=int, default=cpu_cores())
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

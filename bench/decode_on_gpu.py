@@ -24,7 +24,7 @@ from vitkit.data.loader import train_batches
 from vitkit.data.order import Order
 from vitkit.data.views import View, inception_box
 from vitkit.datasets.opening import open_data
-from vitkit.training.runtime import cores
+from vitkit.runtime.runtime import cpu_cores
 
 SIZE = 224
 
@@ -69,8 +69,8 @@ def main() -> None:
         print(f"pixels of one image: {apart.mean():.3f} levels apart, at most {apart.max()}", flush=True)
         source = open_data(Path(folder, "jpegs"))["all"]
         view = View(size=(SIZE, SIZE), crop="inception", flip=True)
-        ours = train_batches(source, view, Order(len(source), options.batch, seed=0), workers=cores())
-        for _ in range(cores() + 4):
+        ours = train_batches(source, view, Order(len(source), options.batch, seed=0), workers=cpu_cores())
+        for _ in range(cpu_cores() + 4):
             next(ours)
         found: dict[str, list[float]] = {}
         for _ in range(options.rounds):
@@ -79,7 +79,9 @@ def main() -> None:
             both = rate(lambda: [cropped(decoded(part), rng) for part in parts], len(files))
             found.setdefault("decoded and cropped there", []).append(both)
             time.sleep(1)
-            workers = rate(lambda: [next(ours) for _ in range(2 * cores())], 2 * cores() * options.batch)
+            workers = rate(
+                lambda: [next(ours) for _ in range(2 * cpu_cores())], 2 * cpu_cores() * options.batch
+            )
             found.setdefault("by workers", []).append(workers)
     for name, rates in found.items():
         print(f"{name}: {statistics.median(rates):,.0f} images/s ({min(rates):,.0f} to {max(rates):,.0f})")

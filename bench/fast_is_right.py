@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 
 from vitkit.models.variants import configure, fresh
-from vitkit.training.runtime import Runtime
+from vitkit.runtime.runtime import Runtime
 
 MODEL = ("--model", "ViT-S/4", "--image-size", "32", "--batch", "128", "--lr", "1e-3", "--set",
          "schedule.warmup=50", "mixup=0", "randaugment=", "evaluations=0")  # fmt: skip
@@ -43,7 +43,7 @@ def gradient_errors(data: str, device: str) -> None:
         where = Runtime(device=device, precision="bf16" if "bf16" in kind else "fp32")
         net = copy.deepcopy(model).to(device, dtype)
         call = torch.compile(net) if "compiled" in kind else net
-        with where.computing():
+        with where.autocast():
             found = call(images.to(device, dtype))
         F.cross_entropy(found.to(dtype), labels.to(device)).backward()
         return [p.grad.double() for p in net.parameters()]

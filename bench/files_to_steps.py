@@ -46,15 +46,15 @@ except ImportError as error:
 from vitkit.data.decoded_cache import decoded
 from vitkit.data.loader import AHEAD, BadFiles
 from vitkit.data.order import Order
-from vitkit.data.sources import Source
+from vitkit.data.sources.source import Source
 from vitkit.datasets.opening import open_data
 from vitkit.models.card import Preprocessing
-from vitkit.models.recorded import WARM
+from vitkit.ops.cuda_graph import WARMUP_CALLS
 from vitkit.recipes.recipe import Recipe
 from vitkit.runs.batches import training_batches
+from vitkit.runtime.runtime import Runtime, cpu_cores, seed_step
 from vitkit.tasks.classify import ClassificationLoss
 from vitkit.training.optimizer import OptimizerConfig
-from vitkit.training.runtime import Runtime, cores, seed_step
 from vitkit.training.step import Stepper, TrainState
 
 NAMES = {"ViT-Ti/16": "tiny", "ViT-S/16": "small", "ViT-B/16": "base", "ViT-L/16": "large"}
@@ -105,7 +105,7 @@ def save_jpegs(folder: Path, count: int) -> None:
     for name in range(CLASSES):
         (folder / f"class{name}").mkdir(parents=True)
     parts = [range(count)[at : at + 50] for at in range(0, count, 50)]
-    with ProcessPoolExecutor(cores()) as pool:
+    with ProcessPoolExecutor(cpu_cores()) as pool:
         list(pool.map(partial(save_part, folder, pictures), parts))
     size = statistics.mean(path.stat().st_size for path in folder.glob("*/*.jpg"))
     print(f"{count} JPEGs of {WIDTH}x{HEIGHT}, {size / 1e3:.0f} kB each, of {kind}", flush=True)
@@ -164,9 +164,9 @@ def our_batches(options: argparse.Namespace, source: Source) -> Iterator[Any]:
 def our_learner(options: argparse.Namespace) -> Learn:
     """What the training loop does, as long as it goes on: a step is recorded once for all rounds."""
     recipe, runtime = our_recipe(options)
-    model = runtime.settle(gpu.our_model(gpu.Row(options.model[4:-3], pixels=options.size)))  # S of ViT-S/16
+    model = runtime.place(gpu.our_model(gpu.Row(options.model[4:-3], pixels=options.size)))  # S of ViT-S/16
     state = TrainState.start(model, recipe.optimizer)
-    call = runtime.callable(model.train())
+    call = runtime.wrap(model.train())
     step = gpu.stepping(
         Stepper(state, ClassificationLoss(classes=gpu.CLASSES), recipe.optimizer, call, runtime)
     )
@@ -197,9 +197,11 @@ def rows_of(options: argparse.Namespace, streams: dict[str, Iterator[Any]]) -> l
     for side, make in (("timm", timm_learner), ("vitkit", our_learner)):
         begun = time.perf_counter()
         learn = learners[side] = make(options)
-        learn(repeat(fixed[side]), WARM + 1)  # the last of which ours records
+        learn(repeat(fixed[side]), WARMUP_CALLS + 1)  # the last of which ours records
         gpu.wait(options.device)
-        print(f"{side}: the first {WARM + 1} steps took {time.perf_counter() - begun:.1f} s", flush=True)
+        print(
+            f"{side}: the first {WARMUP_CALLS + 1} steps took {time.perf_counter() - begun:.1f} s", flush=True
+        )
         rows.append(Row(WHATS[0], side, partial(learn, repeat(fixed[side]))))
     for what in WHATS[1:]:
         for side, stream in streams.items():
@@ -283,7 +285,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--steps", type=int, default=32, help="in a round, and up to whole turns of workers")
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--workers", type=int, default=cores(), help="of each loader")
+    parser.add_argument("--workers", type=int, default=cpu_cores(), help="of each loader")
     parser.add_argument("--only", nargs="+", choices=WHATS, default=WHATS, help="Time these alone.")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path)
@@ -292,8 +294,8 @@ def main() -> None:
     check_room(options)
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(0)
-    about = {"machine": torch.cuda.get_device_name() if options.device == "cuda" else "CPU", "cores": cores(),
-             "torch": torch.__version__, "timm": timm.__version__}  # fmt: skip
+    about = {"machine": torch.cuda.get_device_name() if options.device == "cuda" else "CPU",
+             "cores": cpu_cores(), "torch": torch.__version__, "timm": timm.__version__}  # fmt: skip
     about |= {key: getattr(options, key) for key in ("model", "size", "batch", "steps", "workers")}
     print(", ".join(f"{key} {value}" for key, value in about.items()), flush=True)
     with tempfile.TemporaryDirectory() as made:

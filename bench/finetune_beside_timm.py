@@ -24,7 +24,7 @@ import importable_peers  # noqa: F401
 
 from vitkit.recipes import recipe
 from vitkit.runs.run import run
-from vitkit.training.runtime import choose
+from vitkit.runtime.runtime import choose_runtime
 from vitkit.training.schedule import Duration, Schedule
 
 WARMUP = 50
@@ -37,7 +37,7 @@ def with_vitkit(options: argparse.Namespace, seed: int) -> dict[str, float]:
         evaluations=0, seed=seed, val=0.01,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as out:
-        result = run(r, Path(out), choose(options.device), workers=options.workers, quiet=True)
+        result = run(r, Path(out), choose_runtime(options.device), workers=options.workers, quiet=True)
         rows = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
     timed = [row for row in rows if "seconds" in row][options.steps // 2 :]
     speed = sum(row["images"] for row in timed) / sum(row["seconds"] for row in timed)

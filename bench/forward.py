@@ -22,7 +22,7 @@ import importable_peers  # noqa: F401
 
 import vitkit
 from vitkit.models.resnet import ResNetConfig
-from vitkit.weights.parity import timm_resnet, timm_vit
+from vitkit.weights.convert import timm_resnet, timm_vit
 from vitkit.weights.save import foreign_arrays, layout_for
 
 

@@ -1,4 +1,4 @@
-"""The kernels of models/fused.py beside a product and what inductor makes of the rest, each alone.
+"""The kernels of ops/fused.py beside a product and what inductor makes of the rest, each alone.
 
     python bench/fused.py --images 256 --width 768
 
@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitkit.models import epilogue, kernels
+from vitkit.ops import cublaslt as epilogue
+from vitkit.ops import triton_kernels as kernels
 
 CHOICES = 6
 SHAPES = [(128, 8, 256, 4), (128, 8, 128, 2), (256, 8, 128, 2), (512, 8, 128, 2), (256, 8, 256, 4),
@@ -99,11 +100,11 @@ def main() -> None:
         print(f"  {name}: {timed(run):.3f}", flush=True)
     for name, run in {
         "product with gelu": lambda: epilogue.dense_gelu(z, up, bias),
-        "the same, kept": lambda: epilogue.dense_gelu_kept(z, up, bias),
+        "the same, kept": lambda: epilogue.dense_gelu_with_input(z, up, bias),
     }.items():
         print(f"  {name}: " + ", ".join(f"{t:.3f}" for t in each_choice(run)), flush=True)
     for name, constant, run in (
-        ("gelu_back", "GELU_BACK", lambda: kernels.gelu_back(slow, before)),
+        ("gelu_backward", "GELU_BACK", lambda: kernels.gelu_backward(slow, before)),
         ("pack", "PACK", lambda: kernels.pack(*heads)),
     ):
         for shape in SHAPES:

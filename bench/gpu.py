@@ -28,17 +28,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitkit.inference.bf16 import CudaGraphEngine
+from vitkit.inference.builders import build_engine
+from vitkit.inference.engine_cache import Memory
 from vitkit.metrics.cost import forward_flops
-from vitkit.models.recorded import WARM, Recorded
 from vitkit.models.variants import Model, configure, fresh
-from vitkit.serving.builders import build_engine
-from vitkit.serving.cudagraph import Graphed
-from vitkit.serving.remembered import Memory
+from vitkit.ops.cuda_graph import WARMUP_CALLS, CudaGraph
+from vitkit.runtime.runtime import Runtime
 from vitkit.tasks.classify import ClassificationLoss
 from vitkit.tasks.task import Batch
 from vitkit.training.optimizer import OptimizerConfig
-from vitkit.training.runtime import Runtime
-from vitkit.training.step import Begun, Stepper, TrainState
+from vitkit.training.step import PendingStep, Stepper, TrainState
 
 CLASSES, RATE = 1000, 1e-4
 SIZES = {"S": (12, 384, 6), "B": (12, 768, 12), "L": (24, 1024, 16)}
@@ -121,13 +121,13 @@ def our_model(row: Row) -> Model:
 def our_step(row: Row, images: Tensor, labels: Tensor, compiled: bool) -> Callable[[], Any]:
     """By the training loop's own update; inference as the server calls a model."""
     runtime = Runtime(device=images.device.type, precision="bf16", compile=compiled)
-    model = runtime.settle(our_model(row))
-    call = runtime.callable(model)
+    model = runtime.place(our_model(row))
+    call = runtime.wrap(model)
     if not row.train:
         model.eval()
 
         def ask() -> Tensor:
-            with torch.inference_mode(), runtime.computing():
+            with torch.inference_mode(), runtime.autocast():
                 return call(images)
 
         return ask
@@ -146,11 +146,11 @@ def our_step(row: Row, images: Tensor, labels: Tensor, compiled: bool) -> Callab
 
 def stepping(steps: Stepper) -> Callable[[list[Batch]], float]:
     """Training as the loop does it, a step by each call; its loss, or where it is played that before it."""
-    behind: list[Begun] = []
+    behind: list[PendingStep] = []
 
     def step(micro_batches: list[Batch]) -> float:
         behind.append(steps.begin(micro_batches, RATE))
-        late = behind[0].played and len(behind) == 1
+        late = behind[0].replayed and len(behind) == 1
         return math.nan if late else steps.finish(behind.pop(0))["loss"]
 
     return step
@@ -167,17 +167,17 @@ def our_engine(how: str, row: Row, images: Tensor) -> Callable[[], Any]:
         held, memory = pixels.cpu(), Memory(model, len(images))
         run = build_engine(engine.replace(" ", "-"), model, len(images), None, memory)
         return lambda: run(held)
-    graphed = Graphed(model, len(images), compiled="compiled" in engine)
+    graphed = CudaGraphEngine(model, len(images), compiled="compiled" in engine)
     with torch.inference_mode():
         pixels = pixels.clone()  # as the recording's own, or it would be compiled anew in its midst
-        for _ in range(WARM):
+        for _ in range(WARMUP_CALLS):
             graphed.compute(pixels)
-        recorded = Recorded(lambda given: graphed.compute(given["image"]), {"image": pixels})
+        graph = CudaGraph(lambda given: graphed.compute(given["image"]), {"image": pixels})
 
     @torch.inference_mode()
     def ask() -> Tensor:
         assert graphed  # whose weights must live
-        return recorded({"image": pixels})
+        return graph.replay({"image": pixels})
 
     return ask
 
@@ -265,7 +265,7 @@ def compare(name: str, row: Row, options: argparse.Namespace, peak: float) -> li
         steps[side]()
         wait(device)
         started[side] = time.perf_counter() - begun
-        timed(steps[side], device, WARM + 1)  # the last of which ours records
+        timed(steps[side], device, WARMUP_CALLS + 1)  # the last of which ours records
         memory[side] = (torch.cuda.max_memory_allocated() - held) / 1e9 if device == "cuda" else None
     seconds: dict[str, list[float]] = {side: [] for side in row.sides}
     for _ in range(options.rounds):

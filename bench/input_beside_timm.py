@@ -35,7 +35,7 @@ import timm.data
 from vitkit.data.decoded_cache import decoded
 from vitkit.data.loader import train_batches
 from vitkit.data.order import Order
-from vitkit.data.sources import Source
+from vitkit.data.sources.source import Source
 from vitkit.data.views import View, apply, inception_box
 from vitkit.datasets.opening import open_data
 
@@ -135,7 +135,7 @@ def measure(name: str, folder: Path, options: argparse.Namespace, cache: Path) -
         raise SystemExit(
             f"{folder}: {len(source)} images do not fill a batch of {options.batch}; see --batch"
         )
-    kept, rows = decoded(source, cache, max(1, *options.workers), tell=print), []
+    kept, rows = decoded(source, cache, max(1, *options.workers), log=print), []
     batches = max(2, (options.images if name != "2000x1500" else options.images // 3) // options.batch)
     for workers in options.workers:
         found = speeds(

@@ -18,7 +18,7 @@ from vitkit.recipes import recipe
 from vitkit.recipes.recipe import Recipe, override
 from vitkit.runs.folder import Result, RunOptions
 from vitkit.runs.protocol import Protocol
-from vitkit.training.runtime import choose
+from vitkit.runtime.runtime import choose_runtime
 from vitkit.training.schedule import Duration
 
 MODEL = {"model": "ViT-Ti/4", "model_options": ("depth=8",), "image_size": (32, 32)}
@@ -52,7 +52,7 @@ def finetuning(options: argparse.Namespace, weights: str, rate: float, seed: int
 
 def runs(options: argparse.Namespace, seed: int) -> Iterator[tuple[str, str, Result]]:
     """(arm, stage, result), as they are finished."""
-    runtime, how = choose(options.device), RunOptions(workers=options.workers, quiet=True)
+    runtime, how = choose_runtime(options.device), RunOptions(workers=options.workers, quiet=True)
     for arm in options.arms:
         folder = options.out / arm.replace(" ", "").replace(",", "-").replace("%", "") / f"seed-{seed}"
         protocol = Protocol(folder, runtime, how, print)

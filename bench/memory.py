@@ -13,9 +13,9 @@ import torch
 
 from vitkit.metrics.cost import training_memory
 from vitkit.models.variants import fresh, skeleton, variant
+from vitkit.runtime.runtime import Runtime
 from vitkit.tasks.classify import ClassificationLoss
 from vitkit.training.optimizer import OptimizerConfig
-from vitkit.training.runtime import Runtime
 from vitkit.training.step import TrainState, update
 
 CASES = [  # model, images, kind of optimizer, precision, recompute
@@ -36,7 +36,7 @@ def measured(name: str, images: int, kind: str, precision: str, recompute: bool,
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     runtime = Runtime(device, precision, recompute=recompute)
-    model = runtime.settle(fresh(variant(name), seed=0))
+    model = runtime.place(fresh(variant(name), seed=0))
     config = OptimizerConfig(kind=kind, clip=1.0)
     state = TrainState.start(model, config)
     side = model.config.image_size

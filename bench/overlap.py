@@ -17,14 +17,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from crew import together
+from together import together
 
 from vitkit.models.variants import configure, fresh
+from vitkit.runtime.runtime import Runtime
 from vitkit.tasks.classify import ClassificationLoss
 from vitkit.training.optimizer import OptimizerConfig
-from vitkit.training.room import CAREFUL
-from vitkit.training.runtime import Runtime
-from vitkit.training.step import Stepper, TrainState
+from vitkit.training.step import BACKOFF_STEPS, Stepper, TrainState
 
 CLASSES = 10
 SMALL = 1000  # numbers; what the loop itself adds up over processes is fewer
@@ -44,8 +43,8 @@ class Event:
 def profiled(runtime: Runtime, name: str, image_size: int, images: int) -> list[Event]:
     """The events of one training step; those before it settle DDP's buckets and what fits into memory."""
     model = fresh(configure(name, classes=CLASSES, image_size=image_size), seed=0)
-    model = runtime.settle(model).train()
-    call, config = runtime.callable(model), OptimizerConfig(kind="adam")
+    model = runtime.place(model).train()
+    call, config = runtime.wrap(model), OptimizerConfig(kind="adam")
     step = Stepper(
         TrainState.start(model, config), ClassificationLoss(classes=CLASSES), config, call, runtime
     )
@@ -53,7 +52,7 @@ def profiled(runtime: Runtime, name: str, image_size: int, images: int) -> list[
         "image": torch.zeros(images, 3, image_size, image_size, dtype=torch.uint8),
         "label": torch.arange(images) % CLASSES,
     }
-    for _ in range(CAREFUL + 1):
+    for _ in range(BACKOFF_STEPS + 1):
         step([batch], 1e-4)
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
         step([batch], 1e-4)
@@ -107,13 +106,13 @@ def main() -> None:
     options = parser.parse_args()
     words = options.model, options.image_size, options.images
     print(f"{options.model}, two processes, torch {torch.__version__}")
-    d = overlap(together(2, profiled, *words, spread="ddp")[0])
+    d = overlap(together(2, profiled, *words, parallel="ddp")[0])
     print(
         f"ddp: {d['early']} of {d['buckets']} buckets ({d['early_share']:.0%} of the gradients) are on their "
         f"way before the last gradient is computed, the first after {d['first_at']:.0%} of the backward pass"
     )
     blocks = configure(options.model).depth
-    f = prefetch(together(2, profiled, *words, spread="fsdp")[0], blocks)
+    f = prefetch(together(2, profiled, *words, parallel="fsdp")[0], blocks)
     print(
         f"fsdp: the next block's weights are asked for before a block is done in {f['forward']} of "
         f"{blocks - 1} cases in the forward pass, in {f['backward']} of {blocks - 1} in the backward pass"

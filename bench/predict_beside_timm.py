@@ -21,11 +21,11 @@ import torch
 from forward import pair
 
 from vitkit.data.views import normalise
-from vitkit.serving.builders import ENGINES, available
-from vitkit.serving.engines import Trial, torch_engine
-from vitkit.serving.predict import logits_together
-from vitkit.serving.remembered import Memory
-from vitkit.serving.samples import sample_images
+from vitkit.inference.agreement import sample_images
+from vitkit.inference.builders import ENGINES, available
+from vitkit.inference.engine_cache import Memory
+from vitkit.inference.engines import Trial, torch_engine
+from vitkit.inference.predict import logits_together
 
 
 def timm_engine(theirs, ours):

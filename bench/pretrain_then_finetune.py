@@ -20,7 +20,7 @@ from vitkit.recipes import recipe
 from vitkit.recipes.recipe import Recipe, override
 from vitkit.runs.folder import Result, RunOptions
 from vitkit.runs.run import run
-from vitkit.training.runtime import Runtime, choose
+from vitkit.runtime.runtime import Runtime, choose_runtime
 from vitkit.training.schedule import Duration
 
 MODELS = {
@@ -112,9 +112,9 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("runs/pretrain-then-finetune"))
     options = parser.parse_args()
-    runtime = choose(options.device, compile=options.compile)
+    runtime = choose_runtime(options.device, compile=options.compile)
     best = peak(runtime.device)
-    print(f"{runtime.facts()}, a large product runs at {best / 1e12:.0f} TFLOP/s", flush=True)
+    print(f"{runtime.describe()}, a large product runs at {best / 1e12:.0f} TFLOP/s", flush=True)
     for kind in options.models:
         rows = [one(options, kind, seed, runtime, best) for seed in options.seeds]
         for row in rows:

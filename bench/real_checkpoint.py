@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import importable_peers  # noqa: F401
 
 import vitkit
-from vitkit.weights.parity import timm_vit
+from vitkit.weights.convert import timm_vit
 
 
 def photographs() -> dict[str, np.ndarray]:

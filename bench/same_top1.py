@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 import vitkit
-from vitkit.serving.builders import ENGINES, available
-from vitkit.serving.engines import choose_engine, torch_engine
-from vitkit.serving.samples import sample_images
+from vitkit.inference.agreement import sample_images
+from vitkit.inference.builders import ENGINES, available
+from vitkit.inference.engines import choose_engine, torch_engine
 
 CALIBRATED = 128
 

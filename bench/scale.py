@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from vitkit.metrics.cost import PEAKS, TRAINING, forward_flops, training_memory
-from vitkit.metrics.speed import SPREADS, Links, Work, limit, spread_over
+from vitkit.metrics.speed import PARALLEL, Links, Work, limit, scale_out
 from vitkit.models.variants import Model, skeleton, variant
 
 MODELS = ("ViT-L/16", "ViT-H/14")
@@ -79,13 +79,13 @@ def growing(found: list[Subject], images: int, links: Links) -> str:
     for s in found:
         for n in GPUS:
             row = [s.name, f"{n:,}"]
-            for spread in SPREADS:
-                p = spread_over(s.work(images), n, spread, links)
+            for parallel in PARALLEL:
+                p = scale_out(s.work(images), n, parallel, links)
                 row += [f"{p.images_per_second:,.0f}", f"{p.efficiency:.1%}", f"{p.unhidden:.0%}",
                         f"{p.days(SET):.3g}"]  # fmt: skip
             rows.append(row)
     columns = ["images/s", "efficiency", "nothing hidden", "days"]
-    return told(["model", "GPUs"] + [f"{spread}: {c}" for spread in SPREADS for c in columns], rows)
+    return told(["model", "GPUs"] + [f"{parallel}: {c}" for parallel in PARALLEL for c in columns], rows)
 
 
 def dividing(found: list[Subject], batch: int, images: int, links: Links) -> str:
@@ -93,18 +93,18 @@ def dividing(found: list[Subject], batch: int, images: int, links: Links) -> str
     counts = [n for n in GPUS if n <= batch]
     rows = []
     for s in found:
-        for spread in SPREADS:
-            paces = [spread_over(s.work(batch / n), n, spread, links) for n in counts]
-            bounds = limits(s, spread, batch, images, links)
-            rows.append([s.name, spread, *(f"{p.efficiency:.0%}" for p in paces), *bounds])
-    heads = ["model", "spread"] + [f"{n:,} GPUs, {batch // n} each" for n in counts]
+        for parallel in PARALLEL:
+            paces = [scale_out(s.work(batch / n), n, parallel, links) for n in counts]
+            bounds = limits(s, parallel, batch, images, links)
+            rows.append([s.name, parallel, *(f"{p.efficiency:.0%}" for p in paces), *bounds])
+    heads = ["model", "parallel"] + [f"{n:,} GPUs, {batch // n} each" for n in counts]
     return told(heads + ["links limit from", f"with {images} each, from"], rows)
 
 
-def limits(s: Subject, spread: str, batch: int, images: int, links: Links) -> list[str]:
+def limits(s: Subject, parallel: str, batch: int, images: int, links: Links) -> list[str]:
     """GPUs from which the links set the pace: of a fixed batch, and of as many images on each."""
-    shared = limit(lambda n: s.work(batch / n), [n for n in MANY if n <= batch], spread, links)
-    alike = limit(lambda n: s.work(images), MANY, spread, links)
+    shared = limit(lambda n: s.work(batch / n), [n for n in MANY if n <= batch], parallel, links)
+    alike = limit(lambda n: s.work(images), MANY, parallel, links)
     return [f"{bound:,}" if bound else "no number" for bound in (shared, alike)]
 
 
@@ -139,12 +139,12 @@ def halved(found: list[Subject], images: int, batch: int, links: Links) -> str:
     rows = []
     for s in found:
         for n, each in ((1024, images), (128, batch / 128)):
-            for spread in SPREADS:
-                paces = [spread_over(s.work(each), n, spread, case) for case in cases.values()]
+            for parallel in PARALLEL:
+                paces = [scale_out(s.work(each), n, parallel, case) for case in cases.values()]
                 rows.append(
-                    [s.name, spread, f"{n:,}, {each:g} each", *(f"{p.efficiency:.1%}" for p in paces)]
+                    [s.name, parallel, f"{n:,}, {each:g} each", *(f"{p.efficiency:.1%}" for p in paces)]
                 )
-    return told(["model", "spread", "GPUs and images", *cases], rows)
+    return told(["model", "parallel", "GPUs and images", *cases], rows)
 
 
 def tables(found: list[Subject], images: int, batch: int, links: Links) -> list[str]:
@@ -169,10 +169,10 @@ def main() -> None:
     print("\n\n".join(tables(found, options.images, options.batch, links)))
     if options.json:
         paces = [
-            {"model": s.name, "spread": spread}
-            | asdict(spread_over(s.work(options.images), n, spread, links))
+            {"model": s.name, "parallel": parallel}
+            | asdict(scale_out(s.work(options.images), n, parallel, links))
             for s in found
-            for spread in SPREADS
+            for parallel in PARALLEL
             for n in GPUS
         ]
         options.json.write_text(json.dumps({"links": asdict(links), "paces": paces}, indent=1))

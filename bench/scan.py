@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from vitkit.data.doctor import examine
-from vitkit.data.sources import walk
+from vitkit.data.sources.source import walk
 from vitkit.datasets.opening import open_data
 
 

@@ -26,7 +26,7 @@ CLASSES = 21_843
 
 def labels_of(entries: int, several: bool) -> Any:
     """Class i % C; with several, for three of ten images the class after it, too."""
-    from vitkit.data.sparse_labels import SparseLabels
+    from vitkit.data.sources.sparse_labels import SparseLabels
 
     number = np.arange(entries)
     if not several:
@@ -38,8 +38,8 @@ def labels_of(entries: int, several: bool) -> Any:
 
 
 def write(folder: Path, entries: int, several: bool) -> None:
-    from vitkit.data.index import INDEX, ROW, Shard, make_columns, write_index
-    from vitkit.io.atomic import replaced
+    from vitkit.data.sources.index import INDEX, ROW, Shard, make_columns, write_index
+    from vitkit.io.files import replaced
 
     rows = np.zeros(entries, ROW)
     number = np.arange(entries)

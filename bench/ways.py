@@ -23,14 +23,16 @@ import gpu
 import torch
 from torch import Tensor, nn
 
-from vitkit.models import attention, encoder, fused, vit
-from vitkit.models.recorded import WARM
+from vitkit.models import attention, encoder, vit
 from vitkit.models.variants import Model
+from vitkit.ops import fused
+from vitkit.ops.cuda_graph import WARMUP_CALLS
+from vitkit.ops.low_precision import LowPrecisionCopy
+from vitkit.runtime import runtime
+from vitkit.runtime.runtime import Runtime
 from vitkit.tasks.classify import ClassificationLoss
-from vitkit.training import optimizer, runtime
-from vitkit.training.halves import Halved
+from vitkit.training import optimizer
 from vitkit.training.optimizer import OptimizerConfig
-from vitkit.training.runtime import Runtime
 from vitkit.training.step import Stepper, TrainState
 
 WAYS = {
@@ -46,7 +48,7 @@ WAYS = {
     "no epilogue": "MLPs as inductor compiles them",
     "no pack": "gradients of q, k and v put together and summed by inductor",
     "no summing": "the GELU's gradient by inductor",
-    "no fusion": "none of models/fused.py",
+    "no fusion": "none of ops/fused.py",
     "autotune": "inductor tries its own products (max-autotune-no-cudagraphs)",
     "tma": "the same with persistent kernels that fetch by TMA",
     "lt": "all products by cuBLASLt, not only those with a bias",
@@ -76,7 +78,7 @@ def convolved(self: Any, images: Tensor) -> tuple[Tensor, Any]:
     return z.flatten(2).mT, tuple(z.shape[-2:])
 
 
-def gelu_back(gradient: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+def gelu_backward(gradient: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
     """What models.kernels has a kernel for."""
     inner = torch.ops.aten.gelu_backward(gradient, before, approximate="tanh")
     return inner, inner.sum(0)
@@ -86,7 +88,7 @@ def arranged(way: str, model: Model, where: Runtime) -> nn.Module:
     """Change what is to be changed; the model as it is to be called."""
     call: nn.Module = model
     if way == "no cudnn":
-        runtime.quick_attention = lambda device: contextlib.nullcontext()
+        runtime.fastest_attention = lambda device: contextlib.nullcontext()
     if way == "no spare":
         call = Whole(model)
     if way == "no half sums":
@@ -95,13 +97,13 @@ def arranged(way: str, model: Model, where: Runtime) -> nn.Module:
     if way == "no product":
         vit.ViT.patches = convolved
     if way in ("no epilogue", "no fusion"):
-        encoder.in_half = lambda z, weight: False
+        encoder.can_fuse = lambda z, weight: False
     if way in ("no pack", "no fusion"):
-        attention.in_half = lambda z, weight: False
+        attention.can_fuse = lambda z, weight: False
     if way == "no summing":
-        fused.gelu_back = gelu_back
+        fused.gelu_backward = gelu_backward
     if way != "no halves":
-        call = Halved(call)
+        call = LowPrecisionCopy(call)
     if way == "eager":
         return call
     if way == "blocks":
@@ -123,8 +125,8 @@ def tried(way: str, options: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     images = gpu.pictures(options, options.batch, options.pixels)
     labels = torch.arange(options.batch, device=options.device) % gpu.CLASSES
-    where = Runtime(device=options.device, precision="bf16", record=way != "no recording")
-    model = where.settle(gpu.our_model(row))
+    where = Runtime(device=options.device, precision="bf16", cuda_graph=way != "no recording")
+    model = where.place(gpu.our_model(row))
     call = arranged(way, model, where)
     config = OptimizerConfig(kind="adam", weight_decay=0.1, clip=1.0)
     state = TrainState.start(model, config)
@@ -139,7 +141,7 @@ def tried(way: str, options: argparse.Namespace) -> dict[str, Any]:
         return go([batch])
 
     begun = time.perf_counter()
-    losses = [step() for _ in range(WARM + 3)]
+    losses = [step() for _ in range(WARMUP_CALLS + 3)]
     started = time.perf_counter() - begun
     Path(options.lock, way.replace(" ", "-")).touch()
     while len(list(Path(options.lock).iterdir())) < options.count and time.perf_counter() - begun < PATIENCE:

@@ -5,7 +5,7 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
-from vitkit.recipes.model_options import ModelOptions
+from vitkit.recipes.values import ModelOptions
 from vitkit.studies.prepare import Request
 from vitkit.studies.setting import Arm, Setting, finetuning, pretraining
 from vitkit.studies.study import Plan, trial

@@ -14,10 +14,10 @@ from test_cli import run
 
 from vitkit.data.splits import complete, fingerprints
 from vitkit.datasets.opening import open_data
-from vitkit.io.lock import locked
+from vitkit.io.files import locked
 from vitkit.options import Training
-from vitkit.runs.fingerprint import remembered_splits
-from vitkit.training.journal import Journal
+from vitkit.runs.provenance.fingerprint import remembered_splits
+from vitkit.training.logging import Journal
 from vitkit.training.schedule import Schedule, stage_at, stages
 
 NAMES = ("ant", "bee")
@@ -317,8 +317,8 @@ def test_the_words_of_options_give_the_same_options(monkeypatch):
     from vitkit.cli import verbs
 
     options = Training(
-        weights="ViT-Ti/16.augreg-i21k", steps=4, lr=0.003, set=("flip=false", "val=0.2"), record=False,
-        compile=True,        out=Path("runs/x"), against=("a b", "two"), more_steps=3, spread="fsdp",
+        weights="ViT-Ti/16.augreg-i21k", steps=4, lr=0.003, set=("flip=false", "val=0.2"), cuda_graph=False,
+        compile=True,        out=Path("runs/x"), against=("a b", "two"), more_steps=3, parallel="fsdp",
     )  # fmt: skip
     seen = []
 

@@ -12,12 +12,12 @@ import pytest
 from PIL import Image
 from test_cli import run
 
-from vitkit.data.sources import Source
+from vitkit.data.sources.source import Source
 from vitkit.datasets.opening import open_data, shard
-from vitkit.runs import fingerprint
-from vitkit.runs.changes import Listing, differences
-from vitkit.runs.fingerprint import FILE, check_data, summary
-from vitkit.training.runtime import Runtime
+from vitkit.runs.provenance import fingerprint
+from vitkit.runs.provenance.changes import Listing, differences
+from vitkit.runs.provenance.fingerprint import FILE, check_data, summary
+from vitkit.runtime.runtime import Runtime
 
 COLOURS = {"apple": (220, 20, 20), "grass": (20, 200, 20), "lemon": (220, 220, 20), "sky": (30, 60, 220)}
 TINY = [
@@ -234,7 +234,7 @@ def test_shards_are_compared_by_their_index_without_listing_a_name(home, tmp_pat
         raise AssertionError("a name was asked for")
 
     with monkeypatch.context() as patch:
-        patch.setattr("vitkit.data.sources.Lazy.__getitem__", forbidden)
+        patch.setattr("vitkit.data.sources.source.Lazy.__getitem__", forbidden)
         same = [summary(open_data(tmp_path / name)) for name in "ab"]
     assert same[0] == same[1], "cut otherwise, but the same images"
     command = ("finetune", tmp_path / "a", "--out", tmp_path / "run2", "--steps", 2, *TINY)

@@ -11,7 +11,7 @@ from test_cli import run
 from test_report_page import evaluation, found, with_test
 from test_tasks import TINY
 
-from vitkit.metrics.proportions import mcnemar
+from vitkit.metrics.intervals import mcnemar
 from vitkit.report.compare_page import compare_page
 
 

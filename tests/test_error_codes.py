@@ -17,8 +17,7 @@ from vitkit import errors
 from vitkit.data.decode import BadImage, read
 from vitkit.data.loader import TooManyBad
 from vitkit.errors import CODES, Error, WrongType, code_of
-from vitkit.training.room import OutOfMemory
-from vitkit.training.step import Diverged
+from vitkit.training.step import Diverged, OutOfMemory
 
 SRC = Path(vitkit.__file__).parent
 TREES = {str(path.relative_to(SRC)): ast.parse(path.read_text()) for path in sorted(SRC.rglob("*.py"))}
@@ -42,7 +41,7 @@ NOT_OURS = {  # what is raised besides Error, and why
     "TimeoutError": "the system's",
 }
 FROZEN = {  # measured on a GPU as they are
-    "models/epilogue.py", "training/optimizer.py", "training/runtime.py", "training/step.py",
+    "ops/cublaslt.py", "training/optimizer.py", "runtime/runtime.py", "training/step.py",
 }  # fmt: skip
 INTERNAL = {  # folders with files whose callers catch such errors, and report them with a code
     "datasets": "matlab tfrecord",

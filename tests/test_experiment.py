@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from crew import in_bfloat16, losses, together
 from refusals import refused
 from safetensors.torch import load_file
+from together import in_bfloat16, losses, together
 
 import vitkit
-from vitkit.io.lock import locked
+from vitkit.io.files import locked
 from vitkit.recipes import RECIPES, recipe
 from vitkit.recipes.recipe import Recipe, from_json, override, to_json
 from vitkit.runs.folder import Interrupted, RunOptions
 from vitkit.runs.run import run
+from vitkit.runtime.runtime import Runtime
 from vitkit.training.checkpoint import CheckpointError, complete, latest
-from vitkit.training.runtime import Runtime
 from vitkit.training.schedule import Duration
 
 TINY = ("width=32", "depth=2", "heads=2", "hidden=32", "dropout=0.1")

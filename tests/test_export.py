@@ -19,14 +19,13 @@ from vitkit.cli.verbs import main
 from vitkit.commands import export as exporting
 from vitkit.commands.export import export
 from vitkit.data.views import normalise
+from vitkit.inference import builders, runtimes
+from vitkit.inference import export as files
+from vitkit.inference.agreement import agreement, sample_images
+from vitkit.inference.export import describe_export
+from vitkit.inference.graphs import AnyGrid, Form, check_form, resize_matrix, to_onnx, to_openvino, trace
 from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.positions import RESIZE, Positions, resize_positions
-from vitkit.serving import builders, files, runtimes
-from vitkit.serving.agreement import agreement
-from vitkit.serving.anysize import AnyGrid, resize_matrix
-from vitkit.serving.files import describe_export
-from vitkit.serving.graphs import Form, check_form, to_onnx, to_openvino, trace
-from vitkit.serving.samples import sample_images
 
 GRIDS = [
     ((4, 4), (4, 4)),
@@ -272,7 +271,7 @@ def test_a_missing_library_is_named_with_what_installs_it(small, tmp_path, monke
 
 
 def test_openvino_reports_nothing_to_its_maker():
-    code = "from vitkit.serving.graphs import needs; needs('openvino'); import sys; import threading; "
+    code = "from vitkit.inference.graphs import needs; needs('openvino'); import sys; import threading; "
     code += "print(sys.modules['openvino_telemetry'], threading.active_count())"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert told.split() == ["None", "1"]

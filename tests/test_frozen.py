@@ -9,21 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from crew import together
 from PIL import Image
 from refusals import refused
 from test_cli import run
 from test_experiment import go, tiny
+from together import together
 
 import vitkit
-from vitkit.data.sources import digits
+from vitkit.data.sources.source import digits
 from vitkit.data.splits import complete
 from vitkit.datasets.opening import open_data
 from vitkit.models.variants import build
 from vitkit.runs.build import SplitCache
 from vitkit.runs.features import Extractor, FewShot, learn_from, learn_from_all, open_frozen
+from vitkit.runtime.runtime import Runtime
 from vitkit.tasks.classify import Classify
-from vitkit.training.runtime import Runtime
 
 SIZES = {"width": 32, "depth": 2, "heads": 2, "hidden": 32, "image_size": (8, 8), "classes": 3}
 
@@ -188,7 +188,7 @@ def test_a_damaged_or_foreign_cache_file_is_computed_again_with_a_note(model, so
     next(p for p in tmp_path.iterdir() if p != path).rename(tmp_path / "other.safetensors")
     DAMAGE[harm](path)
     notes = []
-    again = Extractor(model=model, cache=tmp_path, tell=notes.append).features(some)
+    again = Extractor(model=model, cache=tmp_path, log=notes.append).features(some)
     assert len(notes) == 1 and "computed again" in notes[0] and path.name in notes[0]
     assert torch.equal(first.x, again.x) and path.read_bytes() == whole
     assert {p.name for p in tmp_path.iterdir()} == {path.name, "other.safetensors"}
@@ -197,7 +197,7 @@ def test_a_damaged_or_foreign_cache_file_is_computed_again_with_a_note(model, so
 def test_a_cache_that_cannot_be_written_is_told_and_no_failure(model, some, tmp_path):
     (tmp_path / "file").write_text("in the way")
     notes = []
-    found = Extractor(model=model, cache=tmp_path / "file" / "cache", tell=notes.append).features(some)
+    found = Extractor(model=model, cache=tmp_path / "file" / "cache", log=notes.append).features(some)
     assert len(found.x) == 40 and "not kept" in notes[0]
 
 
@@ -254,7 +254,7 @@ def test_an_unusable_image_gives_its_place_to_the_next_of_its_class(model, pictu
     (pictures / victim).write_bytes(b"no image")
     notes = []
     train, _ = open_frozen(str(pictures))
-    after = learn_from(Extractor(model=model, tell=notes.append), train, 2, 2)
+    after = learn_from(Extractor(model=model, log=notes.append), train, 2, 2)
     every = learn_from_all(Extractor(model=model), train, 2, 2)
     chosen = {train.keys[i] for seed in after.chosen for i in seed.flatten()}
     assert victim in train.keys  # the test images are chosen by content, but it is not among them
@@ -436,15 +436,15 @@ def test_data_that_is_kept_open_is_not_read_again(tmp_path, model):
 
 
 def judged(runtime: Runtime) -> dict:
-    model = runtime.settle(build("ViT-Ti/4", seed=0, **SIZES))
+    model = runtime.place(build("ViT-Ti/4", seed=0, **SIZES))
     return FewShot("digits", 2, 2)(Classify(), model, runtime, 64, 0, lambda text: None)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spread", ["ddp", "fsdp"])
-def test_processes_that_train_together_judge_together(spread):
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_processes_that_train_together_judge_together(parallel):
     alone = judged(Runtime())
-    for told in together(2, judged, spread=spread):
+    for told in together(2, judged, parallel=parallel):
         assert told == pytest.approx(alone, abs=0.01)
 
 

@@ -29,7 +29,7 @@ from vitkit.recipes.recipe import to_json
 from vitkit.runs.build import SplitCache, open_splits
 from vitkit.runs.folder import RunOptions
 from vitkit.runs.run import run as run_recipe
-from vitkit.training.runtime import Runtime
+from vitkit.runtime.runtime import Runtime
 from vitkit.training.step import Diverged
 
 

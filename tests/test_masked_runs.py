@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from crew import go as one_of_many
-from crew import in_bfloat16, losses, together
 from PIL import Image
 from refusals import refused
 from test_cli import run
 from test_experiment import go, rows, same, tiny
+from together import go as one_of_many
+from together import in_bfloat16, losses, together
 
 import vitkit
 from vitkit.recipes import recipe
@@ -22,9 +22,9 @@ from vitkit.recipes.recipe import Recipe, override
 from vitkit.runs.build import build_model, open_splits
 from vitkit.runs.folder import Interrupted, RunOptions
 from vitkit.runs.run import run as run_recipe
+from vitkit.runtime.runtime import Runtime
 from vitkit.tasks.masked import TARGETS, Masked
 from vitkit.training.checkpoint import complete
-from vitkit.training.runtime import Runtime
 from vitkit.training.schedule import Duration
 
 BARE = ("width=32", "depth=2", "heads=2", "hidden=32")
@@ -140,7 +140,7 @@ def spread(steps: int = 12, **changes) -> Recipe:
 @pytest.mark.parametrize(("world", "kind", "micro"), [(2, "ddp", 0), (2, "ddp", 3), (2, "fsdp", 3)])
 def test_any_number_of_processes_corrupts_and_learns_alike(tmp_path, world, kind, micro):
     go(tmp_path / "one", spread())
-    together(world, one_of_many, spread(micro_batch=micro), tmp_path / "many", {}, spread=kind)
+    together(world, one_of_many, spread(micro_batch=micro), tmp_path / "many", {}, parallel=kind)
     assert losses(tmp_path / "many") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
     one, many = (json.loads((tmp_path / n / "result.json").read_text())["test"] for n in ("one", "many"))
     assert many["loss"] == pytest.approx(one["loss"], abs=1e-4) and many["images"] == one["images"] == 179
@@ -153,7 +153,7 @@ def test_any_number_of_processes_corrupts_and_learns_alike(tmp_path, world, kind
 @pytest.mark.slow
 def test_cut_over_processes_stopped_and_gone_on_alone(tmp_path):
     go(tmp_path / "straight", spread())
-    together(2, one_of_many, spread(), tmp_path / "cut", {"stop": 5}, spread="fsdp")
+    together(2, one_of_many, spread(), tmp_path / "cut", {"stop": 5}, parallel="fsdp")
     together(1, one_of_many, spread(), tmp_path / "cut", {})
     assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "straight"), abs=1e-4)
 

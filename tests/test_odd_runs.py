@@ -15,9 +15,8 @@ from vitkit.recipes.recipe import Recipe, from_json, override, read_recipe, to_j
 from vitkit.runs.page import rows
 from vitkit.studies.analysis import history
 from vitkit.tasks.task import task_class, task_names
-from vitkit.training.journal import Journal
-from vitkit.training.ranges import RANGES
-from vitkit.training.schedule import Duration
+from vitkit.training.logging import Journal
+from vitkit.training.schedule import RANGES, Duration
 
 RECIPE = json.loads(to_json(recipe("scratch")))
 ODD_RECIPES = {

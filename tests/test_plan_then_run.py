@@ -11,7 +11,7 @@ from test_cli import run
 import vitkit
 from vitkit.commands import finetune
 from vitkit.datasets import opening
-from vitkit.io import hashing
+from vitkit.io import files as hashing
 from vitkit.options import Training
 from vitkit.planning.plan import machine_for, plan
 from vitkit.weights import load as loading

@@ -14,7 +14,7 @@ from test_cli import run
 from test_experiment import go, rows, same, tiny
 
 import vitkit
-from vitkit.data.sources import digits
+from vitkit.data.sources.source import digits
 from vitkit.models.variants import configure, skeleton, with_options
 from vitkit.planning import plan
 from vitkit.recipes import RECIPES, recipe
@@ -177,7 +177,7 @@ FINETUNE = ["finetune", "digits", "--model", "ViT-Ti/4"]
         (["pretrain", "digits", "--recipe", "i21k.ViT-B/16", "--subset", "lots"], "1000, 10% or 25/class"),
         (["shard", "nowhere", "out"], "no data at 'nowhere'"),
         ([*FINETUNE, "--track", "pigeon"], "no tracker 'pigeon'"),
-        ([*FINETUNE, "--spread", "thin"], "--spread 'thin': expected"),
+        ([*FINETUNE, "--parallel", "thin"], "--parallel 'thin': expected"),
         ([*FINETUNE, "--workers", "-1"], "--workers -1: expected"),
         (["doctor", "digits", "--workers", "-1"], "--workers -1: expected"),
         ([*FINETUNE, "--max-bad", "5"], "--max-bad 5.0: expected a number from 0 to 1"),

@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from crew import batches, go, losses, small, together
 from PIL import Image
 from safetensors import safe_open
+from together import batches, go, losses, small, together
 
 import vitkit
-from vitkit.io.lock import locked
+from vitkit.io.files import locked
+from vitkit.runtime.runtime import Runtime
 from vitkit.training import checkpoint
 from vitkit.training.checkpoint import complete, latest
-from vitkit.training.runtime import Runtime
 
 CLOSE = {"rel": 0, "abs": 1e-5}  # between numbers of processes: the same sums in another order, at this rate
 KINDS = [(1, "ddp"), (2, "ddp"), (4, "ddp"), (2, "fsdp")]
@@ -36,22 +36,22 @@ def same(a: Path, b: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """Hundred steps that nobody stops, by (processes, spread); made when first asked for."""
+    """Hundred steps that nobody stops, by (processes, parallel); made when first asked for."""
     folder, done = tmp_path_factory.mktemp("straight"), {}
 
-    def made(world: int, spread: str) -> Path:
-        out = folder / f"{world}-{spread}"
+    def made(world: int, parallel: str) -> Path:
+        out = folder / f"{world}-{parallel}"
         if out not in done:
-            done[out] = together(world, go, small(100), out, {}, spread=spread)
+            done[out] = together(world, go, small(100), out, {}, parallel=parallel)
         return out
 
     return made
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world", "spread"), KINDS[1:])
-def test_batches_losses_and_results_do_not_depend_on_processes(straight, world, spread):
-    one, many = straight(1, "ddp"), straight(world, spread)
+@pytest.mark.parametrize(("world", "parallel"), KINDS[1:])
+def test_batches_losses_and_results_do_not_depend_on_processes(straight, world, parallel):
+    one, many = straight(1, "ddp"), straight(world, parallel)
     assert batches(one) == batches(many) and len(batches(one)) == 100
     assert losses(many) == pytest.approx(losses(one), **CLOSE)
     assert np.mean(losses(one)[-10:]) < losses(one)[0] - 0.1, "what does not learn shows no difference"
@@ -62,25 +62,25 @@ def test_batches_losses_and_results_do_not_depend_on_processes(straight, world, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("spread", "options"), [("ddp", {}), ("fsdp", {"save_aside": True, "save": 0.3})])
+@pytest.mark.parametrize(("parallel", "options"), [("ddp", {}), ("fsdp", {"save_aside": True, "save": 0.3})])
 def test_a_run_stopped_and_resumed_on_as_many_processes_is_equal_bit_for_bit(
-    straight, tmp_path, spread, options
+    straight, tmp_path, parallel, options
 ):
-    stopped = together(2, go, small(100), tmp_path, options | {"stop": 33}, spread=spread)
+    stopped = together(2, go, small(100), tmp_path, options | {"stop": 33}, parallel=parallel)
     assert stopped == [{"stopped": 33}] * 2 and latest(tmp_path / "checkpoints")[0].name == "step-00000033"
-    together(2, go, small(100), tmp_path, options, spread=spread)
-    assert same(straight(2, spread), tmp_path) and losses(straight(2, spread)) == losses(tmp_path)
-    assert batches(tmp_path) == batches(straight(2, spread))
+    together(2, go, small(100), tmp_path, options, parallel=parallel)
+    assert same(straight(2, parallel), tmp_path) and losses(straight(2, parallel)) == losses(tmp_path)
+    assert batches(tmp_path) == batches(straight(2, parallel))
     names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
     assert len(names) == 2 and "step-00000100" in names  # no more, no fewer, nothing unfinished
 
 
 @pytest.mark.slow
 def test_any_number_of_processes_goes_on_from_any_other(straight, tmp_path):
-    for world, spread, stop in ((4, "fsdp", 20), (2, "fsdp", 45), (1, "ddp", 70), (4, "ddp", None)):
-        together(world, go, small(100), tmp_path, {"stop": stop}, spread=spread)
+    for world, parallel, stop in ((4, "fsdp", 20), (2, "fsdp", 45), (1, "ddp", 70), (4, "ddp", None)):
+        together(world, go, small(100), tmp_path, {"stop": stop}, parallel=parallel)
         files = {path.name for path in latest(tmp_path / "checkpoints")[0].glob("*.safetensors")}
-        assert len(files) == (world if spread == "fsdp" else 1)
+        assert len(files) == (world if parallel == "fsdp" else 1)
     assert losses(tmp_path) == pytest.approx(losses(straight(1, "ddp")), **CLOSE)
     assert batches(tmp_path) == batches(straight(1, "ddp"))
 
@@ -90,22 +90,22 @@ def test_half_moments_are_cut_and_read_anywhere(tmp_path):
     optimizer = replace(small().optimizer, moment="bf16", average=0.9)
     r = small(24, optimizer=optimizer)
     together(1, go, r, tmp_path / "one", {})
-    together(2, go, r, tmp_path / "many", {"stop": 8}, spread="fsdp")
+    together(2, go, r, tmp_path / "many", {"stop": 8}, parallel="fsdp")
     path = latest(tmp_path / "many" / "checkpoints")[0] / "state-00001.safetensors"
     with safe_open(path, "pt") as file:
         kinds = {name.split(".")[-1]: file.get_tensor(name).dtype for name in file.keys()}  # noqa: SIM118
     assert kinds["exp_avg"] == torch.bfloat16 and kinds["exp_avg_sq"] == torch.float32
     together(1, go, r, tmp_path / "many", {"stop": 16})
-    together(2, go, r, tmp_path / "many", {}, spread="fsdp")
+    together(2, go, r, tmp_path / "many", {}, parallel="fsdp")
     assert losses(tmp_path / "many") == pytest.approx(losses(tmp_path / "one"), **CLOSE)
 
 
 @pytest.mark.slow
 def test_pieces_and_recomputing_change_nothing_on_any_number(tmp_path):
     together(1, go, small(16), tmp_path / "plain", {})
-    for world, spread, recompute in ((1, "ddp", False), (2, "ddp", True), (2, "fsdp", True)):
-        out = tmp_path / f"{world}-{spread}"
-        together(world, go, small(16, micro_batch=3), out, {}, spread=spread, recompute=recompute)
+    for world, parallel, recompute in ((1, "ddp", False), (2, "ddp", True), (2, "fsdp", True)):
+        out = tmp_path / f"{world}-{parallel}"
+        together(world, go, small(16, micro_batch=3), out, {}, parallel=parallel, recompute=recompute)
         assert losses(out) == pytest.approx(losses(tmp_path / "plain"), **CLOSE)
         assert batches(out) == batches(tmp_path / "plain")
 
@@ -128,9 +128,9 @@ def test_unusable_files_leave_the_same_gaps_on_any_number(spoilt, tmp_path):
     """Two images a process and one a piece: some pieces and some processes are left without any."""
     r = small(20, data=str(spoilt), batch=8, micro_batch=1)
     found = {}
-    for world, spread in ((1, "ddp"), (4, "ddp"), (4, "fsdp")):
-        out = tmp_path / f"{world}-{spread}"
-        found[out] = together(world, go, r, out, {"max_bad": 0.5}, spread=spread)
+    for world, parallel in ((1, "ddp"), (4, "ddp"), (4, "fsdp")):
+        out = tmp_path / f"{world}-{parallel}"
+        found[out] = together(world, go, r, out, {"max_bad": 0.5}, parallel=parallel)
         assert losses(out) == pytest.approx(losses(tmp_path / "1-ddp"), **CLOSE)
         assert batches(out) == batches(tmp_path / "1-ddp")
     used = [{place // 2 for place, _, _ in rows} for rows in batches(out).values()]
@@ -153,7 +153,7 @@ def measured(runtime: Runtime, path: Path, batch: int) -> dict:
     from vitkit.runs.evaluation import evaluate
     from vitkit.tasks.classify import Classify
 
-    model = runtime.settle(vitkit.load(path))
+    model = runtime.place(vitkit.load(path))
     source = splits(open_data("digits"))["test"]
     return evaluate(Classify(), model, source, batch, 0, runtime=runtime).to_json(source.classes)
 
@@ -164,8 +164,8 @@ def test_every_test_image_counts_once_where_processes_have_unequal_numbers(tmp_p
     vitkit.save(model, tmp_path / "model.safetensors")
     one = together(1, measured, tmp_path / "model.safetensors", 44)[0]
     assert one["images"] == 179
-    for world, spread in ((2, "ddp"), (4, "fsdp")):  # of four, the last has 44 images, the others 45
-        for told in together(world, measured, tmp_path / "model.safetensors", 44, spread=spread):
+    for world, parallel in ((2, "ddp"), (4, "fsdp")):  # of four, the last has 44 images, the others 45
+        for told in together(world, measured, tmp_path / "model.safetensors", 44, parallel=parallel):
             assert told["confusion"] == one["confusion"] and told["top1"] == one["top1"]
             assert told["images"] == 179 and told["loss"] == pytest.approx(one["loss"], abs=1e-6)
             assert told["interval"] == one["interval"]
@@ -174,14 +174,14 @@ def test_every_test_image_counts_once_where_processes_have_unequal_numbers(tmp_p
 
 @pytest.mark.parametrize("harm", ["missing", "damaged"])
 def test_a_checkpoint_with_a_bad_part_is_passed_over_and_two_sound_ones_stay(tmp_path, harm):
-    together(2, go, small(8), tmp_path / "run", {"save": 0.0}, spread="fsdp")
+    together(2, go, small(8), tmp_path / "run", {"save": 0.0}, parallel="fsdp")
     shutil.copytree(tmp_path / "run", tmp_path / "other")
     newest = complete(tmp_path / "other" / "checkpoints")[-1]
     part = newest / "state-00001.safetensors"
     part.unlink() if harm == "missing" else part.write_bytes(part.read_bytes()[:-1] + b"\x55")
     found, damaged = latest(newest.parent)
     assert found.name == "step-00000007" and damaged == ["step-00000008"]
-    together(2, go, small(8), tmp_path / "other", {}, spread="fsdp")
+    together(2, go, small(8), tmp_path / "other", {}, parallel="fsdp")
     assert same(tmp_path / "run", tmp_path / "other")
     assert latest(newest.parent) == (newest, []) and len(complete(newest.parent)) == 2
 
@@ -207,14 +207,14 @@ def failing(runtime: Runtime, recipe, out: Path, aside: bool):
 
 @pytest.mark.parametrize("aside", [False, True])
 def test_a_part_that_cannot_be_written_is_an_error_of_every_process(tmp_path, aside):
-    for error in together(2, failing, small(4), tmp_path, aside, spread="fsdp"):
+    for error in together(2, failing, small(4), tmp_path, aside, parallel="fsdp"):
         assert "step-00000004" in str(error) and "could not write its part" in str(error)
     assert not list((tmp_path / "checkpoints").iterdir())
 
 
 def test_a_process_without_rows_still_has_its_part(tmp_path):
     """Four processes, and tensors of at most three rows."""
-    assert together(4, few_rows, tmp_path, spread="fsdp") == [3.0] * 4
+    assert together(4, few_rows, tmp_path, parallel="fsdp") == [3.0] * 4
 
 
 def few_rows(runtime: Runtime, folder: Path) -> float:
@@ -223,7 +223,7 @@ def few_rows(runtime: Runtime, folder: Path) -> float:
 
     model = torch.nn.Linear(2, 3)
     model.units, model.recompute = list, False
-    state = TrainState.start(runtime.settle(model), small().optimizer)
+    state = TrainState.start(runtime.place(model), small().optimizer)
     Saver(folder, runtime).save(state, {"best": 3.0})
     return load_checkpoint(latest(folder)[0], state)["best"]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitkit.metrics.proportions import decimals, mcnemar, mean_interval, percent, span, wilson, with_interval
+from vitkit.metrics.intervals import decimals, mcnemar, mean_interval, percent, span, wilson, with_interval
 
 
 @pytest.mark.parametrize(

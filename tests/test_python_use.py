@@ -14,7 +14,7 @@ from refusals import refused
 
 import vitkit
 from vitkit.data.decode import decode, from_pillow
-from vitkit.io.hashing import sha256
+from vitkit.io.files import sha256
 from vitkit.metrics.classification import accuracy
 from vitkit.models.resnet import ResNetConfig, StemConfig  # noqa: F401
 from vitkit.models.vit import ViTConfig  # noqa: F401

@@ -11,12 +11,11 @@ import pytest
 from refusals import refused
 
 import vitkit
-from vitkit.data.sources import digits
+from vitkit.data.sources.source import digits
 from vitkit.models.variants import configure, with_options
 from vitkit.options import Training, settings_of
 from vitkit.planning.automatic import RECIPE_RULES, Circumstances, choose_stopping, decide, given
 from vitkit.recipes import RECIPES, recipe
-from vitkit.recipes.model_options import GROUPED, ModelOptions, field_of, own_name
 from vitkit.recipes.recipe import (
     AUTO,
     VERSION,
@@ -28,6 +27,7 @@ from vitkit.recipes.recipe import (
     settings,
     to_json,
 )
+from vitkit.recipes.values import GROUPED, ModelOptions, field_of, own_name
 
 
 def test_model_options_are_a_frozen_typed_value():

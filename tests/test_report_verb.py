@@ -17,19 +17,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from crew import together
 from page_reader import Page
 from PIL import Image
 from test_cli import run
 from test_experiment import go, tiny
 from test_masked_runs import masked
 from test_report_page import words
+from together import together
 
 import vitkit
 from vitkit.data.loader import BadFiles
 from vitkit.data.order import Order
 from vitkit.data.views import normalise
 from vitkit.datasets.opening import open_data
+from vitkit.inference.predict import evaluation_view, predict
 from vitkit.models.resnet import ResNetConfig
 from vitkit.runs import artifacts
 from vitkit.runs.batches import training_batches
@@ -37,10 +38,9 @@ from vitkit.runs.build import build_model, open_splits
 from vitkit.runs.folder import Interrupted, RunOptions
 from vitkit.runs.page import spent
 from vitkit.runs.run import run as run_recipe
-from vitkit.serving.predict import evaluation_view, predict
+from vitkit.runtime import runtime
+from vitkit.runtime.runtime import Runtime
 from vitkit.tasks.classify import Classify
-from vitkit.training import runtime
-from vitkit.training.runtime import Runtime
 
 KEPT = ("result", "mistakes", "doctor", "environment", "unusable")
 
@@ -237,9 +237,9 @@ def run_of_one(runtime, out: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spread", ["ddp", "fsdp"])
-def test_several_processes_leave_one_report(tmp_path, spread):
-    one, two = together(2, run_of_one, str(tmp_path), spread=spread)
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_several_processes_leave_one_report(tmp_path, parallel):
+    one, two = together(2, run_of_one, str(tmp_path), parallel=parallel)
     assert one["test"]["top1"] == two["test"]["top1"]
     assert kept(tmp_path, "mistakes")["images"] == 179 and "179 test images" in page(tmp_path)
 

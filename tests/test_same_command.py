@@ -15,8 +15,8 @@ from vitkit.planning import automatic
 from vitkit.planning import plan as planning
 from vitkit.runs.build import SplitCache
 from vitkit.runs.evaluation import after_evaluation
+from vitkit.runtime.runtime import Runtime
 from vitkit.tasks.classify import Classify
-from vitkit.training.runtime import Runtime
 
 TOP1 = Classify.headline
 LOOKS = [word for word in TINY if not word.startswith("evaluations")]

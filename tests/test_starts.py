@@ -84,7 +84,7 @@ def test_predict_imports_torch_and_little_else(trained, tmp_path):
                 "sympy", "onnx", "onnxruntime", "openvino", "pyarrow", "scipy", "pandas",
                 "torch.distributed.checkpoint", "torch.distributed.fsdp"}  # fmt: skip
     assert not modules & needless
-    assert not {name for name in modules if name.startswith(("vitkit.studies", "vitkit.training.trackers"))}
+    assert not {name for name in modules if name.startswith(("vitkit.studies", "vitkit.training.logging"))}
 
 
 def test_recipes_of_a_report_are_those_of_the_code():

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from vitkit.recipes.model_options import ModelOptions
 from vitkit.recipes.recipe import override
+from vitkit.recipes.values import ModelOptions
 from vitkit.studies.scale import STUDIES
 from vitkit.studies.setting import (
     LEVELS,

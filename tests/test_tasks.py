@@ -14,7 +14,7 @@ from refusals import refused
 from test_cli import run
 
 import vitkit
-from vitkit.data.sources import digits
+from vitkit.data.sources.source import digits
 from vitkit.metrics.cost import forward_flops
 from vitkit.report.terminal import csv_cell
 from vitkit.weights.card import imagenet_labels, imagenet_synsets

@@ -26,13 +26,13 @@ from torch import Tensor, nn
 
 import vitkit
 from vitkit.data.views import normalise
+from vitkit.inference.predict import pixels
 from vitkit.models.variants import Model
 from vitkit.recipes.recipe import Recipe
 from vitkit.runs.folder import Interrupted
 from vitkit.server.app import answer
 from vitkit.server.served_model import open_served
 from vitkit.server.settings import Settings
-from vitkit.serving.predict import pixels
 from vitkit.tasks import task as registry
 from vitkit.tasks.task import (
     Answer,

@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from crew import batches, go, losses, together
 from test_processes import CLOSE, same
+from together import batches, go, losses, together
 
 from vitkit.recipes.recipe import from_json
 from vitkit.training.checkpoint import complete
@@ -23,7 +23,7 @@ SCRIPT = f"""
 import os, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
-from crew import note_batches
+from together import note_batches
 from vitkit import cli
 from vitkit.runs import run as experiment
 experiment.SAVE_SECONDS = float(os.environ["SAVE"])
@@ -36,12 +36,12 @@ STANDALONE = ["--standalone", "--nproc-per-node", "2"]
 
 
 def command(
-    folder: Path, how: list[str], steps: int, workers: int = 0, batch: int = 16, spread: str = "ddp"
+    folder: Path, how: list[str], steps: int, workers: int = 0, batch: int = 16, parallel: str = "ddp"
 ) -> list[str]:
     script = folder / "script.py"
     script.write_text(SCRIPT)
     words = f"finetune digits --model ViT-Ti/4 --image-size 8 --steps {steps} --batch {batch}".split()
-    words += f"--workers {workers} --spread {spread} --device cpu --out {folder / 'run'}".split()
+    words += f"--workers {workers} --parallel {parallel} --device cpu --out {folder / 'run'}".split()
     words += ["--set", "model_options=width=32,depth=2,heads=2,hidden=32", "evaluations=2", "mixup=0.2"]
     return [sys.executable, "-m", "torch.distributed.run", *how, str(script), *words]
 
@@ -136,7 +136,7 @@ def test_processes_that_die_are_started_again_and_the_run_ends_as_if_nothing_was
 
 @pytest.mark.slow
 def test_a_process_that_dies_ends_the_others_within_a_minute(tmp_path, ended):
-    ended.append(run := start(command(tmp_path, STANDALONE, 2000, spread="fsdp"), tmp_path))
+    ended.append(run := start(command(tmp_path, STANDALONE, 2000, parallel="fsdp"), tmp_path))
     until(lambda: steps(tmp_path) >= 3)
     others = ranks(run.pid)
     os.kill(others.pop(), signal.SIGKILL)

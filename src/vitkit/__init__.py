@@ -9,14 +9,14 @@ if TYPE_CHECKING:
     from vitkit.api import embed, evaluate, export, finetune, pretrain
     from vitkit.commands.export import Exported
     from vitkit.commands.look import inspect
-    from vitkit.commands.results import Metrics, Run
+    from vitkit.commands.shared import Metrics, Run
     from vitkit.errors import Error, WeightsError
+    from vitkit.inference.predict import predict
     from vitkit.metrics.frozen_features import fewshot
     from vitkit.models.adapt import adapt
     from vitkit.models.positions import resize_positions
     from vitkit.models.variants import build
     from vitkit.planning.plan import Plan
-    from vitkit.serving.predict import predict
     from vitkit.weights.load import load
     from vitkit.weights.save import save
     from vitkit.weights.untrusted import UntrustedCheckpoint
@@ -50,9 +50,9 @@ __all__ = [
 HOMES = {
     "Error": "vitkit.errors",
     "Exported": "vitkit.commands.export",
-    "Metrics": "vitkit.commands.results",
+    "Metrics": "vitkit.commands.shared",
     "Plan": "vitkit.planning.plan",
-    "Run": "vitkit.commands.results",
+    "Run": "vitkit.commands.shared",
     "WeightsError": "vitkit.weights.formats.layout",
     "UntrustedCheckpoint": "vitkit.weights.untrusted",
     "adapt": "vitkit.models.adapt",
@@ -64,7 +64,7 @@ HOMES = {
     "finetune": "vitkit.api",
     "inspect": "vitkit.commands.look",
     "load": "vitkit.weights.load",
-    "predict": "vitkit.serving.predict",
+    "predict": "vitkit.inference.predict",
     "pretrain": "vitkit.api",
     "resize_positions": "vitkit.models.positions",
     "save": "vitkit.weights.save",

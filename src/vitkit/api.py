@@ -16,16 +16,15 @@ import torch
 from vitkit.commands.evaluate import EvaluateOptions, measure
 from vitkit.commands.export import Exported, export_loaded
 from vitkit.commands.finetune import Outcome, finetuning, learn, pretraining
-from vitkit.commands.results import Metrics, Place, Run
-from vitkit.commands.shared import loaded
+from vitkit.commands.shared import Metrics, Place, Run, loaded
 from vitkit.data.pictures import Picture, is_picture
 from vitkit.errors import Error
+from vitkit.inference.predict import features, view_of
 from vitkit.models.variants import Model
 from vitkit.options import Precision, Training, check_options, parse_size
 from vitkit.planning.plan import Plan
 from vitkit.planning.resume import Request
 from vitkit.report.terminal import warn
-from vitkit.serving.predict import features, view_of
 from vitkit.weights.locate import is_exported
 
 Size = int | tuple[int, int] | str  # 384, (384, 256) or "384x256": height and width
@@ -57,9 +56,9 @@ class TrainingOptions(TypedDict, total=False):
     max_bad: float
     compile: bool
     recompute: bool
-    record: bool
+    cuda_graph: bool
     deterministic: bool
-    spread: Literal["auto", "ddp", "fsdp"]
+    parallel: Literal["auto", "ddp", "fsdp"]
     save_aside: bool
     track: str | Sequence[str]
     price_per_hour: float | None

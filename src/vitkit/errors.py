@@ -110,14 +110,11 @@ SYSTEM = {  # what the operating system reports -> code
     errno.EHOSTUNREACH: "network.unreachable", errno.ENETUNREACH: "network.unreachable",
     errno.ETIMEDOUT: "network.unreachable",
 }  # fmt: skip
-FROZEN = {  # classes whose files must stay as they were measured on a GPU, and are no Error yet
-    "Diverged": "training.diverged", "OutOfMemory": "training.out-of-memory",
-}  # fmt: skip
 
 
 def code_of(error: BaseException, other: str = "") -> str:
     """The code of any error: its own, or that of the system's reason, or `other`."""
-    own = getattr(error, "code", FROZEN.get(type(error).__name__))
+    own = getattr(error, "code", None)
     if isinstance(own, str) and own in CODES:  # urllib and SystemExit have codes of other kinds
         return own
     if isinstance(error, OSError):

@@ -164,16 +164,18 @@ class Training:
     recompute: Annotated[
         bool, arg(help="Compute activations twice instead of keeping them: less memory, a third more time.")
     ] = False
-    record: Annotated[
-        bool, arg(help="On a GPU, launch each kernel of a step anew, and play no recording of it: slower.")
+    cuda_graph: Annotated[
+        bool,
+        arg(help="On a GPU, launch the kernels of every step one by one instead of replaying a CUDA graph."),
     ] = True
     deterministic: Annotated[
         bool, arg(help="On a GPU, only kernels that give the same bits every time: slower.")
     ] = False
-    spread: Annotated[
+    parallel: Annotated[
         Literal["auto", "ddp", "fsdp"],
         arg(
-            metavar="ddp|fsdp", help="Under torchrun: whole models, or cut over processes; auto: as they fit."
+            metavar="ddp|fsdp",
+            help="Under torchrun: replicate the model, or shard it. auto: shard it only if it does not fit.",
         ),
     ] = "auto"
     save_aside: Annotated[bool, arg(help="Write checkpoints while the training goes on.")] = False

@@ -17,7 +17,7 @@ from vitkit.data import views
 from vitkit.data.decode import BadImage, decode, decode_box, jpeg_size
 from vitkit.data.loader import BadFiles, evaluation_batches, train_batches
 from vitkit.data.order import Order
-from vitkit.data.sources import Source, from_rows
+from vitkit.data.sources.source import Source, from_rows
 from vitkit.data.views import CROPS, RESIZED, View, apply
 
 VIEW = View(size=(24, 20), crop="inception", flip=True, randaugment=(2, 9))

@@ -11,8 +11,8 @@ import pytest
 
 from vitkit.data import content
 from vitkit.data.content import END, REMEMBERED, content_hash, file_hash
-from vitkit.data.index import INDEX, read_header, write_index
-from vitkit.data.sources import Source, from_arrays
+from vitkit.data.sources.index import INDEX, read_header, write_index
+from vitkit.data.sources.source import Source, from_arrays
 from vitkit.data.splits import fingerprints, join, split
 from vitkit.datasets.opening import open_data, shard
 
@@ -195,7 +195,7 @@ def old_index(folder: Path) -> None:
 
 
 def open_index_columns(folder: Path) -> dict:
-    from vitkit.data.index import open_index
+    from vitkit.data.sources.index import open_index
 
     _, splits = open_index(folder / INDEX)
     order = list(read_header(folder / INDEX)[0]["splits"]["all"]["columns"])

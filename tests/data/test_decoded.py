@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 import torch
 from bad_images import REFUSED, fill, jpeg, scene
-from crew import batches, go, losses, small, together
 from refusals import refused
 from test_cli import run
 from test_decode import EXIF, ORIENTED, saved
+from together import batches, go, losses, small, together
 
 from vitkit.data import decoded_cache as cache
 from vitkit.data.decode import BadImage, decode
 from vitkit.data.decoded_cache import decoded
 from vitkit.data.loader import train_batches
 from vitkit.data.order import Order
-from vitkit.data.sources import Source, digits, from_rows
+from vitkit.data.sources.source import Source, digits, from_rows
 from vitkit.data.splits import fingerprint, fingerprints, subset
 from vitkit.data.views import View, apply
 from vitkit.datasets.opening import open_data
@@ -213,7 +213,7 @@ def test_a_file_of_an_older_version_is_named_and_not_used(tmp_path):
     made.mkdir()
     older = made / f"{cache.name_of(source, fingerprints(source).astype('S16'), 1)}.pixels"
     older.write_bytes(b"pixels")
-    assert same_outcomes(source, decoded(source, made, 0, tell=told.append))
+    assert same_outcomes(source, decoded(source, made, 0, log=told.append))
     assert any(str(older) in text for text in told) and older.read_bytes() == b"pixels"
 
 

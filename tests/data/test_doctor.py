@@ -19,7 +19,7 @@ from vitkit.data import decode
 from vitkit.data.decode import BadImage
 from vitkit.data.doctor import COLUMNS, Look, difference_hash, examine, near_groups, near_pairs
 from vitkit.data.findings import KINDS, MEND, Finding, find
-from vitkit.data.sources import Source, digits, from_arrays, from_rows
+from vitkit.data.sources.source import Source, digits, from_arrays, from_rows
 from vitkit.data.splits import complete
 from vitkit.datasets.opening import open_data
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from vitkit.data.duplicates import against
-from vitkit.data.sources import from_rows
+from vitkit.data.sources.source import from_rows
 
 
 def photo(number: int) -> Image.Image:
@@ -75,7 +75,7 @@ def test_nothing_to_compare_with(sets):
 
 
 def test_pixels_in_memory(sets):
-    from vitkit.data.sources import digits
+    from vitkit.data.sources.source import digits
 
     data = digits()
     kept, removed = against(data.take(np.arange(100)), [data.take(np.arange(95, 200))])

@@ -16,13 +16,13 @@ from PIL import Image
 from refusals import refused
 
 from vitkit.data.decode import BadImage
-from vitkit.data.index import INDEX, open_index
 from vitkit.data.loader import train_batches
 from vitkit.data.order import Order
-from vitkit.data.remote import Cache, mirror
-from vitkit.data.shards import write_shards
-from vitkit.data.shards_found import verify
-from vitkit.data.sources import from_rows
+from vitkit.data.sources.index import INDEX, open_index
+from vitkit.data.sources.remote import Cache, mirror
+from vitkit.data.sources.shard_folders import verify
+from vitkit.data.sources.shards import write_shards
+from vitkit.data.sources.source import from_rows
 from vitkit.data.views import View
 from vitkit.datasets.opening import open_data
 from vitkit.io import http as client

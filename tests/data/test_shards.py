@@ -19,12 +19,12 @@ from refusals import refused
 
 from vitkit.data.content import END, content_hash, file_hash
 from vitkit.data.decode import BadImage, decode
-from vitkit.data.index import INDEX, MAGIC, check_columns, open_index, read_header
 from vitkit.data.loader import train_batches
 from vitkit.data.order import Order
-from vitkit.data.shards import write_shards
-from vitkit.data.shards_found import index_shards, verify
-from vitkit.data.sources import Source, digits, from_rows
+from vitkit.data.sources.index import INDEX, MAGIC, check_columns, open_index, read_header
+from vitkit.data.sources.shard_folders import index_shards, verify
+from vitkit.data.sources.shards import write_shards
+from vitkit.data.sources.source import Source, digits, from_rows
 from vitkit.data.splits import complete, fingerprints, split
 from vitkit.data.views import View
 from vitkit.datasets.opening import open_data, shard
@@ -195,7 +195,7 @@ def test_a_folder_with_other_shards_is_left_alone(folder, tmp_path):
 KILLED = """
 import sys, threading
 from pathlib import Path
-from vitkit.data import shards
+from vitkit.data.sources.source import shards
 from vitkit.datasets.opening import shard
 real, (folder, out, after) = shards.checked, sys.argv[1:]
 def checked(*of):
@@ -259,7 +259,7 @@ def test_a_shard_of_another_size_is_noticed_when_it_is_opened(packed, size, why)
 
 
 def test_a_shard_that_goes_away_is_an_error_and_not_a_bad_image(packed, monkeypatch):
-    monkeypatch.setattr("vitkit.data.index.PROBES", 1)  # else all are open
+    monkeypatch.setattr("vitkit.data.sources.index.PROBES", 1)  # else all are open
     source = open_data(packed)["train"]
     numbers = open_index(packed / INDEX)[1]["train"].columns["shard"]
     row = int(np.flatnonzero(numbers != numbers[0])[0])

@@ -13,7 +13,7 @@ from refusals import refused
 from torch.utils.data import DataLoader
 
 from vitkit.data.decode import BadImage, decode
-from vitkit.data.sources import digits, from_arrays
+from vitkit.data.sources.source import digits, from_arrays
 from vitkit.data.splits import complete, fingerprints, same_classes, split, subset
 from vitkit.datasets.opening import open_data
 

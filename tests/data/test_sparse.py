@@ -8,10 +8,10 @@ import pytest
 import torch
 from refusals import refused
 
-from vitkit.data.index import INDEX, ROW, Shard, make_columns, open_index, write_index
 from vitkit.data.loader import evaluation_batches
-from vitkit.data.sources import Source
-from vitkit.data.sparse_labels import DENSE, SparseLabels, blocks, joined
+from vitkit.data.sources.index import INDEX, ROW, Shard, make_columns, open_index, write_index
+from vitkit.data.sources.source import Source
+from vitkit.data.sources.sparse_labels import DENSE, SparseLabels, blocks, joined
 from vitkit.data.splits import by_class, join, same_classes
 from vitkit.data.views import View
 from vitkit.tasks.classify import ClassificationLoss, one_hot

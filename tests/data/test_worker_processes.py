@@ -18,7 +18,7 @@ FORKED = """
     import numpy as np
     from vitkit.data import loader
     from vitkit.data.loader import evaluation_batches
-    from vitkit.data.sources import from_arrays
+    from vitkit.data.sources.source import from_arrays
     from vitkit.data.views import View
 
     place, thread, protected = sys.argv[1], sys.argv[2] == "thread", sys.argv[3] == "protected"
@@ -52,7 +52,7 @@ BUSY = """
     import os, sys, threading, time
     import numpy as np
     from vitkit.data.loader import STARTED, evaluation_batches
-    from vitkit.data.sources import from_arrays
+    from vitkit.data.sources.source import from_arrays
     from vitkit.data.views import View
 
     source = from_arrays("some", np.zeros((64, 8, 8, 3), np.uint8), np.arange(64) % 2)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from refusals import refused
 
-from vitkit.metrics.speed import BUCKET, H200, Links, Work, limit, spread_over
+from vitkit.metrics.speed import BUCKET, H200, Links, Work, limit, scale_out
 
 ROOT = Path(__file__).parent.parent.parent
 PLAIN = Links(inside=100.0, between=10.0, inside_share=0.5, between_share=0.5, inside_hop=1e-9,
@@ -39,7 +39,7 @@ def test_hops_are_those_of_rings_within_and_between_nodes():
 
 
 def test_eight_h200_take_2_7_eighths_of_the_gradients_at_369_gigabytes_a_second():
-    found = spread_over(LARGE, 8, "ddp", replace(H200, inside_hop=1e-12), bucket=1e12)
+    found = scale_out(LARGE, 8, "ddp", replace(H200, inside_hop=1e-12), bucket=1e12)
     assert found.sending == pytest.approx(2 * 7 / 8 * 4 * 304_326_632 / 369e9, rel=1e-6)
     assert found.exposed == found.sending, "one bucket has nothing to hide behind"
 
@@ -72,49 +72,47 @@ def simulated_fsdp(work: Work, gpus: int, links: Links) -> float:
 @pytest.mark.parametrize("gpus", [8, 16, 128, 1024])
 def test_the_formula_is_what_a_simulation_of_the_step_finds(gpus, images):
     work = replace(LARGE, images=images)
-    assert spread_over(work, gpus, "ddp").exposed == pytest.approx(simulated_ddp(work, gpus, H200))
+    assert scale_out(work, gpus, "ddp").exposed == pytest.approx(simulated_ddp(work, gpus, H200))
     one, slow = H200.all_gather(4 * work.parameters / work.blocks, gpus), simulated_fsdp(work, gpus, H200)
-    assert slow - 1e-9 <= spread_over(work, gpus, "fsdp").exposed <= slow + one, (
-        "on the safe side, by a block"
-    )
+    assert slow - 1e-9 <= scale_out(work, gpus, "fsdp").exposed <= slow + one, "on the safe side, by a block"
 
 
 def test_one_gpu_waits_for_nobody_and_recomputing_costs_a_third():
-    alone = spread_over(LARGE, 1, "ddp")
+    alone = scale_out(LARGE, 1, "ddp")
     assert alone.exposed == 0 and alone.efficiency == 1 and not alone.limited
     assert alone.images_per_second == pytest.approx(829) and alone.days(829 * 86400) == pytest.approx(1)
-    again = spread_over(replace(LARGE, recompute=True), 1, "fsdp")
+    again = scale_out(replace(LARGE, recompute=True), 1, "fsdp")
     assert again.images_per_second == pytest.approx(829 * 3 / 4)
-    many = [spread_over(replace(LARGE, images=16, recompute=r), 256, "ddp").exposed for r in (False, True)]
+    many = [scale_out(replace(LARGE, images=16, recompute=r), 256, "ddp").exposed for r in (False, True)]
     assert many[1] < many[0], "there is more to hide behind"
 
 
-@pytest.mark.parametrize("spread", ["ddp", "fsdp"])
-def test_slower_links_and_fewer_images_never_help_and_hiding_never_harms(spread):
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_slower_links_and_fewer_images_never_help_and_hiding_never_harms(parallel):
     last = 1.0
     for gpus in (8, 64, 512, 1024):
-        found = spread_over(LARGE, gpus, spread)
+        found = scale_out(LARGE, gpus, parallel)
         assert found.unhidden < found.efficiency <= last
         last = found.efficiency
         for field in ("inside", "between"):
             slower = replace(H200, **{field: getattr(H200, field) / 2})
-            assert spread_over(LARGE, gpus, spread, slower).efficiency <= found.efficiency
-        assert spread_over(replace(LARGE, images=8), gpus, spread).efficiency < found.efficiency
+            assert scale_out(LARGE, gpus, parallel, slower).efficiency <= found.efficiency
+        assert scale_out(replace(LARGE, images=8), gpus, parallel).efficiency < found.efficiency
 
 
 def test_the_limit_is_the_first_number_at_which_computation_does_not_hide_what_is_sent():
     counts = [8 * 2**i for i in range(8)]
     first = limit(lambda n: replace(LARGE, images=4096 / n), counts, "ddp")
-    assert first and not spread_over(replace(LARGE, images=8192 / first), first // 2, "ddp").limited
-    assert spread_over(replace(LARGE, images=4096 / first), first, "ddp").limited
+    assert first and not scale_out(replace(LARGE, images=8192 / first), first // 2, "ddp").limited
+    assert scale_out(replace(LARGE, images=4096 / first), first, "ddp").limited
     assert limit(lambda n: replace(LARGE, images=10**6), counts, "ddp") is None
 
 
 def test_what_cannot_be_is_told():
     with refused("request.value", 12, 8):
-        spread_over(LARGE, 12, "ddp")
+        scale_out(LARGE, 12, "ddp")
     with refused("request.value", "ddp or fsdp", "'tp'"):
-        spread_over(LARGE, 8, "tp")
+        scale_out(LARGE, 8, "tp")
     with refused("request.value", "between", 0):
         Links(between=0)
     with refused("request.value", "pace", -1):
@@ -132,11 +130,11 @@ def test_the_tables_in_the_docs_are_what_their_command_prints():
 
 @pytest.mark.slow
 def test_gradients_and_weights_are_on_their_way_before_they_are_needed():
-    from crew import together
     from overlap import overlap, prefetch, profiled
+    from together import together
 
     words = "ViT-Ti/16", 32, 2
-    sent = overlap(together(2, profiled, *words, spread="ddp")[0])
+    sent = overlap(together(2, profiled, *words, parallel="ddp")[0])
     assert sent["buckets"] >= 2 and sent["early"] == sent["buckets"] - 1
-    fetched = prefetch(together(2, profiled, *words, spread="fsdp")[0], blocks=12)
+    fetched = prefetch(together(2, profiled, *words, parallel="fsdp")[0], blocks=12)
     assert fetched["backward"] == 11

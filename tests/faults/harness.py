@@ -139,7 +139,7 @@ def outcome(out: Path) -> dict[str, Any]:
     """All that a killed and resumed run must have in common with one that nobody has touched."""
     import hashlib
 
-    from crew import batches
+    from together import batches
 
     digest = hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
     return {"weights": digest, "losses": rows(out), "samples": batches(out)}

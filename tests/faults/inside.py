@@ -11,9 +11,9 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
-from crew import note_batches  # noqa: E402
 from harness import die, dying, operations  # noqa: E402
 from switches import switch_off  # noqa: E402
+from together import note_batches  # noqa: E402
 
 from vitkit.data import loader  # noqa: E402
 from vitkit.runs import batches, evaluation  # noqa: E402
@@ -65,7 +65,7 @@ def die_in_evaluation(number: int) -> None:
 
 def die_in_resume(number: int) -> None:
     """While a checkpoint is being read, after so many tensors."""
-    from vitkit.training import parts
+    from vitkit.training import checkpoint as parts
 
     copy, seen = parts.copy_rows, []
 
@@ -80,7 +80,7 @@ def die_in_resume(number: int) -> None:
 
 def die_in_meeting() -> None:
     """When the processes of a start have said hello to each other, and before they are a group."""
-    from vitkit.training import runtime
+    from vitkit.runtime import runtime
 
     runtime.dist.PrefixStore = lambda *args: die()  # type: ignore[assignment,misc]
 

@@ -16,7 +16,7 @@ from vitkit.recipes import recipe as named
 from vitkit.recipes.recipe import Recipe, override
 from vitkit.runs.folder import RunOptions
 from vitkit.runs.run import run
-from vitkit.training.runtime import Runtime
+from vitkit.runtime.runtime import Runtime
 from vitkit.training.schedule import Duration
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -11,9 +11,9 @@ if __name__ == "__main__":  # under strace
     sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
 import torch
-from crew import forks
 from harness import dying, operations
 from switches import switch_off
+from together import forks
 
 from vitkit.training import checkpoint
 from vitkit.training.checkpoint import Saver, complete, latest, load_checkpoint

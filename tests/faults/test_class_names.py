@@ -21,12 +21,12 @@ from refusals import refused
 
 import vitkit
 from vitkit.data.names import SPLITS, SUFFIXES
+from vitkit.inference.predict import predict_many
 from vitkit.recipes import recipe as named
 from vitkit.recipes.recipe import override
 from vitkit.runs.folder import RunOptions
 from vitkit.runs.run import run
-from vitkit.serving.predict import predict_many
-from vitkit.training.runtime import Runtime
+from vitkit.runtime.runtime import Runtime
 from vitkit.training.schedule import Duration
 from vitkit.weights.card import card_of
 
@@ -133,7 +133,7 @@ def test_A4_in_every_format_that_holds_labels(tmp_path, tally):
 @pytest.mark.parametrize("name", scaled(["m.onnx"], ["m.onnx", "m.pt2", "m.xml"]))
 def test_A4_in_exported_files(name, tmp_path, tally):
     export = pytest.importorskip("vitkit.commands.export").export
-    files = pytest.importorskip("vitkit.serving.files")
+    files = pytest.importorskip("vitkit.inference.export")
     painted(tmp_path / "data", ["10", "2", "é", "<b>", "-rf"])
     model = vitkit.load(trained(tmp_path / "data", tmp_path / "run"))
     export(model, tmp_path / name)

@@ -12,9 +12,9 @@ import test_fuzz as fuzzing
 import test_shards
 from harness import scaled
 
-from vitkit.data.index import INDEX
-from vitkit.data.shards import write_shards
-from vitkit.data.sources import from_rows
+from vitkit.data.sources.index import INDEX
+from vitkit.data.sources.shards import write_shards
+from vitkit.data.sources.source import from_rows
 
 pytestmark = pytest.mark.faults
 
@@ -44,20 +44,20 @@ def used(folder: Path, members: list, code: str) -> None:
     assert (folder / INDEX).exists()
 
 
-@pytest.mark.control("vitkit.data.archives.check_name")
+@pytest.mark.control("vitkit.data.sources.archives.check_name")
 def test_A6_control_without_the_check_of_names_a_shard_leads_out_of_itself(tmp_path, switched_off):
-    switched_off("vitkit.data.archives.check_name", lambda path, name: None)
+    switched_off("vitkit.data.sources.archives.check_name", lambda path, name: None)
     used(tmp_path, [("../a.jpg", test_shards.picture(1)), ("../a.cls", b"0")], "data.unsafe")
 
 
-@pytest.mark.control("vitkit.data.shards_found.check_member")
+@pytest.mark.control("vitkit.data.sources.shard_folders.check_member")
 def test_A6_control_without_the_check_of_members_a_shard_may_hold_links(tmp_path, switched_off):
-    switched_off("vitkit.data.shards_found.check_member", lambda where, member: None)
+    switched_off("vitkit.data.sources.shard_folders.check_member", lambda where, member: None)
     link = {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}
     used(tmp_path, [("a.jpg", link), ("a.cls", b"0")], "data.unsafe")
 
 
-@pytest.mark.control("vitkit.data.index.check_shards")
+@pytest.mark.control("vitkit.data.sources.index.check_shards")
 def test_A6_control_without_the_check_of_its_shards_an_index_leads_out_of_its_folder(tmp_path, switched_off):
     rows = [(str(i), "c") for i in range(14)]
     source = from_rows("x", rows, lambda key: test_shards.picture(int(key)))
@@ -67,7 +67,7 @@ def test_A6_control_without_the_check_of_its_shards_an_index_leads_out_of_its_fo
     def elsewhere(header):
         header["splits"]["train"]["shards"][0][0] = "../x.tar"
 
-    switched_off("vitkit.data.index.check_shards", lambda shards, numbers: list(numbers))
+    switched_off("vitkit.data.sources.index.check_shards", lambda shards, numbers: list(numbers))
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         test_shards.test_an_index_that_contradicts_itself_is_refused(
             tmp_path / "shards", elsewhere, "data.corrupt", ()

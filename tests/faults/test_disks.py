@@ -15,8 +15,8 @@ from PIL import Image
 from saving import NEW, OLD, elsewhere, loaded, save, write_in_place
 from test_cli import run
 
-from vitkit.data.index import INDEX
-from vitkit.data.shards_found import verify
+from vitkit.data.sources.index import INDEX
+from vitkit.data.sources.shard_folders import verify
 from vitkit.datasets.opening import shard
 from vitkit.training import checkpoint
 from vitkit.training.checkpoint import CheckpointError
@@ -138,7 +138,7 @@ def content(folder: Path) -> dict[str, bytes]:
 def test_B4_shards_on_a_full_disk_are_whole_or_not_there_and_completed_later(
     level, photos, small_disk, tmp_path, monkeypatch, capfd, tally
 ):
-    monkeypatch.setattr("vitkit.data.shards.SIZE", 150_000)  # some ten shards
+    monkeypatch.setattr("vitkit.data.sources.shards.SIZE", 150_000)  # some ten shards
     shard(str(photos), tmp_path / "whole")
     whole, disk = content(tmp_path / "whole"), small_disk(8 * 2**20)
     assert len(whole) > 5
@@ -156,7 +156,7 @@ def test_B4_shards_on_a_full_disk_are_whole_or_not_there_and_completed_later(
     tally(shard_levels=1)
 
 
-@pytest.mark.control("vitkit.data.shards.replaced")
+@pytest.mark.control("vitkit.data.sources.shards.replaced")
 def test_B4_control_shards_written_under_their_own_names_are_cut_off(
     photos, small_disk, tmp_path, monkeypatch, switched_off
 ):
@@ -167,11 +167,11 @@ def test_B4_control_shards_written_under_their_own_names_are_cut_off(
         with path.open("w+b") as file:
             yield file
 
-    monkeypatch.setattr("vitkit.data.shards.SIZE", 150_000)
+    monkeypatch.setattr("vitkit.data.sources.shards.SIZE", 150_000)
     shard(str(photos), tmp_path / "whole")
     disk = small_disk(8 * 2**20)
     (out := disk / "shards").mkdir()
-    switched_off("vitkit.data.shards.replaced", careless)
+    switched_off("vitkit.data.sources.shards.replaced", careless)
     leave(disk, size_of(tmp_path / "whole") // 2)
     assert run("shard", photos, out) == 1
     whole = content(tmp_path / "whole")
@@ -185,7 +185,7 @@ def test_B4_a_run_whose_report_does_not_fit_is_a_finished_run(small_disk, monkey
     from vitkit.runs import artifacts
     from vitkit.runs.folder import RunOptions
     from vitkit.runs.run import run as train
-    from vitkit.training.runtime import Runtime
+    from vitkit.runtime.runtime import Runtime
 
     disk, finish = small_disk(24 * 2**20), artifacts.finish
 
@@ -215,7 +215,7 @@ def test_B4_control_an_error_in_a_report_that_is_not_held_back_ends_the_run(
     from vitkit.runs import artifacts
     from vitkit.runs.folder import RunOptions
     from vitkit.runs.run import run as train
-    from vitkit.training.runtime import Runtime
+    from vitkit.runtime.runtime import Runtime
 
     def full(path, content):
         raise OSError(28, "No space left on device")

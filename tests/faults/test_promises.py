@@ -34,7 +34,7 @@ def test_a_test_that_is_called_a_control_is_one():
 
 
 @pytest.mark.parametrize(
-    "target", ["pickle.loads", "vitkit.io.lock.fcntl.flock", "vitkit.data.loader.GLANCE"]
+    "target", ["pickle.loads", "vitkit.io.files.fcntl.flock", "vitkit.data.loader.GLANCE"]
 )
 def test_only_what_vitkit_does_can_be_switched_off(target):
     with pytest.raises(AssertionError, match=r"switch off|is of"):

@@ -24,9 +24,9 @@ CHAINS: dict[str, list[tuple[int, Fault]]] = {  # each is one run: who dies in i
 MINUTE = 60.0  # in which whoever is left ends
 
 
-def words(out: Path, spread: str) -> list[str]:
+def words(out: Path, parallel: str) -> list[str]:
     made = command(out)
-    return [*made[: made.index("--set")], "--spread", spread, *made[made.index("--set") :]]
+    return [*made[: made.index("--set")], "--parallel", parallel, *made[made.index("--set") :]]
 
 
 def left(out: Path) -> list[psutil.Process]:
@@ -76,16 +76,16 @@ def check_end(out: Path, deaths: int, straight: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def straights(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
-    """What two processes come to that nobody touches, by --spread; made when first asked for."""
+    """What two processes come to that nobody touches, by --parallel; made when first asked for."""
     made: dict[str, dict[str, Any]] = {}
 
-    def straight(spread: str) -> dict[str, Any]:
-        if spread not in made:
-            folder = tmp_path_factory.mktemp(spread)
+    def straight(parallel: str) -> dict[str, Any]:
+        if parallel not in made:
+            folder = tmp_path_factory.mktemp(parallel)
             out, told = folder / "run", folder / "told.txt"
-            watched(crowd(words(out, spread), told, {}), out, told)
-            made[spread] = outcome(out)
-        return made[spread]
+            watched(crowd(words(out, parallel), told, {}), out, told)
+            made[parallel] = outcome(out)
+        return made[parallel]
 
     return straight
 
@@ -93,12 +93,12 @@ def straights(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[
 @pytest.mark.parametrize("name", scaled(["ddp"], list(CHAINS)))
 def test_B9_a_process_is_killed_and_the_run_ends_as_if_nothing_was(name, straights, tmp_path, tally):
     out, told, deaths = tmp_path / "run", tmp_path / "told.txt", CHAINS[name]
-    spread = name.partition("-")[0]
+    parallel = name.partition("-")[0]
     faults = {(start, rank): fault for start, (rank, fault) in enumerate(deaths)}
-    lived_on = watched(crowd(words(out, spread), told, faults), out, told)
+    lived_on = watched(crowd(words(out, parallel), told, faults), out, told)
     assert told.read_text().count(LAST_WORDS) == len(deaths) == len(lived_on) - 1
     assert max(lived_on) <= MINUTE, lived_on
-    check_end(out, len(deaths), straights(spread))
+    check_end(out, len(deaths), straights(parallel))
     print(f"\nB9: {name}: the others lived on for {', '.join(f'{s:.1f}' for s in lived_on[:-1])} s")
     tally(kills=len(deaths), runs=1)
 

@@ -13,8 +13,8 @@ import vitkit
 from vitkit.recipes.recipe import from_json, override
 from vitkit.runs.folder import RunOptions
 from vitkit.runs.run import run
+from vitkit.runtime.runtime import Runtime
 from vitkit.training.checkpoint import complete, latest
-from vitkit.training.runtime import Runtime
 from vitkit.weights.card import from_json as from_card
 
 pytestmark = pytest.mark.faults
@@ -88,7 +88,7 @@ def test_B15_another_machine_is_allowed_and_told(what, begun, capfd, tally):
 
 def pretend(path: Path, what: str) -> None:
     """As if the checkpoint had been written elsewhere."""
-    from vitkit.io.hashing import sha256
+    from vitkit.io.files import sha256
     from vitkit.training import checkpoint
 
     facts = json.loads((path / "facts.json").read_text())

@@ -15,7 +15,7 @@ import saving
 from harness import operations, scaled
 from saving import NEW, OLD, change, count, elsewhere, loaded, save, state_at
 
-from vitkit.io.hashing import sha256
+from vitkit.io.files import sha256
 from vitkit.training import checkpoint
 from vitkit.training.checkpoint import MANIFEST, CheckpointError, Saver, complete, latest
 
@@ -280,7 +280,7 @@ def test_B6_control_without_the_hashes_damage_is_not_noticed(folder, switched_of
         loaded(folder)
 
 
-COPIED = [True, pytest.param(False, marks=pytest.mark.control("vitkit.training.parts.Piece.copied"))]
+COPIED = [True, pytest.param(False, marks=pytest.mark.control("vitkit.training.checkpoint.Piece.copied"))]
 
 
 @pytest.mark.parametrize("protected", COPIED, ids=["on", "control"])
@@ -288,7 +288,7 @@ def test_B13_what_is_written_aside_is_what_was_there_when_it_was_asked_for(
     protected, tmp_path, monkeypatch, switched_off, tally
 ):
     if not protected:
-        switched_off("vitkit.training.parts.Piece.copied", lambda piece: piece)
+        switched_off("vitkit.training.checkpoint.Piece.copied", lambda piece: piece)
     write, turn, changed = checkpoint.write_part, Lock(), Event()
 
     def late(*args):

@@ -13,23 +13,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from crew import batches, go, losses, small, together
 from harness import HERE, scaled
 from safetensors.torch import load_file
 from switches import switch_off
 from test_processes import CLOSE
+from together import batches, go, losses, small, together
 
 from vitkit.data import loader as making
 from vitkit.data.order import Order
-from vitkit.data.sources import from_arrays
+from vitkit.data.sources.source import from_arrays
 from vitkit.data.views import View
 from vitkit.runs.folder import RunOptions
 from vitkit.runs.run import run
+from vitkit.runtime.runtime import Runtime
 from vitkit.tasks.classify import ClassificationLoss
 from vitkit.training.checkpoint import complete, latest
-from vitkit.training.room import OutOfMemory
-from vitkit.training.runtime import Runtime
-from vitkit.training.step import Diverged, Stepper
+from vitkit.training.step import Diverged, OutOfMemory, Stepper
 
 pytestmark = pytest.mark.faults
 
@@ -221,13 +220,13 @@ def stops(out: Path, step: int) -> None:
         run(small(12), out, Runtime(), RunOptions(workers=0, quiet=True))
 
 
-@pytest.mark.control("vitkit.training.step.is_sound")
+@pytest.mark.control("vitkit.training.step.is_finite")
 def test_B11_control_without_the_check_the_weights_are_spoilt_and_saved(tmp_path, monkeypatch, switched_off):
     from vitkit.runs import run as experiment
 
     monkeypatch.setattr(experiment, "SAVE_SECONDS", 0.0)
     poison(monkeypatch, "loss", 3)
-    switched_off("vitkit.training.step.is_sound", lambda metrics: True)
+    switched_off("vitkit.training.step.is_finite", lambda metrics: True)
     with pytest.raises((Exception, pytest.fail.Exception)) as caught:  # whatever first stumbles over them
         stops(tmp_path, 3)
     assert not isinstance(caught.value, Diverged) and not finite(tmp_path)
@@ -261,7 +260,7 @@ def crowded(runtime: Runtime, recipe, out: Path, most: int, steps, ranks, proof:
     from vitkit.runs import run as experiment
 
     if proof:
-        switch_off("vitkit.training.step.Stepper.may_cut", lambda self, careful: False, proof)
+        switch_off("vitkit.training.step.Stepper.may_shrink", lambda self, careful: False, proof)
 
     seed, say = experiment.seed_step, experiment.Live.say
 
@@ -327,7 +326,7 @@ def test_B12_one_image_that_does_not_fit_is_an_error_with_a_remedy(tmp_path, mon
         run(small(4), tmp_path, Runtime(), RunOptions(workers=0, quiet=True))
 
 
-@pytest.mark.control("vitkit.training.step.Stepper.may_cut")
+@pytest.mark.control("vitkit.training.step.Stepper.may_shrink")
 def test_B12_control_without_smaller_pieces_the_run_ends(tmp_path, switched_off):
     with pytest.raises(AssertionError):
         goes_on_in_smaller_pieces(tmp_path, 4, switched_off.proof)
@@ -337,11 +336,11 @@ def test_B12_control_without_smaller_pieces_the_run_ends(tmp_path, switched_off)
 
 def unshared(runtime: Runtime, recipe, out: Path, options: dict, proof: Path) -> dict:
     """Protection off: every process has the same places of the batch."""
-    switch_off("vitkit.training.runtime.Runtime.share", lambda self, n: range(n // self.world), proof)
+    switch_off("vitkit.runtime.runtime.Runtime.share", lambda self, n: range(n // self.world), proof)
     return go(runtime, recipe, out, options)
 
 
-@pytest.mark.control("vitkit.training.runtime.Runtime.share")
+@pytest.mark.control("vitkit.runtime.runtime.Runtime.share")
 def test_B8_control_processes_that_do_not_share_the_batch_are_noticed(tmp_path, switched_off):
     together(1, go, small(4), tmp_path / "one", {})
     together(2, unshared, small(4), tmp_path / "two", {}, switched_off.proof)

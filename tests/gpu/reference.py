@@ -14,7 +14,7 @@ CLASSIFY = f"finetune digits {SIZES} --recipe scratch --set {MODEL}"
 CONFIGURATIONS = {  # name -> words of the command
     "bf16": f"{CLASSIFY} dropout=0.1 mixup=0.2 --precision bf16",
     "bf16 compiled": f"{CLASSIFY} mixup=0.2 --precision bf16 --compile",
-    "fp32": f"{CLASSIFY} mixup=0.2 --precision fp32 --no-record",
+    "fp32": f"{CLASSIFY} mixup=0.2 --precision fp32 --no-cuda-graph",
     "masked": f"pretrain digits {SIZES} --recipe masked --precision bf16 --set {MODEL} schedule.warmup=5",
 }
 

@@ -78,7 +78,7 @@ def with_memory(size: float, words: str, out: Path, *more: str) -> subprocess.Co
     return subprocess.run(line, capture_output=True, text=True, timeout=300, env=os.environ)
 
 
-@pytest.mark.parametrize("more", [(), ("--no-record",)], ids=["cuda graph", "eager"])
+@pytest.mark.parametrize("more", [(), ("--no-cuda-graph",)], ids=["cuda graph", "eager"])
 def test_a_batch_that_does_not_fit_is_computed_in_smaller_pieces(tmp_path, more):
     """A real lack of memory: the allocator refuses, the batch is halved until it fits, the losses stay."""
     words = "finetune digits --model ViT-S/4 --image-size 64 --batch 256 --lr 0.0003 --recipe scratch"
@@ -120,6 +120,6 @@ def test_predictions_of_the_graph_engine_are_those_of_float32(tmp_path):
 
 
 def test_the_gpu_has_the_kernels_that_training_uses():
-    from vitkit.models.fused import HAVE
+    from vitkit.ops.fused import HAVE
 
     assert HAVE and torch.cuda.is_bf16_supported()

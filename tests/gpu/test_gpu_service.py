@@ -6,7 +6,7 @@ import signal
 import pytest
 from launch import Client, labels, picture, post, service, tiny
 
-from vitkit.serving.predict import predict
+from vitkit.inference.predict import predict
 from vitkit.weights.save import save
 
 pytestmark = pytest.mark.gpu

@@ -4,7 +4,7 @@ import pytest
 import torch
 from refusals import refused
 
-from vitkit.inspection.bias import shifted, shuffled
+from vitkit.inspection.embeddings import shifted, shuffled
 
 IMAGES = torch.arange(2 * 3 * 8 * 12).reshape(2, 3, 8, 12)
 

@@ -9,8 +9,7 @@ import time
 import pytest
 from refusals import refused
 
-from vitkit.io.atomic import naming, replace_file, replaced, staged
-from vitkit.io.lock import is_locked, locked
+from vitkit.io.files import is_locked, locked, naming, replace_file, replaced, staged
 
 
 def test_a_file_has_its_name_when_it_is_whole(tmp_path):

@@ -181,7 +181,7 @@ def test_what_is_no_address_is_refused(address):
 
 
 def test_nothing_heavy_is_imported_before_something_is_fetched():
-    code = "import sys, vitkit.weights.published, vitkit.io.lock, vitkit.io.cache\n"
+    code = "import sys, vitkit.weights.published, vitkit.io.files, vitkit.io.cache\n"
     code += "print({'torch', 'numpy', 'urllib3'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

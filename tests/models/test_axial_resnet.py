@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from refusals import refused
 
 import vitkit
-from vitkit.data.sources import digits
+from vitkit.data.sources.source import digits
+from vitkit.inference.graphs import Form, trace
 from vitkit.inspection.attention import attention_rollout
 from vitkit.metrics.cost import parameters, training_memory
 from vitkit.models.axial_resnet import AxialAttention, RowsThenColumns
 from vitkit.models.variants import build, configure, skeleton, variant
-from vitkit.serving.graphs import Form, trace
 
 
 @pytest.fixture

@@ -131,7 +131,7 @@ def test_dropout_stands_after_every_dense_layer_but_qkv_and_after_the_positions(
     assert (block.mlp(z) == 0).all()  # after the MLP's last layer
     assert (hidden[0] == 0).all() and (block.mlp.up(z) != 0).any()  # and after its first
     assert (block(z) == z).all()  # after the attention's output and after the MLP
-    assert all((part != 0).all() for part in block.attention.split(z))  # not after q, k, v
+    assert all((part != 0).all() for part in block.attention.project(z))  # not after q, k, v
 
 
 def test_dropout_is_off_outside_training(small):

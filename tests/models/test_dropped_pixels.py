@@ -10,11 +10,12 @@ from test_cli import run as exit_code
 import vitkit
 from vitkit.commands.export import export
 from vitkit.commands.look import inspect
+from vitkit.inference.graphs import Form, trace
 from vitkit.metrics.cost import flops, forward_flops
 from vitkit.models.masked import MaskedViT, with_mask_token
 from vitkit.models.variants import configure, skeleton
-from vitkit.models.vit import cut, in_patches
-from vitkit.serving.graphs import Form, trace
+from vitkit.models.vit import in_patches
+from vitkit.ops.fused import patchify
 from vitkit.tasks.masked import Masked, MaskedLoss, fixed
 from vitkit.weights.convert import convert
 from vitkit.weights.save import save
@@ -52,7 +53,7 @@ def test_the_product_of_a_gpu_cuts_the_same_patches(small):
     """On a GPU patches are cut and multiplied; here the same by hand, against the convolution."""
     model, images = small(), torch.randn(2, 3, *ODD)
     ours, grid = model.patches(images)
-    pieces = cut(in_patches(images, 8), 8)
+    pieces = patchify(in_patches(images, 8), 8)
     by_product = torch.nn.functional.linear(pieces, model.project.weight.flatten(1), model.project.bias)
     assert grid == (4, 3) and torch.allclose(ours, by_product, atol=1e-5)
 

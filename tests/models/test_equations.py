@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.models.positions import sincos2d
-from vitkit.models.vit import cut
+from vitkit.ops.fused import patchify
 
 IMAGE = (24, 16)  # not square: rows and columns must not be confused
 
@@ -192,7 +192,7 @@ def test_attention_yields_the_weights_of_eq_6_layer_by_layer(small):
     for block_, weights in zip(model.encoder.blocks, model.attention(images), strict=True):
         assert weights.shape == (2, 2, 7, 7)
         assert torch.allclose(weights.sum(-1), torch.ones_like(weights[..., 0]))
-        _, _, v = block_.attention.split(block_.norm1(z))
+        _, _, v = block_.attention.project(block_.norm1(z))
         mixed = (weights @ v).transpose(1, 2).flatten(2)
         assert torch.allclose(block_.attention.out(mixed), block_.attention(block_.norm1(z)), atol=1e-12)
         z = block_(z)
@@ -259,5 +259,5 @@ def test_patches_by_a_product_are_those_by_a_convolution():
     """On a GPU they are cut out and multiplied; the same sums in another order."""
     conv = torch.nn.Conv2d(3, 10, 4, stride=4).double()
     images = torch.randn(2, 3, 8, 12, dtype=torch.float64)
-    found = F.linear(cut(images, 4), conv.weight.flatten(1), conv.bias)
+    found = F.linear(patchify(images, 4), conv.weight.flatten(1), conv.bias)
     assert torch.allclose(found, conv(images).flatten(2).mT, rtol=0, atol=1e-12)

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitkit.inference.builders import compiler
+from vitkit.inference.graphs import Form, Graph
 from vitkit.models.attention import Attention
 from vitkit.models.encoder import Mlp
-from vitkit.models.epilogue import product
-from vitkit.models.fused import in_half, mlp
 from vitkit.models.variants import configure, fresh
-from vitkit.serving.builders import compiler
-from vitkit.serving.graphs import Form, Graph
+from vitkit.ops.cublaslt import product
+from vitkit.ops.fused import can_fuse, mlp
 
 gpu = pytest.mark.gpu
 HALF = 2.0**-8  # what bf16 rounds to, as a share
@@ -51,8 +51,8 @@ def near(found: Tensor, want: Tensor, share: float) -> bool:
 
 def test_it_is_left_alone_where_it_does_not_belong():
     z, weight = torch.zeros(2, 8), torch.zeros(16, 8)
-    assert not in_half(z, weight)
-    assert not in_half(z.bfloat16(), weight.bfloat16())
+    assert not can_fuse(z, weight)
+    assert not can_fuse(z.bfloat16(), weight.bfloat16())
 
 
 def test_without_a_kernel_for_it_a_gelu_is_computed_plainly():
@@ -93,8 +93,8 @@ def test_they_are_what_a_model_is_computed_by(compiled):
 
     run()
     seen = kernels_of(run)
-    assert "gelu_back_kernel" in seen
-    assert "pack_kernel" in seen
+    assert "gelu_backward_kernel" in seen
+    assert "pack_qkv_kernel" in seen
     assert "conv" not in seen.lower().replace("convert", "")
 
 
@@ -120,9 +120,9 @@ def test_prediction_gives_what_training_gives():
 @gpu
 def test_what_it_cannot_do_is_computed_as_before():
     z = torch.randn(2, 3, 64, device="cuda", dtype=torch.bfloat16)
-    assert in_half(z, part().up.weight)
-    assert not in_half(z.float(), part().up.weight)
-    assert not in_half(z, torch.zeros(30, 64))
+    assert can_fuse(z, part().up.weight)
+    assert not can_fuse(z.float(), part().up.weight)
+    assert not can_fuse(z, torch.zeros(30, 64))
     exact = part(gelu="erf").cuda().bfloat16()
     want = exact.down(F.gelu(exact.up(z)))
     assert torch.equal(exact(z), want)
@@ -144,22 +144,22 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
-from vitkit.models import fused
-from vitkit.models.operations import OPERATIONS
+from vitkit.ops import fused
+from vitkit.ops.custom_op import LIBRARY
 
-def dense_gelu_kept(z, weight, bias):
+def dense_gelu_with_input(z, weight, bias):
     before = F.linear(z, weight, bias)
     return before, F.gelu(before, approximate="tanh")
 
-def gelu_back(gradient, before):
+def gelu_backward(gradient, before):
     return gradient * 1, gradient.sum(0)
 
 def pack(q, k, v):
     found = torch.stack([q, k, v]).permute(1, 3, 0, 2, 4).reshape(-1, 48)
     return found, found.sum(0)
 
-for function in (dense_gelu_kept, gelu_back, pack):
-    OPERATIONS.impl(function.__name__, function, "CPU")
+for function in (dense_gelu_with_input, gelu_backward, pack):
+    LIBRARY.impl(function.__name__, function, "CPU")
 
 class Layer(nn.Module):
     def __init__(self):
@@ -167,12 +167,12 @@ class Layer(nn.Module):
         self.qkv, self.up, self.down = nn.Linear(16, 48), nn.Linear(16, 32), nn.Linear(32, 16)
 
     def forward(self, z):
-        q, k, v = fused.project_qkv(z, self.qkv, 2)
+        q, k, v = fused.fused_qkv(z, self.qkv, 2)
         return fused.mlp(z + (q + k + v).transpose(1, 2).flatten(2), self.up, self.down)
 
 layer = Layer()
 with torch.autocast("cpu", torch.bfloat16):
-    fused.compiled(layer)(torch.ones(2, 3, 16)).sum().backward()
+    fused.compile_model(layer)(torch.ones(2, 3, 16)).sum().backward()
 assert layer.qkv.weight.grad is not None
 print(*(counters["aot_autograd"][f"autograd_cache_{what}"] for what in ("saved", "hit", "bypass")))
 """

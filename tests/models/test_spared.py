@@ -18,7 +18,7 @@ def test_logits_and_gradients_are_those_of_computing_every_token(small, options,
     quick = model(images)
     weights = torch.randn_like(quick)
     spared = torch.autograd.grad((quick * weights).sum(), [*model.parameters()])
-    whole = model.judged(model.pooled(model.tokens(images)))
+    whole = model.forward_head(model.pooled(model.tokens(images)))
     full = torch.autograd.grad((whole * weights).sum(), [*model.parameters()])
     torch.testing.assert_close(quick, whole, rtol=1e-12, atol=1e-12)
     for got, wanted in zip(spared, full, strict=True):

@@ -37,7 +37,7 @@ TRAINING = (
     "tests/training/test_training.py",
     "tests/training/test_optimizer.py",
 )
-STEPS = ("tests/training/test_recorder.py", "tests/training/test_halves.py")
+STEPS = ("tests/training/test_step_graph.py", "tests/training/test_low_precision.py")
 VTAB = ("tests/data/vtab/test_vtab_tables.py", "tests/data/vtab/test_vtab_readers.py")
 FROZEN = (
     "tests/evaluation/test_fewshot.py",
@@ -49,8 +49,7 @@ PLANS = ("tests/test_studies_values.py", "tests/test_studies_plans.py")
 # file -> (how many mutants, the tests that are run for each of them)
 SCOPE: dict[str, tuple[int, tuple[str, ...]]] = {
     "src/vitkit/recipes/recipe.py": (5, RECIPE_TESTS),
-    "src/vitkit/recipes/values.py": (5, RECIPE_TESTS),
-    "src/vitkit/recipes/model_options.py": (5, RECIPE_TESTS),
+    "src/vitkit/recipes/values.py": (10, RECIPE_TESTS),
     "src/vitkit/recipes/finetune.py": (8, RECIPE_TESTS),
     "src/vitkit/recipes/pretrain.py": (9, RECIPE_TESTS),
     "src/vitkit/training/schedule.py": (6, TRAINING),
@@ -59,7 +58,7 @@ SCOPE: dict[str, tuple[int, tuple[str, ...]]] = {
     "src/vitkit/training/step.py": (6, (*TRAINING, *STEPS)),
     "src/vitkit/tasks/masked.py": (8, ("tests/training/test_masked.py",)),
     "src/vitkit/training/checkpoint.py": (5, ("tests/training/test_checkpoint.py", *CHECKPOINTS)),
-    "src/vitkit/training/journal.py": (4, ("tests/training/test_journal.py",)),
+    "src/vitkit/training/logging.py": (4, ("tests/training/test_logging.py",)),
     "src/vitkit/metrics/classification.py": (4, ("tests/evaluation/test_accuracy.py",)),
     "src/vitkit/metrics/cost.py": (12, ("tests/evaluation/test_cost.py", *MEMORY)),
     "src/vitkit/metrics/frozen_features.py": (13, FROZEN),
@@ -75,9 +74,9 @@ SCOPE: dict[str, tuple[int, tuple[str, ...]]] = {
     "src/vitkit/studies/prepare.py": (6, PLANS),
 }
 LEFT_OUT = {
-    "training/runtime.py, halves.py, recorder.py, room.py, parts.py": "need several processes or a GPU; "
+    "runtime/runtime.py, halves.py, recorder.py, room.py, parts.py": "need several processes or a GPU; "
     "their tests are `make slow` and `make gpu`",
-    "training/trackers.py": "talks to services outside",
+    "training/logging.py": "talks to services outside",
     "metrics/speed.py": "reads a GPU's own counter",
     "datasets/matlab.py, tfrecord.py": "file formats, fuzzed elsewhere",
 }

@@ -20,13 +20,13 @@ import vitkit
 from vitkit.cli.verbs import main
 from vitkit.commands.look import ready
 from vitkit.data.names import readable_suffixes
+from vitkit.inference.predict import pixels
 from vitkit.inspection.attention import attention_rollout, head_maps
 from vitkit.inspection.subject import class_number
 from vitkit.models.variants import build
 from vitkit.report.overlay import stretched
 from vitkit.server.guard import HEADERS
 from vitkit.server.served_model import attention_objection
-from vitkit.serving.predict import pixels
 from vitkit.weights.load import load
 from vitkit.weights.save import save
 

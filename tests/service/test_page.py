@@ -13,8 +13,8 @@ from visits import Visit, as_png, model_of, png, wait_until
 
 import vitkit
 from vitkit.data.names import readable_suffixes
+from vitkit.inference.predict import pixels
 from vitkit.models.vit import in_patches
-from vitkit.serving.predict import pixels
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium")

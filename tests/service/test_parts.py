@@ -14,6 +14,7 @@ from refusals import refused
 from vitkit.cli.flags import FLAGS
 from vitkit.data.decode import BadImage
 from vitkit.data.views import View
+from vitkit.inference.predict import logits
 from vitkit.options import SERVICE, size_in_bytes
 from vitkit.server.admission import Batcher, Job
 from vitkit.server.decode_worker import REFUSED, plain, question
@@ -22,7 +23,6 @@ from vitkit.server.guard import Guard
 from vitkit.server.monitoring import Metrics
 from vitkit.server.served_model import copied, marks, open_served, without_path
 from vitkit.server.settings import Settings, whole
-from vitkit.serving.predict import logits
 from vitkit.weights.save import save
 
 

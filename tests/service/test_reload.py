@@ -10,7 +10,7 @@ import pytest
 from launch import picture, service, tiny
 from refusals import refused
 
-from vitkit.runs import open_model
+from vitkit.inference import predict as open_model
 from vitkit.server import served_model
 from vitkit.server.served_model import copied, marks, open_served
 from vitkit.server.settings import Settings

@@ -12,8 +12,8 @@ from launch import TINY, randomised
 from PIL import Image
 
 from vitkit.commands.look import ready
+from vitkit.inference.predict import pixels
 from vitkit.models.variants import build
-from vitkit.serving.predict import pixels
 
 WATCH = """
 window.violations = [];

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from vitkit.runtime.runtime import Runtime
 from vitkit.training.checkpoint import (
     MANIFEST,
     CheckpointError,
@@ -14,11 +15,10 @@ from vitkit.training.checkpoint import (
     complete,
     latest,
     load_checkpoint,
+    pieces,
     write_part,
 )
 from vitkit.training.optimizer import OptimizerConfig
-from vitkit.training.parts import pieces
-from vitkit.training.runtime import Runtime
 from vitkit.training.step import TrainState
 
 

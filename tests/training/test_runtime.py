@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from vitkit.training.runtime import choose, seed_step
+from vitkit.runtime.runtime import choose_runtime, seed_step
 
 
 @pytest.fixture
@@ -18,9 +18,9 @@ def undecided(monkeypatch):
 
 
 def test_deterministic_sets_the_whole_process(undecided):
-    choose("cpu")
+    choose_runtime("cpu")
     assert not torch.are_deterministic_algorithms_enabled()
-    choose("cpu", deterministic=True)
+    choose_runtime("cpu", deterministic=True)
     assert torch.are_deterministic_algorithms_enabled() and os.environ["CUBLAS_WORKSPACE_CONFIG"]
 
 
@@ -34,7 +34,7 @@ def test_a_step_is_seeded_as_torch_seeds():
 
 
 @pytest.mark.parametrize("given, told", [({"device": "gpu9"}, "gpu9"), ({"precision": "fp8"}, "fp8"),
-                                         ({"spread": "tp"}, "tp")])  # fmt: skip
+                                         ({"parallel": "tp"}, "tp")])  # fmt: skip
 def test_what_is_not_there_is_refused_by_name(given, told):
     with pytest.raises(ValueError, match=told):
-        choose(**({"device": "cpu"} | given))
+        choose_runtime(**({"device": "cpu"} | given))

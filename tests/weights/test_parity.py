@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import vitkit
+from vitkit.weights.convert import compare
 from vitkit.weights.formats import bit, huggingface, official, timm, torchvision
-from vitkit.weights.parity import compare
 
 
 def check(model, path, layout, limit):

@@ -13,7 +13,7 @@ from refusals import refused
 from test_cli import run
 
 import vitkit
-from vitkit.runs.open_model import load_model
+from vitkit.inference.predict import load_model
 from vitkit.server.served_model import copied, marks, open_served
 from vitkit.server.settings import Settings
 
@@ -221,7 +221,7 @@ def test_rescaling_and_normalising_are_followed(folder, photos, theirs, change, 
     from transformers import ViTImageProcessor
 
     from vitkit.data.decode import read
-    from vitkit.serving.predict import pixels, ready
+    from vitkit.inference.predict import pixels, ready
 
     model = vitkit.load(folder)
     assert model.preprocessing.mean[0] == pytest.approx(mean) and model.preprocessing.std[0] == pytest.approx(

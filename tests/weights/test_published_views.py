@@ -11,9 +11,9 @@ from refusals import refused
 
 import vitkit
 from vitkit.cli.verbs import main
+from vitkit.inference.predict import evaluation_view
 from vitkit.models.card import Preprocessing, with_view
 from vitkit.options import parse_view
-from vitkit.serving.predict import evaluation_view
 from vitkit.weights.published import PUBLISHED, published_view
 from vitkit.weights.save import save
 

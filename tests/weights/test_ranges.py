@@ -14,9 +14,9 @@ from refusals import refused
 
 import vitkit
 from vitkit.models.card import Origin, Preprocessing
-from vitkit.models.ranges import RANGES
 from vitkit.models.resnet import ResNetConfig, StemConfig
 from vitkit.models.vit import ViTConfig
+from vitkit.weights.limits import RANGES
 
 ODD = [
     -1, 0, 1, 0.5, 10**9, 2**63, 10**400, 1e-9, 1e308, math.nan, math.inf, True, None, "", "x" * 10**5, [],
@@ -26,7 +26,7 @@ ODD = [
 DRIVER = """
 import json, resource, sys
 import torch, vitkit
-from vitkit.serving.predict import logits, pixels
+from vitkit.inference.predict import logits, pixels
 paths = json.load(sys.stdin)
 vitkit.load(paths[0])
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
@@ -153,7 +153,7 @@ def test_the_error_names_file_field_value_and_range(small, tmp_path, keys, value
     ],
 )
 def test_sizes_that_only_together_fill_the_memory_are_refused(options):
-    from vitkit.models.ranges import check_model
+    from vitkit.weights.limits import check_model
 
     config = ViTConfig(**({"width": 32, "depth": 1, "heads": 1, "hidden": 32, "classes": 0} | options))
     height, width = options["image_size"]
@@ -163,8 +163,8 @@ def test_sizes_that_only_together_fill_the_memory_are_refused(options):
 
 @pytest.mark.parametrize("name", ["ViT-H/14", "ViT-G/14", "ViT-B/8", "R50+ViT-L/32", "BiT-R152x4"])
 def test_published_models_are_within_their_ranges_at_high_resolution(name):
-    from vitkit.models.ranges import check_model
     from vitkit.models.variants import configure
+    from vitkit.weights.limits import check_model
 
     side = 1008 if name.endswith("14") else 1024
     check_model(

@@ -35,6 +35,9 @@ VERBS: dict[str, Callable[..., None]] = {
     "export": models.export,
     "convert": models.convert,
 }
+RENAMED = {  # flags of earlier versions, which are still accepted
+    "--spread": "--parallel", "--record": "--cuda-graph", "--no-record": "--no-cuda-graph",
+}  # fmt: skip
 BAD_PATH = {  # a file that the user named is not there, is of another kind, or is not theirs: exit code 2
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG,
     errno.ELOOP, errno.ENODEV, errno.ENXIO,
@@ -43,7 +46,7 @@ BAD_PATH = {  # a file that the user named is not there, is of another kind, or 
 
 def main(arguments: list[str] | None = None) -> None:
     """Exit code 0: done; 1: failed; 2: a request that cannot be met. No traceback for a user's mistake."""
-    words = sys.argv[1:] if arguments is None else arguments
+    words = [current_flag(word) for word in (sys.argv[1:] if arguments is None else arguments)]
     open_closed_streams()
     try:
         with flushed_output():
@@ -60,6 +63,12 @@ def main(arguments: list[str] | None = None) -> None:
     except ValueError as error:  # vitkit.Error is one
         print_error(words, code_of(error), str(error))
         sys.exit(2)
+
+
+def current_flag(word: str) -> str:
+    """A flag of an earlier version, `--spread=fsdp` too, under its name of today; other words as they are."""
+    flag, equals, value = word.partition("=")
+    return RENAMED.get(flag, flag) + equals + value
 
 
 def command(words: list[str]) -> Callable[[], None]:

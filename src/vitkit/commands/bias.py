@@ -13,18 +13,17 @@ from torch import Tensor
 from vitkit.commands.evaluate import matched
 from vitkit.commands.shared import Emit
 from vitkit.data.loader import BadFiles, evaluation_batches
-from vitkit.data.sources import Source
+from vitkit.data.sources.source import Source
 from vitkit.datasets.opening import open_data
 from vitkit.errors import Error
-from vitkit.inspection.bias import shifted, shuffled
-from vitkit.io.atomic import replace_file
-from vitkit.metrics.proportions import percent, wilson, with_interval
+from vitkit.inference.predict import evaluation_view, load_model, logits, short_names
+from vitkit.inspection.embeddings import shifted, shuffled
+from vitkit.io.files import replace_file
+from vitkit.metrics.intervals import percent, wilson, with_interval
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT
 from vitkit.report.terminal import Live, print_table, say
-from vitkit.runs.membership import choose_images
-from vitkit.runs.open_model import load_model, short_names
-from vitkit.serving.predict import evaluation_view, logits
+from vitkit.runs.provenance.membership import choose_images
 from vitkit.tasks.task import task_of
 
 CELLS = (2, 4, 7, 8)  # tried beside the models' own patches, where they fit

@@ -139,7 +139,7 @@ def stem_facts(config: Config) -> dict[str, Any]:
 
 def exported_facts(what: str) -> dict[str, Any]:
     """The same of a file that vitkit exported; nothing in it is run."""
-    from vitkit.serving.files import NAMES, describe_export
+    from vitkit.inference.export import NAMES, describe_export
 
     found = describe_export(what)
     facts = {"file": what, "format": NAMES[Path(what).suffix]} | {k: v for k, v in found.facts.items() if v}

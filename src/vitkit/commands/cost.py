@@ -9,6 +9,7 @@ import torch
 
 from vitkit.commands.shared import Emit
 from vitkit.errors import Error
+from vitkit.inference.predict import short_names
 from vitkit.metrics.cost import TRAINING, forward_flops, parameters, tpu_v3_core_days
 from vitkit.metrics.speed import images_per_second, largest_that_fits
 from vitkit.models.variants import Config, Model, skeleton, variant
@@ -17,8 +18,7 @@ from vitkit.recipes import recipe as named
 from vitkit.recipes.pretrain import images_of
 from vitkit.recipes.recipe import Recipe
 from vitkit.report.terminal import Live, print_table, say
-from vitkit.runs.open_model import short_names
-from vitkit.training.runtime import Runtime, choose
+from vitkit.runtime.runtime import Runtime, choose_runtime
 from vitkit.training.step import TrainState
 from vitkit.weights.load import load
 from vitkit.weights.published import PUBLISHED
@@ -47,7 +47,7 @@ def cost(
     r = named(recipe)
     seen = images_seen(r, images_of(recipe) if images is None else images)
     configs = {place: config_of(place) for place in models}
-    runtime = choose(device, precision)
+    runtime = choose_runtime(device, precision)
     rows = [{"model": place} | computed(place, config, r, seen) for place, config in configs.items()]
     with Live("measuring", len(rows) * len(sizes), quiet=not measure or bool(emit)) as live:
         for row, config in zip(rows, configs.values(), strict=True):
@@ -55,7 +55,13 @@ def cost(
                             for pixels in sizes]  # fmt: skip
             row["device_days"] = device_days(row, seen, r.image_size, rate)
     by = "tried" if runtime.device.startswith("cuda") else "by the memory formula"
-    told = {"recipe": recipe, "images_seen": seen, **runtime.facts(), "largest_batch_by": by, "models": rows}
+    told = {
+        "recipe": recipe,
+        "images_seen": seen,
+        **runtime.describe(),
+        "largest_batch_by": by,
+        "models": rows,
+    }
     if out:
         draw(out, rows)
     emit(told) if emit else tell(told, measure, rate)
@@ -125,7 +131,7 @@ def at_size(
         best = images_per_second(inference(at, runtime), seconds)
         row |= {"images_per_second": best and best[0], "batch": best and best[1]}
         row["largest_batch"] = largest(at, replace(r, image_size=(pixels, pixels)), runtime, seconds)
-        runtime.free()
+        runtime.empty_cache()
     return row
 
 
@@ -141,7 +147,7 @@ def inference(config: Config, runtime: Runtime) -> Callable[[int], None]:
     @torch.inference_mode()
     def run(count: int) -> None:
         images = torch.zeros(count, config.channels, *config.image_size, device=runtime.device)
-        with runtime.computing():
+        with runtime.autocast():
             model(images)[0, 0].item()
 
     return run
@@ -152,16 +158,16 @@ def largest(config: Config, r: Recipe, runtime: Runtime, seconds: float) -> int:
     if not runtime.device.startswith("cuda"):
         return largest_batch(r, skeleton(config), runtime)
     task = replace(r, objective="classify").task
-    model = runtime.settle(task.build(blank(config, runtime.device))).train()
-    state, call = TrainState.start(model, r.optimizer), runtime.callable(model)
+    model = runtime.place(task.build(blank(config, runtime.device))).train()
+    state, call = TrainState.start(model, r.optimizer), runtime.wrap(model)
     objective = task.objective(blank(config, "meta"))
 
     def fits(count: int) -> bool:
         try:
             batch = {"image": torch.zeros(count, config.channels, *config.image_size, dtype=torch.uint8),
                      "label": torch.zeros(count, dtype=torch.int64)}  # fmt: skip
-            with runtime.computing():
-                loss = objective(call, runtime.place(batch))["loss"]
+            with runtime.autocast():
+                loss = objective(call, runtime.to_device(batch))["loss"]
             loss.backward()
             state.optimizer.step()
             return True
@@ -169,7 +175,7 @@ def largest(config: Config, r: Recipe, runtime: Runtime, seconds: float) -> int:
             return False
         finally:
             state.optimizer.zero_grad()
-            runtime.free()
+            runtime.empty_cache()
 
     return largest_that_fits(fits, 5 * seconds)
 

@@ -17,17 +17,16 @@ from vitkit.commands import inspect as look
 from vitkit.commands.catalogue import sizes
 from vitkit.commands.evaluate import EvaluateOptions, evaluate
 from vitkit.commands.predict import predict
-from vitkit.data.sources import Source
+from vitkit.data.sources.source import Source
 from vitkit.data.splits import complete
 from vitkit.datasets.opening import open_data
-from vitkit.metrics.proportions import with_interval
+from vitkit.metrics.intervals import with_interval
 from vitkit.models.variants import Model, fresh, variant
 from vitkit.models.vit import ViTConfig
 from vitkit.options import Training
 from vitkit.report.terminal import print_table, say
-from vitkit.weights.convert import convert
+from vitkit.weights.convert import convert, pixels_for
 from vitkit.weights.load import load
-from vitkit.weights.parity import pixels_for
 from vitkit.weights.save import save
 
 JOURNEYS = {  # model -> the formats it is taken through, in this order
@@ -111,43 +110,43 @@ def run_digits(emit: Callable[[Any], None] | None = None, out: Path = OUT) -> bo
     began = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     splits = complete({"all": open_data("digits")["all"]}, val=0.05, test=0.2)
-    tell = ignore if emit else say
+    log = ignore if emit else say
     quiet = bool(emit)
     whole, some = write_arrays(out, splits)
 
-    tell("vitkit demo: 1,797 handwritten digits, from looking at them to reading new ones, in six verbs.\n")
-    step(tell, 1, "Look at the data before any training", f"vitkit doctor {whole}")
+    log("vitkit demo: 1,797 handwritten digits, from looking at them to reading new ones, in six verbs.\n")
+    step(log, 1, "Look at the data before any training", f"vitkit doctor {whole}")
     doctor.doctor(str(whole), emit=ignore if quiet else None)
 
     command = f"vitkit finetune {some} --model ViT-Ti/4 --image-size 16 --out {out}/some ..."
-    step(tell, 2, f"Train a small ViT from scratch, on the digits 0 to {SOME - 1} only", command)
+    step(log, 2, f"Train a small ViT from scratch, on the digits 0 to {SOME - 1} only", command)
     size = ["model=ViT-Ti/4", f"model_options={MODEL}", "image_size=16"]
     first = train(some, out / "some", [*size, "length.epochs=25", "schedule.rate=0.002"], quiet)
 
     start = out / "some" / "model.safetensors"
     command = f"vitkit finetune {whole} --weights {start} --image-size 24 --out {out}/all ..."
     step(
-        tell, 3, "Fine-tune it on all ten digits at a higher resolution (positions are interpolated)", command
+        log, 3, "Fine-tune it on all ten digits at a higher resolution (positions are interpolated)", command
     )
     size = [f"weights={start}", "image_size=24"]
     second = train(whole, out / "all", [*size, "length.epochs=30", "schedule.rate=0.0015"], quiet)
 
-    step(tell, 4, "Evaluate it on every held-out image", f"vitkit evaluate {out}/all {whole}")
+    step(log, 4, "Evaluate it on every held-out image", f"vitkit evaluate {out}/all {whole}")
     found: dict[str, Any] = {}
     evaluate(str(out / "all"), str(whole), EvaluateOptions(split="test", batch=64), emit=found.update)
     for name, row in found["per_class"].items():
-        tell(f"   {name}: {with_interval(row['accuracy'], row['images'])} of {row['images']}")
+        log(f"   {name}: {with_interval(row['accuracy'], row['images'])} of {row['images']}")
 
-    step(tell, 5, "Ask it about new pictures", f"vitkit predict {out}/all {out}/pictures")
+    step(log, 5, "Ask it about new pictures", f"vitkit predict {out}/all {out}/pictures")
     pictures = str(write_pictures(out / "pictures", splits["test"]))
     predict(str(out / "all"), (pictures,), 3, "auto", csv=False, emit=ignore if quiet else None)
 
-    step(tell, 6, "See what it looks at", f"vitkit inspect {out}/all {out}/pictures --out {out}/look")
+    step(log, 6, "See what it looks at", f"vitkit inspect {out}/all {out}/pictures --out {out}/look")
     look.inspect(str(out / "all"), (pictures,), out=out / "look", emit=ignore if quiet else None)
 
     seconds = time.monotonic() - began
     right = f"{with_interval(found['top1'], found['images'])} of {found['images']} held-out images right"
-    tell(f"\n{right}, after {seconds:.0f} s. "
+    log(f"\n{right}, after {seconds:.0f} s. "
          f"The classifier is one file: {second['model']}\nThe page of its training: {out}/all/report.html\n"
          f"What it looks at: {out}/look/contact-sheet.png")  # fmt: skip
     good = found["top1"] >= ENOUGH
@@ -160,8 +159,8 @@ def ignore(content: Any) -> None:
     """Where the verbs tell their results when a program is listening."""
 
 
-def step(tell: Callable[[str], None], number: int, what: str, command: str) -> None:
-    tell(f"\n{number}. {what}\n   $ {command}\n")
+def step(log: Callable[[str], None], number: int, what: str, command: str) -> None:
+    log(f"\n{number}. {what}\n   $ {command}\n")
 
 
 def train(data: Path, out: Path, changes: list[str], quiet: bool) -> dict[str, Any]:

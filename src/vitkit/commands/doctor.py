@@ -20,7 +20,7 @@ from vitkit.datasets.opening import shard as write_shards
 from vitkit.models.variants import skeleton, variant
 from vitkit.planning.automatic import device_memory
 from vitkit.report.terminal import Live, print_facts, print_table, say
-from vitkit.training.runtime import cores, data_workers
+from vitkit.runtime.runtime import cpu_cores, data_workers
 
 STYLES = {"error": "bold red", "warning": "yellow", "note": ""}
 
@@ -111,7 +111,7 @@ def observe(out: Path, model: str) -> Machine:
         memory_free=device_memory("cpu"), memory_needed=16 * parameters,
         shared_memory=shutil.disk_usage(shm).free if shm.exists() else None,
         data_processes=data_workers(None), open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        processors=cores(),
+        processors=cpu_cores(),
         gpus=tuple(gpus), driver=Path("/dev/nvidia0").exists(),
         clock_late=Path(vitkit.__file__).stat().st_mtime - time.time(),
         versions={name: importlib.metadata.version(name) for name in LEAST},

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from vitkit.commands.shared import Emit, loaded, note_if_slow
 from vitkit.data.loader import BadFiles
-from vitkit.data.sources import Source
+from vitkit.data.sources.source import Source
 from vitkit.data.splits import same_classes
 from vitkit.errors import Error
+from vitkit.inference.predict import view_in_words
 from vitkit.metrics.class_mapping import (
     accepted_classes,
     objectnet_table,
@@ -22,16 +23,15 @@ from vitkit.metrics.class_mapping import (
     translated,
 )
 from vitkit.metrics.classification import Accuracy, check_labels, interval, read_labels, real_accuracy
-from vitkit.metrics.proportions import percent, span, with_interval
+from vitkit.metrics.intervals import percent, span, with_interval
 from vitkit.models.variants import Model
 from vitkit.models.vit import dropped
 from vitkit.report.terminal import print_table, printable, say, warn
 from vitkit.runs.build import open_for
 from vitkit.runs.evaluation import evaluate as evaluate_model
-from vitkit.runs.membership import USES, Chosen, by_use, choose_images, run_folder, use_words
-from vitkit.serving.predict import view_in_words
+from vitkit.runs.provenance.membership import USES, Chosen, by_use, choose_images, run_folder, use_words
+from vitkit.runtime.runtime import Runtime, choose_runtime, data_workers
 from vitkit.tasks.task import Task, task_of
-from vitkit.training.runtime import Runtime, choose, data_workers
 from vitkit.weights.card import imagenet_synsets
 
 UNNAMED = "the model"  # one that is loaded already, in messages; there is no file of this name
@@ -76,7 +76,7 @@ def measure(
 
     say: gets a line for each thing to know. quiet: whether nothing is printed about long waits.
     """
-    o, runtime = options, choose(options.device, "fp32")
+    o, runtime = options, choose_runtime(options.device, "fp32")
     place = model if isinstance(model, str) else UNNAMED
     model = loaded(model, o.device, o.view)
     task = task_of(model)
@@ -89,14 +89,14 @@ def measure(
     origin = chosen.warning or unknown_origin(place, data, model)
     notes = tuple(note for note in (dropped(model.config), origin) if note)
     for note in notes:
-        if runtime.main:
+        if runtime.is_main:
             say(note)
     if chosen.whole.multilabel and (o.classes or o.real):
         raise Error(
             f"{data}: several labels for each image; --classes and --real are for one",
             code="evaluation.unsupported",
         )
-    return Evaluation(counted(task, model, data, chosen, o, runtime, say), task, notes, runtime.main)
+    return Evaluation(counted(task, model, data, chosen, o, runtime, say), task, notes, runtime.is_main)
 
 
 def counted(
@@ -117,10 +117,10 @@ def counted(
     numbers = chosen.numbers[kept]
     labels = reassessed(options.real, chosen.whole, model) if options.real else None
     bad = BadFiles(1.0, lambda key, why: say(f"not used: {printable(key)}: {why}"))
-    with runtime.joined():
+    with runtime.process_group():
         workers = data_workers(options.workers)
         metrics = evaluate_model(task, model, source, options.batch, workers, bad, runtime, accepted)
-        unusable = sum(runtime.everyones(len(bad.found)))
+        unusable = sum(runtime.all_gather_object(len(bad.found)))
     view = view_in_words(model.preprocessing, model.config.image_size)
     facts = metrics.to_json(source.classes) | {"split": chosen.split, "view": view, "unusable": unusable}
     right = task.mistakes(metrics)

@@ -15,15 +15,14 @@ from torch import Tensor
 
 from vitkit.commands.shared import Emit, loaded
 from vitkit.errors import Error
+from vitkit.inference.agreement import Agreement, agreement, sample_images, warn_unread
+from vitkit.inference.export import NAMES, check_kind, runner, write
+from vitkit.inference.graphs import TYPES, Form, check_form
+from vitkit.inference.predict import logits
 from vitkit.models.adapt import adapt
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViTConfig, dropped
 from vitkit.report.terminal import say, warn
-from vitkit.serving.agreement import Agreement, agreement
-from vitkit.serving.files import NAMES, check_kind, runner, write
-from vitkit.serving.graphs import TYPES, Form, check_form
-from vitkit.serving.predict import logits
-from vitkit.serving.samples import sample_images, warn_unread
 from vitkit.tasks.task import task_of
 
 CHECKED, CALIBRATED = 16, 128  # images, at most

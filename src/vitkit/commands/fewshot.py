@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from vitkit.commands.shared import Emit
-from vitkit.data.sources import Source
+from vitkit.data.sources.source import Source
 from vitkit.errors import Error
-from vitkit.io.atomic import replace_file
+from vitkit.inference.predict import load_model, short_names
 from vitkit.io.cache import cache_folder
+from vitkit.io.files import replace_file
 from vitkit.metrics.frozen_features import GRID, TEMPERATURE, best_l2, choose_shots, neighbours, probe
-from vitkit.metrics.proportions import percent, span, wilson, with_interval
+from vitkit.metrics.intervals import percent, span, wilson, with_interval
 from vitkit.options import parse_l2
 from vitkit.report.terminal import print_table, say, warn
 from vitkit.runs.features import (
@@ -32,8 +33,7 @@ from vitkit.runs.features import (
     possible_shots,
     spread,
 )
-from vitkit.runs.open_model import load_model, short_names
-from vitkit.training.runtime import choose, data_workers
+from vitkit.runtime.runtime import choose_runtime, data_workers
 
 FIGURES = (".png", ".svg")
 Measured = dict[str, tuple[dict[int, np.ndarray], dict[str, Any]]]  # by data set: accuracies, other facts
@@ -78,10 +78,12 @@ def fewshot(
     place: str, data: Sequence[str], options: Options, workers: int | None, device: str, emit: Emit
 ) -> None:
     """Every model on every data set; with a grid, a model's penalty is chosen over all data sets."""
-    runtime = choose(device, "fp32")
-    with runtime.joined():
+    runtime = choose_runtime(device, "fp32")
+    with runtime.process_group():
         opened = {name: open_frozen(name) for name in dict.fromkeys(data)}  # mistakes before long work
-        wanted = {name: shots_of(name, train, options, runtime.main) for name, (train, _) in opened.items()}
+        wanted = {
+            name: shots_of(name, train, options, runtime.is_main) for name, (train, _) in opened.items()
+        }
         models = dict.fromkeys((place, *options.compare))
         official = options.view == "official"
         loaded = {name: load_model(name, device, "model" if official else options.view) for name in models}
@@ -90,10 +92,10 @@ def fewshot(
             extractor = Extractor(
                 model=model, runtime=runtime, view="official" if official else "model", batch=options.batch,
                 workers=data_workers(workers), cache=options.cache or cache_folder() / "features",
-                limit=None if options.cache else LIMIT, tell=warn, quiet=bool(emit),
+                limit=None if options.cache else LIMIT, log=warn, quiet=bool(emit),
             )  # fmt: skip
             found[name] = measured(extractor, opened, wanted, options)
-    if runtime.main:
+    if runtime.is_main:
         if options.l2 == "grid" and len(opened) == 1:
             warn("l2 is chosen by the test images of the one data set: a little too good; "
                  "give several data sets")  # fmt: skip
@@ -117,7 +119,7 @@ def measured(
         need = learn_from_all if options.knn or options.probe else learn_from
         learning = need(extractor, train, max(wanted[name]), options.seeds)
         asked = Asked(learning, test, extractor.features(test), wanted[name], options)
-        found[name] = runtime.first(partial(asked.answer, runtime.device), patience=LONG)
+        found[name] = runtime.on_main_first(partial(asked.answer, runtime.device), timeout=LONG)
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from vitkit.commands import report
 from vitkit.commands.shared import Emit
 from vitkit.errors import Error
-from vitkit.metrics.proportions import percent, span, wilson
+from vitkit.metrics.intervals import percent, span, wilson
 from vitkit.options import Training
 from vitkit.planning import automatic, resume
 from vitkit.planning.plan import Plan, machine_for, plan
@@ -116,14 +116,14 @@ def run(plan: Plan) -> dict[str, Any]:
         protocol = Protocol(plan.out, plan.runtime, plan.options, plan.say, plan.opened)
         summary = protocol.follow(plan.candidates, seeds=plan.request.seeds)
         report.drawn(plan.out, plan.runtime, plan.say)
-        plan.runtime.wait()  # for the one that writes
+        plan.runtime.barrier()  # for the one that writes
         return summary
 
 
 def show(outcome: Outcome, emit: Emit) -> None:
     """What the verbs print in the end, by one process."""
     made, result = outcome.plan, outcome.result
-    if not made.runtime.main:
+    if not made.runtime.is_main:
         return
     if emit:
         return emit(made.to_json() if result is None else result)

@@ -18,9 +18,10 @@ from vitkit.commands.look import label_of, ready, said, seen, upright
 from vitkit.commands.shared import Emit
 from vitkit.data.decode import BadImage, read
 from vitkit.data.names import DATA_SUFFIXES, SUFFIXES
-from vitkit.data.sources import walk
+from vitkit.data.sources.source import walk
 from vitkit.datasets.opening import open_data
 from vitkit.errors import Error
+from vitkit.inference.predict import find_images, load_model
 from vitkit.inspection.attention import attention_distance, attention_rollout
 from vitkit.inspection.embeddings import embedding_filters, position_similarity
 from vitkit.inspection.gather import (
@@ -33,7 +34,7 @@ from vitkit.inspection.gather import (
     uniform_distance,
 )
 from vitkit.inspection.subject import attentions, class_number, transformer
-from vitkit.io.atomic import replace_file
+from vitkit.io.files import replace_file
 from vitkit.models.vit import ViT, covered, dropped, grid_of
 from vitkit.options import parse_size
 from vitkit.report.figures import (
@@ -47,8 +48,6 @@ from vitkit.report.figures import (
 )
 from vitkit.report.overlay import in_blocks, masked, overlay
 from vitkit.report.terminal import Live, printable, say, warn
-from vitkit.runs.open_model import load_model
-from vitkit.serving.predict import find_images
 
 ON_SHEET = "attention-sheet"
 HEADS = 16  # at most so many are drawn of a layer

@@ -15,6 +15,7 @@ from torch import Tensor
 from vitkit.data.pictures import Picture, content_of
 from vitkit.data.views import apply, normalise
 from vitkit.errors import Error
+from vitkit.inference.predict import evaluation_view, logits
 from vitkit.inspection.gather import check_layer, gather
 from vitkit.inspection.subject import class_number, transformer
 from vitkit.models.card import pair
@@ -23,7 +24,6 @@ from vitkit.models.vit import ViT, grid_of, in_patches
 from vitkit.report.html import fill
 from vitkit.report.overlay import in_blocks, overlay
 from vitkit.report.terminal import in_one_line
-from vitkit.serving.predict import evaluation_view, logits
 from vitkit.tasks.task import task_of
 
 

@@ -19,14 +19,13 @@ from vitkit.commands.shared import Emit
 from vitkit.data.decode import read
 from vitkit.data.names import folded
 from vitkit.errors import Error
-from vitkit.io.atomic import naming
+from vitkit.inference.predict import Classifier, Prediction, find_images, load_model, predict_many
+from vitkit.io.files import naming
 from vitkit.models.card import with_view
 from vitkit.models.variants import Model
 from vitkit.models.vit import dropped
 from vitkit.options import parse_view
 from vitkit.report.terminal import UNSURE, console, csv_cell, print_table, printable, say, warn
-from vitkit.runs.open_model import load_model
-from vitkit.serving.predict import Classifier, Prediction, find_images, predict_many
 from vitkit.tasks.task import Task, task_of
 from vitkit.weights.locate import is_exported
 
@@ -215,7 +214,7 @@ def open_model(place: str, device: str, view: str, *, engine: str, calibrate: tu
             f"{flag}: {place} is an exported file and computes by itself; leave {flag} out",
             code="request.conflict",
         )
-    from vitkit.serving.exported import open_exported
+    from vitkit.inference.exported import open_exported
 
     model = open_exported(place)
     shown = with_view(model.preprocessing, model.config.image_size, *parse_view(view))
@@ -252,10 +251,10 @@ def engine_for(
     """What computes the answers; None is the model itself, which a few images get at once."""
     if how == "torch" or (how == "auto" and work <= FEW) or not isinstance(model, Model):
         return None
-    from vitkit.serving.engines import choose_engine
-    from vitkit.serving.samples import sample_images, warn_unread
+    from vitkit.inference.agreement import sample_images, warn_unread
+    from vitkit.inference.engines import choose_engine
 
     learned = sample_images(model, 128, places=calibrate, unread=warn_unread) if calibrate else None
-    engine = choose_engine(model, how, work=work, calibrate=learned, tell=warn)
+    engine = choose_engine(model, how, work=work, calibrate=learned, log=warn)
     warn(f"engine: {engine.name}{f' ({engine.note})' if engine.note else ''}")
     return engine

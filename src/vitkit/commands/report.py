@@ -11,10 +11,10 @@ from vitkit.report.run_page import run_page
 from vitkit.report.suite_page import suite_page
 from vitkit.report.terminal import say
 from vitkit.runs.page import BIT, REPORT, drawing, gather, link, read, write_page
-from vitkit.runs.predictions import tested_images
+from vitkit.runs.provenance.predictions import tested_images
 
 if TYPE_CHECKING:  # the verb alone needs no torch
-    from vitkit.training.runtime import Runtime
+    from vitkit.runtime.runtime import Runtime
 
 COMPARED = "compare.html"
 
@@ -41,12 +41,12 @@ def report(
     say(f"the report: {path} ({path.stat().st_size / 1e3:,.0f} kB; any browser opens it)")
 
 
-def drawn(folder: Path, runtime: "Runtime", tell: Callable[[str], None]) -> None:
+def drawn(folder: Path, runtime: "Runtime", log: Callable[[str], None]) -> None:
     """The same at the end of what a verb did, by one process; nothing is lost if it fails."""
     from vitkit.runs.artifacts import harmless
 
-    if runtime.main:
-        with harmless(REPORT, tell):
+    if runtime.is_main:
+        with harmless(REPORT, log):
             draw(folder, None)
 
 

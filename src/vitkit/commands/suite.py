@@ -13,7 +13,7 @@ from vitkit.commands.shared import Emit
 from vitkit.datasets.opening import open_data
 from vitkit.datasets.vtab import GROUPS, TASKS, read_task
 from vitkit.errors import Error
-from vitkit.metrics.proportions import mean_interval, percent, span
+from vitkit.metrics.intervals import mean_interval, percent, span
 from vitkit.options import Training
 from vitkit.planning import automatic
 from vitkit.planning.plan import voice
@@ -22,7 +22,7 @@ from vitkit.report.terminal import print_table, say
 from vitkit.runs.build import build_model, open_splits
 from vitkit.runs.folder import RunOptions
 from vitkit.runs.protocol import Protocol, called, candidates, check_seeds
-from vitkit.training.runtime import Runtime, choose
+from vitkit.runtime.runtime import Runtime, choose_runtime
 from vitkit.weights.locate import run_model
 
 OWN, ALL = "own", "VTAB-1k"
@@ -92,28 +92,28 @@ def suite(
     how = RunOptions(
         workers=options.workers, max_bad=options.max_bad, trackers=options.track, quiet=bool(emit)
     )
-    runtime = choose(
+    runtime = choose_runtime(
         options.device, options.precision, options.compile, options.recompute,
-        deterministic=options.deterministic, record=options.record,
+        deterministic=options.deterministic, cuda_graph=options.cuda_graph,
     )  # fmt: skip
-    with runtime.joined():
-        tell = voice(runtime, quiet=bool(emit))
+    with runtime.process_group():
+        log = voice(runtime, quiet=bool(emit))
         recipes = [choice.settings(entry, options) for entry in entries]
         first = next(iter(recipes[0].values()))
-        pieces = micro_batch(first, options, out / entries[0].name, runtime, tell)
+        pieces = micro_batch(first, options, out / entries[0].name, runtime, log)
         recipes = [{k: replace(r, micro_batch=pieces) for k, r in some.items()} for some in recipes]
-        sweep = Sweep(entries, recipes, out, runtime, how, tell)
+        sweep = Sweep(entries, recipes, out, runtime, how, log)
         common = sweep.common() if choice.one_setting else None
         rows: list[dict[str, Any]] = []
         for number, entry in enumerate(entries):
-            tell(f"{entry.name}: {number + 1} of {len(entries)}")
+            log(f"{entry.name}: {number + 1} of {len(entries)}")
             rows.append(row(entry, sweep.final(number, choice.seeds, common)))
             summary = {"model": model, "run": str(out), "setting": common}
             summary |= summed(rows, missing, len(entries) - len(rows))
-            if runtime.main:
+            if runtime.is_main:
                 (out / "suite.json").write_text(json.dumps(summary, indent=2))
-        drawn(out, runtime, tell)
-        if runtime.main:
+        drawn(out, runtime, log)
+        if runtime.is_main:
             emit(summary) if emit else tell_summary(summary)
 
 
@@ -126,17 +126,17 @@ class Sweep:
     out: Path
     runtime: Runtime
     how: RunOptions
-    tell: Tell
+    log: Tell
 
     def common(self) -> dict[str, Any]:
         """One setting for all tasks: the best by the mean of their accuracies on validation images."""
         tried = []
         for entry, some in zip(self.entries, self.recipes, strict=True):
-            self.tell(f"{entry.name}: {len(some)} settings on its validation images")
+            self.log(f"{entry.name}: {len(some)} settings on its validation images")
             tried.append(self.protocol(entry).compare(some))
         means = {name: mean(task[name]["top1"] for task in tried) for name in self.recipes[0]}
         chosen = max(means, key=lambda name: means[name])
-        self.tell(f"{called(chosen)}: the best mean of {len(tried)} tasks, {means[chosen]:.2%}")
+        self.log(f"{called(chosen)}: the best mean of {len(tried)} tasks, {means[chosen]:.2%}")
         scores = {entry.name: task for entry, task in zip(self.entries, tried, strict=True)}
         return {"chosen": chosen, "means": means, "tasks": len(tried), "tried": scores_of(scores)}
 
@@ -150,7 +150,7 @@ class Sweep:
 
     def protocol(self, entry: Entry) -> Protocol:
         """The runs of one task, in a folder of its name."""
-        return Protocol(self.out / entry.name, self.runtime, self.how, self.tell)
+        return Protocol(self.out / entry.name, self.runtime, self.how, self.log)
 
 
 def scores_of(tried: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str, float]]:
@@ -223,15 +223,15 @@ def make(entry: Entry, options: Training, rates: Sequence[float]) -> Recipe:
     return replace(recipe, flip=recipe.flip and entry.flip)
 
 
-def micro_batch(recipe: Recipe, options: Training, out: Path, runtime: Runtime, tell: Tell) -> int:
+def micro_batch(recipe: Recipe, options: Training, out: Path, runtime: Runtime, log: Tell) -> int:
     """Images at a time that the device holds, or as many as when the suite was begun."""
     for path in sorted(out.glob("*/recipe.json")):
-        return runtime.agreed(read_recipe(path)).micro_batch
-    runtime.share(recipe.batch)  # an error before anything takes time
+        return runtime.broadcast(read_recipe(path)).micro_batch
+    runtime.local_places(recipe.batch)  # an error before anything takes time
     splits = open_splits(recipe)
     model, known = build_model(recipe, splits["train"]), automatic.circumstances(options, splits, runtime)
-    fitted = automatic.fitted(recipe, model, known, runtime, lambda choice: tell(str(choice)))
-    return runtime.agreed(fitted).micro_batch
+    fitted = automatic.fitted(recipe, model, known, runtime, lambda choice: log(str(choice)))
+    return runtime.broadcast(fitted).micro_batch
 
 
 def row(entry: Entry, told: dict[str, Any]) -> dict[str, Any]:

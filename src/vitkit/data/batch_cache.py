@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from vitkit.data.order import Order
-from vitkit.data.sources import Source
-from vitkit.data.sparse_labels import blocks
+from vitkit.data.sources.source import Source
+from vitkit.data.sources.sparse_labels import blocks
 from vitkit.data.views import View
-from vitkit.io.atomic import staged
+from vitkit.io.files import staged
 
 CHECKSUM = 4  # bytes of a CRC-32
 LEFT = 0.5  # of what was free before the first batch stays free

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.data.archives import Positioned
 from vitkit.data.decode import MAX_BYTES, read
-from vitkit.io.atomic import replaced
+from vitkit.data.sources.archives import Positioned
 from vitkit.io.cache import cache_folder
-from vitkit.io.lock import locked
+from vitkit.io.files import locked, replaced
 
 SIZE = 32  # bytes of a mark
 END = 16 * 1024  # bytes at each end of a large file that order it

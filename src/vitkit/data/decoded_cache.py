@@ -29,12 +29,11 @@ from vitkit.data import decode as decoder
 from vitkit.data.content import content_hash
 from vitkit.data.decode import BadImage, decode, pixels_by_header
 from vitkit.data.loader import BadFiles, Made, Place, Samples, stream
-from vitkit.data.sources import Source
+from vitkit.data.sources.source import Source
 from vitkit.data.splits import fingerprints
 from vitkit.data.views import View
 from vitkit.errors import Error
-from vitkit.io.atomic import replaced
-from vitkit.io.lock import locked
+from vitkit.io.files import locked, replaced
 
 VERSION = 2  # 1 had no checksums, and a name that the middle of a large file did not change
 ROW: Any = np.dtype(  # height 0: no pixels are kept; crc: the CRC-32 of the pixels
@@ -48,7 +47,7 @@ Once = Callable[..., Path]
 
 
 def decoded(
-    source: Source, folder: Path, workers: int, tell: Tell = lambda text: None, once: Once | None = None
+    source: Source, folder: Path, workers: int, log: Tell = lambda text: None, once: Once | None = None
 ) -> Source:
     """The same source with pixels out of a file in the folder, which is made where it is not there.
 
@@ -57,7 +56,7 @@ def decoded(
     """
     if not is_encoded(source):
         return source
-    make = partial(kept, source, folder, workers, tell)
+    make = partial(kept, source, folder, workers, log)
     path = once(make, patience=LONG) if once else make()
     found = opened(path, len(source)) or opened(make(), len(source))  # on a disk of this machine alone
     if found is None:
@@ -103,7 +102,7 @@ def is_encoded(source: Source) -> bool:
     return False
 
 
-def kept(source: Source, folder: Path, workers: int, tell: Tell) -> Path:
+def kept(source: Source, folder: Path, workers: int, log: Tell) -> Path:
     """The file of the source's pixels; one process at a time makes it, and others find it done."""
     folder.mkdir(parents=True, exist_ok=True)
     marks = fingerprints(source)
@@ -111,12 +110,12 @@ def kept(source: Source, folder: Path, workers: int, tell: Tell) -> Path:
     if opened(path, len(source)) is None:
         older = folder / f"{name_of(source, marks.astype('S16'), 1)}.pixels"
         if older.exists():
-            tell(f"{older}: made by an older vitkit, without checksums; it is not used, and can be removed")
+            log(f"{older}: made by an older vitkit, without checksums; it is not used, and can be removed")
         with locked(folder):
             for left in folder.glob(".*.pixels.partial"):  # by processes that died: no other is here
                 left.unlink()
             if opened(path, len(source)) is None:
-                fill(source, path, workers, tell)
+                fill(source, path, workers, log)
     return path
 
 
@@ -145,7 +144,7 @@ def seal(rows: np.ndarray, length: int) -> bytes:
     return hashlib.sha256(rows.tobytes() + length.to_bytes(8)).digest()
 
 
-def fill(source: Source, path: Path, workers: int, tell: Tell) -> None:
+def fill(source: Source, path: Path, workers: int, log: Tell) -> None:
     """Decode all images into a file that has its name only when it is whole and on the disk."""
     sizes, rows = sizes_of(source, workers), np.zeros(len(source), ROW)
     rows["start"], length = np.cumsum(sizes) - sizes, int(sizes.sum())
@@ -154,7 +153,7 @@ def fill(source: Source, path: Path, workers: int, tell: Tell) -> None:
         why = f"the decoded images need {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free"
         remedy = "give --decoded a folder on a larger disk, or leave it out"
         raise Error(f"{path.parent}: {why}; {remedy}", code="disk.full")
-    tell(f"decoding {len(source)} images, {length / 1e9:.3g} GB, into {path}")
+    log(f"decoding {len(source)} images, {length / 1e9:.3g} GB, into {path}")
     due = time.monotonic() + OFTEN
     with replaced(path) as file:
         filling = Filling(source=source, file=file.fileno(), starts=rows["start"], sizes=sizes)
@@ -166,7 +165,7 @@ def fill(source: Source, path: Path, workers: int, tell: Tell) -> None:
             rows["height"][numbers], rows["width"][numbers], rows["crc"][numbers] = made["row"].numpy().T
             if time.monotonic() > due:
                 due = time.monotonic() + OFTEN
-                tell(f"decoded {numbers[-1] + 1} of {len(source)} images")
+                log(f"decoded {numbers[-1] + 1} of {len(source)} images")
         file.seek(length)
         file.write(rows.tobytes() + seal(rows, length))
 

@@ -18,7 +18,7 @@ from vitkit.data.decode import FORMATS, OPENERS, BadImage, _orientation, decode
 from vitkit.data.findings import Finding, find, some
 from vitkit.data.loader import BadFiles, TooManyBad
 from vitkit.data.names import folded
-from vitkit.data.sources import Source
+from vitkit.data.sources.source import Source
 from vitkit.errors import Error
 
 FEW, FEW_IN_ALL = 5, 20  # images of a class, and of all classes, to learn from

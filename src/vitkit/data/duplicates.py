@@ -9,7 +9,7 @@ import numpy as np
 
 from vitkit.data.decode import BadImage, decode
 from vitkit.data.doctor import difference_hash, near_pairs
-from vitkit.data.sources import Source
+from vitkit.data.sources.source import Source
 
 PART = 256  # images that a thread looks at in a row
 NONE = np.iinfo(np.int64).max  # no match

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 from vitkit.data.batch_cache import BatchCache, batch_cache_for
 from vitkit.data.decode import BadImage
 from vitkit.data.order import Order
-from vitkit.data.sources import Source
+from vitkit.data.sources.source import Source
 from vitkit.data.views import View, transform
 from vitkit.errors import Error
 

@@ -12,8 +12,8 @@ import numpy as np
 from vitkit.data.content import REMEMBERED, SIZE, content_hash
 from vitkit.data.decode import BadImage
 from vitkit.data.names import folded
-from vitkit.data.sources import Lazy, Source
-from vitkit.data.sparse_labels import joined
+from vitkit.data.sources.source import Lazy, Source
+from vitkit.data.sources.sparse_labels import joined
 from vitkit.errors import Error
 
 PART = 256  # images that a thread looks at in a row

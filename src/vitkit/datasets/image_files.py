@@ -10,9 +10,9 @@ import numpy as np
 
 from vitkit.data.content import file_hash
 from vitkit.data.decode import read
-from vitkit.data.sources import Source
+from vitkit.data.sources.source import Source
+from vitkit.data.sources.tables import csv_rows
 from vitkit.data.splits import by_class, fingerprints
-from vitkit.data.tables import csv_rows
 from vitkit.errors import Error
 
 PER_CLASS = 30  # training images of each class of Caltech101

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.data.sources import Lazy, Source
+from vitkit.data.sources.source import Lazy, Source
 from vitkit.datasets.image_files import Row, from_files, need
 from vitkit.errors import Error
 

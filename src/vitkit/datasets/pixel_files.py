@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.data.decode import BadImage
-from vitkit.data.sources import Lazy, Source
+from vitkit.data.sources.source import Lazy, Source
 from vitkit.datasets.image_files import lines, need
 from vitkit.errors import Error, code_of
 

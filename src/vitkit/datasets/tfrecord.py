@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitkit.data.archives import Positioned
 from vitkit.data.decode import BadImage
-from vitkit.data.sources import Lazy, Source
+from vitkit.data.sources.archives import Positioned
+from vitkit.data.sources.source import Lazy, Source
 from vitkit.datasets.image_files import need
 from vitkit.errors import Error
 

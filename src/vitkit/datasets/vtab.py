@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.data.sources import Source, open_parquet
+from vitkit.data.sources.source import Source, open_parquet
 from vitkit.data.splits import fingerprints
 from vitkit.datasets import image_files, matlab, pixel_files, tfrecord
 from vitkit.errors import Error

@@ -230,7 +230,7 @@ def written_layer(block: Block, z: Tensor) -> tuple[Tensor, Tensor]:
     """Eq. 2-3 with the attention of Eq. 6-7 written out: the layer's output, and A."""
     x = block.norm1(z)
     weights = block.attention.weights(x)  # (B, K, T, T), Eq. 6
-    mixed = weights @ block.attention.split(x)[2]  # Eq. 7
+    mixed = weights @ block.attention.project(x)[2]  # Eq. 7
     z = z + scaled(block.attention.out(mixed.transpose(1, 2).flatten(2)), block.scale1)  # Eq. 8, 2
     return z + scaled(block.mlp(block.norm2(z)), block.scale2), weights  # Eq. 3
 

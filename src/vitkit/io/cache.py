@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from vitkit.io.atomic import PARTIAL
+from vitkit.io.files import PARTIAL
 
 MAKING = ".making-"  # how the name of a folder begins while its content is being written
 GONE = ".gone-"  # how the name of a folder begins that is being removed

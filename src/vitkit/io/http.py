@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
 from vitkit.errors import Error
-from vitkit.io.atomic import naming
+from vitkit.io.files import naming
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.errors import Error
-from vitkit.metrics.proportions import LEVEL, Interval, wilson
+from vitkit.metrics.intervals import LEVEL, Interval, wilson
 
 BINS = 15
 

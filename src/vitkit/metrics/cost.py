@@ -37,7 +37,7 @@ def flops(model: nn.Module, image_size: Size, channels: int = 3) -> int:
     image = torch.empty(1, channels, *image_size, device=device)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         whole: Any = model if hasattr(model, "pooled") else None
-        output: Tensor = whole.judged(whole.pooled(whole.tokens(image))) if whole else model(image)
+        output: Tensor = whole.forward_head(whole.pooled(whole.tokens(image))) if whole else model(image)
     assert len(output) == 1
     model.train(training)
     return counter.get_total_flops()

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.errors import Error
-from vitkit.metrics.proportions import wilson
+from vitkit.metrics.intervals import wilson
 
 EXACT = 2**31  # bytes of scores that are kept
 BINS, PER_LOGIT, HIGHEST = 2048, 32, 20.0  # steps of 1/32 from a logit of 20 down to -44

@@ -113,7 +113,7 @@ def nothing() -> float | None:
 
 BYTES = 4  # of a parameter and of a gradient: both travel in float32
 BUCKET = 25 * 2**20  # bytes of gradients that DDP sends at a time, by default
-SPREADS = ("ddp", "fsdp")
+PARALLEL = ("ddp", "fsdp")
 
 
 @dataclass(frozen=True)
@@ -233,12 +233,12 @@ class Pace:
         return images / self.images_per_second / 86400
 
 
-def spread_over(work: Work, gpus: int, spread: str, links: Links = H200, bucket: float = BUCKET) -> Pace:
+def scale_out(work: Work, gpus: int, parallel: str, links: Links = H200, bucket: float = BUCKET) -> Pace:
     """The pace of a step with every model whole (ddp) or cut over all GPUs (fsdp)."""
-    if spread not in SPREADS:
-        raise Error(f"spread must be {' or '.join(SPREADS)}, not {spread!r}", code="request.value")
+    if parallel not in PARALLEL:
+        raise Error(f"parallel must be {' or '.join(PARALLEL)}, not {parallel!r}", code="request.value")
     size, parts = BYTES * work.parameters, work.blocks
-    if spread == "ddp":
+    if parallel == "ddp":
         parts = math.ceil(size / bucket)
         one = links.all_reduce(size / parts, gpus)
         short = max(0.0, one - work.backward / parts)  # of the computation that a bucket has beside it
@@ -251,6 +251,6 @@ def spread_over(work: Work, gpus: int, spread: str, links: Links = H200, bucket:
     return Pace(gpus, gpus * work.images, computing, sending, exposed, short > 0)
 
 
-def limit(work: Callable[[int], Work], counts: list[int], spread: str, links: Links = H200) -> int | None:
+def limit(work: Callable[[int], Work], counts: list[int], parallel: str, links: Links = H200) -> int | None:
     """The first of these numbers of GPUs at which the links set the pace; `work` of each by their number."""
-    return next((n for n in counts if spread_over(work(n), n, spread, links).limited), None)
+    return next((n for n in counts if scale_out(work(n), n, parallel, links).limited), None)

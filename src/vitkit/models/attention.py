@@ -2,36 +2,11 @@
 
 # B batch, N tokens, D width, K heads, Dh head width
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from vitkit.models.fused import in_half, project_qkv
-
-KERNELS = [  # by speed on a GPU that has them all; each takes what those before it cannot
-    SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
-]  # fmt: skip
-
-
-@contextmanager
-def quick_attention(device: torch.device | str) -> Iterator[None]:
-    """Inside, attention runs by the quickest kernel that the device has; PyTorch's own order is cautious."""
-    if has_quick(str(device)):
-        with sdpa_kernel(KERNELS, set_priority=True):
-            yield
-    else:
-        yield
-
-
-@cache
-def has_quick(device: str) -> bool:
-    """Whether cuDNN's attention is quick there: on Hopper GPUs and later ones."""
-    return torch.device(device).type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+from vitkit.ops.fused import qkv
 
 
 class Attention(nn.Module):
@@ -58,41 +33,25 @@ class Attention(nn.Module):
     def forward(self, z: Tensor, first: int | None = None) -> Tensor:
         """Attend along the last but one axis of z, (..., N, D) -> (..., N, D), or (..., first, D).
 
-        first: only so many tokens look at all the others; None, every one does.
+        first: queries of the first tokens only; None: of all tokens.
         """
-        q, k, v = self.split(z.flatten(0, -3), first)
+        q, k, v = self.project(z.flatten(0, -3), first)
         dropout = self.dropout if self.training else 0.0
         bias = None if self.relative is None else self.relative_logits(q, k.shape[2])
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)  # Eq. 6-7
         return self.out(mixed.transpose(1, 2).flatten(2)).unflatten(0, z.shape[:-2])  # Eq. 8
 
     def weights(self, z: Tensor) -> Tensor:
-        """A of Eq. 6, (..., K, N, N): what each token looks at."""
-        q, k, _ = self.split(z.flatten(0, -3))
+        """A of Eq. 6, (..., K, N, N): the attention weights."""
+        q, k, _ = self.project(z.flatten(0, -3))
         logits = q @ k.mT * q.shape[-1] ** -0.5
         if self.relative is not None:
             logits = logits + self.relative_logits(q, k.shape[2])
         return logits.softmax(-1).unflatten(0, z.shape[:-2])
 
-    def split(self, z: Tensor, first: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, z: Tensor, first: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Eq. 5: queries of the first tokens or of all, keys and values, each (B, K, N, Dh)."""
-        if (
-            first is None
-            and torch.is_grad_enabled()
-            and self.qkv.bias is not None
-            and in_half(z, self.qkv.weight)
-        ):
-            return project_qkv(z, self.qkv, self.heads)
-        if first is None:
-            qkv = self.qkv(z).unflatten(-1, (3, self.heads, -1))  # (B, N, 3, K, Dh)
-            q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-            return q, k, v
-        width, bias = z.shape[-1], self.qkv.bias
-        wq, wkv = self.qkv.weight.tensor_split([width])
-        bq, bkv = (None, None) if bias is None else bias.tensor_split([width])
-        q = F.linear(z[:, :first], wq, bq).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        k, v = F.linear(z, wkv, bkv).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        return q, k, v
+        return qkv(z, self.qkv, self.heads, first)
 
     def relative_logits(self, q: Tensor, n: int) -> Tensor:
         """App. D.4: the content queries against the embedding of each offset, (B, K, queries, N).

@@ -3,14 +3,20 @@
 # B batch, N tokens, D width, K heads; h, w grid of patches
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from vitkit.models.attention import Attention
-from vitkit.models.fused import in_half, mlp
-from vitkit.models.recompute import recomputed
+from vitkit.ops.fused import mlp
+
+
+def recomputed(block: nn.Module, *inputs: Any, again: bool) -> Tensor:
+    """block(*inputs), to the same bits either way: dropout draws the same numbers the second time."""
+    return checkpoint(block, *inputs, use_reentrant=False) if again else block(*inputs)
+
 
 Grid = tuple[int, int]
 Inject = Callable[[Tensor, int], Tensor]  # (z, layer) -> z with that layer's positions
@@ -18,8 +24,6 @@ Inject = Callable[[Tensor, int], Tensor]  # (z, layer) -> z with that layer's po
 
 class Mlp(nn.Module):
     """Two layers with a GELU between them; dropout after each dense layer (App. B.1)."""
-
-    portable = False  # nothing but operations that other runtimes have, too
 
     def __init__(self, width: int, hidden: int, *, gelu: str = "tanh", dropout: float = 0.0):
         super().__init__()
@@ -29,11 +33,8 @@ class Mlp(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, z: Tensor) -> Tensor:
-        drops = self.training and self.dropout.p
-        if self.approximate == "tanh" and not (drops or self.portable) and in_half(z, self.up.weight):
-            return mlp(z, self.up, self.down)
-        z = self.dropout(F.gelu(self.up(z), approximate=self.approximate))
-        return self.dropout(self.down(z))
+        dropout = self.dropout.p if self.training else 0.0
+        return mlp(z, self.up, self.down, gelu=self.approximate, dropout=dropout)
 
 
 class Block(nn.Module):
@@ -101,7 +102,7 @@ class Encoder(nn.Module):
         return self.norm(z)
 
     def units(self) -> list[nn.Module]:
-        """The parts that are recomputed, or spread over processes, one by one."""
+        """The parts that are recomputed, or sharded over processes, one by one."""
         return list(self.blocks)
 
     def states(self, z: Tensor, grid: Grid, inject: Inject) -> Iterator[Tensor]:
@@ -111,3 +112,27 @@ class Encoder(nn.Module):
             yield z
             z = block(z, grid)
         yield self.norm(z)
+
+
+class AxialBlock(nn.Module):
+    """A layer that is two: attention and MLP along each row, then along each column."""
+
+    def __init__(self, row: Block, column: Block):
+        super().__init__()
+        self.row = row
+        self.column = column
+
+    def forward(self, z: Tensor, grid: Grid) -> Tensor:
+        z = self.row(z.unflatten(1, grid))  # (B, h, w, D)
+        return self.column(z.transpose(1, 2)).transpose(1, 2).flatten(1, 2)  # (B, N, D)
+
+    def weights(self, z: Tensor, grid: Grid) -> Iterator[Tensor]:
+        """The weights of the rows, then those of the columns, each spread out to (B, K, N, N)."""
+        places = torch.arange(grid[0] * grid[1], device=z.device).view(grid)  # (h, w)
+        z = z.unflatten(1, grid)
+        for block in (self.row, self.column):
+            lines = block.attention.weights(block.norm1(z))  # (B, lines, K, n, n)
+            full = z.new_zeros(len(z), lines.shape[2], places.numel(), places.numel())
+            full[:, :, places[:, :, None], places[:, None, :]] = lines.transpose(1, 2)
+            yield full
+            z, places = block(z).transpose(1, 2), places.mT

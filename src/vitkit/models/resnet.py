@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from vitkit.errors import ConfigError, Error
 from vitkit.models.axial_resnet import RowsThenColumns
 from vitkit.models.card import Described, Origin, Preprocessing, model_repr, pair, short_repr
-from vitkit.models.initial import initialise_resnet
-from vitkit.models.recompute import recomputed
+from vitkit.models.encoder import recomputed
+from vitkit.models.initialization import initialize_resnet
 
 GROUPS = 32
 ROOT_PADDINGS = ("zeros", "-inf")  # of the max pooling; its input has no ReLU before it, so they differ
@@ -166,7 +166,7 @@ class Stem(nn.Module):
         self.channels = c.width * 2 ** (len(c.blocks) + 1) if c.blocks else c.width
 
     def units(self) -> list[nn.Module]:
-        """The parts that are recomputed, or spread over processes, one by one."""
+        """The parts that are recomputed, or sharded over processes, one by one."""
         return [unit for stage in self.stages for unit in stage]  # type: ignore[attr-defined]
 
     def forward(self, images: Tensor) -> Tensor:
@@ -244,7 +244,7 @@ class ResNet(Described, nn.Module):
         outputs = c.width * 2 ** (len(c.blocks) + 1)
         self.norm = nn.GroupNorm(GROUPS, outputs, eps=c.norm_eps)
         self.head = nn.Linear(outputs, c.classes) if c.classes else None
-        initialise_resnet(self)
+        initialize_resnet(self)
 
     def __repr__(self) -> str:
         return model_repr(self)
@@ -272,7 +272,7 @@ class ResNet(Described, nn.Module):
         return self.norm(x).relu().flatten(2).mT
 
     def units(self) -> list[nn.Module]:
-        """The parts that are recomputed, or spread over processes, one by one."""
+        """The parts that are recomputed, or sharded over processes, one by one."""
         return [unit for stage in self.stages for unit in stage]  # type: ignore[attr-defined]
 
     def attention(self, images: Tensor) -> Iterator[Tensor]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from vitkit.errors import ConfigError, Error
-from vitkit.models.initial import initialise_resnet, initialise_vit
+from vitkit.models.initialization import initialize_resnet, initialize_vit
 from vitkit.models.resnet import ResNet, ResNetConfig, StemConfig
 from vitkit.models.vit import ViT, ViTConfig, with_size_note
 
@@ -158,7 +158,7 @@ def fresh(config: Config, *, seed: int | None = None) -> Model:
     """A model of this configuration with published initialisation."""
     model = skeleton(config)._apply(lambda t: torch.empty(t.shape, dtype=t.dtype))  # to_empty imports sympy
     generator = None if seed is None else torch.Generator().manual_seed(seed)
-    (initialise_vit if isinstance(model, ViT) else initialise_resnet)(model, generator)
+    (initialize_vit if isinstance(model, ViT) else initialize_resnet)(model, generator)
     model.origin = with_size_note(model.origin, config)
     return model
 

@@ -8,17 +8,16 @@ from numbers import Integral
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError, Error
 from vitkit.models.attention import Attention, AttentionPool
-from vitkit.models.axial import AxialBlock
 from vitkit.models.card import Described, Origin, Preprocessing, model_repr, pair, short_repr
-from vitkit.models.encoder import Block, Encoder, Grid, Mlp
-from vitkit.models.initial import initialise_vit
+from vitkit.models.encoder import AxialBlock, Block, Encoder, Grid, Mlp
+from vitkit.models.initialization import initialize_vit
 from vitkit.models.positions import RESIZE, Positions
 from vitkit.models.resnet import Stem, StemConfig
+from vitkit.ops.fused import patch_embedding
 
 DROPPED = "are dropped"  # how a note about pixels in no patch ends
 CHOICES = {
@@ -198,8 +197,6 @@ def check_vit(c: ViTConfig) -> None:
 class ViT(Described, nn.Module):
     """An image as a sequence of patches through a Transformer encoder (Eq. 1-4)."""
 
-    portable = False  # nothing but what a file for other runtimes may hold
-
     def __init__(self, config: ViTConfig):
         super().__init__()
         c = self.config = config
@@ -229,17 +226,17 @@ class ViT(Described, nn.Module):
         self.pool_norm = norm if pooled else None
         self.representation = nn.Linear(c.width, c.representation) if c.representation else None
         self.head = nn.Linear(c.representation or c.width, c.classes) if c.classes else None
-        initialise_vit(self)
+        initialize_vit(self)
 
     def __repr__(self) -> str:
         return model_repr(self)
 
     def forward(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
         """Images (B, C, H, W) -> logits (B, classes)."""
-        return self.judged(self.features(images, mask))
+        return self.forward_head(self.features(images, mask))
 
-    def judged(self, features: Tensor) -> Tensor:
-        """What the head makes of features."""
+    def forward_head(self, features: Tensor) -> Tensor:
+        """Features (B, D) -> logits (B, classes)."""
         return features if self.head is None else self.head(features)
 
     def features(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -275,13 +272,7 @@ class ViT(Described, nn.Module):
         grid = grid_of((images.shape[2], images.shape[3]), self.config.stride)
         images = in_patches(images, self.config.stride)
         maps = images if self.stem is None else self.stem(images)
-        if maps.is_cuda and not self.portable:  # by a product: faster there
-            return F.linear(
-                cut(maps, self.config.patch), self.project.weight.flatten(1), self.project.bias
-            ), grid
-        z = self.project(maps)  # (B, D, h, w)
-        assert z.shape[-2:] == grid
-        return z.flatten(2).mT, grid
+        return patch_embedding(maps, self.project), grid
 
     def encode(
         self, patches: Tensor, grid: Grid, mask: Tensor | None = None, first: int | None = None
@@ -327,12 +318,6 @@ class ViT(Described, nn.Module):
         states = self.encoder.states(self.embed(patches, grid), grid, self.inject(grid))
         for block, z in zip(self.encoder.blocks, states, strict=False):  # the last state has no block
             yield from block.weights(z, grid)  # type: ignore[operator]
-
-
-def cut(maps: Tensor, patch: int) -> Tensor:
-    """x_p of Eq. 1: (B, C, H, W) -> (B, N, C P P), in the order of a convolution's weight."""
-    across = maps.unflatten(3, (-1, patch)).unflatten(2, (-1, patch))  # (B, C, h, P, w, P)
-    return across.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
 def make_mlp(c: ViTConfig) -> Mlp:

@@ -9,15 +9,15 @@ from statistics import median
 import torch
 
 from vitkit.data.decode import BadImage, decode
-from vitkit.data.sources import Source
+from vitkit.data.sources.source import Source
 from vitkit.errors import Error
 from vitkit.metrics.cost import Memory, training_memory
 from vitkit.models.variants import Model, skeleton
 from vitkit.options import PATIENCE, Training
 from vitkit.recipes.finetune import hyperrule
-from vitkit.recipes.model_options import field_of
 from vitkit.recipes.recipe import Recipe
-from vitkit.training.runtime import Runtime
+from vitkit.recipes.values import field_of
+from vitkit.runtime.runtime import Runtime
 from vitkit.training.schedule import Duration
 from vitkit.weights.load import load
 from vitkit.weights.published import PUBLISHED, DownloadError, kept_at
@@ -193,7 +193,7 @@ def fit_memory(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | N
         raise Error(
             f"not one image of {recipe.image_size[0]}x{recipe.image_size[1]} fits into the memory of "
             f"{known.device}: give a smaller model or --image-size; finetune and pretrain also have "
-            "--recompute, and for more devices --spread fsdp",
+            "--recompute, and for more devices --parallel fsdp",
             code="training.out-of-memory",
         )
     choice = Choice(f"in pieces of {largest} images", f"the memory of {known.device} holds no more at a time")
@@ -246,7 +246,7 @@ def fit_devices(recipe: Recipe, model: Model, runtime: Runtime) -> tuple[Runtime
     if runtime.world == 1 or largest_batch(recipe, model, runtime):
         return runtime, None
     reason = f"{runtime.device} does not hold the model, its gradients and its optimizer as a whole"
-    return replace(runtime, spread="fsdp"), Choice("fsdp", reason)
+    return replace(runtime, parallel="fsdp"), Choice("fsdp", reason)
 
 
 def largest_batch(recipe: Recipe, model: Model, runtime: Runtime) -> int:
@@ -261,7 +261,7 @@ def memory_of(recipe: Recipe, model: Model, runtime: Runtime, images: int) -> Me
         skeleton(model.config), images, half=runtime.precision == "bf16",
         slots=2 if recipe.optimizer.kind == "adam" else 1,
         recompute=runtime.recompute, average=bool(recipe.optimizer.average),
-        cut=runtime.world if runtime.cut else 1,
+        cut=runtime.world if runtime.is_sharded else 1,
     )  # fmt: skip
 
 

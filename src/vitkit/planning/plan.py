@@ -11,8 +11,8 @@ from typing import Any
 
 from vitkit.data.content import REMEMBERED
 from vitkit.data.loader import check_sockets
-from vitkit.data.remote import Cache
-from vitkit.data.sources import Source
+from vitkit.data.sources.remote import Cache
+from vitkit.data.sources.source import Source
 from vitkit.metrics.cost import Memory, forward_flops, parameters
 from vitkit.models.variants import Config, Model, fresh, skeleton, variant
 from vitkit.models.vit import ViTConfig, dropped
@@ -29,8 +29,8 @@ from vitkit.runs.build import SplitCache, build_model, warnings
 from vitkit.runs.estimates import seconds_a_step, seconds_to_start
 from vitkit.runs.folder import Result, RunOptions, check_recipe, stopping
 from vitkit.runs.protocol import candidates
+from vitkit.runtime.runtime import Runtime, choose_runtime, data_workers
 from vitkit.training.checkpoint import complete
-from vitkit.training.runtime import Runtime, choose, data_workers
 from vitkit.weights.load import load
 from vitkit.weights.published import PUBLISHED, kept_at
 
@@ -62,18 +62,18 @@ def machine_for(options: Training, *, progress: bool) -> Iterator[Machine]:
     """
     if data_workers(options.workers):
         check_sockets()
-    parallel = "ddp" if options.spread == "auto" else options.spread
-    runtime = choose(
+    parallel = "ddp" if options.parallel == "auto" else options.parallel
+    runtime = choose_runtime(
         options.device, options.precision, options.compile, options.recompute, parallel,
-        options.deterministic, options.record,
+        options.deterministic, options.cuda_graph,
     )  # fmt: skip
-    with runtime.joined(), data_opener(options.plan) as opened:
+    with runtime.process_group(), data_opener(options.plan) as opened:
         yield Machine(runtime, opened, voice(runtime, quiet=not progress))
 
 
 def voice(runtime: Runtime, *, quiet: bool) -> Say:
     """How choices are reported: on standard error, by one process, and not to a program."""
-    return lambda text: warn(text) if runtime.main and not quiet else None
+    return lambda text: warn(text) if runtime.is_main and not quiet else None
 
 
 @contextmanager
@@ -224,7 +224,7 @@ class Plan:
             "checkpoint_GB": (memory.parameters + memory.optimizer) / 1e9,
             "choices": [str(choice) for choice in self.choices],
             "result": result.test.get("top1") if result else None,
-        } | self.runtime.facts()  # fmt: skip
+        } | self.runtime.describe()  # fmt: skip
         if self.candidates:
             facts |= {"candidates": len(self.candidates), "seeds": self.request.seeds, "runs": self.runs,
                       "keep": "last", "patience": 0, "evaluations": 0}  # fmt: skip
@@ -238,14 +238,16 @@ def plan(request: Request, machine: Machine, *, quiet: bool = False) -> Plan:
     """
     runtime, opened = machine.runtime, machine.opened
     options = run_options(request.options, quiet=quiet)
-    out, other = runtime.first(lambda: resume.choose_folder(request, opened, machine.say))
+    out, other = runtime.on_main_first(lambda: resume.choose_folder(request, opened, machine.say))
     request = request.beside(other)
     with stopping(out):
         if not (request.protocol or request.options.plan):
-            done = runtime.first(lambda: resume.already_finished(request, out, opened), patience=PATIENCE)
+            done = runtime.on_main_first(
+                lambda: resume.already_finished(request, out, opened), timeout=PATIENCE
+            )
             if done:
                 return finished_plan(request, out, done, machine, options)
-        old = runtime.agreed(resume.remembered(request, out))
+        old = runtime.broadcast(resume.remembered(request, out))
         return planned(request, out, old, machine, options)
 
 
@@ -280,7 +282,7 @@ def planned(request: Request, out: Path, old: Recipe | None, machine: Machine, o
         for text in warnings(dict(splits), recipe, opened.findings):
             machine.say(text)
         recipe = automatic.decide(recipe, rules(request), known, choices.add)
-    runtime.share(recipe.batch)  # errors before anything takes time
+    runtime.local_places(recipe.batch)  # errors before anything takes time
     training_view(recipe)
     if old is None:
         recipe = automatic.decide(recipe, (automatic.fit_warmup,), known, choices.add)
@@ -289,12 +291,12 @@ def planned(request: Request, out: Path, old: Recipe | None, machine: Machine, o
     note = dropped(model().config, strict=request.options.strict_size)
     if note and old is None and not only:
         machine.say(note)
-    if request.options.spread == "auto":
+    if request.options.parallel == "auto":
         runtime, choice = automatic.fit_devices(recipe, model(), runtime)
         choices.add(choice)
     if old is None:
         recipe = automatic.fitted(recipe, model(), known, runtime, choices.add)
-    recipe = runtime.agreed(recipe)
+    recipe = runtime.broadcast(recipe)
     tried = compared(recipe, model().config, known, machine, choices) if request.protocol else {}
     made = Plan(
         request, out, recipe, splits, model, runtime, options, opened, machine.say,
@@ -336,7 +338,7 @@ def compared(
     bit = automatic.fitted(replace(bit, micro_batch=0), at_its_size, known, machine.runtime, choices.add)
     rule = f"({bit.length.steps} steps, {bit.image_size[0]} pixels)"
     choices.add(Choice("a ResNet", f"BiT's HyperRule {rule} is tried too"))
-    return candidates(recipe, convolutional=True, bit=machine.runtime.agreed(bit))
+    return candidates(recipe, convolutional=True, bit=machine.runtime.broadcast(bit))
 
 
 def timed(plan: Plan, *, new: bool) -> Plan:

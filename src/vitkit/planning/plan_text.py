@@ -4,9 +4,9 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vitkit.metrics.proportions import percent
+from vitkit.metrics.intervals import percent
 from vitkit.report.terminal import console, duration, printable, say
-from vitkit.runs.changes import counted
+from vitkit.runs.provenance.changes import counted
 
 WIDTH, NAMES = 80, 15  # columns of the page, and of the names on its left
 LONG = 120.0  # seconds of a run for which a shorter one is suggested

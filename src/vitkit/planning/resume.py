@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import Error
-from vitkit.io.lock import is_locked
+from vitkit.io.files import is_locked
 from vitkit.models.variants import variant
 from vitkit.options import Training
 from vitkit.planning.automatic import given
 from vitkit.recipes.recipe import Recipe, override, read_recipe
 from vitkit.runs.build import REMOVED, SplitCache, needs_split
-from vitkit.runs.fingerprint import Comparison, changed_since, compare, remembered_splits, summary, with_marks
 from vitkit.runs.folder import (
     MODEL,
     RESULT,
@@ -26,14 +25,22 @@ from vitkit.runs.folder import (
     read_result,
     same_place,
 )
+from vitkit.runs.provenance.fingerprint import (
+    Comparison,
+    changed_since,
+    compare,
+    remembered_splits,
+    summary,
+    with_marks,
+)
 from vitkit.training.checkpoint import complete
 from vitkit.training.schedule import Duration, parse_stages
 from vitkit.weights.locate import RECIPE, check_place
 
 # options that are no part of a recipe: a finished run that is trained on knows all others already
 MACHINE = (
-    "device", "precision", "workers", "decoded", "max_bad", "compile", "recompute", "record",
-    "deterministic", "spread", "save_aside", "track", "price_per_hour",
+    "device", "precision", "workers", "decoded", "max_bad", "compile", "recompute", "cuda_graph",
+    "deterministic", "parallel", "save_aside", "track", "price_per_hour",
 )  # fmt: skip
 # what was chosen for the user as the run began, and what the run came by later
 KEPT = (

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from vitkit.recipes.model_options import ModelOptions
 from vitkit.recipes.recipe import Recipe
+from vitkit.recipes.values import ModelOptions
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.schedule import Duration, Schedule
 

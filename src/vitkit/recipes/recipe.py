@@ -11,14 +11,22 @@ from vitkit.errors import Error
 from vitkit.models.card import short_repr
 from vitkit.options import part_of, settings_of
 from vitkit.recipes import values
-from vitkit.recipes.model_options import GROUPED, ModelOptions, own_name, ungrouped
-from vitkit.recipes.values import build, checked, name_and_text, shown, unknown
+from vitkit.recipes.values import (
+    GROUPED,
+    ModelOptions,
+    build,
+    checked,
+    name_and_text,
+    own_name,
+    shown,
+    ungrouped,
+    unknown,
+)
 from vitkit.tasks.classify import LOSSES
 from vitkit.tasks.masked import Masked
 from vitkit.tasks.task import Task, make_task, task_names
 from vitkit.training.optimizer import OptimizerConfig
-from vitkit.training.ranges import check_ranges
-from vitkit.training.schedule import Duration, Schedule, Stage, parse_stages, stages
+from vitkit.training.schedule import Duration, Schedule, Stage, check_ranges, parse_stages, stages
 
 LARGEST = 2**20  # bytes of a recipe file
 VERSION = 2  # of recipe files; 1 (vitkit 0.1) has no number, and model options as a list of texts

@@ -6,8 +6,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vitkit.metrics.proportions import SIGNIFICANT, decimals, mcnemar, span, wilson
-from vitkit.metrics.proportions import percent as share_of
+from vitkit.metrics.intervals import SIGNIFICANT, decimals, mcnemar, span, wilson
+from vitkit.metrics.intervals import percent as share_of
 from vitkit.report.charts import line_chart, overlaid
 from vitkit.report.html import Number, commands, fill, joined, link, name, note, page, percent, table
 from vitkit.report.html import headline as headline_of

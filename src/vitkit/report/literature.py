@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vitkit.metrics.proportions import decimals
+from vitkit.metrics.intervals import decimals
 from vitkit.report.html import Number, fill
 
 PUBLISHED = "Published numbers"  # the title of these sections

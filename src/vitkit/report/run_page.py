@@ -5,8 +5,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vitkit.metrics.proportions import percent as share_of
-from vitkit.metrics.proportions import span, wilson, with_interval
+from vitkit.metrics.intervals import percent as share_of
+from vitkit.metrics.intervals import span, wilson, with_interval
 from vitkit.report.charts import bar, line_chart, run_curves, short
 from vitkit.report.html import (
     Number,

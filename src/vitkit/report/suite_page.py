@@ -5,8 +5,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vitkit.metrics.proportions import percent as share_of
-from vitkit.metrics.proportions import span, wilson
+from vitkit.metrics.intervals import percent as share_of
+from vitkit.metrics.intervals import span, wilson
 from vitkit.report.charts import bar
 from vitkit.report.html import Number, fill, link, name, page, percent, table
 from vitkit.report.literature import PUBLISHED, suite_section

@@ -28,10 +28,11 @@ from vitkit.data.decode import BadImage
 from vitkit.data.doctor import examine
 from vitkit.data.loader import Batch, Samples
 from vitkit.data.order import Order
-from vitkit.data.sources import Source
+from vitkit.data.sources.source import Source
 from vitkit.data.views import apply, normalise
+from vitkit.inference.predict import evaluation_view
 from vitkit.inspection.attention import attention_rollout
-from vitkit.io.atomic import replace_file
+from vitkit.io.files import replace_file
 from vitkit.metrics.classification import BINS, Accuracy
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT, in_patches
@@ -42,11 +43,10 @@ from vitkit.runs.batches import mixup_batch, training_view
 from vitkit.runs.page import BATCH, MISTAKES, write_run_page, write_shown
 from vitkit.runs.page import FILE as SHOWN
 from vitkit.runs.page import read as read_json
-from vitkit.runs.predictions import PREDICTIONS, write_predictions
-from vitkit.serving.predict import evaluation_view
+from vitkit.runs.provenance.predictions import PREDICTIONS, write_predictions
+from vitkit.runtime.runtime import Runtime
 from vitkit.tasks.classify import one_hot
 from vitkit.tasks.task import Metrics, Task
-from vitkit.training.runtime import Runtime
 
 KEPT = 24  # mistakes of each kind
 SIDE = 192  # pixels of a small picture
@@ -113,7 +113,7 @@ def machine(runtime: Runtime) -> dict[str, Any]:
     found = {
         "vitkit": vitkit.__version__, "python": platform.python_version(), "torch": torch.__version__,
         "cuda": torch.version.cuda, "numpy": np.__version__, "pillow": PIL.__version__,
-        "system": platform.platform(), "processors": os.cpu_count(), **runtime.facts(),
+        "system": platform.platform(), "processors": os.cpu_count(), **runtime.describe(),
     }  # fmt: skip
     return {name: value for name, value in found.items() if value is not None}
 
@@ -150,8 +150,8 @@ def finish(
 
     source: what the model was tested on; metrics: how well; model: whole, and nobody else's.
     """
-    everyones = runtime.everyones(unusable)
-    if not runtime.main:
+    everyones = runtime.all_gather_object(unusable)
+    if not runtime.is_main:
         return
     with harmless("unusable.json", say):
         keep(out / "unusable.json", listed(everyones))

@@ -14,12 +14,12 @@ import torch
 from vitkit.data.decode import BadImage
 from vitkit.data.loader import BadFiles, Batch, Notes, train_batches
 from vitkit.data.order import Order
-from vitkit.data.sources import Source
+from vitkit.data.sources.source import Source
 from vitkit.data.views import View, mixup, normalise
 from vitkit.models.card import Preprocessing
 from vitkit.recipes.recipe import Recipe
+from vitkit.runtime.runtime import Runtime
 from vitkit.tasks.classify import one_hot
-from vitkit.training.runtime import Runtime
 
 
 def training_view(recipe: Recipe) -> View:
@@ -51,7 +51,7 @@ def training_batches(
 
     Every process has equally many of them, some perhaps without an image: with fsdp each is a call together.
     """
-    mine = runtime.share(recipe.batch)
+    mine = runtime.local_places(recipe.batch)
     places = list(mine)
     if recipe.mixup and len(places) < recipe.batch:
         places.insert(0, (mine.start - 1) % recipe.batch)  # the partner of the first one
@@ -61,7 +61,7 @@ def training_batches(
     )
     if prepare:
         stream = map(prepare, count(start), stream)
-    placed: Iterator[Batch] = map(runtime.place, stream)
+    placed: Iterator[Batch] = map(runtime.to_device, stream)
     if runtime.device != "cpu":
         placed = prefetched(placed)  # the way to the device is gone while it computes
     for step in count(start):
@@ -132,7 +132,7 @@ def name_batch(order: Order, step: int, source: Source, out: Path, runtime: Runt
     """The images of a step for whoever must look at them, all of them in a file of the run folder."""
     keys = [source.keys[order.sample(step, place)] for place in range(order.batch)]
     path = out / f"batch-{step}.txt"
-    if runtime.main:
+    if runtime.is_main:
         path.write_text("\n".join(keys) + "\n", errors="surrogateescape")
     return (
         f"its batch: {', '.join(map(repr, keys[:3]))} ... (all {len(keys)} in {path}). Nothing of this "
@@ -162,6 +162,6 @@ class UnusableImages:
         """What is new in any process; all must ask at the same time. Too many of them are an error of all."""
         mine = self.news
         self.told += len(mine)
-        found = {index: error for news in self.runtime.everyones(mine) for index, error in news}
+        found = {index: error for news in self.runtime.all_gather_object(mine) for index, error in news}
         for index, error in sorted(found.items(), key=lambda one: one[0]):
             self.bad.add(self.source, index, error)

@@ -16,21 +16,21 @@ from vitkit.data.doctor import usable
 from vitkit.data.duplicates import against
 from vitkit.data.findings import Finding
 from vitkit.data.names import SUFFIXES
-from vitkit.data.remote import Cache
-from vitkit.data.sources import Source, from_rows, walk
-from vitkit.data.sparse_labels import SparseLabels
+from vitkit.data.sources.remote import Cache
+from vitkit.data.sources.source import Source, from_rows, walk
+from vitkit.data.sources.sparse_labels import SparseLabels
 from vitkit.data.splits import Placed, complete, join, subset
 from vitkit.datasets.opening import open_data
 from vitkit.errors import Error
-from vitkit.io.atomic import replace_file
+from vitkit.io.files import replace_file
 from vitkit.models.adapt import adapt
 from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.variants import Model, configure, fresh, with_options
 from vitkit.models.vit import with_size_note
 from vitkit.options import part_of
 from vitkit.recipes.recipe import Recipe, only
-from vitkit.runs.changes import examples
-from vitkit.runs.fingerprint import remembered_splits
+from vitkit.runs.provenance.changes import examples
+from vitkit.runs.provenance.fingerprint import remembered_splits
 from vitkit.tasks.task import Task
 from vitkit.weights.load import load
 

@@ -11,14 +11,14 @@ import torch
 
 from vitkit.data.loader import BadFiles, Samples, train_batches
 from vitkit.data.order import Order
-from vitkit.data.sources import Source
+from vitkit.data.sources.source import Source
 from vitkit.metrics.cost import forward_flops, ledger, parameters, peak_flops
-from vitkit.models.recorded import WARM
 from vitkit.models.variants import Model
+from vitkit.ops.cuda_graph import WARMUP_CALLS
 from vitkit.recipes.recipe import Recipe
 from vitkit.runs.batches import training_view
+from vitkit.runtime.runtime import Runtime, single_process
 from vitkit.training.loop import train
-from vitkit.training.runtime import Runtime, alone
 from vitkit.training.step import Metrics, TrainState
 
 READ = 16  # images
@@ -33,7 +33,10 @@ class Trial:
     timed: int
 
 
-CPU, GPU = Trial(4, 1, 2), Trial(256, WARM + 2, 6)  # few images keep a CPU busy; a GPU wants many, recorded
+CPU, GPU = (
+    Trial(4, 1, 2),
+    Trial(256, WARMUP_CALLS + 2, 6),
+)  # few images keep a CPU busy; a GPU wants many, recorded
 
 
 def seconds_a_step(
@@ -43,7 +46,7 @@ def seconds_a_step(
 
     None for a model that is cut over processes, since none of them may be able to try it alone.
     """
-    if runtime.cut:
+    if runtime.is_sharded:
         return None
     each = recipe.batch // runtime.world
     computing = each * seconds_an_image(recipe, model, runtime)
@@ -58,16 +61,16 @@ def seconds_an_image(recipe: Recipe, model: Model, runtime: Runtime, trial: Tria
         trial = GPU if runtime.device.startswith("cuda") else CPU
         runtime = replace(runtime, compile=False)
     count = min(recipe.micro_batch or recipe.batch // runtime.world, trial.images)
-    runtime = alone(runtime)
+    runtime = single_process(runtime)
     task = recipe.task
-    work = runtime.settle(task.build(copy.deepcopy(model)))
+    work = runtime.place(task.build(copy.deepcopy(model)))
     state = TrainState.start(work, recipe.optimizer)
     classes = model.config.classes
     objective = task.objective(model)
     images = torch.zeros(count, model.config.channels, *recipe.image_size, dtype=torch.uint8)
     batch = {"image": images, "label": torch.arange(count) % max(1, classes), "place": torch.arange(count)}
     prepare = task.prepare(model, Order(count, count))
-    batch = runtime.place(prepare(0, batch) if prepare else batch)
+    batch = runtime.to_device(prepare(0, batch) if prepare else batch)
     ended: list[float] = []
 
     def watch(state: TrainState, metrics: Metrics) -> bool:
@@ -76,7 +79,7 @@ def seconds_an_image(recipe: Recipe, model: Model, runtime: Runtime, trial: Tria
 
     train(
         state, repeat([batch]), objective, until=trial.before + trial.timed, rate=lambda step: 0.0,
-        config=recipe.optimizer, watch=watch, due=lambda step: False, call=runtime.callable(work),
+        config=recipe.optimizer, watch=watch, due=lambda step: False, call=runtime.wrap(work),
         runtime=runtime,
     )  # fmt: skip
     return (ended[-1] - ended[trial.before - 1]) / trial.timed / count
@@ -104,8 +107,8 @@ def cost(
     model: Model, runtime: Runtime, *, seen: int, seconds: float, joules: float | None, an_hour: float | None
 ) -> dict[str, Any]:
     """Of a model that has seen so many images; energy is summed over the processes, if each can tell it."""
-    facts = runtime.facts()
-    used = runtime.everyones(joules)
+    facts = runtime.describe()
+    used = runtime.all_gather_object(joules)
     found = ledger(
         parameters=parameters(model), images_seen=seen, forward=forward_flops(model.config),
         device_seconds=runtime.world * seconds, joules=None if None in used else sum(used),

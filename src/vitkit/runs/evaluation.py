@@ -9,16 +9,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vitkit.data.loader import BadFiles, Batch, evaluation_batches
-from vitkit.data.sources import Source
+from vitkit.data.sources.source import Source
 from vitkit.data.views import View
-from vitkit.io.atomic import replace_file
-from vitkit.metrics.proportions import percent
+from vitkit.inference.predict import evaluation_view, logits
+from vitkit.io.files import replace_file
+from vitkit.metrics.intervals import percent
 from vitkit.models.variants import Model, skeleton
 from vitkit.recipes.recipe import Recipe
-from vitkit.serving.predict import evaluation_view, logits
+from vitkit.runtime.runtime import Runtime, full_tensor
 from vitkit.tasks.task import Evaluation, Headline, Metrics, Task
-from vitkit.training.parts import fill
-from vitkit.training.runtime import Runtime, whole
+from vitkit.training.checkpoint import fill
 from vitkit.weights.load import load
 from vitkit.weights.save import save
 
@@ -49,7 +49,11 @@ def evaluate(
     model = task.extract(module)
     view = evaluation_view(model.preprocessing, model.config.image_size)
     how = Evaluation(
-        forward=logits, place=runtime.place, gather=runtime.gathered, images=len(source), accepted=accepted
+        forward=logits,
+        place=runtime.to_device,
+        gather=runtime.all_gather_rows,
+        images=len(source),
+        accepted=accepted,
     )
     black = torch.zeros(1, model.config.channels, *view.size, dtype=torch.uint8)
     first = torch.zeros(1, dtype=torch.int64)
@@ -72,7 +76,7 @@ def shared(
     A model whose tensors are spread is called by all processes, as often as by the busiest.
     """
     mine = slice(runtime.rank, None, runtime.world)
-    calls = -(-len(range(len(source))[:: runtime.world]) // batch) if runtime.cut else 0
+    calls = -(-len(range(len(source))[:: runtime.world]) // batch) if runtime.is_sharded else 0
     for made in evaluation_batches(source, view, batch, places=mine, workers=workers, bad=bad):
         calls -= 1
         yield made
@@ -143,7 +147,7 @@ def kept_model(task: Task, module: nn.Module) -> Model:
     source = task.extract(module)
     model = skeleton(task.kept_config(source.config))
     names = model.state_dict()
-    state = {n: whole(t.detach()).cpu() for n, t in source.state_dict().items() if n in names}
+    state = {n: full_tensor(t.detach()).cpu() for n, t in source.state_dict().items() if n in names}
     model.load_state_dict(state, assign=True)
     for field in CARD:
         setattr(model, field, getattr(source, field))
@@ -157,7 +161,7 @@ def save_best(task: Task, module: nn.Module, path: Path, *, main: bool) -> None:
         if main:
             save(model, path)
         return
-    state = {name: whole(t.detach()).cpu().contiguous() for name, t in module.state_dict().items()}
+    state = {name: full_tensor(t.detach()).cpu().contiguous() for name, t in module.state_dict().items()}
     if main:
         replace_file(path, lambda beside: save_file(state, beside))
 

@@ -18,22 +18,22 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.data.loader import BadFiles, evaluation_batches
-from vitkit.data.sources import Source
+from vitkit.data.sources.source import Source
 from vitkit.data.splits import fingerprints
 from vitkit.data.views import View
 from vitkit.errors import Error
-from vitkit.io.atomic import replace_file
+from vitkit.inference.predict import evaluation_view, features
 from vitkit.io.cache import touch, trim
+from vitkit.io.files import replace_file
 from vitkit.metrics.frozen_features import L2, choose_shots, fewshot_grid
-from vitkit.metrics.proportions import wilson, with_interval
+from vitkit.metrics.intervals import wilson, with_interval
 from vitkit.models.variants import Model
 from vitkit.recipes.recipe import Recipe
 from vitkit.report.terminal import Live
 from vitkit.runs.build import Opener, open_splits
 from vitkit.runs.evaluation import kept_model
-from vitkit.serving.predict import evaluation_view, features
+from vitkit.runtime.runtime import Runtime
 from vitkit.tasks.task import Task
-from vitkit.training.runtime import Runtime
 
 VIEWS = {
     "model": "as the model's own preprocessing asks",
@@ -63,13 +63,15 @@ class Extractor:
     workers: int = 0
     cache: Path | None = None
     limit: int | None = None  # bytes of the cache, beyond which the least recently used go; None: all stay
-    tell: Callable[[str], None] = lambda text: None
+    log: Callable[[str], None] = lambda text: None
     quiet: bool = True
 
     def __post_init__(self) -> None:
         if self.view not in VIEWS:
             raise Error(f"no view {self.view!r}; known: {', '.join(VIEWS)}", code="request.value")
-        assert not self.runtime.cut  # only a forward pass of all processes together could use the model
+        assert (
+            not self.runtime.is_sharded
+        )  # only a forward pass of all processes together could use the model
         if self.batch < 1:
             raise Error(f"batch must be at least 1, not {self.batch}", code="request.value")
 
@@ -77,28 +79,28 @@ class Extractor:
         """Out of the cache where they are there; else by the model, each process a share of the images."""
         if self.cache is None:
             return self.compute(source)
-        path, found = self.runtime.first(lambda: self.look_up(source), patience=LONG)
+        path, found = self.runtime.on_main_first(lambda: self.look_up(source), timeout=LONG)
         if found is None:
             found = self.compute(source)
-            self.runtime.first(lambda: self.keep(path, found))
+            self.runtime.on_main_first(lambda: self.keep(path, found))
         return found
 
     def compute(self, source: Source) -> Features:
         """Every usable image of a source through the model."""
         self.model.eval()
         runtime, view = self.runtime, self.wide_view
-        bad = BadFiles(1.0, lambda key, why: self.tell(f"not used: {key}: {why}"))
+        bad = BadFiles(1.0, lambda key, why: self.log(f"not used: {key}: {why}"))
         mine = slice(runtime.rank, None, runtime.world)
         batches = evaluation_batches(source, view, self.batch, places=mine, workers=self.workers, bad=bad)
         share = len(range(len(source))[mine])
         rows, numbers = [], []
-        with Live("features", share, quiet=self.quiet or not runtime.main) as live:
+        with Live("features", share, quiet=self.quiet or not runtime.is_main) as live:
             for batch in batches:
                 rows.append(self.seen(batch["image"]))
                 numbers.append(batch["index"])
                 live.more(len(batch["index"]))
         own = (torch.cat(rows), torch.cat(numbers)) if rows else None
-        parts = [part for part in runtime.everyones(own) if part is not None]
+        parts = [part for part in runtime.all_gather_object(own) if part is not None]
         if not parts:
             raise Error(f"{source.name}: there is no image that can be used", code="data.empty")
         index, order = torch.cat([numbers for _, numbers in parts]).sort()
@@ -141,11 +143,11 @@ class Extractor:
             touch(path)
             found = read(path, len(source))
         except (ValueError, OSError, safetensors.SafetensorError) as error:
-            self.tell(f"{path}: {error}; the features are computed again")
+            self.log(f"{path}: {error}; the features are computed again")
             return path, None
         lost = len(source) - len(found.index)
         if lost:
-            self.tell(f"{source.name}: {lost} images could not be used when these features were computed")
+            self.log(f"{source.name}: {lost} images could not be used when these features were computed")
         return path, found
 
     def keep(self, path: Path, found: Features) -> None:
@@ -156,7 +158,7 @@ class Extractor:
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, lambda beside: safetensors.torch.save_file(arrays, beside, about))
         except (OSError, safetensors.SafetensorError) as error:
-            self.tell(f"the features are not kept: {error}")
+            self.log(f"the features are not kept: {error}")
             return
         if self.limit is not None:
             trim(path.parent, self.limit, using=path)
@@ -312,13 +314,13 @@ class FewShot:
         runtime: Runtime,
         batch: int,
         workers: int,
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> dict[str, Any]:
         """Mean and spread over seeds for the journal; nothing where the features cannot be learned from."""
-        model = kept_model(task, module).to(runtime.device) if runtime.cut else task.extract(module)
+        model = kept_model(task, module).to(runtime.device) if runtime.is_sharded else task.extract(module)
         extractor = Extractor(
-            model=model, runtime=replace(runtime, spread="ddp"), batch=batch, workers=workers,
-            tell=(lambda text: None) if self.named else tell,
+            model=model, runtime=replace(runtime, parallel="ddp"), batch=batch, workers=workers,
+            log=(lambda text: None) if self.named else log,
         )  # fmt: skip
         self.named = True
         learning = learn_from(extractor, self.train, self.shots, self.seeds)
@@ -326,15 +328,15 @@ class FewShot:
         if runtime.device.startswith("cuda"):  # where many draws are judged at once
             seen = Features(seen.x.to(runtime.device), seen.index)
         try:
-            right = runtime.first(
+            right = runtime.on_main_first(
                 lambda: accuracies(learning, self.shots, self.test, seen, (L2,))[:, 0].tolist()
             )
         except ValueError as error:
-            tell(f"few-shot accuracy on {self.place}: {error}")
+            log(f"few-shot accuracy on {self.place}: {error}")
             return {}
         images = len(seen.index)
         told = spread(right, images)
         right_words = with_interval(told["mean"], images)
-        tell(f"{right_words} of {images} images of {self.place} right after {self.shots} shots")
+        log(f"{right_words} of {images} images of {self.place} right after {self.shots} shots")
         facts = {"mean": told["mean"], "std": told["std"], "shots": self.shots, "images": images}
         return {f"fewshot_{name}": value for name, value in facts.items()}

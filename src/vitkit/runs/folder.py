@@ -13,17 +13,15 @@ from typing import Any
 
 from vitkit.data.loader import SIGNALS
 from vitkit.errors import Error
-from vitkit.io.atomic import replace_file
-from vitkit.io.lock import locked
+from vitkit.io.files import locked, replace_file
 from vitkit.options import IN_RECIPES
 from vitkit.recipes.recipe import Recipe, read_recipe, settings, to_json
 from vitkit.runs.page import FILE as SHOWN
+from vitkit.runtime.runtime import data_workers
 from vitkit.training.checkpoint import complete
-from vitkit.training.room import OutOfMemory
-from vitkit.training.runtime import data_workers
+from vitkit.training.logging import check_trackers
 from vitkit.training.schedule import Duration, parse_stages
-from vitkit.training.step import Diverged
-from vitkit.training.trackers import check_trackers
+from vitkit.training.step import Diverged, OutOfMemory
 
 
 class DivergedRun(Diverged, Error):

@@ -9,15 +9,15 @@ from statistics import mean, stdev
 from typing import Any
 
 from vitkit.errors import Error
-from vitkit.io.atomic import replace_file
-from vitkit.metrics.proportions import percent, wilson
+from vitkit.io.files import replace_file
+from vitkit.metrics.intervals import percent, wilson
 from vitkit.recipes.recipe import Recipe, read_recipe
 from vitkit.runs.build import Opener, open_splits
-from vitkit.runs.fingerprint import check_data
 from vitkit.runs.folder import MODEL, Result, RunOptions, read_result
 from vitkit.runs.page import BIT
+from vitkit.runs.provenance.fingerprint import check_data
 from vitkit.runs.run import run
-from vitkit.training.runtime import Runtime
+from vitkit.runtime.runtime import Runtime
 
 PROTOCOL = "protocol.json"  # of the folder: all that was compared, and the result
 Say = Callable[[str], None]
@@ -88,7 +88,7 @@ class Protocol:
                 f"seed {seed}: {percent(results[-1].test['top1'], images)} of {images} test images right"
             )
         summary = summarise(self.out, recipe, name, tried, results)
-        if self.runtime.main:
+        if self.runtime.is_main:
             replace_file(self.out / MODEL, lambda beside: shutil.copyfile(results[0].model, beside))
             text = json.dumps(summary, indent=2)
             replace_file(self.out / PROTOCOL, lambda beside: beside.write_text(text))

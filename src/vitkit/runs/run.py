@@ -13,8 +13,8 @@ from vitkit.data.decoded_cache import decoded
 from vitkit.data.doctor import preflight
 from vitkit.data.loader import BadFiles, Batch
 from vitkit.data.order import Order
-from vitkit.data.sources import Source
-from vitkit.io.atomic import replace_file
+from vitkit.data.sources.source import Source
+from vitkit.io.files import replace_file
 from vitkit.metrics.speed import Meter
 from vitkit.models.variants import Model
 from vitkit.recipes.recipe import Recipe, settings, stages_of
@@ -26,7 +26,6 @@ from vitkit.runs.build import REMOVED, Opener, build_model, open_splits
 from vitkit.runs.estimates import cost
 from vitkit.runs.evaluation import evaluate, kept_model, load_best, numbers, save_best
 from vitkit.runs.features import FewShot
-from vitkit.runs.fingerprint import check_data
 from vitkit.runs.folder import (
     MODEL,
     DivergedRun,
@@ -40,16 +39,16 @@ from vitkit.runs.folder import (
     take,
 )
 from vitkit.runs.page import write_shown
+from vitkit.runs.provenance.fingerprint import check_data
+from vitkit.runtime.runtime import Runtime, cpu_cores, data_workers, seed_step
 from vitkit.tasks.task import Metrics as Evaluated
 from vitkit.tasks.task import Task
 from vitkit.training.checkpoint import Saver, latest, load_checkpoint
-from vitkit.training.journal import Journal
+from vitkit.training.logging import Journal
 from vitkit.training.loop import train
 from vitkit.training.optimizer import swap_average
-from vitkit.training.room import OutOfMemory
-from vitkit.training.runtime import Runtime, cores, data_workers, seed_step
 from vitkit.training.schedule import Stage, stage_at
-from vitkit.training.step import Diverged, Metrics, TrainState
+from vitkit.training.step import Diverged, Metrics, OutOfMemory, TrainState
 from vitkit.weights.save import save
 
 SAVE_SECONDS = 300.0  # at most so much work is lost when a machine dies
@@ -65,15 +64,15 @@ def run(
     opened: how its data is opened; whoever runs many recipes on the same data may keep it open.
     build: the model to start from, for the recipe and its training images; a plan may have built it already.
     """
-    runtime.share(recipe.batch)
+    runtime.local_places(recipe.batch)
     with ExitStack() as held:
-        runtime.first(lambda: take(out, recipe, held))
+        runtime.on_main_first(lambda: take(out, recipe, held))
         notes: list[str] = []
         splits, changed = checked_data(recipe, out, runtime, how, opened, notes)
         task = recipe.task.for_source(splits["train"])
-        model = runtime.settle(task.build(build(recipe, splits["train"])))
+        model = runtime.place(task.build(build(recipe, splits["train"])))
         state = TrainState.start(model, recipe.optimizer)
-        found, damaged = runtime.agreed(latest(out / "checkpoints") if runtime.main else None)
+        found, damaged = runtime.broadcast(latest(out / "checkpoints") if runtime.is_main else None)
         memory = load_checkpoint(found, state) if found else {"best": None, "since": 0, "seconds": 0.0}
         stages = stages_of(recipe, len(splits["train"]))
         total = stages[-1].end
@@ -81,14 +80,14 @@ def run(
             memory |= {"best": None, "since": 0}
         if state.step in starts(stages):
             memory["since"] = 0
-        with Live("train", total, state.step, quiet=how.quiet or not runtime.main) as live:
-            for text in (*notes, *news(damaged, memory.pop("machine", {}), runtime.facts())):
+        with Live("train", total, state.step, quiet=how.quiet or not runtime.is_main) as live:
+            for text in (*notes, *news(damaged, memory.pop("machine", {}), runtime.describe())):
                 live.say(text)
             if 0 < state.step < total:
                 live.say(f"resumed at step {state.step} of {total}")
             if how.decoded:
-                made = (splits["train"], how.decoded, cores() if how.workers is None else how.workers)
-                splits = splits | {"train": decoded(*made, tell=live.say, once=runtime.first)}
+                made = (splits["train"], how.decoded, cpu_cores() if how.workers is None else how.workers)
+                splits = splits | {"train": decoded(*made, log=live.say, once=runtime.on_main_first)}
             work = Trainer(recipe, task, out, runtime, how, splits, state, memory, stages, live, opened)
             try:
                 work.train()
@@ -105,9 +104,9 @@ def checked_data(
 ) -> tuple[dict[str, Source], bool]:
     """The splits, compared with those that the run has had; whether they changed. notes: gets what to say."""
     if recipe.against and how.accept_changed_data:  # what was taken out of the data as it was
-        runtime.first(lambda: (out / REMOVED).unlink(missing_ok=True))
+        runtime.on_main_first(lambda: (out / REMOVED).unlink(missing_ok=True))
     if recipe.against:  # long work, done by one process and written down
-        runtime.first(lambda: bool(opened(recipe, out)), patience=LONG)
+        runtime.on_main_first(lambda: bool(opened(recipe, out)), timeout=LONG)
     return check_data(
         opened(recipe, out), out, runtime, accept=how.accept_changed_data, labelled=recipe.task.labelled,
         say=notes.append,
@@ -148,9 +147,9 @@ class Trainer:
             self.fewshot = FewShot(*few, opened=self.opened)
         self.objective = self.task.objective(self.model)
         self.saver = Saver(self.out / "checkpoints", self.runtime, aside=self.how.save_aside)
-        about = settings(self.recipe) | self.runtime.facts()
+        about = settings(self.recipe) | self.runtime.describe()
         self.journal = None
-        if self.runtime.main:
+        if self.runtime.is_main:
             named = self.how.trackers
             self.journal = Journal(self.out, self.state.step, trackers=named, about=about, say=self.live.say)
             told = (self.out, self.splits, self.total, self.runtime, self.live.say)
@@ -163,7 +162,7 @@ class Trainer:
         """The loop, with everything that happens beside it."""
         self.saved, self.waited = time.monotonic(), 0.0
         with signals() as self.asked:
-            model = self.runtime.callable(self.state.model)
+            model = self.runtime.wrap(self.state.model)
             self.look_ahead()
             self.clock, self.meter = time.monotonic(), Meter(self.runtime.device)
             try:
@@ -171,7 +170,7 @@ class Trainer:
                     self.state, self.batches(), self.objective,
                     until=self.state.step if self.stopped else self.total, config=self.recipe.optimizer,
                     rate=lambda step: stage_at(self.stages, step).rate(step),
-                    watch=self.watch, due=self.due, call=model, runtime=self.runtime, tell=self.live.say,
+                    watch=self.watch, due=self.due, call=model, runtime=self.runtime, log=self.live.say,
                     before=lambda step: seed_step(self.recipe.seed, step, self.runtime.rank),
                 )  # fmt: skip
             except Diverged as error:
@@ -197,7 +196,7 @@ class Trainer:
             return self.bad.found
 
         if self.state.step == 0:
-            self.bad.found = self.runtime.first(look)
+            self.bad.found = self.runtime.on_main_first(look)
 
     @property
     def model(self) -> Model:
@@ -221,7 +220,7 @@ class Trainer:
     def wanted(self) -> list[float]:
         """A signal, a save that is late, news of unusable files: what any process has of them."""
         heard, late = self.asked[0] if self.asked else 0, time.monotonic() - self.saved > SAVE_SECONDS
-        return self.runtime.most(heard, late, len(self.unusable.news))
+        return self.runtime.all_reduce_max(heard, late, len(self.unusable.news))
 
     def evaluates(self, step: int) -> bool:
         """At even distances of each stage; the last of them is the end, which `train` evaluates."""
@@ -281,7 +280,7 @@ class Trainer:
             )
             if self.memory["since"] == 0 and self.recipe.keeps_best:
                 best = self.out / evaluation.BEST
-                save_best(self.task, self.state.model, best, main=self.runtime.main)
+                save_best(self.task, self.state.model, best, main=self.runtime.is_main)
         if self.state.step in starts(self.stages):  # from here on it is trained on
             self.memory["since"] = 0
         self.memory["evaluated"] = self.state.step
@@ -304,13 +303,13 @@ class Trainer:
 
     def save(self) -> None:
         self.charge()
-        self.saver.save(self.state, self.memory | {"machine": self.runtime.facts()})
+        self.saver.save(self.state, self.memory | {"machine": self.runtime.describe()})
         self.saved = time.monotonic()
 
     def save_model(self, name: str) -> Model:
         """The model that is kept, whole and on the CPU, also as a file."""
         model = kept_model(self.task, self.state.model)
-        if self.runtime.main:
+        if self.runtime.is_main:
             save(model, self.out / name)
         return model
 
@@ -333,7 +332,7 @@ class Trainer:
         self.write(**numbers(self.task, found, "test"), **few, **told)
         kept = evaluation.kept(self.recipe, self.task.headline, self.memory, self.state.step, self.total)
         result = Result(str(self.out), str(self.out / MODEL), self.state.step, test, cost, kept)
-        if self.runtime.main:
+        if self.runtime.is_main:
             text = json.dumps(result.to_json(), indent=2)
             replace_file(self.out / "result.json", lambda beside: beside.write_text(text))
             write_shown(self.out, self.task, test)
@@ -342,7 +341,7 @@ class Trainer:
         if self.how.report:
             on, unusable = self.splits[self.recipe.report_on], {"train": self.bad.found} | self.unseen
             artifacts.finish(self.out, self.runtime, on, self.task, found, model, unusable, self.live.say)
-        self.runtime.wait()
+        self.runtime.barrier()
         return result
 
     def cost(self, model: Model) -> dict[str, Any]:

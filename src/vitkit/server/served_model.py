@@ -20,6 +20,8 @@ from torch import Tensor
 from vitkit.data.names import readable_suffixes
 from vitkit.data.views import View
 from vitkit.errors import Error
+from vitkit.inference.engines import Engine, choose_engine, torch_engine
+from vitkit.inference.predict import evaluation_view, features, load_model, ready
 from vitkit.inspection.attention import attention_rollout, class_map
 from vitkit.inspection.subject import (
     array,
@@ -33,11 +35,8 @@ from vitkit.inspection.subject import (
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT, dropped
 from vitkit.report.overlay import stretched, to_bytes
-from vitkit.runs.open_model import load_model
+from vitkit.runtime.runtime import Runtime, choose_runtime
 from vitkit.server.settings import MOST_IMAGES, Settings
-from vitkit.serving.engines import Engine, choose_engine, torch_engine
-from vitkit.serving.predict import evaluation_view, features, ready
-from vitkit.training.runtime import Runtime, choose
 from vitkit.weights.locate import RECIPE, inside, model_files, run_model
 
 
@@ -106,7 +105,7 @@ class Served:
 
     def features(self, images: Tensor) -> Tensor:
         """What the head sees, (B, D)."""
-        with self.runtime.computing():
+        with self.runtime.autocast():
             return features(self.model, images)
 
     def facts(self, settings: Settings) -> dict[str, Any]:
@@ -168,7 +167,7 @@ def opened(settings: Settings, revision: int, now: Marks) -> Served:
 
 
 def prepared(settings: Settings, place: str, name: str, revision: int, now: Marks) -> Served:
-    runtime = choose(settings.device, settings.precision)
+    runtime = choose_runtime(settings.device, settings.precision)
     model = load_model(place, settings.device, settings.view)
     if (note := dropped(model.config)) and revision == 1:
         log.info(note)
@@ -189,11 +188,11 @@ def engine_for(model: Model, settings: Settings, runtime: Runtime) -> Engine:
     if not model.config.classes:  # only features are asked for, and those are torch's
         return torch_engine(model)
     if settings.engine != "torch":
-        return choose_engine(model, settings.engine, batch=settings.max_batch, tell=log.info)
+        return choose_engine(model, settings.engine, batch=settings.max_batch, log=log.info)
     engine = torch_engine(model)
 
     def run(images: Tensor) -> Tensor:
-        with runtime.computing():
+        with runtime.autocast():
             return engine(images)
 
     return replace(engine, run=run)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 from vitkit.errors import Error
 from vitkit.options import SERVICE
-from vitkit.training.runtime import data_workers
+from vitkit.runtime.runtime import data_workers
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 LEAST_TOKEN = 16  # characters, where others than this machine can ask

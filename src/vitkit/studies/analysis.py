@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from vitkit.inspection.embeddings import position_similarity
-from vitkit.io.atomic import replace_file
+from vitkit.io.files import replace_file
 from vitkit.report.figures import Point, draw_bars, draw_scores, draw_similarity, render
 from vitkit.report.html import Number
 from vitkit.runs.folder import MODEL

@@ -4,9 +4,9 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from vitkit.recipes.model_options import ModelOptions
 from vitkit.recipes.pretrain import AUGREG
 from vitkit.recipes.recipe import Recipe
+from vitkit.recipes.values import ModelOptions
 from vitkit.studies.setting import Arm, Setting, at_rate, pretraining, resnet, vit
 from vitkit.studies.study import Claim, Picture, Study, Trial, trial
 from vitkit.training.schedule import Duration

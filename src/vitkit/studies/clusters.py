@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import Error
+from vitkit.runtime.runtime import cpu_cores
 from vitkit.studies.executor import Job, Outcome, attempt, devices_of
 from vitkit.studies.prepare import Stopwatch
 from vitkit.studies.trial import Place
-from vitkit.training.runtime import cores
 
 WITHOUT = "--on {} needs {}: pip install 'vitkit[{}]'"
 MANY = 1000  # jobs that are handed over at once; who runs when is the cluster's to say
@@ -31,7 +31,7 @@ class Share:
     cores: int = 0  # 0: all that it may use
 
     def place(self) -> Place:
-        device, each = devices_of(self.device)[0], self.cores or cores()
+        device, each = devices_of(self.device)[0], self.cores or cpu_cores()
         cuda = device.startswith("cuda")
         workers, threads = (each, 1) if cuda else (0, each)
         return Place(device, self.precision, workers=workers, threads=threads, compile=self.compile)

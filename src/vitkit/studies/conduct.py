@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import Error
-from vitkit.io.atomic import replace_file
-from vitkit.io.lock import locked
-from vitkit.metrics.proportions import percent
+from vitkit.io.files import locked, replace_file
+from vitkit.metrics.intervals import percent
 from vitkit.recipes.recipe import Recipe
 from vitkit.report.study_page import study_page
 from vitkit.report.terminal import duration, print_facts, print_table, say, warn
@@ -58,11 +57,11 @@ class Where:
 
 def run_study(request: Request, where: Where, emit: Emit) -> bool:
     """Plan, run what is not done yet, write table, figures and page; whether every trial has succeeded."""
-    tell: Tell = (lambda text: None) if emit else warn
+    log: Tell = (lambda text: None) if emit else warn
     with ExitStack() as held:
-        crews = Executors(where, held, tell)
+        crews = Executors(where, held, log)
         plan = remembered(where.out, request.asked())
-        plan = plan or make_plan(request, crews.slots, crews.measure, tell)
+        plan = plan or make_plan(request, crews.slots, crews.measure, log)
         if where.plan:
             told = {"study": plan.study, "out": str(where.out)} | plan.chosen
             emit(told | {"names": [one.name for one in plan.trials]}) if emit else print_facts(told)
@@ -70,7 +69,7 @@ def run_study(request: Request, where: Where, emit: Emit) -> bool:
         where.out.mkdir(parents=True, exist_ok=True)
         held.enter_context(locked(where.out))
         claim(where.out, plan)
-        carry_out(plan, where.out, crews, tell)
+        carry_out(plan, where.out, crews, log)
     told = report(where.out)
     emit(told) if emit else tell_summary(told)
     return not told["failed"]
@@ -79,8 +78,8 @@ def run_study(request: Request, where: Where, emit: Emit) -> bool:
 class Executors:
     """Who times steps and who runs trials: the same processes, where both are on this machine."""
 
-    def __init__(self, where: Where, held: ExitStack, tell: Tell = lambda text: None):
-        self.where, self.held, self.tell = where, held, tell
+    def __init__(self, where: Where, held: ExitStack, log: Tell = lambda text: None):
+        self.where, self.held, self.log = where, held, log
         count = where.processes if where.on == "local" else 1
         self.places = places(where.device, count, where.precision, where.compile)
         self.here: Local | None = None
@@ -92,7 +91,7 @@ class Executors:
     def local(self) -> Local:
         if self.here is None:
             if self.held.enter_context(together([place.device for place in self.places])):
-                self.tell("processes on one GPU compute at the same time, by NVIDIA's MPS")
+                self.log("processes on one GPU compute at the same time, by NVIDIA's MPS")
             self.here = self.held.enter_context(Local(self.places))
         return self.here
 
@@ -119,11 +118,11 @@ class Executors:
         return self.local()
 
 
-def carry_out(plan: Plan, out: Path, crews: Executors, tell: Tell) -> None:
+def carry_out(plan: Plan, out: Path, crews: Executors, log: Tell) -> None:
     """Every trial that has no result yet; after each, what failed and the table are written."""
     left = [one for one in ordered(plan) if not done(out, one)]
     if len(left) < len(plan.trials):
-        tell(f"{len(plan.trials) - len(left)} of {len(plan.trials)} trials were finished before")
+        log(f"{len(plan.trials) - len(left)} of {len(plan.trials)} trials were finished before")
     if not left:
         return
     failed = {k: v for k, v in read_failed(out).items() if not any(one.name == k for one in left)}
@@ -138,7 +137,7 @@ def carry_out(plan: Plan, out: Path, crews: Executors, tell: Tell) -> None:
             failed[job.name] = {"error": outcome.error, "trace": outcome.trace}
             write_failed(out, failed)
         rest = clock() / ended[0] * (len(left) - ended[0])
-        tell(f"{ended[0]}/{len(left)} {job.name}: {in_short(outcome)}; about {duration(rest)} left")
+        log(f"{ended[0]}/{len(left)} {job.name}: {in_short(outcome)}; about {duration(rest)} left")
 
     try:
         drive([Job(one.name, perform, (one, folder), one.needs) for one in left], crews.crew(), hear)

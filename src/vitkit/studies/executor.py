@@ -20,9 +20,9 @@ from typing import Any, Protocol
 
 from vitkit.errors import Error
 from vitkit.runs.folder import signals
+from vitkit.runtime.runtime import cpu_cores
 from vitkit.studies.prepare import Stopwatch
 from vitkit.studies.trial import Place
-from vitkit.training.runtime import cores
 
 POLL = 0.25  # seconds between two looks at signals
 
@@ -76,7 +76,7 @@ class Stopped(KeyboardInterrupt):
 Tell = Callable[[Job, Outcome], None]
 
 
-def drive(jobs: Sequence[Job], crew: Executor, tell: Tell = lambda job, outcome: None) -> dict[str, Outcome]:
+def drive(jobs: Sequence[Job], crew: Executor, log: Tell = lambda job, outcome: None) -> dict[str, Outcome]:
     """Run all jobs, each after the one that it needs, if that is among them and does not fail."""
     named = {job.name: job for job in jobs}
     waiting, found = list(jobs), dict[str, Outcome]()
@@ -84,7 +84,7 @@ def drive(jobs: Sequence[Job], crew: Executor, tell: Tell = lambda job, outcome:
 
     def end(name: str, outcome: Outcome) -> None:
         found[name] = outcome
-        tell(named[name], outcome)
+        log(named[name], outcome)
 
     with signals() as asked:
         while waiting or running:
@@ -186,10 +186,12 @@ def places(device: str, processes: int | None, precision: str = "auto", compile:
     """A place for each process: devices in turn, cores and data workers shared out evenly."""
     devices = devices_of(device)
     cuda = devices[0].startswith("cuda")
-    count = processes or (min(A_GPU * len(devices), max(1, cores() // 2)) if cuda else max(1, cores() // 2))
+    count = processes or (
+        min(A_GPU * len(devices), max(1, cpu_cores() // 2)) if cuda else max(1, cpu_cores() // 2)
+    )
     if count < 1:
         raise Error(f"--processes must be at least 1, not {count}")
-    share = max(1, cores() // count)
+    share = max(1, cpu_cores() // count)
     base = Place(
         precision=precision, workers=max(1, share - 1) if cuda else 0, threads=1 if cuda else share,
         keeps=True, compile=compile,

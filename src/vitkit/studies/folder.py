@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import Error
-from vitkit.io.atomic import replace_file
+from vitkit.io.files import replace_file
 from vitkit.options import flat, part_of
 from vitkit.studies.study import Plan, Trial, from_json, to_json
 

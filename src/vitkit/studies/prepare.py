@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from vitkit.data.decode import BadImage, decode
-from vitkit.data.sources import Source
+from vitkit.data.sources.source import Source
 from vitkit.data.splits import complete
 from vitkit.datasets.opening import open_data
 from vitkit.errors import Error

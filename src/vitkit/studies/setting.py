@@ -11,9 +11,9 @@ from vitkit.errors import Error
 from vitkit.recipes import RECIPES
 from vitkit.recipes import recipe as named
 from vitkit.recipes.finetune import bit_beside
-from vitkit.recipes.model_options import ModelOptions
 from vitkit.recipes.pretrain import representation
 from vitkit.recipes.recipe import Recipe, override
+from vitkit.recipes.values import ModelOptions
 from vitkit.runs.protocol import candidates
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.schedule import Duration, Schedule

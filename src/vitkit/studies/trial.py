@@ -12,9 +12,9 @@ import torch
 
 from vitkit.data.batch_cache import keep_batches
 from vitkit.errors import Error
-from vitkit.io.atomic import replace_file
+from vitkit.io.files import replace_file
 from vitkit.models.adapt import adapt
-from vitkit.models.recorded import WARM
+from vitkit.ops.cuda_graph import WARMUP_CALLS
 from vitkit.recipes.recipe import Recipe
 from vitkit.runs.build import SplitCache, build_model
 from vitkit.runs.estimates import Trial as Tried
@@ -22,14 +22,16 @@ from vitkit.runs.estimates import seconds_an_image, seconds_to_prepare
 from vitkit.runs.folder import MODEL, RunOptions
 from vitkit.runs.protocol import Protocol
 from vitkit.runs.run import run
+from vitkit.runtime.runtime import Runtime, choose_runtime
 from vitkit.studies.folder import RESULT, done, folder_of, result_of
 from vitkit.studies.prepare import Pace
 from vitkit.studies.study import Trial
-from vitkit.training.runtime import Runtime, choose
 from vitkit.weights.load import load
 from vitkit.weights.save import save
 
-TRIED = Tried(images=0, before=WARM + 2, timed=5)  # of a whole batch: small models are slow for few images
+TRIED = Tried(
+    images=0, before=WARMUP_CALLS + 2, timed=5
+)  # of a whole batch: small models are slow for few images
 KEPT = 0.05  # what it takes to have a batch again that was kept, as a share of making it
 OPENED = SplitCache()  # by this process, for all its trials
 SHAPES = 64  # of models that a process compiles; beyond its limit PyTorch would compute without
@@ -61,7 +63,7 @@ def settled(device: str, precision: str, compile: bool) -> Runtime:
         import torch._dynamo.config as compiling
 
         compiling.recompile_limit = SHAPES
-    return choose(device, precision, compile)
+    return choose_runtime(device, precision, compile)
 
 
 def perform(trial: Trial, out: Path, place: Place) -> dict[str, Any]:

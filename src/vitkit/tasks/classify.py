@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.data.sources import Source
+from vitkit.data.sources.source import Source
 from vitkit.data.views import normalise
 from vitkit.errors import Error
 from vitkit.metrics.classification import Accuracy, accuracy
+from vitkit.metrics.intervals import percent, span, wilson, with_interval
 from vitkit.metrics.multilabel import multi_hot
-from vitkit.metrics.proportions import percent, span, wilson, with_interval
 from vitkit.models.variants import Model
 from vitkit.report.terminal import in_rows, in_words
 from vitkit.tasks.task import Answer, Batch, Evaluation, Headline, Task, images_in_words, register, task_class

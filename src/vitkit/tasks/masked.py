@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitkit.data.order import Order
 from vitkit.data.views import normalise
 from vitkit.errors import Error
-from vitkit.metrics.proportions import percent
+from vitkit.metrics.intervals import percent
 from vitkit.models.masked import WHEN, MaskedViT, check_maskable, maskable, with_mask_token
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViT

@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from vitkit.data.sources import Source
+from vitkit.data.sources.source import Source
 from vitkit.errors import Error
+from vitkit.metrics.intervals import percent, with_interval
 from vitkit.metrics.multilabel import MultilabelAccuracy, multilabel_accuracy
-from vitkit.metrics.proportions import percent, with_interval
 from vitkit.models.variants import Model
 from vitkit.tasks.classify import ClassificationLoss, Ranking, ranked
 from vitkit.tasks.task import Answer, Batch, Evaluation, Headline, Task, images_in_words, register

@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from torch import Tensor, nn
 
 from vitkit.data.order import Order
-from vitkit.data.sources import Source
+from vitkit.data.sources.source import Source
 from vitkit.errors import Error
 from vitkit.metrics.classification import Accuracy
-from vitkit.metrics.proportions import percent
+from vitkit.metrics.intervals import percent
 from vitkit.models.variants import Config, Model
 from vitkit.options import Range, check_within
 

@@ -9,21 +9,145 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import safetensors.torch
 import torch
+from safetensors import safe_open
+from torch import Tensor, nn
 
 from vitkit.errors import Error
-from vitkit.io.atomic import flush
-from vitkit.io.hashing import sha256
-from vitkit.training.parts import Piece, pieces, put_pieces
-from vitkit.training.runtime import Runtime
+from vitkit.io.files import flush, sha256
+from vitkit.runtime.runtime import Runtime, local_shard
 from vitkit.training.step import TrainState
+
+Rows = dict[str, list[int]]  # of one file: tensor -> [first row, *whole shape]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some rows of a tensor: those from `start` on."""
+
+    tensor: Tensor
+    start: int
+    shape: tuple[int, ...]  # of the whole
+
+    def copied(self) -> "Piece":
+        """The same rows in memory that the training does not touch."""
+        return replace(self, tensor=self.tensor.detach().to("cpu", copy=True))
+
+
+def pieces(state: TrainState, runtime: Runtime) -> dict[str, Piece]:
+    """What this process has to save: its rows of every cut tensor, and the main process all the others."""
+    found = {}
+    for name, tensor in named(state).items():
+        if hasattr(tensor, "to_local"):
+            rows = local_shard(tensor)
+            if len(rows):
+                found[name] = Piece(rows, first_row(tensor), tuple(tensor.shape))
+        elif runtime.is_main:
+            found[name] = Piece(tensor, 0, tuple(tensor.shape))
+    return found
+
+
+def named(state: TrainState) -> dict[str, Tensor]:
+    """Model, average and optimizer as one flat table of tensors."""
+    table = {f"model.{name}": tensor for name, tensor in state.model.state_dict().items()}
+    table |= {f"average.{name}": tensor for name, tensor in state.average.items()}
+    for number, slots in state.optimizer.state_dict()["state"].items():
+        for name, value in slots.items():
+            if value is not None:
+                table[f"optimizer.{number}.{name}"] = torch.as_tensor(value)
+    return table
+
+
+def first_row(tensor: Any) -> int:
+    """Where this process's rows begin: a cut is even, and the last processes may have fewer rows, or none."""
+    each = -(-tensor.shape[0] // tensor.device_mesh.size())
+    return min(tensor.shape[0], tensor.device_mesh.get_local_rank() * each)
+
+
+@torch.no_grad()
+def fill(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Whole tensors into a model, of which each process may hold its rows only."""
+    for name, tensor in model.state_dict().items():
+        rows = local_shard(tensor)
+        start = first_row(tensor) if rows is not tensor else 0
+        rows.copy_(state[name][start : start + len(rows)])
+
+
+def put_pieces(state: TrainState, files: Sequence[Path], parts: Sequence[Rows]) -> None:
+    """Fill a state from files; a KeyError names what does not fit."""
+    opened = [safe_open(file, "pt") for file in files]
+
+    def read(name: str, start: int, stop: int | None) -> Tensor:
+        """Rows of a tensor, out of whichever files have them; a None for the end means all of it."""
+        found = []
+        for file, rows in zip(opened, parts, strict=True):
+            if name in rows:
+                if stop is None:
+                    return file.get_tensor(name)
+                first, cut = rows[name][0], file.get_slice(name)
+                begin, end = max(start, first) - first, min(stop, first + cut.get_shape()[0]) - first
+                if begin < end:
+                    found.append(cut[begin:end])
+        if not found:
+            raise Error(f"{name} is missing", code="checkpoint.mismatch")
+        return torch.cat(found)
+
+    shapes = {name: tuple(told[1:]) for rows in parts for name, told in rows.items()}
+    stored = {name for name in shapes if name.startswith("model.")}
+    wanted = named(state)
+    strange = stored.symmetric_difference(name for name in wanted if name.startswith("model."))
+    if strange:
+        raise Error(f"{sorted(strange)[0].removeprefix('model.')} is not in both", code="checkpoint.mismatch")
+    for name, tensor in wanted.items():
+        if name.startswith(("model.", "average.")):
+            if shapes.get(name) != tuple(tensor.shape):
+                raise Error(
+                    f"{name} has the shape {shapes.get(name)}, not {tuple(tensor.shape)}",
+                    code="checkpoint.mismatch",
+                )
+            with torch.no_grad():
+                copy_rows(read, name, tensor)
+    put_optimizer(state.optimizer, read, shapes)
+
+
+def copy_rows(read: Any, name: str, tensor: Tensor) -> None:
+    if not hasattr(tensor, "to_local"):
+        tensor.copy_(read(name, 0, None) if not tensor.ndim else read(name, 0, tensor.shape[0]))
+    elif len(rows := local_shard(tensor)):
+        start = first_row(tensor)
+        rows.copy_(read(name, start, start + len(rows)))
+
+
+def put_optimizer(optimizer: torch.optim.Optimizer, read: Any, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Slots are made like their parameters, and cut as those are."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    slots: dict[int, dict[str, Tensor]] = {}
+    for name, shape in shapes.items():
+        if name.startswith("optimizer."):
+            _, number, slot = name.split(".", 2)
+            if int(number) >= len(parameters):
+                raise Error(
+                    f"the optimizer has {len(parameters)} parameters, not {int(number) + 1}",
+                    code="checkpoint.mismatch",
+                )
+            like = parameters[int(number)]
+            if shape == tuple(like.shape):
+                made = torch.empty_like(like, requires_grad=False)
+                copy_rows(read, name, made)
+            else:
+                made = read(name, 0, None)
+            slots.setdefault(int(number), {})[slot] = made
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": slots, "param_groups": groups})
+
 
 MANIFEST = "MANIFEST.json"
 KEEP = 2
@@ -51,7 +175,7 @@ class Saver:
         self.finish()
         mine = pieces(state, self.runtime)
         facts = {"step": state.step, "remember": dict(remember), "torch": torch.__version__}
-        partial = self.runtime.first(lambda: begin(self.folder, state.step))
+        partial = self.runtime.on_main_first(lambda: begin(self.folder, state.step))
         if self.aside:
             mine = {name: piece.copied() for name, piece in mine.items()}
             self.thread = Thread(target=self.attempt, args=(partial, mine, facts))
@@ -61,11 +185,11 @@ class Saver:
             self.finish()
 
     def attempt(self, partial: Path, mine: dict[str, Piece], facts: dict[str, Any]) -> None:
-        rank, cut = self.runtime.rank, self.runtime.cut
+        rank, cut = self.runtime.rank, self.runtime.is_sharded
         try:
-            if self.runtime.main or cut:  # a process of many may have no rows, and says so
+            if self.runtime.is_main or cut:  # a process of many may have no rows, and says so
                 write_part(partial, rank, mine)
-            if self.runtime.main:
+            if self.runtime.is_main:
                 await_parts(partial, self.runtime.world if cut else 1, lambda: time.monotonic() > self.end)
                 close(partial, facts)
         except (CheckpointError, OSError, safetensors.SafetensorError) as error:
@@ -79,7 +203,7 @@ class Saver:
                 code="disk.full" if getattr(error, "errno", 0) == errno.ENOSPC else "",
             )
         self.error = error
-        if self.runtime.main:
+        if self.runtime.is_main:
             shutil.rmtree(partial, ignore_errors=True)
         else:
             with suppress(OSError):
@@ -89,7 +213,9 @@ class Saver:
         """Wait for what is being written; what went wrong with it anywhere is an error everywhere."""
         self.join()
         error, self.error = self.error, None
-        if failed := [one for one in self.runtime.everyones(error and (str(error), error.code)) if one]:
+        if failed := [
+            one for one in self.runtime.all_gather_object(error and (str(error), error.code)) if one
+        ]:
             raise CheckpointError(failed[0][0], code=failed[0][1])
 
     def leave(self) -> None:

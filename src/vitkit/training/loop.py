@@ -1,14 +1,14 @@
-"""The one training loop. Two seams: the objective (batch to loss) and watch (what happens beside)."""
+"""The one training loop. Two seams: the objective (batch to loss) and `watch` (logs, evaluates and saves)."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from torch import nn
 
-from vitkit.training.objectives import Batch, Objective
+from vitkit.runtime.runtime import Runtime
+from vitkit.tasks.task import Batch, Objective
 from vitkit.training.optimizer import OptimizerConfig
-from vitkit.training.runtime import Runtime
-from vitkit.training.step import Begun, Metrics, Stepper, TrainState
+from vitkit.training.step import Metrics, PendingStep, Stepper, TrainState
 
 
 def train(
@@ -24,28 +24,28 @@ def train(
     call: nn.Module | None = None,
     before: Callable[[int], None] = lambda step: None,
     runtime: Runtime = Runtime(),
-    tell: Callable[[str], None] = lambda text: None,
+    log: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Advance the state to step `until`, or until `watch` (which logs, evaluates and saves) says stop.
+    """Advance the state to step `until`, or until `watch` returns True.
 
-    due     whether `watch` wants the model as it is after so many steps. Where it does not, the next step may
-            have begun when `watch` hears of this one, so that a GPU need not wait: the model may be a step
-            further than the state that it is given says
-    call    the model as it is to be called (compiled, or spread over processes), if not as it is
-    before  runs ahead of each step: the seed of that step is set there
-    tell    hears of smaller pieces
+    due     whether `watch` needs the model exactly as it is after this many steps. Where it does not, the
+            next step may already be running when `watch` is called, so that a GPU never waits: the model may
+            be one step ahead of the state that `watch` receives
+    call    the model as it is called (compiled, wrapped by DDP), if not `state.model` itself
+    before  runs ahead of each step: it seeds the random generators for that step
+    log     receives messages, of smaller micro-batches for example
     """
-    steps = Stepper(state, objective, config, state.model if call is None else call, runtime, tell)
-    behind: Begun | None = None
+    stepper = Stepper(state, objective, config, state.model if call is None else call, runtime, log)
+    pending: PendingStep | None = None
     while state.step < until:
         before(state.step)
-        if not state.model.training:  # an evaluation was between
+        if not state.model.training:  # after an evaluation
             state.model.train()
-        begun = steps.begin(next(batches), rate(state.step))
+        launched = stepper.begin(next(batches), rate(state.step))
         state.step += 1
-        if behind is not None:
-            watch(replace(state, step=behind.step + 1), steps.finish(behind))
-        wanted = due(state.step) or state.step == until or not begun.played
-        behind = None if wanted else begun
-        if wanted and watch(state, steps.finish(begun)):
+        if pending is not None:
+            watch(replace(state, step=pending.step + 1), stepper.finish(pending))
+        wait = due(state.step) or state.step == until or not launched.replayed
+        pending = None if wait else launched
+        if wait and watch(state, stepper.finish(launched)):
             return

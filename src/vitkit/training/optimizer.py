@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitkit.training.ranges import check_ranges
-from vitkit.training.runtime import local, whole
+from vitkit.runtime.runtime import full_tensor, local_shard
+from vitkit.training.schedule import check_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """How parameters are moved; the rate itself is the schedule's."""
+    """How parameters are updated; the learning rate itself is the schedule's."""
 
     kind: str = "sgd"  # or adam, with decoupled weight decay
     momentum: float = 0.9
@@ -27,9 +27,7 @@ class OptimizerConfig:
     clip: float = 1.0  # global norm of the gradient; 0: none
     layer_decay: float = 1.0  # rate of each layer as a share of the one above it
     frozen: str = "nothing"  # or "backbone": only the head learns
-    average: float = (
-        0.0  # Polyak averaging: factor of each step before the last; 0.9999 in the paper, 0: none
-    )
+    average: float = 0.0  # Polyak averaging: decay of the average (EMA); 0.9999 in the paper, 0: none
 
     def __post_init__(self):
         for field, known in (("kind", ("sgd", "adam")), ("decays", ("kernels", "all")),
@@ -42,14 +40,14 @@ class OptimizerConfig:
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """The optimizer with every parameter that learns in exactly one group."""
+    """The optimizer, with every trainable parameter in exactly one group."""
     groups = group_parameters(model, config)
     members = [p for group in groups for p in group["params"]]
     fused = all(p.is_cuda and not hasattr(p, "to_local") for p in members)
     if config.kind == "adam" and config.moment == "bf16":
         return HalfMomentAdam(groups, lr=0.0, betas=config.betas, eps=config.eps, weight_decay=0.0)
     if fused:
-        for group in groups:  # rates that lie on the device can be changed under a recorded step
+        for group in groups:  # a learning rate on the device can change under a captured CUDA graph
             group["lr"] = torch.zeros((), device=members[0].device)
     if config.kind == "sgd":
         return SGD(groups, lr=0.0, momentum=config.momentum, fused=fused or None)
@@ -67,38 +65,38 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"] = rate * group["rate_share"]
 
 
-def moves_unseen(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its kernels see for themselves whether the numbers of a step are sound."""
+def supports_found_inf(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its fused kernels skip a step by themselves where `found_inf` says so."""
     return bool(optimizer.defaults.get("fused"))
 
 
-def move(optimizer: Any, sound: Tensor) -> None:
-    """A step of such an optimizer; nothing moves unless `sound`, a truth on its device."""
-    optimizer.found_inf = 1 - sound.float()
+def step_if_finite(optimizer: Any, finite: Tensor) -> None:
+    """A step of such an optimizer that changes nothing unless `finite`, a boolean on its device."""
+    optimizer.found_inf = 1 - finite.float()
     optimizer.step()
     del optimizer.found_inf
 
 
-def unguarded(method: Any) -> Any:
-    """A method without what PyTorch wraps around it."""
+def unwrapped(method: Any) -> Any:
+    """A method without PyTorch's decorators."""
     return getattr(method, "__wrapped__", method)
 
 
-class Light:
-    """Without the guard that keeps PyTorch's compiler off, and imports it for that: seconds of a start."""
+class WithoutDynamo:
+    """Drops the decorators that keep torch.compile out of an optimizer: they take seconds to import."""
 
-    add_param_group = unguarded(torch.optim.Optimizer.add_param_group)
-    zero_grad = unguarded(torch.optim.Optimizer.zero_grad)
-    state_dict = unguarded(torch.optim.Optimizer.state_dict)
-    load_state_dict = unguarded(torch.optim.Optimizer.load_state_dict)
-
-
-class SGD(Light, torch.optim.SGD):
-    step = torch.no_grad()(unguarded(torch.optim.SGD.step))
+    add_param_group = unwrapped(torch.optim.Optimizer.add_param_group)
+    zero_grad = unwrapped(torch.optim.Optimizer.zero_grad)
+    state_dict = unwrapped(torch.optim.Optimizer.state_dict)
+    load_state_dict = unwrapped(torch.optim.Optimizer.load_state_dict)
 
 
-class AdamW(Light, torch.optim.AdamW):
-    step = torch.no_grad()(unguarded(torch.optim.AdamW.step))
+class SGD(WithoutDynamo, torch.optim.SGD):
+    step = torch.no_grad()(unwrapped(torch.optim.SGD.step))
+
+
+class AdamW(WithoutDynamo, torch.optim.AdamW):
+    step = torch.no_grad()(unwrapped(torch.optim.AdamW.step))
 
 
 class HalfMomentAdam(AdamW):
@@ -110,9 +108,9 @@ class HalfMomentAdam(AdamW):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            self.move([p for p in group["params"] if p.grad is not None], **group)
+            self.update([p for p in group["params"] if p.grad is not None], **group)
 
-    def move(
+    def update(
         self, parameters: list[Tensor], lr: float, betas: Any, eps: float, weight_decay: float, **_: Any
     ):
         states = [self.state[p] for p in parameters]
@@ -129,11 +127,11 @@ class HalfMomentAdam(AdamW):
         torch._foreach_lerp_(first, gradients, 1 - betas[0])
         torch._foreach_mul_(second, betas[1])
         torch._foreach_addcmul_(second, gradients, gradients, 1 - betas[1])
-        spread = torch._foreach_sqrt(second)
-        torch._foreach_div_(spread, math.sqrt(1 - betas[1] ** step))
-        torch._foreach_add_(spread, eps)
+        denominator = torch._foreach_sqrt(second)
+        torch._foreach_div_(denominator, math.sqrt(1 - betas[1] ** step))
+        torch._foreach_add_(denominator, eps)
         torch._foreach_mul_(parameters, 1 - lr * weight_decay)
-        torch._foreach_addcdiv_(parameters, first, spread, -lr / (1 - betas[0] ** step))
+        torch._foreach_addcdiv_(parameters, first, denominator, -lr / (1 - betas[0] ** step))
         for state, moment in zip(states, first, strict=True):
             state["exp_avg"] = moment.bfloat16()
 
@@ -145,9 +143,9 @@ def group_parameters(model: nn.Module, config: OptimizerConfig) -> list[dict[str
     )
     groups: dict[tuple[float, float], list[Tensor]] = {}
     for name, parameter in model.named_parameters():
-        learns = config.frozen == "nothing" or name.startswith("head.")
-        parameter.requires_grad_(learns)
-        if learns:
+        trainable = config.frozen == "nothing" or name.startswith("head.")
+        parameter.requires_grad_(trainable)
+        if trainable:
             decay = config.weight_decay if config.decays == "all" or is_kernel(name, parameter) else 0.0
             share = config.layer_decay ** (depth - min(layer_of(name), depth))
             groups.setdefault((decay, share), []).append(parameter)
@@ -181,10 +179,10 @@ def is_kernel(name: str, parameter: Tensor) -> bool:
 def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
     """Scale the gradients to a global norm of at most `limit` (0: leave them); return the norm before."""
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = whole(nn.utils.get_total_norm(gradients))
+    norm = full_tensor(nn.utils.get_total_norm(gradients))
     if limit:
         factor = (limit / norm.clamp(min=limit)).to(norm.dtype)
-        torch._foreach_mul_([local(gradient) for gradient in gradients], factor)
+        torch._foreach_mul_([local_shard(gradient) for gradient in gradients], factor)
     return norm
 
 
@@ -201,14 +199,16 @@ def update_average(average: dict[str, Tensor], model: nn.Module, keep: float, st
     names = list(average)
     state = dict(model.named_parameters())
     share = (1 - keep) / (1 - keep**step)
-    torch._foreach_lerp_([local(average[n]) for n in names], [local(state[n]) for n in names], share)
+    torch._foreach_lerp_(
+        [local_shard(average[n]) for n in names], [local_shard(state[n]) for n in names], share
+    )
 
 
 @torch.no_grad()
 def swap_average(average: dict[str, Tensor], model: nn.Module) -> None:
     """Exchange the model's weights with their average, in place and tensor by tensor; twice: as before."""
-    state = model.state_dict()  # which cuts again what an evaluation has gathered of a model that is cut
+    state = model.state_dict()  # which shards again what an evaluation has gathered of a sharded model
     for name, mean in average.items():
-        kept = local(mean).clone()
-        local(mean).copy_(local(state[name]))
-        local(state[name]).copy_(kept)
+        kept = local_shard(mean).clone()
+        local_shard(mean).copy_(local_shard(state[name]))
+        local_shard(state[name]).copy_(kept)

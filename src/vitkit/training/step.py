@@ -1,4 +1,4 @@
-"""One step of training: a batch to gradients to moved weights, in as many pieces as memory asks for."""
+"""One optimizer step: a batch to gradients to new weights, in smaller micro-batches where memory is short."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -8,36 +8,78 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from vitkit.training.halves import Halved
-from vitkit.training.objectives import Batch, Objective
+from vitkit.errors import Error
+from vitkit.ops.low_precision import LowPrecisionCopy
+from vitkit.runtime.runtime import Runtime
+from vitkit.tasks.task import Batch, Objective
 from vitkit.training.optimizer import (
     OptimizerConfig,
     clip_gradients,
     make_optimizer,
-    move,
-    moves_unseen,
     set_rate,
+    step_if_finite,
+    supports_found_inf,
     swap_average,
     update_average,
 )
-from vitkit.training.recorder import Found, Recorder
-from vitkit.training.room import CAREFUL, OutOfMemory, Room
-from vitkit.training.runtime import Runtime
+from vitkit.training.step_graph import StepGraph, StepNumbers
 
 Metrics = dict[str, float]
+BACKOFF_STEPS = 2  # first steps in which several processes may shrink their micro-batches together
 
 
-class Diverged(ValueError):
-    """The loss or the gradient is not a number; the model was not moved by it."""
+class OutOfMemory(Error):
+    """Not even the smallest micro-batch fits into memory, or several processes cannot shrink it any more."""
+
+    code = "training.out-of-memory"
+
+
+class Diverged(Error):
+    """The loss or the gradient is not finite; the weights were not changed by it."""
+
+    code = "training.diverged"
 
     def __init__(self, text: str, step: int):
         super().__init__(text)
-        self.step = step  # that many were before it
+        self.step = step  # steps before it
+
+
+@dataclass
+class OomBackoff:
+    """Halves micro-batches until they fit into memory, alike on every process."""
+
+    log: Callable[[str], None] = lambda text: None
+    release: Callable[[], bool] = lambda: False  # frees what is only kept for speed; whether there was any
+    pieces: int = 1  # into which each micro-batch is split
+    steps: int = 0  # that have fitted
+
+    def split(self, micro_batches: list[Batch]) -> list[Batch]:
+        if self.pieces == 1:
+            return micro_batches
+        splits = [
+            {name: tensor.tensor_split(self.pieces) for name, tensor in batch.items()}
+            for batch in micro_batches
+        ]
+        return [{name: parts[i] for name, parts in one.items()} for one in splits for i in range(self.pieces)]
+
+    def shrink(self, step: int, images: int) -> None:
+        """Twice as many pieces; `images`: in the largest one so far."""
+        if images <= 1:
+            raise OutOfMemory(
+                f"step {step}: not even one image at a time fits into memory; give a smaller "
+                "--image-size or a smaller model; finetune and pretrain also have --recompute"
+            )
+        self.pieces *= 2
+        left = -(-images // 2)
+        self.log(
+            f"step {step}: out of memory; from here on micro-batches of {left} images, the batch stays the "
+            f"same (--set micro_batch={left} saves the attempt)"
+        )
 
 
 @dataclass
 class TrainState:
-    """All that a run remembers: bare modules and tensors, so no wrapper's name reaches a file."""
+    """All that a run has to remember: the unwrapped model, so that no wrapper's name reaches a file."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -61,16 +103,16 @@ class TrainState:
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A step that the device has been asked for, and may not have done."""
+class PendingStep:
+    """A step that was launched and may still be running on the device."""
 
-    step: int  # that many were before it
+    step: int  # steps before it
     images: int
     rate: float
     names: list[str]
-    numbers: Tensor  # by name
-    played: bool = False  # its numbers are on their way to the host, so that the next step may begin
-    arrived: torch.cuda.Event | None = None
+    numbers: Tensor  # in the order of the names
+    replayed: bool = False  # its numbers are being copied to the host, so the next step may begin
+    copied: torch.cuda.Event | None = None
 
 
 def update(
@@ -88,143 +130,148 @@ def update(
 
 @dataclass
 class Stepper:
-    """Makes the steps of a run, one after the other."""
+    """Makes the optimizer steps of a run, one after the other."""
 
     state: TrainState
     objective: Objective
     config: OptimizerConfig
-    call: nn.Module  # the model as it is to be called: compiled, or spread over processes
+    call: nn.Module  # the model as it is called: compiled, or wrapped by DDP
     runtime: Runtime = Runtime()
-    tell: Callable[[str], None] = lambda text: None
+    log: Callable[[str], None] = lambda text: None
 
     def __post_init__(self) -> None:
-        self.recorder = Recorder(self.runtime, self.state.optimizer, self.tell)
-        self.room = Room(self.tell, self.recorder.forget)
-        bare = getattr(self.call, "_orig_mod", self.call)
-        self.halved = bare if isinstance(bare, Halved) else None
+        self.graph = StepGraph(self.runtime, self.state.optimizer, self.log)
+        self.backoff = OomBackoff(self.log, self.graph.release)
+        inner = getattr(self.call, "_orig_mod", self.call)
+        self.copy = inner if isinstance(inner, LowPrecisionCopy) else None
 
     def __call__(self, micro_batches: list[Batch], rate: float) -> Metrics:
         return self.finish(self.begin(micro_batches, rate))
 
-    def begin(self, micro_batches: list[Batch], rate: float) -> Begun:
-        """Ask for an optimizer step over the micro-batches of one batch; each counts by its number of images.
+    def begin(self, micro_batches: list[Batch], rate: float) -> PendingStep:
+        """Launch an optimizer step over the micro-batches of one batch, each weighted by its images.
 
-        The images of all processes count alike, also where unusable files have left one with fewer.
+        All images count alike, also where unreadable files leave a process with fewer of them.
         """
         step = self.state.step
         set_rate(self.state.optimizer, rate)
         count = torch.tensor(sum(len(batch["image"]) for batch in micro_batches))
-        images = int(self.runtime.total(count))
+        images = int(self.runtime.all_reduce_sum(count))
         if not images:
-            raise ValueError(f"step {step}: not one image of its batch is usable")
-        played = None
-        if self.room.pieces == 1 and self.recorder.takes(micro_batches):
-            played = self.recorder.play(
-                lambda batch: self.judged(self.backward([batch], images)), micro_batches[0]
+            raise Error(f"step {step}: not one image of its batch can be read", code="data.unreadable")
+        replayed = None
+        if self.backoff.pieces == 1 and self.graph.can_replay(micro_batches):
+            replayed = self.graph.replay(
+                lambda batch: self.clip_and_check(self.backward([batch], images)), micro_batches[0]
             )
-        if played is None:
-            return Begun(step, images, rate, *self.judged(self.gradients(micro_batches, images)))
-        self.moved(step)
-        names, numbers = played
-        held = torch.empty_like(numbers, device="cpu", pin_memory=numbers.is_cuda)
-        held.copy_(numbers, non_blocking=True)
-        arrived = torch.cuda.Event() if numbers.is_cuda else None
-        if arrived:
-            arrived.record()
-        return Begun(step, images, rate, names, held, True, arrived)
+        if replayed is None:
+            numbers = self.clip_and_check(self.gradients(micro_batches, images))
+            return PendingStep(step, images, rate, *numbers)
+        self.after_step(step)
+        names, values = replayed
+        on_host = torch.empty_like(values, device="cpu", pin_memory=values.is_cuda)
+        on_host.copy_(values, non_blocking=True)
+        copied = torch.cuda.Event() if values.is_cuda else None
+        if copied:
+            copied.record()
+        return PendingStep(step, images, rate, names, on_host, True, copied)
 
-    def finish(self, begun: Begun) -> Metrics:
-        """The numbers of a step, waited for. One that is no number is an error, and has moved nothing."""
-        if begun.arrived:
-            begun.arrived.synchronize()
-        told = dict(zip(begun.names, begun.numbers.tolist(), strict=True))
-        if not is_sound(told):
+    def finish(self, pending: PendingStep) -> Metrics:
+        """Wait for the numbers of a step. If they are not finite, the weights were not changed: an error."""
+        if pending.copied:
+            pending.copied.synchronize()
+        metrics = dict(zip(pending.names, pending.numbers.tolist(), strict=True))
+        if not is_finite(metrics):
             self.state.optimizer.zero_grad()
-            text = f"step {begun.step}: loss {told['loss']}, norm of the gradient {told['gradient_norm']}"
-            raise Diverged(text, begun.step)
-        if not begun.played:
-            if not moves_unseen(self.state.optimizer):
+            raise Diverged(
+                f"step {pending.step}: loss {metrics['loss']}, gradient norm {metrics['gradient_norm']}",
+                pending.step,
+            )
+        if not pending.replayed:
+            if not supports_found_inf(self.state.optimizer):
                 self.state.optimizer.step()
-            self.moved(begun.step)
-        return {**told, "rate": begun.rate, "images": float(begun.images)}
+            self.after_step(pending.step)
+        return {**metrics, "rate": pending.rate, "images": float(pending.images)}
 
-    def moved(self, step: int) -> None:
-        """What follows a move of the model; `step` many were before it."""
+    def after_step(self, step: int) -> None:
+        """Clear gradients and update the average after the optimizer's step; `step` steps were before it."""
         self.state.optimizer.zero_grad()
         if self.config.average:
             update_average(self.state.average, self.state.model, self.config.average, step + 1)
 
-    def judged(self, results: dict[str, Tensor]) -> Found:
-        """The numbers of a step, its gradients clipped; and the move, where it needs no look at them."""
-        total = self.runtime.total(torch.stack([*results.values()]))
+    def clip_and_check(self, results: dict[str, Tensor]) -> StepNumbers:
+        """Clip the gradients, and step at once if the optimizer itself skips numbers that are not finite."""
+        total = self.runtime.all_reduce_sum(torch.stack([*results.values()]))
         norm = clip_gradients(self.state.model.parameters(), self.config.clip)
         numbers = torch.cat([total, norm.to(total)[None]])
-        if moves_unseen(self.state.optimizer):
-            move(self.state.optimizer, sound=numbers.isfinite().all())
+        if supports_found_inf(self.state.optimizer):
+            step_if_finite(self.state.optimizer, finite=numbers.isfinite().all())
         return [*results, "gradient_norm"], numbers
 
     def gradients(self, micro_batches: list[Batch], images: int) -> dict[str, Tensor]:
-        """Backward through all micro-batches, in smaller pieces where memory does not suffice.
+        """Backward through all micro-batches, in smaller ones where they do not fit into memory.
 
-        One process may try again at any step. Several must agree before their gradients meet, so they do it
-        in their first steps, where those meet in a pass of their own; a model that is cut has no such place.
+        One process may retry at any step. Several must agree before they synchronize gradients, so they retry
+        in their first steps only, where the synchronization is a pass of its own; with FSDP never.
         """
-        state, runtime, room = self.state, self.runtime, self.room
-        careful = runtime.world > 1 and not runtime.cut and room.steps < CAREFUL
+        state, runtime, backoff = self.state, self.runtime, self.backoff
+        separate_sync = runtime.world > 1 and not runtime.is_sharded and backoff.steps < BACKOFF_STEPS
         while True:
-            pieces, short, results = room.cut(micro_batches), False, {}
+            pieces, failed = backoff.split(micro_batches), 0
+            results: dict[str, Tensor] = {}
             try:
-                results = self.backward(pieces, images, apart=careful)
+                results = self.backward(pieces, images, sync=not separate_sync)
             except torch.OutOfMemoryError as error:
-                if not self.may_cut(careful):
+                if not self.may_shrink(separate_sync):
                     raise OutOfMemory(
                         f"step {state.step}: process {runtime.rank} is out of memory ({error}); the same "
                         "command goes on from the last checkpoint with --set micro_batch=N, of fewer images "
                         "than now"
                     ) from None
-                short = True
+                failed = 1
             largest = max(len(piece["image"]) for piece in pieces)
-            anywhere, largest = map(int, runtime.most(short, largest) if careful else (short, largest))
-            if not anywhere:
+            if separate_sync:
+                failed, largest = map(int, runtime.all_reduce_max(failed, largest))  # on any process
+            if not failed:
                 break
             state.optimizer.zero_grad()
-            released = room.release()
-            runtime.free()  # here, since an error that is being handled holds on to its tensors
+            released = backoff.release()
+            runtime.empty_cache()  # here, since an exception that is being handled keeps its tensors alive
             if not released:
-                room.shrink(state.step, largest)
-        if careful:
+                backoff.shrink(state.step, largest)
+        if separate_sync:
             self.backward([blank(pieces[0])], images, count=0)
-        room.steps += 1
+        backoff.steps += 1
         return results
 
-    def may_cut(self, careful: bool) -> bool:
-        """Whether a lack of memory is answered by smaller pieces."""
-        return careful or self.runtime.world == 1
+    def may_shrink(self, separate_sync: bool) -> bool:
+        """Whether smaller micro-batches are tried when memory is short."""
+        return separate_sync or self.runtime.world == 1
 
     def backward(
-        self, pieces: list[Batch], images: int, *, apart: bool = False, count: int | None = None
+        self, pieces: list[Batch], images: int, *, sync: bool = True, count: int | None = None
     ) -> dict[str, Tensor]:
-        """Gradients added up piece by piece; `apart`, each process keeps its own; `count`: images of each."""
+        """Accumulate gradients piece by piece; sync: over all processes; count: images of each, if others."""
         results: dict[str, Tensor] = {}
-        if self.halved:
-            self.halved.renew()
+        if self.copy:
+            self.copy.refresh()
         for number, batch in enumerate(pieces, start=1):
             share = (len(batch["image"]) if count is None else count) / images
-            with self.runtime.accumulating(self.call, more=apart or number < len(pieces)):
-                with self.runtime.computing():  # anew for each pass: autocast keeps its copies of the weights
-                    found = self.objective(self.call, batch if len(batch["image"]) else blank(batch))
-                (found["loss"] * (share * self.runtime.world)).backward()  # which the processes average
-            if self.halved:
-                self.halved.give()
-            for name, value in found.items():
+            with self.runtime.gradient_sync(self.call, enabled=sync and number == len(pieces)):
+                with self.runtime.autocast():  # one for each pass: autocast caches its copies of the weights
+                    losses = self.objective(self.call, batch if len(batch["image"]) else blank(batch))
+                (losses["loss"] * (share * self.runtime.world)).backward()  # the processes take the mean
+            if self.copy:
+                self.copy.accumulate_grads()
+            for name, value in losses.items():
                 results[name] = results.get(name, torch.zeros_like(value)) + value.detach() * share
         return results
 
 
-def is_sound(metrics: Metrics) -> bool:
+def is_finite(metrics: Metrics) -> bool:
     return math.isfinite(metrics["gradient_norm"]) and math.isfinite(metrics["loss"])
 
 
 def blank(batch: Batch) -> Batch:
-    """One black image in the place of none: it counts nothing, but all call the model equally often."""
+    """One black image instead of none: it has no weight, but every process calls the model equally often."""
     return {name: tensor.new_zeros((1, *tensor.shape[1:])) for name, tensor in batch.items()}

@@ -9,10 +9,10 @@ from typing import Any
 
 from vitkit.errors import WeightsError
 from vitkit.models.card import Origin, Preprocessing
-from vitkit.models.ranges import LONGEST_LABEL, out_of_range
 from vitkit.models.resnet import ResNetConfig, StemConfig
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViTConfig
+from vitkit.weights.limits import LONGEST_LABEL, out_of_range
 
 VERSION = 1
 FIRST = ("classify", "multilabel")  # tasks that a card tells apart by its field `multilabel`

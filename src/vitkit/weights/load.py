@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from vitkit.errors import WeightsError
 from vitkit.models.card import Preprocessing, pair, with_view
-from vitkit.models.ranges import check_model
 from vitkit.models.variants import Config, Model, fresh, skeleton
 from vitkit.models.vit import ViTConfig, with_size_note
 from vitkit.options import parse_view
 from vitkit.weights.card import Card, from_json, imagenet_labels
 from vitkit.weights.formats import LAYOUTS, huggingface
 from vitkit.weights.formats.layout import SAME, Entry, Found, Hints, Layout, Source
+from vitkit.weights.limits import check_model
 from vitkit.weights.locate import locate, open_weights, side_files
 from vitkit.weights.published import published_view
 from vitkit.weights.untrusted import Arrays, UntrustedCheckpoint, listed, one_line

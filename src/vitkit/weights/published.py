@@ -11,7 +11,7 @@ from pathlib import Path
 from vitkit.errors import Error, WeightsError
 from vitkit.io import http
 from vitkit.io.cache import cache_folder
-from vitkit.io.hashing import sha256
+from vitkit.io.files import sha256
 from vitkit.io.http import NetworkError, Progress
 
 TRIES = 5  # without a byte of progress between them

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import WeightsError
-from vitkit.io.atomic import replace_file
+from vitkit.io.files import replace_file
 from vitkit.models.resnet import ResNetConfig
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViTConfig

@@ -8,7 +8,7 @@ import pytest
 from formats import cifar100, picture, put
 from refusals import refused
 
-from vitkit.data.sources import Lazy, Source
+from vitkit.data.sources.source import Lazy, Source
 from vitkit.datasets.opening import open_data
 from vitkit.datasets.vtab import GROUPS, TASKS, find_task, portions, published_order, read_task
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from vitkit.errors import WeightsError
 from vitkit.models.card import Preprocessing, pair
-from vitkit.models.ranges import out_of_range
 from vitkit.models.variants import Config
 from vitkit.models.vit import ViTConfig
 from vitkit.weights.formats.layout import (
@@ -26,6 +25,7 @@ from vitkit.weights.formats.layout import (
     size_from,
     square_patch,
 )
+from vitkit.weights.limits import out_of_range
 
 GELU = {"gelu": "erf", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh", "gelu_fast": "tanh"}
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"

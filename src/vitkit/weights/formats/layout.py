@@ -12,10 +12,10 @@ from torch import Tensor
 
 from vitkit.errors import WeightsError
 from vitkit.models.card import Preprocessing
-from vitkit.models.ranges import out_of_range
 from vitkit.models.resnet import StemConfig
 from vitkit.models.variants import VARIANTS, Config
 from vitkit.models.vit import ViTConfig
+from vitkit.weights.limits import out_of_range
 
 Shapes = Mapping[str, tuple[int, ...]]
 

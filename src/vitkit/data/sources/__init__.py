@@ -1,0 +1,1 @@
+"""Places that hold images: folders, arrays, tables, archives, shards, on disk or remote."""

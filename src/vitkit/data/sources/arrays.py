@@ -1,0 +1,158 @@
+"""Images and labels in .npz files: what a file claims is compared with its size before memory is taken."""
+
+import lzma
+import os
+import struct
+import tokenize
+import zipfile
+import zlib
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from vitkit.data.names import MOST_CLASSES, SPLITS, check_aliases
+from vitkit.data.sources.archives import Positioned
+from vitkit.errors import Error, code_of
+
+DAMAGE = (  # what numpy and zipfile raise for a file that is not as it should be
+    OSError, EOFError, KeyError, ValueError, RuntimeError, SyntaxError, OverflowError, MemoryError, TypeError,
+    zlib.error, lzma.LZMAError, zipfile.BadZipFile, struct.error, tokenize.TokenError,
+)  # fmt: skip
+DENSEST = 1100  # bytes that deflate makes of one, at most
+HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+Pairs = dict[str, tuple[np.ndarray, np.ndarray]]  # images and labels by split
+
+
+def read_npz(path: Path) -> tuple[Pairs, tuple[str, ...] | None]:
+    """images and labels, or x_train and y_train, x_test ... for splits; and the names of the classes."""
+    try:
+        with Positioned(path) as file, zipfile.ZipFile(file) as archive:
+            members = {m.filename.removesuffix(".npy"): m for m in archive.infolist()}
+            if len(members) < len(archive.infolist()):
+                raise Error("two of its arrays have the same name", code="data.layout")
+            pairs, names = pairs_of(set(members)), members.get("classes")
+            check_sizes([members[name] for pair in pairs.values() for name in pair], file.size)
+            found = {
+                split: tuple(array_of(archive, members[name], file.size) for name in pair)
+                for split, pair in pairs.items()
+            }
+            classes = class_names(array_of(archive, names, file.size)) if names else None
+    except DAMAGE as error:
+        reason = str(error) or type(error).__name__
+        raise Error(
+            f"{path}: not a usable .npz file: {' '.join(reason.split())[:300]}",
+            code=code_of(error, "data.corrupt"),
+        ) from None
+    for split, (images, _) in found.items():
+        if not images.size:
+            raise Error(
+                f"{path}: no images in {pairs[split][0]!r}: its shape is {images.shape}", code="data.empty"
+            )
+    return {split: (images, labels) for split, (images, labels) in found.items()}, classes
+
+
+def pairs_of(names: set[str]) -> dict[str, tuple[str, str]]:
+    """The names of the arrays of each split."""
+    parts = sorted(n for n in names if n[:2] == "x_" and (n[2:] in SPLITS or f"y{n[1:]}" in names))
+    if {"images", "labels"} <= names:
+        if parts:
+            raise Error(f"it has 'images' and {parts[0]!r} too; keep one of them", code="data.layout")
+        return {"all": ("images", "labels")}
+    if not parts:
+        raise Error(
+            f"needs images and labels, or x_train and y_train ...; has {sorted(names)[:20]}",
+            code="data.layout",
+        )
+    for name in parts:
+        if name[2:] not in SPLITS:
+            raise Error(
+                f"{name!r} is no split; known are {', '.join('x_' + split for split in SPLITS)}",
+                code="data.layout",
+            )
+        if f"y{name[1:]}" not in names:
+            raise Error(f"it has {name!r}, but no {'y' + name[1:]!r}", code="data.layout")
+    check_aliases("its arrays", [name[2:] for name in parts])
+    return {SPLITS[name[2:]]: (name, f"y{name[1:]}") for name in parts}
+
+
+def check_sizes(members: list[zipfile.ZipInfo], size: int) -> None:
+    """Refuse arrays that cannot be in a file of this size, or that this machine's memory does not hold.
+
+    Only what numpy writes is read, stored or deflated: of these zipfile inflates no more than is claimed.
+    """
+    for m in members:
+        if m.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise Error(
+                f"{m.filename} is compressed in a way that numpy does not write (zip method "
+                f"{m.compress_type}); save it again with numpy.savez_compressed",
+                code="data.layout",
+            )
+        if m.compress_size > size or m.file_size > DENSEST * m.compress_size + DENSEST:
+            raise Error(f"{m.filename} claims {m.file_size} bytes, in a file of {size}", code="data.corrupt")
+    needed, memory = sum(m.file_size for m in members), physical_memory()
+    if needed > memory:
+        largest = max(members, key=lambda m: m.file_size).filename
+        raise Error(
+            f"its arrays take {needed / 1e9:.3g} GB, most of it {largest}, and this machine has "
+            f"{memory / 1e9:.3g} GB; write the images as files, and 'vitkit shard' makes shards "
+            "of them",
+            code="data.too-large",
+        )
+
+
+def physical_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def array_of(archive: zipfile.ZipFile, member: zipfile.ZipInfo, size: int) -> np.ndarray:
+    """An array whose header, directory entry and file agree about its bytes."""
+    check_sizes([member], size)
+    name = member.filename
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        if version not in HEADERS:
+            raise Error(
+                f"{name} is in version {version} of numpy's format; 1.0 and 2.0 are read", code="data.layout"
+            )
+        shape, _, dtype = HEADERS[version](file)
+        if dtype.hasobject:
+            raise Error(
+                f"{name} holds Python objects, which are not read; save numbers or text", code="data.unsafe"
+            )
+        needed = prod(shape) * dtype.itemsize
+        if file.tell() + needed != member.file_size:
+            raise Error(
+                f"{name} claims {dtype} {shape}, and has {member.file_size - file.tell()} bytes",
+                code="data.corrupt",
+            )
+    with archive.open(member) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def class_names(values: np.ndarray) -> tuple[str, ...]:
+    if values.ndim != 1 or values.dtype.kind not in "USiu":
+        raise Error(f"classes must be a list of names, not {values.dtype} {values.shape}", code="data.labels")
+    names = tuple(v.decode() if isinstance(v, bytes) else str(v) for v in values.tolist())
+    if len(set(names)) < len(names):
+        raise Error(f"classes has {next(n for n in names if names.count(n) > 1)!r} twice", code="data.labels")
+    return names
+
+
+def class_numbers(where: str, labels: np.ndarray) -> np.ndarray:
+    """Labels as int64; the first that is no class number is an error by its row."""
+    kind = labels.dtype.kind
+    if kind in "iu":
+        wrong = (labels < 0) | (labels >= MOST_CLASSES)
+    else:
+        wrong = np.ones(labels.shape, bool)
+        if kind == "f" and (odd := labels != np.floor(labels)).any():  # which NaN is, too
+            wrong = odd
+    rows = np.flatnonzero(wrong)
+    if len(rows):
+        raise Error(
+            f"{where}, row {rows[0]}: the label {labels[rows[0]]} of type {labels.dtype} is no class number; "
+            f"labels must be integers from 0 to {MOST_CLASSES - 1}",
+            code="data.labels",
+        )
+    return labels.astype(np.int64)

@@ -1,0 +1,109 @@
+"""Initialisers as published: how a fresh model starts."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.models.attention import Attention, AttentionPool
+from vitkit.models.axial_resnet import AxialAttention
+from vitkit.models.encoder import Block, Mlp
+from vitkit.models.positions import Positions
+
+Generator = torch.Generator | None
+TRUNCATED_STD = 0.87962566103423978  # of a unit normal cut at two sigma
+
+
+def initialize_vit(model: nn.Module, generator: Generator = None) -> None:
+    """Every parameter of a ViT as the official code starts it; the head and the class token at zero."""
+    if is_bare(model):
+        return
+    for module in model.modules():
+        if isinstance(module, Attention):
+            for kernel in module.qkv.weight.chunk(3):  # Xavier on each (D, D), not on (3D, D)
+                xavier(kernel, generator)
+            dense_zero_bias(module.out, generator)
+            if module.qkv.bias is not None:
+                nn.init.zeros_(module.qkv.bias)
+            if module.relative is not None:
+                nn.init.normal_(module.relative, std=0.02, generator=generator)
+        elif isinstance(module, AttentionPool):
+            xavier(module.probe, generator)
+            for kernel in (module.query.weight, *module.key_value.weight.chunk(2)):
+                xavier(kernel, generator)
+            dense_zero_bias(module.out, generator)
+            nn.init.zeros_(module.query.bias)
+            nn.init.zeros_(module.key_value.bias)
+        elif isinstance(module, Mlp):
+            for dense in (module.up, module.down):
+                xavier(dense.weight, generator)
+                nn.init.normal_(dense.bias, std=1e-6, generator=generator)
+        elif isinstance(module, Positions):
+            for table in module.parameters():
+                nn.init.normal_(table, std=0.02, generator=generator)
+        elif isinstance(module, Block) and module.scale1 is not None:
+            nn.init.constant_(module.scale1, 1e-5)
+            nn.init.constant_(module.scale2, 1e-5)  # type: ignore[arg-type]
+    initialise_ends(model, generator)
+    initialise_norms(model)
+
+
+def initialize_resnet(model: nn.Module, generator: Generator = None) -> None:
+    """Convolutions LeCun normal, relative positions with a variance of 1 / head width, the head at zero."""
+    if is_bare(model):
+        return
+    initialise_ends(model, generator)
+    for module in model.modules():
+        if isinstance(module, AxialAttention):
+            nn.init.normal_(module.relative, std=module.parts[-1] ** -0.5, generator=generator)
+    initialise_norms(model)
+
+
+def is_bare(model: nn.Module) -> bool:
+    """Whether there is no memory to fill; PyTorch would import its compiler to fill none, in seconds."""
+    return next(model.parameters()).is_meta
+
+
+def initialise_ends(model: nn.Module, generator: Generator) -> None:
+    """What stands outside the encoder: convolutions, tokens, representation layer and head."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            lecun(module.weight, generator)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    for name in ("class_token", "mask_token"):
+        token = getattr(model, name, None)
+        if token is not None:
+            nn.init.zeros_(token)
+    representation = getattr(model, "representation", None)
+    if representation is not None:
+        lecun(representation.weight, generator)
+        nn.init.zeros_(representation.bias)
+    if isinstance(model.head, nn.Linear):  # Sec. 3.2: a fresh head starts at zero
+        nn.init.zeros_(model.head.weight)
+        nn.init.zeros_(model.head.bias)
+
+
+def initialise_norms(model: nn.Module) -> None:
+    """Scale 1 and bias 0; the norm that closes a residual unit of a stem starts at scale 0."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.LayerNorm | nn.GroupNorm):
+            nn.init.constant_(module.weight, 0.0 if name.endswith(".closing_norm") else 1.0)
+            nn.init.zeros_(module.bias)
+
+
+def dense_zero_bias(dense: nn.Linear, generator: Generator) -> None:
+    xavier(dense.weight, generator)
+    nn.init.zeros_(dense.bias)
+
+
+def xavier(kernel: Tensor, generator: Generator) -> None:
+    with torch.no_grad():
+        nn.init.xavier_uniform_(kernel, generator=generator)
+
+
+def lecun(kernel: Tensor, generator: Generator) -> None:
+    """LeCun normal: truncated at two sigma, with variance 1 / fan_in after the cut."""
+    fan_in = kernel[0].numel()
+    std = math.sqrt(1 / fan_in) / TRUNCATED_STD
+    nn.init.trunc_normal_(kernel, std=std, a=-2 * std, b=2 * std, generator=generator)

@@ -1,0 +1,1 @@
+"""Device, precision and processes."""
