@@ -67,7 +67,7 @@ def run(
     """
     runtime.share(recipe.batch)
     with ExitStack() as held:
-        runtime.first(lambda: take(out, recipe, held))
+        recipe = runtime.first(lambda: take(out, recipe, held))
         notes: list[str] = []
         splits, changed = checked_data(recipe, out, runtime, how, opened, notes)
         task = recipe.task.for_source(splits["train"])
