@@ -9,6 +9,7 @@ from PIL import Image
 from test_cli import run
 
 import vitkit
+from vitkit.commands.cost import device_days
 from vitkit.metrics import speed
 from vitkit.metrics.speed import images_per_second, largest_that_fits
 
@@ -103,3 +104,66 @@ def test_the_best_batch_wins_and_what_does_not_fit_ends_the_search(monkeypatch):
 
     assert images_per_second(slow, 1.0)[0] == pytest.approx(250), "no larger batch once it brings nothing"
     assert clock[0] < 1.0
+
+
+class Device:
+    """By a clock of its own: a batch takes `fixed` seconds and `each` for every image.
+
+    load: what the first run of each size takes besides. disturbed: sizes that take four times as long.
+    """
+
+    def __init__(self, monkeypatch, *, fixed=0.0, each=0.0, load=0.0, disturbed=()):
+        self.fixed, self.each, self.load, self.disturbed = fixed, each, load, disturbed
+        self.now, self.sizes = 0.0, []
+        monkeypatch.setattr(speed.time, "monotonic", lambda: self.now)
+
+    def run(self, count):
+        if count not in self.sizes:
+            self.sizes.append(count)
+            self.now += self.load
+        self.now += (self.fixed + self.each * count) * (4 if count in self.disturbed else 1)
+
+
+def test_kernels_that_are_loaded_for_each_size_do_not_hide_the_best_batch(monkeypatch):
+    """As ViT-B/16 on an H200: 0.3 s for the first run of a size, then 8 ms and 0.09 ms an image."""
+    device = Device(monkeypatch, fixed=0.008, each=9e-5, load=0.3)
+    rate, batch = images_per_second(device.run, 2.0)
+    assert rate > 10_000 and batch >= 1024
+    assert device.now < 2.0 + len(device.sizes) * 0.3 + 2.0, "and no size is repeated for long"
+
+
+def test_every_size_is_within_the_time_where_each_is_faster(monkeypatch):
+    device = Device(monkeypatch, fixed=0.004, load=0.3)
+    assert images_per_second(device.run, 2.0) == (pytest.approx(2**16 / 0.004), 2**16)
+    assert len(device.sizes) == 17
+
+
+@pytest.mark.parametrize("disturbed", [2, 16, 64])
+def test_one_disturbed_size_does_not_end_the_search(monkeypatch, disturbed):
+    quiet = Device(monkeypatch, fixed=0.008, each=9e-5)
+    best = images_per_second(quiet.run, 2.0)
+    device = Device(monkeypatch, fixed=0.008, each=9e-5, disturbed=(disturbed,))
+    assert images_per_second(device.run, 2.0)[0] == pytest.approx(best[0], rel=0.03)
+
+
+def test_two_sizes_that_are_no_faster_end_it(monkeypatch):
+    device = Device(monkeypatch, each=0.001)
+    assert images_per_second(device.run, 2.0)[0] == pytest.approx(1000)
+    assert device.sizes == [1, 2, 4]
+
+
+@pytest.mark.parametrize(("each", "sizes"), [(5.0, [1]), (1.5, [1]), (0.5, [1, 2]), (0.1, [1, 2, 4])])
+def test_a_slow_device_is_left_soon(monkeypatch, each, sizes):
+    device = Device(monkeypatch, each=each)
+    assert images_per_second(device.run, 2.0)[0] == pytest.approx(1 / each)
+    assert device.sizes == sizes and device.now <= max(4.0, 2 * each)
+
+
+def test_device_days_are_three_forward_passes_at_the_measured_pace():
+    row = {"exaFLOPs": 2.0, "sizes": [{"pixels": 224, "images_per_second": 9.0},
+                                      {"pixels": 384, "images_per_second": 1000.0}]}  # fmt: skip
+    assert device_days(row, 10_240_000, (384, 384), None) == pytest.approx(3 * 10_240_000 / 1000 / 86_400)
+    assert device_days(row, 10_240_000, (384, 384), 100.0) == pytest.approx(2e18 / 100e12 / 86_400)
+    assert device_days(row, 10_240_000, (512, 512), None) is None, "nothing was measured at the recipe's size"
+    row["sizes"][1]["images_per_second"] = None
+    assert device_days(row, 10_240_000, (384, 384), None) is None, "nor where not one image fits"

@@ -96,10 +96,11 @@ def test_a_mistake_in_a_name_or_a_value_names_the_nearest(change, refusal):
         override(recipe("scratch"), [change])
 
 
-def test_options_change_exactly_the_fields_that_they_name():
+def test_options_change_the_fields_that_they_name_and_a_head_its_class_token():
     vit, hybrid = configure("ViT-B/16"), configure("R50+ViT-B/16")
     assert with_options(vit, {}) == vit
-    assert with_options(vit, ModelOptions(head="gap")) == replace(vit, head="gap")
+    assert with_options(vit, ModelOptions(depth=2)) == replace(vit, depth=2)
+    assert with_options(vit, ModelOptions(head="gap")) == replace(vit, head="gap", class_token=False)
     assert with_options(hybrid, {"stem.width": 32}).stem == replace(hybrid.stem, width=32)
     for config, options, nearest in (
         (vit, {"stem.width": 32}, "width"), (configure("BiT-R50x1"), {"head": "gap"}, "heads"),
@@ -143,6 +144,7 @@ def test_a_field_that_is_set_by_its_group_is_not_chosen_for_the_user():
 
 def test_a_file_may_have_names_by_groups():
     table = {
+        "version": VERSION,
         "name": "mine", "data": {"source": "photos", "batch": 8}, "augment": {"mixup": 0.1},
         "model": {"name": "ViT-Ti/4", "head": "gap"}, "schedule": {"rate": 0.1, "steps": 30},
         "evaluation.val": 0.2,
@@ -164,9 +166,9 @@ def test_a_file_may_have_names_by_groups():
 
 def test_a_stored_recipe_has_a_version_and_a_newer_one_is_refused(tmp_path):
     stored = json.loads(to_json(recipe("plain")))
-    assert stored["version"] == VERSION == 2
+    assert stored["version"] == VERSION == 3
     assert stored["model_options"] == {"head": "gap", "positions": "sincos2d", "representation": 384}
-    for version in (3, 0, "2", None, True):
+    for version in (4, 0, "2", None, True):
         (tmp_path / "recipe.json").write_text(json.dumps(stored | {"version": version}))
         with refused("recipe.format", tmp_path / "recipe.json", repr(version)):
             read_recipe(tmp_path / "recipe.json")

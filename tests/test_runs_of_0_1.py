@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from vitkit.studies.study import Plan
 from vitkit.studies.study import from_json as plan_from_json
 
 FILES = Path(__file__).parent / "runs_of_0_1"
+POOLED = ("plain", "augreg-i21k.ViT-B/16")  # of the stored recipes
 COMMON = ["--model", "ViT-Ti/4", "--batch", "16", "--steps", "12", "--workers", "0", "--device", "cpu"]
 SET = ["subset=200", "evaluations=3", "schedule.warmup=2", "schedule.rate=0.01"]
 COMMANDS = {
@@ -98,8 +100,12 @@ def test_the_same_command_takes_a_run_up_to_the_same_end(kind, tmp_path):
 def test_every_stored_recipe_is_the_one_of_its_name_today():
     for name, table in json.loads((FILES / "recipes.json").read_text()).items():
         old = from_json(json.dumps(table))
-        assert old == recipe(name) and hash(old) == hash(recipe(name)), name
-        assert changed_flags(old, recipe(name)) == []
+        now = recipe(name)
+        if name in POOLED:  # whose models have no class token today
+            assert "class_token" not in now.model_options
+            now = replace(now, model_options=now.model_options.having(class_token=True))
+        assert old == now and hash(old) == hash(now), name
+        assert changed_flags(old, now) == []
         assert from_json(to_json(old)) == old
 
 

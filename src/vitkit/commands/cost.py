@@ -42,7 +42,7 @@ def cost(
     precision: str = "auto",
     emit: Emit = None,
 ) -> None:
-    """Tables of what each model costs; `seconds` are spent at most on each measurement, and a little more."""
+    """Tables of what each model costs. `seconds`: of timed batches for a speed, without what comes before."""
     check(sizes, rate, seconds, measure, out)
     r = named(recipe)
     seen = images_seen(r, images_of(recipe) if images is None else images)

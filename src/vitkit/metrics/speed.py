@@ -14,8 +14,9 @@ import torch
 from vitkit.errors import Error
 
 MOST = 2**16  # images at a time that are tried at most
-GAIN = 1.03  # a larger batch must be so much faster, or no larger one is tried
-REPEATS = 0.1  # share of the time for which one batch size is repeated
+GAIN = 1.03  # a larger batch is faster if it is by so much
+NO_FASTER = 2  # so many batch sizes one after the other that are not end the search; one may be a disturbance
+REPEATS = 0.05  # share of the time for which one batch size is repeated: all 17 fit
 
 
 def images_per_second(
@@ -23,32 +24,36 @@ def images_per_second(
 ) -> tuple[float, int] | None:
     """The best rate over batches of 1, 2, 4, ... images and that batch; None where not one image fits.
 
-    `run` computes so many images and waits for them. Larger batches are tried within the time, and as long as
-    they are faster; one batch is always timed, after one that is not.
+    `run` computes so many images and waits for them. Larger batches are tried as long as they are faster and
+    there is time for another one; one batch is always timed. The first run of each size is neither timed nor
+    part of the time: a GPU loads kernels in it.
     """
-    end, best = time.monotonic() + seconds, (0.0, 0)
+    best, left, slower = (0.0, 0), seconds, 0
     images = 1
-    while images <= most:
+    while images <= most and slower < NO_FASTER:
         try:
             run(images)
-            rate = images / timed(partial(run, images), REPEATS * seconds)
+            took, each = timed(partial(run, images), REPEATS * seconds)
         except torch.OutOfMemoryError:
             break
-        faster = rate > GAIN * best[0]
+        rate = images / each
+        slower = 0 if rate > GAIN * best[0] else slower + 1
         best = max(best, (rate, images))
-        if not faster or time.monotonic() > end:
+        left -= took
+        if left < each:  # a batch of twice the size takes at least as long
             break
         images *= 2
     return best if best[1] else None
 
 
-def timed(work: Callable[[], None], seconds: float) -> float:
-    """Seconds of one call, the mean of as many as fit into the time."""
+def timed(work: Callable[[], None], seconds: float) -> tuple[float, float]:
+    """Seconds of as many calls as fit into the time, at least one; and of one of them, the mean."""
     begun, calls = time.monotonic(), 0
     while not calls or time.monotonic() - begun < seconds:
         work()
         calls += 1
-    return (time.monotonic() - begun) / calls
+    took = time.monotonic() - begun
+    return took, took / calls
 
 
 def largest_that_fits(fits: Callable[[int], bool], seconds: float, most: int = MOST) -> int:

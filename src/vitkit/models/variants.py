@@ -124,13 +124,16 @@ def configure(name: str, **options: Any) -> Config:
     for field in options:
         if field not in known:
             raise ConfigError(f"{name} has no option {field!r}; its options: {', '.join(known)}")
-    if "head" in options and "class_token" not in options:
-        options["class_token"] = None  # follows the head
-    return replace(config, **options)
+    return replace(config, **following_head(options))
+
+
+def following_head(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, with a class token only if the chosen head reads it; `class_token` overrides that."""
+    return {"class_token": None, **options} if "head" in options else dict(options)
 
 
 def with_options(config: Config, options: Mapping[str, Any]) -> Config:
-    """The sizes with exactly these fields changed; those of a hybrid's stem are named as in stem.width."""
+    """The sizes with these fields changed; those of a hybrid's stem are named as in stem.width."""
     known = [f.name for f in fields(config)]
     stem = getattr(config, "stem", None)
     known += [f"stem.{f.name}" for f in fields(stem)] if stem else []
@@ -140,7 +143,7 @@ def with_options(config: Config, options: Mapping[str, Any]) -> Config:
             meant = f"did you mean {near[0]}? " if near else ""
             kind = type(config).__name__.removesuffix("Config")
             raise ConfigError(f"a {kind} has no option {name!r}; {meant}its options: {', '.join(known)}")
-    own = {name: value for name, value in options.items() if "." not in name}
+    own = following_head({name: value for name, value in options.items() if "." not in name})
     inner = {name.removeprefix("stem."): value for name, value in options.items() if "." in name}
     return replace(config, **(own | ({"stem": replace(stem, **inner)} if stem and inner else {})))
 

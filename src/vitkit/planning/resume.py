@@ -18,6 +18,7 @@ from vitkit.runs.folder import (
     MODEL,
     RESULT,
     Result,
+    as_begun,
     changed_flags,
     check_recipe,
     has_learned,
@@ -140,9 +141,9 @@ def occupied(folder: Path, request: Request) -> str | None:
         return None
     old = read_recipe(folder / RECIPE)
     if request.options.more_steps:
-        changed = changed_flags(old, asked(old, request))
+        changed = changed_flags(old, as_begun(folder, asked(old, request)))
     else:
-        changed = changed_flags(old, continued(request, old))
+        changed = changed_flags(old, as_begun(folder, continued(request, old)))
     return f"another run ({', '.join(changed)})" if changed else None
 
 
@@ -153,7 +154,7 @@ def remembered(request: Request, out: Path) -> Recipe | None:
     if not (out / RECIPE).exists():
         return None
     old = read_recipe(out / RECIPE)
-    recipe = continued(request, old)
+    recipe = as_begun(out, continued(request, old))
     return recipe if has_learned(out) or not changed_flags(old, recipe) else None
 
 
@@ -191,7 +192,7 @@ def trained_on(request: Request, out: Path) -> Recipe:
             code="run.not-found",
         )
     old = read_recipe(out / RECIPE)
-    if changed := changed_flags(old, asked(old, request)):
+    if changed := changed_flags(old, as_begun(out, asked(old, request))):
         raise Error(
             f"--more-steps {steps} trains the run in {out} on as it is, but other settings are given: "
             f"{', '.join(changed)}. Leave them out; or start a new run from it: --weights {out}",

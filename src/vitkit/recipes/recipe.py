@@ -29,7 +29,9 @@ from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.schedule import Duration, Schedule, Stage, check_ranges, parse_stages, stages
 
 LARGEST = 2**20  # bytes of a recipe file
-VERSION = 2  # of recipe files; 1 (vitkit 0.1) has no number, and model options as a list of texts
+# of recipe files; 1 (vitkit 0.1) has no number, and model options as a list of texts; up to 2 a model kept
+# its class token whatever head was chosen for it
+VERSION = 3
 AUTO = {  # what may be chosen for a machine and its data
     "weights": "published ones for this kind of device, where neither weights nor a model are given",
     "image_size": "by the size of the images",
@@ -208,8 +210,13 @@ def settings(recipe: Recipe) -> dict[str, Any]:
     return rows | {"model_options": tuple(rows["model_options"])}
 
 
-def to_json(recipe: Recipe) -> str:
-    return json.dumps({"version": VERSION} | asdict(recipe), indent=2)
+def to_table(recipe: Recipe, version: int = VERSION) -> dict[str, Any]:
+    """As it is stored. version: an earlier one where a run was begun by it, since its commands mean that."""
+    return {"version": max(2, version)} | asdict(recipe)
+
+
+def to_json(recipe: Recipe, version: int = VERSION) -> str:
+    return json.dumps(to_table(recipe, version), indent=2)
 
 
 def from_json(text: str) -> Recipe:
@@ -227,7 +234,26 @@ def from_table(table: Any) -> Recipe:
             code="recipe.format",
         )
     made: Recipe = build(Recipe, ungrouped({name: one for name, one in table.items() if name != "version"}))
-    return made
+    return as_meant(made, version)
+
+
+def as_meant(recipe: Recipe, version: int) -> Recipe:
+    """The recipe that the same words made in an earlier version, in the words of this one.
+
+    Up to version 2 `head` alone left the class token where it was; Axial-ViTs never had one.
+    """
+    options = recipe.model_options
+    if version > 2 or "class_token" in options or options.get("head", "token") == "token":
+        return recipe
+    if recipe.model.startswith("Axial-"):
+        return recipe
+    return replace(recipe, model_options=options.having(class_token=True))
+
+
+def read_version(path: Path) -> int:
+    """The version of a recipe file that can be read."""
+    version: int = json.loads(path.read_text()).get("version", 1)
+    return version
 
 
 def read_recipe(path: Path) -> Recipe:

@@ -15,7 +15,7 @@ from vitkit.data.loader import SIGNALS
 from vitkit.errors import Error
 from vitkit.io.files import locked, replace_file
 from vitkit.options import IN_RECIPES
-from vitkit.recipes.recipe import Recipe, read_recipe, settings, to_json
+from vitkit.recipes.recipe import VERSION, Recipe, as_meant, read_recipe, read_version, settings, to_json
 from vitkit.runs.page import FILE as SHOWN
 from vitkit.runtime.runtime import data_workers
 from vitkit.training.checkpoint import complete
@@ -132,12 +132,16 @@ def remains(out: Path) -> str:
     return "nothing was kept yet, so the same command starts from the beginning"
 
 
-def claim(out: Path, recipe: Recipe) -> None:
-    """The folder belongs to one recipe: once work was kept, another one is refused, with what differs."""
+def claim(out: Path, recipe: Recipe) -> Recipe:
+    """The folder belongs to one recipe: once work was kept, another one is refused, with what differs.
+
+    Returned is the recipe by which the run goes on.
+    """
     path = out / "recipe.json"
     old = read_recipe(path) if path.exists() else None
+    version, recipe = begun_by(out), as_begun(out, recipe)
     if old == recipe:
-        return
+        return recipe
     if old and not has_learned(out):  # a start that came to nothing
         for name in ("doctor.json", SHOWN):
             (out / name).unlink(missing_ok=True)
@@ -146,7 +150,19 @@ def claim(out: Path, recipe: Recipe) -> None:
         for start, _ in parse_stages(recipe.more_steps[len(old.more_steps) :]):
             keep_result(out, start)
     complete_recipe = replace(recipe, auto=())  # nothing of it is left to choose
-    replace_file(path, lambda beside: beside.write_text(to_json(complete_recipe) + "\n"))
+    replace_file(path, lambda beside: beside.write_text(to_json(complete_recipe, version) + "\n"))
+    return recipe
+
+
+def begun_by(out: Path) -> int:
+    """The version of recipe files by which the run in a folder was begun; today's where nothing was kept."""
+    path = out / "recipe.json"
+    return read_version(path) if path.exists() and has_learned(out) else VERSION
+
+
+def as_begun(out: Path, recipe: Recipe) -> Recipe:
+    """The recipe that a command made when the run in the folder was begun; it goes on with that one."""
+    return as_meant(recipe, begun_by(out))
 
 
 def has_learned(out: Path) -> bool:
@@ -229,11 +245,11 @@ def keep_result(out: Path, step: int) -> None:
             replace_file(copy, lambda beside, path=path: shutil.copyfile(path, beside))  # type: ignore[misc]
 
 
-def take(out: Path, recipe: Recipe, held: ExitStack) -> None:
-    """The folder for this run alone, as long as `held` is."""
+def take(out: Path, recipe: Recipe, held: ExitStack) -> Recipe:
+    """The folder for this run alone, as long as `held` is; the recipe by which it goes on."""
     out.mkdir(parents=True, exist_ok=True)
     held.enter_context(locked(out, wait=False))
-    claim(out, recipe)
+    return claim(out, recipe)
 
 
 def news(damaged: Sequence[str], before: Any, now: dict[str, Any]) -> Iterator[str]:

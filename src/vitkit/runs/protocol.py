@@ -11,9 +11,9 @@ from typing import Any
 from vitkit.errors import Error
 from vitkit.io.files import replace_file
 from vitkit.metrics.intervals import percent, wilson
-from vitkit.recipes.recipe import Recipe, read_recipe
+from vitkit.recipes.recipe import VERSION, Recipe, as_meant, read_recipe
 from vitkit.runs.build import Opener, open_splits
-from vitkit.runs.folder import MODEL, Result, RunOptions, read_result
+from vitkit.runs.folder import MODEL, Result, RunOptions, begun_by, read_result
 from vitkit.runs.page import BIT
 from vitkit.runs.provenance.fingerprint import check_data
 from vitkit.runs.run import run
@@ -96,13 +96,17 @@ class Protocol:
 
     def finished(self, recipe: Recipe, name: str) -> Result:
         """The result of a run, now or from an earlier time; then the data must still be the same."""
-        out = self.out / name
+        out, recipe = self.out / name, as_meant(recipe, self.begun_by())
         path, stored = out / "result.json", out / "recipe.json"
         if path.exists() and stored.exists() and read_recipe(stored) == recipe:
             splits, accept = self.opened(recipe, out), self.how.accept_changed_data
             check_data(splits, out, self.runtime, accept=accept, labelled=True, say=self.say)
             return read_result(path)
         return run(recipe, out, self.runtime, self.how, self.opened)
+
+    def begun_by(self) -> int:
+        """The earliest version by which a run in the folder was begun: all are compared, so all mean that."""
+        return min((begun_by(one.parent) for one in self.out.glob("*/recipe.json")), default=VERSION)
 
 
 def summarise(

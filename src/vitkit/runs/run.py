@@ -66,7 +66,7 @@ def run(
     """
     runtime.local_places(recipe.batch)
     with ExitStack() as held:
-        runtime.on_main_first(lambda: take(out, recipe, held))
+        recipe = runtime.on_main_first(lambda: take(out, recipe, held))
         notes: list[str] = []
         splits, changed = checked_data(recipe, out, runtime, how, opened, notes)
         task = recipe.task.for_source(splits["train"])

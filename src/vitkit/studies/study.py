@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from vitkit.recipes.recipe import Recipe, from_table
+from vitkit.recipes.recipe import Recipe, from_table, to_table
 from vitkit.studies.setting import Setting
 
 Factor = str | int | float
@@ -123,7 +123,14 @@ class Plan:
 
 
 def to_json(plan: Plan) -> str:
-    return json.dumps(asdict(plan), indent=1)
+    trials = [asdict(one) | recipes_of(one) for one in plan.trials]
+    return json.dumps(asdict(plan) | {"trials": trials}, indent=1)
+
+
+def recipes_of(one: Trial) -> dict[str, Any]:
+    """The recipes of a trial, each with its version."""
+    compared = {name: to_table(recipe) for name, recipe in one.compared.items()}
+    return {"recipe": to_table(one.recipe), "compared": compared}
 
 
 def from_json(text: str) -> Plan:
