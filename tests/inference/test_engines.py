@@ -11,7 +11,7 @@ from refusals import refused
 from vitkit.commands import predict as use
 from vitkit.inference import builders, engines
 from vitkit.inference.agreement import clouds, generated, given, sample_images
-from vitkit.inference.bf16 import Dense, have_dense, put_in_one
+from vitkit.inference.bf16 import FusedDense, fuse_dense_layers, has_fused_dense
 from vitkit.inference.builders import ENGINES, available
 from vitkit.inference.engine_cache import SUMS, Memory, sums
 from vitkit.inference.engines import choose_engine
@@ -233,7 +233,7 @@ def test_in_bf16_a_model_says_nearly_the_same_and_stays_as_it_is(small, small_hy
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.skipif(not have_dense(torch.float32), reason="oneDNN is not in this PyTorch")
+@pytest.mark.skipif(not has_fused_dense(torch.float32), reason="oneDNN is not in this PyTorch")
 @pytest.mark.parametrize(
     "options", [{}, {"gelu": "erf"}, {"head": "gap"}, {"head": "map"}, {"qkv_bias": False}]
 )
@@ -241,9 +241,9 @@ def test_in_bf16_a_model_says_nearly_the_same_and_stays_as_it_is(small, small_hy
 def test_dense_layers_in_one_product_say_the_same(small, options):
     model = small(**options)
     images, whole = torch.randn(3, 3, *model.config.image_size), deepcopy(model)
-    put_in_one(whole)
+    fuse_dense_layers(whole)
     kinds = {type(part) for part in whole.modules()}
-    assert Dense in kinds and torch.nn.Linear not in kinds
+    assert FusedDense in kinds and torch.nn.Linear not in kinds
     torch.testing.assert_close(whole(images), model(images))
 
 

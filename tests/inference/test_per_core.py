@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
-from vitkit.inference.per_core import abreast, crew, free
+from vitkit.inference.per_core import is_thread_safe, per_core, thread_pool
 from vitkit.inference.predict import features, features_together, logits, logits_together
 
 LARGE = {"image_size": (224, 224), "patch": 32}  # pixels enough for it, and little work
@@ -60,7 +60,7 @@ def test_every_image_is_computed_once_and_by_a_core_alone(small, threads, image)
         seen.append((threading.current_thread().name, len(images), torch.get_num_threads()))
         return each(images)
 
-    assert torch.equal(abreast(run, small(), image), each(image))
+    assert torch.equal(per_core(run, small(), image), each(image))
     assert [count for _, count, _ in seen] == [4] * 10
     assert {number for _, _, number in seen} == {1} and all(name.startswith("images") for name, _, _ in seen)
     assert torch.get_num_threads() == 3  # here it is as it was
@@ -75,12 +75,12 @@ def test_what_is_little_or_cannot_be_shared_stays_together(small, threads, image
         return each(images)
 
     model = small()
-    abreast(run, model, image[:3])  # fewer than two for each core
-    abreast(run, model, image[:, :, :32, :32])  # less work than calls
+    per_core(run, model, image[:3])  # fewer than two for each core
+    per_core(run, model, image[:, :, :32, :32])  # less work than calls
     with torch.autocast("cpu", torch.bfloat16):  # known to this thread only
-        abreast(run, model, image)
+        per_core(run, model, image)
     threads(1)
-    abreast(run, model, image)
+    per_core(run, model, image)
     assert seen == [3, 40, 40, 40]
 
 
@@ -94,8 +94,8 @@ def processes():
 
 def test_a_model_that_is_sharded_over_processes_is_called_by_one_thread(small, processes):
     model = small()
-    assert free(model)
-    assert not free(fully_shard(model))
+    assert is_thread_safe(model)
+    assert not is_thread_safe(fully_shard(model))
 
 
 def test_a_model_that_is_sharded_over_processes_can_be_trained_after_it_was_asked(small, processes):
@@ -115,19 +115,19 @@ def test_an_error_is_told_and_the_next_batch_is_computed(small, threads, image):
         raise ValueError("no such layer")
 
     with pytest.raises(ValueError, match="no such layer"):
-        abreast(broken, small(), image)
-    assert torch.equal(abreast(each, small(), image), each(image))
+        per_core(broken, small(), image)
+    assert torch.equal(per_core(each, small(), image), each(image))
 
 
 def test_many_threads_may_ask_at_once(small, threads, image):
-    """The first of them makes the crew, and none loses its own number of threads."""
+    """The first of them starts the thread pool, and none loses its own number of threads."""
     threads(2)
-    crew.cache_clear()
+    thread_pool.cache_clear()
     model, wrong = small(), []
 
     def ask(part):
         for _ in range(5):
-            if not torch.equal(abreast(each, model, part), each(part)) or torch.get_num_threads() != 2:
+            if not torch.equal(per_core(each, model, part), each(part)) or torch.get_num_threads() != 2:
                 wrong.append(part)
 
     asking = [threading.Thread(target=ask, args=(image[n:],)) for n in range(4)]

@@ -1,4 +1,4 @@
-"""How each engine is made: torch compiled, recorded or in bf16, ONNX Runtime, OpenVINO."""
+"""How each engine is built: torch compiled, in bf16 or as a CUDA graph, ONNX Runtime, OpenVINO."""
 
 import importlib.util
 import os
@@ -13,16 +13,16 @@ from torch import Tensor
 
 from vitkit.data.views import normalise
 from vitkit.inference import runtimes
-from vitkit.inference.bf16 import CudaGraphEngine, Half
+from vitkit.inference.bf16 import Bf16Model, CudaGraphEngine
 from vitkit.inference.engine_cache import Memory
 from vitkit.inference.graphs import EXTRAS, Form, needs, save_onnx, to_onnx, to_openvino, trace
-from vitkit.inference.per_core import abreast
+from vitkit.inference.per_core import per_core
 from vitkit.inference.quantize import in_blocks, quantised
 from vitkit.models.variants import Model
 
 Run = Callable[[Tensor], Tensor]
 FORM = Form()
-ENGINES = {  # name -> precision that it computes in
+ENGINES = {  # name -> precision
     "torch": "fp32",
     "torch-bf16": "bf16",
     "onnxruntime": "fp32",
@@ -37,7 +37,7 @@ ENGINES = {  # name -> precision that it computes in
     "graph": "bf16",
     "graph-compiled": "bf16",
 }
-ON_GPU = ("graph", "graph-compiled")  # all others but torch run on the CPU
+ON_GPU = ("graph", "graph-compiled")  # torch runs anywhere, all others on the CPU
 LIBRARIES = {
     "onnxruntime": ("onnx", "onnxscript", "onnxruntime"),
     "onnxruntime-int8": ("onnx", "onnxscript", "onnxruntime", "nncf"),
@@ -51,7 +51,7 @@ def on_cpu(model: Model) -> bool:
 
 
 def available(name: str, calibrated: bool, cpu: bool = True) -> str:
-    """Why an engine cannot be had here, on the CPU or on a GPU; empty if it can."""
+    """Why an engine is not available on the CPU, or on a GPU; empty if it is."""
     kind, precision = name.split("-")[0], ENGINES[name]
     if name != "torch" and (name in ON_GPU) == cpu:
         return f"runs on {'a GPU: give --device cuda' if cpu else 'the CPU: give --device cpu'}"
@@ -93,9 +93,9 @@ def build_engine(name: str, model: Model, batch: int, calibrate: Tensor | None, 
     """uint8 images (B, 3, h, w) to float32 logits."""
     kind, precision = name.split("-")[0], ENGINES[name]
     if kind == "torch":
-        return in_bf16(model)
+        return bf16_engine(model)
     if kind == "compile":
-        return compiled(model, batch, precision)
+        return compiled_engine(model, batch, precision)
     if kind == "graph":
         return CudaGraphEngine(model, batch, compiled=name == "graph-compiled")
     images = calibrate if precision == "int8" else None
@@ -103,10 +103,8 @@ def build_engine(name: str, model: Model, batch: int, calibrate: Tensor | None, 
     if kind == "onnxruntime":
         path = memory.file(f"{graph}.onnx", lambda path: write_onnx(model, path, images))
         if precision == "8bit":
-            whole = path
-            path = memory.file(
-                "8bit.onnx", lambda path: save_onnx(in_blocks(needs("onnx").load(whole)), path)
-            )
+            full = path
+            path = memory.file("8bit.onnx", lambda path: save_onnx(in_blocks(needs("onnx").load(full)), path))
         run = runtimes.onnx_runtime(path)
     else:
         path = memory.file(f"{graph}.xml", lambda path: write_openvino(model, path, images))
@@ -116,41 +114,42 @@ def build_engine(name: str, model: Model, batch: int, calibrate: Tensor | None, 
 
 
 def write_onnx(model: Model, path: Path, calibrate: Tensor | None = None) -> None:
-    made = to_onnx(trace(model, FORM), FORM, "logits")
+    graph = to_onnx(trace(model, FORM), FORM, "logits")
     if calibrate is not None:
-        made = quantised(made, model, FORM, calibrate)
-    save_onnx(made, path)
+        graph = quantised(graph, model, FORM, calibrate)
+    save_onnx(graph, path)
 
 
 def write_openvino(model: Model, path: Path, calibrate: Tensor | None = None) -> None:
-    made = to_openvino(trace(model, FORM), FORM, "logits")
+    graph = to_openvino(trace(model, FORM), FORM, "logits")
     if calibrate is not None:
-        made = quantised(made, model, FORM, calibrate)
-    needs("openvino").save_model(made, path, compress_to_fp16=False)
+        graph = quantised(graph, model, FORM, calibrate)
+    needs("openvino").save_model(graph, path, compress_to_fp16=False)
 
 
-def in_bf16(model: Model) -> Run:
-    half, shown = Half(model, in_one=True), model.preprocessing
+def bf16_engine(model: Model) -> Run:
+    copy = Bf16Model(model, fuse_dense=True)
+    mean, std = model.preprocessing.mean, model.preprocessing.std
 
     @torch.inference_mode()
     def run(images: Tensor) -> Tensor:
-        return half(normalise(images, shown.mean, shown.std))
+        return copy(normalise(images, mean, std))
 
-    return partial(abreast, run, half)
+    return partial(per_core, run, copy)
 
 
-def compiled(model: Model, batch: int, precision: str) -> Run:
-    """torch.compile with frozen weights, for one batch size: smaller batches are filled up."""
-    asked = Half(model) if precision == "bf16" else model
-    quick = torch.compile(asked, options={"freezing": True}, dynamic=False)
+def compiled_engine(model: Model, batch: int, precision: str) -> Run:
+    """torch.compile with frozen weights for one batch size; smaller batches are padded."""
+    module = Bf16Model(model) if precision == "bf16" else model
+    compiled = torch.compile(module, options={"freezing": True}, dynamic=False)
     mean, std = model.preprocessing.mean, model.preprocessing.std
 
-    @torch.no_grad()  # freezing asks for it
+    @torch.no_grad()  # which freezing requires
     def run(images: Tensor) -> Tensor:
         parts = []
         for part in normalise(images, mean, std).split(batch):
-            full = F.pad(part, (0, 0, 0, 0, 0, 0, 0, batch - len(part)))
-            parts.append(quick(full)[: len(part)].float())
+            padded = F.pad(part, (0, 0, 0, 0, 0, 0, 0, batch - len(part)))
+            parts.append(compiled(padded)[: len(part)].float())
         return torch.cat(parts)
 
     return run

@@ -1,7 +1,7 @@
 """A batch on all cores of a CPU, each core with images of its own, from the first layer to the last.
 
-PyTorch by itself lets all cores share each operation and wait for the slowest of them before the next. Here
-they wait once, at the end of the batch, and what lies between two layers stays near the core that made it.
+PyTorch by itself lets all cores share each operation and synchronizes them after it. Here they synchronize
+once, at the end of the batch, and the activations between two layers stay in the cache of one core.
 """
 
 import threading
@@ -12,44 +12,44 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-PIECE = 4 * 224 * 224  # pixels that a core takes at a time
-LEAST = 224 * 224  # below which calling the operations takes as long as computing them
-making = threading.Lock()  # a thread that first asks PyTorch for its number meanwhile would get a worker's
+CHUNK = 4 * 224 * 224  # pixels for one core at a time
+MINIMUM = 224 * 224  # pixels below which calling the operations takes as long as computing them
+starting = threading.Lock()  # a thread that first asks for its number of threads meanwhile would get 1
 
 
-def abreast(run: Callable[[Tensor], Tensor], model: nn.Module, images: Tensor) -> Tensor:
-    """What `run` says of images (B, 3, h, w) by a model: of pieces at once, where that is quicker."""
-    with making:
+def per_core(run: Callable[[Tensor], Tensor], model: nn.Module, images: Tensor) -> Tensor:
+    """run(images) for images (B, 3, h, w), computed in chunks on all cores at once where that is faster."""
+    with starting:
         threads = torch.get_num_threads()
     pixels = images.shape[-2] * images.shape[-1]
-    piece = min(max(1, PIECE // pixels), len(images) // (2 * threads))
-    if threads < 2 or piece * pixels < LEAST or not free(model):
+    chunk = min(max(1, CHUNK // pixels), len(images) // (2 * threads))
+    if threads < 2 or chunk * pixels < MINIMUM or not is_thread_safe(model):
         return run(images)
-    with making:
-        workers = crew(threads)
-    return torch.cat([*workers.map(run, images.split(piece))])
+    with starting:
+        pool = thread_pool(threads)
+    return torch.cat([*pool.map(run, images.split(chunk))])
 
 
-def free(model: nn.Module) -> bool:
-    """Whether threads may call a model: it is whole, on the CPU, and nothing is set for this thread alone."""
+def is_thread_safe(model: nn.Module) -> bool:
+    """Whether threads may call a model: it is on the CPU, not sharded, and this thread has no autocast."""
     first = next(model.parameters())
-    spread = type(first) is not nn.Parameter  # over processes, which must call it in the same order
-    return first.device.type == "cpu" and not spread and not torch.is_autocast_enabled("cpu")
+    sharded = type(first) is not nn.Parameter  # processes must call a sharded model in the same order
+    return first.device.type == "cpu" and not sharded and not torch.is_autocast_enabled("cpu")
 
 
 @cache
-def crew(threads: int) -> ThreadPoolExecutor:
-    """Threads that compute each by itself. PyTorch's setting is for a thread and those that begin later."""
+def thread_pool(threads: int) -> ThreadPoolExecutor:
+    """Threads that each compute on one core; PyTorch's setting holds for a thread and those it starts."""
     ready = threading.Barrier(threads + 1)
 
-    def begin() -> None:
+    def initialize() -> None:
         torch.set_num_threads(1)
-        torch.get_num_threads()  # a thread that never asked would later take over the others'
+        torch.get_num_threads()  # a thread that never asked would later adopt the main thread's number
         ready.wait()
 
-    workers = ThreadPoolExecutor(threads, "images", begin)
+    pool = ThreadPoolExecutor(threads, "images", initialize)
     for _ in range(threads):
-        workers.submit(int)
+        pool.submit(int)
     ready.wait()
     torch.set_num_threads(threads)
-    return workers
+    return pool

@@ -20,7 +20,7 @@ from vitkit.data.pictures import Picture, content_of, is_picture, name_of
 from vitkit.data.sources.source import walk
 from vitkit.data.views import View, apply, normalise
 from vitkit.errors import Error
-from vitkit.inference.per_core import abreast
+from vitkit.inference.per_core import per_core
 from vitkit.models.card import Origin, Preprocessing, with_view
 from vitkit.models.variants import Config, Model
 from vitkit.options import parse_view
@@ -91,7 +91,7 @@ def pixels(content: bytes | np.ndarray, model: Classifier) -> Tensor:
 
 def logits(model: Model, images: Tensor) -> Tensor:
     """uint8 images (B, 3, h, w) to logits, computed on the model's device."""
-    return abreast(partial(logits_together, model), model, images)
+    return per_core(partial(logits_together, model), model, images)
 
 
 @torch.no_grad()  # not inference_mode: a model that is spread over processes could not be trained after it
@@ -101,7 +101,7 @@ def logits_together(model: Model, images: Tensor) -> Tensor:
 
 def features(model: Model, images: Tensor) -> Tensor:
     """uint8 images (B, 3, h, w) to what the head sees, (B, D), likewise."""
-    return abreast(partial(features_together, model), model, images)
+    return per_core(partial(features_together, model), model, images)
 
 
 @torch.no_grad()  # not inference_mode: something may be learned from them

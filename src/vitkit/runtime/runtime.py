@@ -2,10 +2,9 @@
 
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -14,19 +13,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from vitkit.errors import Error
 from vitkit.ops.attention import fastest_attention
 from vitkit.ops.fused import compile_model
 from vitkit.ops.low_precision import LowPrecisionCopy
 from vitkit.options import check_device
-from vitkit.runtime.rendezvous import TIMEOUT, rendezvous
+from vitkit.runtime.processes import TIMEOUT, Collectives, rendezvous
 
 PRECISIONS = ("fp32", "bf16")
 PARALLEL = ("ddp", "fsdp")  # every process has the whole model, or its shard of each tensor
 
 
 @dataclass(frozen=True)
-class Runtime:
+class Runtime(Collectives):
     """Where, how precisely and by how many processes a model is trained; none of it is part of a recipe."""
 
     device: str = "cpu"
@@ -37,11 +35,6 @@ class Runtime:
     rank: int = 0
     world: int = 1
     cuda_graph: bool = True  # on a GPU, capture a training step once and replay it where possible
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this process prints and writes for all."""
-        return self.rank == 0
 
     @property
     def is_sharded(self) -> bool:
@@ -120,74 +113,6 @@ class Runtime:
                 yield
         else:
             yield
-
-    def all_reduce_sum(self, value: Tensor) -> Tensor:
-        """The sum over all processes, in place."""
-        if self.world > 1:
-            dist.all_reduce(value)
-        return value
-
-    def all_reduce_max(self, *numbers: float) -> list[float]:
-        """The maximum over all processes of each number."""
-        if self.world == 1:
-            return list(numbers)
-        largest = torch.tensor(numbers, dtype=torch.float64)
-        dist.all_reduce(largest, dist.ReduceOp.MAX)
-        return largest.tolist()
-
-    def all_gather_rows(self, value: Tensor) -> Tensor:
-        """The rows of all processes in rank order; each process may have another number of them."""
-        return torch.cat(self.all_gather_object(value.cpu())) if self.world > 1 else value
-
-    def all_gather_object(self, value: Any) -> list[Any]:
-        """The value of each process, in rank order."""
-        if self.world == 1:
-            return [value]
-        values: list[Any] = [None] * self.world
-        dist.all_gather_object(values, value)
-        return values
-
-    def broadcast(self, value: Any) -> Any:
-        """The main process's value, on every process."""
-        return self.all_gather_object(value)[0]
-
-    def on_main_first(self, act: Callable[[], Any], timeout: timedelta | None = None) -> Any:
-        """The main process's result of `act`, on every process; so is an error that it raises for the user.
-
-        timeout: of the other processes, where `act` may take longer than a step or a checkpoint.
-        """
-        if self.world == 1:
-            return act()
-        group = dist.new_group(backend="gloo", timeout=timeout) if timeout else None
-        result: list[Any] = [None, None]
-        failure: Exception | None = None
-        if self.is_main:
-            try:
-                result[0] = act()
-            except (ValueError, OSError) as error:
-                failure = error
-                result[1] = (OSError if isinstance(error, OSError) else ValueError, str(error))
-        dist.broadcast_object_list(result, src=0, group=group)
-        if result[1]:
-            self.barrier()  # no process exits before all have the error
-            kind, text = result[1]
-            raise failure or kind(text)
-        return result[0]
-
-    def barrier(self) -> None:
-        """Wait until every process is here."""
-        self.all_reduce_max(0)
-
-    def local_places(self, batch: int) -> range:
-        """This process's places in a global batch."""
-        if batch % self.world:
-            raise Error(
-                f"a batch of {batch} images cannot be shared by {self.world} processes; "
-                f"give --batch {self.world * max(1, round(batch / self.world))}",
-                code="request.value",
-            )
-        each = batch // self.world
-        return range(self.rank * each, (self.rank + 1) * each)
 
     def describe(self) -> dict[str, Any]:
         """What a reader of a run must know of the machine."""
