@@ -140,7 +140,7 @@ def test_convert_leaves_what_exists_unless_told(npz, tmp_path, capsys):
 
 def test_convert_fails_above_tolerance_and_writes_nothing(npz, tmp_path, capsys, monkeypatch):
     """A peer that computes something else must be noticed: here one whose LayerNorm has another epsilon."""
-    from vitkit.weights import parity
+    from vitkit.weights import convert as parity
 
     right = parity.timm_vit
 
@@ -159,7 +159,7 @@ def test_convert_fails_above_tolerance_and_writes_nothing(npz, tmp_path, capsys,
 
 
 def test_convert_says_when_there_is_no_peer(npz, tmp_path, capsys, monkeypatch):
-    from vitkit.weights import parity
+    from vitkit.weights import convert as parity
 
     monkeypatch.setattr(parity, "unusable", lambda name: "not installed")
     assert run("convert", npz, tmp_path / "out.pth", "--format", "timm") == 0

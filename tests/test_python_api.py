@@ -23,7 +23,7 @@ import vitkit
 from vitkit import api
 from vitkit.cli.mistakes import arguments_of
 from vitkit.cli.verbs import VERBS
-from vitkit.commands import shared as results
+from vitkit.commands import results
 from vitkit.inference.predict import view_of
 from vitkit.options import Training
 
@@ -265,8 +265,8 @@ class Asked(Exception):
          ["--image-size", "32x48", "--lr", 0.01, "--protocol", "--seeds", 2]),
         ("finetune", {"set": {"mixup": 0.2, "flip": False, "rates": (0.1, 0.2), "schedule.warmup": 3}},
          ["--set", "mixup=0.2", "flip=False", "rates=0.1,0.2", "schedule.warmup=3"]),
-        ("finetune", {"set": ["mixup=0.2"], "subset": 100, "out": "here", "record": False, "keep": "last"},
-         ["--set", "mixup=0.2", "--subset", 100, "--out", "here", "--no-cuda-graph", "--keep", "last"]),
+        ("finetune", {"set": ["mixup=0.2"], "subset": 100, "out": "x", "cuda_graph": False, "keep": "last"},
+         ["--set", "mixup=0.2", "--subset", 100, "--out", "x", "--no-cuda-graph", "--keep", "last"]),
         ("finetune", {"weights": Path("m.npz"), "track": "wandb", "against": [Path("a"), "b"], "plan": True},
          ["--weights", "m.npz", "--track", "wandb", "--against", "a", "b", "--plan"]),
         ("pretrain", {"epochs": 2, "image_size": 64, "device": "cpu", "price_per_hour": 2},

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from vitkit.api import embed, evaluate, export, finetune, pretrain
     from vitkit.commands.export import Exported
     from vitkit.commands.look import inspect
-    from vitkit.commands.shared import Metrics, Run
+    from vitkit.commands.results import Metrics, Run
     from vitkit.errors import Error, WeightsError
     from vitkit.inference.predict import predict
     from vitkit.metrics.frozen_features import fewshot
@@ -50,9 +50,9 @@ __all__ = [
 HOMES = {
     "Error": "vitkit.errors",
     "Exported": "vitkit.commands.export",
-    "Metrics": "vitkit.commands.shared",
+    "Metrics": "vitkit.commands.results",
     "Plan": "vitkit.planning.plan",
-    "Run": "vitkit.commands.shared",
+    "Run": "vitkit.commands.results",
     "WeightsError": "vitkit.weights.formats.layout",
     "UntrustedCheckpoint": "vitkit.weights.untrusted",
     "adapt": "vitkit.models.adapt",

@@ -16,7 +16,8 @@ import torch
 from vitkit.commands.evaluate import EvaluateOptions, measure
 from vitkit.commands.export import Exported, export_loaded
 from vitkit.commands.finetune import Outcome, finetuning, learn, pretraining
-from vitkit.commands.shared import Metrics, Place, Run, loaded
+from vitkit.commands.results import Metrics, Place, Run
+from vitkit.commands.shared import loaded
 from vitkit.data.pictures import Picture, is_picture
 from vitkit.errors import Error
 from vitkit.inference.predict import features, view_of

@@ -195,7 +195,7 @@ def test_a_folder_with_other_shards_is_left_alone(folder, tmp_path):
 KILLED = """
 import sys, threading
 from pathlib import Path
-from vitkit.data.sources.source import shards
+from vitkit.data.sources import shards
 from vitkit.datasets.opening import shard
 real, (folder, out, after) = shards.checked, sys.argv[1:]
 def checked(*of):

@@ -336,11 +336,11 @@ def test_B12_control_without_smaller_pieces_the_run_ends(tmp_path, switched_off)
 
 def unshared(runtime: Runtime, recipe, out: Path, options: dict, proof: Path) -> dict:
     """Protection off: every process has the same places of the batch."""
-    switch_off("vitkit.runtime.runtime.Runtime.share", lambda self, n: range(n // self.world), proof)
+    switch_off("vitkit.runtime.runtime.Runtime.local_places", lambda self, n: range(n // self.world), proof)
     return go(runtime, recipe, out, options)
 
 
-@pytest.mark.control("vitkit.runtime.runtime.Runtime.share")
+@pytest.mark.control("vitkit.runtime.runtime.Runtime.local_places")
 def test_B8_control_processes_that_do_not_share_the_batch_are_noticed(tmp_path, switched_off):
     together(1, go, small(4), tmp_path / "one", {})
     together(2, unshared, small(4), tmp_path / "two", {}, switched_off.proof)

@@ -85,9 +85,9 @@ LEFT_OUT = {
 # into the code and that the tests nearest to them did not notice, and their like
 BY_HAND: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
     (
-        "MLP dropout removed", "src/vitkit/models/encoder.py",
-        "z = self.dropout(F.gelu(self.up(z), approximate=self.approximate))",
-        "z = F.gelu(self.up(z), approximate=self.approximate)", ("tests/models/test_choices.py",),
+        "MLP dropout removed", "src/vitkit/ops/fused.py",
+        "hidden = F.dropout(F.gelu(up(z), approximate=gelu), dropout)",
+        "hidden = F.gelu(up(z), approximate=gelu)", ("tests/models/test_choices.py",),
     ),
     (
         "Table 4's grid begins at 0.002", "src/vitkit/recipes/finetune.py",

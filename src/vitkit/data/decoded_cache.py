@@ -57,7 +57,7 @@ def decoded(
     if not is_encoded(source):
         return source
     make = partial(kept, source, folder, workers, log)
-    path = once(make, patience=LONG) if once else make()
+    path = once(make, timeout=LONG) if once else make()
     found = opened(path, len(source)) or opened(make(), len(source))  # on a disk of this machine alone
     if found is None:
         why = f"{path}: gone or damaged as soon as it was made; give another folder"
