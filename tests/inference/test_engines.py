@@ -226,7 +226,7 @@ def test_in_bf16_a_model_says_nearly_the_same_and_stays_as_it_is(small, small_hy
     for model in (small(), small_hybrid()):
         before = {name: value.clone() for name, value in model.state_dict().items()}
         images = sample_images(model, 3)
-        found = builders.in_bf16(model)(images)
+        found = builders.torch_bf16(builders.Request(model, 3, None, None))(images)
         want = engines.torch_engine(model)(images)
         assert found.dtype == torch.float32 and not torch.equal(found, want)
         torch.testing.assert_close(found, want, rtol=0.1, atol=0.1)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import Error
+from vitkit.ops.precision import widest_float
 
 Grid = tuple[int, int]
 # Five conventions are in use; they differ by several per cent, so each has a name here.
@@ -45,8 +46,8 @@ def resize_positions(table: Tensor, grid: Grid, new_grid: Grid, method: str = "o
     if method == "dinov2":
         size = {"scale_factor": tuple((new + 0.1) / old for new, old in zip(new_grid, grid, strict=True))}
     # the official code interpolates in double precision; the others in that of the table
-    double = method == "official" and table.device.type != "mps"
-    dtype = torch.promote_types(table.dtype, torch.float64 if double else torch.float32)
+    least = widest_float(table.device) if method == "official" else torch.float32
+    dtype = torch.promote_types(table.dtype, least)
     square = F.interpolate(square.to(dtype), **size, **RESIZE[method]).to(table.dtype)
     assert square.shape[-2:] == tuple(new_grid)
     return torch.cat([first, square.flatten(2).mT], dim=1)
@@ -54,9 +55,10 @@ def resize_positions(table: Tensor, grid: Grid, new_grid: Grid, method: str = "o
 
 def sincos2d(grid: Grid, width: int, *, device: torch.device | None = None) -> Tensor:
     """Fixed 2D sine and cosine positions, (1, h*w, D), ordered sin x, cos x, sin y, cos y."""
-    rate = torch.arange(width // 4, device=device, dtype=torch.float64) / max(1, width // 4 - 1)
+    dtype = widest_float(device)
+    rate = torch.arange(width // 4, device=device, dtype=dtype) / max(1, width // 4 - 1)
     rate = 10_000.0**-rate
-    y, x = (torch.arange(n, device=device, dtype=torch.float64)[:, None] * rate for n in grid)
+    y, x = (torch.arange(n, device=device, dtype=dtype)[:, None] * rate for n in grid)
     y, x = (a.expand(*grid, -1) for a in (y[:, None], x[None, :]))  # (h, w, D/4)
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=-1).flatten(0, 1)[None]
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from vitkit.training.schedule import check_ranges
 class OptimizerConfig:
     """How parameters are updated; the learning rate itself is the schedule's."""
 
-    kind: str = "sgd"  # or adam, with decoupled weight decay
+    kind: str = "sgd"  # or adam, with decoupled weight decay: a key of OPTIMIZERS
     momentum: float = 0.9
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -30,7 +30,7 @@ class OptimizerConfig:
     average: float = 0.0  # Polyak averaging: decay of the average (EMA); 0.9999 in the paper, 0: none
 
     def __post_init__(self):
-        for field, known in (("kind", ("sgd", "adam")), ("decays", ("kernels", "all")),
+        for field, known in (("kind", tuple(OPTIMIZERS)), ("decays", ("kernels", "all")),
                              ("moment", ("fp32", "bf16")), ("frozen", ("nothing", "backbone"))):  # fmt: skip
             if getattr(self, field) not in known:
                 raise ValueError(f"{field} must be one of {', '.join(known)}, not {getattr(self, field)!r}")
@@ -44,17 +44,26 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
     groups = group_parameters(model, config)
     members = [p for group in groups for p in group["params"]]
     fused = all(p.is_cuda and not hasattr(p, "to_local") for p in members)
-    if config.kind == "adam" and config.moment == "bf16":
-        return HalfMomentAdam(groups, lr=0.0, betas=config.betas, eps=config.eps, weight_decay=0.0)
-    if fused:
-        for group in groups:  # a learning rate on the device can change under a captured CUDA graph
-            group["lr"] = torch.zeros((), device=members[0].device)
-    if config.kind == "sgd":
-        return SGD(groups, lr=0.0, momentum=config.momentum, fused=fused or None)
-    return AdamW(
-        groups, lr=0.0, betas=config.betas, eps=config.eps, weight_decay=0.0, fused=fused or None,
-        capturable=fused,
-    )  # fmt: skip
+    return OPTIMIZERS[config.kind](groups, config, fused)
+
+
+def make_sgd(groups: list[dict[str, Any]], config: OptimizerConfig, fused: bool) -> torch.optim.Optimizer:
+    rates_on_device(groups, fused)
+    return SGD(groups, lr=0.0, momentum=config.momentum, fused=fused or None)
+
+
+def make_adam(groups: list[dict[str, Any]], config: OptimizerConfig, fused: bool) -> torch.optim.Optimizer:
+    shared: dict[str, Any] = {"lr": 0.0, "betas": config.betas, "eps": config.eps, "weight_decay": 0.0}
+    if config.moment == "bf16":
+        return HalfMomentAdam(groups, **shared)
+    rates_on_device(groups, fused)
+    return AdamW(groups, **shared, fused=fused or None, capturable=fused)
+
+
+def rates_on_device(groups: list[dict[str, Any]], fused: bool) -> None:
+    """Keep learning rates on the GPU, where they can change under a captured CUDA graph."""
+    for group in groups if fused else ():
+        group["lr"] = torch.zeros((), device=group["params"][0].device)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -134,6 +143,12 @@ class HalfMomentAdam(AdamW):
         torch._foreach_addcdiv_(parameters, first, denominator, -lr / (1 - betas[0] ** step))
         for state, moment in zip(states, first, strict=True):
             state["exp_avg"] = moment.bfloat16()
+
+
+# each takes parameter groups, the configuration, and whether fused kernels can be used
+OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], OptimizerConfig, bool], torch.optim.Optimizer]] = {
+    "sgd": make_sgd, "adam": make_adam,
+}  # fmt: skip
 
 
 def group_parameters(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
