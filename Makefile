@@ -6,7 +6,7 @@ BIN := .venv/bin
 # two processes of one thread each: threads of both would wait for each other on the same cores
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test slow gpu faults faults-push mutants lint clean
+.PHONY: demo test slow gpu faults faults-push mutants lint package clean
 
 demo: .venv/demo-installed
 	$(BIN)/vitkit demo
@@ -38,6 +38,12 @@ lint: .venv/test-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The source distribution and the wheel, checked as a package index would check them
+package: .venv/test-installed
+	rm -rf dist
+	$(BIN)/python -m build --quiet --no-isolation
+	$(BIN)/twine check --strict dist/*
 
 .venv/demo-installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -1,4 +1,4 @@
-"""The wishes of docs/architecture.md: their files exist, and a new entry of a registry needs no other file."""
+"""The wishes of docs/architecture.md: their files exist, and a registry entry needs no other file."""
 
 import re
 from pathlib import Path
