@@ -16,24 +16,24 @@ from pathlib import Path
 import torch
 
 from vitkit.runs.run import Trainer
-from vitkit.studies.executor import Job, Outcome, attempt, drive
+from vitkit.studies.executor import Job, Outcome, run_job, run_jobs
 from vitkit.studies.prepare import Request, make_plan
-from vitkit.studies.trial import Place, perform
+from vitkit.studies.trial import WorkerConfig, run_trial
 
 
 class Inline:
-    """A crew of this very process, so that parts of a run can be timed."""
+    """An executor in this process, so that parts of a run can be timed."""
 
-    def __init__(self, place: Place):
-        self.place, self.ended = place, []
+    def __init__(self, config: WorkerConfig):
+        self.config, self.ended = config, []
 
-    def room(self) -> int:
+    def free_slots(self) -> int:
         return 1
 
     def submit(self, jobs: list[Job]) -> None:
         for job in jobs:
             begun = time.perf_counter()
-            outcome = attempt(job.call, job.arguments, self.place)
+            outcome = run_job(job.call, job.arguments, self.config)
             self.ended.append((job.name, Outcome(outcome.value, outcome.error, outcome.trace,
                                                  time.perf_counter() - begun)))  # fmt: skip
 
@@ -75,13 +75,13 @@ def main() -> None:
     for name in ("evaluate", "few_shots", "finish", "train", "look_ahead", "save", "save_model"):
         timed(name, spent)
     torch.set_num_threads(1)
-    place = Place(device=options.device, workers=options.workers, threads=1, keeps=True)
+    config = WorkerConfig(device=options.device, workers=options.workers, threads=1, cache_batches=True)
     with tempfile.TemporaryDirectory() as folder:
         jobs = [
-            Job(one.name, perform, (one, Path(folder)), one.needs) for one in plan.trials[: options.trials]
+            Job(one.name, run_trial, (one, Path(folder)), one.needs) for one in plan.trials[: options.trials]
         ]
         begun = time.perf_counter()
-        found = drive(jobs, Inline(place))
+        found = run_jobs(jobs, Inline(config))
         total = time.perf_counter() - begun
     for name, outcome in found.items():
         assert not outcome.error, outcome.trace

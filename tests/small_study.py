@@ -8,7 +8,7 @@ from pathlib import Path
 from vitkit.recipes.values import ModelOptions
 from vitkit.studies.prepare import Request
 from vitkit.studies.setting import Arm, Setting, finetuning, pretraining
-from vitkit.studies.study import Plan, trial
+from vitkit.studies.study import Plan, make_trial
 
 TINY = ModelOptions(width=16, depth=1, heads=2, hidden=16)
 SETTING = Setting(data=("digits",), downstream="", pixels=16, patch=4, batch=32, steps=2, images=1618)
@@ -20,16 +20,19 @@ def tiny_plan(study: str = "heads", broken: bool = True, seeds: int = 2) -> Plan
     for seed in range(seeds):
         for head in ("token", "gap"):
             recipe = pretraining(SETTING, Arm("ViT-Ti/4", TINY).having(head=head), seed)
-            trials.append(trial({"head": head, "rate": "same"}, recipe))
+            trials.append(make_trial({"head": head, "rate": "same"}, recipe))
     tuned = finetuning(SETTING, 0)
-    trials.append(trial({"head": "tuned", "rate": "same"}, tuned, needs=trials[0].name))
+    trials.append(make_trial({"head": "tuned", "rate": "same"}, tuned, needs=trials[0].name))
     if broken:
         bad = replace(trials[0].recipe, shots=1000)
-        trials.append(trial({"head": "broken", "rate": "same"}, bad))
-        trials.append(trial({"head": "after it", "rate": "same"}, tuned, needs=trials[-1].name))
+        trials.append(make_trial({"head": "broken", "rate": "same"}, bad))
+        trials.append(make_trial({"head": "after it", "rate": "same"}, tuned, needs=trials[-1].name))
     chosen = {"train_images": {"digits": 1618}}
     return Plan(
-        study=study, asked=Request(study=study, data=("digits",)).asked(), chosen=chosen, trials=tuple(trials)
+        study=study,
+        asked=Request(study=study, data=("digits",)).to_json(),
+        chosen=chosen,
+        trials=tuple(trials),
     )
 
 

@@ -214,7 +214,7 @@ def test_images_without_labels_are_enough(tmp_path):
 
 
 def test_what_cannot_be_masked_is_said_before_anything_runs(straight, tmp_path):
-    for name, message in (("BiT-R50x1", "not a ResNet"), ("ViT-Ti/16", "no other: give a larger image")):
+    for name, message in (("BiT-R50x1", "not a ResNet"), ("ViT-Ti/16", "at least two patches")):
         with pytest.raises(ValueError, match=message):
             go(tmp_path / name.replace("/", "-"), masked(model=name, model_options=()))
     with refused("model.unsupported", "head=map", "head=gap"):

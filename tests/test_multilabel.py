@@ -96,16 +96,16 @@ def test_data_and_model_of_different_kinds_are_an_error_by_name(trained, tagged,
     one.write_text("path,label\n0.png,red\n1.png,striped\n")
     assert run("evaluate", trained, one, "--workers", 0) == 2
     err = capsys.readouterr().err
-    assert "one.csv: one label for each image, but the model predicts any number" in err and "';'" in err
+    assert "one.csv has one label per image, but the model predicts any number" in err and "';'" in err
     model = vitkit.build("ViT-Ti/4", width=32, depth=1, heads=2, hidden=32, image_size=16, classes=2)
     model.labels = ("red", "striped")
     vitkit.save(model, tmp_path / "one.safetensors")
     assert run("evaluate", tmp_path / "one.safetensors", tagged, "--workers", 0) == 2
-    assert "tags.csv: several labels for each image, but the model predicts one" in capsys.readouterr().err
+    assert "tags.csv has several labels per image, but the model predicts" in capsys.readouterr().err
     (tmp_path / "table.csv").write_text("class,label\nred,red\nstriped,striped\n")
     asked = ("--classes", tmp_path / "table.csv", "--workers", 0)
     assert run("evaluate", tmp_path / "one.safetensors", tagged, *asked) == 2
-    assert "tags.csv: several labels for each image" in capsys.readouterr().err
+    assert "tags.csv has several labels per image" in capsys.readouterr().err
     assert run("finetune", tagged, "--out", tmp_path / "run", *SMALL, "--steps", "2") == 2
     assert "loss=sigmoid" in capsys.readouterr().err
 

@@ -10,7 +10,7 @@ from vitkit.recipes import RECIPES, recipe
 from vitkit.recipes.finetune import bit_beside, hyperrule
 from vitkit.recipes.pretrain import AUGREG
 from vitkit.recipes.recipe import override
-from vitkit.studies.setting import Arm, Setting, pretraining, stochastic
+from vitkit.studies.setting import Arm, Setting, pretraining, with_sgd
 from vitkit.training.schedule import Duration
 
 TABLE_3 = """
@@ -179,7 +179,7 @@ def test_plain_vit_and_masked_patches():
 def test_the_resnets_of_the_sgd_study_have_bits_hyperparameters():
     """BiT pre-trains by SGD: 0.03 x batch / 256, momentum 0.9, weight decay 1e-4."""
     s = Setting(data=("digits",), downstream="", scale="paper", images=303_000_000)
-    r = stochastic(pretraining(s, Arm("BiT-R50x1"), 0))
+    r = with_sgd(pretraining(s, Arm("BiT-R50x1"), 0))
     assert (r.batch, r.schedule.rate) == (4096, pytest.approx(0.48))
     o = r.optimizer
     assert (o.kind, o.momentum, o.weight_decay) == ("sgd", 0.9, 1e-4)

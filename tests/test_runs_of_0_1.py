@@ -121,8 +121,8 @@ def test_a_run_of_before_is_still_the_same_run_as_its_recipe_written_now(kind, t
 def planned(study: str, old: Plan) -> Plan:
     """What is planned today for the same request."""
     setting = Setting(
-        data=("digits",), downstream="digits", seeds=1, scale=old.asked["scale"], images=1000, tuned_on=1000,
-        tuned_side=100,
+        data=("digits",), downstream="digits", seeds=1, scale=old.asked["scale"], images=1000,
+        downstream_images=1000, downstream_side=100,
     )  # fmt: skip
     made = STUDIES[study].make(setting)[: len(old.trials)]
     return Plan(study=study, asked=old.asked, chosen=old.chosen, trials=tuple(made))

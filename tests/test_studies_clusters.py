@@ -5,16 +5,16 @@ from refusals import refused
 from small_study import tiny_plan
 from test_studies_drive import carried_out
 
-from vitkit.studies.clusters import Ray, Share, Slurm, parse_options
-from vitkit.studies.executor import Job, drive
-from vitkit.studies.folder import claim, rows_of
-from vitkit.studies.trial import perform
+from vitkit.studies.clusters import RayExecutor, Resources, SlurmExecutor, parse_options
+from vitkit.studies.executor import Job, run_jobs
+from vitkit.studies.folder import claim_folder, table_rows
+from vitkit.studies.trial import run_trial
 
 SAME = ("trial", "head", "seed", "steps", "exaFLOPs", "top1", "fewshot_mean", "images_seen")
 
 
 def numbers(out, plan):
-    return [{name: row[name] for name in SAME} for row in rows_of(out, plan)]
+    return [{name: row[name] for name in SAME} for row in table_rows(out, plan)]
 
 
 @pytest.fixture(scope="module")
@@ -25,16 +25,16 @@ def here(tmp_path_factory):
 
 
 def jobs(plan, out):
-    claim(out, plan)
-    return [Job(one.name, perform, (one, out), one.needs) for one in plan.trials]
+    claim_folder(out, plan)
+    return [Job(one.name, run_trial, (one, out), one.needs) for one in plan.trials]
 
 
 @pytest.mark.slow
 def test_ray_comes_to_the_same_table(tmp_path, here):
     pytest.importorskip("ray")
     plan = tiny_plan(seeds=1)
-    with Ray(Share("cpu"), processes=2) as crew:
-        found = drive(jobs(plan, tmp_path), crew)
+    with RayExecutor(Resources("cpu"), processes=2) as executor:
+        found = run_jobs(jobs(plan, tmp_path), executor)
     assert numbers(tmp_path, plan) == here
     assert [one.name for one in plan.trials if found[one.name].error] == [t.name for t in plan.trials[-2:]]
 
@@ -44,8 +44,8 @@ def test_submitit_comes_to_the_same_table(tmp_path, here):
     pytest.importorskip("submitit")
     plan = tiny_plan(seeds=1)
     options = {"timeout_min": 5, "cpus_per_task": 1}
-    with Slurm(Share("cpu", cores=1), tmp_path / "jobs", options, cluster="local") as crew:
-        found = drive(jobs(plan, tmp_path), crew)
+    with SlurmExecutor(Resources("cpu", cores=1), tmp_path / "jobs", options, cluster="local") as executor:
+        found = run_jobs(jobs(plan, tmp_path), executor)
     assert numbers(tmp_path, plan) == here
     assert [one.name for one in plan.trials if found[one.name].error] == [t.name for t in plan.trials[-2:]]
 
@@ -54,7 +54,7 @@ def test_slurm_says_what_is_missing(tmp_path, monkeypatch):
     pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", str(tmp_path))
     with refused("request.missing", "--on slurm", "sbatch"):
-        Slurm(Share(), tmp_path)
+        SlurmExecutor(Resources(), tmp_path)
 
 
 def test_options_of_a_cluster_are_names_with_values():

@@ -14,17 +14,17 @@ import pytest
 from small_study import answered, killed, tiny_plan, written
 from test_cli import run
 
-from vitkit.studies.conduct import Executors, Where, carry_out, report
-from vitkit.studies.executor import Job, Local, drive, places
-from vitkit.studies.folder import claim, read_failed, rows_of
-from vitkit.studies.trial import Place, perform
+from vitkit.studies.conduct import Execution, Executors, report, run_trials
+from vitkit.studies.executor import Job, LocalExecutor, run_jobs, worker_configs
+from vitkit.studies.folder import claim_folder, read_failed, table_rows
+from vitkit.studies.trial import WorkerConfig, run_trial
 
 
-def carried_out(plan, out, **where):
-    claim(out, plan)
-    with ExitStack() as held:
-        where = Where(out=out, device="cpu", **({"processes": 2} | where))
-        carry_out(plan, out, Executors(where, held), lambda text: None)
+def carried_out(plan, out, **options):
+    claim_folder(out, plan)
+    with ExitStack() as stack:
+        execution = Execution(out=out, device="cpu", **({"processes": 2} | options))
+        run_trials(plan, out, Executors(execution, stack), lambda text: None)
 
 
 @pytest.mark.slow
@@ -38,7 +38,7 @@ def test_a_failure_is_listed_while_others_finish_and_what_is_done_is_not_run_aga
     assert "Traceback" in failed[broken]["trace"]
     assert failed[after]["error"] == f"not run: {broken} failed"
 
-    rows = rows_of(tmp_path, plan)
+    rows = table_rows(tmp_path, plan)
     told = report(tmp_path)
     assert told["finished"] == len(rows) == 5 and set(told["failed"]) == {broken, after}
     for row in rows:
@@ -75,10 +75,12 @@ def test_a_failure_is_listed_while_others_finish_and_what_is_done_is_not_run_aga
 def test_a_tuned_trial_starts_from_the_model_it_needs_by_the_convention_it_names(tmp_path):
     plan = tiny_plan(broken=False, seeds=1)
     first, tuned = plan.trials[0], plan.trials[-1]
-    perform(first, tmp_path, Place(threads=1))
+    run_trial(first, tmp_path, WorkerConfig(threads=1))
     larger = replace(tuned.recipe, image_size=(24, 24))
     for resize in ("official", "torchvision"):
-        found = perform(replace(tuned, name=resize, recipe=larger, resize=resize), tmp_path, Place(threads=1))
+        found = run_trial(
+            replace(tuned, name=resize, recipe=larger, resize=resize), tmp_path, WorkerConfig(threads=1)
+        )
         from vitkit.weights.load import load
 
         model = load(found["model"])
@@ -94,8 +96,8 @@ def test_a_trial_by_the_protocol_compares_rates_on_held_out_images_and_reports_t
         f"rate-{rate:g}": replace(base, schedule=replace(base.schedule, rate=rate)) for rate in (1e-9, 0.1)
     }
     one = replace(tuned, compared=some)
-    perform(first, tmp_path, Place(threads=1))
-    found = perform(one, tmp_path, Place(threads=1))
+    run_trial(first, tmp_path, WorkerConfig(threads=1))
+    found = run_trial(one, tmp_path, WorkerConfig(threads=1))
     folder = tmp_path / "trials" / one.name
     assert found["chosen"] == "rate-0.1" and found["tried"]["rate-0.1"] == max(found["tried"].values())
     final = json.loads((folder / "seed-0" / "recipe.json").read_text())
@@ -103,7 +105,7 @@ def test_a_trial_by_the_protocol_compares_rates_on_held_out_images_and_reports_t
     assert final["weights"].endswith(f"{first.name}/model.safetensors") and found["test"]["split"] == "test"
     assert not list(folder.rglob("checkpoints"))
     assert [p.parent.name for p in sorted(folder.rglob("model.safetensors"))] == [one.name, "seed-0"]
-    (row,) = [r for r in rows_of(tmp_path, replace(plan, trials=(first, one))) if r["chosen"]]
+    (row,) = [r for r in table_rows(tmp_path, replace(plan, trials=(first, one))) if r["chosen"]]
     assert (row["chosen"], row["top1"]) == (found["chosen"], found["test"]["top1"])
 
 
@@ -117,7 +119,7 @@ def test_what_is_compiled_for_one_trial_serves_all_of_its_shape(tmp_path):
     counters.clear()
     made = []
     for one in (token, again, gap, other):
-        perform(one, tmp_path, Place(threads=1, compile=True))
+        run_trial(one, tmp_path, WorkerConfig(threads=1, compile=True))
         made.append(counters["stats"]["unique_graphs"])
     assert made[0] == made[1] < made[2] == made[3]
     assert torch._dynamo.config.recompile_limit > 8
@@ -126,8 +128,8 @@ def test_what_is_compiled_for_one_trial_serves_all_of_its_shape(tmp_path):
 @pytest.mark.slow
 def test_a_killed_process_costs_its_own_job_only():
     jobs = [Job("dies", killed, ()), *(Job(f"job {i}", answered, (i,)) for i in range(6))]
-    with Local(places("cpu", 2)) as crew:
-        found = drive([*jobs, Job("after", answered, (9,), needs="dies")], crew)
+    with LocalExecutor(worker_configs("cpu", 2)) as executor:
+        found = run_jobs([*jobs, Job("after", answered, (9,), needs="dies")], executor)
     assert "SIGKILL" in found["dies"].error and "dies failed" in found["after"].error
     assert [found[f"job {i}"].value for i in range(6)] == list(range(6))
 
@@ -141,8 +143,8 @@ def test_the_verb_lists_plans_and_refuses(tmp_path, capsys):
     plan = json.loads(capsys.readouterr().out)
     assert plan["trials"] == 12 and plan["steps"] == 5 and not (tmp_path / "x").exists()
     assert run("study", "run", "head", "--data", "digits") == 2
-    assert "no study 'head'" in capsys.readouterr().err
-    assert run("study", "report", tmp_path) == 2 and "holds no study" in capsys.readouterr().err
+    assert "unknown study 'head'" in capsys.readouterr().err
+    assert run("study", "report", tmp_path) == 2 and "plan.json" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -157,7 +159,7 @@ def test_stopped_by_a_signal_all_trials_save_and_the_same_command_goes_on(tmp_pa
         time.sleep(0.1)
     os.killpg(first.pid, signal.SIGINT)  # as Ctrl-C on a terminal does
     _, said = first.communicate(timeout=120)
-    assert first.returncode == 128 + signal.SIGINT and b"the same command goes on" in said
+    assert first.returncode == 128 + signal.SIGINT and b"repeat the command" in said
     saved = sorted(path.name for path in tmp_path.glob("trials/*/checkpoints/step-*"))
     assert len(saved) == 2 and not list(tmp_path.glob("trials/*/result.json"))
     done = subprocess.run(words, capture_output=True, env=environment, timeout=170)

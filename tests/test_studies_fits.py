@@ -8,14 +8,14 @@ import pytest
 from vitkit.studies.analysis import (
     FAILS,
     HOLDS,
+    INCONCLUSIVE,
+    NOT_TESTED,
     STUDENT,
-    UNSEEN,
-    UNTRIED,
-    judge,
+    estimate,
+    evaluate_claim,
     law,
     laws,
     similarities,
-    spread,
 )
 from vitkit.studies.scale import STUDIES
 from vitkit.studies.study import Claim
@@ -31,8 +31,8 @@ def rows(left, right, **more):
     ]
 
 
-def claim(says="above", **more):
-    return Claim(text="a is better", left={"arm": "a"}, right={"arm": "b"}, says=says, **more)
+def claim(relation="above", **more):
+    return Claim(text="a is better", left={"arm": "a"}, right={"arm": "b"}, relation=relation, **more)
 
 
 def test_a_power_law_is_found_with_its_exponent_inside_the_interval():
@@ -41,7 +41,7 @@ def test_a_power_law_is_found_with_its_exponent_inside_the_interval():
     found = law(x, 0.5 * x**-0.25 * np.exp(rng.normal(0, 0.02, len(x))))
     assert found.exponent == pytest.approx(-0.25, abs=0.01) and found.scale == pytest.approx(0.5, rel=0.05)
     assert found.low < -0.25 < found.high and found.high - found.low < 0.03 and found.r2 > 0.99
-    assert found.at(100.0) == pytest.approx(0.5 * 100**-0.25, rel=0.05)
+    assert found.predict(100.0) == pytest.approx(0.5 * 100**-0.25, rel=0.05)
 
 
 def test_a_line_over_the_logarithm_is_found_exactly():
@@ -56,32 +56,32 @@ def test_intervals_are_those_of_students_t():
     scipy_stats = pytest.importorskip("scipy.stats")
     for n, quantile in enumerate(STUDENT, start=1):
         assert quantile == pytest.approx(scipy_stats.t.ppf(0.975, n), abs=6e-4)
-    s = spread([0.1, 0.2, 0.6])
+    s = estimate([0.1, 0.2, 0.6])
     low, high = scipy_stats.t.interval(0.95, 2, loc=0.3, scale=np.std([0.1, 0.2, 0.6], ddof=1) / 3**0.5)
     assert (s.low, s.high) == pytest.approx((low, high), rel=1e-3)
-    assert spread([0.5]).std is None
+    assert estimate([0.5]).std is None
 
 
 @pytest.mark.parametrize(
-    ("left", "right", "says", "outcome"),
+    ("left", "right", "relation", "outcome"),
     [
         ((0.50, 0.60, 0.70), (0.45, 0.55, 0.651), "above", HOLDS),
         ((0.45, 0.55, 0.651), (0.50, 0.60, 0.70), "above", FAILS),
-        ((0.50, 0.60, 0.70), (0.45, 0.65, 0.60), "above", UNSEEN),
+        ((0.50, 0.60, 0.70), (0.45, 0.65, 0.60), "above", INCONCLUSIVE),
         ((0.500, 0.600, 0.700), (0.501, 0.601, 0.700), "equal", HOLDS),
         ((0.50, 0.60, 0.70), (0.45, 0.55, 0.651), "equal", FAILS),
         ((0.45, 0.55, 0.651), (0.50, 0.60, 0.70), "equal", FAILS),
-        ((0.50, 0.60, 0.70), (0.45, 0.65, 0.60), "equal", UNSEEN),
+        ((0.50, 0.60, 0.70), (0.45, 0.65, 0.60), "equal", INCONCLUSIVE),
         ((0.500, 0.600, 0.700), (0.501, 0.601, 0.700), "not below", HOLDS),
         ((0.50, 0.60, 0.70), (0.45, 0.55, 0.651), "not below", HOLDS),
         ((0.45, 0.55, 0.651), (0.50, 0.60, 0.70), "not below", FAILS),
-        ((0.50, 0.60, 0.70), (0.45, 0.65, 0.60), "not below", UNSEEN),
-        ((0.9,), (0.1,), "above", UNSEEN),
-        ((0.9, 0.9), (), "above", UNTRIED),
+        ((0.50, 0.60, 0.70), (0.45, 0.65, 0.60), "not below", INCONCLUSIVE),
+        ((0.9,), (0.1,), "above", INCONCLUSIVE),
+        ((0.9, 0.9), (), "above", NOT_TESTED),
     ],
 )
-def test_a_verdict_is_what_the_interval_of_paired_differences_says(left, right, says, outcome):
-    found = judge(claim(says), rows(left, right), "score")
+def test_a_verdict_is_what_the_interval_of_paired_differences_says(left, right, relation, outcome):
+    found = evaluate_claim(claim(relation), rows(left, right), "score")
     assert found.outcome == outcome
     if outcome in (HOLDS, FAILS):
         assert found.difference == pytest.approx(np.mean(left) - np.mean(right))
@@ -89,14 +89,14 @@ def test_a_verdict_is_what_the_interval_of_paired_differences_says(left, right, 
 
 
 def test_seeds_are_compared_with_themselves_and_only_where_both_sides_are_done():
-    found = judge(claim(), rows((0.5, 0.6, 0.7, 0.8), (0.4, 0.5, 0.601)), "score")
+    found = evaluate_claim(claim(), rows((0.5, 0.6, 0.7, 0.8), (0.4, 0.5, 0.601)), "score")
     assert found.seeds == 3 and found.outcome == HOLDS  # though means of sides overlap
 
 
 def test_gains_are_compared_where_a_claim_is_about_gains():
     table = rows((0.5, 0.6), (0.5, 0.6), a0=(0.2, 0.3), b0=(0.4, 0.501))
-    since = ({"arm": "a0"}, {"arm": "b0"})
-    found = judge(claim(since=since), table, "score")
+    baseline = ({"arm": "a0"}, {"arm": "b0"})
+    found = evaluate_claim(claim(baseline=baseline), table, "score")
     assert found.difference == pytest.approx(0.2, abs=1e-3) and found.outcome == HOLDS
 
 
@@ -110,11 +110,11 @@ def test_compute_is_compared_at_equal_score():
                 table.append({"trial": "", "family": family, "seed": seed, "score": score,
                               "pretrain_exaFLOPs": compute})  # fmt: skip
     about = Claim(text="less compute", left={"family": "ViT"}, right={"family": "ResNet"}, measure="compute")
-    found = judge(about, table, "score")
+    found = evaluate_claim(about, table, "score")
     assert found.difference == pytest.approx(2.0) and found.outcome == HOLDS  # 2^2 = 4 times
     assert found.words.startswith("4.00 [4.00, 4.00] times the compute")
     apart = [row | {"score": row["score"] / 100} if row["family"] == "ViT" else row for row in table]
-    assert judge(about, apart, "score").outcome == UNSEEN
+    assert evaluate_claim(about, apart, "score").outcome == INCONCLUSIVE
     told = laws(table, ["family"], "score")
     assert {(one["family"], one["kind"]) for one in told} == {
         (family, kind) for family in ("ViT", "ResNet") for kind in ("power", "log-linear")
@@ -141,16 +141,16 @@ def test_a_verdict_says_when_its_sides_are_not_of_like_compute(left, right, name
     table = rows((0.5, 0.6), (0.4, 0.5))
     for row in table:
         row["pretrain_exaFLOPs"] = left if row["arm"] == "a" else right
-    found = judge(claim(), table, "score")
+    found = evaluate_claim(claim(), table, "score")
     assert found.compute == (left, right)
-    assert ("not of like compute" in found.words) == named
+    assert ("different compute" in found.words) == named
     assert (f"{left:,.0f} against {right:,.0f}" in found.words) == named
 
 
 def test_a_claim_may_compare_another_column():
     table = [row | {"top1": 1 - row["score"]} for row in rows((0.1, 0.2, 0.3), (0.4, 0.5, 0.61))]
-    assert judge(claim(), table, "score").outcome == FAILS
-    assert judge(claim(score="top1"), table, "score").outcome == HOLDS
+    assert evaluate_claim(claim(), table, "score").outcome == FAILS
+    assert evaluate_claim(claim(score="top1"), table, "score").outcome == HOLDS
 
 
 PUBLISHED = {  # Tables 5 and 6, ImageNet: accuracy in per cent, exaFLOPs of pre-training
@@ -171,6 +171,6 @@ def test_the_claims_at_the_papers_scale_hold_for_the_papers_own_numbers():
          "top1": top1 / 100 + seed * 1e-4, "pretrain_exaFLOPs": flops, "fewshot_mean": None}
         for size, (top1, flops) in PUBLISHED.items() for seed in range(3)
     ]  # fmt: skip
-    found = [judge(one, table, "fewshot_mean") for one in STUDIES["scaling"].claims_at("paper")]
+    found = [evaluate_claim(one, table, "fewshot_mean") for one in STUDIES["scaling"].claims_at("paper")]
     assert [one.outcome for one in found] == [HOLDS] * 4
-    assert ["not of like compute" in one.words for one in found] == [False, False, False, True]
+    assert ["different compute" in one.words for one in found] == [False, False, False, True]

@@ -10,32 +10,32 @@ from vitkit.data.order import Order
 from vitkit.models.variants import configure, skeleton, with_options
 from vitkit.options import parse_budget
 from vitkit.runs.build import open_splits
-from vitkit.studies.folder import claim, differences, read_plan, remembered
+from vitkit.studies.folder import claim_folder, differences, existing_plan, read_plan
 from vitkit.studies.prepare import (
-    FEWEST,
-    FIXED,
-    SPARE,
-    SPLIT,
-    Pace,
+    BUDGET_SHARE,
+    MIN_STEPS,
+    SPLIT_SECONDS,
+    TRIAL_OVERHEAD,
     Request,
-    Sight,
-    batches_of,
-    first_setting,
+    Survey,
+    Timing,
+    base_setting,
+    batch_key,
     fit,
     kinds,
     longest_first,
     make_plan,
     makespan,
-    operations,
-    prices,
     recipes_of,
     survey,
+    trial_flops,
+    trial_seconds,
 )
 from vitkit.studies.scale import STUDIES, study
 from vitkit.studies.setting import Setting, nearest_set
 from vitkit.studies.study import Plan, from_json, to_json
 
-SEEN = {"digits": Sight(train=1618, test=179, side=8, seconds=0.0)}
+SEEN = {"digits": Survey(train=1618, test=179, side=8, seconds=0.0)}
 
 
 def made(name: str, **changes) -> list:
@@ -66,7 +66,7 @@ def test_every_claim_and_picture_speaks_of_settings_that_are_tried(name, scale):
         return any(setting.items() <= one.factors.items() for one in trials)
 
     for claim_ in STUDIES[name].claims_at(scale):
-        for side in (claim_.left, claim_.right, *(claim_.since or ())):
+        for side in (claim_.left, claim_.right, *(claim_.baseline or ())):
             assert tried(side), f"{claim_.text}: {side}"
     drawn = [picture for picture in STUDIES[name].pictures if tried(picture.where)]
     assert drawn and all(set(one.lines) <= factors and tried(one.band) for one in drawn)
@@ -83,7 +83,7 @@ def test_a_claim_compares_as_many_trials_on_each_side(name, scale):
 
     for claim_ in STUDIES[name].claims_at(scale):
         if claim_.measure == "score":
-            sides = (claim_.left, claim_.right, *(claim_.since or ()))
+            sides = (claim_.left, claim_.right, *(claim_.baseline or ()))
             assert len({count(side) for side in sides}) == 1, f"{claim_.text}: {[*map(count, sides)]}"
 
 
@@ -118,14 +118,14 @@ def test_at_the_papers_scale_scaling_is_table_6():
     assert len(rows) == 18 == len([t for t in trials if not t.needs])
     assert set(first) == {(model, int(epochs)) for model, epochs, _ in rows}
     for model, epochs, printed in rows:
-        found = operations(first[model, int(epochs)], named, {"digits": 303_000_000}) / 1e18
+        found = trial_flops(first[model, int(epochs)], named, {"digits": 303_000_000}) / 1e18
         assert found == pytest.approx(float(printed), rel=0.05), (model, epochs)
     assert {t.needs for t in trials if t.needs} == {t.name for t in first.values()}
 
 
 def test_fine_tuning_at_the_papers_scale_runs_the_rate_grid():
     """ImageNet: 0.003, 0.01, 0.03; 0.06 too for ResNets and hybrids; BiT's rule too for ResNets."""
-    trials = made("scaling", scale="paper", seeds=1, tuned_on=1_281_167, tuned_side=375)
+    trials = made("scaling", scale="paper", seeds=1, downstream_images=1_281_167, downstream_side=375)
     seen = {}
     for one in trials:
         if one.needs:
@@ -141,23 +141,25 @@ def test_fine_tuning_at_the_papers_scale_runs_the_rate_grid():
         "ResNet": {((0.003, 0.01, 0.03, 0.06), True, 20_000)},
     }
     for name in ("pretrain-sets", "optimizer", "resolution"):
-        some = [one for one in made(name, scale="paper", seeds=1, tuned_on=3000) if one.needs]
+        some = [one for one in made(name, scale="paper", seeds=1, downstream_images=3000) if one.needs]
         assert some and all(len(one.compared) >= 4 for one in some)
         assert not any(one.compared for one in made(name, seeds=1))
 
 
 def test_planned_work_of_a_protocol_counts_what_it_compares():
-    (first, tuned) = made("scaling", scale="paper", seeds=1, tuned_on=3000)[:2]
+    (first, tuned) = made("scaling", scale="paper", seeds=1, downstream_images=3000)[:2]
     named, images = {first.name: first, tuned.name: tuned}, {"digits": 3000}
-    once = operations(replace(tuned, compared={}), named, images)
-    assert operations(tuned, named, images) == pytest.approx(5 * once)  # four rates, then the best on all
+    once = trial_flops(replace(tuned, compared={}), named, images)
+    assert trial_flops(tuned, named, images) == pytest.approx(5 * once)  # four rates, then the best on all
 
 
 def test_planned_work_of_a_part_of_the_data_is_of_its_own_images():
     images = 303_000_000
-    trials = made("pretrain-sets", scale="paper", seeds=1, images=images, rows=("jft",), tuned_on=3000)
+    trials = made(
+        "pretrain-sets", scale="paper", seeds=1, images=images, rows=("jft",), downstream_images=3000
+    )
     named = {one.name: one for one in trials}
-    found = {one.factors["set"]: operations(one, named, {"digits": images}) for one in trials
+    found = {one.factors["set"]: trial_flops(one, named, {"digits": images}) for one in trials
              if one.recipe.model == "ViT-B/16"}  # fmt: skip
     assert found["3%"] / found["100%"] == pytest.approx(0.03, rel=1e-3)
 
@@ -165,7 +167,13 @@ def test_planned_work_of_a_part_of_the_data_is_of_its_own_images():
 def test_each_pretraining_set_has_its_own_rows_of_table_3(tmp_path):
     """By the number of its images, or as --rows says; a model without a row follows the nearest."""
     sizes = (1_281_167, 14_197_122, 303_000_000)
-    several = {"scale": "paper", "seeds": 1, "data": ("a", "b", "c"), "sizes": sizes, "tuned_on": 3000}
+    several = {
+        "scale": "paper",
+        "seeds": 1,
+        "data": ("a", "b", "c"),
+        "sizes": sizes,
+        "downstream_images": 3000,
+    }
     table = {}
     for one in made("pretrain-sets", **several):
         if not one.needs:
@@ -188,7 +196,7 @@ def test_each_pretraining_set_has_its_own_rows_of_table_3(tmp_path):
     told = made("pretrain-sets", **several, rows=("jft", "imagenet", "i21k"))
     found = {one.recipe.data: one.recipe.name.split(".")[0] for one in told if not one.needs}
     assert found == {"a": "jft", "b": "imagenet", "c": "i21k"}
-    parts = made("pretrain-sets", scale="paper", seeds=1, images=303_000_000, tuned_on=3000)
+    parts = made("pretrain-sets", scale="paper", seeds=1, images=303_000_000, downstream_images=3000)
     found = {one.factors["set"]: one.recipe.name.split(".")[0] for one in parts if not one.needs}
     assert found == {"3%": "i21k", "30%": "jft", "100%": "jft"}
     assert "a: imagenet.ViT-B/32" in recipes_of(made("pretrain-sets", **several))[0]
@@ -206,7 +214,7 @@ def test_a_plan_says_which_rows_it_uses(capsys):
     (line,) = [one for one in plan.chosen["recipes"] if one.startswith("digits: ")]
     assert "i21k.ViT-L/16" in line and "imagenet." not in line and line in capsys.readouterr().out
     assert from_json(to_json(plan)) == plan
-    assert plan.asked["rows"] == ["i21k"] and "rows" not in replace(request, rows=()).asked()
+    assert plan.asked["rows"] == ["i21k"] and "rows" not in replace(request, rows=()).to_json()
 
 
 def test_figure_4_has_the_papers_six_models():
@@ -269,19 +277,19 @@ def test_a_known_pace_gives_the_steps_that_fit():
 
     def measure(asked):  # the next larger models are two times as slow
         slower = {kind: 1 if kind.model_options["width"] == 96 else 2 for kind in asked}
-        return {kind: Pace(pace * factor, 0.0, pace * factor, 0.0) for kind, factor in slower.items()}
+        return {kind: Timing(pace * factor, 0.0, pace * factor, 0.0) for kind, factor in slower.items()}
 
     found = fit(heads, setting, 600.0, 2, SEEN, measure)
     # 12 trials on 2 processes: 6 in a row, each its steps, a second, and the time of holding val out
-    allowed = int((SPARE * 600 / 6 - FIXED - SPLIT * 1618) / pace)
+    allowed = int((BUDGET_SHARE * 600 / 6 - TRIAL_OVERHEAD - SPLIT_SECONDS * 1618) / pace)
     assert found.setting.level == 0 and found.setting.steps == allowed > 800
-    assert found.seconds <= SPARE * 600
+    assert found.seconds <= BUDGET_SHARE * 600
     richer = fit(heads, setting, 6000.0, 2, SEEN, measure)
-    assert richer.setting.level > 0 and richer.seconds <= SPARE * 6000
+    assert richer.setting.level > 0 and richer.seconds <= BUDGET_SHARE * 6000
     with refused("study.value", "heads", "10 s", "2 processes", "--budget 1min"):
         fit(heads, setting, 10.0, 2, SEEN, measure)
     late = fit(heads, setting, 600.0, 2, SEEN, measure, spent=lambda: 300.0)
-    assert late.seconds <= SPARE * 600 - 300 and late.setting.steps >= FEWEST
+    assert late.seconds <= BUDGET_SHARE * 600 - 300 and late.setting.steps >= MIN_STEPS
 
 
 def test_trials_wait_for_what_they_need_and_long_ones_begin_first():
@@ -305,8 +313,10 @@ def test_few_shot_accuracy_as_a_run_goes_costs_more_than_at_its_end():
     one = replace(one, recipe=replace(one.recipe, fewshot="digits", evaluations=6, val=0.0))
     for when, looks in (("evaluations", 7), ("end", 1)):
         again = replace(one, recipe=replace(one.recipe, fewshot_when=when))
-        paces = {kind: Pace(0.0, 1.0, 0.0, 1.0) for kind in kinds([again])}
-        assert prices([again], paces, SEEN)[one.name] == pytest.approx((1 + looks) * 179 + FIXED)
+        paces = {kind: Timing(0.0, 1.0, 0.0, 1.0) for kind in kinds([again])}
+        assert trial_seconds([again], paces, SEEN)[one.name] == pytest.approx(
+            (1 + looks) * 179 + TRIAL_OVERHEAD
+        )
 
 
 def test_a_fine_tuned_model_is_timed_at_its_own_size():
@@ -314,21 +324,21 @@ def test_a_fine_tuned_model_is_timed_at_its_own_size():
     asked = kinds(trials)
     assert {kind.image_size for kind in asked} == {(32, 32), (48, 48), (64, 64)}
     assert all(kind.model == "ViT-Ti/4" for kind in asked)
-    paces = {kind: Pace(kind.image_size[0] / 100, 0.0, kind.image_size[0] / 1000, 0.0) for kind in asked}
-    found = prices(trials, paces, SEEN)
+    paces = {kind: Timing(kind.image_size[0] / 100, 0.0, kind.image_size[0] / 1000, 0.0) for kind in asked}
+    found = trial_seconds(trials, paces, SEEN)
     assert found[trials[0].name] == pytest.approx(100 * 0.32 + 1.0)
 
 
 def test_batches_that_another_trial_has_seen_cost_less():
     """The arms of a study agree in their batches where they agree in seed, size and data, and only there."""
     trials = made("positions", seeds=2)
-    assert len({batches_of(one.recipe) for one in trials}) == 2
-    found = prices(trials, {kind: Pace(0.5, 0.0, 0.1, 0.0) for kind in kinds(trials)}, SEEN)
+    assert len({batch_key(one.recipe) for one in trials}) == 2
+    found = trial_seconds(trials, {kind: Timing(0.5, 0.0, 0.1, 0.0) for kind in kinds(trials)}, SEEN)
     steps = {one.name: one.recipe.length.in_steps(1618, one.recipe.batch) for one in trials}
     paid = sorted(round((found[name] - 1) / steps[name], 6) for name in found)
     assert paid == [0.1] * (len(trials) - 2) + [0.5] * 2
     parts = made("data-size", seeds=1)  # a part of the data has an order of its own; three models see each
-    assert len({batches_of(one.recipe) for one in parts}) == len(parts) / 3
+    assert len({batch_key(one.recipe) for one in parts}) == len(parts) / 3
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("20min", 1200), ("1.5h", 5400), ("7", 420)])
@@ -369,26 +379,26 @@ def test_sizes_follow_the_images(tmp_path):
     for side in (8, 32, 100):
         request = Request(study="heads", data=(str(tmp_path / f"{side}.npz"),))
         seen = {request.data[0]: survey(request.data[0])}
-        plain = first_setting(request, study("heads"), seen)
-        with_resnets = first_setting(request, study("data-size"), seen)
+        plain = base_setting(request, study("heads"), seen)
+        with_resnets = base_setting(request, study("data-size"), seen)
         found[side] = (plain.pixels, plain.patch, with_resnets.pixels, with_resnets.patch)
     assert found == {8: (16, 4, 64, 8), 32: (32, 4, 64, 8), 100: (64, 8, 64, 8)}
     with refused("request.value", "--image-size 50", "48"):
-        first_setting(replace(request, image_size=50), study("heads"), seen)
+        base_setting(replace(request, image_size=50), study("heads"), seen)
 
 
 def test_a_folder_belongs_to_one_request_and_one_plan(tmp_path):
     request = Request(study="heads", data=("digits",), steps=5, seeds=1)
     plan = make_plan(request, 1, lambda asked: {})
-    claim(tmp_path, plan)
-    claim(tmp_path, plan)
-    assert remembered(tmp_path, request.asked()) == plan
+    claim_folder(tmp_path, plan)
+    claim_folder(tmp_path, plan)
+    assert existing_plan(tmp_path, request.to_json()) == plan
     with refused("run.changed", tmp_path, "seeds: 1 -> 2", "--out"):
-        remembered(tmp_path, replace(request, seeds=2).asked())
+        existing_plan(tmp_path, replace(request, seeds=2).to_json())
     other = make_plan(replace(request, steps=6), 1, lambda asked: {})
     assert any("recipe.length.steps: 5 -> 6" in one for one in differences(plan, other))
     with refused("run.changed", tmp_path, "--out"):
-        claim(tmp_path, other)
+        claim_folder(tmp_path, other)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"study": "heads"}'])

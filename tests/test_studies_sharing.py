@@ -7,8 +7,8 @@ from contextlib import ExitStack
 import pytest
 
 from vitkit.studies import executor
-from vitkit.studies.conduct import Executors, Where
-from vitkit.studies.executor import LOG, PIPE, VISIBLE, Job, drive, together
+from vitkit.studies.conduct import Execution, Executors
+from vitkit.studies.executor import LOG, PIPE, VISIBLE, Job, run_jobs, share_gpus
 
 BOTH = ["cuda:0", "cuda:0"]
 ENDED = ["-d", "quit -t 5"]
@@ -35,7 +35,7 @@ class Control:
 @pytest.fixture
 def control(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(executor, "TRY", "")
+    monkeypatch.setattr(executor, "PROBE", "")
     for name in (PIPE, LOG, VISIBLE):
         monkeypatch.delenv(name, raising=False)
     yield Control(tmp_path)
@@ -48,7 +48,7 @@ def control(tmp_path, monkeypatch):
     ids=["none", "cpu", "alone", "one each", "too many"],
 )
 def test_nothing_is_started_where_nothing_is_shared(control, devices):
-    with together(devices) as shared:
+    with share_gpus(devices) as shared:
         assert not shared
     assert not control.calls
 
@@ -56,29 +56,29 @@ def test_nothing_is_started_where_nothing_is_shared(control, devices):
 @pytest.mark.parametrize("seen", ["", " ", "-1"])
 def test_nothing_is_started_where_gpus_are_hidden(control, monkeypatch, seen):
     monkeypatch.setenv(VISIBLE, seen)
-    with together(BOTH) as shared:
+    with share_gpus(BOTH) as shared:
         assert not shared
     assert not control.calls
 
 
 def test_nothing_happens_without_the_program(control, monkeypatch):
     control.path.unlink()
-    monkeypatch.setattr(executor, "KNOWN", str(control.folder))
+    monkeypatch.setattr(executor, "CONTROL_PATHS", str(control.folder))
     before = dict(os.environ)
-    with together(BOTH) as shared:
+    with share_gpus(BOTH) as shared:
         assert not shared and os.environ == before
 
 
 def test_it_is_started_tried_and_ended(control):
-    with together(BOTH) as shared:
+    with share_gpus(BOTH) as shared:
         assert shared and os.path.isdir(os.environ[PIPE])
         folder = os.environ[PIPE]
     assert control.calls == STARTED and not os.path.exists(folder)
 
 
 def test_every_gpu_is_tried_by_its_number(control, monkeypatch):
-    monkeypatch.setattr(executor, "TRY", "import sys; raise SystemExit(sys.argv[1:] != ['0', '1'])")
-    with together(["cuda:0", "cuda:1"] * 2) as shared:
+    monkeypatch.setattr(executor, "PROBE", "import sys; raise SystemExit(sys.argv[1:] != ['0', '1'])")
+    with share_gpus(["cuda:0", "cuda:1"] * 2) as shared:
         assert shared
 
 
@@ -89,8 +89,8 @@ def test_every_gpu_is_tried_by_its_number(control, monkeypatch):
 )
 def test_nobody_is_sent_there_where_it_does_not_work(control, monkeypatch, program, trial, calls):
     control.says(program)
-    monkeypatch.setattr(executor, "TRY", trial)
-    with together(BOTH) as shared:
+    monkeypatch.setattr(executor, "PROBE", trial)
+    with share_gpus(BOTH) as shared:
         assert not shared and PIPE not in os.environ
     assert control.calls == calls
 
@@ -98,24 +98,24 @@ def test_nobody_is_sent_there_where_it_does_not_work(control, monkeypatch, progr
 def test_it_sees_all_gpus_and_the_processes_theirs(control, monkeypatch):
     control.says(f'echo "${VISIBLE}" >> {control.folder}/calls; echo 4711')
     monkeypatch.setenv(VISIBLE, "2,3")
-    monkeypatch.setattr(executor, "TRY", f"import os; raise SystemExit(os.environ['{VISIBLE}'] != '2,3')")
-    with together(BOTH) as shared:
+    monkeypatch.setattr(executor, "PROBE", f"import os; raise SystemExit(os.environ['{VISIBLE}'] != '2,3')")
+    with share_gpus(BOTH) as shared:
         assert shared and os.environ[VISIBLE] == "2,3"
     assert control.calls[:2] == ["-d", ""]
 
 
 def test_it_is_ended_whatever_ends_the_study(control):
-    with pytest.raises(KeyboardInterrupt), together(BOTH):
+    with pytest.raises(KeyboardInterrupt), share_gpus(BOTH):
         raise KeyboardInterrupt
     assert control.calls == STARTED
 
 
 def test_it_is_ended_when_its_trial_is_interrupted(control, monkeypatch):
     interrupt = f"import os, time; os.kill({os.getpid()}, {int(signal.SIGINT)}); time.sleep(20)"
-    monkeypatch.setattr(executor, "TRY", interrupt)
+    monkeypatch.setattr(executor, "PROBE", interrupt)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in parallel are deaf to it
     try:
-        with pytest.raises(KeyboardInterrupt), together(BOTH):
+        with pytest.raises(KeyboardInterrupt), share_gpus(BOTH):
             raise AssertionError("not reached")
     finally:
         signal.signal(signal.SIGINT, before)
@@ -126,7 +126,7 @@ def test_it_is_ended_when_its_trial_is_interrupted(control, monkeypatch):
 def test_an_own_one_is_kept(control, monkeypatch, name):
     with monkeypatch.context() as theirs:
         theirs.setenv(name, str(control.folder))
-        with together(BOTH) as shared:
+        with share_gpus(BOTH) as shared:
             assert not shared and os.environ[name] == str(control.folder)
         assert os.environ[name] == str(control.folder)
     assert not control.calls
@@ -134,11 +134,11 @@ def test_an_own_one_is_kept(control, monkeypatch, name):
 
 def test_the_processes_of_a_study_find_it_and_it_outlives_them(control, tmp_path):
     told: list[str] = []
-    with ExitStack() as held:
-        crews = Executors(Where(out=tmp_path, device="cuda:0", processes=2), held, told.append)
-        found = drive([Job("asked", os.getenv, (PIPE,))], crews.local())["asked"].value
+    with ExitStack() as stack:
+        executors = Executors(Execution(out=tmp_path, device="cuda:0", processes=2), stack, told.append)
+        found = run_jobs([Job("asked", os.getenv, (PIPE,))], executors.local())["asked"].value
         assert found == os.environ[PIPE]
-        process = crews.local().hands[0].process
+        process = executors.local().workers[0].process
         control.says(f"kill -0 {process.pid} && echo while it runs >> {control.folder}/calls")
         assert process.is_alive() and control.calls == STARTED[:2]
     assert control.calls == STARTED

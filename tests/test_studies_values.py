@@ -15,8 +15,8 @@ from vitkit.studies.setting import (
     hybrid,
     pretraining,
     resnet,
-    stochastic,
     vit,
+    with_sgd,
 )
 
 S = Setting(data=("digits", "other"), downstream="", pixels=32, patch=4, batch=32, steps=100, images=1618)
@@ -75,7 +75,7 @@ def test_a_miniatures_pretraining_and_fine_tuning():
 
 def test_sgd_is_bits():
     """Rate 0.03 for a batch of 256, weight decay 0.0001, momentum 0.9."""
-    r = stochastic(pretraining(S, resnet(S, 0), 0))
+    r = with_sgd(pretraining(S, resnet(S, 0), 0))
     assert r.schedule.rate == pytest.approx(0.03 * 32 / 256)
     assert (r.optimizer.kind, r.optimizer.momentum, r.optimizer.weight_decay) == ("sgd", 0.9, 1e-4)
 

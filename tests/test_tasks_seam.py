@@ -107,9 +107,9 @@ class Brightness(Task):
 
     name: ClassVar[str] = "brightness"
     headline: ClassVar[Headline] = Headline("mae", "mean absolute error", higher=False, percent=False)
-    measured: ClassVar[tuple[str, ...]] = ("mae",)
+    metric_names: ClassVar[tuple[str, ...]] = ("mae",)
     labelled: ClassVar[bool] = False
-    unused: ClassVar[tuple[str, ...]] = ("mixup", "label_smoothing")
+    unused_fields: ClassVar[tuple[str, ...]] = ("mixup", "label_smoothing")
     about: ClassVar[str] = "to estimate brightness"
     columns: ClassVar[tuple[str, ...]] = ("brightness",)
 
@@ -131,12 +131,12 @@ class Brightness(Task):
 
         return loss
 
-    def outputs(self, module: nn.Module, batch: Batch, how: Evaluation) -> Tensor:
-        values = how.forward(self.extract(module), batch["image"])[:, 0]
+    def outputs(self, module: nn.Module, batch: Batch, context: Evaluation) -> Tensor:
+        values = context.forward(self.extract(module), batch["image"])[:, 0]
         return (values - brightness(batch["image"]))[:, None].double()
 
-    def evaluate(self, module: nn.Module, batches: Iterable[Batch], how: Evaluation) -> Error:
-        off = how.gather(torch.cat([self.outputs(module, batch, how) for batch in batches]))
+    def evaluate(self, module: nn.Module, batches: Iterable[Batch], context: Evaluation) -> Error:
+        off = context.gather(torch.cat([self.outputs(module, batch, context) for batch in batches]))
         return Error(len(off), float(off.square().mean()), float(off.abs().mean()))
 
     def answers(self, model: Any, values: Tensor, top: int) -> list[Answer]:

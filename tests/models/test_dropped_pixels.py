@@ -16,7 +16,7 @@ from vitkit.models.masked import MaskedViT, with_mask_token
 from vitkit.models.variants import configure, skeleton
 from vitkit.models.vit import in_patches
 from vitkit.ops.fused import patchify
-from vitkit.tasks.masked import Masked, MaskedLoss, fixed
+from vitkit.tasks.masked import Masked, MaskedLoss, corrupt_for_evaluation
 from vitkit.weights.convert import convert
 from vitkit.weights.save import save
 
@@ -112,7 +112,7 @@ def test_masked_patches_are_those_that_the_model_sees(small):
     config = Masked(target="pixels")
     model, objective = MaskedViT(vit, config.predictions(8)), MaskedLoss(config=config, patch=8)
     batch = {"image": torch.randint(0, 256, (2, 3, *ODD), dtype=torch.uint8), "place": torch.arange(2)}
-    batch = fixed(config, 12, batch)
+    batch = corrupt_for_evaluation(config, 12, batch)
     torch.nn.init.normal_(model.predict.weight)
     whole = batch | {"image": batch["image"][:, :, :32, :24]}
     ours, theirs = objective.each(model, batch)["loss"], objective.each(model, whole)["loss"]

@@ -14,7 +14,16 @@ from refusals import refused
 from vitkit.data.order import Order
 from vitkit.models.masked import MaskedViT, maskable, with_mask_token
 from vitkit.models.variants import fresh
-from vitkit.tasks.masked import TARGETS, Masked, MaskedLoss, colours, corrupt, corruption, fixed, patches_of
+from vitkit.tasks.masked import (
+    TARGETS,
+    Masked,
+    MaskedLoss,
+    colours,
+    corrupt,
+    corrupt_for_evaluation,
+    corruption,
+    patches_of,
+)
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.step import TrainState, blank, update
 
@@ -112,8 +121,10 @@ def test_a_corruption_depends_on_seed_step_and_place_alone():
     assert seen.tolist() != whole["take"][5].tolist()
     views = [order.rng(3, place).random() for place in range(-1, 12)]  # what the views draw is another stream
     assert not set(views) & {order.rng(3, -2 - place).random() for place in range(12)}
-    again = fixed(PAPERS, PATCHES, whole)
-    assert torch.equal(again["take"], fixed(PAPERS, PATCHES, whole | {"label": whole["place"]})["take"])
+    again = corrupt_for_evaluation(PAPERS, PATCHES, whole)
+    assert torch.equal(
+        again["take"], corrupt_for_evaluation(PAPERS, PATCHES, whole | {"label": whole["place"]})["take"]
+    )
 
 
 def test_a_batch_without_images_has_an_empty_corruption_and_a_blank_one_a_valid_one(small):
@@ -329,7 +340,7 @@ def test_chance_is_where_it_starts_and_is_beaten(small, target):
     if target != "pixels":
         assert found[0] == pytest.approx(math.log(512), abs=1e-4)
     assert np.mean(found[-10:]) < 0.5 * blind
-    test = fixed(config, 4, coloured(10**6))
+    test = corrupt_for_evaluation(config, 4, coloured(10**6))
     with torch.no_grad():
         told = objective(model.eval(), test)
     assert float(told["loss"]) < 0.5 * blind and float(told.get("accuracy", torch.ones(()))) > 0.6

@@ -119,14 +119,14 @@ def study(do: OmitSubcommandPrefixes[OmitArgPrefixes[Do]]) -> None:
 
     if isinstance(do, Report):
         told = conduct.report(do.folder)
-        return emit(told) if emit else conduct.tell_summary(told)
+        return emit(told) if emit else conduct.print_summary(told)
     request = Request(
         study=do.name, data=do.data, downstream=do.downstream, budget=do.budget, seeds=do.seeds,
         scale=do.scale, image_size=do.image_size, steps=do.steps, size=do.size, set=do.set, rows=do.rows,
     )  # fmt: skip
-    where = conduct.Where(
+    execution = conduct.Execution(
         out=do.out or Path("runs/studies") / do.name, on=do.on, processes=do.processes, device=do.device,
         precision=do.precision, compile=do.compile, cluster=do.cluster, plan=do.plan,
     )  # fmt: skip
-    if not conduct.run_study(request, where, emit):
+    if not conduct.run_study(request, execution, emit):
         sys.exit(1)

@@ -189,7 +189,7 @@ def print_evaluation(facts: dict[str, Any], task: Task) -> None:
         print_table({"these images": USES[use], "images": row["images"], **share_cells(row, "top1")}
                     for use, row in parts.items())  # fmt: skip
     kind = "images" if facts["split"] == "all" else f"{facts['split']} images"
-    say(f"{task.line(facts, kind)}; each {facts['view']}")
+    say(f"{task.summary(facts, kind)}; each {facts['view']}")
     if "left_out" in facts:
         say(f"{facts['left_out']} images of classes that the model is not asked for were left out")
     if "real" in facts:

@@ -147,14 +147,14 @@ def show_result(result: dict[str, Any]) -> None:
             f"{len(result['seeds'])} seeds {by}; 95 % interval: {ends}")  # fmt: skip
     else:
         task = run_task(Path(result["run"]), result["test"])
-        say(task.line(result["test"], f"{result['test']['split']} images"))
+        say(task.summary(result["test"], f"{result['test']['split']} images"))
         if not task.predicts:
             next_verbs = [f"finetune DATA --weights {result['run']}"]
     if result.get("kept"):
         say(stopping_note(result["kept"], result["steps"]))
     if before := resume.result_before(Path(result["run"])):
         path, test = before
-        say(f"before ({path}): {run_task(path.parent, test).line(test, 'test images')}")
+        say(f"before ({path}): {run_task(path.parent, test).summary(test, 'test images')}")
     say(f"the model: {result['model']}")
     page = Path(result["run"]) / REPORT
     if page.exists():

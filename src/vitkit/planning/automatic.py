@@ -158,7 +158,7 @@ def steps_for(images: int, batch: int, *, gpu: bool) -> int:
 def choose_stopping(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
     """The best weights kept and an early stop, where there is validation and nothing else is asked for."""
     if recipe.evaluations and "val" in known.splits:
-        if "keep" in recipe.auto and "patience" not in recipe.task.unused:
+        if "keep" in recipe.auto and "patience" not in recipe.task.unused_fields:
             keep = recipe.keep if "keep" in known.fixed else "best"
             patience = PATIENCE if keep == "best" else 0
             patience = recipe.patience if "patience" in known.fixed else patience

@@ -159,7 +159,7 @@ def check_choices(r: Recipe) -> None:
 
 def check_unused(r: Recipe) -> None:
     """Refuse fields that mean nothing for the recipe's task, unless they have their default."""
-    for name in r.task.unused:
+    for name in r.task.unused_fields:
         value, usual = r, type(r).__dataclass_fields__[name.partition(".")[0]].default
         for part in name.split("."):
             value = getattr(value, part)

@@ -246,7 +246,7 @@ def build_model(recipe: Recipe, train_split: Source, load: Callable[[str], Model
         origin = Origin(format="vitkit", source=recipe.weights, licence=model.origin.licence)
         task.configure(model.config)  # an error before it is adapted
         training = training if hasattr(model.config, "dropout") else {}
-        model = task.start(adapt(
+        model = task.extend(adapt(
             model, classes=len(labels), labels=labels, image_size=recipe.image_size,
             keep_representation=recipe.keep_representation and bool(labels), **training,
         ))  # fmt: skip

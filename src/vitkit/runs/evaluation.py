@@ -25,7 +25,7 @@ from vitkit.weights.save import save
 
 def numbers(task: Task, metrics: Metrics, split: str) -> dict[str, float]:
     """What is logged of an evaluation."""
-    table = {f"{split}_{name}": getattr(metrics, name) for name in (*task.measured, "loss", "images")}
+    table = {f"{split}_{name}": getattr(metrics, name) for name in (*task.metric_names, "loss", "images")}
     return {name: value for name, value in table.items() if value is not None}
 
 
@@ -145,7 +145,7 @@ CARD = ("labels", "task", "preprocessing", "origin")
 def kept_model(task: Task, module: nn.Module) -> Model:
     """A copy of the model, whole and on the CPU; all processes must ask for it."""
     source = task.extract(module)
-    model = skeleton(task.kept_config(source.config))
+    model = skeleton(task.saved_config(source.config))
     names = model.state_dict()
     state = {n: full_tensor(t.detach()).cpu() for n, t in source.state_dict().items() if n in names}
     model.load_state_dict(state, assign=True)

@@ -76,7 +76,7 @@ def shown(task: "Task", test: dict[str, Any] | None) -> dict[str, Any]:
         "metric": vars(task.headline),
         "predicts": task.predicts,
         "mistakes": task.labelled,
-        "headline": list(task.page(test)) if test else None,
+        "headline": list(task.report_headline(test)) if test else None,
     }
 
 

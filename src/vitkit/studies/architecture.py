@@ -1,4 +1,4 @@
-"""Studies of one model's parts: positions, heads, shape, axial attention, augmentation (App. D, AugReg)."""
+"""Studies of model parts: positions, heads, shape, axial attention, augmentation (App. D, AugReg)."""
 
 from dataclasses import replace
 from itertools import product
@@ -7,42 +7,43 @@ from typing import Any
 from vitkit.recipes.pretrain import AUGREG
 from vitkit.recipes.recipe import Recipe
 from vitkit.recipes.values import ModelOptions
-from vitkit.studies.setting import Arm, Setting, at_rate, pretraining, resnet, vit
-from vitkit.studies.study import Claim, Picture, Study, Trial, trial
+from vitkit.studies.setting import Arm, Setting, pretraining, resnet, scaled_rate, vit
+from vitkit.studies.study import Claim, Picture, Study, Trial, make_trial
 from vitkit.training.schedule import Duration
 
-CELLS = (  # Table 8: what can be added, and where
+CELLS = (  # Table 8: kinds of position embedding, and where they are added
     ("none", "stem"), ("1d", "stem"), ("1d", "every"), ("1d", "shared"),
     ("2d", "stem"), ("2d", "every"), ("2d", "shared"), ("relative", "stem"),
 )  # fmt: skip
-HYPER = (  # Fig. 10: length, rate and weight decay, as shares of those of Table 8
+HYPER = (  # Fig. 10: name; length, rate and weight decay relative to Table 8
     ("low rate and decay", 1.0, 0.5, 0.1), ("twice as long", 2.0, 1.0, 1.0),
 )  # fmt: skip
 DECAYS = (0.1, 0.03)  # AugReg's weight decays
-REGULAR = {"no": 0.0, "yes": 0.1}  # dropout and stochastic depth
+REGULARISATION = {"no": 0.0, "yes": 0.1}  # dropout and stochastic depth
 
 
 def base(s: Setting) -> Arm:
-    """The model that is varied: B/16 in the paper."""
+    """The model that studies vary: ViT-B/16 at the paper's scale."""
     return vit(s, 1)
 
 
 def positions(s: Setting) -> list[Trial]:
-    made = []
+    """Table 8: position embeddings of all kinds; Fig. 10: other hyper-parameters."""
+    trials = []
     for seed in range(s.seeds):
         for kind, where in CELLS:
             arm = base(s).having(positions=kind, injection=where)
             factors = {"positions": kind, "injection": where, "hyper": "default"}
-            made.append(trial(factors, pretraining(s, arm, seed)))
-    for name, length, rate, decay in HYPER:  # only looked at: one seed
-        r = at_rate(pretraining(s, base(s), 0), rate)
+            trials.append(make_trial(factors, pretraining(s, arm, seed)))
+    for name, length, rate, decay in HYPER:  # only their embeddings are shown, so one seed is enough
+        r = scaled_rate(pretraining(s, base(s), 0), rate)
         r = replace(r, optimizer=replace(r.optimizer, weight_decay=r.optimizer.weight_decay * decay))
-        made.append(trial({"positions": "1d", "injection": "stem", "hyper": name}, longer(r, length)))
-    return made
+        trials.append(make_trial({"positions": "1d", "injection": "stem", "hyper": name}, longer(r, length)))
+    return trials
 
 
 def longer(recipe: Recipe, factor: float) -> Recipe:
-    """The same for a multiple of its length; its warm-up stays as it is."""
+    """The recipe with its length multiplied by a factor, and the same warm-up."""
     length = recipe.length
     if length.epochs is not None:
         return replace(recipe, length=Duration(epochs=length.epochs * factor))
@@ -50,90 +51,88 @@ def longer(recipe: Recipe, factor: float) -> Recipe:
 
 
 def heads(s: Setting) -> list[Trial]:
-    """Fig. 9: the class token, average pooling at its rate and at 3/8 of it; attention pooling besides."""
-    made = []
+    """Fig. 9: class token, average pooling at the same rate and at 3/8 of it, and attention pooling."""
+    trials = []
     for seed in range(s.seeds):
         for head, rate in (("token", 1.0), ("gap", 1.0), ("gap", 3 / 8), ("map", 1.0)):
-            going: dict[str, Any] = {"evaluations": 6, "val": 0.02, "fewshot_when": "evaluations"}
-            recipe = pretraining(s, base(s).having(head=head), seed, **going)
-            made.append(
-                trial({"head": head, "rate": "same" if rate == 1 else "lower"}, at_rate(recipe, rate))
-            )
-    return made
+            evaluation: dict[str, Any] = {"evaluations": 6, "val": 0.02, "fewshot_when": "evaluations"}
+            recipe = pretraining(s, base(s).having(head=head), seed, **evaluation)
+            factors = {"head": head, "rate": "same" if rate == 1 else "lower"}
+            trials.append(make_trial(factors, scaled_rate(recipe, rate)))
+    return trials
 
 
 def shape(s: Setting) -> list[Trial]:
-    """Fig. 8: one dimension at a time twice and four times as large, then all at once."""
+    """Fig. 8: each dimension alone scaled 2x and 4x, then all together."""
     if s.paper:
-        sizes, patch, heads_ = {"width": 1024, "depth": 8, "hidden": 2048}, 32, 16
-        plain = Arm("ViT-B/32", ModelOptions(representation=0))
+        sizes, patch, head_count = {"width": 1024, "depth": 8, "hidden": 2048}, 32, 16
+        arm = Arm("ViT-B/32", ModelOptions(representation=0))
     else:
-        sizes, patch, heads_ = (
-            {"width": 64 << s.level, "depth": 2, "hidden": 128 << s.level},
-            s.patch,
-            2 << s.level,
-        )
-        plain = vit(s, 0)
-    made = []
+        sizes = {"width": 64 << s.level, "depth": 2, "hidden": 128 << s.level}
+        patch, head_count = s.patch, 2 << s.level
+        arm = vit(s, 0)
+    trials = []
     for seed in range(s.seeds):
-        for scaled, factor, grown, smaller in shapes(sizes, patch):
-            grown = grown | {"heads": heads_ * grown["width"] // sizes["width"]}
-            arm = plain.having(**grown, patch=smaller)
-            made.append(trial({"scaled": scaled, "factor": factor}, pretraining(s, arm, seed)))
-    return made
+        for scaled, factor, options, patch_size in shapes(sizes, patch):
+            head_options = {"heads": head_count * options["width"] // sizes["width"]}
+            variant = arm.having(**options, **head_options, patch=patch_size)
+            trials.append(make_trial({"scaled": scaled, "factor": factor}, pretraining(s, variant, seed)))
+    return trials
 
 
 def shapes(sizes: dict[str, int], patch: int) -> list[tuple[str, int, dict[str, int], int]]:
-    """(what, how often, sizes, patch) of every point of Fig. 8."""
-    made = [("nothing", 1, sizes, patch)]
+    """(scaled dimension, factor, sizes, patch size) of every point of Fig. 8."""
+    points = [("nothing", 1, sizes, patch)]
     for factor in (2, 4):
-        for what, field in (("depth", "depth"), ("width", "width"), ("MLP width", "hidden")):
-            made.append((what, factor, sizes | {field: sizes[field] * factor}, patch))
-    made.append(("patch", 2, sizes, patch // 2))
-    made.append(("all", 2, {name: value * 2 for name, value in sizes.items()}, patch // 2))
-    return made
+        for name, field in (("depth", "depth"), ("width", "width"), ("MLP width", "hidden")):
+            points.append((name, factor, sizes | {field: sizes[field] * factor}, patch))
+    points.append(("patch", 2, sizes, patch // 2))
+    points.append(("all", 2, {name: value * 2 for name, value in sizes.items()}, patch // 2))
+    return points
 
 
 def axial(s: Setting) -> list[Trial]:
-    """Fig. 13: rows and columns apart, at two patch sizes and in a ResNet, beside the plain models."""
-    made = []
+    """Fig. 13: axial and full attention at two patch sizes, and a ResNet with and without axial attention."""
+    trials = []
     for seed in range(s.seeds):
         for factor, size in ((1, "large"), (2, "small")):
             name = f"B/{32 // factor}" if s.paper else f"Ti/{s.patch // factor}"
             options = ModelOptions() if s.paper else vit(s, 1).options
             for attention, prefix in (("full", "ViT"), ("axial", "Axial-ViT")):
                 arm = Arm(f"{prefix}-{name}", options)
-                made.append(trial({"attention": attention, "patch": size}, pretraining(s, arm, seed)))
-        plain = resnet(s, 0)
-        for attention, arm in (("ResNet", plain), ("AxialResNet", Arm("AxialResNet-50", plain.options))):
-            made.append(trial({"attention": attention, "patch": "none"}, pretraining(s, arm, seed)))
-    return made
+                trials.append(make_trial({"attention": attention, "patch": size}, pretraining(s, arm, seed)))
+        convolutional = resnet(s, 0)
+        axial_resnet = Arm("AxialResNet-50", convolutional.options)
+        for attention, arm in (("ResNet", convolutional), ("AxialResNet", axial_resnet)):
+            trials.append(make_trial({"attention": attention, "patch": "none"}, pretraining(s, arm, seed)))
+    return trials
 
 
 def augreg(s: Setting) -> list[Trial]:
-    """AugReg: augmentation beside regularisation, on all of the data and on a tenth of it.
+    """AugReg: augmentation and regularisation, on all of the data and on a tenth of it.
 
-    At the paper's scale that is its sweep of 28 on ImageNet-21k, with two weight decays, and four more.
+    At the paper's scale this is its sweep of 28 runs on ImageNet-21k with two weight decays, and four more.
     """
     levels = tuple(AUGREG) if s.paper else ("none", "light2", "medium2", "strong2")
-    grid = [(level, regular, "100%") for level in levels for regular in REGULAR]
+    grid = [(level, regular, "100%") for level in levels for regular in REGULARISATION]
     grid += [(level, "no", "10%") for level in ("none", "medium2")]
-    made = []
+    trials = []
     for seed, (level, regular, share) in product(range(s.seeds), grid):
         layers, magnitude, mixup = AUGREG[level]
         recipe = pretraining(
             s, base(s), seed, row="augreg-i21k.ViT-B/16", mixup=mixup,
-            randaugment=(layers, magnitude) if layers else (), dropout=REGULAR[regular],
-            stochastic_depth=REGULAR[regular], subset="" if share == "100%" else share,
+            randaugment=(layers, magnitude) if layers else (), dropout=REGULARISATION[regular],
+            stochastic_depth=REGULARISATION[regular], subset="" if share == "100%" else share,
         )  # fmt: skip
         factors = at(augmentation=level, regularisation=regular, share=share)
         for decay in DECAYS if s.paper else (recipe.optimizer.weight_decay,):
             decayed = replace(recipe, optimizer=replace(recipe.optimizer, weight_decay=decay))
-            made.append(trial(factors | ({"weight decay": decay} if s.paper else {}), decayed))
-    return made
+            trials.append(make_trial(factors | ({"weight decay": decay} if s.paper else {}), decayed))
+    return trials
 
 
 def at(**factors: str | int | float) -> dict[str, str | int | float]:
+    """A setting of some factors, written as keyword arguments."""
     return factors
 
 
@@ -151,13 +150,13 @@ PARTS = (
             Claim(text="without position embeddings a model is worse than with any",
                   left=STEM, right=cell("none", "stem")),
             Claim(text="2-D embeddings are not better than 1-D ones",
-                  left=STEM, right=cell("2d", "stem"), says="not below"),
+                  left=STEM, right=cell("2d", "stem"), relation="not below"),
             Claim(text="relative embeddings are not better than 1-D ones",
-                  left=STEM, right=cell("relative", "stem"), says="not below"),
+                  left=STEM, right=cell("relative", "stem"), relation="not below"),
             Claim(text="it makes little difference whether 1-D embeddings are added before every layer",
-                  left=STEM, right=cell("1d", "every"), says="equal"),
+                  left=STEM, right=cell("1d", "every"), relation="equal"),
             Claim(text="nor whether the layers share them",
-                  left=STEM, right=cell("1d", "shared"), says="equal"),
+                  left=STEM, right=cell("1d", "shared"), relation="equal"),
         ),
         pictures=(Picture(title="Table 8 as a figure", x="positions", lines=("injection",), kind="bars",
                           where=at(hyper="default")),
@@ -172,7 +171,8 @@ PARTS = (
             Claim(text="average pooling at the token's rate does worse",
                   left=at(head="token", rate="same"), right=at(head="gap", rate="same")),
             Claim(text="at a lower rate of its own it works as well",
-                  left=at(head="gap", rate="lower"), right=at(head="token", rate="same"), says="not below"),
+                  left=at(head="gap", rate="lower"), right=at(head="token", rate="same"),
+                  relation="not below"),
         ),
         pictures=(
             Picture(title="few-shot accuracy as the run goes (Fig. 9)", x="step", lines=("head", "rate"),
@@ -230,7 +230,7 @@ PARTS = (
             Claim(text="little data gains more from augmentation than much data",
                   left=at(augmentation="medium2", regularisation="no", share="10%"),
                   right=at(augmentation="medium2", regularisation="no", share="100%"),
-                  since=(at(augmentation="none", regularisation="no", share="10%"),
+                  baseline=(at(augmentation="none", regularisation="no", share="10%"),
                          at(augmentation="none", regularisation="no", share="100%"))),
         ),
         pictures=(Picture(title="accuracy by augmentation", x="augmentation", kind="bars",

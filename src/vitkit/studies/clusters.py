@@ -1,7 +1,7 @@
-"""The same trials on many machines: on Ray, or as SLURM array jobs through submitit.
+"""Trials on a cluster: with Ray, or as SLURM array jobs through submitit.
 
-Every machine must see the study folder and the data under the same paths: trials leave their run folders
-there, and start from the models that others have left.
+All machines need the study folder and the data under the same paths: trials write their run folders there and
+start from the models of other trials.
 """
 
 import shutil
@@ -13,99 +13,99 @@ from typing import Any
 
 from vitkit.errors import Error
 from vitkit.runtime.runtime import cpu_cores
-from vitkit.studies.executor import Job, Outcome, attempt, devices_of
+from vitkit.studies.executor import Job, Outcome, devices_of, run_job
 from vitkit.studies.prepare import Stopwatch
-from vitkit.studies.trial import Place
+from vitkit.studies.trial import WorkerConfig
 
-WITHOUT = "--on {} needs {}: pip install 'vitkit[{}]'"
-MANY = 1000  # jobs that are handed over at once; who runs when is the cluster's to say
+MISSING = "--on {} needs {}; install it with pip install 'vitkit[{}]'"
+MAX_SUBMITTED = 1000  # jobs at a time; the cluster schedules them
 
 
 @dataclass(frozen=True)
-class Share:
-    """What a trial is given of a machine, which is known only there."""
+class Resources:
+    """The resources of one trial; the machine that runs it resolves them to a worker configuration."""
 
     device: str = "auto"
     precision: str = "auto"
     compile: bool = False
-    cores: int = 0  # 0: all that it may use
+    cores: int = 0  # CPU cores; 0: all available
 
-    def place(self) -> Place:
-        device, each = devices_of(self.device)[0], self.cores or cpu_cores()
+    def worker_config(self) -> WorkerConfig:
+        device, cores = devices_of(self.device)[0], self.cores or cpu_cores()
         cuda = device.startswith("cuda")
-        workers, threads = (each, 1) if cuda else (0, each)
-        return Place(device, self.precision, workers=workers, threads=threads, compile=self.compile)
+        workers, threads = (cores, 1) if cuda else (0, cores)
+        return WorkerConfig(device, self.precision, workers=workers, threads=threads, compile=self.compile)
 
 
-def remote(job: Job, share: Share) -> Outcome:
-    """What a machine of the cluster does with a job."""
-    return attempt(job.call, job.arguments, share.place())
+def run_remotely(job: Job, resources: Resources) -> Outcome:
+    """Run a job on a machine of the cluster."""
+    return run_job(job.call, job.arguments, resources.worker_config())
 
 
-class Ray:
-    """A Ray cluster: the one at RAY_ADDRESS, or one on this machine for as long as the study takes."""
+class RayExecutor:
+    """A Ray cluster: the one at RAY_ADDRESS, or a local one for the duration of the study."""
 
-    def __init__(self, share: Share, processes: int | None = None):
+    def __init__(self, resources: Resources, processes: int | None = None):
         try:
             import ray
         except ImportError:
-            raise Error(WITHOUT.format("ray", "Ray", "ray"), code="request.extra-missing") from None
+            raise Error(MISSING.format("ray", "Ray", "ray"), code="request.extra-missing") from None
         self.ray = ray
-        self.began = not ray.is_initialized()
-        if self.began:
+        self.owns_cluster = not ray.is_initialized()
+        if self.owns_cluster:
             ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
-        there = ray.cluster_resources()
-        each = max(1, int(there.get("CPU", 1)) // processes) if processes else 1
-        gpus = 0.0 if share.device == "cpu" else there.get("GPU", 0.0)
-        self.share = replace(share, cores=each)
-        part = min(1.0, gpus / processes) if processes else min(1.0, gpus)
-        self.call = ray.remote(remote).options(num_cpus=each, num_gpus=part, max_retries=0)
+        total = ray.cluster_resources()
+        cores = max(1, int(total.get("CPU", 1)) // processes) if processes else 1
+        gpus = 0.0 if resources.device == "cpu" else total.get("GPU", 0.0)
+        self.resources = replace(resources, cores=cores)
+        gpu_share = min(1.0, gpus / processes) if processes else min(1.0, gpus)
+        self.call = ray.remote(run_remotely).options(num_cpus=cores, num_gpus=gpu_share, max_retries=0)
         self.running: dict[Any, tuple[str, Stopwatch]] = {}
 
-    def __enter__(self) -> "Ray":
+    def __enter__(self) -> "RayExecutor":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-        if self.began:
+        if self.owns_cluster:
             self.ray.shutdown()
 
-    def room(self) -> int:
-        return MANY - len(self.running)
+    def free_slots(self) -> int:
+        return MAX_SUBMITTED - len(self.running)
 
     def submit(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
-            self.running[self.call.remote(job, self.share)] = (job.name, Stopwatch())
+            self.running[self.call.remote(job, self.resources)] = (job.name, Stopwatch())
 
     def wait(self, seconds: float) -> list[tuple[str, Outcome]]:
         ready, _ = self.ray.wait(list(self.running), num_returns=1, timeout=seconds)
         ended = []
-        for one in ready:
-            name, clock = self.running.pop(one)
+        for future in ready:
+            name, clock = self.running.pop(future)
             try:
-                outcome = self.ray.get(one)
+                outcome = self.ray.get(future)
             except self.ray.exceptions.RayError as error:
-                outcome = Outcome(error=f"its process died: {error}")
-            ended.append((name, Outcome(outcome.value, outcome.error, outcome.trace, clock())))
+                outcome = Outcome(error=f"its worker process died: {error}")
+            ended.append((name, replace(outcome, seconds=clock())))
         return ended
 
     def stop(self) -> None:
-        for one in self.running:
-            self.ray.cancel(one)  # as Ctrl-C in that process: it saves and ends
+        for future in self.running:
+            self.ray.cancel(future)  # raises KeyboardInterrupt there, so the run saves a checkpoint
         if self.running:
             self.ray.wait(list(self.running), num_returns=len(self.running), timeout=60)
         self.running.clear()
 
 
 @dataclass
-class Task:
-    """A job as submitit sends it; when SLURM takes the machine away, it is queued again and goes on."""
+class SlurmJob:
+    """A job for submitit; if SLURM preempts it, it is requeued and resumes."""
 
     job: Job
-    share: Share
+    resources: Resources
 
     def __call__(self) -> Outcome:
-        return remote(self.job, self.share)
+        return run_remotely(self.job, self.resources)
 
     def checkpoint(self) -> Any:
         import submitit
@@ -114,45 +114,49 @@ class Task:
 
 
 @dataclass
-class Slurm:
-    """SLURM: all trials that may begin are one array job."""
+class SlurmExecutor:
+    """SLURM: all trials that are ready form one array job."""
 
-    share: Share
+    resources: Resources
     logs: Path
-    options: Mapping[str, Any] = field(default_factory=dict)  # of sbatch, by their names in submitit
-    cluster: str = "slurm"  # or local: processes of this machine, as submitit starts them
+    options: Mapping[str, Any] = field(default_factory=dict)  # sbatch options by their submitit names
+    cluster: str = "slurm"  # or local: submitit starts processes on this machine
 
     def __post_init__(self) -> None:
         try:
             import submitit
         except ImportError:
-            raise Error(WITHOUT.format("slurm", "submitit", "slurm"), code="request.extra-missing") from None
+            raise Error(MISSING.format("slurm", "submitit", "slurm"), code="request.extra-missing") from None
         if self.cluster == "slurm" and shutil.which("sbatch") is None:
             raise Error(
-                "--on slurm: there is no sbatch on this machine; run the command where jobs are submitted",
+                "--on slurm: sbatch was not found; run the command on a login node of the cluster",
                 code="request.missing",
             )
         self.executor = submitit.AutoExecutor(folder=self.logs, cluster=self.cluster)
         self.executor.update_parameters(**({"timeout_min": 24 * 60, "name": "vitkit"} | dict(self.options)))
         self.running: dict[str, tuple[Any, Stopwatch]] = {}
 
-    def __enter__(self) -> "Slurm":
+    def __enter__(self) -> "SlurmExecutor":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def room(self) -> int:
-        return MANY - len(self.running)
+    def free_slots(self) -> int:
+        return MAX_SUBMITTED - len(self.running)
 
     def submit(self, jobs: Sequence[Job]) -> None:
         with self.executor.batch():
-            sent = [self.executor.submit(Task(job, self.share)) for job in jobs]
-        for job, one in zip(jobs, sent, strict=True):
-            self.running[job.name] = (one, Stopwatch())
+            submitted = [self.executor.submit(SlurmJob(job, self.resources)) for job in jobs]
+        for job, future in zip(jobs, submitted, strict=True):
+            self.running[job.name] = (future, Stopwatch())
 
     def wait(self, seconds: float) -> list[tuple[str, Outcome]]:
-        ended = [(name, outcome_of(one, clock)) for name, (one, clock) in self.running.items() if one.done()]
+        ended = [
+            (name, outcome_of(future, clock))
+            for name, (future, clock) in self.running.items()
+            if future.done()
+        ]
         if not ended:
             time.sleep(seconds)
         for name, _ in ended:
@@ -160,25 +164,25 @@ class Slurm:
         return ended
 
     def stop(self) -> None:
-        for one, _ in self.running.values():
-            one.cancel()  # SIGTERM: a run saves and ends
+        for future, _ in self.running.values():
+            future.cancel()  # sends SIGTERM, so the run saves a checkpoint
         self.running.clear()
 
 
-def outcome_of(one: Any, clock: Stopwatch) -> Outcome:
-    error = one.exception()
+def outcome_of(future: Any, clock: Stopwatch) -> Outcome:
+    error = future.exception()
     if error is not None:
-        return Outcome(error=f"its job failed: {str(error).strip().splitlines()[-1]}", trace=str(error))
-    found = one.result()
-    return Outcome(found.value, found.error, found.trace, clock())
+        message = f"its SLURM job failed: {str(error).strip().splitlines()[-1]}"
+        return Outcome(error=message, trace=str(error))
+    return replace(future.result(), seconds=clock())
 
 
-def parse_options(words: Sequence[str]) -> dict[str, Any]:
-    """'slurm_partition=gpu', 'gpus_per_node=1': whole numbers are numbers."""
+def parse_options(options_text: Sequence[str]) -> dict[str, Any]:
+    """Parse name=value options such as 'slurm_partition=gpu' and 'gpus_per_node=1'."""
     options: dict[str, Any] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
+    for text in options_text:
+        name, equals, value = text.partition("=")
         if not equals:
-            raise Error(f"--cluster {word!r}: give name=value, as in slurm_partition=gpu")
+            raise Error(f"--cluster {text!r}: expected name=value, as in slurm_partition=gpu")
         options[name.strip()] = int(value) if value.strip().isdigit() else value.strip()
     return options

@@ -1,4 +1,4 @@
-"""The verbs of studies: what there is, a study from a request to its page, and the page again."""
+"""Run a study from a request to its report page, and write the page of an existing study again."""
 
 import json
 import shutil
@@ -12,34 +12,34 @@ from vitkit.errors import Error
 from vitkit.io.files import locked, replace_file
 from vitkit.metrics.intervals import percent
 from vitkit.recipes.recipe import Recipe
-from vitkit.report.study_page import study_page
+from vitkit.report.study_page import OUTCOMES, study_page
 from vitkit.report.terminal import duration, print_facts, print_table, say, warn
 from vitkit.studies import clusters
-from vitkit.studies.analysis import factors_of, figures_of, judge, laws, means, table6
-from vitkit.studies.executor import Job, Local, Outcome, drive, places, together
+from vitkit.studies.analysis import evaluate_claim, factors_of, figures_of, laws, means, means_row
+from vitkit.studies.executor import Job, LocalExecutor, Outcome, run_jobs, share_gpus, worker_configs
 from vitkit.studies.folder import (
-    claim,
-    done,
+    claim_folder,
+    existing_plan,
+    is_finished,
     read_failed,
     read_plan,
-    remembered,
-    rows_of,
+    table_rows,
     write_failed,
     write_table,
 )
-from vitkit.studies.prepare import Paces, Request, Stopwatch, make_plan, ordered
+from vitkit.studies.prepare import Request, Stopwatch, Timings, make_plan, run_order
 from vitkit.studies.scale import study as named_study
 from vitkit.studies.study import Plan
-from vitkit.studies.trial import BATCHES, pace_of, perform
+from vitkit.studies.trial import BATCHES, measure_timing, run_trial
 
 PAGE, SUMMARY = "page.html", "summary.json"
 Emit = Callable[[Any], None] | None
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Where:
-    """What may differ from one machine to the next without changing what a study comes to."""
+class Execution:
+    """Where and how a study runs; unlike a `Request`, it does not determine the results."""
 
     out: Path
     on: str = "local"  # or ray, slurm
@@ -47,133 +47,141 @@ class Where:
     device: str = "auto"
     precision: str = "auto"
     compile: bool = False
-    cluster: tuple[str, ...] = ()  # options of sbatch, by their names in submitit
-    plan: bool = False
+    cluster: tuple[str, ...] = ()  # sbatch options by their submitit names
+    plan: bool = False  # print the plan only
 
     def __post_init__(self):
         if self.on not in ("local", "ray", "slurm"):
             raise Error(f"--on must be local, ray or slurm, not {self.on!r}")
 
 
-def run_study(request: Request, where: Where, emit: Emit) -> bool:
-    """Plan, run what is not done yet, write table, figures and page; whether every trial has succeeded."""
-    log: Tell = (lambda text: None) if emit else warn
-    with ExitStack() as held:
-        crews = Executors(where, held, log)
-        plan = remembered(where.out, request.asked())
-        plan = plan or make_plan(request, crews.slots, crews.measure, log)
-        if where.plan:
-            told = {"study": plan.study, "out": str(where.out)} | plan.chosen
-            emit(told | {"names": [one.name for one in plan.trials]}) if emit else print_facts(told)
+def run_study(request: Request, execution: Execution, emit: Emit) -> bool:
+    """Plan a study, run its unfinished trials and write its page; return whether all trials succeeded."""
+    log: Log = (lambda text: None) if emit else warn
+    with ExitStack() as stack:
+        executors = Executors(execution, stack, log)
+        plan = existing_plan(execution.out, request.to_json())
+        plan = plan or make_plan(request, executors.slots, executors.measure, log)
+        if execution.plan:
+            facts = {"study": plan.study, "out": str(execution.out)} | plan.chosen
+            names = [trial.name for trial in plan.trials]
+            emit(facts | {"names": names}) if emit else print_facts(facts)
             return True
-        where.out.mkdir(parents=True, exist_ok=True)
-        held.enter_context(locked(where.out))
-        claim(where.out, plan)
-        carry_out(plan, where.out, crews, log)
-    told = report(where.out)
-    emit(told) if emit else tell_summary(told)
-    return not told["failed"]
+        execution.out.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(locked(execution.out))
+        claim_folder(execution.out, plan)
+        run_trials(plan, execution.out, executors, log)
+    summary = report(execution.out)
+    emit(summary) if emit else print_summary(summary)
+    return not summary["failed"]
 
 
 class Executors:
-    """Who times steps and who runs trials: the same processes, where both are on this machine."""
+    """The executors of a study: the local one times steps; trials run on it or on a cluster."""
 
-    def __init__(self, where: Where, held: ExitStack, log: Tell = lambda text: None):
-        self.where, self.held, self.log = where, held, log
-        count = where.processes if where.on == "local" else 1
-        self.places = places(where.device, count, where.precision, where.compile)
-        self.here: Local | None = None
+    def __init__(self, execution: Execution, stack: ExitStack, log: Log = lambda text: None):
+        self.execution, self.stack, self.log = execution, stack, log
+        count = execution.processes if execution.on == "local" else 1
+        self.configs = worker_configs(execution.device, count, execution.precision, execution.compile)
+        self.pool: LocalExecutor | None = None
 
     @property
     def slots(self) -> int:
-        return len(self.places) if self.where.on == "local" else self.where.processes or 1
+        return len(self.configs) if self.execution.on == "local" else self.execution.processes or 1
 
-    def local(self) -> Local:
-        if self.here is None:
-            if self.held.enter_context(together([place.device for place in self.places])):
-                self.log("processes on one GPU compute at the same time, by NVIDIA's MPS")
-            self.here = self.held.enter_context(Local(self.places))
-        return self.here
+    def local(self) -> LocalExecutor:
+        """The local executor, started on first use."""
+        if self.pool is None:
+            if self.stack.enter_context(share_gpus([config.device for config in self.configs])):
+                self.log("processes share each GPU through NVIDIA MPS")
+            self.pool = self.stack.enter_context(LocalExecutor(self.configs))
+        return self.pool
 
-    def measure(self, kinds: Sequence[Recipe]) -> Paces:
-        """Every kind of step, timed while the other processes time others: as it will be."""
-        jobs = [Job(f"pace {i}", pace_of, (kind,)) for i, kind in enumerate(kinds)]
-        found = drive(jobs, self.local())
-        for outcome in found.values():
+    def measure(self, kinds: Sequence[Recipe]) -> Timings:
+        """Time each kind of step on all processes at once, so that they compete as in the study."""
+        jobs = [Job(f"timing {i}", measure_timing, (kind,)) for i, kind in enumerate(kinds)]
+        outcomes = run_jobs(jobs, self.local())
+        for outcome in outcomes.values():
             if outcome.error:
-                raise Error(f"a training step could not be timed: {outcome.error}", code="study.value")
-        return {kind: found[f"pace {i}"].value for i, kind in enumerate(kinds)}
+                raise Error(f"timing a training step failed: {outcome.error}", code="study.value")
+        return {kind: outcomes[f"timing {i}"].value for i, kind in enumerate(kinds)}
 
-    def crew(self) -> Any:
-        """Whoever runs the trials."""
-        where = self.where
-        share = clusters.Share(where.device, where.precision, where.compile)
-        if where.on == "ray":
-            return self.held.enter_context(clusters.Ray(share, where.processes))
-        if where.on == "slurm":
-            options = clusters.parse_options(where.cluster)
-            if where.processes:
-                options.setdefault("slurm_array_parallelism", where.processes)
-            return self.held.enter_context(clusters.Slurm(share, where.out / "slurm", options))
+    def for_trials(self) -> Any:
+        """The executor that runs the trials."""
+        execution = self.execution
+        resources = clusters.Resources(execution.device, execution.precision, execution.compile)
+        if execution.on == "ray":
+            return self.stack.enter_context(clusters.RayExecutor(resources, execution.processes))
+        if execution.on == "slurm":
+            options = clusters.parse_options(execution.cluster)
+            if execution.processes:
+                options.setdefault("slurm_array_parallelism", execution.processes)
+            slurm = clusters.SlurmExecutor(resources, execution.out / "slurm", options)
+            return self.stack.enter_context(slurm)
         return self.local()
 
 
-def carry_out(plan: Plan, out: Path, crews: Executors, log: Tell) -> None:
-    """Every trial that has no result yet; after each, what failed and the table are written."""
-    left = [one for one in ordered(plan) if not done(out, one)]
-    if len(left) < len(plan.trials):
-        log(f"{len(plan.trials) - len(left)} of {len(plan.trials)} trials were finished before")
-    if not left:
+def run_trials(plan: Plan, out: Path, executors: Executors, log: Log) -> None:
+    """Run all unfinished trials; record each failure as soon as it happens."""
+    unfinished = [trial for trial in run_order(plan) if not is_finished(out, trial)]
+    if len(unfinished) < len(plan.trials):
+        log(f"{len(plan.trials) - len(unfinished)} of {len(plan.trials)} trials are already finished")
+    if not unfinished:
         return
-    failed = {k: v for k, v in read_failed(out).items() if not any(one.name == k for one in left)}
+    names = {trial.name for trial in unfinished}
+    failed = {name: error for name, error in read_failed(out).items() if name not in names}
     write_failed(out, failed)
-    shutil.rmtree(out / BATCHES, ignore_errors=True)  # of a process that was killed; the data may be another
-    clock, ended = Stopwatch(), [0]
+    shutil.rmtree(out / BATCHES, ignore_errors=True)  # a killed process left them; the data may have changed
+    clock, total = Stopwatch(), len(unfinished)
+    ended: list[str] = []
     folder = out.absolute()
 
-    def hear(job: Job, outcome: Outcome) -> None:
-        ended[0] += 1
+    def on_end(job: Job, outcome: Outcome) -> None:
+        ended.append(job.name)
         if outcome.error:
             failed[job.name] = {"error": outcome.error, "trace": outcome.trace}
             write_failed(out, failed)
-        rest = clock() / ended[0] * (len(left) - ended[0])
-        log(f"{ended[0]}/{len(left)} {job.name}: {in_short(outcome)}; about {duration(rest)} left")
+        remaining = clock() / len(ended) * (total - len(ended))
+        log(f"{len(ended)}/{total} {job.name}: {outcome_line(outcome)}; about {duration(remaining)} left")
 
+    jobs = [Job(trial.name, run_trial, (trial, folder), trial.needs) for trial in unfinished]
     try:
-        drive([Job(one.name, perform, (one, folder), one.needs) for one in left], crews.crew(), hear)
+        run_jobs(jobs, executors.for_trials(), on_end)
     finally:
         shutil.rmtree(folder / BATCHES, ignore_errors=True)
 
 
-def in_short(outcome: Outcome) -> str:
+def outcome_line(outcome: Outcome) -> str:
     if outcome.error:
         return f"FAILED: {outcome.error.splitlines()[0][:200]}"
     test = outcome.value["test"]
-    few = ""
+    fewshot = ""
     if "fewshot_mean" in test:
-        few = f", few-shot {percent(test['fewshot_mean'], test['fewshot_images'])}"
-    return f"{percent(test['top1'], test['images'])}{few}, {outcome.seconds:.0f} s"
+        fewshot = f", few-shot {percent(test['fewshot_mean'], test['fewshot_images'])}"
+    return f"{percent(test['top1'], test['images'])}{fewshot}, {outcome.seconds:.0f} s"
 
 
 def report(out: Path) -> dict[str, Any]:
-    """Table, figures and page out of what the folder holds; the summary that is told."""
+    """Write table, figures, page and summary.json of a study folder; return the summary."""
     plan = read_plan(out)
     study = named_study(plan.study)
-    rows = rows_of(out, plan)
+    rows = table_rows(out, plan)
     write_table(out, rows)
-    failed = {k: v for k, v in read_failed(out).items() if k not in {row["trial"] for row in rows}}
+    finished = {row["trial"] for row in rows}
+    failed = {name: error for name, error in read_failed(out).items() if name not in finished}
+    claims = study.claims_at(plan.asked["scale"])
     summary: dict[str, Any] = {
         "study": plan.study, "out": str(out), "page": str(out / PAGE), "score": study.score,
         "trials": len(plan.trials), "finished": len(rows), "failed": failed,
-        "verdicts": [judge(one, rows, study.score).to_json() for one in study.claims_at(plan.asked["scale"])],
+        "verdicts": [evaluate_claim(claim, rows, study.score).to_json() for claim in claims],
         "means": means(rows, plan), "laws": laws(rows, study.fitted, study.score) if study.fitted else [],
     }  # fmt: skip
     page = study_page(
         summary | {"shows": study.shows, "about": study.about, "published": study.published,
                    "figures": figures_of(study, rows, out), "rows": rows, "factors": factors_of(plan),
-                   "table": "table.csv", "chosen": plain(plan), "total": len(plan.trials),
+                   "table": "table.csv", "chosen": plan_settings(plan), "total": len(plan.trials),
                    "commands": [command(plan, out)],
-                   "means": [table6(line) for line in summary["means"]]}
+                   "means": [means_row(row) for row in summary["means"]]}
     )  # fmt: skip
     replace_file(out / PAGE, lambda beside: beside.write_text(page, encoding="utf-8"))
     text = json.dumps(summary, indent=1)
@@ -181,33 +189,32 @@ def report(out: Path) -> dict[str, Any]:
     return summary
 
 
-def plain(plan: Plan) -> dict[str, Any]:
-    """What was chosen, one value a name."""
+def plan_settings(plan: Plan) -> dict[str, Any]:
+    """The settings of a plan for its page, one printable value for each name."""
     images = plan.chosen["train_images"]
-    asked = {"data": list(plan.asked["data"]), "downstream": plan.asked["downstream"] or "the same"}
-    return asked | plan.chosen | {"train_images": [f"{place}: {n:,}" for place, n in images.items()]}
+    request = {"data": list(plan.asked["data"]), "downstream": plan.asked["downstream"] or "same as data"}
+    return request | plan.chosen | {"train_images": [f"{path}: {n:,}" for path, n in images.items()]}
 
 
 def command(plan: Plan, out: Path) -> str:
-    """The command that goes on with a study, or makes it again elsewhere."""
+    """The command that resumes a study, or repeats it elsewhere."""
     lists = {name: tuple(plan.asked.get(name, ())) for name in ("data", "set", "rows")}
     request = Request(**(plan.asked | lists))
     words = ["vitkit study run", request.study, "--data", *request.data]
-    usual = replace(request, downstream="", budget="20min", seeds=3, scale="mini", image_size=None,
-                    steps=None, size=None, set=(), rows=())  # fmt: skip
-    for name, value in request.asked().items():
-        if value != usual.asked().get(name):
-            words += [
-                f"--{name.replace('_', '-')}",
-                *map(str, value if isinstance(value, list) else [value]),
-            ]
+    defaults = replace(request, downstream="", budget="20min", seeds=3, scale="mini", image_size=None,
+                       steps=None, size=None, set=(), rows=())  # fmt: skip
+    for name, value in request.to_json().items():
+        if value != defaults.to_json().get(name):
+            values = value if isinstance(value, list) else [value]
+            words += [f"--{name.replace('_', '-')}", *map(str, values)]
     return " ".join([*words, "--out", str(out)])
 
 
-def tell_summary(told: Mapping[str, Any]) -> None:
+def print_summary(summary: Mapping[str, Any]) -> None:
     print_table(
-        {"claim": v["claim"], "found": v["outcome"], "measured": v["words"]} for v in told["verdicts"]
+        {"claim": verdict["claim"], "outcome": OUTCOMES[verdict["outcome"]][0], "measured": verdict["words"]}
+        for verdict in summary["verdicts"]
     )
-    for name, one in told["failed"].items():
-        say(f"failed: {name}: {one['error'].splitlines()[0]}")
-    say(f"{told['finished']} of {told['trials']} trials are finished; the page: {told['page']}")
+    for name, failure in summary["failed"].items():
+        say(f"failed: {name}: {failure['error'].splitlines()[0]}")
+    say(f"{summary['finished']} of {summary['trials']} trials are finished; page: {summary['page']}")

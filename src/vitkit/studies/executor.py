@@ -1,4 +1,4 @@
-"""Jobs on this machine: worker processes, several on one GPU by NVIDIA MPS, failures kept."""
+"""Jobs in worker processes on this machine, with NVIDIA MPS where several share a GPU."""
 
 import contextlib
 import gc
@@ -22,185 +22,188 @@ from vitkit.errors import Error
 from vitkit.runs.folder import signals
 from vitkit.runtime.runtime import cpu_cores
 from vitkit.studies.prepare import Stopwatch
-from vitkit.studies.trial import Place
+from vitkit.studies.trial import WorkerConfig
 
-POLL = 0.25  # seconds between two looks at signals
+POLL = 0.25  # seconds between checks for signals
 
 
 @dataclass(frozen=True)
 class Job:
-    """A call with its arguments; the place where it runs is added as the last one."""
+    """A function call; the executor appends the worker's configuration as the last argument."""
 
     name: str
     call: Callable[..., Any]
     arguments: tuple[Any, ...]
-    needs: str = ""
+    needs: str = ""  # name of the job that must succeed first
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job."""
+    """The result of a job, or its error."""
 
     value: Any = None
-    error: str = ""  # empty: done
+    error: str = ""  # empty if the job succeeded
     trace: str = ""
     seconds: float = 0.0
-    tried: bool = True  # not if what it needs failed
 
 
 class Executor(Protocol):
-    """Whoever runs jobs: processes of this machine, Ray, SLURM."""
+    """Runs jobs: worker processes of this machine, Ray, or SLURM."""
 
-    def room(self) -> int:
-        """How many more jobs it takes now."""
+    def free_slots(self) -> int:
+        """How many more jobs can be submitted now."""
 
     def submit(self, jobs: Sequence[Job]) -> None: ...
 
     def wait(self, seconds: float) -> list[tuple[str, Outcome]]:
-        """Those that have ended, as soon as there are some, or none after that time."""
+        """Wait up to `seconds` for jobs to end; return their names and outcomes."""
 
     def stop(self) -> None:
-        """All save what they have and end."""
+        """Stop all running jobs; training runs save a checkpoint first."""
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked the study to stop; its trials have saved what they had."""
+    """A signal stopped the study; its running trials have saved checkpoints."""
 
     def __init__(self, number: int, finished: int, total: int):
-        super().__init__(
-            f"stopped with {finished} of {total} trials finished; the same command goes on from there"
-        )
+        super().__init__(f"stopped with {finished} of {total} trials finished; repeat the command to resume")
         self.number = number
 
 
-Tell = Callable[[Job, Outcome], None]
+OnEnd = Callable[[Job, Outcome], None]
 
 
-def drive(jobs: Sequence[Job], crew: Executor, log: Tell = lambda job, outcome: None) -> dict[str, Outcome]:
-    """Run all jobs, each after the one that it needs, if that is among them and does not fail."""
-    named = {job.name: job for job in jobs}
-    waiting, found = list(jobs), dict[str, Outcome]()
+def run_jobs(
+    jobs: Sequence[Job], executor: Executor, on_end: OnEnd = lambda job, outcome: None
+) -> dict[str, Outcome]:
+    """Run all jobs; each starts after the job that it needs, and is skipped if that one fails."""
+    by_name = {job.name: job for job in jobs}
+    waiting, outcomes = list(jobs), dict[str, Outcome]()
     running: set[str] = set()
 
-    def end(name: str, outcome: Outcome) -> None:
-        found[name] = outcome
-        log(named[name], outcome)
+    def finish(name: str, outcome: Outcome) -> None:
+        outcomes[name] = outcome
+        on_end(by_name[name], outcome)
 
-    with signals() as asked:
+    with signals() as received:
         while waiting or running:
-            if asked:
-                crew.stop()
-                raise Stopped(asked[0], len(found), len(jobs))
-            for job in [job for job in waiting if job.needs in found and found[job.needs].error]:
+            if received:
+                executor.stop()
+                raise Stopped(received[0], len(outcomes), len(jobs))
+            for job in [job for job in waiting if job.needs in outcomes and outcomes[job.needs].error]:
                 waiting.remove(job)
-                end(job.name, Outcome(error=f"not run: {job.needs} failed", tried=False))
-            ready = [job for job in waiting if job.needs not in named or job.needs in found][: crew.room()]
+                finish(job.name, Outcome(error=f"not run: {job.needs} failed"))
+            ready = [job for job in waiting if job.needs not in by_name or job.needs in outcomes]
+            ready = ready[: executor.free_slots()]
             if ready:
-                crew.submit(ready)
+                executor.submit(ready)
                 running |= {job.name for job in ready}
                 waiting = [job for job in waiting if job not in ready]
-            for name, outcome in crew.wait(POLL) if running else ():
+            for name, outcome in executor.wait(POLL) if running else ():
                 running.discard(name)
-                end(name, outcome)
-    return found
+                finish(name, outcome)
+    return outcomes
 
 
 CONTROL = "nvidia-cuda-mps-control"
-KNOWN = "/usr/bin:/usr/local/nvidia/bin"  # where it may be when it is not on the path
+CONTROL_PATHS = "/usr/bin:/usr/local/nvidia/bin"  # searched after PATH
 PIPE, LOG, VISIBLE = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "CUDA_VISIBLE_DEVICES"
-MOST = 48  # processes that it takes for one GPU
-MPS_PATIENCE = 30.0
-TRY = """
+MAX_CLIENTS = 48  # processes per GPU that MPS supports
+MPS_TIMEOUT = 30.0  # seconds
+PROBE = """
 import ctypes, sys
 cuda, device, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_void_p()
-well = cuda.cuInit(0) == 0
+ok = cuda.cuInit(0) == 0
 for number in map(int, sys.argv[1:]):
-    well = well and cuda.cuDeviceGet(ctypes.byref(device), number) == 0
-    well = well and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
-raise SystemExit(not well)
+    ok = ok and cuda.cuDeviceGet(ctypes.byref(device), number) == 0
+    ok = ok and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
+raise SystemExit(not ok)
 """
 
 
 @contextmanager
-def together(devices: Sequence[str]) -> Iterator[bool]:
-    """Inside, processes that begin share a GPU's time, if several are for one; whether they do.
+def share_gpus(devices: Sequence[str]) -> Iterator[bool]:
+    """Run an MPS server, so that processes started inside compute on one GPU at the same time.
 
-    devices: of each process. Whoever has an MPS of their own, by its variables, keeps it.
+    devices: the device of each process. Yields whether the server works. An MPS server that the user has
+    configured through its environment variables is left alone.
     """
-    control = shutil.which(CONTROL) or shutil.which(CONTROL, path=KNOWN)
-    if not shared(devices) or control is None or not {PIPE, LOG}.isdisjoint(os.environ):
+    control = shutil.which(CONTROL) or shutil.which(CONTROL, path=CONTROL_PATHS)
+    if not has_shared_gpu(devices) or control is None or not {PIPE, LOG}.isdisjoint(os.environ):
         yield False
         return
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        here = {PIPE: folder, LOG: folder}
+        variables = {PIPE: folder, LOG: folder}
         try:
-            works = begun(control, devices, os.environ | here)
-            os.environ.update(here if works else {})
+            works = start_mps(control, devices, os.environ | variables)
+            os.environ.update(variables if works else {})
             yield works
         finally:
-            for name in here:
+            for name in variables:
                 os.environ.pop(name, None)
             with suppress(OSError, subprocess.SubprocessError):
-                ask([control], os.environ | here, "quit -t 5\n")
+                run_command([control], os.environ | variables, "quit -t 5\n")
 
 
-def shared(devices: Sequence[str]) -> bool:
-    """Whether several processes are for one GPU, and GPUs are to be seen at all."""
+def has_shared_gpu(devices: Sequence[str]) -> bool:
+    """Whether several processes use one GPU, and GPUs are visible at all."""
     hidden = os.environ.get(VISIBLE, "all").strip() in ("", "-1")
     cuda = all(device.startswith("cuda") for device in devices)
-    return cuda and not hidden and 1 < max(Counter(devices).values(), default=0) <= MOST
+    return cuda and not hidden and 1 < max(Counter(devices).values(), default=0) <= MAX_CLIENTS
 
 
-def begun(control: str, devices: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Start it; whether a process can then use the GPUs, and does so through it.
+def start_mps(control: str, devices: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Start the MPS server; return whether a process can use the GPUs through it.
 
-    It sees all GPUs: those that it is shown have other numbers for the processes. A process that does not
-    reach it uses the GPU alone without a word, so it is asked whether somebody came.
+    The server gets all GPUs, because a restricted set would be renumbered for its clients. A process that
+    cannot connect silently uses the GPU without MPS, so the server is asked whether the probe connected.
     """
     numbers = sorted({device.partition(":")[2] or "0" for device in devices})
     try:
-        ask([control, "-d"], {name: value for name, value in environment.items() if name != VISIBLE})
-        ask([sys.executable, "-c", TRY, *numbers], environment)
-        return bool(ask([control], environment, "get_server_list\n", subprocess.PIPE).strip())
+        run_command([control, "-d"], {name: value for name, value in environment.items() if name != VISIBLE})
+        run_command([sys.executable, "-c", PROBE, *numbers], environment)
+        return bool(run_command([control], environment, "get_server_list\n", subprocess.PIPE).strip())
     except (OSError, subprocess.SubprocessError):
         return False
 
 
-def ask(
-    command: Sequence[str], environment: Mapping[str, str], words: str = "", answer: int = subprocess.DEVNULL
+def run_command(
+    command: Sequence[str], environment: Mapping[str, str], text: str = "", stdout: int = subprocess.DEVNULL
 ) -> str:
-    """Its answer, if that is wanted; in a session of its own, which Ctrl-C does not reach."""
-    done = subprocess.run(  # noqa: S603  # a fixed program, and our own Python
-        command, env=environment, input=words, text=True, stdout=answer, stderr=subprocess.DEVNULL,
-        timeout=MPS_PATIENCE, check=True, start_new_session=True,
+    """Run a command in its own session, which Ctrl-C does not reach; return its output if it is captured."""
+    result = subprocess.run(  # noqa: S603  # a fixed program, and our own Python
+        command, env=environment, input=text, text=True, stdout=stdout, stderr=subprocess.DEVNULL,
+        timeout=MPS_TIMEOUT, check=True, start_new_session=True,
     )  # fmt: skip
-    return done.stdout or ""
+    return result.stdout or ""
 
 
 SPAWN = multiprocessing.get_context("spawn")  # a forked process cannot use a GPU that its parent has used
-PATIENCE = 120.0  # seconds that a process may take to save its trial
-A_GPU = 4  # processes that share one, if nobody says how many: small models leave much of it free
+STOP_TIMEOUT = 120.0  # seconds that a worker may take to save its trial
+PER_GPU = 4  # default number of processes per GPU, as small models leave much of it idle
 
 
-def places(device: str, processes: int | None, precision: str = "auto", compile: bool = False) -> list[Place]:
-    """A place for each process: devices in turn, cores and data workers shared out evenly."""
+def worker_configs(
+    device: str, processes: int | None, precision: str = "auto", compile: bool = False
+) -> list[WorkerConfig]:
+    """The configuration of each worker process: devices in turn, CPU cores divided evenly."""
     devices = devices_of(device)
     cuda = devices[0].startswith("cuda")
     count = processes or (
-        min(A_GPU * len(devices), max(1, cpu_cores() // 2)) if cuda else max(1, cpu_cores() // 2)
+        min(PER_GPU * len(devices), max(1, cpu_cores() // 2)) if cuda else max(1, cpu_cores() // 2)
     )
     if count < 1:
         raise Error(f"--processes must be at least 1, not {count}")
     share = max(1, cpu_cores() // count)
-    base = Place(
+    base = WorkerConfig(
         precision=precision, workers=max(1, share - 1) if cuda else 0, threads=1 if cuda else share,
-        keeps=True, compile=compile,
+        cache_batches=True, compile=compile,
     )  # fmt: skip
     return [replace(base, device=devices[i % len(devices)]) for i in range(count)]
 
 
 def devices_of(device: str) -> list[str]:
-    """All GPUs for auto and cuda, or the one device that is named."""
+    """All GPUs for auto and cuda, otherwise the given device."""
     import torch
 
     if device in ("auto", "cuda") and torch.cuda.is_available():
@@ -210,104 +213,105 @@ def devices_of(device: str) -> list[str]:
 
 @dataclass
 class Worker:
-    """A process that works, and the way to it."""
+    """A worker process, the pipe to it, and its current job."""
 
-    place: Place
+    config: WorkerConfig
     process: SpawnProcess
     pipe: Connection
     job: Job | None = None
     clock: Stopwatch | None = None
 
 
-class Local:
-    """As many processes as there are places; one that dies is replaced, and only its job is lost."""
+class LocalExecutor:
+    """A pool of worker processes; a worker that dies loses only its job and is respawned."""
 
-    def __init__(self, places: Sequence[Place]):
-        self.hands = [spawn_worker(place) for place in places]
+    def __init__(self, configs: Sequence[WorkerConfig]):
+        self.workers = [spawn_worker(config) for config in configs]
 
-    def __enter__(self) -> "Local":
+    def __enter__(self) -> "LocalExecutor":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def room(self) -> int:
-        return sum(hand.job is None for hand in self.hands)
+    def free_slots(self) -> int:
+        return sum(worker.job is None for worker in self.workers)
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        free = [i for i, hand in enumerate(self.hands) if hand.job is None]
-        for i, job in zip(free, jobs, strict=False):
-            hand = self.hands[i]
-            if not hand.process.is_alive():
-                hand = self.hands[i] = replaced(hand)
-            hand.job, hand.clock = job, Stopwatch()
-            with contextlib.suppress(BrokenPipeError):  # it has just died, which is noticed below
-                hand.pipe.send((job.call, job.arguments))
+        idle = [i for i, worker in enumerate(self.workers) if worker.job is None]
+        for i, job in zip(idle, jobs, strict=False):
+            worker = self.workers[i]
+            if not worker.process.is_alive():
+                worker = self.workers[i] = respawn(worker)
+            worker.job, worker.clock = job, Stopwatch()
+            with contextlib.suppress(BrokenPipeError):  # it has just died; `wait` reports that
+                worker.pipe.send((job.call, job.arguments))
 
     def wait(self, seconds: float) -> list[tuple[str, Outcome]]:
-        busy = [(i, hand) for i, hand in enumerate(self.hands) if hand.job]
-        ready = wait([x for _, hand in busy for x in (hand.pipe, hand.process.sentinel)], seconds)
+        busy = [(i, worker) for i, worker in enumerate(self.workers) if worker.job]
+        ready = wait([x for _, worker in busy for x in (worker.pipe, worker.process.sentinel)], seconds)
         ended = []
-        for i, hand in busy:
-            if hand.pipe not in ready and hand.process.sentinel not in ready:
+        for i, worker in busy:
+            if worker.pipe not in ready and worker.process.sentinel not in ready:
                 continue
-            assert hand.job and hand.clock
-            outcome = answer(hand)
+            assert worker.job and worker.clock
+            outcome = receive(worker)
             if outcome is None:
-                outcome = Outcome(error=how_it_died(hand.process))
-                self.hands[i] = replaced(hand)
-            ended.append((hand.job.name, replace(outcome, seconds=hand.clock())))
-            hand.job = None
+                outcome = Outcome(error=death_message(worker.process))
+                self.workers[i] = respawn(worker)
+            ended.append((worker.job.name, replace(outcome, seconds=worker.clock())))
+            worker.job = None
         return ended
 
     def stop(self) -> None:
-        """Those that work save what they have; the others leave."""
-        for hand in self.hands:
-            if hand.job and hand.process.is_alive():
-                hand.process.terminate()
-            hand.pipe.close()
+        """Terminate busy workers, which save a checkpoint first; idle ones exit when their pipe closes."""
+        for worker in self.workers:
+            if worker.job and worker.process.is_alive():
+                worker.process.terminate()
+            worker.pipe.close()
         clock = Stopwatch()
-        for hand in self.hands:
-            hand.process.join(max(0.1, PATIENCE - clock()))
-            if hand.process.is_alive():
-                hand.process.kill()
-                hand.process.join()
+        for worker in self.workers:
+            worker.process.join(max(0.1, STOP_TIMEOUT - clock()))
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
 
 
-def spawn_worker(place: Place) -> Worker:
-    here, there = SPAWN.Pipe()
-    process = SPAWN.Process(target=serve, args=(there, place))
+def spawn_worker(config: WorkerConfig) -> Worker:
+    parent, child = SPAWN.Pipe()
+    process = SPAWN.Process(target=worker_loop, args=(child, config))
     process.start()
-    there.close()  # so that its end is noticed
-    return Worker(place, process, here)
+    child.close()  # so that the parent sees EOF when the worker dies
+    return Worker(config, process, parent)
 
 
-def replaced(hand: Worker) -> Worker:
-    hand.pipe.close()
-    hand.process.join()
-    return spawn_worker(hand.place)
+def respawn(worker: Worker) -> Worker:
+    worker.pipe.close()
+    worker.process.join()
+    return spawn_worker(worker.config)
 
 
-def answer(hand: Worker) -> Outcome | None:
-    """What a process has sent, or nothing if it died instead."""
+def receive(worker: Worker) -> Outcome | None:
+    """The outcome that a worker has sent, or None if it died."""
     try:
-        return hand.pipe.recv() if hand.pipe.poll() else None
+        return worker.pipe.recv() if worker.pipe.poll() else None
     except (EOFError, ConnectionResetError):
         return None
 
 
-def how_it_died(process: SpawnProcess) -> str:
+def death_message(process: SpawnProcess) -> str:
+    """The error message for a dead worker."""
     process.join()
     code = process.exitcode or 0
     if code < 0:
-        return f"its process was ended by {signal.Signals(-code).name}; was there enough memory?"
-    return f"its process ended with code {code}"
+        return f"its worker process was killed by {signal.Signals(-code).name}; it may have run out of memory"
+    return f"its worker process exited with code {code}"
 
 
-def serve(pipe: Connection, place: Place) -> None:
-    """One job after the other, until nobody asks any more.
+def worker_loop(pipe: Connection, config: WorkerConfig) -> None:
+    """Run jobs from the pipe until it closes.
 
-    Ctrl-C goes to all processes of a terminal, and is the first one's to answer: it then asks for an end.
+    Ctrl-C reaches all processes of a terminal; workers ignore it, and the main process terminates them.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
@@ -316,27 +320,27 @@ def serve(pipe: Connection, place: Place) -> None:
         except (EOFError, ConnectionResetError):
             return
         try:
-            told = attempt(call, arguments, place)
-        except KeyboardInterrupt:  # it has saved what it had
+            outcome = run_job(call, arguments, config)
+        except KeyboardInterrupt:  # the run has saved a checkpoint
             return
         with contextlib.suppress(BrokenPipeError):
-            pipe.send(told)
+            pipe.send(outcome)
 
 
-def attempt(call: Any, arguments: tuple[Any, ...], place: Place) -> Outcome:
-    """What comes of a call; an error of any kind is its outcome, and ends nothing else."""
+def run_job(call: Any, arguments: tuple[Any, ...], config: WorkerConfig) -> Outcome:
+    """Call a function and return its outcome; an exception becomes the outcome and ends nothing else."""
     try:
-        return Outcome(call(*arguments, place))
+        return Outcome(call(*arguments, config))
     except Exception as error:
-        kind = error.code if isinstance(error, Error) else type(error).__name__
-        return Outcome(error=f"{kind}: {error}", trace=traceback.format_exc())
+        code = error.code if isinstance(error, Error) else type(error).__name__
+        return Outcome(error=f"{code}: {error}", trace=traceback.format_exc())
     finally:
-        tidy(place)
+        release_memory(config)
 
 
-def tidy(place: Place) -> None:
-    """What a job held of a device goes back to the others that share it."""
-    if place.device.startswith("cuda"):
+def release_memory(config: WorkerConfig) -> None:
+    """Return cached GPU memory to the other processes on the GPU."""
+    if config.device.startswith("cuda"):
         import torch
 
         gc.collect()

@@ -1,4 +1,4 @@
-"""The study folder: plan, trials, failures, and one tidy table as CSV, JSON and Parquet."""
+"""The study folder: plan, trials, failures, and one table as CSV, JSON and Parquet."""
 
 import csv
 import io
@@ -14,46 +14,46 @@ from vitkit.options import flat, part_of
 from vitkit.studies.study import Plan, Trial, from_json, to_json
 
 PLAN, FAILED, TRIALS, RESULT = "plan.json", "failed.json", "trials", "result.json"
-SHOWN = 5  # differences of two plans that are told
+MAX_DIFFERENCES = 5  # listed in the error about another plan
 
 
 def read_plan(out: Path) -> Plan:
     path = out / PLAN
     if not path.exists():
         raise Error(
-            f"{out} holds no study: there is no {PLAN} in it; give the --out of vitkit study run",
+            f"{out} is not a study folder: it has no {PLAN}; give the --out of vitkit study run",
             code="study.unknown",
         )
     try:
         return from_json(path.read_text())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Error(
-            f"{path} is damaged ({type(error).__name__}: {error}); give another --out", code="study.corrupt"
+            f"{path} is damaged ({type(error).__name__}: {error}); choose another --out", code="study.corrupt"
         ) from None
 
 
-def remembered(out: Path, asked: Mapping[str, Any]) -> Plan | None:
-    """The plan of the folder, if it was made for the same request; another request is refused."""
+def existing_plan(out: Path, request: Mapping[str, Any]) -> Plan | None:
+    """The plan of the folder, or None if it has none; raise an error if it was made for another request."""
     if not (out / PLAN).exists():
         return None
-    old = read_plan(out)
-    if old.asked != asked:
-        keys = [k for k in (old.asked | dict(asked)) if old.asked.get(k) != asked.get(k)]
-        changed = "; ".join(f"{k}: {old.asked.get(k)} -> {asked.get(k)}" for k in keys)
+    plan = read_plan(out)
+    if plan.asked != request:
+        keys = [k for k in (plan.asked | dict(request)) if plan.asked.get(k) != request.get(k)]
+        changed = "; ".join(f"{k}: {plan.asked.get(k)} -> {request.get(k)}" for k in keys)
         raise Error(
-            f"{out} holds a study with other options ({changed}); give another --out", code="run.changed"
+            f"{out} has a study with other options ({changed}); choose another --out", code="run.changed"
         )
-    return old
+    return plan
 
 
-def claim(out: Path, plan: Plan) -> None:
-    """The folder belongs to one plan: another is refused, with what differs."""
+def claim_folder(out: Path, plan: Plan) -> None:
+    """Write the plan into the folder; raise an error if the folder has another plan."""
     path = out / PLAN
     if path.exists():
         changed = differences(read_plan(out), plan)
         if changed:
             raise Error(
-                f"{out} holds another plan ({'; '.join(changed[:SHOWN])}); give another --out",
+                f"{out} has another plan ({'; '.join(changed[:MAX_DIFFERENCES])}); choose another --out",
                 code="run.changed",
             )
         return
@@ -62,33 +62,33 @@ def claim(out: Path, plan: Plan) -> None:
 
 
 def differences(old: Plan, new: Plan) -> list[str]:
-    """What differs between two plans, in words."""
+    """One line for each difference between two plans."""
     if old.study != new.study:
         return [f"study: {old.study} -> {new.study}"]
-    before, after = ({one.name: one for one in plan.trials} for plan in (old, new))
-    told = [f"without {name}" for name in before if name not in after]
-    told += [f"with {name}" for name in after if name not in before]
+    before, after = ({trial.name: trial for trial in plan.trials} for plan in (old, new))
+    lines = [f"without {name}" for name in before if name not in after]
+    lines += [f"with {name}" for name in after if name not in before]
     for name in before.keys() & after.keys():
         a, b = flat(asdict(before[name])), flat(asdict(after[name]))
-        told += [f"{name}, {k}: {a.get(k)} -> {b.get(k)}" for k in (a | b) if a.get(k) != b.get(k)]
-    return told
+        lines += [f"{name}, {k}: {a.get(k)} -> {b.get(k)}" for k in (a | b) if a.get(k) != b.get(k)]
+    return lines
 
 
-def folder_of(out: Path, name: str) -> Path:
+def trial_folder(out: Path, name: str) -> Path:
     return out / TRIALS / name
 
 
-def done(out: Path, trial: Trial) -> bool:
-    return (folder_of(out, trial.name) / RESULT).exists()
+def is_finished(out: Path, trial: Trial) -> bool:
+    return (trial_folder(out, trial.name) / RESULT).exists()
 
 
-def result_of(out: Path, trial: Trial) -> dict[str, Any] | None:
-    path = folder_of(out, trial.name) / RESULT
+def read_result(out: Path, trial: Trial) -> dict[str, Any] | None:
+    path = trial_folder(out, trial.name) / RESULT
     return json.loads(path.read_text()) if path.exists() else None
 
 
 def read_failed(out: Path) -> dict[str, dict[str, str]]:
-    """By trial: what went wrong when it was last tried."""
+    """The error of each trial that failed the last time it ran."""
     path = out / FAILED
     return json.loads(path.read_text()) if path.exists() else {}
 
@@ -104,65 +104,69 @@ COSTS = ("parameters", "images_seen", "exaFLOPs", "seconds", "images_per_second"
 TESTS = ("top1", "images", "fewshot_mean", "fewshot_std", "fewshot_shots", "fewshot_images")
 
 
-def rows_of(out: Path, plan: Plan) -> list[Row]:
-    """The finished trials; each has every column, with None where it has no such number."""
-    factors = list(dict.fromkeys(name for one in plan.trials for name in one.factors))
-    rows = []
-    for one in plan.trials:
-        result = result_of(out, one)
+def table_rows(out: Path, plan: Plan) -> list[Row]:
+    """One row for each finished trial; all rows have all columns, with None for missing values."""
+    factors = list(dict.fromkeys(name for trial in plan.trials for name in trial.factors))
+    rows, needs = [], {}
+    for trial in plan.trials:
+        result = read_result(out, trial)
         if result is not None:
-            rows.append(row_of(plan, one, result, factors))
-    spent = {row["trial"]: row["exaFLOPs"] for row in rows}
+            rows.append(table_row(plan, trial, result, factors))
+            needs[trial.name] = trial.needs
+    exaflops = {row["trial"]: row["exaFLOPs"] for row in rows}
     least = min((row["GFLOPs"] for row in rows), default=1.0)
-    for row, one in ((row, one) for row in rows for one in plan.trials if one.name == row["trial"]):
-        row["pretrain_exaFLOPs"] = spent.get(one.needs) if one.needs else row["exaFLOPs"]
+    for row in rows:
+        pretrained = needs[row["trial"]]
+        row["pretrain_exaFLOPs"] = exaflops.get(pretrained) if pretrained else row["exaFLOPs"]
         row["relative_compute"] = row["GFLOPs"] / least
     return rows
 
 
-def row_of(plan: Plan, one: Trial, result: Mapping[str, Any], factors: Sequence[str]) -> Row:
-    test, cost, r = result["test"], result["cost"], one.recipe
-    row: Row = {"trial": one.name, **{name: one.factors.get(name) for name in factors}, "seed": r.seed}
-    row |= {"model": r.model or None} if "model" not in row else {}
-    row |= {"steps": result["steps"], "chosen": result.get("chosen"), "train_images": train_images(plan, one)}
+def table_row(plan: Plan, trial: Trial, result: Mapping[str, Any], factors: Sequence[str]) -> Row:
+    test, cost, recipe = result["test"], result["cost"], trial.recipe
+    row: Row = {"trial": trial.name, **{name: trial.factors.get(name) for name in factors}}
+    row |= {"seed": recipe.seed}
+    row |= {"model": recipe.model or None} if "model" not in row else {}
+    row |= {"steps": result["steps"], "chosen": result.get("chosen")}
+    row |= {"train_images": train_images(plan, trial)}
     row |= {"GFLOPs": cost["forward_FLOPs"] / 1e9}
     row |= {name: cost.get(name) for name in COSTS}
     names = {"images": "test_images"}
     return row | {names.get(name, name): test.get(name) for name in TESTS}
 
 
-def train_images(plan: Plan, one: Trial) -> int | None:
-    """How many different images it could learn from, by the plan's own count of its data."""
-    total = plan.chosen.get("train_images", {}).get(one.recipe.data)
-    part = part_of(one.recipe.subset)
+def train_images(plan: Plan, trial: Trial) -> int | None:
+    """The number of distinct training images of a trial; None if the plan does not determine it."""
+    total = plan.chosen.get("train_images", {}).get(trial.recipe.data)
+    part = part_of(trial.recipe.subset)
     if total is None or "per_class" in part:
         return None
     return int(part["count"]) if "count" in part else round(float(part.get("fraction", 1.0)) * total)
 
 
 def write_table(out: Path, rows: Sequence[Row]) -> list[Path]:
-    """table.csv, table.json and, where pyarrow is there, table.parquet: the same numbers in each."""
+    """Write the same rows as table.csv, table.json and, if pyarrow is installed, table.parquet."""
     text = io.StringIO()
     if rows:
         writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    written = [out / "table.csv", out / "table.json"]
-    replace_file(written[0], lambda beside: beside.write_text(text.getvalue()))
-    told = json.dumps(list(rows), indent=1)
-    replace_file(written[1], lambda beside: beside.write_text(told))
+    paths = [out / "table.csv", out / "table.json"]
+    replace_file(paths[0], lambda beside: beside.write_text(text.getvalue()))
+    content = json.dumps(list(rows), indent=1)
+    replace_file(paths[1], lambda beside: beside.write_text(content))
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        return written
+        return paths
     if rows:
         columns = pyarrow.Table.from_pylist(list(rows))
         replace_file(out / "table.parquet", lambda beside: parquet.write_table(columns, beside))
-        written.append(out / "table.parquet")
-    return written
+        paths.append(out / "table.parquet")
+    return paths
 
 
-def chosen(rows: Sequence[Row], factors: Mapping[str, Any]) -> list[Row]:
-    """The rows of a setting of some factors."""
+def select_rows(rows: Sequence[Row], factors: Mapping[str, Any]) -> list[Row]:
+    """The rows whose factors have the given values."""
     return [row for row in rows if all(row.get(name) == value for name, value in factors.items())]

@@ -1,4 +1,4 @@
-"""Studies of size: compute, data, pre-training sets, optimizers, resolution; and all studies by name."""
+"""Studies of scale: compute, data, pre-training sets, optimizers, resolution; and all studies by name."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,37 +10,37 @@ from vitkit.studies.setting import (
     PAPER,
     Arm,
     Setting,
-    compared,
     finetuning,
+    finetuning_candidates,
     members,
     nearest_set,
     pretraining,
     resnet,
-    stochastic,
     vit,
+    with_sgd,
 )
-from vitkit.studies.study import Claim, Factor, Factors, Picture, Study, Trial, trial
+from vitkit.studies.study import Claim, Factor, Factors, Picture, Study, Trial, make_trial
 from vitkit.training.schedule import Duration
 
 FAMILIES = ("ViT", "ResNet", "hybrid")
-SHARES = ("3%", "10%", "30%", "100%")  # 9M, 30M, 90M and all 303M of JFT
+SHARES = ("3%", "10%", "30%", "100%")  # of JFT: 9M, 30M, 90M and 303M images
 FIG_4 = ("ViT-b/32", "ViT-B/32", "ViT-L/32", "ViT-L/16", "BiT-R50x1", "BiT-R152x2")
-BAND = ("BiT-R50x1", "BiT-R152x2")  # between which Fig. 3's BiT models lie here
+BAND = ("BiT-R50x1", "BiT-R152x2")  # the smallest and the largest BiT model of Fig. 3's band
 CONVENTIONS = ("official", "timm", "hf", "torchvision")
 
 
 def tuned(
     s: Setting, arm: Arm, factors: Factors, seed: int, needs: Trial, *, pixels: int = 0, resize: str = ""
 ) -> Trial:
-    """A fine-tuning of another trial's model: once in miniature, by the protocol at the paper's scale."""
+    """Fine-tune another trial's model: one run in miniature, the protocol at the paper's scale."""
     recipe = finetuning(s, seed, pixels=pixels)
-    tried = compared(s, arm, recipe)
-    return trial(factors, recipe, needs=needs.name, resize=resize, compared=tried)
+    recipes = finetuning_candidates(s, arm, recipe)
+    return make_trial(factors, recipe, needs=needs.name, resize=resize, compared=recipes)
 
 
 def scaling(s: Setting) -> list[Trial]:
-    """Fig. 5: three families on one axis; at the paper's scale the 18 rows of Table 6, fine-tuned too."""
-    made = []
+    """Fig. 5: three model families; at the paper's scale the 18 rows of Table 6, also fine-tuned."""
+    trials = []
     for seed in range(s.seeds):
         for family in FAMILIES:
             for size, arm, epochs in members(s, family):
@@ -48,34 +48,34 @@ def scaling(s: Setting) -> list[Trial]:
                 if s.paper:
                     recipe = replace(recipe, length=Duration(epochs=epochs))
                 factors = {"family": family, "size": size}
-                first = trial(factors, recipe)
-                made.append(first)
+                first = make_trial(factors, recipe)
+                trials.append(first)
                 if s.paper:
-                    made.append(tuned(s, arm, factors | {"tuned": "yes"}, seed, first))
-    return made
+                    trials.append(tuned(s, arm, factors | {"tuned": "yes"}, seed, first))
+    return trials
 
 
 def data_size(s: Setting) -> list[Trial]:
-    """Fig. 4: nested parts of one data set, the same hyper-parameters for all, early stopping."""
+    """Fig. 4: nested subsets of one data set with the same hyper-parameters and early stopping."""
     arms = {"ViT": vit(s, 0), "ViT, larger": vit(s, 1), "ResNet": resnet(s, 0)}
     if s.paper:
         arms = {model: Arm(model) for model in FIG_4}
     stop: dict[str, Any] = {"patience": 2, "evaluations": 6, "val": 0.02}
-    made = []
+    trials = []
     for seed in range(s.seeds):
         for model, arm in arms.items():
             for share in SHARES:
                 recipe = pretraining(s, arm, seed, subset="" if share == "100%" else share, **stop)
-                if s.paper:  # as long for a part as for all of it
+                if s.paper:  # a subset is trained for as many steps as the whole
                     recipe = replace(
                         recipe, length=Duration(steps=recipe.length.in_steps(s.images, recipe.batch))
                     )
-                made.append(trial({"model": model, "share": share}, recipe))
-    return made
+                trials.append(make_trial({"model": model, "share": share}, recipe))
+    return trials
 
 
 def sets_of(s: Setting) -> list[tuple[str, str, str, str]]:
-    """(name, data, part, part of Table 3) of each pre-training set: several data sets, or parts of one."""
+    """(name, data, subset, set of Table 3) of each pre-training set: several data sets or subsets of one."""
     sizes = s.sizes or (s.images,)
     if len(s.data) > 1:
         tables = s.rows or tuple(map(nearest_set, sizes))
@@ -89,58 +89,58 @@ def sets_of(s: Setting) -> list[tuple[str, str, str, str]]:
 
 
 def pretrain_sets(s: Setting) -> list[Trial]:
-    """Fig. 3: ViTs and BiT ResNets pre-trained on larger and larger sets, then fine-tuned on one."""
+    """Fig. 3: ViTs and BiT ResNets pre-trained on sets of increasing size, then fine-tuned on one."""
     arms = [("ViT", "small", vit(s, 0)), ("ViT", "large", vit(s, 2)),
             ("BiT", "small", resnet(s, 0)), ("BiT", "large", resnet(s, 2))]  # fmt: skip
     if s.paper:
         arms = [(family, model, Arm(model)) for family, models in (("ViT", PAPER["ViT"]), ("BiT", BAND))
                 for model in models]  # fmt: skip
-    sets, made = sets_of(s), []
+    sets, trials = sets_of(s), []
     for seed in range(s.seeds):
         for number, (name, place, share, table) in enumerate(sets):
             order = "last" if number == len(sets) - 1 else "first" if not number else f"number {number + 1}"
             for family, size, arm in arms:
                 if arm.model == "ViT-H/14" and table == "imagenet":
-                    continue  # Table 5 has none
+                    continue  # Table 5 has no such result
                 factors = {"set": name, "order": order, "family": family, "size": size}
                 recipe = pretraining(s, arm, seed, table=table, data=place, subset=share)
-                first = trial(factors | {"phase": "pretrained"}, recipe)
-                made += [first, tuned(s, arm, factors | TUNED, seed, first)]
-    return made
+                first = make_trial(factors | {"phase": "pretrained"}, recipe)
+                trials += [first, tuned(s, arm, factors | TUNED, seed, first)]
+    return trials
 
 
 def optimizer(s: Setting) -> list[Trial]:
-    """Table 7: two ResNets pre-trained with Adam and with SGD, then fine-tuned alike."""
-    made = []
+    """Table 7: two ResNets pre-trained with Adam or SGD, then fine-tuned in the same way."""
+    trials = []
     for seed in range(s.seeds):
         for size, arm in (("small", resnet(s, 0)), ("large", resnet(s, 4 if s.paper else 2))):
             adam = pretraining(s, arm, seed)
-            for kind, recipe in (("adam", adam), ("sgd", stochastic(adam, paper=s.paper))):
+            for kind, recipe in (("adam", adam), ("sgd", with_sgd(adam, paper=s.paper))):
                 factors = {"optimizer": kind, "size": size}
-                first = trial(factors | {"phase": "pretrained"}, recipe)
-                made += [first, tuned(s, arm, factors | TUNED, seed, first)]
-    return made
+                first = make_trial(factors | {"phase": "pretrained"}, recipe)
+                trials += [first, tuned(s, arm, factors | TUNED, seed, first)]
+    return trials
 
 
 def resolution(s: Setting) -> list[Trial]:
-    """Sec. 3.2: one pre-training, fine-tuned at growing sizes with each way of resizing positions."""
+    """Sec. 3.2: one pre-training, fine-tuned at increasing sizes with each way of resizing positions."""
     side = 224 if s.paper else s.pixels
-    grown = {"1x": side, "larger": 288 if s.paper else side * 3 // 2, "largest": 384 if s.paper else side * 2}
-    made = []
+    sides = {"1x": side, "larger": 288 if s.paper else side * 3 // 2, "largest": 384 if s.paper else side * 2}
+    trials = []
     arm = vit(s, 1)
     for seed in range(s.seeds):
-        first = trial({"phase": "pretrained"}, pretraining(s, arm, seed))
-        made.append(first)
-        for size, pixels in grown.items():
+        first = make_trial({"phase": "pretrained"}, pretraining(s, arm, seed))
+        trials.append(first)
+        for size, pixels in sides.items():
             for convention in CONVENTIONS if pixels != side else ("none",):
                 resize = "" if convention == "none" else convention
                 factors = TUNED | {"size": size, "pixels": pixels, "resize": convention}
-                made.append(tuned(s, arm, factors, seed, first, pixels=pixels, resize=resize))
-    return made
+                trials.append(tuned(s, arm, factors, seed, first, pixels=pixels, resize=resize))
+    return trials
 
 
 TUNED: dict[str, Factor] = {"phase": "tuned"}
-TABLE_6: dict[str, Any] = {"tuned": "yes"}  # at the paper's scale accuracy is that after fine-tuning
+TABLE_6: dict[str, Any] = {"tuned": "yes"}  # at the paper's scale, accuracy is measured after fine-tuning
 
 
 def model_of(family: str, size: str) -> dict[str, Factor]:
@@ -148,7 +148,7 @@ def model_of(family: str, size: str) -> dict[str, Factor]:
 
 
 def data_claims(small: str, large: str, convolutional: str) -> tuple[Claim, ...]:
-    """Fig. 4 for three models, of which the first and the last take about as much compute."""
+    """The claims of Fig. 4; `small` and `convolutional` need about the same compute."""
     return (
         Claim(text="on little data ResNets are better than ViTs", left=at(model=convolutional, share="3%"),
               right=at(model=small, share="3%")),
@@ -156,15 +156,15 @@ def data_claims(small: str, large: str, convolutional: str) -> tuple[Claim, ...]
               right=at(model=convolutional, share="100%")),
         Claim(text="ViTs gain more from data than ResNets", left=at(model=small, share="100%"),
               right=at(model=convolutional, share="100%"),
-              since=(at(model=small, share="3%"), at(model=convolutional, share="3%"))),
+              baseline=(at(model=small, share="3%"), at(model=convolutional, share="3%"))),
         Claim(text="larger ViTs gain more from data than smaller ones",
               left=at(model=large, share="100%"), right=at(model=small, share="100%"),
-              since=(at(model=large, share="3%"), at(model=small, share="3%"))),
+              baseline=(at(model=large, share="3%"), at(model=small, share="3%"))),
     )  # fmt: skip
 
 
 def set_claims(small: str, large: str, convolutional: str) -> tuple[Claim, ...]:
-    """Fig. 3 for a ViT, a larger one with the same patches, and a BiT ResNet."""
+    """The claims of Fig. 3 for a ViT, a larger ViT with the same patch size, and a BiT ResNet."""
     vits = {size: at(family="ViT", size=size, **TUNED) for size in (small, large)}
     bit = at(family="BiT", size=convolutional, **TUNED)
     first, last = at(order="first"), at(order="last")
@@ -192,7 +192,7 @@ COMPARISONS = (
             Claim(text="at small compute hybrids are ahead of ViTs", left=at(family="hybrid", size="small"),
                   right=at(family="ViT", size="small")),
             Claim(text="for larger models that difference vanishes", left=at(family="hybrid", size="large"),
-                  right=at(family="ViT", size="large"), says="equal"),
+                  right=at(family="ViT", size="large"), relation="equal"),
             Claim(text="ViTs do not saturate in the range that was tried",
                   left=at(family="ViT", size="large"), right=at(family="ViT", size="medium")),
         ),
@@ -205,7 +205,7 @@ COMPARISONS = (
                   score="top1"),
             Claim(text="for larger models that difference vanishes (R50+ViT-L/16 and ViT-L/16, 14 epochs)",
                   left=model_of("hybrid", "R50+ViT-L/16 14ep"), right=model_of("ViT", "ViT-L/16 14ep"),
-                  says="equal", score="top1"),
+                  relation="equal", score="top1"),
             Claim(text="ViTs do not saturate in the range that was tried (ViT-H/14 above ViT-L/16)",
                   left=model_of("ViT", "ViT-H/14 14ep"), right=model_of("ViT", "ViT-L/16 14ep"),
                   score="top1"),
@@ -257,10 +257,10 @@ COMPARISONS = (
                   left=at(size="largest", resize="official", **TUNED), right=at(size="1x", **TUNED)),
             Claim(text="the convention of resizing positions does not matter once fine-tuned (timm's)",
                   left=at(size="largest", resize="official", **TUNED),
-                  right=at(size="largest", resize="timm", **TUNED), says="equal"),
+                  right=at(size="largest", resize="timm", **TUNED), relation="equal"),
             Claim(text="the convention of resizing positions does not matter once fine-tuned (torchvision's)",
                   left=at(size="largest", resize="official", **TUNED),
-                  right=at(size="largest", resize="torchvision", **TUNED), says="equal"),
+                  right=at(size="largest", resize="torchvision", **TUNED), relation="equal"),
         ),
         pictures=(Picture(title="accuracy and resolution", x="pixels", lines=("resize",), where=TUNED,
                           x_label="pixels of a side"),),
@@ -271,10 +271,10 @@ STUDIES: dict[str, Study] = {study.name: study for study in (*COMPARISONS, *PART
 
 def study(name: str) -> Study:
     if name not in STUDIES:
-        raise Error(f"no study {name!r}; known: {', '.join(STUDIES)}", code="study.unknown")
+        raise Error(f"unknown study {name!r}; known: {', '.join(STUDIES)}", code="study.unknown")
     return STUDIES[name]
 
 
 def listed() -> list[dict[str, Any]]:
-    """For whoever asks what there is."""
-    return [{"study": one.name, "shows": one.shows, "about": one.about} for one in STUDIES.values()]
+    """The rows of `vitkit study list`."""
+    return [{"study": s.name, "shows": s.shows, "about": s.about} for s in STUDIES.values()]

@@ -1,4 +1,4 @@
-"""What a process does for a study, here or on another machine: one trial, or how long its steps take."""
+"""What a worker process does for a study: run one trial, or measure how long its steps take."""
 
 import json
 import shutil
@@ -17,123 +17,119 @@ from vitkit.models.adapt import adapt
 from vitkit.ops.cuda_graph import WARMUP_CALLS
 from vitkit.recipes.recipe import Recipe
 from vitkit.runs.build import SplitCache, build_model
-from vitkit.runs.estimates import Trial as Tried
+from vitkit.runs.estimates import Trial as TimingRun
 from vitkit.runs.estimates import seconds_an_image, seconds_to_prepare
 from vitkit.runs.folder import MODEL, RunOptions
 from vitkit.runs.protocol import Protocol
 from vitkit.runs.run import run
 from vitkit.runtime.runtime import Runtime, choose_runtime
-from vitkit.studies.folder import RESULT, done, folder_of, result_of
-from vitkit.studies.prepare import Pace
+from vitkit.studies.folder import RESULT, is_finished, read_result, trial_folder
+from vitkit.studies.prepare import Timing
 from vitkit.studies.study import Trial
 from vitkit.weights.load import load
 from vitkit.weights.save import save
 
-TRIED = Tried(
-    images=0, before=WARMUP_CALLS + 2, timed=5
-)  # of a whole batch: small models are slow for few images
-KEPT = 0.05  # what it takes to have a batch again that was kept, as a share of making it
-OPENED = SplitCache()  # by this process, for all its trials
-SHAPES = 64  # of models that a process compiles; beyond its limit PyTorch would compute without
-BATCHES = "batches"  # a folder of a study while it runs
-START = "start.safetensors"  # the model of another trial, with another way of resizing positions
+TIMING_RUN = TimingRun(images=0, before=WARMUP_CALLS + 2, timed=5)  # `images` is set to the batch size
+CACHED = 0.05  # time to read a cached batch, as a share of the time to prepare it
+SPLITS = SplitCache()  # opened data, shared by all trials of this process
+RECOMPILE_LIMIT = 64  # model shapes per process; beyond its own limit, PyTorch would run uncompiled
+BATCHES = "batches"  # folder of cached batches in a study folder, while the study runs
+START = "start.safetensors"  # the initial model of a trial that sets another position resizing
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a process works, and with how much of the machine."""
+class WorkerConfig:
+    """The device and the CPU resources of a worker process."""
 
     device: str = "cpu"
     precision: str = "auto"
-    workers: int = 0  # processes that prepare data
-    threads: int = 0  # of PyTorch on the CPU; 0: its own choice
+    workers: int = 0  # data loader worker processes
+    threads: int = 0  # PyTorch CPU threads; 0: PyTorch's default
     quiet: bool = True
-    keeps: bool = False  # batches, for other trials on the same ones
-    compile: bool = False  # once for all trials of a shape
+    cache_batches: bool = False  # for other trials that use the same batches
+    compile: bool = False  # once for all trials with the same model shape
 
     def runtime(self) -> Runtime:
         if self.threads:
             torch.set_num_threads(self.threads)
-        return settled(self.device, self.precision, self.compile)
+        return cached_runtime(self.device, self.precision, self.compile)
 
 
 @lru_cache
-def settled(device: str, precision: str, compile: bool) -> Runtime:
+def cached_runtime(device: str, precision: str, compile: bool) -> Runtime:
     if compile:
-        import torch._dynamo.config as compiling
+        import torch._dynamo.config as dynamo_config
 
-        compiling.recompile_limit = SHAPES
+        dynamo_config.recompile_limit = RECOMPILE_LIMIT
     return choose_runtime(device, precision, compile)
 
 
-def perform(trial: Trial, out: Path, place: Place) -> dict[str, Any]:
-    """Run a trial in its folder, or go on with it; what it came to."""
-    if not done(out, trial):
-        folder = folder_of(out, trial.name)
-        start: dict[str, Any] = {"weights": str(beginning(trial, out))} if trial.needs else {}
-        how = RunOptions(
-            workers=place.workers, quiet=place.quiet, report=False
-        )  # the study's page tells of it
-        keep_batches(out / BATCHES if place.keeps else None)
+def run_trial(trial: Trial, out: Path, config: WorkerConfig) -> dict[str, Any]:
+    """Run or resume a trial in its folder and return its result."""
+    if not is_finished(out, trial):
+        folder = trial_folder(out, trial.name)
+        start: dict[str, Any] = {"weights": str(initial_weights(trial, out))} if trial.needs else {}
+        options = RunOptions(workers=config.workers, quiet=config.quiet, report=False)  # the study has a page
+        keep_batches(out / BATCHES if config.cache_batches else None)
         if trial.compared:
-            some = {name: replace(recipe, **start) for name, recipe in trial.compared.items()}
-            tune(some, folder, place.runtime(), how)
+            recipes = {name: replace(recipe, **start) for name, recipe in trial.compared.items()}
+            run_protocol(recipes, folder, config.runtime(), options)
         else:
-            run(replace(trial.recipe, **start), folder, place.runtime(), how, OPENED)
-        clean(folder)
-    found = result_of(out, trial)
-    assert found is not None
-    return found
+            run(replace(trial.recipe, **start), folder, config.runtime(), options, SPLITS)
+        remove_checkpoints(folder)
+    result = read_result(out, trial)
+    assert result is not None
+    return result
 
 
-def tune(some: Mapping[str, Recipe], folder: Path, runtime: Runtime, how: RunOptions) -> None:
-    """By the protocol, with one final run; its result is the trial's, with what was chosen."""
-    summary = Protocol(folder, runtime, how, lambda text: None, OPENED).follow(some, seeds=1)
+def run_protocol(recipes: Mapping[str, Recipe], folder: Path, runtime: Runtime, options: RunOptions) -> None:
+    """Run the protocol with one final run; write its result and the chosen recipe as the trial's result."""
+    summary = Protocol(folder, runtime, options, lambda text: None, SPLITS).follow(recipes, seeds=1)
     (final,) = folder.glob(f"seed-*/{RESULT}")
     result = json.loads(final.read_text()) | {key: summary[key] for key in ("model", "chosen", "tried")}
-    for name in some:  # its accuracy is kept; the model is trained again on all of train
+    for name in recipes:  # only their accuracy matters; the final model is trained on all of train
         (folder / name / MODEL).unlink(missing_ok=True)
     replace_file(folder / RESULT, lambda beside: beside.write_text(json.dumps(result)))
 
 
-def beginning(trial: Trial, out: Path) -> Path:
+def initial_weights(trial: Trial, out: Path) -> Path:
     """The model that a trial starts from."""
-    model = folder_of(out, trial.needs) / MODEL
+    model = trial_folder(out, trial.needs) / MODEL
     if not model.exists():
         raise Error(
-            f"{trial.name} starts from {model}, which does not exist: run the whole study",
+            f"{trial.name} starts from {model}, which does not exist; run the whole study again",
             code="weights.not-found",
         )
     if not trial.resize:
         return model
-    start = folder_of(out, trial.name) / START
+    start = trial_folder(out, trial.name) / START
     if not start.exists():
         start.parent.mkdir(parents=True, exist_ok=True)
         save(adapt(load(model), resize=trial.resize), start)
     return start
 
 
-def clean(folder: Path) -> None:
-    """Checkpoints are for going on; a finished trial keeps its model."""
+def remove_checkpoints(folder: Path) -> None:
+    """A finished trial keeps only its model; checkpoints are for resuming."""
     (folder / START).unlink(missing_ok=True)
-    for place in (folder, *folder.glob("*/")):
-        shutil.rmtree(place / "checkpoints", ignore_errors=True)
+    for run_folder in (folder, *folder.glob("*/")):
+        shutil.rmtree(run_folder / "checkpoints", ignore_errors=True)
 
 
-def pace_of(recipe: Recipe, place: Place) -> Pace:
-    """How long steps take, and looks at an image afterwards: the slower of computing and preparing."""
-    runtime = place.runtime()
+def measure_timing(recipe: Recipe, config: WorkerConfig) -> Timing:
+    """Measure the time of a training step and of evaluating an image, including data loading."""
+    runtime = config.runtime()
     keep_batches(None)
-    train = OPENED(recipe)["train"]
-    computing = seconds_an_image(
-        recipe, build_model(recipe, train), runtime, replace(TRIED, images=recipe.batch)
-    )
+    train = SPLITS(recipe)["train"]
+    timing_run = replace(TIMING_RUN, images=recipe.batch)  # whole batches: small ones underuse the device
+    computing = seconds_an_image(recipe, build_model(recipe, train), runtime, timing_run)
     preparing = seconds_to_prepare(recipe, train)
 
-    def both(preparing: float) -> tuple[float, float]:
-        if place.workers and runtime.device.startswith("cuda"):  # at the same time
-            each = preparing / place.workers
+    def step_and_image(preparing: float) -> tuple[float, float]:
+        if config.workers and runtime.device.startswith("cuda"):  # prefetching overlaps with computing
+            each = preparing / config.workers
             return recipe.batch * max(computing, each), max(computing / 3, each)
         return recipe.batch * (computing + preparing), computing / 3 + preparing
 
-    return Pace(*both(preparing), *both(KEPT * preparing if place.keeps else preparing))
+    cached = CACHED * preparing if config.cache_batches else preparing
+    return Timing(*step_and_image(preparing), *step_and_image(cached))

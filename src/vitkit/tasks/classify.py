@@ -1,6 +1,6 @@
 """Classification: one label for each image, by softmax or by a sigmoid for each class."""
 
-# B batch, K classes
+# B: batch size, K: classes
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from vitkit.metrics.intervals import percent, span, wilson, with_interval
 from vitkit.metrics.multilabel import multi_hot
 from vitkit.models.variants import Model
 from vitkit.report.terminal import in_rows, in_words
-from vitkit.tasks.task import Answer, Batch, Evaluation, Headline, Task, images_in_words, register, task_class
+from vitkit.tasks.task import Answer, Batch, Evaluation, Headline, Task, describe_images, register, task_class
 
 LOSSES = ("softmax", "sigmoid")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationLoss:
-    """Classification of images; batches are uint8 as decoded, and are normalised here, on their device."""
+    """The training loss of classification; normalises uint8 images on their device."""
 
     classes: int
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -36,17 +36,17 @@ class ClassificationLoss:
         check_loss(self.loss)
 
     def __call__(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """{"loss", "accuracy"} of one batch; images that are floats are normalised (and mixed) already."""
+        """Return "loss" and "accuracy" of one batch; float images are already normalised (and mixed)."""
         images = batch["image"]
         if not images.is_floating_point():
             images = normalise(images, self.mean, self.std)
         targets = one_hot(batch["label"], self.classes)
         logits = model(images).float()
-        right = targets.gather(1, logits.argmax(1, keepdim=True)) == targets.amax(1, keepdim=True)
-        return {"loss": self.value(logits, targets), "accuracy": right.float().mean()}
+        correct = targets.gather(1, logits.argmax(1, keepdim=True)) == targets.amax(1, keepdim=True)
+        return {"loss": self.value(logits, targets), "accuracy": correct.float().mean()}
 
     def value(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy, or the sum over classes of binary cross-entropies; the mean over the batch."""
+        """Cross-entropy, or binary cross-entropy summed over classes; averaged over the batch."""
         if self.loss == "softmax":
             return F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
         smooth = targets * (1 - self.label_smoothing) + self.label_smoothing / targets.shape[1]
@@ -59,16 +59,16 @@ def check_loss(loss: str) -> None:
 
 
 def one_hot(labels: Tensor, classes: int) -> Tensor:
-    """Targets (B, K): of one class number an image, of several, or as they are where they were mixed."""
+    """Targets (B, K) from class indices (B,) or from labels with two dimensions (several labels, Mixup)."""
     return multi_hot(labels, classes) if labels.ndim == 2 else F.one_hot(labels, classes).float()
 
 
 @dataclass(frozen=True)
 class Ranking(Answer):
-    """The likeliest labels of an image with their probabilities."""
+    """The top labels of an image with their probabilities."""
 
     top: tuple[tuple[str, float], ...]
-    several: bool = False  # an image may have several of them
+    several: bool = False  # multi-label: an image may have several of them
 
     @property
     def best(self) -> tuple[str, float] | None:  # type: ignore[override]
@@ -79,11 +79,11 @@ class Ranking(Answer):
         return list(self.top)
 
     def to_json(self) -> dict[str, Any]:
-        told = self.brief()
-        return {**told["top"][0], **told}
+        content = self.brief()
+        return {**content["top"][0], **content}
 
     def brief(self) -> dict[str, Any]:
-        return {"top": [{"label": label, "probability": chance} for label, chance in self.top]}
+        return {"top": [{"label": label, "probability": probability} for label, probability in self.top]}
 
     def text(self, image: str, *, unsure: bool = False, width: int = 1 << 30, alone: bool = False) -> str:
         if alone:
@@ -97,11 +97,11 @@ class Ranking(Answer):
 @register
 @dataclass(frozen=True, kw_only=True)
 class Classify(Task):
-    """Each image has one of several classes."""
+    """Single-label classification: each image has exactly one class."""
 
     name: ClassVar[str] = "classify"
     headline: ClassVar[Headline] = Headline("top1", "accuracy")
-    measured: ClassVar[tuple[str, ...]] = ("top1",)
+    metric_names: ClassVar[tuple[str, ...]] = ("top1",)
     columns: ClassVar[tuple[str, ...]] = ("label", "probability")
     output_names: ClassVar[tuple[str, str]] = ("logits", "probabilities")
 
@@ -117,7 +117,7 @@ class Classify(Task):
             return self
         if self.loss != "sigmoid":
             raise Error(
-                f"{source.name}: an image may have several labels here, which a softmax cannot learn: use "
+                f"{source.name} has several labels per image, which loss=softmax cannot learn; use "
                 "--set loss=sigmoid",
                 code="data.labels",
             )
@@ -126,7 +126,7 @@ class Classify(Task):
     def check_source(self, source: Source) -> None:
         if source.multilabel:
             raise Error(
-                f"{source.name}: several labels for each image, but the model predicts one of them",
+                f"{source.name} has several labels per image, but the model predicts exactly one",
                 code="data.labels",
             )
 
@@ -140,29 +140,30 @@ class Classify(Task):
             label_smoothing=self.label_smoothing,
         )  # fmt: skip
 
-    def evaluate(self, module: nn.Module, batches: Iterable[Batch], how: Evaluation) -> Accuracy:
+    def evaluate(self, module: nn.Module, batches: Iterable[Batch], context: Evaluation) -> Accuracy:
         model = self.extract(module)
         return accuracy(
-            lambda images: how.forward(model, images), batches, model.config.classes, how.gather, how.accepted
-        )
+            lambda images: context.forward(model, images), batches, model.config.classes, context.gather,
+            context.accepted,
+        )  # fmt: skip
 
     def mistakes(self, metrics: Any) -> Accuracy | None:
         return metrics
 
-    def line(self, test: Mapping[str, Any], images: str) -> str:
+    def summary(self, test: Mapping[str, Any], images: str) -> str:
         n = test["images"]
-        five = f", top-5 {with_interval(test['top5'], n)}" if test["top5"] is not None else ""
-        return f"{with_interval(test['top1'], n)} of {n} {images} right{five}"
+        top5 = f", top-5 {with_interval(test['top5'], n)}" if test["top5"] is not None else ""
+        return f"{with_interval(test['top1'], n)} of {n} {images} right{top5}"
 
     def progress(self, metrics: Any, split: str) -> str:
         return f"{percent(metrics.top1, metrics.images)} of {metrics.images} {split} images right"
 
-    def page(self, test: Mapping[str, Any]) -> tuple[str, str]:
+    def report_headline(self, test: Mapping[str, Any]) -> tuple[str, str]:
         n = test["images"]
-        small = f"on {images_in_words(test)}; 95 % interval {span(wilson(test['top1'], n), n)}"
+        details = f"on {describe_images(test)}; 95 % interval {span(wilson(test['top1'], n), n)}"
         if test.get("top5") is not None:
-            small += f"; top-5 accuracy {with_interval(test['top5'], n)}"
-        return f"{percent(test['top1'], n)} accuracy", small
+            details += f"; top-5 accuracy {with_interval(test['top5'], n)}"
+        return f"{percent(test['top1'], n)} accuracy", details
 
     def activate(self, values: Tensor) -> Tensor:
         return values.softmax(-1)
@@ -174,11 +175,11 @@ class Classify(Task):
         return [Ranking(row) for row in ranked(model.labels, self.activate(values), top)]
 
 
-def ranked(labels: tuple[str, ...], chances: Tensor, top: int) -> list[tuple[tuple[str, float], ...]]:
-    """Of each image the likeliest labels with their probabilities (B, K)."""
-    names = labels or tuple(str(i) for i in range(chances.shape[1]))
-    best = chances.topk(min(top, chances.shape[1]), dim=-1)
+def ranked(labels: tuple[str, ...], probabilities: Tensor, top: int) -> list[tuple[tuple[str, float], ...]]:
+    """The top labels of each image with their probabilities, from probabilities (B, K)."""
+    names = labels or tuple(str(i) for i in range(probabilities.shape[1]))
+    best = probabilities.topk(min(top, probabilities.shape[1]), dim=-1)
     return [
-        tuple((names[i], p) for p, i in zip(row, places, strict=True))
-        for row, places in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        tuple((names[i], p) for p, i in zip(row, indices, strict=True))
+        for row, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Multi-label classification: any number of labels for each image, a sigmoid for each of them."""
+"""Multi-label classification: any number of labels per image, a sigmoid for each class."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from vitkit.metrics.intervals import percent, with_interval
 from vitkit.metrics.multilabel import MultilabelAccuracy, multilabel_accuracy
 from vitkit.models.variants import Model
 from vitkit.tasks.classify import ClassificationLoss, Ranking, ranked
-from vitkit.tasks.task import Answer, Batch, Evaluation, Headline, Task, images_in_words, register
+from vitkit.tasks.task import Answer, Batch, Evaluation, Headline, Task, describe_images, register
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class Multilabel(Task):
-    """Each image has any number of labels."""
+    """Multi-label classification: each image has any number of labels."""
 
     name: ClassVar[str] = "multilabel"
-    headline: ClassVar[Headline] = Headline("top1", "accuracy")  # of the label with the highest probability
-    measured: ClassVar[tuple[str, ...]] = ("top1",)
+    headline: ClassVar[Headline] = Headline("top1", "accuracy")  # of the most probable label
+    metric_names: ClassVar[tuple[str, ...]] = ("top1",)
     columns: ClassVar[tuple[str, ...]] = ("label", "probability")
     output_names: ClassVar[tuple[str, str]] = ("logits", "probabilities")
 
@@ -31,8 +31,8 @@ class Multilabel(Task):
     def check_source(self, source: Source) -> None:
         if not source.multilabel:
             raise Error(
-                f"{source.name}: one label for each image, but the model predicts any number of them; in a "
-                ".csv, a ';' behind a label says that there may be several",
+                f"{source.name} has one label per image, but the model predicts any number; in a .csv, end a "
+                "label with ';' to allow several",
                 code="data.labels",
             )
 
@@ -46,14 +46,17 @@ class Multilabel(Task):
             label_smoothing=self.label_smoothing,
         )  # fmt: skip
 
-    def evaluate(self, module: nn.Module, batches: Iterable[Batch], how: Evaluation) -> MultilabelAccuracy:
+    def evaluate(
+        self, module: nn.Module, batches: Iterable[Batch], context: Evaluation
+    ) -> MultilabelAccuracy:
         model = self.extract(module)
-        assert how.accepted is None
+        assert context.accepted is None
         return multilabel_accuracy(
-            lambda images: how.forward(model, images), batches, model.config.classes, how.gather, how.images
-        )
+            lambda images: context.forward(model, images), batches, model.config.classes, context.gather,
+            context.images,
+        )  # fmt: skip
 
-    def line(self, test: Mapping[str, Any], images: str) -> str:
+    def summary(self, test: Mapping[str, Any], images: str) -> str:
         n = test["images"]
         mean, f1 = (percent(test[key] or 0.0, n) for key in ("mean_average_precision", "f1"))
         exact = with_interval(test["exact_match"], n)
@@ -62,11 +65,11 @@ class Multilabel(Task):
     def progress(self, metrics: Any, split: str) -> str:
         return f"{percent(metrics.top1, metrics.images)} of {metrics.images} {split} images right"
 
-    def page(self, test: Mapping[str, Any]) -> tuple[str, str]:
+    def report_headline(self, test: Mapping[str, Any]) -> tuple[str, str]:
         n, mean = test["images"], test["mean_average_precision"]
         exact = with_interval(test["exact_match"], n)
-        also = f"F1 {percent(test['f1'], n)} at threshold 0.5, all labels correct for {exact}"
-        return f"{percent(mean, n)} mean average precision", f"on {images_in_words(test)}; {also}"
+        details = f"F1 {percent(test['f1'], n)} at threshold 0.5, all labels correct for {exact}"
+        return f"{percent(mean, n)} mean average precision", f"on {describe_images(test)}; {details}"
 
     def activate(self, values: Tensor) -> Tensor:
         return values.sigmoid()

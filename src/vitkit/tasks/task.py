@@ -1,6 +1,6 @@
-"""Task: the one way in which training, evaluation, reports and prediction know what is learned."""
+"""Task: the interface through which training, evaluation, reports and prediction know what a model learns."""
 
-# B batch; C, H, W channels and pixels; K outputs of a model
+# B: batch size; C, H, W: channels, height, width; K: outputs of the model
 
 import importlib
 import pkgutil
@@ -25,7 +25,7 @@ Prepare = Callable[[int, Batch], Batch]
 
 
 class Metrics(Protocol):
-    """What an evaluation comes to; a task's own class has more fields."""
+    """The metrics of one evaluation; the class of each task adds its own fields."""
 
     @property
     def images(self) -> int: ...
@@ -36,74 +36,76 @@ class Metrics(Protocol):
 
 @dataclass(frozen=True)
 class Headline:
-    """The metric by which weights are kept and a run stops early, and how it is printed."""
+    """The metric that selects the best weights and drives early stopping, and how to print it."""
 
-    key: str  # the field of the metrics
-    label: str  # the metric in words
-    higher: bool = True  # is better
-    percent: bool = True  # a share of images
+    key: str  # name of the field in the metrics
+    label: str  # name that users read
+    higher: bool = True  # higher is better
+    percent: bool = True  # print as a percentage of the images
 
     def score(self, metrics: Metrics) -> float:
-        """A number that is higher for a better model."""
+        """The metric with its sign chosen so that higher is better."""
         value = float(getattr(metrics, self.key))
         return value if self.higher else -value
 
     def text(self, value: float, images: int) -> str:
+        """The value as users read it, with as many digits as the number of images supports."""
         return percent(value, images) if self.percent else f"{value:.4g}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What an evaluation has beside the module: how to compute, and the rows of other processes."""
+    """What an evaluation needs besides the module: the forward pass, the device, and the other processes."""
 
     forward: Callable[[Model, Tensor], Tensor]  # uint8 images (B, C, H, W) to outputs (B, K) on the CPU
-    place: Callable[[Batch], Batch] = lambda batch: batch  # onto the device
-    gather: Callable[[Tensor], Tensor] = lambda rows: rows  # the rows of all processes
-    images: int = 0  # how many there are, about
-    accepted: Tensor | None = None  # (classes of the data, of the model): which are right for each
+    place: Callable[[Batch], Batch] = lambda batch: batch  # move a batch to the device
+    gather: Callable[[Tensor], Tensor] = lambda rows: rows  # all-gather rows over the processes
+    images: int = 0  # approximate number of images, for choosing an algorithm
+    accepted: Tensor | None = None  # (data classes, model classes) bool: model classes that count as correct
 
 
 class Answer(ABC):
-    """What a model says of one image."""
+    """The prediction for one image, in each form that users receive."""
 
-    best: tuple[str, float] | None = None  # a label and its probability, by which images can be sorted
+    best: tuple[str, float] | None = None  # top-1 label and its probability, if the task predicts labels
 
     @property
     @abstractmethod
     def value(self) -> Any:
-        """What `vitkit.predict` returns."""
+        """The Python value that `vitkit.predict` returns."""
 
     @abstractmethod
-    def to_json(self) -> dict[str, Any]: ...
+    def to_json(self) -> dict[str, Any]:
+        """The object that `vitkit predict --json` prints."""
 
     def brief(self) -> dict[str, Any]:
-        """The same for a client of the service."""
+        """The object that the server returns."""
         return self.to_json()
 
     @abstractmethod
     def text(self, image: str, *, unsure: bool = False, width: int = 1 << 30, alone: bool = False) -> str:
-        """For a terminal of so many columns; alone: of one image, with room for several lines."""
+        """The text for a terminal of `width` columns; `alone` allows several lines for a single image."""
 
     @abstractmethod
     def cells(self) -> list[tuple[Any, ...]]:
-        """Rows of a table, under the columns of the task."""
+        """The CSV rows, one value for each of `Task.columns`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
-    """What a model is trained for: a frozen value that is its own configuration."""
+    """What a model is trained for, as a frozen dataclass whose fields are its configuration."""
 
-    name: ClassVar[str]
-    headline: ClassVar[Headline]
-    measured: ClassVar[tuple[str, ...]] = ()  # metrics that are logged beside the loss and the images
-    labelled: ClassVar[bool] = True  # class labels are learned; else images need none
-    unused: ClassVar[tuple[str, ...]] = ()  # fields of a recipe that have no meaning here
-    ranges: ClassVar[Mapping[str, Range]] = {}  # of the task's own fields
-    about: ClassVar[str] = ""  # how it learns, within a report's sentence on what was trained
-    batch_note: ClassVar[str] = ""  # what happens to the images of a batch after augmentation
-    columns: ClassVar[tuple[str, ...]] = ()  # of a table of answers
-    predicts: ClassVar[bool] = True  # whether the model that is kept can be asked about images
-    output_names: ClassVar[tuple[str, str]] = ("outputs", "outputs")  # of the model; after `activate`
+    name: ClassVar[str]  # the `objective` of a recipe and the `task` of a model file
+    headline: ClassVar[Headline]  # the metric for selecting weights and for early stopping
+    metric_names: ClassVar[tuple[str, ...]] = ()  # metrics that are logged besides "loss" and "images"
+    labelled: ClassVar[bool] = True  # training needs class labels
+    unused_fields: ClassVar[tuple[str, ...]] = ()  # recipe fields that have no effect on this task
+    ranges: ClassVar[Mapping[str, Range]] = {}  # valid ranges of the task's own fields
+    about: ClassVar[str] = ""  # phrase for a report's sentence about how the model was trained
+    batch_note: ClassVar[str] = ""  # end of the caption of sample batches, after the augmentations
+    columns: ClassVar[tuple[str, ...]] = ()  # CSV columns of predictions
+    predicts: ClassVar[bool] = True  # the saved model can predict; otherwise it must be fine-tuned first
+    output_names: ClassVar[tuple[str, str]] = ("outputs", "outputs")  # in exports: raw, activated
 
     def __post_init__(self) -> None:
         check_within(self, self.ranges, f"{self.name}.")
@@ -111,147 +113,151 @@ class Task(ABC):
     # data
 
     def for_source(self, source: Source) -> "Task":
-        """The task that this becomes on some training data."""
+        """Return the task to train on this data: this one, or another that fits the data's labels."""
         return self
 
     def check_source(self, source: Source) -> None:
-        """Refuse data on which a model of this task cannot be trained or evaluated."""
+        """Raise an error if a model of this task cannot be trained or evaluated on this data."""
         return
 
-    # the model and the module that learns
+    # model: the module to train wraps the model to save
 
     @abstractmethod
     def labels(self, classes: tuple[str, ...]) -> tuple[str, ...]:
-        """The names of the outputs of the model that is kept; none: it has no head."""
+        """Return the names of the saved model's outputs; an empty tuple means that it has no head."""
 
     def configure(self, config: Config) -> Config:
-        """The configuration of a fresh model; an error where the task cannot use it."""
+        """Return the configuration of a model to train from scratch; raise an error if it does not fit."""
         return config
 
-    def start(self, model: Model) -> Model:
-        """A loaded model, with what it lacks for this task."""
+    def extend(self, model: Model) -> Model:
+        """Return a pretrained model with the parameters that this task adds."""
         return model
 
     def build(self, model: Model) -> nn.Module:
-        """The module that learns: the model itself, or with more around it."""
+        """Return the module to train: the model itself or a wrapper around it."""
         return model
 
     def extract(self, module: nn.Module) -> Model:
-        """The model within the module that learns."""
+        """Return the model inside the module to train."""
         return module  # type: ignore[return-value]
 
-    def kept_config(self, config: Config) -> Config:
-        """The configuration of the model that is kept."""
+    def saved_config(self, config: Config) -> Config:
+        """Return the configuration of the model to save, without parts that only training needs."""
         return config
 
     # training
 
     def prepare(self, model: Model, order: Order) -> Prepare | None:
-        """What (step, batch) goes through before the device: a pure function of seed, step and place."""
+        """Return a function (step, batch) -> batch that runs on the CPU before the batch is moved.
+
+        It must depend only on the seed, the step and each image's place in the batch, so that a resumed run
+        sees the same batches.
+        """
         return None
 
     @abstractmethod
     def objective(self, model: Model) -> Objective:
-        """loss(module, batch) -> {"loss": ..., ...}, each the mean over the images of the batch."""
+        """Return loss(module, batch) -> {"loss": ..., ...}, each value a mean over the batch's images."""
 
     # evaluation
 
-    def outputs(self, module: nn.Module, batch: Batch, how: Evaluation) -> Tensor:
-        """What the module says of a batch of the evaluation; all processes call it equally often."""
-        return how.forward(self.extract(module), batch["image"])
+    def outputs(self, module: nn.Module, batch: Batch, context: Evaluation) -> Tensor:
+        """Compute one evaluation batch; with sharded models, all processes must call this equally often."""
+        return context.forward(self.extract(module), batch["image"])
 
     @abstractmethod
-    def evaluate(self, module: nn.Module, batches: Iterable[Batch], how: Evaluation) -> Metrics:
-        """The metrics over all batches, of all processes."""
+    def evaluate(self, module: nn.Module, batches: Iterable[Batch], context: Evaluation) -> Metrics:
+        """Return the metrics over the batches of all processes."""
 
     def mistakes(self, metrics: Any) -> Accuracy | None:
-        """Answers that are right or wrong image by image, for a report to show; None: there are none."""
+        """Return the metrics if they say which images are wrong, for a report to show; None if not."""
         return None
 
-    # words
+    # text
 
-    def line(self, test: Mapping[str, Any], images: str) -> str:
-        """Stored metrics in a line; images: what they are of, as in 'test images'."""
+    def summary(self, test: Mapping[str, Any], images: str) -> str:
+        """Return stored metrics in one line; `images` names their split, as in 'test images'."""
         value = self.headline.text(test[self.headline.key], test["images"])
         return f"{self.headline.label} {value} on {test['images']} {images}"
 
     def progress(self, metrics: Any, split: str) -> str:
-        """An evaluation in a line while a run goes on."""
-        return self.line(metrics.to_json(()), f"{split} images")
+        """Return the line that is printed for an evaluation during training."""
+        return self.summary(metrics.to_json(()), f"{split} images")
 
-    def page(self, test: Mapping[str, Any]) -> tuple[str, str]:
-        """The headline of a report out of stored metrics: the one number, and what it is of."""
+    def report_headline(self, test: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the headline of a report from stored metrics: the main number, and the text below it."""
         value = self.headline.text(test[self.headline.key], test["images"])
-        return f"{self.headline.label} {value}", f"on {images_in_words(test)}"
+        return f"{self.headline.label} {value}", f"on {describe_images(test)}"
 
-    # use
+    # prediction
 
     def check_head(self, model: Any) -> None:
-        """Refuse a model that cannot be asked about images."""
+        """Raise an error if the model has no head to predict with."""
         if not self.predicts or not model.config.classes:
             raise Error(
-                f"the model ({model.origin.source or 'it'}) has no head and predicts no classes; "
+                f"the model ({model.origin.source or 'unknown source'}) has no head, so it cannot predict; "
                 "fine-tune it first: vitkit finetune DATA --weights MODEL",
                 code="model.unsupported",
             )
 
     def activate(self, values: Tensor) -> Tensor:
-        """The outputs (B, K) as an exported graph gives them: probabilities, say."""
+        """Map outputs (B, K) to what an exported graph returns, such as probabilities."""
         return values
 
     def invert(self, values: Tensor) -> Tensor:
-        """Back from `activate`, up to what `answer` does not see."""
+        """Undo `activate`, up to what does not change `answers` (a constant added to all logits)."""
         return values
 
     @abstractmethod
     def answers(self, model: Any, values: Tensor, top: int) -> list[Answer]:
-        """Of each image, out of the model's outputs (B, K)."""
+        """Return one answer for each row of the model's outputs (B, K), with at most `top` labels."""
 
 
-def images_in_words(test: Mapping[str, Any]) -> str:
-    """How many images of which split stored metrics are of."""
+def describe_images(test: Mapping[str, Any]) -> str:
+    """The number of images and their split, as in '1,000 test images'."""
     return f"{test['images']:,} {'validation' if test.get('split') == 'val' else 'test'} images"
 
 
 T = TypeVar("T", bound=type[Task])
 REGISTERED: dict[str, type[Task]] = {}
-HERE = "vitkit.tasks"
+PACKAGE = "vitkit.tasks"
 
 
-def register(kind: T) -> T:
-    """A class decorator: the task can be named in recipes and model files from here on."""
-    REGISTERED[kind.name] = kind
-    return kind
+def register(task_type: T) -> T:
+    """Class decorator that makes a task available to recipes and model files by its name."""
+    REGISTERED[task_type.name] = task_type
+    return task_type
 
 
 def task_names() -> tuple[str, ...]:
-    """All tasks: the files of this room, each named as its task, and those that were registered elsewhere."""
-    files = (module.name for module in pkgutil.iter_modules(importlib.import_module(HERE).__path__))
+    """The names of all tasks: one for each file of this package, and those registered elsewhere."""
+    files = (module.name for module in pkgutil.iter_modules(importlib.import_module(PACKAGE).__path__))
     return tuple(sorted({*(name for name in files if name != "task"), *REGISTERED}))
 
 
 def task_class(name: str) -> type[Task]:
-    """The class of a task; its file is imported when it is first asked for."""
+    """Return the class of a task, importing its file on first use."""
     if name not in REGISTERED and name in task_names():
-        importlib.import_module(f"{HERE}.{name}")
+        importlib.import_module(f"{PACKAGE}.{name}")
     if name not in REGISTERED:
         raise Error(
-            f"no task {name!r}; known: {', '.join(task_names())}. A task of your own must be imported before "
-            "its models and recipes are used",
+            f"unknown task {name!r}; known: {', '.join(task_names())}. Import the module of a custom task "
+            "before using its models and recipes",
             code="model.unsupported",
         )
     return REGISTERED[name]
 
 
 def make_task(name: str, settings: Mapping[str, Any]) -> Task:
-    """A task out of a recipe's fields: the one of its name, or those that both have."""
-    kind = task_class(name)
-    own = settings.get(name)
-    if isinstance(own, kind):
-        return own
-    return kind(**{f.name: settings[f.name] for f in fields(kind) if f.name in settings})
+    """Build a task from a recipe: the recipe's field of that name, or the fields that both have."""
+    task_type = task_class(name)
+    task = settings.get(name)
+    if isinstance(task, task_type):
+        return task
+    return task_type(**{f.name: settings[f.name] for f in fields(task_type) if f.name in settings})
 
 
 def task_of(model: Any) -> Task:
-    """The task of a model that was trained, with its default configuration."""
+    """Return the task of a trained model, with the default configuration."""
     return task_class(model.task)()
