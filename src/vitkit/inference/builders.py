@@ -14,7 +14,7 @@ from torch import Tensor
 from vitkit.data.views import normalise
 from vitkit.inference import runtimes
 from vitkit.inference.bf16 import Bf16Model, CudaGraphEngine
-from vitkit.inference.engine_cache import Memory
+from vitkit.inference.engine_cache import EngineCache
 from vitkit.inference.graphs import EXTRAS, Form, needs, save_onnx, to_onnx, to_openvino, trace
 from vitkit.inference.per_core import per_core
 from vitkit.inference.quantize import in_blocks, quantised
@@ -89,7 +89,7 @@ def compiler() -> str | None:
     return shutil.which(os.environ.get("CXX", "")) or shutil.which("g++") or shutil.which("clang++")
 
 
-def build_engine(name: str, model: Model, batch: int, calibrate: Tensor | None, memory: Memory) -> Run:
+def build_engine(name: str, model: Model, batch: int, calibrate: Tensor | None, memory: EngineCache) -> Run:
     """uint8 images (B, 3, h, w) to float32 logits."""
     kind, precision = name.split("-")[0], ENGINES[name]
     if kind == "torch":
