@@ -185,7 +185,7 @@ def check_form(model: Model, form: Form) -> None:
         )
     if form.any_size and isinstance(c, ResNetConfig) and c.attention == "axial":
         raise Error(
-            f"--any-size does not support an AxialResNet, whose relative positions have a fixed size, "
+            "--any-size does not support an AxialResNet, whose relative positions have a fixed size, "
             f"{c.image_size}; drop --any-size to fix the size",
             code="export.unsupported",
         )
