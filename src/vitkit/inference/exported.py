@@ -138,7 +138,7 @@ def read_card(path: Path, card_text: str, facts_text: str) -> tuple[Card, dict[s
 def fits(shape: Shape, expected: Shape) -> bool:
     """Whether a shape of a graph matches the expected one; None matches any length."""
     return len(shape) == len(expected) and all(
-        actual == wanted or None in (actual, wanted) for actual, wanted in zip(shape, expected, strict=True)
+        a == b or None in (a, b) for a, b in zip(shape, expected, strict=True)
     )
 
 

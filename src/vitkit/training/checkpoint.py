@@ -314,7 +314,7 @@ def load_pieces(state: TrainState, reader: ShardReader) -> None:
     unmatched = stored.symmetric_difference(name for name in tensors if name.startswith("model."))
     if unmatched:
         name = min(unmatched).removeprefix("model.")
-        raise Error(f"{name} is only in one of them", code="checkpoint.mismatch")
+        raise Error(f"only one of model and checkpoint has {name}", code="checkpoint.mismatch")
     for name, tensor in tensors.items():
         if name.startswith(("model.", "average.")):
             if reader.shapes.get(name) != tuple(tensor.shape):

@@ -75,7 +75,7 @@ class Journal:
         rows = [(line, parse_row(line)) for line in self.lines()] if step else []
         earlier = [line for line, row in rows if row and row["step"] <= step]
         if invalid := sum(row is None for _, row in rows):
-            say(f"{self.path}: dropped {invalid} invalid lines")
+            say(f"{self.path}: dropped {invalid} invalid line{'s' * (invalid > 1)}")
         with staged(self.path, durable=False) as temporary:
             temporary.write_text("".join(line + "\n" for line in earlier))
         self.file = self.path.open("a")
