@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from vitkit.inference.bf16 import CudaGraphEngine
 from vitkit.inference.builders import build_engine
-from vitkit.inference.engine_cache import Memory
+from vitkit.inference.engine_cache import EngineCache
 from vitkit.metrics.cost import forward_flops
 from vitkit.models.variants import Model, configure, fresh
 from vitkit.ops.cuda_graph import WARMUP_CALLS, CudaGraph
@@ -164,8 +164,8 @@ def our_engine(how: str, row: Row, images: Tensor) -> Callable[[], Any]:
     model, pixels = our_model(row).to(images.device).eval(), as_bytes(images)
     engine, _, there = how.partition(", ")
     if not there:
-        held, memory = pixels.cpu(), Memory(model, len(images))
-        run = build_engine(engine.replace(" ", "-"), model, len(images), None, memory)
+        held, cache = pixels.cpu(), EngineCache(model, len(images))
+        run = build_engine(engine.replace(" ", "-"), model, len(images), None, cache)
         return lambda: run(held)
     graphed = CudaGraphEngine(model, len(images), compiled="compiled" in engine)
     with torch.inference_mode():

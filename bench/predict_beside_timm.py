@@ -23,9 +23,9 @@ from forward import pair
 from vitkit.data.views import normalise
 from vitkit.inference.agreement import sample_images
 from vitkit.inference.builders import ENGINES, available
-from vitkit.inference.engine_cache import Memory
-from vitkit.inference.engines import Trial, torch_engine
-from vitkit.inference.predict import logits_together
+from vitkit.inference.engine_cache import EngineCache
+from vitkit.inference.engines import EngineSelector, torch_engine
+from vitkit.inference.predict import forward_logits
 
 
 def timm_engine(theirs, ours):
@@ -39,15 +39,15 @@ def timm_engine(theirs, ours):
 def built(model, batch: int, names: list[str], folder: Path) -> dict:
     """The engines that can be had here; why not, for the others."""
     calibrate = sample_images(model, 32) if any("int8" in name for name in names) else None
-    memory = Memory(model, batch, calibrate, folder)
-    trial = Trial(model, torch_engine(model), batch, None, calibrate, memory)
-    engines = {"torch": trial.reference}
+    cache = EngineCache(model, batch, calibrate, folder)
+    selector = EngineSelector(model, torch_engine(model), batch, None, calibrate, cache)
+    engines = {"torch": selector.reference}
     for name in names:
         if reason := available(name, calibrate is not None):
             print(f"{name}: {reason}", flush=True)
         elif name != "torch":
             start = time.perf_counter()
-            engines[name], found = trial.build(name)
+            engines[name], found = selector.build(name)
             print(f"{name}: made in {time.perf_counter() - start:.0f} s, {found.text()}", flush=True)
     return engines
 
@@ -75,7 +75,7 @@ def main() -> None:
     images = sample_images(ours, options.batch)
     with tempfile.TemporaryDirectory() as spare:
         engines = built(ours, options.batch, options.engines, options.folder or Path(spare))
-        together = partial(logits_together, ours)
+        together = partial(forward_logits, ours)
         runs = {"timm": timm_engine(models["timm"], ours), "torch, together": together, **engines}
         want = runs["timm"](images)
         said = {name: run(images) for name, run in runs.items()}  # and warm

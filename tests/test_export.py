@@ -231,19 +231,19 @@ def test_images_that_cannot_be_read_are_left_out_and_counted(small, tmp_path, ca
 @pytest.mark.parametrize(
     "name, options, words",
     [
-        ("m.tflite", {}, "the format follows from the ending"),
-        ("m", {}, "the format follows from the ending"),
+        ("m.tflite", {}, "the file ending"),
+        ("m", {}, "the file ending"),
         ("m.onnx", {"precision": "int8"}, "--calibrate"),
         ("m.onnx", {"calibrate": ("digits",)}, "--calibrate"),
         ("m.onnx", {"precision": "int4"}, "no precision 'int4'"),
         ("m.onnx", {"precision": "bf16"}, "no bf16"),
         ("m.xml", {"precision": "bf16"}, "INFERENCE_PRECISION_HINT"),
         ("m.pt2", {"precision": "int8", "calibrate": ("digits",)}, "use .onnx or .xml"),
-        ("m.onnx", {"compiled": True}, "makes a .pt2"),
+        ("m.onnx", {"compiled": True}, "writes a .pt2"),
         ("none/m.onnx", {}, "no folder"),
         ("m.pt2", {"image_size": (33, 32), "strict_size": True}, "does not fit patches"),
         ("m.pt2", {"images": ("none.png",)}, "none.png"),
-        (".", {}, "the format follows"),
+        (".", {}, "the file ending"),
     ],
 )
 def test_what_cannot_be_done_is_said_at_once(small, tmp_path, name, options, words):

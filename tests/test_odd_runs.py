@@ -110,7 +110,7 @@ def test_odd_lines_among_the_metrics_are_passed_over_by_report_study_and_resume(
     (folder / "result.json").unlink()  # else it would be finished
     assert run("finetune", "digits", "--out", folder, *TINY) == 0
     told = capsys.readouterr().err
-    assert f"{path}: " in told and "left out" in told
+    assert f"{path}: " in told and "dropped" in told
     assert [row["step"] for row in map(json.loads, path.read_text().splitlines())].count(6) >= 1
 
 
@@ -120,7 +120,7 @@ def test_a_journal_keeps_the_lines_that_are_rows_as_they_are(tmp_path):
     said: list[str] = []
     Journal(tmp_path, 2, say=said.append).close()
     assert (tmp_path / "metrics.jsonl").read_text().splitlines() == [lines[0], lines[2]]
-    assert len([text for text in said if "1 lines" in text]) == 1
+    assert len([text for text in said if "dropped 1" in text]) == 1
 
 
 @pytest.mark.parametrize("name", ["result", "environment", "doctor", "mistakes", "unusable", "task"])

@@ -176,7 +176,7 @@ FINETUNE = ["finetune", "digits", "--model", "ViT-Ti/4"]
         (["pretrain", "digits", "--recipe", "jft.ViT-X/16"], "no recipe"),
         (["pretrain", "digits", "--recipe", "i21k.ViT-B/16", "--subset", "lots"], "1000, 10% or 25/class"),
         (["shard", "nowhere", "out"], "no data at 'nowhere'"),
-        ([*FINETUNE, "--track", "pigeon"], "no tracker 'pigeon'"),
+        ([*FINETUNE, "--track", "pigeon"], "tracker 'pigeon'"),
         ([*FINETUNE, "--parallel", "thin"], "--parallel 'thin': expected"),
         ([*FINETUNE, "--workers", "-1"], "--workers -1: expected"),
         (["doctor", "digits", "--workers", "-1"], "--workers -1: expected"),

@@ -10,10 +10,10 @@ from refusals import refused
 
 from vitkit.commands import predict as use
 from vitkit.inference import builders, engines
-from vitkit.inference.agreement import clouds, generated, given, sample_images
+from vitkit.inference.agreement import clouds, generated, sample_images, select_images
 from vitkit.inference.bf16 import FusedDense, fuse_dense_layers, has_fused_dense
 from vitkit.inference.builders import ENGINES, available
-from vitkit.inference.engine_cache import SUMS, Memory, sums
+from vitkit.inference.engine_cache import SUMS, EngineCache, checksums
 from vitkit.inference.engines import choose_engine
 from vitkit.inference.predict import logits, predict_many
 
@@ -38,7 +38,7 @@ def made_of(monkeypatch, runs: dict):
     """Only these engines there are; each is what the model says, changed, and takes so long."""
     built: list[str] = []
 
-    def build(name, model, batch, calibrate, memory):
+    def build(name, model, batch, calibrate, cache):
         built.append(name)
         change, delay = runs[name]
 
@@ -104,9 +104,13 @@ def test_other_weights_are_another_question(small, tmp_path):
     second, copy = deepcopy(first), deepcopy(first)
     with torch.no_grad():
         second.head.bias.add_(1e-3)
-    assert Memory(first, 4, folder=tmp_path).note != Memory(second, 4, folder=tmp_path).note
-    assert Memory(first, 4, folder=tmp_path).note == Memory(copy, 4, folder=tmp_path).note
-    assert Memory(first, 8, folder=tmp_path).note != Memory(first, 4, folder=tmp_path).note
+
+    def file(model, batch):
+        return EngineCache(model, batch, folder=tmp_path).choice_file
+
+    assert file(first, 4) != file(second, 4)
+    assert file(first, 4) == file(copy, 4)
+    assert file(first, 8) != file(first, 4)
 
 
 def test_a_choice_that_no_longer_agrees_is_measured_again(small, tmp_path, monkeypatch):
@@ -116,7 +120,7 @@ def test_a_choice_that_no_longer_agrees_is_measured_again(small, tmp_path, monke
     assert choose_engine(model, batch=2, folder=tmp_path).name == "onnxruntime"
     made_of(monkeypatch, {"onnxruntime": (turned, 0.0)})
     assert choose_engine(model, batch=2, folder=tmp_path).name == "torch"
-    assert Memory(model, 2, folder=tmp_path).choice() == "torch"
+    assert EngineCache(model, 2, folder=tmp_path).load_choice() == "torch"
 
 
 def test_torch_stays_where_nothing_is_clearly_faster(small, tmp_path, monkeypatch):
@@ -171,31 +175,31 @@ def test_an_engine_that_was_asked_for_and_fails_is_named(small, tmp_path, monkey
         choose_engine(small(), "torch-bf16", folder=tmp_path)
 
 
-def cut_graph(memory: Memory) -> Path:
+def cut_graph(cache: EngineCache) -> Path:
     """A graph that is cut short although its checksum is right, as one that was damaged while written."""
-    path = memory.file("model.onnx", lambda path: builders.write_onnx(memory.model, path))
+    path = cache.file("model.onnx", lambda path: builders.write_onnx(cache.model, path))
     path.write_bytes(path.read_bytes()[:3000])
-    (path.parent / SUMS).write_text(json.dumps(sums(path.parent)))
+    (path.parent / SUMS).write_text(json.dumps(checksums(path.parent)))
     return path
 
 
 def test_a_graph_that_the_runtime_cannot_read_is_named_with_what_to_do(small, tmp_path):
     pytest.importorskip("onnxruntime")
-    memory = Memory(small(), 4, folder=tmp_path)
-    cut_graph(memory)
-    with refused("engine.failed", "onnxruntime", memory.folder, "--engine torch"):
-        choose_engine(memory.model, "onnxruntime", batch=4, folder=tmp_path)
+    cache = EngineCache(small(), 4, folder=tmp_path)
+    cut_graph(cache)
+    with refused("engine.failed", "onnxruntime", cache.folder, "--engine torch"):
+        choose_engine(cache.model, "onnxruntime", batch=4, folder=tmp_path)
 
 
 def test_auto_does_without_a_choice_whose_graph_cannot_be_read(small, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     monkeypatch.setattr(engines, "ENGINES", {"torch": "fp32", "onnxruntime": "fp32"})
-    memory = Memory(small(), 4, folder=tmp_path)
-    memory.folder.mkdir(parents=True)
-    memory.keep("onnxruntime", 0.1)
-    cut = cut_graph(memory)
+    cache = EngineCache(small(), 4, folder=tmp_path)
+    cache.folder.mkdir(parents=True)
+    cache.save_choice("onnxruntime", 0.1)
+    cut = cut_graph(cache)
     size = cut.stat().st_size
-    assert choose_engine(memory.model, batch=4, folder=tmp_path).name in ("torch", "onnxruntime")
+    assert choose_engine(cache.model, batch=4, folder=tmp_path).name in ("torch", "onnxruntime")
     assert cut.stat().st_size > size, "it is made again"
 
 
@@ -270,23 +274,23 @@ def test_a_graph_is_written_once_and_a_cache_that_cannot_be_written_is_done_with
         calls.append(path)
         path.write_text("graph")
 
-    memory = Memory(small(), 4, folder=tmp_path / "cache")
-    first, second = memory.file("model.onnx", write), memory.file("model.onnx", write)
+    cache = EngineCache(small(), 4, folder=tmp_path / "cache")
+    first, second = cache.file("model.onnx", write), cache.file("model.onnx", write)
     assert first == second and first.read_text() == "graph" and len(calls) == 1
     (tmp_path / "file").write_text("")
-    shut = Memory(small(), 4, folder=tmp_path / "file")
+    shut = EngineCache(small(), 4, folder=tmp_path / "file")
     assert shut.file("model.onnx", write).read_text() == "graph"
-    shut.keep("torch", 1.0)
-    assert shut.choice() is None
+    shut.save_choice("torch", 1.0)
+    assert shut.load_choice() is None
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"engine"', "\x00"])
 def test_a_damaged_note_is_no_choice(small, tmp_path, content):
-    memory = Memory(small(), 4, folder=tmp_path)
-    memory.keep("torch", 1.0)
-    assert memory.choice() == "torch" and json.loads(memory.note.read_text())["batch"] == 4
-    memory.note.write_text(content)
-    assert memory.choice() is None
+    cache = EngineCache(small(), 4, folder=tmp_path)
+    cache.save_choice("torch", 1.0)
+    assert cache.load_choice() == "torch" and json.loads(cache.choice_file.read_text())["batch"] == 4
+    cache.choice_file.write_text(content)
+    assert cache.load_choice() is None
 
 
 def test_samples_are_like_pictures_and_spread_over_the_data(small, tmp_path):
@@ -294,7 +298,7 @@ def test_samples_are_like_pictures_and_spread_over_the_data(small, tmp_path):
     assert clouds(0).std() > 20 and not (clouds(0) == clouds(1)).all()
     assert sample_images(small(), 5).shape == (5, 3, 32, 32)
     assert sample_images(small(), 3, size=(40, 24)).shape == (3, 3, 40, 24)
-    assert len(given(("digits",), 10)) == 10
+    assert len(select_images(("digits",), 10)) == 10
     with refused("data.empty", tmp_path):
         sample_images(small(), places=(str(tmp_path),))
 

@@ -112,7 +112,7 @@ def fewer_labels(model):
 @pytest.mark.parametrize(
     "change, words",
     [
-        (without_card, "labels, preprocessing and size"),
+        (without_card, "labels, preprocessing and image size"),
         (other_size, "32x32"),
         (fewer_labels, "4 labels for 5"),
     ],

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 from vitkit.inference.per_core import is_thread_safe, per_core, thread_pool
-from vitkit.inference.predict import features, features_together, logits, logits_together
+from vitkit.inference.predict import features, forward_features, forward_logits, logits
 
 LARGE = {"image_size": (224, 224), "patch": 32}  # pixels enough for it, and little work
 
@@ -38,10 +38,10 @@ def test_the_answers_are_those_of_the_whole_batch(small, threads, many, batch):
     model = small(**LARGE).eval()
     images = torch.randint(0, 256, (batch, 3, 224, 224), dtype=torch.uint8)
     found = logits(model, images)
-    torch.testing.assert_close(found, logits_together(model, images), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found, forward_logits(model, images), rtol=1e-4, atol=1e-4)
     assert torch.equal(found, logits(model, images)) and not found.requires_grad
     seen = features(model, images)
-    torch.testing.assert_close(seen, features_together(model, images), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(seen, forward_features(model, images), rtol=1e-4, atol=1e-4)
     assert not seen.requires_grad and not seen.is_inference()  # a probe may learn from them
 
 
@@ -49,7 +49,7 @@ def test_so_are_those_of_a_resnet(small_resnet, threads):
     threads(2)
     model = small_resnet(image_size=(224, 224)).eval()
     images = torch.randint(0, 256, (9, 3, 224, 224), dtype=torch.uint8)
-    torch.testing.assert_close(logits(model, images), logits_together(model, images), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits(model, images), forward_logits(model, images), rtol=1e-4, atol=1e-4)
 
 
 def test_every_image_is_computed_once_and_by_a_core_alone(small, threads, image):

@@ -102,7 +102,7 @@ def test_without_tensorboard_a_run_says_so_once_and_goes_on(tmp_path, monkeypatc
 
 
 def test_unknown_and_missing_trackers_are_refused_before_anything_is_written(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="no tracker 'comet'; known: wandb, mlflow, trackio"):
+    with pytest.raises(ValueError, match="unknown tracker 'comet'; known: wandb, mlflow, trackio"):
         check_trackers(["comet"])
     for name in TRACKERS:
         monkeypatch.setitem(sys.modules, name, None)
@@ -125,7 +125,7 @@ class Fake:
     """A tracker that keeps what it gets, and fails or hangs where it is told to."""
 
     def __init__(self, at: str, how: str):
-        self.at, self.how, self.where = at, how, "here"
+        self.at, self.how, self.location = at, how, "here"
         self.got: list[tuple[int, dict[str, float]]] = []
         self.closed: list[bool] = []
         self.free = threading.Event()
@@ -188,7 +188,7 @@ def test_a_tracker_that_cannot_keep_up_is_given_up(tmp_path, fake, monkeypatch):
             journal.write(step, loss=1.0)
     assert said == [
         "mlflow: here",
-        "mlflow failed and is left out from here on: 3 rows are waiting to be sent",
+        "mlflow failed and is disabled for the rest of the run: 3 rows are still unsent",
     ]
 
 
@@ -244,7 +244,7 @@ def twice(folder: Path, name: str, **env: str) -> list[str]:
 def test_wandb_offline_is_one_run_and_does_not_ask(tmp_path):
     pytest.importorskip("wandb")
     said = twice(tmp_path / "first", "wandb")
-    assert all("offline, as there is no API key" in text for text in said)
+    assert all("offline, no API key" in text for text in said)
     files = sorted((tmp_path / "first" / "wandb").glob("offline-run-*/*.wandb"))
     assert len(files) == 2 and len({file.name for file in files}) == 1
     first, second = (file.read_bytes() for file in files)  # records as plain bytes in a log

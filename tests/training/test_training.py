@@ -40,7 +40,7 @@ def test_linear_decay_ends_at_its_floor_and_stairs_divide_by_ten():
 def test_durations_convert_once():
     assert Duration(steps=20).in_steps(1000, 512) == 20
     assert Duration(epochs=90).in_steps(14_200_000, 4096) == 312_012
-    with pytest.raises(ValueError, match="one of them"):
+    with pytest.raises(ValueError, match="steps or epochs"):
         Duration(steps=3, epochs=1)
 
 

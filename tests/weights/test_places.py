@@ -221,7 +221,7 @@ def test_rescaling_and_normalising_are_followed(folder, photos, theirs, change, 
     from transformers import ViTImageProcessor
 
     from vitkit.data.decode import read
-    from vitkit.inference.predict import pixels, ready
+    from vitkit.inference.predict import pixels, prepare_batch
 
     model = vitkit.load(folder)
     assert model.preprocessing.mean[0] == pytest.approx(mean) and model.preprocessing.std[0] == pytest.approx(
@@ -229,7 +229,7 @@ def test_rescaling_and_normalising_are_followed(folder, photos, theirs, change, 
     )
     photo = photos / "owl" / "0.png"
     want = ViTImageProcessor.from_pretrained(folder)(Image.open(photo), return_tensors="pt")["pixel_values"]
-    found = ready(model, pixels(read(photo), model)[None])
+    found = prepare_batch(model, pixels(read(photo), model)[None])
     assert torch.allclose(found, want, rtol=1e-4, atol=1e-4)
 
 

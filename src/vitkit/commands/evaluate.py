@@ -14,7 +14,7 @@ from vitkit.data.loader import BadFiles
 from vitkit.data.sources.source import Source
 from vitkit.data.splits import same_classes
 from vitkit.errors import Error
-from vitkit.inference.predict import view_in_words
+from vitkit.inference.predict import describe_view
 from vitkit.metrics.class_mapping import (
     accepted_classes,
     objectnet_table,
@@ -121,7 +121,7 @@ def counted(
         workers = data_workers(options.workers)
         metrics = evaluate_model(task, model, source, options.batch, workers, bad, runtime, accepted)
         unusable = sum(runtime.all_gather_object(len(bad.found)))
-    view = view_in_words(model.preprocessing, model.config.image_size)
+    view = describe_view(model.preprocessing, model.config.image_size)
     facts = metrics.to_json(source.classes) | {"split": chosen.split, "view": view, "unusable": unusable}
     right = task.mistakes(metrics)
     facts |= uses_of(chosen, numbers, right)

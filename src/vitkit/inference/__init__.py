@@ -1,1 +1,1 @@
-"""A model file to answers. Imports no training code."""
+"""Prediction, inference engines and export. Imports no training code."""

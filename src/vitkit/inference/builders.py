@@ -15,7 +15,7 @@ from torch import Tensor
 from vitkit.data.views import normalise
 from vitkit.inference import runtimes
 from vitkit.inference.bf16 import Bf16Model, CudaGraphEngine
-from vitkit.inference.engine_cache import Memory
+from vitkit.inference.engine_cache import EngineCache
 from vitkit.inference.graphs import EXTRAS, Form, needs, save_onnx, to_onnx, to_openvino, trace
 from vitkit.inference.per_core import per_core
 from vitkit.inference.quantize import in_blocks, quantised
@@ -32,7 +32,7 @@ class Request:
     model: Model
     batch: int
     calibrate: Tensor | None  # images for int8
-    cache: Memory
+    cache: EngineCache
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def available(name: str, calibrated: bool, cpu: bool = True) -> str:
     return engine.missing()
 
 
-def build_engine(name: str, model: Model, batch: int, calibrate: Tensor | None, cache: Memory) -> Run:
+def build_engine(name: str, model: Model, batch: int, calibrate: Tensor | None, cache: EngineCache) -> Run:
     """The engine of a name: uint8 images (B, 3, h, w) to float32 logits."""
     return BUILDERS[name].build(Request(model, batch, calibrate, cache))
 

@@ -1,10 +1,10 @@
-"""What computes a model's answers on this machine: torch, or a runtime that is faster and says the same.
+"""Inference engines: torch, or a faster runtime that agrees with it on this machine.
 
     engine = choose_engine(model, "auto", batch=32)
     logits = engine(images)                          # uint8 (B, 3, h, w) -> float32 (B, classes)
 
-An engine is used only if it agrees with torch in float32 on check images. int8 changes answers: "auto" takes
-it only where calibration images were given and every check image keeps its top-1.
+An engine is used only if it agrees with torch in float32 on sample images. int8 changes predictions: "auto"
+uses it only with calibration images, and only if the top-1 of every sample image stays the same.
 """
 
 import statistics
@@ -20,15 +20,15 @@ from torch import Tensor
 from vitkit.errors import Error
 from vitkit.inference.agreement import Agreement, agreement, sample_images
 from vitkit.inference.builders import ENGINES, available, build_engine, on_cpu
-from vitkit.inference.engine_cache import Memory
+from vitkit.inference.engine_cache import EngineCache
 from vitkit.inference.predict import logits
 from vitkit.models.variants import Model
 
-QUICK = 120.0  # seconds of work below which looking for a faster engine takes longer than it saves
-LONG = 3600.0  # seconds of work that are worth a compilation
-GAIN = 1.05  # times as fast as torch, below which torch stays
-AGAIN = 2  # images on which the choice of last time is checked
-ROUNDS, SPENT = 3, 6.0  # of one engine: at most so many timed batches, and no new one after so many seconds
+QUICK_SECONDS = 120.0  # for less work than this, measuring engines takes longer than a faster one saves
+LONG_SECONDS = 3600.0  # only for more work than this is a compilation worth its time
+MIN_SPEEDUP = 1.05  # over torch; below it torch stays
+RECHECK_IMAGES = 2  # on which a cached choice is checked again
+MAX_ROUNDS, MAX_SECONDS = 3, 6.0  # timed batches of one engine: no more rounds, and none begins later
 
 
 @dataclass(frozen=True)
@@ -38,21 +38,21 @@ class Engine:
     name: str
     run: Callable[[Tensor], Tensor]
     seconds: float | None = None  # for a batch, where that was measured
-    note: str = ""  # why this one
+    note: str = ""  # why this engine was chosen
 
     def __call__(self, images: Tensor) -> Tensor:
         return self.run(images)
 
 
 def torch_engine(model: Model, note: str = "") -> Engine:
-    """The reference: the model as it is, on the device where it is."""
+    """The reference: the model itself, on its own device."""
     model.eval()
     return Engine("torch", lambda images: logits(model, images), note=note)
 
 
 def choose_engine(
     model: Model,
-    how: str = "auto",
+    name: str = "auto",
     *,
     batch: int = 32,
     work: int | None = None,
@@ -61,31 +61,33 @@ def choose_engine(
     folder: Path | None = None,
     log: Callable[[str], None] = lambda text: None,
 ) -> Engine:
-    """The engine of a name, checked; or "auto": the fastest of those that agree, remembered for next time.
+    """Build and check an engine; "auto" chooses the fastest that agrees with torch and caches the choice.
 
-    work       how many images will come (None: many); for little work torch is taken at once
+    work       number of images to come (None: many); for little work torch is used at once
     images     uint8 (N, 3, h, w) to check on; generated if None
     calibrate  uint8 (N, 3, h, w) for int8
-    folder     where the choice and its graph are kept; the user's cache folder if None
+    folder     of the cache; the user's cache folder if None
     """
-    if how not in ("auto", *ENGINES):
-        raise Error(f"no engine {how!r}; known: auto, {', '.join(ENGINES)}", code="engine.unknown")
+    if name not in ("auto", *ENGINES):
+        raise Error(f"unknown engine {name!r}; known: auto, {', '.join(ENGINES)}", code="engine.unknown")
     if batch < 1:
         raise Error(f"batch must be at least 1, not {batch}")
     reference = torch_engine(model)
-    if how == "torch":
+    if name == "torch":
         return reference
-    if how == "auto" and work is not None and (expected := one_by_one(reference, model, work)) < QUICK:
-        return replace(reference, note=f"about {expected:.0f} s of work in all")
-    memory = Memory(model, batch, calibrate, folder, log)
-    trial = Trial(model, reference, batch, images, calibrate, memory)
-    if how != "auto":
-        return trial.asked(how)
-    return trial.remembered() or trial.fastest(work, log)
+    if name == "auto" and work is not None:
+        seconds = estimate_seconds(reference, model, work)
+        if seconds < QUICK_SECONDS:
+            return replace(reference, note=f"only about {seconds:.0f} s of work")
+    cache = EngineCache(model, batch, calibrate, folder, log)
+    selector = EngineSelector(model, reference, batch, images, calibrate, cache)
+    if name != "auto":
+        return selector.build_checked(name)
+    return selector.from_cache() or selector.fastest(work, log)
 
 
-def one_by_one(reference: Engine, model: Model, work: int) -> float:
-    """Seconds that so many images take in torch, judged by one."""
+def estimate_seconds(reference: Engine, model: Model, work: int) -> float:
+    """Seconds that `work` images take in torch, extrapolated from one."""
     image = torch.zeros(1, model.config.channels, *model.config.image_size, dtype=torch.uint8)
     if not work:
         return 0.0
@@ -95,8 +97,8 @@ def one_by_one(reference: Engine, model: Model, work: int) -> float:
     return work * (time.perf_counter() - start)
 
 
-class Trial:
-    """Engines of one model, tried against the reference."""
+class EngineSelector:
+    """Builds engines of one model, checks them against the reference and measures them."""
 
     def __init__(
         self,
@@ -105,100 +107,103 @@ class Trial:
         batch: int,
         images: Tensor | None,
         calibrate: Tensor | None,
-        memory: Memory,
+        cache: EngineCache,
     ):
         self.model, self.reference, self.batch = model, reference, batch
         self.images = sample_images(model) if images is None else images
-        self.calibrate, self.memory = calibrate, memory
+        self.calibrate, self.cache = calibrate, cache
 
     @cached_property
-    def want(self) -> Tensor:
+    def reference_logits(self) -> Tensor:
         return self.reference(self.images)
 
-    def missing(self, name: str) -> str:
-        """Why an engine cannot be had."""
+    def unavailable(self, name: str) -> str:
+        """Why an engine is not available; empty if it is."""
         return available(name, self.calibrate is not None, on_cpu(self.model))
 
     def build(self, name: str, count: int | None = None) -> tuple[Engine, Agreement]:
-        """An engine and how far it is from the reference, on all check images or some of them."""
+        """An engine and its agreement with the reference on all sample images, or on the first `count`."""
         try:
-            run = build_engine(name, self.model, self.batch, self.calibrate, self.memory)
+            run = build_engine(name, self.model, self.batch, self.calibrate, self.cache)
             images = self.images[:count]
-            want = self.want if count is None else self.reference(images)
-            found = agreement(want, run(images), ENGINES[name])
+            expected = self.reference_logits if count is None else self.reference(images)
+            result = agreement(expected, run(images), ENGINES[name])
         except Error:
             raise
-        except Exception as error:  # ONNX Runtime's exceptions have no other class in common
-            kept = f"delete its graph in {self.memory.folder}, or " if on_disk(name) else ""
+        except Exception as error:  # ONNX Runtime's exceptions have no other common base class
+            remedy = f"delete its graph in {self.cache.folder}, or " if has_graph_file(name) else ""
             raise Error(
-                f"engine {name!r} cannot run this model here: {in_a_line(error)}; {kept}use --engine torch",
+                f"engine {name!r} cannot run this model: {short_text(error)}; {remedy}use --engine torch",
                 code="engine.failed",
             ) from error
-        return Engine(name, run, note=found.text()), found
+        return Engine(name, run, note=result.text()), result
 
-    def asked(self, name: str, count: int | None = None) -> Engine:
-        if reason := self.missing(name):
+    def build_checked(self, name: str, count: int | None = None) -> Engine:
+        """An engine; an error if it is not available or disagrees with the reference."""
+        if reason := self.unavailable(name):
             raise Error(f"engine {name!r}: {reason}", code="engine.failed")
-        engine, found = self.build(name, count)
-        if not found.ok:
+        engine, result = self.build(name, count)
+        if not result.ok:
             raise Error(
-                f"engine {name!r} disagrees with torch: {found.text()}; use --engine torch",
+                f"engine {name!r} disagrees with torch: {result.text()}; use --engine torch",
                 code="engine.failed",
             )
         return engine
 
-    def remembered(self) -> Engine | None:
-        """The choice of last time, if it still agrees."""
-        name = self.memory.choice()
+    def from_cache(self) -> Engine | None:
+        """The engine that an earlier process chose, if it still agrees."""
+        name = self.cache.load_choice()
         if name is None:
             return None
         if name == "torch":
             return replace(self.reference, note="the fastest when it was measured")
         try:
-            return self.asked(name, AGAIN)
-        except Error:  # a damaged file, another runtime: measure again
-            self.memory.forget()
+            return self.build_checked(name, RECHECK_IMAGES)
+        except Error:  # a damaged file or another runtime: measure again
+            self.cache.clear()
             return None
 
     def fastest(self, work: int | None, log: Callable[[str], None]) -> Engine:
+        """Build, check and measure every available engine; the choice is cached."""
         best = self.timed(self.reference)
         assert best.seconds is not None
-        slow = work is not None and best.seconds * work / self.batch > LONG
-        limit = best.seconds / GAIN
+        worth_compiling = work is not None and best.seconds * work / self.batch > LONG_SECONDS
+        limit = best.seconds / MIN_SPEEDUP
         for name in list(ENGINES)[1:]:
-            if self.missing(name) or ("compile" in name and not slow):
+            if self.unavailable(name) or ("compile" in name and not worth_compiling):
                 continue
             try:
-                engine, found = self.build(name)
+                engine, result = self.build(name)
             except Error as error:
-                log(f"{name}: {in_a_line(error)}")
+                log(f"{name}: {short_text(error)}")
                 continue
-            if not found.ok or (ENGINES[name] in ("8bit", "int8") and found.same_top1 < 1):
-                log(f"{name}: not used, {found.text()}")
+            if not result.ok or (ENGINES[name] in ("8bit", "int8") and result.same_top1 < 1):
+                log(f"{name}: not used, {result.text()}")
                 continue
             engine = self.timed(engine)
-            log(f"{name}: {self.batch / (engine.seconds or 1):.1f} images a second, {found.text()}")
+            log(f"{name}: {self.batch / (engine.seconds or 1):.1f} images per second, {result.text()}")
             if engine.seconds is not None and engine.seconds < limit:
                 best, limit = engine, engine.seconds
-        self.memory.keep(best.name, best.seconds)
+        self.cache.save_choice(best.name, best.seconds)
         return best
 
     def timed(self, engine: Engine) -> Engine:
-        """The median time of a few batches, after one image to warm up."""
+        """The engine with its median time for a batch, after one image as a warm-up."""
         images = self.images.repeat(-(-self.batch // len(self.images)), 1, 1, 1)[: self.batch]
         engine(images[:1])
-        took: list[float] = []
-        while len(took) < ROUNDS and sum(took) < SPENT:
+        seconds: list[float] = []
+        while len(seconds) < MAX_ROUNDS and sum(seconds) < MAX_SECONDS:
             start = time.perf_counter()
             engine(images)
-            took.append(time.perf_counter() - start)
-        return replace(engine, seconds=statistics.median(took))
+            seconds.append(time.perf_counter() - start)
+        return replace(engine, seconds=statistics.median(seconds))
 
 
-def on_disk(name: str) -> bool:
+def has_graph_file(name: str) -> bool:
     """Whether an engine reads its graph from a file, which may be damaged."""
     return name.startswith(("onnxruntime", "openvino"))
 
 
-def in_a_line(error: Exception) -> str:
+def short_text(error: Exception) -> str:
+    """The error message on one line, cut to 200 characters."""
     return " ".join(str(error).split())[:200]

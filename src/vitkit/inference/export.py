@@ -1,4 +1,4 @@
-"""Exported files: .onnx, .pt2 and OpenVINO's .xml, each with the model's card in it, and what runs them."""
+"""Export to .onnx, .pt2 and OpenVINO's .xml with the model card as metadata, and running those files."""
 
 import io
 import json
@@ -23,50 +23,50 @@ from vitkit.models.vit import ViTConfig
 from vitkit.weights.card import Card, card_of, from_json, to_json
 
 NAMES = {".onnx": "ONNX", ".pt2": "torch.export", ".xml": "OpenVINO"}
-NEEDED = {".onnx": ("onnx", "onnxscript", "onnxruntime"), ".pt2": (), ".xml": ("openvino",)}
-NONE = {  # (ending, precision) that is not possible, and why
+LIBRARIES = {".onnx": ("onnx", "onnxscript", "onnxruntime"), ".pt2": (), ".xml": ("openvino",)}
+UNSUPPORTED = {  # (ending, precision) -> reason
     (".onnx", "bf16"): "ONNX Runtime has no bf16 kernels on a CPU to check it with; use fp16",
-    (".xml", "bf16"): "OpenVINO computes in bf16 by a setting (INFERENCE_PRECISION_HINT), not by its file; "
+    (".xml", "bf16"): "OpenVINO sets bf16 at run time (INFERENCE_PRECISION_HINT), not in the file; "
     "export fp32 or fp16",
-    (".pt2", "int8"): "torch.export has no int8 here; use .onnx or .xml",
+    (".pt2", "int8"): "int8 is not supported for torch.export; use .onnx or .xml",
 }
 
 
 @dataclass(frozen=True)
-class Described:
-    """What an exported file says about itself."""
+class ExportInfo:
+    """The metadata of an exported file."""
 
     card: Card  # configuration, labels in order, preprocessing, origin, task
-    facts: dict[str, Any]  # precision, input, output, shapes, the version of vitkit
+    facts: dict[str, Any]  # precision, input, output, shapes, vitkit version
 
 
 def check_kind(path: Path, form: Form, *, compiled: bool, device: str) -> None:
-    """Refuse an ending, a precision or a compilation that cannot be had, with the reason."""
+    """Raise an error for a file ending, a precision or a compilation that is not supported."""
     if path.suffix not in NAMES:
-        raise Error(f"{path.name}: the format follows from the ending, one of {', '.join(NAMES)}")
+        raise Error(f"{path.name}: the file ending chooses the format; use one of {', '.join(NAMES)}")
     if path.is_dir():
-        raise Error(f"{path} is a folder; give the name of a file", code="file.not-writable")
-    if reason := NONE.get((path.suffix, form.precision)):
+        raise Error(f"{path} is a folder; give a file name", code="file.not-writable")
+    if reason := UNSUPPORTED.get((path.suffix, form.precision)):
         raise Error(f"{path.name} in {form.precision}: {reason}", code="export.unsupported")
     if path.suffix == ".pt2" and form.precision == "bf16" and device == "cpu" and not fast_bf16():
         raise Error(
             f"{path.name} in bf16: this processor has no fast bf16 to check it with; give --device cuda",
             code="export.unsupported",
         )
-    for libraries in (NEEDED[path.suffix], ("nncf",) if form.precision == "int8" else ()):
+    for libraries in (LIBRARIES[path.suffix], ("nncf",) if form.precision == "int8" else ()):
         if libraries:
             needs(*libraries)
     if compiled and path.suffix != ".pt2":
-        raise Error(f"--compiled makes a .pt2, not {path.name}", code="request.conflict")
+        raise Error(f"--compiled writes a .pt2 file, not {path.name}", code="request.conflict")
     if compiled and not compiler():
         raise Error(
-            "--compiled needs a C++ compiler (g++ or clang++), and there is none; leave it out",
+            "--compiled needs a C++ compiler (g++ or clang++), and none was found; drop --compiled",
             code="export.unsupported",
         )
 
 
-def metadata(model: Model, form: Form) -> dict[str, str]:
-    """The card and the facts as JSON in ASCII: no class name can break an XML or a protobuf."""
+def make_metadata(model: Model, form: Form) -> dict[str, str]:
+    """The card and the facts as ASCII JSON, so that no class name can break XML or protobuf."""
     c = model.config
     height, width = ("height", "width") if form.any_size else c.image_size
     step = c.stride if isinstance(c, ViTConfig) else 1
@@ -86,50 +86,50 @@ def metadata(model: Model, form: Form) -> dict[str, str]:
 def write(
     model: Model, form: Form, path: Path, *, calibrate: Tensor | None = None, compiled: bool = False
 ) -> None:
-    """Write the model into a folder that may hold siblings (.bin, .data)."""
-    told = metadata(model, form)
+    """Write an exported file, and its .bin or .data file into the same folder."""
+    metadata = make_metadata(model, form)
     if path.suffix == ".pt2":
-        return write_program(trace(model, form), path, told, compiled)
-    program, output = trace(model, plain(form, path)), form.output(model)
-    made = (to_onnx if path.suffix == ".onnx" else to_openvino)(program, plain(form, path), output)
+        return write_program(trace(model, form), path, metadata, compiled)
+    traced_form, convert = form_to_trace(form, path), to_onnx if path.suffix == ".onnx" else to_openvino
+    graph = convert(trace(model, traced_form), traced_form, form.output(model))
     if form.precision == "int8":
         assert calibrate is not None
-        made = quantised(made, model, form, calibrate)
+        graph = quantised(graph, model, form, calibrate)
     if path.suffix == ".onnx":
-        needs("onnx").helper.set_model_props(made, told)
-        save_onnx(made, path)
+        needs("onnx").helper.set_model_props(graph, metadata)
+        save_onnx(graph, path)
     else:
-        for key, text in told.items():
-            made.set_rt_info(text, [key])
-        needs("openvino").save_model(made, path, compress_to_fp16=form.precision == "fp16")
+        for key, text in metadata.items():
+            graph.set_rt_info(text, [key])
+        needs("openvino").save_model(graph, path, compress_to_fp16=form.precision == "fp16")
 
 
-def plain(form: Form, path: Path) -> Form:
-    """OpenVINO compresses the weights of an fp32 graph to fp16 when it writes them, and wants it so."""
+def form_to_trace(form: Form, path: Path) -> Form:
+    """fp32 for an OpenVINO file in fp16: OpenVINO itself compresses the weights when it saves the graph."""
     half = path.suffix == ".xml" and form.precision == "fp16"
     return Form(pixels=form.pixels, any_size=form.any_size) if half else form
 
 
-def write_program(program: Any, path: Path, told: dict[str, str], compiled: bool) -> None:
+def write_program(program: Any, path: Path, metadata: dict[str, str], compiled: bool) -> None:
     if not compiled:
-        content = io.BytesIO()  # torch's own writer ends the whole process where a disk is full
-        torch.export.save(program, content, extra_files={f"{k}.json": text for k, text in told.items()})
+        content = io.BytesIO()  # torch's own file writer aborts the process when the disk is full
+        torch.export.save(program, content, extra_files={f"{k}.json": text for k, text in metadata.items()})
         path.write_bytes(content.getbuffer())
         return
     with quiet(), torch.no_grad():
         torch._inductor.aoti_compile_and_package(program, package_path=str(path))
     with zipfile.ZipFile(path, "a") as archive:
         root = archive.namelist()[0].split("/")[0]
-        for key, text in told.items():
+        for key, text in metadata.items():
             archive.writestr(f"{root}/extra/{key}.json", text)
 
 
 def runner(model: Model, form: Form, path: Path, *, compiled: bool = False) -> Any:
-    """The file in its own runtime: uint8 images (B, 3, h, w) to what it says of them."""
+    """A function that runs the file in its own runtime: uint8 images (B, 3, h, w) to its outputs."""
     if path.suffix != ".pt2":
         exact = "fp32" if form.precision in ("fp32", "int8") else None
-        start = runtimes.onnx_runtime(path) if path.suffix == ".onnx" else runtimes.openvino(path, exact)
-        return lambda images: start(inputs(images, model, form))
+        session = runtimes.onnx_runtime(path) if path.suffix == ".onnx" else runtimes.openvino(path, exact)
+        return lambda images: session(inputs(images, model, form))
     device = next(model.parameters()).device
     with quiet():
         program = (
@@ -143,24 +143,24 @@ def runner(model: Model, form: Form, path: Path, *, compiled: bool = False) -> A
     return run
 
 
-def describe_export(path: str | os.PathLike) -> Described:
-    """The card of a file that vitkit exported; nothing in the file is run."""
+def describe_export(path: str | os.PathLike) -> ExportInfo:
+    """Read the metadata of a file that vitkit exported, without running anything in it."""
     path = Path(path)
     if not path.is_file():
-        raise Error(f"{path}: there is no such file", code="file.not-found")
+        raise Error(f"{path}: no such file", code="file.not-found")
     if path.suffix not in NAMES:
         raise Error(f"{path.name}: exported files end in {', '.join(NAMES)}", code="weights.format")
     try:
-        told = READERS[path.suffix](path)
-        return Described(from_json(told[CARD]), json.loads(told[FACTS]))
+        metadata = READERS[path.suffix](path)
+        return ExportInfo(from_json(metadata[CARD]), json.loads(metadata[FACTS]))
     except WeightsError as error:
         raise WeightsError(f"{path}: {error}", code=error.code) from None
-    except Error:  # a library that is not installed
+    except Error:  # a library is not installed
         raise
-    except Exception as error:  # each library has kinds of its own for a file that it cannot read
+    except Exception as error:  # each library raises its own exceptions for unreadable files
         raise Error(
-            f"{path}: no card of vitkit in it ({type(error).__name__}): it is damaged, or vitkit export did "
-            "not write it",
+            f"{path}: no vitkit metadata found ({type(error).__name__}); the file is damaged or was not "
+            "written by vitkit export",
             code="weights.format",
         ) from None
 

@@ -1,4 +1,4 @@
-"""An .onnx or .xml file that vitkit wrote, as a model that predicts: its own card, its own runtime."""
+"""Exported .onnx and .xml files as models: prediction with the card and the runtime of the file."""
 
 import json
 import os
@@ -20,14 +20,14 @@ from vitkit.weights.card import Card, from_json
 from vitkit.weights.limits import check_model
 from vitkit.weights.untrusted import one_line
 
-CARD, FACTS = "vitkit", "vitkit_export"  # keys of a file's metadata
+CARD, FACTS = "vitkit", "vitkit_export"  # metadata keys
 Run = Callable[[np.ndarray], Tensor]
 Shape = tuple[int | None, ...]  # None: any length
 
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """What an exported file says of itself, and its graph, ready to run on the CPU."""
+    """The metadata of an exported file and its graph, loaded on the CPU."""
 
     path: Path
     config: Config
@@ -36,15 +36,15 @@ class ExportedModel:
     preprocessing: Preprocessing
     origin: Origin
     precision: str
-    pixels: bool  # the graph takes uint8 (B, H, W, 3) and gives probabilities
+    pixels: bool  # the graph takes uint8 (B, H, W, 3) and returns probabilities
     run: Run
 
     def logits(self, images: Tensor) -> Tensor:
-        """uint8 images (B, 3, h, w) to logits, whatever the graph takes and gives."""
+        """uint8 images (B, 3, h, w) to logits, whatever the inputs and outputs of the graph are."""
         if not self.pixels:
             return self.run(normalise(images, self.preprocessing.mean, self.preprocessing.std).numpy())
-        chances = self.run(images.permute(0, 2, 3, 1).contiguous().numpy())
-        return task_of(self).invert(chances)
+        probabilities = self.run(images.permute(0, 2, 3, 1).contiguous().numpy())
+        return task_of(self).invert(probabilities)
 
     @property
     def multilabel(self) -> bool:
@@ -59,30 +59,30 @@ class ExportedModel:
 
 
 def open_exported(place: str | os.PathLike[str]) -> ExportedModel:
-    """Read and check a file that vitkit exported; WeightsError says what is wrong and what to do."""
+    """Load and check an exported file; WeightsError says what is wrong and what to do."""
     path = Path(place)
     if path.suffix.lower() == ".pt2":
         raise WeightsError(
-            f"{path}: prediction takes .onnx and .xml files; use this one by torch.export.load, or predict "
-            "with the model it was made of"
+            f"{path}: prediction takes .onnx and .xml files; load this one with torch.export.load, or "
+            "predict with the original model"
         )
     if not path.is_file():
-        raise WeightsError(f"{path}: there is no such file", code="weights.not-found")
+        raise WeightsError(f"{path}: no such file", code="weights.not-found")
     if path.suffix.lower() == ".xml" and not path.with_suffix(".bin").is_file():
         raise WeightsError(
-            f"{path}: {path.with_suffix('.bin').name} which holds its weights, is not beside it",
+            f"{path}: its weights, {path.with_suffix('.bin').name}, are not in the same folder",
             code="weights.not-found",
         )
     try:
         metadata, shapes, run = (open_onnx if path.suffix.lower() == ".onnx" else open_openvino)(path)
-    except Error:  # a library that is not installed
+    except Error:  # a library is not installed
         raise
-    except Exception as error:  # ONNX Runtime's have no class in common: damage, weights not beside the file
+    except Exception as error:  # ONNX Runtime's exceptions have no common base class
         raise WeightsError(cannot_run(path, error), code="engine.failed") from None
     if CARD not in metadata or FACTS not in metadata:
         raise WeightsError(
-            f"{path}: it does not hold the labels, preprocessing and size that vitkit export writes into its "
-            f"files (another program or an old vitkit wrote it); {remedy(path)}"
+            f"{path}: has no labels, preprocessing and image size in its metadata; another program or an old "
+            f"vitkit wrote it; {remedy(path)}"
         )
     card, facts = read_card(path, metadata[CARD], metadata[FACTS])
     pixels = facts.get("input") == "pixels"
@@ -92,8 +92,8 @@ def open_exported(place: str | os.PathLike[str]) -> ExportedModel:
         and fits(shapes[1], (None, card.config.classes or None))
     ):
         raise WeightsError(
-            f"{path}: its graph takes {shapes[0]} and gives {shapes[1]}, which is not what its description "
-            f"says: {size[0]}x{size[1]} pixels, {card.config.classes} classes; {remedy(path)}"
+            f"{path}: its graph has input shape {shapes[0]} and output shape {shapes[1]}, but its metadata "
+            f"says {size[0]}x{size[1]} pixels and {card.config.classes} classes; {remedy(path)}"
         )
     return ExportedModel(
         path, card.config, card.labels, card.task, card.preprocessing, card.origin,
@@ -102,61 +102,61 @@ def open_exported(place: str | os.PathLike[str]) -> ExportedModel:
 
 
 def guarded(path: Path, run: Run) -> Run:
-    """The graph, with its file named where a runtime fails on it."""
+    """The graph; an error of its runtime becomes a WeightsError that names the file."""
 
     def call(images: np.ndarray) -> Tensor:
         try:
             return run(images)
-        except Exception as error:  # a graph may load and fail only on images
+        except Exception as error:  # a graph may load and still fail on images
             raise WeightsError(cannot_run(path, error), code="engine.failed") from None
 
     return call
 
 
 def cannot_run(path: Path, error: Exception) -> str:
-    return f"{path}: cannot be run ({one_line(error)}); {remedy(path)}"
+    return f"{path}: cannot run ({one_line(error)}); {remedy(path)}"
 
 
 def remedy(path: Path) -> str:
-    return f"write it again: vitkit export MODEL {path} --overwrite"
+    return f"export it again: vitkit export MODEL {path} --overwrite"
 
 
-def read_card(path: Path, card: str, facts: str) -> tuple[Card, dict[str, Any]]:
-    """The card and the facts, each value of which anyone may have written."""
+def read_card(path: Path, card_text: str, facts_text: str) -> tuple[Card, dict[str, Any]]:
+    """Parse and validate the card and the facts, which are untrusted input."""
     try:
-        found, told = from_json(card), json.loads(facts)
-        check_model(found.config, found.preprocessing, found.labels)
-        if not isinstance(told, dict):
-            raise WeightsError("its description is no table")
-        if found.labels and len(found.labels) != found.config.classes:
-            raise WeightsError(f"there are {len(found.labels)} labels for {found.config.classes} classes")
+        card, facts = from_json(card_text), json.loads(facts_text)
+        check_model(card.config, card.preprocessing, card.labels)
+        if not isinstance(facts, dict):
+            raise WeightsError("its metadata is not a JSON object")
+        if card.labels and len(card.labels) != card.config.classes:
+            raise WeightsError(f"there are {len(card.labels)} labels for {card.config.classes} classes")
     except (ValueError, RecursionError) as error:
         raise WeightsError(f"{path}: {' '.join(str(error).split())[:200]}; {remedy(path)}") from None
-    return found, told
+    return card, facts
 
 
 def fits(shape: Shape, expected: Shape) -> bool:
-    """Whether a graph with this shape takes or gives the expected one; None is any length."""
+    """Whether a shape of a graph matches the expected one; None matches any length."""
     return len(shape) == len(expected) and all(
-        have == want or None in (have, want) for have, want in zip(shape, expected, strict=True)
+        a == b or None in (a, b) for a, b in zip(shape, expected, strict=True)
     )
 
 
 def open_onnx(path: Path) -> tuple[dict[str, str], tuple[Shape, Shape], Run]:
-    """Metadata, the shapes of input and output, and what runs the file."""
+    """The metadata, the shapes of input and output, and the function that runs the graph."""
     session = runtimes.onnx_session(path)
-    ends = (session.get_inputs()[0], session.get_outputs()[0])
-    first, last = (tuple(n if isinstance(n, int) else None for n in end.shape) for end in ends)
+    tensors = (session.get_inputs()[0], session.get_outputs()[0])
+    first, last = (tuple(n if isinstance(n, int) else None for n in tensor.shape) for tensor in tensors)
     return session.get_modelmeta().custom_metadata_map, (first, last), runtimes.onnx_runtime(session)
 
 
 def open_openvino(path: Path) -> tuple[dict[str, str], tuple[Shape, Shape], Run]:
-    """The same of OpenVINO's two files. In fp32 what was compared is computed, on every processor."""
+    """The same for OpenVINO. fp32 and int8 files run in fp32 on every CPU, as in the export's comparison."""
     model = runtimes.core().read_model(path)
     metadata = {
         key: model.get_rt_info([key]).astype(str) for key in (CARD, FACTS) if model.has_rt_info([key])
     }
-    ends = (model.inputs[0].partial_shape, model.outputs[0].partial_shape)
-    first, last = (tuple(n.get_length() if n.is_static else None for n in end) for end in ends)
+    shapes = (model.inputs[0].partial_shape, model.outputs[0].partial_shape)
+    first, last = (tuple(n.get_length() if n.is_static else None for n in shape) for shape in shapes)
     exact = any(f'"precision": "{kind}"' in metadata.get(FACTS, "") for kind in ("fp32", "int8"))
     return metadata, (first, last), runtimes.openvino(model, "fp32" if exact else None)

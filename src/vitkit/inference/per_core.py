@@ -1,7 +1,7 @@
-"""A batch on all cores of a CPU, each core with images of its own, from the first layer to the last.
+"""Data parallelism over CPU cores: each core runs the whole model on its own images of a batch.
 
-PyTorch by itself lets all cores share each operation and synchronizes them after it. Here they synchronize
-once, at the end of the batch, and the activations between two layers stay in the cache of one core.
+PyTorch parallelizes each operation over all cores and synchronizes them after it. Here they synchronize once
+per batch, and activations stay in the cache of one core.
 """
 
 import threading
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 CHUNK = 4 * 224 * 224  # pixels for one core at a time
-MINIMUM = 224 * 224  # pixels below which calling the operations takes as long as computing them
-starting = threading.Lock()  # a thread that first asks for its number of threads meanwhile would get 1
+MINIMUM = 224 * 224  # pixels; below it the overhead of calling operations outweighs their work
+starting = threading.Lock()  # while the pool starts, a new thread would read a thread count of 1
 
 
 def per_core(run: Callable[[Tensor], Tensor], model: nn.Module, images: Tensor) -> Tensor:
-    """run(images) for images (B, 3, h, w), computed in chunks on all cores at once where that is faster."""
+    """run(images) for images (B, 3, h, w), split into chunks over all cores where that is faster."""
     with starting:
         threads = torch.get_num_threads()
     pixels = images.shape[-2] * images.shape[-1]
@@ -31,7 +31,7 @@ def per_core(run: Callable[[Tensor], Tensor], model: nn.Module, images: Tensor) 
 
 
 def is_thread_safe(model: nn.Module) -> bool:
-    """Whether threads may call a model: it is on the CPU, not sharded, and this thread has no autocast."""
+    """Whether threads may call a model: on the CPU, not sharded, and no autocast in this thread."""
     first = next(model.parameters())
     sharded = type(first) is not nn.Parameter  # processes must call a sharded model in the same order
     return first.device.type == "cpu" and not sharded and not torch.is_autocast_enabled("cpu")
@@ -39,12 +39,12 @@ def is_thread_safe(model: nn.Module) -> bool:
 
 @cache
 def thread_pool(threads: int) -> ThreadPoolExecutor:
-    """Threads that each compute on one core; PyTorch's setting holds for a thread and those it starts."""
+    """A pool of threads that compute on one core each; PyTorch's thread count is set per thread."""
     ready = threading.Barrier(threads + 1)
 
     def initialize() -> None:
         torch.set_num_threads(1)
-        torch.get_num_threads()  # a thread that never asked would later adopt the main thread's number
+        torch.get_num_threads()  # otherwise this thread would later adopt the main thread's count
         ready.wait()
 
     pool = ThreadPoolExecutor(threads, "images", initialize)

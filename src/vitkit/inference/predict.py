@@ -1,4 +1,4 @@
-"""Images to labels and probabilities, with the preprocessing that the model carries."""
+"""Prediction: images to labels and probabilities, with the model's own preprocessing."""
 
 import glob
 import os
@@ -29,12 +29,12 @@ from vitkit.tasks.task import Answer, task_of
 from vitkit.weights.load import load
 from vitkit.weights.locate import WEIGHTS, is_exported
 
-BATCH = 32  # images that are computed together
-Answers = list[tuple[str, float]]  # (label, probability), the likeliest first
+BATCH = 32
+Answers = list[tuple[str, float]]  # (label, probability), most likely first
 
 
 class Classifier(Protocol):
-    """What an answer needs of a model: a ViT and a ResNet are such, and so is an exported file."""
+    """What prediction needs from a model: a ViT, a ResNet or an exported file."""
 
     @property
     def config(self) -> Config: ...
@@ -50,7 +50,7 @@ class Classifier(Protocol):
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one image, or why it says nothing."""
+    """The answer for one image, or the reason why there is none."""
 
     image: str
     answer: Answer | None = None
@@ -58,7 +58,7 @@ class Prediction:
 
     @property
     def top(self) -> tuple[tuple[str, float], ...]:
-        """The likeliest labels of a classifier, with their probabilities."""
+        """The most likely labels of a classifier, with their probabilities."""
         return getattr(self.answer, "top", ())
 
     def to_json(self) -> dict[str, Any]:
@@ -68,15 +68,15 @@ class Prediction:
 
 
 def evaluation_view(preprocessing: Preprocessing, size: tuple[int, int]) -> View:
-    """The view that a model's own preprocessing asks for."""
+    """The deterministic transform of a model's own preprocessing."""
     if preprocessing.resize == "squash":
         return View(size=size, crop="squash", interpolation=preprocessing.interpolation)
-    resize = round(max(size) / preprocessing.crop)  # of the shorter side: no crop is larger than that
+    resize = round(max(size) / preprocessing.crop)  # the shorter side: the crop must fit into it
     return View(size=size, crop="centre", resize=resize, interpolation=preprocessing.interpolation)
 
 
-def view_in_words(preprocessing: Preprocessing, size: tuple[int, int]) -> str:
-    """How a picture is brought to a size, in a few words."""
+def describe_view(preprocessing: Preprocessing, size: tuple[int, int]) -> str:
+    """How an image is resized and cropped, as a phrase for a report."""
     view = evaluation_view(preprocessing, size)
     if view.crop == "squash":
         return f"squashed to {size[0]}x{size[1]} ({view.interpolation})"
@@ -84,33 +84,33 @@ def view_in_words(preprocessing: Preprocessing, size: tuple[int, int]) -> str:
 
 
 def pixels(content: bytes | np.ndarray, model: Classifier) -> Tensor:
-    """An encoded image, or its pixels, as the model wants it, uint8 (3, h, w)."""
+    """An encoded image, or its pixels, resized and cropped for the model: uint8 (3, h, w)."""
     view = evaluation_view(model.preprocessing, model.config.image_size)
-    return apply(content, view, np.random.default_rng(0))  # such a view chooses nothing
+    return apply(content, view, np.random.default_rng(0))  # an evaluation view draws no random numbers
 
 
 def logits(model: Model, images: Tensor) -> Tensor:
-    """uint8 images (B, 3, h, w) to logits, computed on the model's device."""
-    return per_core(partial(logits_together, model), model, images)
+    """uint8 images (B, 3, h, w) to logits, computed on the model's device, returned on the CPU."""
+    return per_core(partial(forward_logits, model), model, images)
 
 
-@torch.no_grad()  # not inference_mode: a model that is spread over processes could not be trained after it
-def logits_together(model: Model, images: Tensor) -> Tensor:
-    return model(ready(model, images)).float().cpu()
+@torch.no_grad()  # not inference_mode: a sharded model could not be trained afterwards
+def forward_logits(model: Model, images: Tensor) -> Tensor:
+    return model(prepare_batch(model, images)).float().cpu()
 
 
 def features(model: Model, images: Tensor) -> Tensor:
-    """uint8 images (B, 3, h, w) to what the head sees, (B, D), likewise."""
-    return per_core(partial(features_together, model), model, images)
+    """uint8 images (B, 3, h, w) to the input of the head, (B, D), returned on the CPU."""
+    return per_core(partial(forward_features, model), model, images)
 
 
-@torch.no_grad()  # not inference_mode: something may be learned from them
-def features_together(model: Model, images: Tensor) -> Tensor:
-    return model.features(ready(model, images)).float().cpu()
+@torch.no_grad()  # not inference_mode: a classifier may be trained on the features
+def forward_features(model: Model, images: Tensor) -> Tensor:
+    return model.features(prepare_batch(model, images)).float().cpu()
 
 
-def ready(model: Model, images: Tensor) -> Tensor:
-    """On the model's device, as numbers of the range that it was trained with."""
+def prepare_batch(model: Model, images: Tensor) -> Tensor:
+    """uint8 images on the model's device, normalised with its mean and standard deviation."""
     device = next(model.parameters()).device
     return normalise(images.to(device), model.preprocessing.mean, model.preprocessing.std)
 
@@ -130,46 +130,46 @@ def predict(
 def predict(
     model: Classifier | str | os.PathLike[str], image: Picture | Iterable[Picture], top: int = 5
 ) -> Answers | list[Answers]:
-    """[(label, probability), ...] of an image, the likeliest first; of several images a list of those.
+    """[(label, probability), ...] for an image, most likely first; for several images a list of such lists.
 
-    A model of another task than classification answers with the value of that task.
+    A model of a task other than classification returns the value of that task.
 
-    model  a model, or where it lies: a model file, a run folder, a published name, or an .onnx or .xml file
-           that `vitkit export` wrote. A path is opened at every call: load a model once to use it often.
-    image  a path, the bytes of a file, a PIL image or uint8 pixels (height, width, 3); or a list of such
+    model  a model, or its path: a model file, a run folder, a published name, or an .onnx or .xml file
+           that `vitkit export` wrote. A path is loaded at every call: use `vitkit.load` once instead.
+    image  a path, the bytes of a file, a PIL image or uint8 pixels (height, width, 3); or a list of these
     """
     if top < 1:
         raise Error(f"top must be at least 1, not {top}")
-    model = opened_model(model)
+    model = open_model(model)
     task, compute = task_of(model), engine_of(model)
     task.check_head(model)
     if is_picture(image):
         return task.answers(model, compute(view_of(image, model)[None]), top)[0].value
     values: list[Answers] = []
-    rest = iter(cast(Iterable[Picture], image))
-    while batch := [view_of(one, model) for one in islice(rest, BATCH)]:
+    images = iter(cast(Iterable[Picture], image))
+    while batch := [view_of(picture, model) for picture in islice(images, BATCH)]:
         values += [answer.value for answer in task.answers(model, compute(torch.stack(batch)), top)]
     return values
 
 
-def opened_model(model: Classifier | str | os.PathLike[str]) -> Classifier:
-    """A model, or the one that lies at a path."""
+def open_model(model: Classifier | str | os.PathLike[str]) -> Classifier:
+    """Load a model from a path; a model is returned as it is."""
     if isinstance(model, str | os.PathLike):
         if is_exported(model):
-            from vitkit.inference.exported import open_exported  # another runtime, only where it is needed
+            from vitkit.inference.exported import open_exported  # lazy import: needs another runtime
 
             return open_exported(model)
         return load(Path(model) if isinstance(model, os.PathLike) else model)
     if not hasattr(model, "preprocessing"):
         raise Error(
-            "model must be a vitkit model, or a model file, a run folder or a published name, "
+            "model must be a vitkit model, a model file, a run folder or a published name, "
             f"not {type(model).__name__}"
         )
     return model
 
 
 def engine_of(model: Classifier) -> Callable[[Tensor], Tensor]:
-    """What computes a model's logits: an exported file by itself, another model in torch."""
+    """The function that computes a model's logits: the runtime of an exported file, or torch."""
     if isinstance(model, Model):
         model.eval()
         return partial(logits, model)
@@ -177,7 +177,7 @@ def engine_of(model: Classifier) -> Callable[[Tensor], Tensor]:
 
 
 def view_of(image: Picture, model: Classifier) -> Tensor:
-    """A picture as the model wants it; what cannot be read is named."""
+    """An image, resized and cropped for the model; the error for an unreadable one names it."""
     content = content_of(image)
     try:
         return pixels(content, model)
@@ -187,29 +187,29 @@ def view_of(image: Picture, model: Classifier) -> Tensor:
 
 
 def find_images(places: Iterable[str], outside: Path | None = None) -> list[str]:
-    """Files, the images in folders, and what globs match, each once and in this order.
+    """Paths of images from files, folders and globs, in this order and without duplicates.
 
-    outside: a folder whose images do not count, unless a place in it is given: one that is written to.
+    outside: a folder that is being written to; its images are skipped unless a place inside it is given.
     """
-    found: dict[str, None] = {}
+    paths: dict[str, None] = {}
     for place in places:
         path = Path(place)
         if path.is_dir():
-            inside = sorted(n for n in walk(path) if n.lower().endswith(SUFFIXES))
-            there = [str(path / name) for name in inside]
+            names = sorted(n for n in walk(path) if n.lower().endswith(SUFFIXES))
+            matches = [str(path / name) for name in names]
         elif path.exists() or not glob.has_magic(place):
-            there = [place]
+            matches = [place]
         else:
-            there = sorted(glob.glob(place, recursive=True))
-        if outside and not lies_in(place, outside):
-            there = [name for name in there if not lies_in(name, outside)]
-        found |= dict.fromkeys(there)
-    if not found:
-        raise Error(f"no image at {', '.join(map(repr, places))}", code="data.empty")
-    return list(found)
+            matches = sorted(glob.glob(place, recursive=True))
+        if outside and not is_inside(place, outside):
+            matches = [name for name in matches if not is_inside(name, outside)]
+        paths |= dict.fromkeys(matches)
+    if not paths:
+        raise Error(f"no images found at {', '.join(map(repr, places))}", code="data.empty")
+    return list(paths)
 
 
-def lies_in(place: str, folder: Path) -> bool:
+def is_inside(place: str, folder: Path) -> bool:
     return Path(place).resolve().is_relative_to(folder.resolve())
 
 
@@ -223,59 +223,59 @@ def predict_many(
     engine: Callable[[Tensor], Tensor] | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Iterator[Prediction]:
-    """A prediction for each image, in order; one that cannot be read is named and the others are done.
+    """Yield a prediction for each image, in order; for an unreadable image it holds the error.
 
-    While the model works on a batch, `threads` read and decode the next one, and no more than that: of a
-    million images two batches are in memory. engine: see inference/engines.py; plain torch if None.
+    While the model computes a batch, a thread pool decodes the next one and no more, so at most two batches
+    are in memory. engine: see inference/engines.py; torch if None.
     """
     compute = engine or engine_of(model)
-    rest = iter(images)
+    names = iter(images)
     pool = ThreadPoolExecutor(threads)
 
-    def begin() -> list[tuple[str, Future[Tensor]]]:
-        return [(name, pool.submit(from_file, name, model)) for name in islice(rest, batch)]
+    def prefetch() -> list[tuple[str, Future[Tensor]]]:
+        return [(name, pool.submit(from_file, name, model)) for name in islice(names, batch)]
 
     try:
-        ahead = begin()
-        while ahead:
-            made, ahead = [(name, opened(future)) for name, future in ahead], begin()
-            for prediction in answers(model, made, top, compute):
+        pending = prefetch()
+        while pending:
+            decoded, pending = [(name, image_or_error(future)) for name, future in pending], prefetch()
+            for prediction in predict_batch(model, decoded, top, compute):
                 advance()
                 yield prediction
     finally:
-        pool.shutdown(cancel_futures=True)  # whoever wants no more does not wait for the rest
+        pool.shutdown(cancel_futures=True)  # a caller that stops early does not wait for the rest
 
 
 def from_file(name: str, model: Classifier) -> Tensor:
     return pixels(read(Path(name)), model)
 
 
-def opened(future: Future[Tensor]) -> Tensor | BadImage:
+def image_or_error(future: Future[Tensor]) -> Tensor | BadImage:
     try:
         return future.result()
     except BadImage as error:
         return error
 
 
-def answers(
+def predict_batch(
     model: Classifier,
-    made: list[tuple[str, Tensor | BadImage]],
+    images: list[tuple[str, Tensor | BadImage]],
     top: int,
     compute: Callable[[Tensor], Tensor],
 ) -> list[Prediction]:
-    """What the model says of a batch, and of those that could not be read, why."""
-    good = [image for _, image in made if isinstance(image, Tensor)]
-    said = iter(task_of(model).answers(model, compute(torch.stack(good)), top) if good else [])
+    """A prediction for each image of a batch, with the error for each that could not be decoded."""
+    good = [image for _, image in images if isinstance(image, Tensor)]
+    answers = iter(task_of(model).answers(model, compute(torch.stack(good)), top) if good else [])
     return [
-        Prediction(name, error=str(image)) if isinstance(image, BadImage) else Prediction(name, next(said))
-        for name, image in made
+        Prediction(name, error=str(image)) if isinstance(image, BadImage) else Prediction(name, next(answers))
+        for name, image in images
     ]
 
 
 def load_model(place: str, device: str, view: str = "model") -> Model:
-    """A model file, a run folder, a Hugging Face folder or a published name, on its device.
+    """Load a model file, a run folder, a Hugging Face folder or a published name onto a device.
 
-    view: how images are brought to its size, where that is not to be as the model's own card has it.
+    view: how images are resized and cropped; "model" keeps the model's own preprocessing.
     """
     model = load(place).to(choose_runtime(device, "fp32").device).eval()
     model.preprocessing = with_view(model.preprocessing, model.config.image_size, *parse_view(view))
@@ -283,10 +283,10 @@ def load_model(place: str, device: str, view: str = "model") -> Model:
 
 
 def short_names(places: Iterable[str]) -> dict[str, str]:
-    """How a figure names models: a file or a run folder by its own name, if no two have the same."""
-    found = {}
+    """place -> label in a figure: the name of the file or run folder, or the place if names repeat."""
+    names = {}
     for place in places:
         path = Path(place)
-        named = path.parent.name if path.name == WEIGHTS[0] else path.stem
-        found[place] = path.name if path.is_dir() else named if path.is_file() else place
-    return found if len(set(found.values())) == len(found) else {place: place for place in found}
+        file_name = path.parent.name if path.name == WEIGHTS[0] else path.stem
+        names[place] = path.name if path.is_dir() else file_name if path.is_file() else place
+    return names if len(set(names.values())) == len(names) else {place: place for place in names}

@@ -1,4 +1,4 @@
-"""What runs a graph: ONNX Runtime, OpenVINO. Each takes arrays and gives a float32 tensor."""
+"""ONNX Runtime and OpenVINO behind one interface: NumPy arrays in, a float32 tensor out."""
 
 import functools
 import threading
@@ -17,17 +17,17 @@ HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
 
 
 def onnx_session(source: str | Path | bytes) -> Any:
-    """A file, or its bytes, opened on the CPU, with as many threads as torch has."""
+    """Open a file, or its bytes, on the CPU with as many threads as torch."""
     onnxruntime = needs("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # errors
-    place = source if isinstance(source, bytes) else str(source)
-    return onnxruntime.InferenceSession(place, options, providers=["CPUExecutionProvider"])
+    model = source if isinstance(source, bytes) else str(source)
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def onnx_runtime(source: Any) -> Run:
-    """What runs a file, its bytes or an open session."""
+    """A function that runs a file, its bytes or an open session."""
     session = onnx_session(source) if isinstance(source, str | Path | bytes) else source
     name = session.get_inputs()[0].name
 
@@ -38,7 +38,7 @@ def onnx_runtime(source: Any) -> Run:
 
 
 def openvino(source: Any, precision: str | None = "fp32") -> Run:
-    """A file or an openvino.Model on the CPU. None: the precision that OpenVINO takes by itself."""
+    """A function that runs a file or an openvino.Model on the CPU; None: OpenVINO's default precision."""
     settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
     if precision is not None:
         settings["INFERENCE_PRECISION_HINT"] = HINTS[precision]
@@ -46,7 +46,7 @@ def openvino(source: Any, precision: str | None = "fp32") -> Run:
     request, lock = compiled.create_infer_request(), threading.Lock()
 
     def run(images: np.ndarray) -> Tensor:
-        with lock:  # one request holds one set of outputs
+        with lock:  # a request has one set of output buffers
             return torch.from_numpy(request.infer([images])[0].copy()).float()
 
     return run
@@ -58,6 +58,6 @@ def core() -> Any:
 
 
 def openvino_precisions() -> set[str]:
-    """The floating-point precisions that OpenVINO is quick in on this processor."""
-    told = core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    return {name.lower() for name in told} & set(HINTS)
+    """The floating-point precisions that OpenVINO runs fast on this CPU."""
+    capabilities = core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return {name.lower() for name in capabilities} & set(HINTS)

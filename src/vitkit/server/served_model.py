@@ -21,7 +21,7 @@ from vitkit.data.names import readable_suffixes
 from vitkit.data.views import View
 from vitkit.errors import Error
 from vitkit.inference.engines import Engine, choose_engine, torch_engine
-from vitkit.inference.predict import evaluation_view, features, load_model, ready
+from vitkit.inference.predict import evaluation_view, features, load_model, prepare_batch
 from vitkit.inspection.attention import attention_rollout, class_map
 from vitkit.inspection.subject import (
     array,
@@ -52,7 +52,7 @@ def attention_objection(model: Model) -> str:
 
 def explain(model: ViT, pixels: Tensor, target: int | None) -> dict[str, Any]:
     """The maps of uint8 pixels (3, H, W) as plain numbers, ready for JSON; `target`: whose class map."""
-    image = ready(model, pixels[None])
+    image = prepare_batch(model, pixels[None])
     grid, maps = grid_for(model, image), every_map(model, image)
     shape = (*maps.shape[:2], *grid)
     by_class = None if target is None else class_map(model, image, target=target)[0]

@@ -1,4 +1,4 @@
-"""Where a run's numbers go besides metrics.jsonl: TensorBoard, Weights & Biases, MLflow, Trackio."""
+"""Logging of a run's metrics to metrics.jsonl, TensorBoard, Weights & Biases, MLflow and Trackio."""
 
 import contextlib
 import importlib.util
@@ -21,26 +21,131 @@ from vitkit.io.files import naming, staged
 from vitkit.report.terminal import warn
 
 PROJECT = "vitkit"
-START_SECONDS = 90.0  # so long a run waits for a tracker before it starts without it,
-CLOSE_SECONDS = 30.0  # and so long at its end, until what is left is sent
-WAITING_ROWS = 100_000  # a tracker that is further behind than this is given up
+START_SECONDS = 90.0  # timeout for a tracker to start; then the run starts without it
+CLOSE_SECONDS = 30.0  # timeout for a tracker to send its last rows at the end of a run
+WAITING_ROWS = 100_000  # a tracker that falls further behind is disabled
+MAX_STEP, MAX_VALUE = 2**53, 1e300  # of a valid row; NaN is no valid value
+TRACKER_INTERVAL = 1.0  # seconds between two passing rows that go to the trackers
 
 
 class Tracker(Protocol):
-    """Anything that takes numbers by step."""
+    """Anything that logs metrics by step."""
 
     def log(self, step: int, numbers: dict[str, float]) -> None: ...
 
     def close(self, failed: bool = False) -> None: ...
 
 
+def print_message(text: str) -> None:
+    warn(f"vitkit: {text}")
+
+
+def parse_row(line: str) -> dict[str, Any] | None:
+    """The numeric values of a line of metrics.jsonl, including its step; None if it is no valid row."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):  # truncated, or still being written
+        return None
+    if not isinstance(row, dict) or type(row.get("step")) is not int or not 0 <= row["step"] <= MAX_STEP:
+        return None
+    return {
+        name: value for name, value in row.items() if type(value) in (int, float) and abs(value) < MAX_VALUE
+    }
+
+
+class Journal:
+    """Writes metrics to metrics.jsonl and the trackers; reopened at a step, it drops the rows after it.
+
+    An error in writing metrics.jsonl ends the run. A tracker that fails, at whatever time, is disabled with
+    one message, and the run goes on.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        step: int = 0,
+        *,
+        trackers: Sequence[str] = (),
+        about: Mapping[str, Any] | None = None,
+        say: Callable[[str], None] = print_message,
+    ):
+        check_trackers(trackers)
+        self.say, self.trackers, self.last_passing = say, dict[str, Tracker](), 0.0
+        self.path = folder / "metrics.jsonl"
+        rows = [(line, parse_row(line)) for line in self.lines()] if step else []
+        earlier = [line for line, row in rows if row and row["step"] <= step]
+        if invalid := sum(row is None for _, row in rows):
+            say(f"{self.path}: dropped {invalid} invalid line{'s' * (invalid > 1)}")
+        with staged(self.path, durable=False) as temporary:
+            temporary.write_text("".join(line + "\n" for line in earlier))
+        self.file = self.path.open("a")
+        self.attempt("tensorboard", self.open_tensorboard, folder / "events", step, about or {})
+        for name in dict.fromkeys(trackers):
+            self.attempt(name, self.open, name, folder, about or {})
+
+    def open_tensorboard(self, folder: Path, step: int, about: Mapping[str, Any]) -> None:
+        self.trackers["tensorboard"] = TensorBoard(folder, step, about)
+
+    def open(self, name: str, folder: Path, about: Mapping[str, Any]) -> None:
+        self.trackers[name] = tracker = open_tracker(name, folder, about)
+        self.say(f"{name}: {tracker.location}")
+
+    def attempt(self, name: str, call: Callable[..., None], *args: Any) -> None:
+        """Call a tracker; on any error, disable it and go on."""
+        try:
+            call(*args)
+        except Exception as error:  # of any kind: libraries and networks raise their own
+            self.trackers.pop(name, None)
+            reason = (str(error).splitlines() or [""])[0][:300] or type(error).__name__
+            self.say(f"{name} failed and is disabled for the rest of the run: {reason}")
+
+    def lines(self) -> list[str]:
+        """The lines that an earlier process wrote, without a truncated last one."""
+        if not self.path.exists():
+            return []
+        text = self.path.read_text(errors="replace")
+        return [line for line in text[: text.rfind("\n") + 1].splitlines() if line]
+
+    def write(self, step: int, *, passing: bool = False, **numbers: Any) -> None:
+        """Write a row; of the passing rows, one per step, trackers get one per second.
+
+        TensorBoard computes checksums in Python, which takes half a millisecond per number.
+        """
+        with naming(self.path):
+            self.file.write(json.dumps({"step": step} | numbers) + "\n")
+            self.file.flush()
+        if passing and time.monotonic() - self.last_passing < TRACKER_INTERVAL:
+            return
+        self.last_passing = time.monotonic() if passing else self.last_passing
+        values = {name: float(value) for name, value in numbers.items() if isinstance(value, int | float)}
+        for name, tracker in list(self.trackers.items()):
+            self.attempt(name, tracker.log, step, values)
+
+    def close(self, failed: bool = False) -> None:
+        """Close the file and all trackers; further calls do nothing."""
+        with naming(self.path):
+            self.file.close()
+        for name, tracker in list(self.trackers.items()):
+            self.attempt(name, tracker.close, failed)
+        self.trackers.clear()
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(failed=kind is not None)
+
+
+# --- trackers
+
+
 def check_trackers(names: Iterable[str]) -> None:
-    """A ValueError for a tracker that is not known or not installed; nothing is imported or created."""
+    """Raise an error for an unknown or missing tracker, without importing or creating anything."""
     for name in names:
         if name not in TRACKERS:
-            raise Error(f"no tracker {name!r}; known: {', '.join(TRACKERS)}", code="request.unknown")
+            raise Error(f"unknown tracker {name!r}; known: {', '.join(TRACKERS)}", code="request.unknown")
         spec = importlib.util.find_spec(name)
-        # A folder "wandb" in the working directory looks like a package, but one without an origin.
+        # A folder "wandb" in the working directory looks like a package, but has no origin.
         if spec is None or spec.origin is None:
             raise Error(
                 f'the tracker {name} is not installed: pip install "vitkit[{name}]"',
@@ -48,41 +153,41 @@ def check_trackers(names: Iterable[str]) -> None:
             )
 
 
-def open_tracker(name: str, folder: Path, about: Mapping[str, Any]) -> "Aside":
-    """The run of this folder in the tracker of that name: a new one, or the one it has had before."""
-    make = TRACKERS[name]
-    return Aside(lambda: make(folder.resolve(), plain(about)))
+def open_tracker(name: str, folder: Path, about: Mapping[str, Any]) -> "BackgroundTracker":
+    """Start a run in a tracker, or resume the one that this run folder had before."""
+    tracker = TRACKERS[name]
+    return BackgroundTracker(lambda: tracker(folder.resolve(), to_hparams(about)))
 
 
-def plain(about: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
-    """Values that every tracker takes: numbers and text stay, the rest is written out."""
+def to_hparams(about: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
+    """Hyperparameters as every tracker accepts them: numbers and strings as they are, the rest as str."""
     return {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in about.items()}
 
 
-def note_of(folder: Path, name: str) -> Path:
-    """The file in a run folder that remembers which run of a tracker it is."""
+def run_id_file(folder: Path, name: str) -> Path:
+    """The file in a run folder that holds the run's id in a tracker."""
     (folder / "trackers").mkdir(exist_ok=True)
     return folder / "trackers" / name
 
 
-class Aside:
-    """A tracker in a thread of its own: training never waits for a network, nor does the end of the process.
+class BackgroundTracker:
+    """A tracker in a daemon thread, so that neither training nor the exit of the process waits for a network.
 
-    What goes wrong over there is raised here, at the next call. The loader's forked workers leave by
-    os._exit: they run no exit hook of a tracker, and none of its threads lives in them.
+    Errors in the thread are raised at the next call. The data loader's forked workers exit with os._exit, so
+    they run no exit hook of a tracker, and its threads do not exist in them.
     """
 
     def __init__(self, make: Callable[[], Any]):
         self.rows: queue.Queue[tuple[int, dict[str, float]] | None] = queue.Queue()
         self.ready = threading.Event()
         self.error: BaseException | None = None
-        self.failed, self.where = False, ""
+        self.failed, self.location = False, ""
         self.thread = threading.Thread(target=self.work, args=(make,), daemon=True)
-        with contextlib.redirect_stdout(io.StringIO()):  # greetings; stdout is for the command's answer
+        with contextlib.redirect_stdout(io.StringIO()):  # trackers print greetings; stdout is for results
             self.thread.start()
             if not self.ready.wait(START_SECONDS):
                 self.failed = True
-                self.rows.put(None)  # should it come up yet, it closes at once
+                self.rows.put(None)  # closes the tracker if it starts later
                 raise TimeoutError(f"did not start within {START_SECONDS:.0f} s")
         self.check()
 
@@ -90,16 +195,16 @@ class Aside:
         tracker = None
         try:
             tracker = make()
-            self.where = tracker.where
+            self.location = tracker.location
             self.ready.set()
             while (row := self.rows.get()) is not None:
                 tracker.log(*row)
             tracker.close(self.failed)
-        except BaseException as error:  # SystemExit too: some libraries leave that way
+        except BaseException as error:  # also SystemExit, which some libraries raise
             self.error = error
             self.ready.set()
             if tracker is not None:
-                with contextlib.suppress(BaseException):  # best effort: it is given up already
+                with contextlib.suppress(BaseException):  # best effort: the tracker has already failed
                     tracker.close(failed=True)
 
     def check(self) -> None:
@@ -109,7 +214,7 @@ class Aside:
     def log(self, step: int, numbers: dict[str, float]) -> None:
         self.check()
         if self.rows.qsize() >= WAITING_ROWS:
-            raise TimeoutError(f"{WAITING_ROWS} rows are waiting to be sent")
+            raise TimeoutError(f"{WAITING_ROWS} rows are still unsent")
         self.rows.put((step, numbers))
 
     def close(self, failed: bool = False) -> None:
@@ -123,19 +228,19 @@ class Aside:
 
 
 class TensorBoard:
-    """Event files. Resumed: readers forget the values after the step, and the new ones take their place."""
+    """TensorBoard event files. On resume, values after the step are purged and replaced by new ones."""
 
     def __init__(self, folder: Path, step: int, about: Mapping[str, Any]):
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
-        # purge_step is the first step that is forgotten. The default of 120 s between flushes would leave
-        # a hole before the checkpoint when a process is killed.
+        # purge_step is the first step to purge. With the default flush interval of 120 s, a killed process
+        # would leave a gap before its last checkpoint.
         self.writer = SummaryWriter(str(folder), purge_step=step + 1 if step else 0, flush_secs=5)
         self.end: Any = None
         if about:
-            shown: dict[str, Any] = dict.fromkeys(("loss", "val_top1", "test_top1"), 0)
-            experiment, start, self.end = hparams(plain(about), shown)
+            metrics: dict[str, Any] = dict.fromkeys(("loss", "val_top1", "test_top1"), 0)
+            experiment, start, self.end = hparams(to_hparams(about), metrics)
             if not step:
                 self.summary(experiment)
                 self.summary(start)
@@ -154,31 +259,31 @@ class TensorBoard:
 
 
 class Wandb:
-    """Weights & Biases. Resumed: the same run by its id; steps that were logged before are there twice.
+    """Weights & Biases. A resumed run keeps its id; steps that were logged before appear twice.
 
-    Its own step may not go back, it would drop those rows. So ours is a number of the row and the x axis.
+    wandb drops rows whose step goes back, so the step is logged as a metric and used as the x axis.
     """
 
     def __init__(self, folder: Path, about: dict[str, Any]):
         import wandb
 
-        note = note_of(folder, "wandb")
-        if not note.exists():
-            note.write_text(uuid.uuid4().hex[:12])
+        id_file = run_id_file(folder, "wandb")
+        if not id_file.exists():
+            id_file.write_text(uuid.uuid4().hex[:12])
         offline = "WANDB_MODE" not in os.environ and not wandb_login(wandb.setup().settings)
         settings = wandb.Settings(
             console="off", silent=True, init_timeout=START_SECONDS - 10, reinit="create_new",
             finish_timeout=CLOSE_SECONDS, finish_timeout_raises=True,
         )  # fmt: skip
         self.run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT), name=folder.name, id=note.read_text(),
+            project=os.environ.get("WANDB_PROJECT", PROJECT), name=folder.name, id=id_file.read_text(),
             resume="allow", dir=folder, config=about, mode="offline" if offline else None, settings=settings,
         )  # fmt: skip
         self.run.define_metric("step", hidden=True)
         self.run.define_metric("*", step_metric="step")
-        why = "offline, as there is no API key" if offline else "offline"
-        stays = f"{why}: in {folder / 'wandb'}; `wandb sync` sends it"
-        self.where = stays if self.run.offline else self.run.url or "disabled"
+        reason = "offline, no API key found" if offline else "offline"
+        local = f"{reason}: in {folder / 'wandb'}; upload it with `wandb sync`"
+        self.location = local if self.run.offline else self.run.url or "disabled"
 
     def log(self, step: int, numbers: dict[str, float]) -> None:
         self.run.log(numbers | {"step": step})
@@ -188,7 +293,7 @@ class Wandb:
 
 
 def wandb_login(settings: Any) -> bool:
-    """Whether wandb can log in without asking."""
+    """Whether wandb can log in without a prompt."""
     if settings.api_key or settings.identity_token_file:
         return True
     file = os.environ.get("NETRC") or Path("~/.netrc").expanduser()
@@ -199,33 +304,30 @@ def wandb_login(settings: Any) -> bool:
 
 
 class MLflow:
-    """MLflow. Resumed: the same run by its id; steps logged before are there twice, the newer counts."""
+    """MLflow. A resumed run keeps its id; steps that were logged before appear twice, the newer counts."""
 
-    SECONDS, METRICS, PARAMS = (
-        1.0,
-        900,
-        100,
-    )  # a request a second is enough; the protocol's limits of a request
+    INTERVAL = 1.0  # seconds between two requests
+    MAX_METRICS, MAX_PARAMS = 900, 100  # per request: limits of the protocol
 
     def __init__(self, folder: Path, about: dict[str, Any]):
         from mlflow import MlflowClient
 
-        store, place = os.environ.get("MLFLOW_TRACKING_URI"), None
-        if not store:  # a database in a file: needs no server, and travels with the run folder
+        store, artifacts = os.environ.get("MLFLOW_TRACKING_URI"), None
+        if not store:  # an SQLite file in the run folder needs no server
             (folder / "mlflow").mkdir(exist_ok=True)
             store = f"sqlite:///{folder / 'mlflow' / 'mlflow.db'}"
-            place = (folder / "mlflow" / "artifacts").as_uri()
-        self.where = re.sub(r"//[^/@]*@", "//", store)  # shown: without a password
-        self.client = MlflowClient(tracking_uri=store)  # not the module's functions: no global state
+            artifacts = (folder / "mlflow" / "artifacts").as_uri()
+        self.location = re.sub(r"//[^/@]*@", "//", store)  # without the password
+        self.client = MlflowClient(tracking_uri=store)  # the functions of the module would set global state
         self.metrics: list[Any] = []
-        self.sent = 0.0
-        note = note_of(folder, "mlflow")
-        if not (note.exists() and self.resumed(note.read_text())):
-            self.run = self.started(folder.name, place, about)
-            note.write_text(self.run)
+        self.last_sent = 0.0
+        id_file = run_id_file(folder, "mlflow")
+        if not (id_file.exists() and self.resume_run(id_file.read_text())):
+            self.run = self.start_run(folder.name, artifacts, about)
+            id_file.write_text(self.run)
 
-    def resumed(self, run: str) -> bool:
-        """Whether the store has this run; it may be another store than the last time."""
+    def resume_run(self, run: str) -> bool:
+        """Resume a run; False if it does not exist, as in another store than last time."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -237,16 +339,16 @@ class MLflow:
         self.run = run
         return True
 
-    def started(self, name: str, place: str | None, about: dict[str, Any]) -> str:
+    def start_run(self, name: str, artifacts: str | None, about: dict[str, Any]) -> str:
         from mlflow.entities import Param
 
         project = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        found = self.client.get_experiment_by_name(project)
-        experiment = found.experiment_id if found else self.client.create_experiment(project, place)
+        existing = self.client.get_experiment_by_name(project)
+        experiment = existing.experiment_id if existing else self.client.create_experiment(project, artifacts)
         run: str = self.client.create_run(experiment, run_name=name).info.run_id
         params = [Param(key, str(value)) for key, value in about.items()]
-        for at in range(0, len(params), self.PARAMS):
-            self.client.log_batch(run, params=params[at : at + self.PARAMS], synchronous=True)
+        for i in range(0, len(params), self.MAX_PARAMS):
+            self.client.log_batch(run, params=params[i : i + self.MAX_PARAMS], synchronous=True)
         return run
 
     def log(self, step: int, numbers: dict[str, float]) -> None:
@@ -254,13 +356,13 @@ class MLflow:
 
         now = int(time.time() * 1000)
         self.metrics += [Metric(name, value, now, step) for name, value in numbers.items()]
-        if time.monotonic() - self.sent > self.SECONDS or len(self.metrics) >= self.METRICS:
+        if time.monotonic() - self.last_sent > self.INTERVAL or len(self.metrics) >= self.MAX_METRICS:
             self.send()
 
     def send(self) -> None:
-        for at in range(0, len(self.metrics), self.METRICS):
-            self.client.log_batch(self.run, metrics=self.metrics[at : at + self.METRICS], synchronous=True)
-        self.metrics, self.sent = [], time.monotonic()
+        for i in range(0, len(self.metrics), self.MAX_METRICS):
+            self.client.log_batch(self.run, metrics=self.metrics[i : i + self.MAX_METRICS], synchronous=True)
+        self.metrics, self.last_sent = [], time.monotonic()
 
     def close(self, failed: bool = False) -> None:
         self.send()
@@ -268,22 +370,22 @@ class MLflow:
 
 
 class Trackio:
-    """Trackio. Resumed: the same run by its name; steps that were logged before are there twice."""
+    """Trackio. A resumed run keeps its name; steps that were logged before appear twice."""
 
     def __init__(self, folder: Path, about: dict[str, Any]):
         import trackio
 
-        note = note_of(folder, "trackio")
-        if not note.exists():  # a name is all it knows a run by, and other folders may be called the same
-            taken: set[str] = set()
-            with contextlib.suppress(ValueError):  # no run of ours yet
-                taken = {run.name for run in trackio.Api().runs(PROJECT)}
-            note.write_text(folder.name + (f"-{uuid.uuid4().hex[:6]}" if folder.name in taken else ""))
+        id_file = run_id_file(folder, "trackio")
+        if not id_file.exists():  # runs are identified by name, and another folder may have the same name
+            names: set[str] = set()
+            with contextlib.suppress(ValueError):  # the project does not exist yet
+                names = {run.name for run in trackio.Api().runs(PROJECT)}
+            id_file.write_text(folder.name + (f"-{uuid.uuid4().hex[:6]}" if folder.name in names else ""))
         self.run = trackio.init(
-            PROJECT, name=note.read_text(), config=about, resume="allow", embed=False,
+            PROJECT, name=id_file.read_text(), config=about, resume="allow", embed=False,
             auto_log_gpu=False, auto_log_cpu=False,
         )  # fmt: skip
-        self.where = f"`trackio show --project {PROJECT}` shows it"
+        self.location = f"view it with `trackio show --project {PROJECT}`"
 
     def log(self, step: int, numbers: dict[str, float]) -> None:
         self.run.log(numbers, step=step)
@@ -295,104 +397,3 @@ class Trackio:
 TRACKERS: dict[str, Callable[[Path, dict[str, Any]], Any]] = {
     "wandb": Wandb, "mlflow": MLflow, "trackio": Trackio,
 }  # fmt: skip
-
-
-LAST, HUGE = 2**53, 1e300  # what counts as a step, and as a number; NaN does not
-SECOND = 1.0  # between two passing rows that trackers are told
-
-
-def tell(text: str) -> None:
-    warn(f"vitkit: {text}")
-
-
-def parse_row(line: str) -> dict[str, Any] | None:
-    """The numbers of a line by their names, a step among them; None where it is something else."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):  # cut off, or being written just now
-        return None
-    if not isinstance(row, dict) or type(row.get("step")) is not int or not 0 <= row["step"] <= LAST:
-        return None
-    return {name: value for name, value in row.items() if type(value) in (int, float) and abs(value) < HUGE}
-
-
-class Journal:
-    """Rows of numbers by step. Reopened at a step, it forgets what was written after that step.
-
-    metrics.jsonl is the record, and what goes wrong with it is an error. A tracker that fails is left out
-    with one note, be it at the start, in the middle or at the end: no training ends for it.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        step: int = 0,
-        *,
-        trackers: Sequence[str] = (),
-        about: Mapping[str, Any] | None = None,
-        say: Callable[[str], None] = tell,
-    ):
-        check_trackers(trackers)
-        self.say, self.trackers, self.told = say, dict[str, Tracker](), 0.0
-        self.path = folder / "metrics.jsonl"
-        read = [(line, parse_row(line)) for line in self.lines()] if step else []
-        kept = [line for line, row in read if row and row["step"] <= step]
-        if odd := sum(row is None for _, row in read):
-            say(f"{self.path}: {odd} lines that are no rows of numbers were left out")
-        with staged(self.path, durable=False) as beside:
-            beside.write_text("".join(line + "\n" for line in kept))
-        self.file = self.path.open("a")
-        self.attempt("tensorboard", self.board, folder / "events", step, about or {})
-        for name in dict.fromkeys(trackers):
-            self.attempt(name, self.open, name, folder, about or {})
-
-    def board(self, folder: Path, step: int, about: Mapping[str, Any]) -> None:
-        self.trackers["tensorboard"] = TensorBoard(folder, step, about)
-
-    def open(self, name: str, folder: Path, about: Mapping[str, Any]) -> None:
-        self.trackers[name] = tracker = open_tracker(name, folder, about)
-        self.say(f"{name}: {tracker.where}")
-
-    def attempt(self, name: str, act: Callable[..., None], *args: Any) -> None:
-        try:
-            act(*args)
-        except Exception as error:  # whatever a library or a network comes up with
-            self.trackers.pop(name, None)
-            why = (str(error).splitlines() or [""])[0][:300] or type(error).__name__
-            self.say(f"{name} failed and is left out from here on: {why}")
-
-    def lines(self) -> list[str]:
-        """Complete rows of an earlier process; a last one that was cut off does not count."""
-        if not self.path.exists():
-            return []
-        text = self.path.read_text(errors="replace")
-        return [line for line in text[: text.rfind("\n") + 1].splitlines() if line]
-
-    def write(self, step: int, *, passing: bool = False, **numbers: Any) -> None:
-        """A row; of passing ones, which every step has, trackers are told one a second.
-
-        TensorBoard computes its checksums in Python, half a millisecond for each number.
-        """
-        with naming(self.path):
-            self.file.write(json.dumps({"step": step} | numbers) + "\n")
-            self.file.flush()
-        if passing and time.monotonic() - self.told < SECOND:
-            return
-        self.told = time.monotonic() if passing else self.told
-        values = {name: float(value) for name, value in numbers.items() if isinstance(value, int | float)}
-        for name, tracker in list(self.trackers.items()):
-            self.attempt(name, tracker.log, step, values)
-
-    def close(self, failed: bool = False) -> None:
-        """Once is enough; more often does no harm."""
-        with naming(self.path):
-            self.file.close()
-        for name, tracker in list(self.trackers.items()):
-            self.attempt(name, tracker.close, failed)
-        self.trackers.clear()
-
-    def __enter__(self) -> "Journal":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(failed=kind is not None)

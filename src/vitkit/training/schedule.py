@@ -1,4 +1,4 @@
-"""Lengths of training and the learning rate: pure functions of the step."""
+"""Training length and learning-rate schedules, as pure functions of the step."""
 
 import math
 import re
@@ -11,6 +11,7 @@ from vitkit.options import BATCH, EPOCHS, MOST_PIXELS, RATE, SEEDS, SHOTS, STEPS
 
 SHARE = Range(0, 1, below=True)
 COUNT = Range(0, STEPS.largest)
+DECAYS = ("linear", "cosine", "stairs", "constant")
 RANGES = {
     "image_size": Range(1, MOST_PIXELS),
     "resize": Range(0, 2 * MOST_PIXELS),
@@ -48,26 +49,23 @@ RANGES = {
 
 
 def check_ranges(value: Any, prefix: str = "") -> None:
-    """Every number of a part of a recipe within its range."""
-    own = {name.removeprefix(prefix): r for name, r in RANGES.items() if name.startswith(prefix)}
-    check_within(value, own, prefix)
-
-
-DECAYS = ("linear", "cosine", "stairs", "constant")
+    """Raise an error for a number of a recipe, or of a part of it, that is out of range."""
+    ranges = {name.removeprefix(prefix): r for name, r in RANGES.items() if name.startswith(prefix)}
+    check_within(value, ranges, prefix)
 
 
 @dataclass(frozen=True)
 class Duration:
-    """A length of training, in the unit in which a paper states it: give one."""
+    """A training length in steps or in epochs, whichever unit the paper uses."""
 
     steps: int | None = None
     epochs: float | None = None
 
     def __post_init__(self):
         if (self.steps is None) == (self.epochs is None):
-            given = "neither" if self.steps is None else f"{self}"
+            value = "neither" if self.steps is None else f"{self}"
             raise Error(
-                f"a length is given in steps or in epochs, one of them, not {given}", code="recipe.value"
+                f"give the training length in either steps or epochs, not {value}", code="recipe.value"
             )
         check_ranges(self, "length.")
 
@@ -84,13 +82,13 @@ class Duration:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Linear warm-up, then decay; the warm-up multiplies the decayed value, as published."""
+    """Linear warm-up, then decay; as in the paper's code, the warm-up factor multiplies the decayed rate."""
 
     rate: float = 0.01
     warmup: int = 0
     decay: str = "cosine"
     floor: float = 0.0  # of linear and cosine decay
-    stairs: tuple[float, ...] = ()  # shares of the run after which the rate is divided by ten
+    stairs: tuple[float, ...] = ()  # fractions of the run after which the rate is divided by ten
 
     def __post_init__(self):
         if self.decay not in DECAYS:
@@ -98,7 +96,7 @@ class Schedule:
         check_ranges(self, "schedule.")
 
     def at(self, step: int, total: int) -> float:
-        """The rate of one step of a run of `total`; with a warm-up, the first step has rate 0."""
+        """The learning rate at a step of `total`; with a warm-up, the first step has rate 0."""
         progress = (step - self.warmup) / max(1, total - self.warmup)
         progress = min(1.0, max(0.0, progress))
         if self.decay == "linear":
@@ -114,9 +112,9 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a run with a schedule of its own: the first, or one by which a finished run is trained on."""
+    """A part of a run with its own schedule: the original training, or a continuation of a finished run."""
 
-    start: int  # the step at which it begins
+    start: int  # its first step
     steps: int
     schedule: Schedule
 
@@ -129,34 +127,35 @@ class Stage:
 
 
 def parse_stages(texts: Sequence[str]) -> list[tuple[int, int]]:
-    """'40+20' -> (40, 20): at step 40, by 20 steps; each begins after the one before, at its end at most."""
-    found: list[tuple[int, int]] = []
+    """'40+20' -> (40, 20): 20 steps from step 40; a stage starts within the previous one or at its end."""
+    parsed: list[tuple[int, int]] = []
     for text in texts:
         if not (match := re.fullmatch(r"([0-9]{1,10})\+([0-9]{1,10})", text)) or not int(match[2]):
             raise Error(
-                f"more_steps: {text!r} is not of the form START+STEPS, as in 40+20", code="recipe.value"
+                f"more_steps: {text!r} is not of the form START+STEPS, such as 40+20", code="recipe.value"
             )
         start, steps = int(match[1]), int(match[2])
-        if start < 1 or (found and not found[-1][0] < start <= sum(found[-1])):
+        if start < 1 or (parsed and not parsed[-1][0] < start <= sum(parsed[-1])):
             raise Error(
-                f"more_steps: {text!r} does not begin within or after what is before it", code="recipe.value"
+                f"more_steps: {text!r} does not start within or at the end of the previous stage",
+                code="recipe.value",
             )
-        found.append((start, steps))
-    return found
+        parsed.append((start, steps))
+    return parsed
 
 
 def stages(length: int, schedule: Schedule, more: Sequence[str] = ()) -> list[Stage]:
-    """The stages of a run of `length` steps that was trained on by `more`.
+    """The stages of a run of `length` steps that was continued by `more`.
 
-    Each restarts the schedule: the warm-up, at most a tenth of the stage, then the peak rate and its decay.
+    Each restarts the schedule: a warm-up of at most a tenth of the stage, then the peak rate and its decay.
     """
-    found = [Stage(0, length, schedule)]
+    result = [Stage(0, length, schedule)]
     for start, steps in parse_stages(more):
         short = replace(schedule, warmup=min(schedule.warmup, steps // 10))
-        found.append(Stage(start, steps, short))
-    return found
+        result.append(Stage(start, steps, short))
+    return result
 
 
-def stage_at(found: Sequence[Stage], step: int) -> Stage:
-    """The stage to which a step belongs: the one that began last."""
-    return max((stage for stage in found if stage.start <= step), key=lambda stage: stage.start)
+def stage_at(stages: Sequence[Stage], step: int) -> Stage:
+    """The stage to which a step belongs: the one that started last."""
+    return max((stage for stage in stages if stage.start <= step), key=lambda stage: stage.start)
