@@ -140,9 +140,9 @@ def test_convert_leaves_what_exists_unless_told(npz, tmp_path, capsys):
 
 def test_convert_fails_above_tolerance_and_writes_nothing(npz, tmp_path, capsys, monkeypatch):
     """A peer that computes something else must be noticed: here one whose LayerNorm has another epsilon."""
-    from vitkit.weights import convert as parity
+    from vitkit.weights import convert
 
-    right = parity.timm_vit
+    right = convert.timm_vit
 
     def wrong(config):
         peer = right(config)
@@ -151,7 +151,7 @@ def test_convert_fails_above_tolerance_and_writes_nothing(npz, tmp_path, capsys,
                 module.eps = 1e-2
         return peer
 
-    monkeypatch.setattr(parity, "timm_vit", wrong)
+    monkeypatch.setattr(convert, "timm_vit", wrong)
     assert run("convert", npz, tmp_path / "out.pth", "--format", "timm") == 1
     out = capsys.readouterr().out
     assert "NOT EQUAL" in out and "nothing was written" in out
@@ -159,9 +159,9 @@ def test_convert_fails_above_tolerance_and_writes_nothing(npz, tmp_path, capsys,
 
 
 def test_convert_says_when_there_is_no_peer(npz, tmp_path, capsys, monkeypatch):
-    from vitkit.weights import convert as parity
+    from vitkit.weights import convert
 
-    monkeypatch.setattr(parity, "unusable", lambda name: "not installed")
+    monkeypatch.setattr(convert, "unusable", lambda name: "not installed")
     assert run("convert", npz, tmp_path / "out.pth", "--format", "timm") == 0
     assert "not compared: not installed" in capsys.readouterr().out
 
@@ -186,8 +186,8 @@ def test_mistakes_get_a_message_and_code_2_and_no_traceback(arguments, code, mes
 
 @pytest.mark.slow
 def test_the_demos_journey_ends_where_it_began():
-    from vitkit.commands.demo import JOURNEYS, journey
+    from vitkit.commands.demo import journey
 
-    legs = journey("ViT-Ti/16", JOURNEYS["ViT-Ti/16"])
+    legs = journey("ViT-Ti/16")
     assert [leg["format"] for leg in legs] == ["official", "timm", "hf", "torchvision", "vitkit"]
     assert all(leg["equal"] and leg["arrays"] == "bit-equal" and leg["logits_moved"] == 0 for leg in legs)

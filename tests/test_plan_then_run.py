@@ -16,7 +16,7 @@ from vitkit.options import Training
 from vitkit.planning.plan import machine_for, plan
 from vitkit.weights import load as loading
 from vitkit.weights import published
-from vitkit.weights.published import PUBLISHED, kept_at
+from vitkit.weights.published import PUBLISHED, cache_path
 
 DEFAULT = PUBLISHED["ViT-Ti/16.augreg-i21k"]
 WORDS = ("finetune", "pics", "--image-size", 16, "--steps", 4, "--workers", 0, "--device", "cpu")
@@ -29,9 +29,9 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     paint(tmp_path / "pics", 12)
     small = vitkit.build("ViT-Ti/16", classes=3, image_size=32, depth=1, width=32, heads=2, hidden=32)
-    kept_at(DEFAULT).parent.mkdir(parents=True)
-    vitkit.save(small, kept_at(DEFAULT).with_suffix(".npz"))
-    Path(f"{kept_at(DEFAULT)}.sha256").write_text(hashing.sha256(kept_at(DEFAULT)))
+    cache_path(DEFAULT).parent.mkdir(parents=True)
+    vitkit.save(small, cache_path(DEFAULT).with_suffix(".npz"))
+    Path(f"{cache_path(DEFAULT)}.sha256").write_text(hashing.sha256(cache_path(DEFAULT)))
     return tmp_path
 
 
@@ -50,8 +50,8 @@ def counts(home, monkeypatch) -> Counter[str]:
         monkeypatch.setattr(module, name, call)
 
     counted(opening, "open_folder", "opened", home / "pics")
-    counted(loading, "open_weights", "loaded", kept_at(DEFAULT))
-    counted(published, "sha256", "hashed", kept_at(DEFAULT))
+    counted(loading, "open_weights", "loaded", cache_path(DEFAULT))
+    counted(published, "sha256", "hashed", cache_path(DEFAULT))
     return seen
 
 

@@ -82,10 +82,10 @@ def test_C2_damaged_weight_files_load_or_are_refused(name, tmp_path, tally):
     tally(files=tries)
 
 
-@pytest.mark.control("vitkit.weights.untrusted.untrusted")
+@pytest.mark.control("vitkit.weights.untrusted.malformed")
 @pytest.mark.parametrize("name", fuzzing.NAMES)
 def test_C2_control_errors_of_libraries_that_are_passed_on_are_others(name, tmp_path, switched_off):
-    switched_off("vitkit.weights.untrusted.untrusted", lambda path, error: error)
+    switched_off("vitkit.weights.untrusted.malformed", lambda path, error: error)
     assert fuzzing.fuzzed(tmp_path, name, 50)[1]
 
 

@@ -300,7 +300,7 @@ def test_the_sound_files_that_the_hostile_ones_are_made_of_do_load(outcome):
     assert len(outcome) >= 80
 
 
-LOOK, LOAD = "vitkit.weights.untrusted.pickle_objection", "vitkit.weights.untrusted.restricted_load"
+LOOK, LOAD = "vitkit.weights.untrusted.pickle_error", "vitkit.weights.untrusted.restricted_load"
 OFF = {  # what is in the place of a protection, as a line of the driver
     LOOK: "lambda archive, member: ''",
     LOAD: "lambda path: torch.load(path, map_location='cpu', weights_only=False)",
@@ -319,7 +319,7 @@ def unguarded(root: Path, proof: Path, kind: str, names: str, *off: str) -> dict
     return {str(Path(path).relative_to(root)): results[path] for path in paths}
 
 
-@pytest.mark.control("vitkit.weights.untrusted.pickle_objection", "vitkit.weights.untrusted.restricted_load")
+@pytest.mark.control("vitkit.weights.untrusted.pickle_error", "vitkit.weights.untrusted.restricted_load")
 def test_control_hostile_pickles_run_where_nothing_guards(tmp_path, switched_off):
     seen = unguarded(tmp_path, switched_off.proof, "pickles", r".*\.pt", LOOK, LOAD)
     assert len(seen) == 2 * len(calls(tmp_path)) and (tmp_path / "canary").exists()
@@ -328,7 +328,7 @@ def test_control_hostile_pickles_run_where_nothing_guards(tmp_path, switched_off
     assert {"os.system", "subprocess.Popen", "exec", "open"} <= events
 
 
-@pytest.mark.control("vitkit.weights.untrusted.pickle_objection")
+@pytest.mark.control("vitkit.weights.untrusted.pickle_error")
 def test_control_without_a_look_at_a_pickle_it_takes_time_and_memory(tmp_path, switched_off):
     seen = unguarded(tmp_path, switched_off.proof, "tensors", r"(slow|zeros)\.pth", LOOK)
     assert len(seen) == 2, seen

@@ -91,6 +91,14 @@ def check_weights(place: str) -> None:
     check_known(place)
 
 
+def check_format(name: str) -> None:
+    from vitkit import listing
+
+    known = [row["format"] for row in listing.rows("formats")]
+    if name not in known:
+        raise Error(f"expected one of {', '.join(known)}", code="request.value")
+
+
 FLAGS: dict[str, Range | Form] = {
     "DATA": Form(check_data),  # wrong paths are refused before torch is imported
     "DATA...": Form(check_data),
@@ -117,6 +125,7 @@ FLAGS: dict[str, Range | Form] = {
     "--view": Form(parse_view),
     # where a verb differs
     "inspect --images": Range(1, 1_000_000),
+    "convert --format": Form(check_format),
     "cost --images": Range(1, 10**12),
     "cost --rate": Range(1e-6, 1e6),
     "cost --seconds": Range(1e-3, 3600),

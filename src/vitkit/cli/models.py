@@ -12,7 +12,6 @@ from vitkit.cli.flags import Device, Json, Model, print_json
 from vitkit.options import Precision, parse_size
 
 Kind = Literal["models", "weights", "formats", "recipes"]
-Format = Literal["vitkit", "official", "timm", "hf", "torchvision"]
 
 
 def list_(kind: Positional[Kind] = "models", json: Json = False) -> None:
@@ -61,8 +60,8 @@ def convert(
         Positional[Path], arg(metavar="OUT", help="The file to write, or a folder for Hugging Face.")
     ],
     format: Annotated[
-        Format | None,
-        arg(metavar="FORMAT", help="vitkit, official, timm, hf or torchvision, where OUT does not tell."),
+        str | None,
+        arg(metavar="FORMAT", help="See vitkit list formats; without it the name of OUT decides."),
     ] = None,
     image_size: Annotated[
         str | None, arg(metavar="N|HxW", help="The size that the position table was learned at.")

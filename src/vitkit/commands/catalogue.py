@@ -12,21 +12,10 @@ from vitkit.recipes.recipe import Recipe, settings
 from vitkit.report.terminal import say
 from vitkit.weights.card import Card
 from vitkit.weights.convert import Conversion
+from vitkit.weights.formats import formats as weight_formats
 from vitkit.weights.load import load
 from vitkit.weights.locate import is_exported
 from vitkit.weights.published import PUBLISHED
-
-FORMATS = {
-    "vitkit": ("read, write", ".safetensors", "our own: carries sizes, labels, preprocessing, origin"),
-    "official": (
-        "read, write",
-        ".npz",
-        "ViT, hybrid and BiT arrays of the authors' code, big_vision's BiT too; every dialect is read",
-    ),
-    "timm": ("read, write", ".safetensors .pth", "ViT, hybrid, BiT; also DeiT, MAE and DINO encoders"),
-    "hf": ("read, write", "folder", "config.json and safetensors, as transformers reads and writes them"),
-    "torchvision": ("read, write", ".pth .safetensors", "ViT; the erf GELU only"),
-}
 
 
 def models() -> list[dict[str, Any]]:
@@ -81,7 +70,15 @@ def weights() -> list[dict[str, Any]]:
 
 
 def formats() -> list[dict[str, Any]]:
-    return [{"format": k, "what": v[0], "files": v[1], "holds": v[2]} for k, v in FORMATS.items()]
+    return [
+        {
+            "format": name,
+            "what": "read, write",
+            "files": " ".join(ending or "folder" for ending in format.endings),
+            "holds": format.description,
+        }
+        for name, format in weight_formats().items()
+    ]
 
 
 def recipes() -> list[dict[str, Any]]:

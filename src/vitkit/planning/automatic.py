@@ -20,7 +20,7 @@ from vitkit.recipes.values import field_of
 from vitkit.runtime.runtime import Runtime
 from vitkit.training.schedule import Duration
 from vitkit.weights.load import load
-from vitkit.weights.published import PUBLISHED, DownloadError, kept_at
+from vitkit.weights.published import PUBLISHED, DownloadError, cache_path
 
 ON_GPU, ON_CPU = "ViT-B/16.augreg-i21k", "ViT-Ti/16.augreg-i21k"
 LARGE = 320  # shorter side of photographs for which 384 pixels show more than 224
@@ -219,7 +219,7 @@ def load_default(place: str) -> Model:
     try:
         return load(place)
     except DownloadError as error:
-        here = [weight.name for weight in PUBLISHED.values() if kept_at(weight).exists()]
+        here = [weight.name for weight in PUBLISHED.values() if cache_path(weight).exists()]
         instead = f", or one that is on this machine already (--weights {here[0]})" if here else ""
         raise Error(
             f"no --weights were given, and the default is not here. {error}{instead}; or train "

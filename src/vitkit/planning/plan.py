@@ -32,7 +32,7 @@ from vitkit.runs.protocol import candidates
 from vitkit.runtime.runtime import Runtime, choose_runtime, data_workers
 from vitkit.training.checkpoint import complete
 from vitkit.weights.load import load
-from vitkit.weights.published import PUBLISHED, kept_at
+from vitkit.weights.published import PUBLISHED, cache_path
 
 PATIENCE = timedelta(days=1)  # of the other processes, while one reads all images of a data set
 CROPS = {
@@ -89,7 +89,7 @@ def data_opener(plan: bool) -> Iterator[SplitCache]:
 def load_here(place: str) -> Model:
     """A model of the same shape as the weights: published ones that are not on this machine stay there."""
     weight = None if Path(place).exists() else PUBLISHED.get(place)
-    if weight is None or kept_at(weight).exists():
+    if weight is None or cache_path(weight).exists():
         return load(place)
     return fresh(variant(weight.model))
 
@@ -367,7 +367,7 @@ def length_in_words(recipe: Recipe, images: int, seconds: float | None) -> str:
 def download_size(weights: str) -> float | None:
     """The megabytes that would be fetched: 0 for what is here, None where the publisher does not say."""
     weight = None if Path(weights or ".").exists() else PUBLISHED.get(weights)
-    return 0.0 if weight is None or kept_at(weight).exists() else weight.megabytes
+    return 0.0 if weight is None or cache_path(weight).exists() else weight.megabytes
 
 
 def optimizer(recipe: Recipe) -> str:

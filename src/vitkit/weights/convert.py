@@ -1,4 +1,4 @@
-"""A file through its own library and through vitkit: the same pixels, the largest difference."""
+"""Convert a weight file to another format, and check the result against the library of that format."""
 
 import importlib.util
 import os
@@ -20,54 +20,237 @@ from vitkit.models.resnet import ResNetConfig
 from vitkit.models.variants import Config, Model, skeleton
 from vitkit.models.vit import ViTConfig
 from vitkit.options import parse_view
-from vitkit.weights.formats import bit, timm
+from vitkit.weights.formats import formats
 from vitkit.weights.formats.layout import Layout
-from vitkit.weights.load import OWN, load
+from vitkit.weights.load import load
 from vitkit.weights.save import format_of, layout_for, save
 
-# pixels -> (logits, or None where the peer has no such head; tokens of a ViT, features of a ResNet)
-Answer = Callable[[Tensor], tuple[Tensor | None, Tensor]]
-CODE = {  # the module of each peer that must import
-    "timm": "timm.models.vision_transformer",
-    "transformers": "transformers.models.vit.modeling_vit",
-    "torchvision": "torchvision.models.vision_transformer",
-}
+
+@dataclass(frozen=True)
+class Parity:
+    """The largest difference between a peer library and vitkit on the same pixels, or why it is unknown."""
+
+    peer: str
+    logits: float | None = None
+    features: float | None = None
+    tolerance: float = 0.0
+    skipped: str = ""
+
+    @property
+    def ok(self) -> bool:
+        measured = [d for d in (self.logits, self.features) if d is not None]
+        return all(d <= self.tolerance for d in measured)
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The result of a conversion and of its checks."""
+
+    source: str
+    source_format: str
+    out: str
+    format: str
+    parameters: int
+    read_back: bool  # every array equal, bit for bit
+    parity: Parity | None  # against the library of the format
+    changed: float | None  # the largest change of the logits by that library's numerics
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return self.read_back and (self.parity is None or self.parity.ok)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"ok": self.ok}
+
+
+def convert(
+    source: str | Path,
+    out: str | Path,
+    *,
+    format: str | None = None,
+    overwrite: bool = False,
+    view: str = "model",
+    **options: Any,
+) -> Conversion:
+    """Load, save, read back and compare with the peer library; `out` is written only if all checks pass.
+
+    view: how images are resized for this model from now on, as in vitkit evaluate --view.
+    """
+    out = Path(out)
+    format = format or format_of(out)
+    if out.exists() and not overwrite:
+        raise WeightsError(f"{out} exists; give another name, or --overwrite", code="file.exists")
+    model = load(source, **options)
+    model.preprocessing = with_view(model.preprocessing, model.config.image_size, *parse_view(view))
+    trial = out.with_name(f".checking-{out.name}")
+    remove(trial)
+    try:
+        result = save_and_check(model, source, out, trial, format)
+        if result.ok:
+            remove(out)
+            os.replace(trial, out)
+    finally:
+        remove(trial)
+    return result
+
+
+def save_and_check(model: Model, source: str | Path, out: Path, trial: Path, format: str) -> Conversion:
+    """Save the model at `trial`, load it again, and compare it with the model and with the peer library."""
+    layout = layout_for(model.config, format, out)
+    notes = save(model, trial, format)
+    loaded = load(trial, image_size=model.config.image_size, heads=getattr(model.config, "heads", None))
+    equal = model.state_dict().keys() == loaded.state_dict().keys() and all(
+        torch.equal(a, b)
+        for a, b in zip(model.state_dict().values(), loaded.state_dict().values(), strict=True)
+    )
+    parity, changed = None, None
+    if layout.peer:
+        parity = compare(trial, model, layout)
+        with torch.no_grad():
+            pixels = pixels_for(model)
+            native = with_config(model, layout.native(model.config))
+            changed = float((model.eval()(pixels) - native(pixels)).abs().max())
+    return Conversion(
+        source=str(source),
+        source_format=model.origin.format,
+        out=str(out),
+        format=layout.name,
+        parameters=sum(p.numel() for p in model.parameters()),
+        read_back=equal,
+        parity=parity,
+        changed=changed,
+        notes=(*model.origin.notes, *root_note(model), *notes),
+    )
+
+
+def root_note(model: Model) -> tuple[str, ...]:
+    """A note on which of the two published paddings the max pooling of a ResNet's root uses."""
+    if not isinstance(model.config, ResNetConfig):
+        return ()
+    code = {"zeros": "BiT's own code", "-inf": "big_vision's bit_paper"}[model.config.root_padding]
+    return (f"the root's max pooling is padded with {model.config.root_padding}, as in {code}",)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@torch.no_grad()
+def compare(path: Path, model: Model, layout: Layout) -> Parity:
+    """Compare the file in its library's own loader and model with vitkit under that library's numerics."""
+    name = layout.peer
+    if name not in PEERS:
+        return Parity(name, skipped="vitkit does not run this library")
+    if reason := unusable(name):
+        return Parity(name, skipped=reason)
+    peer = f"{name} {version(name)}"
+    config = peer_config(model.config, layout)
+    if reason := not_comparable(config, layout):
+        return Parity(peer, skipped=reason)
+    ours = with_config(model, config)
+    pixels = pixels_for(ours)
+    peer_logits, peer_features = PEERS[name].load(path, config, layout.name)(pixels)
+    features = ours.tokens(pixels) if isinstance(config, ViTConfig) else ours.features(pixels)
+    logits = ours(pixels)
+    return Parity(
+        peer,
+        logits=None if peer_logits is None else float((peer_logits - logits).abs().max()),
+        features=float((peer_features - features).abs().max()),
+        tolerance=tolerance_of(config, logits),
+    )
 
 
 def unusable(name: str) -> str:
-    """Why a peer cannot be asked: not installed, or installed and broken. Empty: it can."""
+    """Why a peer library cannot be used (not installed, or broken); empty if it can."""
     if importlib.util.find_spec(name) is None:
         return "not installed"
     try:
-        importlib.import_module(CODE[name])
+        importlib.import_module(PEERS[name].module)
     except Exception as error:
         return f"installed, but does not import ({' '.join(str(error).split())[:100]})"
     return ""
 
 
-def state_in(path: Path) -> dict[str, Tensor]:
+def peer_config(config: Config, layout: Layout) -> Config:
+    """The configuration as the peer computes it; timm also reads official files, with any GELU."""
+    if layout.peer != "timm":
+        return layout.native(config)
+    native = formats()["timm"].layout_for(config).native(config)
+    if isinstance(config, ViTConfig) and isinstance(native, ViTConfig):
+        return replace(native, gelu=config.gelu)
+    return native
+
+
+def not_comparable(config: Config, layout: Layout) -> str:
+    """Why the peer cannot build this model; empty if it can."""
+    if isinstance(config, ViTConfig) and layout.peer == "timm" and config.positions != "1d":
+        return f"timm has no {config.positions} positions"
+    if isinstance(config, ViTConfig) and config.stem and config.covered != config.image_size:
+        return f"{layout.peer} pads images of a hybrid to whole patches, and vitkit crops them"
+    if isinstance(config, ViTConfig) and layout.name == "official" and not config.qkv_bias:
+        return "timm reads official files with qkv biases only"
+    return ""
+
+
+def with_config(model: Model, config: Config) -> Model:
+    """The same parameters under another configuration with the same shapes."""
+    other = skeleton(config)
+    other.load_state_dict(model.state_dict(), assign=True)
+    return other.eval()
+
+
+def pixels_for(model: Model, seed: int = 0) -> Tensor:
+    """Two images of uniform noise in [-1, 1], fixed by the seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(2, model.config.channels, *model.config.image_size, generator=generator) * 2 - 1
+
+
+def tolerance_of(config: Config, logits: Tensor) -> float:
+    """1e-5 for a ViT and 5e-5 for models with convolutions, relative to the largest logit if above 1."""
+    no_convolutions = isinstance(config, ViTConfig) and config.stem is None
+    return (1e-5 if no_convolutions else 5e-5) * max(1.0, float(logits.abs().max()))
+
+
+# pixels -> (logits, or None if the peer has no such head; tokens of a ViT or features of a ResNet)
+Forward = Callable[[Tensor], tuple[Tensor | None, Tensor]]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A library that vitkit compares with."""
+
+    module: str  # must import for the library to be usable
+    load: Callable[[Path, Config, str], Forward]  # file, configuration, layout -> its forward pass
+
+
+def read_state_dict(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return safetensors.torch.load_file(path)
     return torch.load(path, weights_only=True)
 
 
-def timm_answer(path: Path, config: Config, layout: str) -> Answer:
-    """timm, which reads official files too."""
+def load_timm(path: Path, config: Config, layout: str) -> Forward:
+    """A timm model; timm also reads official files."""
     resnet = isinstance(config, ResNetConfig)
     peer = timm_resnet(config) if isinstance(config, ResNetConfig) else timm_vit(config)
     if layout.startswith("official"):
         peer.load_pretrained(str(path))
     else:
-        peer.load_state_dict(state_in(path), strict=True)
+        peer.load_state_dict(read_state_dict(path), strict=True)
     peer.eval()
-    whole = isinstance(config, ResNetConfig) or not config.representation  # timm has no tanh layer
+    has_head = isinstance(config, ResNetConfig) or not config.representation  # timm has no tanh layer
 
-    def answer(pixels: Tensor) -> tuple[Tensor | None, Tensor]:
+    def forward(pixels: Tensor) -> tuple[Tensor | None, Tensor]:
         z = peer.forward_features(pixels)
         features = z.mean((2, 3)) if resnet else z
-        return (peer.forward_head(z) if whole else None), features
+        return (peer.forward_head(z) if has_head else None), features
 
-    return answer
+    return forward
 
 
 def timm_vit(c: ViTConfig) -> Any:
@@ -112,34 +295,34 @@ def timm_resnet(c: ResNetConfig) -> Any:
     )
 
 
-def transformers_answer(path: Path, config: Config, layout: str) -> Answer:
+def load_transformers(path: Path, config: Config, layout: str) -> Forward:
     from transformers import ViTForImageClassification, ViTModel
 
     assert isinstance(config, ViTConfig)
     if config.classes:
         peer = ViTForImageClassification.from_pretrained(str(path), local_files_only=True).eval()
 
-        def answer(pixels: Tensor) -> tuple[Tensor | None, Tensor]:
+        def forward(pixels: Tensor) -> tuple[Tensor | None, Tensor]:
             out = peer(pixels, output_hidden_states=True)
             return out.logits, peer.vit.layernorm(out.hidden_states[-1])
 
-        return answer
+        return forward
     pooled = bool(config.representation)
-    bare = ViTModel.from_pretrained(str(path), local_files_only=True, add_pooling_layer=pooled).eval()
+    encoder = ViTModel.from_pretrained(str(path), local_files_only=True, add_pooling_layer=pooled).eval()
 
-    def bare_answer(pixels: Tensor) -> tuple[Tensor | None, Tensor]:
-        out = bare(pixels)
+    def encode(pixels: Tensor) -> tuple[Tensor | None, Tensor]:
+        out = encoder(pixels)
         return out.pooler_output, out.last_hidden_state
 
-    return bare_answer
+    return encode
 
 
-def torchvision_answer(path: Path, config: Config, layout: str) -> Answer:
+def load_torchvision(path: Path, config: Config, layout: str) -> Forward:
     from torchvision.models.vision_transformer import VisionTransformer
 
     assert isinstance(config, ViTConfig)
     peer = VisionTransformer(
-        image_size=config.covered[0],  # torchvision refuses a rest of pixels
+        image_size=config.covered[0],  # torchvision accepts only whole patches
         patch_size=config.patch,
         num_layers=config.depth,
         num_heads=config.heads,
@@ -150,206 +333,19 @@ def torchvision_answer(path: Path, config: Config, layout: str) -> Answer:
     )
     if not config.classes:
         peer.heads = peer.heads[:2] if config.representation else torch.nn.Identity()
-    peer.load_state_dict(state_in(path), strict=True)
+    peer.load_state_dict(read_state_dict(path), strict=True)
     peer.eval()
 
-    def answer(pixels: Tensor) -> tuple[Tensor | None, Tensor]:
+    def forward(pixels: Tensor) -> tuple[Tensor | None, Tensor]:
         z = peer._process_input(pixels[:, :, : config.covered[0], : config.covered[1]])
         z = peer.encoder(torch.cat([peer.class_token.expand(len(z), -1, -1), z], dim=1))
         return peer.heads(z[:, 0]), z
 
-    return answer
+    return forward
 
 
-ANSWERS: dict[str, Callable[[Path, Config, str], Answer]] = {
-    "timm": timm_answer,
-    "transformers": transformers_answer,
-    "torchvision": torchvision_answer,
+PEERS = {
+    "timm": Peer("timm.models.vision_transformer", load_timm),
+    "transformers": Peer("transformers.models.vit.modeling_vit", load_transformers),
+    "torchvision": Peer("torchvision.models.vision_transformer", load_torchvision),
 }
-PEERS = {  # layout -> the library that reads it
-    "official": "timm",
-    "official-bit": "timm",
-    "big_vision-bit": "big_vision",
-    "timm": "timm",
-    "timm-bit": "timm",
-    "hf": "transformers",
-    "torchvision": "torchvision",
-}
-
-
-@dataclass(frozen=True)
-class Parity:
-    """How far a peer and vitkit are apart on the same pixels, or why that was not measured."""
-
-    peer: str
-    logits: float | None = None
-    features: float | None = None
-    tolerance: float = 0.0
-    skipped: str = ""
-
-    @property
-    def ok(self) -> bool:
-        measured = [d for d in (self.logits, self.features) if d is not None]
-        return all(d <= self.tolerance for d in measured)
-
-
-@torch.no_grad()
-def compare(path: Path, model: Model, layout: Layout) -> Parity:
-    """The file through its library's own loader and code, against vitkit with that library's numerics."""
-    name = PEERS[layout.name]
-    if name not in ANSWERS:
-        return Parity(name, skipped="it is not among the libraries that vitkit runs")
-    if reason := unusable(name):
-        return Parity(name, skipped=reason)
-    peer = f"{name} {version(name)}"
-    config = peer_config(model.config, layout)
-    if reason := unlike(config, layout):
-        return Parity(peer, skipped=reason)
-    ours = with_config(model, config)
-    pixels = pixels_for(ours)
-    logits, features = ANSWERS[name](path, config, layout.name)(pixels)
-    our_features = ours.tokens(pixels) if isinstance(config, ViTConfig) else ours.features(pixels)
-    our_logits = ours(pixels)
-    return Parity(
-        peer,
-        logits=None if logits is None else float((logits - our_logits).abs().max()),
-        features=float((features - our_features).abs().max()),
-        tolerance=tolerance_of(config, our_logits),
-    )
-
-
-def peer_config(config: Config, layout: Layout) -> Config:
-    """The model as the peer computes it; timm, which reads official files too, is told the GELU."""
-    if PEERS[layout.name] != "timm":
-        return layout.native(config)
-    if isinstance(config, ResNetConfig):
-        return bit.TIMM.native(config)
-    native = timm.LAYOUT.native(config)
-    assert isinstance(native, ViTConfig)
-    return replace(native, gelu=config.gelu)
-
-
-def unlike(config: Config, layout: Layout) -> str:
-    """Why the peer cannot build this model at all."""
-    if isinstance(config, ViTConfig) and PEERS[layout.name] == "timm" and config.positions != "1d":
-        return f"timm has no {config.positions} positions"
-    if isinstance(config, ViTConfig) and config.stem and config.covered != config.image_size:
-        return f"{PEERS[layout.name]} pads a rest of pixels under a hybrid, and vitkit drops it"
-    if isinstance(config, ViTConfig) and layout.name == "official" and not config.qkv_bias:
-        return "timm reads official files with qkv biases only"
-    return ""
-
-
-def with_config(model: Model, config: Config) -> Model:
-    """The same parameters under another configuration (of the same shapes)."""
-    other = skeleton(config)
-    other.load_state_dict(model.state_dict(), assign=True)
-    return other.eval()
-
-
-def pixels_for(model: Model, seed: int = 0) -> Tensor:
-    """Two images of noise in [-1, 1], the same every time."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(2, model.config.channels, *model.config.image_size, generator=generator) * 2 - 1
-
-
-def tolerance_of(config: Config, logits: Tensor) -> float:
-    """1e-5 for a ViT, 5e-5 where convolutions stand under it; in units of the largest logit above 1."""
-    plain = isinstance(config, ViTConfig) and config.stem is None
-    return (1e-5 if plain else 5e-5) * max(1.0, float(logits.abs().max()))
-
-
-@dataclass(frozen=True)
-class Conversion:
-    """What a conversion did, and how the result was checked."""
-
-    source: str
-    source_format: str
-    out: str
-    format: str
-    parameters: int
-    read_back: bool  # every array equal, bit for bit
-    parity: Parity | None  # against the library whose format it is
-    changed: float | None  # how far that library's numerics move the logits
-    notes: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        return self.read_back and (self.parity is None or self.parity.ok)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"ok": self.ok}
-
-
-def convert(
-    source: str | Path,
-    out: str | Path,
-    *,
-    format: str | None = None,
-    overwrite: bool = False,
-    view: str = "model",
-    **options: Any,
-) -> Conversion:
-    """Load, save, read back, compare with the peer; `out` appears only when all is equal.
-
-    view: how images are brought to the model's size from now on, as in vitkit evaluate --view.
-    """
-    out = Path(out)
-    format = format or format_of(out)
-    if out.exists() and not overwrite:
-        raise WeightsError(f"{out} exists; give another name, or --overwrite", code="file.exists")
-    model = load(source, **options)
-    model.preprocessing = with_view(model.preprocessing, model.config.image_size, *parse_view(view))
-    trial = out.with_name(f".checking-{out.name}")
-    remove(trial)
-    try:
-        result = check(model, source, out, trial, format)
-        if result.ok:
-            remove(out)
-            os.replace(trial, out)
-    finally:
-        remove(trial)
-    return result
-
-
-def check(model: Model, source: str | Path, out: Path, trial: Path, format: str) -> Conversion:
-    layout = layout_for(model.config, format, out)
-    notes = save(model, trial, format)
-    again = load(trial, image_size=model.config.image_size, heads=getattr(model.config, "heads", None))
-    same = model.state_dict().keys() == again.state_dict().keys() and all(
-        torch.equal(a, b)
-        for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True)
-    )
-    parity, changed = None, None
-    if layout is not OWN:
-        parity = compare(trial, model, layout)
-        with torch.no_grad():
-            pixels = pixels_for(model)
-            native = with_config(model, layout.native(model.config))
-            changed = float((model.eval()(pixels) - native(pixels)).abs().max())
-    return Conversion(
-        source=str(source),
-        source_format=model.origin.format,
-        out=str(out),
-        format=layout.name,
-        parameters=sum(p.numel() for p in model.parameters()),
-        read_back=same,
-        parity=parity,
-        changed=changed,
-        notes=(*model.origin.notes, *root_note(model), *notes),
-    )
-
-
-def root_note(model: Model) -> tuple[str, ...]:
-    """By which of the two published conventions a ResNet's root is pooled."""
-    if not isinstance(model.config, ResNetConfig):
-        return ()
-    whose = {"zeros": "BiT's own code", "-inf": "big_vision's bit_paper"}[model.config.root_padding]
-    return (f"the root's max pooling is padded with {model.config.root_padding}, as in {whose}",)
-
-
-def remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The range of every number that a model file may name: one table, for our card and for others' JSON."""
+"""The allowed range of every number in a model file, for our card and for the JSON of other libraries."""
 
 import math
 from dataclasses import fields
@@ -9,7 +9,7 @@ from vitkit.models.card import Preprocessing
 from vitkit.models.resnet import ResNetConfig, StemConfig
 from vitkit.models.vit import ViTConfig
 
-RANGES: dict[str, tuple[float, float]] = {  # a field's least and largest value, each of several for itself
+RANGES: dict[str, tuple[float, float]] = {  # field -> smallest and largest value; of a list, for each element
     "width": (1, 2**16),
     "depth": (0, 1024),
     "heads": (1, 1024),
@@ -31,59 +31,63 @@ RANGES: dict[str, tuple[float, float]] = {  # a field's least and largest value,
 }
 LONGEST_LABEL = 10_000  # characters
 MOST_TOKENS = 2**18  # patches of one image
-LARGEST_TENSOR = 2**30  # numbers in one tensor, for one image: 4 GiB in float32
+LARGEST_TENSOR = 2**30  # elements of an activation for one image: 4 GiB in float32
 LARGEST_RESIZE = 8192  # pixels of the shorter side before the central crop
-Described = ViTConfig | StemConfig | ResNetConfig | Preprocessing
+Checked = ViTConfig | StemConfig | ResNetConfig | Preprocessing
 
 
 def out_of_range(field: str, value: Any, name: str = "") -> str:
-    """Why a value of a field is refused, under the name that its file has for it; empty if it is not."""
+    """Why a value is out of range, with the `name` that the file has for the field; empty if it is not."""
     if isinstance(value, tuple | list):
-        return next((reason for one in value if (reason := out_of_range(field, one, name))), "")
+        return next((reason for item in value if (reason := out_of_range(field, item, name))), "")
     if field not in RANGES or isinstance(value, bool | str | None):
         return ""
     low, high = RANGES[field]
-    if isinstance(value, int | float) and low <= value <= high:  # not true of nan
+    if isinstance(value, int | float) and low <= value <= high:  # false for NaN
         return ""
     return f"{name or field} is {str(value)[:40]}; expected a number from {low:.10g} to {high:.10g}"
 
 
-def check_model(config: ViTConfig | ResNetConfig, shown: Preprocessing, labels: tuple[str, ...]) -> None:
-    """Refuse numbers out of their range, and sizes that together would fill the memory with one image."""
+def check_model(
+    config: ViTConfig | ResNetConfig, preprocessing: Preprocessing, labels: tuple[str, ...]
+) -> None:
+    """Refuse numbers out of range, and sizes with which one image would run out of memory."""
     stem = config.stem if isinstance(config, ViTConfig) else None
-    for part in (config, shown, *([stem] if stem else [])):
+    for part in (config, preprocessing, *([stem] if stem else [])):
         check_fields(part)
-    long = next((label for label in labels if len(label) > LONGEST_LABEL), None)
-    if long is not None:
-        raise ConfigError(f"labels: one has {len(long)} characters; at most {LONGEST_LABEL} are read")
+    longest = max(map(len, labels), default=0)
+    if longest > LONGEST_LABEL:
+        raise ConfigError(f"labels: one has {longest} characters; the limit is {LONGEST_LABEL}")
     if len(labels) > RANGES["classes"][1]:
-        raise ConfigError(f"labels: {len(labels)} of them; at most {RANGES['classes'][1]} are read")
-    if len(shown.mean) not in (3, config.channels):
-        raise ConfigError(f"mean has {len(shown.mean)} numbers; the model takes {config.channels} channels")
-    if shown.resize == "crop" and max(config.image_size) / shown.crop > LARGEST_RESIZE:
+        raise ConfigError(f"labels: {len(labels)} of them; the limit is {RANGES['classes'][1]}")
+    if len(preprocessing.mean) not in (3, config.channels):
+        numbers = len(preprocessing.mean)
+        raise ConfigError(f"mean has {numbers} numbers, but the model takes {config.channels} channels")
+    resized = max(config.image_size) / preprocessing.crop
+    if preprocessing.resize == "crop" and resized > LARGEST_RESIZE:
         raise ConfigError(
-            f"crop is {shown.crop}: images of {max(config.image_size)} pixels are cut out of "
-            f"{max(config.image_size) / shown.crop:.0f}; at most {LARGEST_RESIZE} pixels a side are read"
+            f"crop is {preprocessing.crop}: images would be resized to {resized:.0f} pixels for a crop of "
+            f"{max(config.image_size)}; the limit is {LARGEST_RESIZE} pixels per side"
         )
     check_size(config)
 
 
-def check_fields(value: Described) -> None:
+def check_fields(value: Checked) -> None:
     for field in fields(value):
         if reason := out_of_range(field.name, getattr(value, field.name)):
             raise ConfigError(reason)
 
 
 def check_size(config: ViTConfig | ResNetConfig) -> None:
-    """What one image of the model's own size needs, whether its positions are stored or computed."""
+    """Refuse sizes with which the activations of one image would be too large."""
     height, width = config.image_size
     tensors = [height * width * config.channels]
     if isinstance(config, ViTConfig):
         tokens = config.tokens
         if tokens > MOST_TOKENS:
             raise ConfigError(
-                f"image_size is {height}x{width} and patch {config.patch}: {tokens} patches of an image; "
-                f"at most {MOST_TOKENS} are read"
+                f"image_size is {height}x{width} and patch {config.patch}: {tokens} patches per image; "
+                f"the limit is {MOST_TOKENS}"
             )
         tensors += [tokens * 3 * config.width, tokens * config.hidden]
         if config.positions == "relative" and config.attention == "full":
@@ -93,6 +97,6 @@ def check_size(config: ViTConfig | ResNetConfig) -> None:
         tensors += [config.width * height * width // 4]
     if max(tensors) > LARGEST_TENSOR:
         raise ConfigError(
-            f"image_size is {height}x{width}: with the model's other sizes one image would take "
-            f"{math.ceil(max(tensors) / 2**28)} GiB in one tensor; at most {LARGEST_TENSOR // 2**28} are read"
+            f"image_size is {height}x{width}: with the model's other sizes, one tensor of one image would "
+            f"take {math.ceil(max(tensors) / 2**28)} GiB; the limit is {LARGEST_TENSOR // 2**28} GiB"
         )

@@ -1,4 +1,4 @@
-"""Load a model from any file: recognise the layout, infer the sizes, check everything, then read."""
+"""Load a model from any weight file: recognise the layout, infer the sizes, check all arrays, read them."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -13,14 +13,15 @@ from vitkit.models.variants import Config, Model, fresh, skeleton
 from vitkit.models.vit import ViTConfig, with_size_note
 from vitkit.options import parse_view
 from vitkit.weights.card import Card, from_json, imagenet_labels
-from vitkit.weights.formats import LAYOUTS, huggingface
-from vitkit.weights.formats.layout import SAME, Entry, Found, Hints, Layout, Source
+from vitkit.weights.formats import formats, layouts
+from vitkit.weights.formats.layout import Entry, Hints, Layout, ModelSpec, Source
+from vitkit.weights.formats.vitkit import LAYOUT as OWN
 from vitkit.weights.limits import check_model
 from vitkit.weights.locate import locate, open_weights, side_files
 from vitkit.weights.published import published_view
 from vitkit.weights.untrusted import Arrays, UntrustedCheckpoint, listed, one_line
 
-LONGEST = 1500  # characters of an error, some of which a stranger may have written
+LONGEST = 1500  # characters of an error message, which may quote an untrusted file
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -35,11 +36,11 @@ def load(
     labels: Iterable[str] | None = None,
     preprocessing: Preprocessing | None = None,
 ) -> Model:
-    """A model from a file, a folder or a published name; what was done stands in model.origin.notes.
+    """A model from a file, a folder or a published name; model.origin.notes records how it was read.
 
-    allow_missing  prefixes of our parameters that the file may lack; they start fresh
-    ignore         prefixes of the file's arrays to leave out
-    image_size, heads, gelu, labels, preprocessing   what the file does not say, or says wrongly
+    allow_missing  prefixes of our parameters that the file may lack; they are initialised
+    ignore         prefixes of the file's arrays to skip
+    image_size, heads, gelu, labels, preprocessing   override what the file says or does not store
     """
     path, origin = locate(source)
     arrays = open_weights(path)
@@ -47,12 +48,12 @@ def load(
         card = from_json(arrays.card) if arrays.card else None
         files = {} if card and card.layout == OWN.name else side_files(path)
         hints = Hints(heads=heads, image_size=None if image_size is None else pair(image_size), files=files)
-        layout, places, found = understand(arrays, card, hints)
-        if gelu is not None and isinstance(found.config, ViTConfig):
-            found = replace(found, config=replace(found.config, gelu=gelu))
-        check_model(found.config, found.preprocessing, found.labels)
+        layout, sources, spec = identify(arrays, card, hints)
+        if gelu is not None and isinstance(spec.config, ViTConfig):
+            spec = replace(spec, config=replace(spec.config, gelu=gelu))
+        check_model(spec.config, spec.preprocessing, spec.labels)
         model, notes = assemble(
-            arrays, layout, places, found, allow_missing=tuple(allow_missing), ignore=tuple(ignore)
+            arrays, layout, sources, spec, allow_missing=tuple(allow_missing), ignore=tuple(ignore)
         )
     except UntrustedCheckpoint as error:
         if str(path) in str(error):
@@ -62,114 +63,102 @@ def load(
         code = error.code if isinstance(error, WeightsError) else WeightsError.code
         raise WeightsError(f"{path}: {str(error)[:LONGEST]}", code=code) from None
     except (RuntimeError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
-        raise WeightsError(f"{path}: its description makes no valid model ({one_line(error)})") from None
-    model.labels, label_notes = choose_labels(labels, found, model.config.classes, layout.name)
-    notes = (*arrays.notes, *found.notes, *notes, *label_notes)
-    model.preprocessing = preprocessing or found.preprocessing
+        raise WeightsError(f"{path}: its description is not a valid model ({one_line(error)})") from None
+    model.labels, label_notes = choose_labels(labels, spec, model.config.classes, layout.name)
+    notes = (*arrays.notes, *spec.notes, *notes, *label_notes)
+    model.preprocessing = preprocessing or spec.preprocessing
     if not (card or preprocessing) and (view := published_view(origin.source)):
-        model.preprocessing = with_view(found.preprocessing, model.config.image_size, *parse_view(view))
-        notes = (*notes, f"evaluated with the view of its published accuracy, {view}")
+        model.preprocessing = with_view(spec.preprocessing, model.config.image_size, *parse_view(view))
+        notes = (*notes, f"preprocessed as for its published accuracy: view {view}")
     model.task = card.task if card else "classify"
     origin = replace(card.origin if card else origin, format=layout.name, notes=notes)
     model.origin = with_size_note(origin, model.config)
     return model.eval()
 
 
-def own_entries(config: Config) -> list[Entry]:
-    return [Entry(name, (name,), SAME) for name in skeleton(config).state_dict()]
-
-
-OWN = Layout(
-    name="vitkit",
-    recognises=lambda shapes: False,  # by its card alone
-    infer=lambda shapes, hints: Found(ViTConfig()),
-    entries=own_entries,
-    objection=lambda config: "",
-    native=lambda config: config,
-)
-
-
-def understand(arrays: Arrays, card: Card | None, hints: Hints) -> tuple[Layout, dict[str, Source], Found]:
-    """Which layout the arrays are in, where each array lies, and what model they make."""
+def identify(arrays: Arrays, card: Card | None, hints: Hints) -> tuple[Layout, dict[str, Source], ModelSpec]:
+    """The layout of the arrays, the source of each canonical array, and the model that they describe."""
     if card:
-        layout = next((known for known in (OWN, *LAYOUTS) if known.name == card.layout), None)
+        layout = next((known for known in layouts() if known.name == card.layout), None)
         if layout is None:
-            raise WeightsError(f"the file is described as of layout {card.layout!r}, which is unknown")
-        if reason := layout.objection(card.config):
-            raise WeightsError(f"the file is described as of layout {card.layout!r}, but {reason}")
+            raise WeightsError(f"the card of the file names the unknown layout {card.layout!r}")
+        if reason := layout.unsupported(card.config):
+            raise WeightsError(f"the card of the file names the layout {card.layout!r}, but {reason}")
     else:
-        layout = next((known for known in LAYOUTS if known.recognises(arrays.shapes)), None)
+        layout = next((known for known in layouts() if known.recognises(arrays.shapes)), None)
     if layout is None:
         raise WeightsError(
-            f"{len(arrays.shapes)} arrays in no known layout (official, BiT, timm, Hugging Face, "
-            f"torchvision, vitkit); the first: {listed(list(arrays.shapes))}"
+            f"the {len(arrays.shapes)} arrays match no known format ({', '.join(formats())}); "
+            f"the first: {listed(list(arrays.shapes))}"
         )
-    places = layout.tidy(arrays.shapes)
-    if card and not (layout is huggingface.LAYOUT and hints.files):
-        return layout, places, from_card(card, hints)
-    inferred = layout.infer({name: shape_at(arrays, place) for name, place in places.items()}, hints)
-    return layout, places, beside_card(from_card(card, hints), inferred, hints) if card else inferred
+    sources = layout.canonical_names(arrays.shapes)
+    if card and not (layout.json_files and hints.files):
+        return layout, sources, from_card(card, hints)
+    spec = layout.infer({name: source_shape(arrays, source) for name, source in sources.items()}, hints)
+    return layout, sources, with_json_files(from_card(card, hints), spec, hints) if card else spec
 
 
-def from_card(card: Card, hints: Hints) -> Found:
-    """What the card says, with what the caller knows better."""
-    given = {k: v for k in ("heads", "image_size") if (v := getattr(hints, k)) and hasattr(card.config, k)}
-    return Found(replace(card.config, **given), card.preprocessing, card.labels)
+def from_card(card: Card, hints: Hints) -> ModelSpec:
+    """The model of a card, with the caller's hints instead of its fields."""
+    names = ("heads", "image_size")
+    overrides = {k: v for k in names if (v := getattr(hints, k)) and hasattr(card.config, k)}
+    return ModelSpec(replace(card.config, **overrides), card.preprocessing, card.labels)
 
 
-def beside_card(found: Found, inferred: Found, hints: Hints) -> Found:
-    """A folder that vitkit wrote, where the JSON is what other programs read and people edit: it decides."""
+def with_json_files(spec: ModelSpec, inferred: ModelSpec, hints: Hints) -> ModelSpec:
+    """The model of a card, changed as the JSON files say: other programs read those, and people edit them."""
     if "config.json" in hints.files and isinstance(inferred.config, ViTConfig):
-        told = {k: getattr(inferred.config, k) for k in ("heads", "gelu", "norm_eps")}
-        found = replace(found, config=replace(found.config, **told), labels=inferred.labels or found.labels)
+        changes = {k: getattr(inferred.config, k) for k in ("heads", "gelu", "norm_eps")}
+        spec = replace(spec, config=replace(spec.config, **changes), labels=inferred.labels or spec.labels)
     if "preprocessor_config.json" in hints.files:
-        theirs, ours = inferred.preprocessing, found.preprocessing
-        kept = (
-            theirs if theirs.resize == "crop" else ours
-        )  # how the centre is cut may stand in the card alone
-        found = replace(found, preprocessing=replace(theirs, resize=kept.resize, crop=kept.crop))
-    return found
+        # transformers has no field for every central crop, so the card's applies where the JSON has none
+        crop = inferred.preprocessing if inferred.preprocessing.resize == "crop" else spec.preprocessing
+        spec = replace(
+            spec, preprocessing=replace(inferred.preprocessing, resize=crop.resize, crop=crop.crop)
+        )
+    return spec
 
 
-def shape_at(arrays: Arrays, place: Source) -> tuple[int, ...]:
-    shape = arrays.shapes[place.name]
-    return shape if place.layer is None else shape[1:]
+def source_shape(arrays: Arrays, source: Source) -> tuple[int, ...]:
+    shape = arrays.shapes[source.name]
+    return shape if source.layer is None else shape[1:]
 
 
 def assemble(
     arrays: Arrays,
     layout: Layout,
-    places: dict[str, Source],
-    found: Found,
+    sources: dict[str, Source],
+    spec: ModelSpec,
     *,
     allow_missing: tuple[str, ...],
     ignore: tuple[str, ...],
 ) -> tuple[Model, tuple[str, ...]]:
-    """The model with every parameter read, or an error that names all that does not fit."""
-    layers = layer_count(found.config)
-    if 8 * layers > len(places):
+    """The model with every parameter read, or an error that lists everything that does not fit."""
+    layers = layer_count(spec.config)
+    if 8 * layers > len(sources):
         raise WeightsError(
-            f"{layers} layers are declared, but the file has {len(places)} arrays", code="weights.names"
+            f"{layers} layers are declared, but the file has {len(sources)} arrays", code="weights.names"
         )
-    entries = layout.entries(found.config)
-    dropped = (*found.ignored, *ignore)
-    wanted = {name for entry in entries for name in entry.foreign}
-    left_out = [n for n in places if n not in wanted and n.startswith(dropped)]
-    left_over = [n for n in places if n not in wanted and not n.startswith(dropped)]
-    absent = [e for e in entries if any(n not in places for n in e.foreign)]
-    missing = [n for e in absent if not e.own.startswith(allow_missing) for n in e.foreign if n not in places]
-    model = skeleton(found.config)
+    entries = layout.entries(spec.config)
+    skipped_prefixes = (*spec.ignored, *ignore)
+    expected = {name for entry in entries for name in entry.foreign}
+    skipped = [n for n in sources if n not in expected and n.startswith(skipped_prefixes)]
+    unexpected = [n for n in sources if n not in expected and not n.startswith(skipped_prefixes)]
+    incomplete = [e for e in entries if any(n not in sources for n in e.foreign)]
+    required = [e for e in incomplete if not e.own.startswith(allow_missing)]
+    missing = [n for e in required for n in e.foreign if n not in sources]
+    model = skeleton(spec.config)
     shapes = {name: tuple(p.shape) for name, p in model.state_dict().items()}
-    lost = {e.own for e in absent}
-    present = [e for e in entries if e.own not in lost]
-    wrong = [w for e in present if (w := misfit(arrays, places, e, shapes[e.own]))]
-    complain(layout.name, missing, left_over, wrong)
-    tensors = {e.own: read_entry(arrays, places, e) for e in present}
-    notes = [f"left out {len(left_out)} arrays: {listed(left_out)}"] if left_out else []
-    if absent:
-        start = fresh(found.config).state_dict()
-        tensors |= {e.own: start[e.own] for e in absent}
-        notes.append(f"started fresh, not in the file: {listed([e.own for e in absent])}")
+    initialised = [e.own for e in incomplete]
+    present = [e for e in entries if e.own not in set(initialised)]
+    mismatches = [m for e in present if (m := shape_mismatch(arrays, sources, e, shapes[e.own]))]
+    check_arrays(layout.name, missing, unexpected, mismatches)
+    tensors = {e.own: read_entry(arrays, sources, e) for e in present}
+    notes = [f"skipped {len(skipped)} arrays: {listed(skipped)}"] if skipped else []
+    if initialised:
+        start = fresh(spec.config).state_dict()
+        tensors |= {name: start[name] for name in initialised}
+        notes.append(f"initialised, because the file lacks them: {listed(initialised)}")
     assert set(tensors) == set(shapes), "a layout's entries name every parameter"
     model.load_state_dict(tensors, assign=True)
     model.requires_grad_(True)
@@ -177,56 +166,58 @@ def assemble(
 
 
 def layer_count(config: Config) -> int:
-    """Layers and units, each of which has eight arrays or more."""
+    """Encoder layers and residual units, each of which has at least eight arrays."""
     if isinstance(config, ViTConfig):
         return config.depth + (sum(config.stem.blocks) if config.stem else 0)
     return sum(config.blocks)
 
 
-def misfit(arrays: Arrays, places: dict[str, Source], entry: Entry, shape: tuple[int, ...]) -> str:
-    """What is wrong with the shapes of an entry's arrays; tried out on tensors without memory."""
-    found = [shape_at(arrays, places[name]) for name in entry.foreign]
+def shape_mismatch(arrays: Arrays, sources: dict[str, Source], entry: Entry, shape: tuple[int, ...]) -> str:
+    """What is wrong with the shapes of an entry's arrays, computed on the meta device; empty if they fit."""
+    stored = [source_shape(arrays, sources[name]) for name in entry.foreign]
     try:
-        parts = [entry.form.read(torch.empty(s, device="meta")) for s in found]
-        ours = tuple((torch.cat(parts) if len(parts) > 1 else parts[0]).shape)
+        parts = [entry.form.read(torch.empty(s, device="meta")) for s in stored]
+        result = tuple((torch.cat(parts) if len(parts) > 1 else parts[0]).shape)
     except (RuntimeError, IndexError):
-        ours = ()
-    if ours == shape:
+        result = ()
+    if result == shape:
         return ""
-    is_now = found if len(found) > 1 else found[0]
-    return f"{', '.join(entry.foreign)}: found {is_now}, our {entry.own} is {shape}"
+    found = stored if len(stored) > 1 else stored[0]
+    return f"{', '.join(entry.foreign)}: found {found}, our {entry.own} is {shape}"
 
 
-def complain(layout: str, missing: list[str], left_over: list[str], wrong: list[str]) -> None:
-    if not (missing or left_over or wrong):
+def check_arrays(layout: str, missing: list[str], unexpected: list[str], mismatches: list[str]) -> None:
+    """Raise one error with all missing, unexpected and misshapen arrays."""
+    if not (missing or unexpected or mismatches):
         return
-    lines = [f"the arrays do not make the model that they seem to be (layout {layout})"]
+    lines = [f"the arrays do not fit the model (layout {layout})"]
     lines += [f"  missing: {listed(missing)}"] if missing else []
-    lines += [f"  left over: {listed(left_over)}"] if left_over else []
-    lines += [f"  of another shape: {listed(wrong)}"] if wrong else []
+    lines += [f"  unexpected: {listed(unexpected)}"] if unexpected else []
+    lines += [f"  wrong shape: {listed(mismatches)}"] if mismatches else []
     lines += [
         "  to accept this: vitkit convert FILE OUT.safetensors --allow-missing OURS --ignore THEIRS "
         "(load(FILE, allow_missing=, ignore=) in Python)"
     ]
-    raise WeightsError("\n".join(lines), code="weights.names" if missing or left_over else "weights.shape")
+    raise WeightsError("\n".join(lines), code="weights.names" if missing or unexpected else "weights.shape")
 
 
-def read_entry(arrays: Arrays, places: dict[str, Source], entry: Entry) -> Tensor:
-    """One parameter: its arrays read, laid out our way, joined, and found to be finite numbers."""
+def read_entry(arrays: Arrays, sources: dict[str, Source], entry: Entry) -> Tensor:
+    """One parameter from its arrays, which must be finite floating-point numbers."""
     parts = []
     for name in entry.foreign:
-        place = places[name]
-        array = arrays.read(place.name)
-        array = array if place.layer is None else array[place.layer]
+        source = sources[name]
+        array = arrays.read(source.name)
+        array = array if source.layer is None else array[source.layer]
         if array.dtype not in FLOATS:
             raise UntrustedCheckpoint(
-                f"array {place.name!r} holds {array.dtype}, not floating-point numbers", code="weights.values"
+                f"array {source.name!r} has dtype {array.dtype}, not a floating-point one",
+                code="weights.values",
             )
-        array = array.float()  # models compute in float32, whatever the file was written in
+        array = array.float()  # models are float32, whatever the file stores
         if not array.isfinite().all():
             count = int((~array.isfinite()).sum())
             raise UntrustedCheckpoint(
-                f"array {place.name!r} holds {count} values that are not finite numbers in float32",
+                f"array {source.name!r} has {count} values that are not finite in float32",
                 code="weights.values",
             )
         parts.append(entry.form.read(array))
@@ -235,12 +226,12 @@ def read_entry(arrays: Arrays, places: dict[str, Source], entry: Entry) -> Tenso
 
 
 def choose_labels(
-    given: Iterable[str] | None, found: Found, classes: int, layout: str
+    labels: Iterable[str] | None, spec: ModelSpec, classes: int, layout: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names for the classes: those given, those of the file, or ImageNet's for 1000 outputs."""
-    names = tuple(given) if given is not None else found.labels
+    """The caller's labels, the file's, or ImageNet's for 1000 outputs; with notes."""
+    names = tuple(labels) if labels is not None else spec.labels
     if names and len(names) != classes:
         raise WeightsError(f"there are {len(names)} labels for {classes} classes", code="data.labels")
-    if names or layout == "vitkit" or classes != 1000:
+    if names or layout == OWN.name or classes != 1000:
         return names, ()
-    return imagenet_labels(), ("1000 outputs: taken to be ImageNet's classes (labels= says otherwise)",)
+    return imagenet_labels(), ("1000 outputs: assumed to be the ImageNet classes (labels= overrides this)",)

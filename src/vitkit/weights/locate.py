@@ -1,7 +1,7 @@
-"""Where a model lies: a file, a run folder, a Hugging Face folder or a published name; and its files.
+"""Find the files of a model: a file, a run folder, a Hugging Face folder or a published name.
 
-A vitkit card in the weights describes the whole model. Where there is none, config.json and
-preprocessor_config.json beside the weights do, whether the folder was given or the file in it.
+A vitkit card in the weights describes the whole model. Without one, config.json and preprocessor_config.json
+in the same folder do, for a path to the folder and for a path to the weights in it.
 """
 
 import json
@@ -15,14 +15,14 @@ from vitkit.weights.published import PUBLISHED, check_known, fetch, unknown
 from vitkit.weights.untrusted import Arrays, MalformedFile, UntrustedCheckpoint, listed, open_arrays
 
 INDEX = ".index.json"
-WEIGHTS = (  # of a folder, in the order of transformers
+WEIGHTS = (  # in a folder; the first that exists is read, as in transformers
     "model.safetensors",
     f"model.safetensors{INDEX}",
     "pytorch_model.bin",
     f"pytorch_model.bin{INDEX}",
 )
 SIDE_FILES = ("config.json", "preprocessor_config.json")
-RECIPE = "recipe.json"  # marks a run folder
+RECIPE = "recipe.json"  # every run folder has one
 EXPORTED = (".onnx", ".xml", ".pt2")  # what vitkit export writes
 LARGEST_JSON = 4 * 2**20  # bytes
 
@@ -40,47 +40,48 @@ def locate(source: str | Path) -> tuple[Path, Origin]:
 
 
 def check_place(source: str | Path) -> None:
-    """Refuse what is no model before anything is done: nothing is fetched, and no array is read."""
+    """Refuse what is not a model, without downloading anything or reading arrays."""
     check_known(str(source))
     if Path(source).exists():
         weight_file(Path(source))
 
 
 def is_exported(place: object) -> bool:
-    """Whether a place is a file for another runtime, which holds a graph and no arrays that we read."""
+    """Whether a path is a file for another runtime, which has a graph and no arrays that we can read."""
     return isinstance(place, str | os.PathLike) and Path(place).suffix.lower() in EXPORTED
 
 
 def weight_file(path: Path) -> Path:
-    """The weights of a folder, or the index of their shards; a file is its own."""
+    """The weight file or the shard index in a folder; a file is returned as it is."""
     if is_exported(path) and path.is_file():
         raise WeightsError(
-            f"{path}: a file that vitkit export writes, for other runtimes; vitkit predict takes .onnx and "
-            ".xml, and everything else needs the model it was made of: a run folder or a model file"
+            f"{path}: a file of vitkit export, for other runtimes; vitkit predict takes .onnx and .xml, "
+            "all other commands need the original model: a run folder or a model file"
         )
     if not path.is_dir():
         return path
     if (path / ".metadata").exists():
         raise UntrustedCheckpoint(
-            f"{path}: a distributed checkpoint, which can run code; load it where it was made, then save it"
+            f"{path}: a distributed checkpoint, which can run code; load it with the program that wrote it "
+            "and save the weights as safetensors"
         )
     run = (path / RECIPE).exists()
     for name in WEIGHTS:
         if (path / name).exists():
-            return path / name if run else inside(path, name)  # in a run folder of one's own a link may do
+            return path / name if run else inside(path, name)  # links are allowed in a run folder
     if run:
         raise WeightsError(
-            f"{path}: a run folder without {WEIGHTS[0]}: its training is not finished; "
+            f"{path}: a run folder without {WEIGHTS[0]}: the training is not finished; "
             "run the same command again to resume it",
             code="weights.not-found",
         )
     raise WeightsError(
-        f"{path}: the folder holds no model: none of {', '.join(WEIGHTS)}", code="weights.not-found"
+        f"{path}: no model in this folder: none of {', '.join(WEIGHTS)}", code="weights.not-found"
     )
 
 
 def open_weights(path: Path) -> Arrays:
-    """The arrays behind a path, of all shards where there are several."""
+    """The arrays of a model, from all its shards."""
     weights = weight_file(path)
     if weights.name.endswith(INDEX):
         return open_shards(weights.parent, read_json(weights.parent, weights.name))
@@ -88,7 +89,7 @@ def open_weights(path: Path) -> Arrays:
 
 
 def side_files(path: Path) -> dict[str, Any]:
-    """The JSON beside the weights of a Hugging Face folder, given as a folder or by its weights."""
+    """The JSON files of a Hugging Face folder, for a path to the folder or to its weights."""
     if not path.is_dir() and path.name not in WEIGHTS:
         return {}
     folder = path if path.is_dir() else path.parent
@@ -96,7 +97,7 @@ def side_files(path: Path) -> dict[str, Any]:
 
 
 def model_files(place: str | Path) -> list[Path]:
-    """The files that loading a place reads, as far as they are there; none for a published name."""
+    """The existing files that loading this path reads; none for a published name."""
     path = Path(place)
     if not str(place) or not path.exists():
         return []
@@ -117,26 +118,26 @@ def run_model(place: str | Path) -> Path | None:
 
 
 def open_shards(folder: Path, index: dict[str, Any]) -> Arrays:
-    where = index.get("weight_map")
-    if not isinstance(where, dict) or not all(isinstance(shard, str) for shard in where.values()):
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(s, str) for s in weight_map.values()):
         raise MalformedFile(f"{folder}: the index has no table weight_map")
-    shards = {name: open_arrays(inside(folder, name)) for name in sorted(set(where.values()))}
-    lost = [name for name, shard in where.items() if name not in shards[shard].shapes]
-    if lost:
+    shards = {name: open_arrays(inside(folder, name)) for name in sorted(set(weight_map.values()))}
+    missing = [name for name, shard in weight_map.items() if name not in shards[shard].shapes]
+    if missing:
         raise WeightsError(
-            f"{folder}: the index names arrays that its shards lack: {listed(lost)}", code="weights.names"
+            f"{folder}: the index lists arrays that its shards lack: {listed(missing)}", code="weights.names"
         )
-    shapes = {name: shards[shard].shapes[name] for name, shard in where.items()}
-    return Arrays(shapes, lambda name: shards[where[name]].read(name))
+    shapes = {name: shards[shard].shapes[name] for name, shard in weight_map.items()}
+    return Arrays(shapes, lambda name: shards[weight_map[name]].read(name))
 
 
 def inside(folder: Path, name: str) -> Path:
-    """A file of a folder, refused when its name or a link leads elsewhere (but for a hub's own blobs)."""
+    """A file in a folder; names and links that leave it are refused, except into the blobs of a hub cache."""
     root = folder.resolve()
     roots = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
-    plain = name.isprintable() and Path(name).name == name
-    if not plain or not any((root / name).resolve().is_relative_to(r) for r in roots):
-        raise UntrustedCheckpoint(f"{folder}: {name!r} points outside of the folder")
+    is_file_name = name.isprintable() and Path(name).name == name
+    if not is_file_name or not any((root / name).resolve().is_relative_to(r) for r in roots):
+        raise UntrustedCheckpoint(f"{folder}: {name!r} points outside the folder")
     return root / name
 
 
@@ -144,7 +145,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     try:
         path = inside(folder, name)
         if not path.is_file() or path.stat().st_size > LARGEST_JSON:
-            raise UntrustedCheckpoint(f"{folder / name}: missing, or larger than any real one")
+            raise UntrustedCheckpoint(f"{folder / name}: missing, or larger than {LARGEST_JSON // 2**20} MiB")
         content = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError, OSError) as error:
         if isinstance(error, UntrustedCheckpoint):

@@ -1,10 +1,10 @@
-"""The published checkpoints: name, address, licence, accuracy; downloaded, verified and cached."""
+"""The published checkpoints (name, address, licence, accuracy), and their download into the cache."""
 
 import difflib
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,29 +14,29 @@ from vitkit.io.cache import cache_folder
 from vitkit.io.files import sha256
 from vitkit.io.http import NetworkError, Progress
 
-TRIES = 5  # without a byte of progress between them
-LIMIT = 64 * 2**30  # bytes of a file
+TRIES = 5  # in a row without a byte of progress
+LIMIT = 64 * 2**30  # bytes per file
 OFFLINE = (
-    "Offline? Download that address on another machine and give the file's path instead of the name "
+    "Offline? Download this address on another machine and give the path of the file instead of the name "
     "(--weights FILE for training)"
 )
 
 
 class DownloadError(WeightsError):
-    """A file could not be fetched; what arrived is kept, and the next try goes on from there."""
+    """A file could not be downloaded; the next attempt continues where this one stopped."""
 
     code = "network.unreachable"
 
 
 def download(address: str, path: Path, *, progress: Progress | None = None) -> str:
-    """Have the file at `path`, and return its SHA-256."""
+    """Download a file unless it exists already, and return its SHA-256."""
     recorded = path.with_name(path.name + ".sha256")
     if path.exists():
         return check_recorded(path, recorded)
     check_reachable(address)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    with explained(), bar(path.name) if progress is None else given(progress) as report:
+    with download_errors(), progress_bar(path.name) if progress is None else nullcontext(progress) as report:
         http.download(address, partial, limit=LIMIT, progress=report, tries=TRIES)
     digest = sha256(partial)
     recorded.write_text(digest + "\n")
@@ -45,26 +45,26 @@ def download(address: str, path: Path, *, progress: Progress | None = None) -> s
 
 
 def check_recorded(path: Path, recorded: Path) -> str:
-    """The SHA-256 of a file that was fetched before; an error where it is not the recorded one."""
+    """The SHA-256 of a cached file; an error if it differs from the recorded one."""
     if not recorded.exists():
-        why = f"{path} lacks its checksum {recorded.name}"
-        raise DownloadError(f"{why}; delete it to fetch it again", code="file.unreadable")
+        message = f"{path} has no checksum file {recorded.name}; delete it to download it again"
+        raise DownloadError(message, code="file.unreadable")
     digest = sha256(path)
     if digest != recorded.read_text().strip():
-        why = f"{path} has changed since it was fetched"
-        raise DownloadError(f"{why}; delete it to fetch it again", code="file.unreadable")
+        message = f"{path} has changed since it was downloaded; delete it to download it again"
+        raise DownloadError(message, code="file.unreadable")
     return digest
 
 
 def check_reachable(address: str) -> None:
-    """Refuse an address whose server cannot be reached, within seconds, with what to do instead."""
-    with explained():
+    """Raise an error within seconds if the server cannot be reached."""
+    with download_errors():
         http.check_reachable(address)
 
 
 @contextmanager
-def explained() -> Iterator[None]:
-    """Inside, errors of the network are errors of weights, and say what to do without one."""
+def download_errors() -> Iterator[None]:
+    """Turn network errors into a DownloadError that says what to do offline."""
     try:
         yield
     except NetworkError as error:
@@ -74,13 +74,7 @@ def explained() -> Iterator[None]:
 
 
 @contextmanager
-def given(progress: Progress) -> Iterator[Progress]:
-    """A caller's own progress function."""
-    yield progress
-
-
-@contextmanager
-def bar(name: str) -> Iterator[Progress]:
+def progress_bar(name: str) -> Iterator[Progress]:
     """A progress bar on standard error."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -89,16 +83,16 @@ def bar(name: str) -> Iterator[Progress]:
     columns = (
         "{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
     )  # fmt: skip
-    with Bar(*columns, console=Console(stderr=True)) as shown:
-        task = shown.add_task(f"fetching {name}", total=None)
-        yield lambda done, total: shown.update(task, completed=done, total=total)
+    with Bar(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(f"downloading {name}", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 VIT = "https://storage.googleapis.com/vit_models"
 BIT = "https://storage.googleapis.com/bit_models"
 LICENCE = "Apache-2.0"
-BEFORE = {224: "centre:256", 384: "centre:448"}  # how big_vision evaluates AugReg's models of these sizes
-AUGREG = re.compile(  # the names of AugReg's 50,000 files
+AUGREG_VIEWS = {224: "centre:256", 384: "centre:448"}  # image size -> view, as big_vision evaluates AugReg
+AUGREG = re.compile(  # file names of the 50,000 AugReg checkpoints
     r"\w+-i(?:1k|21k)-\d+ep-lr_[\d.]+-aug_\w+-wd_[\d.]+-do_[\d.]+-sd_[\d.]+"
     r"(?:--\w+-steps_\w+-lr_[\d.]+-res_(\d+))?\.npz"
 )
@@ -111,16 +105,16 @@ class Weight:
     name: str
     model: str
     address: str
-    megabytes: float | None  # MiB, as listed by its publishers
+    megabytes: float | None  # MiB, as published
     pixels: int
     trained_on: str
-    top1: float | None = None  # ImageNet top-1 in per cent, as its publishers state
-    view: str = "squash"  # of the images in that evaluation; "centre:N": shorter side to N, then the centre
+    top1: float | None = None  # ImageNet top-1 in per cent, as published
+    view: str = "squash"  # preprocessing of that evaluation; "centre:N" resizes the shorter side to N first
     licence: str = LICENCE
 
 
 def original() -> Iterator[Weight]:
-    """The paper's own models: pre-trained on ImageNet-21k, and fine-tuned on ImageNet."""
+    """The models of the paper: pre-trained on ImageNet-21k, and fine-tuned on ImageNet."""
     pretrained = {
         "ViT-B/16": 393.69, "ViT-B/32": 400.01, "ViT-B/8": 393.72, "ViT-L/16": 1249.0, "ViT-L/32": 1260.0,
         "ViT-H/14": 2519.0, "R26+ViT-B/32": 450.23, "R50+ViT-B/16": 439.85, "R50+ViT-L/32": 1341.0,
@@ -128,7 +122,7 @@ def original() -> Iterator[Weight]:
     for model, size in pretrained.items():
         file = model.replace("/", "_")
         yield Weight(f"{model}.i21k", model, f"{VIT}/imagenet21k/{file}.npz", size, 224, "ImageNet-21k")
-    finetuned = {  # model, pixels, ending of the file: MiB, top-1
+    finetuned = {  # (model, pixels, suffix of the file name): (MiB, top-1)
         ("ViT-B/16", 384, ""): (331.4, 84.53), ("ViT-B/32", 384, ""): (336.89, 81.66),
         ("ViT-L/16", 384, ""): (1167.0, 85.05), ("ViT-L/32", 384, ""): (1167.0, 81.89),
         ("R50+ViT-B/16", 384, ""): (377.57, 85.08), ("ViT-B/16", 224, "-224"): (330.29, 81.2),
@@ -143,7 +137,7 @@ def original() -> Iterator[Weight]:
 
 def augreg() -> Iterator[Weight]:
     """AugReg's recommended checkpoints (Steiner et al.): pre-trained, and fine-tuned at 384 pixels."""
-    rows = {  # model: middle of the file's name, MiB, fine-tuning rate, top-1 at 384
+    rows = {  # model: middle of the file name, MiB, learning rate of fine-tuning, top-1 at 384
         "ViT-L/16": ("aug_strong1-wd_0.1-do_0.0-sd_0.0", 1243, "0.01", 85.59),
         "ViT-B/16": ("aug_medium1-wd_0.1-do_0.0-sd_0.0", 391, "0.03", 85.49),
         "ViT-S/16": ("aug_light1-wd_0.03-do_0.0-sd_0.0", 115, "0.03", 83.73),
@@ -159,16 +153,17 @@ def augreg() -> Iterator[Weight]:
         short = model.replace("ViT-", "").replace("/", "_").replace("+", "_")
         stem = f"{VIT}/augreg/{short}-i21k-300ep-lr_0.001-{middle}"
         yield Weight(
-            f"{model}.augreg-i21k", model, f"{stem}.npz", size, 224, "ImageNet-21k", view=BEFORE[224]
+            f"{model}.augreg-i21k", model, f"{stem}.npz", size, 224, "ImageNet-21k", view=AUGREG_VIEWS[224]
         )
         pixels = 224 if model == "ViT-B/8" else 384
         address = f"{stem}--imagenet2012-steps_20k-lr_{rate}-res_{pixels}.npz"
         name = f"{model}.augreg-i21k-i1k-{pixels}"
-        yield Weight(name, model, address, None, pixels, "ImageNet-21k, ImageNet", top1, view=BEFORE[pixels])
+        view = AUGREG_VIEWS[pixels]
+        yield Weight(name, model, address, None, pixels, "ImageNet-21k, ImageNet", top1, view=view)
 
 
 def bit() -> Iterator[Weight]:
-    """BiT's ResNets: S pre-trained on ImageNet, M on ImageNet-21k, and M fine-tuned on ImageNet."""
+    """The BiT ResNets: S pre-trained on ImageNet, M on ImageNet-21k, and M fine-tuned on ImageNet."""
     tuned_top1 = {"R50x1": 80.68, "R152x2": 85.15}
     for shape in ("R50x1", "R50x3", "R101x1", "R101x3", "R152x2", "R152x4"):
         model = f"BiT-{shape}"
@@ -181,14 +176,14 @@ def bit() -> Iterator[Weight]:
 PUBLISHED: dict[str, Weight] = {w.name: w for family in (original, augreg, bit) for w in family()}
 
 
-def kept_at(weight: Weight, cache: Path | None = None) -> Path:
-    """Where the file of a published checkpoint is kept once it was fetched."""
+def cache_path(weight: Weight, cache: Path | None = None) -> Path:
+    """The path of a published checkpoint in the cache, downloaded or not."""
     return (cache or cache_folder()) / f"{weight.name.replace('/', '_')}.npz"
 
 
 def fetch(weight: Weight, cache: Path | None = None) -> tuple[Path, str]:
-    """The file on this machine, downloaded the first time and checked every time, and its SHA-256."""
-    path = kept_at(weight, cache)
+    """The cached file and its SHA-256; downloaded the first time, verified every time."""
+    path = cache_path(weight, cache)
     try:
         return path, download(weight.address, path)
     except DownloadError as error:
@@ -196,21 +191,21 @@ def fetch(weight: Weight, cache: Path | None = None) -> tuple[Path, str]:
 
 
 def published_view(source: str) -> str:
-    """The view of a file's published evaluation, by its address or its name there; empty if it has none."""
+    """The view of a checkpoint's published evaluation, by address or file name; empty if unknown."""
     name = source.rpartition("/")[2]
-    if found := AUGREG.fullmatch(name):
-        return BEFORE.get(int(found[1] or 224), "")
+    if match := AUGREG.fullmatch(name):
+        return AUGREG_VIEWS.get(int(match[1] or 224), "")
     return next((w.view for w in PUBLISHED.values() if w.address.endswith(f"/{name}")), "")
 
 
 def near_names(name: str) -> list[str]:
-    """Published names that a mistyped one may mean."""
-    starts = [known for known in PUBLISHED if known.startswith(f"{name}.")]
-    return starts[:4] or difflib.get_close_matches(name, PUBLISHED, 3, 0.7)
+    """Published names that are similar to an unknown one."""
+    prefixed = [known for known in PUBLISHED if known.startswith(f"{name}.")]
+    return prefixed[:4] or difflib.get_close_matches(name, PUBLISHED, 3, 0.7)
 
 
 def unknown(source: str) -> WeightsError:
-    """The error of a name that is neither a path nor published."""
+    """The error for a name that is neither a path nor published."""
     near = near_names(source)
     hint = (
         f"; did you mean {' or '.join(near)}?" if near else "; vitkit list weights shows the published names"
@@ -219,16 +214,16 @@ def unknown(source: str) -> WeightsError:
 
 
 def check_known(source: str) -> None:
-    """Refuse what is no path and no published name; nothing is fetched and no torch is imported."""
+    """Refuse what is neither a path nor a published name, without a download and without torch."""
     if not Path(source).exists() and source not in PUBLISHED:
         raise unknown(source)
 
 
 def check_obtainable(source: str) -> None:
-    """The same, and refuse a published name that is neither kept here nor within reach."""
+    """As check_known, and refuse a published name that is neither cached nor reachable."""
     check_known(source)
     weight = None if Path(source).exists() else PUBLISHED[source]
-    if weight and not kept_at(weight).exists():
+    if weight and not cache_path(weight).exists():
         try:
             check_reachable(weight.address)
         except DownloadError as error:

@@ -1,4 +1,4 @@
-"""Save a model in any layout; the file appears whole or not at all."""
+"""Save a model in any weight format; a file is complete or not there at all."""
 
 import errno
 import json
@@ -15,30 +15,21 @@ from torch import Tensor
 
 from vitkit.errors import WeightsError
 from vitkit.io.files import replace_file
-from vitkit.models.resnet import ResNetConfig
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViTConfig
 from vitkit.weights.card import card_of, to_json
-from vitkit.weights.formats import bit, huggingface, official, timm, torchvision
+from vitkit.weights.formats import formats
 from vitkit.weights.formats.layout import Hints, Layout
-from vitkit.weights.load import OWN
+from vitkit.weights.formats.vitkit import LAYOUT as OWN
 
-FORMATS = ("vitkit", "official", "timm", "hf", "torchvision")
-CONTAINERS = {  # format -> endings that it is written with
-    "vitkit": (".safetensors",),
-    "official": (".npz",),
-    "timm": (".safetensors", ".pth", ".pt", ".bin"),
-    "torchvision": (".pth", ".pt", ".bin", ".safetensors"),
-    "hf": ("",),
-}
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-COMMENT_LIMIT = 65_535  # bytes of a zip file's comment, where an .npz carries its card
+COMMENT_LIMIT = 65_535  # bytes of a zip comment, where an .npz stores its card
 
 
 def save(model: Model, path: str | Path, format: str | None = None) -> tuple[str, ...]:
-    """Write a model; the format follows from the name (.safetensors, .npz, a folder) unless given.
+    """Write a model; without `format` the name decides (.safetensors, .npz, a folder).
 
-    Returns notes: what the format cannot hold, or what its library computes differently.
+    Returns notes: what the format cannot store, or what its library computes differently.
     """
     path = Path(path)
     format = format or format_of(path)
@@ -46,68 +37,63 @@ def save(model: Model, path: str | Path, format: str | None = None) -> tuple[str
     notes = [*differences(model.config, layout), *lost_in_arrays(model, layout, path)]
     card = to_json(card_of(model, layout.name))
     with writable(path):
-        if format == "hf":
+        if not path.suffix:
             save_folder(model, path, layout)
         elif path.suffix == ".npz":
             if len(card.encode()) > COMMENT_LIMIT:
                 card = ""
-                notes.append("an .npz has no room for so many labels and what else is not an array")
+                notes.append("too many labels for the comment of an .npz: it has arrays only, without a card")
             replace_file(path, lambda temporary: write_npz(temporary, model, layout, card))
         elif path.suffix == ".safetensors":
             arrays = {name: tensor.contiguous() for name, tensor in foreign_arrays(model, layout)}
-            metadata = {"vitkit": card}  # one key alone: the order of several is not the same every time
+            metadata = {"vitkit": card}  # one key: safetensors writes several in random order
             replace_file(path, lambda temporary: safetensors.torch.save_file(arrays, temporary, metadata))
         else:
-            notes.append(f"a {path.suffix} file holds arrays alone: no labels, preprocessing or numerics")
+            notes.append(f"a {path.suffix} file stores arrays only: no labels, preprocessing or numerics")
             arrays = {name: tensor.clone() for name, tensor in foreign_arrays(model, layout)}
             replace_file(path, lambda temporary: torch.save(arrays, temporary))
     return tuple(notes)
 
 
 def format_of(path: Path) -> str:
-    by_name = {".safetensors": "vitkit", ".npz": "official", "": "hf"}
-    if path.suffix in by_name:
-        return by_name[path.suffix]
-    why = f"{path.name}: the format does not follow from the name; give format=, one of {', '.join(FORMATS)}"
-    raise WeightsError(why, code="request.missing")
+    """The format that a file name selects."""
+    for name, format in formats().items():
+        if path.suffix == format.default_ending:
+            return name
+    message = f"{path.name}: the name does not select a format; give format=, one of {', '.join(formats())}"
+    raise WeightsError(message, code="request.missing")
 
 
 def layout_for(config: Config, format: str, path: Path) -> Layout:
-    """The layout of a format for this model, or the reason why there is none."""
-    if format not in FORMATS:
-        raise WeightsError(f"no format {format!r}; known: {', '.join(FORMATS)}", code="request.unknown")
-    if path.suffix not in CONTAINERS[format]:
-        endings = ", ".join(CONTAINERS[format]) or "a folder: a name without an ending"
-        raise WeightsError(f"{path.name}: format {format} is written to {endings}", code="request.conflict")
-    resnet = isinstance(config, ResNetConfig)
-    authors = bit.BIG_VISION if getattr(config, "root_padding", "") == "-inf" else bit.OFFICIAL
-    layout = {
-        "vitkit": OWN,
-        "official": authors if resnet else official.LAYOUT,  # of the code that computes as the model does
-        "timm": bit.TIMM if resnet else timm.LAYOUT,
-        "hf": huggingface.LAYOUT,
-        "torchvision": torchvision.LAYOUT,
-    }[format]
-    if reason := layout.objection(config):
+    """The layout of a format for this model, or an error if the format cannot store it."""
+    if format not in (known := formats()):
+        raise WeightsError(f"no format {format!r}; known: {', '.join(known)}", code="request.unknown")
+    endings = known[format].endings
+    if path.suffix not in endings:
+        expected = ", ".join(ending or "a folder: a name without an ending" for ending in endings)
+        raise WeightsError(f"{path.name}: format {format} is written to {expected}", code="request.conflict")
+    layout = known[format].layout_for(config)
+    if reason := layout.unsupported(config):
         raise WeightsError(f"cannot save as {format}: {reason}", code="weights.unsupported")
     return layout
 
 
 def differences(config: Config, layout: Layout) -> Iterator[str]:
-    """Where the layout's own library computes otherwise than the model does."""
+    """Notes on fields that the layout's library computes differently."""
     ours, theirs = flat(config), flat(layout.native(config))
     for field in ours:
         if ours[field] != theirs[field]:
-            hint = "; give it act_layer='gelu_tanh'" if (layout.name, field) == ("timm", "gelu") else ""
+            hint = f"; {layout.remedies[field]}" if field in layout.remedies else ""
             yield f"{layout.name} code computes with {field}={theirs[field]}, this model {ours[field]}{hint}"
 
 
 def lost_in_arrays(model: Model, layout: Layout, path: Path) -> Iterator[str]:
-    """What a reader of the arrays alone cannot know, and would guess wrongly."""
+    """Notes on fields that a reader of the arrays alone would guess wrongly."""
     config = model.config
-    if layout.name in ("vitkit", "hf") or not isinstance(config, ViTConfig):
+    if layout.name == OWN.name or layout.json_files or not isinstance(config, ViTConfig):
         return
-    shapes = {name: tuple(tensor.shape) for name, tensor in foreign_arrays(model, layout)}
+    written = {name: tuple(tensor.shape) for name, tensor in foreign_arrays(model, layout)}
+    shapes = {name: written[source.name] for name, source in layout.canonical_names(written).items()}
     for field, flag, theirs in (
         ("heads", "--heads", "num_heads"),
         ("image_size", "--image-size", "img_size"),
@@ -119,33 +105,33 @@ def lost_in_arrays(model: Model, layout: Layout, path: Path) -> Iterator[str]:
             guess = None
         if guess == (value := getattr(config, field)):
             continue
-        shown, other = (str(n).strip("()").replace(", ", "x") for n in (value, guess or "nothing"))
-        back = f"for vitkit, vitkit convert FILE OUT.safetensors {flag} {shown}"
+        actual, guessed = (str(n).strip("()").replace(", ", "x") for n in (value, guess or "nothing"))
+        for_vitkit = f"for vitkit, vitkit convert FILE OUT.safetensors {flag} {actual}"
         if path.suffix in (".safetensors", ".npz"):
-            back = "vitkit reads it from the file's metadata"
+            for_vitkit = "vitkit reads it from the file's metadata"
         yield (
-            f"the arrays do not hold {field}={shown}, and a reader would guess {other}: give {layout.name} "
-            f"{theirs}={shown}; {back}"
+            f"the arrays do not store {field}={actual}, and a reader would guess {guessed}: give "
+            f"{layout.name} {theirs}={actual}; {for_vitkit}"
         )
 
 
 def flat(config: Config) -> dict[str, Any]:
-    """The fields of a configuration, those of its stem among them."""
-    told = asdict(config)
-    return told | {f"stem.{name}": value for name, value in (told.pop("stem", None) or {}).items()}
+    """The fields of a configuration; those of its stem as stem.NAME."""
+    fields = asdict(config)
+    return fields | {f"stem.{name}": value for name, value in (fields.pop("stem", None) or {}).items()}
 
 
 def foreign_arrays(model: Model, layout: Layout) -> Iterator[tuple[str, Tensor]]:
-    """Every array under the layout's name and in its form."""
+    """Every array with its name and shape in the layout."""
     state = model.state_dict()
     for entry in layout.entries(model.config):
         parts = state[entry.own].detach().cpu().chunk(len(entry.foreign))
         for name, part in zip(entry.foreign, parts, strict=True):
-            yield name, entry.form.write(part)
+            yield layout.written_name(name, model.config), entry.form.write(part)
 
 
 def write_npz(path: Path, model: Model, layout: Layout, card: str) -> None:
-    """Like numpy.savez, one array in memory at a time, the same bytes for the same model."""
+    """Like numpy.savez, but with one array in memory at a time and the same bytes for the same model."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, tensor in foreign_arrays(model, layout):
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as file:
@@ -154,21 +140,16 @@ def write_npz(path: Path, model: Model, layout: Layout, card: str) -> None:
 
 
 def save_folder(model: Model, folder: Path, layout: Layout) -> None:
-    """A Hugging Face folder: the weights and the two JSON files that transformers reads."""
+    """A folder of safetensors and, if the layout has them, the JSON files of its library."""
     folder.mkdir(parents=True, exist_ok=True)
-    arrays = {
-        huggingface.prefixed(name, model.config): tensor.contiguous()
-        for name, tensor in foreign_arrays(model, layout)
-    }
+    arrays = {name: tensor.contiguous() for name, tensor in foreign_arrays(model, layout)}
     metadata = {"format": "pt", "vitkit": to_json(card_of(model, layout.name))}
     replace_file(
         folder / "model.safetensors",
         lambda temporary: safetensors.torch.save_file(arrays, temporary, metadata),
     )
-    write_json(
-        folder / "preprocessor_config.json", huggingface.preprocessor_json(model.config, model.preprocessing)
-    )
-    write_json(folder / "config.json", huggingface.config_json(model.config, model.labels))
+    for name, content in (layout.json_files(model) if layout.json_files else {}).items():
+        write_json(folder / name, content)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -177,19 +158,19 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 class writable:
-    """Turns the failures of writing into one error that names the file; nothing old is lost."""
+    """A context manager that turns write failures into one error with the path; the old file stays."""
 
     def __init__(self, path: Path):
         self.path = path
 
     def __enter__(self) -> None:
         if self.path.suffix and not self.path.parent.is_dir():
-            why = f"cannot write {self.path}: no folder {self.path.parent}"
-            raise WeightsError(why, code="file.not-found")
+            message = f"cannot write {self.path}: no folder {self.path.parent}"
+            raise WeightsError(message, code="file.not-found")
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, OSError | safetensors.SafetensorError | RuntimeError):
             reason = getattr(error, "strerror", None) or error
-            why = f"cannot write {self.path}: {reason}; what was there before is untouched"
+            message = f"cannot write {self.path}: {reason}; the old file is unchanged"
             full = getattr(error, "errno", 0) in FULL
-            raise WeightsError(why, code="disk.full" if full else "file.not-writable") from None
+            raise WeightsError(message, code="disk.full" if full else "file.not-writable") from None

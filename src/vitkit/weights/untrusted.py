@@ -1,4 +1,4 @@
-"""Weight files as untrusted data: named arrays out of .safetensors, .npz and .pt, with nothing run."""
+"""Read the arrays of untrusted .safetensors, .npz and .pt files without running any code in them."""
 
 import argparse
 import json
@@ -22,49 +22,49 @@ from vitkit.errors import WeightsError
 
 MAX_DIRECTORY = 4 * 2**20  # bytes
 MAX_PICKLE = 2**20  # bytes
-MAX_UNFOLDED = 10**7  # objects in a pickle, those that it shares counted anew each time
+MAX_UNFOLDED = 10**7  # objects in a pickle; a shared object counts every time it is used
 STORAGES = ("Float", "Half", "BFloat16", "Double", "Long", "Int", "Short", "Char", "Byte", "Bool")
-SAFE_GLOBALS = {  # all that a pickle of plain tensors and training options names
+SAFE_GLOBALS = {  # all names in a pickle of tensors and training options
     "collections OrderedDict", "collections Counter", "argparse Namespace", "torch Size", "torch device",
     "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter",
     *(f"torch {kind}Storage" for kind in STORAGES),
 }  # fmt: skip
 
 
-def directory_objection(path: Path, size: int) -> str:
-    """Why a zip file is not read: its one directory must end where its end record begins.
+def zip_directory_error(path: Path, size: int) -> str:
+    """What is wrong with a zip directory, which must end where the end record begins; empty if nothing is.
 
-    Of two directories, one library believes the first and another the second.
+    In a file with two directories, one library would read the first and another the second.
     """
     with path.open("rb") as file:
         file.seek(max(0, size - 22 - 76 - 2**16))
         tail = file.read()
-    at = tail.rfind(b"PK\5\6")
-    if at < 0 or at + 22 > len(tail):
-        return "a zip file without its end; cut off?"
-    stop = size - len(tail) + at
-    length, start, comment = struct.unpack("<12x2LH", tail[at : at + 22])
-    whole = stop + 22 + comment == size
-    if at >= 76 and tail[at - 20 : at - 16] == b"PK\6\7":  # sizes above 4 GB have a record of their own
+    record = tail.rfind(b"PK\5\6")  # the end record
+    if record < 0 or record + 22 > len(tail):
+        return "a zip file without its end record; truncated?"
+    stop = size - len(tail) + record
+    length, start, comment = struct.unpack("<12x2LH", tail[record : record + 22])
+    complete = stop + 22 + comment == size
+    if record >= 76 and tail[record - 20 : record - 16] == b"PK\6\7":  # zip64: sizes above 4 GB
         stop -= 76
-        length, start = struct.unpack("<40x2Q", tail[at - 76 : at - 20])
-        whole = whole and struct.unpack("<8xQ4x", tail[at - 20 : at]) == (stop,)
-    if not whole or start + length != stop:
-        return "its zip directory is cut off or not where it should be"
-    return "its zip directory is larger than any real one" if length > MAX_DIRECTORY else ""
+        length, start = struct.unpack("<40x2Q", tail[record - 76 : record - 20])
+        complete = complete and struct.unpack("<8xQ4x", tail[record - 20 : record]) == (stop,)
+    if not complete or start + length != stop:
+        return "its zip directory is truncated or in the wrong place"
+    return f"its zip directory is larger than {MAX_DIRECTORY // 2**20} MiB" if length > MAX_DIRECTORY else ""
 
 
-def pickle_objection(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> str:
-    """Why a pickle is not read: it names more than plain tensors need, or unfolds without end."""
+def pickle_error(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> str:
+    """Why a pickle is refused: it imports more than tensors need, or expands too far; empty if it is safe."""
     if member.file_size > MAX_PICKLE:
-        return f"{member.filename} is larger than any real one"
-    stack: list[int] = []  # how many objects each object is
+        return f"{member.filename} is larger than {MAX_PICKLE // 2**20} MiB"
+    stack: list[int] = []  # the number of objects in each object
     marks: list[int] = []
     memo: dict[Any, int] = {}
     for op, arg, _ in pickletools.genops(archive.read(member)):
-        names = "GLOBAL" in op.name or op.name in ("INST", "OBJ", "EXT1", "EXT2", "EXT4")
-        if names and arg not in SAFE_GLOBALS:
-            return f"its pickle asks for {str(arg)[:80]!r}, which no weights need; it may run code"
+        imports = "GLOBAL" in op.name or op.name in ("INST", "OBJ", "EXT1", "EXT2", "EXT4")
+        if imports and arg not in SAFE_GLOBALS:
+            return f"its pickle imports {str(arg)[:80]!r}, which weights do not need; it may run code"
         if "PUT" in op.name:
             memo[arg] = stack[-1]
         elif "GET" in op.name:
@@ -72,21 +72,21 @@ def pickle_objection(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> str:
         elif op.name == "MARK":
             marks.append(len(stack))
         else:
-            taken = len(op.stack_before)
+            popped = len(op.stack_before)
             if pickletools.markobject in op.stack_before:
-                taken = len(stack) - marks.pop() + op.stack_before.index(pickletools.markobject)
-            below = len(stack) - taken
+                popped = len(stack) - marks.pop() + op.stack_before.index(pickletools.markobject)
+            below = len(stack) - popped
             count = 1 + sum(stack[below:])
             stack[below:] = [count] * len(op.stack_after)
             if count > MAX_UNFOLDED:
-                return f"its pickle unfolds to more than {MAX_UNFOLDED} objects"
+                return f"its pickle expands to more than {MAX_UNFOLDED} objects"
     return ""
 
 
 MAX_ARRAYS = 10_000
 MAX_AXIS = 2**40
-SHOWN = 6  # names in an error message before "and so many more"
-MAX_HEADER = 8 * 2**20  # JSON takes some 25 times its length in memory
+MAX_LISTED = 6  # names in an error message before "and N more"
+MAX_HEADER = 8 * 2**20  # bytes; parsed JSON takes about 25 times as much memory
 SAFE_DTYPES = {
     "F64": 8,
     "F32": 4,
@@ -99,7 +99,7 @@ SAFE_DTYPES = {
     "U8": 1,
     "BOOL": 1,
 }
-# what a file is, by its first bytes, when it is nothing that we read
+# first bytes -> what an unsupported file is
 PICKLE = b"\x80"
 FOREIGN = {
     PICKLE: "a pickle file, which can run code; save the weights again with torch.save or as safetensors",
@@ -107,36 +107,36 @@ FOREIGN = {
     b"\x1f\x8b": "a gzip archive; unpack it first, if you trust it",
     b"\x93NUMPY": "a single .npy array, not a set of named arrays",
     b"\x89HDF": "an HDF5 file, which is not supported",
-    b"version https://git-lfs": "a Git LFS pointer: the weights themselves were not fetched (git lfs pull)",
+    b"version https://git-lfs": "a Git LFS pointer; run git lfs pull to download the weights",
     b"<": "a web page, perhaps the error page of a failed download",
 }
 
 
 class UntrustedCheckpoint(WeightsError):
-    """A weight file is damaged, hostile or not a weight file at all; nothing of it was used."""
+    """A weight file is damaged, hostile or not a weight file; nothing in it was used."""
 
     code = "weights.untrusted"
 
 
 class MalformedFile(UntrustedCheckpoint):
-    """A weight file is damaged, cut short, or in no format that is known."""
+    """A weight file is damaged, truncated, or in an unknown format."""
 
     code = "weights.format"
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """The named arrays of a file: shapes known at once, values read one at a time."""
+    """The named arrays of a file: all shapes, and a function that reads the values of one array."""
 
     shapes: dict[str, tuple[int, ...]]
     read: Callable[[str], Tensor]
-    card: str = ""  # what vitkit wrote beside the arrays; empty when another library did
+    card: str = ""  # vitkit's metadata; empty if another library wrote the file
     notes: tuple[str, ...] = ()
 
 
 def open_arrays(path: Path) -> Arrays:
-    """Recognise a file by its content and open it."""
-    if path.exists() and not path.is_file():  # a pipe would keep us waiting, a device feed us for ever
+    """Open a file in the format that its content shows."""
+    if path.exists() and not path.is_file():  # a pipe would block, and a device might never end
         raise WeightsError(f"cannot read {path}: not a file", code="file.unreadable")
     try:
         with path.open("rb") as file:
@@ -151,21 +151,22 @@ def open_arrays(path: Path) -> Arrays:
         reader = open_safetensors
     else:
         kind = UntrustedCheckpoint if start.startswith(PICKLE) else MalformedFile
-        raise kind(f"{path}: {what_it_is(start, size)}")
+        raise kind(f"{path}: {describe_content(start, size)}")
     try:
         return reader(path, size)
     except UntrustedCheckpoint:
         raise
-    except Exception as error:  # whatever a parser raises on hostile bytes: one error for the caller
-        raise untrusted(path, error) from None
+    except Exception as error:  # a parser may raise anything on hostile bytes
+        raise malformed(path, error) from None
 
 
-def untrusted(path: Path, error: Exception) -> Exception:
-    """What is raised for an error of a library that reads a file."""
+def malformed(path: Path, error: Exception) -> Exception:
+    """The error for an exception of a library while it reads a file."""
     return MalformedFile(f"{path}: damaged or not a weight file ({one_line(error)})")
 
 
-def what_it_is(start: bytes, size: int) -> str:
+def describe_content(start: bytes, size: int) -> str:
+    """What an unsupported file is, by its first bytes."""
     if not size:
         return "the file is empty"
     if start[257:262] == b"ustar":
@@ -173,9 +174,7 @@ def what_it_is(start: bytes, size: int) -> str:
             "a tar archive, perhaps of an old torch; save the weights again with torch.save or as safetensors"
         )
     known = next((text for magic, text in FOREIGN.items() if start.startswith(magic)), None)
-    return (
-        known or f"not a weight file: begins with {start[:8].hex(' ')}; read are .safetensors, .npz and .pt"
-    )
+    return known or f"not a weight file: begins with {start[:8].hex(' ')}; expected .safetensors, .npz or .pt"
 
 
 def one_line(error: Exception) -> str:
@@ -183,8 +182,8 @@ def one_line(error: Exception) -> str:
 
 
 def listed(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(ascii(name)[1:-1][:120] for name in names[:SHOWN]) + more
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(ascii(name)[1:-1][:120] for name in names[:MAX_LISTED]) + more
 
 
 # --- safetensors
@@ -199,7 +198,7 @@ def open_safetensors(path: Path, size: int) -> Arrays:
     def read(name: str) -> Tensor:
         try:
             with safetensors.safe_open(path, framework="pt") as file:
-                return file.get_tensor(name).clone()  # no view of a file that may change under us
+                return file.get_tensor(name).clone()  # a copy, because the file may change later
         except Exception as error:
             raise MalformedFile(f"{path}: array {name!r}: {one_line(error)}") from None
 
@@ -208,36 +207,39 @@ def open_safetensors(path: Path, size: int) -> Arrays:
 
 
 def safetensors_header(path: Path, size: int) -> dict[str, Any]:
-    """The checked header: known types, sizes that follow from shapes, arrays that tile the file."""
+    """The checked header: known dtypes, sizes that match the shapes, arrays without gaps or overlap."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(MAX_HEADER, size - 8):
             raise MalformedFile(f"{path}: a header of {length} bytes in a file of {size}")
-        header = json.loads(file.read(length).decode("utf-8"), object_pairs_hook=no_twins)
+        header = json.loads(file.read(length).decode("utf-8"), object_pairs_hook=unique_keys)
     if not isinstance(header, dict):
         raise MalformedFile(f"{path}: the header is not a table")
     entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
     if len(entries) > MAX_ARRAYS:
-        raise UntrustedCheckpoint(f"{path}: {len(entries)} arrays; at most {MAX_ARRAYS} are read")
-    at = 0
+        raise UntrustedCheckpoint(f"{path}: {len(entries)} arrays; the limit is {MAX_ARRAYS}")
+    offset = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
         begin, end = entry["data_offsets"]
         shape, kind = entry["shape"], entry["dtype"]
         if kind not in SAFE_DTYPES:
-            raise MalformedFile(f"{path}: array {name!r} is of type {str(kind)[:20]!r}, which is not read")
+            raise MalformedFile(
+                f"{path}: array {name!r} is of type {str(kind)[:20]!r}, which is not supported"
+            )
         if any(type(n) is not int or not 0 <= n < MAX_AXIS for n in [*shape, begin, end]):
             raise MalformedFile(f"{path}: array {name!r} has no valid shape or offsets")
-        if begin != at or end - begin != math.prod(shape) * SAFE_DTYPES[kind]:
-            raise MalformedFile(f"{path}: array {name!r} lies at {begin}-{end}: overlap, hole or wrong size")
-        at = end
-    if at != size - 8 - length:
+        if begin != offset or end - begin != math.prod(shape) * SAFE_DTYPES[kind]:
+            raise MalformedFile(f"{path}: array {name!r} at bytes {begin}-{end}: overlap, gap or wrong size")
+        offset = end
+    if offset != size - 8 - length:
         raise MalformedFile(
-            f"{path}: the header describes {at} bytes of arrays, the file has {size - 8 - length}; cut off?"
+            f"{path}: the header describes {offset} bytes of arrays, the file has {size - 8 - length}; "
+            "truncated?"
         )
     return header
 
 
-def no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
         raise MalformedFile("two arrays in the header have the same name")
@@ -248,13 +250,13 @@ def no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def open_zip(path: Path, size: int) -> Arrays:
-    if reason := directory_objection(path, size):
+    if reason := zip_directory_error(path, size):
         raise MalformedFile(f"{path}: {reason}")
     with zipfile.ZipFile(path) as archive:
         members, comment, directory = archive.infolist(), archive.comment, archive.start_dir
     names = [m.filename for m in members]
     if len(names) != len(set(names)) or len(names) > 2 * MAX_ARRAYS:
-        raise UntrustedCheckpoint(f"{path}: {len(names)} members: too many, or two of one name")
+        raise UntrustedCheckpoint(f"{path}: {len(names)} members: too many, or two with the same name")
     if any(
         name.rpartition("/")[2] in ("constants.pkl", "bytecode.pkl") or "/code/" in name for name in names
     ):
@@ -263,11 +265,11 @@ def open_zip(path: Path, size: int) -> Arrays:
         )
     if any(m.compress_type != zipfile.ZIP_STORED or m.flag_bits & 1 for m in members):
         raise UntrustedCheckpoint(
-            f"{path}: has compressed or encrypted members, whose real size cannot be known beforehand; "
+            f"{path}: has compressed or encrypted members, whose size cannot be checked before reading; "
             "save it again without compression (numpy.savez)"
         )
     if sum(m.file_size for m in members) > size or any(m.file_size != m.compress_size for m in members):
-        raise UntrustedCheckpoint(f"{path}: its members claim more bytes than the file has")
+        raise UntrustedCheckpoint(f"{path}: its members declare more bytes than the file has")
     spans = sorted(
         (m.header_offset, m.header_offset + 30 + len(m.orig_filename) + m.file_size) for m in members
     )
@@ -277,7 +279,7 @@ def open_zip(path: Path, size: int) -> Arrays:
         return open_npz(path, members, comment)
     if any(name.rpartition("/")[2] == "data.pkl" for name in names):
         return open_torch(path, size, members)
-    raise MalformedFile(f"{path}: a zip archive of neither numpy nor torch; holds {', '.join(names[:3])}")
+    raise MalformedFile(f"{path}: a zip archive of neither numpy nor torch, with {', '.join(names[:3])}")
 
 
 def open_npz(path: Path, members: list[zipfile.ZipInfo], comment: bytes) -> Arrays:
@@ -292,50 +294,54 @@ def open_npz(path: Path, members: list[zipfile.ZipInfo], comment: bytes) -> Arra
         try:
             with zipfile.ZipFile(path) as archive, archive.open(by_name[name]) as file:
                 array = np.lib.format.read_array(file, allow_pickle=False)
-                file.read()  # to the end, where the checksum is compared
+                file.read()  # zipfile compares the checksum at the end
         except Exception as error:
             raise MalformedFile(f"{path}: array {name!r}: {one_line(error)}") from None
         if array.dtype == np.dtype("V2"):  # bfloat16 as jax saves it
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-        array = array.astype(array.dtype.newbyteorder("="), copy=False)  # torch knows one byte order only
+        array = array.astype(
+            array.dtype.newbyteorder("="), copy=False
+        )  # torch supports only the native byte order
         return torch.from_numpy(np.ascontiguousarray(array)).reshape(array.shape)
 
     return Arrays(shapes, read, comment.decode("utf-8", "replace"))
 
 
 def npy_shape(path: Path, name: str, file: BinaryIO, size: int) -> tuple[int, ...]:
-    """The shape in a .npy header, if the bytes behind it are just as many as it needs."""
+    """The shape in a .npy header, which must match the number of bytes after it."""
     version = np.lib.format.read_magic(file)
     readers = {
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,
     }
     if version not in readers:
-        raise MalformedFile(f"{path}: array {name!r} is of .npy version {version}, which is not read")
+        raise MalformedFile(f"{path}: array {name!r} has .npy version {version}, which is not supported")
     shape, _, dtype = readers[version](file)
     if dtype.hasobject or not ((dtype.kind in "fiub" and dtype.itemsize <= 8) or dtype == np.dtype("V2")):
-        raise UntrustedCheckpoint(f"{path}: array {name!r} holds {dtype}, not numbers")
+        raise UntrustedCheckpoint(f"{path}: array {name!r} has dtype {dtype}, not numbers")
     if math.prod(shape) * dtype.itemsize != size - file.tell() or any(not 0 <= n < MAX_AXIS for n in shape):
-        raise UntrustedCheckpoint(f"{path}: array {name!r} claims shape {shape}, which its bytes do not hold")
+        raise UntrustedCheckpoint(
+            f"{path}: array {name!r} declares shape {shape}, which does not match its size"
+        )
     return tuple(int(n) for n in shape)
 
 
 def open_torch(path: Path, size: int, members: list[zipfile.ZipInfo]) -> Arrays:
-    """A .pt file by torch's restricted reader alone; there is no fallback to the other one."""
+    """A .pt file, read only with torch's weights_only loader."""
     with zipfile.ZipFile(path) as archive:
         for member in members:
-            if member.filename.endswith(".pkl") and (reason := pickle_objection(archive, member)):
+            if member.filename.endswith(".pkl") and (reason := pickle_error(archive, member)):
                 raise UntrustedCheckpoint(f"{path}: {reason}")
     tensors, notes = state_dict_in(path, restricted_load(path))
     for name, tensor in tensors.items():
         if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
-            raise MalformedFile(f"{path}: {name!r} is not an ordinary dense tensor")
+            raise MalformedFile(f"{path}: {name!r} is not a dense tensor")
         if tensor.is_quantized or tensor.numel() * tensor.element_size() > size:
             raise UntrustedCheckpoint(
-                f"{path}: {name!r} claims shape {tuple(tensor.shape)}, more than the file holds"
+                f"{path}: {name!r} declares shape {tuple(tensor.shape)}, which is larger than the file"
             )
     if sum(t.numel() * t.element_size() for t in tensors.values()) > size:
-        raise UntrustedCheckpoint(f"{path}: its tensors share memory, more of them than the file holds")
+        raise UntrustedCheckpoint(f"{path}: its tensors share memory and together are larger than the file")
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors.values()}
     if Counter(storages.values()) - Counter(m.file_size for m in members):
         raise UntrustedCheckpoint(f"{path}: a tensor is larger than its stored values")
@@ -344,23 +350,23 @@ def open_torch(path: Path, size: int, members: list[zipfile.ZipInfo]) -> Arrays:
 
 
 def restricted_load(path: Path) -> Any:
-    with torch.serialization.safe_globals([argparse.Namespace]):  # training options: plain attributes
+    with torch.serialization.safe_globals([argparse.Namespace]):  # training options
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 
 
 def state_dict_in(path: Path, loaded: Any) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The table of tensors in a training checkpoint, without wrappers' prefixes."""
+    """The state dict in a training checkpoint, without the prefixes of wrapper modules."""
     notes = []
     for key in ("model", "state_dict", "model_state_dict", "teacher", "student"):
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
-            notes.append(f"took {key!r} out of a checkpoint of {', '.join(map(str, list(loaded)[:8]))}")
+            notes.append(f"read {key!r} from a checkpoint with {', '.join(map(str, list(loaded)[:8]))}")
             loaded = loaded[key]
             break
     if not isinstance(loaded, dict) or not any(isinstance(v, Tensor) for v in loaded.values()):
-        raise MalformedFile(f"{path}: holds no table of tensors")
+        raise MalformedFile(f"{path}: has no state dict")
     tensors = {str(k): v for k, v in loaded.items() if isinstance(v, Tensor)}
     if len(tensors) > MAX_ARRAYS:
-        raise UntrustedCheckpoint(f"{path}: {len(tensors)} arrays; at most {MAX_ARRAYS} are read")
+        raise UntrustedCheckpoint(f"{path}: {len(tensors)} arrays; the limit is {MAX_ARRAYS}")
     for prefix in ("module.", "_orig_mod.", "backbone."):
         if any(name.startswith(prefix) for name in tensors):
             tensors = {name.removeprefix(prefix): t for name, t in tensors.items()}

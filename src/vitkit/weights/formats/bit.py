@@ -1,4 +1,4 @@
-"""BiT ResNets, in the names of big_transfer's arrays, in big_vision's (models/bit_paper.py) and in timm's."""
+"""BiT ResNets in the names of big_transfer, big_vision (models/bit_paper.py) and timm."""
 
 import re
 
@@ -13,14 +13,14 @@ from vitkit.weights.formats.layout import (
     SAME,
     Entry,
     Form,
-    Found,
     Hints,
     Layout,
+    ModelSpec,
     Shapes,
     Source,
-    as_computed,
-    need,
     pairs,
+    required_shape,
+    with_numerics,
 )
 
 # (1, 1, F, K) <-> (K, F)
@@ -100,61 +100,60 @@ def norm_entries(own: str, foreign: str) -> list[Entry]:
 
 
 def blocks_of(shapes: Shapes, pattern: str) -> tuple[int, ...]:
-    """Units of each stage, from the names of their first convolutions."""
-    found = [m[1] for name in shapes if (m := re.fullmatch(pattern, name))]
-    stages = sorted(set(found))
-    return tuple(found.count(stage) for stage in stages)
+    """Units in each stage, from the names of their first convolutions."""
+    unit_stages = [m[1] for name in shapes if (m := re.fullmatch(pattern, name))]
+    return tuple(unit_stages.count(stage) for stage in sorted(set(unit_stages)))
 
 
-def infer_official(shapes: Shapes, hints: Hints) -> Found:
-    kernel = need(shapes, "resnet/root_block/standardized_conv2d/kernel", 4)
+def infer_official(shapes: Shapes, hints: Hints) -> ModelSpec:
+    kernel = required_shape(shapes, "resnet/root_block/standardized_conv2d/kernel", 4)
     head = "resnet/head/conv2d/kernel"
     config = ResNetConfig(
         blocks=blocks_of(shapes, r"resnet/block(\d)/unit\d+/a/standardized_conv2d/kernel"),
         width=kernel[3],
         channels=kernel[2],
-        classes=need(shapes, head, 4)[3] if head in shapes else 0,
+        classes=required_shape(shapes, head, 4)[3] if head in shapes else 0,
         image_size=hints.image_size or (224, 224),
     )
-    return Found(config)
+    return ModelSpec(config)
 
 
-def infer_big_vision(shapes: Shapes, hints: Hints) -> Found:
-    kernel = need(shapes, ROOT, 4)
+def infer_big_vision(shapes: Shapes, hints: Hints) -> ModelSpec:
+    kernel = required_shape(shapes, ROOT, 4)
     config = ResNetConfig(
         blocks=blocks_of(shapes, r"block(\d)/unit\d+/conv1/kernel"),
         width=kernel[3],
         channels=kernel[2],
-        classes=need(shapes, "head/kernel", 2)[1] if "head/kernel" in shapes else 0,
+        classes=required_shape(shapes, "head/kernel", 2)[1] if "head/kernel" in shapes else 0,
         image_size=hints.image_size or (224, 224),
         root_padding="-inf",
     )
-    return Found(config)
+    return ModelSpec(config)
 
 
-def tidy_big_vision(shapes: Shapes) -> dict[str, Source]:
+def canonical_big_vision(shapes: Shapes) -> dict[str, Source]:
     prefix = next((p for p in PREFIXES if p + ROOT in shapes), "")
     return {name.removeprefix(prefix): Source(name) for name in shapes if name.startswith(prefix)}
 
 
-def infer_timm(shapes: Shapes, hints: Hints) -> Found:
-    kernel = need(shapes, "stem.conv.weight", 4)
+def infer_timm(shapes: Shapes, hints: Hints) -> ModelSpec:
+    kernel = required_shape(shapes, "stem.conv.weight", 4)
     config = ResNetConfig(
         blocks=blocks_of(shapes, r"stages\.(\d)\.blocks\.\d+\.conv1\.weight"),
         width=kernel[0],
         channels=kernel[1],
-        classes=need(shapes, "head.fc.weight", 4)[0] if "head.fc.weight" in shapes else 0,
+        classes=required_shape(shapes, "head.fc.weight", 4)[0] if "head.fc.weight" in shapes else 0,
         image_size=hints.image_size or (224, 224),
         std_eps=1e-8,
     )
-    return Found(config, Preprocessing(interpolation="bilinear"))
+    return ModelSpec(config, Preprocessing(interpolation="bilinear"))
 
 
-def objection(config: Config) -> str:
+def unsupported(config: Config) -> str:
     if not isinstance(config, ResNetConfig):
-        return "the BiT layout holds ResNets, not ViTs"
+        return "the BiT layout holds only ResNets"
     if config.attention != "none":
-        return f"the BiT layout has no place for attention={config.attention!r}; vitkit's own format has"
+        return f"the BiT layout does not support attention={config.attention!r}; save in vitkit's own format"
     return ""
 
 
@@ -163,29 +162,32 @@ OFFICIAL = Layout(
     recognises=lambda shapes: "resnet/root_block/standardized_conv2d/kernel" in shapes,
     infer=infer_official,
     entries=entries_official,
-    objection=objection,
-    native=lambda config: as_computed(
+    unsupported=unsupported,
+    native=lambda config: with_numerics(
         config, norm_eps=1e-5, std_eps=1e-10, std_eps_in="variance", root_padding="zeros"
     ),
+    peer="timm",
 )
 BIG_VISION = Layout(
     name="big_vision-bit",
     recognises=lambda shapes: any(prefix + ROOT in shapes for prefix in PREFIXES),
     infer=infer_big_vision,
     entries=entries_big_vision,
-    objection=objection,
-    native=lambda config: as_computed(
+    unsupported=unsupported,
+    native=lambda config: with_numerics(
         config, norm_eps=1e-5, std_eps=1e-10, std_eps_in="variance", root_padding="-inf"
     ),
-    tidy=tidy_big_vision,
+    peer="big_vision",
+    canonical_names=canonical_big_vision,
 )
 TIMM = Layout(
     name="timm-bit",
     recognises=lambda shapes: "stages.0.blocks.0.conv1.weight" in shapes and "stem.conv.weight" in shapes,
     infer=infer_timm,
     entries=entries_timm,
-    objection=objection,
-    native=lambda config: as_computed(
+    unsupported=unsupported,
+    native=lambda config: with_numerics(
         config, norm_eps=1e-5, std_eps=1e-8, std_eps_in="variance", root_padding="zeros"
     ),
+    peer="timm",
 )

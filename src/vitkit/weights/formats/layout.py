@@ -1,4 +1,4 @@
-"""What a layout is: how another library names and lays out the arrays that we hold."""
+"""The types that describe a weight format, and helpers to infer a model from names and shapes of arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from vitkit.errors import WeightsError
 from vitkit.models.card import Preprocessing
 from vitkit.models.resnet import StemConfig
-from vitkit.models.variants import VARIANTS, Config
+from vitkit.models.variants import VARIANTS, Config, Model
 from vitkit.models.vit import ViTConfig
 from vitkit.weights.limits import out_of_range
 
@@ -22,7 +22,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Form:
-    """One way to lay out an array: from theirs to ours, and back."""
+    """How an array is reshaped or transposed when it is read, and back when it is written."""
 
     read: Callable[[Tensor], Tensor]
     write: Callable[[Tensor], Tensor]
@@ -30,7 +30,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Entry:
-    """One parameter of ours and where a layout keeps it; several arrays are joined on our first axis."""
+    """A parameter of ours and the arrays that hold it; several arrays are concatenated on the first axis."""
 
     own: str
     foreign: tuple[str, ...]
@@ -38,8 +38,8 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What the arrays of a file tell: the model, and what goes with it."""
+class ModelSpec:
+    """The model that a file describes: its configuration, preprocessing and labels."""
 
     config: Config
     preprocessing: Preprocessing = Preprocessing()
@@ -50,20 +50,41 @@ class Found:
 
 @dataclass(frozen=True)
 class Layout:
-    """A library's names: recognise them, infer the model, list the entries."""
+    """How a library names and shapes its arrays: one table, for reading and for writing."""
 
     name: str
     recognises: Callable[[Shapes], bool]
-    infer: Callable[[Shapes, Hints], Found]
+    infer: Callable[[Shapes, Hints], ModelSpec]
     entries: Callable[[Config], list[Entry]]
-    objection: Callable[[Config], str]  # why a model cannot be written so; empty: it can
-    native: Callable[[Config], Config]  # the model as that library would compute it
-    tidy: Callable[[Shapes], dict[str, Source]] = lambda shapes: {name: Source(name) for name in shapes}
+    unsupported: Callable[[Config], str]  # why a model cannot be written in this layout; empty if it can
+    native: Callable[[Config], Config]  # the configuration with the numerics of that library
+    peer: str = ""  # the library that `vitkit convert` compares with; empty for none
+    canonical_names: Callable[[Shapes], dict[str, Source]] = lambda shapes: {n: Source(n) for n in shapes}
+    written_name: Callable[[str, Config], str] = lambda name, config: name  # back from the canonical name
+    json_files: Callable[[Model], dict[str, Any]] | None = None  # beside the weights; they override the card
+    remedies: Mapping[str, str] = field(default_factory=dict)  # field -> how to set it in that library
+
+
+@dataclass(frozen=True)
+class Format:
+    """A weight format as users name it: one or more layouts, and the files that they are written to."""
+
+    name: str
+    description: str
+    layouts: tuple[Layout, ...]  # tried in this order to recognise a file
+    endings: tuple[str, ...]  # of the files to write; an empty ending means a folder
+    default_ending: str | None = None  # a file name with this ending selects the format
+    choose: Callable[[Config], Layout] | None = None  # the layout for a model; without it the first one
+    order: int = 100  # formats are recognised and listed by this number, then by name
+
+    def layout_for(self, config: Config) -> Layout:
+        """The layout in which a model of this configuration is written."""
+        return self.choose(config) if self.choose else self.layouts[0]
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a tidied array comes from: an array of the file, or one layer of a stacked one."""
+    """The origin of a canonical array: an array of the file, or one layer of a stacked array."""
 
     name: str
     layer: int | None = None
@@ -71,11 +92,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Hints:
-    """What the arrays alone cannot tell."""
+    """What the caller or the JSON files know and the arrays do not show."""
 
     heads: int | None = None
     image_size: tuple[int, int] | None = None
-    files: Mapping[str, Any] = field(default_factory=dict)  # config.json and its like
+    files: Mapping[str, Any] = field(default_factory=dict)  # config.json, preprocessor_config.json
 
 
 SAME = Form(lambda a: a, lambda a: a)
@@ -101,7 +122,7 @@ def heads_out(heads: int) -> Form:
 
 
 def position_table(tokens: int) -> Form:
-    """(1, T, D); a table without the class token's entry gets a zero one, which changes nothing."""
+    """(1, T, D); a table without an entry for the class token gets a row of zeros, which adds nothing."""
 
     def read(a: Tensor) -> Tensor:
         if a.ndim == 3 and a.shape[1] == tokens - 1:
@@ -114,62 +135,62 @@ def position_table(tokens: int) -> Form:
 def pairs(
     own: str, foreign: str, form: Form = SAME, parts: tuple[str, ...] = ("weight", "bias")
 ) -> list[Entry]:
-    """The weight and the bias of one module that both sides call so."""
+    """Entries for the weight and the bias of one module."""
     return [Entry(f"{own}.{part}", (f"{foreign}.{part}",), form) for part in parts]
 
 
-def size_from(entries: int, lead: bool, stride: int, hints: Hints) -> tuple[tuple[int, int], str]:
-    """The image size that a position table was learned at, square unless the hints say otherwise.
+def infer_image_size(entries: int, lead: bool, stride: int, hints: Hints) -> tuple[tuple[int, int], str]:
+    """The image size of a position table, square unless the hints give one, and a note (or "").
 
-    With it a note where the class token (`lead`) seems to have no entry of its own.
+    The note says when the class token (`lead`) seems to have no position.
     """
     if hints.image_size is not None:
         h, w = hints.image_size
         if (h // stride) * (w // stride) not in (entries, entries - lead):
             raise WeightsError(
-                f"image_size {h}x{w} needs {h // stride}x{w // stride} positions, the file has {entries}",
+                f"image_size {h}x{w} needs {h // stride}x{w // stride} positions, but the file has {entries}",
                 code="weights.shape",
             )
         return (h, w), ""
     for count in (entries - 1, entries) if lead else (entries,):
         side = math.isqrt(max(0, count))
         if side and side * side == count:
-            bare = lead and count == entries
-            note = f"{entries} positions: a {side}x{side} grid, with none for the class token" if bare else ""
-            return (side * stride, side * stride), note
+            no_class_position = lead and count == entries
+            note = f"{entries} positions: a {side}x{side} grid without one for the class token"
+            return (side * stride, side * stride), note if no_class_position else ""
     raise WeightsError(
-        f"{entries} positions lie on no square grid; give the image size once: vitkit convert FILE "
+        f"{entries} positions do not form a square grid; give the image size once: vitkit convert FILE "
         "OUT.safetensors --image-size HxW (load(FILE, image_size=(H, W)) in Python)",
         code="request.missing",
     )
 
 
 def guess_heads(width: int, depth: int, hidden: int, hints: Hints) -> tuple[int, str]:
-    """The number of heads, which a joined qkv array does not tell, and how we know it."""
+    """The number of heads, which a fused qkv array does not show, and a note on how it was chosen."""
     if hints.heads is not None:
         return hints.heads, ""
     for name, sizes in VARIANTS.items():
         if (sizes["width"], sizes["depth"], sizes["hidden"]) == (width, depth, hidden):
-            return sizes["heads"], f"{sizes['heads']} heads, as ViT-{name} has (the arrays do not tell)"
+            return sizes["heads"], f"{sizes['heads']} heads, as in ViT-{name} (the arrays do not show it)"
     if width % 64 == 0:
-        return width // 64, f"{width // 64} heads of width 64, the usual (the arrays do not tell)"
+        return width // 64, f"{width // 64} heads of width 64, the default (the arrays do not show it)"
     raise WeightsError(
-        f"width {width}: the number of heads does not follow from the arrays; give it once: "
+        f"width {width}: the arrays do not show the number of heads; give it once: "
         "vitkit convert FILE OUT.safetensors --heads N (load(FILE, heads=N) in Python)",
         code="request.missing",
     )
 
 
 def count(shapes: Shapes, pattern: str) -> int:
-    """How many of pattern.format(0), pattern.format(1), ... are there in a row."""
+    """How many of pattern.format(0), pattern.format(1), ... exist without a gap."""
     n = 0
     while pattern.format(n) in shapes:
         n += 1
     return n
 
 
-def need(shapes: Shapes, name: str, axes: int) -> tuple[int, ...]:
-    """The shape of an array that must be there, with this many axes."""
+def required_shape(shapes: Shapes, name: str, axes: int) -> tuple[int, ...]:
+    """The shape of an array that must exist with this many axes."""
     if name not in shapes:
         raise WeightsError(f"array {name!r} is missing", code="weights.names")
     if len(shapes[name]) != axes or 0 in shapes[name]:
@@ -181,31 +202,32 @@ def need(shapes: Shapes, name: str, axes: int) -> tuple[int, ...]:
 
 def square_patch(kernel: tuple[int, int]) -> int:
     if kernel[0] != kernel[1]:
-        raise WeightsError(f"patches of {kernel[0]}x{kernel[1]} pixels are not square", code="weights.shape")
+        raise WeightsError(
+            f"patches must be square, not {kernel[0]}x{kernel[1]} pixels", code="weights.shape"
+        )
     return kernel[0]
 
 
-def number_in(table: Mapping[str, Any], name: str, field: str, default: Any, file: str) -> Any:
-    """A number of a JSON file, or a list of numbers, in the range of the field of ours that it becomes."""
+def read_number(table: Mapping[str, Any], name: str, field: str, default: Any, file: str) -> Any:
+    """A number or a list of numbers from a JSON file, checked against the range of our `field`."""
     value = table.get(name)
     if value is None:
         return default
-    several = isinstance(default, tuple)
-    if several != isinstance(value, list) or not all(
-        type(one) in (int, float) for one in (value if several else [value])
-    ):
-        kind = "a list of numbers" if several else "a number"
+    is_list = isinstance(default, tuple)
+    numbers = value if is_list else [value]
+    if is_list != isinstance(value, list) or not all(type(number) in (int, float) for number in numbers):
+        kind = "a list of numbers" if is_list else "a number"
         raise WeightsError(f"{file}: {name} is {str(value)[:40]!r}; expected {kind}")
     if reason := out_of_range(field, value, name):
         raise WeightsError(f"{file}: {reason}")
-    return tuple(value) if several else value
+    return tuple(value) if is_list else value
 
 
-def plain_vit_objection(config: Config, library: str, *, also: tuple[str, ...] = ()) -> str:
-    """Why a ViT with these choices has no place in a layout; `also` are fields it does have."""
+def unsupported_fields(config: Config, library: str, *, also: tuple[str, ...] = ()) -> str:
+    """Why a layout cannot hold a ViT with these options; it does support the fields in `also`."""
     if not isinstance(config, ViTConfig):
-        return f"the {library} layout holds ViTs; a ResNet is written as official BiT or timm"
-    usual = {
+        return f"the {library} layout holds only ViTs; save a ResNet as official or timm"
+    defaults = {
         "positions": "1d",
         "injection": "stem",
         "attention": "full",
@@ -217,14 +239,16 @@ def plain_vit_objection(config: Config, library: str, *, also: tuple[str, ...] =
         "qkv_bias": True,
         "stem": None,
     }
-    odd = [
-        f"{k}={getattr(config, k)!r}" for k, v in usual.items() if k not in also and getattr(config, k) != v
+    unsupported = [
+        f"{k}={getattr(config, k)!r}"
+        for k, v in defaults.items()
+        if k not in also and getattr(config, k) != v
     ]
-    return f"the {library} layout has no place for {', '.join(odd)}" if odd else ""
+    return f"the {library} layout does not support {', '.join(unsupported)}" if unsupported else ""
 
 
-def as_computed(config: Config, stem: dict[str, Any] | None = None, **numerics: Any) -> Config:
-    """The same model with another library's epsilons and GELU."""
+def with_numerics(config: Config, stem: dict[str, Any] | None = None, **numerics: Any) -> Config:
+    """The configuration with the epsilons and the GELU of another library."""
     if isinstance(config, ViTConfig) and isinstance(config.stem, StemConfig) and stem:
         numerics["stem"] = replace(config.stem, **stem)
     return replace(config, **numerics)

@@ -1,4 +1,4 @@
-"""The official ViT and hybrid arrays: '/'-joined names, as vision_transformer and big_vision save them."""
+"""The official format: '/'-joined array names, as vision_transformer and big_vision save them."""
 
 import re
 
@@ -6,6 +6,7 @@ from vitkit.errors import WeightsError
 from vitkit.models.resnet import StemConfig
 from vitkit.models.variants import Config
 from vitkit.models.vit import ViTConfig
+from vitkit.weights.formats import bit
 from vitkit.weights.formats.layout import (
     CONV,
     DENSE,
@@ -13,26 +14,27 @@ from vitkit.weights.formats.layout import (
     SAME,
     Entry,
     Form,
-    Found,
+    Format,
     Hints,
     Layout,
+    ModelSpec,
     Shapes,
     Source,
-    as_computed,
     heads_bias,
     heads_in,
     heads_out,
-    need,
-    plain_vit_objection,
+    infer_image_size,
     position_table,
-    size_from,
+    required_shape,
     square_patch,
+    unsupported_fields,
+    with_numerics,
 )
 
 PREFIXES = ("opt/target/", "params/img/", "params/", "")
 POSITIONS = "Transformer/posembed_input/pos_embedding"
 BLOCK = "Transformer/encoderblock_{}/"
-LINEN = {  # one counter a class (now) -> one counter a module (as published)
+LINEN = {  # Flax counts modules per class now; the published files count all modules of a block
     "MultiHeadDotProductAttention_0": "MultiHeadDotProductAttention_1",
     "LayerNorm_1": "LayerNorm_2",
     "MlpBlock_0": "MlpBlock_3",
@@ -43,48 +45,49 @@ def recognises(shapes: Shapes) -> bool:
     return any(f"{prefix}embedding/kernel" in shapes for prefix in PREFIXES)
 
 
-def tidy(shapes: Shapes) -> dict[str, Source]:
-    """Every dialect to the published names: prefixes, numbering, stacked layers, the table's place."""
+def canonical_names(shapes: Shapes) -> dict[str, Source]:
+    """The published names for every variant: prefixes, numbering, stacked layers, the position table."""
     prefix = next((p for p in PREFIXES if f"{p}embedding/kernel" in shapes), "")
-    tidied: dict[str, Source] = {}
+    sources: dict[str, Source] = {}
     for name, shape in shapes.items():
         if not name.startswith(prefix):
             continue
         short = name.removeprefix(prefix)
         short = POSITIONS if short == "pos_embedding" else short
         if short.startswith("Transformer/encoderblock/"):  # layers stacked on the first axis
-            if not shape or shape[0] > 1_000 or len(tidied) > 100_000:
+            if not shape or shape[0] > 1_000 or len(sources) > 100_000:
                 raise WeightsError(
-                    f"array {name!r} of shape {shape} is no stack of layers", code="weights.shape"
+                    f"array {name!r} of shape {shape} is not a stack of layers", code="weights.shape"
                 )
             rest = short.removeprefix("Transformer/encoderblock/")
             for layer in range(shape[0]):
-                tidied[BLOCK.format(layer) + published(rest)] = Source(name, layer)
+                sources[BLOCK.format(layer) + published_name(rest)] = Source(name, layer)
         else:
             inside = re.match(r"(Transformer/encoderblock_\d+/)(.*)", short)
-            tidied[inside[1] + published(inside[2]) if inside else short] = Source(name)
-    return tidied
+            sources[inside[1] + published_name(inside[2]) if inside else short] = Source(name)
+    return sources
 
 
-def published(rest: str) -> str:
+def published_name(rest: str) -> str:
+    """The name within a block, in the numbering of the published files."""
     first, slash, last = rest.partition("/")
     return LINEN.get(first, first) + slash + last
 
 
-def infer(shapes: Shapes, hints: Hints) -> Found:
-    kernel = need(shapes, "embedding/kernel", 4)
+def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
+    kernel = required_shape(shapes, "embedding/kernel", 4)
     depth = len({m[1] for name in shapes if (m := re.match(r"Transformer/encoderblock_(\d+)/", name))})
     block = BLOCK.format(0)
-    query = need(shapes, block + "MultiHeadDotProductAttention_1/query/kernel", 3)
-    hidden = need(shapes, block + "MlpBlock_3/Dense_0/kernel", 2)[1]
+    query = required_shape(shapes, block + "MultiHeadDotProductAttention_1/query/kernel", 3)
+    hidden = required_shape(shapes, block + "MlpBlock_3/Dense_0/kernel", 2)[1]
     class_token = "cls" in shapes
     stem = infer_stem(shapes)
     patch = square_patch((kernel[0], kernel[1]))
     notes: list[str] = []
     if POSITIONS in shapes:
         positions = "1d"
-        entries = need(shapes, POSITIONS, 3)[1]
-        size, note = size_from(entries, class_token, patch * (stem.stride if stem else 1), hints)
+        entries = required_shape(shapes, POSITIONS, 3)[1]
+        size, note = infer_image_size(entries, class_token, patch * (stem.stride if stem else 1), hints)
         notes += [note] if note else []
     elif class_token:
         raise WeightsError(f"array {POSITIONS!r} is missing", code="weights.names")
@@ -99,26 +102,26 @@ def infer(shapes: Shapes, hints: Hints) -> Found:
         hidden=hidden,
         patch=patch,
         image_size=size,
-        channels=need(shapes, "conv_root/kernel", 4)[2] if stem else kernel[2],
-        classes=need(shapes, "head/kernel", 2)[1] if "head/kernel" in shapes else 0,
-        representation=need(shapes, "pre_logits/kernel", 2)[1] if pre_logits else 0,
+        channels=required_shape(shapes, "conv_root/kernel", 4)[2] if stem else kernel[2],
+        classes=required_shape(shapes, "head/kernel", 2)[1] if "head/kernel" in shapes else 0,
+        representation=required_shape(shapes, "pre_logits/kernel", 2)[1] if pre_logits else 0,
         stem=stem,
         class_token=class_token,
         positions=positions,
         qkv_bias=block + "MultiHeadDotProductAttention_1/query/bias" in shapes,
         head="map" if "MAPHead_0/probe" in shapes else "token" if class_token else "gap",
     )
-    return Found(config, notes=tuple(notes))
+    return ModelSpec(config, notes=tuple(notes))
 
 
 def infer_stem(shapes: Shapes) -> StemConfig | None:
     if "conv_root/kernel" not in shapes:
         return None
     units = [re.match(r"block(\d+)/unit(\d+)/conv1/kernel", name) for name in shapes]
-    found = {(int(m[1]), int(m[2])) for m in units if m}
-    stages = max((s for s, _ in found), default=0)
-    blocks = tuple(sum(s == stage for s, _ in found) for stage in range(1, min(stages, 4) + 1))
-    return StemConfig(blocks=blocks, width=need(shapes, "conv_root/kernel", 4)[3])
+    numbers = {(int(m[1]), int(m[2])) for m in units if m}
+    stages = max((s for s, _ in numbers), default=0)
+    blocks = tuple(sum(s == stage for s, _ in numbers) for stage in range(1, min(stages, 4) + 1))
+    return StemConfig(blocks=blocks, width=required_shape(shapes, "conv_root/kernel", 4)[3])
 
 
 def entries(config: Config) -> list[Entry]:
@@ -145,13 +148,11 @@ def entries(config: Config) -> list[Entry]:
 
 def block_entries(config: ViTConfig, own: str, foreign: str) -> list[Entry]:
     attention = foreign + "MultiHeadDotProductAttention_1/"
-    joined = tuple(f"{attention}{name}/" for name in ("query", "key", "value"))
-    table = [
-        Entry(f"{own}.attention.qkv.weight", tuple(n + "kernel" for n in joined), heads_in(config.heads))
-    ]
+    qkv = tuple(f"{attention}{name}/" for name in ("query", "key", "value"))
+    table = [Entry(f"{own}.attention.qkv.weight", tuple(n + "kernel" for n in qkv), heads_in(config.heads))]
     if config.qkv_bias:
         table += [
-            Entry(f"{own}.attention.qkv.bias", tuple(n + "bias" for n in joined), heads_bias(config.heads))
+            Entry(f"{own}.attention.qkv.bias", tuple(n + "bias" for n in qkv), heads_bias(config.heads))
         ]
     return [
         *table,
@@ -165,15 +166,15 @@ def block_entries(config: ViTConfig, own: str, foreign: str) -> list[Entry]:
 
 
 def pool_entries(config: ViTConfig) -> list[Entry]:
-    """The attention-pooling head, in the numbering of big_vision, which alone has one."""
+    """The attention-pooling head; only big_vision has one, so its numbering is used."""
     attention = "MAPHead_0/MultiHeadDotProductAttention_0/"
     pair = tuple(attention + name for name in ("key", "value"))
-    inward, bias = heads_in(config.heads), heads_bias(config.heads)
+    kernel, bias = heads_in(config.heads), heads_bias(config.heads)
     return [
         Entry("pool.probe", ("MAPHead_0/probe",), SAME),
-        Entry("pool.query.weight", (attention + "query/kernel",), inward),
+        Entry("pool.query.weight", (attention + "query/kernel",), kernel),
         Entry("pool.query.bias", (attention + "query/bias",), bias),
-        Entry("pool.key_value.weight", tuple(n + "/kernel" for n in pair), inward),
+        Entry("pool.key_value.weight", tuple(n + "/kernel" for n in pair), kernel),
         Entry("pool.key_value.bias", tuple(n + "/bias" for n in pair), bias),
         Entry("pool.out.weight", (attention + "out/kernel",), heads_out(config.heads)),
         Entry("pool.out.bias", (attention + "out/bias",), SAME),
@@ -216,27 +217,44 @@ def dense_entries(own: str, foreign: str, form: Form = DENSE) -> list[Entry]:
     ]
 
 
-def objection(config: Config) -> str:
+def unsupported(config: Config) -> str:
     if isinstance(config, ViTConfig) and config.head != "token" and config.class_token:
-        return "the official layout has no class token beside a pooled head"
+        return "the official layout does not support a class token with a pooled head"
     if isinstance(config, ViTConfig) and config.positions == "sincos2d" and config.class_token:
-        return "the official layout does not store fixed positions beside a class token"
-    usual = ("head", "representation", "stem", "qkv_bias")
+        return "the official layout does not support fixed positions with a class token"
+    supported = ("head", "representation", "stem", "qkv_bias")
     fixed = isinstance(config, ViTConfig) and config.positions == "sincos2d"
-    return plain_vit_objection(config, "official", also=(*usual, "positions") if fixed else usual)
+    return unsupported_fields(config, "official", also=(*supported, "positions") if fixed else supported)
+
+
+def choose(config: Config) -> Layout:
+    """The layout of the code that computes as the model does."""
+    if isinstance(config, ViTConfig):
+        return LAYOUT
+    return bit.BIG_VISION if config.root_padding == "-inf" else bit.OFFICIAL
 
 
 def native(config: Config) -> Config:
     stem = {"norm_eps": 1e-6, "std_eps": 1e-5, "std_eps_in": "std"}
-    return as_computed(config, stem, gelu="tanh", norm_eps=1e-6)
+    return with_numerics(config, stem, gelu="tanh", norm_eps=1e-6)
 
 
 LAYOUT = Layout(
     name="official",
     recognises=recognises,
-    tidy=tidy,
+    canonical_names=canonical_names,
     infer=infer,
     entries=entries,
-    objection=objection,
+    unsupported=unsupported,
     native=native,
+    peer="timm",
+)
+FORMAT = Format(
+    name="official",
+    description="ViT, hybrid and BiT arrays of the authors' code and of big_vision; all variants are read",
+    layouts=(LAYOUT, bit.OFFICIAL, bit.BIG_VISION),
+    endings=(".npz",),
+    default_ending=".npz",
+    choose=choose,
+    order=10,
 )

@@ -1,4 +1,4 @@
-"""ViTs and hybrids in timm's names, which DeiT, MAE and DINO share."""
+"""The timm format: ViTs and hybrids in timm's names, which DeiT, MAE and DINO share."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,47 +8,49 @@ from vitkit.models.card import Preprocessing
 from vitkit.models.resnet import StemConfig
 from vitkit.models.variants import Config
 from vitkit.models.vit import ViTConfig
+from vitkit.weights.formats import bit
 from vitkit.weights.formats.layout import (
     SAME,
     Entry,
-    Found,
+    Format,
     Hints,
     Layout,
+    ModelSpec,
     Shapes,
-    as_computed,
     count,
     guess_heads,
-    need,
-    number_in,
+    infer_image_size,
     pairs,
-    plain_vit_objection,
     position_table,
-    size_from,
+    read_number,
+    required_shape,
     square_patch,
+    unsupported_fields,
+    with_numerics,
 )
 
 CONFIG = "config.json"
 STEM = "patch_embed.backbone"
-DECODER = ("decoder_", "mask_token")  # of a masked autoencoder, which is not part of the encoder
+DECODER = ("decoder_", "mask_token")  # of a masked autoencoder; not part of the encoder
 
 
 def recognises(shapes: Shapes) -> bool:
     return "patch_embed.proj.weight" in shapes and "blocks.0.attn.proj.weight" in shapes
 
 
-def infer(shapes: Shapes, hints: Hints) -> Found:
-    kernel = need(shapes, "patch_embed.proj.weight", 4)
+def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
+    kernel = required_shape(shapes, "patch_embed.proj.weight", 4)
     depth = count(shapes, "blocks.{}.attn.proj.weight")
-    hidden = need(shapes, "blocks.0.mlp.fc1.weight", 2)[0]
-    told = timm_config(hints.files)
-    heads = hints.heads or number_in(told["model_args"], "num_heads", "heads", None, CONFIG)
+    hidden = required_shape(shapes, "blocks.0.mlp.fc1.weight", 2)[0]
+    metadata = read_config(hints.files)
+    heads = hints.heads or read_number(metadata["model_args"], "num_heads", "heads", None, CONFIG)
     heads, note = guess_heads(kernel[0], depth, hidden, Hints(heads=heads))
     stem = infer_stem(shapes)
     patch = square_patch((kernel[2], kernel[3]))
     class_token = "cls_token" in shapes
     pooled = "fc_norm.weight" in shapes
     stride = patch * (stem.stride if stem else 1)
-    size, size_note = size_from(need(shapes, "pos_embed", 3)[1], class_token, stride, hints)
+    size, size_note = infer_image_size(required_shape(shapes, "pos_embed", 3)[1], class_token, stride, hints)
     notes = tuple(n for n in (note, size_note) if n)
     head = "map" if "attn_pool.latent" in shapes else "gap" if pooled or not class_token else "token"
     config = ViTConfig(
@@ -59,10 +61,10 @@ def infer(shapes: Shapes, hints: Hints) -> Found:
         patch=patch,
         stem=stem,
         image_size=size,
-        channels=need(shapes, f"{root_of(shapes)}.conv.weight", 4)[1] if stem else kernel[1],
-        classes=need(shapes, "head.weight", 2)[0] if "head.weight" in shapes else 0,
+        channels=required_shape(shapes, f"{root_of(shapes)}.conv.weight", 4)[1] if stem else kernel[1],
+        classes=required_shape(shapes, "head.weight", 2)[0] if "head.weight" in shapes else 0,
         representation=(
-            need(shapes, "pre_logits.fc.weight", 2)[0] if "pre_logits.fc.weight" in shapes else 0
+            required_shape(shapes, "pre_logits.fc.weight", 2)[0] if "pre_logits.fc.weight" in shapes else 0
         ),
         head=head,
         class_token=class_token,
@@ -72,45 +74,51 @@ def infer(shapes: Shapes, hints: Hints) -> Found:
         qkv_bias="blocks.0.attn.qkv.bias" in shapes,
         layer_scale="blocks.0.ls1.gamma" in shapes,
     )
-    preprocessing = shown(told["pretrained_cfg"])
-    is_decoder = any(name.startswith("decoder_") for name in shapes)
-    names = told["label_names"] if len(told["label_names"]) == config.classes else ()
-    return Found(config, preprocessing, names, notes=notes, ignored=DECODER if is_decoder else ())
+    has_decoder = any(name.startswith("decoder_") for name in shapes)
+    labels = metadata["label_names"] if len(metadata["label_names"]) == config.classes else ()
+    return ModelSpec(
+        config,
+        read_preprocessing(metadata["pretrained_cfg"]),
+        labels,
+        notes=notes,
+        ignored=DECODER if has_decoder else (),
+    )
 
 
-def timm_config(files: Mapping[str, Any]) -> dict[str, Any]:
-    """What the config.json of a timm folder says: its pretrained_cfg, and how its model was made."""
-    told = files.get(CONFIG, {})
-    parts = {name: told.get(name) or {} for name in ("pretrained_cfg", "model_args")}
+def read_config(files: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables pretrained_cfg and model_args, and the label names, of a timm folder's config.json."""
+    content = files.get(CONFIG, {})
+    parts = {name: content.get(name) or {} for name in ("pretrained_cfg", "model_args")}
     for name, part in parts.items():
         if not isinstance(part, dict):
             raise WeightsError(f"{CONFIG}: {name} is {str(part)[:40]!r}; expected a table")
-    names = told.get("label_names") or parts["pretrained_cfg"].get("label_names") or []
+    names = content.get("label_names") or parts["pretrained_cfg"].get("label_names") or []
     if not isinstance(names, list) or not all(isinstance(label, str) for label in names):
         raise WeightsError(f"{CONFIG}: label_names is {str(names)[:40]!r}; expected a list of names")
     return parts | {"label_names": tuple(names)}
 
 
-def shown(told: Mapping[str, Any]) -> Preprocessing:
-    """How timm shows images to the model; without a config.json, as it does by default."""
-    method, mode = told.get("interpolation") or "bicubic", told.get("crop_mode") or "center"
-    crop = number_in(told, "crop_pct", "crop", 0.9, CONFIG)
+def read_preprocessing(pretrained_cfg: Mapping[str, Any]) -> Preprocessing:
+    """timm's preprocessing; its defaults where config.json is missing."""
+    method = pretrained_cfg.get("interpolation") or "bicubic"
+    mode = pretrained_cfg.get("crop_mode") or "center"
+    crop = read_number(pretrained_cfg, "crop_pct", "crop", 0.9, CONFIG)
     if method not in ("bilinear", "bicubic") or not (mode == "center" or (mode == "squash" and crop == 1)):
         raise WeightsError(
             f"{CONFIG}: interpolation is {str(method)[:40]!r} and crop_mode {str(mode)[:40]!r} with crop_pct "
-            f"{crop}; known are bilinear and bicubic, center, and squash with crop_pct 1"
+            f"{crop}; supported are bilinear and bicubic, center, and squash with crop_pct 1"
         )
     return Preprocessing(
         resize="crop" if mode == "center" else "squash",
         crop=float(crop),
         interpolation=method,
-        mean=tuple(map(float, number_in(told, "mean", "mean", (0.5, 0.5, 0.5), CONFIG))),
-        std=tuple(map(float, number_in(told, "std", "std", (0.5, 0.5, 0.5), CONFIG))),
+        mean=tuple(map(float, read_number(pretrained_cfg, "mean", "mean", (0.5, 0.5, 0.5), CONFIG))),
+        std=tuple(map(float, read_number(pretrained_cfg, "std", "std", (0.5, 0.5, 0.5), CONFIG))),
     )
 
 
 def root_of(shapes: Shapes) -> str:
-    """Where the root convolution of a hybrid is; a stem without stages is not wrapped. Empty: no hybrid."""
+    """The prefix of a hybrid's root convolution (timm wraps only stems with stages); empty for other ViTs."""
     return next((r for r in (f"{STEM}.stem", STEM) if f"{r}.conv.weight" in shapes), "")
 
 
@@ -119,7 +127,7 @@ def infer_stem(shapes: Shapes) -> StemConfig | None:
         return None
     stages = count(shapes, STEM + ".stages.{}.blocks.0.conv1.weight")
     blocks = tuple(count(shapes, f"{STEM}.stages.{s}.blocks.{{}}.conv1.weight") for s in range(stages))
-    width = need(shapes, f"{root_of(shapes)}.conv.weight", 4)[0]
+    width = required_shape(shapes, f"{root_of(shapes)}.conv.weight", 4)[0]
     return StemConfig(blocks=blocks, width=width, norm_eps=1e-5, std_eps=1e-8, std_eps_in="variance")
 
 
@@ -180,16 +188,35 @@ def stem_entries(stem: StemConfig) -> list[Entry]:
     return table
 
 
-def objection(config: Config) -> str:
+def unsupported(config: Config) -> str:
     also = ("head", "final_norm", "layer_scale", "qkv_bias", "stem")
-    return plain_vit_objection(config, "timm", also=also)
+    return unsupported_fields(config, "timm", also=also)
+
+
+def choose(config: Config) -> Layout:
+    return LAYOUT if isinstance(config, ViTConfig) else bit.TIMM
 
 
 def native(config: Config) -> Config:
     stem = {"norm_eps": 1e-5, "std_eps": 1e-8, "std_eps_in": "variance"}
-    return as_computed(config, stem, gelu="erf", norm_eps=1e-6)
+    return with_numerics(config, stem, gelu="erf", norm_eps=1e-6)
 
 
 LAYOUT = Layout(
-    name="timm", recognises=recognises, infer=infer, entries=entries, objection=objection, native=native
+    name="timm",
+    recognises=recognises,
+    infer=infer,
+    entries=entries,
+    unsupported=unsupported,
+    native=native,
+    peer="timm",
+    remedies={"gelu": "give it act_layer='gelu_tanh'"},
+)
+FORMAT = Format(
+    name="timm",
+    description="ViT, hybrid, BiT; also DeiT, MAE and DINO encoders",
+    layouts=(LAYOUT, bit.TIMM),
+    endings=(".safetensors", ".pth", ".pt", ".bin"),
+    choose=choose,
+    order=20,
 )

@@ -1,4 +1,4 @@
-"""ViTs in torchvision's names."""
+"""The torchvision format: ViTs in torchvision's names."""
 
 from vitkit.models.card import Preprocessing
 from vitkit.models.variants import Config
@@ -6,19 +6,20 @@ from vitkit.models.vit import ViTConfig
 from vitkit.weights.formats.layout import (
     SAME,
     Entry,
-    Found,
+    Format,
     Hints,
     Layout,
+    ModelSpec,
     Shapes,
     Source,
-    as_computed,
     count,
     guess_heads,
-    need,
+    infer_image_size,
     pairs,
-    plain_vit_objection,
-    size_from,
+    required_shape,
     square_patch,
+    unsupported_fields,
+    with_numerics,
 )
 
 LAYER = "encoder.layers.encoder_layer_{}"
@@ -29,20 +30,22 @@ def recognises(shapes: Shapes) -> bool:
     return "conv_proj.weight" in shapes and "encoder.pos_embedding" in shapes
 
 
-def tidy(shapes: Shapes) -> dict[str, Source]:
-    """Old files call the MLP's layers linear_1 and linear_2."""
+def canonical_names(shapes: Shapes) -> dict[str, Source]:
+    """Old files name the layers of the MLP linear_1 and linear_2."""
     return {
         n.replace(".mlp.linear_1.", ".mlp.0.").replace(".mlp.linear_2.", ".mlp.3."): Source(n) for n in shapes
     }
 
 
-def infer(shapes: Shapes, hints: Hints) -> Found:
-    kernel = need(shapes, "conv_proj.weight", 4)
+def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
+    kernel = required_shape(shapes, "conv_proj.weight", 4)
     depth = count(shapes, LAYER + ".ln_1.weight")
-    hidden = need(shapes, LAYER.format(0) + ".mlp.0.weight", 2)[0]
+    hidden = required_shape(shapes, LAYER.format(0) + ".mlp.0.weight", 2)[0]
     heads, note = guess_heads(kernel[0], depth, hidden, hints)
     patch = square_patch((kernel[2], kernel[3]))
-    sizes = {ours: need(shapes, f"{n}.weight", 2)[0] for n, ours in HEAD.items() if f"{n}.weight" in shapes}
+    sizes = {
+        own: required_shape(shapes, f"{n}.weight", 2)[0] for n, own in HEAD.items() if f"{n}.weight" in shapes
+    }
     config = ViTConfig(
         width=kernel[0],
         depth=depth,
@@ -50,7 +53,9 @@ def infer(shapes: Shapes, hints: Hints) -> Found:
         hidden=hidden,
         patch=patch,
         channels=kernel[1],
-        image_size=size_from(need(shapes, "encoder.pos_embedding", 3)[1], True, patch, hints)[0],
+        image_size=infer_image_size(
+            required_shape(shapes, "encoder.pos_embedding", 3)[1], True, patch, hints
+        )[0],
         classes=sizes.get("head", 0),
         representation=sizes.get("representation", 0),
         gelu="erf",
@@ -59,7 +64,7 @@ def infer(shapes: Shapes, hints: Hints) -> Found:
     preprocessing = Preprocessing(
         resize="crop", crop=0.875, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
     )
-    return Found(config, preprocessing, notes=(note,) if note else ())
+    return ModelSpec(config, preprocessing, notes=(note,) if note else ())
 
 
 def entries(config: Config) -> list[Entry]:
@@ -85,21 +90,29 @@ def entries(config: Config) -> list[Entry]:
     return table + (pairs("head", "heads.head") if config.classes else [])
 
 
-def objection(config: Config) -> str:
+def unsupported(config: Config) -> str:
     if isinstance(config, ViTConfig) and config.gelu != "erf":
         return (
-            "torchvision always computes the erf GELU and this model uses tanh, so its answers would change; "
+            "torchvision always uses the erf GELU and this model uses tanh, so its outputs would change; "
             "to accept that: vitkit convert --gelu erf (load(FILE, gelu='erf') in Python)"
         )
-    return plain_vit_objection(config, "torchvision", also=("representation",))
+    return unsupported_fields(config, "torchvision", also=("representation",))
 
 
 LAYOUT = Layout(
     name="torchvision",
     recognises=recognises,
-    tidy=tidy,
+    canonical_names=canonical_names,
     infer=infer,
     entries=entries,
-    objection=objection,
-    native=lambda config: as_computed(config, gelu="erf", norm_eps=1e-6),
+    unsupported=unsupported,
+    native=lambda config: with_numerics(config, gelu="erf", norm_eps=1e-6),
+    peer="torchvision",
+)
+FORMAT = Format(
+    name="torchvision",
+    description="ViT; the erf GELU only",
+    layouts=(LAYOUT,),
+    endings=(".pth", ".pt", ".bin", ".safetensors"),
+    order=40,
 )
