@@ -30,7 +30,7 @@ def logit(model, image: Tensor, target: int, nudges: dict[int, Tensor]) -> Tenso
         z = model.inject(grid)(z, layer)
         x = block.norm1(z)
         weights = block.attention.weights(x) + nudges.get(layer, 0)
-        mixed = block.attention.out((weights @ block.attention.split(x)[2]).transpose(1, 2).flatten(2))
+        mixed = block.attention.out((weights @ block.attention.project(x)[2]).transpose(1, 2).flatten(2))
         z = z + (mixed if block.scale1 is None else mixed * block.scale1)
         y = block.mlp(block.norm2(z))
         z = z + (y if block.scale2 is None else y * block.scale2)

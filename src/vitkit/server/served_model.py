@@ -25,11 +25,11 @@ from vitkit.inference.predict import evaluation_view, features, load_model, read
 from vitkit.inspection.attention import attention_rollout, class_map
 from vitkit.inspection.subject import (
     array,
-    at_least_single,
-    attentions,
+    at_least_float32,
+    attention_count,
+    eval_mode,
     grid_for,
-    lead_of,
-    still,
+    prefix_tokens,
     transformer,
 )
 from vitkit.models.variants import Model
@@ -43,7 +43,7 @@ from vitkit.weights.locate import RECIPE, inside, model_files, run_model
 def attention_objection(model: Model) -> str:
     """Why a model has no attention maps over all patches; empty where it has them."""
     try:
-        if attentions(transformer(model)) and model.config.attention == "axial":
+        if attention_count(transformer(model)) and model.config.attention == "axial":
             return "this model is axial: no layer of it has one attention over all patches to show"
     except ValueError as error:
         return str(error)
@@ -70,10 +70,10 @@ def explain(model: ViT, pixels: Tensor, target: int | None) -> dict[str, Any]:
 
 def every_map(model: ViT, image: Tensor) -> np.ndarray:
     """What each head of each layer looks at, (L, K, N), in one pass; see inspection.rollout.head_maps."""
-    lead = lead_of(model)
-    with still(model), torch.no_grad():
-        weights = (w[0, ..., lead:] for w in model.attention(image.to(model.project.weight)))  # (K, T, N)
-        return np.stack([array(w[:, 0] if lead else at_least_single(w).mean(1)) for w in weights])
+    prefix = prefix_tokens(model)
+    with eval_mode(model), torch.no_grad():
+        weights = (w[0, ..., prefix:] for w in model.attention(image.to(model.project.weight)))  # (K, T, N)
+        return np.stack([array(w[:, 0] if prefix else at_least_float32(w).mean(1)) for w in weights])
 
 
 def numbers(heat: np.ndarray) -> list[float]:
