@@ -194,7 +194,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid_query(request: Request, error: RequestValidationError) -> Response:
-        text = "; ".join(f"{one['loc'][-1]}: {one['msg']}" for one in error.errors()[:3])
+        text = "; ".join(f"{detail['loc'][-1]}: {detail['msg']}" for detail in error.errors()[:3])
         return error_response(request, 422, text, code="request.value")
 
     @app.exception_handler(ClientDisconnect)
