@@ -1,4 +1,4 @@
-"""docs/errors.md out of the table of codes: python tests/make_errors_page.py writes it."""
+"""Write docs/errors.md from the table of error codes."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from vitkit.errors import CODES
 
 PAGE = Path(__file__).parent.parent / "docs" / "errors.md"
 AREAS = {
-    "request": "What was asked for", "file": "Files and folders", "disk": "Files and folders",
+    "request": "Requests", "file": "Files and folders", "disk": "Files and folders",
     "system": "The system", "data": "Data sets", "image": "Images", "network": "Downloads and remote data",
     "weights": "Weights", "model": "Models", "recipe": "Recipes", "run": "Runs", "checkpoint": "Runs",
     "training": "Runs", "device": "Runs", "evaluation": "Evaluation", "inspection": "Inspection",
@@ -14,10 +14,10 @@ AREAS = {
 }  # fmt: skip
 START = """# Errors
 
-Every error that a user can put right has a stable code beside its message. Codes stay; the wording of a
-message may improve from version to version, so programs should compare codes.
+Every error that a user can fix has a stable code besides its message. Messages may change between versions,
+so programs should compare codes.
 
-In Python every such error is a `vitkit.Error`, which is a `ValueError` too:
+In Python every such error is a `vitkit.Error`, which is also a `ValueError`:
 
 ```python
 try:
@@ -26,9 +26,9 @@ except vitkit.Error as error:
     print(error.code, error)
 ```
 
-In a shell a failing command prints one line on standard error. Its exit code is 2 where the request cannot
-be met, 1 where it failed on the way, and 128 plus the number of the signal where it was interrupted. With
-`--json` its one value on standard output is the error:
+On the command line a failing command prints one line to standard error. The exit code is 2 for an invalid
+request, 1 for a failure while the command runs, and 128 plus the signal number for an interruption. With
+`--json` the error is the JSON value on standard output:
 
 ```bash
 vitkit evaluate runs/photos nowhere --json | jq -r .error.code   # data.not-found
@@ -38,13 +38,13 @@ vitkit evaluate runs/photos nowhere --json | jq -r .error.code   # data.not-foun
 {"error": {"code": "data.not-found", "message": "no data at 'nowhere'; give ..."}}
 ```
 
-An interrupted run that can go on is reported in the same way, as `training.stopped`. This page is made by
-`python tests/make_errors_page.py`.
+An interrupted run that can be resumed is reported in the same way, as `training.stopped`. This page is
+written by `python tests/make_errors_page.py`.
 """
 
 
 def page() -> str:
-    """What the file must hold: one line for each code, by area."""
+    """The content of the page: one row per code, grouped by area."""
     rows: dict[str, list[str]] = {}
     for code, meaning in CODES.items():
         rows.setdefault(AREAS[code.partition(".")[0]], []).append(f"| `{code}` | {meaning} |")

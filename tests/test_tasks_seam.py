@@ -281,7 +281,7 @@ def test_it_is_exported_and_predicts_from_the_file(straight, pictures, tmp_path,
 def test_the_service_answers_with_its_number(straight, pictures):
     settings = Settings(model=str(straight), device="cpu", engine="torch")
     served = open_served(settings)
-    assert served.facts(settings)["task"] == "brightness"
+    assert served.describe(settings)["task"] == "brightness"
     for file in pictures.glob("*.png"):
         values = served.engine(pixels(file.read_bytes(), served.model)[None])
         assert answer(served, values, 5) == {"brightness": pytest.approx(vitkit.predict(straight, file))}

@@ -243,13 +243,13 @@ def test_pauses_grow_and_vary(server, monkeypatch):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (404, "the server says 404"),
-        (403, "the server says 403"),
-        ("whole", "must know byte ranges"),
-        ("shifted", "must know byte ranges"),
+        (404, "the server answered 404"),
+        (403, "the server answered 403"),
+        ("whole", "must support byte ranges"),
+        ("shifted", "must support byte ranges"),
         ((302, {"Location": "file:///etc/passwd"}), "'file:///etc/passwd', which is not followed"),
         ((302, {"Location": "ftp://127.0.0.1/x"}), "which is not followed"),
-        ((301, {"Location": "/again"}), "sent on more than 5 times"),
+        ((301, {"Location": "/again"}), "redirects more than 5 times"),
     ],
     ids=str,
 )

@@ -20,8 +20,8 @@ from launch import HOST, picture, post, service, tiny
 from uvicorn.server import ServerState
 
 from vitkit.server import http, monitoring
-from vitkit.server.http import RESERVE, ConnectionLimits, Timed, listen
-from vitkit.server.monitoring import Handler, Seldom, Writer, escaped
+from vitkit.server.http import RESERVE, ConnectionLimits, TimedProtocol, listen
+from vitkit.server.monitoring import Handler, RateLimitedLog, Writer, escaped
 from vitkit.weights.save import save
 
 FILES = 300
@@ -75,11 +75,11 @@ def asked(port: int, request: bytes, half_close: bool = False) -> tuple[int, dic
 async def one_server(app=None, most: int = 10):
     """Our connections around any application: the port, and those that are open."""
     state = ServerState()
-    config = uvicorn.Config(app, http=Timed, lifespan="off", log_config=None)
-    crowd = ConnectionLimits(most)
+    config = uvicorn.Config(app, http=TimedProtocol, lifespan="off", log_config=None)
+    limits = ConnectionLimits(most)
 
-    def made() -> Timed:
-        return Timed(crowd, config=config, server_state=state, app_state={})
+    def made() -> TimedProtocol:
+        return TimedProtocol(limits, config=config, server_state=state, app_state={})
 
     wire = listen(HOST, 0)
     server = await asyncio.get_running_loop().create_server(made, sock=wire)
@@ -119,7 +119,7 @@ def test_slow_requests_are_answered_408_with_the_id_of_the_log(monkeypatch, capl
             writer.close()
             return content
 
-    monkeypatch.setattr(http, "LOOK", 0.05)
+    monkeypatch.setattr(http, "CHECK_INTERVAL", 0.05)
     monkeypatch.setitem(http.SECONDS, wait, 0.2)
     with caplog.at_level(logging.INFO):
         head, _, body = asyncio.run(answer()).partition(b"\r\n\r\n")
@@ -182,7 +182,7 @@ def test_clients_that_send_no_more_are_answered(running):
     assert json.loads(body)["code"] == "server.request"
 
 
-def test_half_sent_heads_make_way_and_others_are_answered(running):
+def test_half_sent_heads_evict_and_others_are_answered(running):
     """With 300 files 100 connections may be open, and 50 of one address."""
     assert FILES - RESERVE == 100
     wires = []
@@ -263,33 +263,33 @@ def test_without_files_accepting_waits_and_the_control_an_ordinary_socket_compla
     assert 1 <= complaints <= 4 if kind == "ours" else complaints > 100
 
 
-def test_the_oldest_that_wait_make_way_and_those_being_answered_stay():
+def test_the_oldest_that_wait_evict_and_those_being_answered_stay():
     class One:
         def __init__(self, address: str) -> None:
             self.address, self.gone = address, False
 
-        def make_way(self) -> None:
+        def evict(self) -> None:
             self.gone = True
 
-    crowd = ConnectionLimits(6)
+    limits = ConnectionLimits(6)
     many = [One("many") for _ in range(4)]
     for one in many:
-        assert crowd.enter(one)
-        crowd.idle(one)
+        assert limits.enter(one)
+        limits.idle(one)
     assert [one.gone for one in many] == [True, False, False, False]  # three of one address at most
-    crowd.leave(many[0])
-    crowd.busy(many[1])
-    crowd.idle(many[2])  # has been answered, and waits anew
+    limits.leave(many[0])
+    limits.busy(many[1])
+    limits.idle(many[2])  # has been answered, and waits anew
     newcomer = One("many")
-    assert crowd.enter(newcomer) and [one.gone for one in many] == [True, False, False, True]
-    crowd.leave(many[3])
+    assert limits.enter(newcomer) and [one.gone for one in many] == [True, False, False, True]
+    limits.leave(many[3])
     others = [One(f"other {n}") for n in range(4)]
     for one in others:
-        assert crowd.enter(one)
+        assert limits.enter(one)
     assert many[2].gone and not any(one.gone for one in others)
-    crowd.leave(many[2])
-    assert not crowd.enter(One("last"))  # nobody waits: all are being answered
-    assert crowd.total == 7
+    limits.leave(many[2])
+    assert not limits.enter(One("last"))  # nobody waits: all are being answered
+    assert limits.total == 7
 
 
 def test_lines_are_clipped_and_control_characters_escaped():
@@ -310,22 +310,22 @@ def full_pipe() -> int:
 
 
 def test_a_log_that_nobody_reads_drops_lines_and_counts_them(monkeypatch):
-    monkeypatch.setattr(monitoring, "EVERY", 0.1)
+    monkeypatch.setattr(monitoring, "REPORT_INTERVAL", 0.1)
     read, write = os.pipe()
     writer = Writer(write)
     log = logging.Logger("test")
     log.addHandler(Handler(writer))
     for number in range(500):
         log.info("line %d %s", number, "x" * 2000)
-    for _ in range(3 * monitoring.MOST_LINES):
+    for _ in range(3 * monitoring.MAX_LINES):
         log.error("an error")
-    assert writer.dropped > 500 - monitoring.PER_SECOND and len(writer.lines) <= monitoring.MOST_LINES
+    assert writer.dropped > 500 - monitoring.PER_SECOND and len(writer.lines) <= monitoring.MAX_LINES
     file, text = os.fdopen(read, errors="replace"), []
     while "log lines were dropped" not in (text[-1] if text else ""):
         text.append(file.readline())
     assert "line 0 x" in text[0] and max(map(len, text)) < 1200
     dropped = int(re.search(r"(\d+) log lines", text[-1])[1])
-    assert dropped + len(text) - 1 == 500 + 3 * monitoring.MOST_LINES
+    assert dropped + len(text) - 1 == 500 + 3 * monitoring.MAX_LINES
     stuck = Writer(full_pipe())
     stuck.put("a line")
     begun = time.monotonic()
@@ -334,11 +334,11 @@ def test_a_log_that_nobody_reads_drops_lines_and_counts_them(monkeypatch):
 
 
 def test_what_happens_often_is_one_line_with_a_count(caplog, monkeypatch):
-    seldom = Seldom(logging.getLogger("test"), "things")
+    limited = RateLimitedLog(logging.getLogger("test"), "things")
     for _ in range(1000):
-        seldom("something")
-    monkeypatch.setattr(monitoring, "EVERY", 0.0)
-    seldom("something")
+        limited("something")
+    monkeypatch.setattr(monitoring, "REPORT_INTERVAL", 0.0)
+    limited("something")
     assert [re.search(r"(\d+) things", line)[1] for line in caplog.messages] == ["1", "1000"]
 
 
@@ -374,13 +374,13 @@ def test_a_service_goes_on_and_stops_where_nobody_reads_its_log_and_the_control_
 def hangs_up_while_it_loads() -> None:
     from vitkit.server import served_model
 
-    as_ever = served_model.prepared
+    as_ever = served_model.load_served
 
-    def prepared(*values):
+    def load_served(*values):
         signal.raise_signal(signal.SIGHUP)
         return as_ever(*values)
 
-    served_model.prepared = prepared
+    served_model.load_served = load_served
 
 
 @pytest.mark.slow

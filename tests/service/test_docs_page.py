@@ -12,7 +12,7 @@ import pytest
 from launch import picture, service, tiny
 
 from vitkit.server.app import WEB
-from vitkit.server.docs import EXAMPLES, MORE, SENDING, address, page
+from vitkit.server.docs import EXAMPLES, MORE, SENDING, base_url, page
 from vitkit.weights.save import save
 
 TOKEN = "a-secret-of-23-characters"
@@ -120,7 +120,7 @@ def test_every_call_is_shown_and_programs_get_the_same_examples(running):
     ],
 )
 def test_lines_have_the_address_by_which_the_service_was_asked(headers, url):
-    assert address(headers) == url
+    assert base_url(headers) == url
 
 
 def test_the_icon_that_browsers_ask_for_is_there(running):

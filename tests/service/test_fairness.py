@@ -20,11 +20,11 @@ from vitkit.data.decode import jpeg_scans, pixels_by_header
 from vitkit.data.views import View
 from vitkit.server import decoder, inputs
 from vitkit.server.admission import SMALL, AdmissionControl
-from vitkit.server.app import encoded
+from vitkit.server.app import encode_results
 from vitkit.server.decoder import Decoder, FairQueue, Share
 from vitkit.server.inputs import from_base64, from_json
 from vitkit.server.monitoring import Metrics
-from vitkit.server.settings import MOST_SCANS, Settings
+from vitkit.server.settings import MAX_SCANS, Settings
 from vitkit.weights.save import save
 
 VIEW = View(size=(32, 32), crop="squash")
@@ -60,7 +60,7 @@ def test_costs_are_refused_before_anything_is_decoded():
     inputs.check_cost([good] * 5 + [("too large by itself", picture(1, (200, 200)))], settings)
     for images, status, code, values in (
         ([good] * 6, 413, "server.too-large", ("60000",)),
-        ([good, ("b.jpg", progressive(MOST_SCANS + 1))], 422, "image.too-large", ("b.jpg", "32 scans")),
+        ([good, ("b.jpg", progressive(MAX_SCANS + 1))], 422, "image.too-large", ("b.jpg", "32 scans")),
     ):
         with refused(code, *values) as refusal:
             inputs.check_cost(images, settings)
@@ -168,7 +168,7 @@ def no_turns() -> None:
 
 def any_scans() -> None:
     """Protection off: a JPEG may have any number of scans."""
-    inputs.MOST_SCANS = 10**6
+    inputs.MAX_SCANS = 10**6
 
 
 @pytest.mark.slow
@@ -212,9 +212,9 @@ async def longest_pause(work) -> float:
 
 
 class Parser:
-    """The part of a desk that takes large things apart."""
+    """The part of the admission control that runs functions in another thread."""
 
-    aside = AdmissionControl.aside
+    offload = AdmissionControl.offload
 
     def __init__(self) -> None:
         self.parser = ThreadPoolExecutor(1)
@@ -223,7 +223,7 @@ class Parser:
 def test_what_is_large_is_not_read_or_written_by_the_thread_of_the_event_loop():
     async def threads() -> list[bool]:
         mine = threading.get_ident()
-        return [await Parser().aside(size, threading.get_ident) == mine for size in (1, SMALL + 1)]
+        return [await Parser().offload(size, threading.get_ident) == mine for size in (1, SMALL + 1)]
 
     assert asyncio.run(threads()) == [True, False]
 
@@ -233,11 +233,11 @@ def test_the_event_loop_goes_on_while_a_large_answer_is_written():
     images = [(str(number), b"") for number in range(32)]
     values = ("m", images, rows, lambda row: {"features": row.tolist()})
     begun = time.perf_counter()
-    whole = encoded(*values)
+    whole = encode_results(*values)
     alone = time.perf_counter() - begun
     assert [r["image"] for r in json.loads(whole)["results"]] == [name for name, _ in images]
     assert np.allclose(json.loads(whole)["results"][7]["features"], rows[7])
-    pause = asyncio.run(longest_pause(Parser().aside(len(whole), encoded, *values)))
+    pause = asyncio.run(longest_pause(Parser().offload(len(whole), encode_results, *values)))
     assert pause < alone / 3, (pause, alone)
 
 
@@ -248,7 +248,7 @@ def test_json_of_millions_of_values_is_not_even_read(monkeypatch):
     body = b'{"images": [' + b"1," * 20_000 + b"1]}"
     many = json.dumps({"images": [{"data": ""}] * 33}).encode()
     with refused("server.request", "32"):
-        inputs.parsed("application/json", {}, many, Settings(model="m"))
+        inputs.parse_images("application/json", {}, many, Settings(model="m"))
     monkeypatch.setattr(inputs.json, "loads", no_reading)
     with refused("server.request", "10000"):
         from_json(body)

@@ -230,7 +230,7 @@ def test_d8_new_models_are_taken_over_without_a_lost_or_mixed_answer(model_file)
     print(f"\nD8: answers by model {dict(seen)}, {dict(statuses)}; files refused: {refused:.0f}")
     assert set(statuses) == {200} and set(seen) == {"old", "second", "third", "fourth"}
     assert told["labels"][0].startswith("fourth") and refused == 2  # cut short, and no model at all
-    assert "the old one goes on" in log and "Traceback" not in log
+    assert "the old one stays in service" in log and "Traceback" not in log
 
 
 def test_d8_sigterm_loses_no_request(model_file):

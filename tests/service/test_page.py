@@ -80,7 +80,7 @@ def test_pictures_are_answered_as_by_predict_and_the_overlay_follows_its_sliders
 def overlay(visit: Visit) -> None:
     """Every control of the open picture changes what is drawn, without a further request."""
     assert visit.page.get_by_label("Class map", exact=True).is_checked()
-    assert visit.page.get_by_role("heading", name="Other answers").is_visible()
+    assert visit.page.get_by_role("heading", name="Other predictions").is_visible()
     assert visit.page.locator("#first .answer").get_attribute("aria-pressed") == "true"
     by_class, asked = visit.drawn(), len(visit.asked)
     visit.slide("Opacity", "Home")
@@ -183,7 +183,7 @@ def test_pictures_are_seen_to_open(browser, address):
 @pytest.mark.parametrize("width, scheme", [(390, "light"), (1280, "dark")])
 def test_the_documents_fit_and_no_page_asks_for_what_is_not_there(browser, running, width, scheme):
     with Visit(browser, running.url, width, scheme) as visit:
-        visit.page.get_by_role("link", name="Ask this model from a program").click()
+        visit.page.get_by_role("link", name="Use this model from your own code").click()
         visit.page.get_by_role("heading", name="POST /v1/predict").wait_for()
         assert visit.page.url == f"{running.url}/docs" and wide(visit) == 0
         ground = visit.says("getComputedStyle(document.body).backgroundColor")
@@ -380,7 +380,7 @@ def test_limits_are_told_and_a_camera_gives_pictures(browser, saved):
         held[0].continue_()
         visit.settled(2)
         shown = visit.page.locator("#cards").inner_text()
-        assert "the server takes up to 20 kB" in shown and "This file is empty." in shown
+        assert "the server accepts up to 20 kB" in shown and "This file is empty." in shown
         visit.page.get_by_role("button", name="Use the camera").click()
         wait_until(lambda: visit.says("document.getElementById('video').videoWidth") > 0)
         visit.page.get_by_role("button", name="Take the picture").click()
@@ -397,6 +397,6 @@ def test_a_model_without_attention_still_answers(browser, tmp_path, small_resnet
         visit.give("drop", {"one.png": png(1)})
         visit.settled(1)
         visit.page.locator(".thumb").click()
-        visit.page.get_by_text("This model has no attention that could be drawn.").wait_for()
+        visit.page.get_by_text("This model has no attention maps.").wait_for()
         assert visit.page.locator("#controls").is_hidden() and visit.drawn().std() > 0
         assert visit.page.locator(".viewer .answers .line").count() == 5

@@ -17,11 +17,11 @@ from vitkit.data.views import View
 from vitkit.inference.predict import logits
 from vitkit.options import SERVICE, size_in_bytes
 from vitkit.server.admission import Batcher, Job
-from vitkit.server.decode_worker import REFUSED, plain, question
-from vitkit.server.decoder import Decoder, Helper
+from vitkit.server.decode_worker import FAILED, encode_request, without_addresses
+from vitkit.server.decoder import Decoder, Worker
 from vitkit.server.guard import Guard
 from vitkit.server.monitoring import Metrics
-from vitkit.server.served_model import copied, marks, open_served, without_path
+from vitkit.server.served_model import copy_model, file_stamps, open_served, without_path
 from vitkit.server.settings import Settings, whole
 from vitkit.weights.save import save
 
@@ -51,9 +51,9 @@ def test_a_batch_holds_one_kind_of_one_model_and_keeps_the_order(served):
     for one in jobs:
         batcher.submit(one)
     batcher.stop()
-    taken = [[jobs.index(one) for one in batcher.take()] for _ in range(6)]
+    taken = [[jobs.index(one) for one in batcher.next_batch()] for _ in range(6)]
     assert taken == [[0, 3], [1], [2], [4], [5], [6]]
-    assert batcher.take() == []
+    assert batcher.next_batch() == []
 
 
 def test_every_job_is_answered_and_those_that_nobody_wants_are_left_out(served):
@@ -104,15 +104,17 @@ def test_a_model_that_gives_no_numbers_is_refused(small, tmp_path):
 
 
 def test_a_change_of_the_file_is_seen_and_its_copy_is_whole(place, tmp_path):
-    first = marks(str(place))
-    assert first == marks(str(place)) == marks(str(tmp_path)) and first  # a run folder stands for its model
+    first = file_stamps(str(place))
+    assert (
+        first == file_stamps(str(place)) == file_stamps(str(tmp_path)) and first
+    )  # a run folder stands for its model
     os.utime(place, (1, 1))
-    assert marks(str(place)) != first
+    assert file_stamps(str(place)) != first
     folder = tmp_path / "copy"
     folder.mkdir()
-    with open(copied(str(tmp_path), folder), "rb") as file:
+    with open(copy_model(str(tmp_path), folder), "rb") as file:
         assert file.read() == place.read_bytes()
-    assert marks("no such file") == () and copied("ViT-B/16", folder) == "ViT-B/16"
+    assert file_stamps("no such file") == () and copy_model("ViT-B/16", folder) == "ViT-B/16"
 
 
 def test_where_a_model_came_from_is_told_without_folders():
@@ -137,10 +139,10 @@ def test_other_sizes_are_refused(text):
 
 def test_hosts_that_others_reach_need_a_token():
     assert Settings(model="m").local and Settings(model="m", host="::1").local
-    assert "[::1]" in Settings(model="m", host="::1").names
+    assert "[::1]" in Settings(model="m", host="::1").allowed_hosts
     open_to_all = Settings(model="m", host="0.0.0.0", token="x" * 16)
-    assert open_to_all.names == ["*"]
-    assert "photos.example" in replace(open_to_all, allow_host=("photos.example",)).names
+    assert open_to_all.allowed_hosts == ["*"]
+    assert "photos.example" in replace(open_to_all, allow_host=("photos.example",)).allowed_hosts
     for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
         with refused("request.missing", host, "VITKIT_TOKEN", "openssl rand"):
             Settings(model="m", host=host, token="x" * 15)
@@ -159,9 +161,9 @@ def test_names_that_no_host_can_have_are_refused(name):
 
 def test_names_of_hosts_may_have_wildcards_ports_and_brackets():
     names = ("photos.example", "*.example.org", "Photos.Example:8443", "192.0.2.1", "[2001:db8::1]:80", "a_b")
-    known = Settings(model="m", allow_host=names).names[3:]
+    known = Settings(model="m", allow_host=names).allowed_hosts[3:]
     assert known == ["photos.example", "*.example.org", "Photos.Example", "192.0.2.1", "[2001:db8::1]", "a_b"]
-    assert Settings(model="m", allow_host=("*",), token="secret").names[-1] == "*"
+    assert Settings(model="m", allow_host=("*",), token="secret").allowed_hosts[-1] == "*"
 
 
 @pytest.mark.parametrize("name", SERVICE)
@@ -215,7 +217,7 @@ def test_numbers_that_are_not_whole_are_refused_by_name(value):
 
 
 def test_errors_of_decoders_hold_no_address():
-    assert plain("cannot identify <_io.BytesIO object at 0x7f00aa>") == "cannot identify the file"
+    assert without_addresses("cannot identify <_io.BytesIO object at 0x7f00aa>") == "cannot identify the file"
 
 
 @pytest.mark.slow
@@ -227,18 +229,22 @@ def test_decoders_have_a_limit_and_an_end():
     data = zlib.compress(bytes(rows * (rows + 1)), 1)
     bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
     view = View(size=(32, 32), crop="squash")
-    helper = Helper(max_pixels=1000)
+    worker = Worker(max_pixels=1000)
     try:
-        assert helper.ask(question(bomb, view, 10**9), 10**6, 60).startswith(REFUSED)  # no memory for it
-        assert helper.ask(question(b"text", view, 10**9), 10**6, 60).startswith(REFUSED + b"not-an-image")
+        assert worker.request(encode_request(bomb, view, 10**9), 10**6, 60).startswith(
+            FAILED
+        )  # no memory for it
+        assert worker.request(encode_request(b"text", view, 10**9), 10**6, 60).startswith(
+            FAILED + b"not-an-image"
+        )
     finally:
-        helper.end()
+        worker.kill()
     decoder = Decoder(1, 1000, Metrics())
     try:
         with refused("image.too-large", 1000):
             decoder.submit(bomb, view).result(60)
-        (helper,) = decoder.helpers
-        helper.process.kill()
+        (worker,) = decoder.workers
+        worker.process.kill()
         with refused("image.unreadable"):  # by another one
             decoder.submit(b"text", view).result(60)
     finally:
@@ -258,14 +264,14 @@ def test_an_image_may_crash_one_decoder_and_more_may_be_killed_while_they_have_i
 ):
     died = []
 
-    def ask(self, *question):
+    def request(self, *args):
         if len(died) < deaths:
             died.append(self)
             os.kill(self.process.pid, getattr(signal, number))
-        return as_ever(self, *question)
+        return as_ever(self, *args)
 
-    as_ever = Helper.ask
-    monkeypatch.setattr(Helper, "ask", ask)
+    as_ever = Worker.request
+    monkeypatch.setattr(Worker, "request", request)
     metrics = Metrics()
     decoder = Decoder(1, 1000, metrics)
     try:
@@ -285,10 +291,10 @@ def test_where_no_process_may_be_started_requests_are_told_to_come_again_and_lat
 
     decoder, view = Decoder(1, 1000, Metrics()), View(size=(32, 32), crop="squash")
     try:
-        (helper,) = decoder.helpers
-        helper.process.kill()
+        (worker,) = decoder.workers
+        worker.process.kill()
         with monkeypatch.context() as limited:
-            limited.setattr("vitkit.server.decoder.Helper", no_more)
+            limited.setattr("vitkit.server.decoder.Worker", no_more)
             for _ in range(2):
                 with refused("server.busy") as told:
                     decoder.submit(b"text", view).result(60)
@@ -305,20 +311,20 @@ def test_another_engine_says_the_same(place):
     settings = Settings(model=str(place), device="cpu", engine="onnxruntime")
     served = open_served(settings)
     images = torch.stack([job(served, seed=n).pixels for n in range(3)])
-    assert served.facts(settings)["engine"] == "onnxruntime"
+    assert served.describe(settings)["engine"] == "onnxruntime"
     assert torch.allclose(served.engine(images), logits(served.model, images), atol=1e-4)
 
 
 def test_a_decoder_is_started_also_when_what_it_is_forked_from_has_just_died(monkeypatch):
     tried = []
 
-    def helper(max_pixels):
+    def start(max_pixels):
         tried.append(1)
         if len(tried) < 3:
             raise EOFError("unexpected EOF")
-        return Helper(max_pixels)
+        return Worker(max_pixels)
 
-    monkeypatch.setattr("vitkit.server.decoder.Helper", helper)
+    monkeypatch.setattr("vitkit.server.decoder.Worker", start)
     decoder = Decoder(1, 1000, Metrics())
     assert len(tried) == 3 and decoder.idle.get().process.is_alive()
     decoder.close()

@@ -12,7 +12,7 @@ from refusals import refused
 
 from vitkit.inference import predict as open_model
 from vitkit.server import served_model
-from vitkit.server.served_model import copied, marks, open_served
+from vitkit.server.served_model import copy_model, file_stamps, open_served
 from vitkit.server.settings import Settings
 from vitkit.weights.save import save
 
@@ -50,7 +50,7 @@ def test_a_model_that_is_replaced_while_it_loads_is_loaded_again(place, monkeypa
     monkeypatch.setattr(served_model, "load_model", slow_load)
     found = open_served(Settings(model=str(place), device="cpu"), revision)
     assert found.model.labels[0] == "new 0" and len(loads) == 2
-    assert found.marks == marks(str(place)) and found.revision == revision
+    assert found.stamps == file_stamps(str(place)) and found.revision == revision
 
 
 def test_a_model_that_changes_all_the_time_is_refused(place, monkeypatch):
@@ -96,10 +96,10 @@ def test_a_copy_is_checked_once_more_and_is_bounded(place, tmp_path, monkeypatch
     folder.mkdir()
     monkeypatch.setattr(served_model, "COPY_SECONDS", -1.0)
     with refused("file.unreadable", "model.safetensors", "-1 s"):
-        copied(str(place), folder)
+        copy_model(str(place), folder)
     put("pipe", place)
     with refused("file.unreadable", "model.safetensors"):
-        copied(str(place), folder)
+        copy_model(str(place), folder)
 
 
 @pytest.mark.slow

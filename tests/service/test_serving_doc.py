@@ -10,7 +10,7 @@ import pytest
 from vitkit.server import decoder, guard, http, inputs, monitoring, process
 from vitkit.server.http import ConnectionLimits
 from vitkit.server.monitoring import Metrics
-from vitkit.server.settings import MOST_SCANS, Settings
+from vitkit.server.settings import MAX_SCANS, Settings
 
 ROOT = Path(__file__).parent.parent.parent
 TEXT = (ROOT / "docs" / "serving.md").read_text()
@@ -26,12 +26,12 @@ def test_the_policy_the_metrics_and_the_limits_are_the_codes():
     for name, value in (
         ("head", f"{http.SECONDS['head']:.0f} s"), ("body", f"{http.SECONDS['body']:.0f} s"),
         ("answer read", f"{http.SECONDS['write']:.0f} s"),
-        ("connections", f"{http.MOST_CONNECTIONS}"), ("connections", f"{http.RESERVE}"),
-        ("of one address", f"{ConnectionLimits(http.MOST_CONNECTIONS).of_one_address}"),
+        ("connections", f"{http.MAX_CONNECTIONS}"), ("connections", f"{http.RESERVE}"),
+        ("of one address", f"{ConnectionLimits(http.MAX_CONNECTIONS).per_address}"),
         ("headers", f"{http.MAX_HEADERS}"), ("address", f"{http.MAX_TARGET}"),
-        ("method", f"{http.MAX_METHOD}"), ("values in JSON", f"{inputs.MOST_COMMAS}"),
-        ("scans of a JPEG", f"{MOST_SCANS}"),
-        ("log", f"{monitoring.PER_SECOND}"), ("log", f"{monitoring.LONGEST}"),
+        ("method", f"{http.MAX_METHOD}"), ("values in JSON", f"{inputs.MAX_COMMAS}"),
+        ("scans of a JPEG", f"{MAX_SCANS}"),
+        ("log", f"{monitoring.PER_SECOND}"), ("log", f"{monitoring.MAX_MESSAGE}"),
         ("pixels of a request", f"{limits.request_pixels // 10**6} million"),
         ("time to decode", f"{decoder.SECONDS:.0f} s"),
         ("time to decode", f"{decoder.REQUEST_SECONDS:.0f} s"),

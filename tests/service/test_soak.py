@@ -182,7 +182,7 @@ def counted() -> None:
 def keep_something() -> None:
     """A fault: a little more of the requests is kept than may be, whatever their number."""
     counted()
-    ask, kept, last = AdmissionControl.ask, [], time.monotonic()
+    ask, kept, last = AdmissionControl.infer, [], time.monotonic()
 
     async def leaking(self: AdmissionControl, *args: Any) -> list[Any]:
         nonlocal last
@@ -191,7 +191,7 @@ def keep_something() -> None:
         last = now
         return await ask(self, *args)
 
-    AdmissionControl.ask = leaking
+    AdmissionControl.infer = leaking
 
 
 @pytest.fixture

@@ -15,11 +15,18 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from vitkit.server.http import Timed
+from vitkit.server.http import TimedProtocol
 from vitkit.server.process import Server
 
 ROOT = Path(__file__).parents[2]
-OURS = {"crowd", "address", "seen", "since", "watch", "half_closed"}  # attributes that Timed itself brings
+OURS = {
+    "limits",
+    "address",
+    "phase",
+    "phase_start",
+    "timer",
+    "half_closed",
+}  # TimedProtocol's own attributes
 
 
 def written_by(function) -> set[str]:
@@ -44,8 +51,8 @@ def test_a_connection_has_all_that_timed_reads_of_it():
         return H11Protocol(uvicorn.Config(lambda: None, log_config=None), ServerState(), {})
 
     plain = asyncio.run(made())
-    used = set().union(*(written_by(one) for one in vars(Timed).values() if inspect.isfunction(one)))
-    own = OURS | set(vars(Timed))
+    used = set().union(*(written_by(one) for one in vars(TimedProtocol).values() if inspect.isfunction(one)))
+    own = OURS | set(vars(TimedProtocol))
     assert not {name for name in used - own if not hasattr(plain, name)}
     assert {"conn", "cycle", "transport", "loop", "scope", "client", "timeout_keep_alive_task"} <= used
     assert isinstance(plain.conn, h11.Connection) and plain.timeout_keep_alive_task is None
@@ -61,7 +68,9 @@ def test_a_connection_has_all_that_timed_reads_of_it():
     ],
 )  # fmt: skip
 def test_what_timed_overrides_is_still_called(name, caller):
-    theirs, ours = (inspect.signature(getattr(kind, name)).parameters for kind in (H11Protocol, Timed))
+    theirs, ours = (
+        inspect.signature(getattr(kind, name)).parameters for kind in (H11Protocol, TimedProtocol)
+    )
     assert list(theirs) == list(ours)
     assert caller is None or name in written_by(getattr(H11Protocol, caller))
 

@@ -4,8 +4,9 @@ import os
 
 import pytest
 import torch
+from refusals import refused
 
-from vitkit.runtime.runtime import choose_runtime, seed_step
+from vitkit.runtime.runtime import choose_runtime, data_workers, seed_step
 
 
 @pytest.fixture
@@ -33,8 +34,20 @@ def test_a_step_is_seeded_as_torch_seeds():
     assert not torch.equal(mine, torch.rand(4))
 
 
-@pytest.mark.parametrize("given, told", [({"device": "gpu9"}, "gpu9"), ({"precision": "fp8"}, "fp8"),
-                                         ({"parallel": "tp"}, "tp")])  # fmt: skip
-def test_what_is_not_there_is_refused_by_name(given, told):
-    with pytest.raises(ValueError, match=told):
-        choose_runtime(**({"device": "cpu"} | given))
+@pytest.mark.parametrize(
+    ("options", "code", "value"),
+    [
+        ({"device": "gpu9"}, "request.value", "gpu9"),
+        ({"device": "xpu"}, "device.unavailable", "xpu"),
+        ({"precision": "fp8"}, "request.value", "fp8"),
+        ({"parallel": "tp"}, "request.value", "tp"),
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(options, code, value):
+    with refused(code, value):
+        choose_runtime(**({"device": "cpu"} | options))
+
+
+def test_a_negative_number_of_workers_is_refused():
+    with refused("request.value", -1):
+        data_workers(-1)

@@ -171,7 +171,7 @@ def test_a_server_that_never_answers_is_given_up_within_seconds(tmp_path):
             one.setblocking(False)
             one.connect_ex(full.getsockname())
         start = time.monotonic()
-        with refused("network.unreachable", "out of reach"):
+        with refused("network.unreachable", "cannot be reached"):
             download(f"http://127.0.0.1:{full.getsockname()[1]}/w", tmp_path / "w", progress=quiet)
         assert time.monotonic() - start < 4.5
 
@@ -196,7 +196,7 @@ def test_a_published_name_offline_is_one_line_within_seconds(tmp_path):
 
 
 def test_only_http_is_spoken(tmp_path):
-    with refused("request.value", "only http"):
+    with refused("request.value", "file:///etc/hostname", "expected an http"):
         download("file:///etc/hostname", tmp_path / "w", progress=quiet)
 
 

@@ -14,7 +14,7 @@ from test_cli import run
 
 import vitkit
 from vitkit.inference.predict import load_model
-from vitkit.server.served_model import copied, marks, open_served
+from vitkit.server.served_model import copy_model, file_stamps, open_served
 from vitkit.server.settings import Settings
 
 MEAN, STD = [0.1, 0.3, 0.6], [0.9, 0.4, 0.2]
@@ -113,7 +113,7 @@ def test_shards_and_pickled_weights_are_opened_with_the_same_settings(folder, th
         check(vitkit.load(place), theirs)
         settings = Settings(model=str(place), device="cpu", engine="torch")
         check(open_served(settings, 2).model, theirs)
-        assert {f"part-{i}.{kind}" for i in range(2)} <= {mark[0] for mark in marks(str(place))}
+        assert {f"part-{i}.{kind}" for i in range(2)} <= {mark[0] for mark in file_stamps(str(place))}
     whole = shutil.copytree(folder, tmp_path / "whole")
     (whole / "model.safetensors").unlink()
     torch.save(state, whole / "pytorch_model.bin")
@@ -158,11 +158,13 @@ def test_inspect_show_fewshot_and_export_open_the_same_model(folder, theirs, pho
 
 
 def test_the_service_watches_the_settings_of_a_folder_too(folder, small, tmp_path):
-    before = marks(str(folder))
+    before = file_stamps(str(folder))
     assert {mark[0] for mark in before} == {"model.safetensors", "config.json", "preprocessor_config.json"}
     told = json.loads((folder / "config.json").read_text()) | {"layer_norm_eps": 0.25}
     (folder / "config.json").write_text(json.dumps(told))
-    assert marks(str(folder)) != before and marks(str(folder / "model.safetensors")) == marks(str(folder))
+    assert file_stamps(str(folder)) != before and file_stamps(
+        str(folder / "model.safetensors")
+    ) == file_stamps(str(folder))
     settings = Settings(model=str(folder), device="cpu", precision="fp32", engine="torch")
     assert open_served(settings, 2).model.config.norm_eps == 0.25
     run_folder = tmp_path / "run"
@@ -170,8 +172,8 @@ def test_the_service_watches_the_settings_of_a_folder_too(folder, small, tmp_pat
     (run_folder / "recipe.json").write_text("{}")
     (run_folder / "metrics.jsonl").write_text("")
     vitkit.save(small(), run_folder / "model.safetensors")
-    assert [mark[0] for mark in marks(str(run_folder))] == ["model.safetensors"]
-    assert marks("ViT-B/16.augreg-i21k") == () and marks(str(tmp_path / "nothing")) == ()
+    assert [mark[0] for mark in file_stamps(str(run_folder))] == ["model.safetensors"]
+    assert file_stamps("ViT-B/16.augreg-i21k") == () and file_stamps(str(tmp_path / "nothing")) == ()
 
 
 def test_a_run_folder_is_read_by_its_model_whatever_lies_beside_it(small, tmp_path):
@@ -279,4 +281,4 @@ def test_a_link_out_of_a_folder_is_not_copied_for_a_reload(folder, tmp_path):
     (folder / "model.safetensors").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "copy").mkdir()
     with refused("weights.untrusted", folder, "model.safetensors"):
-        copied(str(folder), tmp_path / "copy")
+        copy_model(str(folder), tmp_path / "copy")

@@ -33,7 +33,7 @@ from vitkit.inspection.gather import (
     similarity_facts,
     uniform_distance,
 )
-from vitkit.inspection.subject import attentions, class_number, transformer
+from vitkit.inspection.subject import attention_count, class_number, transformer
 from vitkit.io.files import replace_file
 from vitkit.models.vit import ViT, covered, dropped, grid_of
 from vitkit.options import parse_size
@@ -263,7 +263,7 @@ def look_at(
     found.arrays |= {"images": upright(shown)} | maps.arrays
     found.skipped |= maps.skipped
     if "head_maps" in maps.arrays:
-        facts["head_layer"] = layer % attentions(model)
+        facts["head_layer"] = layer % attention_count(model)
     if "class_maps" in maps.arrays:
         found.arrays["class_numbers"] = np.array(targets)
         facts["classes"] = [[label_of(model, number) for number in row] for row in targets]

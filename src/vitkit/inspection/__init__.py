@@ -1,1 +1,1 @@
-"""What a model looks at, as plain arrays (Sec. 4.5, App. D.7-D.8). Draws nothing."""
+"""What a model looks at, as NumPy arrays (Sec. 4.5, App. D.7-D.8); drawing is left to the report."""

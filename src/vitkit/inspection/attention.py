@@ -1,8 +1,6 @@
-"""Attention: how far it reaches, its rollout through all layers, and the map of one class."""
+"""Attention distance, attention rollout, and class maps from attention gradients."""
 
-# B batch, N patches, T tokens, D width, K heads, L layers; h, w grid of patches
-# B batch, N patches, K heads, L layers; h, w grid of patches
-# B batch, N patches, T tokens, K heads, Dh head width; h, w grid of patches
+# B batch, N patches, T tokens, D width, K heads, Dh head width, L layers; h, w grid of patches
 
 from collections.abc import Sequence
 from itertools import islice
@@ -15,12 +13,12 @@ from torch import Tensor, nn
 from vitkit.errors import Error
 from vitkit.inspection.subject import (
     array,
-    at_least_single,
-    attentions,
+    at_least_float32,
+    attention_count,
     batches,
+    eval_mode,
     grid_for,
-    lead_of,
-    still,
+    prefix_tokens,
     transformer,
 )
 from vitkit.models.attention import AttentionPool
@@ -31,189 +29,188 @@ from vitkit.models.vit import ViT
 def attention_distance(model: Any, images: Tensor, *, batch: int = 8) -> np.ndarray:
     """The mean attention distance in pixels of each layer and head, (L, K).
 
-    For query patch q it is sum_k A[q, k] |p_q - p_k|, with p the places of the patches in pixels, averaged
-    over all queries and all images. The row and the column of the class token are left out, and the rest
-    is not renormalised: what a patch pays to the class token counts as no distance.
+    For query patch q it is sum_k A[q, k] |p_q - p_k|, with p the patch positions in pixels, averaged over
+    all queries and all images. The row and the column of the class token are left out and the rest is not
+    renormalised: attention to the class token counts as distance 0.
 
-    Images are normalised and of any size that fits; `batch` of them are in memory at a time, with the
-    weights of one layer. An axial layer has two rows here: attention along rows, then along columns.
+    Images are normalised and of any size that the model takes. `batch` images are in memory at a time, with
+    the weights of one layer. An axial layer has two rows: attention along rows, then along columns.
     """
     vit = transformer(model)
-    grid, lead = grid_for(vit, images), lead_of(vit)
+    grid, prefix = grid_for(vit, images), prefix_tokens(vit)
     between = distances(grid, vit.config.stride)  # (N, N)
-    sums = np.zeros((attentions(vit), vit.config.heads))
-    with still(vit):
+    sums = np.zeros((attention_count(vit), vit.config.heads))
+    with eval_mode(vit):
         for part in batches(vit, images, batch):
             for layer, weights in enumerate(vit.attention(part)):
-                weights = at_least_single(weights[:, :, lead:, lead:])
+                weights = at_least_float32(weights[:, :, prefix:, prefix:])
                 by_query = torch.einsum("bkij,ij->bki", weights, between.to(weights))
                 sums[layer] += by_query.mean(-1).sum(0).cpu().numpy()
     return (sums / len(images)).astype(np.float32)
 
 
 def distances(grid: Grid, stride: int) -> Tensor:
-    """Pixels from each patch of a grid to each other, (N, N), in raster order."""
+    """Distances in pixels between the patches of a grid, (N, N), in raster order."""
     rows, columns = (torch.arange(n) * float(stride) for n in grid)
-    places = torch.cartesian_prod(rows, columns)  # (N, 2)
-    return torch.linalg.vector_norm(places[:, None] - places[None], dim=-1)
+    positions = torch.cartesian_prod(rows, columns)  # (N, 2)
+    return torch.linalg.vector_norm(positions[:, None] - positions[None], dim=-1)
 
 
 def attention_rollout(model: Any, images: Tensor, *, batch: int = 8) -> np.ndarray:
-    """How much of each patch reaches what the head reads, (B, h, w), as raw numbers.
+    """Attention rollout: how much of each patch reaches what the head reads, (B, h, w), unscaled.
 
     R_0 = I;  R_l = rows of (mean over heads of A_l + I), each divided by its sum, times R_{l-1}
 
-    With the class token as the head: its row of R_L, without its class column. With average pooling: the
-    mean of the rows of the patches, since that is what the head reads. With attention pooling: the rows
-    of the patches weighted as the pooling weighs them (mean over heads). Nothing is scaled afterwards.
+    For a class token head: its row of R_L, without the class column. For average pooling: the mean of the
+    patch rows. For attention pooling: the patch rows weighted by the pooling weights (mean over heads).
     """
     vit = transformer(model)
-    attentions(vit)
+    attention_count(vit)
     grid = grid_for(vit, images)
-    with still(vit):
-        maps = [rolled(vit, part) for part in batches(vit, images, batch)]
+    with eval_mode(vit):
+        maps = [rollout_batch(vit, part) for part in batches(vit, images, batch)]
     return np.concatenate([array(m) for m in maps]).reshape(-1, *grid)
 
 
-def rolled(model: ViT, images: Tensor) -> Tensor:
-    """The rollout maps of one batch, (B, N)."""
+def rollout_batch(model: ViT, images: Tensor) -> Tensor:
+    """The rollout of one batch, (B, N)."""
     rollout = None
     for weights in model.attention(images):  # (B, K, T, T)
-        step = at_least_single(weights).mean(1)
+        step = at_least_float32(weights).mean(1)
         step = step + torch.eye(step.shape[-1], device=step.device, dtype=step.dtype)  # the residual path
         step = step / step.sum(-1, keepdim=True)
         rollout = step if rollout is None else step @ rollout
     assert rollout is not None
-    lead = lead_of(model)
+    prefix = prefix_tokens(model)
     if model.config.head == "token":
-        return rollout[:, 0, lead:]
-    patches = rollout[:, lead:, lead:]
+        return rollout[:, 0, prefix:]
+    patches = rollout[:, prefix:, prefix:]
     if model.pool is None:
         return patches.mean(1)
-    reads = pool_weights(model.pool, model.tokens(images)[:, lead:]).mean(1)  # (B, 1, N)
-    return (reads.to(patches) @ patches)[:, 0]
+    pooling = pool_weights(model.pool, model.tokens(images)[:, prefix:]).mean(1)  # (B, 1, N)
+    return (pooling.to(patches) @ patches)[:, 0]
 
 
 def head_maps(
     model: Any, images: Tensor, *, layer: int, query: tuple[int, int] | None = None, batch: int = 8
 ) -> np.ndarray:
-    """What each head of one layer looks at, (B, K, h, w): its weights, as they are.
+    """The raw attention weights of each head of one layer, (B, K, h, w).
 
-    Asked for patch `query` (row, column) it is that patch's row of A; without, the class token's, or where
-    there is none the mean of the rows of all patches. A layer below 0 counts from the last. An axial layer
-    counts as two: 2 l along the rows, 2 l + 1 along the columns.
+    With `query` (row, column) these are that patch's row of A; without it the class token's row or, in a
+    model without a class token, the mean over all patches. Negative layers count from the last. An axial
+    layer counts as two: 2 l along the rows, 2 l + 1 along the columns.
     """
     vit = transformer(model)
-    grid, lead, count = grid_for(vit, images), lead_of(vit), attentions(vit)
+    grid, prefix, count = grid_for(vit, images), prefix_tokens(vit), attention_count(vit)
     if not -count <= layer < count:
-        raise Error(f"there is no layer {layer}: the model's are 0 to {count - 1}")
-    if query is not None and not all(0 <= place < side for place, side in zip(query, grid, strict=True)):
-        raise Error(f"there is no patch {query} on a grid of {grid[0]} x {grid[1]} patches")
+        raise Error(f"there is no layer {layer}: the model has layers 0 to {count - 1}")
+    if query is not None and not all(0 <= index < side for index, side in zip(query, grid, strict=True)):
+        raise Error(f"there is no patch {query}: the grid has {grid[0]} x {grid[1]} patches")
     maps = []
-    with still(vit):
+    with eval_mode(vit):
         for part in batches(vit, images, batch):
-            weights = next(islice(vit.attention(part), layer % count, None))[..., lead:]  # (B, K, T, N)
+            weights = next(islice(vit.attention(part), layer % count, None))[..., prefix:]  # (B, K, T, N)
             if query is not None:
-                row = weights[:, :, lead + query[0] * grid[1] + query[1]]
+                row = weights[:, :, prefix + query[0] * grid[1] + query[1]]
             else:
-                row = weights[:, :, 0] if lead else at_least_single(weights).mean(2)
+                row = weights[:, :, 0] if prefix else at_least_float32(weights).mean(2)
             maps.append(array(row))
     return np.concatenate(maps).reshape(len(images), -1, *grid)
 
 
 def pool_weights(pool: AttentionPool, z: Tensor) -> Tensor:
-    """What the query of the attention pooling looks at, (B, K, 1, N); z is what the pooling is given."""
+    """The attention weights of the pooling query over the patch tokens z, (B, K, 1, N)."""
     q = pool.query(pool.probe).unflatten(-1, (pool.heads, -1)).transpose(1, 2)  # (1, K, 1, Dh)
     k = pool.key_value(z).unflatten(-1, (2, pool.heads, -1))[:, :, 0].transpose(1, 2)  # (B, K, N, Dh)
     return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
 
 
 def class_map(model: Any, images: Tensor, *, target: int | Sequence[int], batch: int = 8) -> np.ndarray:
-    """How much each patch speaks for a class, one for all images or one for each: (B, h, w), at least 0.
+    """The relevance of each patch for a class, (B, h, w), at least 0; one target for all images or one each.
 
     With y the logit of the class and A_l the attention weights of layer l (Chefer et al., 2021):
 
         C_l = mean over heads of the positive part of (dy / dA_l) * A_l
         R   = (I + C_L) ... (I + C_1),  rows not renormalised
 
-    With the class token as the head: its row of R, without its class column. With average pooling: the
-    mean of the rows of the patches, less the 1 / N that I alone would give to every patch. With attention
-    pooling: c R with c the same product, positive part and mean for the weights of the pooling.
+    For a class token head: its row of R, without the class column. For average pooling: the mean of the
+    patch rows, less the 1 / N that I alone gives every patch. For attention pooling: c R, with c the same
+    product, positive part and mean for the pooling weights.
 
-    Only the inputs of the layers are kept. Going back, each layer is computed again with its attention
-    written out, so the weights of one layer, and their gradients, are in memory at a time.
+    Only the inputs of the layers are kept. The backward pass recomputes each layer with explicit attention
+    weights, so the weights of one layer and their gradients are in memory at a time.
     """
     vit = transformer(model)
     if vit.config.attention == "axial":
         raise Error(
-            "class maps need one attention over all patches in each layer; this model is axial",
+            "class maps need attention over all patches in each layer; this model has axial attention",
             code="inspection.unsupported",
         )
     if vit.head is None:
         raise Error(
-            "this model has no head, and so no logit of a class; fine-tune it first",
+            "this model has no classification head; fine-tune it first",
             code="inspection.unsupported",
         )
-    attentions(vit)
+    attention_count(vit)
     grid = grid_for(vit, images)
     maps = []
-    with torch.inference_mode(False), still(vit):
-        wanted = targets(target, images=len(images), classes=vit.config.classes)
-        for part, classes in zip(batches(vit, images, batch), wanted.split(batch), strict=True):
-            maps.append(array(explained(vit, part, classes.to(part.device))))
+    with torch.inference_mode(False), eval_mode(vit):
+        targets = check_targets(target, images=len(images), classes=vit.config.classes)
+        for part, classes in zip(batches(vit, images, batch), targets.split(batch), strict=True):
+            maps.append(array(class_map_batch(vit, part, classes.to(part.device))))
     return np.concatenate(maps).reshape(-1, *grid)
 
 
-def targets(target: int | Sequence[int], *, images: int, classes: int) -> Tensor:
-    """The class of each image, (B,), checked."""
-    wanted = torch.as_tensor(target)
-    if wanted.ndim == 0:
-        wanted = wanted.expand(images)
-    if wanted.shape != (images,) or wanted.is_floating_point():
+def check_targets(target: int | Sequence[int], *, images: int, classes: int) -> Tensor:
+    """The target class of each image, (B,)."""
+    targets = torch.as_tensor(target)
+    if targets.ndim == 0:
+        targets = targets.expand(images)
+    if targets.shape != (images,) or targets.is_floating_point():
         raise Error(f"target must be one class, or one for each of the {images} images: {target}")
-    if wanted.min() < 0 or wanted.max() >= classes:
+    if targets.min() < 0 or targets.max() >= classes:
         raise Error(f"target must be a class from 0 to {classes - 1}: {target}")
-    return wanted.long()
+    return targets.long()
 
 
-def explained(model: ViT, images: Tensor, classes: Tensor) -> Tensor:
-    """The maps of one batch, (B, N), with one row of R carried from the last layer to the first."""
+def class_map_batch(model: ViT, images: Tensor, classes: Tensor) -> Tensor:
+    """The class maps of one batch, (B, N): one row of R, propagated from the last layer to the first."""
     patches, grid = model.patches(images)
     states = model.encoder.states(model.embed(patches, grid), grid, model.inject(grid))
     *inputs, last = states
-    gradient, start = from_head(model, last, classes)
+    gradient, start = head_gradient(model, last, classes)
     added = torch.zeros_like(start)  # start R - start
-    norm: nn.Module = model.encoder.norm  # the last state has been through it
+    norm: nn.Module = model.encoder.norm  # already applied to the last state
     for block, z in zip(reversed(model.encoder.blocks), reversed(inputs), strict=True):
         assert isinstance(block, Block)
-        gradient, relevance = from_layer(block, z, gradient, norm)  # positions are added: the same gradient
+        gradient, relevance = layer_gradient(block, z, gradient, norm)  # adding positions keeps the gradient
         added = added + ((start + added)[:, None] @ relevance)[:, 0]
         norm = nn.Identity()
-    lead = lead_of(model)
-    return (added if model.pool is None else start + added)[:, lead:]
+    prefix = prefix_tokens(model)
+    return (added if model.pool is None else start + added)[:, prefix:]
 
 
-def from_head(model: ViT, z: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
-    """dy/dz at the encoder's output (B, T, D), and the row (B, T) with which the head begins."""
+def head_gradient(model: ViT, z: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+    """dy/dz at the encoder's output (B, T, D), and the row (B, T) of R that the head starts from."""
     with torch.enable_grad():
         z = z.detach().requires_grad_()
         logits, weights = written_head(model, z)
         y = logits.gather(1, classes[:, None]).sum()
-        wanted = [z] if weights is None else [z, weights]
-        gradient, *rest = torch.autograd.grad(y, wanted)
-    lead = lead_of(model)
-    start = at_least_single(torch.zeros_like(z[..., 0]))
+        inputs = [z] if weights is None else [z, weights]
+        gradient, *rest = torch.autograd.grad(y, inputs)
+    prefix = prefix_tokens(model)
+    start = at_least_float32(torch.zeros_like(z[..., 0]))
     if weights is not None:
-        start[:, lead:] = positive(weights, rest[0])[:, 0]
+        start[:, prefix:] = positive(weights, rest[0])[:, 0]
     elif model.config.head == "token":
         start[:, 0] = 1
     else:
-        start[:, lead:] = 1 / (z.shape[1] - lead)
+        start[:, prefix:] = 1 / (z.shape[1] - prefix)
     return gradient, start
 
 
-def from_layer(block: Block, z: Tensor, gradient: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
-    """dy/dz before a layer from dy/dz after it (and after `norm`), and C_l, (B, T, T)."""
+def layer_gradient(block: Block, z: Tensor, gradient: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """dy/dz before a layer, given dy/dz after the layer and `norm`, and C_l (B, T, T)."""
     with torch.enable_grad():
         z = z.detach().requires_grad_()
         out, weights = written_layer(block, z)
@@ -223,11 +220,11 @@ def from_layer(block: Block, z: Tensor, gradient: Tensor, norm: nn.Module) -> tu
 
 def positive(weights: Tensor, gradient: Tensor) -> Tensor:
     """The mean over heads of the positive part of weights times gradient: (B, K, ...) -> (B, ...)."""
-    return at_least_single(weights.detach() * gradient).clamp(min=0).mean(1)
+    return at_least_float32(weights.detach() * gradient).clamp(min=0).mean(1)
 
 
 def written_layer(block: Block, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Eq. 2-3 with the attention of Eq. 6-7 written out: the layer's output, and A."""
+    """A layer (Eq. 2-3) with explicit attention weights (Eq. 6-7): its output, and A."""
     x = block.norm1(z)
     weights = block.attention.weights(x)  # (B, K, T, T), Eq. 6
     mixed = weights @ block.attention.project(x)[2]  # Eq. 7
@@ -236,9 +233,9 @@ def written_layer(block: Block, z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def written_head(model: ViT, z: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Logits from the encoder's output, and the weights (B, K, 1, N) of the attention pooling, if any."""
+    """Logits from the encoder's output, and the weights (B, K, 1, N) of an attention pooling, or None."""
     assert model.head is not None
-    patches, weights, pool = z[:, lead_of(model) :], None, model.pool
+    patches, weights, pool = z[:, prefix_tokens(model) :], None, model.pool
     if pool is not None:
         weights = pool_weights(pool, patches)
         v = pool.key_value(patches).unflatten(-1, (2, pool.heads, -1))[:, :, 1].transpose(1, 2)

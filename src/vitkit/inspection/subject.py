@@ -1,4 +1,4 @@
-"""What can be inspected: the checks, the quiet state and the small batches that the other files share."""
+"""Shared by all inspections: input checks, class lookup, evaluation mode and batching."""
 
 # B batch, C channels, K heads; H, W pixels; h, w grid of patches
 
@@ -18,7 +18,7 @@ from vitkit.models.vit import ViT, grid_of
 
 
 def transformer(model: Any) -> ViT:
-    """The model, if it is a ViT or a hybrid; else an error that says why not."""
+    """The model as a ViT; an error if it is neither a ViT nor a hybrid."""
     if not isinstance(model, ViT):
         kind = type(model).__name__
         raise Error(
@@ -28,65 +28,65 @@ def transformer(model: Any) -> ViT:
     return model
 
 
-def attentions(model: ViT) -> int:
-    """How many attentions follow each other: one a layer; in an axial layer the rows, then the columns."""
+def attention_count(model: ViT) -> int:
+    """The number of attention operations: one per layer, or two per axial layer (rows, then columns)."""
     count = model.config.depth * (2 if model.config.attention == "axial" else 1)
     if not count:
         raise Error(
-            "this model has depth 0: there is no attention in it to inspect", code="inspection.unsupported"
+            "this model has depth 0, so it has no attention to inspect", code="inspection.unsupported"
         )
     return count
 
 
 def class_number(model: Any, name: int | str, close: bool = True) -> int:
-    """The class with this label or number; else an error that names labels like it.
+    """The index of the class with this label or number; the error for an unknown one suggests labels.
 
-    close: also those that are spelled alike, which takes a moment where there are thousands.
+    close: also suggest labels with a similar spelling, which is slow for thousands of classes.
     """
     count, labels, text = model.config.classes, model.labels, str(name)
     if not count:
-        why = f"there is no class {text[:80]!r}: this model has no head; fine-tune it first"
-        raise Error(why, code="model.unsupported")
+        message = f"there is no class {text[:80]!r}: this model has no head; fine-tune it first"
+        raise Error(message, code="model.unsupported")
     if isinstance(name, str) and text in labels:
         return labels.index(text)
     if re.fullmatch("-?[0-9]+", text):
         if re.fullmatch("[0-9]{1,8}", text) and int(text) < count:
             return int(text)
-        why = f"there is no class {text[:80]}: the model's are 0 to {count - 1}"
-        raise Error(why, code="request.unknown")
-    same = [i for i, label in enumerate(labels) if text and text.casefold() in words_of(label)]
-    if len(same) == 1:
-        return same[0]
+        message = f"there is no class {text[:80]}: the model has classes 0 to {count - 1}"
+        raise Error(message, code="request.unknown")
+    matches = [i for i, label in enumerate(labels) if text and text.casefold() in names_in(label)]
+    if len(matches) == 1:
+        return matches[0]
     if not labels:
-        why = f"no class of this model is {text[:80]!r}: they have no names; give 0 to {count - 1}"
-        raise Error(why, code="request.unknown")
-    near = [labels[i] for i in same] or near_labels(text[:80], labels, close)
-    hint = f"; near it: {', '.join(map(repr, near))}" if near else ""
-    why = f"the model has no class {text[:80]!r}{hint} (or give a number, 0 to {count - 1})"
-    raise Error(why, code="request.unknown")
+        message = f"there is no class {text[:80]!r}: the classes have no names; give 0 to {count - 1}"
+        raise Error(message, code="request.unknown")
+    similar = [labels[i] for i in matches] or similar_labels(text[:80], labels, close)
+    hint = f" (similar: {', '.join(map(repr, similar))})" if similar else ""
+    message = f"there is no class {text[:80]!r}{hint}; give a label or a number from 0 to {count - 1}"
+    raise Error(message, code="request.unknown")
 
 
-def words_of(label: str) -> set[str]:
-    """A label, and each of the names in it that commas separate, without case."""
+def names_in(label: str) -> set[str]:
+    """A label and each of its comma-separated names, case-folded."""
     return {part.strip().casefold() for part in (label, *label.split(","))}
 
 
-def near_labels(text: str, labels: tuple[str, ...], close: bool) -> list[str]:
-    """At most five labels that contain a text, or are spelled like it."""
-    low = text.casefold()
-    by_fold = {label.casefold(): label for label in labels}
-    inside = [label for fold, label in by_fold.items() if low and low in fold]
-    alike = [by_fold[fold] for fold in get_close_matches(low, by_fold, n=5)] if close else []
-    return list(dict.fromkeys([*inside, *alike]))[:5]
+def similar_labels(text: str, labels: tuple[str, ...], close: bool) -> list[str]:
+    """At most five labels that contain a text, or with `close` have a similar spelling."""
+    folded = text.casefold()
+    by_name = {label.casefold(): label for label in labels}
+    containing = [label for name, label in by_name.items() if folded and folded in name]
+    alike = [by_name[name] for name in get_close_matches(folded, by_name, n=5)] if close else []
+    return list(dict.fromkeys([*containing, *alike]))[:5]
 
 
-def lead_of(model: ViT) -> int:
-    """1 when a class token leads the patches, else 0."""
+def prefix_tokens(model: ViT) -> int:
+    """The number of tokens before the patch tokens: 1 with a class token, else 0."""
     return int(model.class_token is not None)
 
 
 def grid_for(model: ViT, images: Tensor) -> Grid:
-    """The grid of patches of these images, or what is wrong with them."""
+    """The patch grid of a batch of images; an error if the model does not take them."""
     channels = model.config.channels
     if images.ndim != 4 or images.shape[1] != channels or not len(images):
         raise Error(
@@ -95,7 +95,7 @@ def grid_for(model: ViT, images: Tensor) -> Grid:
         )
     if not images.is_floating_point():
         raise Error(
-            f"images must be normalised floating-point numbers, not {images.dtype} pixels",
+            f"images must be normalised floating-point tensors, not {images.dtype} pixels",
             code="model.input",
         )
     return grid_of((images.shape[2], images.shape[3]), model.config.stride)
@@ -110,8 +110,8 @@ def batches(model: ViT, images: Tensor, size: int) -> Iterator[Tensor]:
 
 
 @contextmanager
-def still(model: ViT) -> Iterator[None]:
-    """No dropout and no gradients inside; afterwards every module is in the mode it was in before."""
+def eval_mode(model: ViT) -> Iterator[None]:
+    """Evaluation mode without gradients; restores the mode of every module afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -122,11 +122,11 @@ def still(model: ViT) -> Iterator[None]:
             module.training = training
 
 
-def at_least_single(x: Tensor) -> Tensor:
-    """Half precision is too coarse to add up in; double stays double."""
+def at_least_float32(x: Tensor) -> Tensor:
+    """Promote half precision, which is too coarse for sums, to float32; float64 stays."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def array(x: Tensor) -> np.ndarray:
-    """A float32 array in the computer's own memory."""
+    """A float32 NumPy array, in host memory."""
     return x.detach().float().cpu().numpy()

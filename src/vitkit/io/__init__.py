@@ -1,1 +1,1 @@
-"""Files and the network: atomic writes, locks, caches, downloads and hashes, once each. Imports no torch."""
+"""Files and the network: atomic writes, locks, caches, downloads and hashes. Does not import torch."""

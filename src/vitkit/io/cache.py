@@ -1,4 +1,4 @@
-"""The user's cache folder, and limits on what is in it: the least recently used entries go first."""
+"""The user's cache folder, and size limits with least-recently-used eviction."""
 
 import os
 import shutil
@@ -12,39 +12,39 @@ from uuid import uuid4
 
 from vitkit.io.files import PARTIAL
 
-MAKING = ".making-"  # how the name of a folder begins while its content is being written
-GONE = ".gone-"  # how the name of a folder begins that is being removed
-HOUR = 3600.0  # seconds for which what is being written is left alone; then its process has died
+MAKING = ".making-"  # prefix of a folder that is still being written
+GONE = ".gone-"  # prefix of a folder that is being removed
+HOUR = 3600.0  # seconds after which an unfinished entry belongs to a dead process and may be evicted
 
 
 def cache_folder() -> Path:
-    """The user's cache folder of vitkit."""
+    """vitkit's folder in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitkit"
 
 
 @dataclass(frozen=True, order=True)
 class Entry:
-    """A file or folder of a cache, as it was when it was measured."""
+    """A file or folder of a cache, with its size at the time of measurement."""
 
-    used: int  # nanoseconds; its own time of change, as times of access are not kept everywhere
+    used: int  # modification time in nanoseconds; many file systems do not record access times
     path: Path
     size: int
-    making: bool  # it, or something in it, is being written
+    making: bool  # the entry, or a file in it, is still being written
 
 
 def touch(path: Path) -> None:
-    """An entry is used: it becomes the youngest; where it is missing or another user's, nothing happens."""
+    """Mark an entry as just used. A missing entry, or one of another user, is ignored."""
     with suppress(OSError):
         os.utime(path)
 
 
 def trim(folder: Path, keep_bytes: int, using: Path | None = None, pattern: str = "*") -> None:
-    """Remove the least recently used entries until at most so many bytes are left; never the one in use.
+    """Remove the least recently used entries until at most `keep_bytes` are left, but never `using`.
 
-    Entries are what the pattern matches in the folder. Other processes may use, write and trim the same
-    folder meanwhile. Links and their targets stay.
+    Entries are the paths in the folder that match the pattern. Other processes may use, write and trim the
+    same folder at the same time. Links and their targets stay.
     """
-    entries = sorted(measured(folder, pattern))
+    entries = sorted(list_entries(folder, pattern))
     total = sum(entry.size for entry in entries)
     for entry in entries:
         if total <= keep_bytes:
@@ -54,9 +54,9 @@ def trim(folder: Path, keep_bytes: int, using: Path | None = None, pattern: str 
             total -= entry.size
 
 
-def measured(folder: Path, pattern: str = "*") -> Iterator[Entry]:
-    """Every entry; what a process left that died while it removed a folder is removed now."""
-    with suppress(OSError):  # the folder, or one in it, is not there or not ours
+def list_entries(folder: Path, pattern: str = "*") -> Iterator[Entry]:
+    """All entries; also finishes the removals that a killed process has left behind."""
+    with suppress(OSError):  # a folder is missing, or this user may not read it
         for path in list(folder.glob(pattern)):
             if path.name.startswith(GONE):
                 shutil.rmtree(path, ignore_errors=True)
@@ -65,48 +65,48 @@ def measured(folder: Path, pattern: str = "*") -> Iterator[Entry]:
 
 
 def measure(path: Path) -> Entry | None:
-    """None for a link, a pipe and the like, and for what has gone meanwhile."""
+    """The entry at a path, or None if it is a link or special file or no longer exists."""
     try:
-        own = path.lstat()
+        status = path.lstat()
     except OSError:
         return None
-    if not stat.S_ISREG(own.st_mode) and not stat.S_ISDIR(own.st_mode):
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
         return None
-    states = [(path.name, own), *inside(path)]
-    size = sum(size_of(state) for _, state in states if stat.S_ISREG(state.st_mode))
-    return Entry(own.st_mtime_ns, path, size, any(being_written(name, state) for name, state in states))
+    files = [(path.name, status), *walk(path)]
+    size = sum(size_of(file) for _, file in files if stat.S_ISREG(file.st_mode))
+    return Entry(status.st_mtime_ns, path, size, any(being_written(name, file) for name, file in files))
 
 
-def size_of(state: os.stat_result) -> int:
-    """Bytes of a file without its holes, where the file system says how many blocks it has."""
-    return min(state.st_size, state.st_blocks * 512) if state.st_blocks else state.st_size
+def size_of(status: os.stat_result) -> int:
+    """The bytes a file takes on disk, without its holes, where the file system reports blocks."""
+    return min(status.st_size, status.st_blocks * 512) if status.st_blocks else status.st_size
 
 
-def inside(path: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Names and states of all that is in a folder, at any depth; no link is followed."""
+def walk(path: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """The name and status of everything below a folder, without following links."""
     for root, folders, files in os.walk(path):
         for name in (*folders, *files):
             with suppress(OSError):
                 yield name, os.lstat(os.path.join(root, name))
 
 
-def being_written(name: str, state: os.stat_result) -> bool:
-    named = name.startswith(MAKING) or name.endswith(PARTIAL)
-    return named and abs(time.time() - state.st_mtime) < HOUR  # a file server's clock may be ahead
+def being_written(name: str, status: os.stat_result) -> bool:
+    unfinished = name.startswith(MAKING) or name.endswith(PARTIAL)
+    return unfinished and abs(time.time() - status.st_mtime) < HOUR  # a file server's clock may be ahead
 
 
 def remove(entry: Entry) -> bool:
-    """Whether its bytes no longer count; they do if it was used since it was measured."""
+    """Remove an entry; False if it was used since it was measured, and so stays."""
     try:
-        own = entry.path.lstat()
-        if own.st_mtime_ns != entry.used:
+        status = entry.path.lstat()
+        if status.st_mtime_ns != entry.used:
             return False
-        if stat.S_ISDIR(own.st_mode):
-            gone = entry.path.with_name(f"{GONE}{uuid4().hex}")
-            entry.path.rename(gone)  # first, so that nobody finds half a folder
-            shutil.rmtree(gone, ignore_errors=True)
+        if stat.S_ISDIR(status.st_mode):
+            renamed = entry.path.with_name(f"{GONE}{uuid4().hex}")
+            entry.path.rename(renamed)  # first, so that no other process sees a half-removed folder
+            shutil.rmtree(renamed, ignore_errors=True)
         else:
             entry.path.unlink()
-    except OSError:  # another process was quicker; or it cannot be removed, and the others shall not pay
+    except OSError:  # already removed by another process, or not removable: do not evict others in its place
         pass
     return True

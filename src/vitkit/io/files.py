@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: readers see the old content or the new one, never a part."""
+"""Atomic file writes and folder locks: readers see the old content or the new, never a partial file."""
 
 import fcntl
 import hashlib
@@ -13,12 +13,12 @@ from uuid import uuid4
 
 from vitkit.errors import Error
 
-PARTIAL = ".partial"  # how the name of a file ends while it is being written
+PARTIAL = ".partial"  # suffix of a file that is still being written
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Inside, an error of writing names the file: the system's own error of a full disk does not."""
+    """Add the path to an OSError that lacks one, such as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -29,14 +29,14 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def staged(path: Path, *, durable: bool = True, alone: bool = False) -> Iterator[Path]:
-    """A new name beside the file; what is written there replaces it at the end, unless an error comes first.
+    """A temporary path next to the file, which replaces the file at the end unless an error is raised.
 
-    durable: the content is on the disk before the rename, and the rename before this returns; not needed
-    where losing the file costs only time. alone: no other process writes the file, so the name is always the
-    same, and what a killed process has left there is overwritten.
+    durable: sync the content to disk before the rename and the rename before returning; not needed for
+    files that can be made again. alone: no other process writes this file, so the temporary name is fixed
+    and what a killed process has left there is overwritten.
     """
-    own = "" if alone else f".{uuid4().hex[:8]}"
-    temporary = path.with_name(f".{path.name}{own}{PARTIAL}")
+    unique = "" if alone else f".{uuid4().hex[:8]}"
+    temporary = path.with_name(f".{path.name}{unique}{PARTIAL}")
     try:
         with naming(path):
             yield temporary
@@ -52,19 +52,19 @@ def staged(path: Path, *, durable: bool = True, alone: bool = False) -> Iterator
 
 @contextmanager
 def replaced(path: Path) -> Iterator[io.BufferedRandom]:
-    """A file to write, for whoever holds the lock of its folder; it has its name when it is whole."""
+    """Write a file that gets its name when it is complete; the caller must hold the folder's lock."""
     with staged(path, alone=True) as temporary, temporary.open("w+b") as file:
         yield file
 
 
 def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
-    """Replace a file by what a function writes to the name that it is given."""
+    """Replace a file atomically by what `write` writes to the path it is called with."""
     with staged(path) as temporary:
         write(temporary)
 
 
 def flush(path: Path) -> None:
-    """Have a file, or the names in a folder, on the disk itself."""
+    """Sync a file, or the entries of a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -73,18 +73,18 @@ def flush(path: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal."""
+    """The SHA-256 of a file's content as a hex string."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-LOCK = ".lock"  # the file in the folder; it stays there
-HELD: set[IO[str]] = set()  # by this process
+LOCK = ".lock"  # name of the lock file, which is never removed
+OPEN_LOCKS: set[IO[str]] = set()  # lock files that this process has open
 
 
 @contextmanager
 def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
-    """Inside, no other process has the folder; the others wait, or are refused with who has it."""
+    """Hold the folder's lock; where another process has it, wait or raise an error that names the process."""
     path = folder / LOCK
     with path.open("a+") as file:
         try:
@@ -92,17 +92,17 @@ def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             raise Error(f"{folder} is in use by process {file.read().strip()}", code="run.locked") from None
-        HELD.add(file)
+        OPEN_LOCKS.add(file)
         try:
             if not wait:
-                sign(file, path)
+                write_owner(file, path)
             yield
         finally:
-            HELD.discard(file)
+            OPEN_LOCKS.discard(file)
 
 
-def sign(file: IO[str], path: Path) -> None:
-    """Write down who has the lock, for those who are refused."""
+def write_owner(file: IO[str], path: Path) -> None:
+    """Record the process that holds the lock, for the error message of others."""
     with naming(path):
         file.truncate(0)
         file.write(f"{os.getpid()} on {platform.node()}")
@@ -110,21 +110,21 @@ def sign(file: IO[str], path: Path) -> None:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process has the folder now."""
+    """Whether some process holds the folder's lock."""
     try:
         with (folder / LOCK).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # there is no such file
+    except OSError:  # there is no lock file
         return False
     return False
 
 
-def let_go() -> None:
-    """Give up the locks in a forked process: a data worker that outlives its parent must not keep them."""
-    while HELD:
-        HELD.pop().close()
+def release_after_fork() -> None:
+    """Close the parent's locks in a forked process: a data worker that outlives it must not keep them."""
+    while OPEN_LOCKS:
+        OPEN_LOCKS.pop().close()
 
 
-os.register_at_fork(after_in_child=let_go)
+os.register_at_fork(after_in_child=release_after_fork)

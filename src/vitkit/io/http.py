@@ -1,6 +1,6 @@
-"""HTTP: parts of files and whole files, with retries, time limits, proxies and errors that say what to do.
+"""HTTP downloads of files and byte ranges, with retries, timeouts, proxies and helpful errors.
 
-urllib3 does the protocol; it is imported when something is fetched, since that takes a tenth of a second.
+urllib3 is imported lazily, on the first request: the import takes a tenth of a second.
 """
 
 import os
@@ -27,28 +27,28 @@ if TYPE_CHECKING:
     from urllib3.util import Retry
 
 TIMEOUT = 30.0  # seconds without a byte
-REACH = 3.0  # seconds in which a server must be reached; a machine without network learns it that soon
-SLOWEST = 16 * 1024  # bytes a second, below which a range is requested anew
-TRIES = 8  # of a range; of a download, without a byte of progress between them
-PAUSE = 1.0  # seconds before the third try, about, and doubled from try to try; the second follows at once
-LONGEST = 60  # seconds of one pause, whatever a server's Retry-After says
+CONNECT_TIMEOUT = 3.0  # seconds to reach a server; short, so that being offline is noticed quickly
+MIN_SPEED = 16 * 1024  # bytes per second; a slower range request is retried
+TRIES = 8  # per byte range; for a download, tries without any progress
+PAUSE = 1.0  # base of the exponential backoff in seconds; the first retry follows at once
+MAX_PAUSE = 60  # seconds between two tries, whatever the server's Retry-After says
 REDIRECTS = 5
 CHUNK = 2**20
-AGAIN = (408, 425, 429, 500, 502, 503, 504)  # what a server says that may go better later
-MOVED = (301, 302, 303, 307, 308)
-jitter = random.SystemRandom()  # not the generator that training may draw from
-Progress = Callable[[int, int | None], None]  # bytes that are there, and in all, where that is known
+RETRY_STATUS = (408, 425, 429, 500, 502, 503, 504)
+REDIRECT_STATUS = (301, 302, 303, 307, 308)
+jitter = random.SystemRandom()  # leaves the generator that training may use alone
+Progress = Callable[[int, int | None], None]  # bytes received so far, and the total if it is known
 T = TypeVar("T")
 
 
 class NetworkError(Error, OSError):
-    """A server that cannot be reached, or did not send, for several tries."""
+    """A server cannot be reached, or a transfer failed in every try."""
 
     code = "network.unreachable"
 
 
-class Again(Exception):
-    """What may go better the next time."""
+class RetryableError(Exception):
+    """A failure that may be temporary, with the server's response if there is one."""
 
     def __init__(self, reason: str, response: "BaseHTTPResponse | None" = None) -> None:
         super().__init__(reason)
@@ -56,45 +56,47 @@ class Again(Exception):
 
 
 def join(address: str, name: str) -> str:
-    """The address of a file in a folder that is itself an address."""
+    """The URL of a file in the folder at another URL."""
     parts = urlsplit(address)
     return urlunsplit(parts._replace(path=parts.path.rstrip("/") + "/" + quote(name), fragment=""))
 
 
 def get_range(address: str, start: int, size: int) -> tuple[bytes, int]:
-    """Bytes of a file, and the length of the whole; tried again where that may help."""
-    return retried(address, lambda: receive_range(address, start, size))
+    """`size` bytes of a remote file from `start` on, and the length of the whole file; with retries."""
+    return with_retries(address, lambda: receive_range(address, start, size))
 
 
 def download(
     address: str, path: Path, *, size: int | None = None, limit: int | None = None,
     progress: Progress = lambda done, total: None, tries: int = TRIES,
 ) -> None:  # fmt: skip
-    """Append what is still missing of a file, and have it on the disk; what came before an error is kept.
+    """Download a file, resuming from what is already at `path`; a failed download keeps its bytes there.
 
-    size: its length, if that is known; limit: the most bytes that are accepted.
+    size: the expected length, if known; limit: the largest length that is accepted.
     """
 
-    def there() -> int:
+    def received() -> int:
         return path.stat().st_size if path.exists() else 0
 
-    if size is not None and there() > size:
+    if size is not None and received() > size:
         path.unlink()
-    retried(address, lambda: receive_rest(address, path, there(), size, limit, progress), tries, there)
+    with_retries(
+        address, lambda: receive_rest(address, path, received(), size, limit, progress), tries, received
+    )
 
 
-def retried(
+def with_retries(
     address: str, attempt: Callable[[], T], tries: int | None = None, progress: Callable[[], int] = lambda: 0
 ) -> T:
-    """The result of an attempt that may fail for a while; progress between two of them resets the count."""
+    """Call `attempt` until it succeeds or the tries are used up; progress resets the count."""
     from urllib3.exceptions import HTTPError, LocationValueError, MaxRetryError
 
     tries = TRIES if tries is None else tries
-    before, policy = progress(), patience(tries)
+    before, policy = progress(), retry_policy(tries)
     while True:
         try:
             return attempt()
-        except Again as failed:
+        except RetryableError as failed:
             reason, response = str(failed), failed.response
         except LocationValueError as failed:
             raise Error(f"{address}: {failed}", code="request.value") from None
@@ -102,17 +104,17 @@ def retried(
             refuse_certificate(address, failed)
             reason, response = reason_of(failed), None
         if (now := progress()) > before:
-            before, policy = now, patience(tries)
+            before, policy = now, retry_policy(tries)
         try:
             policy = policy.increment("GET", address, response, None if response else HTTPError(reason))
         except MaxRetryError:
-            kept = f"; the {now} bytes that came are kept for the next time" if now else ""
-            raise NetworkError(f"cannot fetch {address} after {tries} tries: {reason}{kept}") from None
+            resume = f"; {now} bytes are kept, and the next attempt resumes there" if now else ""
+            raise NetworkError(f"cannot fetch {address} after {tries} tries: {reason}{resume}") from None
         pause(policy, response)
 
 
 def pause(policy: "Retry", response: "BaseHTTPResponse | None") -> None:
-    """Wait for the next try, as long as the server asks for, if it does."""
+    """Wait before the next try, for as long as the server's Retry-After says if it has one."""
     from urllib3.exceptions import InvalidHeader
 
     try:
@@ -121,26 +123,26 @@ def pause(policy: "Retry", response: "BaseHTTPResponse | None") -> None:
         policy.sleep()
 
 
-def patience(tries: int) -> "Retry":
-    """How long to wait between tries; not the same for all processes that a busy server has turned away."""
+def retry_policy(tries: int) -> "Retry":
+    """Exponential backoff with jitter, so that processes do not all return to a busy server at once."""
     from urllib3.util import Retry
 
     factor = PAUSE * jitter.uniform(0.5, 1.5)
-    return Retry(tries - 1, backoff_factor=factor, backoff_max=LONGEST, retry_after_max=LONGEST)
+    return Retry(tries - 1, backoff_factor=factor, backoff_max=MAX_PAUSE, retry_after_max=MAX_PAUSE)
 
 
 def refuse_certificate(address: str, error: Exception) -> None:
-    """Raise what no further try will change."""
+    """Raise an error for an invalid certificate, which no retry can fix."""
     reason: BaseException | None = error
     while reason is not None:
         if isinstance(reason, ssl.SSLCertVerificationError):
-            why = f"{address}: {reason.verify_message}: not fetched"
-            raise Error(why, code="network.refused") from None
+            message = f"{address}: invalid certificate: {reason.verify_message}"
+            raise Error(message, code="network.refused") from None
         reason = next((part for part in reason.args if isinstance(part, BaseException)), reason.__cause__)
 
 
 def reason_of(error: BaseException) -> str:
-    """The system's own word for what went wrong, where there is one."""
+    """The root cause of an error, in the operating system's words if there are any."""
     cause = error.__cause__ or next((part for part in error.args if isinstance(part, BaseException)), None)
     if cause is not None:
         return reason_of(cause)
@@ -148,57 +150,57 @@ def reason_of(error: BaseException) -> str:
 
 
 def receive_range(address: str, start: int, size: int) -> tuple[bytes, int]:
-    """One try: the bytes that were asked for, all of them."""
-    with requested(address, {"Range": f"bytes={start}-{start + size - 1}"}) as response:
+    """One try to fetch a byte range completely."""
+    with open_response(address, {"Range": f"bytes={start}-{start + size - 1}"}) as response:
         check_status(address, response, start)
-        first, last, total = extent(response)
+        first, last, total = content_range(response)
         if first != start or last != min(start + size, total) - 1:
-            why = f"asked for {size} bytes from {start}, the server sends {first}-{last}"
-            raise Error(f"{address}: {why}; it must know byte ranges", code="network.refused")
+            mismatch = f"requested {size} bytes from {start}, the server sends {first}-{last}"
+            raise Error(f"{address}: {mismatch}; it must support byte ranges", code="network.refused")
         length = last - first + 1
-        allowed = TIMEOUT + length / SLOWEST
+        allowed = TIMEOUT + length / MIN_SPEED
         content, end = bytearray(), time.monotonic() + allowed
         while len(content) < length and (part := response.read1(min(CHUNK, length - len(content)), False)):
             content += part
             if time.monotonic() > end:
-                raise Again(f"{len(content)} of {length} bytes after {allowed:.0f} s")
+                raise RetryableError(f"only {len(content)} of {length} bytes after {allowed:.0f} s")
     if len(content) != length:
-        raise Again(f"{len(content)} of {length} bytes came")
+        raise RetryableError(f"only {len(content)} of {length} bytes were received")
     return bytes(content), total
 
 
 def receive_rest(
     address: str, path: Path, start: int, size: int | None, limit: int | None, progress: Progress
 ) -> None:
-    """One try: everything from byte `start` on, or all of it where the server knows no ranges."""
+    """One try to fetch a file from byte `start` on, or all of it if the server does not support ranges."""
     if start and start == size:
         return
-    with requested(address, {"Range": f"bytes={start}-"} if start else {}) as response:
+    with open_response(address, {"Range": f"bytes={start}-"} if start else {}) as response:
         if start and response.status == 416:
             if response.headers.get("Content-Range") == f"bytes */{start}" and size is None:
-                return  # nothing is missing
+                return  # the file is already complete
             path.unlink()
-            raise Again(f"it has no byte {start}, so what was kept is of another file")
+            raise RetryableError(f"it has no byte {start}, so the partial download belongs to another file")
         check_status(address, response, start)
-        first, last, total = extent(response)
+        first, last, total = content_range(response)
         if response.status == 206 and (first, last) != (start, total - 1):
-            why = f"asked for all bytes from {start}, the server sends {first}-{last}"
-            raise Error(f"{address}: {why}; it must know byte ranges", code="network.refused")
-        start = first  # 0 where the server sends it all again
+            mismatch = f"requested all bytes from {start}, the server sends {first}-{last}"
+            raise Error(f"{address}: {mismatch}; it must support byte ranges", code="network.refused")
+        start = first  # 0 if the server sends the whole file again
         if size is not None and total != size:
-            why = f"{address}: {total} bytes, not {size}: replaced while it was fetched"
-            raise Error(why, code="network.changed")
-        check_room(address, path, total, start, limit)
+            message = f"{address}: {total} bytes, expected {size}: the file changed during the download"
+            raise Error(message, code="network.changed")
+        check_size(address, path, total, start, limit)
         with naming(path):
             done = append(response, path, start, total, limit, progress)
     if done < total:
-        raise Again(f"the connection was cut after {done} of {total} bytes")
+        raise RetryableError(f"the connection was cut after {done} of {total} bytes")
 
 
 def append(
     response: "BaseHTTPResponse", path: Path, start: int, total: int, limit: int | None, progress: Progress
 ) -> int:
-    """Write what comes into a file from a place on; how long it is then."""
+    """Write the response into a file from `start` on; returns the new length of the file."""
     done = start
     with path.open("r+b" if start else "wb") as file:
         file.seek(start)
@@ -216,82 +218,84 @@ def append(
     return done
 
 
-def check_room(address: str, path: Path, total: int, start: int, limit: int | None) -> None:
-    """Refuse what would not fit, before it is fetched; a length that is not known is -1."""
+def check_size(address: str, path: Path, total: int, start: int, limit: int | None) -> None:
+    """Refuse a download above the limit or the free disk space; a total of -1 is unknown."""
     if limit is not None and total > limit:
-        raise Error(f"{address}: {total} bytes; at most {limit} are accepted", code="data.too-large")
+        raise Error(f"{address}: {total} bytes, more than the limit of {limit}", code="data.too-large")
     free = shutil.disk_usage(path.parent).free
     if total - start > free:
-        why = f"{path}: {total - start:,} bytes are to come and {free:,} are free"
-        raise Error(f"{why}; make room there, or use another folder", code="disk.full")
+        message = f"{path}: the download needs {total - start:,} bytes, but only {free:,} are free"
+        raise Error(f"{message}; free some space or use another folder", code="disk.full")
 
 
 @contextmanager
-def requested(address: str, headers: dict[str, str]) -> "Iterator[BaseHTTPResponse]":
-    """The response to a request, after redirects; its connection is closed unless all of it was read."""
-    here = address
+def open_response(address: str, headers: dict[str, str]) -> "Iterator[BaseHTTPResponse]":
+    """The response to a GET request after redirects; closes the connection unless it was read to the end."""
+    url = address
     for _ in range(REDIRECTS + 1):
         try:
-            parts = urlsplit(here)
+            parts = urlsplit(url)
         except ValueError as error:
             raise Error(f"{address}: {error}", code="request.value") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise Error(f"{address}: only http and https addresses are fetched", code="request.value")
-        response = connections(os.getpid(), proxy_for(here)).request(
-            "GET", here, headers={"User-Agent": "vitkit"} | headers, preload_content=False,
+            raise Error(f"{address}: expected an http or https URL", code="request.value")
+        response = connections(os.getpid(), proxy_for(url)).request(
+            "GET", url, headers={"User-Agent": "vitkit"} | headers, preload_content=False,
             redirect=False, retries=False, timeout=TIMEOUT,
         )  # fmt: skip
         try:
-            if response.status not in MOVED:
+            if response.status not in REDIRECT_STATUS:
                 yield response
                 return
-            there = urljoin(here, response.headers.get("Location", ""))
-            response.read(2**16, decode_content=False)  # so that the connection can be used again
+            target = urljoin(url, response.headers.get("Location", ""))
+            response.read(2**16, decode_content=False)  # so that the connection can be reused
         finally:
             response.close()
-        if urlsplit(there).scheme not in ("https", parts.scheme):
-            raise Error(f"{address}: sent on to {there!r}, which is not followed", code="network.refused")
-        here = there
-    raise Error(f"{address}: sent on more than {REDIRECTS} times", code="network.refused")
+        if urlsplit(target).scheme not in ("https", parts.scheme):
+            raise Error(f"{address}: redirects to {target!r}, which is not followed", code="network.refused")
+        url = target
+    raise Error(f"{address}: redirects more than {REDIRECTS} times", code="network.refused")
 
 
 def check_status(address: str, response: "BaseHTTPResponse", start: int) -> None:
-    """Raise what a server's status means, unless it sends what was asked for."""
-    said = f"the server says {response.status} {response.reason}"
-    if response.status in AGAIN:
-        raise Again(said, response)
+    """Raise an error for any status other than 200 and 206."""
+    message = f"the server answered {response.status} {response.reason}"
+    if response.status in RETRY_STATUS:
+        raise RetryableError(message, response)
     if response.status == 416:
-        raise Error(f"{address}: has no byte {start}: it is shorter than expected", code="network.changed")
+        raise Error(
+            f"{address}: has no byte {start}; the file is shorter than expected", code="network.changed"
+        )
     if response.status not in (200, 206):
-        raise Error(f"{address}: {said}", code="network.refused")
+        raise Error(f"{address}: {message}", code="network.refused")
 
 
-def extent(response: "BaseHTTPResponse") -> tuple[int, int, int]:
-    """The first and the last byte that a server sends, and the length of the whole file."""
+def content_range(response: "BaseHTTPResponse") -> tuple[int, int, int]:
+    """The first and last byte of a response, and the length of the whole file; -1 for unknown."""
     if response.status == 206:
         match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", response.headers.get("Content-Range", ""))
         first, last, total = map(int, match.groups()) if match else (-1, -1, -1)
         return first, last, total
-    length = response.headers.get("Content-Length", "")  # all of it, which is right for a whole file
+    length = response.headers.get("Content-Length", "")  # the server sends the whole file
     total = int(length) if length.isdecimal() else -1
     return 0, total - 1, total
 
 
 @lru_cache
 def connections(process: int, proxy: str) -> "PoolManager":
-    """Open connections of this process; a forked one must not use its parent's."""
+    """The connection pool of a process; a forked process must not share its parent's."""
     from urllib3 import PoolManager, ProxyManager
     from urllib3.util import make_headers
 
     if not proxy:
         return PoolManager(maxsize=32)
     parts = urlsplit(proxy)
-    who = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else None
-    return ProxyManager(proxy, maxsize=32, proxy_headers=make_headers(proxy_basic_auth=who))
+    credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else None
+    return ProxyManager(proxy, maxsize=32, proxy_headers=make_headers(proxy_basic_auth=credentials))
 
 
 def proxy_for(address: str) -> str:
-    """The proxy that the environment (http_proxy, https_proxy, no_proxy) names for an address, or none."""
+    """The proxy for a URL by http_proxy, https_proxy and no_proxy; empty for a direct connection."""
     parts = urlsplit(address)
     proxy = urllib.request.getproxies().get(parts.scheme, "")
     if not proxy or urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
@@ -300,22 +304,22 @@ def proxy_for(address: str) -> str:
 
 
 def check_reachable(address: str) -> None:
-    """Refuse an address whose server, or the proxy before it, cannot be reached within REACH seconds."""
+    """Raise an error if the server, or its proxy, cannot be reached within CONNECT_TIMEOUT seconds."""
     parts = urlsplit(proxy_for(address) or address)
     if not parts.hostname:
         return
-    place = (parts.hostname, parts.port or {"https": 443}.get(parts.scheme, 80))
-    reason = [f"no answer in {REACH:.0f} s"]
+    endpoint = (parts.hostname, parts.port or {"https": 443}.get(parts.scheme, 80))
+    reason = [f"no answer within {CONNECT_TIMEOUT:.0f} s"]
 
     def connect() -> None:
         try:
-            socket.create_connection(place, REACH).close()
+            socket.create_connection(endpoint, CONNECT_TIMEOUT).close()
             reason.clear()
         except OSError as error:
             reason[0] = error.strerror or str(error)
 
-    attempt = threading.Thread(target=connect, daemon=True)  # looking up a name knows no time limit
+    attempt = threading.Thread(target=connect, daemon=True)  # DNS lookups have no timeout of their own
     attempt.start()
-    attempt.join(REACH)
+    attempt.join(CONNECT_TIMEOUT)
     if reason:
-        raise NetworkError(f"cannot fetch {address}: {parts.hostname} is out of reach ({reason[0]})")
+        raise NetworkError(f"cannot fetch {address}: {parts.hostname} cannot be reached ({reason[0]})")

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from vitkit.errors import Error
 from vitkit.ops.attention import fastest_attention
 from vitkit.ops.fused import compile_model
 from vitkit.ops.low_precision import LowPrecisionCopy
@@ -151,15 +152,18 @@ def choose_runtime(
     try:
         torch.ones(1, device=device).add(1).item()  # the meta device has shapes only
     except (RuntimeError, AssertionError, ValueError, TypeError) as error:
-        raise ValueError(
-            f"device {device!r} cannot be used here: {' '.join(str(error).split())[:120]}"
+        raise Error(
+            f"device {device!r} cannot be used here: {' '.join(str(error).split())[:120]}",
+            code="device.unavailable",
         ) from None
     if precision == "auto":
         precision = "bf16" if device.startswith("cuda") and torch.cuda.is_bf16_supported() else "fp32"
     if precision not in PRECISIONS:
-        raise ValueError(f"precision must be auto, {' or '.join(PRECISIONS)}, not {precision!r}")
+        raise Error(
+            f"precision must be auto, {' or '.join(PRECISIONS)}, not {precision!r}", code="request.value"
+        )
     if parallel not in PARALLEL:
-        raise ValueError(f"parallel must be {' or '.join(PARALLEL)}, not {parallel!r}")
+        raise Error(f"parallel must be {' or '.join(PARALLEL)}, not {parallel!r}", code="request.value")
     return Runtime(device, precision, compile, recompute, parallel, rank, world, cuda_graph)
 
 
@@ -194,7 +198,7 @@ def cpu_cores() -> int:
 def data_workers(workers: int | None) -> int:
     """Processes that prepare data: as many as asked for, or a share of the cores, at most 16."""
     if workers is not None and workers < 0:
-        raise ValueError(f"workers must be 0 (load in this process) or more, not {workers}")
+        raise Error(f"workers must be 0 (load in this process) or more, not {workers}", code="request.value")
     if workers is not None:
         return workers
     local_world = int(os.environ.get("LOCAL_WORLD_SIZE", 1))

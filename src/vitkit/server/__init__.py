@@ -1,1 +1,1 @@
-"""A trained model behind HTTP: bounded in size, time and memory, and replaced without a lost answer."""
+"""An HTTP service for a trained model, with limits on size, time and memory, and reloads without downtime."""

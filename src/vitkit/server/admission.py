@@ -1,4 +1,4 @@
-"""Admission control: how many requests at a time, batched together, and until when they are answered."""
+"""Admission control: a bounded queue, dynamic batching and request timeouts."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ from vitkit.server.decoder import Decoder, Share, Task
 from vitkit.server.guard import busy
 from vitkit.server.inputs import Images
 from vitkit.server.monitoring import Metrics
-from vitkit.server.served_model import Served, explain
+from vitkit.server.served_model import Served, attention_maps
 from vitkit.server.settings import Settings
 
 KINDS = ("predict", "embed", "attention")
@@ -28,25 +28,25 @@ KINDS = ("predict", "embed", "attention")
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One image, by which model it is to be answered, what is asked of it, and until when."""
+    """One decoded image for the model."""
 
-    kind: str
+    kind: str  # one of KINDS
     served: Served
     pixels: Tensor  # uint8 (3, h, w)
-    until: float  # by time.monotonic
-    target: int | None = None  # whose class map
+    deadline: float  # by time.monotonic
+    target: int | None = None  # the class of the class map
     future: "Future[Any]" = field(default_factory=Future)
 
-    def goes_with(self, other: "Job") -> bool:
+    def batches_with(self, other: "Job") -> bool:
         return self.kind == other.kind and self.served is other.served
 
 
 class Batcher(threading.Thread):
-    """Takes what waits, as much of one kind as a batch may hold, after a moment in which more may come."""
+    """Runs the model on batches of jobs of one kind, after a short wait in which a batch can fill up."""
 
-    def __init__(self, most: int, patience: float, metrics: Metrics) -> None:
+    def __init__(self, max_batch: int, max_wait: float, metrics: Metrics) -> None:
         super().__init__(name="model", daemon=True)
-        self.most, self.patience, self.metrics = most, patience, metrics
+        self.max_batch, self.max_wait, self.metrics = max_batch, max_wait, metrics
         self.waiting: deque[Job] = deque()
         self.changed = threading.Condition()
         self.stopped = False
@@ -58,180 +58,181 @@ class Batcher(threading.Thread):
         return job.future
 
     def stop(self) -> None:
-        """After what waits has been answered."""
+        """End the thread once the waiting jobs are done."""
         with self.changed:
             self.stopped = True
             self.changed.notify()
 
     def run(self) -> None:
-        while jobs := self.take():
-            ready = [job for job in jobs if still_wanted(job)]
-            if ready:
-                self.work(ready)
+        while jobs := self.next_batch():
+            active = [job for job in jobs if is_active(job)]
+            if active:
+                self.run_batch(active)
 
-    def take(self) -> list[Job]:
-        """The next batch; nothing when it is over."""
+    def next_batch(self) -> list[Job]:
+        """Wait for the next batch; empty after stop()."""
         with self.changed:
             while not self.waiting:
                 if self.stopped:
                     return []
                 self.changed.wait()
             first = self.waiting[0]
-            most = 1 if first.kind == "attention" else self.most
-            until = time.monotonic() + self.patience
-            while self.count(first) < most and (left := until - time.monotonic()) > 0 and not self.stopped:
+            size = 1 if first.kind == "attention" else self.max_batch
+            deadline = time.monotonic() + self.max_wait
+            while self.count(first) < size and (left := deadline - time.monotonic()) > 0 and not self.stopped:
                 self.changed.wait(left)
-            return self.taken(first, most)
+            return self.pop_batch(first, size)
 
     def count(self, first: Job) -> int:
-        return sum(job.goes_with(first) for job in self.waiting)
+        return sum(job.batches_with(first) for job in self.waiting)
 
-    def taken(self, first: Job, most: int) -> list[Job]:
-        """Up to `most` jobs that go with the first one, out of the queue; the others keep their order."""
+    def pop_batch(self, first: Job, size: int) -> list[Job]:
+        """Remove up to `size` jobs that batch with the first from the queue; the others keep their order."""
         batch: list[Job] = []
         rest: deque[Job] = deque()
         for job in self.waiting:
-            (batch if len(batch) < most and job.goes_with(first) else rest).append(job)
+            (batch if len(batch) < size and job.batches_with(first) else rest).append(job)
         self.waiting = rest
         return batch
 
-    def work(self, jobs: list[Job]) -> None:
-        """Every job gets its answer or the error, whatever it is; one without would wait for ever."""
-        begun, kind = time.monotonic(), jobs[0].kind
+    def run_batch(self, jobs: list[Job]) -> None:
+        """Resolve every job with a result or the error: a job that is never resolved blocks its request."""
+        start, kind = time.monotonic(), jobs[0].kind
         try:
-            found = computed(jobs)
+            results = compute(jobs)
         except Exception as error:
             for job in jobs:
                 job.future.set_exception(error)
             return
-        self.metrics.model_seconds.labels(kind).observe(time.monotonic() - begun)
+        self.metrics.model_seconds.labels(kind).observe(time.monotonic() - start)
         self.metrics.batch.observe(len(jobs))
-        for job, answer in zip(jobs, found, strict=True):
-            job.future.set_result(answer)
+        for job, result in zip(jobs, results, strict=True):
+            job.future.set_result(result)
 
 
-def still_wanted(job: Job) -> bool:
-    """Not when whoever asked has gone or has waited for too long."""
+def is_active(job: Job) -> bool:
+    """Whether a job still needs its result: it is neither cancelled nor past its deadline."""
     if not job.future.set_running_or_notify_cancel():
         return False
-    if job.until < time.monotonic():
+    if job.deadline < time.monotonic():
         job.future.set_exception(TimeoutError())
         return False
     return True
 
 
-def computed(jobs: list[Job]) -> list[Any]:
-    """Logits or features, a row for each; of attention the maps of one, and its logits."""
+def compute(jobs: list[Job]) -> list[Any]:
+    """Logits or features of each job, or for one attention job its maps and logits."""
     served, images = jobs[0].served, torch.stack([job.pixels for job in jobs])
     if jobs[0].kind == "embed":
         return list(served.features(images))
-    values = served.engine(images) if served.model.config.classes else None
+    logits = served.engine(images) if served.model.config.classes else None
     if jobs[0].kind == "predict":
-        assert values is not None  # a model without a head is refused before
-        return list(values)
+        assert logits is not None  # requests to a model without a head are refused earlier
+        return list(logits)
     (job,) = jobs
-    target = job.target if job.target is not None or values is None else int(values[0].argmax())
-    return [(explain(served.model, job.pixels, target), values)]  # type: ignore[arg-type]
+    target = job.target if job.target is not None or logits is None else int(logits[0].argmax())
+    return [(attention_maps(served.model, job.pixels, target), logits)]  # type: ignore[arg-type]
 
 
-SMALL = 64 * 1024  # bytes that the event loop reads or writes itself
+SMALL = 64 * 1024  # bytes that are cheap enough to parse or serialise in the event loop
 
 
 class AdmissionControl:
-    """The state of a service. All but the decoder and the batcher belongs to the thread of the event loop."""
+    """The state of a service. Only the event loop uses it, except for the decoder and the batcher."""
 
     def __init__(self, settings: Settings, served: Served) -> None:
         self.settings, self.served, self.metrics = settings, served, Metrics()
         self.decoder = Decoder(settings.workers, settings.max_pixels, self.metrics)
         self.batcher = Batcher(settings.max_batch, settings.max_wait_ms / 1000, self.metrics)
-        self.waiting, self.held, self.looking = 0, 0, 0  # images, bytes, requests for attention
+        self.waiting_images, self.waiting_attention, self.body_bytes = 0, 0, 0
         self.stopping = False
         self.parser = ThreadPoolExecutor(1, "parse")
-        self.parser.submit(int)  # its thread is there from the start
+        self.parser.submit(int)  # starts its thread now
         self.batcher.start()
 
     @property
     def ready(self) -> bool:
         return not self.stopping and self.batcher.is_alive()
 
-    def check_room(self, kind: str) -> None:
-        """Before a body is read: whether it would be of any use."""
-        if self.waiting >= self.settings.queue:
+    def check_capacity(self, kind: str) -> None:
+        """Refuse a request with 503 if the queue is full, before its body is read."""
+        if self.waiting_images >= self.settings.queue:
             raise busy("too many images are waiting; try again")
-        if kind == "attention" and self.looking >= self.settings.attention_queue:
-            raise busy("too many requests for attention are waiting; try again")
+        if kind == "attention" and self.waiting_attention >= self.settings.attention_queue:
+            raise busy("too many attention requests are waiting; try again")
 
     @contextmanager
-    def holding(self) -> Iterator[Callable[[int], None]]:
-        """Inside, bytes of a body are counted as they come, until the request is answered."""
-        mine = 0
+    def track_bytes(self) -> Iterator[Callable[[int], None]]:
+        """A function that counts the bytes of a body as they arrive; they are released with the request."""
+        own = 0
 
-        def hold(count: int) -> None:
-            nonlocal mine
-            if self.held + count > self.settings.held_bytes:
-                raise busy("too many bytes are waiting; try again")
-            mine += count
+        def add(count: int) -> None:
+            nonlocal own
+            if self.body_bytes + count > self.settings.total_body_bytes:
+                raise busy("too many request bodies are in memory; try again")
+            own += count
             self.count_bytes(count)
 
         try:
-            yield hold
+            yield add
         finally:
-            self.count_bytes(-mine)
+            self.count_bytes(-own)
 
     def count_bytes(self, count: int) -> None:
-        self.held += count
-        self.metrics.held.set(self.held)
+        self.body_bytes += count
+        self.metrics.body_bytes.set(self.body_bytes)
 
     @contextmanager
-    def room(self, kind: str, images: int) -> Iterator[None]:
-        """Inside, so many images have a place; 503 where there is none."""
-        self.check_room(kind)
-        if self.waiting and self.waiting + images > self.settings.queue:
+    def reserve(self, kind: str, images: int) -> Iterator[None]:
+        """Places in the queue for so many images; 503 if it is full."""
+        self.check_capacity(kind)
+        if self.waiting_images and self.waiting_images + images > self.settings.queue:
             raise busy("too many images are waiting; try again")
-        self.count(kind, images)
+        self.count_images(kind, images)
         try:
             yield
         finally:
-            self.count(kind, -images)
+            self.count_images(kind, -images)
 
-    def count(self, kind: str, images: int) -> None:
-        self.waiting += images
-        self.looking += images if kind == "attention" else 0
-        self.metrics.waiting.set(self.waiting)
+    def count_images(self, kind: str, images: int) -> None:
+        self.waiting_images += images
+        self.waiting_attention += images if kind == "attention" else 0
+        self.metrics.waiting.set(self.waiting_images)
 
-    async def ask(
+    async def infer(
         self, request: Request, kind: str, served: Served, images: Images, target: int | None = None
     ) -> list[Any]:
-        """For each image what the model says, or a BadImage; all of the same model."""
-        until = time.monotonic() + self.settings.timeout
-        with self.room(kind, len(images)):
+        """The model's output, or a BadImage, for each image of a request; all by the same model."""
+        deadline = time.monotonic() + self.settings.timeout
+        with self.reserve(kind, len(images)):
             share: Share[Task] = Share()
             tasks = [
-                asyncio.create_task(self.one(kind, served, content, share, until, target))
+                asyncio.create_task(self.infer_one(kind, served, content, share, deadline, target))
                 for _, content in images
             ]
             try:
-                found = await unless_gone(request, tasks, self.settings.timeout)
+                results = await unless_disconnected(request, tasks, self.settings.timeout)
             except TimeoutError:
-                raise busy(f"not done within {self.settings.timeout:g} s; try again") from None
-        for answer in found:
-            self.metrics.images.labels("unreadable" if isinstance(answer, BadImage) else "answered").inc()
-        return found
+                raise busy(f"not finished within {self.settings.timeout:g} s; try again") from None
+        for result in results:
+            self.metrics.images.labels("unreadable" if isinstance(result, BadImage) else "answered").inc()
+        return results
 
-    async def one(
-        self, kind: str, served: Served, content: bytes, share: Share[Task], until: float, target: int | None
-    ) -> Any:
+    async def infer_one(
+        self, kind: str, served: Served, content: bytes, share: Share[Task], deadline: float,
+        target: int | None,
+    ) -> Any:  # fmt: skip
         try:
             pixels = await wrap_future(self.decoder.submit(content, served.view, share))
         except BadImage as error:
             return error
-        return await wrap_future(self.batcher.submit(Job(kind, served, pixels, until, target)))
+        return await wrap_future(self.batcher.submit(Job(kind, served, pixels, deadline, target)))
 
-    async def aside(self, size: int, function: Callable[..., Any], *values: Any) -> Any:
-        """A function of something of so many bytes, in another thread where the event loop would stop."""
+    async def offload(self, size: int, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function that handles `size` bytes, in another thread if it would block the event loop."""
         if size <= SMALL:
-            return function(*values)
-        return await asyncio.get_running_loop().run_in_executor(self.parser, function, *values)
+            return function(*args)
+        return await asyncio.get_running_loop().run_in_executor(self.parser, function, *args)
 
     def close(self) -> None:
         self.parser.shutdown(wait=False, cancel_futures=True)
@@ -239,23 +240,25 @@ class AdmissionControl:
         self.decoder.close()
 
 
-async def unless_gone(request: Request, tasks: "list[asyncio.Task[Any]]", seconds: float) -> list[Any]:
-    """The results of the tasks, which are given up when the client goes away or the time is over."""
-    work, gone = asyncio.gather(*tasks), asyncio.create_task(disconnected(request))
+async def unless_disconnected(
+    request: Request, tasks: "list[asyncio.Task[Any]]", timeout: float
+) -> list[Any]:
+    """The results of the tasks, which are cancelled on a timeout or when the client disconnects."""
+    work, disconnect = asyncio.gather(*tasks), asyncio.create_task(wait_for_disconnect(request))
     try:
-        either: set[asyncio.Future[Any]] = {work, gone}
-        await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {work, disconnect}
+        await asyncio.wait(either, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
             return work.result()
-        if gone.done():
+        if disconnect.done():
             raise ClientDisconnect
         raise TimeoutError
     finally:
-        for task in (*tasks, gone):  # one that failed ends the others
+        for task in (*tasks, disconnect):  # if one fails, cancel the others
             task.cancel()
-        await asyncio.gather(work, *tasks, gone, return_exceptions=True)  # so that no exception is missed
+        await asyncio.gather(work, *tasks, disconnect, return_exceptions=True)  # retrieve every exception
 
 
-async def disconnected(request: Request) -> None:
+async def wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

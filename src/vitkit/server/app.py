@@ -1,6 +1,7 @@
-"""The endpoints."""
+"""The FastAPI application: endpoints, pages and error handlers."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,176 +18,189 @@ from vitkit.data.decode import BadImage
 from vitkit.errors import Error
 from vitkit.inspection.subject import class_number
 from vitkit.server.admission import AdmissionControl
-from vitkit.server.docs import address, facts, page
-from vitkit.server.guard import SECRET, Guard, Plain, Refusal, refused, to_json
+from vitkit.server.docs import base_url, openapi_extras, page
+from vitkit.server.guard import TOKEN_PATHS, AsciiJSONResponse, Guard, RequestError, error_response, to_json
 from vitkit.server.inputs import Images, read_images
 from vitkit.server.served_model import Served, attention_objection
 from vitkit.server.settings import Settings
 from vitkit.tasks.task import task_of
 
 WEB = Path(__file__).parent / "web"
-BYTES_A_VALUE = 30  # of an answer: a number, or a label with its probability
-Top = Annotated[int, Query(ge=1, le=1000, description="how many labels of each image")]
-Target = Annotated[str | None, Query(max_length=500, description="a label or number; the likeliest if none")]
+BYTES_PER_VALUE = 30  # of a response: a number, or a label with its probability
+Top = Annotated[int, Query(ge=1, le=1000, description="the number of labels per image")]
+Target = Annotated[
+    str | None, Query(max_length=500, description="a label or class number; the most likely by default")
+]
+ToResult = Callable[[Any], dict[str, Any]]  # the output for one image -> its JSON fields
 
 
-def make_app(desk: AdmissionControl) -> Guard:
-    """The application of a desk, inside its guard."""
+def make_app(admission: AdmissionControl) -> Guard:
+    """The application, wrapped in the middleware that guards every request."""
     app = FastAPI(
         title="vitkit serve", version=vitkit.__version__, docs_url=None, redoc_url=None,
-        description="Labels, features and attention maps of images by one model.",
+        description="Labels, features and attention maps of images, from one model.",
     )  # fmt: skip
-    add_refusals(app)
-    add_questions(app, desk)
-    add_facts(app, desk)
-    add_pages(app, desk.settings)
-    return Guard(app, desk.settings, desk.metrics, lambda: desk.stopping)
+    add_error_handlers(app)
+    add_inference(app, admission)
+    add_status(app, admission)
+    add_pages(app, admission.settings)
+    return Guard(app, admission.settings, admission.metrics, lambda: admission.stopping)
 
 
-def add_questions(app: FastAPI, desk: AdmissionControl) -> None:
-    """What a model is asked about images."""
+def add_inference(app: FastAPI, admission: AdmissionControl) -> None:
+    """The endpoints that run the model on images."""
 
-    @app.post("/v1/predict", summary="The likeliest labels of images", **facts("/v1/predict"))
+    @app.post("/v1/predict", summary="The most likely labels of images", **openapi_extras("/v1/predict"))
     async def predict(request: Request, top: Top = 5) -> Response:
-        served = desk.served  # one model for the whole request, whatever is loaded meanwhile
-        checked(task_of(served.model).check_head, served.model)
+        served = admission.served  # a reload during the request does not change its model
+        validate(task_of(served.model).check_head, served.model)
 
-        def told(row: Any) -> dict[str, Any]:
-            return answer(served, row[None], top)
+        def to_result(logits: Any) -> dict[str, Any]:
+            return answer(served, logits[None], top)
 
-        return await answered(desk, request, "predict", served, told, top)
+        return await respond(admission, request, "predict", served, to_result, top)
 
-    @app.post("/v1/embed", summary="The features that the head sees of images", **facts("/v1/embed"))
+    @app.post("/v1/embed", summary="Feature vectors of images, the input of the head",
+              **openapi_extras("/v1/embed"))  # fmt: skip
     async def embed(request: Request) -> Response:
-        served = desk.served
+        served = admission.served
 
-        def told(row: Any) -> dict[str, Any]:
-            return {"features": finite(row).tolist()}
+        def to_result(features: Any) -> dict[str, Any]:
+            return {"features": check_finite(features).tolist()}
 
-        return await answered(desk, request, "embed", served, told)
+        return await respond(admission, request, "embed", served, to_result)
 
-    @app.post("/v1/attention", summary="Where the model looks in one image", **facts("/v1/attention"))
+    @app.post("/v1/attention", summary="Attention maps of one image", **openapi_extras("/v1/attention"))
     async def attention(request: Request, target: Target = None) -> Response:
-        served = desk.served
+        served = admission.served
         if objection := attention_objection(served.model):
-            raise Refusal(422, objection, code="inspection.unsupported")
-        number = None if target is None else checked(class_number, served.model, target, False)
-        desk.check_room("attention")
-        with desk.holding() as hold:
-            images, _ = await read_images(request, desk.settings, hold, desk.aside)
+            raise RequestError(422, objection, code="inspection.unsupported")
+        number = None if target is None else validate(class_number, served.model, target, False)
+        admission.check_capacity("attention")
+        with admission.track_bytes() as add_bytes:
+            images, _ = await read_images(request, admission.settings, add_bytes, admission.offload)
             if len(images) != 1:
-                raise Refusal(422, f"attention is shown of one image, not of {len(images)}")
-            (found,) = await desk.ask(request, "attention", served, images, number)
-        if isinstance(found, BadImage):
-            raise Refusal(422, str(found), code=found.code)
-        maps, values = found
-        said = {"top": []} if values is None else answer(served, values, 5)
-        return Plain(await desk.aside(len(maps["maps"]), to_json, maps | said))
+                raise RequestError(422, f"/v1/attention takes one image per request, not {len(images)}")
+            (result,) = await admission.infer(request, "attention", served, images, number)
+        if isinstance(result, BadImage):
+            raise RequestError(422, str(result), code=result.code)
+        maps, logits = result
+        labels = {"top": []} if logits is None else answer(served, logits, 5)
+        return AsciiJSONResponse(await admission.offload(len(maps["maps"]), to_json, maps | labels))
 
 
-async def answered(
-    desk: AdmissionControl, request: Request, kind: str, served: Served, told: Any, most: int = sys.maxsize
-) -> Response:
-    """Read the images of a request, ask, and give of each what was found, up to `most` values."""
-    desk.check_room(kind)
-    with desk.holding() as hold:
-        images, bare = await read_images(request, desk.settings, hold, desk.aside)
-        found = await desk.ask(request, kind, served, images)
-    if bare and isinstance(found[0], BadImage):
-        raise Refusal(422, str(found[0]), code=found[0].code)
-    size = BYTES_A_VALUE * sum(min(most, row.numel()) for row in found if not isinstance(row, BadImage))
-    return Plain(await desk.aside(size, encoded, served.name, images, found, told))
+async def respond(
+    admission: AdmissionControl, request: Request, kind: str, served: Served, to_result: ToResult,
+    max_values: int = sys.maxsize,
+) -> Response:  # fmt: skip
+    """Read the images of a request, run the model, and respond with up to `max_values` values per image."""
+    admission.check_capacity(kind)
+    with admission.track_bytes() as add_bytes:
+        images, is_raw = await read_images(request, admission.settings, add_bytes, admission.offload)
+        outputs = await admission.infer(request, kind, served, images)
+    if is_raw and isinstance(outputs[0], BadImage):
+        raise RequestError(422, str(outputs[0]), code=outputs[0].code)
+    values = sum(min(max_values, output.numel()) for output in outputs if not isinstance(output, BadImage))
+    size = BYTES_PER_VALUE * values
+    return AsciiJSONResponse(
+        await admission.offload(size, encode_results, served.name, images, outputs, to_result)
+    )
 
 
-def encoded(model: str, images: Images, found: list[Any], told: Any) -> bytes:
-    """An answer as JSON, image by image: no other thread runs while a piece of it is made."""
-    pieces = [
-        to_json({"image": name} | (unread(one) if isinstance(one, BadImage) else told(one)))
-        for (name, _), one in zip(images, found, strict=True)
-    ]
-    return b'{"model":%b,"results":[%b]}' % (to_json(model), b",".join(pieces))
+def encode_results(model: str, images: Images, outputs: list[Any], to_result: ToResult) -> bytes:
+    """The response as JSON, encoded image by image since json.dumps holds the GIL."""
+    results = []
+    for (name, _), output in zip(images, outputs, strict=True):
+        result = image_error(output) if isinstance(output, BadImage) else to_result(output)
+        results.append(to_json({"image": name} | result))
+    return b'{"model":%b,"results":[%b]}' % (to_json(model), b",".join(results))
 
 
-def answer(served: Served, values: Any, top: int) -> dict[str, Any]:
-    """What the model says of one image, as its task serialises it."""
-    return task_of(served.model).answers(served.model, finite(values), top)[0].brief()
+def answer(served: Served, logits: Any, top: int) -> dict[str, Any]:
+    """The prediction for one image, as the model's task serialises it."""
+    return task_of(served.model).answers(served.model, check_finite(logits), top)[0].brief()
 
 
-def unread(error: BadImage) -> dict[str, str]:
+def image_error(error: BadImage) -> dict[str, str]:
     return {"error": str(error), "code": error.code}
 
 
-def finite(values: Any) -> Any:
+def check_finite(values: Any) -> Any:
     if not values.isfinite().all():
-        raise Refusal(422, "the model gives numbers that are not finite for this image", code="engine.failed")
+        raise RequestError(422, "the model's output for this image is not finite", code="engine.failed")
     return values
 
 
-def checked(check: Any, *values: Any) -> Any:
+def validate(check: Callable[..., Any], *args: Any) -> Any:
+    """Call a function, and turn its Error into a 422."""
     try:
-        return check(*values)
+        return check(*args)
     except Error as error:
-        raise Refusal(422, str(error), code=error.code) from None
+        raise RequestError(422, str(error), code=error.code) from None
 
 
-def add_facts(app: FastAPI, desk: AdmissionControl) -> None:
-    """What is asked about the service."""
+def add_status(app: FastAPI, admission: AdmissionControl) -> None:
+    """The endpoints that describe the model and the state of the service."""
 
     @app.get("/v1/model", summary="The model and the limits of the service")
     async def model() -> Response:
-        return Plain(desk.served.facts(desk.settings))
+        return AsciiJSONResponse(admission.served.describe(admission.settings))
 
-    @app.get("/healthz", summary="Whether the process answers")
+    @app.get("/healthz", summary="Liveness: whether the process responds")
     async def healthz() -> Response:
-        return Plain({"status": "ok"})
+        return AsciiJSONResponse({"status": "ok"})
 
-    @app.get("/readyz", summary="Whether requests should be sent here")
+    @app.get("/readyz", summary="Readiness: whether to send requests here")
     async def readyz() -> Response:
-        return Plain({"status": "ready"}) if desk.ready else Plain({"status": "stopping"}, 503)
+        if admission.ready:
+            return AsciiJSONResponse({"status": "ready"})
+        return AsciiJSONResponse({"status": "stopping"}, 503)
 
-    @app.get("/metrics", summary="Counters for Prometheus")
+    @app.get("/metrics", summary="Prometheus metrics")
     async def metrics() -> Response:
-        return Response(generate_latest(desk.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+        content = generate_latest(admission.metrics.registry)
+        return Response(content, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 def add_pages(app: FastAPI, settings: Settings) -> None:
     @app.get("/", include_in_schema=False)
     async def index() -> Response:
         if not (WEB / "index.html").is_file():
-            raise HTTPException(404, "there is no page")
+            raise HTTPException(404, "this installation has no web page")
         return FileResponse(WEB / "index.html")
 
     @app.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> Response:
-        return HTMLResponse(page(app.openapi(), address(request.headers), SECRET if settings.token else ()))
+        token_paths = TOKEN_PATHS if settings.token else ()
+        return HTMLResponse(page(app.openapi(), base_url(request.headers), token_paths))
 
-    @app.get("/favicon.ico", include_in_schema=False)  # which browsers ask for, whatever a page says
+    @app.get("/favicon.ico", include_in_schema=False)  # browsers request it even where a page names an icon
     async def icon() -> Response:
         return FileResponse(WEB / "icon.svg")
 
     app.mount("/static", StaticFiles(directory=WEB, check_dir=False))
 
 
-def add_refusals(app: FastAPI) -> None:
-    """Every error in one form."""
+def add_error_handlers(app: FastAPI) -> None:
+    """Give every error the same JSON form."""
 
-    @app.exception_handler(Refusal)
-    async def on_refusal(request: Request, error: Refusal) -> Response:
-        return refused(request, error.status, str(error), error.headers, error.code)
+    @app.exception_handler(RequestError)
+    async def on_request_error(request: Request, error: RequestError) -> Response:
+        return error_response(request, error.status, str(error), error.headers, error.code)
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> Response:
-        return refused(request, error.status_code, str(error.detail), dict(error.headers or {}))
+        return error_response(request, error.status_code, str(error.detail), dict(error.headers or {}))
 
     @app.exception_handler(RequestValidationError)
-    async def on_wrong_query(request: Request, error: RequestValidationError) -> Response:
-        text = "; ".join(f"{one['loc'][-1]}: {one['msg']}" for one in error.errors()[:3])
-        return refused(request, 422, text, code="request.value")
+    async def on_invalid_query(request: Request, error: RequestValidationError) -> Response:
+        text = "; ".join(f"{detail['loc'][-1]}: {detail['msg']}" for detail in error.errors()[:3])
+        return error_response(request, 422, text, code="request.value")
 
     @app.exception_handler(ClientDisconnect)
-    async def on_gone(request: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=499)  # for the count; nobody reads it
+    async def on_disconnect(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=499)  # for the metrics; the client is gone
 
     @app.exception_handler(Exception)
-    async def on_our_error(request: Request, error: Exception) -> Response:
-        return refused(request, 500, "an error of the service")  # the guard logs it
+    async def on_exception(request: Request, error: Exception) -> Response:
+        return error_response(request, 500, "internal server error")  # the guard logs it

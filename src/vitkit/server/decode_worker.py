@@ -1,4 +1,4 @@
-"""What runs in a decoding process: one image after the other, within limits that the system enforces."""
+"""The decoding process: decodes one image at a time, within limits that the operating system enforces."""
 
 import json
 import os
@@ -16,64 +16,65 @@ from torch import Tensor
 from vitkit.data.decode import BadImage, decode, jpeg_size
 from vitkit.data.views import View, apply
 
-DONE, REFUSED = b"\0", b"\1"
-SPARE = 512 * 2**20  # bytes beside the pixels
-BYTES_A_PIXEL = 24  # of an image and of all that is made of it on the way to RGB
+OK, FAILED = b"\0", b"\1"  # the first byte of a reply
+HEADROOM = 512 * 2**20  # bytes of memory besides the pixels
+BYTES_PER_PIXEL = 24  # of an image and its copies on the way to RGB
 
 
-def question(content: bytes, view: View, max_pixels: int) -> bytes:
-    """An image and what is wanted of it, for the pipe."""
+def encode_request(content: bytes, view: View, max_pixels: int) -> bytes:
+    """A request for the pipe: the image, and the view to decode it for."""
     return json.dumps({"view": asdict(view), "max_pixels": max_pixels}).encode() + b"\n" + content
 
 
 def main(pipe: Connection, max_pixels: int) -> None:
-    """Answer until nobody asks any more. Nothing but plain bytes goes either way."""
+    """Serve requests until the pipe is closed. Only raw bytes cross the pipe, never pickles."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # whoever sends them to the group means the service
+        signal.signal(number, signal.SIG_IGN)  # sent to the process group, but meant for the service
     torch.set_num_threads(1)
-    limit(max_pixels)
+    set_limits(max_pixels)
     while True:
         try:
-            asked = pipe.recv_bytes()
+            request = pipe.recv_bytes()
         except (EOFError, OSError):
             return
-        head, _, content = asked.partition(b"\n")
+        head, _, content = request.partition(b"\n")
         try:
-            reply = DONE + answer(content, **json.loads(head)).numpy().tobytes()
+            reply = OK + decode_view(content, **json.loads(head)).numpy().tobytes()
         except BadImage as error:
-            reply = refusal(error.reason, plain(str(error)))
-        except (MemoryError, RuntimeError, ValueError):  # torch raises RuntimeError where memory is short
-            reply = refusal("too-large", "it needs more memory than an image may")
+            reply = error_reply(error.reason, without_addresses(str(error)))
+        except (MemoryError, RuntimeError, ValueError):  # torch raises RuntimeError when out of memory
+            reply = error_reply("too-large", "decoding needs more memory than is allowed")
         pipe.send_bytes(reply)
 
 
-def refusal(reason: str, text: str) -> bytes:
-    return REFUSED + f"{reason}\n{text}".encode()
+def error_reply(reason: str, text: str) -> bytes:
+    return FAILED + f"{reason}\n{text}".encode()
 
 
-def limit(max_pixels: int) -> None:
-    """No more memory than now plus what the largest image needs, no file written, few opened, no core."""
+def set_limits(max_pixels: int) -> None:
+    """Limit memory to the current use plus what the largest image needs; no file writes, no core dumps."""
     if sys.platform == "linux":
         with open("/proc/self/statm") as file:
             now = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        most = now + SPARE + BYTES_A_PIXEL * max_pixels
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        limit = now + HEADROOM + BYTES_PER_PIXEL * max_pixels
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 
 
-def answer(content: bytes, view: dict, max_pixels: int) -> Tensor:
-    """An image as a model wants it, uint8 (3, h, w): the pixels that `vitkit predict` gives it."""
-    wanted = View(**(view | {"size": tuple(view["size"])}))
-    rng = np.random.default_rng(0)  # such a view chooses nothing
+def decode_view(content: bytes, view: dict, max_pixels: int) -> Tensor:
+    """The model's input, uint8 (3, h, w): the same pixels as `vitkit predict` uses."""
+    transform = View(**(view | {"size": tuple(view["size"])}))
+    rng = np.random.default_rng(0)  # unused: an evaluation view is deterministic
     if size := jpeg_size(content):
         if size[0] * size[1] > max_pixels:
-            raise BadImage("too-many-pixels", f"{size[1]} x {size[0]} pixels; at most {max_pixels} are read")
-        return apply(content, wanted, rng)  # decoded no larger than needed
-    return apply(decode(content, max_pixels=max_pixels), wanted, rng)
+            message = f"{size[1]} x {size[0]} pixels; at most {max_pixels} are allowed"
+            raise BadImage("too-many-pixels", message)
+        return apply(content, transform, rng)  # decodes no larger than needed
+    return apply(decode(content, max_pixels=max_pixels), transform, rng)
 
 
-def plain(text: str) -> str:
-    """Without the addresses of objects, which some decoders put into their errors."""
+def without_addresses(text: str) -> str:
+    """An error message without the memory addresses that some decoders include."""
     return re.sub(r"<[^<>]* at 0x[0-9a-fA-F]+>", "the file", text)

@@ -1,4 +1,4 @@
-"""Decoding in separate processes that may crash, behind a queue that is fair to every request."""
+"""A pool of decoding processes that may crash, behind a queue that is fair to every request."""
 
 import logging
 import multiprocessing
@@ -20,7 +20,7 @@ from vitkit.data.decode import BadImage
 from vitkit.data.loader import check_sockets
 from vitkit.data.views import View
 from vitkit.server import decode_worker
-from vitkit.server.guard import Refusal, busy
+from vitkit.server.guard import RequestError, busy
 from vitkit.server.monitoring import Metrics
 
 Item = TypeVar("Item")
@@ -28,7 +28,7 @@ Item = TypeVar("Item")
 
 @dataclass(eq=False)
 class Share(Generic[Item]):
-    """What one request has waiting, how much of it is being done, and the seconds that it has taken."""
+    """One request's share of the queue: items waiting, items running, and seconds spent."""
 
     waiting: deque[Item] = field(default_factory=deque)
     running: int = 0
@@ -36,10 +36,10 @@ class Share(Generic[Item]):
 
 
 class FairQueue(Generic[Item]):
-    """The next item is of the request with the fewest in work; among equals, the one served longest ago."""
+    """The next item comes from the request with the fewest running; ties go to the least recently served."""
 
     def __init__(self) -> None:
-        self.shares: deque[Share[Item]] = deque()  # with something waiting; last served, last
+        self.shares: deque[Share[Item]] = deque()  # those with items waiting, the least recently served first
         self.lock = Lock()
 
     def put(self, share: Share[Item], item: Item) -> None:
@@ -49,11 +49,11 @@ class FairQueue(Generic[Item]):
                 self.shares.append(share)
 
     def take(self) -> tuple[Share[Item], Item] | None:
-        """None when nothing waits."""
+        """The next item and its share, or None if nothing is waiting."""
         with self.lock:
             if not self.shares:
                 return None
-            share = self.chosen()
+            share = self.choose()
             self.shares.remove(share)
             item = share.waiting.popleft()
             share.running += 1
@@ -61,7 +61,7 @@ class FairQueue(Generic[Item]):
                 self.shares.append(share)
             return share, item
 
-    def chosen(self) -> Share[Item]:
+    def choose(self) -> Share[Item]:
         return min(self.shares, key=lambda share: share.running)
 
     def done(self, share: Share[Item], seconds: float) -> None:
@@ -70,7 +70,7 @@ class FairQueue(Generic[Item]):
             share.spent += seconds
 
     def clear(self) -> list[Item]:
-        """Everything that waits, which is then gone."""
+        """Remove and return everything that is waiting."""
         with self.lock:
             items = [item for share in self.shares for item in share.waiting]
             self.shares.clear()
@@ -78,43 +78,43 @@ class FairQueue(Generic[Item]):
 
 
 log = logging.getLogger("vitkit.server")
-SECONDS = 10.0  # that one image may take
-REQUEST_SECONDS = 20.0  # of decoders, that all images of one request may take together
-TRIES = 10  # to start a helper
-CRASHES, DEATHS = 2, 5  # helpers that an image may cost: by its own doing, and in all
-UNKNOWN = 255  # the exit code of a helper whose parent died with it
-context = multiprocessing.get_context("forkserver")  # a helper is quickly replaced: torch is imported once
+SECONDS = 10.0  # timeout for one image
+REQUEST_SECONDS = 20.0  # decoding time for all images of one request together
+TRIES = 10  # attempts to start a worker
+CRASHES, DEATHS = 2, 5  # workers that an image may crash, and that may die with it for any reason
+UNKNOWN = 255  # the exit code of a worker whose parent died with it
+context = multiprocessing.get_context("forkserver")  # imports torch once, so a worker is quickly replaced
 
 
-def prepare() -> None:
-    """Begin to import what helpers need, which takes a while, in the process that they are forked from."""
+def start_forkserver() -> None:
+    """Start the process that workers are forked from, which takes a while to import torch."""
     check_sockets()
     context.set_forkserver_preload(["__main__", "vitkit.server.decode_worker"])
     ensure_running()
 
 
-class Helper:
+class Worker:
     """One decoding process and the pipe to it."""
 
     def __init__(self, max_pixels: int) -> None:
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=decode_worker.main, args=(theirs, max_pixels), daemon=True)
+        self.pipe, remote = context.Pipe()
+        self.process = context.Process(target=decode_worker.main, args=(remote, max_pixels), daemon=True)
         self.process.start()
-        theirs.close()
+        remote.close()
 
-    def ask(self, question: bytes, most: int, seconds: float) -> bytes:
-        """Its answer of at most so many bytes; EOFError when it died, TimeoutError when it takes too long."""
-        self.pipe.send_bytes(question)
-        if not self.pipe.poll(seconds):
+    def request(self, content: bytes, max_bytes: int, timeout: float) -> bytes:
+        """The reply, of at most `max_bytes`; EOFError if the worker died, TimeoutError if it is too slow."""
+        self.pipe.send_bytes(content)
+        if not self.pipe.poll(timeout):
             raise TimeoutError
-        return self.pipe.recv_bytes(most)
+        return self.pipe.recv_bytes(max_bytes)
 
     def crashed(self) -> bool:
-        """Of one that is gone: whether it died by itself, not by somebody's SIGKILL or with its parent."""
+        """Whether a dead worker crashed by itself, rather than by a SIGKILL or with its parent."""
         self.process.join(1)
         return self.process.exitcode not in (-signal.SIGKILL, UNKNOWN)
 
-    def end(self) -> None:
+    def kill(self) -> None:
         self.pipe.close()
         self.process.kill()
         self.process.join(5)
@@ -122,7 +122,7 @@ class Helper:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """An image that waits for a decoder."""
+    """An image waiting to be decoded."""
 
     content: bytes
     view: View
@@ -130,36 +130,36 @@ class Task:
 
 
 class Decoder:
-    """A few helpers, each with a thread that waits for it; what they cannot do is a BadImage.
+    """A pool of workers, each with a thread that waits for it; images they cannot decode raise BadImage.
 
-    All images of a request are submitted with one share, and requests take turns.
+    All images of a request are submitted with the same share, so that requests take turns.
     """
 
     def __init__(self, workers: int, max_pixels: int, metrics: Metrics) -> None:
         self.max_pixels, self.metrics = max_pixels, metrics
-        self.idle: SimpleQueue[Helper] = SimpleQueue()
-        self.helpers: set[Helper] = set()
+        self.idle: SimpleQueue[Worker] = SimpleQueue()
+        self.workers: set[Worker] = set()
         self.queue: FairQueue[Task] = FairQueue()
         self.closing = False
         self.lock = Lock()
         self.threads = ThreadPoolExecutor(workers, "decode")
         for _ in range(workers):
-            self.idle.put(self.fresh())
+            self.idle.put(self.start_worker())
 
     def submit(self, content: bytes, view: View, share: Share[Task] | None = None) -> "Future[Tensor]":
-        """The image as the view wants it, uint8 (3, h, w), some time."""
+        """A future of the decoded image for this view, uint8 (3, h, w)."""
         task = Task(content, view)
         self.queue.put(share or Share(), task)
         self.threads.submit(self.work)
         return task.future
 
     def work(self) -> None:
-        """One task, of whichever request has its turn."""
-        taken = self.queue.take()
-        if taken is None:  # closed meanwhile
+        """Decode the next image of the request whose turn it is."""
+        item = self.queue.take()
+        if item is None:  # the decoder was closed
             return
-        share, task = taken
-        begun = time.monotonic()
+        share, task = item
+        start = time.monotonic()
         try:
             if not task.future.set_running_or_notify_cancel():
                 return
@@ -167,85 +167,86 @@ class Decoder:
         except BaseException as error:
             task.future.set_exception(error)
         finally:
-            self.queue.done(share, time.monotonic() - begun)
+            self.queue.done(share, time.monotonic() - start)
 
     def decode(self, content: bytes, view: View, seconds: float = SECONDS) -> Tensor:
-        """`seconds`: what is left of the request's time."""
-        begun = time.monotonic()
-        question = decode_worker.question(content, view, self.max_pixels)
+        """Decode one image; `seconds` is what is left of its request's decoding time."""
+        start = time.monotonic()
+        request = decode_worker.encode_request(content, view, self.max_pixels)
         size = 3 * view.size[0] * view.size[1]
-        reply = self.reply(question, max(size, 4096) + 1, seconds)
-        self.metrics.decode_seconds.observe(time.monotonic() - begun)
-        if reply[:1] == decode_worker.REFUSED:
+        reply = self.reply_of_worker(request, max(size, 4096) + 1, seconds)
+        self.metrics.decode_seconds.observe(time.monotonic() - start)
+        if reply[:1] == decode_worker.FAILED:
             reason, _, text = reply[1:].decode("utf-8", "replace").partition("\n")
             raise BadImage(reason, text)
         if len(reply) != size + 1:
             raise BadImage("damaged", "it could not be decoded")
         return torch.from_numpy(np.frombuffer(reply, np.uint8, offset=1).copy()).reshape(3, *view.size)
 
-    def reply(self, question: bytes, most: int, seconds: float) -> bytes:
-        """What a helper says; if it dies another one is asked, since it may not have been the image."""
+    def reply_of_worker(self, request: bytes, max_bytes: int, seconds: float) -> bytes:
+        """Send a request to an idle worker, and to another if it dies: the image may not be the cause."""
         if seconds <= 0:
-            raise out_of_time()
-        helper, crashes = self.idle.get(), 0
+            raise decoding_timeout()
+        worker, crashes = self.idle.get(), 0
         try:
             for _ in range(DEATHS):
                 try:
-                    return helper.ask(question, most, min(seconds, SECONDS))
+                    return worker.request(request, max_bytes, min(seconds, SECONDS))
                 except TimeoutError:
-                    helper = self.replaced(helper)
+                    worker = self.replaced(worker)
                     if seconds < SECONDS:
-                        raise out_of_time() from None
+                        raise decoding_timeout() from None
                     raise BadImage("too-slow", f"it takes more than {SECONDS:.0f} s to decode") from None
                 except (EOFError, OSError):
-                    crashes += helper.crashed()
-                    helper = self.replaced(helper)
+                    crashes += worker.crashed()
+                    worker = self.replaced(worker)
                     if crashes == CRASHES:
                         break
             raise BadImage("damaged", "it could not be decoded")
         finally:
-            self.idle.put(helper)
+            self.idle.put(worker)
 
-    def fresh(self) -> Helper:
-        """A new one. What helpers are forked from may have died a moment ago; asked again, it is started."""
+    def start_worker(self) -> Worker:
+        """Start a worker, with retries: a fork server that has just died is restarted on the next attempt."""
         for left in reversed(range(TRIES)):
             try:
-                helper = Helper(self.max_pixels)
+                worker = Worker(self.max_pixels)
                 break
             except (EOFError, OSError):
                 if not left:
                     raise
                 time.sleep(0.1)
         with self.lock:
-            self.helpers.add(helper)
-        return helper
+            self.workers.add(worker)
+        return worker
 
-    def replaced(self, helper: Helper) -> Helper:
+    def replaced(self, worker: Worker) -> Worker:
+        """Kill a worker and start a new one in its place."""
         with self.lock:
-            self.helpers.discard(helper)
-        helper.end()
+            self.workers.discard(worker)
+        worker.kill()
         if self.closing:
-            raise BadImage("stopped", "the service stops")
+            raise BadImage("stopped", "the service is stopping")
         self.metrics.decoder_restarts.inc()
         try:
-            return self.fresh()
-        except (EOFError, OSError) as error:  # the system lets us have no process, for now
-            log.error("no decoder can be started: %s", error)
-            raise busy("no image can be decoded at the moment; try again") from None
+            return self.start_worker()
+        except (EOFError, OSError) as error:  # the system has no process for us at the moment
+            log.error("cannot start a decoding process: %s", error)
+            raise busy("images cannot be decoded at the moment; try again") from None
 
     def close(self) -> None:
-        """At once: whoever still waits for an image has been told that it will not come."""
+        """Kill the workers and cancel waiting tasks at once; their requests have already failed."""
         self.closing = True
         self.threads.shutdown(wait=False, cancel_futures=True)
         for task in self.queue.clear():
             task.future.cancel()
-        for helper in list(self.helpers):
-            helper.process.kill()
+        for worker in list(self.workers):
+            worker.process.kill()
         self.threads.shutdown()
 
 
-def out_of_time() -> Refusal:
-    return Refusal(
+def decoding_timeout() -> RequestError:
+    return RequestError(
         422,
         f"the images of this request take more than {REQUEST_SECONDS:.0f} s to decode; send fewer",
         code="server.too-large",

@@ -1,4 +1,4 @@
-"""The page at /docs: every call with a curl line and its answer."""
+"""The page at /docs: every endpoint with a curl command and an example response."""
 
 import json
 from collections.abc import Mapping
@@ -8,16 +8,16 @@ from typing import Any
 from vitkit.report.html import environment
 from vitkit.server.settings import is_host, without_port
 
-MORE = "…"  # at the end of a list: more values follow
+MORE = "…"  # stands for further values at the end of a list
 
 
 @dataclass(frozen=True)
 class Example:
-    """A request and the form of its answer."""
+    """An example request and response."""
 
-    curl: str  # URL stands for the address of the service
+    curl: str  # URL is replaced by the service's base URL
     answer: str
-    note: str = ""  # what the fields are
+    note: str = ""  # what the fields mean
 
 
 SENDING = {
@@ -49,7 +49,7 @@ EXAMPLES = {
     }
   ]
 }""",
-        "One result for each image, in the order in which they were sent. An image that cannot be read has "
+        "One result per image, in the order of the request. An image that cannot be read has "
         '"error" and "code" instead of "top".',
     ),
     "/v1/embed": Example(
@@ -60,7 +60,7 @@ EXAMPLES = {
     {"image": "cat.jpg", "features": [0.0213, -1.2087, 0.5541, …]}
   ]
 }""",
-        "A vector as long as the model is wide, for search, clustering or a classifier of your own.",
+        "A vector of the model's width, for search, clustering or a classifier of your own.",
     ),
     "/v1/attention": Example(
         "curl -F files=@cat.jpg 'URL/v1/attention'",
@@ -74,8 +74,8 @@ EXAMPLES = {
   "image_size": [224, 224],
   "top": [{"label": "tabby cat", "probability": 0.8312}, …]
 }""",
-        '"rollout" and "class_map" are numbers from 0 to 1, one for each patch of the grid, row after row. '
-        '"maps" is the attention of each head as base64 of bytes, (layers, heads, rows, columns).',
+        '"rollout" and "class_map" hold a number from 0 to 1 for each patch of the grid, in row-major order. '
+        '"maps" is the attention of every head as base64-encoded bytes, (layers, heads, rows, columns).',
     ),
     "/v1/model": Example(
         "curl 'URL/v1/model'",
@@ -98,8 +98,8 @@ EXAMPLES = {
   "formats": [".jpg", ".jpeg", ".png", …],
   "limits": {"bytes": 10000000, "pixels": 20000000, "images": 32, "seconds": 30.0, "queue": 256}
 }""",
-        '"covered" is the part of "image_size" that consists of whole patches, to which the maps belong. '
-        '"revision" is 1 for the first model file and grows with each that is loaded later.',
+        '"covered" is the part of "image_size" that is made of whole patches, which the maps refer to. '
+        '"revision" is 1 for the first model file and increases with each reload.',
     ),
     "/healthz": Example("curl 'URL/healthz'", '{"status": "ok"}'),
     "/readyz": Example("curl 'URL/readyz'", '{"status": "ready"}', "503 while the service is stopping."),
@@ -114,7 +114,7 @@ vitkit_waiting_images 0.0
 
 
 def value_of(answer: str) -> Any:
-    """An example as JSON, without the ellipses at the end of lists."""
+    """An example response as JSON, without the ellipses at the end of lists."""
     return json.loads(answer.replace(f", {MORE}", ""))
 
 
@@ -127,17 +127,17 @@ ENTRY = {"type": "object", "required": ["data"], "properties": {
 BASE64 = {"schema": {"type": "object", "required": ["images"], "properties": {
     "images": {"type": "array", "minItems": 1, "maxItems": 32, "items": ENTRY}}}}  # fmt: skip
 ERROR_SCHEMA = {"application/json": {"schema": {"type": "object", "properties": {
-    "error": {"type": "string", "description": "what is wrong and what to do, for people"},
-    "code": {"type": "string", "description": "area.reason, stable, for programs"},
-    "request": {"type": "string", "description": "the id of the request, in the log too"}}}}}  # fmt: skip
+    "error": {"type": "string", "description": "a human-readable message: what is wrong and what to do"},
+    "code": {"type": "string", "description": "a stable code, area.reason, for programs"},
+    "request": {"type": "string", "description": "the request id, which is also in the log"}}}}}  # fmt: skip
 ERRORS = {
-    400: "the request names a host that the service does not know (--allow-host)",
+    400: "the Host header is not one of the service's names (--allow-host)",
     401: "the token is missing or wrong",
-    403: "the request comes from a page of another origin",
+    403: "the request comes from a web page of another origin",
     413: "the request is too large",
-    415: "the body is neither an image, nor a form, nor JSON",
-    422: "an image or a parameter cannot be used; the error says why",
-    503: "too many requests are waiting: try again after Retry-After seconds",
+    415: "the body is not an image, a form or JSON",
+    422: "an image or a parameter is invalid; the error message says why",
+    503: "the service is overloaded: try again after Retry-After seconds",
 }
 IMAGES: dict[str, Any] = {
     "requestBody": {
@@ -147,47 +147,48 @@ IMAGES: dict[str, Any] = {
 }
 
 
-def facts(path: str) -> dict[str, Any]:
-    """What the OpenAPI document has for a call that takes images, besides its summary and parameters."""
+def openapi_extras(path: str) -> dict[str, Any]:
+    """The request body, example and error responses of an image endpoint, for the OpenAPI document."""
     example = {"application/json": {"example": value_of(EXAMPLES[path].answer)}}
-    answer = {"description": "one result for each image", "content": example}
-    errors = {status: {"description": words, "content": ERROR_SCHEMA} for status, words in ERRORS.items()}
-    return {"openapi_extra": IMAGES, "responses": {200: answer} | errors}
+    success = {"description": "one result per image", "content": example}
+    errors = {status: {"description": text, "content": ERROR_SCHEMA} for status, text in ERRORS.items()}
+    return {"openapi_extra": IMAGES, "responses": {200: success} | errors}
 
 
-def address(headers: Mapping[str, str]) -> str:
-    """The address of the service as the client used it; what is no host name never gets into a shell line."""
+def base_url(headers: Mapping[str, str]) -> str:
+    """The service's URL as the client sees it; an invalid host name must not end up in a shell command."""
     host = headers.get("host", "")
     scheme = "https" if headers.get("x-forwarded-proto") == "https" else "http"
     return f"{scheme}://{host}" if is_host(without_port(host)) else "http://127.0.0.1:8000"
 
 
-def page(document: dict[str, Any], url: str, secret: tuple[str, ...] = ()) -> str:
-    """HTML of an OpenAPI document, for a service at `url` that wants a token below the paths `secret`."""
+def page(document: dict[str, Any], url: str, token_paths: tuple[str, ...] = ()) -> str:
+    """An OpenAPI document as HTML, for a service at `url` that requires a token under `token_paths`."""
     info = document["info"]
     calls = [
-        call(method.upper(), path, operation, url, secret)
+        call(method.upper(), path, operation, url, token_paths)
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
     ]
     return environment("vitkit.server").get_template("docs.html").render(
-        title=f"{info['title']} {info['version']}", description=info["description"], token=bool(secret),
-        calls=calls, sending=[(way, command(curl, url, secret)) for way, curl in SENDING.items()],
+        title=f"{info['title']} {info['version']}", description=info["description"], token=bool(token_paths),
+        calls=calls, sending=[(way, command(curl, url, token_paths)) for way, curl in SENDING.items()],
         error=ERROR, errors=[(str(status), meaning) for status, meaning in ERRORS.items()],
     )  # fmt: skip
 
 
 def call(
-    method: str, path: str, operation: dict[str, Any], url: str, secret: tuple[str, ...]
+    method: str, path: str, operation: dict[str, Any], url: str, token_paths: tuple[str, ...]
 ) -> dict[str, Any]:
-    """One call: what it does, its parameters, a request and the answer."""
+    """One endpoint for the template: its summary, parameters, example request and response."""
     example = EXAMPLES[path]
     parameters = [
-        (one["name"], one["description"] + limits(one["schema"])) for one in operation.get("parameters", [])
+        (parameter["name"], parameter["description"] + limits(parameter["schema"]))
+        for parameter in operation.get("parameters", [])
     ]
     return {
         "method": method, "path": path, "anchor": path.strip("/").replace("/", "-"),
-        "summary": operation["summary"], "curl": command(example.curl, url, secret),
+        "summary": operation["summary"], "curl": command(example.curl, url, token_paths),
         "answer": example.answer, "note": example.note, "parameters": parameters,
     }  # fmt: skip
 
@@ -195,11 +196,11 @@ def call(
 def limits(schema: dict[str, Any]) -> str:
     if "maximum" not in schema:
         return ""
-    return f", {schema['minimum']} to {schema['maximum']}; {schema['default']} if not given"
+    return f", {schema['minimum']} to {schema['maximum']}; default {schema['default']}"
 
 
-def command(line: str, url: str, secret: tuple[str, ...]) -> str:
-    """A line for a shell, with the address of the service and with the token where one is needed."""
-    if any(f"URL{path}" in line for path in secret):
+def command(line: str, url: str, token_paths: tuple[str, ...]) -> str:
+    """A shell command with the service's URL, and with the token if the endpoint requires one."""
+    if any(f"URL{path}" in line for path in token_paths):
         line = line.replace("curl ", 'curl -H "Authorization: Bearer $VITKIT_TOKEN" ')
     return line.replace("URL", url)

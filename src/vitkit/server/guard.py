@@ -1,4 +1,4 @@
-"""Around every request: tokens, origins, headers, request ids, and one form for all errors."""
+"""Middleware around every request: token, origin and host checks, security headers, request ids, errors."""
 
 import hmac
 import json
@@ -18,8 +18,8 @@ from vitkit.errors import Error
 from vitkit.server.monitoring import Metrics
 from vitkit.server.settings import Settings, without_port
 
-LONGEST = 400  # characters of an error
-CODES = {  # of a status, where an error has none of its own
+MAX_ERROR = 400  # characters of an error message
+CODES = {  # status -> code, for errors without a code of their own
     401: "server.unauthorized",
     404: "server.not-found",
     413: "server.too-large",
@@ -33,8 +33,8 @@ def code_of(status: int) -> str:
     return CODES.get(status, "server.failed" if status >= 500 else "server.request")
 
 
-class Refusal(Error):
-    """A request that is not met: a status, what the client should know and do, and a code for programs."""
+class RequestError(Error):
+    """An error response: a status, a message for the client and a code."""
 
     def __init__(self, status: int, text: str, *, code: str = "", **headers: str) -> None:
         super().__init__(text, code=code or code_of(status))
@@ -42,12 +42,12 @@ class Refusal(Error):
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
 
-def busy(text: str) -> Refusal:
-    return Refusal(503, text, retry_after="1")
+def busy(text: str) -> RequestError:
+    return RequestError(503, text, retry_after="1")
 
 
-class Plain(Response):
-    """JSON in ASCII: names that are no Unicode survive it. Bytes are JSON already."""
+class AsciiJSONResponse(Response):
+    """JSON in ASCII, which also holds file names that are not valid Unicode. Bytes are already JSON."""
 
     media_type = "application/json"
 
@@ -59,23 +59,22 @@ def to_json(content: Any) -> bytes:
     return json.dumps(content, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
-def refused(
+def error_response(
     request: Request, status: int, text: str, headers: dict[str, str] | None = None, code: str = ""
-) -> Plain:
-    """The one form of all errors; the id is in the log too."""
-    return Plain(refusal_body(status, text, id_of(request), code), status, headers)
+) -> AsciiJSONResponse:
+    """An error in the form that all errors share; its request id is also in the log."""
+    return AsciiJSONResponse(error_body(status, text, request_id_of(request), code), status, headers)
 
 
-def refusal_body(status: int, text: str, number: str, code: str = "") -> dict[str, str]:
-    return {"error": text[:LONGEST], "code": code or code_of(status), "request": number}
+def error_body(status: int, text: str, request_id: str, code: str = "") -> dict[str, str]:
+    return {"error": text[:MAX_ERROR], "code": code or code_of(status), "request": request_id}
 
 
-def new_id() -> str:
-    """Of a request, in its answer and in the log."""
+def new_request_id() -> str:
     return secrets.token_hex(8)
 
 
-def id_of(request: Request) -> str:
+def request_id_of(request: Request) -> str:
     return request.scope.get("state", {}).get("request_id", "")
 
 
@@ -92,13 +91,13 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-SECRET = ("/v1/", "/metrics")  # what a token is needed for; a page must be there to ask for one
+TOKEN_PATHS = ("/v1/", "/metrics")  # prefixes that require a token; the page, which asks for it, does not
 PATHS = ("/v1/predict", "/v1/embed", "/v1/attention", "/v1/model", "/healthz", "/readyz", "/metrics", "/",
          "/docs", "/openapi.json")  # fmt: skip
 
 
 class Guard:
-    """The outermost layer of the application."""
+    """The outermost ASGI middleware."""
 
     def __init__(
         self, app: ASGIApp, settings: Settings, metrics: Metrics, stopping: Callable[[], bool]
@@ -108,48 +107,48 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        begun, number, status = time.monotonic(), new_id(), 0
-        scope.setdefault("state", {})["request_id"] = number
+        start, request_id, status = time.monotonic(), new_request_id(), 0
+        scope.setdefault("state", {})["request_id"] = request_id
 
-        async def sent(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                headers.update(HEADERS | {"x-request-id": number})
+                headers.update(HEADERS | {"x-request-id": request_id})
                 if self.stopping():
                     headers["connection"] = "close"
-                if status >= 400:  # the log leaves lines out where they are too many
-                    log.info(
-                        "request %s: %s %s: %d", number, scope["method"], ascii(scope["path"][:100]), status
-                    )
+                if status >= 400:  # the log drops lines when there are too many
+                    path = ascii(scope["path"][:100])
+                    log.info("request %s: %s %s: %d", request_id, scope["method"], path, status)
             await send(message)
 
         with self.metrics.in_flight.track_inprogress():
             try:
-                await self.passed(scope, receive, sent)
-            except Exception:  # of ours: the log has it all, the client the id
-                log.exception("request %s", number)
+                await self.dispatch(scope, receive, send_with_headers)
+            except Exception:  # a bug: the traceback goes to the log, the client gets the request id
+                log.exception("request %s", request_id)
                 if not status:
-                    await refused(Request(scope), 500, "an error of the service")(scope, receive, sent)
+                    response = error_response(Request(scope), 500, "internal server error")
+                    await response(scope, receive, send_with_headers)
         path = scope["path"] if scope["path"] in PATHS else "other"
-        self.metrics.requests.labels(path, str(status or 499)).inc()  # 499: gone before an answer
-        self.metrics.seconds.labels(path).observe(time.monotonic() - begun)
+        self.metrics.requests.labels(path, str(status or 499)).inc()  # 499: client closed request
+        self.metrics.seconds.labels(path).observe(time.monotonic() - start)
 
-    async def passed(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             self.check_origin(scope)
             self.check_token(scope)
             self.check_host(scope)
-        except Refusal as error:
-            answer = refused(Request(scope), error.status, str(error), error.headers, error.code)
-            return await answer(scope, receive, send)
-        if scope["method"] == "HEAD":  # as GET; the body is not sent, since the connection knows the method
+        except RequestError as error:
+            response = error_response(Request(scope), error.status, str(error), error.headers, error.code)
+            return await response(scope, receive, send)
+        if scope["method"] == "HEAD":  # handled as GET; the connection drops the body
             scope = scope | {"method": "GET"}
         await self.app(scope, receive, send)
 
     def check_origin(self, scope: Scope) -> None:
-        """A page of another site may not ask in the name of whoever looks at it."""
+        """Refuse cross-origin requests: another site's page must not use its visitor's access (CSRF)."""
         headers = Headers(scope=scope)
         origin = headers.get("origin")
         if scope["method"] in ("GET", "HEAD") or origin is None:
@@ -159,22 +158,22 @@ class Guard:
         except ValueError:
             same = False
         if not same:
-            raise Refusal(403, "asked from a page of another origin")
+            raise RequestError(403, "requests from a web page of another origin are not allowed")
 
     def check_host(self, scope: Scope) -> None:
-        """A name that somebody else's DNS gives this machine may not be used to ask."""
+        """Refuse an unknown Host header, to prevent DNS rebinding."""
         host = without_port(Headers(scope=scope).get("host", "")).lower()
-        names = [name.lower() for name in self.settings.names]
+        names = [name.lower() for name in self.settings.allowed_hosts]
         known = any(
             name in ("*", host) or (name.startswith("*.") and host.endswith(name[1:])) for name in names
         )
         if not known:
-            raise Refusal(400, "this service is not known by this Host; vitkit serve takes --allow-host NAME")
+            raise RequestError(400, "unknown Host header; allow it with vitkit serve --allow-host NAME")
 
     def check_token(self, scope: Scope) -> None:
-        if not self.settings.token or not scope["path"].startswith(SECRET):
+        if not self.settings.token or not scope["path"].startswith(TOKEN_PATHS):
             return
-        word, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-        right = hmac.compare_digest(given.strip().encode("utf-8", "replace"), self.settings.token.encode())
-        if word.lower() != "bearer" or not right:
-            raise Refusal(401, "send Authorization: Bearer TOKEN", www_authenticate="Bearer")
+        scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
+        valid = hmac.compare_digest(token.strip().encode("utf-8", "replace"), self.settings.token.encode())
+        if scheme.lower() != "bearer" or not valid:
+            raise RequestError(401, "send Authorization: Bearer TOKEN", www_authenticate="Bearer")

@@ -1,4 +1,4 @@
-"""Prometheus metrics, and a log of short lines written by a thread of its own."""
+"""Prometheus metrics, and a rate-limited log that a separate thread writes."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """Counters, gauges and histograms of one service, in a registry of its own."""
+    """The Prometheus metrics of one service, in their own registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -26,46 +26,46 @@ class Metrics:
         self.requests = Counter("vitkit_requests", "Requests answered", ["path", "status"], **count)
         self.seconds = Histogram(
             "vitkit_request_seconds",
-            "From a request's head to its answer",
+            "Time from a request's head to its response",
             ["path"],
             buckets=SECONDS,
             **count,
         )
-        self.images = Counter("vitkit_images", "Images by what became of them", ["outcome"], **count)
-        self.batch = Histogram("vitkit_batch_images", "Images computed together", buckets=SIZES, **count)
+        self.images = Counter("vitkit_images", "Images by outcome", ["outcome"], **count)
+        self.batch = Histogram("vitkit_batch_images", "Images per batch", buckets=SIZES, **count)
         self.model_seconds = Histogram(
-            "vitkit_model_seconds", "Time of a batch in the model", ["kind"], buckets=SECONDS, **count
+            "vitkit_model_seconds", "Model time per batch", ["kind"], buckets=SECONDS, **count
         )
         self.decode_seconds = Histogram(
-            "vitkit_decode_seconds", "Time of an image in a decoder", buckets=SECONDS, **count
+            "vitkit_decode_seconds", "Decoding time per image", buckets=SECONDS, **count
         )
-        self.waiting = Gauge("vitkit_waiting_images", "Images accepted and not answered yet", **count)
+        self.waiting = Gauge("vitkit_waiting_images", "Images accepted but not answered yet", **count)
         self.in_flight = Gauge("vitkit_in_flight_requests", "Requests being answered", **count)
-        self.held = Gauge("vitkit_held_bytes", "Bodies in memory", **count)
-        self.reloads = Counter("vitkit_reloads", "New model files", ["outcome"], **count)
+        self.body_bytes = Gauge("vitkit_held_bytes", "Request bodies in memory", **count)
+        self.reloads = Counter("vitkit_reloads", "Model reloads", ["outcome"], **count)
         self.decoder_restarts = Counter(
-            "vitkit_decoder_restarts", "Decoders that died or took too long", **count
+            "vitkit_decoder_restarts", "Decoding processes that died or timed out", **count
         )
         for counter, outcomes in (
             (self.images, ("answered", "unreadable")),
             (self.reloads, ("loaded", "refused")),
         ):
             for outcome in outcomes:
-                counter.labels(outcome)  # 0 from the start, so that an alarm sees the first one
+                counter.labels(outcome)  # exported as 0 from the start, so that alerts see the first increase
 
 
-LONGEST = 1000  # characters of a message
-LONGEST_TRACE = 8000  # characters of a traceback
-MOST_LINES = 1000  # that wait to be written
-PER_SECOND = 100  # lines: a client that is refused a thousand times a second must not fill a disk
-EVERY = 10.0  # seconds from the first dropped line to the line that counts them
-DRAIN = 1.0  # seconds for the last lines when the service stops
+MAX_MESSAGE = 1000  # characters
+MAX_TRACEBACK = 8000  # characters
+MAX_LINES = 1000  # waiting to be written
+PER_SECOND = 100  # lines: a client that is refused a thousand times per second must not fill the disk
+REPORT_INTERVAL = 10.0  # seconds between two reports of a count
+DRAIN = 1.0  # seconds to write the last lines when the service stops
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
 class Writer(threading.Thread):
-    """Writes lines to a file descriptor; what comes too fast, or finds the queue full, is dropped."""
+    """Writes lines to a file descriptor; drops lines above the rate limit or when the queue is full."""
 
     def __init__(self, file: int) -> None:
         super().__init__(name="log", daemon=True)
@@ -77,16 +77,16 @@ class Writer(threading.Thread):
         self.start()
 
     def put(self, line: str, important: bool = False) -> None:
-        """Never waits for whoever reads the file. What is important may come as fast as it likes."""
+        """Queue a line without blocking, even if nobody reads the file. `important` skips the rate limit."""
         with self.changed:
-            if len(self.lines) >= MOST_LINES or (not important and self.is_fast()):
+            if len(self.lines) >= MAX_LINES or (not important and self.exceeds_rate()):
                 self.first_drop = self.first_drop if self.dropped else time.monotonic()
                 self.dropped += 1
             else:
                 self.lines.append(line)
             self.changed.notify_all()
 
-    def is_fast(self) -> bool:
+    def exceeds_rate(self) -> bool:
         now = int(time.monotonic())
         self.second, self.count = now, 1 + (self.count if now == self.second else 0)
         return self.count > PER_SECOND
@@ -94,17 +94,17 @@ class Writer(threading.Thread):
     def run(self) -> None:
         while True:
             line = self.next_line()
-            with suppress(OSError):  # nobody reads any more
+            with suppress(OSError):  # the reader is gone
                 self.write(line.encode("utf-8", "backslashreplace") + b"\n")
             with self.changed:
                 self.lines.popleft()
                 self.changed.notify_all()
 
     def next_line(self) -> str:
-        """The oldest line, which stays in the queue until it is written."""
+        """Wait for the oldest line, which stays in the queue until it is written."""
         with self.changed:
             while True:
-                left = self.first_drop + EVERY - time.monotonic()
+                left = self.first_drop + REPORT_INTERVAL - time.monotonic()
                 if self.dropped and left <= 0:
                     self.report()
                 if self.lines:
@@ -121,7 +121,7 @@ class Writer(threading.Thread):
             data = data[os.write(self.file, data) :]
 
     def drain(self, seconds: float = DRAIN) -> None:
-        """Wait until everything is written, but not for long."""
+        """Wait, for a limited time, until everything is written."""
         with self.changed:
             if self.dropped:
                 self.report()
@@ -130,7 +130,7 @@ class Writer(threading.Thread):
 
 
 class Handler(logging.Handler):
-    """Log records as lines for a writer."""
+    """Formats log records as lines for a Writer."""
 
     def __init__(self, writer: Writer) -> None:
         super().__init__()
@@ -140,13 +140,13 @@ class Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
-        except Exception as error:  # logging's own way would write to standard error, and might block
+        except Exception as error:  # logging's own handling writes to stderr and may block
             line = f"a log record that cannot be formatted: {type(error).__name__}"
         self.writer.put(line, record.levelno >= logging.ERROR)
 
 
 class Line(logging.Formatter):
-    """Clipped and escaped; only a traceback has more than one line."""
+    """Clips and escapes messages; only tracebacks have more than one line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = escaped(record.message)
@@ -154,32 +154,32 @@ class Line(logging.Formatter):
 
     def formatException(self, ei: object) -> str:
         text = super().formatException(ei)  # type: ignore[arg-type]
-        return "\n".join(escaped(line) for line in text[-LONGEST_TRACE:].splitlines())
+        return "\n".join(escaped(line) for line in text[-MAX_TRACEBACK:].splitlines())
 
 
-class Seldom:
-    """One line in `EVERY` seconds about something that may happen thousands of times, with a count."""
+class RateLimitedLog:
+    """At most one warning per `REPORT_INTERVAL` about a frequent event, with the number of events."""
 
-    def __init__(self, log: logging.Logger, what: str) -> None:
-        self.log, self.what = log, what
-        self.count, self.last = 0, -EVERY
+    def __init__(self, log: logging.Logger, events: str) -> None:
+        self.log, self.events = log, events
+        self.count, self.last = 0, -REPORT_INTERVAL
 
     def __call__(self, text: str) -> None:
         now = time.monotonic()
         self.count += 1
-        if now - self.last >= EVERY:
-            self.log.warning("%s (since the last such line: %d %s)", text, self.count, self.what)
+        if now - self.last >= REPORT_INTERVAL:
+            self.log.warning("%s (since the last such line: %d %s)", text, self.count, self.events)
             self.count, self.last = 0, now
 
 
-def escaped(text: str, most: int = LONGEST) -> str:
-    """The beginning of a text, with control characters as \\xNN."""
-    clipped = text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
-    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], clipped)
+def escaped(text: str, limit: int = MAX_MESSAGE) -> str:
+    """The text clipped to `limit` characters, with control characters as \\xNN."""
+    clipped = text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
+    return CONTROL.sub(lambda match: ascii(match[0])[1:-1], clipped)
 
 
 def descriptor(stream: TextIO, default: int) -> int:
-    """Where a stream writes to. Written past its buffer, whose lock a blocked thread would keep for ever."""
+    """The file descriptor of a stream, to bypass its buffer: a blocked write would hold the buffer's lock."""
     try:
         stream.flush()
         return stream.fileno()
@@ -188,7 +188,7 @@ def descriptor(stream: TextIO, default: int) -> int:
 
 
 def start_log() -> Writer:
-    """Our lines on standard error, and none of uvicorn's: any stranger could fill a disk with those."""
+    """Log to stderr, without uvicorn's own lines, with which any client could fill the disk."""
     writer = Writer(descriptor(sys.stderr, 2))
     root = logging.getLogger()
     for handler in root.handlers[:]:
@@ -202,5 +202,5 @@ def start_log() -> Writer:
 
 
 def announce(text: str) -> None:
-    """A line on standard output, whether or not somebody reads it."""
+    """Print a line to stdout without blocking if nobody reads it."""
     Writer(descriptor(sys.stdout, 1)).put(text)

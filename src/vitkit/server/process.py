@@ -1,4 +1,4 @@
-"""The service as a process: it listens, loads new model files beside the old one, and stops without loss."""
+"""The server process: start-up, model reloads and graceful shutdown."""
 
 import asyncio
 import contextlib
@@ -14,32 +14,32 @@ import uvicorn
 from vitkit.errors import Error
 from vitkit.server.admission import AdmissionControl
 from vitkit.server.app import make_app
-from vitkit.server.decoder import prepare
-from vitkit.server.http import ConnectionLimits, Listener, Timed, allow_connections, listen
-from vitkit.server.monitoring import Seldom, announce, start_log
-from vitkit.server.served_model import kind_of, marks, open_served
+from vitkit.server.decoder import start_forkserver
+from vitkit.server.http import ConnectionLimits, Listener, TimedProtocol, allow_connections, listen
+from vitkit.server.monitoring import RateLimitedLog, announce, start_log
+from vitkit.server.served_model import FileStamps, file_stamps, open_served, source_kind
 from vitkit.server.settings import Settings
 
 log = logging.getLogger("vitkit.server")
-POLL = 1.0  # seconds between looks at the model's files
-NOTICE = 2.0  # seconds between "not ready" and the end of listening, in which whoever sends requests sees it
-DRAIN = 22  # seconds for what has been accepted
-no_files = Seldom(log, "times")
+POLL = 1.0  # seconds between two checks of the model files
+NOTICE = 2.0  # seconds that a stopping service still listens, so that load balancers see /readyz
+DRAIN = 22  # seconds to finish accepted requests
+log_accept_error = RateLimitedLog(log, "times")
 
 
 class Server(uvicorn.Server):
-    """Uvicorn's server; on SIGTERM it is not ready from then on, listens a little longer, and ends with 0."""
+    """Uvicorn's server; after SIGTERM it is not ready, listens for NOTICE seconds, and exits with 0."""
 
-    def __init__(self, config: uvicorn.Config, desk: AdmissionControl) -> None:
+    def __init__(self, config: uvicorn.Config, admission: AdmissionControl) -> None:
         super().__init__(config)
-        self.desk = desk
+        self.admission = admission
         self.stop_at = float("inf")
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        if self.desk.stopping:
+        if self.admission.stopping:
             self.force_exit = sig == signal.SIGINT
             self.should_exit = True
-        self.desk.stopping = True
+        self.admission.stopping = True
         self.stop_at = time.monotonic() + (NOTICE if sig == signal.SIGTERM else 0)
 
     async def on_tick(self, counter: int) -> bool:
@@ -47,97 +47,97 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-class Reloading:
-    """Replaces the desk's model when its files have changed, or when it is told to."""
+class ModelReloader:
+    """Replaces the served model when its files have changed, or on request."""
 
-    def __init__(self, desk: AdmissionControl) -> None:
-        self.desk, self.place = desk, desk.settings.model
-        self.asked = asyncio.Event()
-        self.known = desk.served.marks  # of the files that were loaded, or refused
-        self.kind = kind_of(self.place)
+    def __init__(self, admission: AdmissionControl) -> None:
+        self.admission, self.source = admission, admission.settings.model
+        self.requested = asyncio.Event()
+        self.known = admission.served.stamps  # of the files that were loaded or rejected last
+        self.kind = source_kind(self.source)
 
     async def watch(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.asked.wait(), POLL)
-            told, now = self.asked.is_set(), marks(self.place)
-            self.asked.clear()
-            if told or (now and now != self.known and await self.settled(now)):
-                await self.reload(now)
+                await asyncio.wait_for(self.requested.wait(), POLL)
+            requested, stamps = self.requested.is_set(), file_stamps(self.source)
+            self.requested.clear()
+            if requested or (stamps and stamps != self.known and await self.is_stable(stamps)):
+                await self.reload(stamps)
 
-    async def settled(self, now: Any) -> bool:
-        """Whether nobody is writing any more."""
+    async def is_stable(self, stamps: FileStamps) -> bool:
+        """Whether the files are no longer being written."""
         await asyncio.sleep(POLL)
-        return marks(self.place) == now
+        return file_stamps(self.source) == stamps
 
-    async def reload(self, now: Any) -> None:
-        """The new model beside the old one; whatever is wrong with it, the old one goes on."""
-        self.known, old = now, self.desk.served
+    async def reload(self, stamps: FileStamps) -> None:
+        """Load the new model next to the old one, which stays in service if anything fails."""
+        self.known, old = stamps, self.admission.served
         try:
-            if (kind := kind_of(self.place)) != self.kind:
+            if (kind := source_kind(self.source)) != self.kind:
                 raise Error(
-                    f"{self.place} was {self.kind} and is {kind} now; start the service again",
+                    f"{self.source} was {self.kind} and is now {kind}; restart the service",
                     code="request.conflict",
                 )
-            new = await asyncio.to_thread(open_served, self.desk.settings, old.revision + 1)
-        except Exception as error:  # a file of any kind may lie there
-            self.desk.metrics.reloads.labels("refused").inc()
-            return log.error("the new model is refused, the old one goes on: %s", error)
-        self.known = new.marks
-        self.desk.served = new  # for the requests that begin now; those before keep theirs
-        self.desk.metrics.reloads.labels("loaded").inc()
-        log.info("revision %d of %s is served", new.revision, new.name)
+            new = await asyncio.to_thread(open_served, self.admission.settings, old.revision + 1)
+        except Exception as error:  # the new file can be anything
+            self.admission.metrics.reloads.labels("refused").inc()
+            return log.error("the new model was rejected, the old one stays in service: %s", error)
+        self.known = new.stamps
+        self.admission.served = new  # for new requests; running ones keep the old model
+        self.admission.metrics.reloads.labels("loaded").inc()
+        log.info("now serving revision %d of %s", new.revision, new.name)
 
 
-def serve(settings: Settings, say: Callable[[str], None] = announce) -> None:
-    """Listen until a signal ends it. What cannot be started is a ValueError or an OSError."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it is ready; see watching
+def serve(settings: Settings, show: Callable[[str], None] = announce) -> None:
+    """Serve until a signal stops it; raises ValueError or OSError if it cannot start."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it is ready; see reloading
     writer = start_log()
-    crowd = ConnectionLimits(allow_connections())
+    limits = ConnectionLimits(allow_connections())
     try:
-        with listen(settings.host, settings.port) as listening:
-            prepare()
-            desk = AdmissionControl(settings, open_served(settings))
+        with listen(settings.host, settings.port) as listener:
+            start_forkserver()
+            admission = AdmissionControl(settings, open_served(settings))
             config = uvicorn.Config(
-                make_app(desk), http=partial(Timed, crowd),
+                make_app(admission), http=partial(TimedProtocol, limits),
                 ws="none", lifespan="off", loop="asyncio", log_config=None, access_log=False,
                 server_header=False, proxy_headers=False, timeout_keep_alive=5,
                 timeout_graceful_shutdown=DRAIN,
             )  # fmt: skip
             try:
-                asyncio.run(run(Server(config, desk), listening, say))
+                asyncio.run(run(Server(config, admission), listener, show))
             finally:
-                desk.close()
+                admission.close()
     finally:
         writer.drain()
 
 
-async def run(server: Server, listening: Listener, say: Callable[[str], None]) -> None:
-    desk = server.desk
-    asyncio.get_running_loop().set_exception_handler(report)
-    async with watching(desk):
-        port = listening.getsockname()[1]
-        host = f"[{desk.settings.host}]" if ":" in desk.settings.host else desk.settings.host
-        say(f"{desk.served.name} is served at http://{host}:{port} (documents at /docs)")
-        await server.serve(sockets=[listening])
+async def run(server: Server, listener: Listener, show: Callable[[str], None]) -> None:
+    admission, host = server.admission, server.admission.settings.host
+    asyncio.get_running_loop().set_exception_handler(on_loop_error)
+    async with reloading(admission):
+        port = listener.getsockname()[1]
+        host = f"[{host}]" if ":" in host else host
+        show(f"serving {admission.served.name} at http://{host}:{port} (API documentation at /docs)")
+        await server.serve(sockets=[listener])
     log.info("stopped")
 
 
-def report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What goes wrong in the event loop itself: no more files for connections, or an error of ours."""
+def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log an error of the event loop itself: no file descriptors left to accept, or a bug."""
     error = context.get("exception")
     if isinstance(error, OSError) and "accept" in context["message"]:
-        return no_files(f"no connection can be accepted for a second: {error.strerror}")
+        return log_accept_error(f"cannot accept connections, retrying in a second: {error.strerror}")
     loop.default_exception_handler(context)
 
 
 @contextlib.asynccontextmanager
-async def watching(desk: AdmissionControl) -> AsyncIterator[None]:
-    """Inside, SIGHUP and new files are noticed. Before and after, SIGHUP is ignored; it never ends us."""
-    reloading = Reloading(desk)
+async def reloading(admission: AdmissionControl) -> AsyncIterator[None]:
+    """Reload the model on SIGHUP and when its files change. Before and after, SIGHUP is ignored."""
+    reloader = ModelReloader(admission)
     loop = asyncio.get_running_loop()
-    signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(reloading.asked.set))
-    task = asyncio.create_task(reloading.watch())
+    signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(reloader.requested.set))
+    task = asyncio.create_task(reloader.watch())
     try:
         yield
     finally:

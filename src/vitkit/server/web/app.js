@@ -1,4 +1,4 @@
-// The page of `vitkit serve`: takes pictures, asks the model a few at a time, shows what it says.
+// The page of `vitkit serve`: sends pictures to the model, a few at a time, and shows its predictions.
 
 import { offerCamera } from "./camera.js";
 import { Card } from "./cards.js";
@@ -156,7 +156,7 @@ async function inside(entry) {
   const found = [];
   for (;;) {
     const some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject));
-    if (!some.length) break; // a folder is told in parts
+    if (!some.length) break; // a folder is listed in parts
     found.push(...some);
   }
   const visible = found.filter((one) => !one.name.startsWith("."));

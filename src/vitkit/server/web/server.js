@@ -1,4 +1,4 @@
-// Requests to the service: the token it may want, and the patience it may ask for.
+// Requests to the service: asks for a token and retries while the server is busy.
 
 import { at } from "./dom.js";
 import { words } from "./strings.js";
@@ -6,7 +6,7 @@ import { words } from "./strings.js";
 const TRIES = 30; // of a server that says it is busy
 const KEY = "vitkit-token";
 
-// An error whose text is meant for the reader.
+// An error whose message is shown to the user.
 export class Refused extends Error {
   constructor(text, status = 0) {
     super(text);
@@ -19,7 +19,7 @@ export class Refused extends Error {
   }
 }
 
-// JSON from the service. `waiting(seconds)` is told of every wait, and `waiting(0)` of every new try.
+// JSON from the service. `waiting(seconds)` is called during a wait, and `waiting(0)` before a retry.
 export async function ask(path, { body, signal, waiting = () => {} } = {}) {
   let wrong = false;
   for (let tried = 0; tried < TRIES; ) {

@@ -1,4 +1,4 @@
-// Everything that the page says, in one place; `locale` decides how numbers are written.
+// All texts of the page; `locale` sets the number format.
 
 export const locale = "en";
 
@@ -24,8 +24,8 @@ export const words = {
   // the page
   title: "What is in the picture?",
   pageTitle: (model) => `${model} · vitkit`,
-  lead: "The model names what it sees and shows which parts made it say so.",
-  docs: "Ask this model from a program",
+  lead: "See what the model recognises, and which parts of the picture led to its prediction.",
+  docs: "Use this model from your own code",
   unnamed: "a model",
   facts: (m) =>
     [
@@ -34,18 +34,18 @@ export const words = {
       m.parameters ? `${short.format(m.parameters)} parameters` : "",
       [m.engine, m.device].filter(Boolean).join(" on "),
     ].filter(Boolean).join(" · "),
-  multilabel: "A picture can show several classes at once: each has a probability of its own.",
+  multilabel: "A picture can have several labels, so each class has its own probability.",
 
   // giving pictures
   drop: "Drop pictures here",
-  dropNow: "Let go to add them",
+  dropNow: "Release to add them",
   ways: "or paste one with Ctrl+V or ⌘V",
   choose: "Choose pictures",
   camera: "Use the camera",
   touchTitle: "Take or choose a photo",
   touchChoose: "Choose photos",
   touchCamera: "Take a photo",
-  private: "Pictures go to this server as they are, and nowhere else.",
+  private: "Pictures are sent to this server only, unchanged.",
   pasted: (n) => `pasted picture ${n}`,
   photographed: (n) => `photograph ${n}`,
 
@@ -55,7 +55,7 @@ export const words = {
   clear: "Clear all",
   remove: "Remove",
   removeThis: (name) => `Remove ${name}`,
-  hint: "Open a picture to see which parts of it led to the answer.",
+  hint: "Open a picture to see which parts led to the prediction.",
   closer: "Look closer",
   open: (name) => `Look closer at ${name}`,
   again: "Try again",
@@ -64,32 +64,32 @@ export const words = {
   progress: (p) =>
     [
       p.open
-        ? `${number.format(p.done)} of ${count(p.all, "picture", "pictures")} answered`
-        : count(p.done, "picture answered", "pictures answered"),
+        ? `${number.format(p.done)} of ${count(p.all, "picture", "pictures")} done`
+        : count(p.done, "picture done", "pictures done"),
       p.waiting ? `${number.format(p.waiting)} waiting for the server` : "",
-      p.failed ? `${number.format(p.failed)} without an answer` : "",
+      p.failed ? `${number.format(p.failed)} failed` : "",
     ].filter(Boolean).join(", "),
   answered: (name, label, p) => `${name}: ${label}, ${chance(p)}`,
   failedName: (name, why) => `${name}: ${why}`,
 
   // states of a picture
-  queued: "In line",
-  sending: "Asking the model …",
-  waiting: (seconds) => `The server is busy. Waiting; next try in ${seconds} s`,
+  queued: "Queued",
+  sending: "Running the model …",
+  waiting: (seconds) => `The server is busy. Waiting to retry in ${seconds} s`,
   cancelled: "Cancelled.",
   unreachable: "The server did not answer. Is it still running?",
   unreadable: "This file could not be read from the disk. Was it moved or changed?",
   empty: "This file is empty.",
-  tooLarge: (has, most) => `This file has ${size(has)}; the server takes up to ${size(most)}.`,
-  overLimit: "This file is larger than the server takes.",
-  busyTooLong: "The server stayed busy. Try again later.",
-  noToken: "The server wants a token, and none was given.",
+  tooLarge: (has, most) => `This file has ${size(has)}; the server accepts up to ${size(most)}.`,
+  overLimit: "This file is larger than the server accepts.",
+  busyTooLong: "The server is still busy. Try again later.",
+  noToken: "The server requires a token.",
   strange: (status) => `The server answered with an error (${status}).`,
 
   // the summary
   summary: "Summary",
   download: "Download as CSV",
-  columns: { image: "Picture", answer: "Answer", probability: "Probability", next: "Next likely" },
+  columns: { image: "Picture", answer: "Prediction", probability: "Probability", next: "Next most likely" },
   csvFile: "answers.csv",
   csv: { image: "image", label: (n) => `label_${n}`, probability: (n) => `probability_${n}`, error: "error" },
 
@@ -97,45 +97,45 @@ export const words = {
   close: "Close",
   previous: "Previous picture",
   next: "Next picture",
-  keys: "← and → go to other pictures, Esc closes.",
+  keys: "← and → switch between pictures, Esc closes.",
   place: (n, of) => `${number.format(n)} of ${number.format(of)}`,
-  answer: "Answer",
-  others: "Other answers",
-  othersNote: "Choose one to see which parts point to it.",
-  rest: (n) => `${count(n, "other class", "other classes")} together`,
+  answer: "Prediction",
+  others: "Other predictions",
+  othersNote: "Choose one to see which parts of the picture support it.",
+  rest: (n) => `${count(n, "other class", "other classes")} combined`,
   show: "Show",
   classMap: "Class map",
   rollout: "Attention",
   head: "One head",
   photo: "Photo",
   explain: {
-    classMap: (label) => `The parts of the picture that point to “${label}”.`,
-    rollout: () => "Where the model looked: the attention of all layers, followed from the last back to the picture.",
-    head: () => "What a single head looks at. Move the sliders to go through the layers and their heads.",
-    photo: () => "The picture alone.",
+    classMap: (label) => `The parts of the picture that support “${label}”.`,
+    rollout: () => "Attention rollout: the attention of all layers, traced back to the picture.",
+    head: () => "The attention of a single head. Choose the layer and the head with the sliders.",
+    photo: () => "The picture without an overlay.",
   },
   layer: "Layer",
   headNumber: "Head",
   opacity: "Opacity",
   of: (n, all) => `${n} of ${all}`,
   shareOf: (p) => `${Math.round(100 * p)} %`,
-  little: "little",
-  much: "much",
-  looking: "Looking …",
+  little: "low",
+  much: "high",
+  looking: "Computing …",
   outside: "The model does not see the pale border.",
-  noAttention: "This model has no attention that could be drawn.",
-  noAnswerHere: "There is no answer for this picture.",
+  noAttention: "This model has no attention maps.",
+  noAnswerHere: "There is no prediction for this picture.",
   noClassMap: "This model has no class map.",
   drawn: {
-    rollout: (name) => `${name}, with the attention of all layers laid over it`,
-    classMap: (name, label) => `${name}, with the parts that point to ${label} coloured`,
-    head: (name, layer, head) => `${name}, with head ${head} of layer ${layer} laid over it`,
+    rollout: (name) => `${name}, overlaid with the attention of all layers`,
+    classMap: (name, label) => `${name}, overlaid with the class map of ${label}`,
+    head: (name, layer, head) => `${name}, overlaid with head ${head} of layer ${layer}`,
     photo: (name) => name,
   },
 
   // the token
-  tokenTitle: "This server wants a token",
-  tokenNote: "Whoever runs it can tell you. It is kept until this tab is closed.",
+  tokenTitle: "This server requires a token",
+  tokenNote: "Ask the operator of the server for it. It is kept until you close this tab.",
   tokenLabel: "Token",
   tokenWrong: "This token was not accepted.",
   tokenSend: "Continue",

@@ -1,4 +1,4 @@
-// One picture, large: what the model says of it and where it looked.
+// One enlarged picture with its predictions and attention maps.
 
 import { answerLine } from "./cards.js";
 import { at, make, named, readable, setText } from "./dom.js";
