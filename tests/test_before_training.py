@@ -136,7 +136,7 @@ def test_ctrl_c_before_anything_was_kept_says_so(tmp_path, monkeypatch, capsys):
 
 
 def test_ctrl_c_after_a_checkpoint_names_its_step(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("vitkit.runs.run.Trainer.finish", interrupted)
+    monkeypatch.setattr("vitkit.runs.run.finish_run", interrupted)
     assert run("finetune", "digits", "--out", tmp_path / "run", *TINY) == 128 + signal.SIGINT
     assert "goes on from step 6" in capsys.readouterr().err
     assert "goes on with what was kept" in remains(tmp_path), "as in the folder of a protocol"

@@ -25,8 +25,8 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
 from together import note_batches
 from vitkit import cli
-from vitkit.runs import run as experiment
-experiment.SAVE_SECONDS = float(os.environ["SAVE"])
+from vitkit.runs import checkpointer
+checkpointer.SAVE_SECONDS = float(os.environ["SAVE"])
 out = Path(sys.argv[sys.argv.index("--out") + 1])
 out.mkdir(parents=True, exist_ok=True)
 note_batches(int(os.environ["RANK"]), out)

@@ -16,8 +16,8 @@ from vitkit.planning.resume import Request
 from vitkit.recipes import recipe as named_recipe
 from vitkit.recipes.recipe import Recipe, override
 from vitkit.report.terminal import say
-from vitkit.runs.evaluation import stopping_note
 from vitkit.runs.folder import stopping
+from vitkit.runs.kept_weights import stopping_note
 from vitkit.runs.page import REPORT, run_task
 from vitkit.runs.protocol import Protocol, called, check_seeds, is_rate
 from vitkit.runs.run import run as run_recipe

@@ -31,7 +31,7 @@ from vitkit.models.variants import Model
 from vitkit.recipes.recipe import Recipe
 from vitkit.report.terminal import Live
 from vitkit.runs.build import Opener, open_splits
-from vitkit.runs.evaluation import kept_model
+from vitkit.runs.kept_weights import kept_model
 from vitkit.runtime.runtime import Runtime
 from vitkit.tasks.task import Task
 
