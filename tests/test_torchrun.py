@@ -110,7 +110,7 @@ def test_sigterm_to_all_saves_once_and_the_same_command_goes_on(tmp_path, ended)
     assert run.wait(60) != 0
     saved = complete(tmp_path / "run" / "checkpoints")
     assert [int(path.name[-8:]) for path in saved] == [steps(tmp_path)] and steps(tmp_path) < 60
-    assert "the same command goes on from there" in (tmp_path / "told.txt").read_text()
+    assert "the same command resumes there" in (tmp_path / "told.txt").read_text()
     ended.append(run := start(words, tmp_path))
     assert run.wait(120) == 0
     straight = reference(tmp_path)

@@ -157,7 +157,7 @@ def test_B10_a_run_that_loses_a_worker_keeps_its_checkpoints(tmp_path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(experiment.Trainer, "watch", killing)
         with pytest.raises(
-            ChildProcessError, match=r"digits: a data worker has died .*the same command goes on"
+            ChildProcessError, match=r"digits: a data worker has died .*the same command resumes"
         ):
             run(small(30), tmp_path, Runtime(), RunOptions(workers=1, quiet=True))
     assert latest(tmp_path / "checkpoints")[0].name >= "step-00000005"
@@ -297,7 +297,7 @@ def goes_on_in_smaller_pieces(tmp_path: Path, step: int, proof: Path | None = No
     assert batches(out) == batches(tmp_path / "plain")
     told = [line for line in (out / "said-0.txt").read_text().splitlines() if "out of memory" in line]
     assert [line[: line.index(",")] for line in told] == [
-        f"step {step}: out of memory; from here on {images} images at a time" for images in (8, 4)
+        f"step {step}: out of memory; from here on micro-batches of {images} images" for images in (8, 4)
     ]
 
 
