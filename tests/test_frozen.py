@@ -198,7 +198,7 @@ def test_a_cache_that_cannot_be_written_is_told_and_no_failure(model, some, tmp_
     (tmp_path / "file").write_text("in the way")
     notes = []
     found = Extractor(model=model, cache=tmp_path / "file" / "cache", log=notes.append).features(some)
-    assert len(found.x) == 40 and "not kept" in notes[0]
+    assert len(found.x) == 40 and "not cached" in notes[0]
 
 
 def age(path: Path, hours: float) -> None:
