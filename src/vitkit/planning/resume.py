@@ -160,12 +160,12 @@ def resumed_recipe(request: Request, out: Path) -> Recipe | None:
 def with_stored_choices(request: Request, old: Recipe) -> Recipe:
     """The requested recipe with the choices of the existing run, so that the same command resumes it."""
     fixed = fixed_fields(request.options)
-    kept = {field: getattr(old, field) for field in KEPT if field not in fixed}
-    if "schedule" in kept and request.options.lr is not None:
-        kept["schedule"] = replace(kept["schedule"], rate=request.options.lr)
+    stored = {field: getattr(old, field) for field in KEPT if field not in fixed}
+    if "schedule" in stored and request.options.lr is not None:
+        stored["schedule"] = replace(stored["schedule"], rate=request.options.lr)
     if same_place(old.data, request.data):
-        kept["data"] = old.data
-    return override(replace(request.recipe, **kept), request.options.set)
+        stored["data"] = old.data
+    return override(replace(request.recipe, **stored), request.options.set)
 
 
 def with_options(old: Recipe, request: Request) -> Recipe:

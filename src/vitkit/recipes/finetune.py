@@ -113,21 +113,21 @@ def hyperrule(recipe: Recipe, images: int, pixels: int, fixed: Collection[str] =
     if steps == 500:  # the rate falls after 200, 300 and 400
         schedule = replace(recipe.schedule, warmup=100, stairs=(0.4, 0.6, 0.8))
         ruled = replace(ruled, schedule=schedule, mixup=0.0)
-    made = replace(ruled, **{field: getattr(recipe, field) for field in RULED if field in fixed})
+    result = replace(ruled, **{field: getattr(recipe, field) for field in RULED if field in fixed})
     if "length" in fixed and "schedule" not in fixed:
-        share = made.length.in_steps(images, made.batch) / steps
+        share = result.length.in_steps(images, result.batch) / steps
         warmup = round(ruled.schedule.warmup * share)
-        made = replace(made, schedule=replace(made.schedule, warmup=warmup))
+        result = replace(result, schedule=replace(result.schedule, warmup=warmup))
     if "image_size" in fixed and "resize" not in fixed:
-        made = replace(made, resize=round(max(made.image_size) * resize / side))
-    return made
+        result = replace(result, resize=round(max(result.image_size) * resize / side))
+    return result
 
 
 def bit_beside(recipe: Recipe, images: int, pixels: int, fixed: Collection[str] = ()) -> Recipe:
     """BiT's rule for the data, model and dev split of another recipe; the user has set `fixed`."""
-    kept = {*SHARED, *fixed} - {"schedule", "optimizer", "rates", "convolution_rates", "crop", "resize"}
-    start = replace(bit(), **{field: getattr(recipe, field) for field in kept})
-    return replace(hyperrule(start, images, pixels, kept), auto=())
+    shared = {*SHARED, *fixed} - {"schedule", "optimizer", "rates", "convolution_rates", "crop", "resize"}
+    start = replace(bit(), **{field: getattr(recipe, field) for field in shared})
+    return replace(hyperrule(start, images, pixels, shared), auto=())
 
 
 def finetune() -> Recipe:

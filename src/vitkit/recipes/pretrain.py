@@ -155,16 +155,16 @@ def masked(data: str = "jft") -> Recipe:
 
 
 def rows() -> dict[str, Callable[[], Recipe]]:
-    made: list[partial[Recipe]] = [
+    recipes: list[partial[Recipe]] = [
         partial(table3, data, model, epochs, rate)
         for data, groups in ROWS.items()
         for models, lengths, rate in groups
         for model in models
         for epochs in lengths
     ]
-    made += [partial(augreg, "i21k", model, 300) for model in LEVELS["i21k"]]
-    made += [partial(augreg, "i1k", model, 300) for model in LEVELS["i1k"]]
-    return {make().name: make for make in made}
+    recipes += [partial(augreg, "i21k", model, 300) for model in LEVELS["i21k"]]
+    recipes += [partial(augreg, "i1k", model, 300) for model in LEVELS["i1k"]]
+    return {make().name: make for make in recipes}
 
 
 RECIPES: dict[str, Callable[[], Recipe]] = {"pretrain": pretrain, "plain": plain_vit, "masked": masked}

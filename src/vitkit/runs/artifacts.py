@@ -153,13 +153,13 @@ def finish(
         return
     with harmless("unusable.json", say):
         keep(out / "unusable.json", listed(gathered))
-    if found := task.mistakes(metrics):
+    if accuracy := task.mistakes(metrics):
         with harmless("mistakes.json", say):
-            keep(out / "mistakes.json", mistakes(source, found, model, runtime.device, say))
+            keep(out / "mistakes.json", mistakes(source, accuracy, model, runtime.device, say))
         with harmless(PREDICTIONS, say):
-            write_predictions(out, source, found)
+            write_predictions(out, source, accuracy)
         with harmless(MISTAKES, say):
-            write_mistakes(out / MISTAKES, source, found)
+            write_mistakes(out / MISTAKES, source, accuracy)
     with harmless("report.html", say):
         write_run_page(out)
 
@@ -176,51 +176,51 @@ def listed(gathered: Sequence[Unusable]) -> dict[str, Any]:
     }
 
 
-def mistakes(source: Source, found: Accuracy, model: Model, device: str, say: Say) -> dict[str, Any]:
+def mistakes(source: Source, accuracy: Accuracy, model: Model, device: str, say: Say) -> dict[str, Any]:
     """The most confident mistakes, the confusions, the calibration and the least confident images."""
-    ordered = wrong_ones(found)
+    ordered = wrong_ones(accuracy)
     worst = ordered[:KEPT]
-    rising = found.confidence.argsort(stable=True)[: LEAST + len(worst)].tolist()
+    rising = accuracy.confidence.argsort(stable=True)[: LEAST + len(worst)].tolist()
     least = [row for row in rising if row not in worst][:LEAST]  # no image twice
-    shown = pictured(source, found, [*worst, *least], model, device, say)
+    examples = pictured(source, accuracy, [*worst, *least], model, device, say)
     return {
-        "images": found.images, "wrong": len(ordered), "pairs": pairs(found, source.classes),
-        "calibration": bins(found.confidence, found.right),
-        "worst": [shown[row] for row in worst if row in shown],
-        "least": [shown[row] for row in least if row in shown],
+        "images": accuracy.images, "wrong": len(ordered), "pairs": pairs(accuracy, source.classes),
+        "calibration": bins(accuracy.confidence, accuracy.right),
+        "worst": [examples[row] for row in worst if row in examples],
+        "least": [examples[row] for row in least if row in examples],
     }  # fmt: skip
 
 
-def wrong_ones(found: Accuracy) -> list[int]:
+def wrong_ones(accuracy: Accuracy) -> list[int]:
     """The rows that are wrong, the most confident first."""
-    wrong = torch.nonzero(~found.right)[:, 0]
-    return wrong[found.confidence[wrong].argsort(descending=True, stable=True)].tolist()
+    wrong = torch.nonzero(~accuracy.right)[:, 0]
+    return wrong[accuracy.confidence[wrong].argsort(descending=True, stable=True)].tolist()
 
 
-def write_mistakes(path: Path, source: Source, found: Accuracy) -> None:
+def write_mistakes(path: Path, source: Source, accuracy: Accuracy) -> None:
     """Write mistakes.csv: every mistake as a row."""
 
     def write(beside: Path) -> None:
         with beside.open("w", encoding="utf-8", newline="") as file:
             rows = csv.writer(file, lineterminator="\n")
             rows.writerow(("file", "truth", "said", "confidence"))
-            for row in wrong_ones(found):
-                names = (source.keys[int(found.index[row])], source.classes[int(found.truth[row])],
-                         source.classes[int(found.said[row])])  # fmt: skip
-                rows.writerow([*map(csv_cell, names), f"{float(found.confidence[row]):.6f}"])
+            for row in wrong_ones(accuracy):
+                names = (source.keys[int(accuracy.index[row])], source.classes[int(accuracy.truth[row])],
+                         source.classes[int(accuracy.said[row])])  # fmt: skip
+                rows.writerow([*map(csv_cell, names), f"{float(accuracy.confidence[row]):.6f}"])
 
     replace_file(path, write)
 
 
 def pictured(
-    source: Source, found: Accuracy, rows: Sequence[int], model: Model, device: str, say: Say
+    source: Source, accuracy: Accuracy, rows: Sequence[int], model: Model, device: str, say: Say
 ) -> dict[int, dict[str, Any]]:
     """For each row the true and the predicted class, a thumbnail, and one overlaid with attention."""
     view = evaluation_view(model.preprocessing, model.config.image_size)
     images: dict[int, Tensor] = {}
     for row in rows:
         try:
-            images[row] = apply(source.fetch(int(found.index[row])), view, np.random.default_rng(0))
+            images[row] = apply(source.fetch(int(accuracy.index[row])), view, np.random.default_rng(0))
         except BadImage:  # removed since the test
             continue
     if isinstance(model, ViT):  # attention maps cover only whole patches
@@ -229,12 +229,12 @@ def pictured(
     if images and isinstance(model, ViT) and model.config.depth:
         with harmless("attention over the mistakes", say):
             maps = attended(model.to(device), torch.stack([*images.values()]))
-    examples = {}
+    classes, examples = source.classes, {}
     for (row, image), heat in zip(images.items(), maps, strict=True):
         small = resized(image.permute(1, 2, 0).numpy())
         examples[row] = {
-            "key": str(source.keys[int(found.index[row])]), "confidence": float(found.confidence[row]),
-            "truth": source.classes[int(found.truth[row])], "said": source.classes[int(found.said[row])],
+            "key": str(source.keys[int(accuracy.index[row])]), "confidence": float(accuracy.confidence[row]),
+            "truth": classes[int(accuracy.truth[row])], "said": classes[int(accuracy.said[row])],
             "image": jpeg(small),
             "overlay": None if heat is None else jpeg(overlay(small, heat)),
         }  # fmt: skip
@@ -264,14 +264,16 @@ def jpeg(pixels: np.ndarray) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def pairs(found: Accuracy, classes: Sequence[str]) -> list[tuple[str, str, int, int]]:
+def pairs(accuracy: Accuracy, classes: Sequence[str]) -> list[tuple[str, str, int, int]]:
     """The most frequent confusions: (true class, predicted class, times, images of the true class)."""
-    wrong = ~found.right
-    kinds, times = torch.stack([found.truth[wrong], found.said[wrong]]).unique(dim=1, return_counts=True)
-    counts = found.truth.bincount(minlength=found.kinds)
+    wrong = ~accuracy.right
+    kinds, times = torch.stack([accuracy.truth[wrong], accuracy.said[wrong]]).unique(
+        dim=1, return_counts=True
+    )
+    counts = accuracy.truth.bincount(minlength=accuracy.kinds)
     order = times.argsort(descending=True, stable=True)[:PAIRS].tolist()
     both = [(int(kinds[0, i]), int(kinds[1, i]), int(times[i])) for i in order]
-    return [(classes[truth], classes[said], n, int(counts[truth])) for truth, said, n in both]
+    return [(classes[truth], classes[predicted], n, int(counts[truth])) for truth, predicted, n in both]
 
 
 def bins(confidence: Tensor, right: Tensor) -> list[tuple[float, float, int]]:
@@ -301,8 +303,10 @@ def keep_batch(out: Path, recipe: Recipe, source: Source, order: Order, say: Say
         small = [resized(image.permute(1, 2, 0).numpy()) for image in images]
         sheet = contact_sheet([Image.fromarray(pixels) for pixels in small], named)
         replace_file(out / PICTURE, lambda beside: sheet.save(beside, "JPEG", quality=88))
-        shown = [{"image": jpeg(pixels), "labels": row} for pixels, row in zip(small, named, strict=True)]
-        keep(out / BATCH, {"step": 0, "of": recipe.batch, "how": how_made(recipe), "images": shown})
+        images_json = [
+            {"image": jpeg(pixels), "labels": row} for pixels, row in zip(small, named, strict=True)
+        ]
+        keep(out / BATCH, {"step": 0, "of": recipe.batch, "how": how_made(recipe), "images": pictures})
 
 
 def first_images(recipe: Recipe, source: Source, order: Order) -> tuple[Tensor, Tensor]:

@@ -20,15 +20,15 @@ PREDICTIONS = "predictions.json.gz"
 LIMIT = 200_000  # images
 
 
-def write_predictions(out: Path, source: Source, found: "Accuracy") -> None:
+def write_predictions(out: Path, source: Source, accuracy: "Accuracy") -> None:
     """Write the predictions as columns; very large test sets are skipped."""
     if len(source) > LIMIT:
         return
-    images = fingerprints(source)[found.index.numpy()]
+    images = fingerprints(source)[accuracy.index.numpy()]
     columns = {
         "classes": list(source.classes), "images": b64encode(images.tobytes()).decode(),
-        "truth": found.truth.tolist(), "predicted": found.said.tolist(),
-        "confidence": [round(value, 6) for value in found.confidence.tolist()],
+        "truth": accuracy.truth.tolist(), "predicted": accuracy.said.tolist(),
+        "confidence": [round(value, 6) for value in accuracy.confidence.tolist()],
     }  # fmt: skip
     content = gzip.compress(json.dumps(columns).encode(), 6, mtime=0)
     replace_file(out / PREDICTIONS, lambda beside: beside.write_bytes(content))
