@@ -267,9 +267,8 @@ def jpeg(pixels: np.ndarray) -> str:
 def pairs(accuracy: Accuracy, classes: Sequence[str]) -> list[tuple[str, str, int, int]]:
     """The most frequent confusions: (true class, predicted class, times, images of the true class)."""
     wrong = ~accuracy.right
-    kinds, times = torch.stack([accuracy.truth[wrong], accuracy.said[wrong]]).unique(
-        dim=1, return_counts=True
-    )
+    confusions = torch.stack([accuracy.truth[wrong], accuracy.said[wrong]])
+    kinds, times = confusions.unique(dim=1, return_counts=True)
     counts = accuracy.truth.bincount(minlength=accuracy.kinds)
     order = times.argsort(descending=True, stable=True)[:PAIRS].tolist()
     both = [(int(kinds[0, i]), int(kinds[1, i]), int(times[i])) for i in order]
@@ -303,9 +302,7 @@ def keep_batch(out: Path, recipe: Recipe, source: Source, order: Order, say: Say
         small = [resized(image.permute(1, 2, 0).numpy()) for image in images]
         sheet = contact_sheet([Image.fromarray(pixels) for pixels in small], named)
         replace_file(out / PICTURE, lambda beside: sheet.save(beside, "JPEG", quality=88))
-        images_json = [
-            {"image": jpeg(pixels), "labels": row} for pixels, row in zip(small, named, strict=True)
-        ]
+        pictures = [{"image": jpeg(pixels), "labels": row} for pixels, row in zip(small, named, strict=True)]
         keep(out / BATCH, {"step": 0, "of": recipe.batch, "how": how_made(recipe), "images": pictures})
 
 
