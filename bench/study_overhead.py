@@ -15,7 +15,10 @@ from pathlib import Path
 
 import torch
 
-from vitkit.runs.run import Trainer
+from vitkit.runs import finish
+from vitkit.runs import run as experiment
+from vitkit.runs.checkpointer import Checkpointer
+from vitkit.runs.evaluator import Evaluator
 from vitkit.studies.executor import Job, Outcome, run_job, run_jobs
 from vitkit.studies.prepare import Request, make_plan
 from vitkit.studies.trial import WorkerConfig, run_trial
@@ -44,9 +47,9 @@ class Inline:
     def stop(self) -> None: ...
 
 
-def timed(name: str, spent: dict[str, float]) -> None:
+def timed(owner: object, name: str, spent: dict[str, float]) -> None:
     """Add up what a part of a run takes."""
-    part = getattr(Trainer, name)
+    part = getattr(owner, name)
 
     def call(*args, **options):
         begun = time.perf_counter()
@@ -55,7 +58,7 @@ def timed(name: str, spent: dict[str, float]) -> None:
         finally:
             spent[name] = spent.get(name, 0.0) + time.perf_counter() - begun
 
-    setattr(Trainer, name, call)
+    setattr(owner, name, call)
 
 
 def main() -> None:
@@ -72,8 +75,12 @@ def main() -> None:
                       steps=options.steps, size=0)  # fmt: skip
     plan = make_plan(request, 1, lambda kinds: {})
     spent: dict[str, float] = {}
-    for name in ("evaluate", "few_shots", "finish", "train", "look_ahead", "save", "save_model"):
-        timed(name, spent)
+    for owner, name in (
+        (Evaluator, "evaluate"), (Evaluator, "evaluate_fewshot"), (experiment, "finish_run"),
+        (experiment.Trainer, "train"), (experiment.Trainer, "check_files"), (Checkpointer, "save"),
+        (finish, "save_model"),
+    ):  # fmt: skip
+        timed(owner, name, spent)
     torch.set_num_threads(1)
     config = WorkerConfig(device=options.device, workers=options.workers, threads=1, cache_batches=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -87,7 +94,7 @@ def main() -> None:
         assert not outcome.error, outcome.trace
         print(f"{name}: {outcome.seconds:.2f} s, of them {outcome.value['cost']['seconds']:.2f} s of steps")
     steps = sum(outcome.value["cost"]["seconds"] for outcome in found.values())
-    looking = spent["evaluate"] + spent["few_shots"]
+    looking = spent["evaluate"] + spent["evaluate_fewshot"]
     rest = total - steps - looking
     print({name: round(value, 2) for name, value in spent.items()})
     print(f"{len(found)} trials: {total:.2f} s; steps {steps:.2f} s, evaluation {looking:.2f} s "

@@ -132,14 +132,14 @@ def test_ctrl_c_before_anything_was_kept_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("vitkit.runs.run.preflight", interrupted)
     assert run("finetune", "digits", "--out", tmp_path / "run", *TINY) == 128 + signal.SIGINT
     told = capsys.readouterr().err
-    assert "nothing was kept" in told and "goes on from" not in told
+    assert "nothing was saved" in told and "resumes" not in told
 
 
 def test_ctrl_c_after_a_checkpoint_names_its_step(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("vitkit.runs.run.Trainer.finish", interrupted)
+    monkeypatch.setattr("vitkit.runs.run.finish_run", interrupted)
     assert run("finetune", "digits", "--out", tmp_path / "run", *TINY) == 128 + signal.SIGINT
-    assert "goes on from step 6" in capsys.readouterr().err
-    assert "goes on with what was kept" in remains(tmp_path), "as in the folder of a protocol"
+    assert "resumes at step 6" in capsys.readouterr().err
+    assert "continues with what was saved" in remains(tmp_path), "as in the folder of a protocol"
 
 
 def test_ctrl_c_while_data_is_opened_is_answered_by_the_command(tmp_path):
@@ -159,4 +159,4 @@ def test_ctrl_c_while_data_is_opened_is_answered_by_the_command(tmp_path):
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=60)
-    assert process.returncode == 130 and "nothing was kept" in told and "Traceback" not in told
+    assert process.returncode == 130 and "nothing was saved" in told and "Traceback" not in told

@@ -291,5 +291,5 @@ def test_the_processes_of_a_run_agree(home):
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=os.environ)
     assert done.returncode != 0
-    assert done.stderr.count("vitkit: the run in run was trained on other data") == 2
+    assert done.stderr.count("vitkit: the data has changed since the run in run was trained") == 2
     assert "3 images removed" in done.stderr and "gloo" not in done.stderr.lower()

@@ -83,20 +83,20 @@ class Killed(Exception):
 
 def noting(monkeypatch, scores=(), die_at: int = 0) -> list[dict[str, torch.Tensor]]:
     """The weights of every evaluation on val; `scores` take the place of its accuracy, one after another."""
-    from vitkit.runs import run as experiment
+    from vitkit.runs.evaluator import Evaluator
 
-    real, seen = experiment.Trainer.evaluate, []
+    real, seen = Evaluator.evaluate, []
 
     def evaluate(self, split):
         found = real(self, split)
         if split == "val":
-            if self.state.step == die_at:
+            if self.run.state.step == die_at:
                 raise Killed
-            seen.append({n: t.clone() for n, t in self.state.model.state_dict().items()})
+            seen.append({n: t.clone() for n, t in self.run.state.model.state_dict().items()})
             found = replace(found, top1=scores[len(seen) - 1]) if scores else found
         return found
 
-    monkeypatch.setattr(experiment.Trainer, "evaluate", evaluate)
+    monkeypatch.setattr(Evaluator, "evaluate", evaluate)
     return seen
 
 
@@ -140,7 +140,7 @@ def test_a_run_killed_before_its_last_evaluation_ends_like_the_straight_one(tmp_
     recipe = tiny(patience=100, optimizer=replace(tiny().optimizer, average=average))
     go(tmp_path / "whole", recipe)
     with monkeypatch.context() as patch:
-        patch.setattr("vitkit.runs.run.SAVE_SECONDS", 0.0)
+        patch.setattr("vitkit.runs.checkpointer.SAVE_SECONDS", 0.0)
         noting(patch, die_at=12)
         with pytest.raises(Killed):
             go(tmp_path / "killed", recipe)
@@ -157,7 +157,7 @@ def test_an_earlier_versions_run_evaluates_its_end_once(tmp_path, monkeypatch):
     recipe, seen, real = tiny(patience=100), noting(monkeypatch, [0.4, 0.5, 0.6]), experiment.Trainer.validate
     with monkeypatch.context() as patch:
         patch.setattr(
-            experiment.Trainer, "validate", lambda self: real(self) if self.state.step < 12 else None
+            experiment.Trainer, "validate", lambda self: real(self) if self.run.state.step < 12 else None
         )
         go(tmp_path, recipe)
     assert len(seen) == 2 and equal(weights(tmp_path), seen[1])
@@ -192,14 +192,14 @@ def test_a_run_stopped_by_a_signal_ends_like_the_straight_one(straight, tmp_path
 
 
 def test_a_damaged_checkpoint_is_passed_over(straight, tmp_path):
-    from vitkit.runs import run as experiment
+    from vitkit.runs import checkpointer
 
-    saved = experiment.SAVE_SECONDS
-    experiment.SAVE_SECONDS = 0.0
+    saved = checkpointer.SAVE_SECONDS
+    checkpointer.SAVE_SECONDS = 0.0
     try:
         go(tmp_path, tiny())
     finally:
-        experiment.SAVE_SECONDS = saved
+        checkpointer.SAVE_SECONDS = saved
     newest = complete(tmp_path / "checkpoints")[-1]
     content = bytearray((newest / "state-00000.safetensors").read_bytes())
     content[-5] ^= 1

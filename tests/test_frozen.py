@@ -94,7 +94,7 @@ def test_the_official_view_is_the_centre_of_a_larger_square():
     seen = []
     model.features = lambda images: seen.append(images) or images.flatten(1)
     image = torch.arange(64 * 32).reshape(1, 1, 64, 32).remainder(256).byte().expand(1, 3, -1, -1)
-    extractor.seen(image)
+    extractor.head_inputs(image)
     assert torch.equal(seen[0], (image[:, :, 4:60, 2:30] - 127.5) / 127.5)
     with pytest.raises(ValueError, match="no view 'blurred'; known: model, official"):
         Extractor(model=model, view="blurred")
@@ -198,7 +198,7 @@ def test_a_cache_that_cannot_be_written_is_told_and_no_failure(model, some, tmp_
     (tmp_path / "file").write_text("in the way")
     notes = []
     found = Extractor(model=model, cache=tmp_path / "file" / "cache", log=notes.append).features(some)
-    assert len(found.x) == 40 and "not kept" in notes[0]
+    assert len(found.x) == 40 and "not cached" in notes[0]
 
 
 def age(path: Path, hours: float) -> None:

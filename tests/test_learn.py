@@ -261,13 +261,13 @@ def test_recomputed_activations_change_no_bit(tmp_path):
 
 
 def test_a_checkpoint_written_aside_is_the_same(tmp_path):
-    from vitkit.runs import run as experiment
+    from vitkit.runs import checkpointer
 
-    saved, experiment.SAVE_SECONDS = experiment.SAVE_SECONDS, 0.0
+    saved, checkpointer.SAVE_SECONDS = checkpointer.SAVE_SECONDS, 0.0
     try:
         go(tmp_path / "aside", tiny(), save_aside=True)
     finally:
-        experiment.SAVE_SECONDS = saved
+        checkpointer.SAVE_SECONDS = saved
     go(tmp_path / "at-once", tiny())
     assert same(tmp_path / "aside", tmp_path / "at-once")
     newest = [sorted((tmp_path / n / "checkpoints").iterdir())[-1] for n in ("aside", "at-once")]

@@ -14,7 +14,7 @@ import vitkit
 from vitkit.data.sources.source import digits
 from vitkit.models.variants import configure, with_options
 from vitkit.options import Training, settings_of
-from vitkit.planning.automatic import RECIPE_RULES, Circumstances, choose_stopping, decide, given
+from vitkit.planning.automatic import RECIPE_RULES, Circumstances, choose_stopping, decide, fixed_fields
 from vitkit.recipes import RECIPES, recipe
 from vitkit.recipes.recipe import (
     AUTO,
@@ -138,7 +138,7 @@ def test_names_by_groups_are_the_same_fields():
 
 def test_a_field_that_is_set_by_its_group_is_not_chosen_for_the_user():
     words = ("data.batch=8", "model.head=gap", "schedule.steps=5", "optimizer.clip=1", "augment.flip=no")
-    assert given(Training(set=words)) == {"batch", "model_options", "length", "optimizer", "flip"}
+    assert fixed_fields(Training(set=words)) == {"batch", "model_options", "length", "optimizer", "flip"}
     assert field_of("data.image_size = 64") == "image_size"
 
 

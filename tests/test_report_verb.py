@@ -225,7 +225,7 @@ def test_no_run_is_lost_for_its_report(tmp_path, monkeypatch, capfd):
         monkeypatch.setattr(artifacts, part, fail)
     result = run_recipe(tiny(), tmp_path, runtime.Runtime(), RunOptions(workers=0))
     assert kept(tmp_path, "result")["steps"] == result.steps == 12
-    told = re.findall(r"^([\w.]+) could not be made: the disk is full$", capfd.readouterr().err, re.M)
+    told = re.findall(r"^([\w.]+) could not be written: the disk is full$", capfd.readouterr().err, re.M)
     assert told == ["environment.json", "doctor.json", "unusable.json", "mistakes.json",
                     "predictions.json.gz", "report.html"]  # fmt: skip
 
@@ -265,7 +265,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
 def test_very_large_data_is_not_gone_through(tmp_path, monkeypatch):
     monkeypatch.setattr(artifacts, "LOOKED", 1000)
     go(tmp_path, tiny())
-    assert "1,797 images: their names and counts were not gone through" in page(tmp_path)
+    assert "1,797 images: names and counts were not checked" in page(tmp_path)
 
 
 def test_masked_runs_are_reported_too(tmp_path, capsys):
@@ -349,7 +349,7 @@ def test_mistakes_are_told_in_a_line(done, arguments, why, tmp_path, monkeypatch
 
 
 def test_the_command_of_the_report_does_the_same_again(done, tmp_path, capsys):
-    command = kept_commands(done)["Do it again in another folder"][0]
+    command = kept_commands(done)["Repeat it in another folder"][0]
     words_ = shlex.split(command.replace("ANOTHER", str(tmp_path / "again")))
     assert run(*words_[1:], "--workers", "0", "--device", "cpu", "--json") == 0
     assert kept(tmp_path / "again", "recipe") == kept(done, "recipe")

@@ -14,7 +14,7 @@ from vitkit.options import Training
 from vitkit.planning import automatic
 from vitkit.planning import plan as planning
 from vitkit.runs.build import SplitCache
-from vitkit.runs.evaluation import after_evaluation
+from vitkit.runs.kept_weights import after_evaluation
 from vitkit.runtime.runtime import Runtime
 from vitkit.tasks.classify import Classify
 

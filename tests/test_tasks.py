@@ -81,7 +81,7 @@ def test_a_signal_ends_a_run_with_its_code_and_how_to_go_on(tmp_path, capsys, mo
 
     monkeypatch.setattr(experiment.Trainer, "watch", watch)
     assert run("finetune", "digits", "--out", tmp_path / "r", *TINY) == 128 + signal.SIGTERM
-    assert "stopped by SIGTERM at step 1; the same command goes on" in capsys.readouterr().err
+    assert "stopped by SIGTERM at step 1; the same command resumes" in capsys.readouterr().err
 
 
 def test_a_plan_says_what_would_happen_and_does_nothing(tmp_path, capsys):

@@ -25,8 +25,8 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
 from together import note_batches
 from vitkit import cli
-from vitkit.runs import run as experiment
-experiment.SAVE_SECONDS = float(os.environ["SAVE"])
+from vitkit.runs import checkpointer
+checkpointer.SAVE_SECONDS = float(os.environ["SAVE"])
 out = Path(sys.argv[sys.argv.index("--out") + 1])
 out.mkdir(parents=True, exist_ok=True)
 note_batches(int(os.environ["RANK"]), out)
@@ -110,7 +110,7 @@ def test_sigterm_to_all_saves_once_and_the_same_command_goes_on(tmp_path, ended)
     assert run.wait(60) != 0
     saved = complete(tmp_path / "run" / "checkpoints")
     assert [int(path.name[-8:]) for path in saved] == [steps(tmp_path)] and steps(tmp_path) < 60
-    assert "the same command goes on from there" in (tmp_path / "told.txt").read_text()
+    assert "the same command resumes there" in (tmp_path / "told.txt").read_text()
     ended.append(run := start(words, tmp_path))
     assert run.wait(120) == 0
     straight = reference(tmp_path)

@@ -76,12 +76,12 @@ def go(runtime: Runtime, recipe: Recipe, out: Path, options: dict[str, Any]) -> 
     """One process of a run: workers and save_aside as in RunOptions, `stop` a step at which one is told to
     stop, `save` the seconds between checkpoints. Comes back with the result, or the step of the stop.
     """
-    from vitkit.runs import folder
+    from vitkit.runs import checkpointer, folder
     from vitkit.runs import run as experiment
     from vitkit.runs.folder import Interrupted
 
     options = {"workers": 0, "max_bad": 0.2} | options
-    stop, experiment.SAVE_SECONDS = options.pop("stop", None), options.pop("save", 300.0)
+    stop, checkpointer.SAVE_SECONDS = options.pop("stop", None), options.pop("save", 300.0)
     note_batches(runtime.rank, out)
     watch = experiment.Trainer.watch
 

@@ -16,7 +16,7 @@ from switches import switch_off  # noqa: E402
 from together import note_batches  # noqa: E402
 
 from vitkit.data import loader  # noqa: E402
-from vitkit.runs import batches, evaluation  # noqa: E402
+from vitkit.runs import batches, checkpointer, evaluation  # noqa: E402
 from vitkit.runs import run as experiment  # noqa: E402
 from vitkit.training import checkpoint  # noqa: E402
 
@@ -99,16 +99,16 @@ def hold_in(what: str, step: int, folder: str, seconds: float = 60.0) -> None:
     """
     owner, name = {
         "save": (checkpoint.Saver, "attempt"), "evaluation": (experiment.Trainer, "validate"),
-        "step": (experiment.Trainer, "watch"), "loader": (experiment.Trainer, "look_ahead"),
+        "step": (experiment.Trainer, "watch"), "loader": (experiment.Trainer, "check_files"),
     }[what]  # fmt: skip
     real, folder_ = getattr(owner, name), Path(folder)
 
     def held(self: Any, *args: Any) -> Any:
-        at = int(args[0].name[5:13]) if what == "save" else self.state.step
+        at = int(args[0].name[5:13]) if what == "save" else self.run.state.step
         if at >= step and not (folder_ / "there").exists():
             (folder_ / "there").touch()
             heard = folder_ / "heard"
-            wait_for(folder_ / "go", seconds, lambda: getattr(self, "asked", ()) and heard.touch())
+            wait_for(folder_ / "go", seconds, lambda: getattr(self, "received", ()) and heard.touch())
         return real(self, *args)
 
     setattr(owner, name, held)
@@ -157,7 +157,7 @@ def hold_data(step: int, folder: str, proof: str = "") -> None:
 def main() -> None:
     told = json.loads(os.environ["VITKIT_FAULT"])
     start, rank = (os.environ.get(name, "0") for name in ("TORCHELASTIC_RESTART_COUNT", "RANK"))
-    experiment.SAVE_SECONDS = told["save"]
+    checkpointer.SAVE_SECONDS = told["save"]
     if fault := told["faults"].get(f"{start} {rank}"):
         name, *words = fault
         globals()[name](*words)

@@ -70,7 +70,7 @@ def main() -> None:
     watch = experiment.Trainer.watch
 
     def stopping(self, state, metrics):
-        self.asked += [15] if state.step == 3 else []
+        self.received += [15] if state.step == 3 else []
         return watch(self, state, metrics)
 
     experiment.Trainer.watch = stopping

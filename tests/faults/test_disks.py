@@ -197,7 +197,7 @@ def test_B4_a_run_whose_report_does_not_fit_is_a_finished_run(small_disk, monkey
     result = train(tiny(), disk / "run", Runtime(), RunOptions(workers=0))
     told = capfd.readouterr().err
     for name in ("unusable.json", "mistakes.json", "report.html"):
-        assert f"{name} could not be made: " in told and "No space left" in told
+        assert f"{name} could not be written: " in told and "No space left" in told
         assert not (disk / "run" / name).exists()
     assert json.loads((disk / "run" / "result.json").read_text()) == json.loads(json.dumps(result.to_json()))
     assert not list((disk / "run").glob(".*.partial"))

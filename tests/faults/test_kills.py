@@ -110,7 +110,7 @@ def test_B7_a_signal_to_the_group_saves_and_the_run_goes_on_bit_for_bit(turn, st
         assert not damaged and int(found.name[5:]) == rows(out)[-1]["step"] <= step + 2, "within one step"
     assert cold(command(out, workers=2), told).wait(180) == 0, told.read_text()[-2000:]
     assert outcome(out) == straight
-    assert told.read_text().count("the same command goes on from there") == len(MOMENTS)
+    assert told.read_text().count("the same command resumes there") == len(MOMENTS)
     tally(signals=len(MOMENTS))
 
 

@@ -141,10 +141,11 @@ def test_B10_too_little_shared_memory_is_told_with_its_name():
 
 
 def test_B10_a_run_that_loses_a_worker_keeps_its_checkpoints(tmp_path, monkeypatch):
+    from vitkit.runs import checkpointer
     from vitkit.runs import run as experiment
 
     monkeypatch.setattr(making, "GLANCE", 0.2)
-    monkeypatch.setattr(experiment, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(checkpointer, "SAVE_SECONDS", 0.0)
     before, watch = multiprocessing.active_children(), experiment.Trainer.watch
 
     def killing(self, state, metrics):
@@ -156,7 +157,7 @@ def test_B10_a_run_that_loses_a_worker_keeps_its_checkpoints(tmp_path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(experiment.Trainer, "watch", killing)
         with pytest.raises(
-            ChildProcessError, match=r"digits: a data worker has died .*the same command goes on"
+            ChildProcessError, match=r"digits: a data worker has died .*the same command resumes"
         ):
             run(small(30), tmp_path, Runtime(), RunOptions(workers=1, quiet=True))
     assert latest(tmp_path / "checkpoints")[0].name >= "step-00000005"
@@ -200,9 +201,9 @@ def finite(out: Path) -> bool:
 def test_B11_numbers_that_are_none_stop_the_run_before_they_reach_a_weight(
     what, tmp_path, monkeypatch, tally
 ):
-    from vitkit.runs import run as experiment
+    from vitkit.runs import checkpointer
 
-    monkeypatch.setattr(experiment, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(checkpointer, "SAVE_SECONDS", 0.0)
     for step in STEPS:
         out = tmp_path / str(step)
         with monkeypatch.context() as patch:
@@ -222,9 +223,9 @@ def stops(out: Path, step: int) -> None:
 
 @pytest.mark.control("vitkit.training.step.is_finite")
 def test_B11_control_without_the_check_the_weights_are_spoilt_and_saved(tmp_path, monkeypatch, switched_off):
-    from vitkit.runs import run as experiment
+    from vitkit.runs import checkpointer
 
-    monkeypatch.setattr(experiment, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(checkpointer, "SAVE_SECONDS", 0.0)
     poison(monkeypatch, "loss", 3)
     switched_off("vitkit.training.step.is_finite", lambda metrics: True)
     with pytest.raises((Exception, pytest.fail.Exception)) as caught:  # whatever first stumbles over them
@@ -296,7 +297,7 @@ def goes_on_in_smaller_pieces(tmp_path: Path, step: int, proof: Path | None = No
     assert batches(out) == batches(tmp_path / "plain")
     told = [line for line in (out / "said-0.txt").read_text().splitlines() if "out of memory" in line]
     assert [line[: line.index(",")] for line in told] == [
-        f"step {step}: out of memory; from here on {images} images at a time" for images in (8, 4)
+        f"step {step}: out of memory; from here on micro-batches of {images} images" for images in (8, 4)
     ]
 
 

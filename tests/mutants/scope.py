@@ -103,13 +103,12 @@ BY_HAND: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
         ("tests/test_recipes*.py", "tests/test_protocol*.py", "tests/test_learn.py"),
     ),
     (
-        "the last weights are kept and not the best", "src/vitkit/runs/run.py",
-        "if self.recipe.keeps_best and best.exists():", "if False:", KEPT,
+        "the last weights are kept and not the best", "src/vitkit/runs/finish.py",
+        "if run.recipe.keeps_best and best.exists():", "if False:", KEPT,
     ),
     (
         "the end of a run is no candidate", "src/vitkit/runs/run.py",
-        "if self.looks and self.state.step == self.total and", "if False and",
-        KEPT,
+        "if self.validator.is_due_at_end():", "if False:", KEPT,
     ),
     (
         "BiT's rate times 10", "src/vitkit/recipes/finetune.py",
@@ -137,8 +136,8 @@ BY_HAND: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
         "share = (1 - keep) / (1 - keep**step)", "share = 1 - keep", TRAINING,
     ),
     (
-        "the raw weights are evaluated and not the average", "src/vitkit/runs/run.py",
-        "with self.state.averaged():", "if True:", KEPT,
+        "the raw weights are evaluated and not the average", "src/vitkit/runs/validator.py",
+        "with state.averaged():", "if True:", KEPT,
     ),
     (
         "biases and norms decay", "src/vitkit/training/optimizer.py",

@@ -29,9 +29,9 @@ from vitkit.runs.features import (
     labels_of,
     learn_from,
     learn_from_all,
+    mean_and_interval,
     open_frozen,
     possible_shots,
-    spread,
 )
 from vitkit.runtime.runtime import choose_runtime, data_workers
 
@@ -188,7 +188,7 @@ def summaries(found: Measured, options: Options) -> dict[str, dict[str, Any]]:
         for shots, right in table.items():
             means = [other[shots].mean(0) for other, _ in found.values() if shots in other]
             best = best_l2(np.array(means))
-            row = spread(right[:, best].tolist(), rest["images"])
+            row = mean_and_interval(right[:, best].tolist(), rest["images"])
             told[name]["shots"][str(shots)] = row | {"l2": options.grid[best]}
     return told
 

@@ -16,8 +16,8 @@ from vitkit.planning.resume import Request
 from vitkit.recipes import recipe as named_recipe
 from vitkit.recipes.recipe import Recipe, override
 from vitkit.report.terminal import say
-from vitkit.runs.evaluation import stopping_note
 from vitkit.runs.folder import stopping
+from vitkit.runs.kept_weights import stopping_note
 from vitkit.runs.page import REPORT, run_task
 from vitkit.runs.protocol import Protocol, called, check_seeds, is_rate
 from vitkit.runs.run import run as run_recipe
@@ -86,7 +86,7 @@ def make_recipe(data: str, options: Training, default: str) -> Recipe:
 
 def check_start(options: Training) -> None:
     """Weights bring their own model: another one, or options of one, would be ignored."""
-    named = automatic.given(options)
+    named = automatic.fixed_fields(options)
     for field in ("model", "model_options"):
         if "weights" in named and field in named:
             raise Error(
@@ -107,13 +107,15 @@ def run(plan: Plan) -> dict[str, Any]:
     """Do what was planned, once: the result as one object, as --json prints it."""
     if plan.result:
         return plan.result.to_json() | {"already_finished": True}
-    if plan.model.given:
+    if plan.model.released:
         raise Error(f"this plan of {plan.out} was run already; make another one", code="request.conflict")
     with stopping(plan.out):
         if not plan.candidates:
-            done = run_recipe(plan.recipe, plan.out, plan.runtime, plan.options, plan.opened, plan.model.give)
+            done = run_recipe(
+                plan.recipe, plan.out, plan.runtime, plan.options, plan.opener, plan.model.release
+            )
             return done.to_json()
-        protocol = Protocol(plan.out, plan.runtime, plan.options, plan.say, plan.opened)
+        protocol = Protocol(plan.out, plan.runtime, plan.options, plan.say, plan.opener)
         summary = protocol.follow(plan.candidates, seeds=plan.request.seeds)
         report.drawn(plan.out, plan.runtime, plan.say)
         plan.runtime.barrier()  # for the one that writes

@@ -16,7 +16,7 @@ from vitkit.errors import Error
 from vitkit.metrics.intervals import mean_interval, percent, span
 from vitkit.options import Training
 from vitkit.planning import automatic
-from vitkit.planning.plan import voice
+from vitkit.planning.plan import log_function
 from vitkit.recipes.recipe import Recipe, override, read_recipe
 from vitkit.report.terminal import print_table, say
 from vitkit.runs.build import build_model, open_splits
@@ -97,7 +97,7 @@ def suite(
         deterministic=options.deterministic, cuda_graph=options.cuda_graph,
     )  # fmt: skip
     with runtime.process_group():
-        log = voice(runtime, quiet=bool(emit))
+        log = log_function(runtime, quiet=bool(emit))
         recipes = [choice.settings(entry, options) for entry in entries]
         first = next(iter(recipes[0].values()))
         pieces = micro_batch(first, options, out / entries[0].name, runtime, log)

@@ -1,4 +1,4 @@
-"""What is chosen for the user: a list of rules from recipe to recipe, each with its reason."""
+"""Settings that are chosen for the user: rules from recipe to recipe, each with its reason."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -23,14 +23,14 @@ from vitkit.weights.load import load
 from vitkit.weights.published import PUBLISHED, DownloadError, cache_path
 
 ON_GPU, ON_CPU = "ViT-B/16.augreg-i21k", "ViT-Ti/16.augreg-i21k"
-LARGE = 320  # shorter side of photographs for which 384 pixels show more than 224
-USABLE = 0.92  # of a device's free memory; the rest are its libraries and the allocator's gaps
-CPU_IMAGES = 12_800  # that a fine-tuning on a CPU sees: half an hour of ViT-Ti/16 on two cores
+LARGE = 320  # shorter side of images from which on 384 pixels show more than 224
+USABLE = 0.92  # of a device's free memory; libraries and fragmentation take the rest
+CPU_IMAGES = 12_800  # for fine-tuning on a CPU: half an hour of ViT-Ti/16 on two cores
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Something that was chosen for the user, and why."""
+    """A setting that was chosen for the user, and why."""
 
     what: str
     reason: str
@@ -41,13 +41,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What the rules go by: the data, the kind of device and what the user has decided; never a speed."""
+    """The inputs of the rules: data, kind of device and the user's decisions, but no measured speed."""
 
     splits: Mapping[str, Source]
-    fixed: frozenset[str]  # the recipe's fields that the user has decided
+    fixed: frozenset[str]  # fields of the recipe that the user has set
     device: str = "cpu"
     world: int = 1
-    largest: int | None = None  # images at a time that the device's memory holds; None: not known yet
+    largest: int | None = None  # the largest micro-batch that fits into memory; None: not known yet
 
     @property
     def gpu(self) -> bool:
@@ -67,13 +67,13 @@ Rule = Callable[[Recipe, Circumstances], tuple[Recipe, Choice | None]]
 
 
 def circumstances(options: Training, splits: Mapping[str, Source], runtime: Runtime) -> Circumstances:
-    return Circumstances(splits, frozenset(given(options)), runtime.device, runtime.world)
+    return Circumstances(splits, frozenset(fixed_fields(options)), runtime.device, runtime.world)
 
 
 def decide(
     recipe: Recipe, rules: Sequence[Rule], known: Circumstances, note: Callable[[Choice], None]
 ) -> Recipe:
-    """The recipe after all rules; `note` gets each choice that one of them has made."""
+    """Apply the rules in order; `note` receives each choice."""
     for rule in rules:
         recipe, choice = rule(recipe, known)
         if choice:
@@ -81,8 +81,8 @@ def decide(
     return recipe
 
 
-def given(options: Training) -> set[str]:
-    """The fields of a recipe that the user has decided."""
+def fixed_fields(options: Training) -> set[str]:
+    """The fields of a recipe that the user has set."""
     named = {field_of(change) for change in options.set}
     if options.steps is not None or options.epochs is not None:
         named.add("length")
@@ -90,7 +90,7 @@ def given(options: Training) -> set[str]:
 
 
 def choose_weights(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
-    """The published checkpoint for this kind of device, where nothing to start from is named."""
+    """The default published weights for this kind of device, if the user has named nothing to start from."""
     if recipe.weights or recipe.model or "weights" not in recipe.auto:
         return recipe, None
     name = default_weights(gpu=known.gpu)
@@ -103,7 +103,7 @@ def default_weights(*, gpu: bool) -> str:
 
 
 def apply_hyperrule(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
-    """BiT's HyperRule: length, size and Mixup by the number of images and their size."""
+    """BiT's HyperRule: length, image size and Mixup by the number and the size of the images."""
     if "hyperrule" not in recipe.auto:
         return recipe, None
     recipe = hyperrule(recipe, known.images, round(known.side) ** 2, known.fixed)
@@ -122,7 +122,7 @@ def choose_resolution(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Cho
 
 
 def choose_batch(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
-    """A power of two that sees the images eight times at least, and can be shared by the processes."""
+    """A power of two, at most an eighth of the images, that the processes can share."""
     if not may_choose("batch", recipe, known):
         return recipe, None
     batch = max(8, min(512 if known.gpu else 64, 2 ** (max(1, known.images // 8).bit_length() - 1)))
@@ -145,10 +145,10 @@ def may_choose(field: str, recipe: Recipe, known: Circumstances) -> bool:
 
 
 def steps_for(images: int, batch: int, *, gpu: bool) -> int:
-    """The length of a fine-tuning: it follows the data and the kind of device, never a measured speed.
+    """The length of a fine-tuning run, by the data and the kind of device and never by a measured speed.
 
     So the same command gives the same model on a busy machine and on an idle one. On a GPU these are BiT's
-    lengths; on a CPU they are cut to what is done in reasonable time, but to no less than two passes.
+    lengths; on a CPU they are shortened to a reasonable time, but to at least two epochs.
     """
     if gpu:
         return 500 if images < 20_000 else 10_000 if images < 500_000 else 20_000
@@ -156,7 +156,7 @@ def steps_for(images: int, batch: int, *, gpu: bool) -> int:
 
 
 def choose_stopping(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
-    """The best weights kept and an early stop, where there is validation and nothing else is asked for."""
+    """Keep the best weights and stop early, if there is validation data and the user has not decided."""
     if recipe.evaluations and "val" in known.splits:
         if "keep" in recipe.auto and "patience" not in recipe.task.unused_fields:
             keep = recipe.keep if "keep" in known.fixed else "best"
@@ -165,18 +165,18 @@ def choose_stopping(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choic
             recipe = replace(recipe, keep=keep, patience=patience)
         return recipe, None  # the plan and the result show both
     if recipe.keep == "best" or recipe.patience:
-        there = "val" in known.splits
-        why = "evaluations is 0" if there else "the data has no validation images"
-        asked = "keep best" if recipe.keep == "best" else f"patience {recipe.patience}"
+        has_val = "val" in known.splits
+        why = "evaluations is 0" if has_val else "the data has no validation images"
+        flag = "keep best" if recipe.keep == "best" else f"patience {recipe.patience}"
         raise Error(
-            f"--{asked} goes by evaluations on validation images, and there are none: {why}",
-            code="request.conflict" if there else "data.empty",
+            f"--{flag} needs evaluations on validation images, but {why}",
+            code="request.conflict" if has_val else "data.empty",
         )
     return recipe, None
 
 
 def fit_warmup(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
-    """A warm-up for a run that was made shorter than its recipe is meant for."""
+    """Shorten the warm-up of a run that is much shorter than its recipe."""
     steps, warmup = recipe.length.in_steps(known.images, recipe.batch), recipe.schedule.warmup
     if "schedule" in known.fixed or warmup <= steps // 2:
         return recipe, None
@@ -185,7 +185,7 @@ def fit_warmup(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | N
 
 
 def fit_memory(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
-    """Micro-batches that fit the device, if the whole batch does not."""
+    """Use micro-batches that fit into memory, if the whole batch does not."""
     largest = known.largest
     if largest is None or "micro_batch" in known.fixed or largest >= recipe.batch // known.world:
         return recipe, None
@@ -196,7 +196,9 @@ def fit_memory(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | N
             "--recompute, and for more devices --parallel fsdp",
             code="training.out-of-memory",
         )
-    choice = Choice(f"in pieces of {largest} images", f"the memory of {known.device} holds no more at a time")
+    choice = Choice(
+        f"micro-batches of {largest} images", f"more do not fit into the memory of {known.device}"
+    )
     return replace(recipe, micro_batch=largest), choice
 
 
@@ -209,27 +211,27 @@ MODEL_RULES: tuple[Rule, ...] = (fit_memory,)  # once the model is known
 def fitted(
     recipe: Recipe, model: Model, known: Circumstances, runtime: Runtime, note: Callable[[Choice], None]
 ) -> Recipe:
-    """The recipe in pieces that the device holds of this model."""
+    """The recipe with micro-batches that fit into the device's memory with this model."""
     known = replace(known, largest=largest_batch(recipe, model, runtime))
     return decide(recipe, MODEL_RULES, known, note)
 
 
 def load_default(place: str) -> Model:
-    """Weights that were chosen for the user; the error says what to do without a network."""
+    """Load default weights; the error suggests alternatives without a network."""
     try:
         return load(place)
     except DownloadError as error:
-        here = [weight.name for weight in PUBLISHED.values() if cache_path(weight).exists()]
-        instead = f", or one that is on this machine already (--weights {here[0]})" if here else ""
+        local = [weight.name for weight in PUBLISHED.values() if cache_path(weight).exists()]
+        alternative = f", or use weights that are on this machine (--weights {local[0]})" if local else ""
         raise Error(
-            f"no --weights were given, and the default is not here. {error}{instead}; or train "
+            f"no --weights were given, and the default is not here. {error}{alternative}; or train "
             "from scratch with --model ViT-Ti/16",
             code=error.code,
         ) from None
 
 
 def shorter_sides(source: Source, count: int = 32) -> list[int]:
-    """Of some images, taken from all parts of the data."""
+    """The shorter sides of some images from all parts of the data."""
     sides = []
     for i in range(0, len(source), max(1, len(source) // count)):
         try:
@@ -242,18 +244,18 @@ def shorter_sides(source: Source, count: int = 32) -> list[int]:
 
 
 def fit_devices(recipe: Recipe, model: Model, runtime: Runtime) -> tuple[Runtime, Choice | None]:
-    """With tensors cut over the processes, if one device holds no model as a whole."""
+    """Shard the model with FSDP if it does not fit into the memory of one device."""
     if runtime.world == 1 or largest_batch(recipe, model, runtime):
         return runtime, None
-    reason = f"{runtime.device} does not hold the model, its gradients and its optimizer as a whole"
+    reason = f"the model, its gradients and its optimizer do not fit into the memory of {runtime.device}"
     return replace(runtime, parallel="fsdp"), Choice("fsdp", reason)
 
 
 def largest_batch(recipe: Recipe, model: Model, runtime: Runtime) -> int:
-    """The images at a time that the device's memory holds, by the formula."""
-    one = memory_of(recipe, model, runtime, 1)
-    room = USABLE * device_memory(runtime.device) - one.parameters - one.optimizer - one.copies
-    return int(room // one.activations) if room >= one.gradients else 0
+    """The largest micro-batch that fits into the device's memory, by the formula."""
+    memory = memory_of(recipe, model, runtime, 1)
+    free = USABLE * device_memory(runtime.device) - memory.parameters - memory.optimizer - memory.copies
+    return int(free // memory.activations) if free >= memory.gradients else 0
 
 
 def memory_of(recipe: Recipe, model: Model, runtime: Runtime, images: int) -> Memory:

@@ -1,4 +1,4 @@
-"""Plan, then run: everything is decided, opened and built once here; commands/finetune.py runs it."""
+"""Plan a training command: decide its settings, open its data and build its model, each once."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -34,7 +34,7 @@ from vitkit.training.checkpoint import complete
 from vitkit.weights.load import load
 from vitkit.weights.published import PUBLISHED, cache_path
 
-PATIENCE = timedelta(days=1)  # of the other processes, while one reads all images of a data set
+READ_TIMEOUT = timedelta(days=1)  # of the other processes, while one reads all images of a data set
 CROPS = {
     "inception": "random crops of 5 to 100 % of an image",
     "random": "random crops of the resized image",
@@ -47,18 +47,18 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a request is planned and run: device and processes, data that is open, who hears of it."""
+    """Where a request is planned and run: the runtime, an opener for its data, and a log function."""
 
     runtime: Runtime
-    opened: SplitCache
+    opener: SplitCache
     say: Say
 
 
 @contextmanager
 def machine_for(options: Training, *, progress: bool) -> Iterator[Machine]:
-    """Inside, processes know each other and data is opened once; for a plan none of it stays on the disk.
+    """The machine for a command, within its process group; data is opened once, for a plan in memory only.
 
-    progress: whether choices and warnings are printed on standard error, by one process.
+    progress: whether the main process prints choices and warnings to standard error.
     """
     if data_workers(options.workers):
         check_sockets()
@@ -67,18 +67,18 @@ def machine_for(options: Training, *, progress: bool) -> Iterator[Machine]:
         options.device, options.precision, options.compile, options.recompute, parallel,
         options.deterministic, options.cuda_graph,
     )  # fmt: skip
-    with runtime.process_group(), data_opener(options.plan) as opened:
-        yield Machine(runtime, opened, voice(runtime, quiet=not progress))
+    with runtime.process_group(), data_opener(options.plan) as opener:
+        yield Machine(runtime, opener, log_function(runtime, quiet=not progress))
 
 
-def voice(runtime: Runtime, *, quiet: bool) -> Say:
-    """How choices are reported: on standard error, by one process, and not to a program."""
+def log_function(runtime: Runtime, *, quiet: bool) -> Say:
+    """Prints to standard error, in the main process only and unless quiet."""
     return lambda text: warn(text) if runtime.is_main and not quiet else None
 
 
 @contextmanager
 def data_opener(plan: bool) -> Iterator[SplitCache]:
-    """How a training verb opens its data; for a plan nothing of it is kept on the disk."""
+    """The opener of a training command; for a plan it leaves nothing on the disk."""
     if not plan:
         yield SplitCache()
         return
@@ -87,28 +87,28 @@ def data_opener(plan: bool) -> Iterator[SplitCache]:
 
 
 def load_here(place: str) -> Model:
-    """A model of the same shape as the weights: published ones that are not on this machine stay there."""
+    """Load weights without a download: published ones that are not here give a fresh model of that shape."""
     weight = None if Path(place).exists() else PUBLISHED.get(place)
     if weight is None or cache_path(weight).exists():
         return load(place)
     return fresh(variant(weight.model))
 
 
-class OneModel:
-    """The model of a plan: built when it is first needed, and given away once."""
+class LazyModel:
+    """The model of a plan, built on first use and released to its run once."""
 
     def __init__(self, build: Callable[[], Model]):
-        self.build, self.given = build, False
-        self.built: Model | None = None
+        self.build, self.released = build, False
+        self.model: Model | None = None
 
     def __call__(self) -> Model:
-        if self.built is None:
-            self.built = self.build()
-        return self.built
+        if self.model is None:
+            self.model = self.build()
+        return self.model
 
-    def give(self, recipe: Recipe, train: Source) -> Model:
-        """For the run, in which the classes may have been numbered in another order by now."""
-        model, self.built, self.given = self(), None, True
+    def release(self, recipe: Recipe, train: Source) -> Model:
+        """Hand the model over to the run, which may have the classes in another order."""
+        model, self.model, self.released = self(), None, True
         labels = recipe.task.labels(train.classes)
         if set(model.labels) == set(labels):
             model.labels = labels
@@ -117,7 +117,7 @@ class OneModel:
 
 @dataclass(frozen=True)
 class State:
-    """What is in a run folder: create (nothing), restart (no checkpoint), resume or finished."""
+    """The state of a run folder; action: create, restart (no checkpoint yet), resume or finished."""
 
     action: str
     total: int  # steps of the whole run
@@ -126,7 +126,7 @@ class State:
 
 
 def state_of(out: Path, recipe: Recipe, images: int) -> State:
-    """What the same command without --plan would do with the folder, for so many training images."""
+    """What the command would do with the folder, for a number of training images."""
     total = stages_of(recipe, images)[-1].end
     if not (out / "recipe.json").exists():
         return State("create", total)
@@ -141,27 +141,27 @@ def state_of(out: Path, recipe: Recipe, images: int) -> State:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """All that a command will do, decided, opened and built once; `learn.run` consumes it."""
+    """Everything that a training command will do; commands/finetune.py runs it."""
 
     request: Request
     out: Path  # the run folder
     recipe: Recipe  # with everything decided
     splits: Mapping[str, Source]
-    model: OneModel
+    model: LazyModel
     runtime: Runtime
     options: RunOptions
-    opened: SplitCache
+    opener: SplitCache
     say: Say
     state: State
-    choices: tuple[Choice, ...] = ()  # what was chosen for the user, with its reasons
+    choices: tuple[Choice, ...] = ()  # settings chosen for the user, with reasons
     candidates: Mapping[str, Recipe] = field(default_factory=dict)  # of the protocol
-    result: Result | None = None  # of a run that is finished, and with which nothing is to be done
+    result: Result | None = None  # of a finished run with nothing left to do
     seconds_a_step: float | None = None  # None: not measured
     seconds_to_start: float = 0.0
 
     @property
     def steps(self) -> int:
-        """Of the whole run."""
+        """The steps of the whole run."""
         return self.state.total
 
     @property
@@ -170,13 +170,13 @@ class Plan:
 
     @property
     def runs(self) -> int:
-        """One, or those of the protocol: a run for each candidate, and one for each seed of the best."""
-        tried = len(self.candidates) if len(self.candidates) > 1 else 0
-        return tried + self.request.seeds if self.candidates else 1
+        """One, or for the protocol one for each candidate and one for each seed of the best."""
+        compared = len(self.candidates) if len(self.candidates) > 1 else 0
+        return compared + self.request.seeds if self.candidates else 1
 
     @property
     def seconds(self) -> float | None:
-        """The expected time of all runs; None where a step was not measured."""
+        """The expected time of all runs; None if no step was timed."""
         if not self.steps_left:
             return 0.0
         if self.seconds_a_step is None:
@@ -185,7 +185,7 @@ class Plan:
 
     @property
     def memory(self) -> Memory:
-        """What a step is expected to take, in bytes."""
+        """The expected memory of a step."""
         images = self.recipe.micro_batch or self.recipe.batch // self.runtime.world
         return automatic.memory_of(self.recipe, self.model(), self.runtime, images)
 
@@ -196,7 +196,7 @@ class Plan:
         return "\n".join(page(self.to_json()))
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as one object, as `--plan --json` prints it."""
+        """The plan as `--plan --json` prints it."""
         recipe, model, steps, note = self.recipe, self.model(), self.steps, dropped(self.model().config)
         memory, images, result = self.memory, len(self.splits["train"]), self.state.result
         facts = {
@@ -234,20 +234,20 @@ class Plan:
 def plan(request: Request, machine: Machine, *, quiet: bool = False) -> Plan:
     """Decide everything that a request leaves open, open its data and build its model, each once.
 
-    quiet: whether the run will print nothing.
+    quiet: whether the run prints nothing.
     """
-    runtime, opened = machine.runtime, machine.opened
+    runtime, opener = machine.runtime, machine.opener
     options = run_options(request.options, quiet=quiet)
-    out, other = runtime.on_main_first(lambda: resume.choose_folder(request, opened, machine.say))
+    out, other = runtime.on_main_first(lambda: resume.choose_folder(request, opener, machine.say))
     request = request.beside(other)
     with stopping(out):
         if not (request.protocol or request.options.plan):
             done = runtime.on_main_first(
-                lambda: resume.already_finished(request, out, opened), timeout=PATIENCE
+                lambda: resume.already_finished(request, out, opener), timeout=READ_TIMEOUT
             )
             if done:
                 return finished_plan(request, out, done, machine, options)
-        old = runtime.broadcast(resume.remembered(request, out))
+        old = runtime.broadcast(resume.resumed_recipe(request, out))
         return planned(request, out, old, machine, options)
 
 
@@ -260,34 +260,34 @@ def run_options(options: Training, *, quiet: bool) -> RunOptions:
 
 
 def finished_plan(request: Request, out: Path, done: Result, machine: Machine, options: RunOptions) -> Plan:
-    """The plan of a run with which nothing is to be done: no weights are loaded for it."""
+    """The plan of a finished run, for which no weights are loaded."""
     recipe = read_recipe(out / "recipe.json")
-    splits = machine.opened(recipe, out)
+    splits = machine.opener(recipe, out)
     return Plan(
-        request, out, recipe, splits, OneModel(partial(build_model, recipe, splits["train"])),
-        machine.runtime, options, machine.opened, machine.say,
+        request, out, recipe, splits, LazyModel(partial(build_model, recipe, splits["train"])),
+        machine.runtime, options, machine.opener, machine.say,
         state=state_of(out, recipe, len(splits["train"])), result=done,
     )  # fmt: skip
 
 
 def planned(request: Request, out: Path, old: Recipe | None, machine: Machine, options: RunOptions) -> Plan:
-    """The plan of a new run, or (`old`) of one that goes on with the recipe that it has."""
-    runtime, opened, only = machine.runtime, machine.opened, request.options.plan
-    asked = override(request.recipe, request.options.set)
-    recipe = old or asked
-    splits = opened(replace(recipe, against=()), out)
+    """The plan of a new run, or of a resumed one with its recipe `old`."""
+    runtime, opener, only = machine.runtime, machine.opener, request.options.plan
+    requested = override(request.recipe, request.options.set)
+    recipe = old or requested
+    splits = opener(replace(recipe, against=()), out)
     known = automatic.circumstances(request.options, splits, runtime)
     choices = Choices(machine.say if not only else None)
     if old is None:
-        for text in warnings(dict(splits), recipe, opened.findings):
+        for text in warnings(dict(splits), recipe, opener.findings):
             machine.say(text)
         recipe = automatic.decide(recipe, rules(request), known, choices.add)
-    runtime.local_places(recipe.batch)  # errors before anything takes time
+    runtime.local_places(recipe.batch)  # raises before anything takes time
     training_view(recipe)
     if old is None:
         recipe = automatic.decide(recipe, (automatic.fit_warmup,), known, choices.add)
-    loader = load_here if only else load if asked.weights else automatic.load_default
-    model = OneModel(partial(build_model, recipe, splits["train"], loader))
+    loader = load_here if only else load if requested.weights else automatic.load_default
+    model = LazyModel(partial(build_model, recipe, splits["train"], loader))
     note = dropped(model().config, strict=request.options.strict_size)
     if note and old is None and not only:
         machine.say(note)
@@ -297,16 +297,16 @@ def planned(request: Request, out: Path, old: Recipe | None, machine: Machine, o
     if old is None:
         recipe = automatic.fitted(recipe, model(), known, runtime, choices.add)
     recipe = runtime.broadcast(recipe)
-    tried = compared(recipe, model().config, known, machine, choices) if request.protocol else {}
-    made = Plan(
-        request, out, recipe, splits, model, runtime, options, opened, machine.say,
-        state=state_of(out, recipe, len(splits["train"])), choices=tuple(choices.made), candidates=tried,
+    recipes = compared(recipe, model().config, known, machine, choices) if request.protocol else {}
+    plan = Plan(
+        request, out, recipe, splits, model, runtime, options, opener, machine.say,
+        state=state_of(out, recipe, len(splits["train"])), choices=tuple(choices.made), candidates=recipes,
     )  # fmt: skip
-    return timed(made, new=old is None)
+    return timed(plan, new=old is None)
 
 
 class Choices:
-    """What was chosen so far; each choice is reported as it is made where somebody listens."""
+    """The choices so far; each is logged at once if there is a log function."""
 
     def __init__(self, say: Say | None):
         self.made: list[Choice] = []
@@ -320,7 +320,7 @@ class Choices:
 
 
 def rules(request: Request) -> tuple[automatic.Rule, ...]:
-    """The protocol has no early stop: it trains on the validation images in the end."""
+    """The rules for a request; the protocol has no early stopping, since it trains on val in the end."""
     stop = () if request.protocol else (automatic.choose_stopping,)
     return (*automatic.RECIPE_RULES, *stop)
 
@@ -328,21 +328,21 @@ def rules(request: Request) -> tuple[automatic.Rule, ...]:
 def compared(
     recipe: Recipe, config: Config, known: Circumstances, machine: Machine, choices: Choices
 ) -> dict[str, Recipe]:
-    """What the protocol compares for a model: rates, 0.06 too for convolutions, BiT's rule for a ResNet."""
+    """The protocol's candidates for a model: learning rates and, for a ResNet, BiT's HyperRule."""
     if isinstance(config, ViTConfig):
         return candidates(recipe, convolutional=config.stem is not None)
     if "hyperrule" in recipe.auto:
         return candidates(recipe, convolutional=True)
     bit = bit_beside(recipe, known.images, round(known.side) ** 2, known.fixed)
-    at_its_size = skeleton(replace(config, image_size=bit.image_size))
-    bit = automatic.fitted(replace(bit, micro_batch=0), at_its_size, known, machine.runtime, choices.add)
+    resized = skeleton(replace(config, image_size=bit.image_size))
+    bit = automatic.fitted(replace(bit, micro_batch=0), resized, known, machine.runtime, choices.add)
     rule = f"({bit.length.steps} steps, {bit.image_size[0]} pixels)"
     choices.add(Choice("a ResNet", f"BiT's HyperRule {rule} is tried too"))
     return candidates(recipe, convolutional=True, bit=machine.runtime.broadcast(bit))
 
 
 def timed(plan: Plan, *, new: bool) -> Plan:
-    """With the time of a step measured: for a new run, and for a plan of one that has any left."""
+    """The plan with the measured time of a step: for a new run, or a --plan of an unfinished one."""
     request, recipe, train = plan.request, plan.recipe, plan.splits["train"]
     only, workers = request.options.plan, data_workers(request.options.workers)
     if only and (stored := plan.out / "recipe.json").exists():
@@ -353,34 +353,34 @@ def timed(plan: Plan, *, new: bool) -> Plan:
     if only and seconds is not None:
         start = seconds_to_start(recipe, train, workers)
     if not only:
-        plan.say(length_in_words(recipe, len(train), seconds))
+        plan.say(length_text(recipe, len(train), seconds))
     return replace(plan, seconds_a_step=seconds, seconds_to_start=start)
 
 
-def length_in_words(recipe: Recipe, images: int, seconds: float | None) -> str:
-    """The length of a run, its time where that was measured, and how to change it."""
+def length_text(recipe: Recipe, images: int, seconds: float | None) -> str:
+    """The length of a run, its expected time, and how to change it."""
     steps = recipe.length.in_steps(images, recipe.batch)
     time = "" if seconds is None else f", about {duration(steps * seconds)}"
     return f"{steps} steps of {recipe.batch} images{time}; --steps or --epochs for another length"
 
 
 def download_size(weights: str) -> float | None:
-    """The megabytes that would be fetched: 0 for what is here, None where the publisher does not say."""
+    """The megabytes to download: 0 for local weights, None if the size is unknown."""
     weight = None if Path(weights or ".").exists() else PUBLISHED.get(weights)
     return 0.0 if weight is None or cache_path(weight).exists() else weight.megabytes
 
 
 def optimizer(recipe: Recipe) -> str:
-    made = recipe.optimizer
-    name = f"SGD, momentum {made.momentum:g}" if made.kind == "sgd" else "Adam"
-    decay = f", weight decay {made.weight_decay:g}" if made.weight_decay else ""
-    frozen = f", {made.frozen} frozen" if made.frozen != "nothing" else ""
+    config = recipe.optimizer
+    name = f"SGD, momentum {config.momentum:g}" if config.kind == "sgd" else "Adam"
+    decay = f", weight decay {config.weight_decay:g}" if config.weight_decay else ""
+    frozen = f", {config.frozen} frozen" if config.frozen != "nothing" else ""
     return f"{name}{decay}{frozen}"
 
 
 def augmentation(recipe: Recipe) -> list[str]:
     parts = [CROPS[recipe.crop]]
-    parts += ["mirrored at random"] if recipe.flip else []
+    parts += ["random horizontal flips"] if recipe.flip else []
     if recipe.randaugment:
         parts.append(f"RandAugment ({recipe.randaugment[0]} layers, magnitude {recipe.randaugment[1]})")
     parts += [f"Mixup {recipe.mixup:g}"] if recipe.mixup else []

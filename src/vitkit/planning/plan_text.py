@@ -1,4 +1,4 @@
-"""The page that --plan prints: a plan's object as lines of text."""
+"""The text that --plan prints."""
 
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -8,38 +8,35 @@ from vitkit.metrics.intervals import percent
 from vitkit.report.terminal import console, duration, printable, say
 from vitkit.runs.provenance.changes import counted
 
-WIDTH, NAMES = 80, 15  # columns of the page, and of the names on its left
-LONG = 120.0  # seconds of a run for which a shorter one is suggested
+WIDTH, NAMES = 80, 15  # columns of the text, and of the names on its left
+LONG = 120.0  # seconds of a run from which on a shorter one is suggested
 
 
 def print_plan(plan: Mapping[str, Any]) -> None:
-    """The plan as a page."""
+    """Print a plan."""
     for line in page(plan, min(WIDTH, console().width)):
         say(line)
 
 
 def page(plan: Mapping[str, Any], width: int = WIDTH) -> Iterator[str]:
-    """Lines of at most so many columns."""
+    """The lines of a plan, at most `width` columns wide."""
     yield from textwrap.wrap(printable(headline(plan)), width)
     for name, text in rows(plan):
         yield from textwrap.wrap(
             printable(text), width, initial_indent=f"  {name:<{NAMES}}", subsequent_indent=" " * (NAMES + 2)
         )
-    again = "" if plan["action"] == "finished" else "; leave out --plan to do it"
-    yield from textwrap.wrap(f"Nothing was trained, downloaded or written{again}.", width)
+    hint = "" if plan["action"] == "finished" else "; leave out --plan to run it"
+    yield from textwrap.wrap(f"Nothing was trained, downloaded or written{hint}.", width)
 
 
 def headline(plan: Mapping[str, Any]) -> str:
     run, steps = plan["run"], plan["steps"]
     if plan["action"] == "finished":
-        right = (
-            ""
-            if plan["result"] is None
-            else f", {percent(plan['result'], plan['test_images'])} of the test images right"
-        )
-        return (
-            f"{run} is already finished: {counted(plan['step'], 'step')}{right}. It was trained as follows."
-        )
+        accuracy = ""
+        if plan["result"] is not None:
+            accuracy = f", {percent(plan['result'], plan['test_images'])} of the test images right"
+        steps_done = counted(plan["step"], "step")
+        return f"{run} is already finished: {steps_done}{accuracy}. It was trained as follows."
     if plan["action"] == "resume":
         return f"Would resume {run} at step {plan['step']:,} of {steps:,}."
     if plan["action"] == "restart":
@@ -48,7 +45,7 @@ def headline(plan: Mapping[str, Any]) -> str:
 
 
 def rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The page, one name and one text a row."""
+    """The rows of the text: a name and a description."""
     words = {"train": "training", "val": "validation", "test": "test"}
     counts = {word: plan.get(f"{name}_images") for name, word in words.items()}
     parts = [f"{count:,} {word}" for word, count in counts.items() if count is not None]
@@ -57,13 +54,13 @@ def rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"{plan['data']}: {' + '.join(parts)} images, {counted(plan['classes'], 'class', 'classes')}",
     )
     if plan["against"]:
-        yield "left out", f"training images that are in {', '.join(plan['against'])} too, or look like those"
+        yield "left out", f"training images that {', '.join(plan['against'])} has too, or near-duplicates"
     size = plan["download_MB"]
-    fetch = "" if size == 0 else f"; {f'{size:,.0f} MB' if size else 'its file'} would be downloaded first"
-    yield "start from", f"{plan['start']}, {plan['parameters'] / 1e6:,.1f} million parameters{fetch}"
+    download = "" if size == 0 else f"; {f'{size:,.0f} MB' if size else 'its file'} would be downloaded first"
+    yield "start from", f"{plan['start']}, {plan['parameters'] / 1e6:,.1f} million parameters{download}"
     yield "resolution", f"{plan['image_size']} pixels{'; ' + plan['pixels'] if 'pixels' in plan else ''}"
-    pieces = f", {plan['micro_batch']} at a time" if plan["micro_batch"] else ""
-    yield "batch", f"{counted(plan['batch'], 'image')}{pieces}"
+    micro = f", in micro-batches of {plan['micro_batch']}" if plan["micro_batch"] else ""
+    yield "batch", f"{counted(plan['batch'], 'image')}{micro}"
     warmup = f"{counted(plan['warmup'], 'step')} of warm-up, " if plan["warmup"] else ""
     yield "learning rate", f"{plan['learning_rate']:g}, {warmup}{plan['decay']} decay; {plan['optimizer']}"
     yield "augmentation", ", ".join(plan["augmentation"])
@@ -97,9 +94,9 @@ def validation(plan: Mapping[str, Any]) -> str:
 
 
 def time_in_words(plan: Mapping[str, Any]) -> str:
-    """How long, and how to make it shorter where it is long."""
+    """The expected time, and how to shorten a long run."""
     if plan["seconds"] is None:
-        return "not measured: the model is cut over several processes"
+        return "not measured: the model is sharded over several processes"
     text = f"about {plan['time']} for {counted(plan['steps_left'], 'step')}, at the speed measured now"
     if plan["action"] == "resume" or plan["seconds"] < LONG:
         return text

@@ -1,4 +1,4 @@
-"""Experiments as frozen values: complete, comparable, JSON and back."""
+"""Recipes: experiments as frozen values that convert to JSON and back."""
 
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -11,7 +11,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = finetune.RECIPES | pretrain.RECIPES
 
 
 def recipe(name: str) -> Recipe:
-    """The recipe of a name; `vitkit list recipes` shows them all."""
+    """A recipe by name; `vitkit list recipes` shows them all."""
     if name not in RECIPES:
         near = [known for known in RECIPES if name.lower() in known.lower()]
         near = near or get_close_matches(name, RECIPES, 3)

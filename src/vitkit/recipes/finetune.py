@@ -1,4 +1,4 @@
-"""Fine-tuning by the paper: every row of Table 4, Table 2's ImageNet rows, BiT's HyperRule, a default."""
+"""Fine-tuning recipes of the paper (Table 4, ImageNet of Table 2), BiT's HyperRule, and a default."""
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -95,17 +95,17 @@ def bit() -> Recipe:
     )
 
 
-RULED = ("image_size", "resize", "length", "schedule", "mixup")  # fields that BiT's rule decides
-SHARED = (  # fields in which two recipes for the same data and model agree
+RULED = ("image_size", "resize", "length", "schedule", "mixup")  # fields that BiT's rule sets
+SHARED = (  # fields that two recipes for the same data and model have in common
     "data", "weights", "model", "model_options", "keep_representation", "against", "subset", "batch",
     "micro_batch", "evaluation_crop", "evaluations", "val", "test", "seed",
 )  # fmt: skip
 
 
 def hyperrule(recipe: Recipe, images: int, pixels: int, fixed: Collection[str] = ()) -> Recipe:
-    """BiT's rule for so many training images, the median of them of so many pixels.
+    """BiT's rule for a number of training images and their median number of pixels.
 
-    Fields in `fixed` stay as they are; then warm-up and resizing keep their share of length and size.
+    Fields in `fixed` stay as they are; warm-up and resizing scale with a fixed length and size.
     """
     steps = 500 if images < 20_000 else 10_000 if images < 500_000 else 20_000
     side, resize = (128, 160) if pixels < 96 * 96 else (384, 448)
@@ -113,21 +113,21 @@ def hyperrule(recipe: Recipe, images: int, pixels: int, fixed: Collection[str] =
     if steps == 500:  # the rate falls after 200, 300 and 400
         schedule = replace(recipe.schedule, warmup=100, stairs=(0.4, 0.6, 0.8))
         ruled = replace(ruled, schedule=schedule, mixup=0.0)
-    made = replace(ruled, **{field: getattr(recipe, field) for field in RULED if field in fixed})
+    result = replace(ruled, **{field: getattr(recipe, field) for field in RULED if field in fixed})
     if "length" in fixed and "schedule" not in fixed:
-        share = made.length.in_steps(images, made.batch) / steps
+        share = result.length.in_steps(images, result.batch) / steps
         warmup = round(ruled.schedule.warmup * share)
-        made = replace(made, schedule=replace(made.schedule, warmup=warmup))
+        result = replace(result, schedule=replace(result.schedule, warmup=warmup))
     if "image_size" in fixed and "resize" not in fixed:
-        made = replace(made, resize=round(max(made.image_size) * resize / side))
-    return made
+        result = replace(result, resize=round(max(result.image_size) * resize / side))
+    return result
 
 
 def bit_beside(recipe: Recipe, images: int, pixels: int, fixed: Collection[str] = ()) -> Recipe:
-    """BiT's rule for the data, model and dev split of another recipe, where the user has decided `fixed`."""
-    kept = {*SHARED, *fixed} - {"schedule", "optimizer", "rates", "convolution_rates", "crop", "resize"}
-    start = replace(bit(), **{field: getattr(recipe, field) for field in kept})
-    return replace(hyperrule(start, images, pixels, kept), auto=())
+    """BiT's rule for the data, model and dev split of another recipe; the user has set `fixed`."""
+    shared = {*SHARED, *fixed} - {"schedule", "optimizer", "rates", "convolution_rates", "crop", "resize"}
+    start = replace(bit(), **{field: getattr(recipe, field) for field in shared})
+    return replace(hyperrule(start, images, pixels, shared), auto=())
 
 
 def finetune() -> Recipe:

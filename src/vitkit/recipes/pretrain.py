@@ -1,4 +1,4 @@
-"""Pre-training by the paper (Table 3, masked patches), by AugReg and by the plain-ViT note; a default."""
+"""Pre-training recipes of the paper (Table 3, masked patches), AugReg and plain ViT, and a default."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,24 +22,24 @@ ROWS = {  # Table 3: data -> (models, passes over the data, rate)
     "imagenet": ((("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32", "ViT-H/14"), (300,), 3e-3),),
 }  # fmt: skip
 WIDTH = {"Ti": 192, "S": 384, "b": 384, "B": 768, "L": 1024, "H": 1280}
-AUGREG = {  # of (RandAugment layers, magnitude, Mixup): its seven levels
+AUGREG = {  # its seven levels: (RandAugment layers, magnitude, Mixup)
     "none": (0, 0, 0.0), "light1": (2, 0, 0.0), "light2": (2, 10, 0.2), "medium1": (2, 15, 0.2),
     "medium2": (2, 15, 0.5), "strong1": (2, 20, 0.5), "strong2": (2, 20, 0.8),
 }  # fmt: skip
-LEVELS = {  # which of them big_vision's configurations choose
+LEVELS = {  # the level of each model in big_vision's configurations
     "i21k": {"ViT-Ti/16": "none", "ViT-S/32": "none", "ViT-S/16": "light1", "ViT-B/32": "light2",
              "ViT-B/16": "light2", "ViT-L/16": "medium2"},
     "i1k": {"ViT-Ti/16": "light1", "ViT-S/32": "medium1", "ViT-S/16": "medium2", "ViT-B/32": "medium2",
             "ViT-B/16": "medium2", "ViT-L/16": "medium2"},
 }  # fmt: skip
-IMAGES = {  # of the data sets that published recipes count their epochs in, by the first part of their names
+IMAGES = {  # of the data set behind a published recipe's epochs, by the first part of its name
     "jft": 303_000_000, "i21k": 14_200_000, "imagenet": 1_281_167, "augreg-i21k": 14_200_000,
     "augreg-i1k": 1_281_167, "plain": 1_281_167,
 }  # fmt: skip
 
 
 def images_of(name: str) -> int:
-    """Of the data set that a published recipe is stated for; 0 where none is."""
+    """The number of images of the data set that a published recipe is for; 0: unknown."""
     return IMAGES.get(name.partition(".")[0], 0)
 
 
@@ -50,7 +50,7 @@ def adam(weight_decay: float, clip: float, moment: str = "fp32") -> OptimizerCon
 
 
 def representation(model: str) -> ModelOptions:
-    """The tanh layer that the paper pre-trains with, as wide as the model; a ResNet has none."""
+    """The paper's tanh layer for pre-training, as wide as the model; a ResNet has none."""
     if "ViT" not in model:
         return ModelOptions()
     return ModelOptions(representation=WIDTH[model.split("ViT-")[1].split("/")[0]])
@@ -155,16 +155,16 @@ def masked(data: str = "jft") -> Recipe:
 
 
 def rows() -> dict[str, Callable[[], Recipe]]:
-    made: list[partial[Recipe]] = [
+    recipes: list[partial[Recipe]] = [
         partial(table3, data, model, epochs, rate)
         for data, groups in ROWS.items()
         for models, lengths, rate in groups
         for model in models
         for epochs in lengths
     ]
-    made += [partial(augreg, "i21k", model, 300) for model in LEVELS["i21k"]]
-    made += [partial(augreg, "i1k", model, 300) for model in LEVELS["i1k"]]
-    return {make().name: make for make in made}
+    recipes += [partial(augreg, "i21k", model, 300) for model in LEVELS["i21k"]]
+    recipes += [partial(augreg, "i1k", model, 300) for model in LEVELS["i1k"]]
+    return {make().name: make for make in recipes}
 
 
 RECIPES: dict[str, Callable[[], Recipe]] = {"pretrain": pretrain, "plain": plain_vit, "masked": masked}

@@ -29,16 +29,16 @@ from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.schedule import Duration, Schedule, Stage, check_ranges, parse_stages, stages
 
 LARGEST = 2**20  # bytes of a recipe file
-# of recipe files; 1 (vitkit 0.1) has no number, and model options as a list of texts; up to 2 a model kept
-# its class token whatever head was chosen for it
+# of recipe files: 1 (vitkit 0.1) has no version field, and model options as a list of texts; up to 2 a model
+# has a class token with every head
 VERSION = 3
-AUTO = {  # what may be chosen for a machine and its data
-    "weights": "published ones for this kind of device, where neither weights nor a model are given",
+AUTO = {  # settings that may be chosen for a machine and its data
+    "weights": "published ones for this kind of device, if neither weights nor a model are given",
     "image_size": "by the size of the images",
     "batch": "by the number of images",
     "length": "by the number of images, with the warm-up",
-    "keep": "the best weights, where there are validation images",
-    "patience": "an early stop, where there are validation images",
+    "keep": "the best weights, if there are validation images",
+    "patience": "early stopping, if there are validation images",
     "hyperrule": "size, length, schedule and Mixup by BiT's HyperRule",
 }
 CHOICES = {
@@ -50,26 +50,26 @@ CHOICES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One fine-tuning or training run, complete: nothing else decides its result."""
+    """A complete description of one fine-tuning or training run: nothing else decides its result."""
 
     name: str
     about: str = ""  # where its numbers come from
-    auto: tuple[str, ...] = field(default=(), compare=False)  # what of it may be chosen: names of AUTO
+    auto: tuple[str, ...] = field(default=(), compare=False)  # settings that may be chosen: names of AUTO
 
     data: str = ""
     weights: str = ""  # a file or a published name to start from; empty: from scratch
     model: str = ""  # the model to build when there are no weights
     model_options: ModelOptions = ModelOptions()  # fields of that model
-    keep_representation: bool = False  # replace only the last layer of the head, not the whole of it
-    against: tuple[str, ...] = ()  # data sets whose images are taken out of train, and what looks like them
-    subset: str = ""  # a part of train: 1000 images, 10%, or 25/class; smaller ones lie within larger ones
-    split_of: str = ""  # a run folder: its images stay in the splits that they have there
+    keep_representation: bool = False  # replace only the last layer of the head
+    against: tuple[str, ...] = ()  # data sets whose images and near-duplicates are removed from train
+    subset: str = ""  # of train: 1000 images, 10%, or 25/class; larger subsets contain smaller ones
+    split_of: str = ""  # a run folder whose splits are kept
     train_on: str = "train"  # or train+val
     report_on: str = "test"  # or val
 
     image_size: tuple[int, int] = (384, 384)
     crop: str = "inception"  # the training view
-    resize: int = 0  # of the random and squash-random crops: the side before; 0: 256 / 224 of the size
+    resize: int = 0  # side before random and squash-random crops; 0: 256 / 224 of the size
     flip: bool = True
     randaugment: tuple[int, ...] = ()  # (layers, magnitude)
     mixup: float = 0.0
@@ -78,28 +78,28 @@ class Recipe:
     batch: int = 512
     micro_batch: int = 0  # images in memory at a time; 0: the whole batch
     length: Duration = Duration(steps=10_000)
-    more_steps: tuple[str, ...] = ()  # how it was trained on, as in 40+20: at step 40, by 20 steps
+    more_steps: tuple[str, ...] = ()  # training continued after its end: 40+20 is 20 more steps at step 40
     schedule: Schedule = Schedule(rate=0.03, warmup=500)
-    rates: tuple[float, ...] = ()  # those that the paper's protocol tries
-    convolution_rates: tuple[float, ...] = ()  # and these too for ResNets and hybrids
+    rates: tuple[float, ...] = ()  # that the paper's protocol compares
+    convolution_rates: tuple[float, ...] = ()  # in addition for ResNets and hybrids
     optimizer: OptimizerConfig = OptimizerConfig()
-    objective: str = "classify"  # the name of the task: or masked, to learn without labels, ...
-    masked: Masked = Masked()  # how, in that case
+    objective: str = "classify"  # the name of the task; masked learns without labels
+    masked: Masked = Masked()  # settings of that task
     loss: str = "softmax"
     label_smoothing: float = 0.0
     head_bias: float = 0.0  # of a model from scratch; -10 for a sigmoid over many classes
     dropout: float = 0.0
     stochastic_depth: float = 0.0
 
-    val: float = 0.1  # share of train held out where the data has no split
+    val: float = 0.1  # share of train held out, if the data has no such split
     test: float = 0.1
-    evaluations: int = 10  # on val, spread over the run
-    fewshot: str = ""  # a data set whose few-shot accuracy is told beside each of them; empty: none
+    evaluations: int = 10  # on val, at regular intervals
+    fewshot: str = ""  # a data set for few-shot accuracy at each evaluation; empty: none
     shots: int = 5  # images of each of its classes
-    draws: int = 3  # choices of them, of which the mean is told
-    fewshot_when: str = "evaluations"  # and at the end; or end: only then
-    patience: int = 0  # evaluations without a better one before the run stops; 0: never
-    keep: str = "auto"  # the weights that a run ends with: best on val, or last; auto: best with patience
+    draws: int = 3  # random choices of them, whose mean is reported
+    fewshot_when: str = "evaluations"  # and at the end; or end: only there
+    patience: int = 0  # evaluations without improvement before the run stops early; 0: never
+    keep: str = "auto"  # best weights on val, or last; auto: best with patience
     seed: int = 0
 
     def __repr__(self) -> str:
@@ -111,15 +111,14 @@ class Recipe:
         checked(check_ranges, self)
         check_choices(self)
         if len(self.image_size) != 2:
-            raise refusal(f"image_size is a height and a width, not {commas(self.image_size)}")
+            raise refusal(f"image_size must be a height and a width, not {commas(self.image_size)}")
         if len(self.randaugment) not in (0, 2):
             raise refusal(
-                f"randaugment is layers,magnitude as in 2,10, or nothing, not {commas(self.randaugment)}"
+                f"randaugment must be layers,magnitude as in 2,10, or empty, not {commas(self.randaugment)}"
             )
         if self.train_on == "train+val" and (self.report_on == "val" or self.patience or self.keeps_best):
             raise refusal(
-                "with train_on=train+val no val is left to stop early, to keep the best weights by or to "
-                "report on"
+                "with train_on=train+val there is no val for early stopping, the best weights or a report"
             )
         check_unused(self)
         check_subset(self.subset)
@@ -127,12 +126,12 @@ class Recipe:
 
     @property
     def task(self) -> Task:
-        """What is learned, with its own fields."""
+        """The task, with its own settings."""
         return make_task(self.objective, vars(self))
 
     @property
     def keeps_best(self) -> bool:
-        """Whether the run ends with the weights that did best on val, and not with the last."""
+        """Whether the run keeps the best weights on val instead of the last ones."""
         return self.keep == "best" or (self.keep == "auto" and self.patience > 0)
 
 
@@ -148,17 +147,17 @@ def check_subset(text: str) -> None:
 
 
 def check_choices(r: Recipe) -> None:
-    """Refuse a word that a field does not take."""
+    """Refuse values outside a field's choices."""
     for name, known in ({"objective": task_names()} | CHOICES).items():
         if getattr(r, name) not in known:
             listed = f"{', '.join(known[:-1])} or {known[-1]}"
             raise refusal(f"{name} must be {listed}, not {getattr(r, name)!r}")
-    if strange := [name for name in r.auto if name not in AUTO]:
-        raise refusal(f"auto takes {', '.join(AUTO)}, not {shown(strange[0])}")
+    if unknown_names := [name for name in r.auto if name not in AUTO]:
+        raise refusal(f"auto takes {', '.join(AUTO)}, not {shown(unknown_names[0])}")
 
 
 def check_unused(r: Recipe) -> None:
-    """Refuse fields that mean nothing for the recipe's task, unless they have their default."""
+    """Refuse fields that the task does not use, unless they have their default."""
     for name in r.task.unused_fields:
         value, usual = r, type(r).__dataclass_fields__[name.partition(".")[0]].default
         for part in name.split("."):
@@ -166,18 +165,16 @@ def check_unused(r: Recipe) -> None:
         for part in name.split(".")[1:]:
             usual = getattr(usual, part)
         if value != usual:
-            raise refusal(
-                f"objective={r.objective} has no use for {name}; leave it out, or set it to {usual}"
-            )
+            raise refusal(f"objective={r.objective} does not use {name}; leave it out, or set it to {usual}")
 
 
 def stages_of(recipe: Recipe, images: int) -> list[Stage]:
-    """The stages of its run on so many training images: the first, and those by which it was trained on."""
+    """The stages of a run on a number of training images: the first, and one for each --more-steps."""
     return stages(recipe.length.in_steps(images, recipe.batch), recipe.schedule, recipe.more_steps)
 
 
 def only(recipe: Recipe, named: Iterable[str]) -> Recipe:
-    """A recipe with these fields of another, and no others: equal for all that are alike in them."""
+    """A recipe with only these fields of another, as a key for all recipes that agree in them."""
     return replace(Recipe(name="part"), **{name: getattr(recipe, name) for name in named})
 
 
@@ -189,14 +186,14 @@ def commas(values: Iterable[Any]) -> str:
 def override(value: Any, changes: Iterable[str]) -> Any:
     """A frozen value with fields changed by 'name=text' or 'part.name=text', each checked by its type.
 
-    Of a recipe, names by groups are taken too: data.batch=64, model.head=gap. All changes take place at once,
-    so that only the outcome must make sense.
+    A recipe also takes grouped names: data.batch=64, model.head=gap. All changes are applied at once, so that
+    only the result must be valid.
     """
     return values.override(value, map(ungroup, changes) if isinstance(value, Recipe) else changes)
 
 
 def ungroup(change: str) -> str:
-    """'data.batch=64' with the recipe's own name of the field: 'batch=64'."""
+    """'data.batch=64' with the field's own name: 'batch=64'."""
     name, text = name_and_text(change)
     own, known = own_name(name), [f.name for f in fields(Recipe)]
     if own.partition(".")[0] not in known:
@@ -205,13 +202,13 @@ def ungroup(change: str) -> str:
 
 
 def settings(recipe: Recipe) -> dict[str, Any]:
-    """Every field that decides a run, by the name that --set takes; the model's options as texts."""
+    """Every field that decides a run, by its name for --set; model options as texts."""
     rows = settings_of(asdict(recipe))
     return rows | {"model_options": tuple(rows["model_options"])}
 
 
 def to_table(recipe: Recipe, version: int = VERSION) -> dict[str, Any]:
-    """As it is stored. version: an earlier one where a run was begun by it, since its commands mean that."""
+    """The content of recipe.json. version: the one that the run started with, which decides its meaning."""
     return {"version": max(2, version)} | asdict(recipe)
 
 
@@ -224,23 +221,24 @@ def from_json(text: str) -> Recipe:
 
 
 def from_table(table: Any) -> Recipe:
-    """A recipe out of a JSON table of this version or an earlier one, with names by groups or its own."""
+    """A recipe from JSON of this version or an earlier one, with grouped or own names."""
     if not isinstance(table, dict):
         raise Error(f"a recipe must be a table, not {shown(table)}", code="recipe.format")
     version = table.get("version", 1)
     if type(version) is not int or not 1 <= version <= VERSION:
         raise Error(
-            f"version {shown(version)} of a recipe; this vitkit reads 1 to {VERSION}: update it to read this",
+            f"recipe version {shown(version)}: this vitkit reads 1 to {VERSION}; update vitkit to read it",
             code="recipe.format",
         )
-    made: Recipe = build(Recipe, ungrouped({name: one for name, one in table.items() if name != "version"}))
-    return as_meant(made, version)
+    table = {name: value for name, value in table.items() if name != "version"}
+    recipe: Recipe = build(Recipe, ungrouped(table))
+    return as_meant(recipe, version)
 
 
 def as_meant(recipe: Recipe, version: int) -> Recipe:
-    """The recipe that the same words made in an earlier version, in the words of this one.
+    """A recipe of an earlier version, as this version writes the same settings.
 
-    Up to version 2 `head` alone left the class token where it was; Axial-ViTs never had one.
+    Up to version 2 `head` alone did not remove the class token; Axial-ViTs never had one.
     """
     options = recipe.model_options
     if version > 2 or "class_token" in options or options.get("head", "token") == "token":
@@ -251,13 +249,13 @@ def as_meant(recipe: Recipe, version: int) -> Recipe:
 
 
 def read_version(path: Path) -> int:
-    """The version of a recipe file that can be read."""
+    """The version of a valid recipe file."""
     version: int = json.loads(path.read_text()).get("version", 1)
     return version
 
 
 def read_recipe(path: Path) -> Recipe:
-    """The recipe of a run folder; whatever else is in the file is an error that names it."""
+    """Read recipe.json; the error names the file."""
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST + 1)

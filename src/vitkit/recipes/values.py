@@ -1,4 +1,4 @@
-"""Frozen values by the names of their fields: out of texts and JSON tables, each checked by its type."""
+"""Frozen dataclasses from texts and JSON: every field is checked by its type."""
 
 import types
 import typing
@@ -13,7 +13,7 @@ from vitkit.models.vit import ViTConfig
 from vitkit.options import flat, setting
 
 KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", tuple: "a list"}
-EXPECTED = {  # what a text for a field must be, by the field's type
+EXPECTED = {  # by the type of a field: what its text must be
     int: "a whole number", float: "a number", bool: "true or false", tuple: "values with commas between them",
 }  # fmt: skip
 TRUTH = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
@@ -22,10 +22,10 @@ TRUTH = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0":
 def override(value: Any, changes: Iterable[str]) -> Any:
     """A frozen value with fields changed by 'name=text' or 'part.name=text', each checked by its type.
 
-    All changes take place at once, so that only the outcome must make sense.
+    All changes are applied at once, so that only the result must be valid.
     """
     known = {f.name for f in fields(value)}
-    made: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     parts: dict[str, list[str]] = {}
     for change in changes:
         name, text = name_and_text(change)
@@ -35,11 +35,11 @@ def override(value: Any, changes: Iterable[str]) -> Any:
         if rest:
             parts.setdefault(first, []).append(f"{rest}={text}")
         else:
-            made[first] = parse(text, typing.get_type_hints(type(value))[first], name)
+            values[first] = parse(text, typing.get_type_hints(type(value))[first], name)
     for name, inner in parts.items():
-        whole = made.get(name, getattr(value, name))
-        made[name] = override(whole, inner) if is_dataclass(whole) else whole.override(inner)
-    return checked(replace, value, **made)
+        whole = values.get(name, getattr(value, name))
+        values[name] = override(whole, inner) if is_dataclass(whole) else whole.override(inner)
+    return checked(replace, value, **values)
 
 
 def name_and_text(change: str, example: str = "optimizer.weight_decay=0.1") -> tuple[str, str]:
@@ -55,7 +55,7 @@ def has_parts(value: Any) -> bool:
 
 
 def unknown(name: str, known: Collection[str], others: Collection[str] = ()) -> Error:
-    """The error for a field that is not there, with the nearest name or, if none is near, all of `known`."""
+    """The error for an unknown field, with the most similar name or else all of `known`."""
     first = name.partition(".")[0]
     near = get_close_matches(name, [*known, *others], 1) or get_close_matches(first, known, 1)
     if near and near[0] != name:
@@ -63,10 +63,10 @@ def unknown(name: str, known: Collection[str], others: Collection[str] = ()) -> 
     return Error(f"no field {shown(name)}; there are {', '.join(sorted(known))}", code="recipe.unknown-field")
 
 
-def checked(make: Any, /, *args: Any, **given: Any) -> Any:
-    """What `make` makes of these values; its refusal is one of a recipe's value."""
+def checked(make: Any, /, *args: Any, **values: Any) -> Any:
+    """Call `make`; its ValueError becomes an Error about a recipe's value."""
     try:
-        return make(*args, **given)
+        return make(*args, **values)
     except Error:
         raise
     except ValueError as error:
@@ -74,7 +74,7 @@ def checked(make: Any, /, *args: Any, **given: Any) -> Any:
 
 
 def parse(text: str, hint: Any, name: str) -> Any:
-    """Text to a value of a field's type."""
+    """Convert a text to the type of a field."""
     options = [h for h in typing.get_args(hint) if h is not type(None)]
     if hasattr(hint, "from_text"):
         return hint.from_text(text)
@@ -107,21 +107,23 @@ def parse_list(text: str, options: list[Any]) -> tuple[Any, ...]:
 
 
 def build(kind: Any, table: Any, prefix: str = "") -> Any:
-    """A frozen value out of a JSON table; an unknown field, or one of another type, is an error."""
+    """A frozen dataclass from JSON; refuses unknown fields and values of the wrong type."""
     if not isinstance(table, dict):
         raise Error(
             f"{prefix.rstrip('.') or kind.__name__} must be a table, not {shown(table)}", code="recipe.format"
         )
     hints = typing.get_type_hints(kind)
-    if strange := sorted(set(table) - set(hints)):
-        raise unknown(f"{prefix}{strange[0]}", [prefix + name for name in hints])
+    if unknown_names := sorted(set(table) - set(hints)):
+        raise unknown(f"{prefix}{unknown_names[0]}", [prefix + name for name in hints])
     if missing := [f.name for f in fields(kind) if f.default is MISSING and f.name not in table]:
         raise Error(f"{kind.__name__} needs the field {', '.join(missing)}", code="recipe.format")
-    return checked(kind, **{name: conform(one, hints[name], prefix + name) for name, one in table.items()})
+    return checked(
+        kind, **{name: conform(value, hints[name], prefix + name) for name, value in table.items()}
+    )
 
 
 def conform(content: Any, hint: Any, name: str) -> Any:
-    """A value out of JSON as a field of this type has it."""
+    """Convert a JSON value to the type of a field."""
     inner = [h for h in typing.get_args(hint) if h is not type(None)]
     if hasattr(hint, "from_json"):
         return hint.from_json(content)
@@ -146,26 +148,26 @@ TYPES |= {f"stem.{name}": hint for name, hint in typing.get_type_hints(StemConfi
 
 
 class ModelOptions(dict[str, Any]):
-    """Fields of ViTConfig or ResNetConfig with the values that a recipe gives them: {"head": "gap"}.
+    """Fields of ViTConfig or ResNetConfig that a recipe sets, as in {"head": "gap"}.
 
-    A value, with a hash, that cannot be changed. A hybrid's stem is reached as in {"stem.width": 32}. Which
-    of them a model has is checked where its configuration is made (`models.variants.with_options`).
+    Immutable and hashable. Fields of a hybrid's stem are written as in {"stem.width": 32}. Whether a model
+    has a field is checked when its configuration is made (`models.variants.with_options`).
     """
 
-    def __init__(self, given: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), **more: Any) -> None:
-        pairs = flat(dict(given) | more).items()
-        super().__init__({name: conform(one, type_of(name, one), f"model.{name}") for name, one in pairs})
+    def __init__(self, options: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), **more: Any) -> None:
+        pairs = flat(dict(options) | more).items()
+        super().__init__({name: conform(v, type_of(name, v), f"model.{name}") for name, v in pairs})
 
     @classmethod
-    def of(cls, given: "ModelOptions | Mapping[str, Any] | Iterable[str]") -> Self:
-        """Out of a table, or of texts such as depth=4, as version 0.1 had them."""
-        if isinstance(given, Mapping):
-            return cls(given)
-        return cls().override(given)
+    def of(cls, options: "ModelOptions | Mapping[str, Any] | Iterable[str]") -> Self:
+        """From a mapping, or from texts such as depth=4, the format of version 0.1."""
+        if isinstance(options, Mapping):
+            return cls(options)
+        return cls().override(options)
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """'depth=4,blocks=1,2' as --set takes it."""
+        """From 'depth=4,blocks=1,2', the format of --set."""
         changes: list[str] = []
         for part in (part for part in text.split(",") if part.strip()):
             if "=" in part or not changes:
@@ -176,32 +178,32 @@ class ModelOptions(dict[str, Any]):
 
     @classmethod
     def from_json(cls, content: Any) -> Self:
-        """Out of a table, or the list of texts of version 0.1."""
-        if isinstance(content, list | tuple) and all(isinstance(one, str) for one in content):
+        """From an object, or from the list of texts of version 0.1."""
+        if isinstance(content, list | tuple) and all(isinstance(item, str) for item in content):
             return cls().override(content)
         if not isinstance(content, dict):
             raise Error(f"model_options must be a table, not {shown(content)}", code="recipe.value")
         return cls(content)
 
     def override(self, changes: Iterable[str]) -> Self:
-        """With some fields set by texts such as head=gap, whatever they were before."""
-        made = dict(self)
+        """A copy with some fields set by texts such as head=gap."""
+        options = dict(self)
         for change in changes:
             name, text = name_and_text(change, "model_options=head=gap,depth=4")
-            made.pop(name, None)  # what is set last stands last
-            made[name] = parse(text, type_of(name, text), f"model.{name}")
-        return type(self)(made)
+            options.pop(name, None)  # the last one set comes last
+            options[name] = parse(text, type_of(name, text), f"model.{name}")
+        return type(self)(options)
 
     def having(self, **changes: Any) -> Self:
-        """With some fields set, whatever they were before."""
-        return type(self)({name: one for name, one in self.items() if name not in changes} | changes)
+        """A copy with some fields set."""
+        return type(self)({name: value for name, value in self.items() if name not in changes} | changes)
 
     def without(self, *names: str) -> Self:
-        return type(self)({name: one for name, one in self.items() if name not in names})
+        return type(self)({name: value for name, value in self.items() if name not in names})
 
     def __str__(self) -> str:
-        """As --set takes it: head=gap,blocks=1,2."""
-        return ",".join(f"{name}={setting(one)}" for name, one in self.items())
+        """In the format of --set: head=gap,blocks=1,2."""
+        return ",".join(f"{name}={setting(value)}" for name, value in self.items())
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self.items()))
@@ -210,13 +212,13 @@ class ModelOptions(dict[str, Any]):
         return type(self), (dict(self),)
 
     def refuse(self, *args: Any, **more: Any) -> NoReturn:
-        raise TypeError("model options are a frozen value: make another with having() or without()")
+        raise TypeError("model options are immutable: make a copy with having() or without()")
 
     __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = refuse
 
 
 def type_of(name: str, content: Any) -> Any:
-    """The type of a field; of a stem as a whole only 'none' can be said."""
+    """The type of a field; a whole stem can only be set to none."""
     if name not in TYPES:
         raise unknown(f"model.{name}", [f"model.{known}" for known in TYPES])
     if name == "stem" and content is not None and str(content).lower() != "none":
@@ -227,7 +229,7 @@ def type_of(name: str, content: Any) -> Any:
     return TYPES[name]
 
 
-GROUPED = {  # group.name -> the recipe's own name for it; schedule.* and optimizer.* are its own already
+GROUPED = {  # grouped name -> own name; schedule.* and optimizer.* are own names already
     "model.name": "model",
     "model.weights": "weights",
     "model.keep_representation": "keep_representation",
@@ -263,11 +265,11 @@ GROUPED = {  # group.name -> the recipe's own name for it; schedule.* and optimi
     "evaluation.patience": "patience",
     "evaluation.keep": "keep",
 }
-GROUPS = {name.partition(".")[0] for name in GROUPED} - {"schedule"}  # no fields with parts of their own
+GROUPS = {name.partition(".")[0] for name in GROUPED} - {"schedule"}  # a field with that name
 
 
 def own_name(name: str) -> str:
-    """The recipe's own name of a field: data.batch -> batch, model.head -> model_options.head."""
+    """The own name of a field: data.batch -> batch, model.head -> model_options.head."""
     first, _, rest = name.partition(".")
     if rest and first in GROUPS and name not in GROUPED:
         raise unknown(name, [known for known in GROUPED if known.startswith(f"{first}.")])
@@ -275,21 +277,21 @@ def own_name(name: str) -> str:
 
 
 def field_of(change: str) -> str:
-    """The field of a recipe that 'name=text' is about."""
+    """The field of a recipe that 'name=text' sets."""
     return own_name(change.partition("=")[0].strip()).partition(".")[0]
 
 
 def ungrouped(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe's table with the recipe's own names, whichever it is written with."""
-    made: dict[str, Any] = {}
+    """A recipe's JSON object with own names in place of grouped ones."""
+    result: dict[str, Any] = {}
     for name, content in flat(dict(table)).items():
         *parents, last = own_name(name).split(".")
-        inside = made
+        target = result
         for parent in parents:
-            inside = inside.setdefault(parent, {})
-            if not isinstance(inside, dict):
+            target = target.setdefault(parent, {})
+            if not isinstance(target, dict):
                 raise Error(f"{parent} is given twice, once as a whole", code="recipe.format")
-        if last in inside:
+        if last in target:
             raise Error(f"{name} is given twice", code="recipe.format")
-        inside[last] = content
-    return made
+        target[last] = content
+    return result

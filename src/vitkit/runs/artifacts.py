@@ -1,6 +1,5 @@
-"""What a run keeps for its report: machine, data, mistakes, and its first training batch."""
+"""The files of a run for its report: machine, data, mistakes, and the first training batch."""
 
-# N images, B of them looked at; H, W pixels
 # B images that are shown; H, W pixels; C classes
 
 import base64
@@ -49,26 +48,26 @@ from vitkit.tasks.classify import one_hot
 from vitkit.tasks.task import Metrics, Task
 
 KEPT = 24  # mistakes of each kind
-SIDE = 192  # pixels of a small picture
-LEAST = 12  # images of which the model is least sure
-PAIRS, FILES, NAMES = 100, 100, 20  # confusions, unusable files and files of a finding that are named
-LOOKED = 1_000_000  # images up to which names and counts are gone through as a run begins
+SIDE = 192  # pixels of a thumbnail
+LEAST = 12  # images with the lowest confidence
+PAIRS, FILES, NAMES = 100, 100, 20  # at most: confusions, unusable files, files of a finding
+LOOKED = 1_000_000  # images up to which the doctor checks names and counts at the start
 Say = Callable[[str], None]
-Unusable = Mapping[str, Mapping[str, str]]  # by split: files, and why they cannot be used
+Unusable = Mapping[str, Mapping[str, str]]  # by split: files and why they are unusable
 
 
 @contextmanager
-def harmless(what: str, say: Say) -> Iterator[None]:
-    """Inside, an error is told in a line and ends nothing: no run is lost for its report."""
+def harmless(name: str, say: Say) -> Iterator[None]:
+    """Inside, an error is only printed: a run must not fail because of its report."""
     try:
         yield
-    except Exception as error:  # a full disk, a strange file, memory: the run is what counts
+    except Exception as error:  # a full disk, an odd file, out of memory
         why = (str(error).splitlines() or [""])[0][:300] or type(error).__name__
-        say(f"{what} could not be made: {why}")
+        say(f"{name} could not be written: {why}")
 
 
 def keep(path: Path, content: Any) -> None:
-    text = json.dumps(content)  # ASCII, so that names which are no Unicode survive
+    text = json.dumps(content)  # ASCII, so that names that are not valid Unicode survive
     replace_file(path, lambda beside: beside.write_text(text))
 
 
@@ -83,9 +82,9 @@ def begin(
     doctor: bool,
     step: int = 0,
 ) -> None:
-    """Before training, by one process: where it runs and what it is given; `doctor`: and how that looks.
+    """Write environment.json, task.json and, with `doctor`, doctor.json before training.
 
-    What was written as the run began stays; a start at a later step is added to the list `later`.
+    A resumed run keeps the first environment and adds its own to the list `later`.
     """
     with harmless("environment.json", say):
         data = {
@@ -93,13 +92,13 @@ def begin(
             "classes": len(splits["train"].classes),
         }
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        told = {"machine": machine(runtime) | {"started": started}, "steps": steps, "data": data,
-                "command": command(sys.argv)}  # fmt: skip
+        environment = {"machine": machine(runtime) | {"started": started}, "steps": steps, "data": data,
+                       "command": command(sys.argv)}  # fmt: skip
         path = out / "environment.json"
         first = read_json(path) if step else None
         if first:
-            told = first | {"later": [*first.get("later", []), {"step": step} | told]}
-        keep(path, told)
+            environment = first | {"later": [*first.get("later", []), {"step": step} | environment]}
+        keep(path, environment)
     with harmless(SHOWN, say):
         if not (out / SHOWN).exists():
             write_shown(out, task)
@@ -110,30 +109,29 @@ def begin(
 
 def machine(runtime: Runtime) -> dict[str, Any]:
     """Versions and hardware."""
-    found = {
+    versions = {
         "vitkit": vitkit.__version__, "python": platform.python_version(), "torch": torch.__version__,
         "cuda": torch.version.cuda, "numpy": np.__version__, "pillow": PIL.__version__,
         "system": platform.platform(), "processors": os.cpu_count(), **runtime.describe(),
     }  # fmt: skip
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in versions.items() if value is not None}
 
 
-def command(words: Sequence[str]) -> str | None:
-    """What was typed, if it was our command."""
-    ours = Path(words[0]).name == "vitkit" or Path(words[0]).parts[-2:] == ("vitkit", "__main__.py")
-    return shlex.join(["vitkit", *words[1:]]) if ours else None
+def command(argv: Sequence[str]) -> str | None:
+    """The command line, if it is one of vitkit."""
+    is_vitkit = Path(argv[0]).name == "vitkit" or Path(argv[0]).parts[-2:] == ("vitkit", "__main__.py")
+    return shlex.join(["vitkit", *argv[1:]]) if is_vitkit else None
 
 
 def look(splits: Mapping[str, Source]) -> dict[str, Any]:
-    """The doctor's findings by names and counts, with some of the files of each."""
+    """The doctor's findings about names and counts, each with some of its files."""
     total = sum(map(len, splits.values()))
     if total > LOOKED:
-        told = f"{total:,} images: their names and counts were not gone through; vitkit doctor does so."
-        return {"skipped": told}
-    found = examine(splits, deep=False).to_json()
-    for finding in found["findings"]:
+        return {"skipped": f"{total:,} images: names and counts were not checked; vitkit doctor checks them."}
+    report = examine(splits, deep=False).to_json()
+    for finding in report["findings"]:
         finding |= {"files": finding["files"][:NAMES], "groups": finding["groups"][:NAMES]}
-    return found
+    return report
 
 
 def finish(
@@ -146,31 +144,31 @@ def finish(
     unusable: Unusable,
     say: Say,
 ) -> None:
-    """After training, by all processes; the first one writes what is to be seen, and the report.
+    """Write the mistakes and the report after training; collective, the main process writes.
 
-    source: what the model was tested on; metrics: how well; model: whole, and nobody else's.
+    source: the test images; metrics: of the test; model: a whole copy.
     """
-    everyones = runtime.all_gather_object(unusable)
+    gathered = runtime.all_gather_object(unusable)
     if not runtime.is_main:
         return
     with harmless("unusable.json", say):
-        keep(out / "unusable.json", listed(everyones))
-    if found := task.mistakes(metrics):
+        keep(out / "unusable.json", listed(gathered))
+    if accuracy := task.mistakes(metrics):
         with harmless("mistakes.json", say):
-            keep(out / "mistakes.json", mistakes(source, found, model, runtime.device, say))
+            keep(out / "mistakes.json", mistakes(source, accuracy, model, runtime.device, say))
         with harmless(PREDICTIONS, say):
-            write_predictions(out, source, found)
+            write_predictions(out, source, accuracy)
         with harmless(MISTAKES, say):
-            write_mistakes(out / MISTAKES, source, found)
+            write_mistakes(out / MISTAKES, source, accuracy)
     with harmless("report.html", say):
         write_run_page(out)
 
 
-def listed(everyones: Sequence[Unusable]) -> dict[str, Any]:
-    """Of each split how many files cannot be used, and some of their names."""
+def listed(gathered: Sequence[Unusable]) -> dict[str, Any]:
+    """The number of unusable files of each split, and some of their names."""
     joined: dict[str, dict[str, str]] = {}
-    for one in everyones:
-        for split, files in one.items():
+    for unusable in gathered:
+        for split, files in unusable.items():
             joined.setdefault(split, {}).update(files)
     return {
         split: {"count": len(files), "files": dict(sorted(files.items())[:FILES])}
@@ -178,123 +176,124 @@ def listed(everyones: Sequence[Unusable]) -> dict[str, Any]:
     }
 
 
-def mistakes(source: Source, found: Accuracy, model: Model, device: str, say: Say) -> dict[str, Any]:
-    """The mistakes of which the model was most sure, what is confused, how sure it is, and where least."""
-    ordered = wrong_ones(found)
+def mistakes(source: Source, accuracy: Accuracy, model: Model, device: str, say: Say) -> dict[str, Any]:
+    """The most confident mistakes, the confusions, the calibration and the least confident images."""
+    ordered = wrong_ones(accuracy)
     worst = ordered[:KEPT]
-    rising = found.confidence.argsort(stable=True)[: LEAST + len(worst)].tolist()
-    least = [row for row in rising if row not in worst][:LEAST]  # no picture twice
-    shown = pictured(source, found, [*worst, *least], model, device, say)
+    rising = accuracy.confidence.argsort(stable=True)[: LEAST + len(worst)].tolist()
+    least = [row for row in rising if row not in worst][:LEAST]  # no image twice
+    examples = pictured(source, accuracy, [*worst, *least], model, device, say)
     return {
-        "images": found.images, "wrong": len(ordered), "pairs": pairs(found, source.classes),
-        "calibration": bins(found.confidence, found.right),
-        "worst": [shown[row] for row in worst if row in shown],
-        "least": [shown[row] for row in least if row in shown],
+        "images": accuracy.images, "wrong": len(ordered), "pairs": pairs(accuracy, source.classes),
+        "calibration": bins(accuracy.confidence, accuracy.right),
+        "worst": [examples[row] for row in worst if row in examples],
+        "least": [examples[row] for row in least if row in examples],
     }  # fmt: skip
 
 
-def wrong_ones(found: Accuracy) -> list[int]:
-    """The rows that are wrong, those of which the model was most sure first."""
-    wrong = torch.nonzero(~found.right)[:, 0]
-    return wrong[found.confidence[wrong].argsort(descending=True, stable=True)].tolist()
+def wrong_ones(accuracy: Accuracy) -> list[int]:
+    """The rows that are wrong, the most confident first."""
+    wrong = torch.nonzero(~accuracy.right)[:, 0]
+    return wrong[accuracy.confidence[wrong].argsort(descending=True, stable=True)].tolist()
 
 
-def write_mistakes(path: Path, source: Source, found: Accuracy) -> None:
-    """Every mistake as a row of a table for spreadsheets and scripts."""
+def write_mistakes(path: Path, source: Source, accuracy: Accuracy) -> None:
+    """Write mistakes.csv: every mistake as a row."""
 
     def write(beside: Path) -> None:
         with beside.open("w", encoding="utf-8", newline="") as file:
             rows = csv.writer(file, lineterminator="\n")
             rows.writerow(("file", "truth", "said", "confidence"))
-            for row in wrong_ones(found):
-                names = (source.keys[int(found.index[row])], source.classes[int(found.truth[row])],
-                         source.classes[int(found.said[row])])  # fmt: skip
-                rows.writerow([*map(csv_cell, names), f"{float(found.confidence[row]):.6f}"])
+            for row in wrong_ones(accuracy):
+                names = (source.keys[int(accuracy.index[row])], source.classes[int(accuracy.truth[row])],
+                         source.classes[int(accuracy.said[row])])  # fmt: skip
+                rows.writerow([*map(csv_cell, names), f"{float(accuracy.confidence[row]):.6f}"])
 
     replace_file(path, write)
 
 
 def pictured(
-    source: Source, found: Accuracy, rows: Sequence[int], model: Model, device: str, say: Say
+    source: Source, accuracy: Accuracy, rows: Sequence[int], model: Model, device: str, say: Say
 ) -> dict[int, dict[str, Any]]:
-    """Of each row what it is and was said to be, with a small picture and one of attention over it."""
+    """For each row the true and the predicted class, a thumbnail, and one overlaid with attention."""
     view = evaluation_view(model.preprocessing, model.config.image_size)
     images: dict[int, Tensor] = {}
     for row in rows:
         try:
-            images[row] = apply(source.fetch(int(found.index[row])), view, np.random.default_rng(0))
-        except BadImage:  # it was there when the model was tested
+            images[row] = apply(source.fetch(int(accuracy.index[row])), view, np.random.default_rng(0))
+        except BadImage:  # removed since the test
             continue
-    if isinstance(model, ViT):  # maps cover the pixels that lie in patches
+    if isinstance(model, ViT):  # attention maps cover only whole patches
         images = {row: in_patches(image, model.config.stride) for row, image in images.items()}
     maps: Sequence[np.ndarray | None] = [None] * len(images)
     if images and isinstance(model, ViT) and model.config.depth:
         with harmless("attention over the mistakes", say):
             maps = attended(model.to(device), torch.stack([*images.values()]))
-    told = {}
+    classes, examples = source.classes, {}
     for (row, image), heat in zip(images.items(), maps, strict=True):
         small = resized(image.permute(1, 2, 0).numpy())
-        told[row] = {
-            "key": str(source.keys[int(found.index[row])]), "confidence": float(found.confidence[row]),
-            "truth": source.classes[int(found.truth[row])], "said": source.classes[int(found.said[row])],
+        examples[row] = {
+            "key": str(source.keys[int(accuracy.index[row])]), "confidence": float(accuracy.confidence[row]),
+            "truth": classes[int(accuracy.truth[row])], "said": classes[int(accuracy.said[row])],
             "image": jpeg(small),
             "overlay": None if heat is None else jpeg(overlay(small, heat)),
         }  # fmt: skip
-    return told
+    return examples
 
 
 def attended(model: ViT, images: Tensor) -> list[np.ndarray]:
-    """What reaches the head, (h, w) for each of uint8 images (B, 3, H, W)."""
-    ready = normalise(images, model.preprocessing.mean, model.preprocessing.std)
-    return list(attention_rollout(model, ready, batch=4))
+    """Attention rollout, (h, w) for each of the uint8 images (B, 3, H, W)."""
+    inputs = normalise(images, model.preprocessing.mean, model.preprocessing.std)
+    return list(attention_rollout(model, inputs, batch=4))
 
 
 def resized(pixels: np.ndarray) -> np.ndarray:
-    """(H, W, 3) with a longer side of at most 192; very small ones are enlarged, with their pixels seen."""
+    """Resize (H, W, 3) to a longer side of at most 192; very small images are enlarged with sharp pixels."""
     height, width = pixels.shape[:2]
     factor = SIDE / max(height, width)
     factor = factor if factor < 1 else max(1, int(factor))
     size = max(1, round(width * factor)), max(1, round(height * factor))
-    how = Image.Resampling.LANCZOS if factor < 1 else Image.Resampling.NEAREST
-    return np.array(Image.fromarray(pixels).resize(size, how))
+    resampling = Image.Resampling.LANCZOS if factor < 1 else Image.Resampling.NEAREST
+    return np.array(Image.fromarray(pixels).resize(size, resampling))
 
 
 def jpeg(pixels: np.ndarray) -> str:
-    """In base64, as JSON and pages want it."""
+    """A JPEG in base64, for JSON and HTML."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "JPEG", quality=85, optimize=True)
     return base64.b64encode(file.getvalue()).decode()
 
 
-def pairs(found: Accuracy, classes: Sequence[str]) -> list[tuple[str, str, int, int]]:
-    """(truth, said, times, images of that truth) of the most frequent confusions."""
-    wrong = ~found.right
-    kinds, times = torch.stack([found.truth[wrong], found.said[wrong]]).unique(dim=1, return_counts=True)
-    counts = found.truth.bincount(minlength=found.kinds)
+def pairs(accuracy: Accuracy, classes: Sequence[str]) -> list[tuple[str, str, int, int]]:
+    """The most frequent confusions: (true class, predicted class, times, images of the true class)."""
+    wrong = ~accuracy.right
+    confusions = torch.stack([accuracy.truth[wrong], accuracy.said[wrong]])
+    kinds, times = confusions.unique(dim=1, return_counts=True)
+    counts = accuracy.truth.bincount(minlength=accuracy.kinds)
     order = times.argsort(descending=True, stable=True)[:PAIRS].tolist()
     both = [(int(kinds[0, i]), int(kinds[1, i]), int(times[i])) for i in order]
-    return [(classes[truth], classes[said], n, int(counts[truth])) for truth, said, n in both]
+    return [(classes[truth], classes[predicted], n, int(counts[truth])) for truth, predicted, n in both]
 
 
 def bins(confidence: Tensor, right: Tensor) -> list[tuple[float, float, int]]:
-    """(mean confidence, share right, images) in bins of equal width, without those that are empty."""
-    place = (confidence * BINS).ceil().long().clamp(1, BINS)
-    chosen = [place == number for number in range(1, BINS + 1)]
+    """(mean confidence, accuracy, images) in bins of equal width, without empty ones."""
+    numbers = (confidence * BINS).ceil().long().clamp(1, BINS)
+    masks = [numbers == number for number in range(1, BINS + 1)]
     return [
-        (float(confidence[those].mean()), float(right[those].double().mean()), int(those.sum()))
-        for those in chosen if those.any()
+        (float(confidence[mask].mean()), float(right[mask].double().mean()), int(mask.sum()))
+        for mask in masks if mask.any()
     ]  # fmt: skip
 
 
 PICTURE = "training-batch.jpg"
-IMAGES_SHOWN, ACROSS = 12, 4  # images of the batch, and of a row of the picture
-Labels = Sequence[tuple[str, float]]  # with their shares
-LABELS = 3  # of one image that are named
-LINE = 20  # pixels of a row of words in the picture
+IMAGES_SHOWN, ACROSS = 12, 4  # images of the contact sheet, and of one of its rows
+Labels = Sequence[tuple[str, float]]  # with their weights
+LABELS = 3  # that are shown for one image
+LINE = 20  # pixels of a line of text in the contact sheet
 
 
 def keep_batch(out: Path, recipe: Recipe, source: Source, order: Order, say: Say) -> None:
-    """Into the run folder, once. The images are made anew, so that training is not touched by it."""
+    """Write the first training batch into the run folder, once, without affecting training."""
     if (out / BATCH).exists():
         return
     with harmless(BATCH, say):
@@ -303,47 +302,47 @@ def keep_batch(out: Path, recipe: Recipe, source: Source, order: Order, say: Say
         small = [resized(image.permute(1, 2, 0).numpy()) for image in images]
         sheet = contact_sheet([Image.fromarray(pixels) for pixels in small], named)
         replace_file(out / PICTURE, lambda beside: sheet.save(beside, "JPEG", quality=88))
-        shown = [{"image": jpeg(pixels), "labels": row} for pixels, row in zip(small, named, strict=True)]
-        keep(out / BATCH, {"step": 0, "of": recipe.batch, "how": how_made(recipe), "images": shown})
+        pictures = [{"image": jpeg(pixels), "labels": row} for pixels, row in zip(small, named, strict=True)]
+        keep(out / BATCH, {"step": 0, "of": recipe.batch, "how": how_made(recipe), "images": pictures})
 
 
 def first_images(recipe: Recipe, source: Source, order: Order) -> tuple[Tensor, Tensor]:
-    """uint8 (B, 3, H, W) and the shares of their labels (B, C), as the first step has them but normalised.
+    """uint8 images (B, 3, H, W) and soft labels (B, C) of the first step, before normalization.
 
-    Every random choice is a function of the seed, the step and the place: these are the same images.
+    Every random choice is a function of seed, step and place, so these are the images of the first step.
     """
     mine = range(min(IMAGES_SHOWN, recipe.batch))
     places = list(mine)
     if recipe.mixup and len(places) < recipe.batch:
-        places.insert(0, recipe.batch - 1)  # the partner of the first one
-    made, _ = Samples(source, training_view(recipe), order).made([(0, place) for place in places])
-    targets = one_hot(made["label"], len(source.classes))
-    batch: Batch = made | {"image": made["image"].float(), "label": targets}
+        places.insert(0, recipe.batch - 1)  # mixed with the first one
+    samples, _ = Samples(source, training_view(recipe), order).made([(0, place) for place in places])
+    targets = one_hot(samples["label"], len(source.classes))
+    batch: Batch = samples | {"image": samples["image"].float(), "label": targets}
     if recipe.mixup:
         batch = mixup_batch(batch, recipe.mixup, order.rng(0, -1), mine, recipe.batch)
     return batch["image"].round().clamp(0, 255).to(torch.uint8), batch["label"]
 
 
 def label_shares(row: Tensor, classes: Sequence[str]) -> list[tuple[str, float]]:
-    """The labels of one image by their share, the largest first."""
+    """The labels of one image with their weights, the largest first."""
     best = row.argsort(descending=True, stable=True)[:LABELS].tolist()
     return [(classes[i], round(float(row[i]), 4)) for i in best if row[i] >= 0.005]
 
 
 def how_made(recipe: Recipe) -> str:
-    """The augmentation in words."""
+    """A description of the augmentation."""
     used = {
-        "a random part of each": recipe.crop in ("inception", "random", "squash-random"),
-        "mirrored at random": recipe.flip,
-        "changed by RandAugment": bool(recipe.randaugment),
-        "two mixed by Mixup, with their shares": bool(recipe.mixup),
+        "random crops": recipe.crop in ("inception", "random", "squash-random"),
+        "random horizontal flips": recipe.flip,
+        "RandAugment": bool(recipe.randaugment),
+        "Mixup of two images, with their weights": bool(recipe.mixup),
         recipe.task.batch_note: bool(recipe.task.batch_note),
     }
-    return ", ".join(words for words, of in used.items() if of) or "the whole of each"
+    return ", ".join(text for text, applies in used.items() if applies) or "whole images"
 
 
 def contact_sheet(pictures: Sequence[Image.Image], labels: Sequence[Labels]) -> Image.Image:
-    """One picture of all, each with its labels below it."""
+    """All images in a grid, each with its labels below."""
     wide, tall = max(p.width for p in pictures), max(p.height for p in pictures) + LINE + 8
     rows = -(-len(pictures) // ACROSS)
     sheet = Image.new("RGB", (ACROSS * (wide + 8) + 8, rows * tall + 8), "white")

@@ -1,4 +1,4 @@
-"""The training batches of a recipe, on the device: the same on any number of processes."""
+"""The training batches of a recipe on the device, the same for any number of processes."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -44,17 +44,19 @@ def training_batches(
     waited: Callable[[float], None],
     prepare: Callable[[int, Batch], Batch] | None = None,
 ) -> Iterator[list[Batch]]:
-    """Micro-batches of each step from `start` on; `waited` is told how long each was waited for.
+    """The micro-batches of each step from `start` on.
 
-    stop: the last step is the one before it, and no batch is made ahead for others; None: without end.
-    prepare: what (step, batch) goes through before it is on the device.
+    stop: the end of the steps, beyond which nothing is prefetched; None: endless.
+    waited: called with the seconds that each step has waited for its batch.
+    prepare: a transform of (step, batch) on the CPU.
 
-    Every process has equally many of them, some perhaps without an image: with fsdp each is a call together.
+    Every process has the same number of micro-batches, if need be without images: a forward pass under FSDP
+    is collective.
     """
     mine = runtime.local_places(recipe.batch)
     places = list(mine)
     if recipe.mixup and len(places) < recipe.batch:
-        places.insert(0, (mine.start - 1) % recipe.batch)  # the partner of the first one
+        places.insert(0, (mine.start - 1) % recipe.batch)  # mixed with the first one
     view = training_view(recipe)
     stream = train_batches(
         source, view, order, start=start, stop=stop, places=places, workers=workers, bad=bad
@@ -63,13 +65,13 @@ def training_batches(
         stream = map(prepare, count(start), stream)
     placed: Iterator[Batch] = map(runtime.to_device, stream)
     if runtime.device != "cpu":
-        placed = prefetched(placed)  # the way to the device is gone while it computes
+        placed = prefetched(placed)  # copies to the device while it computes
     for step in count(start):
-        begun = time.monotonic()
+        start_time = time.monotonic()
         if (batch := next(placed, None)) is None:
             return
-        waited(time.monotonic() - begun)
-        if recipe.mixup:  # before the batch is cut in pieces, so that the pieces do not matter
+        waited(time.monotonic() - start_time)
+        if recipe.mixup:  # on the whole batch, so that the micro-batch size changes nothing
             images = normalise(batch["image"], preprocessing.mean, preprocessing.std)
             labels = one_hot(batch["label"], len(source.classes))
             whole = batch | {"image": images, "label": labels}
@@ -78,90 +80,92 @@ def training_batches(
 
 
 def prefetched(batches: Iterator[Batch], most: int = 2) -> Iterator[Batch]:
-    """The same batches, fetched by a thread while those before them are used."""
-    ready: Queue[Batch | BaseException | None] = Queue(most)
-    done = Event()
+    """The same batches, up to `most` of them prefetched by a thread."""
+    queue: Queue[Batch | BaseException | None] = Queue(most)
+    closed = Event()
 
-    def work() -> None:
+    def prefetch() -> None:
         end: BaseException | None = None
         try:
             for batch in batches:
-                ready.put(batch)
-                if done.is_set():
+                queue.put(batch)
+                if closed.is_set():
                     return
         except BaseException as error:
             end = error
-        ready.put(end)
+        queue.put(end)
 
-    thread = Thread(target=work, daemon=True)
+    thread = Thread(target=prefetch, daemon=True)
     thread.start()
     try:
-        while (found := ready.get()) is not None:
-            if isinstance(found, BaseException):
-                raise found
-            yield found
+        while (item := queue.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
     finally:
-        done.set()
-        while not ready.empty():  # where the thread waits for room, it is to go on and see that it is done
-            ready.get()
+        closed.set()
+        while not queue.empty():  # unblocks a thread that waits in `put`
+            queue.get()
         thread.join()
 
 
 def mixup_batch(batch: Batch, alpha: float, rng: np.random.Generator, mine: range, total: int) -> Batch:
-    """Each image mixed with that of the place before it in the global batch, or not if that was unusable."""
+    """Mix each image with the one before it in the global batch; not where that one is unusable."""
     places = batch["place"].tolist()
     row = {place: i for i, place in enumerate(places)}
     partner = torch.tensor([row.get((place - 1) % total, row[place]) for place in places], dtype=torch.int64)
     images, labels = mixup(batch["image"], batch["label"], alpha, rng, partner.to(batch["image"].device))
-    kept = [i for i, place in enumerate(places) if place in mine]
-    return {name: t[kept] for name, t in (batch | {"image": images, "label": labels}).items()}
+    rows = [i for i, place in enumerate(places) if place in mine]
+    return {name: t[rows] for name, t in (batch | {"image": images, "label": labels}).items()}
 
 
 def micro_batches(batch: Batch, mine: range, size: int) -> list[Batch]:
-    """A batch in pieces of at most `size` places (0: whole), whether or not their images are usable."""
+    """Split a batch into micro-batches of at most `size` places (0: one), counting unusable images too."""
     if not size or size >= len(mine):
         return [batch]
     row = {place: i for i, place in enumerate(batch["place"].tolist())}
     pieces = [
-        [row[place] for place in mine[at : at + size] if place in row] for at in range(0, len(mine), size)
+        [row[place] for place in mine[start : start + size] if place in row]
+        for start in range(0, len(mine), size)
     ]
     return [{name: t[rows] for name, t in batch.items()} for rows in pieces]
 
 
 def name_batch(order: Order, step: int, source: Source, out: Path, runtime: Runtime) -> str:
-    """The images of a step for whoever must look at them, all of them in a file of the run folder."""
+    """The batch of a step for an error message; a file of the run folder lists all of its images."""
     keys = [source.keys[order.sample(step, place)] for place in range(order.batch)]
     path = out / f"batch-{step}.txt"
     if runtime.is_main:
         path.write_text("\n".join(keys) + "\n", errors="surrogateescape")
     return (
         f"its batch: {', '.join(map(repr, keys[:3]))} ... (all {len(keys)} in {path}). Nothing of this "
-        "step was saved; look at those images, or use a lower learning rate in another --out"
+        "step was saved; check those images, or use a lower learning rate in another --out"
     )
 
 
 @dataclass
 class UnusableImages:
-    """Files that some process could not use, told to all: each is named once, and all count alike."""
+    """The unusable files of all processes: each is reported once, and every process has the same count."""
 
     source: Source
     bad: BadFiles
     runtime: Runtime
-    noted: list[tuple[int, BadImage]] = field(default_factory=list)  # only grows: a thread may be adding
-    told: int = 0
+    local: list[tuple[int, BadImage]] = field(default_factory=list)  # only grows: a thread may be adding
+    synchronized: int = 0  # of `local`, that all processes know of
 
     def add(self, source: Source, index: int, error: BadImage) -> None:
         if source.keys[index] not in self.bad.found:
-            self.noted.append((index, error))
+            self.local.append((index, error))
 
     @property
-    def news(self) -> list[tuple[int, BadImage]]:
-        return self.noted[self.told :]
+    def unreported(self) -> list[tuple[int, BadImage]]:
+        return self.local[self.synchronized :]
 
-    def tell(self) -> None:
-        """What is new in any process; all must ask at the same time. Too many of them are an error of all."""
-        mine = self.news
-        self.told += len(mine)
-        found = {index: error for news in self.runtime.all_gather_object(mine) for index, error in news}
-        for index, error in sorted(found.items(), key=lambda one: one[0]):
+    def synchronize(self) -> None:
+        """Gather the new files of all processes; collective. Raises in every process if they are too many."""
+        new = self.unreported
+        self.synchronized += len(new)
+        gathered = self.runtime.all_gather_object(new)
+        errors = {index: error for files in gathered for index, error in files}
+        for index, error in sorted(errors.items(), key=lambda item: item[0]):
             self.bad.add(self.source, index, error)

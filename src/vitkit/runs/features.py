@@ -1,4 +1,4 @@
-"""Frozen features on any number of processes, cached by content; few-shot accuracy of them."""
+"""Frozen features on any number of processes, cached by content, and their few-shot accuracy."""
 
 # M usable images of a source, D features
 
@@ -31,30 +31,30 @@ from vitkit.models.variants import Model
 from vitkit.recipes.recipe import Recipe
 from vitkit.report.terminal import Live
 from vitkit.runs.build import Opener, open_splits
-from vitkit.runs.evaluation import kept_model
+from vitkit.runs.kept_weights import kept_model
 from vitkit.runtime.runtime import Runtime
 from vitkit.tasks.task import Task
 
 VIEWS = {
-    "model": "as the model's own preprocessing asks",
+    "model": "the model's own preprocessing",
     "official": "squashed to 256 / 224 of the model's size, then the central crop",
 }
-VERSION = 1  # of what a cache file means
-LIMIT = 10 * 10**9  # bytes of all features in the user's cache folder; ImageNet's by a ViT-L/16 are 5.3
-LONG = timedelta(days=1)  # that looking at every image of a large data set may take
+VERSION = 1  # of the cache files
+LIMIT = 10 * 10**9  # bytes of the cache folder; a ViT-L/16 has 5.3 GB of features for ImageNet
+LONG = timedelta(days=1)  # for reading every image of a large data set
 
 
 @dataclass(frozen=True)
 class Features:
-    """What the head sees of the images of a source; those that could not be used are missing."""
+    """The inputs of the head for the images of a source, without the unusable ones."""
 
     x: Tensor  # (M, D) float32
-    index: Tensor  # (M,) their numbers in the source, in order
+    index: Tensor  # (M,) indices in the source, ascending
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extractor:
-    """A model whose features are asked for, whole on each device, and how they are made and kept."""
+    """Computes features with a model that is whole on each device, and caches them."""
 
     model: Model
     runtime: Runtime = Runtime()
@@ -62,31 +62,30 @@ class Extractor:
     batch: int = 64
     workers: int = 0
     cache: Path | None = None
-    limit: int | None = None  # bytes of the cache, beyond which the least recently used go; None: all stay
+    limit: int | None = None  # bytes of the cache, which evicts the least recently used; None: no limit
     log: Callable[[str], None] = lambda text: None
     quiet: bool = True
 
     def __post_init__(self) -> None:
         if self.view not in VIEWS:
             raise Error(f"no view {self.view!r}; known: {', '.join(VIEWS)}", code="request.value")
-        assert (
-            not self.runtime.is_sharded
-        )  # only a forward pass of all processes together could use the model
+        assert not self.runtime.is_sharded  # a forward pass of a sharded model is collective
         if self.batch < 1:
             raise Error(f"batch must be at least 1, not {self.batch}", code="request.value")
 
     def features(self, source: Source) -> Features:
-        """Out of the cache where they are there; else by the model, each process a share of the images."""
+        """The features of a source, cached or computed; each process computes a share of the images."""
         if self.cache is None:
             return self.compute(source)
-        path, found = self.runtime.on_main_first(lambda: self.look_up(source), timeout=LONG)
-        if found is None:
-            found = self.compute(source)
-            self.runtime.on_main_first(lambda: self.keep(path, found))
-        return found
+        path, cached = self.runtime.on_main_first(lambda: self.look_up(source), timeout=LONG)
+        if cached is not None:
+            return cached
+        computed = self.compute(source)
+        self.runtime.on_main_first(lambda: self.store(path, computed))
+        return computed
 
     def compute(self, source: Source) -> Features:
-        """Every usable image of a source through the model."""
+        """The features of every usable image of a source."""
         self.model.eval()
         runtime, view = self.runtime, self.wide_view
         bad = BadFiles(1.0, lambda key, why: self.log(f"not used: {key}: {why}"))
@@ -96,23 +95,23 @@ class Extractor:
         rows, numbers = [], []
         with Live("features", share, quiet=self.quiet or not runtime.is_main) as live:
             for batch in batches:
-                rows.append(self.seen(batch["image"]))
+                rows.append(self.head_inputs(batch["image"]))
                 numbers.append(batch["index"])
                 live.more(len(batch["index"]))
         own = (torch.cat(rows), torch.cat(numbers)) if rows else None
         parts = [part for part in runtime.all_gather_object(own) if part is not None]
         if not parts:
-            raise Error(f"{source.name}: there is no image that can be used", code="data.empty")
+            raise Error(f"{source.name}: no image is usable", code="data.empty")
         index, order = torch.cat([numbers for _, numbers in parts]).sort()
         return Features(torch.cat([x for x, _ in parts])[order], index)
 
-    def seen(self, images: Tensor) -> Tensor:
-        """uint8 (B, 3, h, w) of the wide view to what the head sees, (B, D) on the CPU."""
+    def head_inputs(self, images: Tensor) -> Tensor:
+        """uint8 images (B, 3, h, w) of the wide view to features (B, D) on the CPU."""
         return features(self.model, centre(images, self.model.config.image_size))
 
     @cached_property
     def wide_view(self) -> View:
-        """What is taken from an image before the central crop; mostly all that there is to do."""
+        """The transform before the central crop, which is a no-op for view="model"."""
         size = self.model.config.image_size
         if self.view == "model":
             return evaluation_view(self.model.preprocessing, size)
@@ -120,8 +119,8 @@ class Extractor:
         return View(size=(height, width), crop="squash")
 
     @cached_property
-    def how(self) -> bytes:
-        """SHA-256 of everything but the images that the features depend on."""
+    def config_hash(self) -> bytes:
+        """SHA-256 of everything that decides the features, except the images."""
         model = self.model
         about = {"version": VERSION, "kind": type(model).__name__, "config": asdict(model.config),
                  "preprocessing": asdict(model.preprocessing), "view": asdict(self.wide_view)}  # fmt: skip
@@ -133,56 +132,56 @@ class Extractor:
         return digest.digest()
 
     def look_up(self, source: Source) -> tuple[Path, Features | None]:
-        """Where the features of a source are kept, and they themselves if they are there and whole."""
+        """The cache file for a source, and its features if the file is there and intact."""
         assert self.cache is not None
-        key = hashlib.sha256(self.how + fingerprints(source).tobytes()).hexdigest()
+        key = hashlib.sha256(self.config_hash + fingerprints(source).tobytes()).hexdigest()
         path = self.cache / f"{key}.safetensors"
         if not path.exists():
             return path, None
         try:
             touch(path)
-            found = read(path, len(source))
+            cached = read(path, len(source))
         except (ValueError, OSError, safetensors.SafetensorError) as error:
             self.log(f"{path}: {error}; the features are computed again")
             return path, None
-        lost = len(source) - len(found.index)
-        if lost:
-            self.log(f"{source.name}: {lost} images could not be used when these features were computed")
-        return path, found
+        unusable = len(source) - len(cached.index)
+        if unusable:
+            self.log(f"{source.name}: {unusable} images were unusable when these features were computed")
+        return path, cached
 
-    def keep(self, path: Path, found: Features) -> None:
-        """A cache file, whole or not at all; that it cannot be written is told and no failure."""
-        about = {"vitkit": f"features {path.stem} {content(found)}"}
-        arrays = {"x": found.x.contiguous(), "index": found.index}
+    def store(self, path: Path, features: Features) -> None:
+        """Write the cache file atomically; a failure is logged and ends nothing."""
+        about = {"vitkit": f"features {path.stem} {content_hash(features)}"}
+        arrays = {"x": features.x.contiguous(), "index": features.index}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, lambda beside: safetensors.torch.save_file(arrays, beside, about))
         except (OSError, safetensors.SafetensorError) as error:
-            self.log(f"the features are not kept: {error}")
+            self.log(f"the features are not cached: {error}")
             return
         if self.limit is not None:
             trim(path.parent, self.limit, using=path)
 
 
 def read(path: Path, images: int) -> Features:
-    """The features in a cache file; an error if it is damaged or none of ours."""
+    """The features in a cache file; raises if it is damaged or not a cache file."""
     with safetensors.safe_open(path, "pt") as file:
         about = (file.metadata() or {}).get("vitkit", "").split()
         if len(about) != 3 or about[:2] != ["features", path.stem] or set(file.keys()) != {"x", "index"}:
-            raise Error("not a file of these features", code="file.unreadable")
-        found = Features(file.get_tensor("x"), file.get_tensor("index"))
-    if content(found) != about[2]:
+            raise Error("not a cache file of these features", code="file.unreadable")
+        cached = Features(file.get_tensor("x"), file.get_tensor("index"))
+    if content_hash(cached) != about[2]:
         raise Error("damaged", code="file.unreadable")
-    fits = found.x.ndim == 2 and found.x.dtype == torch.float32 and found.index.dtype == torch.int64
-    if not fits or found.index.shape != found.x.shape[:1] or not 0 < len(found.index) <= images:
-        raise Error("not a file of these features", code="file.unreadable")
-    return found
+    valid = cached.x.ndim == 2 and cached.x.dtype == torch.float32 and cached.index.dtype == torch.int64
+    if not valid or cached.index.shape != cached.x.shape[:1] or not 0 < len(cached.index) <= images:
+        raise Error("not a cache file of these features", code="file.unreadable")
+    return cached
 
 
-def content(found: Features) -> str:
-    """SHA-256 of the numbers themselves."""
-    digest = hashlib.sha256(f"{tuple(found.x.shape)}".encode())
-    for tensor in (found.x, found.index):
+def content_hash(features: Features) -> str:
+    """SHA-256 of the values."""
+    digest = hashlib.sha256(f"{tuple(features.x.shape)}".encode())
+    for tensor in (features.x, features.index):
         digest.update(tensor.contiguous().numpy().data)
     return digest.hexdigest()
 
@@ -197,18 +196,18 @@ SHOTS = (1, 5, 10, 25)
 SEEDS = 3
 
 
-def open_frozen(place: str, opened: Opener = open_splits) -> tuple[Source, Source]:
-    """Train, and what is tested on: the test split, else val, else a part of train chosen by content."""
-    splits = opened(Recipe(name="few-shot", data=place, val=0.0), None)
+def open_frozen(place: str, opener: Opener = open_splits) -> tuple[Source, Source]:
+    """The training images, and the test images: the test split, else val, else a part of train."""
+    splits = opener(Recipe(name="few-shot", data=place, val=0.0), None)
     train, test = splits["train"], splits["test"]
     if train.multilabel:
         raise Error(
-            f"{place}: several labels for each image; few-shot accuracy is of one label each",
+            f"{place}: several labels for each image; few-shot accuracy needs one label each",
             code="data.labels",
         )
-    strange = np.setdiff1d(test.labels, train.labels)
-    if len(strange):
-        names = ", ".join(repr(train.classes[label]) for label in strange[:5])
+    unseen = np.setdiff1d(test.labels, train.labels)
+    if len(unseen):
+        names = ", ".join(repr(train.classes[label]) for label in unseen[:5])
         raise Error(
             f"{place}: classes {names} are in the test images but not in the training images",
             code="data.classes",
@@ -217,23 +216,23 @@ def open_frozen(place: str, opened: Opener = open_splits) -> tuple[Source, Sourc
 
 
 def possible_shots(train: Source) -> tuple[int, ...]:
-    """Those of the usual numbers of shots that every class has images for."""
+    """The usual numbers of shots for which every class has enough images."""
     fewest = np.unique(train.labels, return_counts=True)[1].min()
     return tuple(shots for shots in SHOTS if shots <= fewest)
 
 
 @dataclass(frozen=True)
 class Learning:
-    """Training images with features, and which of them each seed chooses."""
+    """Training images with their features, and the images that each seed chooses."""
 
     source: Source
     features: Features  # of all of its images, or of the chosen ones
-    chosen: tuple[np.ndarray, ...]  # for each seed (classes, shots) numbers in the source
+    chosen: tuple[np.ndarray, ...]  # for each seed (classes, shots) indices in the source
 
     def rows(self, seed: int, shots: int) -> torch.Tensor:
-        """Where the features of a seed's choice lie."""
-        numbers = torch.from_numpy(self.chosen[seed][:, :shots].flatten())
-        return torch.searchsorted(self.features.index, numbers)
+        """The rows of the features that a seed chooses."""
+        indices = torch.from_numpy(self.chosen[seed][:, :shots].flatten())
+        return torch.searchsorted(self.features.index, indices)
 
     @property
     def labels(self) -> torch.Tensor:
@@ -252,60 +251,60 @@ def choose(train: Source, shots: int, seeds: int, usable: np.ndarray | None = No
 
 
 def learn_from(extractor: Extractor, train: Source, shots: int, seeds: int) -> Learning:
-    """Features of the images that some seed chooses, and of no others.
+    """The features of only those images that a seed chooses.
 
-    An image that turns out to be unusable is passed over: the next one of its class takes its place.
+    An unusable image is replaced by the next one of its class.
     """
     usable = np.ones(len(train), dtype=bool)
     while True:
         chosen = choose(train, shots, seeds, usable)
-        numbers = np.unique(np.concatenate(chosen))
-        found = extractor.features(train.take(numbers))
-        if len(found.index) == len(numbers):
-            return Learning(train, Features(found.x, torch.from_numpy(numbers)), tuple(chosen))
-        usable[np.delete(numbers, found.index.numpy())] = False
+        indices = np.unique(np.concatenate(chosen))
+        features = extractor.features(train.take(indices))
+        if len(features.index) == len(indices):
+            return Learning(train, Features(features.x, torch.from_numpy(indices)), tuple(chosen))
+        usable[np.delete(indices, features.index.numpy())] = False
 
 
 def learn_from_all(extractor: Extractor, train: Source, shots: int, seeds: int) -> Learning:
-    """The same with features of every training image, where something else needs them too."""
-    found = extractor.features(train)
+    """The same with the features of every training image, for callers that need them anyway."""
+    features = extractor.features(train)
     usable = np.zeros(len(train), dtype=bool)
-    usable[found.index.numpy()] = True
-    return Learning(train, found, tuple(choose(train, shots, seeds, usable)))
+    usable[features.index.numpy()] = True
+    return Learning(train, features, tuple(choose(train, shots, seeds, usable)))
 
 
 def accuracies(
-    learning: Learning, shots: int, test: Source, seen: Features, grid: tuple[float, ...]
+    learning: Learning, shots: int, test: Source, test_features: Features, grid: tuple[float, ...]
 ) -> np.ndarray:
-    """(seeds, penalties): the share of the test images that is right."""
-    labels, truth = learning.labels, labels_of(test, seen)
+    """(seeds, penalties): the accuracy on the test images."""
+    labels, truth = learning.labels, labels_of(test, test_features)
     table = []
     for seed in range(len(learning.chosen)):
         rows = learning.rows(seed, shots)
-        table.append(fewshot_grid(learning.features.x[rows], labels[rows], seen.x, truth, grid))
+        table.append(fewshot_grid(learning.features.x[rows], labels[rows], test_features.x, truth, grid))
     return np.array(table)
 
 
-def spread(values: list[float], images: int) -> dict[str, Any]:
-    """Mean and standard deviation over draws, and the interval that so many test images leave."""
-    found = mean(values)
+def mean_and_interval(values: list[float], images: int) -> dict[str, Any]:
+    """Mean and standard deviation over draws, and the confidence interval for so many test images."""
+    average = mean(values)
     std = stdev(values) if len(values) > 1 else None
-    return {"mean": found, "std": std, "interval": list(wilson(found, images))}
+    return {"mean": average, "std": std, "interval": list(wilson(average, images))}
 
 
 @dataclass
 class FewShot:
-    """An evaluator: few-shot accuracy on one data set, again and again as a model learns."""
+    """Few-shot accuracy on one data set, evaluated repeatedly during training."""
 
     place: str
     shots: int = 5
     seeds: int = SEEDS
-    opened: Opener = open_splits
-    named: bool = field(default=False, init=False)  # whether it was said which images cannot be used
+    opener: Opener = open_splits
+    reported: bool = field(default=False, init=False)  # whether the unusable images were logged
 
     def __post_init__(self) -> None:
-        self.train, self.test = open_frozen(self.place, self.opened)
-        choose(self.train, self.shots, 1)  # an error now, and not when the training has begun
+        self.train, self.test = open_frozen(self.place, self.opener)
+        choose(self.train, self.shots, 1)  # raises now if a class has too few images
 
     def __call__(
         self,
@@ -316,27 +315,27 @@ class FewShot:
         workers: int,
         log: Callable[[str], None],
     ) -> dict[str, Any]:
-        """Mean and spread over seeds for the journal; nothing where the features cannot be learned from."""
+        """Mean and standard deviation over seeds; empty where the features cannot be learned from."""
         model = kept_model(task, module).to(runtime.device) if runtime.is_sharded else task.extract(module)
         extractor = Extractor(
             model=model, runtime=replace(runtime, parallel="ddp"), batch=batch, workers=workers,
-            log=(lambda text: None) if self.named else log,
+            log=(lambda text: None) if self.reported else log,
         )  # fmt: skip
-        self.named = True
+        self.reported = True
         learning = learn_from(extractor, self.train, self.shots, self.seeds)
-        seen = extractor.features(self.test)
-        if runtime.device.startswith("cuda"):  # where many draws are judged at once
-            seen = Features(seen.x.to(runtime.device), seen.index)
+        test = extractor.features(self.test)
+        if runtime.device.startswith("cuda"):  # evaluates many draws at once
+            test = Features(test.x.to(runtime.device), test.index)
         try:
-            right = runtime.on_main_first(
-                lambda: accuracies(learning, self.shots, self.test, seen, (L2,))[:, 0].tolist()
+            scores = runtime.on_main_first(
+                lambda: accuracies(learning, self.shots, self.test, test, (L2,))[:, 0].tolist()
             )
         except ValueError as error:
             log(f"few-shot accuracy on {self.place}: {error}")
             return {}
-        images = len(seen.index)
-        told = spread(right, images)
-        right_words = with_interval(told["mean"], images)
-        log(f"{right_words} of {images} images of {self.place} right after {self.shots} shots")
-        facts = {"mean": told["mean"], "std": told["std"], "shots": self.shots, "images": images}
+        images = len(test.index)
+        average = mean_and_interval(scores, images)
+        log(f"{with_interval(average['mean'], images)} of {images} images of {self.place} right after "
+            f"{self.shots} shots")  # fmt: skip
+        facts = {"mean": average["mean"], "std": average["std"], "shots": self.shots, "images": images}
         return {f"fewshot_{name}": value for name, value in facts.items()}

@@ -1,4 +1,4 @@
-"""The run folder: its recipe, options and result, one process at a time, stopped without losing work."""
+"""The run folder: its recipe, options and result, locked by one run at a time and resumable."""
 
 import json
 import os
@@ -38,21 +38,21 @@ class OutOfMemoryRun(OutOfMemory, Error):
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to."""
+    """The result of a run, as result.json stores it."""
 
     run: str
     model: str
     steps: int
     test: dict[str, Any]
     cost: dict[str, Any]
-    kept: dict[str, Any] | None = None  # which weights, and whether the run stopped early; None: an old run
+    kept: dict[str, Any] | None = None  # which weights, and whether it stopped early; None: older versions
 
     def to_json(self) -> dict[str, Any]:
-        return dict(vars(self))  # asdict would copy every number of a confusion matrix
+        return dict(vars(self))  # asdict would copy the whole confusion matrix
 
 
 def read_result(path: Path) -> Result:
-    """What a finished run came to."""
+    """Read result.json."""
     try:
         return Result(**json.loads(path.read_text()))
     except (ValueError, TypeError, RecursionError) as error:
@@ -64,20 +64,20 @@ def read_result(path: Path) -> Result:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What may differ from one machine to the next without changing what a run comes to."""
+    """Options that may differ between machines without changing the result of a run."""
 
     workers: int | None = None
-    decoded: Path | None = None  # the folder of decoded images; other roundings of the same crops
+    decoded: Path | None = None  # cache folder for decoded images; the same crops, rounded differently
     max_bad: float = 0.05
     trackers: Sequence[str] = ()
     save_aside: bool = False
     quiet: bool = False
     price_per_hour: float | None = None  # of a device
-    report: bool = True  # the mistakes looked at and a page drawn at the end
-    accept_changed_data: bool | None = None  # go on with other data than before; None: no, and no such flag
+    report: bool = True  # write the mistakes and report.html at the end
+    accept_changed_data: bool | None = None  # resume with changed data; None: no, and without a flag for it
 
     def __post_init__(self) -> None:
-        """Before anything takes time: trackers are there, and numbers can be what they are called."""
+        """Check trackers and numbers before anything takes time."""
         check_trackers(self.trackers)
         data_workers(self.workers)
         if not 0 <= self.max_bad <= 1:
@@ -87,34 +87,34 @@ class RunOptions:
 
 
 MODEL, RESULT = "model.safetensors", "result.json"
-MAY_CHANGE = {  # fields with which a run may go on otherwise than it began: none decides what it comes to
-    "about": "a text",
-    "evaluations": "how often val is looked at; not where the best weights are kept, or patience stops by it",
-    "micro_batch": "images in memory at a time: the same sums in another order, equal to rounding",
-    "rates": "those that the protocol tries, each in a folder of its own",
+MAY_CHANGE = {  # fields that may change when a run is resumed: none affects its result
+    "about": "a description",
+    "evaluations": "how often val is evaluated; not with the best weights kept, or patience",
+    "micro_batch": "images in memory at a time: the same sums in another order, equal up to rounding",
+    "rates": "learning rates that the protocol compares, each in a folder of its own",
     "convolution_rates": "the same for ResNets and hybrids",
-    "fewshot": "data on which few-shot accuracy is told as the run goes",
+    "fewshot": "data for few-shot accuracy during the run",
     "shots": "images of each class for that",
-    "draws": "choices of those images, of which the mean is told",
+    "draws": "random choices of those images, whose mean is reported",
     "fewshot_when": "how often",
 }
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asked the run to stop; its state is saved."""
+    """A signal stopped the run; its state is saved."""
 
     code = "training.stopped"
 
     def __init__(self, number: int, step: int):
         super().__init__(
-            f"stopped by {signal.Signals(number).name} at step {step}; the same command goes on from there"
+            f"stopped by {signal.Signals(number).name} at step {step}; the same command resumes there"
         )
         self.number = number
 
 
 @contextmanager
 def stopping(out: Path) -> Iterator[None]:
-    """Inside, Ctrl-C at any moment is answered with what was kept."""
+    """Inside, Ctrl-C ends with a message about what was saved."""
     try:
         yield
     except KeyboardInterrupt as stop:
@@ -124,95 +124,94 @@ def stopping(out: Path) -> Iterator[None]:
 
 
 def remains(out: Path) -> str:
-    """What the same command would do after a run has ended early."""
-    if kept := complete(out / "checkpoints"):
-        return f"the same command goes on from step {int(kept[-1].name.removeprefix('step-'))}"
+    """What the same command does after an interrupted run, for a message."""
+    if checkpoints := complete(out / "checkpoints"):
+        return f"the same command resumes at step {int(checkpoints[-1].name.removeprefix('step-'))}"
     if any(complete(part) for part in out.glob("*/checkpoints")):
-        return f"the same command goes on with what was kept in {out}"
-    return "nothing was kept yet, so the same command starts from the beginning"
+        return f"the same command continues with what was saved in {out}"
+    return "nothing was saved yet, so the same command starts from the beginning"
 
 
 def claim(out: Path, recipe: Recipe) -> Recipe:
-    """The folder belongs to one recipe: once work was kept, another one is refused, with what differs.
-
-    Returned is the recipe by which the run goes on.
-    """
+    """Write recipe.json; refuse another recipe once the folder holds a checkpoint. Returns the one to use."""
     path = out / "recipe.json"
     old = read_recipe(path) if path.exists() else None
     version, recipe = begun_by(out), as_begun(out, recipe)
     if old == recipe:
         return recipe
-    if old and not has_learned(out):  # a start that came to nothing
+    if old and not has_learned(out):  # a run that saved nothing
         for name in ("doctor.json", SHOWN):
             (out / name).unlink(missing_ok=True)
     elif old:
         check_recipe(out, old, recipe)
         for start, _ in parse_stages(recipe.more_steps[len(old.more_steps) :]):
             keep_result(out, start)
-    complete_recipe = replace(recipe, auto=())  # nothing of it is left to choose
+    complete_recipe = replace(recipe, auto=())  # everything is decided
     replace_file(path, lambda beside: beside.write_text(to_json(complete_recipe, version) + "\n"))
     return recipe
 
 
 def begun_by(out: Path) -> int:
-    """The version of recipe files by which the run in a folder was begun; today's where nothing was kept."""
+    """The recipe version that the run in a folder started with; the current one where nothing was saved."""
     path = out / "recipe.json"
     return read_version(path) if path.exists() and has_learned(out) else VERSION
 
 
 def as_begun(out: Path, recipe: Recipe) -> Recipe:
-    """The recipe that a command made when the run in the folder was begun; it goes on with that one."""
+    """The recipe as the version that started the run in the folder would have read it."""
     return as_meant(recipe, begun_by(out))
 
 
 def has_learned(out: Path) -> bool:
-    """Whether the run in a folder has kept any of its work."""
+    """Whether the folder holds a checkpoint or a result."""
     return bool(complete(out / "checkpoints")) or (out / RESULT).exists()
 
 
 def check_recipe(out: Path, old: Recipe, new: Recipe) -> None:
-    """Refuse a recipe with which the run in the folder cannot go on, with the flags that differ."""
+    """Refuse a recipe that cannot resume the run in the folder; the error names the flags that differ."""
     if changed := changed_flags(old, new):
         raise Error(
             f"{out} holds a run with other settings: {', '.join(changed)}. Give another --out, or the "
-            "settings of that run to go on with it",
+            "settings of that run to resume it",
             code="run.changed",
         )
 
 
 def changed_flags(old: Recipe, new: Recipe) -> list[str]:
-    """What would change the run, as flags with the old and the new value: '--steps 40 -> 60'."""
-    may = {name for name in MAY_CHANGE if name != "evaluations" or not (new.patience or new.keeps_best)}
-    if new.more_steps[: len(old.more_steps)] == old.more_steps:  # it is trained on
-        may.add("more_steps")
+    """The settings that differ, as flags with the old and the new value: '--steps 40 -> 60'."""
+    allowed = {name for name in MAY_CHANGE if name != "evaluations" or not (new.patience or new.keeps_best)}
+    if new.more_steps[: len(old.more_steps)] == old.more_steps:  # trained further
+        allowed.add("more_steps")
     if same_place(old.data, new.data):
-        may.add("data")
+        allowed.add("data")
     before, after = flags(old), flags(new)
-    changed = [name for name in after if before[name] != after[name] and name.partition(".")[0] not in may]
-    told = []
+    changed = [
+        name for name in after if before[name] != after[name] and name.partition(".")[0] not in allowed
+    ]
+    texts = []
     for name in changed:
         (flag, value), (new_flag, new_value) = before[name], after[name]
-        told.append(f"{flag}{value} -> {'' if flag == new_flag else new_flag}{new_value}")
-    return told
+        texts.append(f"{flag}{value} -> {'' if flag == new_flag else new_flag}{new_value}")
+    return texts
 
 
 def flags(recipe: Recipe) -> dict[str, tuple[str, str]]:
-    """Each field of a recipe as a command line has it: the flag and the value."""
+    """Each field of a recipe as its flag and its value on the command line."""
     table = settings(replace(recipe, length=Duration(steps=1)))
-    found = {name: (flag_of(name), value_of(value)) for name, value in table.items()}
+    rows = {name: (flag_of(name), value_of(value)) for name, value in table.items()}
     unit = "steps" if recipe.length.epochs is None else "epochs"
-    return {"length": (f"--{unit} ", value_of(getattr(recipe.length, unit)))} | found
+    return {"length": (f"--{unit} ", value_of(getattr(recipe.length, unit)))} | rows
 
 
-def same_place(one: str, other: str) -> bool:
-    """Whether two names are of the same data: with a slash at the end, say, or in full."""
-    if one == other:
+def same_place(first: str, second: str) -> bool:
+    """Whether two paths name the same data, for example with and without a trailing slash."""
+    if first == second:
         return True
-    return os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other)
+    return os.path.exists(first) and os.path.exists(second) and os.path.samefile(first, second)
 
 
 def flag_of(field: str) -> str:
-    """The words before a field's value on a command line."""
+    """The command-line text before the value of a field."""
     if field == "data":
         return "DATA "
     names = {"name": "recipe", "schedule.rate": "lr"}
@@ -223,7 +222,7 @@ def flag_of(field: str) -> str:
 
 
 def value_of(value: Any) -> str:
-    """A field's value as a person would type it."""
+    """The value of a field as typed on a command line."""
     if value in (None, "", ()):
         return "none"
     if isinstance(value, tuple | list):
@@ -238,48 +237,48 @@ def kept_as(path: Path, step: int) -> Path:
 
 
 def keep_result(out: Path, step: int) -> None:
-    """Copies of a finished run's model and result, before it is trained on: model-40.safetensors, ..."""
+    """Copy the model and result of a finished run before it is trained further: model-40.safetensors, ..."""
     for path in (out / MODEL, out / RESULT):
         copy = kept_as(path, step)
         if path.exists() and not copy.exists():
             replace_file(copy, lambda beside, path=path: shutil.copyfile(path, beside))  # type: ignore[misc]
 
 
-def take(out: Path, recipe: Recipe, held: ExitStack) -> Recipe:
-    """The folder for this run alone, as long as `held` is; the recipe by which it goes on."""
+def take(out: Path, recipe: Recipe, stack: ExitStack) -> Recipe:
+    """Lock the folder until the stack is closed; returns the recipe to use."""
     out.mkdir(parents=True, exist_ok=True)
-    held.enter_context(locked(out, wait=False))
+    stack.enter_context(locked(out, wait=False))
     return claim(out, recipe)
 
 
 def news(damaged: Sequence[str], before: Any, now: dict[str, Any]) -> Iterator[str]:
-    """What is to be said as a run goes on: which checkpoints were no good, and what is another machine's."""
+    """Messages for a resumed run: damaged checkpoints, and differences between the machines."""
     for name in damaged:
-        yield f"{name} is damaged and was passed over"
+        yield f"{name} is damaged and was skipped"
     for name in before:
         if name in now and name != "python" and before[name] != now[name]:
-            yield f"{name}: {before[name]} until here, now {now[name]}; from here on equal to rounding only"
+            yield f"{name}: {before[name]} until here, now {now[name]}; from here on equal up to rounding"
 
 
 class signals:
-    """Inside, SIGTERM, SIGINT and SIGUSR1 are noted in a list and end nothing; a second SIGINT does.
+    """Inside, SIGTERM, SIGINT and SIGUSR1 are only recorded in a list; a second SIGINT interrupts.
 
-    A second SIGTERM does not: a job manager sends one to every process, and torchrun one more to its own.
-    In another thread than the main one nothing is noted: Python lets only that one handle signals.
+    A second SIGTERM does not: a job manager sends one to every process, and torchrun sends another.
+    Only the main thread records signals, since Python allows handlers in no other.
     """
 
     def __enter__(self) -> list[int]:
-        self.asked: list[int] = []
-        self.before: dict[int, Any] = {}
+        self.received: list[int] = []
+        self.handlers: dict[int, Any] = {}
         for number in SIGNALS if current_thread() is main_thread() else ():
-            self.before[number] = signal.signal(number, self.note)
-        return self.asked
+            self.handlers[number] = signal.signal(number, self.record)
+        return self.received
 
-    def note(self, number: int, frame: Any) -> None:
-        if number == signal.SIGINT and number in self.asked:
+    def record(self, number: int, frame: Any) -> None:
+        if number == signal.SIGINT and number in self.received:
             raise KeyboardInterrupt
-        self.asked.append(number)
+        self.received.append(number)
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self.before.items():
+        for number, handler in self.handlers.items():
             signal.signal(number, handler)

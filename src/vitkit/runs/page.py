@@ -1,4 +1,4 @@
-"""The page of a run folder: whatever of its files is there, its cost, and what to type next."""
+"""The report page of a run folder: its files, its cost, and the commands to run next."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from vitkit.training.logging import parse_row
 if TYPE_CHECKING:
     from vitkit.tasks.task import Task
 
-# dollars an hour of one device rented by the hour, and watts under load: round numbers to start from
+# (dollars an hour to rent, watts under load) of one device: round numbers for estimates
 DEVICES = {
     "B200": (5.0, 900), "H200": (3.5, 600), "H100": (3.0, 600), "A100": (1.8, 350), "L40S": (1.2, 300),
     "A10G?": (1.0, 150), "L4": (0.7, 70), "V100": (1.5, 250), "T4": (0.5, 70),
@@ -31,9 +31,9 @@ GPU = re.compile(r"NVIDIA|Tesla|GeForce|Quadro|Radeon|Instinct", re.IGNORECASE)
 
 
 def spent(cost: Mapping[str, Any], per_hour: float | None = None) -> dict[str, Any]:
-    """Price and energy of a run's ledger, with what each rests on; `per_hour` takes the place of its price.
+    """Price and energy of a run, and how each was determined; `per_hour` overrides the run's own price.
 
-    given: the price of an hour was stated, in a currency of one's own; else it is assumed, in dollars.
+    given: whether the user has set the price of an hour, in any currency; else it is assumed, in dollars.
     """
     hours = cost.get("device_hours")
     if hours is None:
@@ -52,9 +52,9 @@ def spent(cost: Mapping[str, Any], per_hour: float | None = None) -> dict[str, A
 
 def assumptions(device: str) -> tuple[float, int]:
     """(dollars an hour, watts) of a device by its name."""
-    for name, both in DEVICES.items():
+    for name, estimate in DEVICES.items():
         if re.search(rf"\b{name}\b", device):
-            return both
+            return estimate
     return OTHER_GPU if GPU.search(device) else COMPUTER
 
 
@@ -63,13 +63,13 @@ FIELDS = {"name", "about", "metric", "predicts", "mistakes", "headline"}
 
 
 def write_shown(out: Path, task: "Task", test: dict[str, Any] | None = None) -> None:
-    """As a run begins; with its metrics, once it is finished."""
+    """Write task.json: at the start of a run, and again with its metrics at the end."""
     text = json.dumps(shown(task, test), indent=2)
     replace_file(out / FILE, lambda beside: beside.write_text(text))
 
 
 def shown(task: "Task", test: dict[str, Any] | None) -> dict[str, Any]:
-    """What a page shows of a task, as plain values; test: the metrics of its result."""
+    """The content of task.json: what a page shows of a task; test: the metrics of the result."""
     return {
         "name": task.name,
         "about": task.about,
@@ -81,7 +81,7 @@ def shown(task: "Task", test: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def read_shown(folder: Path, recipe: dict[str, Any], test: dict[str, Any] | None) -> dict[str, Any]:
-    """The same of a run folder; of a run that did not keep it, by its task."""
+    """The content of task.json; runs of older versions, which have no such file, get it from their task."""
     try:
         stored = json.loads((folder / FILE).read_text())
         if stored.keys() >= FIELDS and (stored["headline"] or not test):
@@ -113,24 +113,24 @@ def task_name(recipe: dict[str, Any], test: dict[str, Any]) -> str:
 
 REPORT, MISTAKES, BATCH = "report.html", "mistakes.csv", "training-batch.json"
 BIT = "bit"  # the folder of a protocol's run by BiT's HyperRule
-# what a command must name, lest it is chosen for the machine and the data
+# fields that a command must name, or they would be chosen for the machine and the data
 CHOSEN = ("image_size", "batch", "length.", "schedule.rate", "schedule.warmup", "keep", "patience")
 
 
 def write_run_page(folder: Path) -> Path:
-    """The report of a run, beside its result."""
+    """Write report.html into the run folder."""
     with drawing(folder):
         return write_page(folder / REPORT, run_page(gather(folder)))
 
 
 @contextmanager
 def drawing(folder: Path) -> Iterator[None]:
-    """Inside, files of a run that hold JSON of another kind than a run writes are one error that says so."""
+    """Inside, errors from malformed JSON files of the run become one error that names the folder."""
     try:
         yield
     except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise Error(
-            f"{folder}: no report can be made: a .json file there holds something else than a run writes "
+            f"{folder}: cannot write a report: a .json file there is not as a run writes it "
             f"({type(error).__name__}: {' '.join(str(error).split())[:200]})",
             code="run.corrupt",
         ) from None
@@ -143,24 +143,24 @@ def write_page(path: Path, document: str) -> Path:
 
 
 def gather(folder: Path, page: Path | None = None, per_hour: float | None = None) -> dict[str, Any]:
-    """What is known of a run, as plain values; None for what its folder does not hold.
+    """The content of a run's report; None for files that its folder does not have.
 
-    page: where it will be shown and links lead from, if not in the folder itself.
-    per_hour: a price of a device's hour, in place of the one that the run was given.
+    page: the file that links start from, if not report.html in the folder itself.
+    per_hour: the price of a device for an hour, in place of the run's own.
     """
     recipe = settings_of(read(folder / "recipe.json") or {})
     usual = recipe_fields(str(recipe.get("name", "")))
-    kept = ("result", "mistakes", "doctor", "environment", "unusable")
-    found: dict[str, Any] = {name: read(folder / f"{name}.json") for name in kept}
-    starts = started(found["environment"])
-    if starts:  # the machine and the command are of the first, what is there now of the last
-        found["environment"] = starts[0] | {key: starts[-1][key] for key in ("steps", "data")}
-    done, typed = bool(found["result"]), [one["command"] for one in starts if one.get("command")]
-    cost = (found["result"] or {}).get("cost") or {}
+    names = ("result", "mistakes", "doctor", "environment", "unusable")
+    files: dict[str, Any] = {name: read(folder / f"{name}.json") for name in names}
+    starts = started(files["environment"])
+    if starts:  # machine and command of the first start; steps and data of the last
+        files["environment"] = starts[0] | {key: starts[-1][key] for key in ("steps", "data")}
+    done, typed = bool(files["result"]), [start["command"] for start in starts if start.get("command")]
+    cost = (files["result"] or {}).get("cost") or {}
     if per_hour is not None and cost.get("device_hours") is not None:
         cost["price"] = per_hour * cost["device_hours"]
-    shown = read_shown(folder, recipe, (found["result"] or {}).get("test"))
-    return found | {
+    shown = read_shown(folder, recipe, (files["result"] or {}).get("test"))
+    return files | {
         "task": shown, "batch": read(folder / BATCH), "spent": spent(cost),
         "table": link(folder / MISTAKES, page or folder / REPORT) if (folder / MISTAKES).exists() else None,
         "pricing": words("report", str(folder), "--price-per-hour", "X"),
@@ -171,26 +171,26 @@ def gather(folder: Path, page: Path | None = None, per_hour: float | None = None
 
 
 def started(environment: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """How a run was started and how it was taken up later, in order."""
+    """The start of a run and its later resumptions, in order."""
     return [environment, *environment.get("later", [])] if environment else []
 
 
 def link(target: Path, page: Path) -> str:
-    """The way from a page to another file, as an address."""
+    """A relative URL from a page to another file."""
     return quote(os.fsencode(os.path.relpath(target.resolve(), page.resolve().parent)))
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """A JSON table, or None where it is missing, was cut off or is something else."""
+    """A JSON object; None if the file is missing, truncated or something else."""
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (FileNotFoundError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a journal; one that is being written just now does not count."""
+    """The rows of metrics.jsonl, without one that is still being written."""
     if not path.exists():
         return []
     with path.open(errors="replace") as file:
@@ -200,20 +200,20 @@ def rows(path: Path) -> list[dict[str, Any]]:
 def commands(
     folder: Path, recipe: dict[str, Any], usual: dict[str, Any], typed: list[str], done: bool, predicts: bool
 ) -> dict[str, list[str]]:
-    """What may be typed, by what it is for; typed: the commands of the run so far."""
+    """Suggested commands by purpose; typed: the commands of the run so far."""
     run, data = str(folder), recipe.get("data") or "DATA"
-    told = {}
+    groups = {}
     if typed:
-        told = {"How it was trained": list(dict.fromkeys(typed))} if done else {"Go on with it": typed[-1:]}
+        groups = {"How it was trained": list(dict.fromkeys(typed))} if done else {"Resume it": typed[-1:]}
     if recipe.get("name") and usual:
-        told["Do it again in another folder"] = [again(recipe, usual)]
+        groups["Repeat it in another folder"] = [again(recipe, usual)]
     if done and not predicts:
-        told["Use it"] = [words("finetune", "DATA", "--weights", run)]
+        groups["Use it"] = [words("finetune", "DATA", "--weights", run)]
     elif done:
         use = words("predict", run, "IMAGE"), words("evaluate", run, data), words("inspect", run, "IMAGE")
-        told["Use it"] = [*use, words("serve", run)]
-    told["Look at it again"] = [words("report", run), shlex.join(["tensorboard", "--logdir", run])]
-    return told
+        groups["Use it"] = [*use, words("serve", run)]
+    groups["View it"] = [words("report", run), shlex.join(["tensorboard", "--logdir", run])]
+    return groups
 
 
 def words(*parts: str) -> str:
@@ -221,12 +221,12 @@ def words(*parts: str) -> str:
 
 
 def again(recipe: dict[str, Any], usual: dict[str, Any]) -> str:
-    """One command with everything that the recipe of this name does not say."""
+    """A command with every setting that differs from the named recipe."""
     start = ["--weights", recipe["weights"]] if recipe.get("weights") else ["--model", recipe["model"]]
-    left = {"name", "about", "data", "weights", "model", "micro_batch"}
+    omitted = {"name", "about", "data", "weights", "model", "micro_batch"}
     fields = [
         f"{key}={setting(value)}" for key, value in recipe.items()
-        if key not in left and (value != usual.get(key) or key.startswith(CHOSEN))
+        if key not in omitted and (value != usual.get(key) or key.startswith(CHOSEN))
     ]  # fmt: skip
     verb = "finetune" if is_finetuning(recipe["name"]) else "pretrain"
     named = ["--recipe", recipe["name"], "--out", "ANOTHER"]

@@ -1,4 +1,4 @@
-"""The paper's protocol: settings compared on a held-out slice of train, then all of train, n seeds, test."""
+"""The paper's protocol: compare settings on a held-out part of train, retrain the best with n seeds, test."""
 
 import json
 import shutil
@@ -19,41 +19,38 @@ from vitkit.runs.provenance.fingerprint import check_data
 from vitkit.runs.run import run
 from vitkit.runtime.runtime import Runtime
 
-PROTOCOL = "protocol.json"  # of the folder: all that was compared, and the result
+PROTOCOL = "protocol.json"  # in the protocol's folder: everything that was compared, and the result
 Say = Callable[[str], None]
-Candidates = Mapping[str, Recipe]  # by the name of the folder of each run
+Candidates = Mapping[str, Recipe]  # by the folder name of each run
 
 
 def candidates(
     recipe: Recipe, *, convolutional: bool = False, bit: Recipe | None = None
 ) -> dict[str, Recipe]:
-    """What is compared: every rate of the recipe, 0.06 too for convolutions, and BiT's rule for a ResNet."""
+    """The recipes to compare: each learning rate, 0.06 too for convolutions, and BiT's rule if given."""
     rates = recipe.rates or (recipe.schedule.rate,)
     rates += recipe.convolution_rates if convolutional else ()
-    found = {f"rate-{r:g}": replace(recipe, schedule=replace(recipe.schedule, rate=r)) for r in rates}
-    return found | ({BIT: bit} if bit else {})
+    recipes = {f"rate-{r:g}": replace(recipe, schedule=replace(recipe.schedule, rate=r)) for r in rates}
+    return recipes | ({BIT: bit} if bit else {})
 
 
 def called(name: str) -> str:
-    """A candidate in words."""
+    """The name of a candidate in messages."""
     return "BiT's HyperRule" if name == BIT else name.replace("-", " ")
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """Where and how the runs of a protocol take place; each is a folder below `out` and resumes on its own.
-
-    A run that is finished is only read.
-    """
+    """Performs the runs of a protocol, each resumable in a subfolder of `out`; finished ones are read."""
 
     out: Path
     runtime: Runtime
-    how: RunOptions
+    options: RunOptions
     say: Say
-    opened: Opener = open_splits
+    opener: Opener = open_splits
 
     def follow(self, candidates: Candidates, *, seeds: int) -> dict[str, Any]:
-        """Candidates compared on val; the test set is used once, by runs of the best one on all of train."""
+        """Compare candidates on val, then retrain the best one on all of train and test it."""
         check_seeds(seeds)
         tried = self.compare(candidates) if len(candidates) > 1 else {}
         best = max(
@@ -66,19 +63,19 @@ class Protocol:
         return self.retrain(candidates[best], best, tried, seeds=seeds)
 
     def compare(self, candidates: Candidates) -> dict[str, dict[str, Any]]:
-        """The metrics on val of each candidate, trained on train."""
+        """The metrics of each candidate on val, trained on train."""
         tried = {}
         for name, recipe in candidates.items():
             tried[name] = self.finished(replace(recipe, report_on="val", evaluations=0), name).test
             images = tried[name]["images"]
-            right = percent(tried[name]["top1"], images)
-            self.say(f"{called(name)}: {right} of {images} held-out images right")
+            accuracy = percent(tried[name]["top1"], images)
+            self.say(f"{called(name)}: {accuracy} of {images} held-out images right")
         return tried
 
     def retrain(
         self, recipe: Recipe, name: str, tried: Mapping[str, Mapping[str, Any]], *, seeds: int
     ) -> dict[str, Any]:
-        """The chosen recipe on all of train, tested; a file protocol.json with all that was compared."""
+        """Train the chosen recipe on all of train, test it, and write protocol.json."""
         final = replace(recipe, train_on="train+val", patience=0, keep="auto")
         results = []
         for seed in range(recipe.seed, recipe.seed + seeds):
@@ -95,18 +92,18 @@ class Protocol:
         return summary
 
     def finished(self, recipe: Recipe, name: str) -> Result:
-        """The result of a run, now or from an earlier time; then the data must still be the same."""
+        """The result of a run; an earlier result is reused if the data has not changed."""
         out, recipe = self.out / name, as_meant(recipe, self.begun_by())
         path, stored = out / "result.json", out / "recipe.json"
         if path.exists() and stored.exists() and read_recipe(stored) == recipe:
-            splits, accept = self.opened(recipe, out), self.how.accept_changed_data
+            splits, accept = self.opener(recipe, out), self.options.accept_changed_data
             check_data(splits, out, self.runtime, accept=accept, labelled=True, say=self.say)
             return read_result(path)
-        return run(recipe, out, self.runtime, self.how, self.opened)
+        return run(recipe, out, self.runtime, self.options, self.opener)
 
     def begun_by(self) -> int:
-        """The earliest version by which a run in the folder was begun: all are compared, so all mean that."""
-        return min((begun_by(one.parent) for one in self.out.glob("*/recipe.json")), default=VERSION)
+        """The earliest recipe version in the folder: runs that are compared must read recipes alike."""
+        return min((begun_by(path.parent) for path in self.out.glob("*/recipe.json")), default=VERSION)
 
 
 def summarise(
@@ -116,7 +113,7 @@ def summarise(
     tried: Mapping[str, Mapping[str, Any]],
     results: Sequence[Result],
 ) -> dict[str, Any]:
-    """All that was compared, and the mean over the seeds of what was chosen."""
+    """The content of protocol.json: all candidates, and the mean over the seeds of the best one."""
     accuracies, images = [result.test["top1"] for result in results], results[-1].test["images"]
     scores = {key: test["top1"] for key, test in tried.items()}
     return {
@@ -137,5 +134,5 @@ def check_seeds(seeds: int) -> None:
 
 
 def is_rate(name: str) -> bool:
-    """Whether a candidate differs from the others in its rate alone."""
+    """Whether a candidate differs from the others only in its learning rate."""
     return name.startswith("rate-") and "-steps-" not in name

@@ -1,1 +1,1 @@
-"""Which data a run learned from, image by image, and how another data set differs from it."""
+"""The data that a run was trained on, image by image, and how other data differs from it."""

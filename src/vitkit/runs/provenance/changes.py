@@ -1,4 +1,4 @@
-"""How two states of a data set differ, in words: classes, images, splits, order, sizes."""
+"""A description of how two states of a data set differ: classes, images, splits, order, sizes."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 
 SHOWN = 3  # examples of each kind of change
 CLASSES = 6  # classes whose changed images are counted one by one
-SHARE = 0.5  # of the file names of a class; two classes that share more of them are one, renamed
+SHARE = 0.5  # of the file names: a class that shares more of them with another one was renamed
 
 
 class Image(NamedTuple):
@@ -18,7 +18,7 @@ class Image(NamedTuple):
     key: str
     split: str
     label: str
-    mark: str = ""  # of its content, where that is known
+    hash: str = ""  # of its content, where that is known
 
     @property
     def file(self) -> str:
@@ -27,129 +27,129 @@ class Image(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """A data set as far as it is remembered; of very many images only their numbers are."""
+    """A data set as it was recorded; of very large ones only the counts."""
 
     classes: Sequence[str]
     counts: Mapping[str, Mapping[str, int]]  # split -> class -> images
     keys: Mapping[str, tuple[Sequence[str], Sequence[str]]] | None = None  # split -> names, labels
     sizes: Mapping[str, Sequence[int]] | None = None  # split -> bytes of some files
-    marks: Mapping[str, Sequence[str]] | None = None  # split -> of the contents of all images
+    hashes: Mapping[str, Sequence[str]] | None = None  # split -> content hash of each image
 
     def images(self) -> "Counter[Image]":
         rows = (self.keys or {}).items()
         return Counter(
-            Image(key, split, label, mark)
+            Image(key, split, label, hash)
             for split, (keys, labels) in rows
-            for key, label, mark in zip(
-                keys, labels, self.marks[split] if self.marks else [""] * len(keys), strict=True
+            for key, label, hash in zip(
+                keys, labels, self.hashes[split] if self.hashes else [""] * len(keys), strict=True
             )
         )
 
 
 def differences(old: Listing, new: Listing) -> list[str]:
-    """What is different, a phrase for each kind of it; by contents where both are known by them."""
-    if old.marks is None or new.marks is None:
-        old, new = replace(old, marks=None), replace(new, marks=None)
+    """A phrase for each kind of change; compares contents where both states have hashes."""
+    if old.hashes is None or new.hashes is None:
+        old, new = replace(old, hashes=None), replace(new, hashes=None)
     renamed = renamed_classes(old, new)
-    told = [f"class renamed: {a!r} -> {b!r}" for a, b in list(renamed.items())[:SHOWN]]
-    told += [f"{len(renamed) - SHOWN} more classes renamed"] if len(renamed) > SHOWN else []
+    changes = [f"class renamed: {a!r} -> {b!r}" for a, b in list(renamed.items())[:SHOWN]]
+    changes += [f"{len(renamed) - SHOWN} more classes renamed"] if len(renamed) > SHOWN else []
     removed = [name for name in old.classes if name not in {*new.classes, *renamed}]
     added = [name for name in new.classes if name not in {*old.classes, *renamed.values()}]
-    for what, names in (("removed", removed), ("added", added)):
+    for action, names in (("removed", removed), ("added", added)):
         if names:
-            told.append(f"{counted(len(names), 'class', 'classes')} {what}: {examples(names)}")
+            changes.append(f"{counted(len(names), 'class', 'classes')} {action}: {examples(names)}")
     if old.keys is not None and new.keys is not None:
-        told += changed_images(old.images(), new.images(), renamed)
+        changes += changed_images(old.images(), new.images(), renamed)
     else:
-        told += changed_counts(old, new, renamed)
-    if not told and old.keys is not None and new.keys is not None:
+        changes += changed_counts(old, new, renamed)
+    if not changes and old.keys is not None and new.keys is not None:
         same = all(list(old.keys[split][0]) == list(keys) for split, (keys, _) in new.keys.items())
-        told += changed_sizes(old, new) if same else ["the same images in another order"]
-    return told or ["names, labels or contents of images, in the same numbers"]
+        changes += changed_sizes(old, new) if same else ["the same images in another order"]
+    return changes or ["names, labels or contents of images, in the same numbers"]
 
 
 def renamed_classes(old: Listing, new: Listing) -> dict[str, str]:
-    """Classes that went and came with the same images: by file names or, without them, by their numbers."""
-    gone = [name for name in old.classes if name not in set(new.classes)]
-    come = [name for name in new.classes if name not in set(old.classes)]
-    before, after = contents(old, gone), contents(new, come)
-    where = defaultdict(list)
-    for name in come:
-        for one in after[name]:
-            where[one].append(name)
-    found: dict[str, str] = {}
-    for name in gone:
-        shared = Counter(other for one in before[name] for other in where[one])
+    """Old to new names of classes with the same images, by file names or, without them, by counts."""
+    removed = [name for name in old.classes if name not in set(new.classes)]
+    added = [name for name in new.classes if name not in set(old.classes)]
+    before, after = contents(old, removed), contents(new, added)
+    classes_with = defaultdict(list)
+    for name in added:
+        for item in after[name]:
+            classes_with[item].append(name)
+    renamed: dict[str, str] = {}
+    for name in removed:
+        shared = Counter(other for item in before[name] for other in classes_with[item])
         if shared:
             other, times = shared.most_common(1)[0]
-            if times > SHARE * max(len(before[name]), len(after[other])) and other not in found.values():
-                found[name] = other
-    return found
+            if times > SHARE * max(len(before[name]), len(after[other])) and other not in renamed.values():
+                renamed[name] = other
+    return renamed
 
 
 def contents(listing: Listing, names: Iterable[str]) -> dict[str, set[Any]]:
-    """What a class can be recognised by under another name."""
-    found: dict[str, set[Any]] = {name: set() for name in names}
+    """For each class what identifies it under another name: its images or, without them, its counts."""
+    items: dict[str, set[Any]] = {name: set() for name in names}
     if listing.keys is None:
-        for name in found if listing.counts else ():
-            found[name] = {tuple(sorted((split, row.get(name, 0)) for split, row in listing.counts.items()))}
-        seen = Counter(one for own in found.values() for one in own)
-        return {name: {one for one in own if seen[one] == 1} for name, own in found.items()}
+        for name in items if listing.counts else ():
+            items[name] = {tuple(sorted((split, row.get(name, 0)) for split, row in listing.counts.items()))}
+        times = Counter(item for own in items.values() for item in own)
+        return {name: {item for item in own if times[item] == 1} for name, own in items.items()}
     for image in listing.images():
-        for part in image.label.split(";"):
-            if part in found:
-                found[part].add(image.mark or image.file)
-    return found
+        for label in image.label.split(";"):
+            if label in items:
+                items[label].add(image.hash or image.file)
+    return items
 
 
 def changed_images(old: "Counter[Image]", new: "Counter[Image]", renamed: Mapping[str, str]) -> Iterator[str]:
-    """Images that moved, changed, went or came; one whose class has another name is none of them."""
-    gone, come = old - new, new - old
+    """Images that were moved, changed, removed or added; those of renamed classes count as unchanged."""
+    removed, added = old - new, new - old
     if renamed:
-        gone = Counter(
+        removed = Counter(
             image._replace(label=";".join(renamed.get(part, part) for part in image.label.split(";")))
-            for image in gone.elements()
+            for image in removed.elements()
         )
-        paired = Counter(map(same_but_class, gone)) & Counter(map(same_but_class, come))
-        gone, come = (Counter({i: n for i, n in side.items() if same_but_class(i) not in paired})
-                      for side in (gone, come))  # fmt: skip
+        paired = Counter(map(same_but_class, removed)) & Counter(map(same_but_class, added))
+        removed, added = (Counter({i: n for i, n in side.items() if same_but_class(i) not in paired})
+                          for side in (removed, added))  # fmt: skip
     moves: dict[str, list[Image]] = {}
-    by_content = all(image.mark for side in (gone, come) for image in side)
-    for name in ("mark", "key") if by_content else ("key", "file"):
-        for a, b in pairs(gone, come, name):
-            del gone[a], come[b]
+    by_content = all(image.hash for side in (removed, added) for image in side)
+    for name in ("hash", "key") if by_content else ("key", "file"):
+        for a, b in pairs(removed, added, name):
+            del removed[a], added[b]
             way = [f"from class {a.label!r} to {b.label!r}"] if a.label != b.label else []
             way += [f"from {a.split} to {b.split}"] if a.split != b.split else []
-            other = "changed" if a.mark != b.mark else "renamed" if a.mark else "moved to another folder"
+            other = "changed" if a.hash != b.hash else "renamed" if a.hash else "moved to another folder"
             moves.setdefault(f"moved {' and '.join(way)}" if way else other, []).append(b)
-    for path, moved in sorted(moves.items(), key=lambda one: -len(one[1])):
+    for path, moved in sorted(moves.items(), key=lambda item: -len(item[1])):
         listed = examples([image.key for image in moved])
         moves_class = path.startswith("moved ")
         yield f"{counted(len(moved), 'image')} {path}: {listed if moves_class else by_class(moved)}"
-    for what, side in (("removed", gone), ("added", come)):
+    for action, side in (("removed", removed), ("added", added)):
         if side:
-            yield f"{counted(side.total(), 'image')} {what}: {by_class([*side.elements()])}"
+            yield f"{counted(side.total(), 'image')} {action}: {by_class([*side.elements()])}"
 
 
 def same_but_class(image: Image) -> tuple[str, str, str]:
-    """What an image has in common with itself where its class has another name."""
-    return image.split, image.label, image.mark or image.file
+    """What identifies an image whose class was renamed."""
+    return image.split, image.label, image.hash or image.file
 
 
 def by_class(images: Sequence[Image]) -> str:
-    """The number of images of each class, and the name of one."""
+    """The number of images of each class, and the name of one image."""
     numbers = Counter(image.label for image in images).most_common()
     listed = ", ".join(f"{label} {number:,}" for label, number in numbers[:CLASSES])
     more = f" and {len(numbers) - CLASSES} more classes" if len(numbers) > CLASSES else ""
     return f"{listed}{more} (as {min(image.key for image in images)!r})"
 
 
-def pairs(gone: "Counter[Image]", come: "Counter[Image]", name: str) -> list[tuple[Image, Image]]:
-    """Those that went and came under the same key or file name, where only one of each has it."""
+def pairs(removed: "Counter[Image]", added: "Counter[Image]", name: str) -> list[tuple[Image, Image]]:
+    """Removed and added images with the same value of a field, where it is unique on both sides."""
     sides = []
-    for side in (gone, come):
-        seen = Counter(getattr(image, name) for image in side.elements())
-        sides.append({getattr(i, name): i for i in side if seen[getattr(i, name)] == 1})
+    for side in (removed, added):
+        times = Counter(getattr(image, name) for image in side.elements())
+        sides.append({getattr(i, name): i for i in side if times[getattr(i, name)] == 1})
     return [(image, sides[1][name]) for name, image in sides[0].items() if name in sides[1]]
 
 
@@ -165,20 +165,20 @@ def changed_counts(old: Listing, new: Listing, renamed: Mapping[str, str]) -> It
 
 
 def changed_sizes(old: Listing, new: Listing) -> list[str]:
-    told = []
+    changes = []
     for split, sizes in (old.sizes or {}).items():
         after = (new.sizes or {}).get(split, ())
         other = [i for i, (a, b) in enumerate(zip(sizes, after, strict=False)) if a != b]
         if other and new.keys is not None:
             keys = new.keys[split][0]
             some = [keys[i] for i in sampled(len(keys), len(sizes))[other[:SHOWN]]]
-            told.append(f"{split}: {len(other)} of {len(sizes)} files looked at have another size: "
-                        f"{examples(some, len(other))}")  # fmt: skip
-    return told
+            changes.append(f"{split}: {len(other)} of {len(sizes)} sampled files have another size: "
+                           f"{examples(some, len(other))}")  # fmt: skip
+    return changes
 
 
 def sampled(images: int, count: int) -> np.ndarray:
-    """The numbers of some images, at even distances."""
+    """The indices of `count` images at regular intervals."""
     return np.linspace(0, images - 1, min(images, count)).astype(np.int64)
 
 

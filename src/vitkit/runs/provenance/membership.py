@@ -1,4 +1,4 @@
-"""What each image of a data set was to a run, by content: trained on, validated on, tested on, new."""
+"""How a run used each image of a data set, by content: trained on, validated on, tested on, or new."""
 
 # N images of the data
 
@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,12 +22,9 @@ from vitkit.runs.provenance.changes import counted
 from vitkit.runs.provenance.fingerprint import FILE, is_same, read, summary
 from vitkit.weights.locate import RECIPE
 
-if TYPE_CHECKING:
-    pass
-
 NEW = "new"
 SPLITS = ("train", "val", "test")
-USES = {  # what a run did with images, in words that follow their number
+USES = {  # how a run used images, as a phrase after their number
     "train": "used for training", "val": "used for validation", "test": "kept for testing",
     NEW: "new to the model",
 }  # fmt: skip
@@ -37,35 +33,35 @@ Splits = Mapping[str, Source]
 
 @dataclass(frozen=True)
 class Chosen:
-    """The images that an evaluation counts, and what is known of them and of those that it does not."""
+    """The images that an evaluation counts, and how the run used them and the others."""
 
-    whole: Source  # the images among which was chosen
-    numbers: np.ndarray  # those that count
+    whole: Source  # all images to choose from
+    numbers: np.ndarray  # indices of those that count
     split: str
-    uses: np.ndarray | None = None  # of each of the whole, as in USES; None where nothing is known of them
+    uses: np.ndarray | None = None  # of each image of the whole, as in USES; None: unknown
     left_out: dict[str, int] = field(default_factory=dict)  # images by use
     matched_by: str | None = None  # "content", "data" (the same names, labels and sizes), None: not checked
     warning: str = ""
 
     @property
     def source(self) -> Source:
-        everything = len(self.numbers) == len(self.whole)
-        return self.whole if everything else self.whole.take(self.numbers)
+        all_chosen = len(self.numbers) == len(self.whole)
+        return self.whole if all_chosen else self.whole.take(self.numbers)
 
 
 def run_folder(place: str) -> Path | None:
-    """The run folder that a model belongs to; of a protocol's folder that of its first seed."""
+    """The run folder of a model; for the folder of a protocol that of its first seed."""
     path = Path(place)
     folder = path if path.is_dir() else path.parent if path.is_file() else None
-    found = (folder, *sorted(folder.glob("seed-*"))) if folder else ()
-    return next((each for each in found if (each / RECIPE).exists()), None)
+    folders = (folder, *sorted(folder.glob("seed-*"))) if folder else ()
+    return next((path for path in folders if (path / RECIPE).exists()), None)
 
 
 def choose_images(place: str, data: str, opened: Splits, split: str | None) -> Chosen:
-    """The images of a split as the model's run made it, by default those that a test may count.
+    """The images of a split as the model's run has it, by default those that are valid for a test.
 
-    An image that the run knows is of the run's split; another of the split that the data itself names, and
-    of test where it names none. split: train, val, test or all, which is every image of the data.
+    An image of the run is in the run's split; a new one in the split of the data, or in test where the data
+    has no splits. split: train, val, test or all, which is every image of the data.
     """
     if split not in (None, "all", *SPLITS, *opened):
         raise Error(
@@ -74,21 +70,21 @@ def choose_images(place: str, data: str, opened: Splits, split: str | None) -> C
         )
     folder = run_folder(place)
     if folder and (known := remembered(folder)):
-        wanted = split or "test"
-        if wanted in opened and len(opened) > 1:  # the others need not be read
-            looked = pick(*by_content({wanted: opened[wanted]}, known), split)
-            if len(looked.numbers):
-                return looked
+        name = split or "test"
+        if name in opened and len(opened) > 1:  # the other splits need not be read
+            chosen = pick(*by_content({name: opened[name]}, known), split)
+            if len(chosen.numbers):
+                return chosen
         return refuse_empty(pick(*by_content(opened, known), split), place, data)
     if folder and (own := same_data(folder, data)):
         uses = np.concatenate([np.full(len(part), name) for name, part in own.items()])
-        found = pick(together(own), uses, np.full(len(uses), "all"), split)
-        return refuse_empty(replace(found, matched_by="data"), place, data)
+        chosen = pick(together(own), uses, np.full(len(uses), "all"), split)
+        return refuse_empty(replace(chosen, matched_by="data"), place, data)
     warning = ""
     if folder:
         warning = (
-            f"{folder}: its {FILE} does not hold the content of its images (older runs and very large data "
-            f"have none): images of {data} that trained the model may be counted"
+            f"{folder}: its {FILE} has no content hashes (older versions and very large data have none): "
+            f"images of {data} that the model was trained on may be counted"
         )
     name = split or next((s for s in ("test", "val", "all", "train") if s in opened), "all")
     if name not in opened and name != "all":
@@ -98,14 +94,14 @@ def choose_images(place: str, data: str, opened: Splits, split: str | None) -> C
 
 
 def remembered(folder: Path) -> dict[str, np.ndarray]:
-    """The content hashes of a run's images by split, also of data from before it changed; empty: unknown."""
-    found: dict[str, list[np.ndarray]] = {}
+    """The content hashes of a run's images by split, also of its earlier data; empty: unknown."""
+    parts: dict[str, list[np.ndarray]] = {}
     for path in (folder / FILE, *sorted(folder.glob("data-*.json.gz"))):
         for name, row in (read(path, 2) or [{}, {}])[1].items():
-            with suppress(ValueError, TypeError):  # a row without them, or cut off
+            with suppress(ValueError, TypeError):  # a row without hashes, or truncated
                 raw = b64decode(row.get("marks") or "")
-                found.setdefault(name, []).append(np.frombuffer(raw, f"S{SIZE}"))
-    hashes = {name: np.concatenate(parts) for name, parts in found.items()}
+                parts.setdefault(name, []).append(np.frombuffer(raw, f"S{SIZE}"))
+    hashes = {name: np.concatenate(arrays) for name, arrays in parts.items()}
     return hashes if len(hashes.get("train", ())) else {}
 
 
@@ -113,13 +109,13 @@ def by_content(opened: Splits, known: Mapping[str, np.ndarray]) -> tuple[Source,
     """All images, the use of each, and the name of its split in the data."""
     source = together(opened)
     hashes, uses = fingerprints(source), np.full(len(source), NEW, dtype="<U5")
-    for name in ("test", "val", "train"):  # an image that is in several counts as trained on
+    for name in ("test", "val", "train"):  # train last: an image in several splits counts as trained on
         uses[np.isin(hashes, known.get(name, ()))] = name
     return source, uses, np.concatenate([np.full(len(part), name) for name, part in opened.items()])
 
 
 def together(splits: Splits) -> Source:
-    """The images of all splits, with the classes of all."""
+    """All splits as one source, with the classes of all."""
     first, *others = splits.values()
     if not others:
         return first
@@ -129,7 +125,7 @@ def together(splits: Splits) -> Source:
 
 
 def same_data(folder: Path, data: str) -> dict[str, Source] | None:
-    """The run's own splits, where the data is by names, labels and sizes what it was trained on."""
+    """The run's own splits, if the data has the names, labels and sizes that it was trained on."""
     stored = read(folder / FILE, 1)
     try:
         recipe = replace(read_recipe(folder / RECIPE), data=data)
@@ -142,7 +138,7 @@ def same_data(folder: Path, data: str) -> dict[str, Source] | None:
 
 
 def pick(source: Source, uses: np.ndarray, own: np.ndarray, split: str | None) -> Chosen:
-    """The images of a split; without a name those of test, else new ones of whatever split the data has."""
+    """The images of a split; by default the test images, else new images of any split of the data."""
     new = uses == NEW
     effective = np.where(new, np.where(own == "all", "test", own), uses)
     if split == "all":
@@ -157,23 +153,22 @@ def pick(source: Source, uses: np.ndarray, own: np.ndarray, split: str | None) -
 
 
 def by_use(uses: np.ndarray) -> dict[str, int]:
-    """How many images there are of each use, without those that there are none of."""
-    found = Counter(uses.tolist())
-    return {use: found[use] for use in USES if found[use]}
+    """The number of images of each use, without zeros."""
+    counts = Counter(uses.tolist())
+    return {use: counts[use] for use in USES if counts[use]}
 
 
 def use_words(images: Mapping[str, int]) -> str:
-    """100 images used for training, 10 images kept for testing."""
+    """For example: 100 images used for training, 10 images kept for testing."""
     return ", ".join(f"{counted(count, 'image')} {USES[use]}" for use, count in images.items())
 
 
-def refuse_empty(found: Chosen, place: str, data: str) -> Chosen:
-    if len(found.numbers):
-        return found
-    left = found.left_out or by_use(found.uses if found.uses is not None else np.empty(0))
-    known = use_words(left)
+def refuse_empty(chosen: Chosen, place: str, data: str) -> Chosen:
+    if len(chosen.numbers):
+        return chosen
+    left_out = chosen.left_out or by_use(chosen.uses if chosen.uses is not None else np.empty(0))
     raise Error(
-        f"{data}: no image is left for --split {found.split} by {place}: {known}; "
+        f"{data}: no image is left for --split {chosen.split} of {place}: {use_words(left_out)}; "
         "--split all counts them all",
         code="data.empty",
     )

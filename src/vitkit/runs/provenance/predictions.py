@@ -1,4 +1,4 @@
-"""What a run's model predicted for each test image, by the image's content: what two runs are compared by."""
+"""The prediction for each test image of a run, by content hash, so that two runs can be compared."""
 
 import gzip
 import hashlib
@@ -20,43 +20,43 @@ PREDICTIONS = "predictions.json.gz"
 LIMIT = 200_000  # images
 
 
-def write_predictions(out: Path, source: Source, found: "Accuracy") -> None:
-    """A row for each image that was tested, as columns; not for very large test sets."""
+def write_predictions(out: Path, source: Source, accuracy: "Accuracy") -> None:
+    """Write the predictions as columns; very large test sets are skipped."""
     if len(source) > LIMIT:
         return
-    images = fingerprints(source)[found.index.numpy()]
+    images = fingerprints(source)[accuracy.index.numpy()]
     columns = {
         "classes": list(source.classes), "images": b64encode(images.tobytes()).decode(),
-        "truth": found.truth.tolist(), "predicted": found.said.tolist(),
-        "confidence": [round(value, 6) for value in found.confidence.tolist()],
+        "truth": accuracy.truth.tolist(), "predicted": accuracy.said.tolist(),
+        "confidence": [round(value, 6) for value in accuracy.confidence.tolist()],
     }  # fmt: skip
     content = gzip.compress(json.dumps(columns).encode(), 6, mtime=0)
     replace_file(out / PREDICTIONS, lambda beside: beside.write_bytes(content))
 
 
 def tested_images(out: Path, split: str) -> dict[str, Any]:
-    """What a run was tested on, as plain values; older runs know the names of the images only.
+    """The test images of a run; runs of older versions have only the names.
 
-    content: a digest of the images and their labels; right: by image, whether it is; names: a digest of
-    the names, labels and sizes.
+    content: a digest of the images and their labels; right: by image, whether the prediction is right;
+    names: a digest of the names, labels and sizes.
     """
     from vitkit.runs.provenance.fingerprint import FILE as DATA
     from vitkit.runs.provenance.fingerprint import read as read_data
 
-    found: dict[str, Any] = {"content": None, "right": None, "names": None}
+    tested: dict[str, Any] = {"content": None, "right": None, "names": None}
     stored = read_data(out / DATA, 1)
     if stored and split in stored[0]["splits"]:
         row = stored[0]["splits"][split]
-        found["names"] = json.dumps([row.get(key) for key in ("images", "digest", "sizes")])
+        tested["names"] = json.dumps([row.get(key) for key in ("images", "digest", "sizes")])
     try:
         with gzip.open(out / PREDICTIONS, "rt", encoding="ascii") as file:
             columns = json.load(file)
         raw, names = b64decode(columns["images"]).hex(), columns["classes"]
-        images = [raw[at : at + 2 * SIZE] for at in range(0, len(raw), 2 * SIZE)]
+        images = [raw[start : start + 2 * SIZE] for start in range(0, len(raw), 2 * SIZE)]
         rows = list(zip(images, columns["truth"], columns["predicted"], strict=True))
         labelled = sorted(f"{image} {names[truth]}" for image, truth, _ in rows)
-        found["content"] = hashlib.sha256("\n".join(labelled).encode("utf-8", "surrogatepass")).hexdigest()
-        found["right"] = {image: truth == said for image, truth, said in rows}
+        tested["content"] = hashlib.sha256("\n".join(labelled).encode("utf-8", "surrogatepass")).hexdigest()
+        tested["right"] = {image: truth == predicted for image, truth, predicted in rows}
     except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, zlib.error):
-        pass  # an older run, or a file that was cut off
-    return found
+        pass  # a run of an older version, or a truncated file
+    return tested

@@ -1,0 +1,48 @@
+"""RunContext: the recipe, data, state and progress that all parts of one run share."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vitkit.data.order import Order
+from vitkit.data.sources.source import Source
+from vitkit.models.variants import Model
+from vitkit.recipes.recipe import Recipe
+from vitkit.runs.folder import RunOptions
+from vitkit.runtime.runtime import Runtime, data_workers
+from vitkit.tasks.task import Task
+from vitkit.training.schedule import Stage
+from vitkit.training.step import TrainState
+
+
+@dataclass
+class RunContext:
+    """One run in progress."""
+
+    recipe: Recipe
+    task: Task
+    out: Path
+    runtime: Runtime
+    options: RunOptions
+    splits: dict[str, Source]
+    state: TrainState
+    stages: list[Stage]
+    progress: dict[str, Any]  # stored in each checkpoint: the best evaluation, seconds and joules so far
+    total: int = field(init=False)  # steps
+    workers: int = field(init=False)  # data loader processes
+    order: Order = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.total = self.stages[-1].end
+        self.workers = data_workers(self.options.workers)
+        self.order = Order(len(self.splits["train"]), self.recipe.batch, self.recipe.seed)
+
+    @property
+    def model(self) -> Model:
+        """The model inside the trained module."""
+        return self.task.extract(self.state.model)
+
+
+def continuation_starts(stages: list[Stage]) -> set[int]:
+    """The steps at which a finished run is trained further."""
+    return {stage.start for stage in stages[1:]}

@@ -1,0 +1,38 @@
+"""Evaluator: the current weights of a run on one of its splits, and their few-shot accuracy on other data."""
+
+from typing import Any
+
+from vitkit.data.loader import BadFiles
+from vitkit.report.terminal import Live
+from vitkit.runs.build import Opener
+from vitkit.runs.context import RunContext
+from vitkit.runs.evaluation import evaluate
+from vitkit.runs.features import FewShot
+from vitkit.tasks.task import Metrics
+
+
+class Evaluator:
+    """Evaluates the weights that the module of a run has at the moment."""
+
+    def __init__(self, run: RunContext, live: Live, opener: Opener):
+        self.run, self.live = run, live
+        self.unusable: dict[str, dict[str, str]] = {}  # by split: unusable files and why, each reported once
+        recipe, self.fewshot = run.recipe, None
+        if recipe.fewshot:
+            self.fewshot = FewShot(recipe.fewshot, recipe.shots, recipe.draws, opener)
+
+    def evaluate(self, split: str) -> Metrics:
+        """The task's metrics over every usable image of a split."""
+        run, bad = self.run, BadFiles(1.0, self.live.skip, self.unusable.setdefault(split, {}))
+        return evaluate(
+            run.task, run.state.model, run.splits[split], run.recipe.batch, run.workers, bad, run.runtime
+        )
+
+    def evaluate_fewshot(self) -> dict[str, Any]:
+        """Few-shot metrics for the log; empty where the recipe names no data for them."""
+        if not self.fewshot:
+            return {}
+        run = self.run
+        return self.fewshot(
+            run.task, run.state.model, run.runtime, run.recipe.batch, run.workers, self.live.say
+        )

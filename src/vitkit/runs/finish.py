@@ -1,0 +1,74 @@
+"""The end of a run: test the weights that are kept, then write the model, result.json and the report."""
+
+import json
+from typing import Any
+
+from vitkit.data.loader import BadFiles
+from vitkit.io.files import replace_file
+from vitkit.models.variants import Model
+from vitkit.runs import artifacts
+from vitkit.runs.context import RunContext
+from vitkit.runs.estimates import cost
+from vitkit.runs.evaluation import metrics_row
+from vitkit.runs.evaluator import Evaluator
+from vitkit.runs.folder import MODEL, RESULT, Result
+from vitkit.runs.kept_weights import BEST, describe_kept, kept_model, load_best
+from vitkit.runs.page import write_shown
+from vitkit.runs.run_logger import RunLogger
+from vitkit.training.optimizer import swap_average
+from vitkit.weights.save import save
+
+
+def finish_run(run: RunContext, evaluator: Evaluator, logger: RunLogger, bad: BadFiles) -> Result:
+    """Test the kept weights on every test image and write everything that a finished run has.
+
+    bad: the unusable training images.
+    """
+    load_kept_weights(run)
+    split = run.recipe.report_on
+    metrics, fewshot = evaluator.evaluate(split), evaluator.evaluate_fewshot()
+    model = save_model(run)
+    test = metrics.to_json(model.labels) | {"split": split} | fewshot
+    costs = run_cost(run, model, bad)
+    numeric = {f"cost_{name}": value for name, value in costs.items() if isinstance(value, int | float)}
+    logger.write(**metrics_row(run.task, metrics, "test"), **fewshot, **numeric)
+    kept = describe_kept(run.recipe, run.task.headline, run.progress, run.state.step, run.total)
+    result = Result(str(run.out), str(run.out / MODEL), run.state.step, test, costs, kept)
+    if run.runtime.is_main:
+        text = json.dumps(result.to_json(), indent=2)
+        replace_file(run.out / RESULT, lambda beside: beside.write_text(text))
+        write_shown(run.out, run.task, test)
+    logger.close()
+    if run.options.report:
+        unusable = {"train": bad.found} | evaluator.unusable
+        artifacts.finish(
+            run.out, run.runtime, run.splits[split], run.task, metrics, model, unusable, logger.say
+        )
+    run.runtime.barrier()
+    return result
+
+
+def load_kept_weights(run: RunContext) -> None:
+    """Into the module: the weights that did best on val, or the average, or the last ones as they are."""
+    best = run.out / BEST
+    if run.recipe.keeps_best and best.exists():
+        load_best(run.task, run.state.model, best)
+    else:
+        swap_average(run.state.average, run.state.model)
+
+
+def save_model(run: RunContext) -> Model:
+    """Write the model file; returns the whole model on the CPU."""
+    model = kept_model(run.task, run.state.model)
+    if run.runtime.is_main:
+        save(model, run.out / MODEL)
+    return model
+
+
+def run_cost(run: RunContext, model: Model, bad: BadFiles) -> dict[str, Any]:
+    """FLOPs, time, energy and price of the training."""
+    costs = cost(
+        model, run.runtime, seen=run.state.step * run.recipe.batch, seconds=run.progress["seconds"],
+        joules=run.progress.get("joules"), an_hour=run.options.price_per_hour,
+    )  # fmt: skip
+    return costs | {"unusable_images": len(bad.found)}

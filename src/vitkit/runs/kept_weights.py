@@ -1,0 +1,102 @@
+"""Which weights a run keeps, the best on val or the last ones, and whether it stops early."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from vitkit.io.files import replace_file
+from vitkit.metrics.intervals import percent
+from vitkit.models.variants import Model, skeleton
+from vitkit.recipes.recipe import Recipe
+from vitkit.runtime.runtime import full_tensor
+from vitkit.tasks.task import Headline, Metrics, Task
+from vitkit.training.checkpoint import fill
+from vitkit.weights.load import load
+from vitkit.weights.save import save
+
+BEST = "best.safetensors"  # in a run folder: the best weights on val so far
+CARD = ("labels", "task", "preprocessing", "origin")
+
+
+def after_evaluation(
+    progress: Mapping[str, Any], metrics: Metrics, headline: Headline, step: int
+) -> dict[str, Any]:
+    """What to update in a run's progress: the best evaluation, and the number of evaluations since it.
+
+    A higher score is better and, between equal scores, a lower loss: with few validation images many
+    evaluations have the same accuracy, and the first of them is the least trained.
+    """
+    score = headline.score(metrics)
+    best, lowest = progress["best"], progress.get("best_loss", float("inf"))
+    if best is None or score > best or (score == best and metrics.loss < lowest):
+        return {"best": score, "best_loss": metrics.loss, "best_step": step, "since": 0,
+                "best_images": metrics.images}  # fmt: skip
+    return {"since": progress["since"] + 1}
+
+
+def stopped_early(recipe: Recipe, progress: Mapping[str, Any]) -> bool:
+    """Whether as many evaluations as the recipe's patience have brought no improvement."""
+    return bool(recipe.patience and progress["since"] >= recipe.patience)
+
+
+def describe_kept(
+    recipe: Recipe, headline: Headline, progress: Mapping[str, Any], step: int, total: int
+) -> dict[str, Any]:
+    """For result.json: which weights are kept, and whether the run ended early at `step` of `total`."""
+    best = recipe.keeps_best and progress["best"] is not None
+    value = progress["best"] if best and headline.higher else -progress["best"] if best else None
+    scores = {"val_top1": None} | ({f"val_{headline.key}": value} if best else {})
+    return {
+        "weights": "best" if best else "last",
+        "step": progress.get("best_step") if best else step,
+        **scores,
+        "val_images": progress.get("best_images"),
+        "stopped_early": step < total and stopped_early(recipe, progress),
+        "planned_steps": total,
+    }
+
+
+def stopping_note(kept: Mapping[str, Any], steps: int) -> str:
+    """How a run ended, in one line; kept: as `describe_kept` returns it."""
+    ending = f"{steps} steps"
+    if kept["stopped_early"]:
+        ending = f"stopped early at step {steps} of {kept['planned_steps']}"
+    if kept["weights"] == "last":
+        return f"{ending}; kept the last weights"
+    step = "" if kept["step"] is None else f", of step {kept['step']}"
+    accuracy = ""
+    if kept["val_top1"] is not None and (images := kept.get("val_images")):
+        accuracy = f" ({percent(kept['val_top1'], images)} of {images} images right)"
+    return f"{ending}; kept the best weights on validation{step}{accuracy}"
+
+
+def kept_model(task: Task, module: nn.Module) -> Model:
+    """A whole copy of the model on the CPU; collective, so every process must call it."""
+    source = task.extract(module)
+    model = skeleton(task.saved_config(source.config))
+    names = model.state_dict()
+    state = {n: full_tensor(t.detach()).cpu() for n, t in source.state_dict().items() if n in names}
+    model.load_state_dict(state, assign=True)
+    for field in CARD:
+        setattr(model, field, getattr(source, field))
+    return model
+
+
+def save_best(task: Task, module: nn.Module, path: Path, *, main: bool) -> None:
+    """Save the current weights: as a model file or, where the task wraps the model, the whole module."""
+    if task.extract(module) is module:
+        model = kept_model(task, module)
+        if main:
+            save(model, path)
+        return
+    state = {name: full_tensor(t.detach()).cpu().contiguous() for name, t in module.state_dict().items()}
+    if main:
+        replace_file(path, lambda beside: save_file(state, beside))
+
+
+def load_best(task: Task, module: nn.Module, path: Path) -> None:
+    """Load those weights into the module, which may be sharded."""
+    fill(module, load(path).state_dict() if task.extract(module) is module else load_file(path))
