@@ -195,7 +195,7 @@ def test_a_folder_with_other_shards_is_left_alone(folder, tmp_path):
 KILLED = """
 import sys, threading
 from pathlib import Path
-from vitkit.data.sources.source import shards
+from vitkit.data.sources import shards
 from vitkit.datasets.opening import shard
 real, (folder, out, after) = shards.checked, sys.argv[1:]
 def checked(*of):
@@ -418,7 +418,7 @@ def test_shards_of_others_are_indexed_in_place(tmp_path):
         told["left_out"]["set-train-0.tar!0/x"] == "no label"
         and told["left_out"]["set-val-2.tar!2/y"] == "no image"
     )
-    assert "hold code" in told["left_out"]["set-val-2.tar!2/y.pkl"]
+    assert "contain code" in told["left_out"]["set-val-2.tar!2/y.pkl"]
     train = open_data(tmp_path)["train"]
     assert train.classes == ("0", "1", "2") and train.labels.tolist() == [0, 1, 2, 0] * 2
     assert train.keys[5] == "1/1" and train.fetch(5) == picture(11) and verify(tmp_path) == []

@@ -31,8 +31,8 @@ def fingerprint(source: Source, index: int) -> bytes:
 
 def fingerprints(source: Source, advance: Callable[[], None] = lambda: None) -> np.ndarray:
     """The marks of all images, (N,) of 32 bytes each; what was read of files is remembered."""
-    if source.marks is not None:
-        return source.marks
+    if source.hashes is not None:
+        return source.hashes
     marks = np.zeros(len(source), dtype=f"S{SIZE}")
 
     def fill(part: range) -> None:
@@ -63,7 +63,7 @@ def split(
     if not 0 < fraction < 1:
         raise Error(f"a split takes a fraction between 0 and 1, not {fraction}", code="request.value")
     marks = fingerprints(source) if marks is None else np.array(marks, dtype=f"S{SIZE}")
-    source = replace(source, marks=marks) if len(source) <= HELD else source
+    source = replace(source, hashes=marks) if len(source) <= HELD else source
     old, new = divided(source, marks, name, placed or {})
     chosen = [marks[old]]
     for members in by_class(source):
@@ -161,9 +161,9 @@ def join(first: Source, second: Source) -> Source:
         digest=either(lambda source: partial(fingerprint, source)),
         size=either(lambda source: source.size or (lambda i: -1)) if first.size or second.size else None,
         identity="+".join([first.identity, second.identity]) if first.identity and second.identity else "",
-        marks=None
-        if first.marks is None or second.marks is None
-        else np.concatenate([first.marks, second.marks]),
+        hashes=None
+        if first.hashes is None or second.hashes is None
+        else np.concatenate([first.hashes, second.hashes]),
     )
 
 

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from vitkit.data.decode import BadImage, read
-from vitkit.data.names import DATA_SUFFIXES
 from vitkit.data.sources.source import digits
 from vitkit.data.views import apply
-from vitkit.datasets.opening import open_data
+from vitkit.datasets.opening import is_data_file, open_data
 from vitkit.errors import Error
 from vitkit.inference.predict import evaluation_view, find_images
 from vitkit.models.variants import Model
@@ -65,7 +64,7 @@ def warn_unread(bad: list[tuple[str, str]], total: int) -> None:
 
 def given(places: Sequence[str], count: int) -> list[tuple[str, Callable[[], bytes | np.ndarray]]]:
     """Some of the images there, spread over all of them: the first alone might be of one class."""
-    if len(places) == 1 and (places[0] == "digits" or places[0].endswith(DATA_SUFFIXES)):
+    if len(places) == 1 and (places[0] == "digits" or is_data_file(places[0])):
         parts = open_data(places[0])
         source = parts.get("train") or next(iter(parts.values()))
         return [(source.keys[n], partial(source.fetch, int(n))) for n in spread(len(source), count)]
