@@ -175,7 +175,7 @@ def test_A3_a_file_that_changes_while_it_is_used_is_a_bad_file_and_no_more(harm,
         rest = [index for batch in made for index in batch["index"].tolist()]
     finally:
         os.seteuid(user)
-    assert list(bad.found) == ["b/2.png"] and rest == [2, 3, 4, 5, 7]
+    assert list(bad.reasons) == ["b/2.png"] and rest == [2, 3, 4, 5, 7]
     tally(changes=1)
 
 

@@ -316,7 +316,7 @@ def first_images(recipe: Recipe, source: Source, order: Order) -> tuple[Tensor, 
     places = list(mine)
     if recipe.mixup and len(places) < recipe.batch:
         places.insert(0, recipe.batch - 1)  # the partner of the first one
-    made, _ = Samples(source, training_view(recipe), order).made([(0, place) for place in places])
+    made, _ = Samples(source, training_view(recipe), order).load([(0, place) for place in places])
     targets = one_hot(made["label"], len(source.classes))
     batch: Batch = made | {"image": made["image"].float(), "label": targets}
     if recipe.mixup:

@@ -193,10 +193,10 @@ class Trainer:
         def look() -> dict[str, str]:
             most = min(1000, self.total * self.recipe.batch)
             preflight(self.splits["train"], self.bad, sample=most, workers=self.workers or 1)
-            return self.bad.found
+            return self.bad.reasons
 
         if self.state.step == 0:
-            self.bad.found = self.runtime.on_main_first(look)
+            self.bad.reasons = self.runtime.on_main_first(look)
 
     @property
     def model(self) -> Model:
@@ -339,7 +339,7 @@ class Trainer:
         if self.journal:
             self.journal.close()
         if self.how.report:
-            on, unusable = self.splits[self.recipe.report_on], {"train": self.bad.found} | self.unseen
+            on, unusable = self.splits[self.recipe.report_on], {"train": self.bad.reasons} | self.unseen
             artifacts.finish(self.out, self.runtime, on, self.task, found, model, unusable, self.live.say)
         self.runtime.barrier()
         return result
@@ -349,4 +349,4 @@ class Trainer:
             model, self.runtime, seen=self.state.step * self.recipe.batch, seconds=self.memory["seconds"],
             joules=self.memory.get("joules"), an_hour=self.how.price_per_hour,
         )  # fmt: skip
-        return told | {"unusable_images": len(self.bad.found)}
+        return told | {"unusable_images": len(self.bad.reasons)}
