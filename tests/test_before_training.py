@@ -76,9 +76,9 @@ def test_few_images_are_trained_on_with_a_line_for_each_shortage(tmp_path, capsy
     assert run("finetune", tmp_path / "data", "--out", tmp_path / "run", *options) == 0
     told = capsys.readouterr().err.splitlines()
     assert any("no image is left for val" in line for line in told)
-    assert any(line.startswith("warning: ") and "only 5 in all" in line for line in told)
+    assert any(line.startswith("warning: ") and "only 5 in total" in line for line in told)
     assert any("warning: " in line and "with one image" in line and "'single'" in line for line in told)
-    assert any("under 5 images" in line and "'a: 2', 'b: 2'" in line for line in told)
+    assert any("fewer than 5 images" in line and "'a: 2', 'b: 2'" in line for line in told)
     assert any("1 of 3 classes have no test image: 'single'" in line for line in told)
 
 

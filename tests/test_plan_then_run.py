@@ -10,6 +10,7 @@ from test_cli import run
 
 import vitkit
 from vitkit.commands import finetune
+from vitkit.data.sources import folders
 from vitkit.datasets import opening
 from vitkit.io import files as hashing
 from vitkit.options import Training
@@ -49,7 +50,7 @@ def counts(home, monkeypatch) -> Counter[str]:
 
         monkeypatch.setattr(module, name, call)
 
-    counted(opening, "open_folder", "opened", home / "pics")
+    counted(folders, "open_folder", "opened", home / "pics")
     counted(loading, "open_weights", "loaded", cache_path(DEFAULT))
     counted(published, "sha256", "hashed", cache_path(DEFAULT))
     return seen

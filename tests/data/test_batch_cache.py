@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitkit.data.batch_cache import STAYS, keep_batches, stays
+from vitkit.data.batch_cache import RESERVED_FILE, keep_batches, reserved_space
 from vitkit.data.decode import BadImage
 from vitkit.data.loader import BadFiles, Worker, evaluation_batches, train_batches
 from vitkit.data.order import Order
@@ -87,7 +87,7 @@ def test_a_batch_with_an_unusable_image_is_made_each_time_and_told_each_time(kep
     for _ in range(2):
         found = BadFiles(allowed=1.0)
         batches = taken(source(bad=3), steps=5, bad=found)
-        assert list(found.found) == ["3"]
+        assert list(found.reasons) == ["3"]
         assert sorted(len(batch["image"]) for batch in batches) == [7, 8, 8, 8, 8]
 
 
@@ -116,17 +116,19 @@ def test_half_of_what_was_free_stays_free(kept):
     before = shutil.disk_usage(kept.parent).free
     taken(source())
     assert batches(kept)
-    assert int((kept / STAYS).read_text()) == pytest.approx(before / 2, rel=0.2)  # others use the disk, too
+    assert int((kept / RESERVED_FILE).read_text()) == pytest.approx(
+        before / 2, rel=0.2
+    )  # others use the disk, too
 
 
 def test_whoever_comes_later_leaves_as_much_free_as_the_first(tmp_path):
     """Else each would halve what the one before has left."""
-    assert [stays(tmp_path, free) for free in (1000, 600, 510, 2000)] == [500] * 4
+    assert [reserved_space(tmp_path, free) for free in (1000, 600, 510, 2000)] == [500] * 4
 
 
 def test_nothing_more_is_kept_when_room_has_run_out(kept):
     plain, there = taken(source()), batches(kept)
-    (kept / STAYS).write_text(str(shutil.disk_usage(kept).total))
+    (kept / RESERVED_FILE).write_text(str(shutil.disk_usage(kept).total))
     taken(source(), seed=1, workers=2)
     assert batches(kept) == there
     assert same(taken(source()), plain)

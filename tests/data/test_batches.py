@@ -100,7 +100,7 @@ def test_a_bad_file_leaves_a_gap_is_named_once_and_nothing_takes_its_place():
     bad = BadFiles(0.2, lambda key, why: named.append(key))
     clean = take(10)
     batches = take(10, data=source(bad=(3, 11)), bad=bad, workers=2)
-    assert sorted(named) == ["11", "3"] and set(bad.found) == {"11", "3"}
+    assert sorted(named) == ["11", "3"] and set(bad.reasons) == {"11", "3"}
     for good, gapped in zip(clean, batches, strict=True):
         kept = ~torch.isin(good["index"], torch.tensor([3, 11]))
         assert torch.equal(good["image"][kept], gapped["image"])
@@ -231,7 +231,7 @@ def test_damage_is_noticed_down_to_the_box(path):
     broken = file[: len(file) // 2] + b"\xff\xd9"  # about 300 of 595 rows
     above, below = (0, 0, 150, 803), (300, 0, 295, 803)
     assert np.array_equal(decode_box(broken, above, None)[0][:150], decode(file)[:150])
-    with pytest.raises(BadImage, match="cut off"):
+    with pytest.raises(BadImage, match="truncated"):
         decode_box(broken[:-2], above, None)
     if path == "simplejpeg":  # Pillow passes over it
         for box in (below, None):

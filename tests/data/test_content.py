@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from vitkit.data import content
-from vitkit.data.content import END, REMEMBERED, content_hash, file_hash
+from vitkit.data.content import END, HASH_CACHE, content_hash, file_hash
 from vitkit.data.sources.index import INDEX, read_header, write_index
 from vitkit.data.sources.source import Source, from_arrays
 from vitkit.data.splits import fingerprints, join, split
@@ -43,7 +43,7 @@ def remembering(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(content, "FRESH", -(10**10))
     monkeypatch.setattr(content, "hash_file", lambda path: read.append(path.name) or real(path))
-    REMEMBERED.save()
+    HASH_CACHE.save()
     return read
 
 
@@ -115,13 +115,13 @@ def test_a_file_that_was_just_written_is_not_remembered(tmp_path, remembering, m
     root = fill(tmp_path / "data", range(2))
     for _ in range(2):
         fingerprints(open_data(root)["all"])
-    assert len(remembering) == 8 and not REMEMBERED.path.exists()
+    assert len(remembering) == 8 and not HASH_CACHE.path.exists()
 
 
 @pytest.mark.parametrize("damage", ["a bit", "cut", "empty", "a folder", "removed"])
 def test_a_damaged_memory_only_costs_time(tmp_path, remembering, damage):
     root = fill(tmp_path / "data", range(3))
-    first, path = fingerprints(open_data(root)["all"]), REMEMBERED.path
+    first, path = fingerprints(open_data(root)["all"]), HASH_CACHE.path
     whole = path.read_bytes()
     assert len(whole) == 6 * 48 + 32
     flipped = whole[:30] + bytes([whole[30] ^ 1]) + whole[31:]
@@ -152,7 +152,7 @@ def test_the_memory_is_bounded_and_what_came_first_goes_first(tmp_path, remember
     old, new = fill(tmp_path / "old", range(2)), fill(tmp_path / "new", range(2))
     for root in (old, new):
         fingerprints(open_data(root)["all"])
-    assert REMEMBERED.path.stat().st_size == 5 * 48 + 32
+    assert HASH_CACHE.path.stat().st_size == 5 * 48 + 32
     remembering.clear()
     fingerprints(open_data(new)["all"])
     assert not remembering
@@ -174,7 +174,7 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path, remembering):
 
 def test_a_file_read_by_parts_has_the_mark_of_its_bytes(tmp_path, monkeypatch):
     (tmp_path / "x.bmp").write_bytes(bitmap(7))
-    monkeypatch.setattr(content, "AT_ONCE", 40_000)
+    monkeypatch.setattr(content, "IN_MEMORY", 40_000)
     assert file_hash(tmp_path / "x.bmp") == content_hash(bitmap(7))
 
 

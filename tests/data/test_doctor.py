@@ -17,7 +17,7 @@ from vitkit import cli, options
 from vitkit.commands.shared import note_if_slow
 from vitkit.data import decode
 from vitkit.data.decode import BadImage
-from vitkit.data.doctor import COLUMNS, Look, difference_hash, examine, near_groups, near_pairs
+from vitkit.data.doctor import COLUMNS, ImageCheck, difference_hash, examine, near_groups, near_pairs
 from vitkit.data.findings import KINDS, MEND, Finding, find
 from vitkit.data.sources.source import Source, digits, from_arrays, from_rows
 from vitkit.data.splits import complete
@@ -92,7 +92,7 @@ def test_files_that_cannot_be_used_are_named_by_reason():
         "b/page.jpg": b"<html>404</html>", "b/locked.png": None, "a/paper.jpg": b"%PDF-1", "a/none.png": b"",
     }  # fmt: skip
     report = examine({"train": source(clean(**bad))})
-    check(report, "unusable-truncated", "error", ["a/cut.jpg", "a/cut.png"], "2", "cut off")
+    check(report, "unusable-truncated", "error", ["a/cut.jpg", "a/cut.png"], "2", "truncated before")
     check(report, "unusable-empty", "error", ["a/none.png", "b/empty.png"])
     check(report, "unusable-not-an-image", "error", ["b/page.jpg"])
     check(report, "unusable-unreadable", "error", ["b/locked.png"], "Permission denied")
@@ -192,7 +192,7 @@ def test_near_pairs_are_those_of_comparing_all_with_all():
 
 def test_near_groups_join_by_steps():
     chain = [(2 ** (3 * step) - 1).to_bytes(8, "little") for step in range(21)]
-    looks = [Look("all", "", "", digest=value, hash=value) for value in [*chain, bytes([85] * 8)]]
+    looks = [ImageCheck("all", "", "", digest=value, hash=value) for value in [*chain, bytes([85] * 8)]]
     assert near_groups(looks) == [looks[:21]]
     assert near_groups([]) == []
 

@@ -190,4 +190,4 @@ def test_every_suffix_of_data_has_somebody_who_opens_it(suffix, tmp_path):
     (path := tmp_path / f"x{suffix}").write_bytes(b"nothing of the kind")
     with pytest.raises(ValueError) as caught:
         open_data(path)
-    assert ("not a kind of data" in str(caught.value)) == (suffix not in DATA_SUFFIXES)
+    assert ("unknown kind of data" in str(caught.value)) == (suffix not in DATA_SUFFIXES)

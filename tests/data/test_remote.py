@@ -297,7 +297,7 @@ def test_an_index_that_changed_is_fetched_anew_and_a_cut_one_is_not_kept(server,
     flipped = bytearray(good)
     flipped[-100] ^= 1
     (server.root / INDEX).write_bytes(flipped)
-    with refused("network.changed", INDEX, "damaged on the way"):
+    with refused("network.changed", INDEX, "damaged in transfer"):
         open_data(server.address, cache=Cache(tmp_path / "other"))
     assert not list((tmp_path / "other").rglob(INDEX))
     (server.root / INDEX).write_bytes(good.replace(b"vitkit-shards 1", b"vitkit-shards 3", 1))

@@ -197,13 +197,13 @@ import sys, threading
 from pathlib import Path
 from vitkit.data.sources import shards
 from vitkit.datasets.opening import shard
-real, (folder, out, after) = shards.checked, sys.argv[1:]
-def checked(*of):
+real, (folder, out, after) = shards.read_image, sys.argv[1:]
+def read_image(*of):
     if len(list(Path(out).glob("*.tar"))) >= int(after):
         print("there", flush=True)
         threading.Event().wait()
     return real(*of)
-shards.checked = checked
+shards.read_image = read_image
 shard(folder, Path(out), images=5, workers=1)
 """
 
@@ -242,7 +242,7 @@ def test_a_shard_replaced_by_one_of_the_same_size_is_noticed_image_by_image(pack
     content[int(part.columns["offset"][row]) + 20] ^= 1
     (packed / name).write_bytes(content)
     source = open_data(packed)["train"]
-    with pytest.raises(BadImage, match=rf"{name}!.*checksum.*index says.*damaged or of another") as error:
+    with pytest.raises(BadImage, match=rf"{name}!.*CRC.*index says.*damaged or from another") as error:
         source.fetch(row)
     assert error.value.reason == "changed" and source.keys[row] in str(error.value)
     source.fetch(row - 1 if part.columns["shard"][row - 1] != 1 else row + 1)
@@ -250,7 +250,7 @@ def test_a_shard_replaced_by_one_of_the_same_size_is_noticed_image_by_image(pack
     assert len(wrong) == 2 and f"{name}: SHA-256" in wrong[0] and source.keys[row] in wrong[1]
 
 
-@pytest.mark.parametrize(("size", "why"), [(5000, "cut off"), (10**6, "replaced")])
+@pytest.mark.parametrize(("size", "why"), [(5000, "truncated"), (10**6, "replaced")])
 def test_a_shard_of_another_size_is_noticed_when_it_is_opened(packed, size, why):
     os.truncate(packed / "train-000001.tar", size)
     with refused("data.corrupt", "train-000001.tar", f"{size} bytes", why):
@@ -418,7 +418,7 @@ def test_shards_of_others_are_indexed_in_place(tmp_path):
         told["left_out"]["set-train-0.tar!0/x"] == "no label"
         and told["left_out"]["set-val-2.tar!2/y"] == "no image"
     )
-    assert "hold code" in told["left_out"]["set-val-2.tar!2/y.pkl"]
+    assert "contain code" in told["left_out"]["set-val-2.tar!2/y.pkl"]
     train = open_data(tmp_path)["train"]
     assert train.classes == ("0", "1", "2") and train.labels.tolist() == [0, 1, 2, 0] * 2
     assert train.keys[5] == "1/1" and train.fetch(5) == picture(11) and verify(tmp_path) == []

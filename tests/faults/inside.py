@@ -151,7 +151,7 @@ def hold_data(step: int, folder: str, proof: str = "") -> None:
 
     loader.Samples.__getitems__ = held  # type: ignore[method-assign]
     if proof:
-        switch_off("vitkit.data.loader.stay", lambda worker: None, Path(proof))
+        switch_off("vitkit.data.loader.ignore_signals", lambda worker: None, Path(proof))
 
 
 def main() -> None:

@@ -121,8 +121,8 @@ def test_A1_reasons_are_those_of_the_kinds(folder):
     bad = BadFiles(allowed=1.0)
     source = open_data(root)["train"]
     preflight(source, bad, sample=len(source), workers=2)
-    wrong = {k: (names[k], r) for k, r in bad.found.items() if r not in KINDS[names[k]].reasons}
-    assert not wrong and len(bad.found) == len(REFUSED) * len(SEEDS)
+    wrong = {k: (names[k], r) for k, r in bad.reasons.items() if r not in KINDS[names[k]].reasons}
+    assert not wrong and len(bad.reasons) == len(REFUSED) * len(SEEDS)
     assert len(source) == GOOD + len(KINDS) * len(SEEDS) and len(KINDS) >= 40 and len(ODD) >= 13
 
 

@@ -175,7 +175,7 @@ def test_A3_a_file_that_changes_while_it_is_used_is_a_bad_file_and_no_more(harm,
         rest = [index for batch in made for index in batch["index"].tolist()]
     finally:
         os.seteuid(user)
-    assert list(bad.found) == ["b/2.png"] and rest == [2, 3, 4, 5, 7]
+    assert list(bad.reasons) == ["b/2.png"] and rest == [2, 3, 4, 5, 7]
     tally(changes=1)
 
 
@@ -197,12 +197,12 @@ def test_A3_any_names_are_classes(tmp_path_factory, names):
     assert set(labelled(found).items()) == {(f"{name}/x.png", name) for name in names}
 
 
-@pytest.mark.control("vitkit.data.sources.source.walk")
+@pytest.mark.control("vitkit.data.sources.folders.walk")
 def test_A3_control_hidden_folders_become_classes_where_nobody_looks(tmp_path, switched_off, tally):
     def careless(root, folders=None):
         return (str(p.relative_to(root)) for p in root.rglob("*") if p.is_file())
 
-    switched_off("vitkit.data.sources.source.walk", careless)
+    switched_off("vitkit.data.sources.folders.walk", careless)
     with pytest.raises(AssertionError):
         test_A3_a_folder_is_what_it_looks_like("hidden folder", tmp_path, tally)
     assert ".ipynb_checkpoints" in open_data(tmp_path / "data")["all"].classes

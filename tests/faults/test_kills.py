@@ -126,7 +126,7 @@ def test_B7_a_second_interrupt_ends_at_once_and_nothing_is_lost(straight, tmp_pa
     assert outcome(out) == straight
 
 
-DEAF = [True, pytest.param(False, marks=pytest.mark.control("vitkit.data.loader.stay"))]
+DEAF = [True, pytest.param(False, marks=pytest.mark.control("vitkit.data.loader.ignore_signals"))]
 
 
 @pytest.mark.parametrize("protected", DEAF, ids=["on", "control"])

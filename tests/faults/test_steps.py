@@ -54,15 +54,15 @@ def exhausted(made, most: float = 30.0) -> None:
 
 
 def test_B10_a_killed_data_worker_is_told_with_what_it_had_in_hand(monkeypatch, tally):
-    monkeypatch.setattr(making, "GLANCE", 0.2)
+    monkeypatch.setattr(making, "POLL", 0.2)
     for number in range(scaled(4, 10)):
         before, made = multiprocessing.active_children(), stream()
         for _ in range(2 + number % 3):
             next(made)
         os.kill(mine(before)[number % 2].pid, signal.SIGKILL)
         begun = time.monotonic()
-        words = r"pictures: a data worker has died .*; in hand were 16 images, the first '0.*"
-        words += "Give fewer --workers or more memory.*vitkit doctor"
+        words = r"pictures: a data worker died .* while it processed 16 images, the first '0.*"
+        words += "Use fewer --workers or more memory.*vitkit doctor"
         with pytest.raises(ChildProcessError, match=words):
             exhausted(made)
         assert time.monotonic() - begun < 10
@@ -80,11 +80,13 @@ REAL = making.Samples.__getitems__
 
 
 def told_of_a_hanging_worker(monkeypatch) -> None:
-    monkeypatch.setattr(making, "GLANCE", 0.2)
-    monkeypatch.setattr(making, "PATIENCE", 1.0)
+    monkeypatch.setattr(making, "POLL", 0.2)
+    monkeypatch.setattr(making, "TIMEOUT", 1.0)
     monkeypatch.setattr(making.Samples, "__getitems__", hanging)
     made = stream()
-    with pytest.raises(ChildProcessError, match="a data worker gave nothing for 1 seconds; in hand were"):
+    with pytest.raises(
+        ChildProcessError, match="a data worker did not respond for 1 seconds while it processed"
+    ):
         exhausted(made, 10)
 
 
@@ -99,7 +101,7 @@ class StillWaiting(Exception):
     pass
 
 
-@pytest.mark.control("vitkit.data.loader.patiently")
+@pytest.mark.control("vitkit.data.loader.next_batch")
 def test_B10_control_without_an_end_of_patience_a_hanging_worker_is_waited_for(monkeypatch, switched_off):
     def without_end(batches):
         looks = 0
@@ -108,10 +110,10 @@ def test_B10_control_without_an_end_of_patience_a_hanging_worker_is_waited_for(m
                 return next(batches)
             except RuntimeError:
                 looks += 1
-                if looks > 4 * making.PATIENCE / making.GLANCE:  # but for this test's end
+                if looks > 4 * making.TIMEOUT / making.POLL:  # but for this test's end
                     raise StillWaiting from None
 
-    switched_off("vitkit.data.loader.patiently", without_end)
+    switched_off("vitkit.data.loader.next_batch", without_end)
     with pytest.raises(StillWaiting):
         told_of_a_hanging_worker(monkeypatch)
 
@@ -119,7 +121,7 @@ def test_B10_control_without_an_end_of_patience_a_hanging_worker_is_waited_for(m
 SHARED = f"""
 import sys; sys.path[:0] = [{str(HERE)!r}, {str(HERE.parent)!r}]
 import test_steps
-test_steps.making.PATIENCE = 4
+test_steps.making.TIMEOUT = 4
 made = test_steps.stream(side=224, batch=32)
 for _ in range(6): next(made)
 """
@@ -144,7 +146,7 @@ def test_B10_a_run_that_loses_a_worker_keeps_its_checkpoints(tmp_path, monkeypat
     from vitkit.runs import checkpointer
     from vitkit.runs import run as experiment
 
-    monkeypatch.setattr(making, "GLANCE", 0.2)
+    monkeypatch.setattr(making, "POLL", 0.2)
     monkeypatch.setattr(checkpointer, "SAVE_SECONDS", 0.0)
     before, watch = multiprocessing.active_children(), experiment.Trainer.watch
 
@@ -157,7 +159,7 @@ def test_B10_a_run_that_loses_a_worker_keeps_its_checkpoints(tmp_path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(experiment.Trainer, "watch", killing)
         with pytest.raises(
-            ChildProcessError, match=r"digits: a data worker has died .*the same command resumes"
+            ChildProcessError, match=r"digits: a data worker died .*the same command resumes"
         ):
             run(small(30), tmp_path, Runtime(), RunOptions(workers=1, quiet=True))
     assert latest(tmp_path / "checkpoints")[0].name >= "step-00000005"

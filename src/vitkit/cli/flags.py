@@ -74,7 +74,7 @@ class Form:
 
 
 def check_data(place: str) -> None:
-    from vitkit.data.sources.source import check_place
+    from vitkit.datasets.opening import check_place
 
     check_place(place)
 

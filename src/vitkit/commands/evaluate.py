@@ -120,7 +120,7 @@ def counted(
     with runtime.process_group():
         workers = data_workers(options.workers)
         metrics = evaluate_model(task, model, source, options.batch, workers, bad, runtime, accepted)
-        unusable = sum(runtime.all_gather_object(len(bad.found)))
+        unusable = sum(runtime.all_gather_object(len(bad.reasons)))
     view = describe_view(model.preprocessing, model.config.image_size)
     facts = metrics.to_json(source.classes) | {"split": chosen.split, "view": view, "unusable": unusable}
     right = task.mistakes(metrics)

@@ -17,9 +17,9 @@ from torch import Tensor
 from vitkit.commands.look import label_of, ready, said, seen, upright
 from vitkit.commands.shared import Emit
 from vitkit.data.decode import BadImage, read
-from vitkit.data.names import DATA_SUFFIXES, SUFFIXES
+from vitkit.data.names import SUFFIXES
 from vitkit.data.sources.source import walk
-from vitkit.datasets.opening import open_data
+from vitkit.datasets.opening import is_data_file, open_data
 from vitkit.errors import Error
 from vitkit.inference.predict import find_images, load_model
 from vitkit.inspection.attention import attention_distance, attention_rollout
@@ -330,9 +330,8 @@ def find_pictures(places: tuple[str, ...]) -> Pictures:
 
 def is_data(place: str) -> bool:
     """Whether a place is a data set and not a file or folder of images."""
-    named = place == "digits" or re.match(r"https?://|vtab:", place) is not None
-    if named or not (path := Path(place)).is_dir():
-        return named or path.suffix.lower() in DATA_SUFFIXES
+    if place == "digits" or not (path := Path(place)).is_dir():
+        return is_data_file(place) or place == "digits"
     return not any(name.lower().endswith(SUFFIXES) for name in walk(path))
 
 

@@ -1,7 +1,7 @@
-"""Batches kept as they were made, for processes that ask for the same ones again: the runs of a study.
+"""A disk cache of finished batches, shared by processes that need the same ones: the runs of a study.
 
-A batch is a pure function of source, view, order and places, so whoever finds it on the shelf has it as if
-made. Nothing but time depends on it: what cannot be read is made again, what cannot be written is left out.
+A batch is a pure function of source, view, order and positions, so a cached batch equals a fresh one. The
+cache only saves time: an unreadable entry is computed again, and one that cannot be written is skipped.
 """
 
 import hashlib
@@ -21,73 +21,75 @@ from vitkit.data.views import View
 from vitkit.io.files import staged
 
 CHECKSUM = 4  # bytes of a CRC-32
-LEFT = 0.5  # of what was free before the first batch stays free
-STAYS = "stays-free"  # a file beside the shelves: that many bytes
+RESERVED = 0.5  # the share of the initially free disk space that stays free
+RESERVED_FILE = "stays-free"  # stores the reserved bytes, beside the cache folders
 _folder: Path | None = None
 
 
 def keep_batches(folder: Path | None) -> None:
-    """From here on, this process and those that it forks keep their batches there; None: no longer."""
+    """Cache the batches of this process and of those that it forks in a folder; None turns it off."""
     global _folder
     _folder = folder
 
 
 def batch_cache_for(source: Source, view: View, order: Order | None) -> "BatchCache | None":
-    """The place of the batches that these make, if any are kept."""
+    """The cache of the batches of this source, view and order, if batches are cached."""
     if _folder is None:
         return None
-    told = hashlib.sha256(repr((source.name, source.classes, view, order)).encode())
-    told.update("\n".join(source.keys).encode(errors="surrogateescape"))
+    key = hashlib.sha256(repr((source.name, source.classes, view, order)).encode())
+    key.update("\n".join(source.keys).encode(errors="surrogateescape"))
     for part in blocks(source.labels):
-        told.update(part)
-    return BatchCache(_folder / told.hexdigest()[:32], view.size)
+        key.update(part)
+    return BatchCache(_folder / key.hexdigest()[:32], view.size)
 
 
 class BatchCache:
-    """The images of batches, (B, 3, h, w), each a file of its own with a checksum, whole or not at all."""
+    """The images of batches, (B, 3, h, w), in one file per batch with a checksum, written atomically."""
 
     def __init__(self, folder: Path, size: tuple[int, int]):
         self.folder, self.shape = folder, (3, *size)
 
     def get(self, places: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Images, and their numbers in the source, (B,)."""
+        """Images, and their indices in the source, (B,)."""
         try:
-            held = np.fromfile(self.path(places), dtype=np.uint8)
+            content = np.fromfile(self.path(places), dtype=np.uint8)
         except OSError:
             return None
         count, pixels = len(places), len(places) * math.prod(self.shape)
         size = pixels + 8 * count
-        if held.size != size + CHECKSUM or zlib.crc32(held[:size].data) != int(held[size:].view("<u4")[0]):
+        if content.size != size + CHECKSUM:
             return None
-        return held[:pixels].reshape(count, *self.shape), held[pixels:size].view(np.int64)
+        if zlib.crc32(content[:size].data) != int(content[size:].view("<u4")[0]):
+            return None
+        return content[:pixels].reshape(count, *self.shape), content[pixels:size].view(np.int64)
 
     def put(self, places: Sequence[tuple[int, int]], images: np.ndarray, indices: np.ndarray) -> None:
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(self.folder).free
-            if free - images.nbytes < stays(self.folder.parent, free):
+            if free - images.nbytes < reserved_space(self.folder.parent, free):
                 return
-            with staged(self.path(places), durable=False) as beside, beside.open("wb") as file:
+            with staged(self.path(places), durable=False) as partial, partial.open("wb") as file:
                 images.tofile(file)
                 indices.tofile(file)
                 checksum = zlib.crc32(indices.tobytes(), zlib.crc32(np.ascontiguousarray(images).data))
                 file.write(checksum.to_bytes(CHECKSUM, "little"))
 
     def path(self, places: Sequence[tuple[int, int]]) -> Path:
-        """Named by the places, all of them: two runs may share a batch out otherwise."""
+        """The file of a batch, named by all its positions, since runs may divide a batch differently."""
         return self.folder / hashlib.sha256(np.array(places, dtype=np.int64).data).hexdigest()[:32]
 
 
-def stays(folder: Path, free: int) -> int:
-    """How many bytes all processes leave free, now and later; told by the first of them to those that follow.
+def reserved_space(folder: Path, free: int) -> int:
+    """The bytes of disk space that all processes leave free; the first process writes it to a file.
 
-    free: measured before the look into the folder. So if nothing is told yet, nothing was kept when it was
-    measured, and of several that come first at once it does not matter who tells last.
+    free: measured before this call. If the file does not exist, nothing was cached when it was measured, so
+    it does not matter which of several concurrent first processes writes last.
     """
-    told = folder / STAYS
+    path = folder / RESERVED_FILE
     try:
-        return int(told.read_text())
+        return int(path.read_text())
     except (OSError, ValueError):
-        with staged(told, durable=False) as beside:
-            beside.write_text(str(int(LEFT * free)))
-        return int(LEFT * free)
+        with staged(path, durable=False) as partial:
+            partial.write_text(str(int(RESERVED * free)))
+        return int(RESERVED * free)

@@ -1,4 +1,4 @@
-"""Which training images stand in other sets too, as those a model is evaluated on: by pixels and by looks."""
+"""Find training images that are also in other data sets, such as test sets: exact and near-duplicates."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -11,13 +11,13 @@ from vitkit.data.decode import BadImage, decode
 from vitkit.data.doctor import difference_hash, near_pairs
 from vitkit.data.sources.source import Source
 
-PART = 256  # images that a thread looks at in a row
+PART = 256  # images that a thread hashes in a row
 NONE = np.iinfo(np.int64).max  # no match
 Advance = Callable[[int], None]
 
 
 class Removed(NamedTuple):
-    """A training image that is left out, why, and what it is a copy of."""
+    """A training image that is left out, the reason, and the image that it duplicates."""
 
     number: int
     key: str
@@ -25,13 +25,13 @@ class Removed(NamedTuple):
     match: str  # set:key
 
 
-class Sight(NamedTuple):
-    """What tells the images of a source apart, one row each."""
+class Hashes(NamedTuple):
+    """The hashes of the images of a source, one row each."""
 
     digest: np.ndarray  # of the pixels
-    hash: np.ndarray  # of how they look
-    known: np.ndarray  # bool: the image can be read
-    telling: np.ndarray  # bool: its looks say something
+    perceptual: np.ndarray  # of the appearance
+    readable: np.ndarray  # bool: the image can be decoded
+    distinctive: np.ndarray  # bool: the perceptual hash is meaningful
 
 
 def against(
@@ -42,37 +42,37 @@ def against(
     workers: int = 4,
     advance: Advance = lambda count: None,
 ) -> tuple[np.ndarray, list[Removed]]:
-    """The numbers of the training images that are in none of the other sets, and those that are.
+    """The indices of the training images that are in none of the other sets, and the ones that are.
 
-    Every image is read and decoded once, by threads, since decoding leaves Python to the others. An image
-    that cannot be read is a copy of none. Nothing is written: train.take(kept) is what remains.
+    Every image is decoded once, in a thread pool, since decoding releases the GIL. An unreadable image
+    matches nothing. Nothing is written: train.take(indices) is the rest.
     """
-    ours = sight(train, workers, advance)
-    theirs = [sight(source, workers, advance) for source in others]
-    if not theirs:
+    train_hashes = hash_images(train, workers, advance)
+    parts = [hash_images(source, workers, advance) for source in others]
+    if not parts:
         return np.arange(len(train)), []
-    them = Sight(*(np.concatenate(column) for column in zip(*theirs, strict=True)))
-    exact = match_exact(ours, them)
-    alike = match_near(ours, them) if near else np.full(len(train), NONE)
+    other_hashes = Hashes(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    exact = match_exact(train_hashes, other_hashes)
+    alike = match_near(train_hashes, other_hashes) if near else np.full(len(train), NONE)
     starts = np.cumsum([0, *(len(source) for source in others)])
 
-    def named(number: int) -> str:
+    def name(number: int) -> str:
         which = int(np.searchsorted(starts, number, side="right")) - 1
         return f"{others[which].name}:{others[which].keys[number - int(starts[which])]}"
 
-    gone = np.flatnonzero((exact < NONE) | (alike < NONE))
+    matches = np.flatnonzero((exact < NONE) | (alike < NONE))
     removed = [
-        Removed(i, train.keys[i], "same pixels", named(int(exact[i])))
+        Removed(i, train.keys[i], "same pixels", name(int(exact[i])))
         if exact[i] < NONE
-        else Removed(i, train.keys[i], "looks alike", named(int(alike[i])))
-        for i in gone.tolist()
+        else Removed(i, train.keys[i], "looks alike", name(int(alike[i])))
+        for i in matches.tolist()
     ]
-    return np.setdiff1d(np.arange(len(train)), gone), removed
+    return np.setdiff1d(np.arange(len(train)), matches), removed
 
 
-def sight(source: Source, workers: int, advance: Advance) -> Sight:
+def hash_images(source: Source, workers: int, advance: Advance) -> Hashes:
     count = len(source)
-    found = Sight(
+    hashes = Hashes(
         np.zeros(count, "S16"), np.zeros(count, np.uint64), np.zeros(count, bool), np.zeros(count, bool)
     )
 
@@ -85,42 +85,42 @@ def sight(source: Source, workers: int, advance: Advance) -> Sight:
                 continue
             height, width = pixels.shape[:2]
             key = b"%d %d" % (width, height)
-            found.digest[i] = hashlib.blake2b(pixels.tobytes(), digest_size=16, key=key).digest()
-            found.known[i] = True
-            if looks := difference_hash(pixels):
-                found.hash[i], found.telling[i] = np.frombuffer(looks, np.uint64)[0], True
+            hashes.digest[i] = hashlib.blake2b(pixels.tobytes(), digest_size=16, key=key).digest()
+            hashes.readable[i] = True
+            if perceptual := difference_hash(pixels):
+                hashes.perceptual[i] = np.frombuffer(perceptual, np.uint64)[0]
+                hashes.distinctive[i] = True
         return len(part)
 
     with ThreadPoolExecutor(workers) as pool:
-        for done in pool.map(fill, (range(count)[at : at + PART] for at in range(0, count, PART))):
+        for done in pool.map(fill, (range(count)[start : start + PART] for start in range(0, count, PART))):
             advance(done)
-    return found
+    return hashes
 
 
-def match_exact(ours: Sight, them: Sight) -> np.ndarray:
-    """For each of ours the first of theirs with the same pixels."""
-    found = np.full(len(ours.known), NONE)
-    theirs = np.flatnonzero(them.known)
-    digests, first = np.unique(them.digest[theirs], return_index=True)
+def match_exact(train: Hashes, others: Hashes) -> np.ndarray:
+    """For each training image, the first of the other images with the same pixels."""
+    matches = np.full(len(train.readable), NONE)
+    readable = np.flatnonzero(others.readable)
+    digests, first = np.unique(others.digest[readable], return_index=True)
     if len(digests):
-        at = np.minimum(np.searchsorted(digests, ours.digest), len(digests) - 1)
-        same = ours.known & (digests[at] == ours.digest)
-        found[same] = theirs[first[at[same]]]
-    return found
+        nearest = np.minimum(np.searchsorted(digests, train.digest), len(digests) - 1)
+        same = train.readable & (digests[nearest] == train.digest)
+        matches[same] = readable[first[nearest[same]]]
+    return matches
 
 
-def match_near(ours: Sight, them: Sight) -> np.ndarray:
-    """For each of ours the first of theirs that looks like it: no more than 3 bits of the hashes differ."""
-    hashes, at = np.unique(
-        np.concatenate([ours.hash[ours.telling], them.hash[them.telling]]), return_inverse=True
-    )
-    mine, other = at[: int(ours.telling.sum())], at[int(ours.telling.sum()) :]
-    first = np.full(len(hashes), NONE)  # the first of theirs with that very hash
-    np.minimum.at(first, other, np.flatnonzero(them.telling))
+def match_near(train: Hashes, others: Hashes) -> np.ndarray:
+    """For each training image, the first of the other images whose hash differs in no more than 3 bits."""
+    both = [train.perceptual[train.distinctive], others.perceptual[others.distinctive]]
+    hashes, inverse = np.unique(np.concatenate(both), return_inverse=True)
+    count = len(both[0])
+    first = np.full(len(hashes), NONE)  # the first of the other images with exactly that hash
+    np.minimum.at(first, inverse[count:], np.flatnonzero(others.distinctive))
     best = first.copy()
     for pairs in near_pairs(hashes.view(np.uint8).reshape(-1, 8)):
         for a, b in (pairs.T, pairs.T[::-1]):
             np.minimum.at(best, a, first[b])
-    found = np.full(len(ours.telling), NONE)
-    found[ours.telling] = best[mine]
-    return found
+    matches = np.full(len(train.distinctive), NONE)
+    matches[train.distinctive] = best[inverse[:count]]
+    return matches

@@ -1,16 +1,16 @@
 """RandAugment with the operations and strengths of the published AugReg runs.
 
-The level of an operation becomes its argument as in the TensorFlow AutoAugment code, in a straight line that
-goes on beyond the highest level of 10: the runs used 15 and 20. Three habits of that code decide what the
-runs saw, and are kept:
+The argument of an operation is linear in its level, as in the TensorFlow AutoAugment code, also above the
+highest level of 10: the published runs used 15 and 20. Three quirks of that code affect the results and are
+reproduced:
 
-- Every selected operation is applied. The code draws a probability in [0.2, 0.8] for each, and drops it;
-  `chance=(0.2, 0.8)` does what was perhaps meant.
-- Posterize keeps int(level / 10 * 4) bits, by shifts of 8 - bits to the right and back: a higher level is a
-  weaker change, none at all from 20 on. TensorFlow shifts a byte by 7 at most, so level 0 leaves one bit and
+- Every selected operation is applied. The code draws a probability in [0.2, 0.8] for each but ignores it;
+  `chance=(0.2, 0.8)` does what was probably intended.
+- Posterize keeps int(level / 10 * 4) bits, by shifting 8 - bits to the right and back: a higher level is a
+  weaker change, none at all from 20 on. TensorFlow shifts a byte by at most 7, so level 0 leaves one bit and
   not a black image.
-- Solarize inverts what is not below int(level / 10 * 256), and compares bytes, for which 256 is 0: levels 10
-  and 20 invert everything, 15 means 128.
+- Solarize inverts values of at least int(level / 10 * 256), compared as bytes, for which 256 is 0: levels 10
+  and 20 invert everything, and 15 means 128.
 """
 
 import math
@@ -21,13 +21,13 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from vitkit.errors import Error
 
-HIGHEST = 10  # level at which the arguments below are stated
+HIGHEST = 10  # the level of the arguments below
 DEGREES = 30.0
 BITS = 4
 THRESHOLD = 256
 ADDITION = 110
 SHEAR = 0.3
-PIXELS = 100.0  # of a shift; the runs had images of 224
+PIXELS = 100.0  # of a translation, for images of 224 pixels
 CUTOUT = 40  # half the side of the square
 GREY = 128
 Operation = Callable[[Image.Image, float, np.random.Generator], Image.Image]
@@ -41,13 +41,14 @@ def augment(
     *,
     chance: tuple[float, float] = (1.0, 1.0),
 ) -> np.ndarray:
-    """`layers` operations in a row, each one of the 16, applied with a chance drawn from this range."""
+    """Apply `layers` random operations of the 16, each with a probability drawn from `chance`."""
     if layers < 0 or magnitude < 0:
         raise Error(
-            f"RandAugment ({layers}, {magnitude}): layers and magnitude are 0 or more", code="request.value"
+            f"RandAugment ({layers}, {magnitude}): layers and magnitude must be 0 or more",
+            code="request.value",
         )
     if not 0 <= chance[0] <= chance[1] <= 1:
-        raise Error(f"chance {chance} is not a range in 0 to 1, low first", code="request.value")
+        raise Error(f"chance {chance} must be a range (low, high) within 0 to 1", code="request.value")
     names = list(OPERATIONS)
     picture = Image.fromarray(image)
     for _ in range(layers):
@@ -58,14 +59,14 @@ def augment(
 
 
 def operate(name: str, image: np.ndarray, level: float, rng: np.random.Generator) -> np.ndarray:
-    """One operation, by its name."""
+    """Apply one operation by name."""
     if name not in OPERATIONS:
         raise Error(f"no operation {name!r}; known: {', '.join(OPERATIONS)}", code="request.unknown")
     return np.array(OPERATIONS[name](Image.fromarray(image), level, rng))
 
 
 def factor(level: float) -> float:
-    """How much of the image remains in a blend with its degenerate: grey, black, mean or smoothed."""
+    """The weight of the image in a blend with its degenerate: gray, black, mean or smoothed."""
     return level / HIGHEST * 1.8 + 0.1
 
 
@@ -95,7 +96,7 @@ def solarize(image: Image.Image, level: float, rng: np.random.Generator) -> Imag
 
 
 def solarize_add(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    """Dark values, those below 128, become lighter."""
+    """Lighten values below 128."""
     addition = int(level / HIGHEST * ADDITION)
     return image.point([min(value + addition, 255) if value < 128 else value for value in range(256)] * 3)
 
@@ -117,9 +118,9 @@ def sharpness(image: Image.Image, level: float, rng: np.random.Generator) -> Ima
 
 
 def affine(image: Image.Image, x: tuple[float, float, float], y: tuple[float, float, float]) -> Image.Image:
-    """The pixel at (i, j) is taken from (x . (i, j, 1), y . (i, j, 1)), the nearest one; grey from outside.
+    """Map output pixel (i, j) to input pixel (x . (i, j, 1), y . (i, j, 1)), nearest neighbour, gray outside.
 
-    Pillow asks for the map of pixel centres, which lie half a pixel further on both axes.
+    Pillow expects the map of pixel centres, which are offset by half a pixel on both axes.
     """
     (a, b, c), (d, e, f) = x, y
     centred = (a, b, c + (1 - a - b) / 2, d, e, f + (1 - d - e) / 2)
@@ -131,7 +132,7 @@ def affine(image: Image.Image, x: tuple[float, float, float], y: tuple[float, fl
 def rotate(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
     angle = math.radians(either_sign(level / HIGHEST * DEGREES, rng))
     cos, sin = math.cos(angle), math.sin(angle)
-    i, j = (image.width - 1) / 2, (image.height - 1) / 2  # the centre stays
+    i, j = (image.width - 1) / 2, (image.height - 1) / 2  # rotate around the centre
     return affine(image, (cos, -sin, i - cos * i + sin * j), (sin, cos, j - sin * i - cos * j))
 
 
@@ -152,7 +153,7 @@ def translate_y(image: Image.Image, level: float, rng: np.random.Generator) -> I
 
 
 def cutout(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    """A grey square about any pixel, cut off at the border."""
+    """A gray square around a random pixel, clipped at the border."""
     half = int(level / HIGHEST * CUTOUT)
     j, i = rng.integers(image.height), rng.integers(image.width)
     pixels = np.array(image)

@@ -1,4 +1,4 @@
-"""Parts of a data set: a stratified split by content, nested subsets, classes that must agree."""
+"""Splits of a data set: stratified by content, nested subsets, and class lists that must agree."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.data.content import REMEMBERED, SIZE, content_hash
+from vitkit.data.content import HASH_CACHE, SIZE, content_hash
 from vitkit.data.decode import BadImage
 from vitkit.data.names import folded
 from vitkit.data.sources.source import Lazy, Source
 from vitkit.data.sources.sparse_labels import joined
 from vitkit.errors import Error
 
-PART = 256  # images that a thread looks at in a row
-HELD = 2_000_000  # images up to which their marks stay in memory, 32 bytes each
-Placed = Mapping[bytes | str, str]  # the split of an image, by its mark or by its name
+PART = 256  # images that a thread hashes in a row
+CACHED = 2_000_000  # the largest source whose content hashes stay in memory, 32 bytes each
+Placed = Mapping[bytes | str, str]  # the split of an image, by its content hash or by its name
 
 
 def fingerprint(source: Source, index: int) -> bytes:
-    """A digest of an image's bytes or pixels; of its name where it cannot be read."""
+    """The content hash of an image, or of its name if it cannot be read."""
     try:
         return source.digest(index) if source.digest else content_hash(source.fetch(index))
     except BadImage:
@@ -30,67 +30,70 @@ def fingerprint(source: Source, index: int) -> bytes:
 
 
 def fingerprints(source: Source, advance: Callable[[], None] = lambda: None) -> np.ndarray:
-    """The marks of all images, (N,) of 32 bytes each; what was read of files is remembered."""
-    if source.marks is not None:
-        return source.marks
-    marks = np.zeros(len(source), dtype=f"S{SIZE}")
+    """The content hashes of all images, (N,) of 32 bytes each; those of files are cached on disk."""
+    if source.hashes is not None:
+        return source.hashes
+    hashes = np.zeros(len(source), dtype=f"S{SIZE}")
 
     def fill(part: range) -> None:
         for index in part:
-            marks[index] = fingerprint(source, index)
+            hashes[index] = fingerprint(source, index)
             advance()
 
+    parts = (range(len(source))[start : start + PART] for start in range(0, len(source), PART))
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(fill, (range(len(source))[at : at + PART] for at in range(0, len(source), PART))))
-    REMEMBERED.save()
-    return marks
+        list(pool.map(fill, parts))
+    HASH_CACHE.save()
+    return hashes
 
 
 def split(
     source: Source,
     fraction: float,
     *,
-    marks: Sequence[bytes] | np.ndarray | None = None,
+    hashes: Sequence[bytes] | np.ndarray | None = None,
     name: str = "test",
     placed: Placed | None = None,
 ) -> tuple[Source, Source]:
-    """(rest, part): of each class the `fraction` with the smallest digests goes to the part.
+    """(rest, part): of each class, the `fraction` with the smallest content hashes goes to the part.
 
-    Which images those are depends on their content alone, not on their names or order, and copies of one
-    image stay together. placed: the splits of images that were divided before; those of `name` are in the
-    part again, the others are not, and the part is filled up with new images.
+    The split depends only on the content of the images, not on their names or order, and copies of one image
+    stay together. placed: the splits of images that were split before; those in `name` go to the part again,
+    those in other splits do not, and new images fill up the part.
     """
     if not 0 < fraction < 1:
-        raise Error(f"a split takes a fraction between 0 and 1, not {fraction}", code="request.value")
-    marks = fingerprints(source) if marks is None else np.array(marks, dtype=f"S{SIZE}")
-    source = replace(source, marks=marks) if len(source) <= HELD else source
-    old, new = divided(source, marks, name, placed or {})
-    chosen = [marks[old]]
+        raise Error(f"the fraction of a split must be between 0 and 1, not {fraction}", code="request.value")
+    hashes = fingerprints(source) if hashes is None else np.array(hashes, dtype=f"S{SIZE}")
+    source = replace(source, hashes=hashes) if len(source) <= CACHED else source
+    old, new = earlier_split(source, hashes, name, placed or {})
+    chosen = [hashes[old]]
     for members in by_class(source):
-        digests = np.unique(marks[members])  # in order
-        count = min(max(1, round(fraction * len(digests))), len(digests) - 1) if len(digests) > 1 else 0
-        count -= len(np.unique(marks[members[old[members]]]))
-        chosen.append(np.unique(marks[members[new[members]]])[: max(0, count)])
-    inside = np.isin(marks, np.concatenate(chosen))
+        distinct = np.unique(hashes[members])  # sorted
+        count = min(max(1, round(fraction * len(distinct))), len(distinct) - 1) if len(distinct) > 1 else 0
+        count -= len(np.unique(hashes[members[old[members]]]))
+        chosen.append(np.unique(hashes[members[new[members]]])[: max(0, count)])
+    inside = np.isin(hashes, np.concatenate(chosen))
     return source.take(np.flatnonzero(~inside)), source.take(np.flatnonzero(inside))
 
 
-def divided(source: Source, marks: np.ndarray, name: str, placed: Placed) -> tuple[np.ndarray, np.ndarray]:
-    """Which images were in the split `name` before, and which in none: two (N,) of true and false."""
+def earlier_split(
+    source: Source, hashes: np.ndarray, name: str, placed: Placed
+) -> tuple[np.ndarray, np.ndarray]:
+    """Two masks (N,): the images that were in the split `name` before, and those that were in none."""
     if not placed:
         return np.zeros(len(source), bool), np.ones(len(source), bool)
-    names = any(isinstance(one, str) for one in placed)
-    raw = marks.astype(f"S{SIZE}").tobytes()
-    where = [placed.get(raw[at : at + SIZE]) for at in range(0, len(raw), SIZE)]
-    if names:
-        where = [split or placed.get(key) for split, key in zip(where, source.keys, strict=True)]
-    return np.array([split == name for split in where]), np.array([split is None for split in where])
+    by_name = any(isinstance(key, str) for key in placed)
+    raw = hashes.astype(f"S{SIZE}").tobytes()
+    splits = [placed.get(raw[start : start + SIZE]) for start in range(0, len(raw), SIZE)]
+    if by_name:
+        splits = [split or placed.get(key) for split, key in zip(splits, source.keys, strict=True)]
+    return np.array([split == name for split in splits]), np.array([split is None for split in splits])
 
 
 def by_class(source: Source) -> Iterable[np.ndarray]:
-    """The numbers of the images of each class; with several labels, an image counts for its first."""
+    """The indices of the images of each class; a multi-label image counts for its first class."""
     first = source.labels.first() if source.multilabel else source.labels
-    order = np.argsort(first, kind="stable")  # not a search for each class, of which there may be 21,000
+    order = np.argsort(first, kind="stable")  # one sort instead of a search per class, of up to 21,000
     bounds = np.searchsorted(first[order], np.arange(len(source.classes) + 1))
     return [order[start:stop] for start, stop in pairwise(bounds)]
 
@@ -103,12 +106,12 @@ def subset(
     per_class: int | None = None,
     seed: int = 0,
 ) -> Source:
-    """A random part of a source: so many images, a share of them, or so many of each class.
+    """A random subset of `count` images, a fraction of them, or `per_class` images of each class.
 
-    Parts are nested: with one seed, a smaller part lies within a larger one.
+    Subsets are nested: for the same seed, a larger subset contains a smaller one.
     """
-    if sum(given is not None for given in (count, fraction, per_class)) != 1:
-        raise Error("a subset takes one of count, fraction and per_class", code="request.conflict")
+    if sum(option is not None for option in (count, fraction, per_class)) != 1:
+        raise Error("a subset takes exactly one of count, fraction and per_class", code="request.conflict")
     order = np.random.default_rng(seed).permutation(len(source))
     if per_class is not None:
         if per_class < 1:
@@ -119,7 +122,7 @@ def subset(
     size = count if count is not None else round(float(fraction or 0) * len(source))
     if not 1 <= size <= len(source):
         raise Error(
-            f"a subset of {size} of {len(source)} images; give 1 to {len(source)}", code="request.value"
+            f"a subset of {size} of {len(source)} images; expected 1 to {len(source)}", code="request.value"
         )
     return source.take(np.sort(order[:size]))
 
@@ -127,26 +130,25 @@ def subset(
 def complete(
     splits: Mapping[str, Source], *, val: float = 0.1, test: float = 0.1, placed: Placed | None = None
 ) -> dict[str, Source]:
-    """train, val and test: those that are there, the others split off train by content; val=0: no val.
+    """train, val and test; those that are missing are split off train by content. val=0: no val.
 
-    placed: how a run has divided these images; they stay where they are, and new ones are divided too.
+    placed: the splits of an earlier run; its images keep theirs, and only new ones are split.
     """
-    found = dict(splits)
-    train = found.pop("train", None) or found.pop("all", None)
+    others = dict(splits)
+    train = others.pop("train", None) or others.pop("all", None)
     if train is None:
         raise Error(f"the data has no train split, only {', '.join(splits)}", code="data.empty")
-    if "test" not in found and "val" not in found:
-        train, found["test"] = split(train, test, placed=placed)
-    elif "test" not in found:
-        found["test"] = found.pop("val")  # the only held-out part is what the result is told on
-    if "val" not in found and val:
-        train, found["val"] = split(train, val, name="val", placed=placed)
-    same = {name: same_classes(part, train.classes, name) for name, part in found.items()}
-    return {"train": train} | same
+    if "test" not in others and "val" not in others:
+        train, others["test"] = split(train, test, placed=placed)
+    elif "test" not in others:
+        others["test"] = others.pop("val")  # the only held-out split is for the final result
+    if "val" not in others and val:
+        train, others["val"] = split(train, val, name="val", placed=placed)
+    return {"train": train} | {name: same_classes(part, train.classes, name) for name, part in others.items()}
 
 
 def join(first: Source, second: Source) -> Source:
-    """The images of two sources with the same classes, one after the other."""
+    """The concatenation of two sources with the same classes."""
     size = len(first)
 
     def either(call: Callable[[Source], Callable[[int], Any]]) -> Callable[[int], Any]:
@@ -161,28 +163,28 @@ def join(first: Source, second: Source) -> Source:
         digest=either(lambda source: partial(fingerprint, source)),
         size=either(lambda source: source.size or (lambda i: -1)) if first.size or second.size else None,
         identity="+".join([first.identity, second.identity]) if first.identity and second.identity else "",
-        marks=None
-        if first.marks is None or second.marks is None
-        else np.concatenate([first.marks, second.marks]),
+        hashes=None
+        if first.hashes is None or second.hashes is None
+        else np.concatenate([first.hashes, second.hashes]),
     )
 
 
 def same_classes(source: Source, classes: tuple[str, ...], name: str = "") -> Source:
-    """The source with its labels in terms of `classes`; a class not among them is an error by name."""
-    strange = [label for label in source.classes if label not in set(classes)]
-    if strange:
+    """The source with its labels renumbered to `classes`; a class that is not among them is an error."""
+    unknown = [label for label in source.classes if label not in set(classes)]
+    if unknown:
         alike = {folded(label): label for label in classes}
-        twins = [(label, alike[folded(label)]) for label in strange if folded(label) in alike]
-        hint = f"; {twins[0][0]!a} is not {twins[0][1]!a}" if twins else ""  # they may look the same
+        twins = [(label, alike[folded(label)]) for label in unknown if folded(label) in alike]
+        hint = f"; {twins[0][0]!a} is not {twins[0][1]!a}" if twins else ""  # ascii(), as they may look alike
         raise Error(
-            f"{name or source.name}: classes {', '.join(map(repr, strange[:5]))} are unknown to the model; "
+            f"{name or source.name}: classes {', '.join(map(repr, unknown[:5]))} are unknown to the model; "
             f"known: {', '.join(map(repr, classes[:10]))}{' ...' if len(classes) > 10 else ''}{hint}",
             code="data.classes",
         )
     if source.classes == tuple(classes):
         return source
-    place = {label: i for i, label in enumerate(classes)}
-    numbers = np.array([place[label] for label in source.classes], dtype=np.int64)
-    several = source.multilabel
-    labels = source.labels.renumbered(numbers, len(classes)) if several else numbers[source.labels]
+    number = {label: i for i, label in enumerate(classes)}
+    numbers = np.array([number[label] for label in source.classes], dtype=np.int64)
+    multilabel = source.multilabel
+    labels = source.labels.renumbered(numbers, len(classes)) if multilabel else numbers[source.labels]
     return replace(source, classes=tuple(classes), labels=labels)

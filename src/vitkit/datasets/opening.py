@@ -1,7 +1,6 @@
-"""Data by its place: a folder, a file, an address or the name of a public data set; also as shards."""
+"""Open data from any place: a file, folder, address or the name of a data set; and convert it to shards."""
 
 import os
-import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -9,36 +8,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.names import hidden
+from vitkit.data.names import DATA_SUFFIXES, hidden
+from vitkit.data.sources.archives import MEMBER_CHECKS
 from vitkit.data.sources.index import INDEX, open_index
-from vitkit.data.sources.remote import Cache, open_remote
+from vitkit.data.sources.openers import Cache, Opener, find_openers
 from vitkit.data.sources.shard_folders import index_shards
 from vitkit.data.sources.shards import Advance, write_shards
-from vitkit.data.sources.source import (
-    Source,
-    check_place,
-    digits,
-    open_archive,
-    open_arrays,
-    open_folder,
-    open_manifest,
-    open_parquet,
-    open_shards,
-)
+from vitkit.data.sources.source import Source
 from vitkit.datasets import image_files, matlab, pixel_files
-from vitkit.datasets.vtab import open_place as open_task
 from vitkit.errors import Error
 
-DEPTH = 3  # folders that hold nothing but one folder, as unpacked archives have them
-OURS = {"validation": "val"}
+DEPTH = 3  # nested folders to look into, since unpacking often leaves a folder within a folder
+PACKAGES = ("vitkit.data.sources", "vitkit.datasets")  # whose modules may define an OPENER
+SPLIT_NAMES = {"validation": "val"}  # published name to ours
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A published data set; any one of the groups of `marks` is enough to know it. A folder ends in "/"."""
+    """A published data set, recognised if all paths of any group exist; the path of a folder ends in "/"."""
 
     name: str
-    marks: tuple[tuple[str, ...], ...]
+    paths: tuple[tuple[str, ...], ...]
     read: Callable[[Path], dict[str, Source]]
 
 
@@ -81,45 +71,54 @@ LAYOUTS = (
 
 
 def open_published(folder: Path) -> dict[str, Source] | None:
-    """The official splits of a public data set; None where the folder holds none that is known."""
+    """The official splits of a public data set; None if the folder is not a known one."""
+    if (match := find_layout(folder)) is None:
+        return None
+    root, layout = match
+    splits = layout.read(root)
+    return {SPLIT_NAMES.get(split, split): replace(part, name=folder.name) for split, part in splits.items()}
+
+
+def find_layout(folder: Path) -> tuple[Path, Layout] | None:
+    """The published layout of a folder, and the folder within it where the layout starts."""
     for root in nested(folder):
         if layout := recognise(partial(exists, root)):
-            splits = layout.read(root)
-            return {OURS.get(split, split): replace(part, name=folder.name) for split, part in splits.items()}
+            return root, layout
     return None
 
 
 def refuse_published(path: Path, names: Iterable[str]) -> None:
-    """Refuse an archive of such a folder: its lists and labels are read once it is unpacked."""
+    """Reject an archive of a published data set, whose labels can be read only after unpacking."""
     files = set(names)
     folders: set[str] = set()
     for folder in {name.rpartition("/")[0] for name in files}:
         parts = folder.split("/")
         folders |= {"/".join(parts[:depth]) + "/" for depth in range(1, len(parts) + 1)}
 
-    def known(prefix: str) -> Layout | None:
-        return recognise(lambda mark: prefix + mark in (folders if mark.endswith("/") else files))
+    def layout_below(prefix: str) -> Layout | None:
+        return recognise(lambda name: prefix + name in (folders if name.endswith("/") else files))
 
     for prefix in ("", *(folder for folder in folders if folder.count("/") == 1)):
-        if layout := known(prefix):
+        if layout := layout_below(prefix):
             unpack = "unzip" if path.suffix.lower() == ".zip" else "tar -xf"
             raise Error(
-                f"{path}: {layout.name} as published, whose labels are not the names of folders; unpack it "
-                f"('{unpack} {path}') and give the folder",
+                f"{path}: the published {layout.name} does not store its labels as folder names; unpack it "
+                f"('{unpack} {path}') and use the folder",
                 code="data.layout",
             )
 
 
 def recognise(has: Callable[[str], bool]) -> Layout | None:
-    return next((one for one in LAYOUTS if any(all(map(has, group)) for group in one.marks)), None)
+    """The first layout that is present, where `has` tells whether a path exists."""
+    return next((layout for layout in LAYOUTS if any(all(map(has, group)) for group in layout.paths)), None)
 
 
-def exists(root: Path, mark: str) -> bool:
-    return (root / mark).is_dir() if mark.endswith("/") else (root / mark).is_file()
+def exists(root: Path, name: str) -> bool:
+    return (root / name).is_dir() if name.endswith("/") else (root / name).is_file()
 
 
 def nested(folder: Path) -> Iterable[Path]:
-    """A folder and, as long as it holds one folder only, the one inside."""
+    """A folder and, as long as there is exactly one folder in it, that inner folder."""
     for _ in range(DEPTH):
         yield folder
         inner = []
@@ -134,36 +133,54 @@ def nested(folder: Path) -> Iterable[Path]:
         folder = folder / inner[0]
 
 
+def find_opener(place: str) -> Opener | None:
+    """The first registered opener that matches a place."""
+    return next((opener for opener in find_openers(*PACKAGES) if opener.matches(place)), None)
+
+
+def expected_data() -> str:
+    """What can be opened, for error messages."""
+    return ", ".join(opener.description for opener in reversed(find_openers(*PACKAGES)))
+
+
+def check_place(place: str) -> None:
+    """Reject a place without data, before anything is opened."""
+    if not place.strip():
+        raise Error(f"the data is {place!r}, an empty name; expected {expected_data()}", code="request.value")
+    if os.path.exists(place) or find_opener(place) is not None:
+        return
+    if not Path(place).exists():  # raises where a folder on the way is not readable
+        raise Error(f"no data at {place!r}; expected {expected_data()}", code="data.not-found")
+
+
+def is_data_file(place: str) -> bool:
+    """Whether a place that is not a folder is a data set, not an image."""
+    if os.path.isdir(place):
+        return False
+    return Path(place).suffix.lower() in DATA_SUFFIXES or find_opener(place) is not None
+
+
 def open_data(place: str | Path, *, cache: Cache | None = None) -> dict[str, Source]:
     """All splits of a data set by name; one without splits is under "all".
 
     place: an image folder, a public data set as published, a folder or http(s) address of shards, a .csv or
     .parquet manifest, .parquet files of images, a .zip or .tar of a folder, an .npz, "digits" or
-    vtab:TASK:ROOT. cache: for what is fetched.
+    vtab:TASK:ROOT. cache: for downloads.
     """
     check_place(str(place))
-    if str(place) == "digits":
-        return {"all": digits()}
-    if str(place).startswith("vtab:"):
-        return open_task(str(place))
-    if re.match(r"https?://", str(place)):
-        return open_shards(str(place), *open_remote(str(place), cache or Cache()))
-    path = Path(place)
-    if path.is_dir():
-        published = None if (path / INDEX).is_file() else open_published(path)
-        return published or open_folder(path)
-    archive = partial(open_archive, check=refuse_published)
-    openers: dict[str, Callable[[Path], dict[str, Source]]] = {
-        ".csv": open_manifest, ".parquet": open_parquet, ".npz": open_arrays,
-        ".zip": archive, ".tar": archive,
-    }  # fmt: skip
-    opener = openers.get(path.suffix.lower())
+    opener = find_opener(str(place))
     if opener is None:
-        raise Error(
-            f"{path}: not a kind of data that is read; known: .csv, .parquet, .zip, .tar, .npz",
-            code="data.layout",
-        )
-    return opener(path)
+        raise Error(f"{place}: unknown kind of data; expected {expected_data()}", code="data.layout")
+    return opener.open(str(place), cache)
+
+
+MEMBER_CHECKS.append(refuse_published)
+OPENER = Opener(
+    description="a published data set",
+    matches=lambda place: os.path.isdir(place) and find_layout(Path(place)) is not None,
+    open=lambda place, cache: open_published(Path(place)) or {},
+    order=80,  # after a folder of shards, before any other folder
+)
 
 
 def shard(
@@ -175,8 +192,8 @@ def shard(
     workers: int = 4,
     advance: Advance = lambda count: None,
 ) -> dict[str, Any]:
-    """Shards of a data set in a folder or, for a folder of tar shards itself, their index; what was done."""
-    began = time.monotonic()
+    """Write a data set as shards or, if `out` is the data itself, the index of its tar shards."""
+    start_time = time.monotonic()
     if data and Path(data).is_dir() and Path(data).resolve() == out.resolve():
         left_out = index_shards(out, advance=advance)
     else:
@@ -184,12 +201,12 @@ def shard(
             open_data(data), out, seed=seed, images=images, workers=workers, advance=advance
         )
     splits = open_index(out / INDEX)[1]
-    shards = [one for index in splits.values() for one in index.shards]
+    shards = [item for index in splits.values() for item in index.shards]
     return {
         "splits": {split: len(index) for split, index in splits.items()},
         "images": sum(map(len, splits.values())),
         "shards": len(shards),
-        "bytes": sum(one.bytes for one in shards),
-        "seconds": time.monotonic() - began,
+        "bytes": sum(item.bytes for item in shards),
+        "seconds": time.monotonic() - start_time,
         "left_out": left_out,
     }

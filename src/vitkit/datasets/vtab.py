@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.data.sources.source import Source, open_parquet
+from vitkit.data.sources.openers import Opener
+from vitkit.data.sources.source import Source
+from vitkit.data.sources.tables import open_parquet
 from vitkit.data.splits import fingerprints
 from vitkit.datasets import image_files, matlab, pixel_files, tfrecord
 from vitkit.errors import Error
@@ -224,3 +226,11 @@ def published_order(split: str, keys: Iterable[str]) -> np.ndarray:
     if len(set(marks)) < len(marks):
         raise Error(f"two images of {split!r} have the same key", code="data.layout")
     return np.array(sorted(range(len(marks)), key=marks.__getitem__), dtype=np.int64)
+
+
+OPENER = Opener(
+    description="vtab:TASK:ROOT",
+    matches=lambda place: place.startswith("vtab:"),
+    open=lambda place, cache: open_place(place),
+    order=10,
+)

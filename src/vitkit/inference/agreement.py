@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from vitkit.data.decode import BadImage, read
-from vitkit.data.names import DATA_SUFFIXES
 from vitkit.data.sources.source import digits
 from vitkit.data.views import apply
-from vitkit.datasets.opening import open_data
+from vitkit.datasets.opening import is_data_file, open_data
 from vitkit.errors import Error
 from vitkit.inference.predict import evaluation_view, find_images
 from vitkit.models.variants import Model
@@ -111,7 +110,7 @@ def warn_unread(bad: list[tuple[str, str]], total: int) -> None:
 
 def select_images(places: Sequence[str], count: int) -> list[tuple[str, Callable[[], bytes | np.ndarray]]]:
     """Names and readers of `count` images, evenly spaced: the first ones might all be of one class."""
-    if len(places) == 1 and (places[0] == "digits" or places[0].endswith(DATA_SUFFIXES)):
+    if len(places) == 1 and (places[0] == "digits" or is_data_file(places[0])):
         splits = open_data(places[0])
         source = splits.get("train") or next(iter(splits.values()))
         return [(source.keys[n], partial(source.fetch, int(n))) for n in evenly_spaced(len(source), count)]

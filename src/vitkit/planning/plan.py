@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.content import REMEMBERED
+from vitkit.data.content import HASH_CACHE
 from vitkit.data.loader import check_sockets
 from vitkit.data.sources.remote import Cache
 from vitkit.data.sources.source import Source
@@ -82,7 +82,7 @@ def data_opener(plan: bool) -> Iterator[SplitCache]:
     if not plan:
         yield SplitCache()
         return
-    with REMEMBERED.in_memory(), tempfile.TemporaryDirectory() as folder:
+    with HASH_CACHE.in_memory(), tempfile.TemporaryDirectory() as folder:
         yield SplitCache(cache=Cache(Path(folder), 0))
 
 

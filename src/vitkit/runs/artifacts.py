@@ -315,7 +315,7 @@ def first_images(recipe: Recipe, source: Source, order: Order) -> tuple[Tensor, 
     places = list(mine)
     if recipe.mixup and len(places) < recipe.batch:
         places.insert(0, recipe.batch - 1)  # mixed with the first one
-    samples, _ = Samples(source, training_view(recipe), order).made([(0, place) for place in places])
+    samples, _ = Samples(source, training_view(recipe), order).load([(0, place) for place in places])
     targets = one_hot(samples["label"], len(source.classes))
     batch: Batch = samples | {"image": samples["image"].float(), "label": targets}
     if recipe.mixup:

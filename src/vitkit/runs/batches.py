@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from vitkit.data.decode import BadImage
-from vitkit.data.loader import BadFiles, Batch, Notes, train_batches
+from vitkit.data.loader import BadFileLog, BadFiles, Batch, train_batches
 from vitkit.data.order import Order
 from vitkit.data.sources.source import Source
 from vitkit.data.views import View, mixup, normalise
@@ -40,7 +40,7 @@ def training_batches(
     start: int,
     stop: int | None = None,
     workers: int,
-    bad: Notes,
+    bad: BadFileLog,
     waited: Callable[[float], None],
     prepare: Callable[[int, Batch], Batch] | None = None,
 ) -> Iterator[list[Batch]]:
@@ -154,7 +154,7 @@ class UnusableImages:
     synchronized: int = 0  # of `local`, that all processes know of
 
     def add(self, source: Source, index: int, error: BadImage) -> None:
-        if source.keys[index] not in self.bad.found:
+        if source.keys[index] not in self.bad.reasons:
             self.local.append((index, error))
 
     @property

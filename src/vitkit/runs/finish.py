@@ -40,7 +40,7 @@ def finish_run(run: RunContext, evaluator: Evaluator, logger: RunLogger, bad: Ba
         write_shown(run.out, run.task, test)
     logger.close()
     if run.options.report:
-        unusable = {"train": bad.found} | evaluator.unusable
+        unusable = {"train": bad.reasons} | evaluator.unusable
         artifacts.finish(
             run.out, run.runtime, run.splits[split], run.task, metrics, model, unusable, logger.say
         )
@@ -71,4 +71,4 @@ def run_cost(run: RunContext, model: Model, bad: BadFiles) -> dict[str, Any]:
         model, run.runtime, seen=run.state.step * run.recipe.batch, seconds=run.progress["seconds"],
         joules=run.progress.get("joules"), an_hour=run.options.price_per_hour,
     )  # fmt: skip
-    return costs | {"unusable_images": len(bad.found)}
+    return costs | {"unusable_images": len(bad.reasons)}

@@ -173,10 +173,10 @@ class Trainer:
         def check() -> dict[str, str]:
             sample = min(PREFLIGHT_IMAGES, run.total * run.recipe.batch)
             preflight(run.splits["train"], bad, sample=sample, workers=run.workers or 1)
-            return bad.found
+            return bad.reasons
 
         if run.state.step == 0:
-            bad.found = run.runtime.on_main_first(check)
+            bad.reasons = run.runtime.on_main_first(check)
 
     def batches(self) -> Iterator[list[Batch]]:
         run = self.run

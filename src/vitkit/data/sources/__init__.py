@@ -1,1 +1,1 @@
-"""Places that hold images: folders, arrays, tables, archives, shards, on disk or remote."""
+"""Data sources: folders, arrays, tables, archives and shards, on disk or remote; one module for each kind."""

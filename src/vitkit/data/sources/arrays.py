@@ -1,4 +1,4 @@
-"""Images and labels in .npz files: what a file claims is compared with its size before memory is taken."""
+"""Images and labels in .npz files; declared array sizes are checked before memory is allocated."""
 
 import lzma
 import os
@@ -11,53 +11,55 @@ from pathlib import Path
 
 import numpy as np
 
-from vitkit.data.names import MOST_CLASSES, SPLITS, check_aliases
+from vitkit.data.names import SPLITS, check_aliases
 from vitkit.data.sources.archives import Positioned
+from vitkit.data.sources.openers import Opener, file_with_suffix
+from vitkit.data.sources.source import Source, from_arrays
 from vitkit.errors import Error, code_of
 
-DAMAGE = (  # what numpy and zipfile raise for a file that is not as it should be
+DAMAGE = (  # what numpy and zipfile raise for a malformed file
     OSError, EOFError, KeyError, ValueError, RuntimeError, SyntaxError, OverflowError, MemoryError, TypeError,
     zlib.error, lzma.LZMAError, zipfile.BadZipFile, struct.error, tokenize.TokenError,
 )  # fmt: skip
-DENSEST = 1100  # bytes that deflate makes of one, at most
+MAX_DEFLATE_RATIO = 1100  # bytes that one byte can inflate to, rounded up
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 Pairs = dict[str, tuple[np.ndarray, np.ndarray]]  # images and labels by split
 
 
 def read_npz(path: Path) -> tuple[Pairs, tuple[str, ...] | None]:
-    """images and labels, or x_train and y_train, x_test ... for splits; and the names of the classes."""
+    """images and labels, or x_train and y_train, x_test ... for splits; and the class names, if stored."""
     try:
         with Positioned(path) as file, zipfile.ZipFile(file) as archive:
             members = {m.filename.removesuffix(".npy"): m for m in archive.infolist()}
             if len(members) < len(archive.infolist()):
-                raise Error("two of its arrays have the same name", code="data.layout")
-            pairs, names = pairs_of(set(members)), members.get("classes")
+                raise Error("two arrays have the same name", code="data.layout")
+            pairs, names = array_pairs(set(members)), members.get("classes")
             check_sizes([members[name] for pair in pairs.values() for name in pair], file.size)
-            found = {
-                split: tuple(array_of(archive, members[name], file.size) for name in pair)
+            arrays = {
+                split: tuple(read_array(archive, members[name], file.size) for name in pair)
                 for split, pair in pairs.items()
             }
-            classes = class_names(array_of(archive, names, file.size)) if names else None
+            classes = class_names(read_array(archive, names, file.size)) if names else None
     except DAMAGE as error:
         reason = str(error) or type(error).__name__
         raise Error(
             f"{path}: not a usable .npz file: {' '.join(reason.split())[:300]}",
             code=code_of(error, "data.corrupt"),
         ) from None
-    for split, (images, _) in found.items():
+    for split, (images, _) in arrays.items():
         if not images.size:
             raise Error(
                 f"{path}: no images in {pairs[split][0]!r}: its shape is {images.shape}", code="data.empty"
             )
-    return {split: (images, labels) for split, (images, labels) in found.items()}, classes
+    return {split: (images, labels) for split, (images, labels) in arrays.items()}, classes
 
 
-def pairs_of(names: set[str]) -> dict[str, tuple[str, str]]:
-    """The names of the arrays of each split."""
+def array_pairs(names: set[str]) -> dict[str, tuple[str, str]]:
+    """The names of the image and label arrays of each split."""
     parts = sorted(n for n in names if n[:2] == "x_" and (n[2:] in SPLITS or f"y{n[1:]}" in names))
     if {"images", "labels"} <= names:
         if parts:
-            raise Error(f"it has 'images' and {parts[0]!r} too; keep one of them", code="data.layout")
+            raise Error(f"it has both 'images' and {parts[0]!r}; keep one of them", code="data.layout")
         return {"all": ("images", "labels")}
     if not parts:
         raise Error(
@@ -67,36 +69,37 @@ def pairs_of(names: set[str]) -> dict[str, tuple[str, str]]:
     for name in parts:
         if name[2:] not in SPLITS:
             raise Error(
-                f"{name!r} is no split; known are {', '.join('x_' + split for split in SPLITS)}",
+                f"{name!r} is not a split; known: {', '.join('x_' + split for split in SPLITS)}",
                 code="data.layout",
             )
         if f"y{name[1:]}" not in names:
-            raise Error(f"it has {name!r}, but no {'y' + name[1:]!r}", code="data.layout")
+            raise Error(f"it has {name!r} but no {'y' + name[1:]!r}", code="data.layout")
     check_aliases("its arrays", [name[2:] for name in parts])
     return {SPLITS[name[2:]]: (name, f"y{name[1:]}") for name in parts}
 
 
 def check_sizes(members: list[zipfile.ZipInfo], size: int) -> None:
-    """Refuse arrays that cannot be in a file of this size, or that this machine's memory does not hold.
+    """Reject arrays that cannot fit in a file of this size, or that do not fit in memory.
 
-    Only what numpy writes is read, stored or deflated: of these zipfile inflates no more than is claimed.
+    Only the compression methods that numpy writes are allowed, stored and deflated: for these, zipfile never
+    inflates more than the declared size.
     """
     for m in members:
         if m.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise Error(
-                f"{m.filename} is compressed in a way that numpy does not write (zip method "
-                f"{m.compress_type}); save it again with numpy.savez_compressed",
+                f"{m.filename} uses zip method {m.compress_type}, which numpy does not write; "
+                "save it again with numpy.savez_compressed",
                 code="data.layout",
             )
-        if m.compress_size > size or m.file_size > DENSEST * m.compress_size + DENSEST:
+        if m.compress_size > size or m.file_size > MAX_DEFLATE_RATIO * (m.compress_size + 1):
             raise Error(f"{m.filename} claims {m.file_size} bytes, in a file of {size}", code="data.corrupt")
     needed, memory = sum(m.file_size for m in members), physical_memory()
     if needed > memory:
         largest = max(members, key=lambda m: m.file_size).filename
         raise Error(
-            f"its arrays take {needed / 1e9:.3g} GB, most of it {largest}, and this machine has "
-            f"{memory / 1e9:.3g} GB; write the images as files, and 'vitkit shard' makes shards "
-            "of them",
+            f"its arrays need {needed / 1e9:.3g} GB, most of it for {largest}, and this machine has "
+            f"{memory / 1e9:.3g} GB; save the images as files, or convert those to shards with "
+            "'vitkit shard'",
             code="data.too-large",
         )
 
@@ -105,25 +108,26 @@ def physical_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def array_of(archive: zipfile.ZipFile, member: zipfile.ZipInfo, size: int) -> np.ndarray:
-    """An array whose header, directory entry and file agree about its bytes."""
+def read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, size: int) -> np.ndarray:
+    """An array; its header, its zip entry and the file must agree on its size."""
     check_sizes([member], size)
     name = member.filename
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         if version not in HEADERS:
             raise Error(
-                f"{name} is in version {version} of numpy's format; 1.0 and 2.0 are read", code="data.layout"
+                f"{name} has version {version} of numpy's format; supported: 1.0 and 2.0", code="data.layout"
             )
         shape, _, dtype = HEADERS[version](file)
         if dtype.hasobject:
             raise Error(
-                f"{name} holds Python objects, which are not read; save numbers or text", code="data.unsafe"
+                f"{name} contains Python objects, which are not read; save numbers or text",
+                code="data.unsafe",
             )
         needed = prod(shape) * dtype.itemsize
         if file.tell() + needed != member.file_size:
             raise Error(
-                f"{name} claims {dtype} {shape}, and has {member.file_size - file.tell()} bytes",
+                f"{name} claims {dtype} {shape} but has {member.file_size - file.tell()} bytes",
                 code="data.corrupt",
             )
     with archive.open(member) as file:
@@ -139,20 +143,14 @@ def class_names(values: np.ndarray) -> tuple[str, ...]:
     return names
 
 
-def class_numbers(where: str, labels: np.ndarray) -> np.ndarray:
-    """Labels as int64; the first that is no class number is an error by its row."""
-    kind = labels.dtype.kind
-    if kind in "iu":
-        wrong = (labels < 0) | (labels >= MOST_CLASSES)
-    else:
-        wrong = np.ones(labels.shape, bool)
-        if kind == "f" and (odd := labels != np.floor(labels)).any():  # which NaN is, too
-            wrong = odd
-    rows = np.flatnonzero(wrong)
-    if len(rows):
-        raise Error(
-            f"{where}, row {rows[0]}: the label {labels[rows[0]]} of type {labels.dtype} is no class number; "
-            f"labels must be integers from 0 to {MOST_CLASSES - 1}",
-            code="data.labels",
-        )
-    return labels.astype(np.int64)
+def open_arrays(path: Path) -> dict[str, Source]:
+    """An .npz of images (N, H, W[, 1 or 3]) uint8 and labels; x_train and y_train, x_test ... for splits."""
+    pairs, classes = read_npz(path)
+    return {split: from_arrays(path.name, x, y, classes) for split, (x, y) in pairs.items()}
+
+
+OPENER = Opener(
+    description=".npz",
+    matches=file_with_suffix(".npz"),
+    open=lambda place, cache: open_arrays(Path(place)),
+)

@@ -1,16 +1,16 @@
-"""Shards over HTTP: one range request a sample, retried, and kept in a copy with holes of bounded size.
+"""Shards over HTTP: one range request per sample, retried, and cached in sparse files of bounded total size.
 
-An order over a whole data set touches every shard in its first batches, so fetching whole shards on first
-touch would fetch everything before the first step, and again and again where it does not fit the disk. A
-range costs the sample alone. What came is written into a file with holes at the shard's own offsets; the
-index's checksum tells a sample from a hole, so there is nothing else to keep, and a torn write is a hole.
+Shuffled training touches every shard in its first batches, so downloading whole shards on first use would
+download everything before the first step, and repeatedly if it does not fit on the disk. A range request
+transfers only the sample. Samples are written to a sparse local file at the offsets of the shard; the CRC in
+the index tells a cached sample from a hole, so no other bookkeeping is needed and a torn write is harmless.
 """
 
 import os
+import re
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitkit.data.sources.index import (
@@ -23,78 +23,74 @@ from vitkit.data.sources.index import (
     parse_header,
     parse_line,
 )
+from vitkit.data.sources.openers import Cache, Opener
+from vitkit.data.sources.shard_folders import open_shards
+from vitkit.data.sources.source import Source
 from vitkit.errors import Error
-from vitkit.io.cache import cache_folder, trim
+from vitkit.io.cache import trim
 from vitkit.io.files import LOCK, locked, sha256
 from vitkit.io.http import download, get_range, join
 
 
-@dataclass(frozen=True)
-class Cache:
-    """Where what came over the network is kept, and how many bytes of images; 0: none, only indexes."""
-
-    folder: Path = field(default_factory=lambda: cache_folder() / "shards")
-    limit: int = 64 * 2**30
-
-
-def open_remote(address: str, cache: Cache) -> tuple[Path, ReadShard]:
-    """The index of shards at an address, as a local file, and how to read a shard there."""
+def open_remote(address: str, cache: Cache) -> dict[str, Source]:
+    """The splits of the shards at an address."""
     path = fetch_index(address, cache.folder)
-    return path, remote_shards(address, path.parent, cache)
+    return open_shards(address, path, remote_shards(address, path.parent, cache))
 
 
 def fetch_index(address: str, folder: Path) -> Path:
-    """The index, from the cache if it is still the one at the address; known by its header's SHA-256."""
-    place = join(address, INDEX)
-    start, total = get_range(place, 0, 4096)
-    length, digest = parse_line(start, place)
+    """The local copy of the index; downloaded if the SHA-256 of its header is not in the cache yet."""
+    url = join(address, INDEX)
+    start, total = get_range(url, 0, 4096)
+    length, digest = parse_line(start, url)
     path = folder / digest[:32] / INDEX
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path.parent):
         if not path.exists():
-            check_length(place, start, length, digest, total)
+            check_length(url, start, length, digest, total)
             partial = path.with_name(INDEX + ".partial")
-            download(place, partial, size=total)
+            download(url, partial, size=total)
             try:
                 check_columns(partial)
             except ValueError as error:
                 partial.unlink()
-                raise Error(f"{place}: damaged on the way ({error})", code="network.changed") from None
+                raise Error(f"{url}: damaged in transfer ({error})", code="network.changed") from None
             os.replace(partial, path)
     return path
 
 
-def check_length(place: str, start: bytes, length: int, digest: str, total: int) -> None:
-    """Whether a server's file is as long as its own header says, before more than that header is fetched."""
+def check_length(url: str, start: bytes, length: int, digest: str, total: int) -> None:
+    """Compare the size of the remote file with its header, before more than the header is downloaded."""
     line = start.find(b"\n") + 1
     if total >= line + length:
         more = max(0, line + length - len(start))
-        text = start + (get_range(place, len(start), more)[0] if more else b"")
-        size = parse_header(text[line : line + length], digest, place).get("bytes")
+        text = start + (get_range(url, len(start), more)[0] if more else b"")
+        size = parse_header(text[line : line + length], digest, url).get("bytes")
         if type(size) is int and total == aligned(line + length) + size:
             return
-    why = f"{place}: {total} bytes, which is not what its header says; damaged or cut off"
-    raise Error(why, code="data.corrupt")
+    raise Error(
+        f"{url}: {total} bytes, which does not match its header; damaged or truncated", code="data.corrupt"
+    )
 
 
 def remote_shards(address: str, folder: Path, cache: Cache) -> ReadShard:
-    """How to read a sample: from the copy if it is there, else by a range request."""
+    """A function that reads a sample from the cache or, if it is not there, by a range request."""
     written = [cache.limit]  # bytes since the cache was last measured; the first write measures it
 
     def read(shard: Shard, start: int, size: int, crc: int) -> bytes:
         copy = folder / shard.file
-        content = recall(copy, start, size) if cache.limit else b""
+        content = read_cached(copy, start, size) if cache.limit else b""
         if len(content) == size and zlib.crc32(content) == crc:
             return content
-        for _ in range(2):  # what is wrong the first time may have been damaged on the way
+        for _ in range(2):  # a wrong checksum may be a transfer error, so try once more
             content = get_shard(address, shard, start, size)
             if zlib.crc32(content) == crc:
                 break
         else:
-            return content  # and the index tells what is wrong with it
+            return content  # Index.fetch reports the mismatch
         if cache.limit:
-            with suppress(OSError):  # a full disk costs the copy, not the run
-                keep(copy, start, content)
+            with suppress(OSError):  # a full disk must not end the run
+                write_cached(copy, start, content)
             written[0] += size
             if written[0] > cache.limit // 64:
                 written[0] = 0
@@ -107,18 +103,21 @@ def remote_shards(address: str, folder: Path, cache: Cache) -> ReadShard:
 def get_shard(address: str, shard: Shard, start: int, size: int) -> bytes:
     content, total = get_range(join(address, shard.file), start, size)
     if total != shard.bytes:
-        why = f"{total} bytes, its index says {shard.bytes}: cut off or replaced"
-        raise Error(f"{join(address, shard.file)}: {why}", code="network.changed")
+        raise Error(
+            f"{join(address, shard.file)}: {total} bytes, but its index says {shard.bytes}; truncated or "
+            "replaced",
+            code="network.changed",
+        )
     return content
 
 
-def recall(copy: Path, start: int, size: int) -> bytes:
+def read_cached(copy: Path, start: int, size: int) -> bytes:
     try:
         file = os.open(copy, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return b""
     try:
-        os.utime(file)  # the least recently used go first
+        os.utime(file)  # the cache evicts the least recently used
         return os.pread(file, size, start)
     except OSError:
         return b""
@@ -126,7 +125,7 @@ def recall(copy: Path, start: int, size: int) -> bytes:
         os.close(file)
 
 
-def keep(copy: Path, start: int, content: bytes) -> None:
+def write_cached(copy: Path, start: int, content: bytes) -> None:
     file = os.open(copy, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         os.pwrite(file, content, start)
@@ -135,7 +134,7 @@ def keep(copy: Path, start: int, content: bytes) -> None:
 
 
 def mirror(address: str, folder: Path, *, advance: Callable[[int], None] = lambda count: None) -> Path:
-    """All shards of an address, whole, one after the other, checked by SHA-256; the index comes last."""
+    """Download all shards of an address one by one and check their SHA-256; the index is moved in last."""
     index = fetch_index(address, folder)
     for shard in (shard for split in open_index(index)[1].values() for shard in split.shards):
         path = folder / shard.file
@@ -144,11 +143,21 @@ def mirror(address: str, folder: Path, *, advance: Callable[[int], None] = lambd
             download(join(address, shard.file), partial, size=shard.bytes)
             if (digest := sha256(partial)) != shard.sha256:
                 partial.unlink()
-                why = f"SHA-256 {digest}, its index says {shard.sha256}"
-                raise Error(f"{join(address, shard.file)}: {why}", code="network.changed")
+                raise Error(
+                    f"{join(address, shard.file)}: SHA-256 {digest}, but its index says {shard.sha256}",
+                    code="network.changed",
+                )
             os.replace(partial, path)
         advance(shard.samples)
     os.replace(index, folder / INDEX)
     (index.parent / LOCK).unlink()
     index.parent.rmdir()
     return folder
+
+
+OPENER = Opener(
+    description="an http(s) address of shards",
+    matches=lambda place: re.match(r"https?://", place) is not None,
+    open=lambda place, cache: open_remote(place, cache or Cache()),
+    order=10,
+)

@@ -1,4 +1,4 @@
-"""Tar shards as they are found: those that others wrote for WebDataset indexed in place, any verified."""
+"""Folders of tar shards: opened by their index, verified, and WebDataset shards indexed in place."""
 
 import hashlib
 import io
@@ -21,6 +21,7 @@ from vitkit.data.sources.index import (
     INDEX,
     ROW,
     Index,
+    ReadShard,
     Shard,
     check_columns,
     check_file,
@@ -29,11 +30,13 @@ from vitkit.data.sources.index import (
     open_index,
     write_index,
 )
+from vitkit.data.sources.openers import Opener
+from vitkit.data.sources.source import Lazy, Source
 from vitkit.data.sources.sparse_labels import SparseLabels
 from vitkit.errors import Error
 from vitkit.io.files import replaced
 
-CODE = ("pkl", "pickle", "pyd", "pt", "pth")  # what WebDataset would unpickle; here it is not opened
+CODE = ("pkl", "pickle", "pyd", "pt", "pth")  # what WebDataset would unpickle; never opened here
 Advance = Callable[[int], None]
 Label = int | list[int]
 Scanned = tuple[Shard, list[tuple[Any, ...]], list[str], list[Label]]  # rows of ROW, keys, labels
@@ -42,12 +45,13 @@ Scanned = tuple[Shard, list[tuple[Any, ...]], list[str], list[Label]]  # rows of
 def index_shards(
     folder: Path, *, classes: Sequence[str] = (), advance: Advance = lambda count: None
 ) -> dict[str, str]:
-    """Write the index of shards of <key>.<image> and <key>.cls or .json; what was left out, and why.
+    """Write the index of shards of <key>.<image> and <key>.cls or .json; returns the skipped samples and why.
 
-    A shard belongs to the split that a word of its name says. Without names, classes are numbers.
+    The split of a shard is the first split name among the words of its file name. Without class names, the
+    classes are numbers.
     """
     if (folder / INDEX).exists():
-        raise Error(f"{folder / INDEX} exists already; remove it to write a new one", code="file.exists")
+        raise Error(f"{folder / INDEX} already exists; remove it to write a new one", code="file.exists")
     groups: dict[str, list[Scanned]] = {}
     left_out: dict[str, str] = {}
     for path in sorted(folder.glob("*.tar")):
@@ -60,21 +64,23 @@ def index_shards(
     several = {isinstance(label, list) for label in labels}
     if len(several) != 1:
         raise Error(
-            f"{folder}: {'some images have several labels, others one' if labels else 'no labelled image'}",
+            f"{folder}: {'some images have several labels, others one' if labels else 'no labelled images'}",
             code="data.labels",
         )
     top = max(max(label, default=-1) if isinstance(label, list) else label for label in labels)
     names = tuple(classes) or tuple(str(n) for n in range(top + 1))
     if top >= len(names):
-        raise Error(f"{folder}: label {top} has no name among {len(names)} classes", code="data.labels")
-    splits = {split: joined(parts, len(names), several == {True}) for split, parts in groups.items()}
+        raise Error(f"{folder}: label {top} is out of range for {len(names)} class names", code="data.labels")
+    splits = {split: join_shards(parts, len(names), several == {True}) for split, parts in groups.items()}
     with replaced(folder / INDEX) as file:
         write_index(file, names, splits, {"left_out": left_out})
     return left_out
 
 
-def joined(parts: list[Scanned], classes: int, several: bool) -> tuple[list[Shard], dict[str, np.ndarray]]:
-    """The shards of a split and its columns."""
+def join_shards(
+    parts: list[Scanned], classes: int, several: bool
+) -> tuple[list[Shard], dict[str, np.ndarray]]:
+    """The shards of a split and its index columns."""
     rows = np.concatenate([np.array(part[1], ROW) for part in parts])
     rows["shard"] = np.repeat(np.arange(len(parts)), [len(part[1]) for part in parts])
     labels: list[Any] = [label for part in parts for label in part[3]]
@@ -83,7 +89,7 @@ def joined(parts: list[Scanned], classes: int, several: bool) -> tuple[list[Shar
 
 
 def scan_shard(path: Path, left_out: dict[str, str]) -> Scanned:
-    """The samples of a shard: a label and one image each."""
+    """The samples of a shard, each with a label and one image."""
     rows: list[tuple[Any, ...]] = []
     keys, labels = [], []
     with Positioned(path) as file:
@@ -92,26 +98,26 @@ def scan_shard(path: Path, left_out: dict[str, str]) -> Scanned:
             label = read_label(f"{path.name}!{key}", file, members)
             if len(images) > 1:
                 raise Error(
-                    f"{path}!{key}: {len(images)} images in one sample; one is read", code="data.layout"
+                    f"{path}!{key}: {len(images)} images in one sample; expected one", code="data.layout"
                 )
             code = [name for name in members if name.rpartition(".")[2] in CODE]
-            left_out |= {f"{path.name}!{key}.{name}": "not opened: it may hold code" for name in code}
+            left_out |= {f"{path.name}!{key}.{name}": "not opened: it may contain code" for name in code}
             if not images or label is None:
                 left_out[f"{path.name}!{key}"] = "no image" if not images else "no label"
                 continue
             start, size = members[images[0]]
             content = os.pread(file.number, size, start)
-            both = content_hash(content)
-            rows.append((0, 0, start, size, zlib.crc32(content), both[:16], both[16:]))
+            digest = content_hash(content)
+            rows.append((0, 0, start, size, zlib.crc32(content), digest[:16], digest[16:]))
             keys.append(key)
             labels.append(label)
-        digest = hashlib.file_digest(io.BufferedReader(file), "sha256").hexdigest()
-        return Shard(path.name, file.size, digest, len(rows)), rows, keys, labels
+        sha256 = hashlib.file_digest(io.BufferedReader(file), "sha256").hexdigest()
+        return Shard(path.name, file.size, sha256, len(rows)), rows, keys, labels
 
 
 def samples(path: Path) -> dict[str, dict[str, tuple[int, int]]]:
-    """By key and ending, where the members lie; only ordinary files of a size that can be."""
-    found: dict[str, dict[str, tuple[int, int]]] = {}
+    """Offset and size of the members of each sample, by key and extension; all must be regular files."""
+    spans: dict[str, dict[str, tuple[int, int]]] = {}
     try:
         for member in walk_tar(path):
             if member.isdir():
@@ -120,38 +126,37 @@ def samples(path: Path) -> dict[str, dict[str, tuple[int, int]]]:
             check_member(where, member)
             folder, _, name = member.name.removeprefix("./").rpartition("/")
             stem, _, ending = name.partition(".")
-            members = found.setdefault(f"{folder}/{stem}" if folder else stem, {})
+            members = spans.setdefault(f"{folder}/{stem}" if folder else stem, {})
             if ending.lower() in members:
-                raise Error(f"{where}: is in the archive twice", code="data.layout")
+                raise Error(f"{where}: appears twice in the archive", code="data.layout")
             members[ending.lower()] = (member.offset_data, member.size)
     except (tarfile.TarError, OSError) as error:
         raise Error(
-            f"{path}: cut off, damaged or not a plain tar file ({error})", code="data.corrupt"
+            f"{path}: truncated, damaged or not an uncompressed tar file ({error})", code="data.corrupt"
         ) from None
-    return found
+    return spans
 
 
 def check_member(where: str, member: tarfile.TarInfo) -> None:
     if not member.isreg() or member.issparse():
         raise Error(
-            f"{where}: a link, device or sparse file; shards hold ordinary files only", code="data.unsafe"
+            f"{where}: a link, device or sparse file; shards may contain regular files only",
+            code="data.unsafe",
         )
     if member.size > MAX_MEMBER:
-        raise Error(
-            f"{where}: claims {member.size} bytes; at most {MAX_MEMBER} are read", code="data.too-large"
-        )
+        raise Error(f"{where}: claims {member.size} bytes; the limit is {MAX_MEMBER}", code="data.too-large")
 
 
 def read_label(where: str, file: Positioned, members: dict[str, tuple[int, int]]) -> Label | None:
-    """A class number in .cls, or a JSON table with a number `label` or a list of them, `labels`."""
+    """The class number in .cls, or `label` (a number) or `labels` (a list) of the JSON object in .json."""
     for ending in ("cls", "json"):
         if ending not in members:
             continue
         start, size = members[ending]
         text = os.pread(file.number, min(size, 2**20), start)
         try:
-            told = int(text) if ending == "cls" else json.loads(text)
-            label = told if isinstance(told, int) else told.get("labels", told.get("label"))
+            value = int(text) if ending == "cls" else json.loads(text)
+            label = value if isinstance(value, int) else value.get("labels", value.get("label"))
         except (ValueError, AttributeError, RecursionError):
             raise Error(f"{where}.{ending}: no label: {text[:40]!r}", code="data.labels") from None
         if label is None:
@@ -163,17 +168,39 @@ def read_label(where: str, file: Positioned, members: dict[str, tuple[int, int]]
     return None
 
 
+def open_shards(name: str, path: Path, read: ReadShard | None = None) -> dict[str, Source]:
+    """The splits of an index; without `read`, its shards are the files beside it."""
+    classes, splits = open_index(path)
+    read_shard = read or local_shards(path.parent, splits)
+
+    def source(part: Index) -> Source:
+        keys, labels = Lazy(len(part), part.key), part.labels(len(classes))
+        return Source(
+            name, classes, keys, labels, lambda i: part.fetch(i, read_shard), digest=part.digest,
+            identity=part.identity,
+        )  # fmt: skip
+
+    return {split: source(part) for split, part in splits.items()}
+
+
+OPENER = Opener(
+    description="a folder of shards",
+    matches=lambda place: os.path.isfile(os.path.join(place, INDEX)),
+    open=lambda place, cache: open_shards(Path(place).name, Path(place) / INDEX),
+)
+
+
 def verify(folder: Path, *, workers: int = 4, advance: Advance = lambda count: None) -> list[str]:
-    """What is wrong with shards or their index, every byte of which is read; nothing: an empty list."""
+    """Read every byte of the shards and their index; returns a message for each error."""
     check_columns(folder / INDEX)
-    wrong: list[str] = []
+    messages: list[str] = []
     with ThreadPoolExecutor(workers) as pool:
         for index in open_index(folder / INDEX)[1].values():
             work = ((folder, index, number) for number in range(len(index.shards)))
-            for shard, found in zip(index.shards, pool.map(lambda job: faults(*job), work), strict=True):
-                wrong += found
+            for shard, errors in zip(index.shards, pool.map(lambda job: faults(*job), work), strict=True):
+                messages += errors
                 advance(shard.samples)
-    return wrong
+    return messages
 
 
 def faults(folder: Path, index: Index, number: int) -> list[str]:
@@ -186,11 +213,11 @@ def faults(folder: Path, index: Index, number: int) -> list[str]:
         return [str(error)]
     if digest == shard.sha256:
         return []
-    wrong = [f"{folder / shard.file}: SHA-256 {digest}, its index says {shard.sha256}"]
+    messages = [f"{folder / shard.file}: SHA-256 {digest}, but its index says {shard.sha256}"]
     read = local_shards(folder, {})
     for row in np.flatnonzero(index.columns["shard"] == number).tolist():
         try:
             index.fetch(row, read)
-        except ValueError as error:  # BadImage is one
-            wrong.append(str(error))
-    return wrong
+        except ValueError as error:  # includes BadImage
+            messages.append(str(error))
+    return messages

@@ -1,4 +1,4 @@
-"""Tables of images and labels: .csv in any encoding, and Parquet as Hugging Face's datasets write it."""
+"""Tables of images and labels: .csv in any Unicode encoding, and Parquet as written by Hugging Face."""
 
 import csv
 import io
@@ -8,51 +8,57 @@ import re
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vitkit.data.decode import BadImage
-from vitkit.data.names import MOST_CLASSES, check_aliases, check_stray, hidden
+from vitkit.data.content import file_hash
+from vitkit.data.decode import BadImage, read
+from vitkit.data.names import MOST_CLASSES, SPLITS, check_aliases, check_stray, hidden, split_of
 from vitkit.data.sources.archives import Positioned
+from vitkit.data.sources.openers import Opener, file_with_suffix
+from vitkit.data.sources.source import LABEL_SEPARATOR, Lazy, Source, from_rows
 from vitkit.errors import Error
 
-Row = tuple[str, dict[str, str]]  # where it stands, and its cells
-ENCODINGS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}  # by the first bytes
+Row = tuple[str, dict[str, str]]  # file and line for messages, and the cells by column
+ENCODINGS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}  # by byte order mark
 REMEDY = "save the table as UTF-8"
 
 
 def csv_rows(path: Path, needed: tuple[str, ...]) -> Iterator[Row]:
-    """The rows of a table with a header that has the needed columns."""
-    table = csv.DictReader(io.StringIO(text_of(path), newline=""))
+    """The rows of a table whose header has the needed columns."""
+    table = csv.DictReader(io.StringIO(read_text(path), newline=""))
     line = 1
     try:
         names = list(table.fieldnames or ())
         if not set(needed) <= set(names):
-            has = ", ".join(names)[:200]
-            raise Error(f"{path}: needs the columns {' and '.join(needed)}, has {has}", code="data.layout")
-        twice = [name for name in names if names.count(name) > 1]
-        if twice:
-            raise Error(f"{path}: has several columns {twice[0]!r}; keep one", code="data.layout")
+            columns = ", ".join(names)[:200]
+            raise Error(
+                f"{path}: needs the columns {' and '.join(needed)}, has {columns}", code="data.layout"
+            )
+        duplicates = [name for name in names if names.count(name) > 1]
+        if duplicates:
+            raise Error(f"{path}: has several columns {duplicates[0]!r}; keep one", code="data.layout")
         line = table.line_num + 1
         for row in table:
             where, line = f"{path}, line {table.line_num}", table.line_num + 1
             extra: object = row.pop(None, None)
             if extra is not None:
                 raise Error(
-                    f"{where}: more cells than the header has columns ({len(names)}); put a cell that has a "
-                    "comma in it between quotes",
+                    f"{where}: more cells than the {len(names)} columns of the header; put quotes around "
+                    "cells that contain a comma",
                     code="data.layout",
                 )
             yield where, {name: cell or "" for name, cell in row.items()}
     except csv.Error as error:
-        raise Error(f"{path}, line {line}: {error}; is a quote not closed?", code="data.layout") from None
+        raise Error(f"{path}, line {line}: {error}; is a quote left open?", code="data.layout") from None
 
 
-def text_of(path: Path) -> str:
+def read_text(path: Path) -> str:
     with Positioned(path) as file:
         content = file.readall() or b""
     encoding = next((name for start, name in ENCODINGS.items() if content.startswith(start)), "utf-8")
@@ -67,16 +73,17 @@ def text_of(path: Path) -> str:
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
         raise Error(
-            f"{path}, line {line}: a NUL, as in UTF-16 without its first mark; {REMEDY}", code="data.layout"
+            f"{path}, line {line}: a NUL byte, as in UTF-16 without a byte order mark; {REMEDY}",
+            code="data.layout",
         )
     return text
 
 
 IMAGE, LABEL = ("image", "img"), ("label", "labels", "fine_label")
-GROUPS = 4  # row groups held in memory
+GROUPS = 4  # row groups cached in memory
 
 
-def reader(path: Path) -> Any:
+def open_file(path: Path) -> Any:
     try:
         from pyarrow import parquet
     except ModuleNotFoundError:
@@ -84,13 +91,13 @@ def reader(path: Path) -> Any:
             f"{path}: reading Parquet needs pyarrow (pip install 'vitkit[parquet]'), or use a .csv",
             code="request.extra-missing",
         ) from None
-    with readable(path):
+    with parquet_errors(path):
         return parquet.ParquetFile(path)
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Inside, whatever pyarrow finds wrong with a file is one error that names it."""
+def parquet_errors(path: Path) -> Iterator[None]:
+    """Turn any error of pyarrow into one that names the file."""
     from pyarrow import ArrowException
 
     try:
@@ -101,19 +108,19 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def manifest_rows(path: Path) -> list[Row] | None:
-    """The rows of a table of paths and labels; None where the table holds the images themselves."""
-    file = reader(path)
+    """The rows of a table of paths and labels; None where the table contains the images themselves."""
+    file = open_file(path)
     columns = file.schema_arrow.names
     if {"path", "label"} <= set(columns):
-        wanted = [name for name in columns if name in ("path", "label", "split")]
-        if len(set(wanted)) < len(wanted):
+        used = [name for name in columns if name in ("path", "label", "split")]
+        if len(set(used)) < len(used):
             raise Error(
-                f"{path}: has a column twice, of {', '.join(wanted)}; keep one of each", code="data.layout"
+                f"{path}: duplicate columns among {', '.join(used)}; keep one of each", code="data.layout"
             )
-        with readable(path):
-            rows = file.read(columns=wanted).to_pylist()
+        with parquet_errors(path):
+            rows = file.read(columns=used).to_pylist()
         return [
-            (f"{path}, row {i}", {name: cell(f"{path}, row {i}", name, row[name]) for name in wanted})
+            (f"{path}, row {i}", {name: cell(f"{path}, row {i}", name, row[name]) for name in used})
             for i, row in enumerate(rows)
         ]
     if not set(columns).isdisjoint(IMAGE):
@@ -126,17 +133,17 @@ def manifest_rows(path: Path) -> list[Row] | None:
 
 
 def cell(where: str, name: str, value: Any) -> str:
-    """A cell as text; a label may be a whole number."""
+    """A cell as text; a label may also be a whole number."""
     whole = isinstance(value, int | float) and not isinstance(value, bool) and value % 1 == 0
     if value is None or isinstance(value, str) or (name == "label" and whole):
         return "" if value is None else str(value)
-    kind = "text or a whole number" if name == "label" else "text"
-    found = f"{str(value)[:40]!r} of type {type(value).__name__}"
-    raise Error(f"{where}: {name} must be {kind}, not {found}", code="data.layout")
+    expected = "text or a whole number" if name == "label" else "text"
+    actual = f"{str(value)[:40]!r} of type {type(value).__name__}"
+    raise Error(f"{where}: {name} must be {expected}, not {actual}", code="data.layout")
 
 
 def image_tables(path: Path, splits: Mapping[str, str]) -> dict[str, "Table"]:
-    """The tables below a folder by split, with which a file's or folder's name begins (train-00000-of-9)."""
+    """The tables below a folder by split; the name of a file or folder starts with it (train-00000-of-9)."""
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     groups: dict[str, list[Path]] = {}
     aliases: set[str] = set()
@@ -154,31 +161,31 @@ def image_tables(path: Path, splits: Mapping[str, str]) -> dict[str, "Table"]:
 
 
 class Table:
-    """The images of some files; a row is had by reading the row group that it stands in.
+    """The images of several Parquet files; fetching a row reads its whole row group.
 
-    A shuffled order reads a whole row group for each image: `vitkit shard` makes shards of them for training.
+    Reading in shuffled order is slow for that reason; convert the data with `vitkit shard` to train on it.
     """
 
     def __init__(self, files: list[Path]):
         self.files = files
-        self.opened: dict[tuple[int, int], Any] = {}  # by process, since files are not shared across a fork
-        self.held: OrderedDict[int, Any] = OrderedDict()  # row groups, the most recent last
-        self.turn = threading.Lock()
+        self.handles: dict[tuple[int, int], Any] = {}  # by process, since handles do not survive a fork
+        self.cached: OrderedDict[int, Any] = OrderedDict()  # row groups, the most recent last
+        self.lock = threading.Lock()
         self.groups: list[tuple[int, int]] = []  # (file, row group)
-        self.starts: list[int] = []  # the first row of each
+        self.starts: list[int] = []  # the first row of each group
         labels, names, row = [], None, 0
         for number, path in enumerate(files):
-            file = reader(path)
+            file = open_file(path)
             self.image, label = (column(path, file.schema_arrow.names, known) for known in (IMAGE, LABEL))
             for group in range(file.num_row_groups):
                 self.groups.append((number, group))
                 self.starts.append(row)
                 row += file.metadata.row_group(group).num_rows
-            found = class_names(file.schema_arrow.metadata, label)
-            if number and found != names:
-                raise Error(f"{path}: other classes than {files[0].name} has", code="data.classes")
-            names = found
-            with readable(path):
+            stored_names = class_names(file.schema_arrow.metadata, label)
+            if number and stored_names != names:
+                raise Error(f"{path}: its classes differ from those of {files[0].name}", code="data.classes")
+            names = stored_names
+            with parquet_errors(path):
                 values = file.read(columns=[label], use_threads=False).column(0)
             if len(values) != (rows := file.metadata.num_rows):
                 raise Error(
@@ -193,7 +200,7 @@ class Table:
         return f"{self.files[self.groups[group][0]].name}:{index - self.starts[group] + self.offset(group)}"
 
     def offset(self, group: int) -> int:
-        """The rows of its file before a row group."""
+        """The number of rows that precede a row group in its file."""
         first = bisect_right(self.groups, (self.groups[group][0], -1))
         return self.starts[group] - self.starts[first]
 
@@ -202,60 +209,123 @@ class Table:
         value = self.rows(group)[index - self.starts[group]].as_py()
         content = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(content, bytes):
-            raise BadImage("unreadable", f"{self.key(index)}: the table holds no bytes of it")
+            raise BadImage("unreadable", f"{self.key(index)}: the table has no image bytes in this row")
         return content
 
     def rows(self, group: int) -> Any:
-        with self.turn:
-            if group in self.held:
-                self.held.move_to_end(group)
-                return self.held[group]
+        with self.lock:
+            if group in self.cached:
+                self.cached.move_to_end(group)
+                return self.cached[group]
             number, inner = self.groups[group]
-            place = (os.getpid(), number)
-            if place not in self.opened:
-                self.opened[place] = reader(self.files[number])
+            handle = (os.getpid(), number)
+            if handle not in self.handles:
+                self.handles[handle] = open_file(self.files[number])
             try:
-                with readable(self.files[number]):
-                    rows = self.opened[place].read_row_group(inner, columns=[self.image], use_threads=False)
+                with parquet_errors(self.files[number]):
+                    table = self.handles[handle].read_row_group(
+                        inner, columns=[self.image], use_threads=False
+                    )
             except ValueError as error:
                 raise BadImage("unreadable", str(error)) from None
-            found = rows.column(0)
-            self.held[group] = found
-            if len(self.held) > GROUPS:
-                self.held.popitem(last=False)
-            return found
+            images = table.column(0)
+            self.cached[group] = images
+            if len(self.cached) > GROUPS:
+                self.cached.popitem(last=False)
+            return images
 
 
 def column(path: Path, names: list[str], known: tuple[str, ...]) -> str:
-    found = [name for name in known if name in names]
-    if not found:
+    """The first of the known column names that the table has."""
+    present = [name for name in known if name in names]
+    if not present:
         raise Error(
             f"{path}: has no column {' or '.join(known)}, only {', '.join(names)}", code="data.layout"
         )
-    return found[0]
+    return present[0]
 
 
 def numbers(path: Path, values: Any, names: tuple[str, ...] | None) -> np.ndarray:
-    """Class numbers; -1 where there is none."""
-    found = [-1 if value is None else value for value in values.to_pylist()]
+    """Class numbers; -1 for a missing label."""
+    labels = [-1 if value is None else value for value in values.to_pylist()]
     most = len(names) if names else MOST_CLASSES
-    for row, value in enumerate(found):
+    for row, value in enumerate(labels):
         if type(value) is not int or value < -1:
-            told = f"not {values.type} with {str(value)[:40]!r}"
-            raise Error(f"{path}, row {row}: labels must be class numbers, {told}", code="data.labels")
+            actual = f"{str(value)[:40]!r} of type {values.type}"
+            raise Error(f"{path}, row {row}: labels must be class numbers, not {actual}", code="data.labels")
         if value >= most:
-            raise Error(
-                f"{path}, row {row}: label {value} has no name among {most} classes"
-                + ("" if names else ", the most that there may be"),
-                code="data.labels",
-            )
-    return np.array(found, dtype=np.int64)
+            limit = f"{most} classes" if names else f"the limit of {most} classes"
+            raise Error(f"{path}, row {row}: label {value} is out of range for {limit}", code="data.labels")
+    return np.array(labels, dtype=np.int64)
 
 
 def class_names(metadata: Mapping[bytes, bytes] | None, label: str) -> tuple[str, ...] | None:
-    """The names of the classes, where the file's writer left them."""
+    """The class names, if the writer stored them in the metadata."""
     try:
         features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
         return tuple(map(str, features[label]["names"]))
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def open_parquet(path: Path) -> dict[str, Source]:
+    """A manifest, or a file or folder of images as Hugging Face datasets write them."""
+    rows = None if path.is_dir() else manifest_rows(path)
+    if rows is not None:
+        return open_rows(path, rows)
+    sources = {}
+    for split, table in image_tables(path, SPLITS).items():
+        keys, unlabelled = Lazy(len(table.labels), table.key), np.flatnonzero(table.labels < 0)
+        source = Source(path.name, table.classes, keys, table.labels, table.fetch)
+        if len(unlabelled) < len(source):  # test splits are often published without labels
+            labelled = source.take(np.flatnonzero(table.labels >= 0)) if len(unlabelled) else source
+            sources[split] = replace(labelled, skipped=tuple(keys[i] for i in unlabelled))
+    if not sources:
+        raise Error(f"{path}: no image has a label", code="data.labels")
+    return sources
+
+
+def open_manifest(path: Path) -> dict[str, Source]:
+    """A .csv of paths and labels."""
+    return open_rows(path, csv_rows(path, ("path", "label")))
+
+
+def open_rows(path: Path, rows: Iterable[Row]) -> dict[str, Source]:
+    """Rows of path, label and optionally split; paths are relative to the table."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    first_use: dict[str, str] = {}  # the first row of each split name
+    for where, row in rows:
+        if not row["path"] or not row["label"]:
+            raise Error(f"{where}: path and label must not be empty", code="data.labels")
+        name = row.get("split", "")
+        groups.setdefault(split_of(where, name), []).append((row["path"], row["label"]))
+        first_use.setdefault(name.lower(), where)
+    if not groups:
+        raise Error(f"{path}: the table has no rows", code="data.empty")
+    check_aliases(str(path), first_use.keys() & SPLITS.keys())
+    if "all" in groups and len(groups) > 1:
+        where = first_use.get("") or first_use["all"]
+        raise Error(
+            f"{where}: no split, although other rows have one; set train, val or test", code="data.layout"
+        )
+    # one label cell with a separator in any split makes all splits multi-label
+    several = any(LABEL_SEPARATOR in label for part in groups.values() for _, label in part)
+    folder = path.parent
+    return {
+        split: from_rows(
+            path.name, part, lambda key: read(folder / key), (), several,
+            lambda key: file_hash(folder / key), lambda key: os.stat(folder / key).st_size,
+        )
+        for split, part in groups.items()
+    }  # fmt: skip
+
+
+def open_table(path: Path) -> dict[str, Source]:
+    return open_manifest(path) if path.suffix.lower() == ".csv" else open_parquet(path)
+
+
+OPENER = Opener(
+    description=".csv, .parquet",
+    matches=file_with_suffix(".csv", ".parquet"),
+    open=lambda place, cache: open_table(Path(place)),
+)

@@ -162,7 +162,7 @@ def with_marks(splits: Splits) -> Splits:
     """The splits with content hashes, unless there are too many images to read."""
     if sum(map(len, splits.values())) > READ:
         return splits
-    return {name: replace(part, marks=fingerprints(part)) for name, part in splits.items()}
+    return {name: replace(part, hashes=fingerprints(part)) for name, part in splits.items()}
 
 
 def remembered_splits(out: Path) -> dict[bytes | str, str]:
@@ -189,7 +189,7 @@ def summary(splits: Splits) -> dict[str, Any]:
             "digest": digest(part),
             "sizes": hashlib.sha256(sizes(part).data).hexdigest(),
         }
-        | ({} if part.marks is None else {"content": hashlib.sha256(raw_marks(part)).hexdigest()})
+        | ({} if part.hashes is None else {"content": hashlib.sha256(raw_marks(part)).hexdigest()})
         for name, part in splits.items()
     }
     return {"classes": list(splits["train"].classes), "splits": rows}
@@ -197,8 +197,8 @@ def summary(splits: Splits) -> dict[str, Any]:
 
 def raw_marks(source: Source) -> bytes:
     """The content hashes of all images, 32 bytes each."""
-    assert source.marks is not None
-    return source.marks.astype(f"S{SIZE}").tobytes()
+    assert source.hashes is not None
+    return source.hashes.astype(f"S{SIZE}").tobytes()
 
 
 def digest(source: Source) -> str:
@@ -235,7 +235,7 @@ def detail(source: Source, named: bool, marked: bool) -> dict[str, Any]:
     names, numbers = label_sets(source, named)
     counts = np.bincount(numbers, minlength=len(names)).tolist()
     row: dict[str, Any] = {"kinds": names, "counts": counts}
-    if marked and source.marks is not None:
+    if marked and source.hashes is not None:
         row["marks"] = base64.b64encode(raw_marks(source)).decode()
     return row | ({"labels": numbers.tolist(), "keys": list(source.keys),
                    "sizes": sizes(source).tolist()} if named else {})  # fmt: skip

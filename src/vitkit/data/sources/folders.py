@@ -1,0 +1,40 @@
+"""Folders of image files, one folder per class, or of .parquet files."""
+
+import os
+from pathlib import Path
+
+from vitkit.data.content import file_hash
+from vitkit.data.decode import read
+from vitkit.data.names import SUFFIXES
+from vitkit.data.sources.index import INDEX
+from vitkit.data.sources.openers import Opener
+from vitkit.data.sources.source import Source, open_tree, walk
+from vitkit.data.sources.tables import open_parquet
+from vitkit.errors import Error
+
+
+def open_folder(path: Path) -> dict[str, Source]:
+    """The images in class folders or, where there are none, the .parquet files."""
+    folders: list[str] = []
+    names = sorted(walk(path, folders))
+    suffixes = {os.path.splitext(name)[1].lower() for name in names}
+    if suffixes.isdisjoint(SUFFIXES):
+        if ".parquet" in suffixes:
+            return open_parquet(path)
+        if ".tar" in suffixes:
+            raise Error(
+                f"{path}: tar shards without {INDEX}; 'vitkit shard {path} {path}' writes it",
+                code="data.layout",
+            )
+    return open_tree(
+        path.name or str(path), names, lambda key: read(path / key), lambda key: file_hash(path / key),
+        size=lambda key: os.stat(path / key).st_size, folders=folders,
+    )  # fmt: skip
+
+
+OPENER = Opener(
+    description="a folder",
+    matches=os.path.isdir,
+    open=lambda place, cache: open_folder(Path(place)),
+    order=90,  # the fallback for folders that no other source recognises
+)
