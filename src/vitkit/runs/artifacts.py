@@ -187,7 +187,7 @@ def mistakes(source: Source, found: Accuracy, model: Model, device: str, say: Sa
     shown = pictured(source, found, [*worst, *least], model, device, say)
     return {
         "images": found.images, "wrong": len(ordered), "pairs": pairs(found, source.classes),
-        "calibration": bins(found.confidence, found.right),
+        "calibration": bins(found.confidence, found.correct),
         "worst": [shown[row] for row in worst if row in shown],
         "least": [shown[row] for row in least if row in shown],
     }  # fmt: skip
@@ -195,7 +195,7 @@ def mistakes(source: Source, found: Accuracy, model: Model, device: str, say: Sa
 
 def wrong_ones(found: Accuracy) -> list[int]:
     """The rows that are wrong, those of which the model was most sure first."""
-    wrong = torch.nonzero(~found.right)[:, 0]
+    wrong = torch.nonzero(~found.correct)[:, 0]
     return wrong[found.confidence[wrong].argsort(descending=True, stable=True)].tolist()
 
 
@@ -208,7 +208,7 @@ def write_mistakes(path: Path, source: Source, found: Accuracy) -> None:
             rows.writerow(("file", "truth", "said", "confidence"))
             for row in wrong_ones(found):
                 names = (source.keys[int(found.index[row])], source.classes[int(found.truth[row])],
-                         source.classes[int(found.said[row])])  # fmt: skip
+                         source.classes[int(found.predicted[row])])  # fmt: skip
                 rows.writerow([*map(csv_cell, names), f"{float(found.confidence[row]):.6f}"])
 
     replace_file(path, write)
@@ -236,7 +236,7 @@ def pictured(
         small = resized(image.permute(1, 2, 0).numpy())
         told[row] = {
             "key": str(source.keys[int(found.index[row])]), "confidence": float(found.confidence[row]),
-            "truth": source.classes[int(found.truth[row])], "said": source.classes[int(found.said[row])],
+            "truth": source.classes[int(found.truth[row])], "said": source.classes[int(found.predicted[row])],
             "image": jpeg(small),
             "overlay": None if heat is None else jpeg(overlay(small, heat)),
         }  # fmt: skip
@@ -268,9 +268,9 @@ def jpeg(pixels: np.ndarray) -> str:
 
 def pairs(found: Accuracy, classes: Sequence[str]) -> list[tuple[str, str, int, int]]:
     """(truth, said, times, images of that truth) of the most frequent confusions."""
-    wrong = ~found.right
-    kinds, times = torch.stack([found.truth[wrong], found.said[wrong]]).unique(dim=1, return_counts=True)
-    counts = found.truth.bincount(minlength=found.kinds)
+    wrong = ~found.correct
+    kinds, times = torch.stack([found.truth[wrong], found.predicted[wrong]]).unique(dim=1, return_counts=True)
+    counts = found.truth.bincount(minlength=found.data_classes)
     order = times.argsort(descending=True, stable=True)[:PAIRS].tolist()
     both = [(int(kinds[0, i]), int(kinds[1, i]), int(times[i])) for i in order]
     return [(classes[truth], classes[said], n, int(counts[truth])) for truth, said, n in both]

@@ -27,7 +27,7 @@ def write_predictions(out: Path, source: Source, found: "Accuracy") -> None:
     images = fingerprints(source)[found.index.numpy()]
     columns = {
         "classes": list(source.classes), "images": b64encode(images.tobytes()).decode(),
-        "truth": found.truth.tolist(), "predicted": found.said.tolist(),
+        "truth": found.truth.tolist(), "predicted": found.predicted.tolist(),
         "confidence": [round(value, 6) for value in found.confidence.tolist()],
     }  # fmt: skip
     content = gzip.compress(json.dumps(columns).encode(), 6, mtime=0)
