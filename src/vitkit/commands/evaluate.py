@@ -120,7 +120,7 @@ def counted(
     )
     numbers = chosen.numbers[kept]
     labels = reassessed(options.real, chosen.whole, model) if options.real else None
-    bad = BadFiles(1.0, lambda key, why: say(f"not used: {printable(key)}: {why}"))
+    bad = BadFiles(1.0, lambda key, why: say(f"skipped: {printable(key)}: {why}"))
     with runtime.process_group():
         workers = data_workers(options.workers)
         metrics = evaluate_model(task, model, source, options.batch, workers, bad, runtime, accepted)
