@@ -39,7 +39,7 @@ class Axis:
     end: float
     log: bool = False
     percent: bool = False
-    whole: bool = False  # integers such as steps: only they have ticks
+    integers: bool = False  # counts such as steps: only they have ticks
 
     def position(self, value: float) -> float:
         low, high = self.low, self.high
@@ -49,7 +49,7 @@ class Axis:
 
     def ticks(self) -> list[float]:
         values = log_ticks(self.low, self.high) if self.log else ticks(self.low, self.high)
-        return [value for value in values if value.is_integer()] if self.whole else values
+        return [value for value in values if value.is_integer()] if self.integers else values
 
     def label(self, value: float) -> str:
         return f"{short(100 * value)}%" if self.percent else short(value)
@@ -83,8 +83,8 @@ def line_chart(
     if not extent:
         return note(f"{y_label}: no data to plot")
     y = Axis(*span([p[1] for p in extent], log_y), HEIGHT - BOTTOM, TOP, log_y, percent)
-    ends, whole = span([p[0] for p in extent], log_x, tight=True), all(p[0] == int(p[0]) for p in extent)
-    x = Axis(*ends, plot_left(y), WIDTH - RIGHT, log_x, whole=whole)
+    ends, integers = span([p[0] for p in extent], log_x, tight=True), all(p[0] == int(p[0]) for p in extent)
+    x = Axis(*ends, plot_left(y), WIDTH - RIGHT, log_x, integers=integers)
     markup = frame(x, y, x_label)
     for key, values in ideal.items():
         markup += element("g", line(values, x, y, key), class_=IDEAL)

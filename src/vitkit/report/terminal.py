@@ -218,9 +218,9 @@ def prediction_rows(image: str, predictions: Predictions, *, unsure: bool) -> st
 class Live:
     """A progress line with bar, step, remaining time and loss; other metrics are added if there is space."""
 
-    def __init__(self, what: str, total: int, start: int = 0, *, every: float = EVERY, quiet: bool = False):
+    def __init__(self, title: str, total: int, start: int = 0, *, every: float = EVERY, quiet: bool = False):
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
-        self.what, self.total, self.done = what, total, start
+        self.title, self.total, self.done = title, total, start
         self.numbers: dict[str, Average] = {}
         self.every, self.last = every, time.monotonic()
         self.first: tuple[int, float] | None = None  # the first step of this process and its end time
@@ -252,7 +252,7 @@ class Live:
         self.done = step
         if not self.interactive and (now - self.last >= self.every or step == self.total):
             self.last = now
-            self.print("  ".join([self.what, self.position(), *self.fields(), f"{clock(self.left)} left"]))
+            self.print("  ".join([self.title, self.position(), *self.fields(), f"{clock(self.left)} left"]))
 
     def more(self, count: int) -> None:
         """Advance by `count` steps."""
@@ -261,11 +261,11 @@ class Live:
     def say(self, text: str) -> None:
         self.print(printable(text, lines=True))
 
-    def skip(self, name: str, why: str) -> None:
+    def skip(self, name: str, reason: str) -> None:
         """Report a skipped file; a log names every file, a terminal only the first few."""
         self.skipped += 1
         if not self.interactive or self.skipped <= NAMED:
-            self.say(f"skipped: {name}: {why}")
+            self.say(f"skipped: {name}: {reason}")
 
     def print(self, text: str) -> None:
         """Print a line above the bar; lines are wrapped on a terminal only."""
@@ -282,7 +282,7 @@ class Live:
     def line(self, width: int) -> tuple[str, int, str]:
         """The text before the bar, the length of the bar, and the text after it, for the given width."""
         left = f"{clock(self.left)} left" if width >= WIDE else clock(self.left)
-        before, after, *optional = f"{self.what} ", f" {self.position()} {left}", *self.fields()
+        before, after, *optional = f"{self.title} ", f" {self.position()} {left}", *self.fields()
         if "loss" in self.numbers:
             after = f"{after}  {optional.pop(0)}"
         space = width - len(after)
