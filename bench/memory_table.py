@@ -19,7 +19,7 @@ USABLE = 0.92  # of a GPU's memory; the rest are its libraries and the allocator
 
 def takes(model: Model, images: int, spread: str, recompute: bool, gpus: int) -> Memory:
     cut = gpus if spread == "fsdp" else 1
-    return training_memory(model, images, half=True, slots=2, recompute=recompute, cut=cut)
+    return training_memory(model, images, half=True, slots=2, recompute=recompute, shards=cut)
 
 
 def cell(model: Model, batch: int, spread: str, recompute: bool, gpus: int, limit: float) -> str:

@@ -114,7 +114,7 @@ def memory(found: list[Subject], images: int) -> str:
         for recompute in (False, True):
             row = [s.name, "yes" if recompute else "no"]
             for cut in (1, 8, 64, 1024):
-                m = training_memory(s.model, images, half=True, slots=2, recompute=recompute, cut=cut)
+                m = training_memory(s.model, images, half=True, slots=2, recompute=recompute, shards=cut)
                 row.append(f"{m.total / 1e9:.1f}")
                 if cut == 1:
                     parts = (m.parameters, m.optimizer, m.copies, m.gradients, m.activations)

@@ -345,7 +345,7 @@ def test_broken_weights_are_an_error(tmp_path, capsys):
     torch.nn.init.zeros_(model.project.bias)
     vitkit.save(model, tmp_path / "dead.safetensors")
     code = run("fewshot", tmp_path / "dead.safetensors", "digits", "--cache", tmp_path / "c", "--workers", 0)
-    assert code == 2 and "the same: the model" in capsys.readouterr().err
+    assert code == 2 and "the same features: the model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -418,7 +418,7 @@ def test_features_that_tell_nothing_do_not_end_a_run():
     torch.nn.init.zeros_(model.encoder.norm.weight)
     notes = []
     assert FewShot("digits")(Classify(), model, Runtime(), 64, 0, notes.append) == {}
-    assert "the same: the model" in notes[0]
+    assert "the same features: the model" in notes[0]
 
 
 def test_data_that_is_kept_open_is_not_read_again(tmp_path, model):
@@ -462,7 +462,7 @@ def test_several_models_are_compared_on_the_same_images_and_drawn(model, saved, 
         alone, _ = ask(name, tmp_path / "cache", capsys, pictures, "--shots", "1", "5")
         assert told["models"][str(name)][str(pictures)] == alone
     drawn = figure.read_text()
-    assert "images of each class" in drawn
+    assert "images per class" in drawn
     assert drawn.count("LineCollection") >= 2 and "tiny" in drawn and "other" in drawn
     assert (
         run(

@@ -168,7 +168,7 @@ def test_memory_shrinks_by_recomputing_and_cutting():
     model = skeleton(variant("ViT-L/16"))
     whole = training_memory(model, 64, half=True, slots=2)
     assert training_memory(model, 64, half=True, slots=2, recompute=True).activations < whole.activations / 4
-    assert training_memory(model, 64, half=True, slots=2, cut=8).total < whole.total
+    assert training_memory(model, 64, half=True, slots=2, shards=8).total < whole.total
     count = sum(p.numel() for p in model.parameters())
     assert (whole.parameters, whole.gradients, whole.optimizer) == (4 * count, 4 * count, 8 * count)
     assert whole.copies == 2 * count + 4 * 1024 * 16 * 16 * 3, "in bf16, and the patch convolution"

@@ -65,7 +65,7 @@ def test_bar_step_time_and_loss_stand_at_any_width(columns):
         found = re.match(MUST, line)
         assert found and len(found[2]) >= 4, line
         assert ("train" in line) == ("left" in line) == (columns > 40)
-        assert ("accuracy" in line) == (columns >= 80) and ("waiting" in line) == (columns == 200)
+        assert ("accuracy" in line) == (columns >= 80) and ("data wait" in line) == (columns == 200)
     assert len({(len(line), line.index("/20000"), line.index("loss")) for line in drawn}) == 1  # no jitter
     assert "20000/20000" in drawn[-1] and "─" not in drawn[-1]
 
@@ -73,9 +73,9 @@ def test_bar_step_time_and_loss_stand_at_any_width(columns):
 def test_news_and_skipped_files_are_lines_of_their_own():
     lines = in_terminal(80, "-c", STEPS)
     assert lines.count("step 10000: a line of news") == 1
-    assert [line for line in lines if line.startswith("not used: ")] == [
-        *(f"not used: cat/{number}.jpg: JPEG: cut off before its end" for number in range(3)),
-        "not used: 6 images more; unusable.json of the run lists all",
+    assert [line for line in lines if line.startswith("skipped: ")] == [
+        *(f"skipped: cat/{number}.jpg: JPEG: cut off before its end" for number in range(3)),
+        "skipped: 6 more images; all are listed in the run's unusable.json",
     ]
 
 
@@ -83,9 +83,10 @@ def test_a_log_has_whole_lines_and_every_file():
     done = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True)
     lines = done.stderr.splitlines()
     assert not done.stdout and "\x1b" not in done.stderr and "\r" not in done.stderr
-    assert len([line for line in lines if line.startswith("not used: cat/")]) == 9
+    assert len([line for line in lines if line.startswith("skipped: cat/")]) == 9
     (last,) = [line for line in lines if "/20000" in line]  # one in ten seconds, and the last
-    assert last.startswith("train  20000/20000  loss") and "waiting" in last and last.endswith("0:00:00 left")
+    assert last.startswith("train  20000/20000  loss") and last.endswith("0:00:00 left")
+    assert "data wait" in last
 
 
 def test_the_loss_that_is_shown_is_smooth():

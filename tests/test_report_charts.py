@@ -91,7 +91,7 @@ def test_what_cannot_be_drawn_is_left_out():
     assert len(corners(line_chart({"a": way}, x_label="x", y_label="y"))) == 3
     assert len(corners(line_chart({"a": way}, x_label="x", y_label="y", log_y=True))) == 2
     for nothing in ({}, {"a": []}, {"a": [(1, math.nan)]}):
-        assert "no numbers to draw" in line_chart(nothing, x_label="x", y_label="y")
+        assert "no data to plot" in line_chart(nothing, x_label="x", y_label="y")
 
 
 @pytest.mark.parametrize("way", [[(5, 3.0)], [(5, 0.0)], [(1, 2.0), (2, 2.0)], [(1, 1e-90), (2, 1e90)]])

@@ -12,15 +12,15 @@ from refusals import refused
 
 from vitkit.report.figures import (
     contact_sheet,
+    display_text,
     draw_distance,
     draw_filters,
     draw_pictures,
     draw_scores,
     draw_similarity,
-    evenly,
     mosaic,
     render,
-    shown_text,
+    subsampled,
 )
 from vitkit.report.overlay import COLOURS, coloured, in_blocks, masked, overlay, stretched
 
@@ -81,11 +81,11 @@ def test_any_text_is_only_text(text):
     tree = ElementTree.fromstring(svg)
     assert not [node for node in tree.iter() if node.tag.endswith("script")] and b"<script>" not in svg
     render(figure, "png")
-    assert len(shown_text(text, 20)) <= 20 and shown_text(text, 20).isprintable()
+    assert len(display_text(text, 20)) <= 20 and display_text(text, 20).isprintable()
 
 
 def test_a_label_is_as_long_as_there_is_room():
-    assert shown_text("tabby cat", 9) == "tabby cat" and shown_text("tabby cats", 9) == "tabby ca…"
+    assert display_text("tabby cat", 9) == "tabby cat" and display_text("tabby cats", 9) == "tabby ca…"
 
 
 def cubic(x: float) -> float:
@@ -180,9 +180,9 @@ def test_tiles_stand_in_their_places_with_gaps_between():
 
 
 def test_of_many_rows_some_are_drawn():
-    assert evenly(14).tolist() == list(range(14)) and evenly(32).tolist() == list(range(0, 32, 2))
+    assert subsampled(14).tolist() == list(range(14)) and subsampled(32).tolist() == list(range(0, 32, 2))
     axis = draw_similarity(cosines(32, 4)).axes[0]
-    assert axis.get_ylabel() == "Patch row (some)" and axis.get_xlabel() == "Patch column"
+    assert axis.get_ylabel() == "Patch row (subsampled)" and axis.get_xlabel() == "Patch column"
 
 
 def test_a_dot_stands_where_its_head_reaches():

@@ -118,7 +118,7 @@ def test_a_stranger_learns_what_was_trained_and_how_well_it_does():
     assert list(shown.rows("Data", 2)[0].values()) == ["emu/broken.jpg", "truncated"]
     cost = shown.facts("Cost")
     assert cost["training compute"] == "72 TFLOPs" and cost["model FLOPs utilization"] == "31.0 %"
-    assert cost["energy"].startswith("0.12 kWh") and cost["money"].startswith("0.88")
+    assert cost["energy"].startswith("0.12 kWh") and cost["price"].startswith("0.88")
     assert shown.facts("Environment") == {"torch": "2.13.0", "system": "Linux"}
     assert "vitkit predict runs/photos IMAGE" in shown.text("Commands")
     assert "2.10 %" in shown.text("Calibration")
@@ -149,13 +149,13 @@ def test_results_of_other_kinds_have_their_own_headline():
                              "blue": {"images": 0, "average_precision": None}}}  # fmt: skip
     shown = Page(run_page(with_test(several, mistakes=None)))
     assert shown.headline[0] == "91 % mean average precision" and "80 validation images" in shown.headline[1]
-    assert len(shown.rows("Classes")) == 1 and "without images here: 1" in shown.text("Classes")
+    assert len(shown.rows("Classes")) == 1 and "without images: 1" in shown.text("Classes")
     masked = {"images": 10, "patches": 80, "target": "mean", "loss": 4.5, "accuracy": 0.125, "top1": None,
               "split": "test"}  # fmt: skip
     shown = Page(run_page(with_test(masked, mistakes=None)))
     assert shown.headline[0].startswith("12 %")
     assert all(part in shown.headline[1] for part in ("80 corrupted patches", "10 test images", "loss 4.5"))
-    assert "Not stored" not in shown.header and "Mistakes" not in shown.sections
+    assert "Missing from" not in shown.header and "Mistakes" not in shown.sections
     shown = Page(run_page(with_test(masked | {"accuracy": None, "target": "pixels"}, mistakes=None)))
     assert shown.headline[0] == "Loss 4.5" and "80 corrupted patches" in shown.headline[1]
 
@@ -178,8 +178,8 @@ def test_an_unfinished_run_says_so_and_shows_how_far_it_came():
 
 def test_a_run_from_before_is_shown_with_a_line_on_what_is_missing():
     old = Page(run_page(found(mistakes=None, doctor=None, environment=None, unusable=None)))
-    (note,) = [e.text for e in old.root.iter("p") if "Not stored" in (e.text or "")]
-    assert note.endswith("mistakes to look at, findings about the data, the machine it ran on.")
+    (note,) = [e.text for e in old.root.iter("p") if "Missing from" in (e.text or "")]
+    assert note.endswith("misclassified images, dataset findings, machine information.")
     assert old.headline[0] == "90 % accuracy" and len(old.rows("Confusion matrix", 1)) == 3
     assert not {"Data", "Mistakes", "Environment"} & set(old.sections)
 
@@ -209,9 +209,9 @@ def test_the_ideal_of_calibration_is_a_dashed_line_of_its_own():
 @pytest.mark.parametrize(
     "changes, fact, values",
     [
-        ({}, "money", ["0.88 (", "0.25 device hours", " 3.50 per hour"]),
-        ({"given": False}, "money", ["$0.88 (", "0.25 device hours", "assumed $3.50 per hour"]),
-        ({"given": False, "price": 0.001}, "money", ["under $0.01"]),
+        ({}, "price", ["0.88 (", "0.25 device hours", " 3.50 per hour"]),
+        ({"given": False}, "price", ["$0.88 (", "0.25 device hours", "assumed $3.50 per hour"]),
+        ({"given": False, "price": 0.001}, "price", ["under $0.01"]),
         ({"kWh": 0.0123, "watts": 100}, "energy", ["about 12 Wh", "not measured", "100 watts"]),
     ],
 )
@@ -249,7 +249,7 @@ def test_with_many_classes_the_part_that_is_confused_most_is_shown():
     rows = [[len(matrix.find("table/tbody")) for matrix in listed] for listed in matrices]
     assert rows == [[2], [24, 8]]  # on wide and on narrow screens
     assert OTHER not in few.text("Confusion matrix") and OTHER in many.text("Confusion matrix")
-    assert "Of 100 classes, the 24 " in many.text("Confusion matrix")
+    assert "The 24 most confused of 100 classes" in many.text("Confusion matrix")
     assert len(many.rows("Confusion matrix", 2)) == 12
 
 
@@ -282,7 +282,7 @@ def test_large_results_stay_below_five_megabytes():
 
 def test_more_rows_than_a_page_should_have_are_cut_with_a_note():
     document = run_page(found([f"class {i}" for i in range(1500)]))
-    assert "All 1,500 classes in order, the first 1,000 of them" in document
+    assert "The first 1,000 of 1,500 classes" in document
     assert "class 999<" in document and "class 1450<" not in document
 
 

@@ -67,8 +67,8 @@ def test_a_report_shows_published_numbers_beside_its_own_and_says_what_they_are(
     run["recipe"] |= {"data": "cifar10"}
     told = words(run_page(run))
     assert "not measured here" in told and "Dosovitskiy" in told
-    assert "90 this page" in told and "99.50 ± 0.06 Table 2" in told and "BiT-L (R152x4)" in told
-    section = Page(run_page(run)).text("Published numbers")
+    assert "90 this report" in told and "99.50 ± 0.06 Table 2" in told and "BiT-L (R152x4)" in told
+    section = Page(run_page(run)).text("Published results")
     assert "10,000 test images" in section and section.count(" 30.") == 1
     run["result"]["test"]["split"] = "val"  # no test accuracy: nothing to compare
     assert "Published" not in words(run_page(run))
@@ -78,7 +78,7 @@ def test_a_report_shows_published_numbers_beside_its_own_and_says_what_they_are(
     for one in runs:
         one["recipe"] = one["recipe"] | {"data": "x", "name": "pets"}
     told = words(protocol_page(protocol, runs, "mine"))
-    assert "91.00 ± 1.40 this page" in told and "96.62 ± 0.23 Table 2" in told
+    assert "91.00 ± 1.40 this report" in told and "96.62 ± 0.23 Table 2" in told
 
 
 def suite_of(*rows, setting=None):
@@ -126,7 +126,7 @@ def test_a_suite_shows_table_9_and_figure_2_and_what_was_never_published():
     row = {"rate": 0.01, "chosen": "rate-0.01", "tried": {}}
     told = words(suite_page(suite_of({"task": "pets"} | row), "out", {}))
     assert "pets 50 97.2 96.7 92.7" in told and "dtd" not in told
-    assert "VIVI-Ex-100% (R50x3)" in told and told.count("no number is published") == 2
+    assert "VIVI-Ex-100% (R50x3)" in told and told.count("no numbers are published") == 2
     assert (
         "86.7 87.0 65.0 77.63" in told and "50.00 *" in told and "not comparable" in told and "76.29" in told
     )
@@ -142,4 +142,4 @@ def test_every_study_shows_what_is_published_of_it():
             "laws": [], "failed": {}, "chosen": {}, "rows": [], "total": 0, "commands": []}  # fmt: skip
     told = words(study_page(page | {"published": ("Table 6", "Fig. 4")}))
     assert "BiT-R200x3 14 87.22 90.15 99.34 93.53 96.32 99.04 3306" in told.replace("3,306", "3306")
-    assert "Published, not measured here" in told and "no numbers are published" in told
+    assert "Published results, not measured here" in told and "no numbers are published" in told

@@ -170,7 +170,7 @@ def test_a_price_can_be_stated_afterwards(done, tmp_path, capsys):
     out = tmp_path / "page.html"
     assert run("report", done, "--out", out, "--price-per-hour", 36 / hours) == 0
     document = out.read_text("utf-8")
-    assert "money 36.00 (" in words(document) and "$" not in words(document).partition("money")[2][:90]
+    assert "price 36.00 (" in words(document) and "$" not in words(document).partition("price 36")[2][:90]
     target = re.search(r'href="([^"]*mistakes\.csv)"', document)[1]
     assert (tmp_path / target).resolve() == (done / "mistakes.csv").resolve()
     assert run("report", done, "--out", out, "--price-per-hour", "-1") == 2
@@ -324,7 +324,7 @@ def test_a_run_from_before_reports_is_drawn_from_what_it_has(done, tmp_path, cap
         shutil.copy(done / name, tmp_path)
     (tmp_path / "doctor.json").write_text('{"cut o')
     assert run("report", tmp_path) == 0
-    assert "Not stored with this run" in page(tmp_path) and "179 test images" in page(tmp_path)
+    assert "Missing from this run folder" in page(tmp_path) and "179 test images" in page(tmp_path)
 
 
 def test_runs_are_compared_in_one_page(done, tmp_path, capsys, monkeypatch):

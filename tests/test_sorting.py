@@ -16,7 +16,7 @@ from test_cli import run
 
 import vitkit
 from vitkit.commands.predict import folder_name, folder_names
-from vitkit.report.terminal import in_one_line, in_rows, in_words, percent
+from vitkit.report.terminal import prediction_line, prediction_rows, predictions_text, probability_text
 
 LABELS = ("dark, night", "bright/day")
 
@@ -48,14 +48,15 @@ def photos(tmp_path):
 
 
 def test_probabilities_read_as_per_cent_and_labels_do_not_run_together():
-    assert [percent(p) for p in (0.105, 0.0, 1.0, 0.0004, 0.9996, 0.0005, 0.5)] == [
+    assert [probability_text(p) for p in (0.105, 0.0, 1.0, 0.0004, 0.9996, 0.0005, 0.5)] == [
         "10.5 %", "<0.1 %", ">99.9 %", "<0.1 %", ">99.9 %", "0.1 %", "50.0 %",
     ]  # fmt: skip
     answers = (("tabby, tabby cat", 0.105), ("tiger cat", 0.031), ("lynx", 0.01))
-    assert in_one_line(answers) == "tabby, tabby cat 10.5 %; tiger cat 3.1 %; lynx 1.0 %"
-    assert in_words("a.jpg", answers, unsure=False, width=48) == "a.jpg: tabby, tabby cat 10.5 %; ..."
-    assert in_words("a.jpg", answers, unsure=True, width=5) == "a.jpg: unsure (tabby, tabby cat 10.5 %; ...)"
-    assert in_rows("a.jpg", answers, unsure=True).splitlines() == [
+    assert predictions_text(answers) == "tabby, tabby cat 10.5 %; tiger cat 3.1 %; lynx 1.0 %"
+    assert prediction_line("a.jpg", answers, unsure=False, width=48) == "a.jpg: tabby, tabby cat 10.5 %; ..."
+    unsure = prediction_line("a.jpg", answers, unsure=True, width=5)
+    assert unsure == "a.jpg: unsure (tabby, tabby cat 10.5 %; ...)"
+    assert prediction_rows("a.jpg", answers, unsure=True).splitlines() == [
         "a.jpg: unsure", "   10.5 %  tabby, tabby cat", "    3.1 %  tiger cat", "    1.0 %  lynx",
     ]  # fmt: skip
 

@@ -304,7 +304,7 @@ def test_a_training_names_each_bad_file_once_and_decodes_no_other_twice(tmp_path
     for name, options in (("plain", ()), ("kept", ("--decoded", tmp_path / "cache"))):
         words = (*options, *MODEL, "--workers", 0, *TINY)
         assert run("finetune", tmp_path / "data", "--out", tmp_path / name, *words) == 0
-        told[name] = sorted(re.findall(r"^not used: .+$", capfd.readouterr().err, re.MULTILINE))
+        told[name] = sorted(re.findall(r"^skipped: .+$", capfd.readouterr().err, re.MULTILINE))
     assert told["plain"] == told["kept"] and len(told["kept"]) == 5
     (path,) = (tmp_path / "cache").glob("*.pixels")
     made, words = path.stat().st_mtime_ns, ("--decoded", tmp_path / "cache", *MODEL, "--workers", 1, *TINY)

@@ -55,7 +55,7 @@ def test_neither_batches_nor_the_order_of_rows_matter(case):
     halves = [*range(0, 61, 2), *range(1, 61, 2)]  # as two processes have them, one after the other
     for other in (evaluated(logits, labels, 7), evaluated(logits, labels, 5, halves)):
         assert other.to_json(tuple("abcdefghi")) == whole.to_json(tuple("abcdefghi"))
-        assert torch.equal(other.said, whole.said) and torch.equal(other.index, torch.arange(61))
+        assert torch.equal(other.predicted, whole.predicted) and torch.equal(other.index, torch.arange(61))
 
 
 def test_several_classes_may_be_right():
@@ -64,7 +64,7 @@ def test_several_classes_may_be_right():
     accepted[0, [0, 1]] = True
     accepted[1, [6, 2]] = True
     found = evaluated(logits, torch.tensor([0, 0, 1]), accepted=accepted)
-    assert found.right.tolist() == [True, False, True] and found.top1 == pytest.approx(2 / 3)
+    assert found.correct.tolist() == [True, False, True] and found.top1 == pytest.approx(2 / 3)
     assert found.confusion.shape == (2, 7) and found.confusion[0].tolist() == [1, 0, 1, 0, 0, 0, 0]
     together = -logits.softmax(1)[[0, 0, 1, 1, 2, 2], [0, 1, 0, 1, 6, 2]].view(3, 2).sum(1).log()
     assert found.loss == pytest.approx(float(together.mean()), rel=1e-5)

@@ -105,7 +105,7 @@ def test_class_numbers_are_labels_as_rows_are():
 
 def counted(monkeypatch, logits, labels, size, gather=lambda rows: rows) -> MultilabelAccuracy:
     """As of so many images that their scores are not kept."""
-    monkeypatch.setattr("vitkit.metrics.multilabel.Kept", None)
+    monkeypatch.setattr("vitkit.metrics.multilabel.ExactPrecision", None)
     many = EXACT // (5 * logits.shape[1]) + 1
     return multilabel_accuracy(lambda x: x, batches(logits, labels, size), logits.shape[1], gather, many)
 
@@ -127,7 +127,7 @@ def test_scores_on_the_steps_are_counted_exactly_whatever_the_parts(monkeypatch)
     logits = torch.randint(-44 * 32 + 1, 20 * 32 + 1, (300, 5), generator=rng) / 32
     labels = (torch.rand(300, 5, generator=rng) < 0.2).float()
     whole = evaluated(logits, labels).precisions.tolist()
-    monkeypatch.setattr("vitkit.metrics.multilabel.AT_ONCE", 35)
+    monkeypatch.setattr("vitkit.metrics.multilabel.CHUNK", 35)
     for size in (300, 7):
         assert counted(monkeypatch, logits, labels, size).precisions.tolist() == pytest.approx(
             whole, abs=1e-12

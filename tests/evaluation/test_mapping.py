@@ -4,13 +4,13 @@ import pytest
 import torch
 from refusals import refused
 
-from vitkit.metrics.class_mapping import (
+from vitkit.metrics.classification import (
     accepted_classes,
-    imagenet_places,
+    imagenet_indices,
+    map_classes,
     objectnet_table,
     official_order,
     read_table,
-    translated,
 )
 from vitkit.weights.card import imagenet_labels, imagenet_synsets
 
@@ -30,8 +30,8 @@ def test_every_kind_of_name_of_all_classes_gives_the_official_order():
 @pytest.mark.parametrize("labels", [imagenet_labels(), NUMBERS, DIGITS])
 @pytest.mark.parametrize("classes", [DIGITS, NUMBERS, NUMBERS[5:9], ("tench", "sports_car", "Egyptian cat")])
 def test_classes_of_one_kind_are_told_in_those_of_another(classes, labels):
-    places = translated(classes, labels, SYNSETS)
-    meant, official = imagenet_places(classes, SYNSETS), imagenet_places(labels, SYNSETS)
+    places = map_classes(classes, labels, SYNSETS)
+    meant, official = imagenet_indices(classes, SYNSETS), imagenet_indices(labels, SYNSETS)
     assert [official[place] for place in places] == meant
     if classes[0] == "tench":
         assert meant == [0, 817, 285]
@@ -39,12 +39,12 @@ def test_classes_of_one_kind_are_told_in_those_of_another(classes, labels):
 
 def test_what_may_mean_anything_is_not_guessed():
     labels = imagenet_labels()
-    assert translated(("0", "1", "2"), labels, SYNSETS) is None  # some numbers, not all
-    assert translated(("crane",), labels, SYNSETS) is None  # a bird and a machine
-    assert translated(("crane (n03126707)",), labels, SYNSETS) == [517]
-    assert translated(("tench", "n01443537"), labels, SYNSETS) is None  # two kinds
-    assert translated(("tench",), ("tench", "dog"), SYNSETS) is None  # the model's are not ImageNet's
-    assert translated(("cardigan", "maillot"), labels, SYNSETS) == [
+    assert map_classes(("0", "1", "2"), labels, SYNSETS) is None  # some numbers, not all
+    assert map_classes(("crane",), labels, SYNSETS) is None  # a bird and a machine
+    assert map_classes(("crane (n03126707)",), labels, SYNSETS) == [517]
+    assert map_classes(("tench", "n01443537"), labels, SYNSETS) is None  # two kinds
+    assert map_classes(("tench",), ("tench", "dog"), SYNSETS) is None  # the model's are not ImageNet's
+    assert map_classes(("cardigan", "maillot"), labels, SYNSETS) == [
         474,
         638,
     ]  # not the corgi, not the tank suit

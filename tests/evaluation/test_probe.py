@@ -6,15 +6,15 @@ import torch.nn.functional as F
 from refusals import refused
 from test_fewshot import clouds
 
-from vitkit.metrics.frozen_features import BATCH, held_out, learn, probe, share_right
+from vitkit.metrics.frozen_features import BATCH, held_out_mask, probe, probe_accuracies, train_linear
 
 
 def test_many_rates_at_once_are_each_rate_alone():
     x, y = (torch.from_numpy(a) for a in clouds(60))
     rates = [0.01, 0.1, 1.0]
-    together = learn(x, y, 4, rates, epochs=5, seed=0)
+    together = train_linear(x, y, 4, rates, epochs=5, seed=0)
     for i, rate in enumerate(rates):
-        alone = learn(x, y, 4, [rate], epochs=5, seed=0)
+        alone = train_linear(x, y, 4, [rate], epochs=5, seed=0)
         assert torch.allclose(together[0][:, i], alone[0][:, 0]) and torch.allclose(
             together[1][i], alone[1][0]
         )
@@ -23,7 +23,7 @@ def test_many_rates_at_once_are_each_rate_alone():
 def test_a_step_follows_the_gradient_of_the_cross_entropy():
     x, y = (torch.from_numpy(a) for a in clouds(60))
     assert len(x) <= BATCH  # one step an epoch, over all images
-    weight, bias = learn(x, y, 4, [0.1], epochs=1, seed=0)
+    weight, bias = train_linear(x, y, 4, [0.1], epochs=1, seed=0)
     start = torch.zeros(12, 4, dtype=x.dtype, requires_grad=True)
     offset = torch.zeros(4, dtype=x.dtype, requires_grad=True)
     F.cross_entropy(x @ start + offset, y).backward()
@@ -46,16 +46,16 @@ def test_test_labels_do_not_decide_the_rate():
 
 def test_a_fifth_of_each_class_is_held_out_and_never_its_only_image():
     labels = np.array([0] * 50 + [1] * 10 + [2] * 2 + [3])
-    held = held_out(labels, 0).numpy()
+    held = held_out_mask(labels, 0).numpy()
     assert [int(held[labels == c].sum()) for c in range(4)] == [10, 2, 1, 0]
 
 
 def test_pieces_change_nothing(monkeypatch):
     x, y = (torch.from_numpy(a) for a in clouds(60))
-    weights = learn(x, y, 4, [0.1, 0.01], epochs=2, seed=0)
-    whole = share_right(weights, x, y)
+    weights = train_linear(x, y, 4, [0.1, 0.01], epochs=2, seed=0)
+    whole = probe_accuracies(weights, x, y)
     monkeypatch.setattr("vitkit.metrics.frozen_features.LOGITS", 50)
-    assert share_right(weights, x, y) == whole
+    assert probe_accuracies(weights, x, y) == whole
 
 
 def test_a_feature_without_variance_has_no_say():

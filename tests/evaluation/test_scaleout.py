@@ -24,11 +24,11 @@ def bench():
 
 
 def test_bytes_go_over_nvlink_in_a_node_and_one_in_g_over_the_network_between_nodes():
-    assert PLAIN.passed(1000, 1) == 0
-    assert PLAIN.passed(1000, 4) == pytest.approx(750 / 50)
+    assert PLAIN.ring_seconds(1000, 1) == 0
+    assert PLAIN.ring_seconds(1000, 4) == pytest.approx(750 / 50)
     # of 8 GPUs each sends 875 bytes: 656.25 inside (13.1 s) and 218.75 by its adapter (43.75 s)
-    assert PLAIN.passed(1000, 8) == pytest.approx(218.75 / 5)
-    assert replace(PLAIN, between=1000.0).passed(1000, 8) == pytest.approx(656.25 / 50)
+    assert PLAIN.ring_seconds(1000, 8) == pytest.approx(218.75 / 5)
+    assert replace(PLAIN, between=1000.0).ring_seconds(1000, 8) == pytest.approx(656.25 / 50)
 
 
 def test_hops_are_those_of_rings_within_and_between_nodes():

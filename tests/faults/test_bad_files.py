@@ -72,7 +72,7 @@ def test_A1_each_bad_file_is_named_once_and_every_other_is_used_once(
     assert finetune(root, names, tmp_path / "run", "--workers", workers, "--max-bad", 0.5) == 0
     assert (tmp_path / "run" / "model.safetensors").exists() and len(seen) % 2 == 0
     assert each_once(seen, names)
-    told = re.findall(r"^not used: (\S+): (.+)$", capfd.readouterr().err, re.MULTILINE)
+    told = re.findall(r"^skipped: (\S+): (.+)$", capfd.readouterr().err, re.MULTILINE)
     counts = Counter(key for key, _ in told)
     assert set(counts.values()) == {1} and all(why.strip() for _, why in told)
     assert Counter(names[key] for key in counts) == dict.fromkeys(REFUSED, len(SEEDS))
@@ -132,7 +132,7 @@ def test_A1_by_default_so_many_stop_the_run(folder, tmp_path, capfd):
     assert finetune(root, names, tmp_path / "run", "--workers", 0) == 2
     told = capfd.readouterr().err
     assert "63 of 1255 images are unusable, more than the 5% allowed" in told and "--max-bad" in told
-    assert len(re.findall("^not used: ", told, re.MULTILINE)) == 63
+    assert len(re.findall("^skipped: ", told, re.MULTILINE)) == 63
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 

@@ -39,6 +39,7 @@ TRAINING = (
 )
 STEPS = ("tests/training/test_step_graph.py", "tests/training/test_low_precision.py")
 VTAB = ("tests/data/vtab/test_vtab_tables.py", "tests/data/vtab/test_vtab_readers.py")
+CLASSIFICATION = ("tests/evaluation/test_accuracy.py", "tests/evaluation/test_mapping.py")
 FROZEN = (
     "tests/evaluation/test_fewshot.py",
     "tests/evaluation/test_neighbours.py",
@@ -59,11 +60,10 @@ SCOPE: dict[str, tuple[int, tuple[str, ...]]] = {
     "src/vitkit/tasks/masked.py": (8, ("tests/training/test_masked.py",)),
     "src/vitkit/training/checkpoint.py": (5, ("tests/training/test_checkpoint.py", *CHECKPOINTS)),
     "src/vitkit/training/logging.py": (4, ("tests/training/test_logging.py",)),
-    "src/vitkit/metrics/classification.py": (4, ("tests/evaluation/test_accuracy.py",)),
+    "src/vitkit/metrics/classification.py": (7, CLASSIFICATION),
     "src/vitkit/metrics/cost.py": (12, ("tests/evaluation/test_cost.py", *MEMORY)),
     "src/vitkit/metrics/frozen_features.py": (13, FROZEN),
     "src/vitkit/metrics/multilabel.py": (4, ("tests/evaluation/test_average_precision.py",)),
-    "src/vitkit/metrics/class_mapping.py": (3, ("tests/evaluation/test_mapping.py",)),
     "src/vitkit/data/views.py": (10, ("tests/data/test_views.py",)),
     "src/vitkit/datasets/vtab.py": (4, VTAB),
     "src/vitkit/datasets/pixel_files.py": (4, VTAB),

@@ -130,7 +130,7 @@ def probe(
 ) -> tuple[dict[str, Any], int]:
     """Accuracy under each change, and of how many images; each image is decoded once."""
     view = evaluation_view(model.preprocessing, model.config.image_size)
-    bad = BadFiles(1.0, lambda key, why: print(f"not used: {key}: {why}", file=sys.stderr))
+    bad = BadFiles(1.0, lambda key, why: print(f"skipped: {key}: {why}", file=sys.stderr))
     right: dict[tuple[str, str], int] = dict.fromkeys(wanted, 0)
     count = 0
     for batch in evaluation_batches(source, view, BATCH, bad=bad):

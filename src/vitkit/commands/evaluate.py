@@ -15,14 +15,18 @@ from vitkit.data.sources.source import Source
 from vitkit.data.splits import same_classes
 from vitkit.errors import Error
 from vitkit.inference.predict import describe_view
-from vitkit.metrics.class_mapping import (
+from vitkit.metrics.classification import (
+    Accuracy,
     accepted_classes,
+    check_labels,
+    interval,
+    map_classes,
     objectnet_table,
     official_order,
+    read_labels,
     read_table,
-    translated,
+    real_accuracy,
 )
-from vitkit.metrics.classification import Accuracy, check_labels, interval, read_labels, real_accuracy
 from vitkit.metrics.intervals import percent, span, with_interval
 from vitkit.models.variants import Model
 from vitkit.models.vit import dropped
@@ -116,7 +120,7 @@ def counted(
     )
     numbers = chosen.numbers[kept]
     labels = reassessed(options.real, chosen.whole, model) if options.real else None
-    bad = BadFiles(1.0, lambda key, why: say(f"not used: {printable(key)}: {why}"))
+    bad = BadFiles(1.0, lambda key, why: say(f"skipped: {printable(key)}: {why}"))
     with runtime.process_group():
         workers = data_workers(options.workers)
         metrics = evaluate_model(task, model, source, options.batch, workers, bad, runtime, accepted)
@@ -132,7 +136,7 @@ def counted(
     if right and labels is not None:
         index = torch.from_numpy(numbers)[right.index]
         order = torch.tensor(official_order(model.labels, imagenet_synsets()) or range(right.classes))
-        facts["real"] = real_accuracy(order[right.said], index, chosen.whole.keys, labels).to_json()
+        facts["real"] = real_accuracy(order[right.predicted], index, chosen.whole.keys, labels).to_json()
     return facts
 
 
@@ -163,7 +167,7 @@ def uses_of(chosen: Chosen, numbers: np.ndarray, found: Accuracy | None) -> dict
     if len(kinds) < 2 or found is None:
         return facts
     seen = uses[found.index.numpy()]
-    parts = {use: found.right[torch.from_numpy(seen == use)] for use in kinds}
+    parts = {use: found.correct[torch.from_numpy(seen == use)] for use in kinds}
     facts["parts"] = {
         use: {"images": len(right), "top1": float(right.double().mean()), "interval": list(interval(right))}
         for use, right in parts.items() if len(right)
@@ -173,7 +177,7 @@ def uses_of(chosen: Chosen, numbers: np.ndarray, found: Accuracy | None) -> dict
 
 def add_predicted(facts: dict[str, Any], found: Accuracy) -> None:
     """To each class how often it was predicted, right or wrong."""
-    times = found.said.bincount(minlength=found.classes).tolist()
+    times = found.predicted.bincount(minlength=found.classes).tolist()
     for row, count in zip(facts["per_class"].values(), times, strict=True):
         row["predicted"] = count
 
@@ -254,7 +258,7 @@ def matched(
         renamed = replace(kept, classes=classes, labels=(named.cumsum() - 1)[kept.labels])
         return renamed, accepted[named], chosen
     if not set(source.classes) <= set(labels) and not source.multilabel:
-        places = translated(source.classes, labels, synsets)
+        places = map_classes(source.classes, labels, synsets)
         if places is not None:
             return replace(source, classes=labels, labels=np.array(places)[source.labels]), None, slice(None)
     return same_classes(source, labels, name), None, slice(None)

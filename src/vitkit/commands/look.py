@@ -23,7 +23,7 @@ from vitkit.models.variants import Model
 from vitkit.models.vit import ViT, grid_of, in_patches
 from vitkit.report.html import fill
 from vitkit.report.overlay import in_blocks, overlay
-from vitkit.report.terminal import in_one_line
+from vitkit.report.terminal import predictions_text
 from vitkit.tasks.task import task_of
 
 
@@ -52,7 +52,7 @@ class Look:
         return found
 
     def in_words(self) -> str:
-        return in_one_line(self.predictions)
+        return predictions_text(self.predictions)
 
     def __repr__(self) -> str:
         height, width = self.image.shape[:2]

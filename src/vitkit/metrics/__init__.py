@@ -1,1 +1,1 @@
-"""A model to numbers: accuracy, few-shot, cost and speed. Takes callables and tensors."""
+"""Metrics: accuracy, few-shot, cost and speed, computed from callables and tensors."""

@@ -1,7 +1,6 @@
-"""What a model costs: parameters, FLOPs, exaFLOPs of a training, and the memory that training takes."""
+"""Cost of a model: parameters, FLOPs, exaFLOPs of a training run, and training memory."""
 
 # H, W pixels; h, w of a feature map; P patch, N patches, T tokens, D width, M hidden width, L layers
-# B images, N tokens, D width, M hidden width, K heads, L layers
 
 import re
 from dataclasses import asdict, dataclass
@@ -12,10 +11,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 Size = tuple[int, int]
-TRAINING = 3  # forward passes that a step costs: the backward pass computes two products for each of its own
-TPU_V3_CORE = 61.5e12  # operations a second in bf16 at most: half a chip (cloud.google.com/tpu/docs/v3)
-TPU_V3_SHARE = 0.39  # of them that are used; see tpu_v3_core_days
-PEAKS = {  # operations a second in bf16 of dense products, by the makers' data sheets
+TRAINING = 3  # a training step costs three forward passes: the backward pass has two products for each one
+TPU_V3_CORE = 61.5e12  # peak bf16 FLOP/s of a core, half a chip (cloud.google.com/tpu/docs/v3)
+TPU_V3_SHARE = 0.39  # utilization; see tpu_v3_core_days
+PEAKS = {  # peak dense bf16 FLOP/s, from the vendors' data sheets
     "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12,
 }  # fmt: skip
 
@@ -25,33 +24,33 @@ def parameters(model: nn.Module) -> int:
 
 
 def flops(model: nn.Module, image_size: Size, channels: int = 3) -> int:
-    """Operations of one forward pass of one image: two for each multiply-add of a product.
+    """FLOPs of a forward pass of one image; a multiply-add counts as two.
 
-    Counted by running the model on its own device; on the meta device nothing is computed. All tokens of all
-    layers count, as in the literature, also where a head reads one of them and the last layer computes no
-    other.
+    Counted by running the model on its own device, which costs nothing on the meta device. As in the
+    literature, all tokens of all layers count, even if the head reads a single token and the last layer skips
+    the others.
     """
     training = model.training
     model.eval()
     device = next(model.parameters()).device
     image = torch.empty(1, channels, *image_size, device=device)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        whole: Any = model if hasattr(model, "pooled") else None
-        output: Tensor = whole.forward_head(whole.pooled(whole.tokens(image))) if whole else model(image)
+        vit: Any = model if hasattr(model, "pooled") else None
+        output: Tensor = vit.forward_head(vit.pooled(vit.tokens(image))) if vit else model(image)
     assert len(output) == 1
     model.train(training)
     return counter.get_total_flops()
 
 
 def forward_flops(config: Any, image_size: Size | None = None, *, padding: bool = True) -> int:
-    """The same by formula, of a ViTConfig or a ResNetConfig; equal to the counter's number.
+    """FLOPs of a forward pass by formula, from a ViTConfig or ResNetConfig; equal to the result of `flops`.
 
-    ViT: 2 [N P^2 C D + L (T (4 D^2 + 2 D M) + 2 T^2 D) + head]; a convolution of kernel k:
-    2 k^2 (inputs) (outputs) h w; attention in its place: axial_products. Norms, activations and the resizing
-    of positions are not counted.
+    ViT: 2 [N P^2 C D + L (T (4 D^2 + 2 D M) + 2 T^2 D) + head]; a convolution with kernel size k:
+    2 k^2 (inputs) (outputs) h w; axial attention: see axial_products. Norms, activations and the
+    interpolation of position embeddings are not counted.
 
-    padding=False leaves out the products of a convolution with the zeros around its input, as XLA counts. So
-    counted, Table 6's ResNets come out within 1 %; with them they are 3 to 4 % above it.
+    padding=False excludes the products of convolutions with zero padding, as XLA does. This reproduces the
+    ResNets of Table 6 within 1 %; with padding they are 3 to 4 % above.
     """
     size = image_size or config.image_size
     if hasattr(config, "depth"):
@@ -61,36 +60,37 @@ def forward_flops(config: Any, image_size: Size | None = None, *, padding: bool 
 
 
 def vit_products(c: Any, size: Size, padding: bool) -> int:
+    """Multiply-adds of a ViT with the configuration `c`."""
     total, channels, (h, w) = 0, c.channels, size
     if c.stem:
         stride = c.patch * c.stem.stride
-        whole = h // stride * stride, w // stride * stride  # a rest of pixels is dropped before the stem
-        total, (h, w), channels = resnet_products(c.stem, c.channels, whole, padding, same=True)
+        cropped = h // stride * stride, w // stride * stride  # the stem drops the remaining pixels
+        total, (h, w), channels = resnet_products(c.stem, c.channels, cropped, padding, same=True)
     h, w = h // c.patch, w // c.patch
     n, d, mlp = h * w, c.width, 2 * c.width * c.hidden
     total += n * c.patch**2 * channels * d
 
-    def layer(tokens: int, seen: int) -> int:
-        """`tokens`, each of which attends to `seen`; relative positions are a product with 2 seen - 1."""
-        relative = tokens * (2 * seen - 1) * d if c.positions == "relative" else 0
-        return tokens * (4 * d * d + mlp) + 2 * tokens * seen * d + relative
+    def layer(tokens: int, keys: int) -> int:
+        """A layer in which each token attends to `keys`; relative positions add a product with 2 keys - 1."""
+        relative = tokens * (2 * keys - 1) * d if c.positions == "relative" else 0
+        return tokens * (4 * d * d + mlp) + 2 * tokens * keys * d + relative
 
     tokens = n + bool(c.class_token)
     total += c.depth * (layer(n, w) + layer(n, h) if c.attention == "axial" else layer(tokens, tokens))
-    if c.head == "map":  # one query: its own projection, keys and values of all patches, out, MLP
+    if c.head == "map":  # query and output projection of one token, keys and values of all patches, MLP
         total += 2 * d * d + n * 2 * d * d + 2 * n * d + mlp
     return total + d * c.representation + (c.representation or d) * c.classes
 
 
 def resnet_products(c: Any, channels: int, size: Size, padding: bool, *, same: bool) -> tuple[int, Size, int]:
-    """(products, size, width) of the feature map that comes out; `same`: padded as XLA does, else evenly."""
+    """(multiply-adds, output size, output width); `same`: SAME padding as in XLA, else symmetric padding."""
     total, axial = 0, getattr(c, "attention", "none") == "axial"
 
     def convolution(size: Size, inputs: int, outputs: int, kernel: int, stride: int = 1) -> Size:
         nonlocal total
-        out, taps = zip(*(along(pixels, kernel, stride, same) for pixels in size), strict=True)
-        places = taps[0] * taps[1] if not padding else out[0] * out[1] * kernel**2
-        total += places * inputs * outputs
+        out, taps = zip(*(convolution_side(pixels, kernel, stride, same) for pixels in size), strict=True)
+        positions = taps[0] * taps[1] if not padding else out[0] * out[1] * kernel**2
+        total += positions * inputs * outputs
         return out[0], out[1]
 
     size = halved(convolution(size, channels, c.width, 7, 2))
@@ -113,17 +113,17 @@ def resnet_products(c: Any, channels: int, size: Size, padding: bool, *, same: b
 
 
 def axial_products(size: Size, width: int) -> int:
-    """Attention along rows and along columns of a map, before any stride.
+    """Multiply-adds of attention along the rows and columns of a feature map, before any stride.
 
-    Each place is projected to 2 D, half of it queries and keys. With n places in a line they meet in three
-    products of width D / 2, and values and their positions in two of width D.
+    Each position is projected to 2 D, half of it queries and keys. Each line of n positions needs three
+    products of width D / 2 for the scores, and two of width D for the values and their position embeddings.
     """
     h, w = size
     return h * w * (4 * width**2 + 7 * width * (h + w) // 2)
 
 
-def along(pixels: int, kernel: int, stride: int, same: bool) -> tuple[int, int]:
-    """Of a convolution along one side: the places that come out, and the taps that fall on the image."""
+def convolution_side(pixels: int, kernel: int, stride: int, same: bool) -> tuple[int, int]:
+    """Output size of a convolution along one dimension, and the kernel taps that are not on padding."""
     out = -(-pixels // stride)
     before = max(0, (out - 1) * stride + kernel - pixels) // 2 if same else kernel // 2
     starts = range(-before, out * stride - before, stride)
@@ -136,18 +136,18 @@ def halved(size: Size) -> Size:
 
 @dataclass(frozen=True)
 class Ledger:
-    """What a training has cost."""
+    """The cost of a training run."""
 
     parameters: int
     images_seen: int
-    forward_FLOPs: int  # of one image at the trained resolution
-    training_FLOPs: int  # of all images seen, forward and backward
-    exaFLOPs: float  # the same in the unit of Table 6
+    forward_FLOPs: int  # for one image at the training resolution
+    training_FLOPs: int  # for all images seen, forward and backward
+    exaFLOPs: float  # training FLOPs in the unit of Table 6
     device_hours: float
     tpu_v3_core_days: float
-    energy_kWh: float | None  # of the devices, where they report it
-    price: float | None  # where a rate is given, in its currency
-    MFU: float | None  # share of the devices' peak that was used, where that is known
+    energy_kWh: float | None  # of the devices, if they report it
+    price: float | None  # in the currency of the price per hour, if one is given
+    MFU: float | None  # model FLOPs utilization, if the peak of the device is known
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -163,7 +163,7 @@ def ledger(
     price_per_hour: float | None = None,
     peak: float | None = None,
 ) -> Ledger:
-    """`forward`: operations of one image; `device_seconds`: seconds times devices; `peak`: of one device."""
+    """`forward`: FLOPs per image; `device_seconds`: seconds times devices; `peak`: FLOP/s of one device."""
     total, hours = TRAINING * forward * images_seen, device_seconds / 3600
     return Ledger(
         parameters=parameters, images_seen=images_seen, forward_FLOPs=forward, training_FLOPs=total,
@@ -175,17 +175,17 @@ def ledger(
 
 
 def tpu_v3_core_days(operations: float) -> float:
-    """Days that one core of a TPUv3 would take at 24 TFLOP/s: 39 % of the 61.5 that it has at most.
+    """Days that one TPUv3 core would take at 24 TFLOP/s, which is 39 % of its peak of 61.5.
 
-    Table 2 of the paper gives core-days. By this convention ViT-L/16 on ImageNet-21k (90 epochs of 14.2
-    million images) comes to 0.23k as printed (-1 %), ViT-L/16 on JFT (14 epochs) to 0.76k, printed 0.68k
-    (+11 %), ViT-H/14 on JFT to 2.05k, printed 2.5k (-18 %): the runs used 39, 43 and 32 % of the peak.
+    Table 2 of the paper reports core-days. This convention gives 0.23k for ViT-L/16 on ImageNet-21k (90
+    epochs of 14.2 million images; -1 % from the paper), 0.76k for ViT-L/16 on JFT (14 epochs; paper 0.68k,
+    +11 %) and 2.05k for ViT-H/14 on JFT (paper 2.5k, -18 %): the runs used 39, 43 and 32 % of the peak.
     """
     return operations / (TPU_V3_CORE * TPU_V3_SHARE * 86400)
 
 
 def peak_flops(device: str, precision: str) -> float | None:
-    """Operations a second of a device by its name, in bf16 only; None where it is not known."""
+    """Peak bf16 FLOP/s of a device by its name; None if unknown or for another precision."""
     if precision != "bf16" or re.search(r"\b(MIG|NVL)\b", device):
         return None
     return next((peak for name, peak in PEAKS.items() if re.search(rf"\b{name}\b", device)), None)
@@ -193,17 +193,17 @@ def peak_flops(device: str, precision: str) -> float | None:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device."""
+    """Training memory of one device in bytes."""
 
     parameters: int
     gradients: int
     optimizer: int
-    copies: int  # of the weights: in half precision, and those of convolutions standardised
+    copies: int  # weights in half precision, and standardised convolution weights
     activations: int
 
     @property
     def total(self) -> int:
-        """At the worst moment: gradients come as activations go, so the larger of them counts."""
+        """Peak memory; gradients are allocated while activations are freed, so only the larger counts."""
         return self.parameters + self.optimizer + self.copies + max(self.activations, self.gradients)
 
 
@@ -215,12 +215,12 @@ def training_memory(
     slots: int,
     recompute: bool = False,
     average: bool = False,
-    cut: int = 1,
+    shards: int = 1,
 ) -> Memory:
-    """For so many images at a time. `slots` are the optimizer's numbers for each parameter (SGD 1, Adam 2).
+    """For a micro-batch of `images`. `slots`: optimizer values per parameter (SGD 1, Adam 2).
 
-    `cut` processes share weights, gradients and optimizer (FSDP); of the copies each has two blocks at a
-    time. Activations are never shared.
+    FSDP splits weights, gradients and optimizer state into `shards`; of the copies, each process holds two
+    blocks at a time. Activations are not sharded.
     """
     count = sum(p.numel() for p in model.parameters())
     convolution = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Conv2d))
@@ -228,16 +228,16 @@ def training_memory(
     stacks: list[Any] = [part for part in model.modules() if hasattr(part, "units")]
     blocks = max(1, sum(len(stack.units()) for stack in stacks))
     return Memory(
-        parameters=4 * count // cut * (2 if average else 1),
-        gradients=4 * count // cut,
-        optimizer=4 * slots * count // cut,
-        copies=copies if cut == 1 else (copies + 4 * count) * 2 // blocks,
+        parameters=4 * count // shards * (2 if average else 1),
+        gradients=4 * count // shards,
+        optimizer=4 * slots * count // shards,
+        copies=copies if shards == 1 else (copies + 4 * count) * 2 // blocks,
         activations=images * activation_bytes(model, half=half, recompute=recompute),
     )
 
 
 def activation_bytes(model: Any, *, half: bool, recompute: bool = False) -> int:
-    """What one image leaves behind in the forward pass, until the backward pass has used it."""
+    """Bytes of activations that the forward pass of one image saves for the backward pass."""
     c = model.config
     small = 2 if half else 4
     ends = (4 + small) * c.channels * c.image_size[0] * c.image_size[1] + 12 * c.classes
@@ -249,43 +249,42 @@ def activation_bytes(model: Any, *, half: bool, recompute: bool = False) -> int:
     if recompute:
         layers = layer + 4 * c.tokens * c.width * c.depth
     else:
-        layers = layer * c.depth + 2 * small * c.tokens * c.hidden  # the backward pass at work
-        if c.head == "token" and c.depth:  # the last layer has one token beside its keys and values
+        layers = layer * c.depth + 2 * small * c.tokens * c.hidden  # plus temporaries of the backward pass
+        if c.head == "token" and c.depth:  # the last layer computes one token, and keys and values of all
             layers -= layer - layer // c.tokens - c.tokens * (4 * c.width + 3 * small * c.width + 8)
-    if not half and not c.stem:  # images have no second copy
+    if not half and not c.stem:  # float32 images are not copied
         ends -= small * c.channels * c.image_size[0] * c.image_size[1]
     return ends + layers + (convolution_bytes(model.stem, c, half, recompute) if c.stem else 0)
 
 
 def convolution_bytes(part: Any, c: Any, half: bool, recompute: bool) -> int:
-    """What autograd keeps of one image, counted on tensors without memory.
+    """Bytes that autograd saves per image, counted on meta tensors.
 
-    In half precision it is a quarter more, not less: norms stay in float32 and convolutions keep a copy.
-    That quarter was measured on convolutions; axial attention in their place is counted alike, unmeasured.
+    Half precision needs a quarter more, not less: norms stay in float32 and convolutions save a copy. The
+    quarter was measured on convolutions and is assumed for axial attention too.
     """
-    kept: dict[int, tuple[int, Any]] = {}
+    saved: dict[int, tuple[int, Any]] = {}
     inputs: list[int] = []
 
-    def note(tensor: Tensor) -> Tensor:
+    def record(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        kept[storage._cdata] = (storage.nbytes(), storage)
+        saved[storage._cdata] = (storage.nbytes(), storage)
         return tensor
 
-    def run(images: int) -> int:
-        kept.clear()
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+    def saved_bytes(images: int) -> int:
+        saved.clear()
+        with torch.autograd.graph.saved_tensors_hooks(record, lambda t: t):
             part(torch.empty(images, c.channels, *getattr(c, "covered", c.image_size), device="meta"))
-        return sum(size for size, _ in kept.values())
+        return sum(size for size, _ in saved.values())
 
     assert not part.recompute
     hooks = [
-        unit.register_forward_pre_hook(lambda _, given: inputs.append(given[0].nbytes))
-        for unit in part.units()
+        unit.register_forward_pre_hook(lambda _, args: inputs.append(args[0].nbytes)) for unit in part.units()
     ]
-    one = run(1)
+    first = saved_bytes(1)
     for hook in hooks:
         hook.remove()
-    every = (run(2) - one) * (5 if half else 4) // 4  # what does not grow with the images is no activation
+    activations = (saved_bytes(2) - first) * (5 if half else 4) // 4  # the difference excludes weights
     if not recompute:
-        return every
-    return sum(inputs) + every * max(inputs) // max(1, sum(inputs))
+        return activations
+    return sum(inputs) + activations * max(inputs) // max(1, sum(inputs))

@@ -1,8 +1,7 @@
-"""What frozen features are worth: few-shot least squares (Sec. 4.1), nearest neighbours, a linear probe."""
+"""Evaluation of frozen features: few-shot least squares (Sec. 4.1), k nearest neighbours, a linear probe."""
 
-# N training images, M test images, D features, C classes; R = D + 1 or N directions, whichever is fewer
-# N training images, M test images, D features, C classes
-# N training images, B of a batch, D features, C classes; K learning rates
+# N training images, M test images, B images per batch, D features, C classes, K learning rates
+# R = min(D + 1, N): the rank of the least-squares problem
 
 import math
 from collections.abc import Sequence
@@ -21,12 +20,12 @@ L2 = 2.0**10
 GRID = tuple(2.0**power for power in range(-10, 20))
 CONSTANT = 100.0
 EPSILON = 1e-5
-ROWS = 8192  # test images at a time, in double precision
+ROWS = 8192  # test images processed at a time, in double precision
 Array = Tensor | np.ndarray
 
 
-class Frozen(NamedTuple):
-    """Features and labels of training and test images, checked; labels are numbers from 0 without gaps."""
+class FeatureSplits(NamedTuple):
+    """Validated features and labels of training and test images; labels are 0 to C - 1."""
 
     train_x: Tensor  # (N, D)
     train_y: Tensor  # (N,)
@@ -36,7 +35,7 @@ class Frozen(NamedTuple):
 
 
 class Solution(NamedTuple):
-    """The weights for every penalty at once: left @ diag(1 / (values + l2)) @ right."""
+    """The ridge regression weights as a function of l2: left @ diag(1 / (values + l2)) @ right."""
 
     left: Tensor  # (D + 1, R)
     values: Tensor  # (R,)
@@ -44,41 +43,42 @@ class Solution(NamedTuple):
 
 
 def fewshot(train_x: Array, train_y: Array, test_x: Array, test_y: Array, l2: float = L2) -> float:
-    """The share of the test images that is right, learned in closed form from features (N, D) and labels."""
+    """Test accuracy of a linear classifier fitted in closed form to features (N, D) and labels (N,)."""
     return fewshot_grid(train_x, train_y, test_x, test_y, (l2,))[0]
 
 
 def fewshot_grid(
     train_x: Array, train_y: Array, test_x: Array, test_y: Array, grid: Sequence[float] = GRID
 ) -> list[float]:
-    """The same for many penalties, at the price of one: a single eigendecomposition serves them all."""
+    """Test accuracies for many values of l2 from a single eigendecomposition."""
     if not all(0 < l2 < float("inf") for l2 in grid):
         raise Error(
             f"l2 must be a number above 0, not {', '.join(f'{l2:g}' for l2 in grid)}", code="request.value"
         )
-    train_x, train_y, test_x, test_y, classes = checked(train_x, train_y, test_x, test_y)
+    train_x, train_y, test_x, test_y, classes = validated(train_x, train_y, test_x, test_y)
     x = train_x.cpu().double()
-    mean, scale = spread(x)
+    mean, scale = mean_and_scale(x)
     targets = 2.0 * F.one_hot(train_y.cpu(), classes).double() - 1
     solution = solve(with_constant((x - mean) / scale), targets)
-    weights = [solution.right / (solution.values + l2)[:, None] for l2 in grid]  # (R, C), after the left side
-    alone = len(grid) == 1  # then a single product for each image is less than two
-    left = solution.left @ weights[0] if alone else solution.left
-    device = test_x.device if test_x.is_cuda else "cpu"  # others may not have double precision
-    inward = (left[:-1] / scale[:, None]).to(device)  # from features as they are, not standardised
-    constant = (CONSTANT * left[-1] - mean / scale @ left[:-1]).to(device)
+    weights = [solution.right / (solution.values + l2)[:, None] for l2 in grid]  # (R, C) each
+    single = len(grid) == 1  # then one product per image is cheaper than two
+    left = solution.left @ weights[0] if single else solution.left
+    device = test_x.device if test_x.is_cuda else "cpu"  # other devices may lack double precision
+    projection = (left[:-1] / scale[:, None]).to(device)  # standardisation is folded into the weights
+    bias = (CONSTANT * left[-1] - mean / scale @ left[:-1]).to(device)
     weights, labels = [weight.to(device) for weight in weights], test_y.to(device)
-    right = torch.zeros(len(grid), dtype=torch.int64, device=device)
-    for at in range(0, len(test_x), ROWS):
-        inside = test_x[at : at + ROWS].to(device).double() @ inward + constant  # (M, C) alone, else (M, R)
+    correct = torch.zeros(len(grid), dtype=torch.int64, device=device)
+    for start in range(0, len(test_x), ROWS):
+        rows = slice(start, start + ROWS)
+        projected = test_x[rows].to(device).double() @ projection + bias  # (M, C) if single, else (M, R)
         for i, weight in enumerate(weights):
-            scores = inside if alone else inside @ weight
-            right[i] += (scores.argmax(1) == labels[at : at + ROWS]).sum()
-    return (right.double() / len(test_x)).tolist()
+            logits = projected if single else projected @ weight
+            correct[i] += (logits.argmax(1) == labels[rows]).sum()
+    return (correct.double() / len(test_x)).tolist()
 
 
 def solve(x: Tensor, y: Tensor) -> Solution:
-    """The W that minimise |X W - Y|^2 + l2 |W|^2, by whichever form has the smaller matrix."""
+    """Minimise |X W - Y|^2 + l2 |W|^2 in the form with the smaller matrix."""
     return dual(x, y) if x.shape[0] < x.shape[1] else primal(x, y)
 
 
@@ -94,18 +94,18 @@ def dual(x: Tensor, y: Tensor) -> Solution:
     return Solution(x.mT @ vectors, values.clamp(min=0), vectors.mT @ y)
 
 
-def spread(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and divisor of each feature; infinite where all are equal, so that no rounding speaks there."""
-    same = (x == x[0]).all(0)
-    return x.mean(0), (x.std(0, correction=0) + EPSILON).masked_fill(same, float("inf"))
+def mean_and_scale(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and divisor of each feature; constant features are divided by infinity, which removes them."""
+    constant = (x == x[0]).all(0)
+    return x.mean(0), (x.std(0, correction=0) + EPSILON).masked_fill(constant, float("inf"))
 
 
 def with_constant(x: Tensor) -> Tensor:
     return F.pad(x, (0, 1), value=CONSTANT)
 
 
-def checked(train_x: Array, train_y: Array, test_x: Array, test_y: Array) -> Frozen:
-    """What may be learned from, or an error that says what is wrong with it."""
+def validated(train_x: Array, train_y: Array, test_x: Array, test_y: Array) -> FeatureSplits:
+    """Check shapes, values and classes, and renumber the labels without gaps."""
     xs = {"train": torch.as_tensor(train_x), "test": torch.as_tensor(test_x)}
     ys = {"train": torch.as_tensor(train_y), "test": torch.as_tensor(test_y)}
     for part, x in xs.items():
@@ -113,43 +113,43 @@ def checked(train_x: Array, train_y: Array, test_x: Array, test_y: Array) -> Fro
         if x.ndim != 2 or not x.is_floating_point() or y.shape != x.shape[:1] or y.is_floating_point():
             shapes = f"{x.dtype} {tuple(x.shape)} and {y.dtype} {tuple(y.shape)}"
             raise Error(
-                f"{part}: give float features (images, width) and a class number each, not {shapes}",
+                f"{part}: expected float features (images, width) and class indices (images), got {shapes}",
                 code="request.value",
             )
         if not x.numel():
-            raise Error(f"{part}: no features of any image", code="data.empty")
-        wrong = (~x.isfinite()).any(1)
-        if wrong.any():
-            first = int(wrong.nonzero()[0])
+            raise Error(f"{part}: there are no features", code="data.empty")
+        not_finite = (~x.isfinite()).any(1)
+        if not_finite.any():
+            first = int(not_finite.nonzero()[0])
             raise Error(
-                f"{part}: the features of {int(wrong.sum())} of {len(x)} images are not finite numbers, "
-                f"the first those of image {first}; the model or its weights are broken",
+                f"{part}: the features of {int(not_finite.sum())} of {len(x)} images are not finite, "
+                f"starting with image {first}; check the weights of the model",
                 code="weights.values",
             )
     if xs["train"].shape[1] != xs["test"].shape[1]:
         raise Error(
-            f"features of width {xs['train'].shape[1]} to train, {xs['test'].shape[1]} to test",
+            f"training features have width {xs['train'].shape[1]}, test features {xs['test'].shape[1]}",
             code="request.value",
         )
     known, train_labels = ys["train"].unique(return_inverse=True)
     if len(known) < 2:
         raise Error(
-            f"every training image is of class {int(known[0])}; at least two classes are needed",
+            f"all training images have class {int(known[0])}; at least two classes are needed",
             code="data.classes",
         )
-    strange = sorted(set(ys["test"].unique().tolist()) - set(known.tolist()))
-    if strange:
+    unknown = sorted(set(ys["test"].unique().tolist()) - set(known.tolist()))
+    if unknown:
         raise Error(
-            f"classes {strange[:5]} are in the test images but not in the training images",
+            f"classes {unknown[:5]} are in the test images but not in the training images",
             code="data.classes",
         )
     if not (xs["train"] != xs["train"][0]).any():
         raise Error(
-            "the features of all training images are the same: the model does not distinguish any images",
+            "all training images have the same features: the model does not distinguish them",
             code="evaluation.unsupported",
         )
     test_labels = torch.searchsorted(known, ys["test"].contiguous())
-    return Frozen(xs["train"], train_labels, xs["test"], test_labels, len(known))
+    return FeatureSplits(xs["train"], train_labels, xs["test"], test_labels, len(known))
 
 
 def choose_shots(
@@ -160,17 +160,17 @@ def choose_shots(
     usable: np.ndarray | None = None,
     names: Sequence[str] = (),
 ) -> np.ndarray:
-    """(C, shots): of each class so many images by number; with one seed, fewer shots lie within more.
+    """(C, shots): indices of random images of each class.
 
-    Each class is shuffled by default_rng(seed), one after the other. usable (N,): where false, an image is
-    passed over.
+    One default_rng(seed) shuffles the classes in order, so fewer shots with the same seed are a subset of
+    more. usable (N,): images where it is false are skipped.
     """
     if shots < 1:
         raise Error(f"shots must be at least 1, not {shots}", code="request.value")
     rng = np.random.default_rng(seed)
-    short = labels.astype(np.min_scalar_type(labels.max(initial=0)))  # two bytes are sorted in no time
-    order = np.argsort(short, kind="stable")  # not a search for each class, of which there may be 21,000
-    known, starts = np.unique(short[order], return_index=True)
+    compact = labels.astype(np.min_scalar_type(labels.max(initial=0)))  # small integers use radix sort
+    order = np.argsort(compact, kind="stable")  # one sort is faster than a search for each of 21,000 classes
+    known, starts = np.unique(compact[order], return_index=True)
     chosen = np.empty((len(known), shots), dtype=np.int64)
     for row, (start, stop) in enumerate(pairwise([*starts, len(order)])):
         members = rng.permutation(order[start:stop])
@@ -186,10 +186,9 @@ def choose_shots(
 
 
 def best_l2(accuracies: np.ndarray) -> int:
-    """The column of a table (data sets, penalties) with the best mean rank over its rows.
+    """The column of a table (data sets, l2 values) with the best mean rank over its rows.
 
-    Equal accuracies share their ranks; of equal mean ranks the higher mean accuracy counts, then the stronger
-    penalty.
+    Equal accuracies share their rank. Ties go to the higher mean accuracy, then to the larger l2.
     """
     higher = (accuracies[:, None, :] > accuracies[:, :, None]).sum(2)
     equal = (accuracies[:, None, :] == accuracies[:, :, None]).sum(2)
@@ -199,7 +198,7 @@ def best_l2(accuracies: np.ndarray) -> int:
 
 
 TEMPERATURE = 0.07
-SIMILARITIES = 2**24  # in memory at a time
+SIMILARITIES = 2**24  # computed at a time
 
 
 @torch.no_grad()
@@ -211,31 +210,30 @@ def neighbours(
     k: int = 20,
     temperature: float = TEMPERATURE,
 ) -> float:
-    """The share of the test images whose k nearest training images vote for the right class.
+    """Test accuracy of a k-nearest-neighbour classifier with cosine similarity.
 
-    A vote weighs exp(similarity / temperature). Features of length 0 are similar to none, with 0. Of classes
-    with equally many votes the first wins.
+    A vote has the weight exp(similarity / temperature). All-zero features have similarity 0 to everything.
+    Ties go to the first class.
     """
-    train_x, train_y, test_x, test_y, classes = checked(train_x, train_y, test_x, test_y)
+    train_x, train_y, test_x, test_y, classes = validated(train_x, train_y, test_x, test_y)
     if not 1 <= k <= len(train_x):
         raise Error(
-            f"{k} neighbours among {len(train_x)} training images; give 1 to {len(train_x)}",
+            f"{k} neighbours with {len(train_x)} training images; give 1 to {len(train_x)}",
             code="request.value",
         )
     if not 0 < temperature < float("inf"):
         raise Error(f"the temperature must be a number above 0, not {temperature}", code="request.value")
-    known = unit(train_x)  # (N, D)
-    right = 0
-    for rows, labels in zip(*(t.split(max(1, SIMILARITIES // len(known))) for t in (test_x, test_y)),
-                            strict=True):  # fmt: skip
-        near = (unit(rows) @ known.mT).topk(k, dim=1)  # (M, k)
-        weights = ((near.values - near.values[:, :1]) / temperature).exp()  # the nearest has 1
-        votes = weights.new_zeros(len(rows), classes).scatter_add_(1, train_y[near.indices], weights)
-        right += int((votes.argmax(1) == labels).sum())
-    return right / len(test_x)
+    train = unit_length(train_x)  # (N, D)
+    correct, chunk = 0, max(1, SIMILARITIES // len(train))
+    for rows, labels in zip(test_x.split(chunk), test_y.split(chunk), strict=True):
+        nearest = (unit_length(rows) @ train.mT).topk(k, dim=1)  # (M, k)
+        weights = ((nearest.values - nearest.values[:, :1]) / temperature).exp()  # the nearest has 1
+        votes = weights.new_zeros(len(rows), classes).scatter_add_(1, train_y[nearest.indices], weights)
+        correct += int((votes.argmax(1) == labels).sum())
+    return correct / len(test_x)
 
 
-def unit(x: Tensor) -> Tensor:
+def unit_length(x: Tensor) -> Tensor:
     return F.normalize(x.float(), dim=1)
 
 
@@ -244,16 +242,16 @@ EPOCHS = 30
 BATCH = 256
 MOMENTUM = 0.9
 HELD_OUT = 0.2
-LOGITS = 2**24  # in memory at a time
+LOGITS = 2**24  # computed at a time
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What a linear probe came to, and why this rate."""
+    """Test accuracy of a linear probe and the learning rate it uses."""
 
     top1: float
     rate: float
-    held_out: tuple[float, ...]  # accuracy of each rate on the part of train that was held out
+    held_out: tuple[float, ...]  # accuracy of each learning rate on the held-out part of train
 
     def to_json(self) -> dict[str, Any]:
         return {"top1": self.top1, "rate": self.rate, "held_out": list(self.held_out)}
@@ -270,77 +268,77 @@ def probe(
     epochs: int = EPOCHS,
     seed: int = 0,
 ) -> Probe:
-    """Choose the rate on a fifth of each class of train, learn from all of train with it, test.
+    """Choose the learning rate on a held-out fifth of each class, train on all of train with it, and test.
 
-    Of equally good rates the smallest is chosen. Features are standardised as for few-shot accuracy.
+    Ties go to the smallest rate. Features are standardised as for few-shot accuracy.
     """
     if not rates or not all(0 < rate < float("inf") for rate in rates) or epochs < 1:
         raise Error(
             f"rates must be numbers above 0 and epochs at least 1, not {rates}, {epochs}",
             code="request.value",
         )
-    train_x, train_y, test_x, test_y, classes = checked(train_x, train_y, test_x, test_y)
-    mean, scale = (t.float().to(train_x.device) for t in spread(train_x.cpu().double()))
+    train_x, train_y, test_x, test_y, classes = validated(train_x, train_y, test_x, test_y)
+    mean, scale = (t.float().to(train_x.device) for t in mean_and_scale(train_x.cpu().double()))
     train_x, test_x = ((x.float() - mean) / scale for x in (train_x, test_x))
-    held = held_out(train_y.cpu().numpy(), seed).to(train_x.device)
+    val = held_out_mask(train_y.cpu().numpy(), seed).to(train_x.device)
     rates = sorted(rates)
-    if not held.any():
+    if not val.any():
         raise Error(
-            "no class has two training images: none can be held out to choose a rate by",
+            "no class has two training images, so none can be held out to choose the learning rate",
             code="evaluation.unsupported",
         )
-    weights = learn(train_x[~held], train_y[~held], classes, rates, epochs=epochs, seed=seed)
-    found = share_right(weights, train_x[held], train_y[held])
-    rate = rates[found.index(max(found))]
-    weights = learn(train_x, train_y, classes, [rate], epochs=epochs, seed=seed)
-    return Probe(share_right(weights, test_x, test_y)[0], rate, tuple(found))
+    weights = train_linear(train_x[~val], train_y[~val], classes, rates, epochs=epochs, seed=seed)
+    val_accuracies = probe_accuracies(weights, train_x[val], train_y[val])
+    rate = rates[val_accuracies.index(max(val_accuracies))]
+    weights = train_linear(train_x, train_y, classes, [rate], epochs=epochs, seed=seed)
+    return Probe(probe_accuracies(weights, test_x, test_y)[0], rate, tuple(val_accuracies))
 
 
-def held_out(labels: np.ndarray, seed: int) -> Tensor:
-    """(N,) true for a fifth of each class, at least one image and never its only one."""
+def held_out_mask(labels: np.ndarray, seed: int) -> Tensor:
+    """(N,): true for a fifth of each class; at least one image, but never the only one."""
     rng = np.random.default_rng(seed)
-    held = np.zeros(len(labels), dtype=bool)
+    mask = np.zeros(len(labels), dtype=bool)
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
     for members in np.split(order, np.flatnonzero(np.diff(labels[order])) + 1):
         if len(members) > 1:
-            held[members[: max(1, round(HELD_OUT * len(members)))]] = True
-    return torch.from_numpy(held)
+            mask[members[: max(1, round(HELD_OUT * len(members)))]] = True
+    return torch.from_numpy(mask)
 
 
-def learn(
+def train_linear(
     x: Tensor, y: Tensor, classes: int, rates: Sequence[float], *, epochs: int, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Weights (D, K, C) and biases (K, C) after SGD with momentum and a cosine from each rate to 0."""
+    """Train K classifiers by SGD with momentum and cosine decay: weights (D, K, C) and biases (K, C)."""
     weight = x.new_zeros(x.shape[1], len(rates), classes)
     bias = x.new_zeros(len(rates), classes)
-    speeds = [torch.zeros_like(weight), torch.zeros_like(bias)]
-    factor = x.new_tensor(rates)[:, None]
+    velocities = [torch.zeros_like(weight), torch.zeros_like(bias)]
+    rate = x.new_tensor(rates)[:, None]
     targets = F.one_hot(y, classes).to(x.dtype)
     generator = torch.Generator().manual_seed(seed)
     batches = [b for _ in range(epochs) for b in torch.randperm(len(x), generator=generator).split(BATCH)]
     for step, rows in enumerate(batches):
         rows = rows.to(x.device)
-        here = x[rows]  # (B, D)
-        off = (scores(here, weight, bias).softmax(-1) - targets[rows, None]) / len(rows)  # (B, K, C)
-        slopes = ((here.mT @ off.flatten(1)).view_as(weight), off.sum(0))
+        batch = x[rows]  # (B, D)
+        error = (linear(batch, weight, bias).softmax(-1) - targets[rows, None]) / len(rows)  # (B, K, C)
+        gradients = ((batch.mT @ error.flatten(1)).view_as(weight), error.sum(0))
         decay = 0.5 * (1 + math.cos(math.pi * step / len(batches)))
-        for value, speed, slope in zip((weight, bias), speeds, slopes, strict=True):
-            speed.mul_(MOMENTUM).add_(slope)
-            value.addcmul_(speed, factor, value=-decay)
+        for parameter, velocity, gradient in zip((weight, bias), velocities, gradients, strict=True):
+            velocity.mul_(MOMENTUM).add_(gradient)
+            parameter.addcmul_(velocity, rate, value=-decay)
     return weight, bias
 
 
-def scores(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """(B, K, C) of all classifiers, by one product."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Logits (B, K, C) of all classifiers in one matrix product."""
     return torch.addmm(bias.flatten(), x, weight.flatten(1)).unflatten(1, bias.shape)
 
 
-def share_right(weights: tuple[Tensor, Tensor], x: Tensor, y: Tensor) -> list[float]:
-    """Of each of the K classifiers."""
+def probe_accuracies(weights: tuple[Tensor, Tensor], x: Tensor, y: Tensor) -> list[float]:
+    """The accuracy of each of the K classifiers."""
     weight, bias = weights
-    right = torch.zeros(len(bias), dtype=torch.int64, device=x.device)
+    correct = torch.zeros(len(bias), dtype=torch.int64, device=x.device)
     size = max(1, LOGITS // bias.numel())
     for rows, labels in zip(x.split(size), y.split(size), strict=True):
-        right += (scores(rows, weight, bias).argmax(2) == labels[:, None]).sum(0)
-    return (right.double() / len(x)).tolist()
+        correct += (linear(rows, weight, bias).argmax(2) == labels[:, None]).sum(0)
+    return (correct.double() / len(x)).tolist()

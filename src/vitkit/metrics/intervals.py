@@ -1,4 +1,4 @@
-"""Shares of counted images: Wilson intervals, a paired test, and as many digits as the count supports."""
+"""Proportions of images: Wilson intervals, McNemar's test, and percentages with meaningful digits only."""
 
 from collections.abc import Sequence
 from math import ceil, log10, sqrt
@@ -12,13 +12,13 @@ Interval = tuple[float, float]
 
 
 def wilson(share: float, images: int, level: float = LEVEL) -> Interval:
-    """The Wilson score interval of a share of so many images.
+    """The Wilson score interval of a proportion.
 
-    Unlike the bootstrap and the usual normal interval it has a width where all images are right, or none:
-    12 of 12 are 75.8 to 100 %.
+    Unlike bootstrap and normal intervals it has a non-zero width even if all or no images are correct: for 12
+    of 12 it is 75.8 to 100 %.
     """
     if images < 1:
-        raise Error("an interval needs one image at least, not 0", code="data.empty")
+        raise Error("an interval needs at least one image, not 0", code="data.empty")
     z = NormalDist().inv_cdf((1 + level) / 2)
     scale = 1 + z * z / images
     middle = (share + z * z / (2 * images)) / scale
@@ -27,9 +27,9 @@ def wilson(share: float, images: int, level: float = LEVEL) -> Interval:
 
 
 def mean_interval(shares: Sequence[float], images: Sequence[int], level: float = LEVEL) -> Interval:
-    """The interval of the mean of shares of different sets: their Wilson half-widths add up as variances do.
+    """The interval of the mean of proportions of independent sets, by Zou and Donner's MOVER method.
 
-    (Zou and Donner's method of variance estimates recovery.)
+    MOVER (method of variance estimates recovery) adds the squares of the Wilson half-widths.
     """
     ends = [wilson(share, count, level) for share, count in zip(shares, images, strict=True)]
     mean = sum(shares) / len(shares)
@@ -39,34 +39,34 @@ def mean_interval(shares: Sequence[float], images: Sequence[int], level: float =
 
 
 def mcnemar(first_only: int, second_only: int) -> float:
-    """McNemar's exact p-value, two-sided: how likely two equally good models differ at least so unevenly.
+    """Two-sided p-value of McNemar's exact test: how likely two equally good models differ at least as much.
 
-    The arguments count the images that only the first, and only the second of two models has right.
+    The arguments count the images that only the first, and only the second model classifies correctly.
     """
     total, tail, ways = first_only + second_only, 0, 1
     for k in range(min(first_only, second_only) + 1):
         tail, ways = tail + ways, ways * (total - k) // (k + 1)
-    return min(1.0, 2 * tail / 2**total)  # of integers, which do not overflow
+    return min(1.0, 2 * tail / 2**total)  # integers, because floats would overflow
 
 
 def decimals(images: int) -> int:
-    """Digits behind the point that one image more or less would change: 0 up to 100 images, at most 2."""
+    """Decimal places that a single image can change: 0 up to 100 images, at most 2."""
     return min(2, max(0, ceil(log10(max(1, images))) - 2))
 
 
 def percent(share: float | None, images: int) -> str:
-    """A share with the digits that its count supports; 100 % and 0 % only where all or none are right."""
+    """A share with the decimals that its count supports; 0 % and 100 % are reserved for exactly 0 and 1."""
     if share is None:
         return "–"
     places = decimals(images)
-    shown = round(100 * share, places)
-    if 0 < share < 1 and shown in (0, 100):
-        shown = abs(shown - 10.0**-places)
-    return f"{shown:.{places}f} %"
+    value = round(100 * share, places)
+    if 0 < share < 1 and value in (0, 100):
+        value = abs(value - 10.0**-places)
+    return f"{value:.{places}f} %"
 
 
 def span(interval: Sequence[float], images: int) -> str:
-    """An interval with the same digits: 65 to 99 %."""
+    """An interval with the same decimals: 65 to 99 %."""
     low, high = (f"{100 * end:.{decimals(images)}f}" for end in interval)
     return f"{low} to {high} %"
 

@@ -1,6 +1,4 @@
-"""Images per second, the largest batch, energy from NVML, and the predicted pace on many GPUs."""
-
-# n GPUs, g of them in a node, N nodes; P parameters
+"""Images per second, the largest batch size, energy from NVML, and predicted throughput on many GPUs."""
 
 import ctypes
 import math
@@ -13,51 +11,51 @@ import torch
 
 from vitkit.errors import Error
 
-MOST = 2**16  # images at a time that are tried at most
-GAIN = 1.03  # a larger batch is faster if it is by so much
-NO_FASTER = 2  # so many batch sizes one after the other that are not end the search; one may be a disturbance
-REPEATS = 0.05  # share of the time for which one batch size is repeated: all 17 fit
+MOST = 2**16  # largest batch size tried
+GAIN = 1.03  # a larger batch counts as faster from this factor on
+NO_FASTER = 2  # stop after this many sizes in a row without a gain; a single one may be noise
+REPEATS = 0.05  # share of the time budget spent on one batch size: all 17 fit
 
 
 def images_per_second(
     run: Callable[[int], None], seconds: float, most: int = MOST
 ) -> tuple[float, int] | None:
-    """The best rate over batches of 1, 2, 4, ... images and that batch; None where not one image fits.
+    """The best throughput over batch sizes 1, 2, 4, ... and its batch size; None if no image fits.
 
-    `run` computes so many images and waits for them. Larger batches are tried as long as they are faster and
-    there is time for another one; one batch is always timed. The first run of each size is neither timed nor
-    part of the time: a GPU loads kernels in it.
+    `run` processes a batch of the given size and synchronises. Larger batches are tried while they are faster
+    and time is left; at least one size is timed. The first run of each size is a warm-up that is not timed,
+    because the GPU loads kernels in it.
     """
-    best, left, slower = (0.0, 0), seconds, 0
+    best, remaining, slower = (0.0, 0), seconds, 0
     images = 1
     while images <= most and slower < NO_FASTER:
         try:
             run(images)
-            took, each = timed(partial(run, images), REPEATS * seconds)
+            elapsed, per_call = time_calls(partial(run, images), REPEATS * seconds)
         except torch.OutOfMemoryError:
             break
-        rate = images / each
+        rate = images / per_call
         slower = 0 if rate > GAIN * best[0] else slower + 1
         best = max(best, (rate, images))
-        left -= took
-        if left < each:  # a batch of twice the size takes at least as long
+        remaining -= elapsed
+        if remaining < per_call:  # a batch twice as large takes at least as long
             break
         images *= 2
     return best if best[1] else None
 
 
-def timed(work: Callable[[], None], seconds: float) -> tuple[float, float]:
-    """Seconds of as many calls as fit into the time, at least one; and of one of them, the mean."""
-    begun, calls = time.monotonic(), 0
-    while not calls or time.monotonic() - begun < seconds:
+def time_calls(work: Callable[[], None], seconds: float) -> tuple[float, float]:
+    """Call `work` repeatedly for the given time, at least once: total seconds and mean seconds per call."""
+    start, calls = time.monotonic(), 0
+    while not calls or time.monotonic() - start < seconds:
         work()
         calls += 1
-    took = time.monotonic() - begun
-    return took, took / calls
+    elapsed = time.monotonic() - start
+    return elapsed, elapsed / calls
 
 
 def largest_that_fits(fits: Callable[[int], bool], seconds: float, most: int = MOST) -> int:
-    """The largest number for which `fits` is true, to 1/16 or as near as time allows; 0 for none."""
+    """The largest number for which `fits` is true, within 1/16 or as close as time allows; 0 if none fits."""
     end = time.monotonic() + seconds
     low, high = 0, 1
     while high <= most and time.monotonic() < end:
@@ -76,33 +74,33 @@ Reader = Callable[[], float | None]
 
 
 class Meter:
-    """Joules between one look and the next; None where the device does not report them.
+    """Energy in joules between two readings; None if the device does not report it.
 
-    The counter is the device's own and counts whatever runs on it, idle time too. It is there from Volta on.
+    The hardware counter includes everything that runs on the device, and idle time. GPUs have it since Volta.
     """
 
     def __init__(self, device: str):
-        self.read = reader(device)
+        self.read = energy_reader(device)
         self.last = self.read()
 
     def lap(self) -> float | None:
-        """Since the last look."""
+        """Joules since the previous reading."""
         before, self.last = self.last, self.read()
         return None if before is None or self.last is None else self.last - before
 
 
-def reader(device: str) -> Reader:
-    """A function that tells the joules since the driver was loaded."""
+def energy_reader(device: str) -> Reader:
+    """A function that returns the joules since the driver was loaded."""
     if not device.startswith("cuda"):
-        return nothing
+        return no_reading
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
-        number = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
         handle = ctypes.c_void_p()
-        if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByUUID(number, ctypes.byref(handle)):
-            return nothing
-    except (OSError, AttributeError):  # no such library, or one without these functions
-        return nothing
+        if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(handle)):
+            return no_reading
+    except (OSError, AttributeError):  # NVML is missing, or too old for these functions
+        return no_reading
 
     def joules() -> float | None:
         millijoules = ctypes.c_ulonglong()
@@ -112,70 +110,71 @@ def reader(device: str) -> Reader:
     return joules
 
 
-def nothing() -> float | None:
+def no_reading() -> float | None:
     return None
 
 
-BYTES = 4  # of a parameter and of a gradient: both travel in float32
-BUCKET = 25 * 2**20  # bytes of gradients that DDP sends at a time, by default
+BYTES = 4  # per parameter or gradient: both are sent in float32
+BUCKET = 25 * 2**20  # default size of a DDP gradient bucket in bytes
 PARALLEL = ("ddp", "fsdp")
 
 
 @dataclass(frozen=True)
 class Links:
-    """How a GPU reaches the others: bytes a second one way, the share of them that is had, seconds a hop.
+    """Interconnects inside and between nodes: bandwidth in bytes/s one way, efficiency, latency per hop.
 
-    Shares are what NCCL's people expect to see (github.com/NVIDIA/nccl-tests, issues 212 and 290), hops what
-    its own model counts for a ring by the protocol LL128 (github.com/NVIDIA/nccl, src/graph/tuning.cc).
+    Efficiencies are those the NCCL developers expect (github.com/NVIDIA/nccl-tests, issues 212 and 290),
+    latencies those of NCCL's own model of an LL128 ring (github.com/NVIDIA/nccl, src/graph/tuning.cc).
     """
 
-    inside: float = 450e9  # a node: NVLink 4, 900 GB/s both ways together (NVIDIA's data sheet of the H200)
+    inside: float = 450e9  # NVLink 4: 900 GB/s bidirectional (H200 data sheet)
     inside_share: float = 0.82
     inside_hop: float = 1.9e-6
-    between: float = 50e9  # nodes: InfiniBand NDR, 400 Gb/s, an adapter for each GPU
+    between: float = 50e9  # InfiniBand NDR: 400 Gb/s, one adapter per GPU
     between_share: float = 0.92
     between_hop: float = 4.0e-6
-    node: int = 8  # GPUs of it
+    node: int = 8  # GPUs per node
 
     def __post_init__(self):
         for field, value in vars(self).items():
             if not value > 0:
-                raise Error(f"{field} of the links is {value}; it must be more than 0", code="request.value")
+                raise Error(f"Links.{field} must be above 0, not {value}", code="request.value")
 
     def nodes(self, gpus: int) -> tuple[int, int]:
-        """(nodes, GPUs of each)."""
-        each = min(gpus, self.node)
-        if gpus < 1 or gpus % each:
+        """(nodes, GPUs per node)."""
+        per_node = min(gpus, self.node)
+        if gpus < 1 or gpus % per_node:
             raise Error(
-                f"{gpus} GPUs are no whole nodes of {self.node}; give a multiple of {self.node}",
+                f"{gpus} GPUs do not fill nodes of {self.node}; give a multiple of {self.node}",
                 code="request.value",
             )
-        return gpus // each, each
+        return gpus // per_node, per_node
 
-    def passed(self, size: float, gpus: int) -> float:
-        """Seconds, without hops, in which `size` bytes go once round: to all, or added up from all.
+    def ring_seconds(self, size: float, gpus: int) -> float:
+        """Seconds, without latency, to send `size` bytes once around the ring.
 
-        A GPU sends (n-1)/n of them. Rings are laid so that each leaves a node by another adapter, so 1/g of
-        what a GPU sends goes over its own; the slower of the two kinds of links counts.
+        Each of n GPUs sends (n-1)/n of the bytes. NCCL's rings leave a node through different adapters, so
+        each adapter carries 1/(GPUs per node) of them; the slower kind of link is the bottleneck.
         """
-        nodes, each = self.nodes(gpus)
-        sent = size * (gpus - 1) / gpus
-        out = sent / each if nodes > 1 else 0.0
+        nodes, per_node = self.nodes(gpus)
+        total = size * (gpus - 1) / gpus
+        across_nodes = total / per_node if nodes > 1 else 0.0
         return max(
-            (sent - out) / (self.inside * self.inside_share), out / (self.between * self.between_share)
+            (total - across_nodes) / (self.inside * self.inside_share),
+            across_nodes / (self.between * self.between_share),
         )
 
     def all_reduce(self, size: float, gpus: int) -> float:
-        """Seconds: twice round, first within the nodes, then between them."""
-        nodes, each = self.nodes(gpus)
-        hops = (each - 1) * self.inside_hop + (nodes - 1) * self.between_hop
-        return 2 * (self.passed(size, gpus) + hops)
+        """Seconds of an all-reduce: twice around the ring, first inside the nodes, then between them."""
+        nodes, per_node = self.nodes(gpus)
+        latency = (per_node - 1) * self.inside_hop + (nodes - 1) * self.between_hop
+        return 2 * (self.ring_seconds(size, gpus) + latency)
 
     def all_gather(self, size: float, gpus: int) -> float:
-        """Seconds of an all-gather or a reduce-scatter: once round a ring that visits every GPU."""
+        """Seconds of an all-gather or a reduce-scatter: once around a ring of all GPUs."""
         nodes, _ = self.nodes(gpus)
-        hops = (gpus - nodes) * self.inside_hop + (nodes - 1) * self.between_hop
-        return self.passed(size, gpus) + hops
+        latency = (gpus - nodes) * self.inside_hop + (nodes - 1) * self.between_hop
+        return self.ring_seconds(size, gpus) + latency
 
 
 H200 = Links()
@@ -183,11 +182,11 @@ H200 = Links()
 
 @dataclass(frozen=True)
 class Work:
-    """What each GPU computes in a step. `pace`: images a second of one alone that recomputes nothing."""
+    """The work of each GPU in a training step. `pace`: images/s of a single GPU without recomputation."""
 
     parameters: int
     blocks: int
-    images: float  # of one GPU
+    images: float  # per GPU
     pace: float
     recompute: bool = False
 
@@ -195,13 +194,13 @@ class Work:
         for field in ("parameters", "blocks", "images", "pace"):
             if not getattr(self, field) > 0:
                 raise Error(
-                    f"{field} of the work is {getattr(self, field)}; it must be more than 0",
+                    f"Work.{field} must be above 0, not {getattr(self, field)}",
                     code="request.value",
                 )
 
     @property
     def forward(self) -> float:
-        """Seconds: a third of a step, since the backward pass computes two products for each of its own."""
+        """Seconds: a third of a step, because the backward pass has two matrix products for each one."""
         return self.images / self.pace / 3
 
     @property
@@ -211,14 +210,14 @@ class Work:
 
 @dataclass(frozen=True)
 class Pace:
-    """A step of so many GPUs in seconds: computing, sending, and what of the sending cannot be hidden."""
+    """A training step on many GPUs: seconds of computation, communication, and exposed communication."""
 
     gpus: int
-    images: float  # of all
+    images: float  # of all GPUs
     computing: float
     sending: float
-    exposed: float
-    limited: bool  # by the links: computation does not suffice to hide what is sent
+    exposed: float  # not overlapped with computation
+    limited: bool  # whether communication takes longer than the computation that overlaps it
 
     @property
     def images_per_second(self) -> float:
@@ -226,12 +225,12 @@ class Pace:
 
     @property
     def efficiency(self) -> float:
-        """Of the pace of as many single GPUs."""
+        """Throughput relative to perfect scaling."""
         return self.computing / (self.computing + self.exposed)
 
     @property
     def unhidden(self) -> float:
-        """The efficiency if nothing were sent behind computation; by these links no run is worse."""
+        """The efficiency without any overlap, which is a lower bound."""
         return self.computing / (self.computing + self.sending)
 
     def days(self, images: float) -> float:
@@ -239,23 +238,24 @@ class Pace:
 
 
 def scale_out(work: Work, gpus: int, parallel: str, links: Links = H200, bucket: float = BUCKET) -> Pace:
-    """The pace of a step with every model whole (ddp) or cut over all GPUs (fsdp)."""
+    """Predict a training step with replicated (ddp) or sharded (fsdp) parameters."""
     if parallel not in PARALLEL:
         raise Error(f"parallel must be {' or '.join(PARALLEL)}, not {parallel!r}", code="request.value")
     size, parts = BYTES * work.parameters, work.blocks
     if parallel == "ddp":
         parts = math.ceil(size / bucket)
-        one = links.all_reduce(size / parts, gpus)
-        short = max(0.0, one - work.backward / parts)  # of the computation that a bucket has beside it
-        sending, ends = parts * one, one  # the last bucket has none
+        seconds = links.all_reduce(size / parts, gpus)  # per bucket
+        excess = max(0.0, seconds - work.backward / parts)  # beyond the computation that overlaps a bucket
+        sending, ends = parts * seconds, seconds  # nothing overlaps the last bucket
     else:
-        one = links.all_gather(size / parts, gpus)
-        short = max(0.0, one - work.forward / parts) + max(0.0, 2 * one - work.backward / parts)
-        sending, ends = 3 * parts * one, 3 * one  # the first gather of either pass and the last scatter
-    computing, exposed = work.forward + work.backward, ends + (parts - 1) * short
-    return Pace(gpus, gpus * work.images, computing, sending, exposed, short > 0)
+        seconds = links.all_gather(size / parts, gpus)  # per block
+        excess = max(0.0, seconds - work.forward / parts) + max(0.0, 2 * seconds - work.backward / parts)
+        # nothing overlaps the first all-gather of both passes and the last reduce-scatter
+        sending, ends = 3 * parts * seconds, 3 * seconds
+    computing, exposed = work.forward + work.backward, ends + (parts - 1) * excess
+    return Pace(gpus, gpus * work.images, computing, sending, exposed, excess > 0)
 
 
 def limit(work: Callable[[int], Work], counts: list[int], parallel: str, links: Links = H200) -> int | None:
-    """The first of these numbers of GPUs at which the links set the pace; `work` of each by their number."""
+    """The first number of GPUs at which communication is the bottleneck; `work` maps that number to Work."""
     return next((n for n in counts if scale_out(work(n), n, parallel, links).limited), None)

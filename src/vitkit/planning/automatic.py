@@ -263,7 +263,7 @@ def memory_of(recipe: Recipe, model: Model, runtime: Runtime, images: int) -> Me
         skeleton(model.config), images, half=runtime.precision == "bf16",
         slots=2 if recipe.optimizer.kind == "adam" else 1,
         recompute=runtime.recompute, average=bool(recipe.optimizer.average),
-        cut=runtime.world if runtime.is_sharded else 1,
+        shards=runtime.world if runtime.is_sharded else 1,
     )  # fmt: skip
 
 

@@ -1,1 +1,1 @@
-"""Numbers to pages, figures and a terminal; takes values, and knows no model and no file of a run."""
+"""HTML reports, figures and terminal output, made from plain values without models or run folders."""

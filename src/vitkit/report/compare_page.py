@@ -1,4 +1,4 @@
-"""Several runs side by side: which is better on the same images, curves, differences of recipes, costs."""
+"""The HTML comparison of several runs: results, paired tests, training curves, recipes and costs."""
 
 from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
@@ -6,18 +6,17 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vitkit.metrics.intervals import SIGNIFICANT, decimals, mcnemar, span, wilson
-from vitkit.metrics.intervals import percent as share_of
+from vitkit.metrics.intervals import SIGNIFICANT, decimals, mcnemar, percent, span, wilson
 from vitkit.report.charts import line_chart, overlaid
-from vitkit.report.html import Number, commands, fill, joined, link, name, note, page, percent, table
-from vitkit.report.html import headline as headline_of
+from vitkit.report.html import Number, commands, fill, fixed_percent, joined, link, name, note, page, table
+from vitkit.report.html import headline as headline_markup
 from vitkit.report.literature import PUBLISHED, task_of, task_section
 from vitkit.report.run_page import Run, field_text, flops, headline, test_of
 from vitkit.report.terminal import duration
 
-DRAWN = 16  # runs whose curves can be told apart
+DRAWN = 16  # runs whose curves can be distinguished
 LISTED = 3  # runs that a headline names
-FIRST, ROWS = 20, 1000  # classes at first, and behind a click
+FIRST, ROWS = 20, 1000  # classes shown at first, and in total
 COLUMNS = 8  # runs in the table of classes
 SEEDED = {"seed", "micro_batch", "evaluations", "about"}  # fields in which runs of one recipe may differ
 
@@ -25,7 +24,7 @@ SEEDED = {"seed", "micro_batch", "evaluations", "about"}  # fields in which runs
 def compare_page(
     runs: Sequence[Run], title: str = "", lead: Markup | None = None, published: Markup | None = None
 ) -> str:
-    """Runs beside each other; `lead` replaces the headline, `published` is a section of published numbers."""
+    """Compare runs; `lead` replaces the headline, `published` is a section of published results."""
     labels = names(runs)
     title = title or f"Comparison of {len(runs)} runs"
     sections = {
@@ -41,7 +40,7 @@ def compare_page(
 
 
 def names(runs: Sequence[Run]) -> list[str]:
-    """What each run is called: its folder, or its whole path where folders have the same name."""
+    """The folder name of each run, or its path if folder names are not unique."""
     short = [run["name"] for run in runs]
     return short if len(set(short)) == len(short) else [run["place"] for run in runs]
 
@@ -51,7 +50,7 @@ def by_id(runs: Sequence[Run], labels: Sequence[str]) -> dict[int, str]:
 
 
 def share(run: Run) -> float | None:
-    """The share that is a run's headline, if it has one."""
+    """The main metric of a run if it is a share."""
     test = test_of(run)
     return next(
         (test[k] for k in ("mean_average_precision", "top1", "accuracy") if test.get(k) is not None), None
@@ -69,71 +68,72 @@ def changed(runs: Sequence[Run]) -> set[str]:
 
 
 def lead_of(runs: Sequence[Run]) -> Markup:
-    """The best run if it is significantly better, or mean and deviation over seeds of one recipe."""
-    done = [run for run in runs if run["result"]]
-    if not done:
-        return headline_of("No result yet", "none of these runs is finished")
-    shares = [value for run in done if (value := share(run)) is not None]
-    if same_but_seed(runs) and len(shares) == len(done) > 1:
-        return mean_headline(shares, headline(done[0]), test_of(done[0])["images"])
-    return headline_of(*verdict(done, by_id(runs, names(runs))))
+    """The best run if it is significantly better, or mean and standard deviation over seeds of one recipe."""
+    finished = [run for run in runs if run["result"]]
+    if not finished:
+        return headline_markup("No result yet", "none of these runs is finished")
+    shares = [value for run in finished if (value := share(run)) is not None]
+    if same_but_seed(runs) and len(shares) == len(finished) > 1:
+        return mean_headline(shares, headline(finished[0]), test_of(finished[0])["images"])
+    return headline_markup(*verdict(finished, by_id(runs, names(runs))))
 
 
-def verdict(done: Sequence[Run], labels: Mapping[int, str]) -> tuple[str, str]:
-    """Which run is the best, if the test images allow to say so, and why."""
-    if len(done) == 1:
-        return headline(done[0])
-    if len(groups(done)) > 1:
-        unknown = not all(map(is_known, done))
-        why = "it is not known whether these runs were" if unknown else "these runs were not"
-        return "No winner", f"{why} all tested on the same images, so their results cannot be compared"
-    if not all(map(has_accuracy, done)):
-        best = max(done, key=lambda run: (share(run) or 0.0, -test_of(run)["loss"]))
+def verdict(finished: Sequence[Run], labels: Mapping[int, str]) -> tuple[str, str]:
+    """The best run if the difference is significant, and an explanation."""
+    if len(finished) == 1:
+        return headline(finished[0])
+    if len(groups(finished)) > 1:
+        unknown = not all(map(has_known_test_set, finished))
+        reason = "it is not known whether these runs were" if unknown else "these runs were not"
+        return "No winner", f"{reason} all tested on the same images, so their results cannot be compared"
+    if not all(map(has_accuracy, finished)):
+        best = max(finished, key=lambda run: (share(run) or 0.0, -test_of(run)["loss"]))
         big, small = headline(best)
-        return big, f"{labels[id(best)]}, the highest of {len(done)}, significance unknown: {small}"
-    best = best_of(done)
+        return big, f"{labels[id(best)]}, the highest of {len(finished)}, significance unknown: {small}"
+    best = best_of(finished)
     big, small = headline(best)
-    label, number = labels[id(best)], test_of(best)["images"]
-    if winner(done):
-        return big, f"{label}, the best of {len(done)} by a significant margin: {small}"
-    near = [labels[id(run)] for run in done if run is not best and not is_better(best, run, len(done) - 1)]
-    others = ", ".join(near[:LISTED]) + (f" and {len(near) - LISTED} more" if len(near) > LISTED else "")
+    label, images = labels[id(best)], test_of(best)["images"]
+    if winner(finished):
+        return big, f"{label}, the best of {len(finished)} by a significant margin: {small}"
+    comparisons = len(finished) - 1
+    close = [labels[id(run)] for run in finished if run is not best and not is_better(best, run, comparisons)]
+    others = ", ".join(close[:LISTED]) + (f" and {len(close) - LISTED} more" if len(close) > LISTED else "")
     return "No clear winner", (
-        f"{label} has {big}, but on {number:,} images the difference from {others} is not significant"
+        f"{label} has {big}, but on {images:,} images the difference from {others} is not significant"
     )
 
 
-def mean_headline(values: Sequence[float], of: tuple[str, str], images: int) -> Markup:
-    """Mean and standard deviation over seeds, in the words of one of them."""
-    counted = of[1].partition(";")[0]
+def mean_headline(values: Sequence[float], example: tuple[str, str], images: int) -> Markup:
+    """Mean and standard deviation over seeds; `example` is the headline of one of them."""
+    test_images = example[1].partition(";")[0]
     if len(values) == 1:
-        return headline_of(of[0], f"one seed, {counted}")
+        return headline_markup(example[0], f"one seed, {test_images}")
     places = max(1, decimals(images * len(values)))
     middle, deviation = (f"{100 * value:.{places}f}" for value in (mean(values), stdev(values)))
-    small = f"mean and standard deviation over {len(values)} seeds of one recipe, each {counted}; "
+    small = f"mean and standard deviation over {len(values)} seeds of one recipe, each {test_images}; "
     small += f"95 % interval {span(wilson(mean(values), images), images)}"
-    return headline_of(f"{middle} ± {deviation} % {of[0].partition(' % ')[2]}", small)
+    return headline_markup(f"{middle} ± {deviation} % {example[0].partition(' % ')[2]}", small)
 
 
-def is_same(a: Run, b: Run) -> bool:
-    """By content where both runs know it, else by names, labels and sizes; unknown counts as another set."""
-    mine, other = a.get("tested") or {}, b.get("tested") or {}
-    key = "content" if mine.get("content") and other.get("content") else "names"
-    return mine.get(key) is not None and mine.get(key) == other.get(key)
+def has_same_test_set(a: Run, b: Run) -> bool:
+    """Compare by content if both runs stored it, else by names, labels and sizes; unknown sets differ."""
+    first, second = a.get("tested") or {}, b.get("tested") or {}
+    key = "content" if first.get("content") and second.get("content") else "names"
+    return first.get(key) is not None and first.get(key) == second.get(key)
 
 
-def is_known(run: Run) -> bool:
-    """Whether the run folder has stored which images it was tested on."""
+def has_known_test_set(run: Run) -> bool:
+    """Whether the run folder stores which images the run was tested on."""
     tested = run.get("tested") or {}
     return bool(tested.get("content") or tested.get("names"))
 
 
 def groups(runs: Sequence[Run]) -> list[list[Run]]:
-    """The finished runs by test set, each in their order."""
+    """The finished runs grouped by test set."""
     sets: list[list[Run]] = []
     for run in runs:
         if run["result"]:
-            group = next((group for group in sets if is_same(group[0], run)), None)
+            group = next((group for group in sets if has_same_test_set(group[0], run)), None)
             if group is None:
                 sets.append([run])
             else:
@@ -142,30 +142,30 @@ def groups(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def has_accuracy(run: Run) -> bool:
-    """Whether its result is a share of correct images, which has an interval."""
+    """Whether the result is an accuracy, which has an interval."""
     test = test_of(run)
     return test.get("top1") is not None and "mean_average_precision" not in test
 
 
 def only_correct(a: Run, b: Run) -> tuple[int, int] | None:
-    """The images that only the first of two runs has correct, and only the second; None: not stored."""
-    mine, other = (run["tested"].get("right") if run.get("tested") else None for run in (a, b))
-    if not mine or not other or mine.keys() != other.keys():
+    """How many images only the first, and only the second run classifies correctly; None if not stored."""
+    first, second = (run["tested"].get("right") if run.get("tested") else None for run in (a, b))
+    if not first or not second or first.keys() != second.keys():
         return None
-    return (sum(right and not other[image] for image, right in mine.items()),
-            sum(right and not mine[image] for image, right in other.items()))  # fmt: skip
+    return (sum(correct and not second[image] for image, correct in first.items()),
+            sum(correct and not first[image] for image, correct in second.items()))  # fmt: skip
 
 
 def p_value(a: Run, b: Run) -> float | None:
-    """On the same images; None where it is not stored which of them each run has correct."""
+    """The p-value of McNemar's test; None if per-image predictions are not stored."""
     pair = only_correct(a, b)
     return None if pair is None else mcnemar(*pair)
 
 
 def is_better(a: Run, b: Run, comparisons: int) -> bool:
-    """Whether the first is better on the same images, at 5 % over so many comparisons.
+    """Whether the first run is significantly better at 5 %, with Bonferroni correction for the comparisons.
 
-    Where predictions were not stored, the intervals must not overlap, which is stricter.
+    Without per-image predictions the intervals must not overlap, which is stricter.
     """
     first, second = test_of(a), test_of(b)
     if first["top1"] <= second["top1"]:
@@ -181,14 +181,14 @@ def best_of(group: Sequence[Run]) -> Run:
 
 
 def winner(group: Sequence[Run]) -> Run | None:
-    """The run that is better than each of the others, if one is."""
+    """The run that is significantly better than all others, if there is one."""
     best = best_of(group)
     others = [run for run in group if run is not best]
     return best if all(is_better(best, run, len(others)) for run in others) else None
 
 
 def paired_section(runs: Sequence[Run], labels: Mapping[int, str]) -> Markup:
-    """Of each test set that several runs share: the best beside the others, and class by class."""
+    """For each test set with several runs: the best run against the others, and accuracies by class."""
     shared = [group for group in groups(runs) if len(group) > 1 and all(map(has_accuracy, group))]
     parts = []
     for group in shared:
@@ -206,7 +206,7 @@ def paired_section(runs: Sequence[Run], labels: Mapping[int, str]) -> Markup:
 
 
 def pair_row(best: Run, run: Run, labels: Mapping[int, str], comparisons: int) -> dict[str, Any]:
-    """The run with the most images correct, beside one other."""
+    """The best run compared with another one."""
     pair, p = only_correct(best, run) or (None, None), p_value(best, run)
     return {
         f"{labels[id(best)]} compared with": name(labels[id(run)], 80),
@@ -217,37 +217,37 @@ def pair_row(best: Run, run: Run, labels: Mapping[int, str], comparisons: int) -
 
 
 def class_rows(group: Sequence[Run], labels: Sequence[str]) -> Markup:
-    """The accuracy of each class by run, those that differ most first."""
-    shown = list(zip(group, labels, strict=True))[:COLUMNS]
+    """The accuracy of each class by run, the largest differences first."""
+    columns = list(zip(group, labels, strict=True))[:COLUMNS]
     rows = []
-    for kind, row in (test_of(group[0]).get("per_class") or {}).items():
-        cells = [(test_of(run).get("per_class") or {}).get(kind) or {} for run, _ in shown]
+    for class_name, row in (test_of(group[0]).get("per_class") or {}).items():
+        cells = [(test_of(run).get("per_class") or {}).get(class_name) or {} for run, _ in columns]
         shares = [cell.get("accuracy") for cell in cells]
         known = [share for share in shares if share is not None]
         images = row["images"]
         if not images or len(known) < len(shares):
             continue
         gap = max(known) - min(known)
-        line: dict[str, Any] = {"class": name(kind, 80), "images": images}
+        line: dict[str, Any] = {"class": name(class_name, 80), "images": images}
         line |= {
-            label: Number(share_of(share, images)) for (_, label), share in zip(shown, shares, strict=True)
+            label: Number(percent(share, images)) for (_, label), share in zip(columns, shares, strict=True)
         }
         rows.append((gap, line | {"largest difference": Number(f"{round(gap * images)} images")}))
     if not rows:
         return Markup()
-    lines = [line for gap, line in sorted(rows, key=lambda one: -one[0]) if gap]
+    lines = [line for gap, line in sorted(rows, key=lambda row: -row[0]) if gap]
     more = max(0, len(lines) - FIRST)
     return fill("compare.html", "classes", lines[:ROWS], FIRST, more, len(rows) - len(lines))
 
 
 def results(runs: Sequence[Run], labels: Sequence[str]) -> Markup:
-    """A row for each; where not all were tested on the same images, with a letter for each test set."""
+    """One row per run; if there are several test sets, each has a letter."""
     rows = [result_row(run, label) for run, label in zip(runs, labels, strict=True)]
     sets = groups(runs)
     if len(sets) > 1:
-        which = {id(run): number for number, group in enumerate(sets) for run in group}
+        set_of = {id(run): number for number, group in enumerate(sets) for run in group}
         for run, row in zip(runs, rows, strict=True):
-            row["test set"] = "–" if id(run) not in which else letters(which[id(run)])
+            row["test set"] = "–" if id(run) not in set_of else letters(set_of[id(run)])
     return fill("compare.html", "results", rows, len(sets) > 1)
 
 
@@ -267,26 +267,26 @@ def result_row(run: Run, label: str) -> dict[str, Any]:
         "95 % interval": Number(ends),
         "images": test.get("images"),
         "loss": test.get("loss"),
-        "calibration error": percent(test.get("calibration_error")),
+        "calibration error": fixed_percent(test.get("calibration_error")),
         "steps": steps,
         "seed": run["recipe"].get("seed"),
     }
 
 
 def curves(runs: Sequence[Run], labels: Sequence[str]) -> Markup:
-    shown = dict(list(zip(labels, (run["metrics"] for run in runs), strict=True))[:DRAWN])
-    return fill("compare.html", "curves", overlaid(shown), len(shown), len(runs))
+    metrics = dict(list(zip(labels, (run["metrics"] for run in runs), strict=True))[:DRAWN])
+    return fill("compare.html", "curves", overlaid(metrics), len(metrics), len(runs))
 
 
 def differences(runs: Sequence[Run], labels: Sequence[str]) -> Markup:
-    """A row for each field that is not the same in all."""
-    other = changed(runs)
+    """The recipe fields that are not the same in all runs."""
+    fields = changed(runs)
     rows = [
         {"field": key} | {label: name(field_text(run["recipe"].get(key)), 120)
                           for run, label in zip(runs, labels, strict=True)}
-        for key in dict.fromkeys(key for run in runs for key in run["recipe"]) if key in other
+        for key in dict.fromkeys(key for run in runs for key in run["recipe"]) if key in fields
     ]  # fmt: skip
-    return table(rows) if rows else note("All runs have the same recipe, in every field.")
+    return table(rows) if rows else note("All runs have the same recipe.")
 
 
 def costs(runs: Sequence[Run], labels: Sequence[str]) -> Markup:
@@ -312,18 +312,18 @@ def cost_row(run: Run, label: str) -> dict[str, Any]:
 
 
 def protocol_page(protocol: Mapping[str, Any] | None, runs: Sequence[Run], title: str) -> str:
-    """The paper's protocol: learning rates compared on held-out images, then seeds with the best on test."""
+    """The paper's protocol: learning rates compared on held-out images, then several seeds of the best."""
     if protocol is None:
-        lead = headline_of("Not finished", f"{len(runs)} runs so far") + fill("compare.html", "unfinished")
-        return compare_page(runs, title, lead)
+        lead = headline_markup("Not finished", f"{len(runs)} runs so far")
+        return compare_page(runs, title, lead + fill("compare.html", "unfinished"))
     count, chart = protocol["images"], None
-    accuracy = f"{share_of(protocol['mean'], count)} accuracy", f"on {count:,} test images"
+    accuracy = f"{percent(protocol['mean'], count)} accuracy", f"on {count:,} test images"
     if len(protocol["rates"]) > 1:
         rates = {"held-out": [(float(rate), top1) for rate, top1 in protocol["rates"].items()]}
         chart = line_chart(rates, x_label="learning rate", y_label="accuracy on held-out images",
                            log_x=True, points=True, percent=True)  # fmt: skip
     lead = mean_headline(protocol["seeds"], accuracy, count)
-    lead += fill("compare.html", "protocol", chosen_words(protocol), chart)
+    lead += fill("compare.html", "protocol", chosen_setting(protocol), chart)
     recipe = runs[-1]["recipe"]
     task = task_of(recipe.get("data") or "", recipe.get("name") or "", count)
     return compare_page(
@@ -331,15 +331,16 @@ def protocol_page(protocol: Mapping[str, Any] | None, runs: Sequence[Run], title
     )
 
 
-def chosen_words(protocol: Mapping[str, Any]) -> str:
-    """What was chosen on the held-out images, and what it was compared with."""
+def chosen_setting(protocol: Mapping[str, Any]) -> str:
+    """The setting chosen on held-out images, and the alternatives."""
     chosen, tried = protocol.get("chosen", ""), protocol.get("tried") or {}
-    rate, rule = f"Learning rate {protocol['rate']:g}", tried.get("bit")
+    rate, rule_top1 = f"Learning rate {protocol['rate']:g}", tried.get("bit")
     if "-steps-" in chosen:
         return f"{rate}, {protocol['steps']:,} steps: the setting of the whole suite"
-    if rule is None:
+    if rule_top1 is None:
         return f"{rate}, chosen on held-out images" if len(protocol["rates"]) > 1 else rate
-    ours = max(top1 for key, top1 in tried.items() if key != "bit")
+    rule = fixed_percent(rule_top1, 1)
+    best = fixed_percent(max(top1 for key, top1 in tried.items() if key != "bit"), 1)
     if chosen == "bit":
-        return f"BiT's HyperRule ({percent(rule, 1)} on held-out images, the best rate {percent(ours, 1)})"
-    return f"{rate} ({percent(ours, 1)} on held-out images, BiT's HyperRule {percent(rule, 1)})"
+        return f"BiT's HyperRule ({rule} on held-out images, the best learning rate {best})"
+    return f"{rate} ({best} on held-out images, BiT's HyperRule {rule})"

@@ -1,4 +1,4 @@
-"""Pages that need nothing but themselves: the Jinja2 environment with autoescape, and what pages share."""
+"""Self-contained HTML pages: the Jinja2 environment with autoescape, and elements that all pages share."""
 
 import base64
 import hashlib
@@ -12,35 +12,35 @@ from markupsafe import Markup, escape
 
 from vitkit.report.terminal import cell, printable
 
-LONGEST = 300  # characters of a name that are shown
-STACKED = 4  # columns that a phone has room for
+LONGEST = 300  # characters after which a name is shortened
+STACKED = 4  # columns that fit on a phone
 
 
 class Number(str):
-    """A number that is formatted already; tables align it to the right."""
+    """A formatted number; tables align it to the right."""
 
 
-def shown(value: Any) -> Any:
-    """A value as text for a reader; markup stays as it is.
+def display(value: Any) -> Any:
+    """A value as text with invisible characters escaped; markup is unchanged.
 
-    Control characters, bidirectional marks and undecodable bytes are written out, so that no name passes for
-    another.
+    Control characters, bidirectional marks and undecodable bytes are shown by code point, so that no name can
+    imitate another.
     """
     return value if isinstance(value, Markup) else printable(cell(value), lines=True)
 
 
 def text(value: Any) -> Markup:
-    """The same, escaped: safe in an element and in an attribute."""
-    return escape(shown(value))
+    """A value as escaped text: safe in elements and attributes."""
+    return escape(display(value))
 
 
 def name(value: Any, longest: int = LONGEST) -> Markup:
-    """The name of a class or a file: on one line, in its own writing direction, and not too long."""
+    """The name of a class or file: on one line, in its own writing direction, shortened if necessary."""
     return element("bdi", clipped(str(value), longest), class_="name")
 
 
 def clipped(value: str, longest: int) -> str:
-    """A long text without its middle, with its length; line breaks and tabs are written out."""
+    """Shorten long text in the middle and state its length; line breaks and tabs are escaped."""
     value = value.replace("\n", "\\n").replace("\t", "\\t")
     if len(value) <= longest:
         return value
@@ -54,114 +54,115 @@ def clipped(value: str, longest: int) -> str:
 
 @cache
 def environment(package: str = "vitkit.report") -> Environment:
-    """The templates of one package, and of no other place; a value that a template lacks is an error."""
-    made = Environment(
-        loader=PackageLoader(package), autoescape=True, undefined=StrictUndefined, finalize=shown,
+    """The templates of one package; a missing value is an error."""
+    jinja = Environment(
+        loader=PackageLoader(package), autoescape=True, undefined=StrictUndefined, finalize=display,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    made.filters |= {"name": name, "words": words}
-    made.globals |= {"table": table, "note": note}
-    return made
+    jinja.filters |= {"name": name, "words": words}
+    jinja.globals |= {"table": table, "note": note}
+    return jinja
 
 
-def fill(template: str, macro: str, /, *values: Any, **named: Any) -> Markup:
-    """What a macro of one of our templates makes of these values; LookupError where they lack one."""
-    filled = getattr(environment().get_template(template).module, macro)
+def fill(template: str, macro: str, /, *values: Any, **options: Any) -> Markup:
+    """Render a macro of a template; LookupError if a value is missing."""
+    render = getattr(environment().get_template(template).module, macro)
     try:
-        made: Markup = filled(*values, **named)
-    except UndefinedError as error:  # a file of a run holds something else than a run writes
+        markup: Markup = render(*values, **options)
+    except UndefinedError as error:  # a damaged file in the run folder
         raise LookupError(f"{template}: {error.message}") from error
-    return made
+    return markup
 
 
 def page(title: str, header: Markup, sections: Mapping[str, Markup]) -> str:
-    """A whole document: a header, links to the sections, the sections by title; empty ones are left out.
+    """A complete document: header, links to the sections, and all non-empty sections by title.
 
-    Its policy allows the one style and images inside the page, and nothing else.
+    The content security policy allows only the inline style sheet and inline images.
     """
     style = files("vitkit.report").joinpath("page.css").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    kept = {heading: body for heading, body in sections.items() if body.strip()}
+    non_empty = {heading: body for heading, body in sections.items() if body.strip()}
     return environment().get_template("page.html").render(
-        title=title, header=header, sections=kept, style=style, digest=digest
+        title=title, header=header, sections=non_empty, style=style, digest=digest
     )  # fmt: skip
 
 
 def encoded(document: str) -> bytes:
-    """A document as it is written to a file."""
+    """The bytes of a document, with undecodable characters escaped."""
     return document.encode("utf-8", "backslashreplace")
 
 
-def element(kind: str, body: Any = "", /, **attributes: Any) -> Markup:
-    """<kind attribute="value">body</kind>; class_ is class, text_anchor is text-anchor, 0.25 is as short."""
+def element(tag: str, body: Any = "", /, **attributes: Any) -> Markup:
+    """<tag attribute="value">body</tag>; class_ becomes class, text_anchor becomes text-anchor."""
     written = ""
     for key, value in attributes.items():
-        shape = f"{round(value, 2):g}" if isinstance(value, int | float) else text(value)
-        written += f' {key.rstrip("_").replace("_", "-")}="{shape}"'
-    return Markup(f"<{kind}{written}>{text(body)}</{kind}>")  # noqa: S704 (values are escaped, names are ours)
+        quoted = f"{round(value, 2):g}" if isinstance(value, int | float) else text(value)
+        written += f' {key.rstrip("_").replace("_", "-")}="{quoted}"'
+    return Markup(f"<{tag}{written}>{text(body)}</{tag}>")  # noqa: S704 (values are escaped, names are ours)
 
 
 def joined(parts: Iterable[Markup]) -> Markup:
     return Markup("").join(parts)
 
 
-def table(rows: Iterable[Mapping[str, Any]], marked: Sequence[bool] = ()) -> Markup:
-    """One row a mapping, one column a key; numbers are aligned to the right, `marked` rows are highlighted.
+def table(rows: Iterable[Mapping[str, Any]], highlighted: Sequence[bool] = ()) -> Markup:
+    """One row per mapping, one column per key; numbers are right-aligned, `highlighted` rows stand out.
 
-    A table of many columns becomes a list of cards on a phone, where each cell names its column.
+    On a phone, a table with many columns becomes a list of cards in which each cell names its column.
     """
     rows = list(rows)
     if not rows:
-        return note("nothing")
+        return note("No entries.")
     columns = [(key, all(is_number(row[key]) for row in rows)) for key in rows[0]]
-    lit = [*marked, *[False] * (len(rows) - len(marked))]
-    return fill("parts.html", "table", columns, list(zip(rows, lit, strict=True)), len(columns) > STACKED)
+    flags = [*highlighted, *[False] * (len(rows) - len(highlighted))]
+    return fill("parts.html", "table", columns, list(zip(rows, flags, strict=True)), len(columns) > STACKED)
 
 
 def is_number(value: Any) -> bool:
     return value is None or (isinstance(value, int | float | Number) and not isinstance(value, bool))
 
 
-def percent(share: float | None, digits: int = 2) -> Number:
+def fixed_percent(share: float | None, digits: int = 2) -> Number:
+    """A share in per cent with a fixed number of decimals."""
     return Number("–" if share is None else f"{100 * share:.{digits}f} %")
 
 
 def words(key: str) -> str:
-    """A field's name as words."""
+    """A field name with spaces instead of underscores."""
     return key.replace("_", " ")
 
 
 def facts(values: Mapping[str, Any]) -> Markup:
-    """Names with their values, one a line."""
+    """A list of names and values."""
     return fill("parts.html", "facts", values)
 
 
 def note(sentence: Any) -> Markup:
-    """A line in small print."""
+    """A paragraph in small print."""
     return fill("parts.html", "note", sentence)
 
 
 def details(summary: str, body: Markup) -> Markup:
-    """A part that opens with a click."""
+    """A collapsed section."""
     return fill("parts.html", "details", summary, body)
 
 
 def commands(lines: Iterable[str]) -> Markup:
-    """What to type, a line each."""
+    """Shell commands, one per line."""
     return fill("parts.html", "commands", list(lines))
 
 
 def headline(big: Any, small: Any) -> Markup:
-    """The one result of a page, and what it is of."""
+    """The main result of a page, and a line that explains it."""
     return fill("parts.html", "headline", big, small)
 
 
 def link(target: str | None, label: Markup) -> Markup:
-    """A label that leads to another page, if there is one."""
+    """A label that links to `target` if there is one."""
     return fill("parts.html", "link", target, label) if target else label
 
 
 def picture(content: bytes | str, mime: str, alt: str) -> Markup:
-    """An image inside the page, from its bytes or their base64."""
+    """An inline image, from bytes or base64."""
     data = base64.b64encode(base64.b64decode(content) if isinstance(content, str) else content).decode()
     return fill("parts.html", "picture", data, mime, alt)

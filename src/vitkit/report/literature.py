@@ -1,4 +1,4 @@
-"""Published numbers, typed from the papers in per cent, and the sections that show them beside one's own."""
+"""Published results in per cent, copied from the papers, and the report sections that compare with them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,14 +11,14 @@ from markupsafe import Markup
 from vitkit.metrics.intervals import decimals
 from vitkit.report.html import Number, fill
 
-PUBLISHED = "Published numbers"  # the title of these sections
+PUBLISHED = "Published results"  # section title
 PAPER = "Dosovitskiy et al., ICLR 2021"
 Cell = str | float | None
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """One published table as rows, with where it stands and what is not published as a number."""
+    """A published table with its source and a note."""
 
     title: str
     source: str
@@ -53,7 +53,7 @@ MODELS_2 = (
 CORE_DAYS = (2500, 680, 230, 9900, 12300)  # TPUv3
 TASKS_5 = ("CIFAR-10", "CIFAR-100", "ImageNet", "ImageNet ReaL", "Flowers-102", "Pets")
 MODELS_5 = ("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32", "ViT-H/14")
-TABLE_5 = {  # pre-trained on: a row a task, a column a model
+TABLE_5 = {  # by pre-training set: rows are tasks, columns are models
     "ImageNet": (
         (98.13, 97.77, 97.86, 97.94, None), (87.13, 86.31, 86.35, 87.07, None),
         (77.91, 73.38, 76.53, 71.16, None), (83.57, 79.56, 82.19, 77.83, None),
@@ -91,12 +91,12 @@ TABLE_6 = (  # model, epochs of JFT-300M, accuracies by task, exaFLOPs of pre-tr
     ("R50+ViT-L/16", 7, (86.60, 89.72, 99.18, 93.64, 97.03, 99.40), 859),
     ("R50+ViT-L/16", 14, (87.12, 89.76, 99.31, 93.89, 97.36, 99.11), 1668),
 )
-TABLE_7 = {  # BiT-R50x1 by Adam and by SGD, BiT-R152x2 by Adam and by SGD
+TABLE_7 = {  # BiT-R50x1 with Adam and SGD, BiT-R152x2 with Adam and SGD
     "ImageNet": (77.54, 78.24, 84.97, 84.37), "CIFAR-10": (97.67, 97.46, 99.06, 99.07),
     "CIFAR-100": (86.07, 85.17, 92.05, 91.06), "Pets": (91.11, 91.00, 95.37, 94.79),
     "Flowers-102": (94.26, 92.06, 98.62, 99.32), "average": (89.33, 88.79, 94.01, 93.72),
 }  # fmt: skip
-TABLE_8 = {  # at the stem, before every layer, shared by the layers; ViT-B/16, ImageNet, 5 shots
+TABLE_8 = {  # added at the stem, before every layer, shared by all layers; ViT-B/16, ImageNet, 5 shots
     "none": (61.382, None, None), "1d": (64.206, 63.964, 64.292), "2d": (64.001, 64.046, 64.022),
     "relative": (64.032, None, None),
 }  # fmt: skip
@@ -112,19 +112,19 @@ TABLE_9 = {
     "snorb-azimuth": (33.2, 36.2, 30.5), "snorb-elevation": (51.2, 51.1, 41.7),
 }  # fmt: skip
 GROUPS = ("Natural", "Specialized", "Structured", "VTAB-1k")
-DRAWN = "only drawn (Fig. 2): no number is published"
-FIG_2 = (  # Natural, Specialized, Structured and all 19; ViT's groups are means of Table 9
+DRAWN = "only plotted (Fig. 2); no numbers are published"
+FIG_2 = (  # Natural, Specialized, Structured and all 19 tasks; the ViT groups are means of Table 9
     ("ViT-H/14", "JFT-300M", (86.7, 87.0, 65.0, 77.63), "Tables 2 and 9"),
     ("ViT-L/16", "JFT-300M", (85.6, 86.7, 63.0, 76.28), "Tables 2 and 9"),
     ("ViT-L/16", "ImageNet-21k", (83.3, 84.7, 57.5, 72.72), "Tables 2 and 9"),
-    ("BiT-L (R152x4)", "JFT-300M", (None, None, None, 76.29), "Table 2; its groups are only drawn (Fig. 2)"),
+    ("BiT-L (R152x4)", "JFT-300M", (None, None, None, 76.29), "Table 2; groups are only plotted (Fig. 2)"),
     ("BiT-M (R152x4)", "ImageNet-21k", (80.77, 85.67, 61.08, 73.51), "README of big_transfer"),
     ("BiT-M (R101x3)", "ImageNet-21k", (80.29, 85.75, 59.40, 72.65), "README of big_transfer"),
     ("VIVI-Ex-100% (R50x3)", "YouTube and ImageNet", (None,) * 4, DRAWN),
     ("S4L (R50x1)", "ImageNet", (None,) * 4, DRAWN),
 )  # fmt: skip
 LEVELS = ("none", "light1", "light2", "medium1", "medium2", "strong1", "strong2")
-AUGREG_4 = {  # ViT-B/16: upstream accuracy by level of augmentation, without and with dropout 0.1
+AUGREG_4 = {  # ViT-B/16: upstream accuracy by augmentation level, without and with dropout 0.1
     ("ImageNet", "no"): (70, 76, 79, 79, 81, 80, 80), ("ImageNet", "yes"): (76, 79, 81, 82, 83, 82, 82),
     ("ImageNet-21k", "no"): (43, 48, 50, 51, 50, 50, 50),
     ("ImageNet-21k", "yes"): (47, 49, 49, 49, 48, 48, 48),
@@ -134,7 +134,7 @@ TEST_IMAGES = {
 }  # fmt: skip
 RECIPES = {"imagenet": "ImageNet", "table2": "ImageNet", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100",
            "pets": "Pets", "flowers": "Flowers-102"}  # fmt: skip
-CALLED = {  # what people call the folder or file of a data set, without case, dashes and the like
+ALIASES = {  # common names of data set folders and files, in lower case without punctuation
     "ImageNet": ("imagenet", "imagenet1k", "imagenet2012", "ilsvrc", "ilsvrc2012", "in1k"),
     "CIFAR-10": ("cifar10",), "CIFAR-100": ("cifar100",),
     "Pets": ("pets", "oxfordpets", "oxfordiiitpet", "oxfordiiitpets"),
@@ -143,14 +143,14 @@ CALLED = {  # what people call the folder or file of a data set, without case, d
 
 
 def task_of(data: str, recipe: str = "", images: int | None = None) -> str | None:
-    """The published task that a run is of: by its data's name, or its recipe where test images agree.
+    """The published task of a run, by the name of its data, or by its recipe and number of test images.
 
-    A task of VTAB-1k is "vtab:NAME"; None where nothing is published.
+    A VTAB-1k task is "vtab:NAME"; None if nothing is published.
     """
     if (parts := data.split(":"))[0] == "vtab":
         return f"vtab:{parts[1]}" if len(parts) > 1 and parts[1] in TABLE_9 else None
     letters = re.sub(r"[^a-z0-9]", "", PurePath(data).stem.lower())
-    for task, names in CALLED.items():
+    for task, names in ALIASES.items():
         if letters in names:
             return task
     task = RECIPES.get(recipe.partition(".")[0], "")
@@ -158,65 +158,67 @@ def task_of(data: str, recipe: str = "", images: int | None = None) -> str | Non
 
 
 def scores(task: str) -> list[Score]:
-    """What is published of a task, Table 2 first."""
+    """The published scores of a task, Table 2 first."""
     if task.startswith("vtab:"):
-        both = zip(MODELS_9, TABLE_9[task.removeprefix("vtab:")], strict=True)
-        return [Score(model, data, one, None, "Table 9") for (model, data), one in both]
-    listed = [
-        Score(model, data, one[0], one[1], "Table 2")
-        for (model, data), one in zip(MODELS_2, TABLE_2.get(task, ()), strict=bool(TABLE_2.get(task)))
-        if one
+        pairs = zip(MODELS_9, TABLE_9[task.removeprefix("vtab:")], strict=True)
+        return [Score(model, data, value, None, "Table 9") for (model, data), value in pairs]
+    results = [
+        Score(model, data, score[0], score[1], "Table 2")
+        for (model, data), score in zip(MODELS_2, TABLE_2.get(task, ()), strict=bool(TABLE_2.get(task)))
+        if score
     ]
     for data, table in TABLE_5.items():
-        line = dict(zip(TASKS_5, table, strict=True)).get(task, ())
-        for model, value in zip(MODELS_5, line, strict=bool(line)):
+        row = dict(zip(TASKS_5, table, strict=True)).get(task, ())
+        for model, value in zip(MODELS_5, row, strict=bool(row)):
             if value is not None:
-                listed.append(Score(model, data, value, None, "Table 5"))
+                results.append(Score(model, data, value, None, "Table 5"))
     for model, epochs, values, _ in TABLE_6:
         by_task = dict(zip(TASKS_6, values, strict=True))
         if task in by_task:
-            listed.append(Score(f"{model}, {epochs} epochs", "JFT-300M", by_task[task], None, "Table 6"))
-    return listed
+            results.append(Score(f"{model}, {epochs} epochs", "JFT-300M", by_task[task], None, "Table 6"))
+    return results
 
 
 def sheet(name: str) -> Sheet:
-    """A table by its number in the paper, or a figure of which no numbers are published."""
-    return SHEETS[name] if name in SHEETS else Sheet(name, PAPER, (), "Only drawn: no numbers are published.")
+    """A table by its number in the paper, or an empty one for a figure without published numbers."""
+    plotted = Sheet(name, PAPER, (), "Only plotted; no numbers are published.")
+    return SHEETS.get(name, plotted)
 
 
-def lines(first: Mapping[str, Cell], heads: Sequence[str], values: Sequence[Cell]) -> dict[str, Cell]:
-    return dict(first) | dict(zip(heads, values, strict=True))
+def table_row(first: Mapping[str, Cell], columns: Sequence[str], values: Sequence[Cell]) -> dict[str, Cell]:
+    return dict(first) | dict(zip(columns, values, strict=True))
 
 
 SHEETS = {
     "Table 5": Sheet(
         "Table 5: accuracy by pre-training set", PAPER,
-        [lines({"pre-trained on": data, "task": task}, MODELS_5, values) for data, table in TABLE_5.items()
-         for task, values in zip(TASKS_5, table, strict=True)],
-        "Top-1 in per cent after fine-tuning at 384 pixels. The band of BiT models in Fig. 3 is published "
-        "without numbers.",
+        [table_row({"pre-trained on": data, "task": task}, MODELS_5, values)
+         for data, table in TABLE_5.items() for task, values in zip(TASKS_5, table, strict=True)],
+        "Top-1 in per cent after fine-tuning at 384 pixels. No numbers are published for the band of BiT "
+        "models in Fig. 3.",
     ),
     "Table 6": Sheet(
         "Table 6: the scaling study, pre-trained on JFT-300M", PAPER,
-        [lines({"model": model, "epochs": epochs}, (*TASKS_6, "exaFLOPs"), (*values, cost))
+        [table_row({"model": model, "epochs": epochs}, (*TASKS_6, "exaFLOPs"), (*values, cost))
          for model, epochs, values, cost in TABLE_6],
         "Top-1 in per cent after fine-tuning. 859 exaFLOPs is as printed, though half of 1668 would be 834.",
     ),
     "Table 7": Sheet(
         "Table 7: ResNets pre-trained with Adam or SGD", PAPER,
-        [lines({"task": task}, ("BiT-R50x1, Adam", "BiT-R50x1, SGD", "BiT-R152x2, Adam", "BiT-R152x2, SGD"),
-               values) for task, values in TABLE_7.items()],
+        [table_row({"task": task},
+                   ("BiT-R50x1, Adam", "BiT-R50x1, SGD", "BiT-R152x2, Adam", "BiT-R152x2, SGD"), values)
+         for task, values in TABLE_7.items()],
         "Top-1 in per cent.",
     ),
     "Table 8": Sheet(
         "Table 8: position embeddings of ViT-B/16", PAPER,
-        [lines({"positions": kind}, ("stem", "every layer", "shared by layers"), values)
+        [table_row({"positions": kind}, ("stem", "every layer", "shared by layers"), values)
          for kind, values in TABLE_8.items()],
         "ImageNet, 5 shots, in per cent.",
     ),
     "AugReg, Fig. 4": Sheet(
         "AugReg, Fig. 4: ViT-B/16 after 300 epochs", "Steiner et al., TMLR 2022",
-        [lines({"pre-trained on": data, "dropout and stochastic depth": regular}, LEVELS, values)
+        [table_row({"pre-trained on": data, "dropout and stochastic depth": regular}, LEVELS, values)
          for (data, regular), values in AUGREG_4.items()],
         "Accuracy on upstream validation images in per cent, rounded as printed.",
     ),
@@ -232,26 +234,30 @@ def number(value: float | None, std: float | None = None, digits: int = 2) -> Nu
 def task_section(
     task: str | None, name: str, top1: float | None, std: float | None, images: int | None
 ) -> Markup:
-    """What is published of a task, with this run's accuracy in the first row; nothing if nothing is."""
+    """The published results of a task with this run in the first row; empty if there are none."""
     if task is None or top1 is None:
         return Markup()
     digits = 2 if images is None else decimals(images)
-    mine = {"model": name, "pre-trained on": "", "top-1, %": number(100 * top1, std and 100 * std, digits),
-            "source": "this page"}  # fmt: skip
-    rows = [{"model": one.model, "pre-trained on": one.pretrained, "top-1, %": number(one.value, one.std),
-             "source": one.source} for one in scores(task)]  # fmt: skip
+    own_row = {
+        "model": name, "pre-trained on": "", "top-1, %": number(100 * top1, std and 100 * std, digits),
+        "source": "this report",
+    }  # fmt: skip
+    rows = [
+        {"model": score.model, "pre-trained on": score.pretrained, "top-1, %": number(score.value, score.std),
+         "source": score.source} for score in scores(task)
+    ]  # fmt: skip
     first = [row for row in rows if row["source"] in ("Table 2", "Table 9")]
     rest = [row for row in rows if row not in first]
     expected = TEST_IMAGES.get(task)
-    other = expected is not None and images is not None and expected != images
+    differs = expected is not None and images is not None and expected != images
     return fill(
-        "published.html", "task", task.removeprefix("vtab:"), PAPER, [mine, *first],
-        (expected, images) if other else None, rest,
+        "published.html", "task", task.removeprefix("vtab:"), PAPER, [own_row, *first],
+        (expected, images) if differs else None, rest,
     )  # fmt: skip
 
 
 def run_section(run: Mapping[str, Any]) -> Markup:
-    """Of a run: the task by its recipe and data."""
+    """The published results of a run's task."""
     test, recipe = (run["result"] or {}).get("test") or {}, run["recipe"]
     images = test.get("images")
     task = task_of(recipe.get("data") or "", recipe.get("name") or "", images)
@@ -260,34 +266,37 @@ def run_section(run: Mapping[str, Any]) -> Markup:
 
 
 def suite_section(suite: Mapping[str, Any]) -> Markup:
-    """Table 9 task by task, and the means of Fig. 2; nothing for a suite of one's own data alone."""
-    mine = {row["task"]: row for row in suite["tasks"] if row["task"] in TABLE_9}
-    if not mine:
+    """Table 9 by task, and the means of Fig. 2; empty if the suite has no VTAB-1k task."""
+    tasks = {row["task"]: row for row in suite["tasks"] if row["task"] in TABLE_9}
+    if not tasks:
         return Markup()
-    heads = [f"{model}, {data}" for model, data in MODELS_9]
+    columns = [f"{model}, {data}" for model, data in MODELS_9]
     rows = [
-        {"task": task, "here, %": number(100 * row["top1"], digits=decimals(row["images"]))}
-        | {head: number(v, digits=1) for head, v in zip(heads, TABLE_9[task], strict=True)}
-        for task, row in mine.items()
+        {"task": task, "this suite, %": number(100 * row["top1"], digits=decimals(row["images"]))}
+        | {column: number(v, digits=1) for column, v in zip(columns, TABLE_9[task], strict=True)}
+        for task, row in tasks.items()
     ]  # fmt: skip
-    own: dict[str, Any] = {"model": suite["model"], "pre-trained on": ""}
+    own_row: dict[str, Any] = {"model": suite["model"], "pre-trained on": ""}
     for group in GROUPS:
         row = suite["means"].get(group) or {"mean": None, "complete": True}
         value = None if row["mean"] is None else 100 * row["mean"]
-        own[group] = Number(number(value) + ("" if row["complete"] or value is None else " *"))
-    means = [own | {"source": "this page"}]
+        own_row[group] = Number(number(value) + ("" if row["complete"] or value is None else " *"))
+    means = [own_row | {"source": "this report"}]
     for model, data, values, source in FIG_2:
         cells = (Number("–" if value is None else str(value)) for value in values)
-        line = dict(zip(GROUPS, cells, strict=True))
-        means.append({"model": model, "pre-trained on": data} | line | {"source": source})
-    partial = any(not one["complete"] for one in suite["means"].values())
+        group_cells = dict(zip(GROUPS, cells, strict=True))
+        means.append({"model": model, "pre-trained on": data} | group_cells | {"source": source})
+    partial = any(not row["complete"] for row in suite["means"].values())
     return fill("published.html", "suite", PAPER, means, partial, rows)
 
 
 def study_section(names: Sequence[str]) -> Markup:
-    """The tables of the paper that a study is about."""
+    """The published tables that a study reproduces."""
     sheets = []
-    for one in map(sheet, names):
-        rows = [{k: number(v) if isinstance(v, float) else v for k, v in row.items()} for row in one.rows]
-        sheets.append((one, rows))
+    for published in map(sheet, names):
+        rows = [
+            {key: number(cell) if isinstance(cell, float) else cell for key, cell in row.items()}
+            for row in published.rows
+        ]
+        sheets.append((published, rows))
     return fill("published.html", "study", sheets)

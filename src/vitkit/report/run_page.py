@@ -1,12 +1,11 @@
-"""The report of one run: what its folder holds, as one page."""
+"""The HTML report of one run."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
 
-from vitkit.metrics.intervals import percent as share_of
-from vitkit.metrics.intervals import span, wilson, with_interval
+from vitkit.metrics.intervals import percent, span, wilson, with_interval
 from vitkit.report.charts import bar, line_chart, run_curves, short
 from vitkit.report.html import (
     Number,
@@ -15,36 +14,35 @@ from vitkit.report.html import (
     details,
     facts,
     fill,
+    fixed_percent,
     name,
     note,
     page,
-    percent,
     picture,
     table,
 )
 from vitkit.report.literature import PUBLISHED, run_section
 from vitkit.report.terminal import duration
 
-STORED = {  # files of a run folder, and what a report lacks without them
-    "mistakes": "mistakes to look at", "doctor": "findings about the data",
-    "environment": "the machine it ran on",
+STORED = {  # files of a run folder, and what the report misses without them
+    "mistakes": "misclassified images", "doctor": "dataset findings", "environment": "machine information",
 }  # fmt: skip
 FINDINGS = 50
 PER_CLASS = {"min": "fewest", "median": "median", "max": "most"}
-FIRST, ROWS, OFTEN = 20, 1000, 12  # rows of a table at first, unfolded, and beside a matrix
-SEEN = 12  # mistakes at first
-ENOUGH = 5  # images for a point of a calibration curve
-NAMED = 120  # letters of a name in a long table
-WHOLE, PART = 40, 24  # classes whose whole matrix fits a wide screen; of more, so many that are confused most
+FIRST, ROWS, OFTEN = 20, 1000, 12  # rows of a table: at first, expanded, and beside a matrix
+SEEN = 12  # mistakes shown at first
+ENOUGH = 5  # minimum images per point of a calibration curve
+NAMED = 120  # characters of a name in a long table
+WHOLE, PART = 40, 24  # up to WHOLE classes the full matrix fits a wide screen; else the PART most confused
 NARROW, NARROW_PART = 10, 8  # the same on a phone
 OTHER = "other classes"
-Run = Mapping[str, Any]  # what a run folder holds, as experiment.pages gathers it
-Pair = tuple[str, str, int, int]  # true class, predicted class, how often, images of the true class
+Run = Mapping[str, Any]  # the contents of a run folder, as runs/page.py collects them
+Pair = tuple[str, str, int, int]  # true class, predicted class, count, images of the true class
 Matrix = Sequence[Sequence[int]]
 
 
 def run_page(run: Run) -> str:
-    """Everything that is known of a run; what its folder lacks is left out, with a line that names it."""
+    """The report of a run; sections whose data is missing are omitted, and the header lists them."""
     test = test_of(run)
     mistakes = run["mistakes"] or {}
     per_class = test.get("per_class") or {}
@@ -74,17 +72,17 @@ def test_of(run: Run) -> Mapping[str, Any]:
 
 
 def header(run: Run) -> Markup:
-    """The headline, what was done in a sentence or two, and what is missing."""
-    missing = [what for key, what in STORED.items() if run[key] is None]
-    complete = not run["result"] or not run["task"]["mistakes"]
+    """The headline, a summary of the run, and what is missing."""
+    missing = [content for key, content in STORED.items() if run[key] is None]
+    expects_all = run["result"] and run["task"]["mistakes"]
     return fill(
         "run.html", "header", run["name"], *headline(run), summary(run), few_shot(run),
-        "" if run["result"] else unfinished(run), () if complete else missing,
+        "" if run["result"] else unfinished(run), missing if expects_all else (),
     )  # fmt: skip
 
 
 def headline(run: Run) -> tuple[str, str]:
-    """The one number, and what it is of."""
+    """The main metric, and a line that explains it."""
     if not run["result"]:
         return "Not finished", ""
     big, small = run["task"]["headline"]
@@ -92,7 +90,7 @@ def headline(run: Run) -> tuple[str, str]:
 
 
 def summary(run: Run) -> Markup:
-    """What was trained, on what and from where."""
+    """The model, data, recipe and duration of a run."""
     recipe, result = run["recipe"], run["result"]
     data = (run["environment"] or {}).get("data") or {}
     cost = (result or {}).get("cost") or {}
@@ -108,7 +106,7 @@ def summary(run: Run) -> Markup:
 
 
 def few_shot(run: Run) -> Markup:
-    """How good its features are on another data set, where that was measured."""
+    """Few-shot accuracy on another data set, if it was measured."""
     test = test_of(run)
     if test.get("fewshot_mean") is None:
         return Markup()
@@ -116,12 +114,12 @@ def few_shot(run: Run) -> Markup:
     return fill(
         "run.html", "few_shot", run["recipe"].get("fewshot", ""), test["fewshot_shots"],
         with_interval(test["fewshot_mean"], images), images,
-        "" if deviation is None else share_of(deviation, images),
+        "" if deviation is None else percent(deviation, images),
     )  # fmt: skip
 
 
 def unfinished(run: Run) -> str:
-    """How far a run has come that has no result."""
+    """The progress of a run without a result."""
     step = max((row["step"] for row in run["metrics"]), default=0)
     total = (run["environment"] or {}).get("steps") or run["recipe"].get("length.steps")
     reached = f"{step:,} of {total:,}" if total else f"{step:,}"
@@ -130,118 +128,116 @@ def unfinished(run: Run) -> str:
     last = next((row for row in reversed(run["metrics"]) if key in row), None)
     metric_note = ""
     if last:
-        value = share_of(last[key], last.get("val_images") or 1) if metric["percent"] else f"{last[key]:.4g}"
+        value = percent(last[key], last.get("val_images") or 1) if metric["percent"] else f"{last[key]:.4g}"
         metric_note = f"; validation {metric['label']} was {value} at step {last['step']:,}"
     return (
-        "This run has no result: it was interrupted, or is still running. It has reached step "
+        "This run has no result yet: it is still running or was interrupted. It reached step "
         f"{reached}{metric_note}. Run the same command again to resume from the last checkpoint."
     )
 
 
 def class_tables(per_class: Mapping[str, Mapping[str, Any]]) -> Markup:
-    """The worst classes, and behind a click all of them in their order."""
+    """The worst classes, and all classes in a collapsed table."""
     key = next((k for row in per_class.values() for k in row if k != "images"), "accuracy")
     rows = [(label, row[key], row["images"]) for label, row in per_class.items()]
     known = [row for row in rows if row[1] is not None]
     worst = sorted(known, key=lambda row: (row[1], row[0]))[:FIRST]
-    lead = (
-        f"The {len(worst)} worst of {len(rows):,} classes" if len(rows) > FIRST else "The worst class first"
-    )
+    lead = f"The {len(worst)} worst of {len(rows):,} classes" if len(rows) > FIRST else "Worst classes first"
     without = len(rows) - len(known)
-    lead += f"; classes without images here: {without:,}." if without else "."
+    lead += f"; classes without images: {without:,}." if without else "."
     body = note(lead) + class_table(worst, key)
     if len(rows) > 1:
-        more = f", the first {ROWS:,} of them" if len(rows) > ROWS else ""
-        body += details(f"All {len(rows):,} classes in order{more}", class_table(rows[:ROWS], key))
+        which = f"The first {ROWS:,} of {len(rows):,}" if len(rows) > ROWS else f"All {len(rows):,}"
+        body += details(f"{which} classes in dataset order", class_table(rows[:ROWS], key))
     return body
 
 
 def class_table(rows: Sequence[tuple[str, float | None, int]], key: str) -> Markup:
-    """An accuracy has its 95 % interval; an average precision has none."""
+    """A table of classes; accuracies have a 95 % interval, average precisions do not."""
 
     def line(label: str, share: float | None, images: int) -> dict[str, Any]:
         ends = "–" if share is None else span(wilson(share, images), images)
         interval = {"95 % interval": Number(ends)} if key == "accuracy" else {}
-        row = {"class": name(label, NAMED), key: Number(share_of(share, images)), **interval}
+        row = {"class": name(label, NAMED), key: Number(percent(share, images)), **interval}
         return row | {" ": bar(share or 0.0), "images": images}
 
     return table(line(*row) for row in rows)
 
 
 def pairs_of(matrix: Matrix, names: Sequence[str]) -> list[Pair]:
-    """Which class is predicted for which, the most frequent first."""
+    """The off-diagonal entries of a confusion matrix, the most frequent first."""
     counts = [(n, i, j) for i, row in enumerate(matrix) for j, n in enumerate(row) if n and i != j]
-    counts.sort(key=lambda one: (-one[0], one[1:]))
+    counts.sort(key=lambda entry: (-entry[0], entry[1:]))
     return [(names[i], names[j], count, sum(matrix[i])) for count, i, j in counts[:ROWS]]
 
 
 def confusions(matrix: Matrix | None, names: Sequence[str], pairs: Sequence[Pair] | None) -> Markup:
-    """The matrix, or the part of it that is confused most, and the most frequent confusions."""
+    """The confusion matrix, or its most confused part, and the most frequent confusions."""
     if pairs is None and matrix is not None:
         pairs = pairs_of(matrix, names)
-    drawn = confusion_matrix(matrix, names) if matrix is not None else Markup()
-    if not drawn and pairs is None:
+    matrix_markup = confusion_matrix(matrix, names) if matrix is not None else Markup()
+    if not matrix_markup and pairs is None:
         return Markup()
     rows = [
         {"true class": name(truth, NAMED), "predicted class": name(predicted, NAMED),
-         "images": Number(f"{times:,} of {images:,}"),
-         "share": Number(share_of(times / images if images else None, images))}
-        for truth, predicted, times, images in (pairs or ())[: OFTEN if drawn else FIRST]
+         "images": Number(f"{count:,} of {images:,}"),
+         "share": Number(percent(count / images if images else None, images))}
+        for truth, predicted, count, images in (pairs or ())[: OFTEN if matrix_markup else FIRST]
     ]  # fmt: skip
-    return fill("run.html", "confusions", drawn, rows)
+    return fill("run.html", "confusions", matrix_markup, rows)
 
 
 def confusion_matrix(matrix: Matrix, names: Sequence[str]) -> Markup:
-    """The matrix as large as a screen has room for: all of it, or the part that is confused most.
+    """The full matrix if it fits the screen, else its most confused part.
 
-    Wide and narrow screens have a matrix each where one does not fit both; the style shows the right one.
+    If wide and narrow screens need different matrices, both are in the page and the style shows one.
     """
-    chosen = most_confused(matrix, PART)
+    confused = most_confused(matrix, PART)
     everything = list(range(len(names)))
-    wide = everything if len(names) <= WHOLE else chosen
-    narrow = everything if len(names) <= NARROW else chosen[:NARROW_PART]
+    wide = everything if len(names) <= WHOLE else confused
+    narrow = everything if len(names) <= NARROW else confused[:NARROW_PART]
     if wide == narrow:
-        return squares(matrix, names, wide)
-    return squares(matrix, names, wide, "on-wide") + squares(matrix, names, narrow, "on-narrow")
+        return matrix_table(matrix, names, wide)
+    return matrix_table(matrix, names, wide, "on-wide") + matrix_table(matrix, names, narrow, "on-narrow")
 
 
 def most_confused(matrix: Matrix, most: int) -> list[int]:
-    """Classes by how often one is predicted for another, the two beside each other."""
-    counted = ((-count, i, j) for i, row in enumerate(matrix) for j, count in enumerate(row) if count)
-    chosen: dict[int, None] = {}
-    for _, i, j in sorted(one for one in counted if one[1] != one[2]):
-        if len(chosen.keys() | {i, j}) <= most:
-            chosen |= {i: None, j: None}
-        if len(chosen) == most:
+    """Up to `most` classes in order of their most frequent confusions; confused pairs are adjacent."""
+    counts = ((-count, i, j) for i, row in enumerate(matrix) for j, count in enumerate(row) if count)
+    selected: dict[int, None] = {}
+    for _, i, j in sorted(entry for entry in counts if entry[1] != entry[2]):
+        if len(selected.keys() | {i, j}) <= most:
+            selected |= {i: None, j: None}
+        if len(selected) == most:
             break
-    return list(chosen)
+    return list(selected)
 
 
-def squares(matrix: Matrix, names: Sequence[str], chosen: Sequence[int], where: str = "") -> Markup:
-    """Each row is coloured by the shares of its images; what lies in no chosen column is one column more."""
-    if not chosen:
+def matrix_table(matrix: Matrix, names: Sequence[str], selected: Sequence[int], screen: str = "") -> Markup:
+    """The selected rows and columns, coloured by row share; all other columns are summed into one."""
+    if not selected:
         return Markup()
-    part, inside = len(chosen) < len(names), set(chosen)
-    columns = [names[j] for j in chosen] + [OTHER] * part
+    partial, selected_set = len(selected) < len(names), set(selected)
+    columns = [names[j] for j in selected] + [OTHER] * partial
     rows = []
-    for place, i in enumerate(chosen):
-        counts = [matrix[i][j] for j in chosen]
-        if part:
-            counts.append(sum(count for j, count in enumerate(matrix[i]) if j not in inside))
+    for diagonal, i in enumerate(selected):
+        counts = [matrix[i][j] for j in selected]
+        if partial:
+            counts.append(sum(count for j, count in enumerate(matrix[i]) if j not in selected_set))
         total = sum(matrix[i])
         cells = [
-            square(count, total, names[i], column, correct=j == place)
+            matrix_cell(count, total, names[i], column, correct=j == diagonal)
             for j, (count, column) in enumerate(zip(counts, columns, strict=True))
         ]
         rows.append((names[i], cells))
     sizes = ((3, "fewest"), (6, "few"), (14, "some"), (10**9, "many"))
     css = next(css for most, css in sizes if len(columns) <= most)
-    counted = (len(chosen), f"{len(names):,}") if part else None
-    return fill("run.html", "matrix", f"{css} {where}".strip(), counted, columns, rows)
+    class_counts = (len(selected), f"{len(names):,}") if partial else None
+    return fill("run.html", "matrix", f"{css} {screen}".strip(), class_counts, columns, rows)
 
 
-def square(count: int, total: int, row: str, column: str, *, correct: bool) -> dict[str, str] | None:
-    """One square, with its number and, for the pointer, its words."""
+def matrix_cell(count: int, total: int, row: str, column: str, *, correct: bool) -> dict[str, str] | None:
+    """The count, colour and tooltip of a cell; None if it is empty."""
     if not count:
         return None
     share = count / total
@@ -256,36 +252,36 @@ def calibration(bins: Sequence[Sequence[float]], error: float | None) -> Markup:
     points = [(b[0], b[1]) for b in bins if b[2] >= ENOUGH]
     if not points and error is None:
         return Markup()
-    drawn = line_chart(
+    chart = line_chart(
         {"this model": points}, x_label="confidence", y_label="accuracy", points=True,
         percent=True, ideal={"ideal": [(0.0, 0.0), (1.0, 1.0)]},
     )  # fmt: skip
-    measured = "" if error is None else f"Expected calibration error {percent(error)}."
-    return fill("run.html", "calibration", measured, drawn if points else None, ENOUGH)
+    error_text = "" if error is None else f"Expected calibration error {fixed_percent(error)}."
+    return fill("run.html", "calibration", error_text, chart if points else None, ENOUGH)
 
 
-def pictures(shown: Sequence[Mapping[str, Any]]) -> Markup:
-    """Images with their predictions, each beside its attention if that is known."""
+def pictures(predictions: Sequence[Mapping[str, Any]]) -> Markup:
+    """Images with their predictions and, if available, their attention maps."""
     rows = []
-    for one in shown:
-        alt = f"{clipped(str(one['key']), 80)}: true class {clipped(one['truth'], 40)}"
-        both = ((one.get("image"), alt), (one.get("overlay"), f"attention over {alt}"))
+    for row in predictions:
+        alt = f"{clipped(str(row['key']), 80)}: true class {clipped(row['truth'], 40)}"
+        images = ((row.get("image"), alt), (row.get("overlay"), f"attention over {alt}"))
         rows.append({
-            "images": [picture(data, "image/jpeg", words) for data, words in both if data],
-            "predicted": name(one["said"], NAMED), "confidence": percent(one["confidence"], 1),
-            "correct": one["said"] == one["truth"], "truth": name(one["truth"], NAMED),
-            "file": name(one["key"], NAMED),
+            "images": [picture(data, "image/jpeg", alt) for data, alt in images if data],
+            "predicted": name(row["said"], NAMED), "confidence": fixed_percent(row["confidence"], 1),
+            "correct": row["said"] == row["truth"], "truth": name(row["truth"], NAMED),
+            "file": name(row["key"], NAMED),
         })  # fmt: skip
     return fill("run.html", "pictures", rows)
 
 
 def mistake_section(mistakes: Mapping[str, Any], link: str | None = None) -> Markup:
-    """The most confident mistakes; `link`: the address of a file with all of them."""
+    """The most confident mistakes; `link`: the URL of a file with all mistakes."""
     worst, unsure = mistakes["worst"], mistakes.get("unsure")
     if not mistakes["wrong"]:
-        return note("There are none.")
-    more = details(f"{len(worst) - SEEN} more of them", pictures(worst[SEEN:])) if worst[SEEN:] else ""
-    attention = any(one.get("overlay") for one in worst)
+        return note("No images are misclassified.")
+    more = details(f"{len(worst) - SEEN} more mistakes", pictures(worst[SEEN:])) if worst[SEEN:] else ""
+    attention = any(row.get("overlay") for row in worst)
     return fill(
         "run.html", "mistakes", mistakes["wrong"], mistakes["images"], link, attention,
         pictures(worst[:SEEN]), more,
@@ -293,30 +289,28 @@ def mistake_section(mistakes: Mapping[str, Any], link: str | None = None) -> Mar
     )  # fmt: skip
 
 
-def unsure_section(shown: Sequence[Mapping[str, Any]]) -> Markup:
-    """The images with the lowest confidence, right or wrong."""
-    if not shown:
+def unsure_section(predictions: Sequence[Mapping[str, Any]]) -> Markup:
+    """The images with the lowest confidence, correct or not."""
+    if not predictions:
         return Markup()
-    lead = (
-        "The images with the lowest confidence, right or wrong, apart from those above. Unusual, unclear or "
-    )
-    return note(f"{lead}mislabelled images are often among them.") + pictures(shown)
+    lead = "The images with the lowest confidence, correct or not, except those above. "
+    return note(f"{lead}They are often unusual, ambiguous or mislabelled.") + pictures(predictions)
 
 
 def batch_section(batch: Mapping[str, Any]) -> Markup:
     """Images of the first training batch, cropped and augmented, with their labels."""
     images = []
-    for one in batch["images"]:
-        alt = f"training image labelled {', '.join(clipped(str(label), 40) for label, _ in one['labels'])}"
+    for image in batch["images"]:
+        alt = f"training image labelled {', '.join(clipped(str(label), 40) for label, _ in image['labels'])}"
         labels = [(name(label, NAMED), "" if share >= 0.995 else f"\u00a0{100 * share:.0f}\u00a0%")
-                  for label, share in one["labels"]]  # fmt: skip
-        images.append((picture(one["image"], "image/jpeg", alt), labels))
+                  for label, share in image["labels"]]  # fmt: skip
+        images.append((picture(image["image"], "image/jpeg", alt), labels))
     lead = f"The first {len(images)} of {batch['of']:,} images of step {batch['step'] + 1:,}, as the model "
     return fill("run.html", "batch", f"{lead}sees them: {batch['how']}.", images)
 
 
 def data_section(run: Run) -> Markup:
-    """Counts of the splits, the doctor's findings and the files that could not be used."""
+    """Images per split, the findings of vitkit doctor, and unusable files."""
     doctor, body = run["doctor"], Markup()
     if doctor and "skipped" in doctor:
         body += note(doctor["skipped"])
@@ -335,52 +329,53 @@ def data_section(run: Run) -> Markup:
     return body + fill("run.html", "unusable", unusable)
 
 
-def findings(listed: Sequence[Mapping[str, Any]]) -> Markup:
-    lead = "From file names and counts alone; vitkit doctor looks at every image."
-    if not listed:
-        return note(f"No problem was found. {lead}")
+def findings(entries: Sequence[Mapping[str, Any]]) -> Markup:
+    lead = "Based on file names and counts only; vitkit doctor checks every image."
+    if not entries:
+        return note(f"No problems found. {lead}")
     rows = [
-        {"": fill("run.html", "severity", one["severity"]), "finding": name(one["text"], 1000),
-         "what to do": one["remedy"]}
-        for one in listed[:FINDINGS]
+        {"": fill("run.html", "severity", entry["severity"]), "finding": name(entry["text"], 1000),
+         "what to do": entry["remedy"]}
+        for entry in entries[:FINDINGS]
     ]  # fmt: skip
-    more = f" The first {FINDINGS} of {len(listed):,}." if len(listed) > FINDINGS else ""
+    more = f" Showing the first {FINDINGS} of {len(entries):,}." if len(entries) > FINDINGS else ""
     return note(f"{lead}{more}") + table(rows)
 
 
 def recipe_section(recipe: Mapping[str, Any], defaults: Mapping[str, Any]) -> Markup:
-    """Every field; those that differ from the recipe of that name first, and marked."""
-    other = {key for key in recipe if key in defaults and defaults[key] != recipe[key]}
+    """The fields that differ from the defaults, and all fields in a collapsed table."""
+    changed = [key for key in recipe if key in defaults and defaults[key] != recipe[key]]
     rows = [{"field": key, "value": name(field_text(value))} for key, value in recipe.items()]
-    whole = details(f"All {len(rows)} fields", table(rows, [key in other for key in recipe]))
+    all_fields = details(f"All {len(rows)} fields", table(rows, [key in changed for key in recipe]))
     if not defaults:
-        return (
-            note("This is not one of vitkit's own recipes, so there are no defaults to compare with.") + whole
-        )
-    if not other:
-        return note(f"Every field has the default of the recipe {recipe['name']}.") + whole
-    changed = [{"field": key, "this run": name(field_text(recipe[key])),
-                "default": name(field_text(defaults[key]))} for key in recipe if key in other]  # fmt: skip
-    return note(f"Differs from the defaults of the recipe {recipe['name']} in:") + table(changed) + whole
+        return note("A custom recipe, without defaults to compare with.") + all_fields
+    if not changed:
+        return note(f"All fields have the defaults of the recipe {recipe['name']}.") + all_fields
+    differences = [
+        {"field": key, "this run": name(field_text(recipe[key])), "default": name(field_text(defaults[key]))}
+        for key in changed
+    ]
+    lead = note(f"Fields that differ from the defaults of the recipe {recipe['name']}:")
+    return lead + table(differences) + all_fields
 
 
 def field_text(value: Any) -> str:
-    """A field's value as one would write it."""
+    """A recipe value as text."""
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value)) or "–"
     return "–" if value in (None, "") else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def cost_section(cost: Mapping[str, Any], spent: Mapping[str, Any], pricing: str = "") -> Markup:
-    """Time, money and energy, then what a paper reports. pricing: the command that states another price."""
+    """Time, price and energy, then the numbers for a paper. pricing: the command to set another price."""
     if not cost:
         return Markup()
     seconds, processes, speed = cost.get("seconds"), cost.get("processes", 1), cost.get("images_per_second")
-    many = f"{processes} × " if processes != 1 else ""
+    devices = f"{processes} × " if processes != 1 else ""
     values = {
-        "time": None if seconds is None else f"{duration(seconds)} on {many}{cost.get('device', '?')}",
-        "money": money(spent) if spent else None,
-        "energy": energy(spent) if spent else None,
+        "time": None if seconds is None else f"{duration(seconds)} on {devices}{cost.get('device', '?')}",
+        "price": price_text(spent) if spent else None,
+        "energy": energy_text(spent) if spent else None,
         "images seen": cost.get("images_seen"),
         "images per second": None if not speed else f"{speed:.0f}" if speed >= 10 else f"{speed:.1f}",
         "unusable images": cost.get("unusable_images") or None,
@@ -393,37 +388,37 @@ def cost_section(cost: Mapping[str, Any], spent: Mapping[str, Any], pricing: str
         "forward pass of one image": flops(cost.get("forward_FLOPs")),
         "parameters": cost.get("parameters"),
         "precision": cost.get("precision"),
-        "model FLOPs utilization": percent(cost["MFU"], 1) if cost.get("MFU") else None,
+        "model FLOPs utilization": fixed_percent(cost["MFU"], 1) if cost.get("MFU") else None,
     }
-    hint = note(f"With your own price per hour: {pricing}") if pricing and spent else Markup()
-    return facts(known(values)) + hint + details("For papers", facts(known(papers)))
+    hint = note(f"To set your own price per hour: {pricing}") if pricing and spent else Markup()
+    return facts(without_none(values)) + hint + details("For papers", facts(without_none(papers)))
 
 
-def known(values: Mapping[str, Any]) -> dict[str, Any]:
+def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def money(spent: Mapping[str, Any]) -> str:
-    """What the hours cost, and the price per hour that this is based on."""
+def price_text(spent: Mapping[str, Any]) -> str:
+    """The price of the device hours, and the price per hour it is based on."""
     sign = "" if spent["given"] else "$"
     price = f"{sign}{spent['price']:,.2f}" if spent["price"] >= 0.01 else f"under {sign}0.01"
     hours = f"{spent['hours']:.2g}" if spent["hours"] < 10 else f"{spent['hours']:,.0f}"
-    which = "" if spent["given"] else "an assumed "
-    return f"{price} ({hours} device hours at {which}{sign}{spent['per_hour']:,.2f} per hour)"
+    assumed = "" if spent["given"] else "an assumed "
+    return f"{price} ({hours} device hours at {assumed}{sign}{spent['per_hour']:,.2f} per hour)"
 
 
-def energy(spent: Mapping[str, Any]) -> str:
-    used = f"{spent['kWh']:.3g} kWh" if spent["kWh"] >= 0.1 else f"{1000 * spent['kWh']:.2g} Wh"
+def energy_text(spent: Mapping[str, Any]) -> str:
+    amount = f"{spent['kWh']:.3g} kWh" if spent["kWh"] >= 0.1 else f"{1000 * spent['kWh']:.2g} Wh"
     if spent["watts"] is None:
-        return f"{used}, measured by the device"
-    return f"about {used} (not measured: assumes {spent['watts']} watts)"
+        return f"{amount}, measured by the device"
+    return f"about {amount} (not measured; assumes {spent['watts']} watts)"
 
 
 def flops(count: float | None) -> str | None:
-    """In FLOPs, with the unit that fits."""
+    """A number of FLOPs with a suitable unit."""
     if count is None:
         return None
     units = ((1e18, "EFLOPs"), (1e15, "PFLOPs"), (1e12, "TFLOPs"), (1e9, "GFLOPs"), (1e6, "MFLOPs"))
     return next(
-        (f"{count / unit:.4g} {word}" for unit, word in units if count >= unit), f"{short(count)} FLOPs"
+        (f"{count / size:.4g} {unit}" for size, unit in units if count >= size), f"{short(count)} FLOPs"
     )

@@ -1,23 +1,22 @@
-"""A suite of tasks: the mean of each group, and a row for each task."""
+"""The HTML report of a suite: the mean of each group, and all tasks."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from markupsafe import Markup
 
-from vitkit.metrics.intervals import percent as share_of
-from vitkit.metrics.intervals import span, wilson
+from vitkit.metrics.intervals import percent, span, wilson
 from vitkit.report.charts import bar
-from vitkit.report.html import Number, fill, link, name, page, percent, table
+from vitkit.report.html import Number, fill, fixed_percent, link, name, page, table
 from vitkit.report.literature import PUBLISHED, suite_section
 
-ENOUGH = 10_000  # images, where a suite of an older version does not count those of a mean
+ENOUGH = 10_000  # images assumed for a mean if an older version did not store their number
 
 
 def suite_page(suite: Mapping[str, Any], title: str, links: Mapping[str, str]) -> str:
-    """`links`: by task, its own report where that lies below this page."""
+    """`links`: by task, the URL of its report, if there is one."""
     means = [
-        {"group": group, "mean accuracy": mean_share(row), "95 % interval": mean_span(row),
+        {"group": group, "mean accuracy": mean_percent(row), "95 % interval": mean_span(row),
          " ": bar(row["mean"] or 0.0),
          "tasks": f"{row['tasks']} of {row['of']}", "complete": bool(row["complete"])}
         for group, row in suite["means"].items()
@@ -33,28 +32,28 @@ def suite_page(suite: Mapping[str, Any], title: str, links: Mapping[str, str]) -
 
 
 def header(suite: Mapping[str, Any], title: str) -> Markup:
-    """The mean of the last group, which is of all tasks, and how the settings were chosen."""
+    """The mean of the last group, which contains all tasks, and how the settings were chosen."""
     last = list(suite["means"])[-1] if suite["means"] else ""
-    whole = suite["means"].get(last) or {"mean": None, "tasks": 0, "of": 0}
-    small = f"mean accuracy of {whole['tasks']} of {whole['of']} tasks ({last})"
-    small += f"; 95 % interval {mean_span(whole)}" if whole.get("interval") else ""
-    values = title, mean_share(whole), small, suite["model"], setting_words(suite), suite.get("waiting")
+    total = suite["means"].get(last) or {"mean": None, "tasks": 0, "of": 0}
+    small = f"mean accuracy of {total['tasks']} of {total['of']} tasks ({last})"
+    small += f"; 95 % interval {mean_span(total)}" if total.get("interval") else ""
+    values = title, mean_percent(total), small, suite["model"], setting_text(suite), suite.get("waiting")
     return fill("suite.html", "header", *values)
 
 
-def mean_share(row: Mapping[str, Any]) -> Number:
-    return Number(share_of(row["mean"], row.get("images") or ENOUGH))
+def mean_percent(row: Mapping[str, Any]) -> Number:
+    return Number(percent(row["mean"], row.get("images") or ENOUGH))
 
 
 def mean_span(row: Mapping[str, Any]) -> Number:
     return Number(span(row["interval"], row.get("images") or ENOUGH) if row.get("interval") else "–")
 
 
-def setting_words(suite: Mapping[str, Any]) -> str:
+def setting_text(suite: Mapping[str, Any]) -> str:
     """How the setting of the final runs was chosen."""
-    if one := suite.get("setting"):
-        how = f"the best of {len(one['means'])} by mean validation accuracy over all tasks"
-        return f"The same setting for every task: {setting_name(one['chosen'])}, {how}."
+    if shared := suite.get("setting"):
+        reason = f"the best of {len(shared['means'])} by mean validation accuracy over all tasks"
+        return f"The same setting for every task: {setting_name(shared['chosen'])}, {reason}."
     rates = {row.get("rate") for row in suite["tasks"]}
     if any(len(row.get("tried") or ()) > 1 for row in suite["tasks"]) or len(rates) > 1:
         return "Each task has its own setting, chosen on its validation images."
@@ -62,38 +61,38 @@ def setting_words(suite: Mapping[str, Any]) -> str:
 
 
 def setting_name(key: str) -> str:
-    """rate-0.01-steps-2500 in words."""
+    """The readable name of a setting: rate-0.01-steps-2500 becomes "rate 0.01, steps 2500"."""
     return "BiT's HyperRule" if key == "bit" else key.replace("-steps-", ", steps ").replace("rate-", "rate ")
 
 
 def settings_table(suite: Mapping[str, Any]) -> Markup:
-    """A row a task: the setting that was chosen, and the validation accuracy of each candidate."""
+    """For each task, the chosen setting and the validation accuracy of every candidate."""
     tasks = [row for row in suite["tasks"] if row.get("tried")]
     if not tasks:
         return Markup()
     keys = list(dict.fromkeys(key for row in tasks for key in row["tried"]))
     rows = []
     for row in tasks:
-        scores = {setting_name(key): percent(row["tried"].get(key), 1) for key in keys}
+        scores = {setting_name(key): fixed_percent(row["tried"].get(key), 1) for key in keys}
         rows.append({"task": name(row["task"], 80), "chosen": setting_name(row["chosen"])} | scores)
-    one = suite.get("setting")
-    if one:
-        means = {setting_name(key): percent(one["means"].get(key), 1) for key in keys}
-        rows.append({"task": "mean", "chosen": setting_name(one["chosen"])} | means)
-    return fill("suite.html", "settings", rows, [False] * len(tasks) + [True] * bool(one))
+    shared = suite.get("setting")
+    if shared:
+        means = {setting_name(key): fixed_percent(shared["means"].get(key), 1) for key in keys}
+        rows.append({"task": "mean", "chosen": setting_name(shared["chosen"])} | means)
+    return fill("suite.html", "settings", rows, [False] * len(tasks) + [True] * bool(shared))
 
 
 def task_row(row: Mapping[str, Any], links: Mapping[str, str]) -> dict[str, Any]:
     notes = [
         row.get("differs") or "",
-        "" if row.get("complete", True) else "files differ from those published",
+        "" if row.get("complete", True) else "files differ from the published ones",
     ]
     return {
         "task": link(links.get(row["task"]), name(row["task"], 80)),
         "group": row["group"],
-        "accuracy": Number(share_of(row["top1"], row["images"])),
+        "accuracy": Number(percent(row["top1"], row["images"])),
         "95 % interval": Number(span(wilson(row["top1"], row["images"]), row["images"])),
-        "std over seeds": Number(share_of(row.get("std"), row["images"])),
+        "std over seeds": Number(percent(row.get("std"), row["images"])),
         " ": bar(row["top1"]),
         "seeds": len(row.get("seeds") or ()),
         "chosen": setting_name(row.get("chosen") or f"rate-{row.get('rate') or 0:g}"),

@@ -185,7 +185,7 @@ def mistakes(source: Source, accuracy: Accuracy, model: Model, device: str, say:
     examples = pictured(source, accuracy, [*worst, *least], model, device, say)
     return {
         "images": accuracy.images, "wrong": len(ordered), "pairs": pairs(accuracy, source.classes),
-        "calibration": bins(accuracy.confidence, accuracy.right),
+        "calibration": bins(accuracy.confidence, accuracy.correct),
         "worst": [examples[row] for row in worst if row in examples],
         "least": [examples[row] for row in least if row in examples],
     }  # fmt: skip
@@ -193,7 +193,7 @@ def mistakes(source: Source, accuracy: Accuracy, model: Model, device: str, say:
 
 def wrong_ones(accuracy: Accuracy) -> list[int]:
     """The rows that are wrong, the most confident first."""
-    wrong = torch.nonzero(~accuracy.right)[:, 0]
+    wrong = torch.nonzero(~accuracy.correct)[:, 0]
     return wrong[accuracy.confidence[wrong].argsort(descending=True, stable=True)].tolist()
 
 
@@ -206,7 +206,7 @@ def write_mistakes(path: Path, source: Source, accuracy: Accuracy) -> None:
             rows.writerow(("file", "truth", "said", "confidence"))
             for row in wrong_ones(accuracy):
                 names = (source.keys[int(accuracy.index[row])], source.classes[int(accuracy.truth[row])],
-                         source.classes[int(accuracy.said[row])])  # fmt: skip
+                         source.classes[int(accuracy.predicted[row])])  # fmt: skip
                 rows.writerow([*map(csv_cell, names), f"{float(accuracy.confidence[row]):.6f}"])
 
     replace_file(path, write)
@@ -234,7 +234,7 @@ def pictured(
         small = resized(image.permute(1, 2, 0).numpy())
         examples[row] = {
             "key": str(source.keys[int(accuracy.index[row])]), "confidence": float(accuracy.confidence[row]),
-            "truth": classes[int(accuracy.truth[row])], "said": classes[int(accuracy.said[row])],
+            "truth": classes[int(accuracy.truth[row])], "said": classes[int(accuracy.predicted[row])],
             "image": jpeg(small),
             "overlay": None if heat is None else jpeg(overlay(small, heat)),
         }  # fmt: skip
@@ -266,10 +266,10 @@ def jpeg(pixels: np.ndarray) -> str:
 
 def pairs(accuracy: Accuracy, classes: Sequence[str]) -> list[tuple[str, str, int, int]]:
     """The most frequent confusions: (true class, predicted class, times, images of the true class)."""
-    wrong = ~accuracy.right
-    confusions = torch.stack([accuracy.truth[wrong], accuracy.said[wrong]])
+    wrong = ~accuracy.correct
+    confusions = torch.stack([accuracy.truth[wrong], accuracy.predicted[wrong]])
     kinds, times = confusions.unique(dim=1, return_counts=True)
-    counts = accuracy.truth.bincount(minlength=accuracy.kinds)
+    counts = accuracy.truth.bincount(minlength=accuracy.data_classes)
     order = times.argsort(descending=True, stable=True)[:PAIRS].tolist()
     both = [(int(kinds[0, i]), int(kinds[1, i]), int(times[i])) for i in order]
     return [(classes[truth], classes[predicted], n, int(counts[truth])) for truth, predicted, n in both]

@@ -88,7 +88,7 @@ class Extractor:
         """The features of every usable image of a source."""
         self.model.eval()
         runtime, view = self.runtime, self.wide_view
-        bad = BadFiles(1.0, lambda key, why: self.log(f"not used: {key}: {why}"))
+        bad = BadFiles(1.0, lambda key, why: self.log(f"skipped: {key}: {why}"))
         mine = slice(runtime.rank, None, runtime.world)
         batches = evaluation_batches(source, view, self.batch, places=mine, workers=self.workers, bad=bad)
         share = len(range(len(source))[mine])

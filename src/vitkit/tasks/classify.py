@@ -16,7 +16,7 @@ from vitkit.metrics.classification import Accuracy, accuracy
 from vitkit.metrics.intervals import percent, span, wilson, with_interval
 from vitkit.metrics.multilabel import multi_hot
 from vitkit.models.variants import Model
-from vitkit.report.terminal import in_rows, in_words
+from vitkit.report.terminal import prediction_line, prediction_rows
 from vitkit.tasks.task import Answer, Batch, Evaluation, Headline, Task, describe_images, register, task_class
 
 LOSSES = ("softmax", "sigmoid")
@@ -87,8 +87,8 @@ class Ranking(Answer):
 
     def text(self, image: str, *, unsure: bool = False, width: int = 1 << 30, alone: bool = False) -> str:
         if alone:
-            return in_rows(image, self.top, unsure=unsure)
-        return in_words(image, self.top, unsure=unsure, width=width)
+            return prediction_rows(image, self.top, unsure=unsure)
+        return prediction_line(image, self.top, unsure=unsure, width=width)
 
     def cells(self) -> list[tuple[Any, ...]]:
         return list(self.top if self.several else self.top[:1])

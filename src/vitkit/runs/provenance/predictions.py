@@ -27,7 +27,7 @@ def write_predictions(out: Path, source: Source, accuracy: "Accuracy") -> None:
     images = fingerprints(source)[accuracy.index.numpy()]
     columns = {
         "classes": list(source.classes), "images": b64encode(images.tobytes()).decode(),
-        "truth": accuracy.truth.tolist(), "predicted": accuracy.said.tolist(),
+        "truth": accuracy.truth.tolist(), "predicted": accuracy.predicted.tolist(),
         "confidence": [round(value, 6) for value in accuracy.confidence.tolist()],
     }  # fmt: skip
     content = gzip.compress(json.dumps(columns).encode(), 6, mtime=0)
