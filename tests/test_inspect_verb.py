@@ -223,7 +223,7 @@ def test_classes_by_name_or_number_are_explained(saved, photos, tmp_path, capsys
 @pytest.mark.parametrize(
     "words, said",
     [
-        (["--class", "tenc"], "near it: 'tench'"),
+        (["--class", "tenc"], "did you mean tench?"),
         (["--class", "7"], "0 to 4"),
         (["--layer", "2"], "0 to 1"),
         (["--image-size", "30", "--strict-size"], "nearest that fits: 24 or 32"),

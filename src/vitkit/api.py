@@ -5,7 +5,6 @@ import os
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
@@ -18,7 +17,7 @@ from vitkit.commands.export import Exported, export_loaded
 from vitkit.commands.finetune import Outcome, finetuning, learn, pretraining
 from vitkit.commands.shared import Metrics, Place, Run, loaded
 from vitkit.data.pictures import Picture, is_picture
-from vitkit.errors import Error
+from vitkit.errors import Error, did_you_mean
 from vitkit.inference.predict import features, view_of
 from vitkit.models.variants import Model
 from vitkit.options import Precision, Training, check_options, parse_size
@@ -182,10 +181,10 @@ def training(options: Mapping[str, Any], *, plan: bool, **others: int) -> Traini
     known = {field.name for field in fields(Training)}
     for name in options:
         if name not in known:
-            near = get_close_matches(name, known, 1)
-            hint = f" did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(name, known)
             raise Error(
-                f"no option {name!r};{hint} There are {', '.join(sorted(known))}", code="request.unknown"
+                f"unknown option {name!r};{hint} the options are {', '.join(sorted(known))}",
+                code="request.unknown",
             )
     values = {name: as_option(name, value) for name, value in options.items()} | {"plan": plan}
     hints = typing.get_type_hints(Training, include_extras=True)

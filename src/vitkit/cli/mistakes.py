@@ -9,12 +9,11 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from functools import partial
 from typing import Annotated, Any, get_args, get_origin
 
 from vitkit.cli.flags import described
-from vitkit.errors import Error
+from vitkit.errors import Error, did_you_mean
 
 
 def open_closed_streams() -> None:
@@ -62,7 +61,7 @@ def discard(number: int) -> None:
 
 
 Verbs = Mapping[str, Callable[..., None]]
-MEANT = {  # what other tools call these
+SYNONYMS = {  # names that other tools use
     "train": "finetune", "fit": "finetune", "eval": "evaluate", "test": "evaluate", "classify": "predict",
     "infer": "predict", "info": "show", "server": "serve", "check": "doctor",
     "--learning-rate": "--lr", "--iterations": "--steps", "--resolution": "--image-size",
@@ -96,14 +95,14 @@ def explained(words: Sequence[str], verbs: Verbs) -> Error | None:
             f"{name}: give a verb first, as in vitkit finetune DATA; vitkit --help lists all verbs"
         )
     if name not in verbs:
-        return unknown(f"unknown verb {name!r};{nearest(name, verbs)} vitkit --help lists all verbs")
+        return unknown(f"unknown verb {name!r};{suggestion(name, verbs)} vitkit --help lists all verbs")
     arguments = list(arguments_of(verbs[name]))
     if inner := dict(subcommands(arguments)):
         if not rest or rest[0] not in inner:
             has = f"it has {', '.join(inner)}; vitkit {name} --help explains them"
             if not rest:
                 return missing(f"give a verb of vitkit {name}; {has}")
-            return unknown(f"unknown verb {rest[0]!r} of vitkit {name};{nearest(rest[0], inner)} {has}")
+            return unknown(f"unknown verb {rest[0]!r} of vitkit {name};{suggestion(rest[0], inner)} {has}")
         name, arguments = f"{name} {rest[0]}", list(arguments_of(inner[rest.pop(0)]))
     wrong = refused(rest, arguments)
     return wrong and Error(f"{name}: {wrong} vitkit {name} --help shows what it takes", code=wrong.code)
@@ -145,7 +144,7 @@ def refused(words: Sequence[str], arguments: Sequence[Argument]) -> Error | None
             free.append(words[place - 1])
             continue
         if flag not in known:
-            return unknown(f"unknown flag {name};{nearest(flag, known)}")
+            return unknown(f"unknown flag {name};{suggestion(flag, known)}")
         given.add(flag)
         takes, start = flags[flag].most if flag in flags else 0, place
         if equals and not takes:
@@ -164,11 +163,10 @@ def refused(words: Sequence[str], arguments: Sequence[Argument]) -> Error | None
     return None
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The question that names the nearest word, or nothing where none is near."""
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """The hint for a mistyped verb or flag, with the name that other tools use in mind; may be empty."""
     names = list(known)
-    close = [MEANT[word]] if MEANT.get(word) in names else get_close_matches(word.lower(), names, 1)
-    return f" did you mean {close[0]}?" if close else ""
+    return did_you_mean(word, names, matches=[name for name in names if name == SYNONYMS.get(word)])
 
 
 def arguments_of(taker: Callable[..., Any]) -> Iterator[Argument]:

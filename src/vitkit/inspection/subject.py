@@ -5,14 +5,13 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vitkit.errors import Error
+from vitkit.errors import Error, did_you_mean
 from vitkit.models.encoder import Grid
 from vitkit.models.vit import ViT, grid_of
 
@@ -60,24 +59,16 @@ def class_number(model: Any, name: int | str, close: bool = True) -> int:
     if not labels:
         why = f"no class of this model is {text[:80]!r}: they have no names; give 0 to {count - 1}"
         raise Error(why, code="request.unknown")
-    near = [labels[i] for i in same] or near_labels(text[:80], labels, close)
-    hint = f"; near it: {', '.join(map(repr, near))}" if near else ""
-    why = f"the model has no class {text[:80]!r}{hint} (or give a number, 0 to {count - 1})"
+    low = text[:80].casefold()
+    matches = [labels[i] for i in same] or [label for label in labels if low and low in label.casefold()]
+    hint = did_you_mean(low, labels if close else (), matches=matches[:5], count=5)
+    why = f"the model has no class {text[:80]!r};{hint} give a label, or a number from 0 to {count - 1}"
     raise Error(why, code="request.unknown")
 
 
 def words_of(label: str) -> set[str]:
     """A label, and each of the names in it that commas separate, without case."""
     return {part.strip().casefold() for part in (label, *label.split(","))}
-
-
-def near_labels(text: str, labels: tuple[str, ...], close: bool) -> list[str]:
-    """At most five labels that contain a text, or are spelled like it."""
-    low = text.casefold()
-    by_fold = {label.casefold(): label for label in labels}
-    inside = [label for fold, label in by_fold.items() if low and low in fold]
-    alike = [by_fold[fold] for fold in get_close_matches(low, by_fold, n=5)] if close else []
-    return list(dict.fromkeys([*inside, *alike]))[:5]
 
 
 def lead_of(model: ViT) -> int:
