@@ -16,7 +16,7 @@ from test_cli import run
 
 import vitkit
 from vitkit.commands.inspect import head_figure, map_figure
-from vitkit.commands.look import inspect, ready, seen
+from vitkit.commands.look import inspect, model_view, normalized
 from vitkit.inspection.attention import attention_rollout
 from vitkit.inspection.subject import class_number
 
@@ -286,8 +286,8 @@ def test_a_look_is_of_the_picture_however_it_is_given(small, photos):
     looks = [
         inspect(model, p) for p in (path, path.read_bytes(), Image.open(path), np.array(Image.open(path)))
     ]
-    view = seen(model, path.read_bytes(), (32, 32))[None]
-    expected = attention_rollout(model, ready(model, view))[0]
+    view = model_view(model, path.read_bytes(), (32, 32))[None]
+    expected = attention_rollout(model, normalized(model, view))[0]
     for found in looks:
         np.testing.assert_array_equal(found.rollout, expected)
         assert found.predictions == looks[0].predictions == tuple(vitkit.predict(model, path))

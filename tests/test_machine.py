@@ -9,7 +9,7 @@ import pytest
 from test_cli import run
 
 from vitkit.commands import doctor
-from vitkit.commands.doctor import AHEAD, BATCH, LEAST, Machine, judge
+from vitkit.commands.doctor import AHEAD, BATCH, LEAST, Machine, find_problems
 
 GOOD = Machine(
     out="runs", writable=True, disk_free=10**12, disk_needed=10**10, memory_free=10**11, memory_needed=10**10,
@@ -19,7 +19,7 @@ GOOD = Machine(
 
 
 def test_a_good_machine_has_nothing_wrong():
-    assert judge(GOOD) == []
+    assert find_problems(GOOD) == []
 
 
 @pytest.mark.parametrize("change, severity, words", [
@@ -36,13 +36,13 @@ def test_a_good_machine_has_nothing_wrong():
     ({"versions": LEAST | {"torch": "2.9.1+cu130"}}, "error", ("torch 2.9.1+cu130", "2.10", "pip install")),
 ])  # fmt: skip
 def test_each_want_is_told_with_its_remedy(change, severity, words):
-    first = judge(replace(GOOD, **change))[0]
+    first = find_problems(replace(GOOD, **change))[0]
     assert first.severity == severity
     assert all(word in f"{first.text} {first.remedy}" for word in words)
 
 
 def test_errors_come_first():
-    found = judge(replace(GOOD, open_files=1, writable=False, gpus=(), driver=False))
+    found = find_problems(replace(GOOD, open_files=1, writable=False, gpus=(), driver=False))
     assert [one.severity for one in found] == ["error", "warning", "note"]
 
 

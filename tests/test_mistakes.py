@@ -9,7 +9,7 @@ from test_cli import run
 from test_flag_ranges import WORDS, listed_flags
 
 import vitkit
-from vitkit.cli.mistakes import explained
+from vitkit.cli.mistakes import explain
 from vitkit.cli.verbs import VERBS
 
 
@@ -64,7 +64,7 @@ def test_every_flag_that_help_lists_is_known(verb, capsys):
     """Each is followed by a mistake: the message is about that one, not about the flag."""
     for flag, value in listed_flags(verb, capsys).items():
         words = [*verb.split(), *WORDS[verb], flag, *["1"] * value, "--zzz"]
-        mistake = explained(words, VERBS)
+        mistake = explain(words, VERBS)
         assert mistake.code == "request.unknown" and "unknown flag --zzz" in str(mistake), flag
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 from test_cli import run
 
 import vitkit
-from vitkit.commands.suite import Choice, Entry, make, summed
+from vitkit.commands.suite import Choice, Entry, task_recipe, with_means
 from vitkit.datasets.vtab import TASKS
 from vitkit.options import Training
 
@@ -151,11 +151,11 @@ def test_the_sweep_of_the_paper_is_two_rates_by_two_schedules():
 def test_flips_and_crops_follow_the_table():
     for task in TASKS.values():
         entry = Entry(task.name, task.group, f"vtab:{task.name}:x", flip=task.flip, crop=task.crop)
-        recipe = make(entry, Training(weights="w"), ())
+        recipe = task_recipe(entry, Training(weights="w"), ())
         assert recipe.flip == task.flip and (recipe.crop == "squash") == (not task.crop)
         assert recipe.length.steps == 2500 and recipe.image_size == (384, 384) and recipe.batch == 512
         assert recipe.resize == (448 if task.crop else 0) and recipe.rates == (0.01,)
-    short = make(entry, Training(weights="w", steps=500, set=("batch=64",)), (0.003, 0.01))
+    short = task_recipe(entry, Training(weights="w", steps=500, set=("batch=64",)), (0.003, 0.01))
     assert short.schedule.warmup == 40 and short.batch == 64 and short.rates == (0.003, 0.01)
 
 
@@ -163,16 +163,16 @@ def test_a_mean_is_complete_only_with_every_task_and_every_file():
     rows = [
         {"task": t.name, "group": t.group, "top1": 0.5, "images": 9, "complete": True} for t in TASKS.values()
     ]
-    assert all(told["complete"] for told in summed(rows, [])["means"].values())
+    assert all(told["complete"] for told in with_means(rows, [])["means"].values())
     rows[0]["complete"] = False
-    means = summed(rows, [])["means"]
+    means = with_means(rows, [])["means"]
     assert (
         not means["Natural"]["complete"]
         and not means["VTAB-1k"]["complete"]
         and means["Structured"]["complete"]
     )
     mine = [{"task": "a", "group": "own", "top1": 0.5, "images": 9, "complete": True}]
-    assert set(summed(mine, [])["means"]) == {"own"}
+    assert set(with_means(mine, [])["means"]) == {"own"}
 
 
 @pytest.mark.parametrize(
