@@ -73,7 +73,7 @@ def test_without_images_it_shows_what_needs_none_and_says_what_images_would_add(
     assert set(facts["skipped"].values()) == {"needs images"}
     assert run("inspect", saved(), "--out", out) == 0
     told = capsys.readouterr().out
-    assert "with images it would also show how far each head looks" in told and str(out) in told
+    assert "add images to see also: attention distances" in told and str(out) in told
 
 
 def test_with_images_it_shows_all_and_the_same_bytes_again(saved, photos, tmp_path, capsys):
@@ -182,7 +182,7 @@ def test_a_bad_image_among_good_ones_is_named_and_the_others_done(saved, photos,
     told = capsys.readouterr()
     facts = json.loads(told.out)
     assert facts["images"] == 3 and list(facts["unreadable"]) == [str(photos / "bad.png")]
-    assert re.search(r"not read: .*bad\.png: not an image", told.err)
+    assert re.search(r"skipped: .*bad\.png: not an image", told.err)
     assert run("inspect", saved(), photos / "bad.png", "--out", tmp_path / "out") == 2
     assert "none of the 1 images can be read" in capsys.readouterr().err
 

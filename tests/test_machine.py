@@ -23,7 +23,7 @@ def test_a_good_machine_has_nothing_wrong():
 
 
 @pytest.mark.parametrize("change, severity, words", [
-    ({"writable": False}, "error", ("runs cannot be written to", "--out")),
+    ({"writable": False}, "error", ("runs is not writable", "--out")),
     ({"disk_free": 10**9}, "error", ("1.0 GB are free at runs", "10.0 GB", "--out")),
     ({"open_files": 256}, "warning", ("256 files", "ulimit -n 4096")),
     ({"shared_memory": 64 * 2**20}, "warning", ("0.1 GB of shared memory", "--shm-size", "--workers 0")),
@@ -58,14 +58,14 @@ def test_this_machine_is_looked_at_and_nothing_is_left_behind(tmp_path, monkeypa
     told = json.loads(capsys.readouterr().out)
     assert told["ok"] and told["machine"]["disk_needed"] == 40 * 5_717_416
     assert not any(tmp_path.iterdir())
-    assert run("doctor", "--machine") == 0 and "nothing that would spoil" in capsys.readouterr().out
+    assert run("doctor", "--machine") == 0 and "no problems" in capsys.readouterr().out
 
 
 def test_a_disk_without_room_ends_with_an_error(tmp_path, monkeypatch, capsys):
     usage = doctor.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda place: usage._replace(free=10**6))
     assert run("doctor", "--machine", "--out", tmp_path / "a" / "b") == 1
-    assert "mend the errors" in capsys.readouterr().out and not (tmp_path / "a").exists()
+    assert "fix the errors" in capsys.readouterr().out and not (tmp_path / "a").exists()
 
 
 def test_data_and_machine_are_asked_for_one_at_a_time(capsys):

@@ -342,7 +342,7 @@ def test_without_the_token_only_the_page_is_there(guarded: Service):
         (["--host", "0.0.0.0"], "VITKIT_TOKEN"),
         (["--host", "0.0.0.0", "--token", "short"], "16 characters"),
         (["--token", "two words"], "without spaces"),
-        (["--max-bytes", "much"], "no size"),
+        (["--max-bytes", "much"], "--max-bytes 'much'"),
         (["--queue", "0"], "queue"),
         (["--timeout", "nan"], "timeout"),
         (["--engine", "steam"], "steam"),
