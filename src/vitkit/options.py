@@ -109,7 +109,12 @@ class Training:
     ] = ""
     model: Annotated[str, arg(metavar="NAME", help="Train this model from scratch; excludes --weights.")] = ""
     out: Annotated[
-        Path | None, arg(metavar="DIR", help="Run folder (default: runs/<data>, then runs/<data>-2, ...).")
+        Path | None,
+        arg(
+            metavar="DIR",
+            help="Run folder.",
+            help_behavior_hint="(default: runs/<data>, then runs/<data>-2, ...)",
+        ),
     ] = None
     recipe: Annotated[str, arg(metavar="NAME", help="Recipe name; see vitkit list recipes.")] = ""
     image_size: Annotated[str | None, arg(metavar="N|HxW", help="Image resolution in pixels.")] = None

@@ -152,7 +152,11 @@ def cost(
     ),
     rate: Annotated[
         float | None,
-        arg(metavar="X", help="Training TFLOP/s of a device, for device-days (default: measured)."),
+        arg(
+            metavar="X",
+            help="Training TFLOP/s of a device, for device-days.",
+            help_behavior_hint="(default: measured)",
+        ),
     ] = None,
     no_measure: Annotated[
         bool, arg(help="Measure nothing: print only what follows from the model sizes.")
@@ -214,7 +218,10 @@ def export(
         bool, arg(help="Compile the .pt2 for this machine (AOTInductor; needs a C++ compiler).")
     ] = False,
     images: Annotated[
-        tuple[str, ...], arg(metavar="IMAGE...", help="Images to compare on (default: generated images).")
+        tuple[str, ...],
+        arg(
+            metavar="IMAGE...", help="Images to compare on.", help_behavior_hint="(default: generated images)"
+        ),
     ] = (),
     overwrite: Annotated[bool, arg(help="Overwrite OUT if it exists.")] = False,
     device: Device = "auto",

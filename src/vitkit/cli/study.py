@@ -36,20 +36,33 @@ class Run:
         tuple[str, ...], arg(metavar="DATA...", help="Pre-training data; only pretrain-sets accepts several.")
     ]
     downstream: Annotated[
-        str, arg(metavar="DATA", help="Data for few-shot accuracy and fine-tuning (default: DATA).")
+        str,
+        arg(
+            metavar="DATA",
+            help="Data for few-shot accuracy and fine-tuning.",
+            help_behavior_hint="(default: DATA)",
+        ),
     ] = ""
     budget: Annotated[
         str,
         arg(metavar="TIME", help="Total time, e.g. 90s, 20min, 2h; model sizes and steps are chosen to fit."),
     ] = "20min"
     seeds: Annotated[int, arg(metavar="N", help="Runs per setting.")] = 3
-    out: Annotated[Path | None, arg(metavar="DIR", help="Study folder (default: runs/studies/NAME).")] = None
+    out: Annotated[
+        Path | None,
+        arg(metavar="DIR", help="Study folder.", help_behavior_hint="(default: runs/studies/NAME)"),
+    ] = None
     on: Annotated[
         Literal["local", "ray", "slurm"],
         arg(help="Run on this machine, a Ray cluster, or as SLURM array jobs."),
     ] = "local"
     processes: Annotated[
-        int | None, arg(metavar="N", help="Parallel trials (default on GPUs: 4 per GPU).")
+        int | None,
+        arg(
+            metavar="N",
+            help="Parallel trials.",
+            help_behavior_hint="(default: 4 per GPU, or half of the CPU cores)",
+        ),
     ] = None
     device: Device = "auto"
     precision: Annotated[Precision, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "auto"
@@ -67,7 +80,12 @@ class Run:
         ),
     ] = ()
     image_size: Annotated[
-        int | None, arg(metavar="N", help="Image size in pixels, a multiple of 16 (default: from the data).")
+        int | None,
+        arg(
+            metavar="N",
+            help="Image size in pixels, a multiple of 16.",
+            help_behavior_hint="(default: from the data)",
+        ),
     ] = None
     steps: Annotated[int | None, arg(metavar="N", help="Pre-training steps, instead of a time budget.")] = (
         None

@@ -111,13 +111,16 @@ def suite(
         tuple[str, ...],
         arg(
             metavar="NAME|FOLDER...",
-            help="VTAB-1k tasks or your own data sets (default: all 19 VTAB-1k tasks).",
+            help="VTAB-1k tasks or your own data sets.",
+            help_behavior_hint="(default: all 19 VTAB-1k tasks)",
         ),
     ] = (),
     rates: Annotated[
         tuple[float, ...],
         arg(
-            metavar="X...", help="Learning rates; the best is chosen per task on 200 images (default: 0.01)."
+            metavar="X...",
+            help="Learning rates; the best is chosen per task on 200 images.",
+            help_behavior_hint="(default: 0.01)",
         ),
     ] = (),
     one_setting: Annotated[
@@ -128,12 +131,22 @@ def suite(
     ] = False,
     schedules: Annotated[
         tuple[int, ...],
-        arg(metavar="N...", help="With --one-setting: numbers of steps to compare (default: 500 2500)."),
+        arg(
+            metavar="N...",
+            help="With --one-setting: numbers of steps to compare.",
+            help_behavior_hint="(default: 500 2500)",
+        ),
     ] = (),
     seeds: Annotated[int, arg(metavar="N", help="Final runs per task; the mean is reported.")] = 1,
-    steps: Annotated[int | None, arg(metavar="N", help="Training steps (default: 2500).")] = None,
-    batch: Annotated[int | None, arg(metavar="N", help="Batch size (default: 512).")] = None,
-    image_size: Annotated[str | None, arg(metavar="N|HxW", help="Image resolution (default: 384).")] = None,
+    steps: Annotated[
+        int | None, arg(metavar="N", help="Training steps.", help_behavior_hint="(default: 2500)")
+    ] = None,
+    batch: Annotated[
+        int | None, arg(metavar="N", help="Batch size.", help_behavior_hint="(default: 512)")
+    ] = None,
+    image_size: Annotated[
+        str | None, arg(metavar="N|HxW", help="Image resolution.", help_behavior_hint="(default: 384)")
+    ] = None,
     out: Annotated[Path, arg(metavar="DIR", help="Output folder, with one subfolder per task.")] = Path(
         "runs/suite"
     ),

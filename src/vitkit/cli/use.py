@@ -52,8 +52,8 @@ def evaluate(
         str | None,
         arg(
             metavar="NAME",
-            help="train, val, test or all. Images known from the model's run keep their split there. "
-            "Default: images not used for training or validation, i.e. test images and new ones.",
+            help="train, val, test or all. Images known from the model's run keep their split there.",
+            help_behavior_hint="(default: images not used for training or validation)",
         ),
     ] = None,
     batch: Annotated[int, arg(metavar="N", help="Batch size.")] = 32,
@@ -149,7 +149,11 @@ FrozenView = Annotated[
 ]
 Cache = Annotated[
     Path | None,
-    arg(metavar="DIR", help="Feature cache (default: up to 10 GB in the user's cache folder)."),
+    arg(
+        metavar="DIR",
+        help="Feature cache.",
+        help_behavior_hint="(default: up to 10 GB in the user's cache folder)",
+    ),
 ]
 
 
@@ -163,7 +167,8 @@ def fewshot(
         tuple[int, ...],
         arg(
             metavar="N...",
-            help="Training images per class (default: 1 5 10 25, if every class has that many).",
+            help="Training images per class.",
+            help_behavior_hint="(default: 1 5 10 25, if every class has that many)",
         ),
     ] = (),
     seeds: Annotated[
@@ -213,8 +218,13 @@ Images = Annotated[
         help="Image files, folders or globs, or one data set; with --bias, more models.",
     ),
 ]
-Out = Annotated[Path | None, arg(metavar="FOLDER", help="Output folder (default: runs/inspect/NAME).")]
-Size = Annotated[str, arg(metavar="N|HxW", help="Image size in pixels (default: the model's).")]
+Out = Annotated[
+    Path | None,
+    arg(metavar="FOLDER", help="Output folder.", help_behavior_hint="(default: runs/inspect/NAME)"),
+]
+Size = Annotated[
+    str, arg(metavar="N|HxW", help="Image size in pixels.", help_behavior_hint="(default: the model's)")
+]
 Strict = Annotated[
     bool, arg(help="Reject a size that is not a multiple of the patch size, instead of dropping pixels.")
 ]
@@ -226,7 +236,8 @@ Classes = Annotated[
     arg(
         name="class",
         metavar="NAME|N",
-        help="Class to explain; may be repeated (default: the predicted class).",
+        help="Class to explain; may be repeated.",
+        help_behavior_hint="(default: the predicted class)",
     ),
 ]
 Most = Annotated[
@@ -234,7 +245,8 @@ Most = Annotated[
     arg(
         name="images",
         metavar="N",
-        help="Maximum number of images (default: 128, with --bias 1000).",
+        help="Maximum number of images.",
+        help_behavior_hint="(default: 128, with --bias 1000)",
     ),
 ]
 Bias = Annotated[
@@ -244,7 +256,8 @@ Cells = Annotated[
     tuple[int, ...],
     arg(
         metavar="N...",
-        help="With --bias: permute an N x N grid of cells (default: several, and the patch grid).",
+        help="With --bias: permute an N x N grid of cells.",
+        help_behavior_hint="(default: several, and the patch grid)",
     ),
 ]
 Shifts = Annotated[tuple[int, ...], arg(metavar="N...", help="With --bias: shifts in pixels.")]
@@ -308,11 +321,19 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        arg(metavar="FILE", help="Output file (default: RUN/report.html, or compare.html for several runs)."),
+        arg(
+            metavar="FILE",
+            help="Output file.",
+            help_behavior_hint="(default: RUN/report.html, or compare.html for several runs)",
+        ),
     ] = None,
     price_per_hour: Annotated[
         float | None,
-        arg(metavar="X", help="Price of a device-hour (default: from the run, or an assumed price)."),
+        arg(
+            metavar="X",
+            help="Price of a device-hour.",
+            help_behavior_hint="(default: from the run, or an assumed price)",
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
