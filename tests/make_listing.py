@@ -18,7 +18,7 @@ def computed() -> dict[str, Any]:
         "models": catalogue.models(), "weights": catalogue.weights(), "formats": catalogue.formats(),
         "recipes": catalogue.recipes(), "studies": listed(), "finetuning": list(FINETUNING),
         "recipe_fields": {
-            name: json.loads(json.dumps(catalogue.shown_recipe(make()))) for name, make in RECIPES.items()
+            name: json.loads(json.dumps(catalogue.recipe_facts(make()))) for name, make in RECIPES.items()
         },
     }  # fmt: skip
 

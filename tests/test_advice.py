@@ -25,7 +25,7 @@ REACHED = {  # the verbs that can print what a file has to say
     "weights/formats/layout.py": LOADING,
     "weights/load.py": LOADING,
     "training/step.py": TRAINING,
-    "runtime/runtime.py": TRAINING,
+    "runtime/processes.py": TRAINING,
     "runs/batches.py": TRAINING,
     "runs/folder.py": TRAINING,
     "planning/automatic.py": TRAINING,

@@ -116,8 +116,8 @@ def test_show_says_when_an_image_is_smaller_than_a_patch(capsys):
 def test_convert_prints_its_parity_report(npz, tmp_path, capsys):
     assert run("convert", npz, tmp_path / "out.safetensors", "--format", "timm") == 0
     out = capsys.readouterr().out
-    assert "every array equal, bit for bit" in out and "against timm" in out and "equal" in out
-    assert "act_layer='gelu_tanh'" in out and "move the logits" in out
+    assert "all tensors bit-identical" in out and "against timm" in out and "equal" in out
+    assert "act_layer='gelu_tanh'" in out and "change the logits" in out
     back = vitkit.load(tmp_path / "out.safetensors")
     assert torch.equal(back.head.weight, vitkit.load(npz).head.weight)
 
@@ -172,10 +172,10 @@ def test_convert_says_when_there_is_no_peer(npz, tmp_path, capsys, monkeypatch):
         (["show", "ViT-Q/16"], 2, "no model 'ViT-Q/16'"),
         (["show", "README.nowhere"], 2, "no model"),
         (["convert", "nothing.npz", "x.safetensors"], 2, "no file, folder or published weights"),
-        (["convert", ".", "x.safetensors", "--image-size", "big"], 2, "give N or HxW"),
+        (["convert", ".", "x.safetensors", "--image-size", "big"], 2, "expected N or HxW"),
         (["list", "planets"], 2, "'planets': expected one of models"),
         (["lsit"], 2, "lsit"),
-        ([], 2, "give a verb"),
+        ([], 2, "no verb given"),
     ],
 )
 def test_mistakes_get_a_message_and_code_2_and_no_traceback(arguments, code, message, capsys):

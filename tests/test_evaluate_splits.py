@@ -157,7 +157,7 @@ def test_a_model_out_of_its_run_folder_is_evaluated_with_a_warning(trained, phot
     shutil.copy(trained / "model.safetensors", tmp_path / "moved.safetensors")
     assert run("evaluate", tmp_path / "moved.safetensors", photos, "--workers", 0, "--json") == 0
     out, err = capsys.readouterr()
-    assert json.loads(out)["images"] == 60 and "moved.safetensors is in no run folder" in err
+    assert json.loads(out)["images"] == 60 and "moved.safetensors is not in a run folder" in err
 
 
 def test_data_with_a_test_split_of_its_own_is_remembered_too(tmp_path, capsys):

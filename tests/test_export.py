@@ -201,7 +201,7 @@ def test_an_existing_file_is_replaced_only_when_that_is_asked_for(small, tmp_pat
     main([*words, "--overwrite"])
     assert json.loads(capsys.readouterr().out)["bytes"] == (tmp_path / "m.pt2").stat().st_size > 3
     (tmp_path / "n.bin").write_bytes(b"old")  # the second file alone would be lost as well
-    with pytest.raises(ValueError, match=r"n\.bin exists"):
+    with pytest.raises(ValueError, match=r"n\.bin already exists"):
         export(small(), tmp_path / "n.xml")
 
 
@@ -235,7 +235,7 @@ def test_images_that_cannot_be_read_are_left_out_and_counted(small, tmp_path, ca
         ("m", {}, "the file ending"),
         ("m.onnx", {"precision": "int8"}, "--calibrate"),
         ("m.onnx", {"calibrate": ("digits",)}, "--calibrate"),
-        ("m.onnx", {"precision": "int4"}, "no precision 'int4'"),
+        ("m.onnx", {"precision": "int4"}, "unknown precision 'int4'"),
         ("m.onnx", {"precision": "bf16"}, "no bf16"),
         ("m.xml", {"precision": "bf16"}, "INFERENCE_PRECISION_HINT"),
         ("m.pt2", {"precision": "int8", "calibrate": ("digits",)}, "use .onnx or .xml"),

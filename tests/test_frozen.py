@@ -302,7 +302,7 @@ def test_several_data_sets_choose_one_penalty_together(saved, pictures, tmp_path
     for shots in ("1", "5"):
         assert len({facts["shots"][shots]["l2"] for facts in told["data"].values()}) == 1
     alone, err = ask(saved, tmp_path / "c", capsys, "digits", *arguments)
-    assert "chosen by the test images" in err
+    assert "chosen on the test images" in err
     assert all(alone["shots"][s]["mean"] >= told["data"]["digits"]["shots"][s]["mean"] for s in ("1", "5"))
 
 
@@ -310,7 +310,7 @@ def test_it_is_told_as_a_table_and_kept_in_the_users_cache_folder(saved, tmp_pat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert run("fewshot", saved, "digits", "--shots", 2, "--workers", 0, "--probe", "--knn", 3) == 0
     out = capsys.readouterr().out
-    assert "digits" in out and "%" in out and "3 nearest" in out and "linear probe at rate" in out
+    assert "digits" in out and "%" in out and "3 nearest" in out and "linear probe (learning rate" in out
     assert len(list((tmp_path / "vitkit" / "features").iterdir())) == 2
 
 
@@ -320,7 +320,7 @@ def test_usual_shots_that_a_class_lacks_are_left_out_and_asked_ones_are_an_error
     for path in sorted((pictures / "1").iterdir())[7:]:
         path.unlink()
     told, err = ask(saved, tmp_path / "c", capsys, pictures)
-    assert list(told["shots"]) == ["1", "5"] and "10, 25 shots: left out" in err
+    assert list(told["shots"]) == ["1", "5"] and "skipping 10, 25 shots" in err
     assert run("fewshot", saved, pictures, "--shots", 1, 10) == 2
     assert "class '1' has 6 usable training images, fewer than 10 shots" in capsys.readouterr().err
 
@@ -356,7 +356,7 @@ def test_broken_weights_are_an_error(tmp_path, capsys):
         (["digits", "--shots", "0"], "--shots 0: expected"),
         (["digits", "--seeds", "0"], "--seeds 0: expected"),
         (["digits", "--knn", "0"], "--knn 0: expected"),
-        (["digits", "--knn", "5000"], "--knn 5000 neighbours among 1618 training images"),
+        (["digits", "--knn", "5000"], "--knn 5000: digits has only 1618 training images"),
         (["nowhere"], "no data at 'nowhere'"),
         (["several.csv"], "several labels for each image"),
         (["strange.npz"], "Classes of test without an image in train: '2'"),

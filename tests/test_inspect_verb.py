@@ -16,7 +16,7 @@ from test_cli import run
 
 import vitkit
 from vitkit.commands.inspect import head_figure, map_figure
-from vitkit.commands.look import inspect, ready, seen
+from vitkit.commands.look import inspect, model_view, normalized
 from vitkit.inspection.attention import attention_rollout
 from vitkit.inspection.subject import class_number
 
@@ -73,7 +73,7 @@ def test_without_images_it_shows_what_needs_none_and_says_what_images_would_add(
     assert set(facts["skipped"].values()) == {"needs images"}
     assert run("inspect", saved(), "--out", out) == 0
     told = capsys.readouterr().out
-    assert "with images it would also show how far each head looks" in told and str(out) in told
+    assert "add images to see also: attention distances" in told and str(out) in told
 
 
 def test_with_images_it_shows_all_and_the_same_bytes_again(saved, photos, tmp_path, capsys):
@@ -182,7 +182,7 @@ def test_a_bad_image_among_good_ones_is_named_and_the_others_done(saved, photos,
     told = capsys.readouterr()
     facts = json.loads(told.out)
     assert facts["images"] == 3 and list(facts["unreadable"]) == [str(photos / "bad.png")]
-    assert re.search(r"not read: .*bad\.png: not an image", told.err)
+    assert re.search(r"skipped: .*bad\.png: not an image", told.err)
     assert run("inspect", saved(), photos / "bad.png", "--out", tmp_path / "out") == 2
     assert "none of the 1 images can be read" in capsys.readouterr().err
 
@@ -223,7 +223,7 @@ def test_classes_by_name_or_number_are_explained(saved, photos, tmp_path, capsys
 @pytest.mark.parametrize(
     "words, said",
     [
-        (["--class", "tenc"], "similar: 'tench'"),
+        (["--class", "tenc"], "did you mean tench?"),
         (["--class", "7"], "0 to 4"),
         (["--layer", "2"], "0 to 1"),
         (["--image-size", "30", "--strict-size"], "nearest that fits: 24 or 32"),
@@ -286,8 +286,8 @@ def test_a_look_is_of_the_picture_however_it_is_given(small, photos):
     looks = [
         inspect(model, p) for p in (path, path.read_bytes(), Image.open(path), np.array(Image.open(path)))
     ]
-    view = seen(model, path.read_bytes(), (32, 32))[None]
-    expected = attention_rollout(model, ready(model, view))[0]
+    view = model_view(model, path.read_bytes(), (32, 32))[None]
+    expected = attention_rollout(model, normalized(model, view))[0]
     for found in looks:
         np.testing.assert_array_equal(found.rollout, expected)
         assert found.predictions == looks[0].predictions == tuple(vitkit.predict(model, path))

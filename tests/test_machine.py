@@ -9,7 +9,7 @@ import pytest
 from test_cli import run
 
 from vitkit.commands import doctor
-from vitkit.commands.doctor import AHEAD, BATCH, LEAST, Machine, judge
+from vitkit.commands.doctor import AHEAD, BATCH, LEAST, Machine, find_problems
 
 GOOD = Machine(
     out="runs", writable=True, disk_free=10**12, disk_needed=10**10, memory_free=10**11, memory_needed=10**10,
@@ -19,11 +19,11 @@ GOOD = Machine(
 
 
 def test_a_good_machine_has_nothing_wrong():
-    assert judge(GOOD) == []
+    assert find_problems(GOOD) == []
 
 
 @pytest.mark.parametrize("change, severity, words", [
-    ({"writable": False}, "error", ("runs cannot be written to", "--out")),
+    ({"writable": False}, "error", ("runs is not writable", "--out")),
     ({"disk_free": 10**9}, "error", ("1.0 GB are free at runs", "10.0 GB", "--out")),
     ({"open_files": 256}, "warning", ("256 files", "ulimit -n 4096")),
     ({"shared_memory": 64 * 2**20}, "warning", ("0.1 GB of shared memory", "--shm-size", "--workers 0")),
@@ -36,13 +36,13 @@ def test_a_good_machine_has_nothing_wrong():
     ({"versions": LEAST | {"torch": "2.9.1+cu130"}}, "error", ("torch 2.9.1+cu130", "2.10", "pip install")),
 ])  # fmt: skip
 def test_each_want_is_told_with_its_remedy(change, severity, words):
-    first = judge(replace(GOOD, **change))[0]
+    first = find_problems(replace(GOOD, **change))[0]
     assert first.severity == severity
     assert all(word in f"{first.text} {first.remedy}" for word in words)
 
 
 def test_errors_come_first():
-    found = judge(replace(GOOD, open_files=1, writable=False, gpus=(), driver=False))
+    found = find_problems(replace(GOOD, open_files=1, writable=False, gpus=(), driver=False))
     assert [one.severity for one in found] == ["error", "warning", "note"]
 
 
@@ -58,14 +58,14 @@ def test_this_machine_is_looked_at_and_nothing_is_left_behind(tmp_path, monkeypa
     told = json.loads(capsys.readouterr().out)
     assert told["ok"] and told["machine"]["disk_needed"] == 40 * 5_717_416
     assert not any(tmp_path.iterdir())
-    assert run("doctor", "--machine") == 0 and "nothing that would spoil" in capsys.readouterr().out
+    assert run("doctor", "--machine") == 0 and "no problems" in capsys.readouterr().out
 
 
 def test_a_disk_without_room_ends_with_an_error(tmp_path, monkeypatch, capsys):
     usage = doctor.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda place: usage._replace(free=10**6))
     assert run("doctor", "--machine", "--out", tmp_path / "a" / "b") == 1
-    assert "mend the errors" in capsys.readouterr().out and not (tmp_path / "a").exists()
+    assert "fix the errors" in capsys.readouterr().out and not (tmp_path / "a").exists()
 
 
 def test_data_and_machine_are_asked_for_one_at_a_time(capsys):

@@ -9,8 +9,9 @@ from test_cli import run
 from test_flag_ranges import WORDS, listed_flags
 
 import vitkit
-from vitkit.cli.mistakes import explained
-from vitkit.cli.verbs import VERBS
+from vitkit.cli.mistakes import explain
+from vitkit.cli.verbs import RENAMED, VERBS
+from vitkit.errors import did_you_mean
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,39 @@ def test_the_nearest_word_is_named_in_one_line(words, wrong, right, capsys):
     told = capsys.readouterr()
     assert not told.out and told.err.count("\n") == 1
     assert wrong in told.err and f"did you mean {right}?" in told.err
+
+
+@pytest.mark.parametrize("verb", ["finetune", "pretrain"])
+@pytest.mark.parametrize(
+    ("words", "parallel", "cuda_graph"),
+    [
+        (["--spread", "fsdp"], "fsdp", True),
+        (["--spread=fsdp"], "fsdp", True),
+        (["--no-record"], "auto", False),
+        (["--no-record", "--spread=ddp"], "ddp", False),
+        (["--no-cuda-graph", "--parallel", "ddp"], "ddp", False),
+    ],
+)
+def test_deprecated_flags_are_accepted_but_not_in_the_help(
+    verb, words, parallel, cuda_graph, capsys, monkeypatch
+):
+    requests = []
+    monkeypatch.setattr(
+        f"vitkit.commands.finetune.{verb}", lambda data, options, **_: requests.append(options)
+    )
+    assert run(verb, "digits", *words) == 0
+    (options,) = requests
+    assert (options.parallel, options.cuda_graph) == (parallel, cuda_graph)
+    capsys.readouterr()
+    assert run(verb, "--help") == 0
+    shown = capsys.readouterr().out
+    assert "--parallel" in shown and "--no-cuda-graph" in shown
+    assert not any(re.search(rf"{flag}\b", shown) for flag in RENAMED)
+
+
+def test_a_wrong_value_of_a_deprecated_flag_names_the_current_one(capsys):
+    assert run("finetune", "digits", "--spread=zzz") == 2
+    assert "--parallel 'zzz': expected one of auto, ddp, fsdp" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -64,7 +98,7 @@ def test_every_flag_that_help_lists_is_known(verb, capsys):
     """Each is followed by a mistake: the message is about that one, not about the flag."""
     for flag, value in listed_flags(verb, capsys).items():
         words = [*verb.split(), *WORDS[verb], flag, *["1"] * value, "--zzz"]
-        mistake = explained(words, VERBS)
+        mistake = explain(words, VERBS)
         assert mistake.code == "request.unknown" and "unknown flag --zzz" in str(mistake), flag
 
 
@@ -109,3 +143,10 @@ def test_messages_hold_no_python(words, named, capsys, tmp_path, monkeypatch):
     assert run(*words) == 2
     err = capsys.readouterr().err.splitlines()[-1]
     assert named in err and not re.search(PYTHON, err), err
+
+
+def test_a_hint_names_similar_names_without_regard_to_case():
+    assert did_you_mean("Tset", ["train", "test"]) == " did you mean test?"
+    assert did_you_mean("vit-b", ["ViT-B", "ViT-L", "BiT"], count=2) == " did you mean ViT-B or ViT-L?"
+    assert did_you_mean("tset", ["test"], matches=["val", "all"]) == " did you mean val or all?"
+    assert did_you_mean("zzz", ["train", "test"]) == ""

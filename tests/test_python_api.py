@@ -284,8 +284,8 @@ def test_a_call_asks_for_what_the_command_asks_for(verb, keywords, words, tmp_pa
         asked.append(request)
         raise Asked
 
-    monkeypatch.setattr(api, "learn", note)
-    monkeypatch.setattr("vitkit.commands.finetune.learn", note)
+    monkeypatch.setattr(api, "execute", note)
+    monkeypatch.setattr("vitkit.commands.finetune.execute", note)
     with pytest.raises(Asked):
         getattr(vitkit, verb)("digits", **keywords)
     with pytest.raises(Asked):

@@ -338,8 +338,8 @@ def test_runs_are_compared_in_one_page(done, tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("arguments, why", [
-    (["nowhere"], "no run there"), ([], "no run to report"), (["RUN", "nowhere"], "no run there"),
-    (["RUN", "--out", "no/such/page.html"], "there is no folder"), (["RUN", "--out", "."], "a folder"),
+    (["nowhere"], "not a run folder"), ([], "no run given"), (["RUN", "nowhere"], "not a run folder"),
+    (["RUN", "--out", "no/such/page.html"], "does not exist"), (["RUN", "--out", "."], "a folder"),
 ])  # fmt: skip
 def test_mistakes_are_told_in_a_line(done, arguments, why, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

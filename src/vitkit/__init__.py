@@ -1,4 +1,4 @@
-"""vitkit: the Vision Transformer system. Importing it is light; torch comes with the first name used."""
+"""vitkit: train, evaluate and serve Vision Transformers. Imports are lazy: torch loads on first use."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vitkit.weights.save import save
     from vitkit.weights.untrusted import UntrustedCheckpoint
 
-turn_off()  # before any library that reports is imported
+turn_off()  # before any library with telemetry is imported
 
 __version__ = "0.1.0"
 __all__ = [
@@ -47,7 +47,7 @@ __all__ = [
     "save",
 ]
 
-HOMES = {
+MODULES = {
     "Error": "vitkit.errors",
     "Exported": "vitkit.commands.export",
     "Metrics": "vitkit.commands.results",
@@ -72,9 +72,9 @@ HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in HOMES:
+    if name not in MODULES:
         raise AttributeError(f"module 'vitkit' has no attribute {name!r}")
-    return getattr(import_module(HOMES[name]), name)
+    return getattr(import_module(MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""python -m vitkit is the vitkit command."""
+"""`python -m vitkit` runs the vitkit command."""
 
 from vitkit.cli.verbs import main
 

@@ -1,11 +1,10 @@
-"""The commands in Python: finetune, pretrain, evaluate, embed and export, which return values."""
+"""The Python API of the commands: finetune, pretrain, evaluate, embed and export return values."""
 
 import inspect
 import os
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
@@ -15,11 +14,11 @@ import torch
 
 from vitkit.commands.evaluate import EvaluateOptions, measure
 from vitkit.commands.export import Exported, export_loaded
-from vitkit.commands.finetune import Outcome, finetuning, learn, pretraining
+from vitkit.commands.finetune import Outcome, execute, finetuning, pretraining
 from vitkit.commands.results import Metrics, Place, Run
 from vitkit.commands.shared import loaded
 from vitkit.data.pictures import Picture, is_picture
-from vitkit.errors import Error
+from vitkit.errors import Error, did_you_mean
 from vitkit.inference.predict import features, view_of
 from vitkit.models.variants import Model
 from vitkit.options import Precision, Training, check_options, parse_size
@@ -72,16 +71,16 @@ Trains = TypeVar("Trains", bound=Callable[..., Any])
 
 
 def with_signature(function: Trains) -> Trains:
-    """The same function, whose signature lists every option with its default: for help() and notebooks."""
+    """Decorator that lists every option with its default in the signature, for help() and notebooks."""
     own = inspect.signature(function)
-    kept = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    named = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     hints = typing.get_type_hints(TrainingOptions)
-    more = [
+    options = [
         inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hint)
         for field in fields(Training)
         if (hint := hints.get(field.name))
     ]
-    function.__signature__ = own.replace(parameters=[*kept, *more])  # type: ignore[attr-defined]
+    function.__signature__ = own.replace(parameters=[*named, *options])  # type: ignore[attr-defined]
     return function
 
 
@@ -116,17 +115,17 @@ def finetune(
     progress: bool = False,
     **options: Unpack[TrainingOptions],
 ) -> Run | Plan:
-    """A classifier from your images: train, test, save one model file. The same call again resumes.
+    """Train a classifier on your images, test it and save one model file. The same call again resumes.
 
-    It does what `vitkit finetune` does, by the same options; `vitkit finetune --help` explains each. What is
-    not given is chosen by the data and the kind of device. Nothing is printed without `progress`.
+    Equivalent to `vitkit finetune` with the same options; `vitkit finetune --help` documents them. Defaults
+    are chosen from the data and the device. Nothing is printed unless `progress` is set.
 
     data      a folder, .csv, .parquet, .zip, .tar, .npz, shards (folder or URL) or "digits"
-    weights   the trained model to start from, or `model` to train a new one from scratch
-    steps     the length of the run, or `epochs`
-    set       any other field of the recipe: {"schedule.warmup": 10, "mixup": 0.2}
-    plan      return what would be done, with the choices, time and memory, and do nothing
-    progress  print choices, warnings and the steps as they go; a notebook shows them too
+    weights   the pretrained model to start from, or `model` to train one from scratch
+    steps     the number of training steps, or `epochs`
+    set       overrides of recipe fields: {"schedule.warmup": 10, "mixup": 0.2}
+    plan      return the plan with its choices, time and memory, without training
+    progress  print choices, warnings and training progress, also in a notebook
 
     >>> import vitkit
     >>> tiny = {"model_options": "width=32,depth=1,heads=2,hidden=32", "schedule.warmup": 1}
@@ -137,8 +136,8 @@ def finetune(
     >>> plan.steps, str(plan.out)  # other options, another run
     (4, 'runs/digits-2')
     """
-    words = training(options, plan=plan, seeds=seeds)
-    return trained(finetuning(data_at(data), words, protocol=protocol, seeds=seeds), progress)
+    checked = training_options(options, plan=plan, seeds=seeds)
+    return run_or_plan(finetuning(data_path(data), checked, protocol=protocol, seeds=seeds), progress)
 
 
 @overload
@@ -163,30 +162,30 @@ def pretrain(
 def pretrain(
     data: Place, *, plan: bool = False, progress: bool = False, **options: Unpack[TrainingOptions]
 ) -> Run | Plan:
-    """A model from scratch by the paper's recipes; options, and what is returned, as of `finetune`.
+    """Pre-train a model from scratch with the paper's recipes; options and result as for `finetune`.
 
     >>> import vitkit
     >>> plan = vitkit.pretrain("digits", model="ViT-Ti/4", image_size=8, epochs=2, batch=64, plan=True)
     >>> plan.steps, plan.recipe.name, plan.state.action
     (46, 'pretrain', 'create')
     """
-    return trained(pretraining(data_at(data), training(options, plan=plan)), progress)
+    return run_or_plan(pretraining(data_path(data), training_options(options, plan=plan)), progress)
 
 
-def trained(request: Request, progress: bool) -> Run | Plan:
-    outcome: Outcome = learn(request, progress=progress)
+def run_or_plan(request: Request, progress: bool) -> Run | Plan:
+    outcome: Outcome = execute(request, progress=progress)
     return outcome.plan if outcome.result is None else Run(outcome.plan.out)
 
 
-def training(options: Mapping[str, Any], *, plan: bool, **others: int) -> Training:
-    """Keywords as the commands' options, each checked as they are there; `others` are checked with them."""
+def training_options(options: Mapping[str, Any], *, plan: bool, **others: int) -> Training:
+    """Keyword arguments as training options, checked like command-line flags; `others` are only checked."""
     known = {field.name for field in fields(Training)}
     for name in options:
         if name not in known:
-            near = get_close_matches(name, known, 1)
-            hint = f" did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(name, known)
             raise Error(
-                f"no option {name!r};{hint} There are {', '.join(sorted(known))}", code="request.unknown"
+                f"unknown option {name!r};{hint} the options are {', '.join(sorted(known))}",
+                code="request.unknown",
             )
     values = {name: as_option(name, value) for name, value in options.items()} | {"plan": plan}
     hints = typing.get_type_hints(Training, include_extras=True)
@@ -194,16 +193,19 @@ def training(options: Mapping[str, Any], *, plan: bool, **others: int) -> Traini
     return Training(**values)
 
 
-def data_at(data: object) -> str:
+def data_path(data: object) -> str:
     if not isinstance(data, str | os.PathLike):
-        raise Error(f"data={data!r}: expected a path or a name".replace("\n", " "), code="request.value")
+        raise Error(
+            f"data={data!r}: expected a path or the name of a data set".replace("\n", " "),
+            code="request.value",
+        )
     return as_text(data)
 
 
 def as_option(name: str, value: Any) -> Any:
-    """A Python value as the command line has it: a size as a text, a mapping as field=value."""
+    """A Python value in command-line form: a size as text, a mapping as field=value."""
     if name == "set" and isinstance(value, Mapping):
-        return tuple(f"{field}={as_text(one)}" for field, one in value.items())
+        return tuple(f"{field}={as_text(content)}" for field, content in value.items())
     if name in ("set", "against", "track"):
         return as_texts(value)
     if name in ("out", "decoded"):
@@ -238,10 +240,10 @@ def evaluate(
     device: str = "auto",
     progress: bool = False,
 ) -> Metrics:
-    """Metrics on images that the model was not trained on: what `vitkit evaluate --json` prints.
+    """Metrics on images that the model was not trained on, as `vitkit evaluate --json` prints them.
 
-    model  a model, a Run, a run folder, a model file or a published name. A run remembers its images: of
-           the data that it was trained on, its test images are counted, unless `split` says otherwise.
+    model  a model, a Run, a run folder, a model file or a published name. A run recognizes its images: on
+           its own data, only its test images are evaluated unless `split` is given.
 
     >>> import vitkit
     >>> metrics = vitkit.evaluate("runs/digits", "digits", workers=0)
@@ -253,13 +255,13 @@ def evaluate(
         device=device,
     )  # fmt: skip
     check_options(typing.get_type_hints(EvaluateOptions), vars(options))
-    done = measure(
-        model_or_place(model), data_at(data), options, say=warn if progress else ignore, quiet=not progress
+    evaluation = measure(
+        model_or_path(model), data_path(data), options, say=warn if progress else ignore, quiet=not progress
     )
-    return Metrics(done.facts, done.notes)
+    return Metrics(evaluation.facts, evaluation.notes)
 
 
-def model_or_place(model: object) -> Model | str:
+def model_or_path(model: object) -> Model | str:
     if isinstance(model, Model):
         return model
     if isinstance(model, str | os.PathLike):
@@ -272,7 +274,7 @@ def model_or_place(model: object) -> Model | str:
 
 
 def ignore(text: str) -> None:
-    """Where lines go that nobody asked for."""
+    """Discard a message."""
 
 
 def embed(
@@ -283,7 +285,7 @@ def embed(
     view: str = "model",
     device: str = "auto",
 ) -> np.ndarray:
-    """Features: what the model's head sees. (D,) of one image, (N, D) of several, float32.
+    """Features, the input of the model's head: float32 of shape (D,) for one image, (N, D) for several.
 
     images  a path, the bytes of a file, a PIL image or uint8 pixels (height, width, 3); or several of them
 
@@ -294,21 +296,21 @@ def embed(
     """
     options = EvaluateOptions(batch=batch, view=view, device=device)
     check_options(typing.get_type_hints(EvaluateOptions), vars(options))
-    place = model_or_place(model)
-    if is_exported(place):
+    model = model_or_path(model)
+    if is_exported(model):
         raise Error(
-            f"{place}: an exported file gives no features; give the model it was made of: a run folder or a "
-            "model file",
+            f"{model}: an exported file computes no features; use the run folder or model file it was "
+            "exported from",
             code="model.unsupported",
         )
-    encoder = loaded(place, device, view).eval()
+    encoder = loaded(model, device, view).eval()
     if is_picture(images):
         return features(encoder, view_of(images, encoder)[None]).numpy()[0]
     rows = []
-    rest = iter(cast(Iterable[Picture], images))
-    while some := [view_of(one, encoder) for one in islice(rest, batch)]:
-        rows.append(features(encoder, torch.stack(some)))
-    if not rows:  # as many columns as there would be
+    remaining = iter(cast(Iterable[Picture], images))
+    while views := [view_of(image, encoder) for image in islice(remaining, batch)]:
+        rows.append(features(encoder, torch.stack(views)))
+    if not rows:  # no images: an empty array with the right number of columns
         blank = torch.zeros(1, encoder.config.channels, *encoder.config.image_size, dtype=torch.uint8)
         rows.append(features(encoder, blank)[:0])
     return torch.cat(rows).numpy()
@@ -330,7 +332,7 @@ def export(
     device: str = "auto",
     progress: bool = False,
 ) -> Exported:
-    """A model as .onnx, .pt2 or .xml for other runtimes; a file that disagrees with it is not written.
+    """Export a model as .onnx, .pt2 or .xml; the file is written only if its outputs match the model's.
 
     >>> import numpy as np, vitkit
     >>> done = vitkit.export("runs/digits", "digits.onnx", overwrite=True)
@@ -340,7 +342,7 @@ def export(
     size = None if image_size is None else as_text(image_size)
     check_options({"image_size": str | None, "device": str}, {"image_size": size, "device": device})
     return export_loaded(
-        model_or_place(model), Path(out), device, say=warn if progress else ignore, precision=precision,
+        model_or_path(model), Path(out), device, say=warn if progress else ignore, precision=precision,
         calibrate=as_texts(calibrate), image_size=parse_size(size), strict_size=strict_size,
         any_size=any_size, pixels=pixels, compiled=compiled, images=as_texts(images),
         overwrite=overwrite, quiet=not progress,

@@ -1,6 +1,8 @@
 """Errors that users can fix, each with a stable code for programs."""
 
 import errno
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 
 CODES = {  # area.reason -> meaning; docs/errors.md lists them
     # requests
@@ -110,6 +112,19 @@ SYSTEM = {  # errno -> code
     errno.EHOSTUNREACH: "network.unreachable", errno.ENETUNREACH: "network.unreachable",
     errno.ETIMEDOUT: "network.unreachable",
 }  # fmt: skip
+
+
+def did_you_mean(
+    name: str, known: Iterable[str], *, matches: Sequence[str] = (), count: int = 1, cutoff: float = 0.6
+) -> str:
+    """The hint " did you mean X or Y?" for an unknown name; empty if no known name is similar.
+
+    matches: suggestions that take precedence over names of similar spelling.
+    """
+    by_lower = {other.lower(): other for other in known}
+    similar = [by_lower[lower] for lower in get_close_matches(name.lower(), by_lower, count, cutoff)]
+    suggestions = matches or similar
+    return f" did you mean {' or '.join(suggestions)}?" if suggestions else ""
 
 
 def code_of(error: BaseException, default: str = "") -> str:

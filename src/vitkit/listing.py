@@ -1,7 +1,6 @@
-"""What `vitkit list` and `vitkit study list` print, and the fields of named recipes, without torch.
+"""The tables of `vitkit list` and `vitkit study list`, and the fields of named recipes, without torch.
 
-listing.json holds what the tables of the code amount to; `python tests/make_listing.py` writes it, and a test
-compares it with them.
+`python tests/make_listing.py` generates listing.json from the code, and a test checks that it is up to date.
 """
 
 import json
@@ -18,15 +17,15 @@ def table() -> dict[str, Any]:
 
 
 def rows(kind: str) -> list[dict[str, Any]]:
-    """Of models, weights, formats, recipes or studies: one row each."""
+    """The table of models, weights, formats, recipes or studies: one row each."""
     return table()[kind]
 
 
 def recipe_fields(name: str) -> dict[str, Any]:
-    """The fields of a named recipe by their dotted names; none for a name that is not known."""
+    """The fields of a named recipe by their dotted names; empty for an unknown name."""
     return table()["recipe_fields"].get(name, {})
 
 
 def is_finetuning(recipe: str) -> bool:
-    """Whether `vitkit finetune` has the recipe; the others are those of `vitkit pretrain`."""
+    """Whether the recipe is one of `vitkit finetune`; all others are of `vitkit pretrain`."""
     return recipe in table()["finetuning"]

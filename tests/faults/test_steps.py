@@ -158,9 +158,7 @@ def test_B10_a_run_that_loses_a_worker_keeps_its_checkpoints(tmp_path, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(experiment.Trainer, "watch", killing)
-        with pytest.raises(
-            ChildProcessError, match=r"digits: a data worker died .*the same command resumes"
-        ):
+        with pytest.raises(ChildProcessError, match=r"digits: a data worker died .*the same command resumes"):
             run(small(30), tmp_path, Runtime(), RunOptions(workers=1, quiet=True))
     assert latest(tmp_path / "checkpoints")[0].name >= "step-00000005"
     assert run(small(30), tmp_path, Runtime(), RunOptions(workers=1, quiet=True)).steps == 30

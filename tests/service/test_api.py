@@ -18,7 +18,7 @@ from refusals import refused
 
 import vitkit
 from vitkit.cli.verbs import main
-from vitkit.commands.look import ready
+from vitkit.commands.look import normalized
 from vitkit.data.names import readable_suffixes
 from vitkit.inference.predict import pixels
 from vitkit.inspection.attention import attention_rollout, head_maps
@@ -122,7 +122,7 @@ def test_features_are_those_that_the_head_sees(ask, model_file):
     model, content = load(model_file), picture(4)
     told = ask.post("/v1/embed", files=[("x", ("a", content))]).json()["results"][0]
     with torch.inference_mode():
-        wanted = model.features(ready(model, pixels(content, model)[None]))[0]
+        wanted = model.features(normalized(model, pixels(content, model)[None]))[0]
     assert told["image"] == "a"
     torch.testing.assert_close(torch.tensor(told["features"]), wanted, atol=1e-5, rtol=1e-5)
 
@@ -130,7 +130,7 @@ def test_features_are_those_that_the_head_sees(ask, model_file):
 def test_attention_is_shown_by_layer_and_head_and_class(ask, model_file):
     model, content = load(model_file), picture(5)
     told = ask.post("/v1/attention", params={"target": "owl \u2603"}, content=content, headers=JPEG).json()
-    image = ready(model, pixels(content, model)[None])
+    image = normalized(model, pixels(content, model)[None])
     assert told["grid"] == [4, 4] and told["image_size"] == [32, 32]
     maps = np.frombuffer(base64.b64decode(told["maps"]), np.uint8)
     maps = maps.reshape(told["layers"], told["heads"], 4, 4)
@@ -342,7 +342,7 @@ def test_without_the_token_only_the_page_is_there(guarded: Service):
         (["--host", "0.0.0.0"], "VITKIT_TOKEN"),
         (["--host", "0.0.0.0", "--token", "short"], "16 characters"),
         (["--token", "two words"], "without spaces"),
-        (["--max-bytes", "much"], "no size"),
+        (["--max-bytes", "much"], "--max-bytes 'much'"),
         (["--queue", "0"], "queue"),
         (["--timeout", "nan"], "timeout"),
         (["--engine", "steam"], "steam"),

@@ -11,7 +11,7 @@ import torch
 from launch import TINY, randomised
 from PIL import Image
 
-from vitkit.commands.look import ready
+from vitkit.commands.look import normalized
 from vitkit.inference.predict import pixels
 from vitkit.models.variants import build
 
@@ -68,7 +68,7 @@ def model_of(names: tuple[str, ...], groups: int = 4, name: str = "ViT-Ti/8", **
     model = randomised(build(name, **(TINY | {"classes": len(names)} | options)))
     model.labels = names
     with torch.no_grad():
-        seen = torch.stack([ready(model, pixels(png(i), model)[None])[0] for i in range(groups)])
+        seen = torch.stack([normalized(model, pixels(png(i), model)[None])[0] for i in range(groups)])
         one = 4 * torch.linalg.pinv(model.features(seen)).T  # (groups, D): 4 for its picture, 0 for others
         model.head.weight.copy_(torch.stack([one[i % groups] for i in range(len(names))]))
         model.head.bias.copy_(torch.linspace(0, 1, len(names)))

@@ -1,4 +1,4 @@
-"""The command line."""
+"""The command-line interface."""
 
 from vitkit.cli.verbs import VERBS, main
 

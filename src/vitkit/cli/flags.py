@@ -1,4 +1,4 @@
-"""Flags that several verbs share, and the range of every number: one table, checked first."""
+"""Flags shared by several verbs, and the table of accepted values, which are checked before a verb runs."""
 
 import dataclasses
 import json as json_module
@@ -34,24 +34,26 @@ from vitkit.options import (
 
 Data = Annotated[
     Positional[str],
-    arg(metavar="DATA", help="Folder, .csv, .parquet, .zip, .tar, .npz, shards (folder or URL) or 'digits'."),
+    arg(
+        metavar="DATA", help="Folder, .csv, .parquet, .zip, .tar, .npz, shards (folder or URL), or 'digits'."
+    ),
 ]
 Model = Annotated[
     Positional[str],
-    arg(metavar="MODEL", help="A model file, a run folder, a Hugging Face folder or a published name."),
+    arg(metavar="MODEL", help="Model file, run folder, Hugging Face folder, or name of published weights."),
 ]
 Device = Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda, ...")]
 View = Annotated[
     str,
     arg(
         metavar="NAME",
-        help="How an image is brought to the model's size: model (as its card has it), squash, centre "
-        "(shorter side to 256/224 of the size, then the central crop) or centre:N (shorter side to N).",
+        help="Resize to the model's input size: model (its own preprocessing), squash (no crop), centre "
+        "(shorter side to 256/224 of the size, then centre crop) or centre:N (shorter side to N).",
     ),
 ]
-Workers = Annotated[int | None, arg(metavar="N", help="Processes that prepare images.")]
+Workers = Annotated[int | None, arg(metavar="N", help="Data loader worker processes.")]
 Json = Annotated[
-    bool, arg(help="One JSON value on standard output, nothing else; an error as its code and message.")
+    bool, arg(help="Print one JSON value and nothing else; errors are printed as code and message.")
 ]
 
 
@@ -62,15 +64,15 @@ def print_json(content: Any) -> None:
 Verb = Callable[..., None]
 
 
-class Unread(str):
-    """A value that is not of its flag's type, as it was given: a text for a number, or an empty text."""
+class Unparsed(str):
+    """The text of a value that could not be parsed: not a number, not a known choice, or empty."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """Text with numbers in it: the function that reads it raises an Error with what is expected."""
+    """The parser of a text value, which raises an Error with the expected form."""
 
-    read: Callable[[str], Any]
+    parse: Callable[[str], Any]
 
 
 def check_data(place: str) -> None:
@@ -100,11 +102,11 @@ def check_format(name: str) -> None:
 
 
 FLAGS: dict[str, Range | Form] = {
-    "DATA": Form(check_data),  # wrong paths are refused before torch is imported
+    "DATA": Form(check_data),  # wrong paths are rejected before torch is imported
     "DATA...": Form(check_data),
     "MODEL": Form(check_model),
     "IN": Form(check_model),
-    "--weights": Form(check_weights),  # a plan fetches nothing
+    "--weights": Form(check_weights),  # no network check: a plan downloads nothing
     **{f"--{name.replace('_', '-')}": allowed for name, allowed in RANGES.items()},
     "--budget": Form(parse_budget),
     "--cells": Range(1, MOST_PIXELS),
@@ -123,7 +125,7 @@ FLAGS: dict[str, Range | Form] = {
     "--subset": Form(part_of),
     "--unsure-below": SHARE,
     "--view": Form(parse_view),
-    # where a verb differs
+    # overrides for single verbs
     "inspect --images": Range(1, 1_000_000),
     "convert --format": Form(check_format),
     "cost --images": Range(1, 10**12),
@@ -140,7 +142,7 @@ FLAGS: dict[str, Range | Form] = {
 
 
 def registry() -> ConstructorRegistry:
-    """How tyro reads values: what is not of its flag's type stays text, for check() to refuse in one line."""
+    """Value parsers for tyro: unparsable values stay text, so that check() can reject them in one line."""
     rules = ConstructorRegistry()
 
     @rules.primitive_rule
@@ -152,99 +154,99 @@ def registry() -> ConstructorRegistry:
         if kind in (int, float):
             return spec(kind, kind.__name__.upper())
         if kind in (str, Path):
-            return spec(lambda text: kind(text) if text else Unread(), "TEXT" if kind is str else "PATH")
+            return spec(lambda text: kind(text) if text else Unparsed(), "TEXT" if kind is str else "PATH")
         return None
 
     return rules
 
 
-def spec(read: Callable[[str], Any], metavar: str) -> PrimitiveConstructorSpec:
-    def value(words: list[str]) -> Any:
+def spec(parse: Callable[[str], Any], metavar: str) -> PrimitiveConstructorSpec:
+    def parse_or_keep(words: list[str]) -> Any:
         try:
-            return read(words[0])
+            return parse(words[0])
         except ValueError:
-            return Unread(words[0])
+            return Unparsed(words[0])
 
     return PrimitiveConstructorSpec(
-        nargs=1, metavar=metavar, instance_from_str=value, is_instance=lambda given: given is not None,
-        str_from_instance=lambda given: [str(given)],
+        nargs=1, metavar=metavar, instance_from_str=parse_or_keep,
+        is_instance=lambda value: value is not None, str_from_instance=lambda value: [str(value)],
     )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
-    """A flag as it was given: its name, the type of a single value, its values."""
+class FlagValues:
+    """A flag or positional argument with its values and the type of a single value."""
 
     flag: str
     kind: Any
     values: tuple[Any, ...]
 
 
-def given(hints: dict[str, Any], values: typing.Mapping[str, Any]) -> Iterator[Given]:
-    """The flags of a verb, those of its dataclasses too, as far as they have values."""
+def flag_values(hints: dict[str, Any], values: typing.Mapping[str, Any]) -> Iterator[FlagValues]:
+    """The flags of a verb and of its dataclass parameters that have a value."""
     for name, value in values.items():
         if dataclasses.is_dataclass(value):
-            yield from given(typing.get_type_hints(type(value), include_extras=True), vars(value))
+            yield from flag_values(typing.get_type_hints(type(value), include_extras=True), vars(value))
         elif value is not None:
-            flag, kind = described(name, hints[name])
-            yield Given(flag, kind, value if isinstance(value, tuple) else (value,))
+            flag, kind = flag_and_type(name, hints[name])
+            yield FlagValues(flag, kind, value if isinstance(value, tuple) else (value,))
 
 
-def described(name: str, hint: Any) -> tuple[str, Any]:
-    """A parameter's flag, or the word for it in --help, and the type of a single value."""
-    notes: tuple[Any, ...] = ()
+def flag_and_type(name: str, hint: Any) -> tuple[str, Any]:
+    """The flag of a parameter, or its metavar if it is positional, and the type of a single value."""
+    annotations: tuple[Any, ...] = ()
     if get_origin(hint) is Annotated:
         hint, *rest = get_args(hint)
-        notes = tuple(rest)
-    words = [note for note in notes if hasattr(note, "metavar")]
-    if tyro.conf.Positional in notes:
-        flag = next((word.metavar for word in reversed(words) if word.metavar), name.upper())
+        annotations = tuple(rest)
+    args = [annotation for annotation in annotations if hasattr(annotation, "metavar")]
+    if tyro.conf.Positional in annotations:
+        flag = next((arg.metavar for arg in reversed(args) if arg.metavar), name.upper())
     else:
-        flag = "--" + next((word.name for word in words if word.name), name).replace("_", "-")
+        flag = "--" + next((arg.name for arg in args if arg.name), name).replace("_", "-")
     while get_args(hint) and get_origin(hint) is not Literal:  # tuple[X, ...] and X | None
         hint = get_args(hint)[0]
     return flag, hint
 
 
-def check(verb: str, one: Given) -> None:
-    """Refuse a value that its flag does not take, in one line with the flag and the value."""
-    allowed = FLAGS.get(f"{verb} {one.flag}", FLAGS.get(one.flag))
-    for value in one.values:
-        shown = repr(str(value)) if isinstance(value, str | Path) else f"{value}"
-        shown = shown if len(shown) < 80 else f"{shown[:76]}..."
-        if one.kind in (int, float):
-            assert isinstance(allowed, Range), f"{verb} {one.flag} has no range in FLAGS"
-            if isinstance(value, Unread) or value not in allowed:
-                raise Error(
-                    f"{one.flag} {shown}: expected {allowed.expected(whole=one.kind is int)}",
-                    code="request.value",
-                )
-        elif isinstance(value, Unread):
-            choices = ", ".join(get_args(one.kind)) if get_origin(one.kind) is Literal else ""
-            wanted = f"one of {choices}" if choices else "a name, not an empty text"
-            raise Error(f"{one.flag} {shown}: expected {wanted}", code="request.value")
+def check(verb: str, argument: FlagValues) -> None:
+    """Reject a value that a flag does not accept, in one line with the flag and the value."""
+    flag, kind = argument.flag, argument.kind
+    allowed = FLAGS.get(f"{verb} {flag}", FLAGS.get(flag))
+    for value in argument.values:
+        text = repr(str(value)) if isinstance(value, str | Path) else f"{value}"
+        text = text if len(text) < 80 else f"{text[:76]}..."
+        if kind in (int, float):
+            assert isinstance(allowed, Range), f"{verb} {flag} has no range in FLAGS"
+            if isinstance(value, Unparsed) or value not in allowed:
+                expected = allowed.expected(whole=kind is int)
+                raise Error(f"{flag} {text}: expected {expected}", code="request.value")
+        elif isinstance(value, Unparsed):
+            choices = ", ".join(get_args(kind)) if get_origin(kind) is Literal else ""
+            expected = f"one of {choices}" if choices else "a name, not an empty string"
+            raise Error(f"{flag} {text}: expected {expected}", code="request.value")
         elif isinstance(allowed, Form) and value:  # a default may be empty
             try:
-                allowed.read(value)
+                allowed.parse(value)
             except (ValueError, OSError) as error:
-                why = error.strerror if isinstance(error, OSError) else str(error)
-                named = not one.flag.startswith("--") or f"{one.flag} " in f"{why}"
-                raise error if named else Error(f"{one.flag} {shown}: {why}", code=code_of(error)) from None
+                reason = error.strerror if isinstance(error, OSError) else str(error)
+                names_flag = not flag.startswith("--") or f"{flag} " in f"{reason}"
+                raise (
+                    error if names_flag else Error(f"{flag} {text}: {reason}", code=code_of(error))
+                ) from None
 
 
 def deferred(name: str, verb: Verb) -> Callable[..., Callable[[], None]]:
-    """The verb as tyro calls it: its values are checked, and the call is handed back, not yet made."""
+    """The verb as tyro calls it: it returns a call that checks all values and then runs the verb."""
     hints = typing.get_type_hints(verb, include_extras=True)
 
     @wraps(verb)
     def call(**values: Any) -> Callable[[], None]:
-        return partial(checked, name, verb, hints, values)
+        return partial(check_and_run, name, verb, hints, values)
 
     return call
 
 
-def checked(name: str, verb: Verb, hints: dict[str, Any], values: dict[str, Any]) -> None:
-    """Check every value, then do what the verb does."""
-    for one in given(hints, values):
-        check(name, one)
+def check_and_run(name: str, verb: Verb, hints: dict[str, Any], values: dict[str, Any]) -> None:
+    for argument in flag_values(hints, values):
+        check(name, argument)
     verb(**values)

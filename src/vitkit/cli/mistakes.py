@@ -1,4 +1,4 @@
-"""Mistyped verbs and flags, answered in one line; output that is closed, full or abandoned."""
+"""One-line errors for mistyped verbs and flags, and output streams that are closed or cannot be written."""
 
 import contextlib
 import dataclasses
@@ -9,29 +9,27 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from functools import partial
 from typing import Annotated, Any, get_args, get_origin
 
-from vitkit.cli.flags import described
-from vitkit.errors import Error
+from vitkit.cli.flags import flag_and_type
+from vitkit.errors import Error, did_you_mean
 
 
 def open_closed_streams() -> None:
-    """Standard output and error that the caller has closed (>&-) lead nowhere.
+    """Redirect standard output and error to /dev/null if the caller has closed them (>&-).
 
-    Their numbers are taken too: else the next file to be opened would have one, and a library that prints
-    would print into it.
+    Otherwise the next opened file would get their descriptor, and a library that prints would write into it.
     """
-    for number, name in ((1, "stdout"), (2, "stderr")):
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:
-            discard(number)
-            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", errors="replace", closefd=False))
+            discard(descriptor)
+            setattr(sys, name, os.fdopen(descriptor, "w", encoding="utf-8", errors="replace", closefd=False))
 
 
 @contextlib.contextmanager
 def flushed_output() -> Iterator[None]:
-    """Output that cannot be written is an error here, with its name, and not when Python ends."""
+    """Flush standard output here, so that a failed write is reported before the interpreter exits."""
     try:
         try:
             yield
@@ -44,7 +42,7 @@ def flushed_output() -> Iterator[None]:
 
 
 def unwritable() -> bool:
-    """Whether text waits that cannot be written; it is discarded, for Python would try again at its end."""
+    """Whether buffered output cannot be written; it is discarded, or Python would retry the flush at exit."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -53,27 +51,27 @@ def unwritable() -> bool:
     return False
 
 
-def discard(number: int) -> None:
-    """Let a file number lead nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    if nowhere != number:
-        os.dup2(nowhere, number)
-        os.close(nowhere)
+def discard(descriptor: int) -> None:
+    """Redirect a file descriptor to /dev/null."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    if null != descriptor:
+        os.dup2(null, descriptor)
+        os.close(null)
 
 
 Verbs = Mapping[str, Callable[..., None]]
-MEANT = {  # what other tools call these
+SYNONYMS = {  # names that other tools use
     "train": "finetune", "fit": "finetune", "eval": "evaluate", "test": "evaluate", "classify": "predict",
     "infer": "predict", "info": "show", "server": "serve", "check": "doctor",
     "--learning-rate": "--lr", "--iterations": "--steps", "--resolution": "--image-size",
     "--img-size": "--image-size", "--pretrained": "--weights", "--checkpoint": "--weights",
 }  # fmt: skip
 FLAG = re.compile("--[a-zA-Z]|-[a-zA-Z]$")  # -inf and -1 are values
-FRAME = re.compile("\x1b\\[[0-9;]*m|[╭╮╰╯│─]|-{3,}")  # of the parser's box
+FRAME = re.compile("\x1b\\[[0-9;]*m|[╭╮╰╯│─]|-{3,}")  # of the parser's error box
 
 
 def parsed(words: Sequence[str], verbs: Verbs, parse: Callable[[], Any]) -> Any:
-    """What the parser makes of the words; its error, a box of several lines, becomes an Error of one."""
+    """The result of the parser; its multi-line error box becomes a one-line Error."""
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
@@ -81,44 +79,45 @@ def parsed(words: Sequence[str], verbs: Verbs, parse: Callable[[], Any]) -> Any:
     except SystemExit as stop:
         if stop.code != 2:
             raise
-    if mistake := explained(words, verbs):
-        raise mistake
+    if error := explain(words, verbs):
+        raise error
     raise Error(" ".join(FRAME.sub(" ", box.getvalue()).split()), code="request.value")
 
 
-def explained(words: Sequence[str], verbs: Verbs) -> Error | None:
-    """What is wrong with a command line that the parser refused; None where that cannot be found."""
+def explain(words: Sequence[str], verbs: Verbs) -> Error | None:
+    """The error in a command line that the parser rejected; None if it cannot be found."""
     if not words:
-        return missing(f"give a verb: {', '.join(verbs)}; vitkit --help explains them")
+        return missing(f"no verb given; expected one of {', '.join(verbs)} (see vitkit --help)")
     name, *rest = words
     if name.startswith("-"):
         return missing(
-            f"{name}: give a verb first, as in vitkit finetune DATA; vitkit --help lists all verbs"
+            f"{name}: a verb must come first, e.g. vitkit finetune DATA; vitkit --help lists all verbs"
         )
     if name not in verbs:
-        return unknown(f"unknown verb {name!r};{nearest(name, verbs)} vitkit --help lists all verbs")
+        return unknown(f"unknown verb {name!r};{suggestion(name, verbs)} vitkit --help lists all verbs")
     arguments = list(arguments_of(verbs[name]))
     if inner := dict(subcommands(arguments)):
         if not rest or rest[0] not in inner:
-            has = f"it has {', '.join(inner)}; vitkit {name} --help explains them"
+            expected = f"expected one of {', '.join(inner)} (see vitkit {name} --help)"
             if not rest:
-                return missing(f"give a verb of vitkit {name}; {has}")
-            return unknown(f"unknown verb {rest[0]!r} of vitkit {name};{nearest(rest[0], inner)} {has}")
+                return missing(f"vitkit {name} needs a verb; {expected}")
+            hint = suggestion(rest[0], inner)
+            return unknown(f"unknown verb {rest[0]!r} of vitkit {name};{hint} {expected}")
         name, arguments = f"{name} {rest[0]}", list(arguments_of(inner[rest.pop(0)]))
-    wrong = refused(rest, arguments)
-    return wrong and Error(f"{name}: {wrong} vitkit {name} --help shows what it takes", code=wrong.code)
+    error = first_error(rest, arguments)
+    return error and Error(f"{name}: {error} see vitkit {name} --help", code=error.code)
 
 
 missing = partial(Error, code="request.missing")
 unknown = partial(Error, code="request.unknown")
-unfit = partial(Error, code="request.value")
+invalid = partial(Error, code="request.value")
 
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """A flag or a positional word of a verb."""
+    """A flag or a positional argument of a verb."""
 
-    flag: str  # or the word that stands for it in --help
+    flag: str  # or the metavar of a positional argument
     hint: Any
     required: bool
 
@@ -127,68 +126,67 @@ class Argument:
         return not self.flag.startswith("--")
 
     @property
-    def most(self) -> float:
-        """How many words it takes."""
+    def max_values(self) -> float:
         kind = unwrapped(self.hint)
         return 0 if kind is bool else float("inf") if get_origin(kind) is tuple else 1
 
 
-def refused(words: Sequence[str], arguments: Sequence[Argument]) -> Error | None:
-    """The first mistake in the words after the verb."""
+def first_error(words: Sequence[str], arguments: Sequence[Argument]) -> Error | None:
+    """The first error in the words after the verb."""
     flags = {argument.flag: argument for argument in arguments if not argument.positional}
-    known, given, free = [*flags, "--help", "-h"], set(), []
-    place = 0
-    while place < len(words):
-        name, equals, _ = words[place].partition("=")
-        flag, place = name.replace("_", "-"), place + 1
+    known, used, values = [*flags, "--help", "-h"], set(), []
+    index = 0
+    while index < len(words):
+        name, equals, _ = words[index].partition("=")
+        flag, index = name.replace("_", "-"), index + 1
         if not FLAG.match(flag):
-            free.append(words[place - 1])
+            values.append(words[index - 1])
             continue
         if flag not in known:
-            return unknown(f"unknown flag {name};{nearest(flag, known)}")
-        given.add(flag)
-        takes, start = flags[flag].most if flag in flags else 0, place
-        if equals and not takes:
-            return unfit(f"{flag} takes no value;")
-        while not equals and place < len(words) and place - start < takes and not FLAG.match(words[place]):
-            place += 1
-        if takes == 1 and not equals and place == start:
+            return unknown(f"unknown flag {name};{suggestion(flag, known)}")
+        used.add(flag)
+        limit, start = flags[flag].max_values if flag in flags else 0, index
+        if equals and not limit:
+            return invalid(f"{flag} takes no value;")
+        while not equals and index < len(words) and index - start < limit and not FLAG.match(words[index]):
+            index += 1
+        if limit == 1 and not equals and index == start:
             return missing(f"{flag} needs a value;")
-    singles = [argument for argument in arguments if argument.positional]
-    absent = [one.flag for one in singles[len(free) :] if one.required]
-    absent += [flag for flag, one in flags.items() if one.required and flag not in given]
+    positionals = [argument for argument in arguments if argument.positional]
+    absent = [argument.flag for argument in positionals[len(values) :] if argument.required]
+    absent += [flag for flag, argument in flags.items() if argument.required and flag not in used]
     if absent:
         return missing(f"{' and '.join(absent)} missing;")
-    if len(free) > sum(argument.most for argument in singles):
-        return unfit(f"{free[len(singles)]!r} is one word too many (a name with spaces needs quotes);")
+    if len(values) > sum(argument.max_values for argument in positionals):
+        extra = values[len(positionals)]
+        return invalid(f"unexpected argument {extra!r} (a name with spaces needs quotes);")
     return None
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The question that names the nearest word, or nothing where none is near."""
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """The did-you-mean hint for an unknown verb or flag, which may be the name that other tools use."""
     names = list(known)
-    close = [MEANT[word]] if MEANT.get(word) in names else get_close_matches(word.lower(), names, 1)
-    return f" did you mean {close[0]}?" if close else ""
+    return did_you_mean(word, names, matches=[name for name in names if name == SYNONYMS.get(word)])
 
 
-def arguments_of(taker: Callable[..., Any]) -> Iterator[Argument]:
-    """The arguments of a verb, those of its dataclasses too."""
-    hints = typing.get_type_hints(taker, include_extras=True)
-    for name, parameter in inspect.signature(taker).parameters.items():
+def arguments_of(verb: Callable[..., Any]) -> Iterator[Argument]:
+    """The arguments of a verb and of its dataclass parameters."""
+    hints = typing.get_type_hints(verb, include_extras=True)
+    for name, parameter in inspect.signature(verb).parameters.items():
         kind = unwrapped(hints[name])
         if dataclasses.is_dataclass(kind):
             yield from arguments_of(typing.cast(type, kind))
         else:
-            flag, required = described(name, hints[name])[0], parameter.default is inspect.Parameter.empty
+            flag, required = flag_and_type(name, hints[name])[0], parameter.default is inspect.Parameter.empty
             yield Argument(f"--no-{flag[2:]}" if parameter.default is True else flag, hints[name], required)
 
 
 def subcommands(arguments: Iterable[Argument]) -> Iterator[tuple[str, type]]:
-    """The verbs of a verb, each with the dataclass of its words."""
+    """The subcommands of a verb, each with the dataclass of its arguments."""
     for argument in arguments:
         for choice in get_args(unwrapped(argument.hint)):
-            notes = get_args(choice)[1:] if get_origin(choice) is Annotated else ()
-            yield from ((note.name, unwrapped(choice)) for note in notes if hasattr(note, "is_default"))
+            settings = get_args(choice)[1:] if get_origin(choice) is Annotated else ()
+            yield from ((item.name, unwrapped(choice)) for item in settings if hasattr(item, "is_default"))
 
 
 def unwrapped(hint: Any) -> Any:
@@ -196,7 +194,7 @@ def unwrapped(hint: Any) -> Any:
 
 
 def print_version() -> None:
-    """The versions that a report of a fault should name."""
+    """Print the versions that belong in a bug report."""
     import platform
     from importlib.metadata import version
 

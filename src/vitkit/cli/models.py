@@ -1,4 +1,4 @@
-"""Verbs about models and their files: list, show, convert, cost, export, demo."""
+"""Verbs for models and model files: list, show, convert, cost, export, demo."""
 
 import sys
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Kind = Literal["models", "weights", "formats", "recipes"]
 
 
 def list_(kind: Positional[Kind] = "models", json: Json = False) -> None:
-    """What there is: models with their sizes, published weights, file formats.
+    """List models with their sizes, published weights, weight formats or recipes.
 
     $ vitkit list
     $ vitkit list weights --json
@@ -32,13 +32,13 @@ def show(
         Positional[str],
         arg(
             metavar="X",
-            help="The name of a model, of published weights or of a recipe; a model file, a run folder or "
-            "an exported file.",
+            help="Name of a model, of published weights or of a recipe; or a model file, run folder or "
+            "exported file.",
         ),
     ],
     json: Json = False,
 ) -> None:
-    """Everything about one model: sizes, parameters, FLOPs at 224 and 384 pixels, labels, origin.
+    """Show the details of one model: sizes, parameters, FLOPs at 224 and 384 pixels, labels, origin.
 
     $ vitkit show ViT-L/16
     $ vitkit show runs/pets/model.safetensors
@@ -54,36 +54,43 @@ def show(
 
 def convert(
     source: Annotated[
-        Positional[str], arg(metavar="IN", help="A weight file, a folder or a published name.")
+        Positional[str], arg(metavar="IN", help="Weight file, folder, or name of published weights.")
     ],
     out: Annotated[
-        Positional[Path], arg(metavar="OUT", help="The file to write, or a folder for Hugging Face.")
+        Positional[Path],
+        arg(metavar="OUT", help="Output file, or output folder for the Hugging Face format."),
     ],
     format: Annotated[
         str | None,
         arg(metavar="FORMAT", help="See vitkit list formats; without it the name of OUT decides."),
     ] = None,
     image_size: Annotated[
-        str | None, arg(metavar="N|HxW", help="The size that the position table was learned at.")
+        str | None, arg(metavar="N|HxW", help="Image size that the position embeddings were trained at.")
     ] = None,
-    heads: Annotated[int | None, arg(metavar="N", help="Where the arrays do not tell.")] = None,
+    heads: Annotated[
+        int | None, arg(metavar="N", help="Number of attention heads, if the file does not define it.")
+    ] = None,
     gelu: Annotated[
-        Literal["tanh", "erf"] | None, arg(metavar="tanh|erf", help="The GELU from now on.")
+        Literal["tanh", "erf"] | None, arg(metavar="tanh|erf", help="Set the GELU variant of the output.")
     ] = None,
     view: Annotated[
         str | None,
-        arg(metavar="NAME", help="The view from now on: squash, centre or centre:N, as in evaluate."),
+        arg(
+            metavar="NAME",
+            help="Set the preprocessing of the output: squash, centre or centre:N, as in evaluate.",
+        ),
     ] = None,
     allow_missing: Annotated[
-        tuple[str, ...], arg(metavar="NAME...", help="Our parameters that the file may lack, by prefix.")
+        tuple[str, ...],
+        arg(metavar="NAME...", help="Model parameters that may be missing from the file, by prefix."),
     ] = (),
     ignore: Annotated[
-        tuple[str, ...], arg(metavar="NAME...", help="The file's arrays to leave out, by prefix.")
+        tuple[str, ...], arg(metavar="NAME...", help="Tensors of the file to ignore, by prefix.")
     ] = (),
-    overwrite: Annotated[bool, arg(help="Replace OUT if it exists.")] = False,
+    overwrite: Annotated[bool, arg(help="Overwrite OUT if it exists.")] = False,
     json: Json = False,
 ) -> None:
-    """Any published weight format to any other, with a parity report; OUT appears only if all is equal.
+    """Convert between weight formats with a parity report; OUT is written only if the models match.
 
     $ vitkit convert ViT-B_16.npz b16.safetensors
     $ vitkit convert ViT-B_16.npz b16-hf
@@ -103,11 +110,11 @@ def convert(
 
 def demo(
     part: Annotated[
-        Positional[Literal["all", "models", "digits"]], arg(help="models, digits or both.")
+        Positional[Literal["all", "models", "digits"]], arg(help="models, digits or all.")
     ] = "all",
     json: Json = False,
 ) -> None:
-    """See it work: every model and weight format, then the main job on embedded data, in six verbs.
+    """Run a demo: check every model and weight format, then train and use a digit classifier in six steps.
 
     $ vitkit demo
     $ vitkit demo digits
@@ -129,13 +136,13 @@ def demo(
 def cost(
     models: Annotated[
         Positional[tuple[str, ...]],
-        arg(metavar="MODEL...", help="Names of models or published weights, files or run folders."),
+        arg(metavar="MODEL...", help="Model names, names of published weights, model files or run folders."),
     ],
-    recipe: Annotated[str, arg(metavar="NAME", help="Whose training is counted; see vitkit list recipes.")],
+    recipe: Annotated[str, arg(metavar="NAME", help="Training recipe; see vitkit list recipes.")],
     images: Annotated[
-        int | None, arg(metavar="N", help="Training images, where the recipe counts epochs of other data.")
+        int | None, arg(metavar="N", help="Training images per epoch, for recipes whose length is in epochs.")
     ] = None,
-    sizes: Annotated[tuple[int, ...], arg(metavar="N...", help="Image sides in pixels.")] = (
+    sizes: Annotated[tuple[int, ...], arg(metavar="N...", help="Image sizes in pixels.")] = (
         64,
         128,
         224,
@@ -144,21 +151,27 @@ def cost(
     ),
     rate: Annotated[
         float | None,
-        arg(metavar="X", help="TFLOP/s of a device in training, for device days; else measured."),
+        arg(
+            metavar="X",
+            help="Training TFLOP/s of a device, for device-days.",
+            help_behavior_hint="(default: measured)",
+        ),
     ] = None,
-    no_measure: Annotated[bool, arg(help="Only what is computed from the models' sizes.")] = False,
-    seconds: Annotated[float, arg(metavar="X", help="Time for each measurement.")] = 2.0,
+    no_measure: Annotated[
+        bool, arg(help="Measure nothing: print only what follows from the model sizes.")
+    ] = False,
+    seconds: Annotated[float, arg(metavar="X", help="Seconds per measurement.")] = 2.0,
     out: Annotated[
-        Path | None, arg(metavar="FILE", help="Fig. 12 of the paper, of these models here: .png or .svg.")
+        Path | None, arg(metavar="FILE", help="Plot these models as in Fig. 12 of the paper: .png or .svg.")
     ] = None,
     device: Device = "auto",
     precision: Annotated[Precision, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "auto",
     json: Json = False,
 ) -> None:
-    """What models cost: parameters, FLOPs, exaFLOPs and core-days of a recipe; speed and batch by resolution.
+    """Cost of models: parameters, FLOPs, training exaFLOPs and core-days; speed and batch size by resolution.
 
-    images/s (inference, the best of several batch sizes) is measured on this device, and so is the largest
-    training batch on a GPU; on a CPU that follows from the memory formula.
+    Inference images/s (the best of several batch sizes) is measured on this device. The largest training
+    batch is measured on a GPU and estimated from a memory formula on a CPU.
 
     $ vitkit cost ViT-B/16 ViT-L/16 BiT-R152x2 --recipe jft.ViT-L/16-14ep --no-measure
     $ vitkit cost ViT-Ti/16 BiT-R50x1 --recipe pets --sizes 64 128 224 --out cost.png
@@ -174,37 +187,46 @@ def cost(
 def export(
     model: Model,
     out: Annotated[
-        Positional[Path], arg(metavar="OUT", help="out.onnx, out.pt2 (torch.export) or out.xml (OpenVINO).")
+        Positional[Path],
+        arg(metavar="OUT", help="Output file: .onnx, .pt2 (torch.export) or .xml (OpenVINO)."),
     ],
     precision: Annotated[
         Literal["fp32", "fp16", "bf16", "int8"],
         arg(metavar="NAME", help="fp32, fp16, bf16 (.pt2) or int8 (.onnx, .xml), which needs --calibrate."),
     ] = "fp32",
     calibrate: Annotated[
-        tuple[str, ...], arg(metavar="DATA|IMAGE...", help="Images like those to come, for int8.")
+        tuple[str, ...],
+        arg(metavar="DATA|IMAGE...", help="Calibration images for int8, similar to later inputs."),
     ] = (),
     image_size: Annotated[
         str | None,
-        arg(metavar="N|HxW", help="Another size; positions are interpolated to it."),
+        arg(metavar="N|HxW", help="Change the image size; position embeddings are interpolated."),
     ] = None,
     strict_size: Annotated[
-        bool, arg(help="Refuse a size that is no whole number of patches; else its rest is dropped.")
+        bool,
+        arg(help="Reject a size that is not a multiple of the patch size, instead of dropping pixels."),
     ] = False,
     any_size: Annotated[
-        bool, arg(help="Take every size that fits the patches; positions are interpolated in the graph.")
+        bool,
+        arg(help="Accept any multiple of the patch size; position embeddings are interpolated in the graph."),
     ] = False,
     pixels: Annotated[
-        bool, arg(help="Preprocessing inside: uint8 (batch, height, width, 3) in, probabilities out.")
+        bool, arg(help="Include preprocessing: input uint8 (batch, height, width, 3), output probabilities.")
     ] = False,
-    compiled: Annotated[bool, arg(help="A .pt2 compiled for this machine (AOTInductor; needs C++).")] = False,
+    compiled: Annotated[
+        bool, arg(help="Compile the .pt2 for this machine (AOTInductor; needs a C++ compiler).")
+    ] = False,
     images: Annotated[
-        tuple[str, ...], arg(metavar="IMAGE...", help="Compare on these; on generated ones if not given.")
+        tuple[str, ...],
+        arg(
+            metavar="IMAGE...", help="Images to compare on.", help_behavior_hint="(default: generated images)"
+        ),
     ] = (),
-    overwrite: Annotated[bool, arg(help="Replace OUT if it exists.")] = False,
+    overwrite: Annotated[bool, arg(help="Overwrite OUT if it exists.")] = False,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """A model for other runtimes. The file is run and compared first; one that disagrees is not written.
+    """Export a model for other runtimes. The file is written only if its outputs match the model's.
 
     $ vitkit export runs/photos photos.onnx
     $ vitkit export runs/photos photos.onnx --pixels --any-size --images holiday/

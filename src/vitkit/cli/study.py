@@ -1,4 +1,4 @@
-"""The verb of the paper's studies, with verbs of its own: study list, study run, study report."""
+"""The study verb with its subcommands: study list, study run, study report."""
 
 import sys
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from vitkit.options import Precision
 
 @dataclass(frozen=True, kw_only=True)
 class List:
-    """The ten studies, with the figure or the table of the paper that each is about.
+    """List the ten studies with the figure or table of the paper that each reproduces.
 
     $ vitkit study list
     """
@@ -23,7 +23,7 @@ class List:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Plan a study for a budget of time, run it, and write one page. The same command again goes on.
+    """Plan a study for a time budget, run it and write a report. The same command again resumes it.
 
     $ vitkit study run positions --data tiny.npz --downstream cifar10.npz --budget 20min
     $ vitkit study run data-size --data digits --seeds 1 --budget 2min --plan
@@ -31,66 +31,84 @@ class Run:
     $ vitkit study run pretrain-sets --data in1k/ i21k/ --scale paper --rows imagenet i21k --plan
     """
 
-    name: Annotated[Positional[str], arg(metavar="NAME", help="See vitkit study list.")]
+    name: Annotated[Positional[str], arg(metavar="NAME", help="Study name; see vitkit study list.")]
     data: Annotated[
-        tuple[str, ...], arg(metavar="DATA...", help="To pre-train on; several for pretrain-sets alone.")
+        tuple[str, ...], arg(metavar="DATA...", help="Pre-training data; only pretrain-sets accepts several.")
     ]
     downstream: Annotated[
-        str, arg(metavar="DATA", help="For few-shot accuracy and fine-tuning; DATA itself if not given.")
+        str,
+        arg(
+            metavar="DATA",
+            help="Data for few-shot accuracy and fine-tuning.",
+            help_behavior_hint="(default: DATA)",
+        ),
     ] = ""
     budget: Annotated[
-        str, arg(metavar="TIME", help="Time for all of it, as in 90s, 20min, 2h: sizes and steps follow.")
+        str,
+        arg(metavar="TIME", help="Total time, e.g. 90s, 20min, 2h; model sizes and steps are chosen to fit."),
     ] = "20min"
-    seeds: Annotated[int, arg(metavar="N", help="Runs of every setting.")] = 3
+    seeds: Annotated[int, arg(metavar="N", help="Runs per setting.")] = 3
     out: Annotated[
-        Path | None, arg(metavar="DIR", help="The study folder (runs/studies/NAME if not given).")
+        Path | None,
+        arg(metavar="DIR", help="Study folder.", help_behavior_hint="(default: runs/studies/NAME)"),
     ] = None
     on: Annotated[
-        Literal["local", "ray", "slurm"], arg(help="This machine, a Ray cluster, or SLURM array jobs.")
+        Literal["local", "ray", "slurm"],
+        arg(help="Run on this machine, a Ray cluster, or as SLURM array jobs."),
     ] = "local"
     processes: Annotated[
-        int | None, arg(metavar="N", help="Trials at a time; several share a GPU (4 of each GPU).")
+        int | None,
+        arg(
+            metavar="N",
+            help="Parallel trials.",
+            help_behavior_hint="(default: 4 per GPU, or half of the CPU cores)",
+        ),
     ] = None
     device: Device = "auto"
     precision: Annotated[Precision, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "auto"
     compile: Annotated[
-        bool, arg(help="Compile the models, once for all trials of a shape: for budgets of many minutes.")
+        bool, arg(help="Compile the models (torch.compile), once per shape; pays off for long budgets.")
     ] = False
     scale: Annotated[
-        Literal["mini", "paper"], arg(help="Miniatures, or the paper's own models and recipes.")
+        Literal["mini", "paper"], arg(help="Small models, or the models and recipes of the paper.")
     ] = "mini"
     rows: Annotated[
         tuple[str, ...],
         arg(
             metavar="SET...",
-            help="At the paper's scale, Table 3's rows for each DATA: imagenet, i21k or jft.",
+            help="With --scale paper: the row of Table 3 for each DATA: imagenet, i21k or jft.",
         ),
     ] = ()
     image_size: Annotated[
-        int | None, arg(metavar="N", help="Pixels of a side, a multiple of 16; as the data has them.")
+        int | None,
+        arg(
+            metavar="N",
+            help="Image size in pixels, a multiple of 16.",
+            help_behavior_hint="(default: from the data)",
+        ),
     ] = None
-    steps: Annotated[int | None, arg(metavar="N", help="Steps of a pre-training, instead of a budget.")] = (
+    steps: Annotated[int | None, arg(metavar="N", help="Pre-training steps, instead of a time budget.")] = (
         None
     )
-    size: Annotated[int | None, arg(metavar="0-3", help="How large the miniatures are.")] = None
+    size: Annotated[int | None, arg(metavar="0-3", help="Size of the small models.")] = None
     set: Annotated[
-        tuple[str, ...], arg(metavar="FIELD=VALUE...", help="A field of every trial's recipe.")
+        tuple[str, ...], arg(metavar="FIELD=VALUE...", help="Override a recipe field in every trial.")
     ] = ()
     cluster: Annotated[
-        tuple[str, ...], arg(metavar="NAME=VALUE...", help="Options of sbatch, by submitit's names.")
+        tuple[str, ...], arg(metavar="NAME=VALUE...", help="sbatch options, by their submitit names.")
     ] = ()
-    plan: Annotated[bool, arg(help="Say what would be run, and do nothing.")] = False
+    plan: Annotated[bool, arg(help="Print the plan only; run nothing.")] = False
     json: Json = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Table, figures and page again, out of what a study folder holds by now.
+    """Write table, figures and report again from the current contents of a study folder.
 
     $ vitkit study report runs/studies/positions
     """
 
-    folder: Annotated[Positional[Path], arg(metavar="FOLDER", help="A study folder.")]
+    folder: Annotated[Positional[Path], arg(metavar="FOLDER", help="Study folder.")]
     json: Json = False
 
 
@@ -102,7 +120,7 @@ Do = (
 
 
 def study(do: OmitSubcommandPrefixes[OmitArgPrefixes[Do]]) -> None:
-    """The paper's studies: many runs, one table, one page that says which claims hold at this scale.
+    """Reproduce the paper's studies: many runs, one table, and a report of which claims hold at this scale.
 
     $ vitkit study list
     $ vitkit study run heads --data digits --budget 5min
@@ -118,8 +136,8 @@ def study(do: OmitSubcommandPrefixes[OmitArgPrefixes[Do]]) -> None:
     from vitkit.studies.prepare import Request
 
     if isinstance(do, Report):
-        told = conduct.report(do.folder)
-        return emit(told) if emit else conduct.print_summary(told)
+        summary = conduct.report(do.folder)
+        return emit(summary) if emit else conduct.print_summary(summary)
     request = Request(
         study=do.name, data=do.data, downstream=do.downstream, budget=do.budget, seeds=do.seeds,
         scale=do.scale, image_size=do.image_size, steps=do.steps, size=do.size, set=do.set, rows=do.rows,

@@ -1,4 +1,4 @@
-"""Verbs that look at data and learn from it: doctor, shard, finetune, pretrain, suite."""
+"""Verbs for data and training: doctor, shard, finetune, pretrain, suite."""
 
 import sys
 from pathlib import Path
@@ -12,30 +12,29 @@ from vitkit.options import Precision, Training
 
 
 def doctor(
-    data: Annotated[Data, arg(metavar="DATA", help="As for finetune; not needed with --machine.")] = "",
-    quick: Annotated[bool, arg(help="Look at names and counts only; read no image.")] = False,
+    data: Annotated[Data, arg(metavar="DATA", help="Data set as for finetune; not with --machine.")] = "",
+    quick: Annotated[bool, arg(help="Check names and counts only; read no images.")] = False,
     machine: Annotated[
-        bool, arg(help="Look at this machine instead: disk, memory, files, GPUs, clock, versions.")
+        bool, arg(help="Check this machine instead: disk, memory, open files, GPUs, clock, versions.")
     ] = False,
-    out: Annotated[Path, arg(metavar="DIR", help="With --machine: where runs would be kept.")] = Path("runs"),
-    model: Annotated[str, arg(metavar="NAME", help="With --machine: what would be trained.")] = "ViT-B/16",
-    workers: Annotated[int | None, arg(metavar="N", help="Threads that read images.")] = None,
+    out: Annotated[Path, arg(metavar="DIR", help="With --machine: folder for runs.")] = Path("runs"),
+    model: Annotated[str, arg(metavar="NAME", help="With --machine: model to train.")] = "ViT-B/16",
+    workers: Annotated[int | None, arg(metavar="N", help="Threads for reading images.")] = None,
     json: Json = False,
 ) -> None:
-    """Look at a data set before training: bad files, duplicates, classes, sizes, and what to do about each.
+    """Check a data set before training: unreadable files, duplicates, classes, sizes; with a fix for each.
 
     $ vitkit doctor photos/
     $ vitkit doctor photos.zip --quick --json
     $ vitkit doctor --machine --model ViT-L/16 --out /scratch/runs
     """
     from vitkit.commands import doctor
-    from vitkit.commands import doctor as machines
 
     if bool(data) == machine:
-        raise Error("give either DATA to look at, or --machine", code="request.conflict")
+        raise Error("expected either DATA or --machine", code="request.conflict")
     emit = print_json if json else None
     if machine:
-        ok = machines.look(out, model, emit=emit)
+        ok = doctor.check_machine(out, model, emit=emit)
     else:
         ok = doctor.doctor(data, quick=quick, workers=workers, emit=emit)
     if not ok:
@@ -44,13 +43,13 @@ def doctor(
 
 def shard(
     data: Data,
-    out: Annotated[Positional[Path], arg(metavar="OUT", help="The folder to write.")],
-    seed: Annotated[int, arg(metavar="N", help="Decides the order of the images.")] = 0,
+    out: Annotated[Positional[Path], arg(metavar="OUT", help="Output folder.")],
+    seed: Annotated[int, arg(metavar="N", help="Random seed of the image order.")] = 0,
     json: Json = False,
 ) -> None:
-    """Tar shards with an index: random access from disk or over HTTP, readable by WebDataset too.
+    """Write tar shards with an index: random access from disk or over HTTP, also readable by WebDataset.
 
-    The same command again completes what is missing. OUT, or an address that serves it, is DATA everywhere.
+    The same command again resumes. OUT, or a URL that serves it, can be used as DATA in every verb.
 
     $ vitkit shard photos/ shards/
     """
@@ -65,18 +64,20 @@ def finetune(
     protocol: Annotated[
         bool,
         arg(
-            help="As the paper does: choose the rate on a held-out slice (for a ResNet also try BiT's rule), "
-            "retrain on all, test n seeds."
+            help="The paper's protocol: choose the learning rate on a held-out slice (for a ResNet also try "
+            "the BiT rule), retrain on all training images, test several seeds."
         ),
     ] = False,
-    seeds: Annotated[int, arg(metavar="N", help="Runs of the protocol whose mean is reported.")] = 3,
+    seeds: Annotated[
+        int, arg(metavar="N", help="With --protocol: number of runs; the mean is reported.")
+    ] = 3,
     json: Json = False,
 ) -> None:
-    """A classifier from your images: train, test, save one model file. The same command again resumes.
+    """Train a classifier on your images, test it and save one model file. The same command again resumes.
 
-    Without options it chooses weights, resolution, batch and length by the data and the kind of device (CPU
-    or GPU), and says why; --plan shows all of it first.
-    Other options on the same data start a new run in runs/<data>-2; --more-steps trains a finished one on.
+    By default, weights, resolution, batch size and length are chosen from the data and the device (CPU or
+    GPU), each with a reason; --plan prints them without training.
+    Other options on the same data start a new run in runs/<data>-2; --more-steps continues a finished run.
 
     $ vitkit finetune photos/
     $ vitkit finetune photos/ --plan
@@ -91,7 +92,7 @@ def finetune(
 
 
 def pretrain(data: Data, training: OmitArgPrefixes[Training], json: Json = False) -> None:
-    """A model from scratch by the paper's recipes, on one process or, under torchrun, on many.
+    """Pre-train a model from scratch with the paper's recipes, on one process or on many under torchrun.
 
     $ vitkit pretrain shards/ --model ViT-S/16 --epochs 90
     $ vitkit pretrain imagenet/ --recipe imagenet.ViT-B/16 --plan
@@ -105,37 +106,62 @@ def pretrain(data: Data, training: OmitArgPrefixes[Training], json: Json = False
 
 def suite(
     model: Model,
-    data: Annotated[str, arg(metavar="ROOT", help="The folder of VTAB's data sets (docs/vtab.md).")] = "",
+    data: Annotated[str, arg(metavar="ROOT", help="Folder of the VTAB data sets (docs/vtab.md).")] = "",
     tasks: Annotated[
-        tuple[str, ...], arg(metavar="NAME|FOLDER...", help="Tasks of VTAB-1k (all 19) or data of your own.")
+        tuple[str, ...],
+        arg(
+            metavar="NAME|FOLDER...",
+            help="VTAB-1k tasks or your own data sets.",
+            help_behavior_hint="(default: all 19 VTAB-1k tasks)",
+        ),
     ] = (),
     rates: Annotated[
         tuple[float, ...],
-        arg(metavar="X...", help="Learning rates; of several, each task's is chosen on 200 images (0.01)."),
+        arg(
+            metavar="X...",
+            help="Learning rates; the best is chosen per task on 200 images.",
+            help_behavior_hint="(default: 0.01)",
+        ),
     ] = (),
     one_setting: Annotated[
-        bool, arg(help="VTAB's protocol: rates x schedules, one for all tasks by their mean on 200 images.")
+        bool,
+        arg(
+            help="VTAB protocol: one of rates x schedules for all tasks, by mean accuracy on 200 images each."
+        ),
     ] = False,
     schedules: Annotated[
         tuple[int, ...],
-        arg(metavar="N...", help="Numbers of steps to compare with --one-setting (500 2500)."),
+        arg(
+            metavar="N...",
+            help="With --one-setting: numbers of steps to compare.",
+            help_behavior_hint="(default: 500 2500)",
+        ),
     ] = (),
-    seeds: Annotated[int, arg(metavar="N", help="Final runs of each task, whose mean is reported.")] = 1,
-    steps: Annotated[int | None, arg(metavar="N", help="Length of a run (2500).")] = None,
-    batch: Annotated[int | None, arg(metavar="N", help="Images a step (512).")] = None,
-    image_size: Annotated[str | None, arg(metavar="N|HxW", help="Resolution (384).")] = None,
-    out: Annotated[Path, arg(metavar="DIR", help="Where each task has a folder.")] = Path("runs/suite"),
+    seeds: Annotated[int, arg(metavar="N", help="Final runs per task; the mean is reported.")] = 1,
+    steps: Annotated[
+        int | None, arg(metavar="N", help="Training steps.", help_behavior_hint="(default: 2500)")
+    ] = None,
+    batch: Annotated[
+        int | None, arg(metavar="N", help="Batch size.", help_behavior_hint="(default: 512)")
+    ] = None,
+    image_size: Annotated[
+        str | None, arg(metavar="N|HxW", help="Image resolution.", help_behavior_hint="(default: 384)")
+    ] = None,
+    out: Annotated[Path, arg(metavar="DIR", help="Output folder, with one subfolder per task.")] = Path(
+        "runs/suite"
+    ),
     set: Annotated[
-        tuple[str, ...], arg(metavar="FIELD=VALUE...", help="Any other field of the recipe 'vtab'.")
+        tuple[str, ...], arg(metavar="FIELD=VALUE...", help="Override any field of the recipe 'vtab'.")
     ] = (),
     device: Device = "auto",
     precision: Annotated[Precision, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "auto",
     workers: Workers = None,
     json: Json = False,
 ) -> None:
-    """Fine-tune on many tasks by the VTAB-1k protocol: a row a task, a mean a group. Resumes.
+    """Fine-tune on many tasks with the VTAB-1k protocol and report accuracy per task and mean per group.
 
-    A task without data is listed as missing, and the means it belongs to are marked as incomplete.
+    Tasks without data are listed as missing, and their means are marked as incomplete. The same command
+    again resumes.
 
     $ vitkit suite ViT-B/16.augreg-i21k --data vtab/
     $ vitkit suite b16.npz --data vtab/ --tasks dtd pets my-photos/ --rates 0.003 0.01 --seeds 3

@@ -1,4 +1,4 @@
-"""Verbs that use a model: evaluate, fewshot, predict, inspect, report, serve."""
+"""Verbs that use a trained model: evaluate, fewshot, predict, inspect, report, serve."""
 
 import signal
 import sys
@@ -15,73 +15,73 @@ AnyModel = Annotated[
     Positional[str],
     arg(
         metavar="MODEL",
-        help="A model file, a run folder, a Hugging Face folder, a published name, or an .onnx or .xml "
-        "file that vitkit export wrote.",
+        help="Model file, run folder, Hugging Face folder, name of published weights, or an .onnx or .xml "
+        "file written by vitkit export.",
     ),
 ]
 Engine = Annotated[
     str,
     arg(
         metavar="NAME",
-        help="What computes on the CPU: torch, onnxruntime, openvino, ... (docs/export.md); "
-        "auto: of much work the fastest that agrees with torch.",
+        help="CPU inference engine: torch, onnxruntime, openvino, ... (docs/export.md). auto: for many "
+        "images, the fastest whose outputs match torch.",
     ),
 ]
 UnsureBelow = Annotated[
     float | None,
     arg(
         metavar="P",
-        help="The label is 'unsure' where the likeliest is less probable than this (0 to 1); "
-        "with --json a field 'unsure'.",
+        help="Print 'unsure' as the label if the top probability is below P (0 to 1); with --json, add a "
+        "field 'unsure'.",
     ),
 ]
 SortInto = Annotated[
     Path | None,
     arg(
         metavar="DIR",
-        help="Copy each image to DIR/<label>/, and what is unsure to DIR/unsure/. Nothing is "
-        "overwritten; an image that is there already is not copied again.",
+        help="Copy each image to DIR/<label>/, unsure ones to DIR/unsure/. Existing files are never "
+        "overwritten; an identical copy is skipped.",
     ),
 ]
 
 
 def evaluate(
     model: Model,
-    data: Annotated[Positional[str], arg(metavar="DATA", help="Data with the model's classes.")],
+    data: Annotated[Positional[str], arg(metavar="DATA", help="Labelled data with the model's classes.")],
     split: Annotated[
         str | None,
         arg(
             metavar="NAME",
-            help="train, val, test or all. Images that the model's run knows are in the split that it had "
-            "them in. By default those that it was not trained or validated on: test images and new ones.",
+            help="train, val, test or all. Images known from the model's run keep their split there.",
+            help_behavior_hint="(default: images not used for training or validation)",
         ),
     ] = None,
-    batch: Annotated[int, arg(metavar="N", help="Images at a time.")] = 32,
+    batch: Annotated[int, arg(metavar="N", help="Batch size.")] = 32,
     classes: Annotated[
         str,
         arg(
             metavar="FILE|objectnet",
-            help="A .csv of class,label: which of the model's labels are right for each class of the data, "
-            "several with ';' between them. Images of other classes are left out and counted.",
+            help="A .csv of class,label that maps each class of the data to the model labels that are "
+            "correct for it, separated by ';'. Images of other classes are skipped and counted.",
         ),
     ] = "",
     real: Annotated[
-        str, arg(metavar="FILE", help="Reassessed labels (real.json), in the order of the file names.")
+        str, arg(metavar="FILE", help="ImageNet ReaL labels (real.json), in the order of the file names.")
     ] = "",
     view: View = "model",
     workers: Workers = None,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Accuracy on images that the model was not trained on: top-1 with its interval, top-5, per class.
+    """Accuracy on images that the model was not trained on: top-1 with confidence interval, top-5, per class.
 
-    A run remembers its images by content, wherever they lie and whatever they are called: of the data that
-    it was trained on, its test images are counted; of other data, all but those that trained it; how many
-    were left out is printed. Calibration error and confusion matrix are in --json.
+    A run recognizes its images by content, even if they were moved or renamed: on its own data the test
+    images are evaluated; on other data all images except those used in training. The number of skipped
+    images is printed. Calibration error and confusion matrix are in --json.
 
-    Models of ImageNet's classes take folders named by WordNet number (n01440764), by name, or, all of them,
-    by class number (0 to 999, as in ImageNet-V2). Published weights are evaluated with the view of their
-    published accuracy, unless --view says otherwise. Under torchrun each process does a share.
+    For models with ImageNet classes, folders may be named by WordNet ID (n01440764), by class name, or, if
+    all are, by class number (0 to 999, as in ImageNet-V2). Published weights use the preprocessing of their
+    published accuracy unless --view is given. Under torchrun the images are divided among the processes.
 
     $ vitkit evaluate runs/photos photos/
     $ vitkit evaluate runs/photos other-photos.zip --json
@@ -99,28 +99,30 @@ def evaluate(
 
 def predict(
     model: AnyModel,
-    images: Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGE...", help="Files, folders or globs.")],
-    top: Annotated[int, arg(metavar="N", help="How many labels of each.")] = 5,
+    images: Annotated[
+        Positional[tuple[str, ...]], arg(metavar="IMAGE...", help="Image files, folders or globs.")
+    ],
+    top: Annotated[int, arg(metavar="N", help="Number of labels per image.")] = 5,
     view: View = "model",
     device: Device = "auto",
     engine: Engine = "auto",
     calibrate: Annotated[
         tuple[str, ...],
-        arg(metavar="DATA|IMAGE...", help="Images for an engine in int8 to be calibrated on."),
+        arg(metavar="DATA|IMAGE...", help="Calibration images for an int8 engine."),
     ] = (),
     unsure_below: UnsureBelow = None,
     sort_into: SortInto = None,
     csv: Annotated[
         bool,
         arg(
-            help="Comma-separated lines: image, label, probability. Control characters in names are written "
-            "out; what a spreadsheet would take for a formula (=, +, -, @ first) has an apostrophe first. "
-            "--json is exact."
+            help="Print CSV: image, label, probability. Control characters in names are escaped, and an "
+            "apostrophe is put before cells that a spreadsheet would read as a formula (=, +, -, @). --json "
+            "keeps names unchanged."
         ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Labels and probabilities. Files that cannot be read are named and the others done.
+    """Predict labels and probabilities. Unreadable files are reported and skipped.
 
     $ vitkit predict runs/photos cat.jpg
     $ vitkit predict runs/photos holiday/ 'inbox/*.png' --csv
@@ -129,11 +131,11 @@ def predict(
     """
     from vitkit.commands.predict import predict as run
 
-    done = run(
+    all_read = run(
         model, images, top, device, csv=csv, emit=print_json if json else None, engine=engine,
         calibrate=calibrate, view=view, unsure_below=unsure_below, sort_into=sort_into,
     )  # fmt: skip
-    if not done:
+    if not all_read:
         sys.exit(1)
 
 
@@ -142,12 +144,16 @@ FrozenView = Annotated[
     arg(
         metavar="NAME",
         help="model, squash, centre or centre:N as in evaluate, or official: squash to 256/224 of the size, "
-        "then the centre.",
+        "then centre crop.",
     ),
 ]
 Cache = Annotated[
     Path | None,
-    arg(metavar="DIR", help="Where features are kept; if not given, 10 GB of them in the user's cache."),
+    arg(
+        metavar="DIR",
+        help="Feature cache.",
+        help_behavior_hint="(default: up to 10 GB in the user's cache folder)",
+    ),
 ]
 
 
@@ -155,34 +161,42 @@ def fewshot(
     model: Model,
     data: Annotated[
         Positional[tuple[str, ...]],
-        arg(metavar="DATA...", help="Data sets as for finetune; with --l2 grid, l2 is chosen over all."),
+        arg(metavar="DATA...", help="Data sets as for finetune; --l2 grid chooses one l2 for all of them."),
     ],
     shots: Annotated[
         tuple[int, ...],
-        arg(metavar="N...", help="Images of each class; 1 5 10 25 as far as there are so many."),
+        arg(
+            metavar="N...",
+            help="Training images per class.",
+            help_behavior_hint="(default: 1 5 10 25, if every class has that many)",
+        ),
     ] = (),
-    seeds: Annotated[int, arg(metavar="N", help="Draws of those images whose mean is reported.")] = 3,
-    l2: Annotated[str, arg(metavar="X|grid", help="The penalty, or the best of 2^-10 to 2^19.")] = "1024",
-    knn: Annotated[
-        int | None, arg(metavar="K", help="Also the vote of the K nearest training images.")
-    ] = None,
+    seeds: Annotated[
+        int, arg(metavar="N", help="Random draws of the training images; the mean is reported.")
+    ] = 3,
+    l2: Annotated[
+        str, arg(metavar="X|grid", help="L2 penalty, or grid for the best of 2^-10 to 2^19.")
+    ] = "1024",
+    knn: Annotated[int | None, arg(metavar="K", help="Also report k-nearest-neighbour accuracy.")] = None,
     compare: Annotated[
-        tuple[str, ...], arg(metavar="MODEL...", help="More models, on the same images of each class.")
+        tuple[str, ...], arg(metavar="MODEL...", help="More models to compare on the same images.")
     ] = (),
     figure: Annotated[
-        Path | None, arg(metavar="FILE", help="Accuracy over shots, a line a model, as .png or .svg.")
+        Path | None,
+        arg(metavar="FILE", help="Plot accuracy over shots, one line per model, as .png or .svg."),
     ] = None,
-    probe: Annotated[bool, arg(help="Also a linear probe on all training images.")] = False,
+    probe: Annotated[bool, arg(help="Also train a linear probe on all training images.")] = False,
     view: FrozenView = "model",
-    batch: Annotated[int, arg(metavar="N", help="Images at a time.")] = 64,
+    batch: Annotated[int, arg(metavar="N", help="Batch size.")] = 64,
     cache: Cache = None,
     workers: Workers = None,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """How much frozen features are worth: closed-form least squares on a few images of each class.
+    """Few-shot accuracy of frozen features: closed-form least squares on a few images per class.
 
-    The whole test split is tested on (else val, else a tenth of train). Features are computed once and kept.
+    Tested on the full test split, or else val, or else a tenth of train. Features are computed once and
+    cached.
 
     $ vitkit fewshot ViT-B/16.augreg-i21k pets/ --shots 5 10 --knn 20 --probe
     $ vitkit fewshot ViT-B/16.augreg-i21k pets/ cars/ birds/ --l2 grid --json
@@ -201,41 +215,54 @@ Images = Annotated[
     Positional[tuple[str, ...]],
     arg(
         metavar="[IMAGE...|DATA]",
-        help="Image files, folders or globs, or one data set; with --bias, further models.",
+        help="Image files, folders or globs, or one data set; with --bias, more models.",
     ),
 ]
 Out = Annotated[
-    Path | None, arg(metavar="FOLDER", help="Where all is written; runs/inspect/NAME if not given.")
+    Path | None,
+    arg(metavar="FOLDER", help="Output folder.", help_behavior_hint="(default: runs/inspect/NAME)"),
 ]
-Size = Annotated[str, arg(metavar="N|HxW", help="Pixels of the images; the model's own if not given.")]
+Size = Annotated[
+    str, arg(metavar="N|HxW", help="Image size in pixels.", help_behavior_hint="(default: the model's)")
+]
 Strict = Annotated[
-    bool, arg(help="Refuse a size that is no whole number of patches; else its rest is dropped.")
+    bool, arg(help="Reject a size that is not a multiple of the patch size, instead of dropping pixels.")
 ]
 Layer = Annotated[
-    int, arg(metavar="N", help="The layer whose heads are shown, from 0; below 0 from the last.")
+    int, arg(metavar="N", help="Layer whose attention heads are drawn; negative numbers count from the last.")
 ]
 Classes = Annotated[
     UseAppendAction[tuple[str, ...]],
-    arg(name="class", metavar="NAME|N", help="A class to explain, once for each; the predicted one else."),
+    arg(
+        name="class",
+        metavar="NAME|N",
+        help="Class to explain; may be repeated.",
+        help_behavior_hint="(default: the predicted class)",
+    ),
 ]
 Most = Annotated[
     int | None,
     arg(
         name="images",
         metavar="N",
-        help="At most so many images are used; 128 if not given, with --bias 1000.",
+        help="Maximum number of images.",
+        help_behavior_hint="(default: 128, with --bias 1000)",
     ),
 ]
 Bias = Annotated[
-    str, arg(metavar="DATA", help="Accuracy of the models when patches are permuted or the image is shifted.")
+    str, arg(metavar="DATA", help="Measure accuracy on images with permuted patches and on shifted images.")
 ]
 Cells = Annotated[
     tuple[int, ...],
-    arg(metavar="N...", help="With --bias: cells a side that are permuted; the ViTs' own patches and some."),
+    arg(
+        metavar="N...",
+        help="With --bias: permute an N x N grid of cells.",
+        help_behavior_hint="(default: several, and the patch grid)",
+    ),
 ]
-Shifts = Annotated[tuple[int, ...], arg(metavar="N...", help="With --bias: pixels of the shifts.")]
-Seed = Annotated[int, arg(metavar="N", help="With --bias: of the permutations and directions.")]
-BESIDE = "have no use with --bias: models see images of their size"
+Shifts = Annotated[tuple[int, ...], arg(metavar="N...", help="With --bias: shifts in pixels.")]
+Seed = Annotated[int, arg(metavar="N", help="With --bias: random seed of permutations and directions.")]
+NOT_WITH_BIAS = "cannot be combined with --bias: each model sees images of its own size"
 
 
 def inspect(
@@ -254,10 +281,10 @@ def inspect(
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """What a model looks at: the filters, positions, attention distances and attention maps of Sec. 4.5.
+    """Inspect a model as in Sec. 4.5: filters, position embeddings, attention distances and attention maps.
 
-    Leaves figures (PNG and SVG), the arrays behind them, a contact sheet and facts in one folder. Without
-    images it shows what needs none. Files that cannot be read are named and the others done.
+    Writes figures (PNG and SVG), their arrays, a contact sheet and facts.json into one folder. Without
+    images, only filters and position embeddings are drawn. Unreadable files are reported and skipped.
 
     $ vitkit inspect ViT-B/16.i21k-i1k-384
     $ vitkit inspect runs/photos cat.jpg dog.jpg --class cat --class dog
@@ -267,44 +294,53 @@ def inspect(
     emit = print_json if json else None
     if bias:
         if image_size or classes:
-            raise Error(f"--image-size and --class {BESIDE}", code="request.conflict")
+            raise Error(f"--image-size and --class {NOT_WITH_BIAS}", code="request.conflict")
         from vitkit.commands.bias import bias as probe
 
-        many = 1000 if most is None else most
+        count = 1000 if most is None else most
         return probe(
-            (model, *images), bias, out, images=many, cells=cells, shifts=shifts, seed=seed, device=device,
+            (model, *images), bias, out, images=count, cells=cells, shifts=shifts, seed=seed, device=device,
             emit=emit,
         )  # fmt: skip
     if cells or shifts:
-        raise Error("--cells and --shifts need --bias DATA, which is not given", code="request.conflict")
+        raise Error("--cells and --shifts need --bias DATA", code="request.conflict")
     from vitkit.commands import inspect as task
 
-    done = task.inspect(
+    all_read = task.inspect(
         model, images, out, image_size=image_size, strict_size=strict_size, layer=layer, classes=classes,
         images=128 if most is None else most, device=device, emit=emit,
     )  # fmt: skip
-    if not done:
+    if not all_read:
         sys.exit(1)
 
 
 def report(
     runs: Annotated[
         Positional[tuple[str, ...]],
-        arg(metavar="RUN...", help="Run folders; a protocol's or a suite's folder is one too."),
+        arg(metavar="RUN...", help="Run folders, including those of --protocol and suite."),
     ],
     out: Annotated[
-        Path | None, arg(metavar="FILE", help="The page: RUN/report.html, or compare.html for several.")
+        Path | None,
+        arg(
+            metavar="FILE",
+            help="Output file.",
+            help_behavior_hint="(default: RUN/report.html, or compare.html for several runs)",
+        ),
     ] = None,
     price_per_hour: Annotated[
         float | None,
-        arg(metavar="X", help="Price of a device-hour; else the run's own, or an assumed one."),
+        arg(
+            metavar="X",
+            help="Price of a device-hour.",
+            help_behavior_hint="(default: from the run, or an assumed price)",
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """One HTML file that needs no network: result, curves, classes, mistakes, data, cost, recipe.
+    """Write a self-contained HTML report: result, curves, classes, mistakes, data, cost, recipe.
 
-    Every run ends with it; the verb draws it again, also of a run that is not finished. Several runs are
-    put side by side, with mean and spread where they are seeds of one recipe.
+    Every run writes one at its end; this verb writes it again, also for an unfinished run. Several runs are
+    compared side by side, with mean and standard deviation if they are seeds of one recipe.
 
     $ vitkit report runs/photos
     $ vitkit report runs/photos --price-per-hour 2.50
@@ -317,35 +353,42 @@ def report(
 
 def serve(
     model: Model,
-    host: Annotated[str, arg(metavar="NAME", help="Others than this machine need a token.")] = "127.0.0.1",
-    port: Annotated[int, arg(metavar="N", help="0: any that is free.")] = 8000,
+    host: Annotated[
+        str, arg(metavar="NAME", help="Address to listen on; any other than localhost needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, arg(metavar="N", help="Port; 0 chooses a free one.")] = 8000,
     token: Annotated[
-        str, arg(metavar="TEXT", help="What a client must send; better in VITKIT_TOKEN, where none sees it.")
+        str,
+        arg(
+            metavar="TEXT", help="Bearer token of clients; prefer VITKIT_TOKEN, which other users cannot see."
+        ),
     ] = "",
     allow_host: Annotated[
-        tuple[str, ...], arg(metavar="NAME...", help="Names by which a proxy's clients know the service.")
+        tuple[str, ...], arg(metavar="NAME...", help="Additional allowed Host names, e.g. behind a proxy.")
     ] = (),
-    engine: Annotated[str, arg(metavar="NAME", help="torch, or auto for the fastest here.")] = "torch",
-    max_batch: Annotated[int, arg(metavar="N", help="Images computed together.")] = 32,
-    max_wait_ms: Annotated[float, arg(metavar="MS", help="That an image waits for others.")] = 5.0,
-    queue: Annotated[int, arg(metavar="N", help="Images that may wait; more get 503 and try again.")] = 256,
-    timeout: Annotated[float, arg(metavar="S", help="Seconds until an answer.")] = 30.0,
-    max_bytes: Annotated[str, arg(metavar="SIZE", help="Of a request's body.")] = "10MB",
-    max_pixels: Annotated[float, arg(metavar="N", help="Of an image.")] = 20e6,
-    workers: Annotated[int | None, arg(metavar="N", help="Processes that decode images.")] = None,
+    engine: Annotated[
+        str, arg(metavar="NAME", help="Inference engine: torch, or auto for the fastest.")
+    ] = "torch",
+    max_batch: Annotated[int, arg(metavar="N", help="Maximum batch size.")] = 32,
+    max_wait_ms: Annotated[float, arg(metavar="MS", help="Maximum time to wait for a full batch.")] = 5.0,
+    queue: Annotated[int, arg(metavar="N", help="Queue length; further requests get 503.")] = 256,
+    timeout: Annotated[float, arg(metavar="S", help="Request timeout in seconds.")] = 30.0,
+    max_bytes: Annotated[str, arg(metavar="SIZE", help="Maximum request body.")] = "10MB",
+    max_pixels: Annotated[float, arg(metavar="N", help="Maximum pixels per image.")] = 20e6,
+    workers: Annotated[int | None, arg(metavar="N", help="Processes for image decoding.")] = None,
     view: View = "model",
     device: Device = "auto",
     precision: Annotated[Precision, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "fp32",
 ) -> None:
-    """Answer over HTTP: labels, features, attention maps, and a page to try them (docs/serving.md).
+    """Serve a model over HTTP: labels, features, attention maps, and a demo page (docs/serving.md).
 
-    A new model file in the place of the old one, or SIGHUP, is taken over without a lost answer. SIGTERM
-    stops it in order.
+    A replaced model file, or SIGHUP, reloads the model without dropping requests. SIGTERM shuts down
+    gracefully.
 
     $ vitkit serve runs/photos
     $ VITKIT_TOKEN=$(openssl rand -hex 16) vitkit serve ViT-B/16.i21k-i1k-384 --host 0.0.0.0 --device cuda
     """
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the service is ready to take it as "load again"
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server handles it as a reload
     try:
         from vitkit.server.process import serve as run
     except ModuleNotFoundError as error:

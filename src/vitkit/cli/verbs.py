@@ -1,4 +1,4 @@
-"""The command line: words to one call. Imports torch only inside the verbs that need it."""
+"""The entry point of the command line. torch is imported only by the verbs that need it."""
 
 import errno
 import os
@@ -35,30 +35,30 @@ VERBS: dict[str, Callable[..., None]] = {
     "export": models.export,
     "convert": models.convert,
 }
-RENAMED = {  # flags of earlier versions, which are still accepted
+RENAMED = {  # deprecated flags, still accepted
     "--spread": "--parallel", "--record": "--cuda-graph", "--no-record": "--no-cuda-graph",
 }  # fmt: skip
-BAD_PATH = {  # a file that the user named is not there, is of another kind, or is not theirs: exit code 2
+BAD_PATH = {  # a path from the user is missing, of the wrong type or not accessible: exit code 2
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG,
     errno.ELOOP, errno.ENODEV, errno.ENXIO,
 }  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Exit code 0: done; 1: failed; 2: a request that cannot be met. No traceback for a user's mistake."""
+    """Run a command line. Exit codes: 0 success, 1 failure, 2 invalid request (without traceback)."""
     words = [current_flag(word) for word in (sys.argv[1:] if arguments is None else arguments)]
     open_closed_streams()
     try:
         with flushed_output():
             command(words)()
-    except KeyboardInterrupt as stop:  # a run's Interrupted is one: its text says how to go on
+    except KeyboardInterrupt as stop:  # includes a run's Interrupted, whose message says how to resume
         if str(stop):
             print_error(words, code_of(stop, "training.stopped"), str(stop))
         sys.exit(128 + getattr(stop, "number", signal.SIGINT))
-    except BrokenPipeError:  # the reader of the output has seen enough
+    except BrokenPipeError:  # the reader closed the pipe, e.g. head
         sys.exit(0)
-    except OSError as error:  # before ValueError, since an error of the network is both
-        print_error(words, code_of(error), in_words(error))
+    except OSError as error:  # before ValueError, since network errors are both
+        print_error(words, code_of(error), system_message(error))
         sys.exit(2 if error.errno in BAD_PATH else 1)
     except ValueError as error:  # vitkit.Error is one
         print_error(words, code_of(error), str(error))
@@ -66,21 +66,21 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def current_flag(word: str) -> str:
-    """A flag of an earlier version, `--spread=fsdp` too, under its name of today; other words as they are."""
+    """The current name of a deprecated flag, also in the form --flag=value; other words are unchanged."""
     flag, equals, value = word.partition("=")
     return RENAMED.get(flag, flag) + equals + value
 
 
 def command(words: list[str]) -> Callable[[], None]:
-    """What the words of a command line ask for, as a call that first checks every value."""
+    """Parse a command line into a call that checks all values and then runs the verb."""
     if words == ["--version"]:
         return print_version
     parse = partial(
         tyro.extras.subcommand_cli_from_dict,
         {name: deferred(name, verb) for name, verb in VERBS.items()},
         prog="vitkit",
-        description="The Vision Transformer system. vitkit VERB --help explains a verb, with examples; "
-        "vitkit --version says which this is.",
+        description="Train, evaluate, inspect and serve Vision Transformers. `vitkit VERB --help` shows the "
+        "options of a verb with examples; `vitkit --version` prints the version.",
         args=words,
         config=(tyro.conf.FlagCreatePairsOff,),
         registry=registry(),
@@ -88,21 +88,21 @@ def command(words: list[str]) -> Callable[[], None]:
     return parsed(words, VERBS, parse)
 
 
-def in_words(error: OSError) -> str:
-    """A system's error as its file and its reason."""
+def system_message(error: OSError) -> str:
+    """The message of an operating-system error: file and reason."""
     if error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
     if error.errno in (errno.ENOSPC, errno.EIO):
-        return f"standard output, or a file without a name: {error.strerror}"
+        return f"standard output or an unnamed file: {error.strerror}"
     return str(error)
 
 
 def print_error(words: Sequence[str], code: str, message: str) -> None:
-    """One line on standard error; with --json the code and the message as JSON on standard output, too.
+    """Print one line on standard error and, with --json, code and message as JSON on standard output.
 
-    Either stream may be full or closed: the exit code still tells.
+    Write failures are ignored: the exit code still reports the error.
     """
-    if "--json" in words and os.environ.get("RANK", "0") == "0":  # of many processes the first answers
+    if "--json" in words and os.environ.get("RANK", "0") == "0":  # only the main process prints
         try:
             print_json({"error": {"code": code, "message": message}})
             sys.stdout.flush()

@@ -1,1 +1,1 @@
-"""What each verb does, once its words are parsed: the work, and what is printed of it."""
+"""The implementation of each verb: its work and its output."""

@@ -1,4 +1,4 @@
-"""What vitkit has and what it knows of one model: facts for `vitkit list` and `vitkit show`."""
+"""The tables of `vitkit list` and the facts of `vitkit show`."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from vitkit.weights.published import PUBLISHED
 
 
 def models() -> list[dict[str, Any]]:
-    """Every named model with its sizes; width and depth of a ResNet are its first and its units."""
+    """Every named model with its sizes; of a ResNet, width of the first stage and number of blocks."""
     rows = []
     for name in NAMED:
         config = variant(name)
@@ -38,7 +38,7 @@ def models() -> list[dict[str, Any]]:
 
 
 def sizes() -> list[dict[str, Any]]:
-    """Every named model's parameters and cost, beside the published figures."""
+    """Parameters and FLOPs of every named model next to the published numbers."""
     rows = []
     for name, published in NAMED.items():
         model = skeleton(variant(name))
@@ -92,7 +92,7 @@ def recipes() -> list[dict[str, Any]]:
 
 
 def describe(what: str) -> dict[str, Any]:
-    """All about a file, a published weight or a named model."""
+    """The facts of a model file, published weights, a recipe or a named model."""
     if Path(what).exists():
         if is_exported(what):
             return exported_facts(what)
@@ -103,12 +103,12 @@ def describe(what: str) -> dict[str, Any]:
         config = variant(weight["model"])
         return weight | size_facts(replace(config, image_size=(weight["pixels"], weight["pixels"])))
     if what in RECIPES:
-        return shown_recipe(RECIPES[what]())
+        return recipe_facts(RECIPES[what]())
     return {"model": what} | size_facts(variant(what))
 
 
-def shown_recipe(recipe: Recipe) -> dict[str, Any]:
-    """All fields by the names that --set takes, and what of them may be chosen."""
+def recipe_facts(recipe: Recipe) -> dict[str, Any]:
+    """All fields by the names that --set uses, and those that are chosen automatically."""
     return settings(recipe) | {"auto": recipe.auto}
 
 
@@ -122,7 +122,7 @@ def size_facts(config: Config) -> dict[str, Any]:
 
 
 def cost_at(model: Model, pixels: int) -> float | str:
-    """GFLOPs for one square image, or why it cannot be."""
+    """GFLOPs of one square image, or the reason why the model cannot run at this size."""
     try:
         return round(flops(model, (pixels, pixels), model.config.channels) / 1e9, 3)
     except ValueError as error:
@@ -135,19 +135,20 @@ def stem_facts(config: Config) -> dict[str, Any]:
 
 
 def exported_facts(what: str) -> dict[str, Any]:
-    """The same of a file that vitkit exported; nothing in it is run."""
+    """The facts of an exported file; nothing in it is run."""
     from vitkit.inference.export import NAMES, describe_export
 
-    found = describe_export(what)
-    facts = {"file": what, "format": NAMES[Path(what).suffix]} | {k: v for k, v in found.facts.items() if v}
-    return facts | size_facts(found.card.config) | file_facts(found.card)
+    exported = describe_export(what)
+    facts = {"file": what, "format": NAMES[Path(what).suffix]}
+    facts |= {k: v for k, v in exported.facts.items() if v}
+    return facts | size_facts(exported.card.config) | file_facts(exported.card)
 
 
 def file_facts(model: Model | Card) -> dict[str, Any]:
-    shown = model.labels[:5]
-    more = (f"... {len(model.labels)} in all",) if len(model.labels) > 5 else ()
+    first = model.labels[:5]
+    more = (f"... {len(model.labels)} in total",) if len(model.labels) > 5 else ()
     return {
-        "labels": (*shown, *more),
+        "labels": (*first, *more),
         "preprocessing": asdict(model.preprocessing),
         "origin": {k: v for k, v in asdict(model.origin).items() if v and k != "notes"},
         "notes": model.origin.notes,
@@ -155,19 +156,19 @@ def file_facts(model: Model | Card) -> dict[str, Any]:
 
 
 def print_conversion(c: Conversion) -> None:
-    """The parity report of a conversion, for a person."""
+    """Print the parity report of a conversion."""
     say(f"{c.source} ({c.source_format}) -> {c.out} ({c.format}), {c.parameters:,} parameters")
     for note in c.notes:
         say(f"  note: {note}")
-    say(f"  read back        {'every array equal, bit for bit' if c.read_back else 'ARRAYS DIFFER'}")
+    say(f"  round trip       {'all tensors bit-identical' if c.read_back else 'TENSORS DIFFER'}")
     if c.parity and c.parity.skipped:
         say(f"  against {c.parity.peer:12} not compared: {c.parity.skipped}")
     elif c.parity:
         parts = {"logits": c.parity.logits, "features": c.parity.features}
         text = ", ".join(f"{k} {v:.1e}" for k, v in parts.items() if v is not None)
         verdict = "equal" if c.parity.ok else "NOT EQUAL"
-        say(f"  against {c.parity.peer}: {verdict}; {text} apart (at most {c.parity.tolerance:.0e})")
+        say(f"  against {c.parity.peer}: {verdict}; max difference: {text} (limit {c.parity.tolerance:.0e})")
     if c.changed:
-        say(f"  that library's numerics move the logits of this model by up to {c.changed:.1e}")
+        say(f"  numerical settings of that library change the logits of this model by up to {c.changed:.1e}")
     if not c.ok:
         say("  nothing was written", style="bold red")

@@ -1,4 +1,4 @@
-"""vitkit demo: the main job on embedded digits, and every model and weight format."""
+"""`vitkit demo`: every model and weight format, and a digit classifier from data check to predictions."""
 
 import json
 import tempfile
@@ -34,7 +34,7 @@ MODELS = ("ViT-Ti/16", "R26+ViT-S/32", "BiT-R50x1")  # one of each family
 
 
 def run_models(emit: Callable[[Any], None] | None = None) -> bool:
-    """Print both tables (or emit one value); whether every figure and every round trip is right."""
+    """Check all model sizes and format conversions and print both tables; returns whether all are right."""
     rows = sizes()
     right = all(row["published"] in (None, row["parameters"]) for row in rows)
     journeys = [leg for name in MODELS for leg in journey(name)]
@@ -42,11 +42,11 @@ def run_models(emit: Callable[[Any], None] | None = None) -> bool:
     if emit:
         emit({"models": rows, "conversions": journeys, "ok": right})
         return right
-    print_table(rows, "Every model: parameters at 224 pixels and 1000 classes, cost of one image")
+    print_table(rows, "All models: parameters at 224 pixels and 1000 classes, FLOPs of one image")
     say("")
-    print_table(journeys, "One model of each family, random weights, through every format and back")
+    print_table(journeys, "One model of each family with random weights, converted through every format")
     say("")
-    say("All sizes and round trips are as they should be." if right else "SOMETHING IS NOT AS IT SHOULD BE.")
+    say("All model sizes and conversions are correct." if right else "SOME SIZES OR CONVERSIONS ARE WRONG.")
     return right
 
 
@@ -92,10 +92,10 @@ def formats_for(model: Model) -> list[str]:
 
 
 def randomised(name: str) -> Model:
-    """A small-headed model with random numbers in every parameter, so that no array can hide."""
+    """A model with random values in every parameter, so that no tensor can be swapped or lost unnoticed."""
     config = variant(name)
     if isinstance(config, ViTConfig):
-        config = replace(config, gelu="erf")  # the one GELU that every format can hold
+        config = replace(config, gelu="erf")  # the only GELU variant that every format supports
     model = fresh(config, seed=0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -105,72 +105,70 @@ def randomised(name: str) -> Model:
 
 
 OUT = Path("runs/demo")
-ENOUGH = 0.96  # 0.978 was measured; CPUs differ in their last bits, and so do runs by some images
-SOME = 6  # classes of the first training: the digits 0 to 5
+MIN_ACCURACY = 0.96  # 0.978 was measured; rounding differs between CPUs and changes a few predictions
+FIRST_CLASSES = 6  # classes of the first training run: the digits 0 to 5
 MODEL = "width=96,depth=4,heads=4,hidden=192"
 TRAIN = ["crop=random", "flip=no", "mixup=0.2", "label_smoothing=0.1", "dropout=0.1", "evaluations=4"]
 
 
 def run_digits(emit: Callable[[Any], None] | None = None, out: Path = OUT) -> bool:
-    """Six verbs in a row; whether the classifier at the end is good enough."""
-    began = time.monotonic()
+    """Run six verbs on the digits; returns whether the final classifier is accurate enough."""
+    start_time = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     splits = complete({"all": open_data("digits")["all"]}, val=0.05, test=0.2)
     log = ignore if emit else say
     quiet = bool(emit)
-    whole, some = write_arrays(out, splits)
+    all_digits, some_digits = write_arrays(out, splits)
 
-    log("vitkit demo: 1,797 handwritten digits, from looking at them to reading new ones, in six verbs.\n")
-    step(log, 1, "Look at the data before any training", f"vitkit doctor {whole}")
-    doctor.doctor(str(whole), emit=ignore if quiet else None)
+    log("vitkit demo: classify 1,797 handwritten digits, from data check to predictions, in six steps.\n")
+    step(log, 1, "Check the data before training", f"vitkit doctor {all_digits}")
+    doctor.doctor(str(all_digits), emit=ignore if quiet else None)
 
-    command = f"vitkit finetune {some} --model ViT-Ti/4 --image-size 16 --out {out}/some ..."
-    step(log, 2, f"Train a small ViT from scratch, on the digits 0 to {SOME - 1} only", command)
+    command = f"vitkit finetune {some_digits} --model ViT-Ti/4 --image-size 16 --out {out}/some ..."
+    step(log, 2, f"Train a small ViT from scratch on the digits 0 to {FIRST_CLASSES - 1}", command)
     size = ["model=ViT-Ti/4", f"model_options={MODEL}", "image_size=16"]
-    first = train(some, out / "some", [*size, "length.epochs=25", "schedule.rate=0.002"], quiet)
+    first = train(some_digits, out / "some", [*size, "length.epochs=25", "schedule.rate=0.002"], quiet)
 
-    start = out / "some" / "model.safetensors"
-    command = f"vitkit finetune {whole} --weights {start} --image-size 24 --out {out}/all ..."
-    step(
-        log, 3, "Fine-tune it on all ten digits at a higher resolution (positions are interpolated)", command
-    )
-    size = [f"weights={start}", "image_size=24"]
-    second = train(whole, out / "all", [*size, "length.epochs=30", "schedule.rate=0.0015"], quiet)
+    weights = out / "some" / "model.safetensors"
+    command = f"vitkit finetune {all_digits} --weights {weights} --image-size 24 --out {out}/all ..."
+    step(log, 3, "Fine-tune it on all ten digits at a higher resolution", command)
+    size = [f"weights={weights}", "image_size=24"]
+    second = train(all_digits, out / "all", [*size, "length.epochs=30", "schedule.rate=0.0015"], quiet)
 
-    step(log, 4, "Evaluate it on every held-out image", f"vitkit evaluate {out}/all {whole}")
-    found: dict[str, Any] = {}
-    evaluate(str(out / "all"), str(whole), EvaluateOptions(split="test", batch=64), emit=found.update)
-    for name, row in found["per_class"].items():
+    step(log, 4, "Evaluate it on the test images", f"vitkit evaluate {out}/all {all_digits}")
+    metrics: dict[str, Any] = {}
+    evaluate(str(out / "all"), str(all_digits), EvaluateOptions(split="test", batch=64), emit=metrics.update)
+    for name, row in metrics["per_class"].items():
         log(f"   {name}: {with_interval(row['accuracy'], row['images'])} of {row['images']}")
 
-    step(log, 5, "Ask it about new pictures", f"vitkit predict {out}/all {out}/pictures")
+    step(log, 5, "Predict the labels of new pictures", f"vitkit predict {out}/all {out}/pictures")
     pictures = str(write_pictures(out / "pictures", splits["test"]))
     predict(str(out / "all"), (pictures,), 3, "auto", csv=False, emit=ignore if quiet else None)
 
-    step(log, 6, "See what it looks at", f"vitkit inspect {out}/all {out}/pictures --out {out}/look")
+    step(log, 6, "Inspect its attention", f"vitkit inspect {out}/all {out}/pictures --out {out}/look")
     look.inspect(str(out / "all"), (pictures,), out=out / "look", emit=ignore if quiet else None)
 
-    seconds = time.monotonic() - began
-    right = f"{with_interval(found['top1'], found['images'])} of {found['images']} held-out images right"
-    log(f"\n{right}, after {seconds:.0f} s. "
-         f"The classifier is one file: {second['model']}\nThe page of its training: {out}/all/report.html\n"
-         f"What it looks at: {out}/look/contact-sheet.png")  # fmt: skip
-    good = found["top1"] >= ENOUGH
+    seconds = time.monotonic() - start_time
+    accuracy = with_interval(metrics["top1"], metrics["images"])
+    log(f"\n{accuracy} of {metrics['images']} test images right, after {seconds:.0f} s.\n"
+         f"Model: {second['model']}\nTraining report: {out}/all/report.html\n"
+         f"Attention maps: {out}/look/contact-sheet.png")  # fmt: skip
+    ok = metrics["top1"] >= MIN_ACCURACY
     if emit:
-        emit({"first": first["test"]["top1"], "test": found, "model": second["model"], "ok": good})
-    return good
+        emit({"first": first["test"]["top1"], "test": metrics, "model": second["model"], "ok": ok})
+    return ok
 
 
 def ignore(content: Any) -> None:
-    """Where the verbs tell their results when a program is listening."""
+    """Discard the results of single verbs, because --json prints one value at the end."""
 
 
-def step(log: Callable[[str], None], number: int, what: str, command: str) -> None:
-    log(f"\n{number}. {what}\n   $ {command}\n")
+def step(log: Callable[[str], None], number: int, title: str, command: str) -> None:
+    log(f"\n{number}. {title}\n   $ {command}\n")
 
 
 def train(data: Path, out: Path, changes: list[str], quiet: bool) -> dict[str, Any]:
-    """One training run of the demonstration; a finished one is only read."""
+    """Train one run of the demo; the result of a finished run is reused."""
     options = Training(
         out=out, recipe="scratch", batch=64, seed=0, max_bad=0.0, set=(*TRAIN, "length.steps=none", *changes)
     )
@@ -179,21 +177,21 @@ def train(data: Path, out: Path, changes: list[str], quiet: bool) -> dict[str, A
 
 
 def write_arrays(out: Path, splits: dict[str, Source]) -> tuple[Path, Path]:
-    """The digits as two data sets on disk: all classes, and some of them."""
+    """Write the digits as two .npz data sets: all classes, and the first few."""
     paths = out / "digits.npz", out / "some-digits.npz"
-    for path, classes in zip(paths, (10, SOME), strict=True):
+    for path, classes in zip(paths, (10, FIRST_CLASSES), strict=True):
         arrays = {}
-        for where in ("train", "val", "test"):
-            part = splits[where].take(np.flatnonzero(splits[where].labels < classes))
-            arrays[f"x_{where}"] = np.stack([np.asarray(part.fetch(i)) for i in range(len(part))])
-            arrays[f"y_{where}"] = part.labels
+        for split in ("train", "val", "test"):
+            part = splits[split].take(np.flatnonzero(splits[split].labels < classes))
+            arrays[f"x_{split}"] = np.stack([np.asarray(part.fetch(i)) for i in range(len(part))])
+            arrays[f"y_{split}"] = part.labels
         if not path.exists():
             np.savez(path, **arrays)  # type: ignore[arg-type]
     return paths
 
 
 def write_pictures(folder: Path, source: Source) -> Path:
-    """Eight held-out digits as picture files, named by what they show."""
+    """Write eight test digits as image files named by their class."""
     folder.mkdir(exist_ok=True)
     for i in range(0, 8):
         name = f"a-{source.classes[source.labels[i * 40]]}-{i}.png"

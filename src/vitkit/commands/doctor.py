@@ -1,4 +1,4 @@
-"""vitkit doctor and shard: a data set, or this machine, examined before training."""
+"""`vitkit doctor` and `vitkit shard`: check a data set or this machine, and write shards."""
 
 import importlib.metadata
 import re
@@ -26,11 +26,11 @@ STYLES = {"error": "bold red", "warning": "yellow", "note": ""}
 
 
 def doctor(data: str, *, quick: bool = False, workers: int | None = None, emit: Emit = None) -> bool:
-    """Whether nothing was found that would spoil a training."""
+    """Check a data set and print the findings; returns whether there are no errors."""
     with note_if_slow(f"listing the files of {data} ...", quiet=bool(emit)):
         splits = open_data(data)
     total = sum(len(part) for part in splits.values())
-    with Live("looking", total, quiet=bool(emit) or quick) as live:
+    with Live("checking", total, quiet=bool(emit) or quick) as live:
         report = examine(splits, deep=not quick, workers=data_workers(workers), advance=live.more)
     if emit:
         emit(report.to_json())
@@ -38,19 +38,19 @@ def doctor(data: str, *, quick: bool = False, workers: int | None = None, emit: 
     print_table([{"split": name, **split_row(row)} for name, row in report.to_json()["splits"].items()])
     for finding in report.findings:
         say(f"{finding.severity}: {finding.text} {finding.remedy}", style=STYLES[finding.severity])
-    say("nothing that would spoil a training" if report.ok else "correct the errors before training")
+    say("no problems that prevent training" if report.ok else "fix the errors before training")
     return report.ok
 
 
 def shard(data: str, out: Path, *, seed: int, emit: Emit) -> None:
-    """Write shards, and print how many of what."""
+    """Write shards and print a summary."""
     total = sum(len(part) for part in open_data(data).values())
     with Live("packing", total, quiet=bool(emit)) as live:
         facts = write_shards(data, out, seed=seed, workers=data_workers(None), advance=live.more)
     if emit:
         return emit(facts)
-    for key, why in facts["left_out"].items():
-        say(f"left out: {key}: {why}")
+    for key, reason in facts["left_out"].items():
+        say(f"skipped: {key}: {reason}")
     say(f"{facts['images']} images in {facts['shards']} shards, {facts['bytes'] / 1e6:,.1f} MB, in {out}")
 
 
@@ -61,20 +61,20 @@ def split_row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 LEAST = {"torch": "2.10", "numpy": "1.26", "pillow": "12.3", "safetensors": "0.5"}  # as in pyproject.toml
-KEPT = 3  # checkpoints at a time: two that are kept and the one being written
+CHECKPOINTS = 3  # on disk at the same time: two kept and one being written
 OPEN_FILES = 1024
-BATCH = 512 * 3 * 224 * 224  # bytes of the images of a usual step
-AHEAD = 2  # batches that each data process prepares ahead
+BATCH = 512 * 3 * 224 * 224  # bytes of a typical batch of images
+AHEAD = 2  # batches that each data loader worker prefetches
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What was read off; bytes where nothing else is said. None: there is no such thing."""
+    """Resources of this machine, in bytes unless noted; None if there is no such resource."""
 
     out: str
     writable: bool
     disk_free: int
-    disk_needed: int  # for the checkpoints of the model that was asked about
+    disk_needed: int  # for the checkpoints of the model
     memory_free: int
     memory_needed: int
     shared_memory: int | None
@@ -82,32 +82,32 @@ class Machine:
     open_files: int
     processors: int
     gpus: tuple[tuple[str, int, int], ...]  # name, free, total
-    driver: bool  # whether there are signs of an NVIDIA GPU
-    clock_late: float  # seconds by which the clock is behind this program's own files
+    driver: bool  # whether an NVIDIA device file exists
+    clock_late: float  # seconds by which the clock is behind the modification time of vitkit's files
     versions: dict[str, str]
 
 
 @dataclass(frozen=True)
-class Warned:
-    """One thing that is wrong, and what to do about it."""
+class Problem:
+    """A problem of this machine and its remedy."""
 
     severity: str
     text: str
     remedy: str
 
 
-def observe(out: Path, model: str) -> Machine:
-    """This machine, for a training of a model into a folder."""
+def read_machine(out: Path, model: str) -> Machine:
+    """The resources of this machine for training a model into a folder."""
     parameters = sum(p.numel() for p in skeleton(variant(model)).parameters())
-    place = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
-    shm = Path("/dev/shm")  # noqa: S108 - looked at, not written to
+    existing = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
+    shm = Path("/dev/shm")  # noqa: S108 - only read
     gpus = []
-    for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        free, total = torch.cuda.mem_get_info(number)
-        gpus.append((torch.cuda.get_device_name(number), free, total))
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        free, total = torch.cuda.mem_get_info(index)
+        gpus.append((torch.cuda.get_device_name(index), free, total))
     return Machine(
-        out=str(out), writable=can_write(place), disk_free=shutil.disk_usage(place).free,
-        disk_needed=KEPT * 12 * parameters + 4 * parameters,  # weights and Adam's two numbers; the model
+        out=str(out), writable=can_write(existing), disk_free=shutil.disk_usage(existing).free,
+        disk_needed=CHECKPOINTS * 12 * parameters + 4 * parameters,  # weights and Adam state; the model
         memory_free=device_memory("cpu"), memory_needed=16 * parameters,
         shared_memory=shutil.disk_usage(shm).free if shm.exists() else None,
         data_processes=data_workers(None), open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -126,65 +126,68 @@ def can_write(folder: Path) -> bool:
         return False
 
 
-def judge(m: Machine) -> list[Warned]:
-    """What would spoil a run (errors), what may (warnings), what is only slow (notes); errors first."""
-    found = [*storage(m), *memory(m), *devices(m)]
+def find_problems(m: Machine) -> list[Problem]:
+    """Errors that prevent a run, warnings and notes, in this order."""
+    problems = [*storage(m), *memory(m), *devices(m)]
     if m.clock_late > 0:
-        found.append(Warned("warning", f"The clock is behind vitkit's own files by {m.clock_late:,.0f} s",
-                            "Set it (timedatectl set-ntp true): certificates are checked by it"))  # fmt: skip
+        problems.append(Problem("warning", f"The clock is {m.clock_late:,.0f} s behind the files of vitkit",
+                                "Set it (timedatectl set-ntp true); TLS needs it"))  # fmt: skip
     for name, least in LEAST.items():
-        if number(m.versions[name]) < number(least):
-            found.append(Warned("error", f"{name} {m.versions[name]} is older than {least}",
-                                f"pip install --upgrade {name}"))  # fmt: skip
-    return sorted(found, key=lambda one: ("error", "warning", "note").index(one.severity))
+        if version_tuple(m.versions[name]) < version_tuple(least):
+            problems.append(Problem("error", f"{name} {m.versions[name]} is older than {least}",
+                                    f"pip install --upgrade {name}"))  # fmt: skip
+    return sorted(problems, key=lambda problem: list(STYLES).index(problem.severity))
 
 
-def storage(m: Machine) -> list[Warned]:
-    found = []
+def storage(m: Machine) -> list[Problem]:
+    problems = []
     if not m.writable:
-        found.append(Warned("error", f"{m.out} cannot be written to", "Give another --out, or its rights"))
+        problems.append(
+            Problem("error", f"{m.out} is not writable", "Use another --out, or change its permissions")
+        )
     if m.disk_free < m.disk_needed:
-        found.append(Warned("error", f"{gigabytes(m.disk_free)} are free at {m.out}, and the checkpoints of "
-                            f"a run take {gigabytes(m.disk_needed)}",
-                            "Free some, or give --out on another disk"))  # fmt: skip
+        problems.append(Problem("error", f"{gigabytes(m.disk_free)} are free at {m.out}, but the checkpoints "
+                                f"of a run need {gigabytes(m.disk_needed)}",
+                                "Free disk space, or use --out on another disk"))  # fmt: skip
     if m.open_files < OPEN_FILES:
-        found.append(Warned("warning", f"A process may open {m.open_files} files",
-                            f"ulimit -n {4 * OPEN_FILES}, before the command"))  # fmt: skip
-    return found
+        problems.append(Problem("warning", f"The limit of open files is {m.open_files} files per process",
+                                f"Run ulimit -n {4 * OPEN_FILES} first"))  # fmt: skip
+    return problems
 
 
-def memory(m: Machine) -> list[Warned]:
-    found = []
-    wanted = AHEAD * m.data_processes * BATCH
-    if m.shared_memory is not None and m.shared_memory < wanted:
+def memory(m: Machine) -> list[Problem]:
+    problems = []
+    needed = AHEAD * m.data_processes * BATCH
+    if m.shared_memory is not None and m.shared_memory < needed:
         fits = m.shared_memory // (AHEAD * BATCH)
-        found.append(Warned("warning", f"{gigabytes(m.shared_memory)} of shared memory (/dev/shm) are free, "
-                            f"and {m.data_processes} data processes fill up to {gigabytes(wanted)}",
-                            "Start the container with --shm-size 8g, or train with finetune "
-                            f"--workers {fits}"))  # fmt: skip
+        problems.append(Problem("warning", f"{gigabytes(m.shared_memory)} of shared memory (/dev/shm) are "
+                                f"free, but {m.data_processes} data loader workers use up to "
+                                f"{gigabytes(needed)}",
+                                "Start the container with --shm-size 8g, or train with finetune "
+                                f"--workers {fits}"))  # fmt: skip
     if not m.gpus and m.memory_free < m.memory_needed:
-        found.append(Warned("error", f"{gigabytes(m.memory_free)} of memory are free, and weights, gradients "
-                            f"and optimizer alone take {gigabytes(m.memory_needed)}",
-                            "Take a smaller --model, or another machine"))  # fmt: skip
-    return found
+        problems.append(Problem("error", f"{gigabytes(m.memory_free)} of memory are free, but weights, "
+                                f"gradients and optimizer state alone need {gigabytes(m.memory_needed)}",
+                                "Use a smaller --model, or another machine"))  # fmt: skip
+    return problems
 
 
-def devices(m: Machine) -> list[Warned]:
+def devices(m: Machine) -> list[Problem]:
     if not m.gpus and m.driver:
-        return [Warned("error", "There is an NVIDIA GPU, but PyTorch cannot use it",
-                       "Install PyTorch for the driver's CUDA version, which nvidia-smi tells")]  # fmt: skip
+        return [Problem("error", "There is an NVIDIA GPU, but PyTorch cannot use it",
+                        "Install PyTorch for the CUDA version that nvidia-smi shows")]  # fmt: skip
     if not m.gpus:
-        return [Warned("note", f"No GPU: {m.processors} processors do the training",
-                       "Take a small model and images: "
-                       "finetune --model ViT-Ti/16 --image-size 160")]  # fmt: skip
+        return [Problem("note", f"No GPU: training runs on {m.processors} processors",
+                        "Use a small model and small images: "
+                        "finetune --model ViT-Ti/16 --image-size 160")]  # fmt: skip
     return [
-        Warned("warning", f"{name} (GPU {i}): only {gigabytes(free)} of {gigabytes(total)} are free",
-               "Look who uses it (nvidia-smi), or train on another: finetune --device cuda:1")
+        Problem("warning", f"{name} (GPU {i}): only {gigabytes(free)} of {gigabytes(total)} are free",
+                "Check which process uses it (nvidia-smi), or train on another: finetune --device cuda:1")
         for i, (name, free, total) in enumerate(m.gpus) if free < 0.8 * total
     ]  # fmt: skip
 
 
-def number(version: str) -> tuple[int, ...]:
+def version_tuple(version: str) -> tuple[int, ...]:
     """2.13.0+cpu -> (2, 13, 0)."""
     return tuple(map(int, re.findall(r"\d+", version.split("+")[0])[:3]))
 
@@ -193,25 +196,25 @@ def gigabytes(count: int) -> str:
     return f"{count / 1e9:,.1f} GB"
 
 
-def look(out: Path, model: str, *, emit: Emit) -> bool:
-    """Whether nothing was found that would spoil a run."""
-    m = observe(out, model)
-    found = judge(m)
-    ok = not any(one.severity == "error" for one in found)
+def check_machine(out: Path, model: str, *, emit: Emit) -> bool:
+    """Check this machine and print the problems; returns whether there are no errors."""
+    m = read_machine(out, model)
+    problems = find_problems(m)
+    ok = not any(problem.severity == "error" for problem in problems)
     if emit:
-        emit({"ok": ok, "machine": asdict(m), "findings": [asdict(one) for one in found]})
+        emit({"ok": ok, "machine": asdict(m), "findings": [asdict(problem) for problem in problems]})
         return ok
-    print_facts(print_warnings(m, model))
-    for one in found:
-        say(f"{one.severity}: {one.text}. {one.remedy}", style=STYLES[one.severity])
-    say("nothing that would spoil a run" if ok else "mend the errors before a long run")
+    print_facts(machine_facts(m, model))
+    for problem in problems:
+        say(f"{problem.severity}: {problem.text}. {problem.remedy}", style=STYLES[problem.severity])
+    say("no problems that prevent a run" if ok else "fix the errors before a long run")
     return ok
 
 
-def print_warnings(m: Machine, model: str) -> dict[str, Any]:
+def machine_facts(m: Machine, model: str) -> dict[str, Any]:
     return {
-        "asked_for": f"{model} into {m.out}", "disk_free": gigabytes(m.disk_free),
-        "checkpoints_take": gigabytes(m.disk_needed), "memory_free": gigabytes(m.memory_free),
+        "training": f"{model} into {m.out}", "disk_free": gigabytes(m.disk_free),
+        "checkpoints_need": gigabytes(m.disk_needed), "memory_free": gigabytes(m.memory_free),
         "shared_memory": "-" if m.shared_memory is None else gigabytes(m.shared_memory),
         "open_files": m.open_files, "processors": m.processors,
         "GPUs": [f"{name}, {gigabytes(free)} free" for name, free, _ in m.gpus], **m.versions,

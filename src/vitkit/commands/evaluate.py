@@ -1,4 +1,4 @@
-"""The evaluate verb: which images are counted, how many of them are right, and what is printed of it."""
+"""`vitkit evaluate`: choose the images, measure the model on them and print the metrics."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -38,19 +38,19 @@ from vitkit.runtime.runtime import Runtime, choose_runtime, data_workers
 from vitkit.tasks.task import Task, task_of
 from vitkit.weights.card import imagenet_synsets
 
-UNNAMED = "the model"  # one that is loaded already, in messages; there is no file of this name
+UNNAMED = "the model"  # stands for a model object in messages, where a path would be
 Say = Callable[[str], None]
-PREDICTED = 10  # classes that are in no image but were predicted, which are listed
+PREDICTED = 10  # rows for classes without images that the model predicted
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured, as --json prints it, and what a reader of the numbers should know."""
+    """The metrics as --json prints them, and notes for their interpretation."""
 
     facts: dict[str, Any]
     task: Task
     notes: tuple[str, ...]
-    main: bool  # whether this process speaks for all
+    main: bool  # whether this is the main process, which prints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,36 +59,36 @@ class EvaluateOptions:
 
     split: str | None = None
     batch: int = 32
-    classes: str = ""  # a table of the data's classes in the model's
-    real: str = ""  # reassessed labels
+    classes: str = ""  # table that maps classes of the data to labels of the model
+    real: str = ""  # file of ReaL labels
     view: str = "model"
     workers: int | None = None
     device: str = "auto"
 
 
 def evaluate(place: str, data: str, options: EvaluateOptions, *, emit: Emit = None) -> None:
-    """The verb: measure and print."""
-    done = measure(place, data, options, say=warn, quiet=bool(emit))
-    if done.main:
-        emit(done.facts) if emit else print_evaluation(done.facts, done.task)
+    """Measure the model and print or emit the metrics."""
+    evaluation = measure(place, data, options, say=warn, quiet=bool(emit))
+    if evaluation.main:
+        emit(evaluation.facts) if emit else print_evaluation(evaluation.facts, evaluation.task)
 
 
 def measure(
     model: Model | str, data: str, options: EvaluateOptions, *, say: Say, quiet: bool = True
 ) -> Evaluation:
-    """Metrics of a model, or of the one at a place, on images that it was not trained on.
+    """Metrics of a model, or of the model at a path, on images that it was not trained on.
 
-    say: gets a line for each thing to know. quiet: whether nothing is printed about long waits.
+    say: called with each note. quiet: print nothing during long operations.
     """
     o, runtime = options, choose_runtime(options.device, "fp32")
     place = model if isinstance(model, str) else UNNAMED
     model = loaded(model, o.device, o.view)
     task = task_of(model)
     task.check_head(model)
-    check_options(task, o.classes, o.real)
+    check_label_files(task, o.classes, o.real)
     opened = open_for(task, data)
     task.check_source(next(iter(opened.values())))
-    with note_if_slow(f"comparing {data} with the images of the training ...", quiet=quiet):
+    with note_if_slow(f"comparing {data} with the training images ...", quiet=quiet):
         chosen = choose_images(place, data, opened, o.split)
     origin = chosen.warning or unknown_origin(place, data, model)
     notes = tuple(note for note in (dropped(model.config), origin) if note)
@@ -97,13 +97,14 @@ def measure(
             say(note)
     if chosen.whole.multilabel and (o.classes or o.real):
         raise Error(
-            f"{data}: several labels for each image; --classes and --real are for one",
+            f"{data} has several labels per image; --classes and --real need one label per image",
             code="evaluation.unsupported",
         )
-    return Evaluation(counted(task, model, data, chosen, o, runtime, say), task, notes, runtime.is_main)
+    facts = measure_chosen(task, model, data, chosen, o, runtime, say)
+    return Evaluation(facts, task, notes, runtime.is_main)
 
 
-def counted(
+def measure_chosen(
     task: Task,
     model: Model,
     data: str,
@@ -112,14 +113,14 @@ def counted(
     runtime: Runtime,
     say: Say,
 ) -> dict[str, Any]:
-    """The chosen images, counted, as one object."""
-    source, accepted, kept = (
-        matched(chosen.source, model, data, options.classes)
+    """The metrics on the chosen images as one object."""
+    source, accepted, selected = (
+        match_classes(chosen.source, model, data, options.classes)
         if task.labelled
         else (chosen.source, None, slice(None))
     )
-    numbers = chosen.numbers[kept]
-    labels = reassessed(options.real, chosen.whole, model) if options.real else None
+    numbers = chosen.numbers[selected]
+    labels = read_real_labels(options.real, chosen.whole, model) if options.real else None
     bad = BadFiles(1.0, lambda key, why: say(f"skipped: {printable(key)}: {why}"))
     with runtime.process_group():
         workers = data_workers(options.workers)
@@ -127,47 +128,47 @@ def counted(
         unusable = sum(runtime.all_gather_object(len(bad.reasons)))
     view = describe_view(model.preprocessing, model.config.image_size)
     facts = metrics.to_json(source.classes) | {"split": chosen.split, "view": view, "unusable": unusable}
-    right = task.mistakes(metrics)
-    facts |= uses_of(chosen, numbers, right)
+    accuracy = task.mistakes(metrics)
+    facts |= uses_of(chosen, numbers, accuracy)
     if options.classes:
         facts["left_out"] = len(chosen.numbers) - len(numbers)
-    if right and accepted is None:
-        add_predicted(facts, right)
-    if right and labels is not None:
-        index = torch.from_numpy(numbers)[right.index]
-        order = torch.tensor(official_order(model.labels, imagenet_synsets()) or range(right.classes))
-        facts["real"] = real_accuracy(order[right.predicted], index, chosen.whole.keys, labels).to_json()
+    if accuracy and accepted is None:
+        add_predicted(facts, accuracy)
+    if accuracy and labels is not None:
+        index = torch.from_numpy(numbers)[accuracy.index]
+        order = torch.tensor(official_order(model.labels, imagenet_synsets()) or range(accuracy.classes))
+        facts["real"] = real_accuracy(order[accuracy.predicted], index, chosen.whole.keys, labels).to_json()
     return facts
 
 
-def check_options(task: Task, classes: str, real: str) -> None:
-    """Refuse tables of classes for a model that does not choose one of them."""
+def check_label_files(task: Task, classes: str, real: str) -> None:
+    """Reject --classes and --real for a model that is not a single-label classifier."""
     if task.name != "classify" and (classes or real):
         raise Error(
-            f"--classes and --real are for models that predict one label of an image, not for {task.name}",
+            f"--classes and --real need a single-label classifier, not a model for {task.name}",
             code="evaluation.unsupported",
         )
 
 
 def unknown_origin(place: str, data: str, model: Model) -> str:
-    """A line on a model that was trained by vitkit and moved out of its run folder."""
+    """The note for a model of vitkit outside of its run folder, whose training images are unknown."""
     if run_folder(place) is not None or model.origin.format != "vitkit":
         return ""
-    return f"{place} is in no run folder: whether images of {data} trained it is not known"
+    return f"{place} is not in a run folder, so images of {data} may have been used to train it"
 
 
-def uses_of(chosen: Chosen, numbers: np.ndarray, found: Accuracy | None) -> dict[str, Any]:
-    """What the counted images were to the run, how many were left out, and the accuracy of each kind."""
+def uses_of(chosen: Chosen, numbers: np.ndarray, accuracy: Accuracy | None) -> dict[str, Any]:
+    """How the run used the evaluated images, how many were left out, and the accuracy for each use."""
     if chosen.uses is None:
         return {"matched_by": None}
     uses = chosen.uses[numbers]
     kinds = by_use(uses)
     facts: dict[str, Any] = {"matched_by": chosen.matched_by, "counted": kinds}
     facts["not_counted"] = chosen.left_out
-    if len(kinds) < 2 or found is None:
+    if len(kinds) < 2 or accuracy is None:
         return facts
-    seen = uses[found.index.numpy()]
-    parts = {use: found.correct[torch.from_numpy(seen == use)] for use in kinds}
+    evaluated = uses[accuracy.index.numpy()]
+    parts = {use: accuracy.correct[torch.from_numpy(evaluated == use)] for use in kinds}
     facts["parts"] = {
         use: {"images": len(right), "top1": float(right.double().mean()), "interval": list(interval(right))}
         for use, right in parts.items() if len(right)
@@ -175,31 +176,31 @@ def uses_of(chosen: Chosen, numbers: np.ndarray, found: Accuracy | None) -> dict
     return facts
 
 
-def add_predicted(facts: dict[str, Any], found: Accuracy) -> None:
-    """To each class how often it was predicted, right or wrong."""
-    times = found.predicted.bincount(minlength=found.classes).tolist()
-    for row, count in zip(facts["per_class"].values(), times, strict=True):
+def add_predicted(facts: dict[str, Any], accuracy: Accuracy) -> None:
+    """Add to each class how often it was predicted, correctly or not."""
+    counts = accuracy.predicted.bincount(minlength=accuracy.classes).tolist()
+    for row, count in zip(facts["per_class"].values(), counts, strict=True):
         row["predicted"] = count
 
 
 def print_evaluation(facts: dict[str, Any], task: Task) -> None:
     if "per_class" in facts:
         print_table(class_rows(facts["per_class"]))
-    if left := facts.get("not_counted"):
-        say(f"left out: {use_words(left)} (--split all counts them too)")
-    if used := facts.get("counted"):
-        say(f"counted: {use_words(used)}")
+    if left_out := facts.get("not_counted"):
+        say(f"left out: {use_words(left_out)} (--split all includes them)")
+    if uses := facts.get("counted"):
+        say(f"evaluated: {use_words(uses)}")
     if parts := facts.get("parts"):
         print_table({"these images": USES[use], "images": row["images"], **share_cells(row, "top1")}
                     for use, row in parts.items())  # fmt: skip
     kind = "images" if facts["split"] == "all" else f"{facts['split']} images"
     say(f"{task.summary(facts, kind)}; each {facts['view']}")
     if "left_out" in facts:
-        say(f"{facts['left_out']} images of classes that the model is not asked for were left out")
+        say(f"left out: {facts['left_out']} images of classes that are not in --classes")
     if "real" in facts:
-        again = facts["real"]
-        share = with_interval(again["accuracy"], again["images"]) if again["images"] else "nothing"
-        say(f"reassessed labels: {share} of {again['images']} images right, {again['left_out']} have none")
+        real = facts["real"]
+        share = with_interval(real["accuracy"], real["images"]) if real["images"] else "none"
+        say(f"ReaL labels: {share} of {real['images']} images right; {real['left_out']} images have no label")
 
 
 def share_cells(row: dict[str, Any], key: str) -> dict[str, str]:
@@ -213,58 +214,59 @@ def share_cells(row: dict[str, Any], key: str) -> dict[str, str]:
 
 
 def class_rows(per_class: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each class that has images, then for those that were only predicted, the most often first."""
+    """Rows of the classes with images, then of the other classes that were predicted, most frequent first."""
     if all("average_precision" in row for row in per_class.values()):
         return [{"class": name, **row} for name, row in per_class.items()]
-    there = [name for name, row in per_class.items() if row["images"]]
-    only = [name for name, row in per_class.items() if not row["images"] and row.get("predicted")]
-    only.sort(key=lambda name: -per_class[name]["predicted"])
+    present = [name for name, row in per_class.items() if row["images"]]
+    only_predicted = [name for name, row in per_class.items() if not row["images"] and row.get("predicted")]
+    only_predicted.sort(key=lambda name: -per_class[name]["predicted"])
     rows = []
-    for name in [*there, *only[:PREDICTED]]:
+    for name in [*present, *only_predicted[:PREDICTED]]:
         row = per_class[name]
         predicted = {"predicted": row["predicted"]} if "predicted" in row else {}
         rows.append({"class": name, "images": row["images"], **share_cells(row, "accuracy"), **predicted})
-    if more := only[PREDICTED:]:
-        times = sum(per_class[name]["predicted"] for name in more)
-        rows.append({"class": f"{len(more)} other classes", "images": 0,
-                     **share_cells({"accuracy": None}, "accuracy"), "predicted": times})  # fmt: skip
+    if others := only_predicted[PREDICTED:]:
+        count = sum(per_class[name]["predicted"] for name in others)
+        rows.append({"class": f"{len(others)} other classes", "images": 0,
+                     **share_cells({"accuracy": None}, "accuracy"), "predicted": count})  # fmt: skip
     return rows
 
 
-def matched(
+def match_classes(
     source: Source, model: Model, name: str, table: str
 ) -> tuple[Source, Tensor | None, np.ndarray | slice]:
-    """The source in the model's classes; by a table in its own, with those that are right for each.
+    """The source with labels in the model's classes, or, with a table, in its own classes.
 
-    Last, which images of the source these are: a table may name some of its classes only.
+    Also returns the model classes accepted for each class of the table (else None), and the indices of the
+    selected images, since a table may list only some classes.
     """
     synsets, labels = imagenet_synsets(), model.labels
-    if not labels:  # what the model's classes are is not known: their numbers, or the data's in their order
-        numbers = tuple(map(str, range(model.config.classes)))
-        labels = numbers if set(source.classes) <= set(numbers) or table else source.classes
+    if not labels:  # unnamed classes: use their numbers, or the classes of the data in order
+        digits = tuple(map(str, range(model.config.classes)))
+        labels = digits if set(source.classes) <= set(digits) or table else source.classes
         if len(labels) != model.config.classes:
             raise Error(
-                f"{name} has {len(source.classes)} classes, and the model has {model.config.classes} without "
-                "names; give --classes with their numbers",
+                f"{name} has {len(source.classes)} classes, but the model has {model.config.classes} classes "
+                "without names; add --classes with their numbers",
                 code="evaluation.classes",
             )
     if table:
         rows = objectnet_table() if table == "objectnet" else read_table(read_text(table), table)
         accepted = accepted_classes(rows, source.classes, labels, synsets, table)
-        named = accepted.any(1).numpy()
-        chosen = np.flatnonzero(named[source.labels])
-        kept = source.take(chosen)
-        classes = tuple(kind for kind, there in zip(source.classes, named, strict=True) if there)
-        renamed = replace(kept, classes=classes, labels=(named.cumsum() - 1)[kept.labels])
-        return renamed, accepted[named], chosen
+        listed = accepted.any(1).numpy()
+        indices = np.flatnonzero(listed[source.labels])
+        part = source.take(indices)
+        classes = tuple(name for name, use in zip(source.classes, listed, strict=True) if use)
+        relabelled = replace(part, classes=classes, labels=(listed.cumsum() - 1)[part.labels])
+        return relabelled, accepted[listed], indices
     if not set(source.classes) <= set(labels) and not source.multilabel:
-        places = map_classes(source.classes, labels, synsets)
-        if places is not None:
-            return replace(source, classes=labels, labels=np.array(places)[source.labels]), None, slice(None)
+        numbers = map_classes(source.classes, labels, synsets)
+        if numbers is not None:
+            return replace(source, classes=labels, labels=np.array(numbers)[source.labels]), None, slice(None)
     return same_classes(source, labels, name), None, slice(None)
 
 
-def reassessed(path: str, source: Source, model: Model) -> list[list[int]]:
+def read_real_labels(path: str, source: Source, model: Model) -> list[list[int]]:
     labels = read_labels(read_text(path), path)
     check_labels(labels, len(source), model.config.classes, path)
     return labels
@@ -274,4 +276,4 @@ def read_text(path: str) -> str:
     try:
         return Path(path).read_text("utf-8-sig")
     except UnicodeDecodeError:
-        raise Error(f"{path}: not a text in UTF-8", code="file.unreadable") from None
+        raise Error(f"{path}: not a UTF-8 text file", code="file.unreadable") from None

@@ -1,4 +1,4 @@
-"""vitkit export: a file for other runtimes, kept only if its own runtime gives the model's answers."""
+"""`vitkit export`: a file for other runtimes, written only if its outputs match the model's."""
 
 import errno
 import os
@@ -25,14 +25,14 @@ from vitkit.models.vit import ViTConfig, dropped
 from vitkit.report.terminal import say, warn
 from vitkit.tasks.task import task_of
 
-CHECKED, CALIBRATED = 16, 128  # images, at most
-LEAST_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}  # of a parameter
-FULL = 64 * 1024  # bytes; a disk with fewer is full
+CHECKED, CALIBRATED = 16, 128  # maximum number of images
+LEAST_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}  # per parameter
+FULL = 64 * 1024  # bytes; a disk with less free space counts as full
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The file and the model on the same images."""
+    """Outputs of the exported file compared with the model on the same images."""
 
     size: tuple[int, int]
     batch: int
@@ -48,15 +48,15 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how it was checked."""
+    """The exported files and how they were checked."""
 
     files: tuple[Path, ...]
     format: str
     precision: str
-    output: str  # what the graph gives: logits, features or probabilities
+    output: str  # of the graph: logits, features or probabilities
     bytes: int
     compared: tuple[Comparison, ...]
-    unread: int = 0  # images that could not be read, and were left out
+    unread: int = 0  # unreadable images, which were skipped
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -65,7 +65,7 @@ class Exported:
             "precision": self.precision,
             "output": self.output,
             "bytes": self.bytes,
-            "compared": [one.to_json() for one in self.compared],
+            "compared": [comparison.to_json() for comparison in self.compared],
             "unread": self.unread,
         }
 
@@ -85,10 +85,10 @@ def export(
     overwrite: bool = False,
     quiet: bool = False,
 ) -> Exported:
-    """Write a model as .onnx, .pt2 or .xml beside `out`, run and compare it, and only then put it there.
+    """Write a model as .onnx, .pt2 or .xml to a temporary file, compare it, and then move it to `out`.
 
-    Of `images` and `calibrate`, those that cannot be read are left out and counted; unless `quiet`, a line on
-    standard error names them.
+    Unreadable files among `images` and `calibrate` are skipped and counted and, unless `quiet`, reported on
+    standard error.
     """
     out, form = Path(out), Form(precision=precision, pixels=pixels, any_size=any_size)
     check_output(model, out, form, compiled=compiled, calibrated=bool(calibrate))
@@ -97,15 +97,16 @@ def export(
     dropped(model.config, strict=strict_size)
     check_form(model, form)
     unread: set[str] = set()
-    learned, samples = chosen(model, images, calibrate, unread, quiet)
+    calibration, samples = calibration_and_test(model, images, calibrate, unread, quiet)
     needed = sum(p.numel() for p in model.parameters()) * LEAST_BYTES[precision]
-    with beside(out, needed) as trial:
-        write(model, form, trial, calibrate=learned, compiled=compiled)
+    with temporary_path(out, needed) as trial:
+        write(model, form, trial, calibrate=calibration, compiled=compiled)
         compared = tuple(compare(model, form, trial, images, samples, compiled))
-        if not all(one.result.ok for one in compared):
-            numbers = "; ".join(one.text() for one in compared)
+        if not all(comparison.result.ok for comparison in compared):
+            details = "; ".join(comparison.text() for comparison in compared)
             raise Error(
-                f"{out} was not written: it disagrees with the model. {numbers}", code="export.disagrees"
+                f"{out} was not written: its outputs differ from the model's. {details}",
+                code="export.disagrees",
             )
         return Exported(
             files=publish(trial.parent, out),
@@ -119,60 +120,63 @@ def export(
 
 
 def check_output(model: Model, out: Path, form: Form, *, compiled: bool, calibrated: bool) -> None:
-    """Refuse a file that cannot be written, or not be compared, before anything takes time."""
+    """Reject an export that cannot be written or compared before any long work."""
     if form.precision not in TYPES:
-        raise Error(f"no precision {form.precision!r}; known: {', '.join(TYPES)}", code="request.value")
+        raise Error(
+            f"unknown precision {form.precision!r}; expected one of {', '.join(TYPES)}", code="request.value"
+        )
     check_kind(out, form, compiled=compiled, device=next(model.parameters()).device.type)
     if (form.precision == "int8") != calibrated:
         raise Error(
-            "int8 is calibrated: --precision int8 and --calibrate DATA|IMAGES go together",
+            "--precision int8 and --calibrate DATA|IMAGE must be used together",
             code="request.conflict",
         )
     if model.config.channels != 3:
         raise Error(
-            f"the model takes {model.config.channels} channels; only RGB can be compared",
+            f"the model has {model.config.channels} input channels; only RGB models can be exported",
             code="export.unsupported",
         )
 
 
 def check_free(out: Path, overwrite: bool) -> None:
-    """Refuse to replace files, OpenVINO's or ONNX's second one too, unless that is asked for."""
-    if not overwrite and (there := siblings(out)):
-        names = " and ".join(str(path) for path in reversed(there))
-        raise Error(
-            f"{names} exist{'s' * (len(there) == 1)}; give another name, or --overwrite", code="file.exists"
-        )
+    """Reject existing files, including the weights files of OpenVINO and ONNX, without --overwrite."""
+    if not overwrite and (existing := siblings(out)):
+        names = " and ".join(str(path) for path in reversed(existing))
+        verb = "exists" if len(existing) == 1 else "exist"
+        raise Error(f"{names} already {verb}; use another name or --overwrite", code="file.exists")
 
 
-def chosen(
+def calibration_and_test(
     model: Model, images: Sequence[str], calibrate: Sequence[str], unread: set[str], quiet: bool
 ) -> tuple[Tensor | None, Tensor]:
-    """Images to calibrate on and images to compare on; of one collection, every eighth is for comparing.
+    """Images for calibration and for comparison; with --calibrate alone, every eighth is for comparison.
 
-    unread: gets the names of those that could not be read.
+    unread: the names of unreadable files are added to it.
     """
 
     def sampled(count: int, places: Sequence[str]) -> Tensor:
-        return sample_images(model, count, places=places, unread=left_out)
+        return sample_images(model, count, places=places, unread=skip)
 
-    def left_out(bad: list[tuple[str, str]], total: int) -> None:
+    def skip(bad: list[tuple[str, str]], total: int) -> None:
         if not quiet:
             warn_unread(bad, total)
         unread.update(name for name, _ in bad)
 
     samples = sampled(CHECKED, images) if images or not calibrate else None
-    learned = sampled(CALIBRATED, calibrate) if calibrate else None
+    calibration = sampled(CALIBRATED, calibrate) if calibrate else None
     if samples is None:
-        assert learned is not None
-        held = torch.arange(len(learned)) % 8 == 7
-        samples, learned = (learned[held], learned[~held]) if held.any() else (learned, learned)
-    return learned, samples
+        assert calibration is not None
+        held_out = torch.arange(len(calibration)) % 8 == 7
+        if not held_out.any():
+            return calibration, calibration
+        samples, calibration = calibration[held_out], calibration[~held_out]
+    return calibration, samples
 
 
 def compare(
     model: Model, form: Form, path: Path, images: Sequence[str], samples: Tensor, compiled: bool
 ) -> Iterator[Comparison]:
-    """At batch 1 and at another; at another size too, not square, where any size is taken."""
+    """Compare at batch size 1 and a larger one and, with any_size, also at another, non-square size."""
     run = runner(model, form, path, compiled=compiled)
     if len(samples) < 3:
         samples = samples.repeat(3, 1, 1, 1)
@@ -195,24 +199,24 @@ def other_size(model: Model) -> tuple[int, int]:
 
 
 @contextmanager
-def beside(out: Path, needed: int) -> Iterator[Path]:
-    """A place of the same name in a folder beside, for so many bytes; it goes again whatever happens."""
+def temporary_path(out: Path, needed: int) -> Iterator[Path]:
+    """A path of the same name in a temporary sibling folder with `needed` free bytes; removed at the end."""
     if not out.parent.is_dir():
-        raise Error(f"cannot write {out}: no folder {out.parent}", code="file.not-found")
-    room = shutil.disk_usage(out.parent)
-    if room.total and room.free < needed:  # /proc and its like have no room at all, and another error
-        raise full_disk(out, f"{needed:,} bytes are needed, {room.free:,} are free")
+        raise Error(f"cannot write {out}: folder {out.parent} does not exist", code="file.not-found")
+    usage = shutil.disk_usage(out.parent)
+    if usage.total and usage.free < needed:  # virtual file systems such as /proc report 0 and fail later
+        raise full_disk(out, f"{needed:,} bytes are needed, {usage.free:,} are free")
     try:
         folder = tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent)
     except OSError as error:
         raise Error(f"cannot write {out}: {error.strerror}", code="file.not-writable") from None
     try:
         yield Path(folder) / out.name
-    except (OSError, RuntimeError) as error:  # libraries report a full disk in many ways, or write on
+    except (OSError, RuntimeError) as error:  # libraries report a full disk in many ways
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         free = shutil.disk_usage(folder).free
         if full or free < FULL:
-            raise full_disk(out, f"{free:,} bytes were free in the end") from None
+            raise full_disk(out, f"{free:,} bytes are left") from None
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -223,48 +227,49 @@ def full_disk(out: Path, details: str) -> OSError:
 
 
 def siblings(out: Path) -> list[Path]:
-    """The file and those that belong to it, as far as they are there; the one that is opened last."""
+    """The existing files of an export: weights file first, then the file itself."""
     others = [out.with_suffix(".bin")] if out.suffix == ".xml" else [out.with_name(f"{out.name}.data")]
     return [path for path in (*others, out) if path.exists()]
 
 
 def publish(folder: Path, out: Path) -> tuple[Path, ...]:
-    """Move the files of a folder to their place, all or none: what was there is put back if one fails."""
-    aside = folder / "before"
-    aside.mkdir()
+    """Move the files of a folder into place, all or none: old files are restored if a move fails."""
+    backup = folder / "before"
+    backup.mkdir()
     old, new = siblings(out), siblings(folder / out.name)
     try:
         for path in old:
-            os.rename(path, aside / path.name)
+            os.rename(path, backup / path.name)
         for path in new:
             os.rename(path, out.parent / path.name)
     except OSError as error:
-        for path in aside.iterdir():
+        for path in backup.iterdir():
             os.replace(path, out.parent / path.name)
         raise Error(
-            f"cannot write {out}: {error.strerror}; what was there is untouched", code="file.not-writable"
+            f"cannot write {out}: {error.strerror}; existing files are unchanged", code="file.not-writable"
         ) from None
     return tuple(out.parent / path.name for path in reversed(new))
 
 
 def export_verb(place: str, out: Path, device: str, *, emit: Emit, **options: Any) -> None:
-    """Export, and print what was written and how near it is."""
+    """Export a model and print the files and the comparison."""
     if not emit:
-        say(f"writing {out} and running it ...")
-    done = export_loaded(place, out, device, say=warn, **options)
+        say(f"writing {out} and comparing it with the model ...")
+    exported = export_loaded(place, out, device, say=warn, **options)
     if emit:
-        return emit(done.to_json())
-    for one in done.compared:
-        say(one.text())
-    files = ", ".join(str(path) for path in done.files)
-    say(f"{files}: {done.format} {done.precision}, {done.bytes / 1e6:,.1f} MB, gives {done.output}")
+        return emit(exported.to_json())
+    for comparison in exported.compared:
+        say(comparison.text())
+    files = ", ".join(str(path) for path in exported.files)
+    size = f"{exported.bytes / 1e6:,.1f} MB"
+    say(f"{files}: {exported.format} {exported.precision}, {size}, output: {exported.output}")
 
 
 def export_loaded(
     model: Model | str, out: Path, device: str, *, say: Callable[[str], None], **options: Any
 ) -> Exported:
-    """A model, or the one at a place, exported; `say` gets a line on pixels that its patches do not cover."""
-    check_free(out, options["overwrite"])  # before a model is loaded or fetched
+    """Export a model or the model at a path; `say` is called if its patches do not cover the whole image."""
+    check_free(out, options["overwrite"])  # before a model is loaded or downloaded
     model = loaded(model, device)
     if note := dropped(model.config, options["image_size"]):
         say(note)

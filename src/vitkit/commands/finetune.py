@@ -1,4 +1,4 @@
-"""finetune and pretrain: a request out of options, its plan, the run, and what is printed of it."""
+"""`vitkit finetune` and `vitkit pretrain`: build the request, plan it, run it and print the result."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,20 +26,20 @@ from vitkit.training.schedule import Duration
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a request: its plan and, unless only that was asked for, the result as one object."""
+    """The plan of a request and, unless only the plan was requested, the result of the run."""
 
     plan: Plan
     result: dict[str, Any] | None = None
 
 
 def finetune(data: str, options: Training, *, protocol: bool = False, seeds: int = 3, emit: Emit) -> None:
-    """The verb: choose, report the choices and how long it will take, then do it."""
-    show(learn(finetuning(data, options, protocol=protocol, seeds=seeds), progress=not emit), emit)
+    """Plan a fine-tuning run, report choices and expected time, and run it."""
+    print_outcome(execute(finetuning(data, options, protocol=protocol, seeds=seeds), progress=not emit), emit)
 
 
 def pretrain(data: str, options: Training, *, emit: Emit) -> None:
-    """The same, from scratch by a recipe of the paper; the model is the recipe's unless one is named."""
-    show(learn(pretraining(data, options), progress=not emit), emit)
+    """Plan and run pre-training from scratch; the recipe defines the model unless --model is given."""
+    print_outcome(execute(pretraining(data, options), progress=not emit), emit)
 
 
 def finetuning(data: str, options: Training, *, protocol: bool = False, seeds: int = 3) -> Request:
@@ -58,23 +58,23 @@ def pretraining(data: str, options: Training) -> Request:
 def request_for(
     verb: str, data: str, options: Training, default: str, *, protocol: bool = False, seeds: int = 1
 ) -> Request:
-    """A request as a value; a model or weights that do not exist are reported before anything is done."""
+    """Build a request; unknown model or weights names are errors before any work."""
     recipe = make_recipe(data, options, default)
-    whole = override(recipe, options.set)
-    resume.check_names(whole)
-    if protocol and whole.task.headline.key != "top1":
+    complete = override(recipe, options.set)
+    resume.check_names(complete)
+    if protocol and complete.task.headline.key != "top1":
         raise Error(
-            f"--protocol compares classifiers, and {whole.objective} trains none: give it when fine-tuning "
-            "the result",
+            f"--protocol needs a classifier, but {complete.objective} trains none; use it when "
+            "fine-tuning the result",
             code="request.conflict",
         )
     return Request(verb, data, options, recipe, protocol, seeds)
 
 
 def make_recipe(data: str, options: Training, default: str) -> Recipe:
-    """The named recipe with the command's options on it; each is checked by the recipe itself."""
+    """The named recipe with the options of the command applied; the recipe validates each value."""
     if options.steps is not None and options.epochs is not None:
-        raise Error("give --steps or --epochs, not both", code="request.conflict")
+        raise Error("--steps and --epochs exclude each other", code="request.conflict")
     check_start(options)
     r = replace(named_recipe(options.recipe or default), data=data, **options.changes())
     if options.steps is not None or options.epochs is not None:
@@ -85,68 +85,71 @@ def make_recipe(data: str, options: Training, default: str) -> Recipe:
 
 
 def check_start(options: Training) -> None:
-    """Weights bring their own model: another one, or options of one, would be ignored."""
+    """Reject --weights together with a model or model options, which would be ignored."""
     named = automatic.fixed_fields(options)
     for field in ("model", "model_options"):
         if "weights" in named and field in named:
             raise Error(
-                f"--weights {options.weights} decides the model, and {field} is given too: give --weights to "
-                "start from a trained model, or --model to train a new one from scratch, not both",
+                f"--weights {options.weights} and {field} exclude each other: use --weights to start from a "
+                "pretrained model, or --model to train a new one from scratch",
                 code="request.conflict",
             )
 
 
-def learn(request: Request, *, progress: bool) -> Outcome:
-    """Plan a request and, unless only the plan is wanted, run it. progress: on standard error."""
+def execute(request: Request, *, progress: bool) -> Outcome:
+    """Plan a request and, unless only the plan is requested, run it. Progress goes to standard error."""
     with machine_for(request.options, progress=progress) as machine:
-        made = plan(request, machine, quiet=not progress)
-        return Outcome(made, None if request.options.plan else run(made))
+        planned = plan(request, machine, quiet=not progress)
+        return Outcome(planned, None if request.options.plan else run(planned))
 
 
 def run(plan: Plan) -> dict[str, Any]:
-    """Do what was planned, once: the result as one object, as --json prints it."""
+    """Run a plan once; returns the result as --json prints it."""
     if plan.result:
         return plan.result.to_json() | {"already_finished": True}
     if plan.model.released:
-        raise Error(f"this plan of {plan.out} was run already; make another one", code="request.conflict")
+        raise Error(
+            f"the plan for {plan.out} has already been run; create a new one", code="request.conflict"
+        )
     with stopping(plan.out):
         if not plan.candidates:
-            done = run_recipe(
+            result = run_recipe(
                 plan.recipe, plan.out, plan.runtime, plan.options, plan.opener, plan.model.release
             )
-            return done.to_json()
+            return result.to_json()
         protocol = Protocol(plan.out, plan.runtime, plan.options, plan.say, plan.opener)
         summary = protocol.follow(plan.candidates, seeds=plan.request.seeds)
-        report.drawn(plan.out, plan.runtime, plan.say)
-        plan.runtime.barrier()  # for the one that writes
+        report.draw_if_possible(plan.out, plan.runtime, plan.say)
+        plan.runtime.barrier()  # wait for the main process, which writes
         return summary
 
 
-def show(outcome: Outcome, emit: Emit) -> None:
-    """What the verbs print in the end, by one process."""
-    made, result = outcome.plan, outcome.result
-    if not made.runtime.is_main:
+def print_outcome(outcome: Outcome, emit: Emit) -> None:
+    """Print or emit the plan or the result; only the main process prints."""
+    plan, result = outcome.plan, outcome.result
+    if not plan.runtime.is_main:
         return
     if emit:
-        return emit(made.to_json() if result is None else result)
+        return emit(plan.to_json() if result is None else result)
     if result is None:
-        return print_plan(made.to_json())
-    if made.result:
-        say(f"{made.out}: already finished ({made.result.steps} steps); nothing was done")
-    show_result(result)
-    if made.result:
-        say(f"  {made.request.train_on(made.out, resume.suggested(made.result), accept=False)}")
+        return print_plan(plan.to_json())
+    if plan.result:
+        say(f"{plan.out}: already finished ({plan.result.steps} steps); nothing to do")
+    print_result(result)
+    if plan.result:
+        say(f"  {plan.request.train_on(plan.out, resume.suggested(plan.result), accept=False)}")
 
 
-def show_result(result: dict[str, Any]) -> None:
+def print_result(result: dict[str, Any]) -> None:
     next_verbs = [f"predict {result['run']} IMAGE...", f"evaluate {result['run']} DATA"]
     if "seeds" in result:
         images = result["images"]
         deviation = f" +- {percent(result['std'], images)}" if result["std"] is not None else ""
-        by = f"at rate {result['rate']:g}" if is_rate(result["chosen"]) else f"by {called(result['chosen'])}"
-        ends = span(wilson(result["mean"], images), images)
+        chosen = result["chosen"]
+        setting = f"at learning rate {result['rate']:g}" if is_rate(chosen) else f"with {called(chosen)}"
+        interval = span(wilson(result["mean"], images), images)
         say(f"{percent(result['mean'], images)}{deviation} of {images} test images right, mean of "
-            f"{len(result['seeds'])} seeds {by}; 95 % interval: {ends}")  # fmt: skip
+            f"{len(result['seeds'])} seeds {setting}; 95 % interval: {interval}")  # fmt: skip
     else:
         task = run_task(Path(result["run"]), result["test"])
         say(task.summary(result["test"], f"{result['test']['split']} images"))
@@ -157,11 +160,11 @@ def show_result(result: dict[str, Any]) -> None:
     if before := resume.result_before(Path(result["run"])):
         path, test = before
         say(f"before ({path}): {run_task(path.parent, test).summary(test, 'test images')}")
-    say(f"the model: {result['model']}")
+    say(f"model: {result['model']}")
     page = Path(result["run"]) / REPORT
     if page.exists():
-        say(f"the report: {page}")
-    else:  # it could not be made
+        say(f"report: {page}")
+    else:  # the report could not be written
         next_verbs.append(f"report {result['run']}")
     for verb in next_verbs:
         say(f"  vitkit {verb}")

@@ -1,4 +1,4 @@
-"""vitkit inspect: arrays, figures and facts of what a model looks at, in one folder."""
+"""`vitkit inspect`: arrays, figures and facts about a model's filters, positions and attention."""
 
 # B images, L layers, K heads, N patches; H, W pixels; h, w grid of patches
 
@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitkit.commands.look import label_of, ready, said, seen, upright
+from vitkit.commands.look import label_of, model_view, normalized, top_predictions, upright
 from vitkit.commands.shared import Emit
 from vitkit.data.decode import BadImage, read
 from vitkit.data.names import SUFFIXES
@@ -50,37 +50,38 @@ from vitkit.report.overlay import in_blocks, masked, overlay
 from vitkit.report.terminal import Live, printable, say, warn
 
 ON_SHEET = "attention-sheet"
-HEADS = 16  # at most so many are drawn of a layer
+HEADS = 16  # maximum number of heads drawn per layer
 
 
 def draw_all(folder: Path, arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> tuple[list[str], bytes]:
-    """Write every figure that the arrays allow as PNG and SVG; their names, and the contact sheet.
+    """Write all possible figures as PNG and SVG; returns their names and the contact sheet.
 
-    A sheet of many attention maps is too large to be on another sheet.
+    The sheet of many attention maps is too large for the contact sheet.
     """
     pictures: dict[str, bytes] = {}
-    for name, figure in [*from_inside(arrays, facts), *from_images(arrays, facts)]:
+    for name, figure in [*model_figures(arrays, facts), *image_figures(arrays, facts)]:
         pictures[name] = render(figure, "png")
         (folder / f"{name}.png").write_bytes(pictures[name])
         (folder / f"{name}.svg").write_bytes(render(figure, "svg"))
     return list(pictures), contact_sheet([picture for name, picture in pictures.items() if name != ON_SHEET])
 
 
-def from_inside(arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Fig. 7: filters, positions, distances."""
+def model_figures(arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Fig. 7: filters, position embeddings, attention distances."""
     yield "filters", draw_filters(arrays["filters"])
     tables = arrays.get("position_similarity", ())
     for table, layer in zip(tables, arrays.get("position_layers", ()), strict=True):
-        name, of = ("", "") if len(tables) == 1 else (f"-layer-{layer}", f", layer {layer}")
-        yield f"position-similarity{name}", draw_similarity(table, title=f"Position embedding similarity{of}")
+        suffix, title = ("", "") if len(tables) == 1 else (f"-layer-{layer}", f", layer {layer}")
+        title = f"Position embedding similarity{title}"
+        yield f"position-similarity{suffix}", draw_similarity(table, title=title)
     if "attention_distance" in arrays:
         along = "Layer" if facts["attention"] == "full" else "Attention (rows, columns, rows, ...)"
         uniform = facts["attention_distance"]["uniform"]
         yield "attention-distance", draw_distance(arrays["attention_distance"], uniform=uniform, along=along)
 
 
-def from_images(arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Fig. 6 and its relatives: each image beside its maps, and once more beside the heads of a layer."""
+def image_figures(arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Fig. 6 and similar: each image next to its maps, and next to the attention heads of a layer."""
     if "images" not in arrays:
         return
     names = [Path(row["image"]).name for row in facts["shown"]]
@@ -95,7 +96,7 @@ def from_images(arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> Iterato
 
 
 def map_figure(arrays: dict[str, np.ndarray], facts: dict[str, Any], names: Sequence[str]) -> Any:
-    """Image, attention, class maps and features in a row, with the file and what the model says below."""
+    """One row per image: image, attention, class maps and features; captions: file name and prediction."""
     images = arrays["images"]
     size = images[0].shape[:2]
     columns, panels = ["Input"], [list(images)]
@@ -104,12 +105,12 @@ def map_figure(arrays: dict[str, np.ndarray], facts: dict[str, Any], names: Sequ
         panels.append([masked(image, heat) for image, heat in zip(images, arrays["rollout"], strict=True)])
     captions = list(names)
     for row, maps in zip(facts.get("classes", ()), arrays.get("class_maps", ()), strict=True):
-        same = len(set(row)) == 1 and len(facts["classes"]) > 1  # a class that was asked for
+        same = len(set(row)) == 1 and len(facts["classes"]) > 1  # a class of --class, the same for all images
         columns.append(row[0] if same else "Class map")
         panels.append([overlay(image, heat) for image, heat in zip(images, maps, strict=True)])
         if not same:
-            told = zip(names, row, facts["shown"], strict=True)
-            captions = [f"{name}: {chance(label, shown['top'])}" for name, label, shown in told]
+            predictions = zip(names, row, facts["shown"], strict=True)
+            captions = [f"{name}: {with_probability(label, p['top'])}" for name, label, p in predictions]
     if "feature_colours" in arrays:
         columns.append("Features")
         panels.append([in_blocks(values, size) for values in arrays["feature_colours"]])
@@ -117,43 +118,43 @@ def map_figure(arrays: dict[str, np.ndarray], facts: dict[str, Any], names: Sequ
 
 
 def head_figure(images: np.ndarray, maps: np.ndarray, layer: int, names: Sequence[str]) -> Any:
-    """Each image in a row with the heads of a layer, each head's map stretched for itself."""
+    """One row per image: the image and one map per attention head, each scaled separately."""
     size, count = images[0].shape[:2], maps.shape[1]
-    shown = range(min(count, HEADS))
+    heads = range(min(count, HEADS))
     groups = [
-        (image, *(in_blocks(of[head], size) for head in shown))
-        for image, of in zip(images, maps, strict=True)
+        (image, *(in_blocks(by_head[head], size) for head in heads))
+        for image, by_head in zip(images, maps, strict=True)
     ]
-    some = f", the first {HEADS} of {count} heads" if count > HEADS else ""
-    columns = ("Input", *(f"Head {head}" for head in shown))
+    note = f", the first {HEADS} of {count} heads" if count > HEADS else ""
+    columns = ("Input", *(f"Head {head}" for head in heads))
     across = 1 if count > 4 else 0
     return draw_pictures(
-        groups, columns=columns, captions=names, title=f"Attention of layer {layer}{some}", side=0.8,
+        groups, columns=columns, captions=names, title=f"Attention of layer {layer}{note}", side=0.8,
         across=across,
     )  # fmt: skip
 
 
-def chance(label: str, top: list[list[Any]]) -> str:
-    """A label, with its probability where that is known."""
-    known = (f"{label} {100 * probability:.1f} %" for name, probability in top if name == label)
-    return next(known, label)
+def with_probability(label: str, top: list[list[Any]]) -> str:
+    """A label, with its probability if it is among the top predictions."""
+    texts = (f"{label} {100 * probability:.1f} %" for name, probability in top if name == label)
+    return next(texts, label)
 
 
-SHOWN = 8  # images of which all maps are drawn
-SHEET = 128  # images of which the attention is drawn, as in Fig. 14
-TILE = 112  # pixels of their longer side there
-WANTED = {  # what images would add
-    "attention_distance": "how far each head looks",
-    "rollout": "where attention goes in an image",
-    "head_maps": "what each head of a layer looks at",
-    "class_maps": "which patches speak for a class",
-    "feature_colours": "which patches are alike",
+SHOWN = 8  # images for which all maps are drawn
+SHEET = 128  # images on the attention sheet, as in Fig. 14
+TILE = 112  # pixels of the longer side of images on the sheet
+NEED_IMAGES = {  # results that need images
+    "attention_distance": "attention distances",
+    "rollout": "attention rollout",
+    "head_maps": "attention maps of the heads of a layer",
+    "class_maps": "class maps",
+    "feature_colours": "similarity of patches",
 }
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Images by name, read when they are asked for."""
+    """Images by name, which are read on demand."""
 
     names: Sequence[str]
     fetch: Callable[[int], bytes | np.ndarray]
@@ -172,26 +173,27 @@ def inspect(
     strict_size: bool = False,
     emit: Emit = None,
 ) -> bool:
-    """Whether every image could be read; the rest of the answer lies in the folder `out`."""
+    """Write the inspection of a model into the folder `out`; returns whether every image could be read."""
     model = transformer(load_model(place, device))
     size = parse_size(image_size or None) or model.config.image_size
     if note := dropped(model.config, size, strict=strict_size):
         warn(note)
     check_layer(model, layer)
     if images < 1:
-        raise Error(f"--images {images}: give at least 1")
-    wanted = [class_number(model, name) for name in classes]
+        raise Error(f"--images {images}: expected at least 1")
+    targets = [class_number(model, name) for name in classes]
     pictures = find_pictures(places) if places else None
-    found, facts = Gathered(), facts_of(model, place, size)
-    look_inside(model, size, found, facts)
+    gathered, facts = Gathered(), facts_of(model, place, size)
+    inspect_model(model, size, gathered, facts)
     if pictures:
-        look_at(model, evenly(pictures, images), size, layer, wanted, found, facts, quiet=bool(emit))
+        selected = evenly_chosen(pictures, images)
+        inspect_images(model, selected, size, layer, targets, gathered, facts, quiet=bool(emit))
     else:
-        found.skipped |= dict.fromkeys(WANTED, "needs images")
+        gathered.skipped |= dict.fromkeys(NEED_IMAGES, "needs images")
     folder = out or default_folder(place)
-    facts |= {"skipped": found.skipped}
-    write(folder, found.arrays, facts)
-    emit(facts | {"folder": str(folder)}) if emit else tell(folder, facts)
+    facts |= {"skipped": gathered.skipped}
+    write(folder, gathered.arrays, facts)
+    emit(facts | {"folder": str(folder)}) if emit else print_summary(folder, facts)
     return not facts.get("unreadable")
 
 
@@ -200,7 +202,7 @@ def facts_of(model: ViT, place: str, size: tuple[int, int]) -> dict[str, Any]:
     return {
         "model": place,
         "image_size": list(size),
-        "covered": list(covered(size, c.stride)),  # by whole patches; what is drawn
+        "covered": list(covered(size, c.stride)),  # the part that whole patches cover, which is drawn
         "grid": list(grid_of(size, c.stride)),
         "patch_pixels": c.stride,
         "layers": c.depth,
@@ -209,88 +211,90 @@ def facts_of(model: ViT, place: str, size: tuple[int, int]) -> dict[str, Any]:
     }
 
 
-def look_inside(model: ViT, size: tuple[int, int], found: Gathered, facts: dict[str, Any]) -> None:
-    """What needs no image: filters and positions."""
+def inspect_model(model: ViT, size: tuple[int, int], gathered: Gathered, facts: dict[str, Any]) -> None:
+    """Gather filters and position similarity, which need no images."""
     filters = embedding_filters(model)
-    found.arrays |= {"filters": filters.tiles, "filters_variance": filters.variance}
+    gathered.arrays |= {"filters": filters.tiles, "filters_variance": filters.variance}
     share = [round(float(value), 6) for value in filters.variance]
     facts["filters"] = {"explained_variance": share, "together": round(sum(share), 6)}
     layers = table_layers(model)
-    found.add(
+    gathered.add(
         "position_similarity",
         lambda: np.stack([position_similarity(model, image_size=size, layer=i) for i in layers]),
     )
-    if "position_similarity" in found.arrays:
-        found.arrays["position_layers"] = np.array(layers)
-        tables = zip(layers, found.arrays["position_similarity"], strict=True)
+    if "position_similarity" in gathered.arrays:
+        gathered.arrays["position_layers"] = np.array(layers)
+        tables = zip(layers, gathered.arrays["position_similarity"], strict=True)
         facts["position_similarity"] = [{"layer": i} | similarity_facts(table) for i, table in tables]
 
 
 def table_layers(model: ViT) -> list[int]:
-    """Layers whose position tables are compared: the first, a middle one, the last, if each has its own."""
+    """Layers with position embeddings to compare: first, middle and last if every layer has its own."""
     last = model.config.depth - 1
     return sorted({0, last // 2, last}) if model.config.injection == "every" and last > 0 else [0]
 
 
-def look_at(
-    model: ViT, pictures: Pictures, size: tuple[int, int], layer: int, wanted: list[int], found: Gathered,
-    facts: dict[str, Any], *, quiet: bool,
+def inspect_images(
+    model: ViT, pictures: Pictures, size: tuple[int, int], layer: int, classes: list[int],
+    gathered: Gathered, facts: dict[str, Any], *, quiet: bool,
 ) -> None:  # fmt: skip
-    """What needs images: distances over all of them, maps of some."""
+    """Gather attention distances over all images, and maps of a few."""
     unread: dict[str, str] = {}
     good: list[int] = []
-    with Live("looking", len(pictures.names), quiet=quiet) as live:
+    with Live("inspecting", len(pictures.names), quiet=quiet) as live:
         distance = mean_distance(model, views(model, pictures, size, unread, good, live.more))
     if not good:
-        first = next(f"{name}: {why}" for name, why in unread.items())
+        name, reason = next(iter(unread.items()))
         raise Error(
-            f"none of the {len(unread)} images can be read; the first, {first}", code="image.unreadable"
+            f"none of the {len(unread)} images can be read; the first is {name}: {reason}",
+            code="image.unreadable",
         )
     facts |= {"images": len(good), "unreadable": unread}
     if distance is None:
-        found.skipped["attention_distance"] = "this model has depth 0: there is no attention in it"
+        gathered.skipped["attention_distance"] = "this model has depth 0 and no attention"
     else:
-        found.arrays["attention_distance"] = distance
+        gathered.arrays["attention_distance"] = distance
         uniform = uniform_distance(model, grid_of(size, model.config.stride))
         facts["attention_distance"] = distance_facts(distance, uniform)
     if len(good) > SHOWN and model.config.depth:
-        add_sheet(model, pictures, [good[i] for i in spread(len(good), SHEET)], size, found, facts)
-    some = [good[i] for i in spread(len(good), SHOWN)]
-    shown = torch.stack([seen(model, pictures.fetch(i), size) for i in some])
-    predictions, best = said(model, shown)
-    targets = [[number] * len(some) for number in wanted] or [best.tolist()]
-    maps = gather(model, ready(model, shown), layer=layer, targets=targets)
-    found.arrays |= {"images": upright(shown)} | maps.arrays
-    found.skipped |= maps.skipped
+        add_sheet(model, pictures, [good[i] for i in evenly_spaced(len(good), SHEET)], size, gathered, facts)
+    drawn = [good[i] for i in evenly_spaced(len(good), SHOWN)]
+    images = torch.stack([model_view(model, pictures.fetch(i), size) for i in drawn])
+    predictions, best = top_predictions(model, images)
+    targets = [[number] * len(drawn) for number in classes] or [best.tolist()]
+    maps = gather(model, normalized(model, images), layer=layer, targets=targets)
+    gathered.arrays |= {"images": upright(images)} | maps.arrays
+    gathered.skipped |= maps.skipped
     if "head_maps" in maps.arrays:
         facts["head_layer"] = layer % attention_count(model)
     if "class_maps" in maps.arrays:
-        found.arrays["class_numbers"] = np.array(targets)
+        gathered.arrays["class_numbers"] = np.array(targets)
         facts["classes"] = [[label_of(model, number) for number in row] for row in targets]
     facts["shown"] = [
         {"image": pictures.names[i], "top": [list(pair) for pair in top]}
-        for i, top in zip(some, predictions, strict=True)
+        for i, top in zip(drawn, predictions, strict=True)
     ]
 
 
 def add_sheet(
-    model: ViT, pictures: Pictures, chosen: list[int], size: tuple[int, int], found: Gathered,
+    model: ViT, pictures: Pictures, chosen: list[int], size: tuple[int, int], gathered: Gathered,
     facts: dict[str, Any],
 ) -> None:  # fmt: skip
-    """The attention of many images beside them, small; a few at a time are in memory in full."""
+    """Gather small images and attention maps of many images; only one batch is in memory at full size."""
     batch, images, maps = batch_for(model, grid_of(size, model.config.stride)), [], []
     small = [max(1, round(side * min(1.0, TILE / max(size)))) for side in size]
-    for at in range(0, len(chosen), batch):
-        views = torch.stack([seen(model, pictures.fetch(i), size) for i in chosen[at : at + batch]])
-        maps.append(attention_rollout(model, ready(model, views), batch=batch))
+    for start in range(0, len(chosen), batch):
+        part = chosen[start : start + batch]
+        views = torch.stack([model_view(model, pictures.fetch(i), size) for i in part])
+        maps.append(attention_rollout(model, normalized(model, views), batch=batch))
         images += [np.asarray(Image.fromarray(view).resize(small[::-1], Image.Resampling.BOX))
                    for view in upright(views)]  # fmt: skip
-    found.arrays |= {"sheet_images": np.stack(images), "sheet_rollout": np.concatenate(maps)}
+    gathered.arrays |= {"sheet_images": np.stack(images), "sheet_rollout": np.concatenate(maps)}
     facts["sheet"] = [pictures.names[i] for i in chosen]
 
 
 def mean_distance(model: ViT, parts: Iterator[Tensor]) -> np.ndarray | None:
-    """The mean attention distance over parts of any number of images, one part in memory; None at depth 0."""
+    """The mean attention distance over batches of images, one in memory at a time; None at depth 0."""
     total, count = np.zeros(()), 0
     for part in parts:
         count += len(part)
@@ -303,23 +307,23 @@ def views(
     model: ViT, pictures: Pictures, size: tuple[int, int], unread: dict[str, str], good: list[int],
     advance: Callable[[int], None],
 ) -> Iterator[Tensor]:  # fmt: skip
-    """Normalised images, a few at a time; which could be read, and why others could not, is noted."""
+    """Batches of normalized images; adds readable indices to `good` and errors to `unread`."""
     batch, part = batch_for(model, grid_of(size, model.config.stride)), []
     for i, name in enumerate(pictures.names):
         try:
-            part.append(seen(model, pictures.fetch(i), size))
+            part.append(model_view(model, pictures.fetch(i), size))
             good.append(i)
         except BadImage as error:
             unread[name] = str(error)
-            warn(f"not read: {printable(name)}: {error}")
+            warn(f"skipped: {printable(name)}: {error}")
         if len(part) == batch or (part and i + 1 == len(pictures.names)):
-            yield ready(model, torch.stack(part))
+            yield normalized(model, torch.stack(part))
             advance(len(part))
             part = []
 
 
 def find_pictures(places: tuple[str, ...]) -> Pictures:
-    """Image files, folders and globs; or one data set, of which the held-out split is taken."""
+    """The images of files, folders and globs, or of one data set, preferably its test split."""
     if len(places) == 1 and is_data(places[0]):
         splits = open_data(places[0])
         source = splits[next((s for s in ("test", "val", "all", "train") if s in splits), next(iter(splits)))]
@@ -335,30 +339,30 @@ def is_data(place: str) -> bool:
     return not any(name.lower().endswith(SUFFIXES) for name in walk(path))
 
 
-def evenly(pictures: Pictures, most: int) -> Pictures:
-    """At most so many of the pictures, from all over them, since neighbours are often of one class."""
-    chosen = spread(len(pictures.names), most)
+def evenly_chosen(pictures: Pictures, most: int) -> Pictures:
+    """At most `most` pictures, evenly spaced, since neighbours are often of the same class."""
+    chosen = evenly_spaced(len(pictures.names), most)
     return Pictures([pictures.names[i] for i in chosen], lambda i: pictures.fetch(chosen[i]))
 
 
-def spread(count: int, most: int) -> list[int]:
-    """At most so many of the numbers below count, equally far apart.
+def evenly_spaced(count: int, most: int) -> list[int]:
+    """At most `most` evenly spaced indices below `count`.
 
-    >>> spread(10, 4), spread(2, 4)
+    >>> evenly_spaced(10, 4), evenly_spaced(2, 4)
     ([0, 2, 5, 7], [0, 1])
     """
     return [i * count // most for i in range(most)] if count > most else list(range(count))
 
 
 def default_folder(place: str) -> Path:
-    """runs/inspect/NAME, with the name of the model's file, folder or publication."""
+    """runs/inspect/NAME, by the name of the model's file, folder or published weights."""
     path = Path(place)
     name = (path.name if path.is_dir() else path.stem) if path.exists() else place
     return Path("runs", "inspect", re.sub(r"[^\w.-]+", "-", name or path.resolve().name))
 
 
 def write(folder: Path, arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> None:
-    """The whole folder: arrays, figures, contact sheet, facts. Figures of an earlier inspection go."""
+    """Write arrays, figures, contact sheet and facts; figures of an earlier inspection are deleted."""
     figures = folder / "figures"
     figures.mkdir(parents=True, exist_ok=True)
     for old in [*figures.glob("*.png"), *figures.glob("*.svg")]:
@@ -369,24 +373,24 @@ def write(folder: Path, arrays: dict[str, np.ndarray], facts: dict[str, Any]) ->
     with (folder / "arrays.npz").open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
     (folder / "contact-sheet.png").write_bytes(sheet)
-    replace_file(folder / "facts.json", lambda beside: beside.write_bytes(text))
+    replace_file(folder / "facts.json", lambda path: path.write_bytes(text))
 
 
-def tell(folder: Path, facts: dict[str, Any]) -> None:
-    """The inspection in a few lines."""
-    needs = [what for name, what in WANTED.items() if facts["skipped"].get(name) == "needs images"]
-    for name, why in facts["skipped"].items():
-        if why != "needs images":
-            say(f"no {name.replace('_', ' ')}: {why}")
-    if needs:
-        say(f"with images it would also show {', '.join(needs[:-1])} and {needs[-1]}")
+def print_summary(folder: Path, facts: dict[str, Any]) -> None:
+    """Print the inspection in a few lines."""
+    missing = [text for name, text in NEED_IMAGES.items() if facts["skipped"].get(name) == "needs images"]
+    for name, reason in facts["skipped"].items():
+        if reason != "needs images":
+            say(f"no {name.replace('_', ' ')}: {reason}")
+    if missing:
+        say(f"add images to see also: {', '.join(missing)}")
     if "attention_distance" in facts:
-        reach = facts["attention_distance"]["mean"]
+        distance, (height, width) = facts["attention_distance"]["mean"], facts["image_size"]
         say(
-            f"attention reaches {reach[0]:.1f} pixels on average in the first layer, {reach[-1]:.1f} in the "
-            f"last ({facts['images']} images of {facts['image_size'][0]} x {facts['image_size'][1]})"
+            f"mean attention distance: {distance[0]:.1f} pixels in the first layer, {distance[-1]:.1f} in "
+            f"the last ({facts['images']} images of {height} x {width})"
         )
     for row in facts.get("shown", ()):
         if row["top"]:
             say(f"{row['image']}: {', '.join(f'{label} {100 * p:.1f} %' for label, p in row['top'][:3])}")
-    say(f"{len(facts['figures'])} figures and their arrays in {folder}; at a glance: contact-sheet.png")
+    say(f"wrote {len(facts['figures'])} figures and their arrays to {folder}; overview: contact-sheet.png")

@@ -1,4 +1,4 @@
-"""What a model sees in one picture, as a value that shows itself in a notebook."""
+"""Predictions and attention maps of a model for one image, with rich display in notebooks."""
 
 # K heads; H, W pixels; h, w grid of patches
 
@@ -29,27 +29,27 @@ from vitkit.tasks.task import task_of
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """One picture, what the model says of it, and where it looks; None where a model has no such thing."""
+    """One image with the model's predictions and maps; a map is None if the model does not support it."""
 
     image: np.ndarray  # (H, W, 3) uint8, as the model sees it
-    predictions: tuple[tuple[str, float], ...]  # the likeliest labels and their probabilities
-    target: str  # the class that the class map is for
+    predictions: tuple[tuple[str, float], ...]  # top labels with their probabilities
+    target: str  # class of the class map
     rollout: np.ndarray | None  # (h, w)
     heads: np.ndarray | None  # (K, h, w)
     class_map: np.ndarray | None  # (h, w)
     colours: np.ndarray | None  # (h, w, 3), in 0..1
-    skipped: dict[str, str] = field(default_factory=dict)  # why there is none
+    skipped: dict[str, str] = field(default_factory=dict)  # map -> reason why it is None
 
     def panels(self) -> list[tuple[str, np.ndarray]]:
-        """Names and pictures (H, W, 3) uint8: the image, its maps laid over it, its patches in colour."""
-        found = [("image", self.image)]
+        """Names and uint8 images (H, W, 3): the image, overlays of its maps, patch features as colours."""
+        panels = [("image", self.image)]
         if self.rollout is not None:
-            found.append(("attention", overlay(self.image, self.rollout)))
+            panels.append(("attention", overlay(self.image, self.rollout)))
         if self.class_map is not None:
-            found.append((self.target, overlay(self.image, self.class_map)))
+            panels.append((self.target, overlay(self.image, self.class_map)))
         if self.colours is not None:
-            found.append(("features", in_blocks(self.colours, self.image.shape[:2])))
-        return found
+            panels.append(("features", in_blocks(self.colours, self.image.shape[:2])))
+        return panels
 
     def in_words(self) -> str:
         return predictions_text(self.predictions)
@@ -65,28 +65,28 @@ class Look:
         return self.html("panels")
 
     def html(self, macro: str) -> str:
-        """The panels and the predictions by a macro of look.html."""
-        pictures = [(name, b64encode(encoded(picture)).decode()) for name, picture in self.panels()]
+        """The panels and predictions as HTML, rendered by a macro of look.html."""
+        pictures = [(name, b64encode(png_bytes(picture)).decode()) for name, picture in self.panels()]
         return str(fill("look.html", macro, pictures, self.in_words()))
 
     def _repr_png_(self) -> bytes:
-        return self.drawn("png")
+        return self.render("png")
 
-    def drawn(self, kind: str) -> bytes:
-        """The panels side by side, as a file of kind "png" or "svg"."""
+    def render(self, kind: str) -> bytes:
+        """The panels side by side as the bytes of a "png" or "svg" file."""
         from vitkit.report.figures import draw_pictures, render  # matplotlib is slow to import
 
         names, pictures = zip(*self.panels(), strict=True)
-        words = [self.in_words()] if self.predictions else []
-        return render(draw_pictures([pictures], columns=names, captions=words, side=2.0), kind)
+        captions = [self.in_words()] if self.predictions else []
+        return render(draw_pictures([pictures], columns=names, captions=captions, side=2.0), kind)
 
     def save(self, path: str | os.PathLike) -> None:
-        """As .png, .svg or .html, by the name."""
-        place = Path(path)
-        kind = place.suffix.lower()
+        """Save as .png, .svg or .html, by the suffix of the path."""
+        path = Path(path)
+        kind = path.suffix.lower()
         if kind not in (".png", ".svg", ".html"):
-            raise Error(f"{place}: give a name that ends in .png, .svg or .html")
-        place.write_bytes(self.html("file").encode() if kind == ".html" else self.drawn(kind[1:]))
+            raise Error(f"{path}: expected a file name ending in .png, .svg or .html")
+        path.write_bytes(self.html("file").encode() if kind == ".html" else self.render(kind[1:]))
 
 
 def inspect(
@@ -97,21 +97,21 @@ def inspect(
     layer: int = -1,
     image_size: int | tuple[int, int] | None = None,
 ) -> Look:
-    """What a model sees in one picture: a file, its bytes, a PIL image or pixels uint8 (H, W, 3).
+    """Predictions and attention maps of one image: a file, its bytes, a PIL image or uint8 pixels (H, W, 3).
 
-    target: a class by number or label, the likeliest if not given; layer: whose heads; image_size: pixels, or
-    (height, width), where it is not the model's own.
+    target: class of the class map by number or label (default: the predicted class); layer: layer of the
+    attention heads; image_size: pixels or (height, width) (default: the model's).
     """
     vit = transformer(model)
     size = vit.config.image_size if image_size is None else pair(image_size)
     grid_of(size, vit.config.stride)
     check_layer(vit, layer)
-    chosen = None if target is None else class_number(vit, target)
-    view = seen(vit, content_of(image), size)[None]
-    predictions, best = said(vit, view)
-    number = int(best[0]) if chosen is None else chosen
-    found = gather(vit, ready(vit, view), layer=layer, targets=[[number]])
-    first = {name: values[0] for name, values in found.arrays.items()}
+    requested = None if target is None else class_number(vit, target)
+    view = model_view(vit, content_of(image), size)[None]
+    predictions, best = top_predictions(vit, view)
+    number = int(best[0]) if requested is None else requested
+    gathered = gather(vit, normalized(vit, view), layer=layer, targets=[[number]])
+    first = {name: values[0] for name, values in gathered.arrays.items()}
     maps = first.get("class_maps")
     return Look(
         image=upright(view)[0],
@@ -121,28 +121,30 @@ def inspect(
         heads=first.get("head_maps"),
         class_map=None if maps is None else maps[0],
         colours=first.get("feature_colours"),
-        skipped=found.skipped,
+        skipped=gathered.skipped,
     )
 
 
-def seen(model: ViT, content: bytes | np.ndarray, size: tuple[int, int]) -> Tensor:
-    """A picture as the model sees it, uint8 (3, H, W): without pixels that lie in no whole patch."""
+def model_view(model: ViT, content: bytes | np.ndarray, size: tuple[int, int]) -> Tensor:
+    """An image as the model's input, uint8 (3, H, W), without pixels outside of whole patches."""
     view = evaluation_view(model.preprocessing, size)
-    pixels = apply(content, view, np.random.default_rng(0))  # such a view chooses nothing
+    pixels = apply(content, view, np.random.default_rng(0))  # evaluation views are not random
     return in_patches(pixels, model.config.stride)
 
 
-def ready(model: ViT, views: Tensor) -> Tensor:
+def normalized(model: ViT, views: Tensor) -> Tensor:
     return normalise(views, model.preprocessing.mean, model.preprocessing.std)
 
 
 def upright(views: Tensor) -> np.ndarray:
-    """uint8 (B, 3, H, W) to pictures (B, H, W, 3)."""
+    """(B, 3, H, W) -> (B, H, W, 3), as numpy."""
     return views.permute(0, 2, 3, 1).contiguous().numpy()
 
 
-def said(model: ViT, views: Tensor, top: int = 5) -> tuple[list[tuple[tuple[str, float], ...]], np.ndarray]:
-    """The likeliest labels of each view, and the number of the likeliest; nothing where there is no head."""
+def top_predictions(
+    model: ViT, views: Tensor, top: int = 5
+) -> tuple[list[tuple[tuple[str, float], ...]], np.ndarray]:
+    """The top labels of each view and the number of the first; empty and -1 for a model without a head."""
     if model.head is None:
         return [()] * len(views), np.full(len(views), -1)
     values = logits(model, views)
@@ -154,7 +156,7 @@ def label_of(model: ViT, number: int) -> str:
     return model.labels[number] if model.labels else f"class {number}"
 
 
-def encoded(picture: np.ndarray) -> bytes:
+def png_bytes(picture: np.ndarray) -> bytes:
     file = BytesIO()
     Image.fromarray(picture).save(file, "PNG")
     return file.getvalue()

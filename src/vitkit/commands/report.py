@@ -1,4 +1,4 @@
-"""The report verb: the page of a run, of a protocol or of a suite, or several runs side by side."""
+"""`vitkit report`: the HTML page of a run, a protocol or a suite, or a comparison of several runs."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from vitkit.report.terminal import say
 from vitkit.runs.page import BIT, REPORT, drawing, gather, link, read, write_page
 from vitkit.runs.provenance.predictions import tested_images
 
-if TYPE_CHECKING:  # the verb alone needs no torch
+if TYPE_CHECKING:  # the report verb does not import torch
     from vitkit.runtime.runtime import Runtime
 
 COMPARED = "compare.html"
@@ -26,23 +26,21 @@ def report(
     price_per_hour: float | None = None,
     emit: Callable[[Any], None] | None,
 ) -> None:
-    """Draw, write, and say where it is; `price_per_hour` of a device, where costs are shown."""
+    """Write the page and print its path; `price_per_hour` is the price of one device-hour."""
     folders = [Path(place) for place in places]
     if not folders:
-        raise Error(
-            "no run to report: give the folder of one, or of several to compare them", code="request.missing"
-        )
+        raise Error("no run given; expected one run folder, or several to compare", code="request.missing")
     if len(folders) == 1:
         path = draw(folders[0], out, price_per_hour)
     else:
         path = compare(folders, out or Path(COMPARED), price_per_hour)
     if emit:
         return emit({"report": str(path), "bytes": path.stat().st_size, "runs": [str(f) for f in folders]})
-    say(f"the report: {path} ({path.stat().st_size / 1e3:,.0f} kB; any browser opens it)")
+    say(f"report: {path} ({path.stat().st_size / 1e3:,.0f} kB)")
 
 
-def drawn(folder: Path, runtime: "Runtime", log: Callable[[str], None]) -> None:
-    """The same at the end of what a verb did, by one process; nothing is lost if it fails."""
+def draw_if_possible(folder: Path, runtime: "Runtime", log: Callable[[str], None]) -> None:
+    """Write the page at the end of a run in the main process; a failure is only logged."""
     from vitkit.runs.artifacts import harmless
 
     if runtime.is_main:
@@ -51,7 +49,7 @@ def drawn(folder: Path, runtime: "Runtime", log: Callable[[str], None]) -> None:
 
 
 def draw(folder: Path, out: Path | None, per_hour: float | None = None) -> Path:
-    """The page of one folder, whatever was done there."""
+    """Write the page of a run, protocol or suite folder."""
     path = out or folder / REPORT
     if (folder / "suite.json").exists():
         return draw_suite(folder, path, per_hour)
@@ -62,22 +60,22 @@ def draw(folder: Path, out: Path | None, per_hour: float | None = None) -> Path:
     runs = [part for part in parts if (part / "recipe.json").exists()]
     if not runs:
         raise Error(
-            f"{folder}: no run there (no recipe.json, protocol.json or suite.json); "
-            "give the --out of a training",
+            f"{folder}: not a run folder (no recipe.json, protocol.json or suite.json); expected the --out "
+            "of a training run",
             code="run.not-found",
         )
     title = folder.resolve().name
     with drawing(folder):
-        page = protocol_page(read(folder / "protocol.json"), gathered(runs, path, per_hour), title)
+        page = protocol_page(read(folder / "protocol.json"), run_facts(runs, path, per_hour), title)
     return write_page(checked(path), page)
 
 
 def draw_suite(folder: Path, path: Path, per_hour: float | None = None) -> Path:
-    """The suite's own page, with links to those of its tasks, which are drawn too."""
+    """Write the page of a suite and the pages of its tasks, which it links to."""
     suite: dict[str, Any] | None = read(folder / "suite.json")
     if suite is None:
         raise Error(
-            f"{folder / 'suite.json'}: not readable as JSON; run the suite again to write it",
+            f"{folder / 'suite.json'}: not valid JSON; run the suite again to rewrite it",
             code="run.corrupt",
         )
     links = {}
@@ -91,38 +89,41 @@ def draw_suite(folder: Path, path: Path, per_hour: float | None = None) -> Path:
 
 
 def compare(folders: Sequence[Path], path: Path, per_hour: float | None = None) -> Path:
-    """Several runs; of a protocol's folder the seeds."""
+    """Write a comparison of several runs; a protocol folder stands for its seeds."""
     runs: list[Path] = []
     for folder in folders:
         seeds = [f for f in sorted(folder.glob("seed-*")) if (f / "recipe.json").exists()]
         if not seeds and not (folder / "recipe.json").exists():
             raise Error(
-                f"{folder}: no run there (no recipe.json); give the --out of a training", code="run.not-found"
+                f"{folder}: not a run folder (no recipe.json); expected the --out of a training run",
+                code="run.not-found",
             )
         runs += [folder] if (folder / "recipe.json").exists() else seeds
     with drawing(path):
-        page = compare_page(gathered(runs, path, per_hour))
+        page = compare_page(run_facts(runs, path, per_hour))
     return write_page(checked(path), page)
 
 
-def gathered(runs: Sequence[Path], path: Path, per_hour: float | None = None) -> list[dict[str, Any]]:
-    """What is known of each, with where its own report is as seen from the page."""
-    found = []
+def run_facts(runs: Sequence[Path], path: Path, per_hour: float | None = None) -> list[dict[str, Any]]:
+    """The facts of each run for the page at `path`, with a relative link to the run's own report."""
+    rows = []
     for run in runs:
         own = run / REPORT
         extra = {"link": link(own, path) if own.exists() else None, "quoted": shlex.quote(str(run))}
         facts = gather(run, path, per_hour)
         split = str(((facts["result"] or {}).get("test") or {}).get("split") or "test")
-        found.append(facts | extra | {"tested": tested_images(run, split)})
-    return found
+        rows.append(facts | extra | {"tested": tested_images(run, split)})
+    return rows
 
 
 def checked(path: Path) -> Path:
     if path.is_dir():
         raise Error(
-            f"--out {path}: a folder; give the name of a file, as in {path / REPORT}",
+            f"--out {path} is a folder; expected a file name, e.g. {path / REPORT}",
             code="file.not-writable",
         )
     if not path.resolve().parent.is_dir():
-        raise Error(f"--out {path}: there is no folder {path.parent}; make it first", code="file.not-found")
+        raise Error(
+            f"--out {path}: folder {path.parent} does not exist; create it first", code="file.not-found"
+        )
     return path

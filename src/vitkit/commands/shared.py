@@ -1,4 +1,4 @@
-"""What several verbs share: where JSON goes, a note on slow work, and a model that may be loaded already."""
+"""Helpers shared by several verbs: the JSON callback, notes on slow work, and model loading."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ Emit = Callable[[Any], None] | None
 
 @contextmanager
 def note_if_slow(text: str, *, after: float = 1.0, quiet: bool = False) -> Iterator[None]:
-    """Say what is being waited for, if it takes long."""
+    """Print a note if the block takes longer than `after` seconds."""
     timer = Timer(after, lambda: None if quiet else warn(text))
     timer.start()
     try:
@@ -28,17 +28,17 @@ def note_if_slow(text: str, *, after: float = 1.0, quiet: bool = False) -> Itera
 
 
 def loaded(model: Model | str, device: str, view: str = "model") -> Model:
-    """The model at a place on its device, or one that is loaded already, where it is; with this view."""
+    """Load the model at a path, or use a model object on its own device; with the given view."""
     if isinstance(model, str):
         return load_model(model, device, view)
     if device != "auto":
         raise Error(
-            f"--device {device}: the model is loaded already and computes where it is; move it yourself with "
-            "model.to(...), or give its file or folder",
+            f"--device {device}: a loaded model stays on its device; move it with model.to(...), or pass its "
+            "path",
             code="request.conflict",
         )
     if view == "model":
         return model
-    other = copy.copy(model)  # the same parameters
-    other.preprocessing = with_view(model.preprocessing, model.config.image_size, *parse_view(view))
-    return other
+    shallow = copy.copy(model)  # shares the parameters
+    shallow.preprocessing = with_view(model.preprocessing, model.config.image_size, *parse_view(view))
+    return shallow

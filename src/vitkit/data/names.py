@@ -2,13 +2,12 @@
 
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from importlib.util import find_spec
 
 from PIL import features
 
 from vitkit.data.findings import some
-from vitkit.errors import Error
+from vitkit.errors import Error, did_you_mean
 
 SUFFIXES_OF: Mapping[str, tuple[str, ...]] = {
     "JPEG": (".jpg", ".jpeg"), "PNG": (".png",), "WEBP": (".webp",), "GIF": (".gif",), "BMP": (".bmp",),
@@ -94,9 +93,10 @@ def split_of(where: str, value: str) -> str:
         return "all"
     if value.lower() not in SPLITS:
         value = value[:40]
-        close = get_close_matches(value.strip().lower(), SPLITS, 1, 0.5)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise Error(f"{where}: the split {value!r} is none of {', '.join(SPLITS)}{hint}", code="data.layout")
+        hint = did_you_mean(value.strip(), SPLITS, cutoff=0.5)
+        raise Error(
+            f"{where}: unknown split {value!r};{hint} expected one of {', '.join(SPLITS)}", code="data.layout"
+        )
     return SPLITS[value.lower()]
 
 

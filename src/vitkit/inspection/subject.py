@@ -5,14 +5,13 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vitkit.errors import Error
+from vitkit.errors import Error, did_you_mean
 from vitkit.models.encoder import Grid
 from vitkit.models.vit import ViT, grid_of
 
@@ -60,24 +59,18 @@ def class_number(model: Any, name: int | str, close: bool = True) -> int:
     if not labels:
         message = f"there is no class {text[:80]!r}: the classes have no names; give 0 to {count - 1}"
         raise Error(message, code="request.unknown")
-    similar = [labels[i] for i in matches] or similar_labels(text[:80], labels, close)
-    hint = f" (similar: {', '.join(map(repr, similar))})" if similar else ""
-    message = f"there is no class {text[:80]!r}{hint}; give a label or a number from 0 to {count - 1}"
+    folded = text[:80].casefold()
+    suggestions = [labels[i] for i in matches] or [
+        label for label in labels if folded and folded in label.casefold()
+    ]
+    hint = did_you_mean(folded, labels if close else (), matches=suggestions[:5], count=5)
+    message = f"there is no class {text[:80]!r};{hint} give a label or a number from 0 to {count - 1}"
     raise Error(message, code="request.unknown")
 
 
 def names_in(label: str) -> set[str]:
     """A label and each of its comma-separated names, case-folded."""
     return {part.strip().casefold() for part in (label, *label.split(","))}
-
-
-def similar_labels(text: str, labels: tuple[str, ...], close: bool) -> list[str]:
-    """At most five labels that contain a text, or with `close` have a similar spelling."""
-    folded = text.casefold()
-    by_name = {label.casefold(): label for label in labels}
-    containing = [label for name, label in by_name.items() if folded and folded in name]
-    alike = [by_name[name] for name in get_close_matches(folded, by_name, n=5)] if close else []
-    return list(dict.fromkeys([*containing, *alike]))[:5]
 
 
 def prefix_tokens(model: ViT) -> int:

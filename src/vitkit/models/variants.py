@@ -3,12 +3,11 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 
-from vitkit.errors import ConfigError, Error
+from vitkit.errors import ConfigError, Error, did_you_mean
 from vitkit.models.initialization import initialize_resnet, initialize_vit
 from vitkit.models.resnet import ResNet, ResNetConfig, StemConfig
 from vitkit.models.vit import ViT, ViTConfig, with_size_note
@@ -139,10 +138,9 @@ def with_options(config: Config, options: Mapping[str, Any]) -> Config:
     known += [f"stem.{f.name}" for f in fields(stem)] if stem else []
     for name in options:
         if name not in known:
-            near = get_close_matches(name, known, 1)
-            meant = f"did you mean {near[0]}? " if near else ""
+            hint = did_you_mean(name, known)
             kind = type(config).__name__.removesuffix("Config")
-            raise ConfigError(f"a {kind} has no option {name!r}; {meant}its options: {', '.join(known)}")
+            raise ConfigError(f"a {kind} has no option {name!r};{hint} its options: {', '.join(known)}")
     own = following_head({name: value for name, value in options.items() if "." not in name})
     inner = {name.removeprefix("stem."): value for name, value in options.items() if "." in name}
     return replace(config, **(own | ({"stem": replace(stem, **inner)} if stem and inner else {})))

@@ -4,10 +4,9 @@ import types
 import typing
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
-from difflib import get_close_matches
 from typing import Any, NoReturn, Self
 
-from vitkit.errors import Error
+from vitkit.errors import Error, did_you_mean
 from vitkit.models.resnet import ResNetConfig, StemConfig
 from vitkit.models.vit import ViTConfig
 from vitkit.options import flat, setting
@@ -57,10 +56,10 @@ def has_parts(value: Any) -> bool:
 def unknown(name: str, known: Collection[str], others: Collection[str] = ()) -> Error:
     """The error for an unknown field, with the most similar name or else all of `known`."""
     first = name.partition(".")[0]
-    near = get_close_matches(name, [*known, *others], 1) or get_close_matches(first, known, 1)
-    if near and near[0] != name:
-        return Error(f"no field {shown(name)}; did you mean {near[0]}?", code="recipe.unknown-field")
-    return Error(f"no field {shown(name)}; there are {', '.join(sorted(known))}", code="recipe.unknown-field")
+    names = [*known, *others]
+    hint = "" if name in names else did_you_mean(name, names) or did_you_mean(first, known)
+    hint = hint or f" there are {', '.join(sorted(known))}"
+    return Error(f"no field {shown(name)};{hint}", code="recipe.unknown-field")
 
 
 def checked(make: Any, /, *args: Any, **values: Any) -> Any:

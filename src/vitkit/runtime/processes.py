@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from vitkit.errors import Error
+from vitkit.errors import Error, code_of
 
 TIMEOUT = timedelta(minutes=10)  # for the slowest process: a large checkpoint, a cold file system
 
@@ -71,12 +71,12 @@ class Collectives:
                 result[0] = act()
             except (ValueError, OSError) as error:
                 failure = error
-                result[1] = (OSError if isinstance(error, OSError) else ValueError, str(error))
+                result[1] = (isinstance(error, OSError), str(error), code_of(error))
         dist.broadcast_object_list(result, src=0, group=group)
         if result[1]:
             self.barrier()  # no process exits before all have the error
-            kind, text = result[1]
-            raise failure or kind(text)
+            from_system, text, code = result[1]
+            raise failure or (OSError(text) if from_system else Error(text, code=code))
         return result[0]
 
     def barrier(self) -> None:

@@ -43,6 +43,9 @@ class Diverged(Error):
         super().__init__(text)
         self.step = step  # steps before it
 
+    def __reduce__(self) -> tuple[type["Diverged"], tuple[str, int]]:
+        return type(self), (str(self), self.step)  # with its step, so that another process can raise it
+
 
 @dataclass
 class OomBackoff:
@@ -158,7 +161,7 @@ class Stepper:
         count = torch.tensor(sum(len(batch["image"]) for batch in micro_batches))
         images = int(self.runtime.all_reduce_sum(count))
         if not images:
-            raise Error(f"step {step}: not one image of its batch can be read", code="data.unreadable")
+            raise Error(f"step {step}: not one image of its batch can be read", code="image.unreadable")
         replayed = None
         if self.backoff.pieces == 1 and self.graph.can_replay(micro_batches):
             replayed = self.graph.replay(

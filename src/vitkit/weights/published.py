@@ -1,6 +1,5 @@
 """The published checkpoints (name, address, licence, accuracy), and their download into the cache."""
 
-import difflib
 import os
 import re
 from collections.abc import Iterator
@@ -8,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitkit.errors import Error, WeightsError
+from vitkit.errors import Error, WeightsError, did_you_mean
 from vitkit.io import http
 from vitkit.io.cache import cache_folder
 from vitkit.io.files import sha256
@@ -198,19 +197,12 @@ def published_view(source: str) -> str:
     return next((w.view for w in PUBLISHED.values() if w.address.endswith(f"/{name}")), "")
 
 
-def near_names(name: str) -> list[str]:
-    """Published names that are similar to an unknown one."""
-    prefixed = [known for known in PUBLISHED if known.startswith(f"{name}.")]
-    return prefixed[:4] or difflib.get_close_matches(name, PUBLISHED, 3, 0.7)
-
-
 def unknown(source: str) -> WeightsError:
-    """The error for a name that is neither a path nor published."""
-    near = near_names(source)
-    hint = (
-        f"; did you mean {' or '.join(near)}?" if near else "; vitkit list weights shows the published names"
-    )
-    return WeightsError(f"no file, folder or published weights {source!r}{hint}", code="weights.not-found")
+    """The error of a name that is neither a path nor published."""
+    matches = [known for known in PUBLISHED if known.startswith(f"{source}.")]
+    hint = did_you_mean(source, PUBLISHED, matches=matches[:4], count=3, cutoff=0.7)
+    hint = hint or " vitkit list weights shows the published names"
+    return WeightsError(f"no file, folder or published weights {source!r};{hint}", code="weights.not-found")
 
 
 def check_known(source: str) -> None:
