@@ -10,7 +10,7 @@ PATH = Path(__file__).parent / "reference.json"
 SEED, STEPS = 0, 50
 MODEL = "model_options=width=64,depth=4,heads=4,hidden=128"
 SIZES = "--model ViT-Ti/4 --image-size 16 --batch 64 --lr 0.001"
-CLASSIFY = f"finetune digits {SIZES} --recipe scratch --set {MODEL}"
+CLASSIFY = f"finetune digits {SIZES} --recipe scratch --patience 0 --keep last --set {MODEL}"
 CONFIGURATIONS = {  # name -> words of the command
     "bf16": f"{CLASSIFY} dropout=0.1 mixup=0.2 --precision bf16",
     "bf16 compiled": f"{CLASSIFY} mixup=0.2 --precision bf16 --compile",

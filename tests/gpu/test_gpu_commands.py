@@ -120,6 +120,6 @@ def test_predictions_of_the_graph_engine_are_those_of_float32(tmp_path):
 
 
 def test_the_gpu_has_the_kernels_that_training_uses():
-    from vitkit.ops.fused import HAVE
+    from vitkit.ops.fused import AVAILABLE
 
-    assert HAVE and torch.cuda.is_bf16_supported()
+    assert AVAILABLE and torch.cuda.is_bf16_supported()

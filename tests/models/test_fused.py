@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.inference.builders import compiler
-from vitkit.inference.graphs import Form, Graph
+from vitkit.inference.graphs import Form, Graph, trace
 from vitkit.models.attention import Attention
 from vitkit.models.encoder import Mlp
 from vitkit.models.variants import configure, fresh
@@ -101,9 +101,10 @@ def test_they_are_what_a_model_is_computed_by(compiled):
 @gpu
 def test_a_file_for_others_holds_none_of_it():
     model = fresh(configure("ViT-Ti/16", classes=5, depth=2, image_size=32), seed=0).cuda()
-    graph = Graph(model, Form(precision="bf16"))
-    program = torch.export.export(graph, (torch.rand(2, 3, 32, 32, device="cuda"),), strict=True)
-    assert "vitkit" not in str(program.graph)
+    assert "vitkit" not in str(trace(model, Form(precision="bf16")).graph)
+    graph, images = Graph(model, Form(precision="bf16")), torch.rand(2, 3, 32, 32, device="cuda")
+    with torch.no_grad():  # the control: without the switch
+        assert "vitkit" in str(torch.export.export(graph, (images,), strict=True).graph)
 
 
 @gpu

@@ -23,6 +23,7 @@ from vitkit.models.positions import RESIZE, Grid, Positions, sincos2d
 from vitkit.models.resnet import ResNetConfig
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT, ViTConfig
+from vitkit.ops.fused import exporting
 from vitkit.tasks.task import task_of
 from vitkit.weights.convert import with_config
 
@@ -215,7 +216,7 @@ def trace(model: Model, form: Form) -> ExportedProgram:
     if form.any_size:
         first = 1 if form.pixels else 2
         dynamic |= {first: dynamic_side(model, "height"), first + 1: dynamic_side(model, "width")}
-    with quiet(), torch.no_grad():  # strict: does not specialize on len() of the batch
+    with quiet(), exporting(), torch.no_grad():  # strict: does not specialize on len() of the batch
         program = torch.export.export(graph, (example,), dynamic_shapes=(dynamic,), strict=True)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # local paths do not belong in the file

@@ -3,6 +3,8 @@
 # M tokens of all images, D width, H hidden, B batch, N tokens of an image, K heads, Dh head width, P patch
 
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,11 +16,26 @@ from vitkit.ops.custom_op import custom_op
 
 AVAILABLE = library() is not None and importlib.util.find_spec("triton") is not None
 QKV = tuple[Tensor, Tensor, Tensor]
+EXPORTING = False  # set by `exporting`
+
+
+@contextmanager
+def exporting() -> Iterator[None]:
+    """Inside, models run by plain PyTorch operations alone, which every other runtime has.
+
+    torch.compiler.is_exporting() would tell, but torch.compile of PyTorch 2.11 takes it for true, too.
+    """
+    global EXPORTING
+    before, EXPORTING = EXPORTING, True
+    try:
+        yield
+    finally:
+        EXPORTING = before
 
 
 def can_fuse(z: Tensor, weight: Tensor) -> bool:
     """The rule for fused kernels: z is bf16, or autocast to it, on an NVIDIA GPU, and nothing is exported."""
-    if not (AVAILABLE and z.is_cuda) or torch.compiler.is_exporting() or any(n % 8 for n in weight.shape):
+    if EXPORTING or not (AVAILABLE and z.is_cuda) or any(n % 8 for n in weight.shape):
         return False
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else z.dtype
     return dtype == torch.bfloat16
@@ -49,7 +66,7 @@ def qkv(z: Tensor, layer: nn.Linear, heads: int, queries: int | None = None) -> 
 
 def patch_embedding(maps: Tensor, project: nn.Conv2d) -> Tensor:
     """x_p E of Eq. 1, (B, C, H, W) -> (B, N, D): one matrix product on a GPU, where that is faster."""
-    if maps.is_cuda and not torch.compiler.is_exporting():
+    if maps.is_cuda and not EXPORTING:
         return F.linear(patchify(maps, project.stride[0]), project.weight.flatten(1), project.bias)
     return project(maps).flatten(2).mT
 
