@@ -347,7 +347,7 @@ def test_budgets_are_times(text, seconds):
 
 
 def test_a_budget_that_is_no_time_is_refused():
-    with pytest.raises(ValueError, match=r"as in 90s, 20min or 1\.5h"):
+    with pytest.raises(ValueError, match=r"90s, 20min or 1\.5h"):
         Request(study="heads", data=("digits",), budget="soon")
 
 

@@ -52,6 +52,21 @@ def show(
     print_json(facts) if json else terminal.print_groups(facts)
 
 
+Heads = Annotated[
+    int | None, arg(metavar="N", help="Number of attention heads, if the file does not define it.")
+]
+Gelu = Annotated[
+    Literal["tanh", "erf"] | None, arg(metavar="tanh|erf", help="Set the GELU variant of the output.")
+]
+OutputView = Annotated[
+    str | None,
+    arg(
+        metavar="NAME",
+        help="Set the preprocessing of the output: squash, centre or centre:N, as in evaluate.",
+    ),
+]
+
+
 def convert(
     source: Annotated[
         Positional[str], arg(metavar="IN", help="Weight file, folder, or name of published weights.")
@@ -67,19 +82,9 @@ def convert(
     image_size: Annotated[
         str | None, arg(metavar="N|HxW", help="Image size that the position embeddings were trained at.")
     ] = None,
-    heads: Annotated[
-        int | None, arg(metavar="N", help="Number of attention heads, if the file does not define it.")
-    ] = None,
-    gelu: Annotated[
-        Literal["tanh", "erf"] | None, arg(metavar="tanh|erf", help="Set the GELU variant of the output.")
-    ] = None,
-    view: Annotated[
-        str | None,
-        arg(
-            metavar="NAME",
-            help="Set the preprocessing of the output: squash, centre or centre:N, as in evaluate.",
-        ),
-    ] = None,
+    heads: Heads = None,
+    gelu: Gelu = None,
+    view: OutputView = None,
     allow_missing: Annotated[
         tuple[str, ...],
         arg(metavar="NAME...", help="Model parameters that may be missing from the file, by prefix."),
@@ -184,16 +189,27 @@ def cost(
     )  # fmt: skip
 
 
+ExportPrecision = Annotated[
+    Literal["fp32", "fp16", "bf16", "int8"],
+    arg(metavar="NAME", help="fp32, fp16, bf16 (.pt2) or int8 (.onnx, .xml), which needs --calibrate."),
+]
+StrictSize = Annotated[
+    bool,
+    arg(help="Reject a size that is not a multiple of the patch size, instead of dropping pixels."),
+]
+TestImages = Annotated[
+    tuple[str, ...],
+    arg(metavar="IMAGE...", help="Images to compare on.", help_behavior_hint="(default: generated images)"),
+]
+
+
 def export(
     model: Model,
     out: Annotated[
         Positional[Path],
         arg(metavar="OUT", help="Output file: .onnx, .pt2 (torch.export) or .xml (OpenVINO)."),
     ],
-    precision: Annotated[
-        Literal["fp32", "fp16", "bf16", "int8"],
-        arg(metavar="NAME", help="fp32, fp16, bf16 (.pt2) or int8 (.onnx, .xml), which needs --calibrate."),
-    ] = "fp32",
+    precision: ExportPrecision = "fp32",
     calibrate: Annotated[
         tuple[str, ...],
         arg(metavar="DATA|IMAGE...", help="Calibration images for int8, similar to later inputs."),
@@ -202,10 +218,7 @@ def export(
         str | None,
         arg(metavar="N|HxW", help="Change the image size; position embeddings are interpolated."),
     ] = None,
-    strict_size: Annotated[
-        bool,
-        arg(help="Reject a size that is not a multiple of the patch size, instead of dropping pixels."),
-    ] = False,
+    strict_size: StrictSize = False,
     any_size: Annotated[
         bool,
         arg(help="Accept any multiple of the patch size; position embeddings are interpolated in the graph."),
@@ -216,12 +229,7 @@ def export(
     compiled: Annotated[
         bool, arg(help="Compile the .pt2 for this machine (AOTInductor; needs a C++ compiler).")
     ] = False,
-    images: Annotated[
-        tuple[str, ...],
-        arg(
-            metavar="IMAGE...", help="Images to compare on.", help_behavior_hint="(default: generated images)"
-        ),
-    ] = (),
+    images: TestImages = (),
     overwrite: Annotated[bool, arg(help="Overwrite OUT if it exists.")] = False,
     device: Device = "auto",
     json: Json = False,

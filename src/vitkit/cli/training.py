@@ -104,39 +104,43 @@ def pretrain(data: Data, training: OmitArgPrefixes[Training], json: Json = False
     finetune.pretrain(data, training, emit=print_json if json else None)
 
 
+Tasks = Annotated[
+    tuple[str, ...],
+    arg(
+        metavar="NAME|FOLDER...",
+        help="VTAB-1k tasks or your own data sets.",
+        help_behavior_hint="(default: all 19 VTAB-1k tasks)",
+    ),
+]
+Rates = Annotated[
+    tuple[float, ...],
+    arg(
+        metavar="X...",
+        help="Learning rates; the best is chosen per task on 200 images.",
+        help_behavior_hint="(default: 0.01)",
+    ),
+]
+OneSetting = Annotated[
+    bool,
+    arg(help="VTAB protocol: one of rates x schedules for all tasks, by mean accuracy on 200 images each."),
+]
+Schedules = Annotated[
+    tuple[int, ...],
+    arg(
+        metavar="N...",
+        help="With --one-setting: numbers of steps to compare.",
+        help_behavior_hint="(default: 500 2500)",
+    ),
+]
+
+
 def suite(
     model: Model,
     data: Annotated[str, arg(metavar="ROOT", help="Folder of the VTAB data sets (docs/vtab.md).")] = "",
-    tasks: Annotated[
-        tuple[str, ...],
-        arg(
-            metavar="NAME|FOLDER...",
-            help="VTAB-1k tasks or your own data sets.",
-            help_behavior_hint="(default: all 19 VTAB-1k tasks)",
-        ),
-    ] = (),
-    rates: Annotated[
-        tuple[float, ...],
-        arg(
-            metavar="X...",
-            help="Learning rates; the best is chosen per task on 200 images.",
-            help_behavior_hint="(default: 0.01)",
-        ),
-    ] = (),
-    one_setting: Annotated[
-        bool,
-        arg(
-            help="VTAB protocol: one of rates x schedules for all tasks, by mean accuracy on 200 images each."
-        ),
-    ] = False,
-    schedules: Annotated[
-        tuple[int, ...],
-        arg(
-            metavar="N...",
-            help="With --one-setting: numbers of steps to compare.",
-            help_behavior_hint="(default: 500 2500)",
-        ),
-    ] = (),
+    tasks: Tasks = (),
+    rates: Rates = (),
+    one_setting: OneSetting = False,
+    schedules: Schedules = (),
     seeds: Annotated[int, arg(metavar="N", help="Final runs per task; the mean is reported.")] = 1,
     steps: Annotated[
         int | None, arg(metavar="N", help="Training steps.", help_behavior_hint="(default: 2500)")

@@ -45,17 +45,20 @@ SortInto = Annotated[
 ]
 
 
+Split = Annotated[
+    str | None,
+    arg(
+        metavar="NAME",
+        help="train, val, test or all. Images known from the model's run keep their split there.",
+        help_behavior_hint="(default: images not used for training or validation)",
+    ),
+]
+
+
 def evaluate(
     model: Model,
     data: Annotated[Positional[str], arg(metavar="DATA", help="Labelled data with the model's classes.")],
-    split: Annotated[
-        str | None,
-        arg(
-            metavar="NAME",
-            help="train, val, test or all. Images known from the model's run keep their split there.",
-            help_behavior_hint="(default: images not used for training or validation)",
-        ),
-    ] = None,
+    split: Split = None,
     batch: Annotated[int, arg(metavar="N", help="Batch size.")] = 32,
     classes: Annotated[
         str,
@@ -157,20 +160,23 @@ Cache = Annotated[
 ]
 
 
+Shots = Annotated[
+    tuple[int, ...],
+    arg(
+        metavar="N...",
+        help="Training images per class.",
+        help_behavior_hint="(default: 1 5 10 25, if every class has that many)",
+    ),
+]
+
+
 def fewshot(
     model: Model,
     data: Annotated[
         Positional[tuple[str, ...]],
         arg(metavar="DATA...", help="Data sets as for finetune; --l2 grid chooses one l2 for all of them."),
     ],
-    shots: Annotated[
-        tuple[int, ...],
-        arg(
-            metavar="N...",
-            help="Training images per class.",
-            help_behavior_hint="(default: 1 5 10 25, if every class has that many)",
-        ),
-    ] = (),
+    shots: Shots = (),
     seeds: Annotated[
         int, arg(metavar="N", help="Random draws of the training images; the mean is reported.")
     ] = 3,
@@ -351,21 +357,23 @@ def report(
     draw(runs, out, price_per_hour=price_per_hour, emit=print_json if json else None)
 
 
+Token = Annotated[
+    str,
+    arg(metavar="TEXT", help="Bearer token of clients; prefer VITKIT_TOKEN, which other users cannot see."),
+]
+AllowHost = Annotated[
+    tuple[str, ...], arg(metavar="NAME...", help="Additional allowed Host names, e.g. behind a proxy.")
+]
+
+
 def serve(
     model: Model,
     host: Annotated[
         str, arg(metavar="NAME", help="Address to listen on; any other than localhost needs a token.")
     ] = "127.0.0.1",
     port: Annotated[int, arg(metavar="N", help="Port; 0 chooses a free one.")] = 8000,
-    token: Annotated[
-        str,
-        arg(
-            metavar="TEXT", help="Bearer token of clients; prefer VITKIT_TOKEN, which other users cannot see."
-        ),
-    ] = "",
-    allow_host: Annotated[
-        tuple[str, ...], arg(metavar="NAME...", help="Additional allowed Host names, e.g. behind a proxy.")
-    ] = (),
+    token: Token = "",
+    allow_host: AllowHost = (),
     engine: Annotated[
         str, arg(metavar="NAME", help="Inference engine: torch, or auto for the fastest.")
     ] = "torch",
