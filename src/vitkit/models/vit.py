@@ -185,7 +185,7 @@ def check_vit(c: ViTConfig) -> None:
         "sincos2d positions are fixed, so every layer has the same; use injection='shared'": c.positions
         == "sincos2d"
         and c.injection == "every",
-        "axial attention has no place for a class token; "
+        "axial attention does not support a class token; "
         "use head='gap' or 'map' and class_token=False": c.attention == "axial" and c.class_token,
         "final_norm='pooled' needs head='gap'": c.final_norm == "pooled" and c.head != "gap",
     }
