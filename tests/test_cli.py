@@ -84,7 +84,7 @@ def test_show_tells_all_of_a_file(npz, capsys):
 def test_show_prints_columns_and_no_dictionaries(what, npz, capsys):
     assert run("show", npz if what == "file" else what) == 0
     out = capsys.readouterr().out
-    assert not re.search(r"[{}\[\]()]|None|True|False", out.replace("(labels= says otherwise)", ""))
+    assert not re.search(r"[{}\[\]()]|None|True|False", out.replace("(labels= overrides this)", ""))
     pairs = dict(re.findall(r"^ *(\S.*?) {2,}(\S.*?) *$", out, re.MULTILINE))
     if what == "file":
         assert pairs["interpolation"] == "bilinear" and pairs["mean"] == "0.5, 0.5, 0.5"

@@ -54,7 +54,7 @@ def test_other_names_are_refused(text):
 
 
 def test_a_crop_larger_than_the_image_is_refused():
-    with refused("request.value", "200 pixels", "224x224"):
+    with refused("request.value", "centre:200", "224x224"):
         with_view(Preprocessing(), (224, 224), "centre", 200)
 
 

@@ -1,1 +1,1 @@
-"""Tensors to tensors: every model of the paper."""
+"""The models of the paper: ViT, hybrids, BiT and axial ResNets, as nn.Modules."""

@@ -1,4 +1,4 @@
-"""Fit a model to another task: a zero head, positions interpolated to another resolution (Sec. 3.2)."""
+"""Adapt a model to a new task: a zero head, position embeddings interpolated to a new size (Sec. 3.2)."""
 
 from collections.abc import Iterable
 from dataclasses import fields, replace
@@ -14,7 +14,7 @@ from vitkit.models.resnet import check_size
 from vitkit.models.variants import Config, Model, skeleton
 from vitkit.models.vit import ViT, ViTConfig, with_size_note
 
-TRAINING = ("dropout", "attention_dropout", "stochastic_depth")  # fields that change no parameter
+TRAINING = ("dropout", "attention_dropout", "stochastic_depth")  # fields without parameters
 
 
 def adapt(
@@ -28,11 +28,11 @@ def adapt(
     resize: str | None = None,
     **training: Any,
 ) -> Model:
-    """A new model: the same features, a zero head for `classes` (or `labels`); the old one is left alone.
+    """A copy of the model with a zero head for `classes` (or `labels`); the old model is not changed.
 
-    image_size           positions are interpolated to it, by `resize` or the model's own convention
-    multilabel           an image may have several of the labels: each output is a sigmoid of its own
-    keep_representation  keep the pre-training head's tanh layer and replace only the last one
+    image_size           interpolate the positions to it, by `resize` or the model's own method
+    multilabel           an image may have several labels: every output has its own sigmoid
+    keep_representation  keep the tanh layer of the pre-training head and replace only the last layer
     training             dropout, attention_dropout, stochastic_depth
     """
     labels = tuple(labels)
@@ -54,11 +54,11 @@ def adapt(
     config = replace(model.config, **{k: v for k, v in changes.items() if k in known})
     new = skeleton(config)
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    state |= resized(model, config)
+    state |= resized_positions(model, config)
     if classes is not None:
-        like = next(iter(state.values()))
+        parameter = next(iter(state.values()))  # for dtype and device
         heads = {n: t.shape for n, t in new.state_dict().items() if n.startswith("head.")}
-        state |= {name: like.new_zeros(shape) for name, shape in heads.items()}  # a fresh head is zero
+        state |= {name: parameter.new_zeros(shape) for name, shape in heads.items()}
     new.load_state_dict({name: state[name] for name in new.state_dict()}, assign=True)
     new.requires_grad_(True)
     new.labels = labels if classes is not None else model.labels
@@ -67,8 +67,8 @@ def adapt(
     return new.train(model.training)
 
 
-def resized(model: Model, config: Config) -> dict[str, Tensor]:
-    """The position tables on the grid of another configuration; a ResNet has none to resize."""
+def resized_positions(model: Model, config: Config) -> dict[str, Tensor]:
+    """The position tables interpolated to the grid of another configuration; a ResNet has none."""
     if not isinstance(model, ViT):
         check_size(model.config, config.image_size)
         return {}
@@ -90,8 +90,8 @@ def resized(model: Model, config: Config) -> dict[str, Tensor]:
         if config.positions == "2d":
             for axis, k in (("y", 0), ("x", 1)):
                 table = getattr(positions, axis)
-                lines = [
+                layers = [
                     resize_positions(t[None], (old[k], 1), (new[k], 1), config.position_resize) for t in table
                 ]
-                tables[f"positions.{axis}"] = torch.cat(lines)
+                tables[f"positions.{axis}"] = torch.cat(layers)
     return {name: table.detach().clone() for name, table in tables.items()}

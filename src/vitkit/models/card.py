@@ -1,4 +1,4 @@
-"""What travels with a model beside its weights: preprocessing and origin, and sizes as a pair."""
+"""Metadata of a model: preprocessing, origin and task; and helpers for sizes and repr."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -9,10 +9,10 @@ from vitkit.errors import ConfigError, Error
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How a picture becomes the numbers that a model expects."""
+    """How an image is resized and normalised for a model."""
 
-    resize: str = "squash"  # "squash" to the model's size, or "crop": shorter side, then the centre
-    crop: float = 1.0  # with resize="crop": the share of the shorter side that the centre keeps
+    resize: str = "squash"  # "squash" ignores the aspect ratio; "crop" resizes the shorter side, then crops
+    crop: float = 1.0  # with resize="crop": crop size / shorter side
     interpolation: str = "bilinear"
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -26,19 +26,19 @@ class Preprocessing:
             mean, std = (", ".join(f"{value:g}" for value in values) for values in (self.mean, self.std))
             raise ConfigError(
                 f"preprocessing with crop {self.crop:g}, mean {mean} and std {std}: crop must be above 0 and "
-                "at most 1, mean and std of one length, and no std 0"
+                "at most 1, mean and std must have the same length, and no std may be 0"
             )
 
 
-CENTRE = 224 / 256  # the usual share of the shorter side that a central crop keeps
+CENTRE = 224 / 256  # the usual central crop: crop size / shorter side
 
 
 def with_view(
     preprocessing: Preprocessing, size: tuple[int, int], kind: str, side: int | None = None
 ) -> Preprocessing:
-    """The same with another view: 'squash', or 'centre' with so many pixels of the shorter side before it.
+    """The preprocessing with another view: 'squash', 'centre', or 'model' for no change.
 
-    'model' changes nothing.
+    side: with 'centre', the pixels to which the shorter side is resized before the crop.
     """
     if kind == "model":
         return preprocessing
@@ -48,15 +48,15 @@ def with_view(
         raise Error(f"no view {kind!r}; known: model, squash, centre")
     if side is not None and not max(size) <= side <= 20 * max(size):
         raise Error(
-            f"a view that resizes the shorter side to {side} pixels: the model takes {size[0]}x{size[1]} "
-            f"from the centre; give {max(size)} to {20 * max(size)}"
+            f"view centre:{side}: the model takes a crop of {size[0]}x{size[1]} pixels; "
+            f"give {max(size)} to {20 * max(size)}"
         )
     return replace(preprocessing, resize="crop", crop=CENTRE if side is None else max(size) / side)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a model came from, and what was done to it on the way in."""
+    """Where a model came from, and notes on how it was read."""
 
     format: str = "fresh"
     source: str = ""
@@ -66,37 +66,37 @@ class Origin:
 
 
 class Described:
-    """What the outputs of a model mean, for ViT and ResNet alike: the task that it was trained for."""
+    """The task of a model, which says what its outputs mean; shared by ViT and ResNet."""
 
     task = "classify"
 
     @property
     def multilabel(self) -> bool:
-        """Whether an image may have several of the labels."""
+        """Whether an image may have several labels."""
         return self.task == "multilabel"
 
     @multilabel.setter
-    def multilabel(self, several: bool) -> None:
-        self.task = "multilabel" if several else "classify"
+    def multilabel(self, value: bool) -> None:
+        self.task = "multilabel" if value else "classify"
 
 
 def pair(size: int | Sequence[int]) -> tuple[int, int]:
-    """(height, width) of an image size given as one number or as two."""
+    """(height, width) from one number or two."""
     sides = (size, size) if isinstance(size, int) else tuple(size)
     if len(sides) != 2:
-        raise ConfigError(f"an image size is one number of pixels or two, height and width, not {size}")
+        raise ConfigError(f"an image size is one number of pixels, or height and width, not {size}")
     return sides
 
 
 def short_repr(value: Any, usual: Any, always: Sequence[str] = ()) -> str:
-    """A frozen value by the fields that differ from those of the usual one, and those always shown."""
+    """The repr of a dataclass with the fields that differ from `usual`, and those in `always`."""
     pairs = [(field.name, getattr(value, field.name)) for field in fields(value)]
-    shown = [f"{name}={one!r}" for name, one in pairs if name in always or one != getattr(usual, name)]
-    return f"{type(value).__name__}({', '.join(shown)})"
+    parts = [f"{name}={item!r}" for name, item in pairs if name in always or item != getattr(usual, name)]
+    return f"{type(value).__name__}({', '.join(parts)})"
 
 
 def model_repr(model: Any) -> str:
-    """A model in a line: its configuration and its number of parameters; its parts still show themselves."""
-    inside = repr(model.config).partition("(")[2].removesuffix(")")
+    """The repr of a model in one line: its configuration and its number of parameters."""
+    options = repr(model.config).partition("(")[2].removesuffix(")")
     count = sum(parameter.numel() for parameter in model.parameters())
-    return f"{type(model).__name__}({inside}; {count:,} parameters)"
+    return f"{type(model).__name__}({options}; {count:,} parameters)"

@@ -1,4 +1,4 @@
-"""Initialisers as published: how a fresh model starts."""
+"""Initialisation of fresh models, as published."""
 
 import math
 
@@ -11,12 +11,12 @@ from vitkit.models.encoder import Block, Mlp
 from vitkit.models.positions import Positions
 
 Generator = torch.Generator | None
-TRUNCATED_STD = 0.87962566103423978  # of a unit normal cut at two sigma
+TRUNCATED_STD = 0.87962566103423978  # of a unit normal truncated at two sigma
 
 
 def initialize_vit(model: nn.Module, generator: Generator = None) -> None:
-    """Every parameter of a ViT as the official code starts it; the head and the class token at zero."""
-    if is_bare(model):
+    """Initialise every parameter of a ViT as the official code does; head and class token are zero."""
+    if is_meta(model):
         return
     for module in model.modules():
         if isinstance(module, Attention):
@@ -49,8 +49,8 @@ def initialize_vit(model: nn.Module, generator: Generator = None) -> None:
 
 
 def initialize_resnet(model: nn.Module, generator: Generator = None) -> None:
-    """Convolutions LeCun normal, relative positions with a variance of 1 / head width, the head at zero."""
-    if is_bare(model):
+    """LeCun normal convolutions, relative positions with variance 1 / head width, a zero head."""
+    if is_meta(model):
         return
     initialise_ends(model, generator)
     for module in model.modules():
@@ -59,13 +59,13 @@ def initialize_resnet(model: nn.Module, generator: Generator = None) -> None:
     initialise_norms(model)
 
 
-def is_bare(model: nn.Module) -> bool:
-    """Whether there is no memory to fill; PyTorch would import its compiler to fill none, in seconds."""
+def is_meta(model: nn.Module) -> bool:
+    """Whether a model is on the meta device, where initialising imports torch's compiler, for seconds."""
     return next(model.parameters()).is_meta
 
 
 def initialise_ends(model: nn.Module, generator: Generator) -> None:
-    """What stands outside the encoder: convolutions, tokens, representation layer and head."""
+    """Initialise what is outside the encoder: convolutions, tokens, representation layer and head."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             lecun(module.weight, generator)
@@ -79,13 +79,13 @@ def initialise_ends(model: nn.Module, generator: Generator) -> None:
     if representation is not None:
         lecun(representation.weight, generator)
         nn.init.zeros_(representation.bias)
-    if isinstance(model.head, nn.Linear):  # Sec. 3.2: a fresh head starts at zero
+    if isinstance(model.head, nn.Linear):  # Sec. 3.2
         nn.init.zeros_(model.head.weight)
         nn.init.zeros_(model.head.bias)
 
 
 def initialise_norms(model: nn.Module) -> None:
-    """Scale 1 and bias 0; the norm that closes a residual unit of a stem starts at scale 0."""
+    """Scale 1 and bias 0; the last norm of a residual unit in a stem starts with scale 0."""
     for name, module in model.named_modules():
         if isinstance(module, nn.LayerNorm | nn.GroupNorm):
             nn.init.constant_(module.weight, 0.0 if name.endswith(".closing_norm") else 1.0)
@@ -103,7 +103,7 @@ def xavier(kernel: Tensor, generator: Generator) -> None:
 
 
 def lecun(kernel: Tensor, generator: Generator) -> None:
-    """LeCun normal: truncated at two sigma, with variance 1 / fan_in after the cut."""
+    """LeCun normal: truncated at two sigma, with variance 1 / fan_in after truncation."""
     fan_in = kernel[0].numel()
     std = math.sqrt(1 / fan_in) / TRUNCATED_STD
     nn.init.trunc_normal_(kernel, std=std, a=-2 * std, b=2 * std, generator=generator)

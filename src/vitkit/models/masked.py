@@ -1,4 +1,4 @@
-"""A ViT that says what stands in corrupted patches (masked patch prediction, Sec. 4.6 and App. B.1.2)."""
+"""A ViT that predicts corrupted patches (masked patch prediction, Sec. 4.6 and App. B.1.2)."""
 
 # B batch, N patches, K of them corrupted, D width
 
@@ -16,18 +16,18 @@ WHEN = ("before-positions", "after-positions")
 
 
 class MaskedViT(nn.Module):
-    """A ViT with a mask token and one linear layer on its patches. Names in files: vit.*, predict.*
+    """A ViT with a mask token and one linear layer on its patches. State-dict names: vit.*, predict.*
 
-    The layer starts at zero, as heads do (Sec. 3.2), so that the first loss is that of chance.
+    The layer starts at zero, as heads do (Sec. 3.2), so the first loss is the loss at chance.
     """
 
     def __init__(self, vit: ViT, outputs: int, when: str = "before-positions"):
-        """`outputs` numbers are said of each patch; `when` it is corrupted decides whose position it has."""
+        """`outputs`: predictions per patch; `when`: corrupt patches before or after positions are added."""
         super().__init__()
         check_maskable(vit.config)
         if vit.mask_token is None:
             raise Error(
-                "masked patch prediction needs a mask token: with_mask_token adds one",
+                "masked patch prediction needs a mask token; with_mask_token adds one",
                 code="model.unsupported",
             )
         if when not in WHEN:
@@ -39,10 +39,10 @@ class MaskedViT(nn.Module):
         nn.init.zeros_(self.predict.bias)
 
     def forward(self, images: Tensor, take: Tensor, chosen: Tensor) -> Tensor:
-        """Images (B, C, H, W) -> what is said of the chosen patches, (B, K, outputs).
+        """Images (B, C, H, W) -> predictions for the chosen patches, (B, K, outputs).
 
-        take    (B, N): the number of the patch whose embedding stands in each place; N is the mask
-        chosen  (B, K): the places of which something is said
+        take    (B, N): for each patch, the index of the patch whose embedding it gets; N is the mask token
+        chosen  (B, K): the indices of the patches to predict
         """
         patches, grid = self.vit.patches(images)
         lead = int(self.vit.class_token is not None)
@@ -55,28 +55,28 @@ class MaskedViT(nn.Module):
         return self.predict(rows(z, chosen + lead))
 
     def corrupted(self, patches: Tensor, take: Tensor) -> Tensor:
-        """The embeddings (B, N, D) moved as `take` says, the mask token where it says N."""
-        number = patches.shape[1]
-        return self.vit.masked(rows(patches, take.clamp(max=number - 1)), take == number)
+        """The embeddings (B, N, D) in the order of `take`, and the mask token where it is N."""
+        count = patches.shape[1]
+        return self.vit.masked(rows(patches, take.clamp(max=count - 1)), take == count)
 
 
-def rows(z: Tensor, places: Tensor) -> Tensor:
-    """Of each image the rows at these places: (B, N, D) and (B, K) -> (B, K, D).
+def rows(z: Tensor, indices: Tensor) -> Tensor:
+    """Select rows of each image: (B, N, D) and (B, K) -> (B, K, D).
 
-    Not by gather, whose gradient adds up in any order where a place is named twice.
+    Not with gather, whose gradient is not deterministic when an index occurs twice.
     """
-    return z[torch.arange(len(z), device=z.device)[:, None], places]
+    return z[torch.arange(len(z), device=z.device)[:, None], indices]
 
 
 def check_maskable(config: Any) -> None:
-    """Refuse what has no patches, or would have parameters that no patch teaches."""
+    """Refuse models without patches, or with parameters that masked patch prediction does not train."""
     if not isinstance(config, ViTConfig):
         raise Error(
             "masked patch prediction needs patches: a ViT or a hybrid, not a ResNet", code="model.unsupported"
         )
     if config.head == "map" or config.final_norm == "pooled":
         raise Error(
-            f"masked patch prediction does not train what pools the patches (head={config.head}, "
+            f"masked patch prediction does not train pooling layers (head={config.head}, "
             f"final_norm={config.final_norm}): use head=token or head=gap with final_norm=tokens; "
             "fine-tuning can add another head",
             code="model.unsupported",
@@ -84,13 +84,13 @@ def check_maskable(config: Any) -> None:
 
 
 def maskable(config: Any) -> ViTConfig:
-    """The configuration with a mask token and without a head, which would learn nothing."""
+    """The configuration with a mask token and without a head, which would not be trained."""
     check_maskable(config)
     return replace(config, classes=0, representation=0, mask_token=True)
 
 
 def with_mask_token(model: Model) -> ViT:
-    """A model with the same weights and, if it had none, a mask token of zeros; it has no head."""
+    """A copy without a head and with a mask token, of zeros if the model had none."""
     new = skeleton(maskable(model.config))
     assert isinstance(new, ViT)
     state = {"mask_token": torch.zeros(1, 1, new.config.width)} | model.state_dict()

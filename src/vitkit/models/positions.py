@@ -1,4 +1,4 @@
-"""Position embeddings: their kinds, where they enter (App. D.4), and their 2D resizing (Sec. 3.2)."""
+"""Position embeddings: kinds, where they are added (App. D.4), and 2D interpolation (Sec. 3.2)."""
 
 # N tokens (T with the class token), D width; h, w grid of patches
 
@@ -10,18 +10,18 @@ from vitkit.errors import Error
 from vitkit.ops.precision import widest_float
 
 Grid = tuple[int, int]
-# Five conventions are in use; they differ by several per cent, so each has a name here.
+# Libraries interpolate in five ways, whose results differ by several per cent.
 RESIZE: dict[str, dict] = {
     "official": {"mode": "bilinear", "align_corners": True},  # scipy.ndimage.zoom, order 1
     "timm": {"mode": "bicubic", "align_corners": False, "antialias": True},
     "hf": {"mode": "bicubic", "align_corners": False},
     "torchvision": {"mode": "bicubic", "align_corners": True},
-    "dinov2": {"mode": "bicubic", "align_corners": False},  # and 0.1 added to the new grid
+    "dinov2": {"mode": "bicubic", "align_corners": False},  # with a scale factor of (new grid + 0.1) / grid
 }
 
 
 def resize_positions(table: Tensor, grid: Grid, new_grid: Grid, method: str = "official") -> Tensor:
-    """Interpolate a table (1, N or N+1, D) on a grid (h, w) to a new grid; a class entry is kept.
+    """Interpolate a table (1, N or N+1, D) from a grid (h, w) to a new one; a class entry is copied.
 
     >>> resize_positions(torch.zeros(1, 197, 8), (14, 14), (24, 24)).shape
     torch.Size([1, 577, 8])
@@ -29,7 +29,7 @@ def resize_positions(table: Tensor, grid: Grid, new_grid: Grid, method: str = "o
     if method not in RESIZE:
         raise Error(f"no resize method {method!r}; known: {', '.join(RESIZE)}")
     if min(*grid, *new_grid) < 1:
-        raise Error(f"a grid has at least one row and one column: {grid} -> {new_grid}")
+        raise Error(f"a grid needs at least one row and one column: {grid} -> {new_grid}")
     h, w = grid
     extra = table.shape[-2] - h * w
     if table.ndim != 3 or extra not in (0, 1):
@@ -64,16 +64,16 @@ def sincos2d(grid: Grid, width: int, *, device: torch.device | None = None) -> T
 
 
 class Positions(nn.Module):
-    """Adds position embeddings to tokens: at the stem, or before every layer (App. D.4).
+    """Adds position embeddings to tokens, at the stem or before every layer (App. D.4).
 
-    kind       none, 1d (one learned row a token), 2d (learned x and y halves), sincos2d (fixed)
-    injection  stem, every (a table for each layer), shared (one table, added before each layer)
+    kind       none, 1d (a learned row per token), 2d (learned x and y halves), sincos2d (fixed)
+    injection  stem, every (one table per layer), shared (one table, added before every layer)
     """
 
     def __init__(
         self, kind: str, injection: str, *, grid: Grid, width: int, depth: int, lead: int, resize: str
     ):
-        """`lead` is 1 when a class token leads the patches, else 0."""
+        """`lead`: 1 if a class token precedes the patches, else 0."""
         super().__init__()
         self.kind, self.injection, self.grid, self.lead, self.resize = kind, injection, grid, lead, resize
         self.width = width
@@ -83,17 +83,17 @@ class Positions(nn.Module):
         if kind == "2d":
             self.y = nn.Parameter(torch.empty(layers, h, width // 2))
             self.x = nn.Parameter(torch.empty(layers, w, width // 2))
-            if lead:  # the class token stands nowhere on the grid: it has an entry of its own
+            if lead:  # the class token is not on the grid
                 self.first = nn.Parameter(torch.empty(layers, 1, width))
 
     def forward(self, z: Tensor, grid: Grid, layer: int) -> Tensor:
-        """z plus the positions that belong before this layer."""
+        """z plus the positions that are added before this layer."""
         if self.kind in ("none", "relative") or (layer and self.injection == "stem"):
             return z
         return z + self.at(grid, layer if self.injection == "every" else 0, device=z.device).to(z.dtype)
 
     def at(self, grid: Grid, layer: int = 0, *, device: torch.device | None = None) -> Tensor:
-        """The table of one layer on a grid, (1, T, D)."""
+        """The positions of one layer for a grid, (1, T, D)."""
         if self.kind == "sincos2d":
             return F.pad(sincos2d(grid, self.width, device=device), (0, 0, self.lead, 0))
         if self.kind == "2d":
@@ -105,5 +105,4 @@ class Positions(nn.Module):
 
     def line(self, axis: Tensor, length: int) -> Tensor:
         """One axis of a 2d table, (n, D/2), interpolated to another length."""
-        column = resize_positions(axis[None], (len(axis), 1), (length, 1), self.resize)
-        return column[0]
+        return resize_positions(axis[None], (len(axis), 1), (length, 1), self.resize)[0]

@@ -1,4 +1,4 @@
-"""ResNets with GroupNorm and standardised convolutions: the hybrids' stem, BiT and AxialResNets."""
+"""ResNets with GroupNorm and weight standardisation: the stem of hybrids, BiT and AxialResNets."""
 
 # B batch, C channels; H, W pixels; h, w feature map
 
@@ -15,18 +15,18 @@ from vitkit.models.encoder import recomputed
 from vitkit.models.initialization import initialize_resnet
 
 GROUPS = 32
-ROOT_PADDINGS = ("zeros", "-inf")  # of the max pooling; its input has no ReLU before it, so they differ
+ROOT_PADDINGS = ("zeros", "-inf")  # of the max pooling; they differ because no ReLU precedes it
 
 
 @dataclass(frozen=True, kw_only=True)
 class StemConfig:
-    """The ResNet under a hybrid: units in each stage (none: the root alone), and its numerics."""
+    """The ResNet stem of a hybrid: units per stage (empty for the root alone), and its numerics."""
 
     blocks: tuple[int, ...] = (3, 4, 6, 3)
     width: int = 64
     norm_eps: float = 1e-6
     std_eps: float = 1e-5  # of weight standardisation
-    std_eps_in: str = "std"  # or "variance": where that epsilon is added
+    std_eps_in: str = "std"  # or "variance": what that epsilon is added to
 
     def __post_init__(self) -> None:
         check_resnet(self)
@@ -38,7 +38,7 @@ class StemConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetConfig:
-    """A BiT ResNet as a value, or an AxialResNet: one with attention for its 3x3 convolutions."""
+    """The configuration of a BiT ResNet or an AxialResNet (axial attention instead of 3x3 convolutions)."""
 
     blocks: tuple[int, ...] = (3, 4, 6, 3)
     width: int = 64  # 64 times the width factor
@@ -48,8 +48,8 @@ class ResNetConfig:
     norm_eps: float = 1e-5
     std_eps: float = 1e-10
     std_eps_in: str = "variance"
-    root_padding: str = "zeros"  # around the map that the root pools, as BiT's code; "-inf" as big_vision's
-    attention: str = "none"  # or axial, which belongs to the image size (App. D.6)
+    root_padding: str = "zeros"  # of the root's max pooling, as in BiT's code; "-inf" as in big_vision
+    attention: str = "none"  # or axial, which works for one image size only (App. D.6)
     heads: int = 8  # of that attention
 
     def __post_init__(self) -> None:
@@ -59,8 +59,8 @@ class ResNetConfig:
         if not self.blocks or self.classes < 0 or self.channels < 1 or min(self.image_size) < 1:
             raise ConfigError(
                 f"a ResNet of {len(self.blocks)} stages with {self.classes} classes and {self.channels} "
-                f"channels for images of {self.image_size[0]}x{self.image_size[1]}: stages, channels and "
-                "sides must be at least 1, and classes not negative"
+                f"channels for images of {self.image_size[0]}x{self.image_size[1]}: stages, channels, height "
+                "and width must be at least 1, and classes must not be negative"
             )
 
     def __repr__(self) -> str:
@@ -71,7 +71,7 @@ def check_resnet(c: StemConfig | ResNetConfig) -> None:
     if c.width < GROUPS or c.width % GROUPS:
         raise ConfigError(f"width must be a multiple of the {GROUPS} norm groups, not {c.width}")
     if len(c.blocks) > 4 or any(units < 1 for units in c.blocks):
-        raise ConfigError(f"blocks are at most four stages of at least one unit each, not {c.blocks}")
+        raise ConfigError(f"blocks must be at most four stages of at least one unit each, not {c.blocks}")
     if isinstance(c, ResNetConfig) and c.root_padding not in ROOT_PADDINGS:
         raise ConfigError(f"root_padding must be one of {', '.join(ROOT_PADDINGS)}, not {c.root_padding!r}")
     if c.std_eps_in not in ("std", "variance"):
@@ -83,24 +83,24 @@ def check_axial(c: ResNetConfig) -> None:
         raise ConfigError(f"attention of a ResNet must be 'none' or 'axial', not {c.attention!r}")
     if c.attention == "axial" and (c.heads < 1 or c.width % (2 * c.heads)):
         raise ConfigError(
-            f"width {c.width} is not divisible by {c.heads} heads of an even width, whose queries and keys "
-            "are half as wide as values; use heads=8, or any power of two up to 16"
+            f"width {c.width} does not divide into {c.heads} heads of an even width, which axial attention "
+            "needs (queries and keys have half the width); use heads=8, or any power of two up to 16"
         )
 
 
 def check_size(c: ResNetConfig, size: tuple[int, int]) -> None:
-    """Any image is taken by convolutions; by axial attention, those of its own size."""
+    """Refuse another image size for axial attention; convolutions take any size."""
     if c.attention == "axial" and size != c.image_size:
         (h, w), (height, width) = c.image_size, size
         raise Error(
-            f"the relative positions of this AxialResNet belong to images of {h}x{w} pixels and cannot be "
-            f"resized to {height}x{width}: resize the images, or train a model with that image_size",
+            f"this AxialResNet takes images of {h}x{w} pixels only, not {height}x{width}: its relative "
+            "positions cannot be resized; resize the images, or train a model with that image_size",
             code="model.input",
         )
 
 
 class StdConv(nn.Conv2d):
-    """A convolution whose kernel is standardised for each output channel."""
+    """A convolution with weight standardisation per output channel."""
 
     def __init__(self, c: StemConfig | ResNetConfig, inputs: int, outputs: int, kernel: int, stride: int = 1):
         super().__init__(inputs, outputs, kernel, stride=stride, bias=False)
@@ -117,7 +117,7 @@ class StdConv(nn.Conv2d):
 
 
 def pad_same(x: Tensor, kernel: int, stride: int, value: float) -> Tensor:
-    """XLA's SAME: ceil(size / stride) outputs, the odd pixel of padding after, not before."""
+    """XLA's SAME padding: ceil(size / stride) outputs, with an odd pixel of padding at the end."""
     pads: list[int] = []
     for size in (x.shape[-1], x.shape[-2]):
         total = max(0, (-(size // -stride) - 1) * stride + kernel - size)
@@ -126,7 +126,7 @@ def pad_same(x: Tensor, kernel: int, stride: int, value: float) -> Tensor:
 
 
 class StemUnit(nn.Module):
-    """A bottleneck unit in the order of ResNet v1: norm after each convolution."""
+    """A bottleneck unit of ResNet v1: norm after each convolution."""
 
     def __init__(self, c: StemConfig, inputs: int, middle: int, stride: int):
         super().__init__()
@@ -152,9 +152,9 @@ class StemUnit(nn.Module):
 
 
 class Stem(nn.Module):
-    """Images to the feature map whose cells are a hybrid's patches (Sec. 3.1)."""
+    """The ResNet stem of a hybrid: its patches are cells of this feature map (Sec. 3.1)."""
 
-    recompute = False  # see models/recompute.py
+    recompute = False  # activation checkpointing; Runtime sets it
 
     def __init__(self, c: StemConfig, channels: int):
         super().__init__()
@@ -166,19 +166,19 @@ class Stem(nn.Module):
         self.channels = c.width * 2 ** (len(c.blocks) + 1) if c.blocks else c.width
 
     def units(self) -> list[nn.Module]:
-        """The parts that are recomputed, or sharded over processes, one by one."""
+        """The modules that are checkpointed or sharded one by one."""
         return [unit for stage in self.stages for unit in stage]  # type: ignore[attr-defined]
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.root_norm(self.root(images)).relu()
-        x = F.max_pool2d(pad_same(x, 3, 2, float("-inf")), 3, 2)  # zeros would do: nothing is below them
+        x = F.max_pool2d(pad_same(x, 3, 2, float("-inf")), 3, 2)  # after a ReLU zeros would give the same
         for unit in self.units():
             x = recomputed(unit, x, again=self.recompute and self.training)
         return x
 
 
 def units(blocks: tuple[int, ...], width: int) -> Iterator[list[tuple[int, int, int]]]:
-    """For each stage its units as (inputs, middle width, stride)."""
+    """The units of each stage as (inputs, middle width, stride)."""
     inputs = width
     for stage, count in enumerate(blocks):
         middle = width * 2**stage
@@ -188,7 +188,7 @@ def units(blocks: tuple[int, ...], width: int) -> Iterator[list[tuple[int, int, 
 
 
 class Unit(nn.Module):
-    """A bottleneck unit in the order of ResNet v2: norm before each convolution."""
+    """A bottleneck unit of ResNet v2: norm before each convolution."""
 
     def __init__(self, c: ResNetConfig, inputs: int, middle: int, stride: int):
         super().__init__()
@@ -196,40 +196,40 @@ class Unit(nn.Module):
         self.norm1 = nn.GroupNorm(GROUPS, inputs, eps=c.norm_eps)
         self.conv1 = StdConv(c, inputs, middle, 1)
         self.norm2 = nn.GroupNorm(GROUPS, middle, eps=c.norm_eps)
-        self.conv2 = between(c, middle, stride)
+        self.conv2 = spatial_layer(c, middle, stride)
         self.norm3 = nn.GroupNorm(GROUPS, middle, eps=c.norm_eps)
         self.conv3 = StdConv(c, middle, outputs, 1)
-        needed = stride > 1 or inputs != outputs
-        self.shortcut = StdConv(c, inputs, outputs, 1, stride) if needed else None
+        projected = stride > 1 or inputs != outputs
+        self.shortcut = StdConv(c, inputs, outputs, 1, stride) if projected else None
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm1(x).relu()
-        x = x if self.shortcut is None else self.shortcut(y)  # the projection sees the norm
+        x = x if self.shortcut is None else self.shortcut(y)  # the projection comes after the norm
         y = self.conv1(y)
         y = self.conv2(self.norm2(y).relu())
         return x + self.conv3(self.norm3(y).relu())
 
 
-def between(c: ResNetConfig, middle: int, stride: int) -> nn.Module:
-    """What looks beyond one place in a unit: a 3x3 convolution, or axial attention on maps of this size."""
+def spatial_layer(c: ResNetConfig, middle: int, stride: int) -> nn.Module:
+    """The layer of a unit that mixes positions: a 3x3 convolution or axial attention."""
     if c.attention == "none":
         return StdConv(c, middle, middle, 3, stride)
-    reduced = 4 * middle // c.width // stride  # pixels from one place of the unit's input to the next
-    size = -(-c.image_size[0] // reduced), -(-c.image_size[1] // reduced)
+    input_stride = 4 * middle // c.width // stride  # pixels per cell of the unit's input
+    size = -(-c.image_size[0] // input_stride), -(-c.image_size[1] // input_stride)
     return RowsThenColumns(middle, c.heads, size, stride, GROUPS, c.norm_eps)
 
 
 def pool_root(x: Tensor, padding: str) -> Tensor:
-    """The root's 3x3 max pooling of stride 2, by either published convention (see ROOT_PADDINGS)."""
+    """The 3x3 max pooling of stride 2 after the root, with one of the ROOT_PADDINGS."""
     if padding == "zeros":
         return F.max_pool2d(F.pad(x, [1, 1, 1, 1]), 3, 2)
-    return F.max_pool2d(x, 3, 2, padding=1)  # torch pads with minus infinity
+    return F.max_pool2d(x, 3, 2, padding=1)  # max_pool2d pads with minus infinity
 
 
 class ResNet(Described, nn.Module):
-    """A BiT ResNet: the paper's convolutional baseline; with axial attention an AxialResNet."""
+    """A BiT ResNet, the convolutional baseline of the paper; with axial attention an AxialResNet."""
 
-    recompute = False  # see models/recompute.py
+    recompute = False  # activation checkpointing; Runtime sets it
 
     def __init__(self, config: ResNetConfig):
         super().__init__()
@@ -255,7 +255,7 @@ class ResNet(Described, nn.Module):
         return features if self.head is None else self.head(features)
 
     def features(self, images: Tensor) -> Tensor:
-        """What the head sees: the last feature map, averaged, (B, D)."""
+        """The input of the head: the last feature map, averaged, (B, D)."""
         return self.tokens(images).mean(1)
 
     def tokens(self, images: Tensor) -> Tensor:
@@ -272,12 +272,13 @@ class ResNet(Described, nn.Module):
         return self.norm(x).relu().flatten(2).mT
 
     def units(self) -> list[nn.Module]:
-        """The parts that are recomputed, or sharded over processes, one by one."""
+        """The modules that are checkpointed or sharded one by one."""
         return [unit for stage in self.stages for unit in stage]  # type: ignore[attr-defined]
 
     def attention(self, images: Tensor) -> Iterator[Tensor]:
+        """Raises an error: only a ViT has attention maps."""
         kind = "an AxialResNet" if self.config.attention == "axial" else "a ResNet"
         raise Error(
-            f"{kind} has no attention between patches to show; use a ViT or a hybrid",
+            f"{kind} has no attention between patches; use a ViT or a hybrid",
             code="inspection.unsupported",
         )

@@ -1,4 +1,4 @@
-"""Table 1 as a table: the name of a model to its sizes, and to a fresh model."""
+"""Named models (Table 1): from a name to a configuration and to a fresh model."""
 
 import re
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ Config = ViTConfig | ResNetConfig
 VARIANTS = {
     "Ti": {"width": 192, "depth": 12, "heads": 3, "hidden": 768},
     "S": {"width": 384, "depth": 12, "heads": 6, "hidden": 1536},
-    "b": {"width": 384, "depth": 12, "heads": 12, "hidden": 1536},  # Fig. 4: B with widths halved
+    "b": {"width": 384, "depth": 12, "heads": 12, "hidden": 1536},  # Fig. 4: B with half the width
     "B": {"width": 768, "depth": 12, "heads": 12, "hidden": 3072},
     "L": {"width": 1024, "depth": 24, "heads": 16, "hidden": 4096},
     "H": {"width": 1280, "depth": 32, "heads": 16, "hidden": 5120},
@@ -30,7 +30,7 @@ RESNETS = {
     152: (3, 8, 36, 3),
     200: (3, 24, 36, 3),
 }
-STEMS = {  # (name, total stride) -> units of each stage; R50 at 16 has stage 4's units in stage 3
+STEMS = {  # (name, total stride) -> units per stage; R50 at stride 16 moves stage 4 into stage 3
     ("R50", 16): (3, 4, 9),
     ("R50", 32): (3, 4, 6, 3),
     ("R26", 32): (2, 2, 2, 2),
@@ -39,7 +39,7 @@ STEMS = {  # (name, total stride) -> units of each stage; R50 at 16 has stage 4'
 
 @dataclass(frozen=True)
 class Published:
-    """What the literature says of a variant: parameters (1000 classes, 224 px), GMAC at 224 and 384."""
+    """The published cost of a variant: parameters (1000 classes, 224 px), GMAC at 224 and 384."""
 
     parameters: int
     gmac: float | None = None
@@ -75,7 +75,7 @@ NAMED: dict[str, Published | None] = {
 
 
 def variant(name: str) -> Config:
-    """ViT-L/16, R50+ViT-B/32, BiT-R152x2, AxialResNet-50 -> its sizes, at 224 pixels and 1000 classes."""
+    """The configuration of ViT-L/16, R50+ViT-B/32, BiT-R152x2, ... at 224 pixels and 1000 classes."""
     if match := re.fullmatch(r"BiT-(?:[SML]-)?R(\d+)x(\d+)", name):
         depth, factor = int(match[1]), int(match[2])
         if depth in RESNETS and factor >= 1:
@@ -87,7 +87,7 @@ def variant(name: str) -> Config:
         if size in VARIANTS and patch and not (axial and stem):
             return vit_variant(size, patch, stem, axial=bool(axial))
     raise Error(
-        f"no model {name!r}; known are ViT-X/P with X one of {', '.join(VARIANTS)} and any patch size P, "
+        f"no model {name!r}; known: ViT-X/P with X one of {', '.join(VARIANTS)} and any patch size P, "
         f"Axial-ViT-X/P, R50+ViT-X/16 or /32, R26+ViT-X/32, R+ViT-X/16, "
         f"and BiT-RNxW or AxialResNet-N with N one of {', '.join(map(str, RESNETS))} (see: vitkit list)",
         code="model.unknown",
@@ -98,7 +98,7 @@ def vit_variant(size: str, stride: int, stem: str | None, *, axial: bool) -> ViT
     sizes: dict[str, Any] = dict(VARIANTS[size])
     if axial:
         sizes |= {"attention": "axial", "head": "gap"}
-    if stem == "R" and stride == 16:  # published under this name, though its stride is 32
+    if stem == "R" and stride == 16:  # its published name, although the stride is 32
         sizes |= {"stem": StemConfig(blocks=()), "patch": 8}
     elif stem:
         base = 32 if stride % 32 == 0 else stride
@@ -110,14 +110,14 @@ def vit_variant(size: str, stride: int, stem: str | None, *, axial: bool) -> ViT
         sizes |= {"stem": StemConfig(blocks=STEMS[stem, base]), "patch": stride // base}
     else:
         sizes |= {"patch": stride}
-    image = -(-224 // stride) * stride  # 224, or the next size that fits
+    image = -(-224 // stride) * stride  # 224, or the next larger multiple of the stride
     if stem == "R":
         image = 224
     return ViTConfig(**sizes, image_size=(image, image))
 
 
 def configure(name: str, **options: Any) -> Config:
-    """The sizes of a named model with some fields changed; an unknown field is an error."""
+    """The configuration of a named model with some fields changed; an unknown field is an error."""
     config = variant(name)
     known = [f.name for f in fields(config)]
     for field in options:
@@ -127,12 +127,12 @@ def configure(name: str, **options: Any) -> Config:
 
 
 def following_head(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, with a class token only if the chosen head reads it; `class_token` overrides that."""
+    """The options; a new head decides whether there is a class token unless `class_token` is given."""
     return {"class_token": None, **options} if "head" in options else dict(options)
 
 
 def with_options(config: Config, options: Mapping[str, Any]) -> Config:
-    """The sizes with these fields changed; those of a hybrid's stem are named as in stem.width."""
+    """The configuration with these fields changed; fields of a stem are named stem.width and so on."""
     known = [f.name for f in fields(config)]
     stem = getattr(config, "stem", None)
     known += [f"stem.{f.name}" for f in fields(stem)] if stem else []
@@ -149,14 +149,14 @@ def with_options(config: Config, options: Mapping[str, Any]) -> Config:
 def build(name: str, *, seed: int | None = None, **options: Any) -> Model:
     """A fresh model: build("ViT-B/16", classes=10, image_size=384, head="gap").
 
-    Options are the fields of ViTConfig (or ResNetConfig); the same seed gives the same weights. Pixels that
-    lie in no whole patch are dropped, and model.origin.notes says how many.
+    Options are the fields of ViTConfig (or ResNetConfig); the same seed gives the same weights. Pixels
+    outside whole patches are dropped, and model.origin.notes says how many.
     """
     return fresh(configure(name, **options), seed=seed)
 
 
 def fresh(config: Config, *, seed: int | None = None) -> Model:
-    """A model of this configuration with published initialisation."""
+    """A model of this configuration with the published initialisation."""
     model = skeleton(config)._apply(lambda t: torch.empty(t.shape, dtype=t.dtype))  # to_empty imports sympy
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     (initialize_vit if isinstance(model, ViT) else initialize_resnet)(model, generator)
@@ -165,6 +165,6 @@ def fresh(config: Config, *, seed: int | None = None) -> Model:
 
 
 def skeleton(config: Config) -> Model:
-    """The model without memory behind its parameters: names and shapes alone."""
+    """The model on the meta device: names and shapes without memory."""
     with torch.device("meta"):
         return ViT(config) if isinstance(config, ViTConfig) else ResNet(config)

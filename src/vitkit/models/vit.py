@@ -1,4 +1,4 @@
-"""The Vision Transformer (Sec. 3.1, Eq. 1-4), plain or on a ResNet stem, with every choice of App. D."""
+"""The Vision Transformer (Sec. 3.1, Eq. 1-4), with or without a ResNet stem, and all variants of App. D."""
 
 # B batch, N tokens, D width, K heads; H, W pixels; h, w grid of patches; P patch
 
@@ -19,7 +19,7 @@ from vitkit.models.positions import RESIZE, Positions
 from vitkit.models.resnet import Stem, StemConfig
 from vitkit.ops.fused import patch_embedding
 
-DROPPED = "are dropped"  # how a note about pixels in no patch ends
+DROPPED = "are dropped"  # the end of a note on pixels outside whole patches
 CHOICES = {
     "head": ("token", "gap", "map"),
     "positions": ("none", "1d", "2d", "relative", "sincos2d"),
@@ -33,26 +33,26 @@ CHOICES = {
 
 @dataclass(frozen=True, kw_only=True)
 class ViTConfig:
-    """A Vision Transformer as a value: Table 1's sizes and the choices of Sec. 3 and App. D."""
+    """The configuration of a Vision Transformer: sizes of Table 1, options of Sec. 3 and App. D."""
 
     width: int = 768  # D
     depth: int = 12  # L
     heads: int = 12  # k
     hidden: int = 3072  # MLP size
-    patch: int = 16  # P; on a stem: patches of its feature map
-    image_size: tuple[int, int] = (224, 224)  # H, W of the position table; any other fits too
+    patch: int = 16  # P; in a hybrid, cells of the stem's feature map
+    image_size: tuple[int, int] = (224, 224)  # H, W of the position table; other sizes are interpolated
     channels: int = 3
-    classes: int = 1000  # 0: no head, the output is the features
-    representation: int = 0  # width of the pre-training head's tanh layer; 0: none
-    stem: StemConfig | None = None  # hybrid: patches of a ResNet's feature map
+    classes: int = 1000  # 0: no head, the model returns features
+    representation: int = 0  # width of the tanh layer in the pre-training head; 0: none
+    stem: StemConfig | None = None  # the ResNet of a hybrid
 
     head: str = "token"  # or gap (average pooling), map (attention pooling)
-    class_token: bool | None = None  # None: exactly when the head reads it
+    class_token: bool | None = None  # None: if the head reads it
     positions: str = "1d"
     injection: str = "stem"
     position_resize: str = "official"
     attention: str = "full"
-    final_norm: str = "tokens"  # the last LayerNorm: before pooling, or "pooled": after it
+    final_norm: str = "tokens"  # the last LayerNorm is before pooling; "pooled": after it
 
     gelu: str = "tanh"
     norm_eps: float = 1e-6
@@ -61,7 +61,7 @@ class ViTConfig:
     mask_token: bool = False
     dropout: float = 0.0
     attention_dropout: float = 0.0
-    stochastic_depth: float = 0.0  # of the last layer; grows linearly from 0
+    stochastic_depth: float = 0.0  # rate of the last layer; grows linearly from 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_size", pair(self.image_size))
@@ -70,8 +70,8 @@ class ViTConfig:
         check_vit(self)
 
     def __repr__(self) -> str:
-        shown = ("width", "depth", "heads", "patch", "image_size", "classes")
-        return short_repr(self, ViTConfig(), shown)
+        always = ("width", "depth", "heads", "patch", "image_size", "classes")
+        return short_repr(self, ViTConfig(), always)
 
     @property
     def stride(self) -> int:
@@ -85,7 +85,7 @@ class ViTConfig:
 
     @property
     def covered(self) -> tuple[int, int]:
-        """Height and width of the pixels in those patches; the rest at the right and bottom is dropped."""
+        """Height and width of the pixels in whole patches; the rest at the right and bottom is dropped."""
         return covered(self.image_size, self.stride)
 
     @property
@@ -94,9 +94,9 @@ class ViTConfig:
 
 
 def grid_of(image_size: tuple[int, int], stride: int, *, strict: bool = False) -> Grid:
-    """(H, W) -> (h, w): whole patches only, as a VALID convolution has them (27 x 27 of 14 at 384).
+    """(H, W) -> (h, w): whole patches only, as in a VALID convolution (27 x 27 patches of 14 at 384).
 
-    An image smaller than a patch is an error, and with `strict` so is a rest of pixels.
+    An image smaller than a patch is an error; with `strict` so is a size that is not a multiple of it.
     """
     for side, pixels in zip(("height", "width"), image_size, strict=True):
         if pixels < stride or (strict and pixels % stride):
@@ -118,7 +118,7 @@ def covered(image_size: tuple[int, int], stride: int) -> tuple[int, int]:
 
 
 def in_patches(images: Tensor, stride: int) -> Tensor:
-    """The pixels of images (..., H, W) that lie in whole patches."""
+    """Crop images (..., H, W) to whole patches."""
     height, width = images.shape[-2], images.shape[-1]
     if not (height % stride or width % stride):
         return images
@@ -127,7 +127,7 @@ def in_patches(images: Tensor, stride: int) -> Tensor:
 
 
 def dropped(config: Any, image_size: tuple[int, int] | None = None, *, strict: bool = False) -> str:
-    """A line on the pixels of an image that lie in no patch of a model, to be said once; empty if none do.
+    """A note on the pixels that are outside whole patches; empty if there are none.
 
     strict: such a size is an error.
     """
@@ -144,19 +144,19 @@ def dropped(config: Any, image_size: tuple[int, int] | None = None, *, strict: b
 
 
 def with_size_note(origin: Origin, config: Any) -> Origin:
-    """The origin with a note on the pixels that this model drops, and none on those of another size."""
+    """The origin with a note on the pixels that this model drops, instead of a note for another size."""
     note = dropped(config)
-    others = tuple(one for one in origin.notes if not one.endswith(DROPPED))
+    others = tuple(other for other in origin.notes if not other.endswith(DROPPED))
     return replace(origin, notes=(*others, *([note] if note else [])))
 
 
 def check_vit(c: ViTConfig) -> None:
-    """Refuse what cannot be built, with the reason."""
+    """Raise a ConfigError if the model cannot be built."""
     for field, known in CHOICES.items():
         if getattr(c, field) not in known:
             raise ConfigError(f"{field} must be one of {', '.join(known)}, not {getattr(c, field)!r}")
     if isinstance(c.patch, list | tuple):
-        raise ConfigError(f"patches are square: patch must be one number of pixels, as 16, not {c.patch}")
+        raise ConfigError(f"patches are square: patch must be one number of pixels such as 16, not {c.patch}")
     for field in ("width", "heads", "hidden", "patch", "channels", "depth", "classes", "representation"):
         if not isinstance(getattr(c, field), Integral):
             raise ConfigError(f"{field} must be a whole number, not {getattr(c, field)!r}")
@@ -172,25 +172,25 @@ def check_vit(c: ViTConfig) -> None:
     if not 0 <= c.norm_eps < 1:
         raise ConfigError(f"norm_eps must be in [0, 1), not {c.norm_eps}")
     grid_of(c.image_size, c.stride)
-    impossible = {
+    errors = {  # message -> whether it applies
         f"width {c.width} is not divisible by {c.heads} heads": c.width % c.heads,
-        f"2d positions are two halves of the width, and {c.width} is odd": c.positions == "2d"
-        and c.width % 2,
+        f"2d positions need an even width, not {c.width}": c.positions == "2d" and c.width % 2,
         f"sincos2d positions need a width divisible by 4, not {c.width}": c.positions == "sincos2d"
         and c.width % 4,
-        "head='token' reads the class token: class_token=False leaves it nothing to read; "
-        "use head='gap' or 'map'": c.head == "token" and not c.class_token,
-        f"positions={c.positions!r} has nothing to add before every layer; use injection='stem'": (
+        "head='token' needs a class token; with class_token=False use head='gap' or 'map'": c.head == "token"
+        and not c.class_token,
+        f"positions={c.positions!r} cannot be added before every layer; use injection='stem'": (
             c.positions in ("none", "relative") and c.injection != "stem"
         ),
-        "sincos2d positions are not learned, so they are the same before every layer; "
-        "use injection='shared'": c.positions == "sincos2d" and c.injection == "every",
-        "axial attention runs along rows and columns of patches, where no class token stands; "
+        "sincos2d positions are fixed, so every layer has the same; use injection='shared'": c.positions
+        == "sincos2d"
+        and c.injection == "every",
+        "axial attention does not support a class token; "
         "use head='gap' or 'map' and class_token=False": c.attention == "axial" and c.class_token,
-        "final_norm='pooled' belongs to head='gap'": c.final_norm == "pooled" and c.head != "gap",
+        "final_norm='pooled' needs head='gap'": c.final_norm == "pooled" and c.head != "gap",
     }
-    for message, wrong in impossible.items():
-        if wrong:
+    for message, applies in errors.items():
+        if applies:
             raise ConfigError(message)
 
 
@@ -240,13 +240,13 @@ class ViT(Described, nn.Module):
         return features if self.head is None else self.head(features)
 
     def features(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
-        """What the head sees, (B, D). Where that is the class token, the last layer computes no other."""
+        """The input of the head, (B, D); for head='token' the last layer computes only the class token."""
         patches, grid = self.patches(images)
         first = 1 if self.config.head == "token" else None
         return self.pooled(self.encode(patches, grid, mask, first))
 
     def pooled(self, z: Tensor) -> Tensor:
-        """The encoder's output to y of Eq. 4, through the tanh layer where there is one."""
+        """y of Eq. 4 from the encoder's output, after the tanh layer if there is one."""
         lead = int(self.class_token is not None)
         if self.pool is not None:
             y = self.pool(z[:, lead:])
@@ -254,16 +254,16 @@ class ViT(Described, nn.Module):
             y = z[:, lead:].mean(1)
             y = y if self.pool_norm is None else self.pool_norm(y)
         else:
-            y = z[:, 0]  # Eq. 4; the encoder's norm has been applied to every token
+            y = z[:, 0]  # Eq. 4; the encoder has normalised every token
         return y if self.representation is None else self.representation(y).tanh()
 
     def tokens(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The encoder's output, (B, N+1, D): the class token, where there is one, leads."""
+        """The encoder's output, (B, N+1, D); the class token, if there is one, is the first."""
         patches, grid = self.patches(images)
         return self.encode(patches, grid, mask)
 
     def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
-        """x_p E of Eq. 1: the patch embeddings (B, N, D) and the grid on which they lie."""
+        """x_p E of Eq. 1: the patch embeddings (B, N, D), and their grid."""
         if images.ndim != 4 or images.shape[1] != self.config.channels:
             raise Error(
                 f"images must have shape (B, {self.config.channels}, H, W), not {tuple(images.shape)}",
@@ -290,12 +290,12 @@ class ViT(Described, nn.Module):
             )
         z = patches if mask is None else self.masked(patches, mask)
         if self.class_token is not None:
-            lead = self.class_token.to(z.dtype)  # in half precision so is all that layers add to each other
+            lead = self.class_token.to(z.dtype)  # the residual stream stays in half precision
             z = torch.cat([lead.expand(len(z), -1, -1), z], dim=1)
         return self.dropout(self.positions(z, grid, 0))  # Eq. 1
 
     def masked(self, patches: Tensor, mask: Tensor) -> Tensor:
-        """The patches with the mask token in the place of those where the mask is true."""
+        """The patches with the mask token where the mask is true."""
         if self.mask_token is None:
             raise Error(
                 "this model has no mask token; build it with mask_token=True", code="model.unsupported"
@@ -309,7 +309,7 @@ class ViT(Described, nn.Module):
         return torch.where(mask[..., None], self.mask_token.to(patches.dtype), patches)
 
     def inject(self, grid: Grid) -> Any:
-        """What the encoder adds before each layer; the stem's positions are in z_0 already."""
+        """The function that adds positions before each layer but the first, whose positions z_0 has."""
         return lambda z, layer: z if layer == 0 else self.positions(z, grid, layer)
 
     def attention(self, images: Tensor) -> Iterator[Tensor]:

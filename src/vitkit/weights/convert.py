@@ -152,11 +152,11 @@ def compare(path: Path, model: Model, layout: Layout) -> Parity:
     config = peer_config(model.config, layout)
     if reason := not_comparable(config, layout):
         return Parity(peer, skipped=reason)
-    ours = with_config(model, config)
-    pixels = pixels_for(ours)
+    native_model = with_config(model, config)
+    pixels = pixels_for(native_model)
     peer_logits, peer_features = PEERS[name].load(path, config, layout.name)(pixels)
-    features = ours.tokens(pixels) if isinstance(config, ViTConfig) else ours.features(pixels)
-    logits = ours(pixels)
+    features = native_model.tokens(pixels) if isinstance(config, ViTConfig) else native_model.features(pixels)
+    logits = native_model(pixels)
     return Parity(
         peer,
         logits=None if peer_logits is None else float((peer_logits - logits).abs().max()),

@@ -111,7 +111,7 @@ def with_json_files(spec: ModelSpec, inferred: ModelSpec, hints: Hints) -> Model
         changes = {k: getattr(inferred.config, k) for k in ("heads", "gelu", "norm_eps")}
         spec = replace(spec, config=replace(spec.config, **changes), labels=inferred.labels or spec.labels)
     if "preprocessor_config.json" in hints.files:
-        # transformers has no field for every central crop, so the card's applies where the JSON has none
+        # the JSON that vitkit writes has no central crop, so the card's applies unless the JSON has one
         crop = inferred.preprocessing if inferred.preprocessing.resize == "crop" else spec.preprocessing
         spec = replace(
             spec, preprocessing=replace(inferred.preprocessing, resize=crop.resize, crop=crop.crop)
@@ -182,8 +182,8 @@ def shape_mismatch(arrays: Arrays, sources: dict[str, Source], entry: Entry, sha
         result = ()
     if result == shape:
         return ""
-    found = stored if len(stored) > 1 else stored[0]
-    return f"{', '.join(entry.foreign)}: found {found}, our {entry.own} is {shape}"
+    actual = stored if len(stored) > 1 else stored[0]
+    return f"{', '.join(entry.foreign)}: found {actual}, our {entry.own} is {shape}"
 
 
 def check_arrays(layout: str, missing: list[str], unexpected: list[str], mismatches: list[str]) -> None:

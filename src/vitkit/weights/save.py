@@ -80,11 +80,11 @@ def layout_for(config: Config, format: str, path: Path) -> Layout:
 
 def differences(config: Config, layout: Layout) -> Iterator[str]:
     """Notes on fields that the layout's library computes differently."""
-    ours, theirs = flat(config), flat(layout.native(config))
-    for field in ours:
-        if ours[field] != theirs[field]:
+    own, native = flat(config), flat(layout.native(config))
+    for field in own:
+        if own[field] != native[field]:
             hint = f"; {layout.remedies[field]}" if field in layout.remedies else ""
-            yield f"{layout.name} code computes with {field}={theirs[field]}, this model {ours[field]}{hint}"
+            yield f"{layout.name} code computes with {field}={native[field]}, this model {own[field]}{hint}"
 
 
 def lost_in_arrays(model: Model, layout: Layout, path: Path) -> Iterator[str]:
@@ -94,7 +94,7 @@ def lost_in_arrays(model: Model, layout: Layout, path: Path) -> Iterator[str]:
         return
     written = {name: tuple(tensor.shape) for name, tensor in foreign_arrays(model, layout)}
     shapes = {name: written[source.name] for name, source in layout.canonical_names(written).items()}
-    for field, flag, theirs in (
+    for field, flag, argument in (
         ("heads", "--heads", "num_heads"),
         ("image_size", "--image-size", "img_size"),
     ):
@@ -111,7 +111,7 @@ def lost_in_arrays(model: Model, layout: Layout, path: Path) -> Iterator[str]:
             for_vitkit = "vitkit reads it from the file's metadata"
         yield (
             f"the arrays do not store {field}={actual}, and a reader would guess {guessed}: give "
-            f"{layout.name} {theirs}={actual}; {for_vitkit}"
+            f"{layout.name} {argument}={actual}; {for_vitkit}"
         )
 
 
