@@ -57,7 +57,7 @@ def decoded(
     if not is_encoded(source):
         return source
     make = partial(ensure_file, source, folder, workers, log)
-    path = once(make, patience=MAX_WAIT) if once else make()
+    path = once(make, timeout=MAX_WAIT) if once else make()
     # the second attempt is for a process on another machine, whose disk does not have the file
     opened = open_file(path, len(source)) or open_file(make(), len(source))
     if opened is None:

@@ -36,8 +36,8 @@ KINDS = {  # severity, text, remedy; a remedy is one line
     "near-duplicates": ("warning", "Near-duplicate images in {place}: {g} groups, e.g. {first}",
         "Compare the files of a group and, if they are copies, delete all but one; " + LISTED),
     "near-leakage": ("warning", "Near-duplicate images across {place}: {g} groups, e.g. {first}",
-        "Compare the files of a group and, if they are copies or frames of one scene, delete those in {here}, "
-        "or the test result will be too good; " + LISTED),
+        "Compare the files of a group and, if they are copies or frames of one scene, delete those in "
+        "{here}, or the test result will be too good; " + LISTED),
     "class-not-in-split": ("warning", "Classes of {train} without an image in {split}: {classes}",
         "Move a tenth of their images from {train} to {split}; without them, {split} does not measure these "
         "classes"),
@@ -60,7 +60,7 @@ KINDS = {  # severity, text, remedy; a remedy is one line
         "If the folder is not a class, use the folder above or below it that contains the class folders, or "
         "a .csv with the columns path and label; docs/data.md lists the supported layouts"),
     "tiny": ("note", "Images with a side under 32 pixels: {n}, e.g. {first}",
-        "If most are this small, use small patches on small images: finetune --model ViT-Ti/4 --image-size 32"),
+        "If most are this small, use small patches and images: finetune --model ViT-Ti/4 --image-size 32"),
     "enormous": ("note", "Images of more than 20 million pixels: {n}, e.g. {first}",
         "No action needed; copies with sides of about 1000 pixels load many times faster"),
     "long": ("note", "Images with an aspect ratio above 5:1: {n}, e.g. {first}",
