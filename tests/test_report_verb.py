@@ -259,7 +259,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
     told = kept(tmp_path / "run", "unusable")
     assert sum(split["count"] for split in told.values()) == 1
     assert "broken \\xff.png" in page(tmp_path / "run") and "light<b>" in page(tmp_path / "run")
-    assert "Files without an image's suffix: 1" in page(tmp_path / "run")
+    assert "Files without an image suffix: 1" in page(tmp_path / "run")
 
 
 def test_very_large_data_is_not_gone_through(tmp_path, monkeypatch):

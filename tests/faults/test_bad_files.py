@@ -105,10 +105,10 @@ def test_A1_control_a_file_taken_in_the_place_of_a_bad_one_is_noticed(folder, mo
     assert not each_once(seen, names)
 
 
-@pytest.mark.control("vitkit.data.decode._refusal")
+@pytest.mark.control("vitkit.data.decode._bad_image")
 def test_A1_control_an_error_of_pillow_that_is_passed_on_ends_the_run(folder, tmp_path, switched_off):
     root, names = folder
-    switched_off("vitkit.data.decode._refusal", lambda kind, error: error)
+    switched_off("vitkit.data.decode._bad_image", lambda kind, error: error)
     try:
         code = finetune(root, names, tmp_path / "run", "--workers", 0, "--max-bad", 0.5)
     except Exception as error:

@@ -27,9 +27,9 @@ def test_A5_damaged_images_raise_nothing_but_bad_image(monkeypatch, tally):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.control("vitkit.data.decode._refusal")
+@pytest.mark.control("vitkit.data.decode._bad_image")
 def test_A5_control_an_error_of_pillow_that_is_passed_on_is_another(monkeypatch, switched_off):
-    switched_off("vitkit.data.decode._refusal", lambda kind, error: error)
+    switched_off("vitkit.data.decode._bad_image", lambda kind, error: error)
     with pytest.raises(Exception) as caught:
         test_decode.fuzzed(monkeypatch, most=3000, seconds=60)
     assert not isinstance(caught.value, test_decode.BadImage)

@@ -80,9 +80,9 @@ CASES = {
     "numbers as names": Shape(("1/a.png", "10/a.png", "2/a.png"), ("1", "10", "2")),
     "upper-case ending": Shape(("cat/A.JPG", "dog/b.PnG"), ("cat", "dog")),
     "one class": Shape(("cat/a.png", "cat/b.png"), ("cat",)),
-    "no image": Shape(("cat/a.txt",), refused="holds no images"),
-    "nothing at all": Shape((), refused="holds no images"),
-    "image beside the classes": Shape((*TWO, "c.png"), refused="1 images lie in no class folder"),
+    "no image": Shape(("cat/a.txt",), refused="no images"),
+    "nothing at all": Shape((), refused="no images"),
+    "image beside the classes": Shape((*TWO, "c.png"), refused="1 images are in no class folder"),
     "splits": Shape(("train/cat/1.png", "val/cat/2.png"), ("cat",)),
     "class only in val": Shape(
         ("train/cat/1.png", "val/dog/2.png", "test/cat/3.png"), refused="val: classes 'dog' are unknown"

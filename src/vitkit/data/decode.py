@@ -134,7 +134,7 @@ def jpeg_size(data: bytes) -> Size | None:
 
 
 def jpeg_scans(data: bytes, most: int) -> int:
-    """The scans of a JPEG, counted up to `most` + 1: each is a pass over all pixels. 0 for other formats."""
+    """The number of scans of a JPEG, counted up to `most` + 1, each a pass over all pixels; otherwise 0."""
     try:
         offset = _jpeg_header(data)[2] if data.startswith(b"\xff\xd8\xff") else len(data)
     except BadImage:
@@ -203,7 +203,7 @@ def _kind(data: bytes, formats: Sequence[str]) -> str:
         raise BadImage("empty", "the file is empty")
     kind = next((kind for start, kind in SIGNATURES if re.match(start, data[:512], re.DOTALL)), None)
     if kind is None:
-        raise BadImage("not-an-image", "not an image: its first bytes match no known format")
+        raise BadImage("not-an-image", "not an image: its first bytes are those of no known format")
     if kind not in formats or kind not in FORMATS:
         raise BadImage("unsupported-format", not_read(kind, formats))
     return kind
@@ -245,7 +245,7 @@ def _jpeg(data: bytes, box: Box | None, least: Size | None, max_pixels: int) -> 
 
 
 def _without_rows_below(row: float, data: bytes, frame: tuple[int, ...], scan: int) -> tuple[bytes, int]:
-    """A JPEG whose header ends it soon after a row, and its new height; the rows above stay the same."""
+    """A JPEG with a smaller height in its header, so that it ends soon after a row; and that height."""
     process, _, height, _, components, offset = frame
     rows = int(row) // 16 * 16 + 16  # whole blocks, and at least one more row, for chroma upsampling
     if rows >= height or process > 0xC1 or data[scan + 4] != components or b"\xff\xdd" in data[:scan]:

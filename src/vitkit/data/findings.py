@@ -36,8 +36,8 @@ KINDS = {  # severity, text, remedy; a remedy is one line
     "near-duplicates": ("warning", "Near-duplicate images in {place}: {g} groups, e.g. {first}",
         "Compare the files of a group and, if they are copies, delete all but one; " + LISTED),
     "near-leakage": ("warning", "Near-duplicate images across {place}: {g} groups, e.g. {first}",
-        "Compare the files of a group and, if they are copies or frames of a scene, delete those in {here}, "
-        "or the test result will be too good; " + LISTED),
+        "Compare the files of a group and, if they are copies or frames of one scene, delete those in "
+        "{here}, or the test result will be too good; " + LISTED),
     "class-not-in-split": ("warning", "Classes of {train} without an image in {split}: {classes}",
         "Move a tenth of their images from {train} to {split}; without them, {split} does not measure these "
         "classes"),

@@ -245,7 +245,7 @@ def _window(height: int, width: int, view: View, rng: np.random.Generator) -> Wi
     else:
         top, left = (int(rng.integers(side + 1)) for side in spare)
     if max(new) > LONGEST * min(new):
-        # 1 x 5000 pixels would be resized to a gigabyte for a crop of 224 columns: crop first
+        # 1 x 5000 pixels would become a gigabyte for a crop of 224 columns: crop first, in whole pixels
         rows = _source(top, view.size[0], new[0], height)
         columns = _source(left, view.size[1], new[1], width)
         return Window((rows[0], columns[0], rows[1], columns[1]), view.size)

@@ -1,4 +1,4 @@
-"""Public data sets as they are published: their official splits, and those of VTAB-1k's 19 tasks."""
+"""Public data sets in their published layouts, with official splits, and the 19 tasks of VTAB-1k."""
 
 from vitkit.datasets.opening import open_published, refuse_published
 from vitkit.datasets.vtab import TASKS, Opened, Task, find_task, open_place, read_task

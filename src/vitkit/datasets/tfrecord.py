@@ -1,4 +1,4 @@
-"""TFRecord files of tf.train.Examples, read without TensorFlow and with their checksums: DMLab."""
+"""TFRecord files of tf.train.Examples, read and verified without TensorFlow: DMLab."""
 
 import mmap
 import os
@@ -17,13 +17,13 @@ from vitkit.datasets.image_files import need
 from vitkit.errors import Error
 
 # A record: length (8 bytes), checksum of the length (4), content, checksum of the content (4).
-# Protocol buffers: fields of a tag (number << 3 | kind) and a value; kind 0 is a varint, 2 has a length.
-MOST = 2**30  # bytes of a record
+# Protocol buffers: fields of a tag (number << 3 | type) and a value; type 0 is a varint, 2 has a length.
+MOST = 2**30  # the limit of a record in bytes
 CLASSES = tuple(map(str, range(6)))
 
 
 def masked_crc(data: bytes) -> int:
-    """CRC-32C as TFRecords store it: turned and shifted, since a checksum of checksums would be weak."""
+    """CRC-32C as stored in TFRecords: rotated and offset, since a CRC over embedded CRCs is weak."""
     crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -32,77 +32,79 @@ def crc32c(data: bytes) -> int:
     try:
         import google_crc32c
     except ImportError:
-        why = "reading TFRecords needs google-crc32c (pip install 'vitkit[vtab]')"
-        raise Error(why, code="request.extra-missing") from None
+        raise Error(
+            "reading TFRecords needs google-crc32c (pip install 'vitkit[vtab]')", code="request.extra-missing"
+        ) from None
     return google_crc32c.value(data)
 
 
 def records(data: Any) -> Iterator[tuple[int, int]]:
-    """(start, length) of the contents; the lengths are checked here, the contents when they are used."""
-    at = 0
-    while at < len(data):
-        if at + 16 > len(data):
-            raise ValueError(f"cut off at byte {at}")
-        head = data[at : at + 8]
+    """(start, length) of the contents; lengths are verified here, contents when they are fetched."""
+    offset = 0
+    while offset < len(data):
+        if offset + 16 > len(data):
+            raise ValueError(f"truncated at byte {offset}")
+        head = data[offset : offset + 8]
         (length,) = struct.unpack("<Q", head)
-        if masked_crc(head) != struct.unpack_from("<I", data, at + 8)[0]:
-            raise ValueError(f"no record begins at byte {at}: the checksum of its length is wrong")
-        if length > min(MOST, len(data) - at - 16):
-            raise ValueError(f"cut off: the record at byte {at} has {length} bytes")
-        yield at + 12, length
-        at += 16 + length
+        if masked_crc(head) != struct.unpack_from("<I", data, offset + 8)[0]:
+            raise ValueError(f"no record begins at byte {offset}: the checksum of its length is wrong")
+        if length > min(MOST, len(data) - offset - 16):
+            raise ValueError(f"truncated: the record at byte {offset} has {length} bytes")
+        yield offset + 12, length
+        offset += 16 + length
 
 
-def varint(data: Any, at: int, end: int) -> tuple[int, int]:
+def varint(data: Any, offset: int, end: int) -> tuple[int, int]:
+    """A varint and the offset after it."""
     value = shift = 0
-    while at < end and shift < 64:
-        byte = data[at]
+    while offset < end and shift < 64:
+        byte = data[offset]
         value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
+        offset, shift = offset + 1, shift + 7
         if byte < 0x80:
-            return value, at
-    raise ValueError(f"a number without an end at byte {at}")
+            return value, offset
+    raise ValueError(f"a number without an end at byte {offset}")
 
 
 def fields(data: Any, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """(field, first byte, last byte + 1) of the fields with a length, (field, value, -1) of the varints."""
-    at = start
-    while at < end:
-        tag, at = varint(data, at, end)
-        value, at = varint(data, at, end)
+    """(field, start, end) of fields with a length, (field, value, -1) of varints."""
+    offset = start
+    while offset < end:
+        tag, offset = varint(data, offset, end)
+        value, offset = varint(data, offset, end)
         if tag & 7 == 0:
             yield tag >> 3, value, -1
-        elif tag & 7 == 2 and value <= end - at:
-            yield tag >> 3, at, at + value
-            at += value
+        elif tag & 7 == 2 and value <= end - offset:
+            yield tag >> 3, offset, offset + value
+            offset += value
         else:
-            raise ValueError(f"a field of kind {tag & 7} and {value} bytes at byte {at}")
+            raise ValueError(f"a field of type {tag & 7} and {value} bytes at byte {offset}")
 
 
 def example(data: Any, start: int, end: int) -> dict[str, tuple[int, int]]:
-    """Where the first value of each feature of a tf.train.Example stands, or (value, -1) for a number."""
-    found = {}
-    for one, *features in fields(data, start, end):  # Example.features = 1
-        for entry, *pair in fields(data, *features) if one == 1 else ():  # Features.feature = 1, a map
-            name, place = "", None
+    """(start, end) of the first value of each feature of a tf.train.Example, or (value, -1) of a number."""
+    values = {}
+    for number, *features in fields(data, start, end):  # Example.features = 1
+        for entry, *pair in fields(data, *features) if number == 1 else ():  # Features.feature = 1, a map
+            name, value = "", None
             for part, *inner in fields(data, *pair) if entry == 1 else ():
                 if part == 1:
                     name = bytes(data[inner[0] : inner[1]]).decode("utf-8", "replace")
                 elif part == 2:
-                    place = first_value(data, *inner)
-            if place is not None:
-                found[name] = place
-    return found
+                    value = first_value(data, *inner)
+            if value is not None:
+                values[name] = value
+    return values
 
 
 def first_value(data: Any, start: int, end: int) -> tuple[int, int] | None:
-    """Of a Feature: bytes_list = 1 or int64_list = 3, whose numbers may be packed; floats are left out."""
-    for kind, *listed in fields(data, start, end):
+    """The first value of a Feature: bytes_list = 1 or int64_list = 3, maybe packed; floats are ignored."""
+    for kind, *span in fields(data, start, end):
         if kind == 3:
-            for _, value, stop in fields(data, *listed):
+            for _, value, stop in fields(data, *span):
                 return (value, -1) if stop < 0 else (varint(data, value, stop)[0], -1)
         elif kind == 1:
-            return next(((a, b) for _, a, b in fields(data, *listed)), None)
+            return next(((a, b) for _, a, b in fields(data, *span)), None)
     return None
 
 
@@ -117,28 +119,27 @@ class Scanned(NamedTuple):
 
 @lru_cache(maxsize=64)
 def scan(path: Path, changed: int) -> Scanned:
-    found = Scanned([], [], [], [])
+    scanned = Scanned([], [], [], [])
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             for start, length in records(data):
                 features = example(data, start, start + length)
                 (a, b), (label, _) = features["filename"], features["label"]
-                found.keys.append(data[a:b].decode("utf-8", "surrogateescape"))
-                found.labels.append(label)
-                found.images.append(features["image"])
-                found.records.append((start, length))
+                scanned.keys.append(data[a:b].decode("utf-8", "surrogateescape"))
+                scanned.labels.append(label)
+                scanned.images.append(features["image"])
+                scanned.records.append((start, length))
     except KeyError as error:
         raise Error(f"{path}: an example without the feature {error}", code="data.layout") from None
     except Error:
         raise
     except (ValueError, struct.error) as error:
-        why = f"{path}: a TFRecord file that is cut off or damaged ({error})"
-        raise Error(why, code="data.corrupt") from None
-    return found
+        raise Error(f"{path}: truncated or damaged TFRecord file ({error})", code="data.corrupt") from None
+    return scanned
 
 
 def dmlab(root: Path) -> dict[str, Source]:
-    """Frames of DeepMind Lab: how far objects are that give or take reward, of six classes."""
+    """Frames of DeepMind Lab; six classes of the distance to objects with positive or negative reward."""
     return {split: open_records(root, split) for split in ("train", "validation", "test")}
 
 
@@ -146,23 +147,29 @@ def open_records(root: Path, split: str) -> Source:
     paths = sorted(root.glob(f"dmlab-{split}.tfrecord*"))
     paths = paths or sorted(need(root, "dmlab").glob(f"dmlab-{split}.tfrecord*"))
     if not paths:
-        why = f"{root}: has no dmlab-{split}.tfrecord; docs/vtab.md tells what goes there"
-        raise Error(why, code="file.not-found")
+        raise Error(
+            f"{root}: has no dmlab-{split}.tfrecord; docs/vtab.md lists the expected files",
+            code="file.not-found",
+        )
     parts = [scan(path, path.stat().st_mtime_ns) for path in paths]
     files = [Positioned(path) for path in paths]
-    where = [(number, row) for number, part in enumerate(parts) for row in range(len(part.keys))]
+    locations = [(number, row) for number, part in enumerate(parts) for row in range(len(part.keys))]
     labels = np.array([label for part in parts for label in part.labels], dtype=np.int64)
     if labels.max(initial=0) >= len(CLASSES):
-        why = f"{root}, {split}: a label of {labels.max()}, but there are {len(CLASSES)} classes"
-        raise Error(why, code="data.labels")
+        raise Error(
+            f"{root}, {split}: label {labels.max()}, but there are {len(CLASSES)} classes", code="data.labels"
+        )
 
     def fetch(index: int) -> bytes:
-        number, row = where[index]
+        number, row = locations[index]
         (start, length), (first, last) = parts[number].records[row], parts[number].images[row]
         content = os.pread(files[number].number, length + 4, start)
         if masked_crc(content[:length]) != int.from_bytes(content[length:], "little"):
             raise BadImage("damaged", f"{paths[number].name}: wrong checksum at byte {start + length}")
         return content[first - start : last - start]
 
-    keys = Lazy(len(where), lambda i: f"{split}/{parts[where[i][0]].keys[where[i][1]]}")
-    return Source("dmlab", CLASSES, keys, labels, fetch)
+    def key(index: int) -> str:
+        number, row = locations[index]
+        return f"{split}/{parts[number].keys[row]}"
+
+    return Source("dmlab", CLASSES, Lazy(len(locations), key), labels, fetch)

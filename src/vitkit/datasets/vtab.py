@@ -1,4 +1,4 @@
-"""The 19 tasks of VTAB-1k: groups, classes, label rules, and their splits in the published order."""
+"""The 19 tasks of VTAB-1k: groups, classes, label rules and splits, in the published order."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,13 +16,13 @@ from vitkit.data.splits import fingerprints
 from vitkit.datasets import image_files, matlab, pixel_files, tfrecord
 from vitkit.errors import Error
 
-GROUPS = {"Natural": 7, "Specialized": 4, "Structured": 8}  # and how many tasks are in each
+GROUPS = {"Natural": 7, "Specialized": 4, "Structured": 8}  # number of tasks
 Read = Callable[[Path], dict[str, Source]]
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A published split from some place on: the sum of these shares of it, each in whole images."""
+    """A published split after the sum of these percentages, each rounded down to whole images."""
 
     split: str
     after: tuple[int, ...] = ()  # percent
@@ -33,31 +33,31 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One task; `images` are the sizes of the published splits: with others, files are missing."""
+    """One task; `images` are the sizes of the published splits, by which missing files are detected."""
 
     name: str
     group: str
     classes: int
     folder: str  # below the root; some tasks share their files
     read: Read
-    val: Slice  # the first 200 images of it; train is always the first 800 of train
+    val: Slice  # its first 200 images; train is always the first 800 of train
     test: Slice  # all of it
     images: Mapping[str, int]
-    order: str = "tfds"  # or content: where the published order cannot be known
-    hub: bool = False  # may also be a folder of Hugging Face's .parquet files, whose label is the task's
+    order: str = "tfds"  # or content, if the published order is unknown
+    hub: bool = False  # whether Hugging Face .parquet files can be used, as their label is that of the task
     flip: bool = True
     crop: bool = True
-    differs: str = ""  # what the protocol's images are and those of the files are not
+    differs: str = ""  # how the images in the files differ from those of the protocol
 
 
 def splits(train: int, validation: int = 0, test: int = 0) -> dict[str, int]:
-    found = {"train": train, "validation": validation, "test": test}
-    return {name: images for name, images in found.items() if images}
+    sizes = {"train": train, "validation": validation, "test": test}
+    return {name: images for name, images in sizes.items() if images}
 
 
 AFTER = {share: Slice("train", (share,)) for share in (60, 80, 90)}
 VALIDATION, TEST = Slice("validation"), Slice("test")
-FIFTH = Slice("train", (60, 20))  # the last of five, counted as the protocol counts
+FIFTH = Slice("train", (60, 20))  # the last fifth, rounded as in the protocol
 CLEVR: dict[str, Any] = {
     "group": "Structured", "folder": "clevr", "val": AFTER[90], "test": VALIDATION, "crop": False,
     "images": splits(70_000, 15_000),
@@ -73,7 +73,7 @@ NORB: dict[str, Any] = {
 NATURAL = (
     Task(name="caltech101", group="Natural", classes=102, folder="caltech101", read=image_files.caltech101,
          val=AFTER[90], test=TEST, images=splits(3_060, test=6_084), order="content", hub=True,
-         differs="other images of each class are to train on"),
+         differs="other images of each class are used for training"),
     Task(name="cifar100", group="Natural", classes=100, folder="cifar100", read=pixel_files.cifar100,
          val=AFTER[90], test=TEST, images=splits(50_000, test=10_000), hub=True),
     Task(name="dtd", group="Natural", classes=47, folder="dtd", read=image_files.dtd,
@@ -97,7 +97,7 @@ SPECIALIZED = (
          val=AFTER[60], test=FIFTH, images=splits(31_500), hub=True),
     Task(name="retinopathy", group="Specialized", classes=5, folder="retinopathy",
          read=image_files.retinopathy, val=VALIDATION, test=TEST, images=splits(35_126, 10_906, 42_670),
-         differs="as in the files, not prepared as btgraham-300"),
+         differs="images as in the files, not preprocessed as btgraham-300"),
 )  # fmt: skip
 STRUCTURED = (
     Task(name="clevr-count", classes=8, read=partial(image_files.clevr, rule=image_files.count), **CLEVR),
@@ -119,17 +119,17 @@ TASKS = {task.name: task for task in (*NATURAL, *SPECIALIZED, *STRUCTURED)}
 
 def find_task(name: str) -> Task:
     if name not in TASKS:
-        raise Error(f"no task {name!r} in VTAB-1k; its tasks are {', '.join(TASKS)}", code="request.unknown")
+        raise Error(f"no task {name!r} in VTAB-1k; known: {', '.join(TASKS)}", code="request.unknown")
     return TASKS[name]
 
 
 SIZES = (800, 200)
-HUB = {"all": "train", "val": "validation"}  # our words for a split of Parquet files, and the protocol's
+HUB = {"all": "train", "val": "validation"}  # our split names to those of the protocol
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A task's train, val and test, which order the first 800 are the first of, and whether no file lacks."""
+    """The train, val and test splits of a task, the order they were cut from, and whether all files exist."""
 
     splits: dict[str, Source]
     order: str  # tfds or content
@@ -137,10 +137,10 @@ class Opened:
 
 
 def open_place(place: str) -> dict[str, Source]:
-    """train, val and test of vtab:TASK:ROOT, whose files lie in the task's folder below ROOT."""
+    """train, val and test of vtab:TASK:ROOT, with the files in the task's folder below ROOT."""
     name, _, root = place.removeprefix("vtab:").partition(":")
     if not root:
-        raise Error(f"{place!r}: give vtab:TASK:ROOT, as in vtab:dtd:data/vtab", code="request.value")
+        raise Error(f"{place!r}: expected vtab:TASK:ROOT, such as vtab:dtd:data/vtab", code="request.value")
     return read_task(name, root).splits
 
 
@@ -157,15 +157,17 @@ def read_task(name: str, root: str | Path, sizes: tuple[int, int] = SIZES) -> Op
     order = "content" if hub else task.order
     for split, source in raw.items():
         if len(source.classes) != task.classes:
-            told = f"{len(source.classes)} classes in {split}"
-            raise Error(f"{folder}: {told}, where {name} has {task.classes}", code="data.classes")
-    made = portions(raw, task, order, sizes)
-    found = {split: len(source) for split, source in raw.items()}
-    return Opened(made, order, all(found.get(split) == images for split, images in task.images.items()))
+            raise Error(
+                f"{folder}: {len(source.classes)} classes in {split}, but {name} has {task.classes}",
+                code="data.classes",
+            )
+    counts = {split: len(source) for split, source in raw.items()}
+    complete = all(counts.get(split) == images for split, images in task.images.items())
+    return Opened(portions(raw, task, order, sizes), order, complete)
 
 
 def is_hub(folder: Path) -> bool:
-    """Whether a folder holds .parquet files, there or one below."""
+    """Whether a folder or one directly below contains .parquet files."""
     return any(True for pattern in ("*.parquet", "*/*.parquet") for _ in folder.glob(pattern))
 
 
@@ -176,40 +178,40 @@ def from_hub(folder: Path) -> dict[str, Source]:
 def portions(
     raw: Mapping[str, Source], task: Task, order: str, sizes: tuple[int, int] = SIZES
 ) -> dict[str, Source]:
-    """train[:800], 200 from where the task's rule says, and its test split; none may share an image."""
-    wanted = {"train": (Slice("train"), sizes[0]), "val": (task.val, sizes[1]), "test": (task.test, None)}
+    """train[:800], the task's 200 val images and its test split; they must not overlap."""
+    slices = {"train": (Slice("train"), sizes[0]), "val": (task.val, sizes[1]), "test": (task.test, None)}
     ordered: dict[str, Source] = {}
-    made, taken = {}, []
-    for name, (place, count) in wanted.items():
-        if place.split not in raw:
+    sources, ranges = {}, []
+    for name, (part, count) in slices.items():
+        if part.split not in raw:
             raise Error(
-                f"{task.name}: the files hold no split {place.split!r}, only {', '.join(raw)}",
+                f"{task.name}: the files have no split {part.split!r}, only {', '.join(raw)}",
                 code="data.empty",
             )
-        if place.split not in ordered:
-            source = raw[place.split]
-            ordered[place.split] = source.take(in_order(place.split, source, order))
-        source = ordered[place.split]
-        start = place.start(len(source))
+        if part.split not in ordered:
+            source = raw[part.split]
+            ordered[part.split] = source.take(in_order(part.split, source, order))
+        source = ordered[part.split]
+        start = part.start(len(source))
         stop = len(source) if count is None else start + count
-        taken.append((place.split, start, stop))
-        if stop > len(source) or start >= stop or shared(taken):
-            needs = f"{sizes[0]} images to train, {sizes[1]} for val and others for test"
+        ranges.append((part.split, start, stop))
+        if stop > len(source) or start >= stop or overlaps(ranges):
+            needs = f"{sizes[0]} images for train, {sizes[1]} for val and others for test"
             raise Error(
-                f"{task.name}: {len(source)} in {place.split!r} are too few for {needs}", code="data.empty"
+                f"{task.name}: {len(source)} in {part.split!r} are too few for {needs}", code="data.empty"
             )
-        made[name] = replace(source.take(np.arange(start, stop)), name=task.name)
-    return made
+        sources[name] = replace(source.take(np.arange(start, stop)), name=task.name)
+    return sources
 
 
-def shared(parts: Sequence[tuple[str, int, int]]) -> bool:
-    """Whether the last part overlaps one before it."""
-    split, start, stop = parts[-1]
-    return any(split == s and start < b and a < stop for s, a, b in parts[:-1])
+def overlaps(ranges: Sequence[tuple[str, int, int]]) -> bool:
+    """Whether the last range overlaps one before it."""
+    split, start, stop = ranges[-1]
+    return any(split == s and start < b and a < stop for s, a, b in ranges[:-1])
 
 
 def in_order(split: str, source: Source, order: str) -> np.ndarray:
-    """The numbers of a split's images in an order that depends on no folder listing."""
+    """The indices of a split's images in an order that does not depend on folder listings."""
     if order == "content":
         return np.argsort(fingerprints(source), kind="stable")
     return published_order(split, (key.removeprefix(f"{split}/") for key in source.keys))
@@ -218,14 +220,14 @@ def in_order(split: str, source: Source, order: str) -> np.ndarray:
 def published_order(split: str, keys: Iterable[str]) -> np.ndarray:
     """TensorFlow Datasets' order: by the MD5 of the split's name followed by an image's key."""
     salted = hashlib.md5(split.encode(), usedforsecurity=False)
-    marks = []
+    hashes = []
     for key in keys:
         digest = salted.copy()
         digest.update(key.encode("utf-8", "surrogateescape"))
-        marks.append(digest.digest())
-    if len(set(marks)) < len(marks):
+        hashes.append(digest.digest())
+    if len(set(hashes)) < len(hashes):
         raise Error(f"two images of {split!r} have the same key", code="data.layout")
-    return np.array(sorted(range(len(marks)), key=marks.__getitem__), dtype=np.int64)
+    return np.array(sorted(range(len(hashes)), key=hashes.__getitem__), dtype=np.int64)
 
 
 OPENER = Opener(

@@ -217,7 +217,10 @@ def test_matlab_files_that_are_cut_off_or_no_such_files_are_refused(tmp_path, co
             svhn(tmp_path)
         assert caught.value.code in ("data.corrupt", "data.layout")  # damaged, or the arrays are not there
         assert "train_32x32.mat" in str(caught.value)
-    for content, why in ((b"", "no MATLAB 5 file"), (b"MATLAB 7.3 MAT-file" + bytes(200), "which is HDF5")):
+    for content, why in (
+        (b"", "not a MATLAB 5 file"),
+        (b"MATLAB 7.3 MAT-file" + bytes(200), "which is HDF5"),
+    ):
         put(tmp_path / "x.mat", content)
         with refused("data.layout", tmp_path / "x.mat", why):
             read_mat(tmp_path / "x.mat")
@@ -515,7 +518,7 @@ def test_damaged_records_are_refused_or_left_out(tmp_path):
     with refused("data.corrupt", path):
         dmlab(tmp_path)
     put(path, formats.record(formats.example(image=b"", filename=b"a", label=6)))
-    with refused("data.labels", "a label of 6", "6 classes"):
+    with refused("data.labels", "label 6", "6 classes"):
         dmlab(tmp_path)
     place = whole.index(b"\xff\xda") + 4  # inside the pixels of the first image
     put(path, whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
