@@ -35,9 +35,9 @@ def test_model_options_are_a_frozen_typed_value():
     assert options == {"depth": 4, "head": "gap"} and hash(options) == hash(ModelOptions(depth=4, head="gap"))
     for one in (pickle.loads(pickle.dumps(options)), copy.deepcopy(options)):
         assert one == options and type(one) is ModelOptions
-    with pytest.raises(TypeError, match="frozen"):
+    with pytest.raises(TypeError, match="immutable"):
         options["depth"] = 5
-    with pytest.raises(TypeError, match="frozen"):
+    with pytest.raises(TypeError, match="immutable"):
         options.update(depth=5)
     assert options.having(depth=5) == {"head": "gap", "depth": 5} and options["depth"] == 4
     assert options.without("head") == {"depth": 4} and type(options.without("head")) is ModelOptions
