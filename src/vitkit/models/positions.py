@@ -45,7 +45,7 @@ def resize_positions(table: Tensor, grid: Grid, new_grid: Grid, method: str = "o
     size: dict = {"size": tuple(new_grid)}
     if method == "dinov2":
         size = {"scale_factor": tuple((new + 0.1) / old for new, old in zip(new_grid, grid, strict=True))}
-    # the official code interpolates in double precision; the others in that of the table
+    # the official code interpolates in float64, the others in the dtype of the table
     least = widest_float(table.device) if method == "official" else torch.float32
     dtype = torch.promote_types(table.dtype, least)
     square = F.interpolate(square.to(dtype), **size, **RESIZE[method]).to(table.dtype)
