@@ -40,7 +40,6 @@ NOT_OURS = {  # exceptions other than Error that may be raised, and why
 }
 WITHOUT_CODE = {  # files that still raise other errors to their users, and which
     "ops/cublaslt.py": "RuntimeError of a GPU library, which no user can fix",
-    "runtime/processes.py": "ValueError or OSError: the main process's error, repeated without its code",
     "training/optimizer.py": "ValueError, which code_of reports as request.value",
 }
 INTERNAL = {  # folders with files whose callers catch such errors, and report them with a code

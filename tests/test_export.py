@@ -240,7 +240,7 @@ def test_images_that_cannot_be_read_are_left_out_and_counted(small, tmp_path, ca
         ("m.xml", {"precision": "bf16"}, "INFERENCE_PRECISION_HINT"),
         ("m.pt2", {"precision": "int8", "calibrate": ("digits",)}, "use .onnx or .xml"),
         ("m.onnx", {"compiled": True}, "writes a .pt2"),
-        ("none/m.onnx", {}, "no folder"),
+        ("none/m.onnx", {}, "none does not exist"),
         ("m.pt2", {"image_size": (33, 32), "strict_size": True}, "does not fit patches"),
         ("m.pt2", {"images": ("none.png",)}, "none.png"),
         (".", {}, "the file ending"),

@@ -168,7 +168,7 @@ def test_models_without_such_attention_say_so(small, small_resnet):
 REFUSED = {
     "no image": ("/v1/predict", b"hello", "image/jpeg", 422, "image.unreadable", "image"),
     "empty": ("/v1/predict", b"", "image/jpeg", 422, "image.unreadable", "empty"),
-    "cut": ("/v1/predict", picture(1)[:300], "image/jpeg", 422, "image.unreadable", "cut off"),
+    "cut": ("/v1/predict", picture(1)[:300], "image/jpeg", 422, "image.unreadable", "truncated"),
     "PDF": ("/v1/predict", b"%PDF-1.7", "application/octet-stream", 422, "image.unreadable", "PDF"),
     "too many pixels": ("/v1/predict", flat(1001, 1000), "image/png", 422, "image.too-large", "1000000"),
     "as a JPEG": ("/v1/embed", picture(1, (1001, 1000)), "image/jpeg", 422, "image.too-large", "1000000"),

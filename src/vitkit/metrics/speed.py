@@ -55,16 +55,15 @@ def time_calls(work: Callable[[], None], seconds: float) -> tuple[float, float]:
 
 
 def largest_that_fits(fits: Callable[[int], bool], seconds: float, most: int = MOST) -> int:
-    """The largest number for which `fits` is true, within 1/16 or as close as time allows; 0 if none fits."""
-    end = time.monotonic() + seconds
+    """The largest number for which `fits` is true; 0 if there is none.
+
+    Doubling always finds it to a factor of two; the time then limits how far it is refined, to 1/16 at best.
+    """
     low, high = 0, 1
-    while high <= most and time.monotonic() < end:
-        if not fits(high):
-            break
+    while high <= most and fits(high):
         low, high = high, 2 * high
-    else:
-        return low
-    while high - low > max(1, low // 16) and time.monotonic() < end:
+    end = time.monotonic() + seconds
+    while low and high <= most and high - low > max(1, low // 16) and time.monotonic() < end:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
