@@ -21,7 +21,7 @@ slow: .venv/test-installed
 gpu: $(if $(GPU_PYTHON),,.venv/test-installed)
 	$(or $(GPU_PYTHON),$(BIN)/python) tests/gpu/lane.py $(GPU_OPTIONS)
 
-# Bad input and broken machines: what every change has time for, and all that docs/reliability.md tells
+# Bad input and broken machines: what every change has time for, and all that docs/contributing/reliability.md tells
 faults-push: .venv/test-installed
 	$(PYTEST) -m faults tests/faults
 

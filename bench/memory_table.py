@@ -1,4 +1,4 @@
-"""The table of docs/scale.md: memory of one GPU by the formula of vitkit/metrics/cost.py, as markdown.
+"""The table of docs/guides/many-gpus.md: memory of one GPU by the formula of vitkit/metrics/cost.py.
 
     python bench/memory_table.py
     python bench/memory_table.py --models ViT-L/16 --batch 1024 --gpus 1 8 --memory 141

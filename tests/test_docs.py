@@ -11,7 +11,7 @@ from vitkit.runs.folder import MAY_CHANGE
 
 ROOT = Path(__file__).parent.parent
 DOCS = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
-SCALE = (ROOT / "docs" / "scale.md").read_text()
+SCALE = (ROOT / "docs" / "guides" / "many-gpus.md").read_text()
 
 
 def blocks(language: str) -> list:
@@ -63,4 +63,4 @@ def test_the_table_of_memory_is_what_the_formula_says():
     from memory_table import table
 
     for line in table(["ViT-B/16", "ViT-G/14"], 4096, [8, 32, 128, 512], 80.0).splitlines():
-        assert line in SCALE, "run bench/memory_table.py and put its table into docs/scale.md"
+        assert line in SCALE, "run bench/memory_table.py and put its table into docs/guides/many-gpus.md"
