@@ -23,8 +23,8 @@ Engine = Annotated[
     str,
     arg(
         metavar="NAME",
-        help="CPU inference engine: torch, onnxruntime, openvino, ... (docs/guides/predict-export.md). auto: for "
-        "many images, the fastest whose outputs match torch.",
+        help="CPU inference engine: torch, onnxruntime, openvino, ... (docs/guides/predict-export.md). auto: "
+        "for many images, the fastest whose outputs match torch.",
     ),
 ]
 UnsureBelow = Annotated[
