@@ -162,6 +162,14 @@ def test_the_navigation_of_the_site_has_every_page():
     assert sorted(listed) == sorted(str(path.relative_to(ROOT / "docs")) for path in DOCS[:-1])
 
 
+@pytest.mark.parametrize("path", DOCS[:-1], ids=page_name)
+def test_lists_and_tables_begin_after_an_empty_line(path):  # they would be shown as text otherwise
+    prose = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.S | re.M)
+    blocks = [block.splitlines() for block in re.split(r"\n\s*\n", prose)]
+    starts = [(lines[0], line) for lines in blocks for line in lines[1:] if re.match(r"- |\d+\. |\|", line)]
+    assert [line for first, line in starts if not re.match(r"\s*- |\s*\d+\. |\|", first)] == []
+
+
 @pytest.mark.parametrize("path", AROUND, ids=page_name)
 def test_links_from_outside_the_site_lead_to_files(path):  # mkdocs checks those within
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text())
