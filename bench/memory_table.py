@@ -37,7 +37,7 @@ def cell(model: Model, batch: int, spread: str, recompute: bool, gpus: int, limi
 
 def table(models: list[str], batch: int, gpus: list[int], memory: float) -> str:
     heads = [f"{n} GPUs, {batch // n} each" for n in gpus]
-    lines = [f"| model | spread | recompute | {' | '.join(heads)} |", "|---" * (3 + len(gpus)) + "|"]
+    lines = [f"| model | parallel | recompute | {' | '.join(heads)} |", "|---" * (3 + len(gpus)) + "|"]
     for name in models:
         model = skeleton(variant(name))
         for spread, recompute in KINDS:
