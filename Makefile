@@ -6,7 +6,7 @@ BIN := .venv/bin
 # two processes of one thread each: threads of both would wait for each other on the same cores
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test slow gpu faults faults-push mutants lint package clean
+.PHONY: demo test slow gpu faults faults-push mutants lint package docs clean
 
 demo: .venv/demo-installed
 	$(BIN)/vitkit demo
@@ -21,7 +21,7 @@ slow: .venv/test-installed
 gpu: $(if $(GPU_PYTHON),,.venv/test-installed)
 	$(or $(GPU_PYTHON),$(BIN)/python) tests/gpu/lane.py $(GPU_OPTIONS)
 
-# Bad input and broken machines: what every change has time for, and all that docs/reliability.md tells
+# Bad input and broken machines: what every change has time for, and all that docs/contributing/reliability.md tells
 faults-push: .venv/test-installed
 	$(PYTEST) -m faults tests/faults
 
@@ -45,6 +45,10 @@ package: .venv/test-installed
 	$(BIN)/python -m build --quiet --no-isolation
 	$(BIN)/twine check --strict dist/*
 
+# The documentation site, in site/; a broken link is an error
+docs: .venv/test-installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --clean
+
 .venv/demo-installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
@@ -57,4 +61,4 @@ package: .venv/test-installed
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache
+	rm -rf .venv .mypy_cache .ruff_cache site

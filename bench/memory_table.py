@@ -1,4 +1,4 @@
-"""The table of docs/scale.md: memory of one GPU by the formula of vitkit/metrics/cost.py, as markdown.
+"""The table of docs/guides/many-gpus.md: memory of one GPU by the formula of vitkit/metrics/cost.py.
 
     python bench/memory_table.py
     python bench/memory_table.py --models ViT-L/16 --batch 1024 --gpus 1 8 --memory 141
@@ -37,7 +37,7 @@ def cell(model: Model, batch: int, spread: str, recompute: bool, gpus: int, limi
 
 def table(models: list[str], batch: int, gpus: list[int], memory: float) -> str:
     heads = [f"{n} GPUs, {batch // n} each" for n in gpus]
-    lines = [f"| model | spread | recompute | {' | '.join(heads)} |", "|---" * (3 + len(gpus)) + "|"]
+    lines = [f"| model | parallel | recompute | {' | '.join(heads)} |", "|---" * (3 + len(gpus)) + "|"]
     for name in models:
         model = skeleton(variant(name))
         for spread, recompute in KINDS:

@@ -1,10 +1,10 @@
-"""Write docs/errors.md from the table of error codes."""
+"""Write docs/reference/errors.md from the table of error codes."""
 
 from pathlib import Path
 
 from vitkit.errors import CODES
 
-PAGE = Path(__file__).parent.parent / "docs" / "errors.md"
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "errors.md"
 AREAS = {
     "request": "Requests", "file": "Files and folders", "disk": "Files and folders",
     "system": "The system", "data": "Data sets", "image": "Images", "network": "Downloads and remote data",

@@ -1,11 +1,11 @@
-"""Write docs/tree.md: every room and file of the package with the first line of its docstring."""
+"""Write docs/contributing/tree.md: every room and file of the package with its first line."""
 
 import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SRC = ROOT / "src" / "vitkit"
-PAGE = ROOT / "docs" / "tree.md"
+PAGE = ROOT / "docs" / "contributing" / "tree.md"
 HEAD = """# The tree
 
 Every folder and file of `src/vitkit`, with the first line of its docstring. Rooms import only rooms on lower

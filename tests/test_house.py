@@ -113,7 +113,9 @@ def test_nothing_that_runs_code_out_of_files_is_used():
 
 
 def test_the_tree_of_the_docs_is_current():
-    assert (ROOT / "docs" / "tree.md").read_text() == tree_page(), "run python tests/make_tree.py"
+    assert (ROOT / "docs" / "contributing" / "tree.md").read_text() == tree_page(), (
+        "run python tests/make_tree.py"
+    )
 
 
 def test_no_two_rooms_have_a_file_of_the_same_name():

@@ -1,4 +1,4 @@
-"""docs/paper.md says where each equation, table and figure stands in the code; this keeps it true."""
+"""docs/research/paper.md says where each equation, table and figure stands in the code, and is right."""
 
 import importlib
 import inspect
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-TEXT = (Path(__file__).parent.parent / "docs" / "paper.md").read_text()
+TEXT = (Path(__file__).parent.parent / "docs" / "research" / "paper.md").read_text()
 ROWS = re.findall(r"^\| ([^|]+) \| `(vitkit[\w.]+)`", TEXT, re.M)
 
 

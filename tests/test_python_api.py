@@ -305,7 +305,7 @@ def test_the_examples_in_docstrings_and_on_the_page_run(tmp_path, monkeypatch):
         for test in finder.find(getattr(api, name), name, globs={"Metrics": results.Metrics}):
             assert test.examples
             assert not runner.run(test).failed, name
-    page = (Path(__file__).parent.parent / "docs" / "python.md").read_text()
+    page = (Path(__file__).parent.parent / "docs" / "reference" / "python.md").read_text()
     (tmp_path / "page").mkdir()
     monkeypatch.chdir(tmp_path / "page")
     blocks, names = re.findall(r"```python\n(.*?)```", page, re.S), {}

@@ -206,7 +206,7 @@ def test_settings_are_the_same_of_a_recipe_and_of_its_files_of_both_versions():
 
 
 def test_the_documentation_names_every_field_by_its_group():
-    text = (Path(__file__).parent.parent / "docs/recipes.md").read_text()
+    text = (Path(__file__).parent.parent / "docs/research/recipes.md").read_text()
     names = [name for name, own in GROUPED.items() if not own.startswith("model_options.")]
     for part in ("schedule", "optimizer"):
         names += [f"{part}.{field.name}" for field in fields(getattr(Recipe, part))]

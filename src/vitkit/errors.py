@@ -4,7 +4,7 @@ import errno
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
-CODES = {  # area.reason -> meaning; docs/errors.md lists them
+CODES = {  # area.reason -> meaning; docs/reference/errors.md lists them
     # requests
     "request.value": "A flag or argument has a value that is not allowed.",
     "request.unknown": "There is no command, flag, field or name like this.",

@@ -1,4 +1,4 @@
-"""The promises of docs/reliability.md; run as a program it writes their table out of the record of a run."""
+"""The promises of docs/contributing/reliability.md; as a program, writes their table from the record."""
 
 import ast
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-RECORD, PAGE = HERE / "record.json", HERE.parent.parent / "docs" / "reliability.md"
+RECORD, PAGE = HERE / "record.json", HERE.parent.parent / "docs" / "contributing" / "reliability.md"
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 PROMISES = {
     "A1": "Bad files are named once, every good one is used once an epoch, and too many stop the run",

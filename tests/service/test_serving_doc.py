@@ -1,4 +1,4 @@
-"""docs/serving.md and the Containerfile say what the service does."""
+"""docs/guides/serve.md and the Containerfile say what the service does."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ from vitkit.server.monitoring import Metrics
 from vitkit.server.settings import MAX_SCANS, Settings
 
 ROOT = Path(__file__).parent.parent.parent
-TEXT = (ROOT / "docs" / "serving.md").read_text()
+TEXT = (ROOT / "docs" / "guides" / "serve.md").read_text()
 
 
 def test_the_policy_the_metrics_and_the_limits_are_the_codes():

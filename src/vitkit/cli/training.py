@@ -136,7 +136,9 @@ Schedules = Annotated[
 
 def suite(
     model: Model,
-    data: Annotated[str, arg(metavar="ROOT", help="Folder of the VTAB data sets (docs/vtab.md).")] = "",
+    data: Annotated[
+        str, arg(metavar="ROOT", help="Folder of the VTAB data sets (docs/research/vtab.md).")
+    ] = "",
     tasks: Tasks = (),
     rates: Rates = (),
     one_setting: OneSetting = False,

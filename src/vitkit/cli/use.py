@@ -23,8 +23,8 @@ Engine = Annotated[
     str,
     arg(
         metavar="NAME",
-        help="CPU inference engine: torch, onnxruntime, openvino, ... (docs/export.md). auto: for many "
-        "images, the fastest whose outputs match torch.",
+        help="CPU inference engine: torch, onnxruntime, openvino, ... (docs/guides/predict-export.md). auto: "
+        "for many images, the fastest whose outputs match torch.",
     ),
 ]
 UnsureBelow = Annotated[
@@ -388,7 +388,7 @@ def serve(
     device: Device = "auto",
     precision: Annotated[Precision, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "fp32",
 ) -> None:
-    """Serve a model over HTTP: labels, features, attention maps, and a demo page (docs/serving.md).
+    """Serve a model over HTTP: labels, features, attention maps, and a demo page (docs/guides/serve.md).
 
     A replaced model file, or SIGHUP, reloads the model without dropping requests. SIGTERM shuts down
     gracefully.

@@ -166,7 +166,7 @@ def find_tasks(tasks: Sequence[str], root: str) -> tuple[list[Entry], list[str]]
     names = tasks or tuple(TASKS)
     if not root and any(name in TASKS for name in names):
         raise Error(
-            "VTAB-1k tasks need --data ROOT, the folder of their data sets (docs/vtab.md)",
+            "VTAB-1k tasks need --data ROOT, the folder of their data sets (docs/research/vtab.md)",
             code="request.missing",
         )
     if root and not Path(root).is_dir():

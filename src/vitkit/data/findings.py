@@ -55,10 +55,10 @@ KINDS = {  # severity, text, remedy; a remedy is one line
         "again: `vitkit doctor DATA --quick`"),
     "masks": ("warning", "Classes whose images look like masks, with one channel and few values: {classes}",
         "Move masks and label images out of DATA, so that class folders contain only photographs; "
-        "docs/data.md lists the published layouts that are supported"),
+        "docs/guides/data.md lists the published layouts that are supported"),
     "folder-name": ("warning", "Classes named like a part of a data set, not like a class: {classes}",
         "If the folder is not a class, use the folder above or below it that contains the class folders, or "
-        "a .csv with the columns path and label; docs/data.md lists the supported layouts"),
+        "a .csv with the columns path and label; docs/guides/data.md lists the supported layouts"),
     "tiny": ("note", "Images with a side under 32 pixels: {n}, e.g. {first}",
         "If most are this small, use small patches and images: finetune --model ViT-Ti/4 --image-size 32"),
     "enormous": ("note", "Images of more than 20 million pixels: {n}, e.g. {first}",

@@ -27,7 +27,8 @@ def need(root: Path, *places: str) -> Path:
         if (root / place).exists():
             return root / place
     raise Error(
-        f"{root}: has no {' or '.join(places)}; docs/vtab.md and docs/data.md list the expected files",
+        f"{root}: has no {' or '.join(places)}; docs/research/vtab.md and docs/guides/data.md list the "
+        "expected files",
         code="file.not-found",
     )
 

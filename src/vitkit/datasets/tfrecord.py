@@ -148,7 +148,7 @@ def open_records(root: Path, split: str) -> Source:
     paths = paths or sorted(need(root, "dmlab").glob(f"dmlab-{split}.tfrecord*"))
     if not paths:
         raise Error(
-            f"{root}: has no dmlab-{split}.tfrecord; docs/vtab.md lists the expected files",
+            f"{root}: has no dmlab-{split}.tfrecord; docs/research/vtab.md lists the expected files",
             code="file.not-found",
         )
     parts = [scan(path, path.stat().st_mtime_ns) for path in paths]

@@ -149,7 +149,7 @@ def read_task(name: str, root: str | Path, sizes: tuple[int, int] = SIZES) -> Op
     folder = Path(root) / task.folder
     if not folder.is_dir():
         raise Error(
-            f"no folder {folder} with the files of {name}; docs/vtab.md lists what goes there",
+            f"no folder {folder} with the files of {name}; docs/research/vtab.md lists what goes there",
             code="data.not-found",
         )
     hub = task.hub and is_hub(folder)

@@ -1,6 +1,6 @@
 """Masked patch prediction (Sec. 4.6, App. B.1.2): how patches are corrupted and what is predicted of them.
 
-docs/paper.md lists the choices that the paper leaves open.
+docs/research/paper.md lists the choices that the paper leaves open.
 """
 
 # B: batch size, N: patches of an image, K: corrupted patches, C: channels, P: patch side, M: cells of a patch

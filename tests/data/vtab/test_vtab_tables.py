@@ -12,7 +12,7 @@ from vitkit.data.sources.source import Lazy, Source
 from vitkit.datasets.opening import open_data
 from vitkit.datasets.vtab import GROUPS, TASKS, find_task, portions, published_order, read_task
 
-DOCS = (Path(__file__).parents[3] / "docs" / "vtab.md").read_text()
+DOCS = (Path(__file__).parents[3] / "docs" / "research" / "vtab.md").read_text()
 SHARE = {
     "caltech101": 90, "cifar100": 90, "pets": 80, "svhn": 90, "eurosat": 60, "resisc45": 60,
     "clevr-count": 90, "clevr-distance": 90, "dsprites-location": 80, "dsprites-orientation": 80,
