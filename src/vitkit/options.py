@@ -162,9 +162,9 @@ class Training:
         float | None,
         arg(metavar="X", help="Peak learning rate.", help_behavior_hint="(default: from the recipe)"),
     ] = None
-    seed: Annotated[
-        int | None, arg(metavar="N", help="Random seed.", help_behavior_hint="(default: 0)")
-    ] = None
+    seed: Annotated[int | None, arg(metavar="N", help="Random seed.", help_behavior_hint="(default: 0)")] = (
+        None
+    )
     subset: Annotated[
         str | None, arg(metavar="N|P%|N/class", help="Train on a subset: 1000 images, 10%, or 25/class.")
     ] = None

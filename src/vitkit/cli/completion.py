@@ -1,4 +1,4 @@
-"""Completion scripts for bash, zsh and fish, made from the verbs, their flags and the names of listing.json."""
+"""Completion scripts for bash, zsh and fish, made from the verbs, their flags and the known names."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
@@ -10,7 +10,8 @@ from vitkit.options import DEVICES
 
 Shell = Literal["bash", "zsh", "fish"]
 ONLY = {  # flags and arguments whose values are names; those of FILES may also be paths
-    "--recipe": ("recipes",), "--model": ("models",), "--format": ("formats",), "study run NAME": ("studies",),
+    "--recipe": ("recipes",), "--model": ("models",), "--format": ("formats",),
+    "study run NAME": ("studies",),
 }  # fmt: skip
 FILES = {
     "--weights": ("weights",), "MODEL": ("weights",), "IN": ("weights",), "MODEL...": ("models", "weights"),
@@ -125,6 +126,9 @@ def positional(name: str, arguments: Iterable[Argument]) -> tuple[tuple[str, ...
 
 
 def fish_lines(verbs: Verbs) -> Iterator[str]:
+    yield "complete -c vitkit -n '__vitkit_after 1' -l version -d 'Print the versions'"
+    yield "complete -c vitkit -l help -d 'Show help'"
+    yield "complete -c vitkit -l help-all -d 'Show all options'"
     about = {name: text for group in GROUPS.values() for name, text in group.items()}
     for name, verb in verbs.items():
         yield fish_word("__vitkit_after 1", name, about.get(name) or summary(verb))

@@ -59,9 +59,7 @@ Workers = Annotated[
         help_behavior_hint="(default: by the number of CPU cores, at most 16)",
     ),
 ]
-Json = Annotated[
-    bool, arg(help="Print one JSON value and nothing else; an error has a code and a message.")
-]
+Json = Annotated[bool, arg(help="Print one JSON value and nothing else; an error has a code and a message.")]
 
 
 def print_json(content: Any) -> None:

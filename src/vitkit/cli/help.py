@@ -132,10 +132,9 @@ def of_verb(name: str, verb: Callable[..., Any], *, everything: bool = False) ->
 def with_parts(name: str, verb: Callable[..., Any], inner: dict[str, type]) -> str:
     """The help of a verb that has subcommands."""
     rows = [(part, paragraphs(run)[0]) for part, run in inner.items()]
+    usage = f"usage: vitkit {name} {{{','.join(inner)}}} [options]"
     ending = f"vitkit {name} VERB --help shows the options of a verb."
-    return "\n\n".join(
-        [f"usage: vitkit {name} {{{','.join(inner)}}} [options]", *opening(verb), section("Verbs", rows), ending]
-    )
+    return "\n\n".join([usage, *opening(verb), section("Verbs", rows), ending])
 
 
 def split_options(name: str, options: Sequence[Argument]) -> tuple[list[Argument], list[Argument]]:

@@ -14,7 +14,7 @@ from vitkit.cli import help, models, study, training, use
 from vitkit.cli.completion import Shell, script
 from vitkit.cli.flags import deferred, print_json, registry
 from vitkit.cli.mistakes import discard, flushed_output, open_closed_streams, parsed, print_version
-from vitkit.errors import code_of
+from vitkit.errors import code_of, similar_path
 from vitkit.report.terminal import warn
 
 
@@ -97,6 +97,7 @@ def command(words: list[str]) -> Callable[[], None]:
         words = [*words[1:], "--help"]
     if text := help.requested(words, VERBS):
         return partial(help.print_help, text, 0 if words else 2)  # without a verb, nothing was done
+    words = [word for word in words if word not in help.ASKED]  # help of an unknown verb
     return parsed(words, VERBS, parser(words))
 
 
@@ -115,7 +116,8 @@ def parser(words: Sequence[str]) -> Callable[[], Callable[[], None]]:
 def system_message(error: OSError) -> str:
     """The message of an operating-system error: file and reason."""
     if error.strerror and error.filename:
-        return f"{error.filename}: {error.strerror}"
+        hint = similar_path(os.fsdecode(error.filename)) if error.errno == errno.ENOENT else ""
+        return f"{error.filename}: {error.strerror};{hint}".rstrip(";")
     if error.errno in (errno.ENOSPC, errno.EIO):
         return f"standard output or an unnamed file: {error.strerror}"
     return str(error)
