@@ -2,6 +2,7 @@
 
 import inspect
 import shutil
+import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -94,7 +95,7 @@ def requested(words: Sequence[str], verbs: Verbs) -> str:
 
 def print_help(text: str, code: int = 0) -> None:
     print(text)
-    raise SystemExit(code)
+    sys.exit(code)
 
 
 def overview(verbs: Verbs) -> str:
