@@ -175,7 +175,7 @@ def test_convert_says_when_there_is_no_peer(npz, tmp_path, capsys, monkeypatch):
         (["convert", ".", "x.safetensors", "--image-size", "big"], 2, "expected N or HxW"),
         (["list", "planets"], 2, "'planets': expected one of models"),
         (["lsit"], 2, "lsit"),
-        ([], 2, "no verb given"),
+        (["help", "lsit"], 2, "did you mean list?"),
     ],
 )
 def test_mistakes_get_a_message_and_code_2_and_no_traceback(arguments, code, message, capsys):

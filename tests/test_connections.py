@@ -84,6 +84,7 @@ REST = [
     ["study", "report", "study"],
     ["pretrain", "digits", "--out", "pretrained", "--steps", "1", "--set", "evaluations=1"],
     ["cost", "ViT-B/16", "--recipe", "pets"],
+    ["completion", "bash"],
 ]
 
 

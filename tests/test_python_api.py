@@ -21,7 +21,7 @@ from test_tasks import TINY
 
 import vitkit
 from vitkit import api
-from vitkit.cli.mistakes import arguments_of
+from vitkit.cli.arguments import arguments_of
 from vitkit.cli.verbs import VERBS
 from vitkit.commands import results
 from vitkit.inference.predict import view_of

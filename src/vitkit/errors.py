@@ -1,8 +1,11 @@
 """Errors that users can fix, each with a stable code for programs."""
 
 import errno
+import os
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from itertools import islice
+from pathlib import Path
 
 CODES = {  # area.reason -> meaning; docs/reference/errors.md lists them
     # requests
@@ -125,6 +128,28 @@ def did_you_mean(
     similar = [by_lower[lower] for lower in get_close_matches(name.lower(), by_lower, count, cutoff)]
     suggestions = matches or similar
     return f" did you mean {' or '.join(suggestions)}?" if suggestions else ""
+
+
+def similar_path(place: str | os.PathLike[str]) -> str:
+    """The hint " did you mean X?" for a path that does not exist; empty if no file there is similar.
+
+    The first part of the path that does not exist is compared with the files beside it.
+    """
+    path = Path(place)
+    try:
+        wrong = next((part for part in (*reversed(path.parents), path) if not part.exists()), None)
+        if wrong is None or not wrong.name:
+            return ""
+        with os.scandir(wrong.parent) as entries:
+            names = [entry.name for entry in islice(entries, 10_000) if entry.name.isprintable()]
+    except (OSError, ValueError):  # not readable, or not a path at all
+        return ""
+    beside = {name.lower(): name for name in names}
+    for close in get_close_matches(wrong.name.lower(), beside, 1, 0.6):
+        nearest = wrong.with_name(beside[close])
+        whole = nearest / path.relative_to(wrong)
+        return f" did you mean {whole if whole.exists() else nearest}?"
+    return ""
 
 
 def code_of(error: BaseException, default: str = "") -> str:

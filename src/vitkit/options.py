@@ -94,6 +94,7 @@ LENGTH = (  # of fine-tuning, as planning.automatic.steps_for computes it
     "20,000 images, 20,000 from 500,000; on a CPU enough steps for 12,800 images, at most 500, but at least "
     "two epochs"
 )
+FROM_RECIPE_OR_DATA = "(default: from the recipe; finetune chooses it from the images)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +106,7 @@ class Training:
         arg(
             metavar="FILE|FOLDER|NAME",
             help="Pretrained model to start from. It sets the architecture; excludes --model.",
+            help_behavior_hint="(default: finetune chooses published weights; pretrain uses none)",
         ),
     ] = ""
     model: Annotated[str, arg(metavar="NAME", help="Train this model from scratch; excludes --weights.")] = ""
@@ -117,13 +119,21 @@ class Training:
         ),
     ] = None
     recipe: Annotated[str, arg(metavar="NAME", help="Recipe name; see vitkit list recipes.")] = ""
-    image_size: Annotated[str | None, arg(metavar="N|HxW", help="Image resolution in pixels.")] = None
+    image_size: Annotated[
+        str | None,
+        arg(metavar="N|HxW", help="Image resolution in pixels.", help_behavior_hint=FROM_RECIPE_OR_DATA),
+    ] = None
     strict_size: Annotated[
         bool,
         arg(help="Reject a resolution that is not a multiple of the patch size, instead of dropping pixels."),
     ] = False
     batch: Annotated[
-        int | None, arg(metavar="N", help="Global batch size: images per step over all processes.")
+        int | None,
+        arg(
+            metavar="N",
+            help="Global batch size: images per step over all processes.",
+            help_behavior_hint=FROM_RECIPE_OR_DATA,
+        ),
     ] = None
     steps: Annotated[
         int | None,
@@ -148,8 +158,13 @@ class Training:
             help_behavior_hint=f"(default: {PATIENCE} of 10 with --keep best; 0 for the paper's recipes)",
         ),
     ] = None
-    lr: Annotated[float | None, arg(metavar="X", help="Peak learning rate.")] = None
-    seed: Annotated[int | None, arg(metavar="N", help="Random seed.")] = None
+    lr: Annotated[
+        float | None,
+        arg(metavar="X", help="Peak learning rate.", help_behavior_hint="(default: from the recipe)"),
+    ] = None
+    seed: Annotated[int | None, arg(metavar="N", help="Random seed.", help_behavior_hint="(default: 0)")] = (
+        None
+    )
     subset: Annotated[
         str | None, arg(metavar="N|P%|N/class", help="Train on a subset: 1000 images, 10%, or 25/class.")
     ] = None
@@ -166,7 +181,14 @@ class Training:
     ] = ()
     device: Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto"
     precision: Annotated[Precision, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "auto"
-    workers: Annotated[int | None, arg(metavar="N", help="Data loader worker processes.")] = None
+    workers: Annotated[
+        int | None,
+        arg(
+            metavar="N",
+            help="Data loader worker processes.",
+            help_behavior_hint="(default: by the number of CPU cores, at most 16)",
+        ),
+    ] = None
     decoded: Annotated[
         Path | None,
         arg(metavar="DIR", help="Cache decoded images in this folder for later epochs and runs."),
@@ -178,13 +200,13 @@ class Training:
     ] = False
     cuda_graph: Annotated[
         bool,
-        arg(help="On a GPU, launch kernels one by one instead of replaying a CUDA graph."),
+        arg(help="On a GPU, launch the kernels one by one instead of replaying a CUDA graph."),
     ] = True
     deterministic: Annotated[bool, arg(help="Use only deterministic GPU kernels (slower).")] = False
     parallel: Annotated[
         Literal["auto", "ddp", "fsdp"],
         arg(
-            metavar="ddp|fsdp",
+            metavar="auto|ddp|fsdp",
             help="Under torchrun: replicate the model (ddp) or shard it (fsdp). auto: fsdp only if the model "
             "does not fit on one device.",
         ),

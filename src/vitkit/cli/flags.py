@@ -51,10 +51,15 @@ View = Annotated[
         "(shorter side to 256/224 of the size, then centre crop) or centre:N (shorter side to N).",
     ),
 ]
-Workers = Annotated[int | None, arg(metavar="N", help="Data loader worker processes.")]
-Json = Annotated[
-    bool, arg(help="Print one JSON value and nothing else; errors are printed as code and message.")
+Workers = Annotated[
+    int | None,
+    arg(
+        metavar="N",
+        help="Data loader worker processes.",
+        help_behavior_hint="(default: by the number of CPU cores, at most 16)",
+    ),
 ]
+Json = Annotated[bool, arg(help="Print one JSON value and nothing else; an error has a code and a message.")]
 
 
 def print_json(content: Any) -> None:

@@ -1,18 +1,15 @@
 """One-line errors for mistyped verbs and flags, and output streams that are closed or cannot be written."""
 
 import contextlib
-import dataclasses
-import inspect
 import io
 import os
 import re
 import sys
-import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any
 
-from vitkit.cli.flags import flag_and_type
+from vitkit.cli.arguments import Argument, Verbs, arguments_of, subcommands
 from vitkit.errors import Error, did_you_mean
 
 
@@ -59,7 +56,6 @@ def discard(descriptor: int) -> None:
         os.close(null)
 
 
-Verbs = Mapping[str, Callable[..., None]]
 SYNONYMS = {  # names that other tools use
     "train": "finetune", "fit": "finetune", "eval": "evaluate", "test": "evaluate", "classify": "predict",
     "infer": "predict", "info": "show", "server": "serve", "check": "doctor",
@@ -113,28 +109,10 @@ unknown = partial(Error, code="request.unknown")
 invalid = partial(Error, code="request.value")
 
 
-@dataclasses.dataclass(frozen=True)
-class Argument:
-    """A flag or a positional argument of a verb."""
-
-    flag: str  # or the metavar of a positional argument
-    hint: Any
-    required: bool
-
-    @property
-    def positional(self) -> bool:
-        return not self.flag.startswith("--")
-
-    @property
-    def max_values(self) -> float:
-        kind = unwrapped(self.hint)
-        return 0 if kind is bool else float("inf") if get_origin(kind) is tuple else 1
-
-
 def first_error(words: Sequence[str], arguments: Sequence[Argument]) -> Error | None:
     """The first error in the words after the verb."""
     flags = {argument.flag: argument for argument in arguments if not argument.positional}
-    known, used, values = [*flags, "--help", "-h"], set(), []
+    known, used, values = [*flags, "--help", "--help-all", "-h"], set(), []
     index = 0
     while index < len(words):
         name, equals, _ = words[index].partition("=")
@@ -167,30 +145,6 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     """The did-you-mean hint for an unknown verb or flag, which may be the name that other tools use."""
     names = list(known)
     return did_you_mean(word, names, matches=[name for name in names if name == SYNONYMS.get(word)])
-
-
-def arguments_of(verb: Callable[..., Any]) -> Iterator[Argument]:
-    """The arguments of a verb and of its dataclass parameters."""
-    hints = typing.get_type_hints(verb, include_extras=True)
-    for name, parameter in inspect.signature(verb).parameters.items():
-        kind = unwrapped(hints[name])
-        if dataclasses.is_dataclass(kind):
-            yield from arguments_of(typing.cast(type, kind))
-        else:
-            flag, required = flag_and_type(name, hints[name])[0], parameter.default is inspect.Parameter.empty
-            yield Argument(f"--no-{flag[2:]}" if parameter.default is True else flag, hints[name], required)
-
-
-def subcommands(arguments: Iterable[Argument]) -> Iterator[tuple[str, type]]:
-    """The subcommands of a verb, each with the dataclass of its arguments."""
-    for argument in arguments:
-        for choice in get_args(unwrapped(argument.hint)):
-            settings = get_args(choice)[1:] if get_origin(choice) is Annotated else ()
-            yield from ((item.name, unwrapped(choice)) for item in settings if hasattr(item, "is_default"))
-
-
-def unwrapped(hint: Any) -> Any:
-    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
 def print_version() -> None:

@@ -14,7 +14,10 @@ from vitkit.options import Precision, parse_size
 Kind = Literal["models", "weights", "formats", "recipes"]
 
 
-def list_(kind: Positional[Kind] = "models", json: Json = False) -> None:
+def list_(
+    kind: Annotated[Positional[Kind], arg(help="models, weights, formats or recipes.")] = "models",
+    json: Json = False,
+) -> None:
     """List models with their sizes, published weights, weight formats or recipes.
 
     $ vitkit list

@@ -382,7 +382,10 @@ def serve(
     queue: Annotated[int, arg(metavar="N", help="Queue length; further requests get 503.")] = 256,
     timeout: Annotated[float, arg(metavar="S", help="Request timeout in seconds.")] = 30.0,
     max_bytes: Annotated[str, arg(metavar="SIZE", help="Maximum request body.")] = "10MB",
-    max_pixels: Annotated[float, arg(metavar="N", help="Maximum pixels per image.")] = 20e6,
+    max_pixels: Annotated[
+        float,
+        arg(metavar="N", help="Maximum pixels per image.", help_behavior_hint="(default: 20e6)"),
+    ] = 20e6,
     workers: Annotated[int | None, arg(metavar="N", help="Processes for image decoding.")] = None,
     view: View = "model",
     device: Device = "auto",

@@ -6,14 +6,31 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Annotated
 
 import tyro
 
-from vitkit.cli import models, study, training, use
+from vitkit.cli import help, models, study, training, use
+from vitkit.cli.completion import Shell, script
 from vitkit.cli.flags import deferred, print_json, registry
 from vitkit.cli.mistakes import discard, flushed_output, open_closed_streams, parsed, print_version
-from vitkit.errors import code_of
+from vitkit.errors import code_of, similar_path
 from vitkit.report.terminal import warn
+
+
+def completion(
+    shell: Annotated[tyro.conf.Positional[Shell], tyro.conf.arg(help="bash, zsh or fish.")],
+) -> None:
+    """Print a script that completes verbs, flags, and the names of models, weights and recipes with TAB.
+
+    For bash, add the first line to ~/.bashrc; for zsh, the second to ~/.zshrc, after compinit.
+
+    $ source <(vitkit completion bash)
+    $ source <(vitkit completion zsh)
+    $ vitkit completion fish > ~/.config/fish/completions/vitkit.fish
+    """
+    print(script(shell, VERBS))
+
 
 VERBS: dict[str, Callable[..., None]] = {
     "demo": models.demo,
@@ -34,6 +51,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "cost": models.cost,
     "export": models.export,
     "convert": models.convert,
+    "completion": completion,
 }
 RENAMED = {  # deprecated flags, still accepted
     "--spread": "--parallel", "--record": "--cuda-graph", "--no-record": "--no-cuda-graph",
@@ -75,23 +93,31 @@ def command(words: list[str]) -> Callable[[], None]:
     """Parse a command line into a call that checks all values and then runs the verb."""
     if words == ["--version"]:
         return print_version
-    parse = partial(
+    if words[:1] == ["help"]:  # vitkit help finetune
+        words = [*words[1:], "--help"]
+    if text := help.requested(words, VERBS):
+        return partial(help.print_help, text, 0 if words else 2)  # without a verb, nothing was done
+    words = [word for word in words if word not in help.ASKED]  # help of an unknown verb
+    return parsed(words, VERBS, parser(words))
+
+
+def parser(words: Sequence[str]) -> Callable[[], Callable[[], None]]:
+    """tyro's parser of a command line."""
+    return partial(
         tyro.extras.subcommand_cli_from_dict,
         {name: deferred(name, verb) for name, verb in VERBS.items()},
         prog="vitkit",
-        description="Train, evaluate, inspect and serve Vision Transformers. `vitkit VERB --help` shows the "
-        "options of a verb with examples; `vitkit --version` prints the version.",
         args=words,
         config=(tyro.conf.FlagCreatePairsOff,),
         registry=registry(),
     )
-    return parsed(words, VERBS, parse)
 
 
 def system_message(error: OSError) -> str:
     """The message of an operating-system error: file and reason."""
     if error.strerror and error.filename:
-        return f"{error.filename}: {error.strerror}"
+        hint = similar_path(os.fsdecode(error.filename)) if error.errno == errno.ENOENT else ""
+        return f"{error.filename}: {error.strerror};{hint}".rstrip(";")
     if error.errno in (errno.ENOSPC, errno.EIO):
         return f"standard output or an unnamed file: {error.strerror}"
     return str(error)

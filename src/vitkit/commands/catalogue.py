@@ -4,6 +4,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from vitkit.errors import Error, did_you_mean, similar_path
 from vitkit.metrics.cost import flops, parameters
 from vitkit.models.variants import NAMED, Config, Model, skeleton, variant
 from vitkit.models.vit import ViTConfig
@@ -104,7 +105,14 @@ def describe(what: str) -> dict[str, Any]:
         return weight | size_facts(replace(config, image_size=(weight["pixels"], weight["pixels"])))
     if what in RECIPES:
         return recipe_facts(RECIPES[what]())
-    return {"model": what} | size_facts(variant(what))
+    try:
+        return {"model": what} | size_facts(variant(what))
+    except Error as error:
+        hint = did_you_mean(what, [*NAMED, *PUBLISHED, *RECIPES], cutoff=0.7) or similar_path(what)
+        if error.code != "model.unknown" or not hint:
+            raise
+        message = f"no model {what!r}, and no weights, recipe or file of this name;{hint} see vitkit list"
+        raise Error(message, code="model.unknown") from None
 
 
 def recipe_facts(recipe: Recipe) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from vitkit.commands.shared import Emit
 from vitkit.data.decode import read
 from vitkit.data.names import folded
-from vitkit.errors import Error
+from vitkit.errors import Error, similar_path
 from vitkit.inference.predict import Classifier, Prediction, find_images, load_model, predict_many
 from vitkit.io.files import naming
 from vitkit.models.card import with_view
@@ -155,7 +155,8 @@ def predict(
     for p in predict_many(model, names, top=top, engine=compute):
         if p.error:
             unread += 1
-            warn(f"skipped: {printable(p.image)}: {p.error}")
+            hint = similar_path(p.image)  # empty if the file exists
+            warn(f"skipped: {printable(p.image)}: {p.error}{hint and f';{hint}'}")
         best = p.answer.best if p.answer else None
         unsure = unsure_below is not None and best is not None and best[1] < unsure_below
         row = p.to_json() | ({"unsure": unsure} if unsure_below is not None and best else {})

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitkit.errors import Error
+from vitkit.errors import Error, similar_path
 from vitkit.report.compare_page import compare_page, protocol_page
 from vitkit.report.run_page import run_page
 from vitkit.report.suite_page import suite_page
@@ -60,8 +60,8 @@ def draw(folder: Path, out: Path | None, per_hour: float | None = None) -> Path:
     runs = [part for part in parts if (part / "recipe.json").exists()]
     if not runs:
         raise Error(
-            f"{folder}: not a run folder (no recipe.json, protocol.json or suite.json); expected the --out "
-            "of a training run",
+            f"{folder}: not a run folder (no recipe.json, protocol.json or suite.json);"
+            f"{similar_path(folder)} expected the --out of a training run",
             code="run.not-found",
         )
     title = folder.resolve().name
@@ -95,7 +95,8 @@ def compare(folders: Sequence[Path], path: Path, per_hour: float | None = None) 
         seeds = [f for f in sorted(folder.glob("seed-*")) if (f / "recipe.json").exists()]
         if not seeds and not (folder / "recipe.json").exists():
             raise Error(
-                f"{folder}: not a run folder (no recipe.json); expected the --out of a training run",
+                f"{folder}: not a run folder (no recipe.json);{similar_path(folder)} expected the --out of a "
+                "training run",
                 code="run.not-found",
             )
         runs += [folder] if (folder / "recipe.json").exists() else seeds

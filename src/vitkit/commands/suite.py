@@ -13,7 +13,7 @@ from vitkit.commands.report import draw_if_possible
 from vitkit.commands.shared import Emit
 from vitkit.datasets.opening import open_data
 from vitkit.datasets.vtab import GROUPS, TASKS, read_task
-from vitkit.errors import Error
+from vitkit.errors import Error, similar_path
 from vitkit.metrics.intervals import mean_interval, percent, span
 from vitkit.options import Training
 from vitkit.planning import automatic
@@ -170,7 +170,9 @@ def find_tasks(tasks: Sequence[str], root: str) -> tuple[list[Entry], list[str]]
             code="request.missing",
         )
     if root and not Path(root).is_dir():
-        raise Error(f"--data {root!r}: folder not found", code="data.not-found")
+        raise Error(
+            f"--data {root!r}: folder not found;{similar_path(root)}".rstrip(";"), code="data.not-found"
+        )
     for name in dict.fromkeys(names):
         if name not in TASKS:
             entries.append(own_task(name))

@@ -16,7 +16,7 @@ from vitkit.data.sources.shard_folders import index_shards
 from vitkit.data.sources.shards import Advance, write_shards
 from vitkit.data.sources.source import Source
 from vitkit.datasets import image_files, matlab, pixel_files
-from vitkit.errors import Error
+from vitkit.errors import Error, did_you_mean, similar_path
 
 DEPTH = 3  # nested folders to look into, since unpacking often leaves a folder within a folder
 PACKAGES = ("vitkit.data.sources", "vitkit.datasets")  # whose modules may define an OPENER
@@ -150,7 +150,8 @@ def check_place(place: str) -> None:
     if os.path.exists(place) or find_opener(place) is not None:
         return
     if not Path(place).exists():  # raises where a folder on the way is not readable
-        raise Error(f"no data at {place!r}; expected {expected_data()}", code="data.not-found")
+        hint = similar_path(place) or did_you_mean(place, ["digits"])
+        raise Error(f"no data at {place!r};{hint} expected {expected_data()}", code="data.not-found")
 
 
 def is_data_file(place: str) -> bool:

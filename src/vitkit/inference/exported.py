@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from vitkit.data.views import normalise
-from vitkit.errors import Error, WeightsError
+from vitkit.errors import Error, WeightsError, similar_path
 from vitkit.inference import runtimes
 from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.variants import Config
@@ -67,7 +67,7 @@ def open_exported(place: str | os.PathLike[str]) -> ExportedModel:
             "predict with the original model"
         )
     if not path.is_file():
-        raise WeightsError(f"{path}: no such file", code="weights.not-found")
+        raise WeightsError(f"{path}: no such file;{similar_path(path)}".rstrip(";"), code="weights.not-found")
     if path.suffix.lower() == ".xml" and not path.with_suffix(".bin").is_file():
         raise WeightsError(
             f"{path}: its weights, {path.with_suffix('.bin').name}, are not in the same folder",

@@ -87,7 +87,8 @@ def variant(name: str) -> Config:
         if size in VARIANTS and patch and not (axial and stem):
             return vit_variant(size, patch, stem, axial=bool(axial))
     raise Error(
-        f"no model {name!r}; known: ViT-X/P with X one of {', '.join(VARIANTS)} and any patch size P, "
+        f"no model {name!r};{did_you_mean(name, NAMED)} known: ViT-X/P with X one of {', '.join(VARIANTS)} "
+        "and any patch size P, "
         f"Axial-ViT-X/P, R50+ViT-X/16 or /32, R26+ViT-X/32, R+ViT-X/16, "
         f"and BiT-RNxW or AxialResNet-N with N one of {', '.join(map(str, RESNETS))} (see: vitkit list)",
         code="model.unknown",

@@ -21,7 +21,7 @@ from vitkit.data.sources.source import Source, from_rows, walk
 from vitkit.data.sources.sparse_labels import SparseLabels
 from vitkit.data.splits import Placed, complete, join, subset
 from vitkit.datasets.opening import open_data
-from vitkit.errors import Error
+from vitkit.errors import Error, similar_path
 from vitkit.io.files import replace_file
 from vitkit.models.adapt import adapt
 from vitkit.models.card import Origin, Preprocessing
@@ -73,7 +73,7 @@ def placed_images(recipe: Recipe, out: Path | None) -> dict[bytes | str, str]:
         if not placed:
             raise Error(
                 f"--split-of {recipe.split_of}: expected a run folder with a list of its images "
-                "(data.json.gz); leave the flag out to split the images anew",
+                f"(data.json.gz);{similar_path(recipe.split_of)} leave the flag out to split the images anew",
                 code="run.not-found",
             )
     return placed

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vitkit.errors import Error
+from vitkit.errors import Error, similar_path
 from vitkit.io.files import replace_file
 from vitkit.options import flat, part_of
 from vitkit.studies.study import Plan, Trial, from_json, to_json
@@ -21,7 +21,8 @@ def read_plan(out: Path) -> Plan:
     path = out / PLAN
     if not path.exists():
         raise Error(
-            f"{out} is not a study folder: it has no {PLAN}; give the --out of vitkit study run",
+            f"{out} is not a study folder: it has no {PLAN};{similar_path(out)} give the --out of vitkit "
+            "study run",
             code="study.unknown",
         )
     try:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitkit.errors import Error
+from vitkit.errors import Error, did_you_mean
 from vitkit.studies.architecture import PARTS, at
 from vitkit.studies.setting import (
     PAPER,
@@ -271,7 +271,10 @@ STUDIES: dict[str, Study] = {study.name: study for study in (*COMPARISONS, *PART
 
 def study(name: str) -> Study:
     if name not in STUDIES:
-        raise Error(f"unknown study {name!r}; known: {', '.join(STUDIES)}", code="study.unknown")
+        raise Error(
+            f"unknown study {name!r};{did_you_mean(name, STUDIES)} known: {', '.join(STUDIES)}",
+            code="study.unknown",
+        )
     return STUDIES[name]
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitkit.errors import Error, WeightsError, did_you_mean
+from vitkit.errors import Error, WeightsError, did_you_mean, similar_path
 from vitkit.io import http
 from vitkit.io.cache import cache_folder
 from vitkit.io.files import sha256
@@ -201,7 +201,7 @@ def unknown(source: str) -> WeightsError:
     """The error of a name that is neither a path nor published."""
     matches = [known for known in PUBLISHED if known.startswith(f"{source}.")]
     hint = did_you_mean(source, PUBLISHED, matches=matches[:4], count=3, cutoff=0.7)
-    hint = hint or " vitkit list weights shows the published names"
+    hint = hint or similar_path(source) or " vitkit list weights shows the published names"
     return WeightsError(f"no file, folder or published weights {source!r};{hint}", code="weights.not-found")
 
 
