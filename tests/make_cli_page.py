@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from vitkit.cli import VERBS
 from vitkit.cli.flags import flag_and_type
-from vitkit.cli.mistakes import arguments_of, subcommands, unwrapped
+from vitkit.cli.arguments import arguments_of, subcommands, unwrapped
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "cli.md"
 START = """# Command line
