@@ -38,6 +38,8 @@ lint: .venv/test-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 
 # The source distribution and the wheel, checked as a package index would check them
 package: .venv/test-installed

@@ -328,7 +328,7 @@ def test_a_bomb_is_refused_before_it_takes_memory(tmp_path, monkeypatch):
     """Each array would fit, and the two together do not: nothing is inflated."""
     (tmp_path / "a.npz").write_bytes(blank_npz(zipfile.ZIP_DEFLATED, megabytes=64))
     assert (tmp_path / "a.npz").stat().st_size < 100_000
-    monkeypatch.setattr("vitkit.data.sources.arrays.physical_memory", lambda: 1025 * 2**16 + 4000)
+    monkeypatch.setattr("vitkit.data.sources.arrays.total_memory", lambda: 1025 * 2**16 + 4000)
     tracemalloc.start()
     with refused("data.too-large", "a.npz", "images.npy"):
         open_data(tmp_path / "a.npz")

@@ -33,7 +33,7 @@ def test_a_test_that_is_called_a_control_is_one():
     assert len(named) > 20 and all(listed()[test] for test in named)
 
 
-@pytest.mark.parametrize("target", ["pickle.loads", "vitkit.io.files.fcntl.flock", "vitkit.data.loader.POLL"])
+@pytest.mark.parametrize("target", ["pickle.loads", "vitkit.io.files.os.fsync", "vitkit.data.loader.POLL"])
 def test_only_what_vitkit_does_can_be_switched_off(target):
     with pytest.raises(AssertionError, match=r"switch off|is of"):
         resolved(target)

@@ -9,6 +9,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from vitkit.cli.flags import Device, Json, Model, View, Workers, print_json
 from vitkit.errors import Error
+from vitkit.io.system import RELOAD_SIGNALS
 from vitkit.options import Precision, size_in_bytes
 
 AnyModel = Annotated[
@@ -399,7 +400,8 @@ def serve(
     $ vitkit serve runs/photos
     $ VITKIT_TOKEN=$(openssl rand -hex 16) vitkit serve ViT-B/16.i21k-i1k-384 --host 0.0.0.0 --device cuda
     """
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server handles it as a reload
+    for number in RELOAD_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # until the server handles it as a reload
     try:
         from vitkit.server.process import serve as run
     except ModuleNotFoundError as error:

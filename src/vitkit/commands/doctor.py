@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import re
-import resource
 import shutil
 import tempfile
 import time
@@ -17,6 +16,7 @@ from vitkit.commands.shared import Emit, note_if_slow
 from vitkit.data.doctor import examine
 from vitkit.datasets.opening import open_data
 from vitkit.datasets.opening import shard as write_shards
+from vitkit.io.system import open_file_limit
 from vitkit.models.variants import skeleton, variant
 from vitkit.planning.automatic import device_memory
 from vitkit.report.terminal import Live, print_facts, print_table, say
@@ -79,7 +79,7 @@ class Machine:
     memory_needed: int
     shared_memory: int | None
     data_processes: int
-    open_files: int
+    open_files: int | None
     processors: int
     gpus: tuple[tuple[str, int, int], ...]  # name, free, total
     driver: bool  # whether an NVIDIA device file exists
@@ -110,7 +110,7 @@ def read_machine(out: Path, model: str) -> Machine:
         disk_needed=CHECKPOINTS * 12 * parameters + 4 * parameters,  # weights and Adam state; the model
         memory_free=device_memory("cpu"), memory_needed=16 * parameters,
         shared_memory=shutil.disk_usage(shm).free if shm.exists() else None,
-        data_processes=data_workers(None), open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        data_processes=data_workers(None), open_files=open_file_limit(),
         processors=cpu_cores(),
         gpus=tuple(gpus), driver=Path("/dev/nvidia0").exists(),
         clock_late=Path(vitkit.__file__).stat().st_mtime - time.time(),
@@ -149,7 +149,7 @@ def storage(m: Machine) -> list[Problem]:
         problems.append(Problem("error", f"{gigabytes(m.disk_free)} are free at {m.out}, but the checkpoints "
                                 f"of a run need {gigabytes(m.disk_needed)}",
                                 "Free disk space, or use --out on another disk"))  # fmt: skip
-    if m.open_files < OPEN_FILES:
+    if m.open_files is not None and m.open_files < OPEN_FILES:
         problems.append(Problem("warning", f"The limit of open files is {m.open_files} files per process",
                                 f"Run ulimit -n {4 * OPEN_FILES} first"))  # fmt: skip
     return problems
@@ -216,6 +216,6 @@ def machine_facts(m: Machine, model: str) -> dict[str, Any]:
         "training": f"{model} into {m.out}", "disk_free": gigabytes(m.disk_free),
         "checkpoints_need": gigabytes(m.disk_needed), "memory_free": gigabytes(m.memory_free),
         "shared_memory": "-" if m.shared_memory is None else gigabytes(m.shared_memory),
-        "open_files": m.open_files, "processors": m.processors,
+        "open_files": "-" if m.open_files is None else m.open_files, "processors": m.processors,
         "GPUs": [f"{name}, {gigabytes(free)} free" for name, free, _ in m.gpus], **m.versions,
     }  # fmt: skip

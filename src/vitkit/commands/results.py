@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from html import escape
-from pathlib import Path, PosixPath
+from pathlib import Path
 from typing import Any
 
 from vitkit.commands.report import draw
@@ -65,7 +65,7 @@ class Metrics(Mapping[str, Any]):
         return f"Metrics({', '.join(f'{name}={value:.4g}' for name, value in shown.items())})"
 
 
-class Page(PosixPath):
+class Page(type(Path())):  # type: ignore[misc]  # the kind of path of this system
     """The path of a run's report; in a notebook the page shows itself."""
 
     def _repr_html_(self) -> str:

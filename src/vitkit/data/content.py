@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def hash_file(path: Path) -> bytes:
     with Positioned(path) as file:
         before = os.fstat(file.number)
         small = file.size <= IN_MEMORY
-        digest = content_hash(os.pread(file.number, file.size, 0)) if small else large_file_hash(file)
+        digest = content_hash(file.read_at(0, file.size)) if small else large_file_hash(file)
         key, changed = identity(path, before), max(before.st_mtime_ns, before.st_ctime_ns)
         if key == identity(path, os.fstat(file.number)) and changed < now - FRESH:
             HASH_CACHE.add(key, digest)
@@ -71,10 +72,26 @@ def hash_file(path: Path) -> bytes:
 
 def large_file_hash(file: Positioned) -> bytes:
     """The content hash of a file, read in chunks."""
-    ends = os.pread(file.number, END, 0) + os.pread(file.number, END, file.size - END)
+    ends = file.read_at(0, END) + file.read_at(file.size - END, END)
     if file.size > MAX_BYTES:  # never decoded, so the second half does not matter
         return hash_ends(ends, file.size) + bytes(16)
     return hash_ends(ends, file.size) + hashlib.file_digest(file, "sha256").digest()[:16]
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files below a folder, by name."""
+
+    folder: Path
+
+    def read(self, name: str) -> bytes:
+        return read(self.folder / name)
+
+    def digest(self, name: str) -> bytes:
+        return file_hash(self.folder / name)
+
+    def size(self, name: str) -> int:
+        return os.stat(self.folder / name).st_size
 
 
 def identity(path: Path, status: os.stat_result) -> bytes:
@@ -147,7 +164,7 @@ class HashCache:
     def stored(self) -> np.ndarray:
         with suppress(OSError, ValueError, RuntimeError):
             with Positioned(self.path) as file:
-                content = os.pread(file.number, MOST * ROW.itemsize + CHECKSUM, 0)
+                content = file.read_at(0, MOST * ROW.itemsize + CHECKSUM)
             rows, checksum = content[:-CHECKSUM], content[-CHECKSUM:]
             if len(rows) % ROW.itemsize == 0 and hashlib.sha256(rows).digest() == checksum:
                 return np.frombuffer(rows, ROW)

@@ -29,6 +29,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from vitkit.data.names import not_read, readable_formats
 from vitkit.errors import Error
+from vitkit.io.system import READ
 
 try:
     simplejpeg: Any = import_module("simplejpeg")
@@ -80,7 +81,7 @@ class BadImage(Error):
 def read(path: str | os.PathLike[str]) -> bytes:
     """The bytes of a regular file; a directory, pipe or device is rejected without blocking."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        descriptor = os.open(path, READ)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise BadImage("unreadable", f"cannot be opened: {getattr(error, 'strerror', error)}") from None
     try:

@@ -10,6 +10,7 @@ import hashlib
 import mmap
 import os
 import shutil
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -34,6 +35,7 @@ from vitkit.data.splits import fingerprints
 from vitkit.data.views import View
 from vitkit.errors import Error
 from vitkit.io.files import locked, replaced
+from vitkit.io.system import UPDATE, pwrite
 
 VERSION = 2  # 1 had no checksums, and its name did not depend on the middle of large files
 ROW: Any = np.dtype(  # height 0: no pixels are stored; crc: the CRC-32 of the pixels
@@ -65,25 +67,47 @@ def decoded(
             f"{path}: missing or damaged right after it was written; use another folder",
             code="file.unreadable",
         )
-    mapped, rows = opened
-    checked = mmap.mmap(-1, max(1, len(source)))  # 1 for an image whose CRC was checked; shared by workers
+    return replace(
+        source, fetch=DecodedPixels(source, path, *opened), digest=source.digest or partial(hash_of, source)
+    )
 
-    def fetch(number: int) -> bytes | np.ndarray:
-        start, height, width, crc = rows[number].item()
+
+def hash_of(source: Source, number: int) -> bytes:
+    return content_hash(source.fetch(number))
+
+
+class DecodedPixels:
+    """The images of a cache file."""
+
+    def __init__(self, source: Source, path: Path, mapped: mmap.mmap, rows: np.ndarray):
+        self.source, self.path, self.mapped, self.rows = source, path, mapped, rows
+        self.checked = mmap.mmap(-1, max(1, len(source)))  # 1: its CRC was checked; shared by forked workers
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_pixels, (self.source, self.path)
+
+    def __call__(self, number: int) -> bytes | np.ndarray:
+        start, height, width, crc = self.rows[number].item()
         if not height:
-            return source.fetch(number)
-        size, before = 3 * height * width, start % mmap.PAGESIZE
-        mapped.madvise(mmap.MADV_WILLNEED, start - before, before + size)  # one read instead of one per page
-        pixels = np.frombuffer(mapped, np.uint8, size, start)
-        if not checked[number]:
+            return self.source.fetch(number)
+        size = 3 * height * width
+        if sys.platform != "win32":  # one read instead of one per page
+            before = start % mmap.PAGESIZE
+            self.mapped.madvise(mmap.MADV_WILLNEED, start - before, before + size)
+        pixels = np.frombuffer(self.mapped, np.uint8, size, start)
+        if not self.checked[number]:
             if zlib.crc32(pixels.data) != crc:
-                return repair(source, number, path, start, crc)
-            checked[number] = 1
+                return repair(self.source, number, self.path, start, crc)
+            self.checked[number] = 1
         return pixels.reshape(height, width, 3)
 
-    return replace(
-        source, fetch=fetch, digest=source.digest or (lambda number: content_hash(source.fetch(number)))
-    )
+
+def open_pixels(source: Source, path: Path) -> DecodedPixels:
+    """The images of a cache file, in a worker process."""
+    opened = open_file(path, len(source))
+    if opened is None:
+        raise Error(f"{path}: missing or damaged; use another folder", code="file.unreadable")
+    return DecodedPixels(source, path, *opened)
 
 
 def repair(source: Source, number: int, path: Path, start: int, crc: int) -> np.ndarray:
@@ -91,7 +115,7 @@ def repair(source: Source, number: int, path: Path, start: int, crc: int) -> np.
     pixels = decode(cast(bytes, source.fetch(number)))
     if zlib.crc32(pixels.data) == crc:
         with suppress(OSError), path.open("r+b") as file:
-            os.pwrite(file.fileno(), pixels.data, start)
+            pwrite(file.fileno(), pixels.data, start)
     text = f"{path}: damaged pixels of {source.keys[number]!r}; the image was decoded again\n"
     os.write(2, text.encode(errors="backslashreplace"))  # a worker process has no logger
     return pixels
@@ -161,7 +185,9 @@ def fill(source: Source, path: Path, workers: int, log: Log) -> None:
     log(f"decoding {len(source)} images, {length / 1e9:.3g} GB, into {path}")
     due = time.monotonic() + LOG_INTERVAL
     with replaced(path) as file:
-        filling = Filling(source=source, file=file.fileno(), starts=rows["start"], sizes=sizes)
+        filling = Filling(
+            source=source, file=Target(Path(file.name), file.fileno()), starts=rows["start"], sizes=sizes
+        )
         groups = ([(0, number) for number in part] for part in parts(len(source)))
         for batch in stream(filling, groups, workers, BadFiles(1.0)):
             if "errno" in batch:
@@ -198,12 +224,27 @@ def size_of(source: Source, number: int) -> int:
     return 3 * pixels if pixels <= decoder.MAX_PIXELS else 0
 
 
+@dataclass(frozen=True)
+class Target:
+    """The file to fill, which a worker that was not forked opens again."""
+
+    path: Path
+    number: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_target, (self.path,)
+
+
+def open_target(path: Path) -> Target:
+    return Target(path, os.open(path, UPDATE))  # until the worker ends
+
+
 @dataclass(frozen=True, kw_only=True)
 class Filling(Samples):
     """A dataset whose items are groups of images, decoded and written into the file by a worker."""
 
     view: View = View(size=(1, 1), crop="squash")  # not used: all pixels are stored
-    file: int
+    file: Target
     starts: np.ndarray
     sizes: np.ndarray
 
@@ -215,7 +256,7 @@ class Filling(Samples):
             with suppress(BadImage):
                 pixels = decode(cast(bytes, self.source.fetch(number)))
                 if pixels.nbytes == self.sizes[number]:  # as its header says
-                    if failed := write(self.file, pixels, int(self.starts[number])):
+                    if failed := write(self.file.number, pixels, int(self.starts[number])):
                         return {"errno": torch.tensor(failed)}, []
                     rows[row] = torch.tensor([*pixels.shape[:2], zlib.crc32(pixels.data)])
         return {"index": torch.tensor(numbers), "row": rows}, []
@@ -224,6 +265,6 @@ class Filling(Samples):
 def write(file: int, pixels: np.ndarray, start: int) -> int:
     """Write pixels; returns 0 or an errno, since an exception would leave the worker with a traceback."""
     try:
-        return 0 if os.pwrite(file, pixels.data, start) == pixels.nbytes else errno.ENOSPC
+        return 0 if pwrite(file, pixels.data, start) == pixels.nbytes else errno.ENOSPC
     except OSError as error:
         return error.errno or errno.EIO

@@ -5,7 +5,9 @@
 import atexit
 import ctypes
 import multiprocessing.connection
+import multiprocessing.process
 import os
+import pickle
 import signal
 import sys
 import tempfile
@@ -13,10 +15,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, count, islice
-from multiprocessing.context import ForkContext, ForkProcess
+from multiprocessing.context import BaseContext, SpawnContext, SpawnProcess
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -31,6 +34,10 @@ from vitkit.data.order import Order
 from vitkit.data.sources.source import Source
 from vitkit.data.views import View, transform
 from vitkit.errors import Error
+from vitkit.io.system import STOP_SIGNALS, at_fork, end_process, start_method
+
+if sys.platform != "win32":
+    from multiprocessing.context import ForkContext, ForkProcess
 
 PR_SET_PDEATHSIG = 1
 PARENT_POLL = 1.0  # seconds between checks that the parent process is alive
@@ -40,20 +47,25 @@ def end_with_parent(parent: int, by_main_thread: bool) -> None:
     """End this worker process when its parent ends, or now if the parent has ended already.
 
     Linux signals a process when the thread that forked it ends. For the main thread this is the end of the
-    parent process; for any other thread it is not, so a thread of the worker polls the parent instead.
+    parent process; for any other thread it is not, so a thread of the worker watches the parent instead.
     """
     if by_main_thread and sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     else:
         threading.Thread(target=watch, args=(parent,), name="parent", daemon=True).start()
     if os.getppid() != parent:  # it ended before the signal was requested
-        os.kill(os.getpid(), signal.SIGKILL)
+        end_process()
 
 
 def watch(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(PARENT_POLL)
-    os.kill(os.getpid(), signal.SIGKILL)
+    if sys.platform == "win32":  # where a process keeps the number of a parent that is gone
+        process = multiprocessing.parent_process()
+        assert process is not None
+        process.join()
+    else:
+        while os.getppid() == parent:
+            time.sleep(PARENT_POLL)
+    end_process()
 
 
 def check_sockets() -> None:
@@ -61,6 +73,8 @@ def check_sockets() -> None:
 
     Socket paths are limited to 107 bytes, and a worker that cannot open its socket hangs without an error.
     """
+    if sys.platform == "win32":  # passes them by pipes
+        return
     folder = tempfile.gettempdir()
     try:
         multiprocessing.connection.Listener(family="AF_UNIX").close()
@@ -76,7 +90,7 @@ def check_sockets() -> None:
 AHEAD = 2  # prefetched batches per worker
 TIMEOUT = 540.0  # seconds to wait for one batch; generous, since a cold file system is slow
 POLL = 2.0  # seconds between checks that all workers are alive
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # handled by the main process, ignored by workers
+SIGNALS = STOP_SIGNALS  # handled by the main process, ignored by workers
 Batch = dict[str, Tensor]  # image (B, 3, h, w) uint8, label (B,) or (B, K), index (B,), place (B,)
 Place = tuple[int, int]  # (step, place) of a training order, (0, index) in evaluation
 Result = tuple[Batch, list[tuple[int, BadImage]]]  # a batch, and the errors of the images that are missing
@@ -254,15 +268,12 @@ def prefetch(samples: Samples, groups: Iterator[list[Place]], workers: int) -> I
         collate_fn=pack,  # type: ignore[arg-type]  # samples arrive as a finished batch
         worker_init_fn=ignore_signals,
         generator=torch.Generator(),  # its own, since dropout draws from the default generator
-        multiprocessing_context=Workers(),
+        multiprocessing_context=worker_context(),
         timeout=POLL,
     )
-    before, others = signal.getsignal(signal.SIGCHLD), set(STARTED)
-    batches = iter(loader)
+    others = set(STARTED)
+    batches = started(loader, samples.source)
     own_workers = set(STARTED) - others
-    if threading.current_thread() is threading.main_thread():
-        # undo torch's handler, which would raise at any point, even while a checkpoint is saved
-        signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
     while True:
         try:
             result = next_batch(batches)
@@ -276,6 +287,32 @@ def prefetch(samples: Samples, groups: Iterator[list[Place]], workers: int) -> I
             raise ChildProcessError(worker_error(samples, list(pending)[:workers], str(error))) from None
         pending.popleft()
         yield unpack(result)
+
+
+def started(loader: DataLoader, source: Source) -> Iterator[Any]:
+    """Start the workers of a loader; a source that cannot be sent to them is an error for its author."""
+    try:
+        with own_child_handler():
+            return iter(loader)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        if "pickle" not in f"{type(error).__name__} {error}".lower():
+            raise
+        raise Error(
+            f"{source.name}: it cannot be sent to worker processes ({error}); use --workers 0",
+            code="request.conflict",
+        ) from None
+
+
+@contextmanager
+def own_child_handler() -> Iterator[None]:
+    """Undo torch's handler of SIGCHLD, which would raise at any point, even while a checkpoint is saved."""
+    if sys.platform == "win32":
+        yield
+        return
+    before = signal.getsignal(signal.SIGCHLD)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
 
 
 def pack(result: Result) -> Any:
@@ -313,8 +350,10 @@ def worker_error(samples: Samples, pending: list[list[Place]], what: str) -> str
     )
 
 
-class Worker(ForkProcess):
-    """A data worker; forked, since sources contain open files and functions, which cannot be pickled."""
+class Worker(multiprocessing.process.BaseProcess):
+    """A data worker, which ends with its parent."""
+
+    by_main_thread: bool
 
     def start(self) -> None:
         self.by_main_thread = threading.current_thread() is threading.main_thread()
@@ -326,12 +365,31 @@ class Worker(ForkProcess):
         super().run()
 
 
-class Workers(ForkContext):
-    Process = Worker
+class SpawnedWorker(Worker, SpawnProcess):
+    """A worker that gets its source pickled, and imports torch again: a few seconds."""
+
+
+class SpawnedWorkers(SpawnContext):
+    Process = SpawnedWorker
+
+
+if sys.platform != "win32":
+
+    class ForkedWorker(Worker, ForkProcess):
+        """A worker that has the source of its parent."""
+
+    class ForkedWorkers(ForkContext):
+        Process = ForkedWorker
+
+
+def worker_context() -> BaseContext:
+    if sys.platform != "win32" and start_method() == "fork":
+        return ForkedWorkers()
+    return SpawnedWorkers()
 
 
 STARTED: WeakSet[Worker] = WeakSet()
-os.register_at_fork(after_in_child=STARTED.clear)
+at_fork(STARTED.clear)
 
 
 @atexit.register

@@ -151,22 +151,31 @@ def join(first: Source, second: Source) -> Source:
     """The concatenation of two sources with the same classes."""
     size = len(first)
 
-    def either(call: Callable[[Source], Callable[[int], Any]]) -> Callable[[int], Any]:
-        return lambda i: call(first)(i) if i < size else call(second)(i - size)
+    def either(of_first: Callable[[int], Any], of_second: Callable[[int], Any]) -> Callable[[int], Any]:
+        return partial(call_either, of_first, of_second, size)
 
     return replace(
         first,
-        keys=Lazy(size + len(second), either(lambda source: source.keys.__getitem__)),
+        keys=Lazy(size + len(second), either(first.keys.__getitem__, second.keys.__getitem__)),
         labels=joined(first.labels, same_classes(second, first.classes).labels),
-        fetch=either(lambda source: source.fetch),
+        fetch=either(first.fetch, second.fetch),
         skipped=first.skipped + second.skipped,
-        digest=either(lambda source: partial(fingerprint, source)),
-        size=either(lambda source: source.size or (lambda i: -1)) if first.size or second.size else None,
+        digest=either(partial(fingerprint, first), partial(fingerprint, second)),
+        size=either(first.size or unknown, second.size or unknown) if first.size or second.size else None,
         identity="+".join([first.identity, second.identity]) if first.identity and second.identity else "",
         hashes=None
         if first.hashes is None or second.hashes is None
         else np.concatenate([first.hashes, second.hashes]),
     )
+
+
+def call_either(first: Callable[[int], Any], second: Callable[[int], Any], size: int, index: int) -> Any:
+    """The function of the first `size` indices, or that of those after them."""
+    return first(index) if index < size else second(index - size)
+
+
+def unknown(index: int) -> int:
+    return -1
 
 
 def same_classes(source: Source, classes: tuple[str, ...], name: str = "") -> Source:

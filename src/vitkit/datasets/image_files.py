@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from vitkit.data.content import file_hash
 from vitkit.data.decode import read
-from vitkit.data.sources.source import Source
+from vitkit.data.sources.source import Source, call_item
 from vitkit.data.sources.tables import csv_rows
 from vitkit.data.splits import by_class, fingerprints
 from vitkit.errors import Error
@@ -58,7 +58,7 @@ def from_files(
         paths = [path for _, path, _ in part]
         labels = np.array([number[label] for _, _, label in part], dtype=np.int64)
         keys = [path.relative_to(root).as_posix() if root else f"{split}/{key}" for key, path, _ in part]
-        fetch, digest = (lambda i: read(paths[i])), (lambda i: file_hash(paths[i]))
+        fetch, digest = partial(call_item, read, paths), partial(call_item, file_hash, paths)
         return Source(name, names, keys, labels, fetch, digest=digest)
 
     empty = [split for split, part in rows.items() if not part]

@@ -6,7 +6,7 @@ scipy.io is not used, since it has no limits: a file of 300 kB with nested cells
 import struct
 import zlib
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -147,9 +147,13 @@ def svhn_split(path: Path, split: str) -> Source:
         )
     if ((labels < 1) | (labels > 10)).any():
         raise Error(f"{path}: labels must be from 1 to 10", code="data.labels")
-    keys = Lazy(len(labels), lambda i: f"{split}/{i}")
+    keys = Lazy(len(labels), partial("{}/{}".format, split))
     numbers = (labels % 10).astype(np.int64)
-    return Source("svhn", tuple("0123456789"), keys, numbers, lambda i: np.ascontiguousarray(images[..., i]))
+    return Source("svhn", tuple("0123456789"), keys, numbers, partial(image_of, images))
+
+
+def image_of(images: np.ndarray, index: int) -> np.ndarray:
+    return np.ascontiguousarray(images[..., index])
 
 
 def flowers102(root: Path) -> dict[str, Source]:

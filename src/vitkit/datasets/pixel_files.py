@@ -7,7 +7,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,9 @@ def stored(name: str, split: str, labels: np.ndarray, classes: tuple[str, ...], 
             "classes",
             code="data.labels",
         )
-    return Source(name, classes, Lazy(len(labels), lambda i: f"{split}/{i}"), labels.astype(np.int64), fetch)
+    return Source(
+        name, classes, Lazy(len(labels), partial("{}/{}".format, split)), labels.astype(np.int64), fetch
+    )
 
 
 def numbered(count: int) -> tuple[str, ...]:
@@ -94,19 +96,20 @@ def cifar(
                 )
             parts.append(np.memmap(path, dtype=np.uint8, mode="r").reshape(-1, row))
         labels = np.concatenate([part[:, lead - 1] for part in parts])
-        sources[split] = stored(name, split, labels, classes, pixels_of(parts, lead))
+        sources[split] = stored(name, split, labels, classes, CifarRows(parts, lead))
     return sources
 
 
-def pixels_of(parts: list[np.ndarray], lead: int) -> Any:
-    ends = np.cumsum([len(part) for part in parts])
+class CifarRows:
+    """The pixels of the rows of several files."""
 
-    def fetch(i: int) -> np.ndarray:
-        part = int(np.searchsorted(ends, i, side="right"))
-        row = parts[part][i - ends[part], lead:]  # a negative index, from the end of the file
+    def __init__(self, parts: list[np.ndarray], lead: int):
+        self.parts, self.lead, self.ends = parts, lead, np.cumsum([len(part) for part in parts])
+
+    def __call__(self, index: int) -> np.ndarray:
+        part = int(np.searchsorted(self.ends, index, side="right"))
+        row = self.parts[part][index - self.ends[part], self.lead :]  # a negative index, from the file's end
         return np.ascontiguousarray(row.reshape(3, 32, 32).transpose(1, 2, 0))
-
-    return fetch
 
 
 def gray(image: np.ndarray) -> np.ndarray:
@@ -158,12 +161,12 @@ def smallnorb(root: Path, rule: str) -> dict[str, Source]:
                 code="data.layout",
             )
         labels = facts[:, column] // divisor  # azimuths are numbered 0, 2, 4, ... 34
-        sources[split] = stored("smallnorb", split, labels, numbered(classes), camera(images))
+        sources[split] = stored("smallnorb", split, labels, numbered(classes), partial(first_camera, images))
     return sources
 
 
-def camera(images: np.ndarray) -> Any:
-    return lambda i: gray(np.asarray(images[i, 0]))
+def first_camera(images: np.ndarray, index: int) -> np.ndarray:
+    return gray(np.asarray(images[index, 0]))
 
 
 def grouped(values: np.ndarray, count: int) -> np.ndarray:
@@ -199,12 +202,12 @@ def dsprites(root: Path, rule: str) -> dict[str, Source]:
             f"{path}: {rule} has values up to {latents[:, column].max()}; expected up to {values - 1}",
             code="data.labels",
         )
-
-    def fetch(i: int) -> np.ndarray:
-        return gray(np.unpackbits(bits[i], count=prod(shape)).reshape(shape) * np.uint8(255))
-
     labels = grouped(latents[:, column], values)
-    return {"train": stored("dsprites", "train", labels, numbered(GROUPED), fetch)}
+    return {"train": stored("dsprites", "train", labels, numbered(GROUPED), partial(sprite, bits, shape))}
+
+
+def sprite(bits: np.ndarray, shape: tuple[int, int], index: int) -> np.ndarray:
+    return gray(np.unpackbits(bits[index], count=prod(shape)).reshape(shape) * np.uint8(255))
 
 
 @lru_cache(maxsize=1)
@@ -234,6 +237,9 @@ class Hdf5:
 
     def __init__(self, path: Path, name: str):
         self.path, self.name, self.process, self.array = path, name, -1, None
+
+    def __reduce__(self) -> tuple[type["Hdf5"], tuple[Path, str]]:
+        return Hdf5, (self.path, self.name)
 
     def open(self) -> Any:
         if self.process != os.getpid():
@@ -272,6 +278,6 @@ def camelyon(root: Path) -> dict[str, Source]:
                 f"{root}, {split}: {len(numbers)} labels and images of shape {shape}", code="data.layout"
             )
         source = stored("camelyon", split, numbers, ("normal", "tumour"), images.fetch)
-        keys = Lazy(len(numbers), lambda i, split=split, word=word: f"{split}/{word}_{i}")  # type: ignore[misc]
+        keys = Lazy(len(numbers), partial("{}/{}_{}".format, split, word))
         sources[split] = Source(source.name, source.classes, keys, source.labels, source.fetch)
     return sources

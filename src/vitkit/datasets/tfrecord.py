@@ -1,9 +1,9 @@
 """TFRecord files of tf.train.Examples, read and verified without TensorFlow: DMLab."""
 
 import mmap
-import os
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -160,16 +160,28 @@ def open_records(root: Path, split: str) -> Source:
             f"{root}, {split}: label {labels.max()}, but there are {len(CLASSES)} classes", code="data.labels"
         )
 
-    def fetch(index: int) -> bytes:
-        number, row = locations[index]
-        (start, length), (first, last) = parts[number].records[row], parts[number].images[row]
-        content = os.pread(files[number].number, length + 4, start)
+    records = Records(split, parts, files, locations)
+    return Source("dmlab", CLASSES, Lazy(len(locations), records.key), labels, records.fetch)
+
+
+@dataclass(frozen=True)
+class Records:
+    """The images of a split: where each is in its files."""
+
+    split: str
+    parts: list[Scanned]
+    files: list[Positioned]
+    locations: list[tuple[int, int]]  # the file and the row of each image
+
+    def fetch(self, index: int) -> bytes:
+        number, row = self.locations[index]
+        (start, length), (first, last) = self.parts[number].records[row], self.parts[number].images[row]
+        content = self.files[number].read_at(start, length + 4)
         if masked_crc(content[:length]) != int.from_bytes(content[length:], "little"):
-            raise BadImage("damaged", f"{paths[number].name}: wrong checksum at byte {start + length}")
+            where = f"{self.files[number].path.name}: wrong checksum at byte {start + length}"
+            raise BadImage("damaged", where)
         return content[first - start : last - start]
 
-    def key(index: int) -> str:
-        number, row = locations[index]
-        return f"{split}/{parts[number].keys[row]}"
-
-    return Source("dmlab", CLASSES, Lazy(len(locations), key), labels, fetch)
+    def key(self, index: int) -> str:
+        number, row = self.locations[index]
+        return f"{self.split}/{self.parts[number].keys[row]}"

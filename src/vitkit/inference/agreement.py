@@ -63,7 +63,7 @@ def agreement(reference: Tensor, outputs: Tensor, precision: str = "fp32") -> Ag
         images=len(reference),
         largest=largest,
         tolerance=tolerance,
-        same_top1=float((expected == top1).double().mean()),
+        same_top1=float((expected == top1).cpu().double().mean()),
         other_top1=int((margin > tolerance).sum()),
     )
 

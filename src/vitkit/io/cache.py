@@ -79,7 +79,8 @@ def measure(path: Path) -> Entry | None:
 
 def size_of(status: os.stat_result) -> int:
     """The bytes a file takes on disk, without its holes, where the file system reports blocks."""
-    return min(status.st_size, status.st_blocks * 512) if status.st_blocks else status.st_size
+    blocks = getattr(status, "st_blocks", 0)
+    return min(status.st_size, blocks * 512) if blocks else status.st_size
 
 
 def walk(path: Path) -> Iterator[tuple[str, os.stat_result]]:

@@ -1,10 +1,10 @@
 """Atomic file writes and folder locks: readers see the old content or the new, never a partial file."""
 
-import fcntl
 import hashlib
 import io
 import os
 import platform
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import IO, Any
 from uuid import uuid4
 
 from vitkit.errors import Error
+from vitkit.io.system import UPDATE, acquire, at_fork, held, release, rename_over
 
 PARTIAL = ".partial"  # suffix of a file that is still being written
 
@@ -42,7 +43,7 @@ def staged(path: Path, *, durable: bool = True, alone: bool = False) -> Iterator
             yield temporary
             if durable:
                 flush(temporary)
-            os.replace(temporary, path)
+            rename_over(temporary, path)
             if durable:
                 flush(path.parent)
     finally:
@@ -64,8 +65,10 @@ def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 def flush(path: Path) -> None:
-    """Sync a file, or the entries of a folder, to disk."""
-    handle = os.open(path, os.O_RDONLY)
+    """Sync a file, or the entries of a folder, to disk; Windows syncs no folders."""
+    if sys.platform == "win32" and path.is_dir():
+        return
+    handle = os.open(path, UPDATE if sys.platform == "win32" else os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -87,11 +90,9 @@ def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
     """Hold the folder's lock; where another process has it, wait or raise an error that names the process."""
     path = folder / LOCK
     with path.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
+        if not acquire(file, wait=wait):
             file.seek(0)
-            raise Error(f"{folder} is in use by process {file.read().strip()}", code="run.locked") from None
+            raise Error(f"{folder} is in use by process {file.read().strip()}", code="run.locked")
         OPEN_LOCKS.add(file)
         try:
             if not wait:
@@ -99,6 +100,7 @@ def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
             yield
         finally:
             OPEN_LOCKS.discard(file)
+            release(file)
 
 
 def write_owner(file: IO[str], path: Path) -> None:
@@ -113,12 +115,9 @@ def is_locked(folder: Path) -> bool:
     """Whether some process holds the folder's lock."""
     try:
         with (folder / LOCK).open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+            return held(file)
     except OSError:  # there is no lock file
         return False
-    return False
 
 
 def release_after_fork() -> None:
@@ -127,4 +126,4 @@ def release_after_fork() -> None:
         OPEN_LOCKS.pop().close()
 
 
-os.register_at_fork(after_in_child=release_after_fork)
+at_fork(release_after_fork)

@@ -341,4 +341,4 @@ def probe_accuracies(weights: tuple[Tensor, Tensor], x: Tensor, y: Tensor) -> li
     size = max(1, LOGITS // bias.numel())
     for rows, labels in zip(x.split(size), y.split(size), strict=True):
         correct += (linear(rows, weight, bias).argmax(2) == labels[:, None]).sum(0)
-    return (correct.double() / len(x)).tolist()
+    return (correct.cpu().double() / len(x)).tolist()

@@ -1,6 +1,5 @@
 """Settings that are chosen for the user: rules from recipe to recipe, each with its reason."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,6 +10,7 @@ import torch
 from vitkit.data.decode import BadImage, decode
 from vitkit.data.sources.source import Source
 from vitkit.errors import Error
+from vitkit.io.system import free_memory
 from vitkit.metrics.cost import Memory, training_memory
 from vitkit.models.variants import Model, skeleton
 from vitkit.options import PATIENCE, Training
@@ -270,4 +270,4 @@ def memory_of(recipe: Recipe, model: Model, runtime: Runtime, images: int) -> Me
 def device_memory(device: str) -> int:
     if device.startswith("cuda"):
         return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    return free_memory()

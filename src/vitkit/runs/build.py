@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitkit.data.content import file_hash
-from vitkit.data.decode import read
+from vitkit.data.content import Files
 from vitkit.data.doctor import usable
 from vitkit.data.duplicates import against
 from vitkit.data.findings import Finding
@@ -214,9 +213,8 @@ def open_unlabelled(folder: Path) -> dict[str, Source]:
     names = sorted(walk(folder))
     rows = [(name, "image") for name in names if name.lower().endswith(SUFFIXES)]
     others = tuple(name for name in names if not name.lower().endswith(SUFFIXES))
-    source = from_rows(
-        folder.name, rows, lambda key: read(folder / key), others, digest=lambda key: file_hash(folder / key)
-    )
+    files = Files(folder)
+    source = from_rows(folder.name, rows, files.read, others, digest=files.digest)
     return {"all": source}
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import resource
 import signal
 import sys
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from vitkit.data.decode import BadImage, decode, jpeg_size
 from vitkit.data.views import View, apply
+from vitkit.io.system import RELOAD_SIGNALS
 
 OK, FAILED = b"\0", b"\1"  # the first byte of a reply
 HEADROOM = 512 * 2**20  # bytes of memory besides the pixels
@@ -28,7 +28,7 @@ def encode_request(content: bytes, view: View, max_pixels: int) -> bytes:
 
 def main(pipe: Connection, max_pixels: int) -> None:
     """Serve requests until the pipe is closed. Only raw bytes cross the pipe, never pickles."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, *RELOAD_SIGNALS):
         signal.signal(number, signal.SIG_IGN)  # sent to the process group, but meant for the service
     torch.set_num_threads(1)
     set_limits(max_pixels)
@@ -52,7 +52,14 @@ def error_reply(reason: str, text: str) -> bytes:
 
 
 def set_limits(max_pixels: int) -> None:
-    """Limit memory to the current use plus what the largest image needs; no file writes, no core dumps."""
+    """Limit memory to the current use plus what the largest image needs; no file writes, no core dumps.
+
+    macOS has no limit of memory that holds, and Windows none of these limits.
+    """
+    if sys.platform == "win32":
+        return
+    import resource
+
     if sys.platform == "linux":
         with open("/proc/self/statm") as file:
             now = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")

@@ -2,15 +2,13 @@
 
 import logging
 import multiprocessing
-import signal
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing.forkserver import ensure_running
 from queue import SimpleQueue
 from threading import Lock
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +17,7 @@ from torch import Tensor
 from vitkit.data.decode import BadImage
 from vitkit.data.loader import check_sockets
 from vitkit.data.views import View
+from vitkit.io.system import KILLED
 from vitkit.server import decode_worker
 from vitkit.server.guard import RequestError, busy
 from vitkit.server.monitoring import Metrics
@@ -83,11 +82,17 @@ REQUEST_SECONDS = 20.0  # decoding time for all images of one request together
 TRIES = 10  # attempts to start a worker
 CRASHES, DEATHS = 2, 5  # workers that an image may crash, and that may die with it for any reason
 UNKNOWN = 255  # the exit code of a worker whose parent died with it
-context = multiprocessing.get_context("forkserver")  # imports torch once, so a worker is quickly replaced
+# a fork server imports torch once, so that a worker is quickly replaced; Windows has none
+METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+context: Any = multiprocessing.get_context(METHOD)
 
 
 def start_forkserver() -> None:
     """Start the process that workers are forked from, which takes a while to import torch."""
+    if context.get_start_method() != "forkserver":
+        return
+    from multiprocessing.forkserver import ensure_running
+
     check_sockets()
     context.set_forkserver_preload(["__main__", "vitkit.server.decode_worker"])
     ensure_running()
@@ -112,7 +117,7 @@ class Worker:
     def crashed(self) -> bool:
         """Whether a dead worker crashed by itself, rather than by a SIGKILL or with its parent."""
         self.process.join(1)
-        return self.process.exitcode not in (-signal.SIGKILL, UNKNOWN)
+        return self.process.exitcode not in (-KILLED, UNKNOWN)
 
     def kill(self) -> None:
         self.pipe.close()

@@ -3,8 +3,8 @@
 import asyncio
 import errno
 import logging
-import resource
 import socket
+import sys
 from collections import Counter, defaultdict
 from typing import Any, Protocol
 
@@ -81,6 +81,10 @@ OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 def allow_connections() -> int:
     """The connection limit, after raising the limit of open files as far as needed and allowed."""
+    if sys.platform == "win32":  # has no such limit
+        return MAX_CONNECTIONS
+    import resource
+
     needed = MAX_CONNECTIONS + RESERVE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:

@@ -12,6 +12,7 @@ from typing import Any
 import uvicorn
 
 from vitkit.errors import Error
+from vitkit.io.system import RELOAD_SIGNALS
 from vitkit.server.admission import AdmissionControl
 from vitkit.server.app import make_app
 from vitkit.server.decoder import start_forkserver
@@ -91,7 +92,7 @@ class ModelReloader:
 
 def serve(settings: Settings, show: Callable[[str], None] = announce) -> None:
     """Serve until a signal stops it; raises ValueError or OSError if it cannot start."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it is ready; see reloading
+    on_reload(signal.SIG_IGN)  # until it is ready; see reloading
     writer = start_log()
     limits = ConnectionLimits(allow_connections())
     try:
@@ -131,15 +132,21 @@ def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
     loop.default_exception_handler(context)
 
 
+def on_reload(handler: Any) -> None:
+    """Set the handler of SIGHUP, where there is one."""
+    for number in RELOAD_SIGNALS:
+        signal.signal(number, handler)
+
+
 @contextlib.asynccontextmanager
 async def reloading(admission: AdmissionControl) -> AsyncIterator[None]:
     """Reload the model on SIGHUP and when its files change. Before and after, SIGHUP is ignored."""
     reloader = ModelReloader(admission)
     loop = asyncio.get_running_loop()
-    signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(reloader.requested.set))
+    on_reload(lambda *_: loop.call_soon_threadsafe(reloader.requested.set))
     task = asyncio.create_task(reloader.watch())
     try:
         yield
     finally:
         task.cancel()
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        on_reload(signal.SIG_IGN)

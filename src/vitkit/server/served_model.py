@@ -32,6 +32,7 @@ from vitkit.inspection.subject import (
     prefix_tokens,
     transformer,
 )
+from vitkit.io.system import READ
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT, dropped
 from vitkit.report.overlay import stretched, to_bytes
@@ -162,7 +163,7 @@ def open_revision(settings: Settings, revision: int, stamps: FileStamps) -> Serv
     check_files(settings.model)
     if revision == 1:
         return load_served(settings, settings.model, name, revision, stamps)
-    with tempfile.TemporaryDirectory(prefix="vitkit-") as folder:
+    with tempfile.TemporaryDirectory(prefix="vitkit-", ignore_cleanup_errors=True) as folder:
         return load_served(settings, copy_model(settings.model, Path(folder)), name, revision, stamps)
 
 
@@ -247,7 +248,7 @@ def copy_model(source: str, folder: Path) -> str:
 
 def copy_file(file: Path, target: Path, deadline: float) -> None:
     """Copy a file at its current size; O_NONBLOCK and a second check guard against a pipe in its place."""
-    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb") as source:
+    with open(os.open(file, READ), "rb") as source:
         status = os.fstat(source.fileno())
         check_file(file, status)
         left, free = status.st_size, shutil.disk_usage(target.parent).free

@@ -217,7 +217,7 @@ class Worker:
 
     config: WorkerConfig
     process: SpawnProcess
-    pipe: Connection
+    pipe: Any  # a Connection
     job: Job | None = None
     clock: Stopwatch | None = None
 

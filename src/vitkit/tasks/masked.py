@@ -146,7 +146,7 @@ class Masked(Task):
         model = self.extract(module)
         corrupted = context.place(corrupt_for_evaluation(self, patches_in(model), batch))
         metrics = self.objective(model).each(module, corrupted)
-        return torch.stack([*metrics.values()], 1).double().cpu()  # (B, 1 or 2)
+        return torch.stack([*metrics.values()], 1).cpu().double()  # (B, 1 or 2)
 
     def evaluate(self, module: nn.Module, batches: Iterable[Batch], context: Evaluation) -> PatchAccuracy:
         empty = torch.zeros(0, 1 if self.target == "pixels" else 2, dtype=torch.float64)

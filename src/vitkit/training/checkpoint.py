@@ -7,7 +7,6 @@ rows, so that any number of processes can load what any other number has saved.
 
 import errno
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 
 from vitkit.errors import Error
 from vitkit.io.files import flush, sha256
+from vitkit.io.system import rename_over
 from vitkit.runtime.runtime import Runtime, local_shard
 from vitkit.training.step import TrainState
 
@@ -154,7 +154,7 @@ def write_part(partial: Path, rank: int, mine: dict[str, Piece]) -> None:
     part = {"sha256": sha256(path), "rows": {name: [p.start, *p.shape] for name, p in mine.items()}}
     temporary = partial / f"part-{rank:05d}.json.new"
     temporary.write_text(json.dumps(part))
-    os.replace(temporary, partial / f"part-{rank:05d}.json")
+    rename_over(temporary, partial / f"part-{rank:05d}.json")
 
 
 def await_parts(partial: Path, parts: int, expired: Callable[[], bool]) -> None:
@@ -193,7 +193,7 @@ def publish(partial: Path) -> Path:
     """Rename a finished checkpoint to its final name, atomically."""
     final = partial.with_suffix("")
     shutil.rmtree(final, ignore_errors=True)
-    os.replace(partial, final)
+    rename_over(partial, final)
     flush(final.parent)
     return final
 

@@ -1,6 +1,7 @@
 """The published formats: pixels, keys and labels are what small files made in them say."""
 
 import gzip
+import pickle
 import struct
 import sys
 import tracemalloc
@@ -540,3 +541,21 @@ def test_a_folder_without_the_files_is_told_what_is_missing(tmp_path):
     for task in TASKS.values():
         with pytest.raises(ValueError, match=r"has no |no images for"):
             task.read(tmp_path / "x")
+
+
+READERS = {
+    "cifar100": cifar100, "svhn": svhn, "flowers102": flowers102, "dmlab": dmlab,
+    "smallnorb": lambda root: smallnorb(root, rule="azimuth"),
+    "dsprites": lambda root: dsprites(root, rule="location"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_source_is_the_same_in_a_process_that_was_not_forked(tmp_path, name):
+    getattr(formats, name)(tmp_path)
+    for source in READERS[name](tmp_path).values():
+        source.fetch(0)
+        copy = pickle.loads(pickle.dumps(source))
+        assert copy.keys[1] == source.keys[1] and (copy.labels == source.labels).all()
+        for index in (0, 1, len(source) - 1):
+            assert np.array_equal(copy.fetch(index), source.fetch(index))

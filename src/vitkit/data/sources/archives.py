@@ -9,6 +9,7 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from vitkit.data.names import hidden
 from vitkit.data.sources.openers import Opener, file_with_suffix
 from vitkit.data.sources.source import Source, open_tree
 from vitkit.errors import Error, code_of
+from vitkit.io.system import READ, pread
 
 MAX_MEMBER = 200 * 2**20  # bytes of one image file
 # file names, a function that reads one, names of links and other special members, the size of one in bytes
@@ -28,8 +30,8 @@ class Positioned(io.RawIOBase):
     """A file read with pread, so that processes and threads that share it have no common file position."""
 
     def __init__(self, path: Path):
-        self.number = -1
-        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        self.number, self.path = -1, path
+        self.number = os.open(path, READ)
         status = os.fstat(self.number)
         self.size, self.position = status.st_size, 0
         if not stat.S_ISREG(status.st_mode):
@@ -46,10 +48,16 @@ class Positioned(io.RawIOBase):
         return self.position
 
     def readinto(self, buffer: Any) -> int:
-        content = os.pread(self.number, len(buffer), self.position)
+        content = self.read_at(self.position, len(buffer))
         buffer[: len(content)] = content
         self.position += len(content)
         return len(content)
+
+    def read_at(self, start: int, size: int) -> bytes:
+        return pread(self.number, size, start)
+
+    def __reduce__(self) -> tuple[type["Positioned"], tuple[Path]]:
+        return Positioned, (self.path,)
 
     def close(self) -> None:
         if self.number >= 0 and not self.closed:
@@ -57,37 +65,26 @@ class Positioned(io.RawIOBase):
         super().close()
 
 
-def open_zip(path: Path) -> Members:
-    """The files of a zip; reads are serialised by a lock."""
-    try:
-        archive = zipfile.ZipFile(io.BufferedReader(Positioned(path)))
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
-        raise Error(
-            f"{path}: not a readable zip file ({error})", code=code_of(error, "data.corrupt")
-        ) from None
-    members: dict[str, zipfile.ZipInfo] = {}
-    special: list[str] = []
-    for member in archive.infolist():
-        name = member.filename.replace("\\", "/")  # some Windows programs write backslashes
-        if name.endswith("/") or hidden(name):
-            continue
-        check_name(path, name)
-        if stat.S_ISLNK(member.external_attr >> 16):
-            special.append(name)
-        elif members.setdefault(name, member) is not member:
-            raise Error(
-                f"{path}!{name}: two files have this name; keep one and write the zip again",
-                code="data.layout",
-            )
-    lock = threading.Lock()
+class Zip:
+    """The members of a zip by name; reads are serialised by a lock. A worker process opens its own."""
 
-    def fetch(name: str) -> bytes:
-        member = members[name]
+    def __init__(self, path: Path, members: dict[str, zipfile.ZipInfo]):
+        self.path, self.members, self.lock = path, members, threading.Lock()
+        self.archive = zipfile.ZipFile(io.BufferedReader(Positioned(path)))
+
+    def __reduce__(self) -> tuple[type["Zip"], tuple[Path, dict[str, zipfile.ZipInfo]]]:
+        return Zip, (self.path, self.members)
+
+    def size(self, name: str) -> int:
+        return self.members[name].file_size
+
+    def fetch(self, name: str) -> bytes:
+        member = self.members[name]
         if member.file_size > MAX_MEMBER:
             raise BadImage("too-large", f"{name}: claims {member.file_size} bytes")
         try:
-            with lock:
-                return archive.read(member)
+            with self.lock:
+                return self.archive.read(member)
         except (
             zipfile.BadZipFile,
             OSError,
@@ -98,12 +95,53 @@ def open_zip(path: Path) -> Members:
         ) as error:
             raise BadImage("unreadable", f"{name}: {error}") from None
 
-    return sorted(members), fetch, special, lambda name: members[name].file_size
+
+@dataclass(frozen=True)
+class Tar:
+    """The members of a tar by name: offset and size."""
+
+    file: Positioned
+    spans: dict[str, tuple[int, int]]
+
+    def size(self, name: str) -> int:
+        return self.spans[name][1]
+
+    def fetch(self, name: str) -> bytes:
+        (start, size), where = self.spans[name], f"{self.file.path.name}!{name}"
+        if size > MAX_MEMBER:
+            raise BadImage("too-large", f"{where}: claims {size} bytes")
+        if start + size > self.file.size:
+            raise BadImage("truncated", f"{where}: claims {size} bytes at {start} of {self.file.size}")
+        return self.file.read_at(start, size)
+
+
+def open_zip(path: Path) -> Members:
+    """The files of a zip."""
+    try:
+        zipped = Zip(path, {})
+    except (zipfile.BadZipFile, OSError, ValueError) as error:
+        raise Error(
+            f"{path}: not a readable zip file ({error})", code=code_of(error, "data.corrupt")
+        ) from None
+    special: list[str] = []
+    for member in zipped.archive.infolist():
+        name = member.filename.replace("\\", "/")  # some Windows programs write backslashes
+        if name.endswith("/") or hidden(name):
+            continue
+        check_name(path, name)
+        if stat.S_ISLNK(member.external_attr >> 16):
+            special.append(name)
+        elif zipped.members.setdefault(name, member) is not member:
+            raise Error(
+                f"{path}!{name}: two files have this name; keep one and write the zip again",
+                code="data.layout",
+            )
+    return sorted(zipped.members), zipped.fetch, special, zipped.size
 
 
 def open_tar(path: Path) -> Members:
     """The regular files of an uncompressed tar."""
-    spans: dict[str, tuple[int, int]] = {}  # offset and size by name
+    spans: dict[str, tuple[int, int]] = {}
     special: list[str] = []
     try:
         for m in walk_tar(path):
@@ -119,17 +157,8 @@ def open_tar(path: Path) -> Members:
                 f"{path}: not an uncompressed tar file ({error}); unpack a compressed one",
                 code="data.corrupt",
             ) from None
-    file = Positioned(path)
-
-    def fetch(name: str) -> bytes:
-        start, size = spans[name]
-        if size > MAX_MEMBER:
-            raise BadImage("too-large", f"{path.name}!{name}: claims {size} bytes")
-        if start + size > file.size:
-            raise BadImage("truncated", f"{path.name}!{name}: claims {size} bytes at {start} of {file.size}")
-        return os.pread(file.number, size, start)
-
-    return sorted(spans), fetch, special, lambda name: spans[name][1]
+    tar = Tar(Positioned(path), spans)
+    return sorted(spans), tar.fetch, special, tar.size
 
 
 def walk_tar(path: Path) -> Iterator[tarfile.TarInfo]:

@@ -1,7 +1,6 @@
 """Images and labels in .npz files; declared array sizes are checked before memory is allocated."""
 
 import lzma
-import os
 import struct
 import tokenize
 import zipfile
@@ -16,6 +15,7 @@ from vitkit.data.sources.archives import Positioned
 from vitkit.data.sources.openers import Opener, file_with_suffix
 from vitkit.data.sources.source import Source, from_arrays
 from vitkit.errors import Error, code_of
+from vitkit.io.system import total_memory
 
 DAMAGE = (  # what numpy and zipfile raise for a malformed file
     OSError, EOFError, KeyError, ValueError, RuntimeError, SyntaxError, OverflowError, MemoryError, TypeError,
@@ -93,7 +93,7 @@ def check_sizes(members: list[zipfile.ZipInfo], size: int) -> None:
             )
         if m.compress_size > size or m.file_size > MAX_DEFLATE_RATIO * (m.compress_size + 1):
             raise Error(f"{m.filename} claims {m.file_size} bytes, in a file of {size}", code="data.corrupt")
-    needed, memory = sum(m.file_size for m in members), physical_memory()
+    needed, memory = sum(m.file_size for m in members), total_memory()
     if needed > memory:
         largest = max(members, key=lambda m: m.file_size).filename
         raise Error(
@@ -102,10 +102,6 @@ def check_sizes(members: list[zipfile.ZipInfo], size: int) -> None:
             "'vitkit shard'",
             code="data.too-large",
         )
-
-
-def physical_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, size: int) -> np.ndarray:

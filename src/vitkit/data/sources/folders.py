@@ -3,8 +3,7 @@
 import os
 from pathlib import Path
 
-from vitkit.data.content import file_hash
-from vitkit.data.decode import read
+from vitkit.data.content import Files
 from vitkit.data.names import SUFFIXES
 from vitkit.data.sources.index import INDEX
 from vitkit.data.sources.openers import Opener
@@ -26,10 +25,10 @@ def open_folder(path: Path) -> dict[str, Source]:
                 f"{path}: tar shards without {INDEX}; 'vitkit shard {path} {path}' writes it",
                 code="data.layout",
             )
+    files = Files(path)
     return open_tree(
-        path.name or str(path), names, lambda key: read(path / key), lambda key: file_hash(path / key),
-        size=lambda key: os.stat(path / key).st_size, folders=folders,
-    )  # fmt: skip
+        path.name or str(path), names, files.read, files.digest, size=files.size, folders=folders
+    )
 
 
 OPENER = Opener(

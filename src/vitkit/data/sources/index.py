@@ -12,7 +12,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -61,6 +61,10 @@ class Index:
     shards: tuple[Shard, ...]
     columns: dict[str, np.ndarray]  # COLUMNS, label and, for multi-label data, label_end
     identity: str = ""  # digest of names, labels and contents, from the checksums in the header
+    file: tuple[Path, str] | None = None  # the index file and the split, from which another process opens it
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (reopen, self.file) if self.file else (Index, (self.shards, self.columns, self.identity))
 
     def __len__(self) -> int:
         return len(self.columns["shard"])
@@ -127,7 +131,7 @@ def open_index(path: Path) -> tuple[tuple[str, ...], dict[str, Index]]:
                 check_labels(scan(file, base, spans["label"], kinds["label"][0]), len(classes))
                 if "label_end" in kinds:
                     check_ends(scan(file, base, spans["label_end"], "<i8"), len(columns["label"]))
-                splits[str(split)] = Index(shards, columns, identity(spans))
+                splits[str(split)] = Index(shards, columns, identity(spans), (path, str(split)))
     except (KeyError, TypeError, IndexError, OverflowError, AttributeError) as error:
         raise Error(
             f"{path}: the index is damaged ({type(error).__name__}: {error})", code="data.corrupt"
@@ -135,6 +139,11 @@ def open_index(path: Path) -> tuple[tuple[str, ...], dict[str, Index]]:
     except ValueError as error:
         raise Error(f"{path}: the index is damaged: {error}", code=code_of(error, "data.corrupt")) from None
     return classes, splits
+
+
+def reopen(path: Path, split: str) -> Index:
+    """A split of an index, in a worker process."""
+    return open_index(path)[1][split]
 
 
 def identity(columns: Mapping[str, list[int]]) -> str:
@@ -322,19 +331,31 @@ def aligned(offset: int) -> int:
     return -(-offset // ALIGN) * ALIGN
 
 
+class LocalShards:
+    """Reads the shards of a folder, and keeps some of them open."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.handle = lru_cache(maxsize=HANDLES)(partial(open_shard, folder))
+
+    def __reduce__(self) -> tuple[type["LocalShards"], tuple[Path]]:
+        return LocalShards, (self.folder,)
+
+    def __call__(self, shard: Shard, start: int, size: int, crc: int) -> bytes:
+        return self.handle(shard).read_at(start, size)
+
+
+def open_shard(folder: Path, shard: Shard) -> Positioned:
+    check_file(folder, shard)
+    return Positioned(folder / shard.file)  # closed by garbage collection after eviction
+
+
 def local_shards(folder: Path, splits: Mapping[str, Index]) -> ReadShard:
     """A function that reads shards on disk; all must exist with the size and content that the index says."""
     for shard in (shard for index in splits.values() for shard in index.shards):
         check_file(folder, shard)
 
-    @lru_cache(maxsize=HANDLES)
-    def handle(shard: Shard) -> Positioned:
-        check_file(folder, shard)
-        return Positioned(folder / shard.file)  # closed by garbage collection after eviction
-
-    def read(shard: Shard, start: int, size: int, crc: int) -> bytes:
-        return os.pread(handle(shard).number, size, start)
-
+    read = LocalShards(folder)
     for index in splits.values():
         probe(index, read)
     return read

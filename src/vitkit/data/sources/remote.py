@@ -11,11 +11,11 @@ import re
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from vitkit.data.sources.index import (
     INDEX,
-    ReadShard,
     Shard,
     aligned,
     check_columns,
@@ -30,12 +30,13 @@ from vitkit.errors import Error
 from vitkit.io.cache import trim
 from vitkit.io.files import LOCK, locked, sha256
 from vitkit.io.http import download, get_range, join
+from vitkit.io.system import NO_LINK, READ, UPDATE, pread, pwrite
 
 
 def open_remote(address: str, cache: Cache) -> dict[str, Source]:
     """The splits of the shards at an address."""
     path = fetch_index(address, cache.folder)
-    return open_shards(address, path, remote_shards(address, path.parent, cache))
+    return open_shards(address, path, RemoteShards(address, path.parent, cache, cache.limit))
 
 
 def fetch_index(address: str, folder: Path) -> Path:
@@ -73,31 +74,34 @@ def check_length(url: str, start: bytes, length: int, digest: str, total: int) -
     )
 
 
-def remote_shards(address: str, folder: Path, cache: Cache) -> ReadShard:
-    """A function that reads a sample from the cache or, if it is not there, by a range request."""
-    written = [cache.limit]  # bytes since the cache was last measured; the first write measures it
+@dataclass
+class RemoteShards:
+    """Reads a sample from the cache or, if it is not there, by a range request."""
 
-    def read(shard: Shard, start: int, size: int, crc: int) -> bytes:
-        copy = folder / shard.file
-        content = read_cached(copy, start, size) if cache.limit else b""
+    address: str
+    folder: Path
+    cache: Cache
+    written: int  # bytes since the cache was last measured; the first write measures it
+
+    def __call__(self, shard: Shard, start: int, size: int, crc: int) -> bytes:
+        copy, limit = self.folder / shard.file, self.cache.limit
+        content = read_cached(copy, start, size) if limit else b""
         if len(content) == size and zlib.crc32(content) == crc:
             return content
         for _ in range(2):  # a wrong checksum may be a transfer error, so try once more
-            content = get_shard(address, shard, start, size)
+            content = get_shard(self.address, shard, start, size)
             if zlib.crc32(content) == crc:
                 break
         else:
             return content  # Index.fetch reports the mismatch
-        if cache.limit:
+        if limit:
             with suppress(OSError):  # a full disk must not end the run
                 write_cached(copy, start, content)
-            written[0] += size
-            if written[0] > cache.limit // 64:
-                written[0] = 0
-                trim(cache.folder, cache.limit, pattern="*/*.tar")
+            self.written += size
+            if self.written > limit // 64:
+                self.written = 0
+                trim(self.cache.folder, limit, pattern="*/*.tar")
         return content
-
-    return read
 
 
 def get_shard(address: str, shard: Shard, start: int, size: int) -> bytes:
@@ -113,12 +117,12 @@ def get_shard(address: str, shard: Shard, start: int, size: int) -> bytes:
 
 def read_cached(copy: Path, start: int, size: int) -> bytes:
     try:
-        file = os.open(copy, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        file = os.open(copy, READ | NO_LINK)
     except OSError:
         return b""
     try:
-        os.utime(file)  # the cache evicts the least recently used
-        return os.pread(file, size, start)
+        os.utime(file if os.utime in os.supports_fd else copy)  # the cache evicts the least recently used
+        return pread(file, size, start)
     except OSError:
         return b""
     finally:
@@ -126,9 +130,9 @@ def read_cached(copy: Path, start: int, size: int) -> bytes:
 
 
 def write_cached(copy: Path, start: int, content: bytes) -> None:
-    file = os.open(copy, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    file = os.open(copy, UPDATE | os.O_CREAT | NO_LINK, 0o644)
     try:
-        os.pwrite(file, content, start)
+        pwrite(file, content, start)
     finally:
         os.close(file)
 

@@ -9,6 +9,7 @@ import tarfile
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def scan_shard(path: Path, left_out: dict[str, str]) -> Scanned:
                 left_out[f"{path.name}!{key}"] = "no image" if not images else "no label"
                 continue
             start, size = members[images[0]]
-            content = os.pread(file.number, size, start)
+            content = file.read_at(start, size)
             digest = content_hash(content)
             rows.append((0, 0, start, size, zlib.crc32(content), digest[:16], digest[16:]))
             keys.append(key)
@@ -153,7 +154,7 @@ def read_label(where: str, file: Positioned, members: dict[str, tuple[int, int]]
         if ending not in members:
             continue
         start, size = members[ending]
-        text = os.pread(file.number, min(size, 2**20), start)
+        text = file.read_at(start, min(size, 2**20))
         try:
             value = int(text) if ending == "cls" else json.loads(text)
             label = value if isinstance(value, int) else value.get("labels", value.get("label"))
@@ -176,7 +177,7 @@ def open_shards(name: str, path: Path, read: ReadShard | None = None) -> dict[st
     def source(part: Index) -> Source:
         keys, labels = Lazy(len(part), part.key), part.labels(len(classes))
         return Source(
-            name, classes, keys, labels, lambda i: part.fetch(i, read_shard), digest=part.digest,
+            name, classes, keys, labels, partial(part.fetch, read=read_shard), digest=part.digest,
             identity=part.identity,
         )  # fmt: skip
 

@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,37 @@ class Lazy(Sequence[str]):
         return [self.name(i) for i in selected] if isinstance(selected, range) else self.name(selected)
 
 
+def call_at(call: Callable[[int], Any], numbers: np.ndarray, index: int) -> Any:
+    """Call a function with the number at an index."""
+    return call(int(numbers[index]))
+
+
+def call_item(call: Callable[[Any], Any], items: Sequence[Any], index: int) -> Any:
+    """Call a function with the item at an index."""
+    return call(items[index])
+
+
+class Pixels:
+    """Images in memory, (N, H, W, 1 or 3), with three channels."""
+
+    def __init__(self, images: np.ndarray):
+        self.images = images
+        self.colour = np.broadcast_to(images, (*images.shape[:3], 3))
+
+    def __call__(self, index: int) -> np.ndarray:
+        return self.colour[index]
+
+    def __reduce__(self) -> tuple[type["Pixels"], tuple[np.ndarray]]:
+        return Pixels, (self.images,)  # pickled, its view would be three times as large
+
+
 @dataclass(frozen=True)
 class Source:
-    """Images with names and labels; nothing is read until it is fetched."""
+    """Images with names and labels; nothing is read until it is fetched.
+
+    A source must be picklable, for worker processes that are not forked: no lambdas, and what holds an open
+    file opens it again.
+    """
 
     name: str
     classes: tuple[str, ...]
@@ -67,11 +96,11 @@ class Source:
         )
         return replace(
             self,
-            keys=Lazy(len(indices), lambda i: keys[indices[i]]),
+            keys=Lazy(len(indices), partial(call_at, keys.__getitem__, indices)),
             labels=self.labels[indices],
-            fetch=lambda i: fetch(int(indices[i])),
-            digest=(lambda i: digest(int(indices[i]))) if digest else None,
-            size=(lambda i: size(int(indices[i]))) if size else None,
+            fetch=partial(call_at, fetch, indices),
+            digest=partial(call_at, digest, indices) if digest else None,
+            size=partial(call_at, size, indices) if size else None,
             identity=identity,
             hashes=None if self.hashes is None else self.hashes[indices],
         )
@@ -186,9 +215,9 @@ def from_rows(
         )
     else:
         labels = np.array([number[cell[0]] for cell in cells], dtype=np.int64)
-    digest_of = (lambda i: digest(keys[i])) if digest else None
-    size_of = (lambda i: size(keys[i])) if size else None
-    return Source(name, classes, keys, labels, lambda i: fetch(keys[i]), skipped, digest_of, size_of)
+    digest_of = partial(call_item, digest, keys) if digest else None
+    size_of = partial(call_item, size, keys) if size else None
+    return Source(name, classes, keys, labels, partial(call_item, fetch, keys), skipped, digest_of, size_of)
 
 
 def from_arrays(
@@ -215,8 +244,7 @@ def from_arrays(
             f"{name}, row {row}: label {labels[row]} is out of range for {len(classes)} class names",
             code="data.labels",
         )
-    pixels = np.broadcast_to(images, (*images.shape[:3], 3))
-    return Source(name, classes, [f"{i:06d}" for i in range(len(images))], labels, lambda i: pixels[i])
+    return Source(name, classes, [f"{i:06d}" for i in range(len(images))], labels, Pixels(images))
 
 
 def class_numbers(where: str, labels: np.ndarray) -> np.ndarray:

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.data.content import file_hash
-from vitkit.data.decode import BadImage, read
+from vitkit.data.content import Files
+from vitkit.data.decode import BadImage
 from vitkit.data.names import MOST_CLASSES, SPLITS, check_aliases, check_stray, hidden, split_of
 from vitkit.data.sources.archives import Positioned
 from vitkit.data.sources.openers import Opener, file_with_suffix
@@ -195,6 +195,12 @@ class Table:
         self.labels = np.concatenate(labels)  # -1: none
         self.classes = names or tuple(str(n) for n in range(int(self.labels.max(initial=-1)) + 1))
 
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"handles": {}, "cached": OrderedDict(), "lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state | {"lock": threading.Lock()})
+
     def key(self, index: int) -> str:
         group = bisect_right(self.starts, index) - 1
         return f"{self.files[self.groups[group][0]].name}:{index - self.starts[group] + self.offset(group)}"
@@ -310,14 +316,11 @@ def open_rows(path: Path, rows: Iterable[Row]) -> dict[str, Source]:
         )
     # one label cell with a separator in any split makes all splits multi-label
     several = any(LABEL_SEPARATOR in label for part in groups.values() for _, label in part)
-    folder = path.parent
+    files = Files(path.parent)
     return {
-        split: from_rows(
-            path.name, part, lambda key: read(folder / key), (), several,
-            lambda key: file_hash(folder / key), lambda key: os.stat(folder / key).st_size,
-        )
+        split: from_rows(path.name, part, files.read, (), several, files.digest, files.size)
         for split, part in groups.items()
-    }  # fmt: skip
+    }
 
 
 def open_table(path: Path) -> dict[str, Source]:
