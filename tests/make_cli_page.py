@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from vitkit.cli import VERBS
-from vitkit.cli.flags import flag_and_type
 from vitkit.cli.arguments import arguments_of, subcommands, unwrapped
+from vitkit.cli.flags import flag_and_type
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "cli.md"
 START = """# Command line
