@@ -182,9 +182,9 @@ def main() -> None:
         for precision in options.precisions:
             if precision == "bf16" and not fast_bf16():
                 continue
-            found = compare(name, ROWS[name], precision, options)
-            print(table(found), flush=True)
-            rows += found
+            result = compare(name, ROWS[name], precision, options)
+            print(table(result), flush=True)
+            rows += result
             torch.compiler.reset()
             gc.collect()
     if options.json:

@@ -72,18 +72,18 @@ def main() -> None:
         ours = train_batches(source, view, Order(len(source), options.batch, seed=0), workers=cpu_cores())
         for _ in range(cpu_cores() + 4):
             next(ours)
-        found: dict[str, list[float]] = {}
+        result: dict[str, list[float]] = {}
         for _ in range(options.rounds):
             alone = rate(lambda: [decoded(part) for part in parts], len(files))
-            found.setdefault("decoded on the GPU", []).append(alone)
+            result.setdefault("decoded on the GPU", []).append(alone)
             both = rate(lambda: [cropped(decoded(part), rng) for part in parts], len(files))
-            found.setdefault("decoded and cropped there", []).append(both)
+            result.setdefault("decoded and cropped there", []).append(both)
             time.sleep(1)
             workers = rate(
                 lambda: [next(ours) for _ in range(2 * cpu_cores())], 2 * cpu_cores() * options.batch
             )
-            found.setdefault("by workers", []).append(workers)
-    for name, rates in found.items():
+            result.setdefault("by workers", []).append(workers)
+    for name, rates in result.items():
         print(f"{name}: {statistics.median(rates):,.0f} images/s ({min(rates):,.0f} to {max(rates):,.0f})")
 
 

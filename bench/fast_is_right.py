@@ -44,8 +44,8 @@ def gradient_errors(data: str, device: str) -> None:
         net = copy.deepcopy(model).to(device, dtype)
         call = torch.compile(net) if "compiled" in kind else net
         with where.autocast():
-            found = call(images.to(device, dtype))
-        F.cross_entropy(found.to(dtype), labels.to(device)).backward()
+            result = call(images.to(device, dtype))
+        F.cross_entropy(result.to(dtype), labels.to(device)).backward()
         return [p.grad.double() for p in net.parameters()]
 
     exact = gradients("float64")
@@ -87,8 +87,8 @@ def main() -> None:
     options = parser.parse_args()
     gradient_errors(options.data, options.device)
     with tempfile.TemporaryDirectory() as out:
-        found = curves(options.data, options.steps, options.seeds, options.set, out)
-    windows = {kind: losses.reshape(len(options.seeds), 10, -1).mean(-1) for kind, losses in found.items()}
+        result = curves(options.data, options.steps, options.seeds, options.set, out)
+    windows = {kind: losses.reshape(len(options.seeds), 10, -1).mean(-1) for kind, losses in result.items()}
     print("| steps | float32, mean | its seeds | bf16 compiled, mean | its seeds | within | pairs |")
     print("|---" * 7 + "|")
     for i, (full, half) in enumerate(zip(windows["fp32"].T, windows["bf16"].T, strict=True)):
@@ -97,7 +97,7 @@ def main() -> None:
         print(f"| to {(i + 1) * options.steps // 10} | {full.mean():.4f} | {full.min():.4f} to "
               f"{full.max():.4f} | {half.mean():.4f} | {half.min():.4f} to {half.max():.4f} "
               f"| {'yes' if within else 'no'} | {abs(apart).max():.4f}, {apart.mean():+.4f} |")  # fmt: skip
-    first = abs(found["bf16"] - found["fp32"])[:, : options.steps // 25]
+    first = abs(result["bf16"] - result["fp32"])[:, : options.steps // 25]
     print(f"pairs, the first {first.shape[1]} steps one by one: {first.max():.4f} apart at the most")
 
 

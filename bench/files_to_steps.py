@@ -223,26 +223,26 @@ def until_quiet() -> None:
 
 def speeds(rows: list[Row], options: argparse.Namespace) -> list[list[float]]:
     """Images per second of each row in each round; every second round begins with the last row."""
-    found: list[list[float]] = [[] for _ in rows]
+    result: list[list[float]] = [[] for _ in rows]
     for turn in range(options.rounds):
         for number, row in list(enumerate(rows))[:: -1 if turn % 2 else 1]:
             until_quiet()
             take(row.batches, in_queue(options.workers))
             row.advance(BEFORE)
             seconds = gpu.timed(partial(row.advance, options.steps), options.device, 1)
-            found[number].append(options.batch * options.steps / seconds)
-        print(f"round {turn + 1}: {', '.join(f'{speed[-1]:,.0f}' for speed in found)} images/s", flush=True)
-    return found
+            result[number].append(options.batch * options.steps / seconds)
+        print(f"round {turn + 1}: {', '.join(f'{speed[-1]:,.0f}' for speed in result)} images/s", flush=True)
+    return result
 
 
-def summary(rows: list[Row], found: list[list[float]]) -> list[dict[str, Any]]:
+def summary(rows: list[Row], result: list[list[float]]) -> list[dict[str, Any]]:
     """Ratios are medians over the rounds."""
-    peers = {row.what: speed for row, speed in zip(rows, found, strict=True) if row.side == "timm"}
+    peers = {row.what: speed for row, speed in zip(rows, result, strict=True) if row.side == "timm"}
     return [
         {"what": row.what, "side": row.side, "images_per_second": statistics.median(speed),
          "spread": (max(speed) - min(speed)) / statistics.median(speed), "rounds": speed,
          "to_timm": statistics.median(a / b for a, b in zip(speed, peers[row.what], strict=True))}
-        for row, speed in zip(rows, found, strict=True)
+        for row, speed in zip(rows, result, strict=True)
     ]  # fmt: skip
 
 
@@ -299,9 +299,9 @@ def main() -> None:
     about |= {key: getattr(options, key) for key in ("model", "size", "batch", "steps", "workers")}
     print(", ".join(f"{key} {value}" for key, value in about.items()), flush=True)
     with tempfile.TemporaryDirectory() as made:
-        found = measure(options, Path(made))
+        result = measure(options, Path(made))
     if options.json:
-        options.json.write_text(json.dumps(about | found, indent=1) + "\n")
+        options.json.write_text(json.dumps(about | result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -112,12 +112,12 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
-    found: dict[str, list[dict[str, float]]] = {"vitkit": [], "timm": []}
+    actual: dict[str, list[dict[str, float]]] = {"vitkit": [], "timm": []}
     for seed in range(options.seeds):
         for name, one in (("vitkit", with_vitkit), ("timm", with_timm)):
-            found[name].append(one(options, seed))
-            print(name, seed, found[name][-1], flush=True)
-    for name, runs in found.items():
+            actual[name].append(one(options, seed))
+            print(name, seed, actual[name][-1], flush=True)
+    for name, runs in actual.items():
         accuracies, speeds = [r["top1"] for r in runs], [r["images_per_second"] for r in runs]
         spread = statistics.stdev(accuracies) if len(runs) > 1 else 0.0
         print(f"{name}: top-1 {statistics.mean(accuracies):.4f} +- {spread:.4f} (n = {len(runs)}, "

@@ -63,11 +63,11 @@ def error(tokens: int, width: int) -> dict[str, float]:
     forward, back = KINDS
     sx = scale_of(x, forward)
     _, xt8 = both(x, sx, forward)
-    found = {"bf16": y.bfloat16().t() @ x.bfloat16()}
+    result = {"bf16": y.bfloat16().t() @ x.bfloat16()}
     for name, kind in (("fp8, e5m2", back), ("fp8, e4m3", forward)):
         sy = scale_of(y, kind)
-        found[name] = product(both(y, sy, kind)[1], xt8, sy, sx)
-    return {name: float((value.double() - exact).norm() / exact.norm()) for name, value in found.items()}
+        result[name] = product(both(y, sy, kind)[1], xt8, sy, sx)
+    return {name: float((value.double() - exact).norm() / exact.norm()) for name, value in result.items()}
 
 
 def main() -> None:

@@ -97,8 +97,8 @@ def peer_step(kind: str, row: Row, images: Tensor, labels: Tensor, compiled: boo
 
     def logits() -> Tensor:
         with torch.autocast(images.device.type, torch.bfloat16):
-            found = call(images)
-        return found.logits if kind == "transformers" else found
+            result = call(images)
+        return result.logits if kind == "transformers" else result
 
     def train() -> None:
         F.cross_entropy(logits().float(), labels).backward()

@@ -99,7 +99,7 @@ def children() -> set[int]:
 
 def speeds(made: dict[str, Callable[[], Iterator[int]]], batches: int, rounds: int) -> dict[str, list[dict]]:
     """Images per CPU second and per second; the loaders run in turns, and wait while another is measured."""
-    found: dict[str, list[dict]] = {name: [] for name in made}
+    result: dict[str, list[dict]] = {name: [] for name in made}
     for _ in range(rounds):
         for name, make in made.items():
             before = children()
@@ -109,10 +109,10 @@ def speeds(made: dict[str, Callable[[], Iterator[int]]], batches: int, rounds: i
             cpu, start = cpu_seconds(pids), time.perf_counter()
             images = sum(islice(stream, batches))
             wall, cpu = time.perf_counter() - start, cpu_seconds(pids) - cpu
-            found[name].append({"per_cpu_second": images / cpu, "per_second": images / wall})
+            result[name].append({"per_cpu_second": images / cpu, "per_second": images / wall})
             stream.close()  # type: ignore[attr-defined]
             del stream
-    return found
+    return result
 
 
 def differences(source: Source, count: int) -> dict[str, float]:
@@ -138,7 +138,7 @@ def measure(name: str, folder: Path, options: argparse.Namespace, cache: Path) -
     kept, rows = decoded(source, cache, max(1, *options.workers), log=print), []
     batches = max(2, (options.images if name != "2000x1500" else options.images // 3) // options.batch)
     for workers in options.workers:
-        found = speeds(
+        result = speeds(
             {
                 "vitkit": lambda w=workers: with_vitkit(source, options.batch, w),  # type: ignore[misc]
                 "decoded": lambda w=workers: with_vitkit(kept, options.batch, w),  # type: ignore[misc]
@@ -148,7 +148,7 @@ def measure(name: str, folder: Path, options: argparse.Namespace, cache: Path) -
             options.rounds,
         )
         for unit in ("per_cpu_second", "per_second"):
-            runs = {who: [run[unit] for run in found[who]] for who in found}
+            runs = {who: [run[unit] for run in result[who]] for who in result}
             ratios = {
                 who: statistics.median(a / b for a, b in zip(runs[who], runs["timm"], strict=True))
                 for who in ("vitkit", "decoded")

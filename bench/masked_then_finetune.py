@@ -78,18 +78,18 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("runs/masked-then-finetune"))
     options = parser.parse_args()
-    found: dict[tuple[str, str], list[float]] = {}
+    actual: dict[tuple[str, str], list[float]] = {}
     for seed in options.seeds:
         for arm, stage, result in runs(options, seed):
             test = result.test
             value = test["top1"] if "top1" in test and test["top1"] is not None else test["accuracy"]
             speed = f"{result.cost['images_per_second']:.0f} images/s, {result.cost['energy_kWh']} kWh"
             print(seed, arm, stage, value, f"loss {test['loss']:.4f}", speed, flush=True)
-            found.setdefault((arm, stage), []).append(test["loss"] if value is None else value)
-    for (arm, stage), values in found.items():
+            actual.setdefault((arm, stage), []).append(test["loss"] if value is None else value)
+    for (arm, stage), values in actual.items():
         spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        told = {"arm": arm, "stage": stage, "mean": statistics.mean(values), "std": spread, "runs": values}
-        print(json.dumps(told), flush=True)
+        output = {"arm": arm, "stage": stage, "mean": statistics.mean(values), "std": spread, "runs": values}
+        print(json.dumps(output), flush=True)
 
 
 if __name__ == "__main__":

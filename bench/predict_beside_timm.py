@@ -78,7 +78,7 @@ def main() -> None:
         together = partial(forward_logits, ours)
         runs = {"timm": timm_engine(models["timm"], ours), "torch, together": together, **engines}
         want = runs["timm"](images)
-        said = {name: run(images) for name, run in runs.items()}  # and warm
+        messages = {name: run(images) for name, run in runs.items()}  # and warm
         took: dict[str, list[float]] = {name: [] for name in runs}
         for turn in range(options.rounds):
             names = list(runs)[turn % len(runs) :] + list(runs)[: turn % len(runs)]
@@ -92,8 +92,8 @@ def main() -> None:
         rates = [options.batch / t for t in times]
         low, _, high = statistics.quantiles(rates, n=4) if len(rates) > 1 else rates * 3
         ratio = statistics.median(a / b for a, b in zip(took["timm"], times, strict=True))
-        apart = float((said[name] - want).abs().max())
-        same = int((said[name].argmax(-1) == want.argmax(-1)).sum())
+        apart = float((messages[name] - want).abs().max())
+        same = int((messages[name].argmax(-1) == want.argmax(-1)).sum())
         print(f"| {name} | {statistics.median(rates):.2f} | {low:.2f} to {high:.2f} | {ratio:.2f} "
               f"| {apart:.1e} | {same} of {len(want)} |")  # fmt: skip
 

@@ -24,8 +24,8 @@ def photographs() -> dict[str, np.ndarray]:
     from skimage import data
     from sklearn.datasets import load_sample_image
 
-    found = {name: getattr(data, name)() for name in ("chelsea", "coffee", "rocket", "astronaut")}
-    return found | {name: load_sample_image(name) for name in ("china.jpg", "flower.jpg")}
+    result = {name: getattr(data, name)() for name in ("chelsea", "coffee", "rocket", "astronaut")}
+    return result | {name: load_sample_image(name) for name in ("china.jpg", "flower.jpg")}
 
 
 def pixels(picture: np.ndarray, side: int, crop: int) -> torch.Tensor:

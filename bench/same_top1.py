@@ -51,10 +51,10 @@ def main() -> None:
             except ValueError as error:
                 print(f"| `{name}` | {error} | | |", flush=True)
                 continue
-            found = in_parts(engine, images, options.batch)
-        same = found.argmax(1) == want.argmax(1)
+            result = in_parts(engine, images, options.batch)
+        same = result.argmax(1) == want.argmax(1)
         ahead = (first[:, 0] - first[:, 1])[~same].max().item() if not same.all() else 0.0
-        apart = (found - want).abs().max()
+        apart = (result - want).abs().max()
         print(f"| `{name}` | {int(same.sum())} of {len(same)} | {ahead:.2g} | {apart:.1e} |", flush=True)
 
 

@@ -62,9 +62,9 @@ def told(heads: list[str], rows: list[list[str]]) -> str:
     return "\n".join([f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *lines])
 
 
-def one_gpu(found: list[Subject], images: int) -> str:
+def one_gpu(result: list[Subject], images: int) -> str:
     rows = []
-    for s in found:
+    for s in result:
         work, rate = s.work(images), TRAINING * forward_flops(s.model.config) * s.pace
         rows.append([s.name, f"{s.pace:,.0f}", "measured" if s.measured else "by FLOPs",
                      f"{rate / 1e12:.0f}", f"{rate / PEAKS['H200']:.0%}",
@@ -73,10 +73,10 @@ def one_gpu(found: list[Subject], images: int) -> str:
     return told(heads, rows)
 
 
-def growing(found: list[Subject], images: int, links: Links) -> str:
+def growing(result: list[Subject], images: int, links: Links) -> str:
     """Weak scaling: every GPU has as many images as the measured one."""
     rows = []
-    for s in found:
+    for s in result:
         for n in GPUS:
             row = [s.name, f"{n:,}"]
             for parallel in PARALLEL:
@@ -88,11 +88,11 @@ def growing(found: list[Subject], images: int, links: Links) -> str:
     return told(["model", "GPUs"] + [f"{parallel}: {c}" for parallel in PARALLEL for c in columns], rows)
 
 
-def dividing(found: list[Subject], batch: int, images: int, links: Links) -> str:
+def dividing(result: list[Subject], batch: int, images: int, links: Links) -> str:
     """A fixed batch shared by more and more GPUs, and the number from which the links set the pace."""
     counts = [n for n in GPUS if n <= batch]
     rows = []
-    for s in found:
+    for s in result:
         for parallel in PARALLEL:
             paces = [scale_out(s.work(batch / n), n, parallel, links) for n in counts]
             bounds = limits(s, parallel, batch, images, links)
@@ -108,9 +108,9 @@ def limits(s: Subject, parallel: str, batch: int, images: int, links: Links) -> 
     return [f"{bound:,}" if bound else "no number" for bound in (shared, alike)]
 
 
-def memory(found: list[Subject], images: int) -> str:
+def memory(result: list[Subject], images: int) -> str:
     rows = []
-    for s in found:
+    for s in result:
         for recompute in (False, True):
             row = [s.name, "yes" if recompute else "no"]
             for cut in (1, 8, 64, 1024):
@@ -124,7 +124,7 @@ def memory(found: list[Subject], images: int) -> str:
     return told(heads + [f"fsdp over {n:,}: total" for n in (8, 64, 1024)], rows)
 
 
-def halved(found: list[Subject], images: int, batch: int, links: Links) -> str:
+def halved(result: list[Subject], images: int, batch: int, links: Links) -> str:
     """Efficiencies if a link gives less than was assumed."""
     cases = {
         "as assumed": links,
@@ -137,7 +137,7 @@ def halved(found: list[Subject], images: int, batch: int, links: Links) -> str:
         ),
     }  # fmt: skip
     rows = []
-    for s in found:
+    for s in result:
         for n, each in ((1024, images), (128, batch / 128)):
             for parallel in PARALLEL:
                 paces = [scale_out(s.work(each), n, parallel, case) for case in cases.values()]
@@ -147,10 +147,10 @@ def halved(found: list[Subject], images: int, batch: int, links: Links) -> str:
     return told(["model", "parallel", "GPUs and images", *cases], rows)
 
 
-def tables(found: list[Subject], images: int, batch: int, links: Links) -> list[str]:
+def tables(result: list[Subject], images: int, batch: int, links: Links) -> list[str]:
     return [
-        one_gpu(found, images), growing(found, images, links), dividing(found, batch, images, links),
-        memory(found, images), halved(found, images, batch, links),
+        one_gpu(result, images), growing(result, images, links), dividing(result, batch, images, links),
+        memory(result, images), halved(result, images, batch, links),
     ]  # fmt: skip
 
 
@@ -165,13 +165,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     links = Links(**{field.name: getattr(options, field.name) for field in fields(Links)})
-    found = subjects(dict(options.measured))
-    print("\n\n".join(tables(found, options.images, options.batch, links)))
+    result = subjects(dict(options.measured))
+    print("\n\n".join(tables(result, options.images, options.batch, links)))
     if options.json:
         paces = [
             {"model": s.name, "parallel": parallel}
             | asdict(scale_out(s.work(options.images), n, parallel, links))
-            for s in found
+            for s in result
             for parallel in PARALLEL
             for n in GPUS
         ]

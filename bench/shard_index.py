@@ -67,14 +67,14 @@ def forget(path: Path) -> None:
 
 def resident() -> np.ndarray:
     """Bytes of this process in memory: its own, and pages of files, which are the system's to take back."""
-    told = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return 1024 * np.array([int(told[kind].split()[0]) for kind in ("RssAnon", "RssFile")])
+    output = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return 1024 * np.array([int(output[kind].split()[0]) for kind in ("RssAnon", "RssFile")])
 
 
 def peak() -> float:
     """Gigabytes at most, files that are mapped and Python's imports included."""
-    told = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(told["VmHWM"].split()[0]) / 2**20
+    output = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(output["VmHWM"].split()[0]) / 2**20
 
 
 def measure(folder: Path) -> dict[str, float]:
@@ -130,11 +130,11 @@ def main() -> None:
             write(Path(folder), entries, given.several)
             forget(Path(folder) / "index.vitkit")
             cold, warm = (measured(folder) for _ in range(2))
-        told = {"entries": f"{entries:,}", "cold open s": f"{cold['open s']:.3g}"}
-        told |= {name: f"{value:.3g}" for name, value in warm.items()}
+        output = {"entries": f"{entries:,}", "cold open s": f"{cold['open s']:.3g}"}
+        output |= {name: f"{value:.3g}" for name, value in warm.items()}
         if not number:
-            print(" | ".join(told))
-        print(" | ".join(told.values()))
+            print(" | ".join(output))
+        print(" | ".join(output.values()))
 
 
 def measured(folder: str) -> dict[str, float]:

@@ -180,18 +180,18 @@ def main() -> None:
             subprocess.Popen([*common, "--ways", way], stdout=subprocess.PIPE, text=True)
             for way in options.ways
         ]
-        said = [one.communicate()[0] for one in running]
-    found = [json.loads(text.splitlines()[-1]) for one, text in zip(running, said, strict=True)
+        messages = [one.communicate()[0] for one in running]
+    result = [json.loads(text.splitlines()[-1]) for one, text in zip(running, messages, strict=True)
              if one.returncode == 0]  # fmt: skip
     print("| way | ms | spread | images/s | GB | first 3 steps, s | loss |\n" + "|---" * 7 + "|")
-    for one in sorted(found, key=lambda one: one["ms"]):
+    for one in sorted(result, key=lambda one: one["ms"]):
         print(
             f"| {one['way']} | {one['ms']:.2f} | {one['spread']:.1%} | {one['images_per_second']:,.0f} "
             f"| {one['memory_GB'] or 0:.1f} | {one['first_steps_s']:.0f} | {one['losses'][-1]:.4f} |"
         )
         gpu.tell_kernels(one["kernels"])
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1))
+        options.json.write_text(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

@@ -54,13 +54,13 @@ KNOWN: dict[type, dict[str, Collection[str]]] = {  # the choices of fields
 
 def comments(cls: type) -> dict[str, str]:
     """The comment at the end of the line of each field."""
-    found, first = {}, ""
+    result, first = {}, ""
     for token in tokenize.generate_tokens(io.StringIO(inspect.getsource(cls)).readline):
         if token.type == tokenize.NAME and not token.line[: token.start[1]].strip():
             first = token.string
         elif token.type == tokenize.COMMENT and token.line.strip().startswith(f"{first}:"):
-            found[first] = re.sub(": (names|a key) of [A-Z]+$", "", token.string.removeprefix("#").strip())
-    return found
+            result[first] = re.sub(": (names|a key) of [A-Z]+$", "", token.string.removeprefix("#").strip())
+    return result
 
 
 def default(value: Any) -> str:
@@ -76,7 +76,7 @@ def type_of(hint: Any) -> str:
 
 def table(cls: type, prefix: str = "", option: str = "") -> str:
     """The fields of a dataclass. prefix: of their own names; option: that of a model's options."""
-    said, known = comments(cls), KNOWN.get(cls, {})
+    messages, known = comments(cls), KNOWN.get(cls, {})
     lines = ["| field | grouped name | type | default | meaning |", "|---|---|---|---|---|"]
     names = {own: grouped for grouped, own in GROUPED.items()}
     for field in dataclasses.fields(cls):
@@ -84,7 +84,7 @@ def table(cls: type, prefix: str = "", option: str = "") -> str:
         if cls is Recipe and field.name in {*PARTS, "model_options"}:
             lines.append(f"| `{name}` | | | | [below](#{field.name.replace('_', '-')}) |")
         elif not option or field.name not in ELSEWHERE or prefix:
-            meaning, choices = said.get(field.name, ""), known.get(field.name, ())
+            meaning, choices = messages.get(field.name, ""), known.get(field.name, ())
             if any(one not in meaning and one != field.default for one in choices):
                 listed = ", ".join(f"`{one}`" for one in choices)
                 meaning = f"{meaning}: {listed}" if meaning else listed

@@ -81,8 +81,8 @@ def test_a_finished_run_is_reported_and_not_touched(home, capsys):
     assert "vitkit predict runs/pics" in out and "--more-steps 3" in out
     assert files(home / "runs") == before
     assert run("finetune", "./pics/", "--steps", 6, *TINY, "--json") == 0, "the same folder by another name"
-    found = json.loads(capsys.readouterr().out)
-    assert found["already_finished"] and found["steps"] == 6 and files(home / "runs") == before
+    result = json.loads(capsys.readouterr().out)
+    assert result["already_finished"] and result["steps"] == 6 and files(home / "runs") == before
 
 
 def test_a_finished_run_without_its_model_is_completed(home, capsys):
@@ -297,9 +297,9 @@ def test_a_restart_before_anything_was_learned_is_the_first(home):
 
 
 def test_stages_restart_the_schedule():
-    found = stages(100, Schedule(rate=1.0, warmup=10, decay="cosine"), ("100+50", "120+8"))
-    assert [(stage.start, stage.end) for stage in found] == [(0, 100), (100, 150), (120, 128)]
-    rates = [stage_at(found, step).rate(step) for step in range(128)]
+    result = stages(100, Schedule(rate=1.0, warmup=10, decay="cosine"), ("100+50", "120+8"))
+    assert [(stage.start, stage.end) for stage in result] == [(0, 100), (100, 150), (120, 128)]
+    rates = [stage_at(result, step).rate(step) for step in range(128)]
     first = Schedule(rate=1.0, warmup=10, decay="cosine")
     assert rates[:100] == [first.at(step, 100) for step in range(100)]
     assert rates[100] == 0 and rates[105] == 1.0 and rates[119] < 1

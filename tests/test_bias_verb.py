@@ -51,8 +51,8 @@ def test_models_are_compared_on_the_same_changes(models, photos, tmp_path, capsy
     assert json.loads(capsys.readouterr().out)["top1"] == pytest.approx(vit["accuracy"])
     assert Image.open(tmp_path / "a" / "bias.png").size[0] > 800 and (tmp_path / "a" / "bias.svg").exists()
     assert run(*words, "--out", tmp_path / "b", "--cells", 4, "--shifts", 3, "--images", 10) == 0
-    told = capsys.readouterr().out
-    assert "4x4" in told and "3 px" in told and "2x2" not in told and "10 images" in told
+    output = capsys.readouterr().out
+    assert "4x4" in output and "3 px" in output and "2x2" not in output and "10 images" in output
     again = json.loads((tmp_path / "b" / "bias.json").read_text())
     assert again["images"] == 10 and list(again["models"][0]["shifted"]) == ["3"]
 

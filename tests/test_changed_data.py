@@ -57,8 +57,8 @@ def home(trained, tmp_path, monkeypatch):
     """A copy of both, by the same relative names."""
     for name in ("data", "run"):
         shutil.copytree(trained / name, tmp_path / name)
-    told = json.loads((tmp_path / "run/recipe.json").read_text()) | {"data": "data"}
-    (tmp_path / "run/recipe.json").write_text(json.dumps(told))
+    output = json.loads((tmp_path / "run/recipe.json").read_text()) | {"data": "data"}
+    (tmp_path / "run/recipe.json").write_text(json.dumps(output))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -120,11 +120,11 @@ def test_changed_data_is_listed_and_refused_or_accepted_by_the_flag(change, home
     before = {path: path.read_bytes() for path in (home / "run").rglob("*") if path.is_file()}
     capsys.readouterr()
     assert resume() == 2
-    told = capsys.readouterr().err
+    output = capsys.readouterr().err
     for phrase in (*CHANGES[change], ACCEPT, "run"):
-        assert phrase in told
-    assert len([line for line in told.splitlines() if line.startswith("vitkit:")]) == 1
-    assert "Traceback" not in told
+        assert phrase in output
+    assert len([line for line in output.splitlines() if line.startswith("vitkit:")]) == 1
+    assert "Traceback" not in output
     assert all(path.read_bytes() == data for path, data in before.items() if path.name != ".lock")
     assert resume(ACCEPT) == 0
     assert CHANGES[change][0] in capsys.readouterr().err
@@ -152,8 +152,8 @@ def test_other_classes_are_refused_with_and_without_the_flag(flag, home, capsys)
         for path in sorted((home / f"data/{split}/sea").iterdir()):
             path.rename(path.with_name(f"wave-{path.name}"))
     assert resume(*flag) == 2
-    told = capsys.readouterr().err
-    assert "1 class removed: 'apple'" in told and "1 class added: 'sea'" in told and ACCEPT not in told
+    output = capsys.readouterr().err
+    assert "1 class removed: 'apple'" in output and "1 class added: 'sea'" in output and ACCEPT not in output
 
 
 def test_the_order_of_files_on_a_disk_does_not_matter(home, capsys):
@@ -245,8 +245,8 @@ def test_shards_are_compared_by_their_index_without_listing_a_name(home, tmp_pat
     shard("data", tmp_path / "a", images=8)
     capsys.readouterr()
     assert run(*command) == 2
-    told = capsys.readouterr().err
-    assert "'apple' -> 'red apple'" in told and "'sky' 8 -> 5" in told
+    output = capsys.readouterr().err
+    assert "'apple' -> 'red apple'" in output and "'sky' 8 -> 5" in output
 
 
 def test_millions_of_images_in_shards_take_no_time():
@@ -269,9 +269,9 @@ def test_more_images_than_are_listed_are_named_by_class(tmp_path, monkeypatch):
     (out / "later").rename(out / "checkpoints")
     assert len((out / FILE).read_bytes()) < 1000
     remove(tmp_path)
-    with pytest.raises(ValueError, match=r"train: 32 images -> 29 \('sky' 8 -> 5\)") as told:
+    with pytest.raises(ValueError, match=r"train: 32 images -> 29 \('sky' 8 -> 5\)") as output:
         check_data(open_data(data), out, Runtime(), accept=None, **options)
-    assert ACCEPT not in str(told.value), "no advice that the verb does not have"
+    assert ACCEPT not in str(output.value), "no advice that the verb does not have"
 
 
 def test_names_that_stand_in_every_class_are_not_taken_for_moves():

@@ -62,10 +62,10 @@ def test_a_fresh_model_of_a_recipe_is_the_one_that_build_makes(name, monkeypatch
 def test_a_run_of_a_pooled_recipe_has_no_class_token(tmp_path):
     r = tiny(model_options=POOLED, dropout=0.0)
     go(tmp_path, r)
-    found = vitkit.load(tmp_path)
+    result = vitkit.load(tmp_path)
     sizes = {"width": 32, "depth": 2, "heads": 2, "hidden": 32}
     made = vitkit.build("ViT-Ti/4", classes=10, image_size=8, head="gap", **sizes)
-    assert found.config == made.config and found.class_token is None
+    assert result.config == made.config and result.class_token is None
     assert json.loads((tmp_path / "recipe.json").read_text())["version"] == VERSION == 3
     assert read_recipe(tmp_path / "recipe.json") == r and "class_token" not in r.model_options
 
@@ -164,8 +164,8 @@ def test_a_start_of_before_that_came_to_nothing_binds_nobody(tmp_path):
 
 def test_a_recipe_in_python_goes_on_with_the_run_of_before(tmp_path):
     """To the same bits as the run whose recipe says it."""
-    said = tiny(model_options=(*POOLED, "class_token=true"), patience=0, keep="last")
-    go(tmp_path / "straight", said)
+    messages = tiny(model_options=(*POOLED, "class_token=true"), patience=0, keep="last")
+    go(tmp_path / "straight", messages)
     shutil.copytree(tmp_path / "straight", tmp_path / "again")
     for name in ("result.json", "model.safetensors"):
         (tmp_path / "again" / name).unlink()
@@ -180,8 +180,8 @@ def test_a_recipe_in_python_goes_on_with_the_run_of_before(tmp_path):
 
 def test_all_runs_of_a_protocol_have_the_class_token_of_the_first(tmp_path):
     going = {"evaluations": 0, "patience": 0, "keep": "auto"}
-    said = tiny(model_options=(*POOLED, "class_token=true"), report_on="val", **going)
-    go(tmp_path / "rate-0.01", said)
+    messages = tiny(model_options=(*POOLED, "class_token=true"), report_on="val", **going)
+    go(tmp_path / "rate-0.01", messages)
     aged(tmp_path / "rate-0.01")
     protocol = Protocol(tmp_path, Runtime(), RunOptions(quiet=True, workers=0), lambda text: None)
     before = (tmp_path / "rate-0.01" / "result.json").stat().st_mtime_ns

@@ -21,11 +21,11 @@ def cost(capsys, *words, code: int = 0) -> dict:
 
 def test_the_papers_numbers_follow_from_the_recipe(capsys):
     """Table 6: 783 exaFLOPs for ViT-L/16 and 7 epochs of JFT; Table 2: 0.23k core-days on ImageNet-21k."""
-    found = cost(capsys, "ViT-L/16", "ViT-B/16", "--recipe", "jft.ViT-L/16", "--no-measure")
-    large, base = found["models"]
+    result = cost(capsys, "ViT-L/16", "ViT-B/16", "--recipe", "jft.ViT-L/16", "--no-measure")
+    large, base = result["models"]
     assert [row["exaFLOPs"] for row in (large, base)] == pytest.approx([783, 224], rel=0.01)
     assert large["GFLOPs"] == pytest.approx(2 * 61.6, rel=0.01) and large["device_days"] is None
-    assert found["images_seen"] == 517822 * 4096
+    assert result["images_seen"] == 517822 * 4096
     of_384 = next(row for row in large["sizes"] if row["pixels"] == 384)
     assert of_384["GFLOPs"] == pytest.approx(2 * 191.07, rel=0.01) and of_384["images_per_second"] is None
     days = cost(capsys, "ViT-L/16", "--recipe", "i21k.ViT-L/16", "--no-measure")["models"][0]
@@ -45,8 +45,8 @@ def test_speed_and_batch_are_measured_and_drawn(capsys, small, small_resnet, tmp
     vitkit.save(small_resnet(), tmp_path / "resnet.safetensors")
     files = [tmp_path / f"{name}.safetensors" for name in ("vit", "resnet")]
     words = [*files, "--recipe", "pets", "--sizes", "6", "64", "384", "--seconds", "0.02"]
-    found = cost(capsys, *words, "--out", tmp_path / "new" / "cost.png")
-    vit, resnet = found["models"]
+    result = cost(capsys, *words, "--out", tmp_path / "new" / "cost.png")
+    vit, resnet = result["models"]
     odd, even, _ = vit["sizes"]
     assert odd["images_per_second"] is None and "6" in odd["why"], "6 pixels hold no patch of 8"
     assert even["images_per_second"] > 0 and even["batch"] >= 1 and even["largest_batch"] > 1
@@ -54,8 +54,8 @@ def test_speed_and_batch_are_measured_and_drawn(capsys, small, small_resnet, tmp
     assert even["largest_batch"] > vit["sizes"][2]["largest_batch"] > 0
     assert Image.open(tmp_path / "new" / "cost.png").size[0] > 800
     assert run("cost", *words, "--device", "cpu", "--out", tmp_path / "cost.svg") == 0
-    told = capsys.readouterr().out
-    assert "images per second" in told and "by the memory formula" in told
+    output = capsys.readouterr().out
+    assert "images per second" in output and "by the memory formula" in output
     assert ElementTree.parse(tmp_path / "cost.svg")
 
 
@@ -80,8 +80,8 @@ def test_a_wrong_word_is_refused_before_anything_is_measured(words, said, tmp_pa
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 3, 37, 1000])
 def test_the_largest_that_fits_is_found_to_a_sixteenth(limit):
-    found = largest_that_fits(lambda n: n <= limit, seconds=10)
-    assert limit - max(0, limit // 16) <= found <= limit
+    result = largest_that_fits(lambda n: n <= limit, seconds=10)
+    assert limit - max(0, limit // 16) <= result <= limit
     assert largest_that_fits(lambda n: True, seconds=10, most=64) == 64
 
 

@@ -84,8 +84,8 @@ def commands(path: Path) -> list[str]:
     """The commands of ours in the blocks of code of a page, from `vitkit` to the end of the command."""
     fenced = re.findall(r"^```[a-z]*\n(.*?)^```", path.read_text(), re.S | re.M)
     lines = "\n".join(fenced).replace("\\\n", " ").splitlines()
-    found = [re.match(r"(?:\$ )?(?:vitkit|[a-z].* -m vitkit)( .*)", line) for line in lines]
-    return [f"vitkit{one[1]}" for one in found if one]
+    result = [re.match(r"(?:\$ )?(?:vitkit|[a-z].* -m vitkit)( .*)", line) for line in lines]
+    return [f"vitkit{one[1]}" for one in result if one]
 
 
 def words_of(line: str) -> list[str]:

@@ -63,10 +63,10 @@ def ours() -> set[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
     }
-    found = {"Error"}
-    while more := {name for name, above in bases.items() if above & found} - found:
-        found |= more
-    return found
+    actual = {"Error"}
+    while more := {name for name, above in bases.items() if above & actual} - actual:
+        actual |= more
+    return actual
 
 
 OURS = ours()
@@ -150,10 +150,10 @@ def test_the_page_lists_every_code():
 
 
 def classes() -> list[type[Error]]:
-    found = [Error]
-    for kind in found:
-        found += kind.__subclasses__()
-    return found
+    actual = [Error]
+    for kind in actual:
+        actual += kind.__subclasses__()
+    return actual
 
 
 def test_the_codes_of_classes_are_known_and_they_are_value_errors():

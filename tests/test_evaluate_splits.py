@@ -48,26 +48,26 @@ def evaluated(capsys, *words) -> dict:
 def test_the_same_data_is_evaluated_on_the_test_images_of_the_run(trained, photos, capsys):
     stored = json.loads((trained / "result.json").read_text())["test"]
     for split in ((), ("--split", "test")):
-        found = evaluated(capsys, trained, photos, *split)
-        assert found["split"] == "test" and found["images"] == stored["images"] == 6
-        assert found["top1"] == stored["top1"] and found["loss"] == pytest.approx(stored["loss"], rel=1e-5)
-        assert found["counted"] == {"test": 6} and found["not_counted"] == {"train": 48, "val": 6}
-        assert found["matched_by"] == "content"
+        result = evaluated(capsys, trained, photos, *split)
+        assert result["split"] == "test" and result["images"] == stored["images"] == 6
+        assert result["top1"] == stored["top1"] and result["loss"] == pytest.approx(stored["loss"], rel=1e-5)
+        assert result["counted"] == {"test": 6} and result["not_counted"] == {"train": 48, "val": 6}
+        assert result["matched_by"] == "content"
     for split, images in (("train", 48), ("val", 6)):
-        found = evaluated(capsys, trained, photos, "--split", split)
-        assert found["images"] == images and found["counted"] == {split: images}
+        result = evaluated(capsys, trained, photos, "--split", split)
+        assert result["images"] == images and result["counted"] == {split: images}
 
 
 def test_all_images_are_counted_only_where_that_is_asked_for_and_apart(trained, photos, capsys):
-    found = evaluated(capsys, trained, photos, "--split", "all")
-    assert found["images"] == 60 and found["counted"] == {"train": 48, "val": 6, "test": 6}
-    parts = found["parts"]
-    assert {use: row["images"] for use, row in parts.items()} == found["counted"]
+    result = evaluated(capsys, trained, photos, "--split", "all")
+    assert result["images"] == 60 and result["counted"] == {"train": 48, "val": 6, "test": 6}
+    parts = result["parts"]
+    assert {use: row["images"] for use, row in parts.items()} == result["counted"]
     right = sum(row["images"] * row["top1"] for row in parts.values())
-    assert right == pytest.approx(60 * found["top1"])
+    assert right == pytest.approx(60 * result["top1"])
     assert run("evaluate", trained, photos, "--split", "all", "--workers", 0) == 0
-    told = capsys.readouterr().out
-    assert "48 images used for training" in told and "6 images kept for testing" in told
+    output = capsys.readouterr().out
+    assert "48 images used for training" in output and "6 images kept for testing" in output
 
 
 def test_moved_and_renamed_images_are_known_by_their_content(trained, photos, tmp_path, capsys):
@@ -75,8 +75,8 @@ def test_moved_and_renamed_images_are_known_by_their_content(trained, photos, tm
         (tmp_path / "other" / name).mkdir(parents=True)
         for i, path in enumerate(sorted((photos / name).iterdir())):
             shutil.copy(path, tmp_path / "other" / name / f"photo {i}.png")
-    found = evaluated(capsys, trained, tmp_path / "other")
-    assert found["counted"] == {"test": 6} and found["not_counted"] == {"train": 48, "val": 6}
+    result = evaluated(capsys, trained, tmp_path / "other")
+    assert result["counted"] == {"test": 6} and result["not_counted"] == {"train": 48, "val": 6}
     assert evaluated(capsys, trained / "model.safetensors", tmp_path / "other")["images"] == 6
 
 
@@ -84,13 +84,15 @@ def test_new_data_is_all_test_and_what_overlaps_with_training_is_left_out_and_co
     trained, photos, tmp_path, capsys
 ):
     fresh = paint(tmp_path / "fresh", 5, 1)
-    found = evaluated(capsys, trained, fresh)
-    assert found["counted"] == {"new": 15} and found["not_counted"] == {} and found["images"] == 15
+    result = evaluated(capsys, trained, fresh)
+    assert result["counted"] == {"new": 15} and result["not_counted"] == {} and result["images"] == 15
     train = complete(open_data(photos))["train"]
     for key in train.keys[:4]:
         shutil.copy(photos / key, fresh / key.split("/")[0] / f"again-{key.split('/')[1]}")
-    found = evaluated(capsys, trained, fresh)
-    assert found["counted"] == {"new": 15} and found["not_counted"] == {"train": 4} and found["images"] == 15
+    result = evaluated(capsys, trained, fresh)
+    assert (
+        result["counted"] == {"new": 15} and result["not_counted"] == {"train": 4} and result["images"] == 15
+    )
     assert run("evaluate", trained, fresh, "--workers", 0) == 0
     assert "left out: 4 images used for training" in capsys.readouterr().out
 
@@ -98,21 +100,21 @@ def test_new_data_is_all_test_and_what_overlaps_with_training_is_left_out_and_co
 def test_added_images_are_counted_with_the_test_images_and_shown_apart(trained, photos, tmp_path, capsys):
     grown = shutil.copytree(photos, tmp_path / "grown")
     paint(grown, 3, 2)
-    found = evaluated(capsys, trained, grown)
-    assert found["counted"] == {"test": 6, "new": 9} and found["not_counted"] == {"train": 48, "val": 6}
-    assert {use: row["images"] for use, row in found["parts"].items()} == {"test": 6, "new": 9}
+    result = evaluated(capsys, trained, grown)
+    assert result["counted"] == {"test": 6, "new": 9} and result["not_counted"] == {"train": 48, "val": 6}
+    assert {use: row["images"] for use, row in result["parts"].items()} == {"test": 6, "new": 9}
 
 
 def test_splits_that_the_data_names_hold_for_new_images_only(trained, photos, tmp_path, capsys):
     paint(tmp_path / "data" / "test", 4, 3)
     paint(tmp_path / "data" / "train", 6, 4)
     assert evaluated(capsys, trained, tmp_path / "data")["counted"] == {"new": 12}
-    found = evaluated(capsys, trained, tmp_path / "data", "--split", "train")
-    assert found["counted"] == {"new": 18} and found["split"] == "train"
+    result = evaluated(capsys, trained, tmp_path / "data", "--split", "train")
+    assert result["counted"] == {"new": 18} and result["split"] == "train"
     train = complete(open_data(photos))["train"]
     shutil.copy(photos / train.keys[0], tmp_path / "data" / "test" / train.keys[0].split("/")[0] / "x.png")
-    found = evaluated(capsys, trained, tmp_path / "data", "--split", "test")
-    assert found["counted"] == {"new": 12} and found["not_counted"] == {"train": 1}
+    result = evaluated(capsys, trained, tmp_path / "data", "--split", "test")
+    assert result["counted"] == {"new": 12} and result["not_counted"] == {"train": 1}
 
 
 def test_nothing_left_to_test_on_is_an_error_with_the_numbers(trained, photos, tmp_path, capsys):
@@ -121,10 +123,14 @@ def test_nothing_left_to_test_on_is_an_error_with_the_numbers(trained, photos, t
         (tmp_path / "seen" / key).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(photos / key, tmp_path / "seen" / key)
     assert run("evaluate", trained, tmp_path / "seen") == 2
-    told = capsys.readouterr().err
-    assert "48 images used for training" in told and "--split all" in told and str(tmp_path / "seen") in told
+    output = capsys.readouterr().err
+    assert (
+        "48 images used for training" in output
+        and "--split all" in output
+        and str(tmp_path / "seen") in output
+    )
     assert run("evaluate", trained, photos, "--split", "tset") == 2
-    assert "'tset'" in (told := capsys.readouterr().err) and "train, val, test or all" in told
+    assert "'tset'" in (output := capsys.readouterr().err) and "train, val, test or all" in output
 
 
 def without_content(trained, tmp_path):
@@ -139,8 +145,8 @@ def without_content(trained, tmp_path):
 
 def test_an_older_run_knows_the_same_data_and_warns_of_other_data(trained, photos, tmp_path, capsys):
     old = without_content(trained, tmp_path)
-    found = evaluated(capsys, old, photos)
-    assert found["counted"] == {"test": 6} and found["matched_by"] == "data"
+    result = evaluated(capsys, old, photos)
+    assert result["counted"] == {"test": 6} and result["matched_by"] == "data"
     fresh = paint(tmp_path / "fresh", 3, 5)
     assert run("evaluate", old, fresh, "--workers", 0, "--json") == 0
     out, err = capsys.readouterr()
@@ -166,16 +172,16 @@ def test_data_with_a_test_split_of_its_own_is_remembered_too(tmp_path, capsys):
     assert run("finetune", tmp_path / "data", "--out", tmp_path / "run", *TINY, "--json") == 0
     assert evaluated(capsys, tmp_path / "run", tmp_path / "data")["counted"] == {"test": 9}
     assert evaluated(capsys, tmp_path / "run", tmp_path / "data" / "test")["counted"] == {"test": 9}
-    found = evaluated(capsys, tmp_path / "run", tmp_path / "data", "--split", "val")
-    assert found["counted"] == {"val": 3}  # which the run has split off train
+    result = evaluated(capsys, tmp_path / "run", tmp_path / "data", "--split", "val")
+    assert result["counted"] == {"val": 3}  # which the run has split off train
     assert run("evaluate", tmp_path / "run", tmp_path / "data" / "train") == 2
     assert "21 images used for training" in capsys.readouterr().err
 
 
 def test_a_protocol_folder_knows_the_images_of_its_seeds(photos, tmp_path, capsys):
     assert run("finetune", photos, "--out", tmp_path / "p", *TINY, "--protocol", "--seeds", 1, "--json") == 0
-    found = evaluated(capsys, tmp_path / "p", photos)
-    assert found["counted"] == {"test": 6} and found["not_counted"] == {"train": 54}
+    result = evaluated(capsys, tmp_path / "p", photos)
+    assert result["counted"] == {"test": 6} and result["not_counted"] == {"train": 54}
 
 
 def test_the_bias_of_a_run_is_measured_on_images_that_it_was_not_trained_on(
@@ -201,11 +207,11 @@ def test_only_classes_that_occur_or_are_predicted_are_printed(small, tmp_path, c
     model.labels = (*CLASSES, *(f"kind {i}" for i in range(197)))
     save(model, tmp_path / "many.safetensors")
     data = paint(tmp_path / "data", 4, 8)
-    found = evaluated(capsys, tmp_path / "many.safetensors", data)
-    assert len(found["per_class"]) == 200
-    predicted = {name for name, row in found["per_class"].items() if row["predicted"]}
-    assert sum(row["predicted"] for row in found["per_class"].values()) == 12
+    result = evaluated(capsys, tmp_path / "many.safetensors", data)
+    assert len(result["per_class"]) == 200
+    predicted = {name for name, row in result["per_class"].items() if row["predicted"]}
+    assert sum(row["predicted"] for row in result["per_class"].values()) == 12
     assert run("evaluate", tmp_path / "many.safetensors", data, "--workers", 0) == 0
-    told = capsys.readouterr().out
-    assert all(name in told for name in {*CLASSES, *predicted})
-    assert told.count("kind ") == len(predicted - set(CLASSES)) <= 12
+    output = capsys.readouterr().out
+    assert all(name in output for name in {*CLASSES, *predicted})
+    assert output.count("kind ") == len(predicted - set(CLASSES)) <= 12

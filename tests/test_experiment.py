@@ -45,8 +45,8 @@ CLOCK = ("seconds", "waited", "cost_seconds", "cost_device_hours", "cost_images_
 
 
 def rows(out: Path) -> list[dict]:
-    found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k not in CLOCK} for row in found]
+    actual = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k not in CLOCK} for row in actual]
 
 
 def go(out: Path, r: Recipe, **options):
@@ -88,13 +88,13 @@ def noting(monkeypatch, scores=(), die_at: int = 0) -> list[dict[str, torch.Tens
     real, seen = Evaluator.evaluate, []
 
     def evaluate(self, split):
-        found = real(self, split)
+        actual = real(self, split)
         if split == "val":
             if self.run.state.step == die_at:
                 raise Killed
             seen.append({n: t.clone() for n, t in self.run.state.model.state_dict().items()})
-            found = replace(found, top1=scores[len(seen) - 1]) if scores else found
-        return found
+            actual = replace(actual, top1=scores[len(seen) - 1]) if scores else actual
+        return actual
 
     monkeypatch.setattr(Evaluator, "evaluate", evaluate)
     return seen
@@ -127,8 +127,8 @@ def test_the_average_is_evaluated_and_kept_while_the_raw_weights_go_on(straight,
     seen = noting(monkeypatch)
     go(tmp_path, tiny(optimizer=replace(tiny().optimizer, average=0.9)))
     assert equal(weights(tmp_path), seen[2]) and not same(tmp_path, straight)
-    found = [[row["loss"] for row in rows(out) if "loss" in row] for out in (straight, tmp_path)]
-    assert found[0] == found[1], "training does not notice"
+    actual = [[row["loss"] for row in rows(out) if "loss" in row] for out in (straight, tmp_path)]
+    assert actual[0] == actual[1], "training does not notice"
     state = load_file(complete(tmp_path / "checkpoints")[-1] / "state-00000.safetensors")
     raw = {n.removeprefix("model."): t for n, t in state.items() if n.startswith("model.")}
     average = {n.removeprefix("average."): t for n, t in state.items() if n.startswith("average.")}
@@ -204,8 +204,8 @@ def test_a_damaged_checkpoint_is_passed_over(straight, tmp_path):
     content = bytearray((newest / "state-00000.safetensors").read_bytes())
     content[-5] ^= 1
     (newest / "state-00000.safetensors").write_bytes(content)
-    found, damaged = latest(tmp_path / "checkpoints")
-    assert damaged == [newest.name] and found == complete(tmp_path / "checkpoints")[-2]
+    actual, damaged = latest(tmp_path / "checkpoints")
+    assert damaged == [newest.name] and actual == complete(tmp_path / "checkpoints")[-2]
     go(tmp_path, tiny())
     assert same(straight, tmp_path)
 

@@ -122,12 +122,12 @@ def named(model):
 
 
 def same_card(path, model, **facts):
-    told = describe_export(path)
-    assert told.card.labels == model.labels and told.card.config == model.config
-    assert told.card.preprocessing == model.preprocessing and told.card.origin == model.origin
-    assert told.card.multilabel == model.multilabel
-    assert told.facts["vitkit"] == vitkit.__version__
-    assert {key: told.facts[key] for key in facts} == facts
+    message = describe_export(path)
+    assert message.card.labels == model.labels and message.card.config == model.config
+    assert message.card.preprocessing == model.preprocessing and message.card.origin == model.origin
+    assert message.card.multilabel == model.multilabel
+    assert message.facts["vitkit"] == vitkit.__version__
+    assert {key: message.facts[key] for key in facts} == facts
 
 
 def test_a_program_runs_in_any_batch_and_carries_its_card(small, tmp_path):
@@ -218,14 +218,18 @@ def test_images_that_cannot_be_read_are_left_out_and_counted(small, tmp_path, ca
         main(["export", str(tmp_path / "m.safetensors"), str(tmp_path / "m.pt2"), *words])
     except SystemExit as stop:
         assert stop.code == code
-    told = capsys.readouterr()
-    assert told.err.count("\n") == 1 and "0.png" in told.err and (tmp_path / "m.pt2").exists() == (code == 0)
+    message = capsys.readouterr()
+    assert (
+        message.err.count("\n") == 1
+        and "0.png" in message.err
+        and (tmp_path / "m.pt2").exists() == (code == 0)
+    )
     if code == 0:
-        assert "2 of 6 images" in told.err
-        done = json.loads(told.out)
+        assert "2 of 6 images" in message.err
+        done = json.loads(message.out)
         assert done["unread"] == 2 and done["compared"][1]["batch"] == 4
     else:
-        assert "none of 6 images" in told.err
+        assert "none of 6 images" in message.err
 
 
 @pytest.mark.parametrize(
@@ -273,8 +277,8 @@ def test_a_missing_library_is_named_with_what_installs_it(small, tmp_path, monke
 def test_openvino_reports_nothing_to_its_maker():
     code = "from vitkit.inference.graphs import needs; needs('openvino'); import sys; import threading; "
     code += "print(sys.modules['openvino_telemetry'], threading.active_count())"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert told.split() == ["None", "1"]
+    message = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert message.split() == ["None", "1"]
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a folder that nobody can write to")
@@ -337,8 +341,8 @@ def test_every_kind_gives_the_same_answer_in_every_runtime(kind, any_size):
             want = kind(images)
         for name, answer in run.items():
             got = answer(images if name == "torch.export" else images.numpy())
-            found = agreement(want, got)
-            assert found.ok, (name, images.shape, found)
+            result = agreement(want, got)
+            assert result.ok, (name, images.shape, result)
 
 
 @pytest.mark.slow
@@ -358,8 +362,8 @@ def test_pixels_in_are_the_probabilities_of_predict(small, tmp_path, name):
     else:
         runtime = runtimes.onnx_runtime if name.endswith(".onnx") else runtimes.openvino
         got = runtime(tmp_path / name)(pixels)
-    told = dict(zip(model.labels, got[0].tolist(), strict=True))
-    assert dict(vitkit.predict(model, tmp_path / "a.png")) == pytest.approx(told, abs=1e-5)
+    message = dict(zip(model.labels, got[0].tolist(), strict=True))
+    assert dict(vitkit.predict(model, tmp_path / "a.png")) == pytest.approx(message, abs=1e-5)
 
 
 @pytest.mark.slow
@@ -387,9 +391,9 @@ def test_int8_is_calibrated_and_compared_on_other_images(small, tmp_path, name, 
     vitkit.save(small(), tmp_path / "m.safetensors")
     main(["export", str(tmp_path / "m.safetensors"), str(tmp_path / name), "--precision", "int8",
           "--calibrate", "digits", "--device", "cpu", "--json"])  # fmt: skip
-    told = json.loads(capsys.readouterr().out)
-    assert told["precision"] == "int8" and told["compared"][1]["batch"] == 16
-    assert 0 < told["compared"][1]["largest"] <= told["compared"][1]["tolerance"]
+    message = json.loads(capsys.readouterr().out)
+    assert message["precision"] == "int8" and message["compared"][1]["batch"] == 16
+    assert 0 < message["compared"][1]["largest"] <= message["compared"][1]["tolerance"]
 
 
 @pytest.mark.slow

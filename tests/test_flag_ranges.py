@@ -76,14 +76,14 @@ def test_every_flag_takes_its_range_and_refuses_the_rest_in_one_line(verb, monke
         for value in dict.fromkeys((*good, *bad, *ODD)):
             reached.clear()
             code = exit_code(*verb.split(), *WORDS[verb], f"{flag}={value}")
-            told, case = capsys.readouterr(), f"{verb} {flag}={value[:20]}"
-            assert not told.out and code in (0, 2), case
+            output, case = capsys.readouterr(), f"{verb} {flag}={value[:20]}"
+            assert not output.out and code in (0, 2), case
             assert bool(reached) == (code == 0), case
             if code == 2:
                 shown = value[:60] if not good else ""
-                assert told.err.count("\n") == 1 and f"{flag} " in told.err and shown in told.err, case
+                assert output.err.count("\n") == 1 and f"{flag} " in output.err and shown in output.err, case
             if value in good:
-                assert code == 0, told.err
+                assert code == 0, output.err
             if value in bad or not value:
                 assert code == 2, case
 

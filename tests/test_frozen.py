@@ -80,11 +80,11 @@ def ask(saved, cache, capsys, *arguments):
 
 
 def test_features_are_what_the_head_sees_of_every_image(model, some):
-    found = Extractor(model=model, batch=7).features(some)
+    result = Extractor(model=model, batch=7).features(some)
     images = torch.stack([torch.from_numpy(np.array(some.fetch(i))) for i in range(40)]).permute(0, 3, 1, 2)
     with torch.no_grad():
         expected = model.features((images - 127.5) / 127.5)
-    assert torch.allclose(found.x, expected, atol=1e-6) and found.index.tolist() == list(range(40))
+    assert torch.allclose(result.x, expected, atol=1e-6) and result.index.tolist() == list(range(40))
 
 
 def test_the_official_view_is_the_centre_of_a_larger_square():
@@ -103,9 +103,9 @@ def test_the_official_view_is_the_centre_of_a_larger_square():
 def share(runtime: Runtime, folder: Path) -> tuple:
     model = build("ViT-Ti/4", seed=0, **SIZES)
     source = digits().take(np.arange(9))
-    found = Extractor(model=model, runtime=runtime, batch=2, cache=folder).features(source)
+    result = Extractor(model=model, runtime=runtime, batch=2, cache=folder).features(source)
     again = Extractor(model=model, runtime=runtime, batch=2, cache=folder).features(source)
-    return found.x.tolist(), found.index.tolist(), again.x.tolist()
+    return result.x.tolist(), result.index.tolist(), again.x.tolist()
 
 
 def test_processes_share_the_images_and_all_get_all_features(tmp_path):
@@ -197,8 +197,8 @@ def test_a_damaged_or_foreign_cache_file_is_computed_again_with_a_note(model, so
 def test_a_cache_that_cannot_be_written_is_told_and_no_failure(model, some, tmp_path):
     (tmp_path / "file").write_text("in the way")
     notes = []
-    found = Extractor(model=model, cache=tmp_path / "file" / "cache", log=notes.append).features(some)
-    assert len(found.x) == 40 and "not cached" in notes[0]
+    result = Extractor(model=model, cache=tmp_path / "file" / "cache", log=notes.append).features(some)
+    assert len(result.x) == 40 and "not cached" in notes[0]
 
 
 def age(path: Path, hours: float) -> None:
@@ -266,26 +266,26 @@ def test_an_unusable_image_gives_its_place_to_the_next_of_its_class(model, pictu
 
 
 def test_fewshot_tells_mean_and_spread_over_the_whole_test_split(saved, tmp_path, capsys):
-    told, _ = ask(saved, tmp_path, capsys, "digits", "--knn", 5, "--probe")
-    assert list(told["shots"]) == ["1", "5", "10", "25"] and told["images"] == 179
-    means = [row["mean"] for row in told["shots"].values()]
-    assert 0.15 < means[0] < means[3] and all(row["std"] > 0 for row in told["shots"].values())
-    assert {row["l2"] for row in told["shots"].values()} == {1024.0}
-    assert told["knn"]["k"] == 5 and told["knn"]["top1"] > 0.4 and told["probe"]["top1"] > 0.4
+    output, _ = ask(saved, tmp_path, capsys, "digits", "--knn", 5, "--probe")
+    assert list(output["shots"]) == ["1", "5", "10", "25"] and output["images"] == 179
+    means = [row["mean"] for row in output["shots"].values()]
+    assert 0.15 < means[0] < means[3] and all(row["std"] > 0 for row in output["shots"].values())
+    assert {row["l2"] for row in output["shots"].values()} == {1024.0}
+    assert output["knn"]["k"] == 5 and output["knn"]["top1"] > 0.4 and output["probe"]["top1"] > 0.4
 
 
 def test_the_verb_is_the_library_on_the_same_features(saved, model, tmp_path, capsys):
-    told, _ = ask(saved, tmp_path, capsys, "digits", "--shots", 3, "--seeds", 1, "--l2", 2)
+    output, _ = ask(saved, tmp_path, capsys, "digits", "--shots", 3, "--seeds", 1, "--l2", 2)
     train, test = open_frozen("digits")
     learning = learn_from(Extractor(model=model), train, 3, 1)
     rows, seen = learning.rows(0, 3), Extractor(model=model).features(test)
-    found = vitkit.fewshot(learning.features.x[rows], learning.labels[rows], seen.x, test.labels, l2=2.0)
-    low, high = told["shots"]["3"].pop("interval")
-    assert low < found < high and high - low == pytest.approx(
-        2 * 1.96 * (found * (1 - found) / 179) ** 0.5, rel=0.03
+    result = vitkit.fewshot(learning.features.x[rows], learning.labels[rows], seen.x, test.labels, l2=2.0)
+    low, high = output["shots"]["3"].pop("interval")
+    assert low < result < high and high - low == pytest.approx(
+        2 * 1.96 * (result * (1 - result) / 179) ** 0.5, rel=0.03
     )
-    assert told["shots"] == {"3": {"mean": pytest.approx(found), "std": None, "l2": 2.0}}
-    assert told["knn"] is None and told["probe"] is None
+    assert output["shots"] == {"3": {"mean": pytest.approx(result), "std": None, "l2": 2.0}}
+    assert output["knn"] is None and output["probe"] is None
 
 
 def test_a_second_time_nothing_is_computed(saved, tmp_path, capsys, model, monkeypatch):
@@ -297,13 +297,13 @@ def test_a_second_time_nothing_is_computed(saved, tmp_path, capsys, model, monke
 
 def test_several_data_sets_choose_one_penalty_together(saved, pictures, tmp_path, capsys):
     arguments = ("--l2", "grid", "--shots", 1, 5, "--seeds", 2)
-    told, err = ask(saved, tmp_path / "c", capsys, "digits", pictures, *arguments)
-    assert list(told) == ["data"] and list(told["data"]) == ["digits", str(pictures)] and not err
+    output, err = ask(saved, tmp_path / "c", capsys, "digits", pictures, *arguments)
+    assert list(output) == ["data"] and list(output["data"]) == ["digits", str(pictures)] and not err
     for shots in ("1", "5"):
-        assert len({facts["shots"][shots]["l2"] for facts in told["data"].values()}) == 1
+        assert len({facts["shots"][shots]["l2"] for facts in output["data"].values()}) == 1
     alone, err = ask(saved, tmp_path / "c", capsys, "digits", *arguments)
     assert "chosen on the test images" in err
-    assert all(alone["shots"][s]["mean"] >= told["data"]["digits"]["shots"][s]["mean"] for s in ("1", "5"))
+    assert all(alone["shots"][s]["mean"] >= output["data"]["digits"]["shots"][s]["mean"] for s in ("1", "5"))
 
 
 def test_it_is_told_as_a_table_and_kept_in_the_users_cache_folder(saved, tmp_path, capsys, monkeypatch):
@@ -319,8 +319,8 @@ def test_usual_shots_that_a_class_lacks_are_left_out_and_asked_ones_are_an_error
 ):
     for path in sorted((pictures / "1").iterdir())[7:]:
         path.unlink()
-    told, err = ask(saved, tmp_path / "c", capsys, pictures)
-    assert list(told["shots"]) == ["1", "5"] and "skipping 10, 25 shots" in err
+    output, err = ask(saved, tmp_path / "c", capsys, pictures)
+    assert list(output["shots"]) == ["1", "5"] and "skipping 10, 25 shots" in err
     assert run("fewshot", saved, pictures, "--shots", 1, 10) == 2
     assert "class '1' has 6 usable training images, fewer than 10 shots" in capsys.readouterr().err
 
@@ -387,19 +387,19 @@ def numbers(out: Path) -> list[dict]:
 def test_a_run_tells_few_shot_accuracy_as_it_goes_and_is_not_changed_by_it(tmp_path):
     go(tmp_path / "without", tiny())
     go(tmp_path / "with", tiny(fewshot="digits", shots=2))
-    told = numbers(tmp_path / "with")
-    assert [row["step"] for row in told] == [4, 8, 12] and not numbers(tmp_path / "without")
-    assert all(row["fewshot_images"] == 179 and row["fewshot_shots"] == 2 for row in told)
-    assert all(0.05 < row["fewshot_mean"] < 1 for row in told)
+    output = numbers(tmp_path / "with")
+    assert [row["step"] for row in output] == [4, 8, 12] and not numbers(tmp_path / "without")
+    assert all(row["fewshot_images"] == 179 and row["fewshot_shots"] == 2 for row in output)
+    assert all(0.05 < row["fewshot_mean"] < 1 for row in output)
     a, b = (vitkit.load(tmp_path / n / "model.safetensors").state_dict() for n in ("with", "without"))
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
 def test_few_shot_accuracy_at_the_end_is_that_of_the_model_which_is_kept(tmp_path, capsys):
     go(tmp_path / "run", tiny(fewshot="digits", shots=2, fewshot_when="end"))
-    [told] = numbers(tmp_path / "run")
+    [output] = numbers(tmp_path / "run")
     test = json.loads((tmp_path / "run" / "result.json").read_text())["test"]
-    assert told["step"] == 12 and told["fewshot_mean"] == test["fewshot_mean"]
+    assert output["step"] == 12 and output["fewshot_mean"] == test["fewshot_mean"]
     assert run("fewshot", tmp_path / "run", "digits", "--shots", 2, "--workers", 0, "--json") == 0
     again = json.loads(capsys.readouterr().out)["shots"]["2"]
     assert again["mean"] == pytest.approx(test["fewshot_mean"], abs=1e-9)
@@ -430,9 +430,9 @@ def test_data_that_is_kept_open_is_not_read_again(tmp_path, model):
     opened = SplitCache()
     splits = opened(tiny(data=str(path), val=0.0, test=0.1))
     path.unlink()
-    found = FewShot(str(path), 2, 2, opened)
-    assert found.train is splits["train"] and found.test is splits["test"]
-    assert found(Classify(), model, Runtime(), 64, 0, lambda text: None)["fewshot_images"] == 100
+    result = FewShot(str(path), 2, 2, opened)
+    assert result.train is splits["train"] and result.test is splits["test"]
+    assert result(Classify(), model, Runtime(), 64, 0, lambda text: None)["fewshot_images"] == 100
 
 
 def judged(runtime: Runtime) -> dict:
@@ -444,8 +444,8 @@ def judged(runtime: Runtime) -> dict:
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_processes_that_train_together_judge_together(parallel):
     alone = judged(Runtime())
-    for told in together(2, judged, parallel=parallel):
-        assert told == pytest.approx(alone, abs=0.01)
+    for output in together(2, judged, parallel=parallel):
+        assert output == pytest.approx(alone, abs=0.01)
 
 
 # several models
@@ -456,11 +456,11 @@ def test_several_models_are_compared_on_the_same_images_and_drawn(model, saved, 
     vitkit.save(build("ViT-Ti/4", seed=1, **SIZES), other)
     figure = tmp_path / "shots.svg"
     words = [pictures, "--shots", "1", "5", "--compare", other, saved, "--figure", figure]
-    told, _ = ask(saved, tmp_path / "cache", capsys, *words)
-    assert list(told["models"]) == [str(saved), str(other)]  # a model named twice is measured once
+    output, _ = ask(saved, tmp_path / "cache", capsys, *words)
+    assert list(output["models"]) == [str(saved), str(other)]  # a model named twice is measured once
     for name in (saved, other):
         alone, _ = ask(name, tmp_path / "cache", capsys, pictures, "--shots", "1", "5")
-        assert told["models"][str(name)][str(pictures)] == alone
+        assert output["models"][str(name)][str(pictures)] == alone
     drawn = figure.read_text()
     assert "images per class" in drawn
     assert drawn.count("LineCollection") >= 2 and "tiny" in drawn and "other" in drawn

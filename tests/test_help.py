@@ -29,9 +29,9 @@ def narrow(monkeypatch):
 
 def shown(capsys, *words: str) -> str:
     assert run(*words) == 0
-    told = capsys.readouterr()
-    assert not told.err
-    return told.out
+    output = capsys.readouterr()
+    assert not output.err
+    return output.out
 
 
 # the verbs
@@ -40,16 +40,18 @@ def shown(capsys, *words: str) -> str:
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["help"], ["--help-all"], []])
 def test_the_verbs_fit_on_one_screen(words, capsys):
     assert run(*words) == (0 if words else 2)  # without a verb nothing was done
-    told = capsys.readouterr()
-    lines = told.out.splitlines()
-    assert not told.err and len(lines) <= 40 and max(map(len, lines)) <= 80
+    output = capsys.readouterr()
+    lines = output.out.splitlines()
+    assert not output.err and len(lines) <= 40 and max(map(len, lines)) <= 80
     for name in VERBS:
         assert sum(line.startswith(f"  {name} ") for line in lines) == 1
     examples = [
         line.removeprefix("  $ vitkit ").split()[0] for line in lines if line.startswith("  $ vitkit ")
     ]
     assert 3 <= len(examples) <= 4 and set(examples) <= set(VERBS)
-    assert "vitkit VERB --help" in told.out and "--version" in told.out and "vitkit completion" in told.out
+    assert (
+        "vitkit VERB --help" in output.out and "--version" in output.out and "vitkit completion" in output.out
+    )
 
 
 def test_every_verb_is_in_one_group():
@@ -134,8 +136,8 @@ def test_the_verbs_of_study_have_one_line_each(capsys):
 @pytest.mark.parametrize("words", ["finetun --help", "help finetun", "study rn --help", "--help-me"])
 def test_help_of_an_unknown_verb_is_an_error(words, capsys):
     assert run(*words.split()) == 2
-    told = capsys.readouterr()
-    assert not told.out and told.err.count("\n") == 1
+    output = capsys.readouterr()
+    assert not output.out and output.err.count("\n") == 1
 
 
 # mistakes

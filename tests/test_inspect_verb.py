@@ -72,8 +72,8 @@ def test_without_images_it_shows_what_needs_none_and_says_what_images_would_add(
     assert facts["grid"] == [4, 4] and facts["arrays"]["position_similarity"] == [1, 4, 4, 4, 4]
     assert set(facts["skipped"].values()) == {"needs images"}
     assert run("inspect", saved(), "--out", out) == 0
-    told = capsys.readouterr().out
-    assert "add images to see also: attention distances" in told and str(out) in told
+    output = capsys.readouterr().out
+    assert "add images to see also: attention distances" in output and str(out) in output
 
 
 def test_with_images_it_shows_all_and_the_same_bytes_again(saved, photos, tmp_path, capsys):
@@ -179,10 +179,10 @@ def test_a_resnet_is_refused_with_the_reason(small_resnet, tmp_path, capsys):
 def test_a_bad_image_among_good_ones_is_named_and_the_others_done(saved, photos, tmp_path, capsys):
     (photos / "bad.png").write_bytes(b"not a picture")
     assert run("inspect", saved(), photos, "--out", tmp_path / "out", "--json", "--device", "cpu") == 1
-    told = capsys.readouterr()
-    facts = json.loads(told.out)
+    output = capsys.readouterr()
+    facts = json.loads(output.out)
     assert facts["images"] == 3 and list(facts["unreadable"]) == [str(photos / "bad.png")]
-    assert re.search(r"skipped: .*bad\.png: not an image", told.err)
+    assert re.search(r"skipped: .*bad\.png: not an image", output.err)
     assert run("inspect", saved(), photos / "bad.png", "--out", tmp_path / "out") == 2
     assert "none of the 1 images can be read" in capsys.readouterr().err
 
@@ -266,19 +266,19 @@ def test_a_look_shows_itself_with_labels_as_text(small, photos, tmp_path):
     model = small()
     model.labels = LABELS
     path = next(iter(sorted(photos.iterdir())))
-    found = inspect(model, path, target=2)
-    page = Tags(found._repr_html_())
+    result = inspect(model, path, target=2)
+    page = Tags(result._repr_html_())
     assert (
         page.tags == {"div", "figure", "img", "figcaption", "p"} and "<script>alert(1)</script>" in page.text
     )
-    Image.open(BytesIO(found._repr_png_())).load()
+    Image.open(BytesIO(result._repr_png_())).load()
     for name in ("look.png", "look.svg", "look.html"):
-        found.save(tmp_path / name)
+        result.save(tmp_path / name)
     assert (
         ElementTree.parse(tmp_path / "look.svg") and b"<script>" not in (tmp_path / "look.html").read_bytes()
     )
     with refused("request.value", "look.gif", ".png, .svg or .html"):
-        found.save(tmp_path / "look.gif")
+        result.save(tmp_path / "look.gif")
 
 
 def test_a_look_is_of_the_picture_however_it_is_given(small, photos):
@@ -288,14 +288,14 @@ def test_a_look_is_of_the_picture_however_it_is_given(small, photos):
     ]
     view = model_view(model, path.read_bytes(), (32, 32))[None]
     expected = attention_rollout(model, normalized(model, view))[0]
-    for found in looks:
-        np.testing.assert_array_equal(found.rollout, expected)
-        assert found.predictions == looks[0].predictions == tuple(vitkit.predict(model, path))
+    for result in looks:
+        np.testing.assert_array_equal(result.rollout, expected)
+        assert result.predictions == looks[0].predictions == tuple(vitkit.predict(model, path))
     assert looks[0].heads.shape == (2, 4, 4) and looks[0].target == f"class {looks[0].predictions[0][0]}"
     assert inspect(model, path, image_size=(16, 24)).colours.shape == (2, 3, 3)
 
 
 def test_a_look_at_a_model_without_a_head_has_no_classes(small):
-    found = inspect(small(classes=0), np.zeros((9, 9), np.uint8))
-    assert found.class_map is None and not found.predictions and "class_maps" in found.skipped
-    assert "attention" in found._repr_html_()
+    result = inspect(small(classes=0), np.zeros((9, 9), np.uint8))
+    assert result.class_map is None and not result.predictions and "class_maps" in result.skipped
+    assert "attention" in result._repr_html_()

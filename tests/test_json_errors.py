@@ -20,14 +20,14 @@ TINY = ["--model", "ViT-Ti/4", "--image-size", "8", "--workers", "0", "--steps",
 def failed(capsys, *words) -> tuple[int, str, str]:
     """Exit code, code and message of a failing command; its line is the same without --json."""
     status = run(*words, "--json")
-    said = capsys.readouterr()
-    found = json.loads(said.out)
-    assert set(found) == {"error"} and set(found["error"]) == {"code", "message"}
-    code, message = found["error"]["code"], found["error"]["message"]
-    assert code in CODES and said.err.splitlines()[-1] == f"vitkit: {message}"
+    messages = capsys.readouterr()
+    result = json.loads(messages.out)
+    assert set(result) == {"error"} and set(result["error"]) == {"code", "message"}
+    code, message = result["error"]["code"], result["error"]["message"]
+    assert code in CODES and messages.err.splitlines()[-1] == f"vitkit: {message}"
     assert run(*words) == status
     plain = capsys.readouterr()
-    assert plain.out == "" and plain.err == said.err
+    assert plain.out == "" and plain.err == messages.err
     return status, code, message
 
 
@@ -58,8 +58,8 @@ def test_a_request_that_cannot_be_met_has_a_code(words, code, value, capsys, tmp
     (tmp_path / "here").mkdir()
     (tmp_path / "notes.txt").write_text("")
     (tmp_path / "broken.zip").write_bytes(b"PK\3\4")
-    status, found, message = failed(capsys, *words.split())
-    assert (status, found) == (2, code) and value in message
+    status, result, message = failed(capsys, *words.split())
+    assert (status, result) == (2, code) and value in message
 
 
 @pytest.mark.parametrize("words, code", [("serve m", "request.unknown"), ("", "request.missing")])
@@ -90,8 +90,8 @@ def test_a_full_or_read_only_disk_has_a_code(capsys, monkeypatch, number, status
 def test_of_several_processes_the_first_answers(capsys, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     assert run("finetune", "nowhere", "--json") == 2
-    said = capsys.readouterr()
-    assert said.out == "" and "'nowhere'" in said.err
+    messages = capsys.readouterr()
+    assert messages.out == "" and "'nowhere'" in messages.err
 
 
 def test_what_cannot_be_written_keeps_the_exit_code():
@@ -117,7 +117,7 @@ def test_an_interrupted_run_is_reported_with_how_to_go_on(tmp_path, capsys):
     rows = tmp_path / "metrics.jsonl"
     threading.Thread(target=stop_after_a_step, daemon=True).start()
     assert run("finetune", "digits", *TINY, "--out", tmp_path, "--json") == 128 + signal.SIGTERM
-    said = capsys.readouterr()
-    error = json.loads(said.out)["error"]
+    messages = capsys.readouterr()
+    error = json.loads(messages.out)["error"]
     assert error["code"] == "training.stopped" and "SIGTERM" in error["message"]
-    assert said.err.splitlines()[-1] == f"vitkit: {error['message']}"
+    assert messages.err.splitlines()[-1] == f"vitkit: {error['message']}"

@@ -71,16 +71,16 @@ def test_without_options_it_chooses_and_says_why(photos, tmp_path, monkeypatch, 
 
 def test_choices_follow_machine_and_data(photos):
     splits = open_splits(replace(recipe("finetune"), data=str(photos)))
-    said: list[automatic.Choice] = []
+    messages: list[automatic.Choice] = []
     base, rules = replace(recipe("finetune"), weights="given"), automatic.RECIPE_RULES
     known = automatic.circumstances(Training(), splits, Runtime("cuda", "bf16"))
-    on_gpu = automatic.decide(base, rules, known, said.append)
-    assert on_gpu.image_size == (384, 384) and "photographs large enough" in said[0].reason
-    assert [choice.what for choice in said] == ["resolution 384", "batch 8", "500 steps"]
+    on_gpu = automatic.decide(base, rules, known, messages.append)
+    assert on_gpu.image_size == (384, 384) and "photographs large enough" in messages[0].reason
+    assert [choice.what for choice in messages] == ["resolution 384", "batch 8", "500 steps"]
     fixed = Training(image_size="64", batch=24, steps=7)
     known = automatic.circumstances(fixed, splits, Runtime())
-    by_hand = automatic.decide(replace(base, batch=24), rules, known, said.append)
-    assert by_hand == replace(base, batch=24) and len(said) == 3
+    by_hand = automatic.decide(replace(base, batch=24), rules, known, messages.append)
+    assert by_hand == replace(base, batch=24) and len(messages) == 3
 
 
 def test_a_rule_is_a_pure_function_from_recipe_to_recipe(photos):
@@ -327,9 +327,9 @@ def test_weights_and_a_model_are_not_taken_together(verb, words, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "b16.npz").write_bytes(b"")
     assert run(verb, "digits", *words, "--out", tmp_path / "run", "--device", "cpu") == 2
-    said = capsys.readouterr().err
-    assert "--weights b16.npz and model" in said
-    assert said.count("\n") == 1 and not (tmp_path / "run").exists()
+    messages = capsys.readouterr().err
+    assert "--weights b16.npz and model" in messages
+    assert messages.count("\n") == 1 and not (tmp_path / "run").exists()
 
 
 def test_a_recipe_that_names_a_model_still_starts_from_weights(tmp_path, small, capsys):

@@ -62,8 +62,8 @@ def test_bar_step_time_and_loss_stand_at_any_width(columns):
     drawn = [line for line in lines if "/20000" in line and "loss" in line]
     assert len(drawn) > 3 and max(map(len, lines)) <= columns
     for line in drawn:
-        found = re.match(MUST, line)
-        assert found and len(found[2]) >= 4, line
+        result = re.match(MUST, line)
+        assert result and len(result[2]) >= 4, line
         assert ("train" in line) == ("left" in line) == (columns > 40)
         assert ("accuracy" in line) == (columns >= 80) and ("data wait" in line) == (columns == 200)
     assert len({(len(line), line.index("/20000"), line.index("loss")) for line in drawn}) == 1  # no jitter

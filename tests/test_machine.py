@@ -42,8 +42,8 @@ def test_each_want_is_told_with_its_remedy(change, severity, words):
 
 
 def test_errors_come_first():
-    found = find_problems(replace(GOOD, open_files=1, writable=False, gpus=(), driver=False))
-    assert [one.severity for one in found] == ["error", "warning", "note"]
+    result = find_problems(replace(GOOD, open_files=1, writable=False, gpus=(), driver=False))
+    assert [one.severity for one in result] == ["error", "warning", "note"]
 
 
 def test_the_least_versions_are_those_that_are_installed_by():
@@ -55,8 +55,8 @@ def test_the_least_versions_are_those_that_are_installed_by():
 def test_this_machine_is_looked_at_and_nothing_is_left_behind(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run("doctor", "--machine", "--model", "ViT-Ti/16", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["ok"] and told["machine"]["disk_needed"] == 40 * 5_717_416
+    output = json.loads(capsys.readouterr().out)
+    assert output["ok"] and output["machine"]["disk_needed"] == 40 * 5_717_416
     assert not any(tmp_path.iterdir())
     assert run("doctor", "--machine") == 0 and "no problems" in capsys.readouterr().out
 

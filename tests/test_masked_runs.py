@@ -59,8 +59,8 @@ def test_a_run_leaves_a_plain_model_and_says_how_well_patches_were_told(straight
     model = vitkit.load(straight / "model.safetensors")
     assert model.head is None and model.mask_token is None and model.labels == ()
     assert not [name for name in model.state_dict() if name.startswith(("vit.", "predict."))]
-    told = rows(straight)
-    assert {"val_accuracy", "val_loss", "val_images"} <= set(told[4]) and "test_accuracy" in told[-1]
+    output = rows(straight)
+    assert {"val_accuracy", "val_loss", "val_images"} <= set(output[4]) and "test_accuracy" in output[-1]
     from safetensors.torch import load_file
 
     kept = load_file(complete(straight / "checkpoints")[-1] / "state-00000.safetensors")
@@ -125,10 +125,10 @@ def test_recomputed_activations_change_no_bit(straight, tmp_path):
 
 def test_the_corruption_of_evaluation_does_not_depend_on_the_batch(tmp_path):
     still = {"schedule": replace(masked().schedule, rate=0.0), "length": Duration(steps=1), "evaluations": 0}
-    found = [go(tmp_path / str(batch), masked(batch=batch, **still)).test for batch in (16, 7)]
-    assert found[0]["loss"] == pytest.approx(found[1]["loss"], abs=1e-6)
-    assert found[0]["loss"] == pytest.approx(np.log(512), abs=1e-5)  # nothing was learned: chance
-    assert found[0]["accuracy"] == pytest.approx(found[1]["accuracy"], abs=1e-9)
+    actual = [go(tmp_path / str(batch), masked(batch=batch, **still)).test for batch in (16, 7)]
+    assert actual[0]["loss"] == pytest.approx(actual[1]["loss"], abs=1e-6)
+    assert actual[0]["loss"] == pytest.approx(np.log(512), abs=1e-5)  # nothing was learned: chance
+    assert actual[0]["accuracy"] == pytest.approx(actual[1]["accuracy"], abs=1e-9)
 
 
 def spread(steps: int = 12, **changes) -> Recipe:
@@ -164,8 +164,8 @@ def test_from_the_command_line_to_a_classifier(tmp_path, capsys):
     assert run(*words, "--plan", "--json") == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 8 and not out.exists()
     assert run(*words) == 0
-    told = capsys.readouterr().out
-    assert "corrupted patches of 20 test images" in told and f"--weights {out}" in told
+    output = capsys.readouterr().out
+    assert "corrupted patches of 20 test images" in output and f"--weights {out}" in output
     assert run(*words, "--json") == 0  # again: nothing left but to tell
     assert json.loads(capsys.readouterr().out)["test"]["top1"] is None
     tune = ["finetune", "digits", "--weights", out, "--steps", "6", "--image-size", "24", *WORDS[4:]]
@@ -195,8 +195,8 @@ def test_from_the_command_line_to_a_classifier(tmp_path, capsys):
 
 def test_recipes_are_listed(capsys):
     assert run("list", "recipes") == 0
-    told = capsys.readouterr().out
-    assert "masked" in told and "masked-imagenet" in told
+    output = capsys.readouterr().out
+    assert "masked" in output and "masked-imagenet" in output
 
 
 def test_images_without_labels_are_enough(tmp_path):

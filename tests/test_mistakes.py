@@ -32,9 +32,9 @@ from vitkit.errors import did_you_mean
 )
 def test_the_nearest_word_is_named_in_one_line(words, wrong, right, capsys):
     assert run(*words.split()) == 2
-    told = capsys.readouterr()
-    assert not told.out and told.err.count("\n") == 1
-    assert wrong in told.err and f"did you mean {right}?" in told.err
+    output = capsys.readouterr()
+    assert not output.out and output.err.count("\n") == 1
+    assert wrong in output.err and f"did you mean {right}?" in output.err
 
 
 @pytest.mark.parametrize("verb", ["finetune", "pretrain"])
@@ -87,9 +87,9 @@ def test_a_wrong_value_of_a_deprecated_flag_names_the_current_one(capsys):
 )
 def test_every_other_mistake_is_one_line_too(words, named, capsys):
     assert run(*words.split()) == 2
-    told = capsys.readouterr()
-    assert not told.out and told.err.count("\n") == 1 and named in told.err
-    assert "did you mean" not in told.err and "--help" in told.err
+    output = capsys.readouterr()
+    assert not output.out and output.err.count("\n") == 1 and named in output.err
+    assert "did you mean" not in output.err and "--help" in output.err
 
 
 @pytest.mark.parametrize("verb", WORDS)

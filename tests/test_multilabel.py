@@ -70,8 +70,8 @@ def test_it_is_evaluated_by_the_command(trained, tagged, capsys):
     stored = json.loads((trained / "result.json").read_text())["test"]
     assert found["mean_average_precision"] == pytest.approx(stored["mean_average_precision"])
     assert run("evaluate", trained, tagged, "--workers", 0) == 0
-    told = capsys.readouterr().out
-    assert "average precision" in told and f"F1 {100 * found['f1']:.0f} %" in told and "striped" in told
+    output = capsys.readouterr().out
+    assert "average precision" in output and f"F1 {100 * found['f1']:.0f} %" in output and "striped" in output
 
 
 def test_it_predicts_each_label_for_itself(trained, tagged, tmp_path, capsys):
@@ -157,8 +157,8 @@ def test_adapt_keeps_it_with_the_head_and_drops_it_with_the_head(small, small_re
 def test_probabilities_sum_to_one_only_where_one_label_is_told(small, tmp_path):
     model = small()
     Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(tmp_path / "x.png")
-    said = dict(vitkit.predict(model, tmp_path / "x.png"))
-    assert sum(said.values()) == pytest.approx(1, abs=1e-6)
+    messages = dict(vitkit.predict(model, tmp_path / "x.png"))
+    assert sum(messages.values()) == pytest.approx(1, abs=1e-6)
     model.multilabel = True
     several = vitkit.predict(model, tmp_path / "x.png")
     pixels = torch.full((1, 3, 32, 32), -1.0)

@@ -66,8 +66,8 @@ def test_predictions_as_csv_are_neutral_and_as_json_exact(model, photo, capsys):
     assert run("predict", model, photo, "--device", "cpu", "--json") == 0
     text = capsys.readouterr().out
     assert not CONTROL.search(text) and text.isascii()
-    (told,) = json.loads(text)
-    assert told["image"] == str(photo) and {one["label"] for one in told["top"]} == set(EVIL)
+    (output,) = json.loads(text)
+    assert output["image"] == str(photo) and {one["label"] for one in output["top"]} == set(EVIL)
 
 
 def test_what_cannot_be_read_is_named_without_control_characters(model, tmp_path, capsys):
@@ -76,8 +76,8 @@ def test_what_cannot_be_read_is_named_without_control_characters(model, tmp_path
     assert run("predict", model, bad, "--device", "cpu") == 1
     assert run("show", model) == 0
     assert run("show", "no\x1b[2Jmodel\u202e") == 2
-    told = capsys.readouterr()
-    assert not CONTROL.search(told.out + told.err) and "bad[U+001B][31m\\n.png" in told.err
+    output = capsys.readouterr()
+    assert not CONTROL.search(output.out + output.err) and "bad[U+001B][31m\\n.png" in output.err
 
 
 def test_classes_of_an_evaluation_are_neutral(model, small, tmp_path, capsys):
@@ -85,10 +85,10 @@ def test_classes_of_an_evaluation_are_neutral(model, small, tmp_path, capsys):
         (tmp_path / "data" / name).mkdir(parents=True)
         Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / "data" / name / "0.png")
     assert run("evaluate", model, tmp_path / "data", "--device", "cpu", "--workers", 0) == 0
-    told = capsys.readouterr()
-    assert not CONTROL.search(told.out + told.err) and "a[U+001B][2Jb" in told.out
+    output = capsys.readouterr()
+    assert not CONTROL.search(output.out + output.err) and "a[U+001B][2Jb" in output.out
     assert run("evaluate", model, tmp_path / "data", "--device", "cpu", "--workers", 0, "--json") == 0
     assert set(json.loads(capsys.readouterr().out)["per_class"]) == set(EVIL)
     run("doctor", tmp_path / "data")
-    told = capsys.readouterr()
-    assert not CONTROL.search(told.out + told.err)
+    output = capsys.readouterr()
+    assert not CONTROL.search(output.out + output.err)

@@ -65,8 +65,8 @@ def test_an_odd_recipe_is_one_line_that_names_the_file(kind, folder, capsys):
     with refused("recipe.format", path):
         read_recipe(path)
     assert run("finetune", "digits", "--out", folder, *TINY) == 2
-    told = capsys.readouterr().err
-    assert str(path) in told and told.count("\n") == 1 and len(told) < 1000
+    output = capsys.readouterr().err
+    assert str(path) in output and output.count("\n") == 1 and len(output) < 1000
     assert run("report", folder) in (0, 2)
     assert "Traceback" not in capsys.readouterr().err
 
@@ -109,18 +109,18 @@ def test_odd_lines_among_the_metrics_are_passed_over_by_report_study_and_resume(
     assert run("report", folder) == 0
     (folder / "result.json").unlink()  # else it would be finished
     assert run("finetune", "digits", "--out", folder, *TINY) == 0
-    told = capsys.readouterr().err
-    assert f"{path}: " in told and "dropped" in told
+    output = capsys.readouterr().err
+    assert f"{path}: " in output and "dropped" in output
     assert [row["step"] for row in map(json.loads, path.read_text().splitlines())].count(6) >= 1
 
 
 def test_a_journal_keeps_the_lines_that_are_rows_as_they_are(tmp_path):
     lines = ['{"step": 1, "loss":  0.5}', "[]", '{"step": 2, "loss": NaN}', '{"step": 3, "loss": 1.0}']
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    said: list[str] = []
-    Journal(tmp_path, 2, say=said.append).close()
+    messages: list[str] = []
+    Journal(tmp_path, 2, say=messages.append).close()
     assert (tmp_path / "metrics.jsonl").read_text().splitlines() == [lines[0], lines[2]]
-    assert len([text for text in said if "dropped 1" in text]) == 1
+    assert len([text for text in messages if "dropped 1" in text]) == 1
 
 
 @pytest.mark.parametrize("name", ["result", "environment", "doctor", "mistakes", "unusable", "task"])
@@ -133,19 +133,19 @@ def test_other_odd_files_are_no_traceback_in_a_report(name, content, folder, cap
     (folder / f"{name}.json").write_text(content)
     assert run("report", folder) in (0, 2)
     assert run("report", folder, folder, "--out", folder / "both.html") in (0, 2)
-    told = capsys.readouterr().err
-    assert all(str(folder) in line for line in told.splitlines())
+    output = capsys.readouterr().err
+    assert all(str(folder) in line for line in output.splitlines())
 
 
 def numeric(kind: type = Recipe, prefix: str = "") -> dict[str, typing.Any]:
     """Every field of a recipe with numbers in it, by the name that --set takes."""
-    found = {}
+    result = {}
     for name, hint in typing.get_type_hints(kind).items():
         if dataclasses.is_dataclass(hint):
-            found |= numeric(hint, f"{prefix}{name}.")
+            result |= numeric(hint, f"{prefix}{name}.")
         elif {int, float} & {hint, *typing.get_args(hint)}:
-            found[prefix + name] = hint
-    return found
+            result[prefix + name] = hint
+    return result
 
 
 def test_every_number_of_a_recipe_has_a_range():
@@ -225,5 +225,5 @@ def test_a_value_that_no_training_can_have_is_refused(verb, words, phrase, tmp_p
     base = ["--model", "ViT-Ti/4", "--workers", "0", "--out", str(tmp_path / "run")]
     base += [] if "--image-size" in words else ["--image-size", "8"]
     assert run(verb, "digits", *base, *words) == 2
-    told = capsys.readouterr().err
-    assert phrase in told and told.count("\n") == 1 and not (tmp_path / "run").exists()
+    output = capsys.readouterr().err
+    assert phrase in output and output.count("\n") == 1 and not (tmp_path / "run").exists()

@@ -229,13 +229,13 @@ class AppleTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        found = super().__torch_function__(func, types, args, kwargs or {})
+        actual = super().__torch_function__(func, types, args, kwargs or {})
         if func is torch.Tensor.cpu or (func is torch.Tensor.to and "cpu" in args[1:]):
-            return found.as_subclass(torch.Tensor)
-        for value in found if isinstance(found, tuple | list) else [found]:
+            return actual.as_subclass(torch.Tensor)
+        for value in actual if isinstance(actual, tuple | list) else [actual]:
             if isinstance(value, AppleTensor) and value.dtype == torch.float64:
                 raise TypeError("Cannot convert a MPS Tensor to float64")
-        return found
+        return actual
 
 
 def apple(tensor: torch.Tensor) -> torch.Tensor:
@@ -251,8 +251,8 @@ def test_the_stand_in_for_apples_gpus_has_no_float64():
 def test_features_on_apples_gpus_are_measured_without_float64():
     x, y = torch.randn(40, 5, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
     x[:, 0] += 4 * y
-    found = probe(apple(x), y, apple(x), y, rates=(0.1,), epochs=5)
-    assert found == probe(x, y, x, y, rates=(0.1,), epochs=5)
+    actual = probe(apple(x), y, apple(x), y, rates=(0.1,), epochs=5)
+    assert actual == probe(x, y, x, y, rates=(0.1,), epochs=5)
     assert fewshot_grid(apple(x), y, apple(x), y) == fewshot_grid(x, y, x, y)
     assert agreement(apple(x), apple(x)).same_top1 == 1
 
@@ -262,11 +262,11 @@ def test_predictions_on_apples_gpus_are_measured_without_float64(several):
     images, labels = torch.randn(6, 7, generator=torch.Generator().manual_seed(0)), torch.arange(6)
     labels = labels[:, None] if several else labels
     measure = multilabel_accuracy if several else accuracy
-    found, plain = (
+    actual, plain = (
         measure(lambda x, wrap=wrap: wrap(x), [{"image": images, "label": labels}], 7)
         for wrap in (apple, lambda x: x)
     )
-    assert found.loss == plain.loss and found.top1 == plain.top1
+    assert actual.loss == plain.loss and actual.top1 == plain.top1
 
 
 def test_apples_gpus_are_asked_for_by_name_and_refused_where_there_are_none():

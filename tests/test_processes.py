@@ -127,17 +127,17 @@ def spoilt(tmp_path):
 def test_unusable_files_leave_the_same_gaps_on_any_number(spoilt, tmp_path):
     """Two images a process and one a piece: some pieces and some processes are left without any."""
     r = small(20, data=str(spoilt), batch=8, micro_batch=1)
-    found = {}
+    actual = {}
     for world, parallel in ((1, "ddp"), (4, "ddp"), (4, "fsdp")):
         out = tmp_path / f"{world}-{parallel}"
-        found[out] = together(world, go, r, out, {"max_bad": 0.5}, parallel=parallel)
+        actual[out] = together(world, go, r, out, {"max_bad": 0.5}, parallel=parallel)
         assert losses(out) == pytest.approx(losses(tmp_path / "1-ddp"), **CLOSE)
         assert batches(out) == batches(tmp_path / "1-ddp")
     used = [{place // 2 for place, _, _ in rows} for rows in batches(out).values()]
     assert any(len(processes) < 4 for processes in used), "no process was without an image"
-    counted = {result["cost"]["unusable_images"] for results in found.values() for result in results}
+    counted = {result["cost"]["unusable_images"] for results in actual.values() for result in results}
     assert len(counted) == 1 and counted.pop() >= 3
-    tested = [results[0]["test"]["images"] for results in found.values()]
+    tested = [results[0]["test"]["images"] for results in actual.values()]
     assert len(set(tested)) == 1
 
 
@@ -179,8 +179,8 @@ def test_a_checkpoint_with_a_bad_part_is_passed_over_and_two_sound_ones_stay(tmp
     newest = complete(tmp_path / "other" / "checkpoints")[-1]
     part = newest / "state-00001.safetensors"
     part.unlink() if harm == "missing" else part.write_bytes(part.read_bytes()[:-1] + b"\x55")
-    found, damaged = latest(newest.parent)
-    assert found.name == "step-00000007" and damaged == ["step-00000008"]
+    actual, damaged = latest(newest.parent)
+    assert actual.name == "step-00000007" and damaged == ["step-00000008"]
     together(2, go, small(8), tmp_path / "other", {}, parallel="fsdp")
     assert same(tmp_path / "run", tmp_path / "other")
     assert latest(newest.parent) == (newest, []) and len(complete(newest.parent)) == 2

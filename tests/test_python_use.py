@@ -218,6 +218,6 @@ def test_a_users_script_passes_mypy_strict_against_the_installed_package(tmp_pat
     done = subprocess.run(
         [sys.executable, "-m", "mypy", *words], cwd=tmp_path, env=env, capture_output=True, text=True
     )
-    found = [line for line in done.stdout.splitlines() if ": error:" in line]
-    places = dict.fromkeys(tuple(line.split(":")[:2]) for line in found)
+    result = [line for line in done.stdout.splitlines() if ": error:" in line]
+    places = dict.fromkeys(tuple(line.split(":")[:2]) for line in result)
     assert list(places) == [("wrong.py", str(number)) for number in range(2, 9)], done.stdout

@@ -59,8 +59,8 @@ def rows():
 
 def test_table_3_has_these_rows_and_no_others():
     made = [r for name in RECIPES if (r := recipe(name)).about.startswith("Table 3") and r.name == name]
-    found = {(r.name.split(".")[0], r.model, int(r.length.epochs)) for r in made}
-    assert found == {(data, model, int(epochs)) for data, model, epochs, *_ in rows()}
+    result = {(r.name.split(".")[0], r.model, int(r.length.epochs)) for r in made}
+    assert result == {(data, model, int(epochs)) for data, model, epochs, *_ in rows()}
     assert len(made) == len(rows())
 
 

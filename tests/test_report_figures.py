@@ -112,10 +112,10 @@ def test_bright_corners_do_not_flatten_a_map(side):
     heat = np.linspace(0, 1, side * side).reshape(side, side)
     bright = heat.copy()
     bright[[0, 0, -1, -1], [0, -1, 0, -1]] = 1000.0
-    found = in_blocks(bright, (side, side))
+    result = in_blocks(bright, (side, side))
     inner = np.ones((side, side), bool)
     inner[[0, 0, -1, -1], [0, -1, 0, -1]] = False
-    assert np.ptp(found[inner].sum(-1).astype(int)) > 600 and (found[~inner] == COLOURS[-1]).all()
+    assert np.ptp(result[inner].sum(-1).astype(int)) > 600 and (result[~inner] == COLOURS[-1]).all()
     flat = in_blocks(bright, (side, side), 1.0)
     assert np.ptp(flat[inner].sum(-1).astype(int)) < 20
 
@@ -123,14 +123,14 @@ def test_bright_corners_do_not_flatten_a_map(side):
 def test_the_overlay_is_the_grey_photograph_and_the_enlarged_map_mixed():
     heat = np.random.default_rng(3).random((2, 3)).astype(np.float32)
     heat01 = (heat - heat.min()) / (heat.max() - heat.min())
-    found, lit = overlay(PHOTO, heat, strength=0.4, quantile=1), masked(PHOTO, heat, quantile=1)
-    assert found.dtype == np.uint8 and found.shape == PHOTO.shape
+    result, lit = overlay(PHOTO, heat, strength=0.4, quantile=1), masked(PHOTO, heat, quantile=1)
+    assert result.dtype == np.uint8 and result.shape == PHOTO.shape
     for y, x in np.ndindex(24, 36):
         value = written(heat01, 24, 36, y, x)
         low = min(int(value * 16), 15)
         colour = COLOURS[low] + (value * 16 - low) * (COLOURS[low + 1].astype(float) - COLOURS[low])
         grey = 0.299 * PHOTO[y, x, 0] + 0.587 * PHOTO[y, x, 1] + 0.114 * PHOTO[y, x, 2]
-        np.testing.assert_allclose(found[y, x], 0.6 * grey + 0.4 * colour, atol=0.51)
+        np.testing.assert_allclose(result[y, x], 0.6 * grey + 0.4 * colour, atol=0.51)
         np.testing.assert_allclose(lit[y, x], PHOTO[y, x] * value, atol=0.51)
 
 
@@ -174,9 +174,9 @@ def test_every_patch_is_a_block_of_its_colour():
 
 def test_tiles_stand_in_their_places_with_gaps_between():
     tiles = np.arange(6.0).reshape(2, 3, 1, 1, 1).repeat(2, 2).repeat(2, 3)
-    found = mosaic(tiles, gap=1, fill=-1)[..., 0]
-    assert found.shape == (5, 8) and (found[:2, 3:5] == 1).all() and (found[3:, 6:] == 5).all()
-    assert (found[2] == -1).all() and (found[:, 2] == -1).all()
+    result = mosaic(tiles, gap=1, fill=-1)[..., 0]
+    assert result.shape == (5, 8) and (result[:2, 3:5] == 1).all() and (result[3:, 6:] == 5).all()
+    assert (result[2] == -1).all() and (result[:, 2] == -1).all()
 
 
 def test_of_many_rows_some_are_drawn():

@@ -62,15 +62,15 @@ def mistake(key, truth, said, confidence=0.97, picture="") -> dict:
 
 def found(classes=("cat", "dog", "emu"), **changes) -> dict:
     """A finished run as its folder tells of it."""
-    told = flat(json.loads(json.dumps(asdict(recipe("finetune")))))
-    usual = dict(told)
-    told |= {"data": "photos", "weights": "ViT-B/16.augreg-i21k", "batch": 32, "seed": 0}
+    output = flat(json.loads(json.dumps(asdict(recipe("finetune")))))
+    usual = dict(output)
+    output |= {"data": "photos", "weights": "ViT-B/16.augreg-i21k", "batch": 32, "seed": 0}
     rows = [{"step": s, "loss": 2 / s, "accuracy": 1 - 1 / s, "rate": 0.01, "images": 32, "seconds": 0.5}
             for s in range(1, 301)]  # fmt: skip
     rows += [{"step": s, "val_top1": 0.8, "val_loss": 0.5, "val_images": 10} for s in (100, 200, 300)]
     worst = [mistake(f"{c}/1.jpg", c, classes[i - 1]) for i, c in enumerate(classes[:24])]
     return shown_by_task({
-        "name": "photos", "place": "runs/photos", "recipe": told, "usual": usual, "metrics": rows,
+        "name": "photos", "place": "runs/photos", "recipe": output, "usual": usual, "metrics": rows,
         "result": {"run": "runs/photos", "model": "m", "steps": 300, "cost": COST,
                    "test": evaluation(classes)},
         "mistakes": {"images": 30, "wrong": 3, "pairs": None, "calibration": [[0.9, 0.8, 20], [0.5, 0.5, 10]],

@@ -95,8 +95,8 @@ def test_unsure_is_the_label_in_text_and_csv_and_a_field_in_json(model, photos, 
     assert row["label"] == ("unsure" if unsure else "dark, night")
     assert float(row["probability"]) == pytest.approx(0.55, abs=1e-3)
     assert run(*words, "--json") == 0
-    [told] = json.loads(capsys.readouterr().out)
-    assert told["unsure"] is unsure and told["label"] == "dark, night"
+    [output] = json.loads(capsys.readouterr().out)
+    assert output["unsure"] is unsure and output["label"] == "dark, night"
     assert run(*words[:-2], "--json") == 0
     assert "unsure" not in json.loads(capsys.readouterr().out)[0]
 
@@ -111,7 +111,7 @@ def test_images_are_copied_to_their_labels_and_nothing_is_overwritten(model, pho
     (out / "dark, night").mkdir(parents=True)
     (out / "dark, night" / "b.png").write_bytes(b"of the user")
     assert run(*words) == 1  # one cannot be read
-    assert "3 images copied" in (told := capsys.readouterr()).out and "1 unreadable" in told.out
+    assert "3 images copied" in (output := capsys.readouterr()).out and "1 unreadable" in output.out
     names = {"a.png", "a-2.png", "b.png", "b-2.png"}
     assert set(tree(out)) == {f"dark, night/{name}" for name in names}
     assert tree(out)["dark, night/b.png"] == b"of the user" and tree(photos) == before
@@ -119,9 +119,9 @@ def test_images_are_copied_to_their_labels_and_nothing_is_overwritten(model, pho
     assert copies == {before[name] for name in ("a.png", "again/a.png", "b.png")}
     sorted_first = tree(out)
     assert run(*words, "--json") == 1
-    told = capsys.readouterr()
-    assert tree(out) == sorted_first and "0 images copied" in told.err and "3 already there" in told.err
-    rows = json.loads(told.out)
+    output = capsys.readouterr()
+    assert tree(out) == sorted_first and "0 images copied" in output.err and "3 already there" in output.err
+    rows = json.loads(output.out)
     assert {row["copied_to"] for row in rows if "label" in row} == {
         str(out / "dark, night" / name) for name in names - {"b.png"}
     }

@@ -34,9 +34,9 @@ def test_ray_comes_to_the_same_table(tmp_path, here):
     pytest.importorskip("ray")
     plan = tiny_plan(seeds=1)
     with RayExecutor(Resources("cpu"), processes=2) as executor:
-        found = run_jobs(jobs(plan, tmp_path), executor)
+        result = run_jobs(jobs(plan, tmp_path), executor)
     assert numbers(tmp_path, plan) == here
-    assert [one.name for one in plan.trials if found[one.name].error] == [t.name for t in plan.trials[-2:]]
+    assert [one.name for one in plan.trials if result[one.name].error] == [t.name for t in plan.trials[-2:]]
 
 
 @pytest.mark.slow
@@ -45,9 +45,9 @@ def test_submitit_comes_to_the_same_table(tmp_path, here):
     plan = tiny_plan(seeds=1)
     options = {"timeout_min": 5, "cpus_per_task": 1}
     with SlurmExecutor(Resources("cpu", cores=1), tmp_path / "jobs", options, cluster="local") as executor:
-        found = run_jobs(jobs(plan, tmp_path), executor)
+        result = run_jobs(jobs(plan, tmp_path), executor)
     assert numbers(tmp_path, plan) == here
-    assert [one.name for one in plan.trials if found[one.name].error] == [t.name for t in plan.trials[-2:]]
+    assert [one.name for one in plan.trials if result[one.name].error] == [t.name for t in plan.trials[-2:]]
 
 
 def test_slurm_says_what_is_missing(tmp_path, monkeypatch):

@@ -39,8 +39,8 @@ def test_a_failure_is_listed_while_others_finish_and_what_is_done_is_not_run_aga
     assert failed[after]["error"] == f"not run: {broken} failed"
 
     rows = table_rows(tmp_path, plan)
-    told = report(tmp_path)
-    assert told["finished"] == len(rows) == 5 and set(told["failed"]) == {broken, after}
+    output = report(tmp_path)
+    assert output["finished"] == len(rows) == 5 and set(output["failed"]) == {broken, after}
     for row in rows:
         result = json.loads((tmp_path / "trials" / row["trial"] / "result.json").read_text())
         assert (row["top1"], row["fewshot_mean"]) == (
@@ -78,12 +78,12 @@ def test_a_tuned_trial_starts_from_the_model_it_needs_by_the_convention_it_names
     run_trial(first, tmp_path, WorkerConfig(threads=1))
     larger = replace(tuned.recipe, image_size=(24, 24))
     for resize in ("official", "torchvision"):
-        found = run_trial(
+        actual = run_trial(
             replace(tuned, name=resize, recipe=larger, resize=resize), tmp_path, WorkerConfig(threads=1)
         )
         from vitkit.weights.load import load
 
-        model = load(found["model"])
+        model = load(actual["model"])
         assert model.config.position_resize == resize and model.config.grid == (6, 6)
         assert not (tmp_path / "trials" / resize / "checkpoints").exists()
 
@@ -97,16 +97,16 @@ def test_a_trial_by_the_protocol_compares_rates_on_held_out_images_and_reports_t
     }
     one = replace(tuned, compared=some)
     run_trial(first, tmp_path, WorkerConfig(threads=1))
-    found = run_trial(one, tmp_path, WorkerConfig(threads=1))
+    actual = run_trial(one, tmp_path, WorkerConfig(threads=1))
     folder = tmp_path / "trials" / one.name
-    assert found["chosen"] == "rate-0.1" and found["tried"]["rate-0.1"] == max(found["tried"].values())
+    assert actual["chosen"] == "rate-0.1" and actual["tried"]["rate-0.1"] == max(actual["tried"].values())
     final = json.loads((folder / "seed-0" / "recipe.json").read_text())
-    assert final["train_on"] == "train+val" and f"rate-{final['schedule']['rate']:g}" == found["chosen"]
-    assert final["weights"].endswith(f"{first.name}/model.safetensors") and found["test"]["split"] == "test"
+    assert final["train_on"] == "train+val" and f"rate-{final['schedule']['rate']:g}" == actual["chosen"]
+    assert final["weights"].endswith(f"{first.name}/model.safetensors") and actual["test"]["split"] == "test"
     assert not list(folder.rglob("checkpoints"))
     assert [p.parent.name for p in sorted(folder.rglob("model.safetensors"))] == [one.name, "seed-0"]
     (row,) = [r for r in table_rows(tmp_path, replace(plan, trials=(first, one))) if r["chosen"]]
-    assert (row["chosen"], row["top1"]) == (found["chosen"], found["test"]["top1"])
+    assert (row["chosen"], row["top1"]) == (actual["chosen"], actual["test"]["top1"])
 
 
 @pytest.mark.slow
@@ -129,9 +129,9 @@ def test_what_is_compiled_for_one_trial_serves_all_of_its_shape(tmp_path):
 def test_a_killed_process_costs_its_own_job_only():
     jobs = [Job("dies", killed, ()), *(Job(f"job {i}", answered, (i,)) for i in range(6))]
     with LocalExecutor(worker_configs("cpu", 2)) as executor:
-        found = run_jobs([*jobs, Job("after", answered, (9,), needs="dies")], executor)
-    assert "SIGKILL" in found["dies"].error and "dies failed" in found["after"].error
-    assert [found[f"job {i}"].value for i in range(6)] == list(range(6))
+        actual = run_jobs([*jobs, Job("after", answered, (9,), needs="dies")], executor)
+    assert "SIGKILL" in actual["dies"].error and "dies failed" in actual["after"].error
+    assert [actual[f"job {i}"].value for i in range(6)] == list(range(6))
 
 
 def test_the_verb_lists_plans_and_refuses(tmp_path, capsys):
@@ -164,8 +164,8 @@ def test_stopped_by_a_signal_all_trials_save_and_the_same_command_goes_on(tmp_pa
     assert len(saved) == 2 and not list(tmp_path.glob("trials/*/result.json"))
     done = subprocess.run(words, capture_output=True, env=environment, timeout=170)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["finished"] == told["trials"] == 4 and not told["failed"]
+    output = json.loads(done.stdout)
+    assert output["finished"] == output["trials"] == 4 and not output["failed"]
 
 
 @pytest.mark.slow
@@ -174,7 +174,7 @@ def test_a_budget_is_kept(tmp_path, capsys):
              "cpu", "--processes", "2", "--size", "0", "--out", str(tmp_path), "--json"]  # fmt: skip
     begun = time.monotonic()
     assert run(*words) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["finished"] == told["trials"] == 10
+    output = json.loads(capsys.readouterr().out)
+    assert output["finished"] == output["trials"] == 10
     assert time.monotonic() - begun < 250  # a shared machine may be much slower than when it was timed
     assert len(list((tmp_path / "figures").glob("*twice-as-long.svg"))) == 1

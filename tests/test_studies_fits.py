@@ -115,11 +115,11 @@ def test_compute_is_compared_at_equal_score():
     assert found.words.startswith("4.00 [4.00, 4.00] times the compute")
     apart = [row | {"score": row["score"] / 100} if row["family"] == "ViT" else row for row in table]
     assert evaluate_claim(about, apart, "score").outcome == INCONCLUSIVE
-    told = laws(table, ["family"], "score")
-    assert {(one["family"], one["kind"]) for one in told} == {
+    output = laws(table, ["family"], "score")
+    assert {(one["family"], one["kind"]) for one in output} == {
         (family, kind) for family in ("ViT", "ResNet") for kind in ("power", "log-linear")
     }
-    assert told[1]["exponent"] == pytest.approx(0.1)
+    assert output[1]["exponent"] == pytest.approx(0.1)
 
 
 def test_every_study_states_claims():

@@ -118,8 +118,8 @@ def test_at_the_papers_scale_scaling_is_table_6():
     assert len(rows) == 18 == len([t for t in trials if not t.needs])
     assert set(first) == {(model, int(epochs)) for model, epochs, _ in rows}
     for model, epochs, printed in rows:
-        found = trial_flops(first[model, int(epochs)], named, {"digits": 303_000_000}) / 1e18
-        assert found == pytest.approx(float(printed), rel=0.05), (model, epochs)
+        result = trial_flops(first[model, int(epochs)], named, {"digits": 303_000_000}) / 1e18
+        assert result == pytest.approx(float(printed), rel=0.05), (model, epochs)
     assert {t.needs for t in trials if t.needs} == {t.name for t in first.values()}
 
 
@@ -159,9 +159,9 @@ def test_planned_work_of_a_part_of_the_data_is_of_its_own_images():
         "pretrain-sets", scale="paper", seeds=1, images=images, rows=("jft",), downstream_images=3000
     )
     named = {one.name: one for one in trials}
-    found = {one.factors["set"]: trial_flops(one, named, {"digits": images}) for one in trials
+    result = {one.factors["set"]: trial_flops(one, named, {"digits": images}) for one in trials
              if one.recipe.model == "ViT-B/16"}  # fmt: skip
-    assert found["3%"] / found["100%"] == pytest.approx(0.03, rel=1e-3)
+    assert result["3%"] / result["100%"] == pytest.approx(0.03, rel=1e-3)
 
 
 def test_each_pretraining_set_has_its_own_rows_of_table_3(tmp_path):
@@ -178,8 +178,8 @@ def test_each_pretraining_set_has_its_own_rows_of_table_3(tmp_path):
     for one in made("pretrain-sets", **several):
         if not one.needs:
             r = one.recipe
-            found = (r.length.epochs, r.schedule.rate, r.schedule.decay, r.optimizer.weight_decay, r.dropout)
-            table[r.data, r.model] = found
+            result = (r.length.epochs, r.schedule.rate, r.schedule.decay, r.optimizer.weight_decay, r.dropout)
+            table[r.data, r.model] = result
             hidden = {"B": 768, "L": 1024, "H": 1280}[r.model[4]] if "ViT" in r.model else None
             assert r.model_options == ({"representation": hidden} if hidden else {})
     small, middle = (300, 3e-3, "cosine", 0.3, 0.1), (90, 1e-3, "linear", 0.03, 0.1)
@@ -193,12 +193,12 @@ def test_each_pretraining_set_has_its_own_rows_of_table_3(tmp_path):
         **{(data, model): (*row[:4], 0) for data, row in (("a", small), ("b", middle))
            for model in ("BiT-R50x1", "BiT-R152x2")},
     }  # fmt: skip
-    told = made("pretrain-sets", **several, rows=("jft", "imagenet", "i21k"))
-    found = {one.recipe.data: one.recipe.name.split(".")[0] for one in told if not one.needs}
-    assert found == {"a": "jft", "b": "imagenet", "c": "i21k"}
+    output = made("pretrain-sets", **several, rows=("jft", "imagenet", "i21k"))
+    result = {one.recipe.data: one.recipe.name.split(".")[0] for one in output if not one.needs}
+    assert result == {"a": "jft", "b": "imagenet", "c": "i21k"}
     parts = made("pretrain-sets", scale="paper", seeds=1, images=303_000_000, downstream_images=3000)
-    found = {one.factors["set"]: one.recipe.name.split(".")[0] for one in parts if not one.needs}
-    assert found == {"3%": "i21k", "30%": "jft", "100%": "jft"}
+    result = {one.factors["set"]: one.recipe.name.split(".")[0] for one in parts if not one.needs}
+    assert result == {"3%": "i21k", "30%": "jft", "100%": "jft"}
     assert "a: imagenet.ViT-B/32" in recipes_of(made("pretrain-sets", **several))[0]
 
 
@@ -267,7 +267,7 @@ def test_arms_of_one_seed_see_the_same_images_in_the_same_order(name):
         if not one.needs and not r.subset:
             order = Order(1618, r.batch, r.seed)
             orders.setdefault(r.seed, set()).add(tuple(order.sample(3, place) for place in range(r.batch)))
-    assert len(orders) == 3 and all(len(found) == 1 for found in orders.values())
+    assert len(orders) == 3 and all(len(result) == 1 for result in orders.values())
     assert len(set.union(*orders.values())) == 3
 
 
@@ -279,11 +279,11 @@ def test_a_known_pace_gives_the_steps_that_fit():
         slower = {kind: 1 if kind.model_options["width"] == 96 else 2 for kind in asked}
         return {kind: Timing(pace * factor, 0.0, pace * factor, 0.0) for kind, factor in slower.items()}
 
-    found = fit(heads, setting, 600.0, 2, SEEN, measure)
+    result = fit(heads, setting, 600.0, 2, SEEN, measure)
     # 12 trials on 2 processes: 6 in a row, each its steps, a second, and the time of holding val out
     allowed = int((BUDGET_SHARE * 600 / 6 - TRIAL_OVERHEAD - SPLIT_SECONDS * 1618) / pace)
-    assert found.setting.level == 0 and found.setting.steps == allowed > 800
-    assert found.seconds <= BUDGET_SHARE * 600
+    assert result.setting.level == 0 and result.setting.steps == allowed > 800
+    assert result.seconds <= BUDGET_SHARE * 600
     richer = fit(heads, setting, 6000.0, 2, SEEN, measure)
     assert richer.setting.level > 0 and richer.seconds <= BUDGET_SHARE * 6000
     with refused("study.value", "heads", "10 s", "2 processes", "--budget 1min"):
@@ -325,17 +325,17 @@ def test_a_fine_tuned_model_is_timed_at_its_own_size():
     assert {kind.image_size for kind in asked} == {(32, 32), (48, 48), (64, 64)}
     assert all(kind.model == "ViT-Ti/4" for kind in asked)
     paces = {kind: Timing(kind.image_size[0] / 100, 0.0, kind.image_size[0] / 1000, 0.0) for kind in asked}
-    found = trial_seconds(trials, paces, SEEN)
-    assert found[trials[0].name] == pytest.approx(100 * 0.32 + 1.0)
+    result = trial_seconds(trials, paces, SEEN)
+    assert result[trials[0].name] == pytest.approx(100 * 0.32 + 1.0)
 
 
 def test_batches_that_another_trial_has_seen_cost_less():
     """The arms of a study agree in their batches where they agree in seed, size and data, and only there."""
     trials = made("positions", seeds=2)
     assert len({batch_key(one.recipe) for one in trials}) == 2
-    found = trial_seconds(trials, {kind: Timing(0.5, 0.0, 0.1, 0.0) for kind in kinds(trials)}, SEEN)
+    result = trial_seconds(trials, {kind: Timing(0.5, 0.0, 0.1, 0.0) for kind in kinds(trials)}, SEEN)
     steps = {one.name: one.recipe.length.in_steps(1618, one.recipe.batch) for one in trials}
-    paid = sorted(round((found[name] - 1) / steps[name], 6) for name in found)
+    paid = sorted(round((result[name] - 1) / steps[name], 6) for name in result)
     assert paid == [0.1] * (len(trials) - 2) + [0.5] * 2
     parts = made("data-size", seeds=1)  # a part of the data has an order of its own; three models see each
     assert len({batch_key(one.recipe) for one in parts}) == len(parts) / 3
@@ -375,14 +375,14 @@ def test_sizes_follow_the_images(tmp_path):
         path = tmp_path / f"{side}.npz"
         images = rng.integers(0, 255, (40, side, side, 3), dtype=np.uint8)
         np.savez(path, images=images, labels=np.arange(40) % 4)
-    found = {}
+    result = {}
     for side in (8, 32, 100):
         request = Request(study="heads", data=(str(tmp_path / f"{side}.npz"),))
         seen = {request.data[0]: survey(request.data[0])}
         plain = base_setting(request, study("heads"), seen)
         with_resnets = base_setting(request, study("data-size"), seen)
-        found[side] = (plain.pixels, plain.patch, with_resnets.pixels, with_resnets.patch)
-    assert found == {8: (16, 4, 64, 8), 32: (32, 4, 64, 8), 100: (64, 8, 64, 8)}
+        result[side] = (plain.pixels, plain.patch, with_resnets.pixels, with_resnets.patch)
+    assert result == {8: (16, 4, 64, 8), 32: (32, 4, 64, 8), 100: (64, 8, 64, 8)}
     with refused("request.value", "--image-size 50", "48"):
         base_setting(replace(request, image_size=50), study("heads"), seen)
 

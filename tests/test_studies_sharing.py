@@ -133,13 +133,13 @@ def test_an_own_one_is_kept(control, monkeypatch, name):
 
 
 def test_the_processes_of_a_study_find_it_and_it_outlives_them(control, tmp_path):
-    told: list[str] = []
+    output: list[str] = []
     with ExitStack() as stack:
-        executors = Executors(Execution(out=tmp_path, device="cuda:0", processes=2), stack, told.append)
-        found = run_jobs([Job("asked", os.getenv, (PIPE,))], executors.local())["asked"].value
-        assert found == os.environ[PIPE]
+        executors = Executors(Execution(out=tmp_path, device="cuda:0", processes=2), stack, output.append)
+        result = run_jobs([Job("asked", os.getenv, (PIPE,))], executors.local())["asked"].value
+        assert result == os.environ[PIPE]
         process = executors.local().workers[0].process
         control.says(f"kill -0 {process.pid} && echo while it runs >> {control.folder}/calls")
         assert process.is_alive() and control.calls == STARTED[:2]
     assert control.calls == STARTED
-    assert len(told) == 1 and "MPS" in told[0]
+    assert len(output) == 1 and "MPS" in output[0]

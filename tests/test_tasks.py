@@ -45,11 +45,11 @@ def pictures(tmp_path):
 
 def test_finetune_tells_what_it_came_to(tmp_path, capsys):
     assert run("finetune", "digits", "--out", tmp_path / "r", *TINY, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert {"run", "model", "steps", "test"} <= set(told)
-    assert told["steps"] == 6 and told["test"]["images"] == 179 and len(told["test"]["per_class"]) == 10
-    low, high = told["test"]["interval"]
-    assert low <= told["test"]["top1"] <= high and 0 <= told["test"]["calibration_error"] <= 1
+    output = json.loads(capsys.readouterr().out)
+    assert {"run", "model", "steps", "test"} <= set(output)
+    assert output["steps"] == 6 and output["test"]["images"] == 179 and len(output["test"]["per_class"]) == 10
+    low, high = output["test"]["interval"]
+    assert low <= output["test"]["top1"] <= high and 0 <= output["test"]["calibration_error"] <= 1
     assert run("finetune", "digits", "--out", tmp_path / "r", *TINY) == 0  # again: nothing left but to tell
     out = capsys.readouterr().out
     assert f"(95 % interval: {100 * low:.1f} to {100 * high:.1f} %) of 179 test images right" in out
@@ -93,20 +93,20 @@ def test_a_plan_says_what_would_happen_and_does_nothing(tmp_path, capsys):
 
 def test_evaluate_covers_every_image(trained, pictures, capsys):
     assert run("evaluate", trained, pictures, "--json", "--batch", 7) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["images"] == 20 and 0 <= found["top1"] <= found["top5"] <= 1
-    assert np.sum(found["confusion"]) == 20 and found["per_class"]["3"]["images"] == 2
+    result = json.loads(capsys.readouterr().out)
+    assert result["images"] == 20 and 0 <= result["top1"] <= result["top5"] <= 1
+    assert np.sum(result["confusion"]) == 20 and result["per_class"]["3"]["images"] == 2
     assert run("evaluate", trained, "digits", "--split", "all") == 0
     assert "of 1797 images right" in capsys.readouterr().out
 
 
 def test_evaluate_and_predict_agree(trained, pictures, capsys):
     run("evaluate", trained, pictures, "--json")
-    found = json.loads(capsys.readouterr().out)
+    result = json.loads(capsys.readouterr().out)
     run("predict", trained, pictures, "--json")
     said = json.loads(capsys.readouterr().out)
     right = [one["label"] == one["image"].split("/")[-2] for one in said]
-    assert np.mean(right) == pytest.approx(found["top1"])
+    assert np.mean(right) == pytest.approx(result["top1"])
 
 
 def test_other_classes_are_an_error_by_name(trained, pictures, capsys):
@@ -129,8 +129,8 @@ def test_reassessed_labels_go_by_file_name_and_images_without_one_do_not_count(t
     path = pictures.parent / "real.json"
     path.write_text(json.dumps(labels))
     assert run("evaluate", trained, pictures, "--real", path, "--json") == 0
-    found = json.loads(capsys.readouterr().out)["real"]
-    assert found["accuracy"] == pytest.approx(17 / 18) and (found["images"], found["left_out"]) == (18, 2)
+    result = json.loads(capsys.readouterr().out)["real"]
+    assert result["accuracy"] == pytest.approx(17 / 18) and (result["images"], result["left_out"]) == (18, 2)
     assert run("evaluate", trained, pictures, "--real", path) == 0
     assert (
         "94 % (95 % interval: 74 to 99 %) of 18 images right; 2 images have no label"
@@ -149,20 +149,22 @@ def test_a_table_of_classes_says_what_is_right_and_leaves_the_rest_out(trained, 
     table = pictures.parent / "map.csv"
     table.write_text(f"class,label\ncurly,{every}\nstraight,4;{said['4.png']}\n")
     assert run("evaluate", trained, pictures, "--classes", table, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+    result = json.loads(capsys.readouterr().out)
     assert (
-        found["images"] == 4 and found["left_out"] == 16 and list(found["per_class"]) == ["curly", "straight"]
+        result["images"] == 4
+        and result["left_out"] == 16
+        and list(result["per_class"]) == ["curly", "straight"]
     )
-    curly = found["per_class"]["curly"]
+    curly = result["per_class"]["curly"]
     assert (curly["images"], curly["accuracy"]) == (2, 1.0) and curly["interval"][0] < 0.4
     right = [said[name] in ("4", said["4.png"]) for name in ("4.png", "14.png")]
-    assert found["per_class"]["straight"]["accuracy"] == np.mean(right)
+    assert result["per_class"]["straight"]["accuracy"] == np.mean(right)
     assert run("evaluate", trained, pictures, "--classes", table) == 0
     assert "left out: 16 images of classes" in capsys.readouterr().out
     table.write_text("class,label\ncurly,eleven\n")
     assert run("evaluate", trained, pictures, "--classes", table) == 2
-    told = capsys.readouterr().err
-    assert "'curly'" in told and "'eleven'" in told
+    output = capsys.readouterr().err
+    assert "'curly'" in output and "'eleven'" in output
     assert run("evaluate", trained, pictures, "--classes", "nowhere.csv") == 2
     assert "nowhere.csv" in capsys.readouterr().err
 
@@ -198,9 +200,9 @@ def test_imagenets_classes_are_known_by_name_wordnet_number_and_class_number(tho
     losses = []
     for labels in named.values():
         assert run("evaluate", thousand, manifest(thousand, labels), "--workers", 0, "--json") == 0
-        found = json.loads(capsys.readouterr().out)
-        assert found["images"] == 1000 and list(found["per_class"])[:2] == list(imagenet_labels()[:2])
-        losses.append(found["loss"])
+        result = json.loads(capsys.readouterr().out)
+        assert result["images"] == 1000 and list(result["per_class"])[:2] == list(imagenet_labels()[:2])
+        losses.append(result["loss"])
     assert losses == [losses[0]] * 3
     assert run("evaluate", thousand, manifest(thousand, ["0", "1", "2"])) == 2  # may be anything
     assert "classes '0', '1', '2' are unknown to the model" in capsys.readouterr().err
@@ -210,12 +212,12 @@ def test_objectnets_classes_are_known(thousand, capsys):
     said = said_of(thousand, thousand / "002.png", capsys)["002.png"]
     data = manifest(thousand, ["chair", "squeegee", "pen", "squeegee"])
     assert run("evaluate", thousand, data, "--classes", "objectnet", "--workers", 0, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["images"] == 2 and found["left_out"] == 2 and list(found["per_class"]) == ["chair", "pen"]
-    assert found["per_class"]["pen"]["accuracy"] == float(
+    result = json.loads(capsys.readouterr().out)
+    assert result["images"] == 2 and result["left_out"] == 2 and list(result["per_class"]) == ["chair", "pen"]
+    assert result["per_class"]["pen"]["accuracy"] == float(
         said.startswith(("ballpoint", "quill", "fountain pen"))
     )
-    assert np.sum(found["confusion"]) == 2 and len(found["confusion"]) == 2
+    assert np.sum(result["confusion"]) == 2 and len(result["confusion"]) == 2
 
 
 def test_predict_takes_files_folders_and_globs_and_tells_it_three_ways(trained, pictures, capsys):
@@ -310,5 +312,5 @@ def test_a_table_that_cannot_be_read_is_named(flag, trained, tmp_path, capsys):
     (tmp_path / "binary").write_bytes(bytes(range(256)))
     for name in ("missing", "", "binary"):  # the second: the folder itself
         assert run("evaluate", trained, "digits", flag, tmp_path / name, "--device", "cpu") == 2
-        told = capsys.readouterr().err
-        assert told.count("\n") == 1 and str(tmp_path / name) in told
+        output = capsys.readouterr().err
+        assert output.count("\n") == 1 and str(tmp_path / name) in output

@@ -227,9 +227,9 @@ def vitkit_report(out: Path) -> Path:
 def test_the_report_shows_its_metric_and_is_drawn_again_without_the_task(straight):
     page = (straight / "report.html").read_text()
     test = json.loads((straight / "result.json").read_text())["test"]
-    told = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page))
-    assert f"mean absolute error {test['mae']:.4g}" in told and "on 179 test images" in told
-    assert "to estimate brightness" in told and f"vitkit predict {straight}" in told
+    output = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page))
+    assert f"mean absolute error {test['mae']:.4g}" in output and "on 179 test images" in output
+    assert "to estimate brightness" in output and f"vitkit predict {straight}" in output
     assert page.count("mean absolute error") > 2  # the curve has it too
     code = "import sys; from vitkit.cli import main; main(['report', sys.argv[1]])"  # it knows no such task
     done = subprocess.run([sys.executable, "-c", code, straight], capture_output=True, text=True)
@@ -248,8 +248,8 @@ def test_it_is_trained_evaluated_and_predicted_with_by_the_commands(pictures, tm
     mae = json.loads((out / "result.json").read_text())["test"]["mae"]
     assert f"mean absolute error {mae:.4g} on 179 test images" in capsys.readouterr().out
     assert run("evaluate", out, pictures, "--split", "all", "--workers", 0, "--json") == 0  # without labels
-    found = json.loads(capsys.readouterr().out)
-    assert found["images"] == 3 and found["mae"] > 0 and "per_class" not in found
+    actual = json.loads(capsys.readouterr().out)
+    assert actual["images"] == 3 and actual["mae"] > 0 and "per_class" not in actual
 
 
 def test_it_predicts_a_number_in_every_form(straight, pictures, capsys):
@@ -258,9 +258,9 @@ def test_it_predicts_a_number_in_every_form(straight, pictures, capsys):
     assert values == pytest.approx([vitkit.predict(straight, file) for file in files], abs=1e-6)
     assert values[0] < values[1] < values[2]  # dark, grey, light
     assert run("predict", straight, *files, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [set(row) for row in told] == [{"image", "brightness"}] * 3
-    assert [row["brightness"] for row in told] == pytest.approx(values, abs=1e-6)
+    output = json.loads(capsys.readouterr().out)
+    assert [set(row) for row in output] == [{"image", "brightness"}] * 3
+    assert [row["brightness"] for row in output] == pytest.approx(values, abs=1e-6)
     assert run("predict", straight, *files) == 0
     assert capsys.readouterr().out.splitlines()[0] == f"{files[0]}: brightness {values[0]:.3f}"
     assert run("predict", straight, *files, "--csv") == 0

@@ -49,22 +49,22 @@ def command(
 def start(words: list[str], folder: Path, *, save: float = 300.0, before: tuple[str, ...] = (), **env: str):
     """The command in a session of its own, with its output in a file."""
     env = os.environ | {"OMP_NUM_THREADS": "1", "SAVE": str(save)} | env
-    with (folder / "told.txt").open("a") as told:
+    with (folder / "told.txt").open("a") as output:
         return subprocess.Popen(
-            [*before, *words], env=env, stdout=told, stderr=told, start_new_session=True, cwd=folder
+            [*before, *words], env=env, stdout=output, stderr=output, start_new_session=True, cwd=folder
         )
 
 
 def ranks(agent: int) -> list[int]:
     """The processes that torchrun has started, in their order."""
     children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
-    found = {}
+    actual = {}
     for child in map(int, children):
         with suppress(OSError):  # it may be gone by now
             environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
             rank = [one[5:] for one in environment if one.startswith(b"RANK=")]
-            found |= {int(rank[0]): child} if rank else {}
-    return [found[rank] for rank in sorted(found)]
+            actual |= {int(rank[0]): child} if rank else {}
+    return [actual[rank] for rank in sorted(actual)]
 
 
 def steps(folder: Path) -> int:
@@ -149,9 +149,9 @@ def test_a_batch_that_cannot_be_shared_is_refused_before_any_training(tmp_path, 
     words = command(tmp_path, ["--standalone", "--nproc-per-node", "2"], 5, batch=15)
     ended.append(run := start(words, tmp_path))
     assert run.wait(60) != 0
-    told = (tmp_path / "told.txt").read_text()
-    assert told.startswith("vitkit: a batch of 15 images cannot be shared by 2 processes; give --batch 16")
-    assert "[rank" not in told, "torchrun's own traceback is enough"
+    output = (tmp_path / "told.txt").read_text()
+    assert output.startswith("vitkit: a batch of 15 images cannot be shared by 2 processes; give --batch 16")
+    assert "[rank" not in output, "torchrun's own traceback is enough"
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 

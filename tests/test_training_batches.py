@@ -18,10 +18,10 @@ def test_an_error_comes_after_the_batches_before_it():
         yield from ({"n": n} for n in range(3))
         raise ValueError("no more of them")
 
-    found = prefetched(batches())
-    assert [next(found) for _ in range(3)] == [{"n": n} for n in range(3)]
+    result = prefetched(batches())
+    assert [next(result) for _ in range(3)] == [{"n": n} for n in range(3)]
     with pytest.raises(ValueError, match="no more of them"):
-        next(found)
+        next(result)
 
 
 def test_no_more_are_taken_than_there_is_room_for_and_whoever_leaves_waits_for_none():

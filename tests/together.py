@@ -46,14 +46,14 @@ def together(world: int, act: Any, *args: Any, parallel: str = "ddp", recompute:
         process.start()
         theirs.close()
     try:
-        found = [ours.recv() if ours.poll(PATIENCE) else "came to no end" for ours, _ in pipes]
+        result = [ours.recv() if ours.poll(PATIENCE) else "came to no end" for ours, _ in pipes]
     finally:
         for process in processes:
             process.join(20)
             process.kill()
-    for value in found:
+    for value in result:
         assert not isinstance(value, str), value
-    return found
+    return result
 
 
 def one(rank: int, world: int, port: int, how: tuple[str, bool], pipe: Any, act: Any, args: tuple) -> None:
@@ -127,13 +127,13 @@ def note_batches(rank: int, out: Path) -> None:
 
 def batches(out: Path) -> dict[int, list[list[Any]]]:
     """The global batch of each step, out of what its processes have written down."""
-    found: dict[int, dict[int, list[Any]]] = {}
+    result: dict[int, dict[int, list[Any]]] = {}
     for path in sorted(out.glob("seen-*.jsonl")):
         for line in path.read_text().splitlines():
             step, place, index, pixels = json.loads(line)
-            before = found.setdefault(step, {}).setdefault(place, [place, index, pixels])
+            before = result.setdefault(step, {}).setdefault(place, [place, index, pixels])
             assert before == [place, index, pixels], f"{path}: step {step} was not the same again"
-    return {step: [rows[place] for place in sorted(rows)] for step, rows in sorted(found.items())}
+    return {step: [rows[place] for place in sorted(rows)] for step, rows in sorted(result.items())}
 
 
 def losses(out: Path) -> list[float]:

@@ -85,9 +85,9 @@ def test_other_views_seeds_and_images_have_batches_of_their_own(kept):
 
 def test_a_batch_with_an_unusable_image_is_made_each_time_and_told_each_time(kept):
     for _ in range(2):
-        found = BadFiles(allowed=1.0)
-        batches = taken(source(bad=3), steps=5, bad=found)
-        assert list(found.reasons) == ["3"]
+        result = BadFiles(allowed=1.0)
+        batches = taken(source(bad=3), steps=5, bad=result)
+        assert list(result.reasons) == ["3"]
         assert sorted(len(batch["image"]) for batch in batches) == [7, 8, 8, 8, 8]
 
 

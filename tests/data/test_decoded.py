@@ -58,8 +58,8 @@ def outcome(source: Source, number: int) -> np.ndarray | str:
 
 
 def same_outcomes(one: Source, other: Source) -> bool:
-    found = ([outcome(source, n) for n in range(len(source))] for source in (one, other))
-    return len(one) == len(other) and all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
+    result = ([outcome(source, n) for n in range(len(source))] for source in (one, other))
+    return len(one) == len(other) and all(np.array_equal(a, b) for a, b in zip(*result, strict=True))
 
 
 def never(*words, **options):

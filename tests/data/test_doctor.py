@@ -255,17 +255,17 @@ def test_folders_without_an_image_are_named(tmp_path):
     (tmp_path / "train/notes").mkdir()
     (tmp_path / "train/notes/list.txt").write_text("x")
     report = examine(open_data(tmp_path), deep=False)
-    found = check(report, "empty-class", "warning", [], "'train/none'", "'train/notes'")
-    assert found.classes == ("train/a/part", "train/none", "train/notes") and report.ok
+    result = check(report, "empty-class", "warning", [], "'train/none'", "'train/notes'")
+    assert result.classes == ("train/a/part", "train/none", "train/notes") and report.ok
     only = replace(counted("all", cat=30), empty=("dog",))
-    found = check(examine({"all": only}, deep=False), "one-class", "error", [], "'cat'", "'dog'")
+    result = check(examine({"all": only}, deep=False), "one-class", "error", [], "'cat'", "'dog'")
 
 
 def test_classes_named_like_parts_of_a_data_set():
     names = ["images", "annotations/trimaps", "n01443537/Images", "trains", "label maker", "cat"]
     report = examine({"all": counted("all", **dict.fromkeys(names, 5))}, deep=False)
-    found = check(report, "folder-name", "warning", [], "'images'")
-    assert found.classes == ("annotations/trimaps", "images", "n01443537/Images")
+    result = check(report, "folder-name", "warning", [], "'images'")
+    assert result.classes == ("annotations/trimaps", "images", "n01443537/Images")
     assert kinds(report) == ["folder-name"]
 
 
@@ -352,10 +352,10 @@ def test_the_report_travels_as_json_and_puts_errors_first(faulty):
 
 
 def test_each_image_is_read_once_and_progress_adds_up(faulty):
-    reads, told, train = [], [], faulty["train"]
+    reads, output, train = [], [], faulty["train"]
     watched = replace(train, fetch=lambda i: reads.append(i) or train.fetch(i))
-    examine({"train": watched}, advance=told.append)
-    assert sorted(reads) == list(range(len(train))) and sum(told) == len(train)
+    examine({"train": watched}, advance=output.append)
+    assert sorted(reads) == list(range(len(train))) and sum(output) == len(train)
 
 
 def test_a_hundred_thousand_names_are_looked_at_without_reading_one():

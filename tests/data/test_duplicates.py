@@ -44,8 +44,8 @@ def sets():
 @pytest.mark.parametrize("workers", [1, 3])
 def test_copies_are_found_with_what_they_are_copies_of(sets, workers):
     train, *others = sets
-    told = []
-    kept, removed = against(train, others, workers=workers, advance=told.append)
+    output = []
+    kept, removed = against(train, others, workers=workers, advance=output.append)
     assert [(one.key, one.reason, one.match) for one in removed] == [
         ("t3", "same pixels", "first:same as t3"),
         ("t7", "looks alike", "first:jpeg of t7"),
@@ -53,7 +53,7 @@ def test_copies_are_found_with_what_they_are_copies_of(sets, workers):
         ("t11", "looks alike", "second:light t11"),
     ]
     gone = [one.number for one in removed]
-    assert kept.tolist() == [i for i in range(41) if i not in gone] and sum(told) == 41 + 4 + 3
+    assert kept.tolist() == [i for i in range(41) if i not in gone] and sum(output) == 41 + 4 + 3
     assert "broken" in train.take(kept).keys
 
 

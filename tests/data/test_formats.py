@@ -161,9 +161,9 @@ def test_every_verb_names_the_remedy_in_one_line(phone, small, tmp_path, capsys)
     }  # fmt: skip
     for verb, (words, code) in verbs.items():
         assert run(*words) == code, verb
-        told = capsys.readouterr()
-        assert REMEDY in told.out + told.err, verb
-        assert "Traceback" not in told.err and "HEIC" in told.out + told.err, verb
+        output = capsys.readouterr()
+        assert REMEDY in output.out + output.err, verb
+        assert "Traceback" not in output.err and "HEIC" in output.out + output.err, verb
 
 
 @heif

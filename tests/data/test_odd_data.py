@@ -21,12 +21,12 @@ def rejected(place: object, capfd) -> str:
     """What `vitkit doctor` says of data that cannot be opened: one line, exit code 2."""
     capfd.readouterr()
     assert run("doctor", place, "--quick") == 2
-    told = capfd.readouterr().err.strip()
-    assert told.startswith("vitkit: ") and len(told.splitlines()) == 1 and "Traceback" not in told
+    output = capfd.readouterr().err.strip()
+    assert output.startswith("vitkit: ") and len(output.splitlines()) == 1 and "Traceback" not in output
     with pytest.raises(Error) as caught:
         open_data(place)
     assert caught.value.code.partition(".")[0] in ("data", "file"), caught.value.code
-    return told
+    return output
 
 
 # folders
@@ -37,8 +37,8 @@ SPLIT = ["train/cat/1.png", "train/dog/2.png", "val/cat/3.png", "val/dog/4.png"]
 @pytest.mark.parametrize("stray", ["extra/5.png", "extra/cat/5.png", "unlabelled/5.png", "tset/cat/5.png"])
 def test_a_stray_folder_beside_splits_is_named(tmp_path, capfd, stray):
     write(tmp_path / "data", [*SPLIT, stray])
-    told = rejected(tmp_path / "data", capfd)
-    assert repr(stray.split("/")[0]) in told and "'train'" in told and "rename" in told
+    output = rejected(tmp_path / "data", capfd)
+    assert repr(stray.split("/")[0]) in output and "'train'" in output and "rename" in output
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,8 @@ def test_folders_without_images_and_hidden_ones_are_passed_over(tmp_path, harmle
     place = tmp_path / harmless
     place.parent.mkdir(exist_ok=True, parents=True)
     place.mkdir() if harmless.endswith("/") else place.write_bytes(picture(1))
-    found = open_data(tmp_path)
-    assert {name: part.classes for name, part in found.items()} == dict.fromkeys(
+    result = open_data(tmp_path)
+    assert {name: part.classes for name, part in result.items()} == dict.fromkeys(
         ("train", "val"), ("cat", "dog")
     )
 
@@ -61,8 +61,8 @@ def test_folders_without_images_and_hidden_ones_are_passed_over(tmp_path, harmle
 )
 def test_two_names_of_one_split_are_refused(tmp_path, capfd, pair):
     write(tmp_path / "data", ["train/cat/1.png", *(f"{name}/cat/{i}.png" for i, name in enumerate(pair, 2))])
-    told = rejected(tmp_path / "data", capfd)
-    assert all(repr(name) in told for name in pair)
+    output = rejected(tmp_path / "data", capfd)
+    assert all(repr(name) in output for name in pair)
 
 
 def test_a_class_may_have_the_name_of_a_split(tmp_path):
@@ -72,9 +72,9 @@ def test_a_class_may_have_the_name_of_a_split(tmp_path):
 
 def test_classes_that_differ_in_unicode_form_are_shown_as_they_are_written(tmp_path):
     write(tmp_path, ["train/caf\u00e9/1.png", "val/cafe\u0301/2.png"])
-    found = open_data(tmp_path)
+    result = open_data(tmp_path)
     with refused("data.classes", r"'cafe\u0301'", r"'caf\xe9'"):
-        same_classes(found["val"], found["train"].classes)
+        same_classes(result["val"], result["train"].classes)
 
 
 @pytest.mark.parametrize("name", ["", "   "])
@@ -110,21 +110,21 @@ def table(path: Path, text: str | bytes) -> Path:
 )
 def test_an_unknown_split_is_named_with_its_line_and_the_nearest_known(tmp_path, capfd, value, meant):
     rows = f"path,label,split\n1.png,cat,train\n2.png,dog,{value}\n"
-    told = rejected(table(tmp_path / "m.csv", rows), capfd)
-    assert "m.csv, line 3" in told and repr(value) in told
-    assert f"did you mean {meant}?" in told if meant else "did you mean" not in told
+    output = rejected(table(tmp_path / "m.csv", rows), capfd)
+    assert "m.csv, line 3" in output and repr(value) in output
+    assert f"did you mean {meant}?" in output if meant else "did you mean" not in output
 
 
 def test_two_names_of_one_split_in_a_table_are_refused(tmp_path, capfd):
-    told = rejected(table(tmp_path / "m.csv", "path,label,split\n1.png,cat,val\n2.png,dog,valid\n"), capfd)
-    assert "'val'" in told and "'valid'" in told
-    found = open_data(table(tmp_path / "n.csv", "path,label,split\n1.png,cat,Train\n2.png,dog,train\n"))
-    assert len(found["train"]) == 2  # one name, written in two ways
+    output = rejected(table(tmp_path / "m.csv", "path,label,split\n1.png,cat,val\n2.png,dog,valid\n"), capfd)
+    assert "'val'" in output and "'valid'" in output
+    result = open_data(table(tmp_path / "n.csv", "path,label,split\n1.png,cat,Train\n2.png,dog,train\n"))
+    assert len(result["train"]) == 2  # one name, written in two ways
 
 
 def test_a_row_without_a_split_among_others_is_named(tmp_path, capfd):
-    told = rejected(table(tmp_path / "m.csv", "path,label,split\n1.png,cat,train\n2.png,dog\n"), capfd)
-    assert "line 3" in told
+    output = rejected(table(tmp_path / "m.csv", "path,label,split\n1.png,cat,train\n2.png,dog\n"), capfd)
+    assert "line 3" in output
     assert set(open_data(table(tmp_path / "n.csv", "path,label,split\n1.png,cat,\n2.png,dog,\n"))) == {"all"}
 
 
@@ -154,8 +154,8 @@ def test_tables_in_encodings_that_name_themselves_are_read(tmp_path, encoding):
     ],
 )  # fmt: skip
 def test_tables_that_cannot_be_read_are_refused_by_line(tmp_path, capfd, content, words):
-    told = rejected(table(tmp_path / "m.csv", content), capfd)
-    assert "m.csv" in told and all(word in told for word in words) and len(told) < 500
+    output = rejected(table(tmp_path / "m.csv", content), capfd)
+    assert "m.csv" in output and all(word in output for word in words) and len(output) < 500
 
 
 # arrays
@@ -179,8 +179,8 @@ IMAGES, LABELS = np.zeros((3, 4, 4, 3), np.uint8), np.array([0, 1, 1])
 )
 def test_labels_that_are_no_class_numbers_are_named(tmp_path, capfd, labels, row, value):
     np.savez(tmp_path / "a.npz", images=IMAGES, labels=labels)
-    told = rejected(tmp_path / "a.npz", capfd)
-    assert f"a.npz, row {row}: the label {value} " in told
+    output = rejected(tmp_path / "a.npz", capfd)
+    assert f"a.npz, row {row}: the label {value} " in output
 
 
 def savez(path: Path, **arrays: object) -> bytes:
@@ -259,8 +259,8 @@ def test_an_odd_npz_is_one_line(tmp_path, capfd, name, monkeypatch):
     make, words = ODD_ARRAYS[name]
     content = make(tmp_path / "made.npz")
     (tmp_path / "a.npz").write_bytes(content)
-    told = rejected(tmp_path / "a.npz", capfd)
-    assert "a.npz" in told and words in told and not (tmp_path / "owned").exists()
+    output = rejected(tmp_path / "a.npz", capfd)
+    assert "a.npz" in output and words in output and not (tmp_path / "owned").exists()
 
 
 def test_any_byte_of_an_npz_may_be_damaged(tmp_path):
@@ -273,18 +273,18 @@ def test_any_byte_of_an_npz_may_be_damaged(tmp_path):
         content[rng.integers(len(content))] ^= 1 << int(rng.integers(8))
         (tmp_path / "a.npz").write_bytes(content)
         try:
-            found = open_data(tmp_path / "a.npz")["all"]
+            result = open_data(tmp_path / "a.npz")["all"]
         except ValueError as error:
             assert "a.npz" in str(error)
         else:
-            assert np.array_equal([found.fetch(i) for i in range(3)], IMAGES)
+            assert np.array_equal([result.fetch(i) for i in range(3)], IMAGES)
 
 
 def test_compressed_arrays_are_read_and_other_arrays_passed_over(tmp_path):
     arrays = {"classes": np.array([b"cat", b"dog"]), "x_mean": np.zeros(3), "notes": np.array([None])}
     np.savez_compressed(tmp_path / "a.npz", images=IMAGES, labels=LABELS.astype(np.uint8), **arrays)
-    found = open_data(tmp_path / "a.npz")["all"]
-    assert len(found) == 3 and found.classes == ("cat", "dog") and found.labels.tolist() == [0, 1, 1]
+    result = open_data(tmp_path / "a.npz")["all"]
+    assert len(result) == 3 and result.classes == ("cat", "dog") and result.labels.tolist() == [0, 1, 1]
 
 
 @pytest.mark.parametrize("shape", [(3000, 64, 64, 3), (3000, 64, 64)])
@@ -320,8 +320,8 @@ def blank_npz(method: int, megabytes: int = 0) -> bytes:
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_ways_of_compression_that_inflate_without_a_bound_are_refused(tmp_path, capfd, method):
     (tmp_path / "a.npz").write_bytes(blank_npz(method))
-    told = rejected(tmp_path / "a.npz", capfd)
-    assert "images.npy" in told and f"zip method {method}" in told
+    output = rejected(tmp_path / "a.npz", capfd)
+    assert "images.npy" in output and f"zip method {method}" in output
 
 
 def test_a_bomb_is_refused_before_it_takes_memory(tmp_path, monkeypatch):
@@ -356,8 +356,10 @@ def parquet_file(place: Path, **columns: object) -> Path:
     ],
 )
 def test_labels_of_a_parquet_file_that_are_no_class_numbers_are_named(tmp_path, capfd, labels, row, value):
-    told = rejected(parquet_file(tmp_path / "x.parquet", image=[picture(1), picture(2)], label=labels), capfd)
-    assert f"x.parquet, row {row}" in told and str(value) in told
+    output = rejected(
+        parquet_file(tmp_path / "x.parquet", image=[picture(1), picture(2)], label=labels), capfd
+    )
+    assert f"x.parquet, row {row}" in output and str(value) in output
 
 
 @pytest.mark.parametrize(
@@ -376,8 +378,8 @@ def test_labels_of_a_parquet_file_that_are_no_class_numbers_are_named(tmp_path, 
     ],
 )
 def test_odd_tables_of_paths_are_refused_by_row(tmp_path, capfd, columns, words):
-    told = rejected(parquet_file(tmp_path / "x.parquet", **columns), capfd)
-    assert "x.parquet" in told and all(word in told for word in words)
+    output = rejected(parquet_file(tmp_path / "x.parquet", **columns), capfd)
+    assert "x.parquet" in output and all(word in output for word in words)
 
 
 def test_damage_in_a_parquet_file_is_named(tmp_path):
@@ -416,9 +418,9 @@ def zipped(path: Path, *names: str) -> Path:
 
 def test_backslashes_of_windows_are_folders(tmp_path):
     path = zipped(tmp_path / "x.zip", r"train\cat\1.png", r"train\dog\2.png", r"val\cat\3.png")
-    found = open_data(path)
-    assert labelled(found["train"]) == {"train/cat/1.png": "cat", "train/dog/2.png": "dog"}
-    assert found["val"].fetch(0) == picture(2)
+    result = open_data(path)
+    assert labelled(result["train"]) == {"train/cat/1.png": "cat", "train/dog/2.png": "dog"}
+    assert result["val"].fetch(0) == picture(2)
 
 
 @pytest.mark.parametrize("name", [r"..\cat\1.png", r"\cat\1.png", r"C:\cat\1.png", "C:/cat/1.png"])
@@ -429,8 +431,8 @@ def test_backslashes_lead_out_of_no_archive(tmp_path, capfd, name):
 @pytest.mark.parametrize("second", ["cat/1.png", r"cat\1.png"])
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_two_files_of_one_name_are_refused(tmp_path, capfd, second):
-    told = rejected(zipped(tmp_path / "x.zip", "cat/1.png", "dog/2.png", second), capfd)
-    assert "x.zip!cat/1.png" in told
+    output = rejected(zipped(tmp_path / "x.zip", "cat/1.png", "dog/2.png", second), capfd)
+    assert "x.zip!cat/1.png" in output
 
 
 def test_a_stray_tar_beside_shards_of_splits_is_named(tmp_path):

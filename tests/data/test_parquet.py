@@ -42,9 +42,9 @@ def test_a_folder_of_splits(tmp_path):
     write(data / "train-00001-of-00002.parquet", range(10, 17), [1] * 7)
     write(data / "validation-00000-of-00001.parquet", range(17, 20), [0, 1, None])
     write(data / "test-00000-of-00001.parquet", range(20, 22), [-1, -1])
-    found = open_data(tmp_path)
-    assert set(found) == {"train", "val"} and len(found["train"]) == 17
-    train = found["train"]
+    result = open_data(tmp_path)
+    assert set(result) == {"train", "val"} and len(result["train"]) == 17
+    train = result["train"]
     assert (
         train.classes == ("cat", "dog", "owl")
         and train.labels.tolist() == [i % 3 for i in range(10)] + [1] * 7
@@ -54,31 +54,33 @@ def test_a_folder_of_splits(tmp_path):
         train.keys[9] == "train-00000-of-00002.parquet:9"
         and train.keys[15] == "train-00001-of-00002.parquet:5"
     )
-    assert len(found["val"]) == 2 and found["val"].skipped == ("validation-00000-of-00001.parquet:2",)
+    assert len(result["val"]) == 2 and result["val"].skipped == ("validation-00000-of-00001.parquet:2",)
     batches = list(evaluation_batches(train, View(size=(6, 8), crop="squash"), 5, workers=2))
     assert sorted(int(image[0, 0, 0]) for batch in batches for image in batch["image"]) == list(range(17))
 
 
 def test_one_file_without_names_and_a_row_without_bytes(tmp_path):
     write(tmp_path / "x.parquet", [0, None, 2], [0, 1, 4], names=())
-    found = open_data(tmp_path / "x.parquet")["all"]
-    assert found.classes == ("0", "1", "2", "3", "4") and found.fetch(2) == picture(2)
+    result = open_data(tmp_path / "x.parquet")["all"]
+    assert result.classes == ("0", "1", "2", "3", "4") and result.fetch(2) == picture(2)
     with pytest.raises(BadImage, match=r"x\.parquet:1"):
-        found.fetch(1)
+        result.fetch(1)
 
 
 def test_shards_of_it(tmp_path):
     write(tmp_path / "in" / "train.parquet", range(9), [i % 3 for i in range(9)])
     shard(str(tmp_path / "in"), tmp_path / "out", images=4)
-    found = open_data(tmp_path / "out")["train"]
-    assert [found.fetch(i) for i in range(9)] == [picture(i) for i in range(9)] and found.classes[2] == "owl"
+    result = open_data(tmp_path / "out")["train"]
+    assert [result.fetch(i) for i in range(9)] == [picture(i) for i in range(9)] and result.classes[
+        2
+    ] == "owl"
 
 
 def test_a_table_of_paths(tmp_path):
     (tmp_path / "a.png").write_bytes(picture(3))
     parquet.write_table(pyarrow.table({"path": ["a.png"], "label": ["cat"]}), tmp_path / "x.parquet")
-    found = open_data(tmp_path / "x.parquet")["all"]
-    assert found.classes == ("cat",) and found.fetch(0) == picture(3)
+    result = open_data(tmp_path / "x.parquet")["all"]
+    assert result.classes == ("cat",) and result.fetch(0) == picture(3)
 
 
 @pytest.mark.parametrize(

@@ -60,17 +60,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if start >= len(content):
             return self.answer(416, b"")
         body = content[start:stop]
-        told = {"Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"}
+        output = {"Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"}
         if fault == "flip":
             body = bytes([body[0] ^ 1]) + body[1:]
         if fault == "shifted":
-            told = {"Content-Range": f"bytes {start + 1}-{stop}/{len(content)}"}
+            output = {"Content-Range": f"bytes {start + 1}-{stop}/{len(content)}"}
         if fault == "short":
             self.close_connection = True
-            return self.answer(206, body, len(body) // 2, **told)
+            return self.answer(206, body, len(body) // 2, **output)
         if fault == "slow":
             time.sleep(1.0)
-        return self.answer(206, body, **told)
+        return self.answer(206, body, **output)
 
     def answer(self, status, body, sent=None, **headers):
         self.send_response(status)
@@ -325,10 +325,10 @@ def test_a_mirror_is_the_folder_itself_and_goes_on_where_it_was_cut(server, shar
     )
     server.faults = [None, "short", 503]
     server.seen.clear()
-    told = []
-    mirror(server.address, tmp_path / "copy", advance=told.append)
+    output = []
+    mirror(server.address, tmp_path / "copy", advance=output.append)
     assert (f"/{kept.stem}", f"bytes={size}-") in {seen[:2] for seen in server.seen}
-    assert sum(told) == 40 and verify(tmp_path / "copy") == []
+    assert sum(output) == 40 and verify(tmp_path / "copy") == []
     assert {p.name for p in (tmp_path / "copy").iterdir()} == {INDEX, *(p.name for p in shards.glob("*.tar"))}
     for path in [*shards.glob("*.tar"), shards / INDEX]:
         assert path.read_bytes() == (tmp_path / "copy" / path.name).read_bytes()
@@ -367,5 +367,5 @@ def test_a_server_that_is_not_there_ends_a_command_with_one(monkeypatch, capsys)
     monkeypatch.setattr(client, "PAUSE", 0.001)
     with pytest.raises(SystemExit) as ended:
         main(["doctor", "http://127.0.0.1:9/x/"])
-    told = capsys.readouterr().err
-    assert ended.value.code == 1 and told.count("\n") == 1 and "http://127.0.0.1:9/x/" in told
+    output = capsys.readouterr().err
+    assert ended.value.code == 1 and output.count("\n") == 1 and "http://127.0.0.1:9/x/" in output

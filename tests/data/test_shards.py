@@ -64,12 +64,12 @@ def equal(a, b) -> bool:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_those_of_the_folder_bit_for_bit(folder, tmp_path, workers):
     seen = []
-    told = shard(str(folder), tmp_path / "out", images=7, seed=5, advance=seen.append)
+    output = shard(str(folder), tmp_path / "out", images=7, seed=5, advance=seen.append)
     assert (
         sum(seen) == 60
-        and told["splits"] == {"test": 10, "train": 50}
-        and told["shards"] == 8 + 2
-        and not told["left_out"]
+        and output["splits"] == {"test": 10, "train": 50}
+        and output["shards"] == 8 + 2
+        and not output["left_out"]
     )
     plain, packed = complete(open_data(folder)), complete(open_data(tmp_path / "out"))
     for name in ("train", "val", "test"):  # val is split off by content: by the stored digests, the same one
@@ -82,8 +82,10 @@ def test_batches_are_those_of_the_folder_bit_for_bit(folder, tmp_path, workers):
 
 def test_pixels_in_memory_come_back_to_the_bit(tmp_path):
     source = digits()
-    told = shard("digits", tmp_path, images=1000)
-    assert told["images"] == 1797 and told["bytes"] == sum(p.stat().st_size for p in tmp_path.glob("*.tar"))
+    output = shard("digits", tmp_path, images=1000)
+    assert output["images"] == 1797 and output["bytes"] == sum(
+        p.stat().st_size for p in tmp_path.glob("*.tar")
+    )
     packed = open_data(tmp_path)["all"]
     for i in range(0, 1797, 100):
         assert (
@@ -103,14 +105,14 @@ def test_several_labels(tmp_path):
     with (tmp_path / "m.csv").open("w", newline="") as file:
         csv.writer(file).writerows(rows)
     shard(str(tmp_path / "m.csv"), tmp_path / "out")
-    found = open_data(tmp_path / "out")
-    assert found["train"].multilabel and found["train"].labels.tolist() == [[1, 0], [1, 1]]
-    assert found["val"].labels.tolist() == [[0, 1]] and found["val"].classes == ("cat", "dog")
-    assert found["train"].labels.dtype == open_data(tmp_path / "m.csv")["train"].labels.dtype
+    result = open_data(tmp_path / "out")
+    assert result["train"].multilabel and result["train"].labels.tolist() == [[1, 0], [1, 1]]
+    assert result["val"].labels.tolist() == [[0, 1]] and result["val"].classes == ("cat", "dog")
+    assert result["train"].labels.dtype == open_data(tmp_path / "m.csv")["train"].labels.dtype
     with tarfile.open(tmp_path / "out" / "val-000000.tar") as archive:
         assert archive.getnames() == ["000000000.jpg", "000000000.json"]
-        told = json.load(archive.extractfile("000000000.json"))
-    assert told == {"labels": [1], "names": ["dog"]}
+        output = json.load(archive.extractfile("000000000.json"))
+    assert output == {"labels": [1], "names": ["dog"]}
     (tmp_path / "out" / INDEX).unlink()
     index_shards(tmp_path / "out", classes=("cat", "dog"))
     assert open_data(tmp_path / "out")["val"].labels.tolist() == [[0, 1]]
@@ -120,9 +122,9 @@ def test_webdataset_reads_them(folder, tmp_path):
     webdataset = pytest.importorskip("webdataset")
     shard(str(folder), tmp_path / "out", images=20, seed=1)
     source, names = open_data(folder)["train"], sorted(map(str, (tmp_path / "out").glob("train-*.tar")))
-    found = list(webdataset.WebDataset(names, shardshuffle=False))
-    assert len(found) == 50 and sorted(s["__key__"] for s in found) == [f"{i:09d}" for i in range(50)]
-    for sample in found:
+    result = list(webdataset.WebDataset(names, shardshuffle=False))
+    assert len(result) == 50 and sorted(s["__key__"] for s in result) == [f"{i:09d}" for i in range(50)]
+    for sample in result:
         number = int(sample["__key__"])
         image = next(sample[kind] for kind in ("jpg", "png", "webp") if kind in sample)
         assert image == source.fetch(number) and int(sample["cls"]) == source.labels[number]
@@ -141,10 +143,10 @@ def test_a_shard_is_a_random_sample_and_the_seed_decides(folder, tmp_path):
 def test_unusable_files_are_named_and_left_out(folder, tmp_path):
     (folder / "train" / "class 1" / "bad.jpg").write_bytes(picture(1)[:200])
     (folder / "train" / "class 1" / "no.png").write_bytes(b"text")
-    told = shard(str(folder), tmp_path / "out", images=7)
-    assert set(told["left_out"]) == {"train/class 1/bad.jpg", "train/class 1/no.png"}
-    assert told["left_out"]["train/class 1/no.png"].startswith("not-an-image")
-    assert shard(str(folder), tmp_path / "out", images=7)["left_out"] == told["left_out"]
+    output = shard(str(folder), tmp_path / "out", images=7)
+    assert set(output["left_out"]) == {"train/class 1/bad.jpg", "train/class 1/no.png"}
+    assert output["left_out"]["train/class 1/no.png"].startswith("not-an-image")
+    assert shard(str(folder), tmp_path / "out", images=7)["left_out"] == output["left_out"]
     assert len(open_data(tmp_path / "out")["train"]) == 50
     nothing = from_rows("x", [("a.jpg", "cat")], lambda key: b"no")
     with refused("data.empty", "1 images"):
@@ -412,13 +414,13 @@ def test_shards_of_others_are_indexed_in_place(tmp_path):
             members.append((f"./{number}/{i}.txt", b"a caption"))
         tar(tmp_path / f"set-{split}-{number}.tar", members)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    told = shard(str(tmp_path), tmp_path)
-    assert told["splits"] == {"train": 8, "val": 4} and told["shards"] == 3
+    output = shard(str(tmp_path), tmp_path)
+    assert output["splits"] == {"train": 8, "val": 4} and output["shards"] == 3
     assert (
-        told["left_out"]["set-train-0.tar!0/x"] == "no label"
-        and told["left_out"]["set-val-2.tar!2/y"] == "no image"
+        output["left_out"]["set-train-0.tar!0/x"] == "no label"
+        and output["left_out"]["set-val-2.tar!2/y"] == "no image"
     )
-    assert "contain code" in told["left_out"]["set-val-2.tar!2/y.pkl"]
+    assert "contain code" in output["left_out"]["set-val-2.tar!2/y.pkl"]
     train = open_data(tmp_path)["train"]
     assert train.classes == ("0", "1", "2") and train.labels.tolist() == [0, 1, 2, 0] * 2
     assert train.keys[5] == "1/1" and train.fetch(5) == picture(11) and verify(tmp_path) == []

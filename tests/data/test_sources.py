@@ -42,17 +42,17 @@ def labelled(source) -> dict[str, str]:
 
 def test_a_folder_of_nested_classes(tmp_path):
     write(tmp_path, [*NAMES, ".hidden/x.png", "cat/.DS_Store.png", "cat/notes.txt"])
-    found = open_data(tmp_path)["all"]
-    assert found.classes == CLASSES and found.skipped == ("cat/notes.txt",)
-    assert labelled(found) == {name: name.rpartition("/")[0] for name in NAMES}
-    for i, key in enumerate(found.keys):
-        assert decode(found.fetch(i))[1, 1, 0] == NAMES.index(key)
+    result = open_data(tmp_path)["all"]
+    assert result.classes == CLASSES and result.skipped == ("cat/notes.txt",)
+    assert labelled(result) == {name: name.rpartition("/")[0] for name in NAMES}
+    for i, key in enumerate(result.keys):
+        assert decode(result.fetch(i))[1, 1, 0] == NAMES.index(key)
 
 
 def test_splits_are_known_by_their_usual_names(tmp_path):
     write(tmp_path, ["Train/cat/1.png", "Train/dog/1.png", "validation/cat/2.png", "TEST/dog/3.png"])
-    found = open_data(tmp_path)
-    assert {name: list(part.keys) for name, part in found.items()} == {
+    result = open_data(tmp_path)
+    assert {name: list(part.keys) for name, part in result.items()} == {
         "train": ["Train/cat/1.png", "Train/dog/1.png"],
         "val": ["validation/cat/2.png"], "test": ["TEST/dog/3.png"],
     }  # fmt: skip
@@ -73,9 +73,9 @@ def test_an_archive_of_a_folder_is_read_in_place(tmp_path, kind, prefix):
                 member = tarfile.TarInfo(name)
                 member.size = len(content)
                 archive.addfile(member, io.BytesIO(content))
-    found = open_data(path)["all"]
-    assert found.classes == CLASSES and len(found) == 5
-    assert sorted(found.fetch(i) for i in range(5)) == sorted(picture(i) for i in range(5))
+    result = open_data(path)["all"]
+    assert result.classes == CLASSES and len(result) == 5
+    assert sorted(result.fetch(i) for i in range(5)) == sorted(picture(i) for i in range(5))
     assert sorted(p.name for p in tmp_path.iterdir()) == [path.name]
 
 
@@ -88,15 +88,15 @@ def test_links_and_devices_in_a_tar_are_left_out(tmp_path):
         member = tarfile.TarInfo("cat/c.png")
         member.size = len(picture(1))
         archive.addfile(member, io.BytesIO(picture(1)))
-    found = open_data(tmp_path / "x.tar")["all"]
-    assert list(found.keys) == ["cat/c.png"] and found.skipped == ("cat/a.png", "cat/b.png")
+    result = open_data(tmp_path / "x.tar")["all"]
+    assert list(result.keys) == ["cat/c.png"] and result.skipped == ("cat/a.png", "cat/b.png")
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         link = zipfile.ZipInfo("cat/a.png")
         link.external_attr = 0o120777 << 16
         archive.writestr(link, "/etc/hostname")
         archive.writestr("cat/c.png", picture(1))
-    found = open_data(tmp_path / "x.zip")["all"]
-    assert list(found.keys) == ["cat/c.png"] and found.skipped == ("cat/a.png",)
+    result = open_data(tmp_path / "x.zip")["all"]
+    assert list(result.keys) == ["cat/c.png"] and result.skipped == ("cat/a.png",)
 
 
 @pytest.mark.parametrize("name", ["../cat/a.png", "/cat/a.png", "cat/../../a.png"])
@@ -172,11 +172,11 @@ def test_a_manifest_with_splits_and_several_labels(tmp_path):
         ("3.png", "dog", "val"),
     ]
     manifest(tmp_path / "m.csv", rows)
-    found = open_data(tmp_path / "m.csv")
-    train = found["train"]
+    result = open_data(tmp_path / "m.csv")
+    train = result["train"]
     assert train.multilabel and train.classes == ("cat", "dog") and train.labels.tolist() == [[1, 0], [1, 1]]
-    assert found["val"].multilabel  # as train is, though none of its images has several
-    assert found["val"].classes == ("dog",) and decode(train.fetch(1)).shape == (6, 8, 3)
+    assert result["val"].multilabel  # as train is, though none of its images has several
+    assert result["val"].classes == ("dog",) and decode(train.fetch(1)).shape == (6, 8, 3)
 
 
 @pytest.mark.parametrize(
@@ -196,8 +196,8 @@ def test_manifests_that_say_too_little_are_refused(tmp_path, rows, code, values)
 def test_arrays_with_and_without_splits(tmp_path):
     images = np.random.default_rng(0).integers(0, 255, (6, 4, 5, 3), dtype=np.uint8)
     np.savez(tmp_path / "a.npz", images=images, labels=np.array([0, 1, 2, 0, 1, 2]))
-    found = open_data(tmp_path / "a.npz")["all"]
-    assert found.classes == ("0", "1", "2") and np.array_equal(found.fetch(3), images[3])
+    result = open_data(tmp_path / "a.npz")["all"]
+    assert result.classes == ("0", "1", "2") and np.array_equal(result.fetch(3), images[3])
     names = np.array(["x", "y"])
     train = {"x_train": images[:4, :, :, 0], "y_train": np.array([0, 1, 1, 0])}
     np.savez(tmp_path / "b.npz", **train, x_test=images[4:], y_test=np.array([1, 0]), classes=names)
@@ -253,10 +253,10 @@ def test_links_in_a_circle_do_not_go_round(tmp_path):
     write(tmp_path, ["cat/a.png"])
     os.symlink(tmp_path, tmp_path / "cat" / "again")
     os.symlink(tmp_path / "nothing.png", tmp_path / "cat" / "broken.png")
-    found = open_data(tmp_path)["all"]
-    assert sorted(found.keys) == ["cat/a.png", "cat/broken.png"]
+    result = open_data(tmp_path)["all"]
+    assert sorted(result.keys) == ["cat/a.png", "cat/broken.png"]
     with pytest.raises(BadImage):
-        found.fetch(list(found.keys).index("cat/broken.png"))
+        result.fetch(list(result.keys).index("cat/broken.png"))
 
 
 def test_odd_names_stay_as_they_are(tmp_path):

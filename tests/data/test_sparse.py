@@ -65,10 +65,10 @@ def test_they_are_made_of_lists_joined_and_renumbered():
 
 def test_what_tells_labels_apart_is_what_it_was():
     """The plan of shards and kept batches go by a hash of the dense table, which earlier versions held."""
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for part in blocks(LABELS):
-        found.update(part)
-    assert found.digest() == hashlib.sha256(TABLE.data).digest()
+        result.update(part)
+    assert result.digest() == hashlib.sha256(TABLE.data).digest()
     kinds, which = LABELS.distinct()
     dense, inverse = np.unique(TABLE, axis=0, return_inverse=True)
     assert kinds == [tuple(np.flatnonzero(row)) for row in dense] and np.array_equal(which, inverse.ravel())
@@ -97,13 +97,13 @@ def test_a_source_of_a_table_holds_it_sparse_and_parts_agree():
 
 def test_batches_hold_numbers_and_the_loss_makes_rows_of_them():
     made = source(TABLE)
-    found = list(evaluation_batches(made, View(size=(4, 4), crop="squash"), 16))
-    assert {tuple(batch["label"].shape[1:]) for batch in found} == {(LABELS.most,)}  # alike, for CUDA graphs
-    rows = torch.cat([one_hot(batch["label"], 7) for batch in found])
+    result = list(evaluation_batches(made, View(size=(4, 4), crop="squash"), 16))
+    assert {tuple(batch["label"].shape[1:]) for batch in result} == {(LABELS.most,)}  # alike, for CUDA graphs
+    rows = torch.cat([one_hot(batch["label"], 7) for batch in result])
     assert np.array_equal(rows.numpy(), TABLE)
     objective = ClassificationLoss(classes=7, loss="sigmoid", label_smoothing=0.1)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 7))
-    for batch in found:
+    for batch in result:
         dense = batch | {"label": torch.from_numpy(TABLE[batch["index"]])}
         for name, value in objective(model, dense).items():
             assert torch.equal(value, objective(model, batch)[name])
@@ -122,8 +122,8 @@ def test_an_index_keeps_them_sparse_and_older_dense_ones_are_read(tmp_path):
     assert (
         (tmp_path / INDEX).read_bytes().startswith(b"vitkit-shards 2 ")
     )  # older versions say so, not "damaged"
-    found = open_index(tmp_path / INDEX)[1]["train"].labels(7)
-    assert np.array_equal(found.dense(), TABLE) and not found.numbers.flags.owndata  # mapped, not in memory
+    result = open_index(tmp_path / INDEX)[1]["train"].labels(7)
+    assert np.array_equal(result.dense(), TABLE) and not result.numbers.flags.owndata  # mapped, not in memory
     del columns["label_end"]
     (tmp_path / "old").write_bytes(index_of(columns | {"label": TABLE}, {"several": True}))
     assert (tmp_path / "old").read_bytes().startswith(b"vitkit-shards 1 ")

@@ -29,24 +29,27 @@ def case():
 
 def test_numbers_are_those_of_plain_loops(case):
     logits, labels = case
-    found = evaluated(logits, labels)
-    told = found.to_json(tuple("abcdefghi"))
-    said = logits.argmax(1)
-    assert told["top1"] == pytest.approx(float((said == labels).double().mean())) and told["images"] == 61
+    result = evaluated(logits, labels)
+    output = result.to_json(tuple("abcdefghi"))
+    messages = logits.argmax(1)
+    assert (
+        output["top1"] == pytest.approx(float((messages == labels).double().mean()))
+        and output["images"] == 61
+    )
     fives = [labels[i] in logits[i].topk(5).indices for i in range(61)]
-    assert told["top5"] == pytest.approx(np.mean(fives))
-    assert told["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-6)
-    assert told["confusion"][2][3] == sum((labels == 2) & (said == 3))
-    assert told["per_class"]["c"]["images"] == sum(labels == 2)
+    assert output["top5"] == pytest.approx(np.mean(fives))
+    assert output["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-6)
+    assert output["confusion"][2][3] == sum((labels == 2) & (messages == 3))
+    assert output["per_class"]["c"]["images"] == sum(labels == 2)
     chances = logits.softmax(1).amax(1)
-    assert torch.allclose(found.confidence.float(), chances)
-    slow, right = 0.0, said == labels
+    assert torch.allclose(result.confidence.float(), chances)
+    slow, right = 0.0, messages == labels
     for q in range(15):
         inside = (chances > q / 15) & (chances <= (q + 1) / 15)
         if inside.any():
             gap = right[inside].double().mean() - chances[inside].double().mean()
             slow += float(inside.double().mean() * gap.abs())
-    assert told["calibration_error"] == pytest.approx(slow, abs=1e-7)
+    assert output["calibration_error"] == pytest.approx(slow, abs=1e-7)
 
 
 def test_neither_batches_nor_the_order_of_rows_matter(case):
@@ -63,13 +66,13 @@ def test_several_classes_may_be_right():
     accepted = torch.zeros(2, 7, dtype=torch.bool)
     accepted[0, [0, 1]] = True
     accepted[1, [6, 2]] = True
-    found = evaluated(logits, torch.tensor([0, 0, 1]), accepted=accepted)
-    assert found.correct.tolist() == [True, False, True] and found.top1 == pytest.approx(2 / 3)
-    assert found.confusion.shape == (2, 7) and found.confusion[0].tolist() == [1, 0, 1, 0, 0, 0, 0]
+    result = evaluated(logits, torch.tensor([0, 0, 1]), accepted=accepted)
+    assert result.correct.tolist() == [True, False, True] and result.top1 == pytest.approx(2 / 3)
+    assert result.confusion.shape == (2, 7) and result.confusion[0].tolist() == [1, 0, 1, 0, 0, 0, 0]
     together = -logits.softmax(1)[[0, 0, 1, 1, 2, 2], [0, 1, 0, 1, 6, 2]].view(3, 2).sum(1).log()
-    assert found.loss == pytest.approx(float(together.mean()), rel=1e-5)
-    told = found.to_json(("ab", "gc"))
-    assert told["per_class"]["ab"] | {"interval": None} == {"images": 2, "accuracy": 0.5, "interval": None}
+    assert result.loss == pytest.approx(float(together.mean()), rel=1e-5)
+    output = result.to_json(("ab", "gc"))
+    assert output["per_class"]["ab"] | {"interval": None} == {"images": 2, "accuracy": 0.5, "interval": None}
     alone = torch.eye(7, dtype=torch.bool)
     labels = torch.tensor([0, 1, 6])
     both = [

@@ -73,11 +73,11 @@ def test_numbers_done_by_hand():
     assert found.mean_average_precision == pytest.approx(0.75)
     # said above 0.5: [1 0 0] [1 1 0] [0 0 0] [0 1 0]; a logit of 0 is not above
     assert found.exact_match == 2 / 4 and found.f1 == pytest.approx(2 * 3 / (2 * 3 + 1 + 1))
-    told = found.to_json(("a", "b", "c"))
-    assert told["per_class"]["c"] == {"images": 0, "average_precision": None}
-    assert told["per_class"]["b"] == {"images": 2, "average_precision": pytest.approx(0.5)}
-    assert told["classes_without_images"] == 1 and "confusion" not in told
-    assert {"top1", "top5", "images", "per_class", "loss"} <= set(told)
+    output = found.to_json(("a", "b", "c"))
+    assert output["per_class"]["c"] == {"images": 0, "average_precision": None}
+    assert output["per_class"]["b"] == {"images": 2, "average_precision": pytest.approx(0.5)}
+    assert output["classes_without_images"] == 1 and "confusion" not in output
+    assert {"top1", "top5", "images", "per_class", "loss"} <= set(output)
     loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
     assert found.loss == pytest.approx(float(loss.sum(1).mean()))
 

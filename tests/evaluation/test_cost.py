@@ -83,18 +83,18 @@ def test_and_with_axial_resnets(size):
 @pytest.mark.parametrize(("name", "epochs", "printed"), TABLE_6)
 def test_table_6_is_reproduced_within_a_percent_with_two_exceptions(name, epochs, printed):
     forward = forward_flops(variant(name), padding=False)
-    found = ledger(parameters=0, images_seen=round(JFT * epochs), forward=forward, device_seconds=1).exaFLOPs
+    result = ledger(parameters=0, images_seen=round(JFT * epochs), forward=forward, device_seconds=1).exaFLOPs
     away = EXCEPTIONS.get((name, epochs))
     if away is None:
-        assert found == pytest.approx(printed, rel=0.01)
+        assert result == pytest.approx(printed, rel=0.01)
     else:
-        assert found / printed - 1 == pytest.approx(away, abs=0.001)
+        assert result / printed - 1 == pytest.approx(away, abs=0.001)
 
 
 def test_products_with_padding_are_what_puts_resnets_above_table_6():
     for name, epochs, printed in TABLE_6[6:13]:
-        found = 3 * JFT * epochs * forward_flops(variant(name)) / 1e18
-        assert 1.03 < found / printed < 1.042
+        result = 3 * JFT * epochs * forward_flops(variant(name)) / 1e18
+        assert 1.03 < result / printed < 1.042
 
 
 @pytest.mark.parametrize(
@@ -106,19 +106,19 @@ def test_products_with_padding_are_what_puts_resnets_above_table_6():
     ],
 )
 def test_core_days_are_as_far_from_table_2_as_is_said(name, images, printed, away):
-    found = tpu_v3_core_days(3 * images * forward_flops(variant(name)))
-    assert found / printed - 1 == pytest.approx(away, abs=0.001)
+    result = tpu_v3_core_days(3 * images * forward_flops(variant(name)))
+    assert result / printed - 1 == pytest.approx(away, abs=0.001)
 
 
 def test_a_ledger_adds_up():
-    found = ledger(
+    result = ledger(
         parameters=7, images_seen=10**9, forward=10**10, device_seconds=7200.0, joules=7.2e6,
         price_per_hour=2.5, peak=1e16,
     )  # fmt: skip
-    assert found.training_FLOPs == 3 * 10**19 and found.exaFLOPs == 30 and found.device_hours == 2
-    assert found.energy_kWh == 2 and found.price == 5
-    assert abs(found.MFU - 3e19 / 7200 / 1e16) < 1e-12
-    assert found.tpu_v3_core_days == pytest.approx(3e19 / (24e12 * 86400), rel=1e-3)
+    assert result.training_FLOPs == 3 * 10**19 and result.exaFLOPs == 30 and result.device_hours == 2
+    assert result.energy_kWh == 2 and result.price == 5
+    assert abs(result.MFU - 3e19 / 7200 / 1e16) < 1e-12
+    assert result.tpu_v3_core_days == pytest.approx(3e19 / (24e12 * 86400), rel=1e-3)
     bare = ledger(parameters=7, images_seen=0, forward=1, device_seconds=0.0, peak=1.0).to_json()
     assert bare["energy_kWh"] is bare["price"] is bare["MFU"] is None and bare["training_FLOPs"] == 0
 

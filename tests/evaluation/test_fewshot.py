@@ -79,10 +79,10 @@ def test_the_grid_is_every_penalty_at_once():
 
 def test_tensors_arrays_and_any_class_numbers_give_the_same():
     (a, b), (c, d) = clouds(40), clouds(400, seed=1)
-    found = fewshot(a, b, c, d)
-    assert 0.5 < found < 1
-    assert vitkit.fewshot(*(torch.from_numpy(t) for t in (a, b, c, d))) == found
-    assert fewshot(a, b * 7 + 3, c, d * 7 + 3) == found
+    result = fewshot(a, b, c, d)
+    assert 0.5 < result < 1
+    assert vitkit.fewshot(*(torch.from_numpy(t) for t in (a, b, c, d))) == result
+    assert fewshot(a, b * 7 + 3, c, d * 7 + 3) == result
 
 
 def test_test_images_are_counted_in_pieces_and_none_is_left_out(monkeypatch):

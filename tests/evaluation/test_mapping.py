@@ -54,8 +54,8 @@ def test_a_table_says_what_is_right_for_each_class():
     table = read_table('class,label\nclock,analog clock;n03196217\nclock," 892 "\n"a, b",tench\nrest,\n', "t")
     assert table == {"clock": ["analog clock", "n03196217", "892"], "a, b": ["tench"], "rest": []}
     table["clock"].pop()
-    found = accepted_classes(table, ("clock", "other", "rest"), imagenet_labels(), SYNSETS, "t")
-    assert found.nonzero().tolist() == [[0, 409], [0, 530]]
+    result = accepted_classes(table, ("clock", "other", "rest"), imagenet_labels(), SYNSETS, "t")
+    assert result.nonzero().tolist() == [[0, 409], [0, 530]]
     own = accepted_classes({"x": ["b", "c"]}, ("x",), ("a", "b", "c"), SYNSETS, "t")
     assert own.tolist() == [[False, True, True]]
 
@@ -72,11 +72,11 @@ def test_mistakes_in_a_table_are_told():
 def test_objectnets_113_classes_are_all_among_imagenets():
     table = objectnet_table()
     folders = (*table, "squeegee")  # one of the 200 others
-    found = accepted_classes(table, folders, imagenet_labels(), SYNSETS, "objectnet")
-    assert len(table) == 113 and found.sum(1)[:-1].min() == 1 and not found[-1].any()
-    assert found.sum() == 125 and found.any(0).sum() == 125  # no class of ImageNet stands for two of them
+    result = accepted_classes(table, folders, imagenet_labels(), SYNSETS, "objectnet")
+    assert len(table) == 113 and result.sum(1)[:-1].min() == 1 and not result[-1].any()
+    assert result.sum() == 125 and result.any(0).sum() == 125  # no class of ImageNet stands for two of them
     at = folders.index("pen")
-    assert [imagenet_labels()[i].split(",")[0] for i in found[at].nonzero()[:, 0]] == [
+    assert [imagenet_labels()[i].split(",")[0] for i in result[at].nonzero()[:, 0]] == [
         "ballpoint", "fountain pen", "quill"
     ]  # fmt: skip
-    assert torch.equal(found, accepted_classes(table, folders, NUMBERS, SYNSETS, "objectnet"))
+    assert torch.equal(result, accepted_classes(table, folders, NUMBERS, SYNSETS, "objectnet"))

@@ -32,11 +32,11 @@ def test_a_step_follows_the_gradient_of_the_cross_entropy():
 
 def test_it_separates_what_can_be_separated_and_says_which_rate():
     train, test = clouds(200, noise=1.0), clouds(200, noise=1.0, seed=1)
-    found = probe(*train, *test, rates=(0.1, 1e-7, 0.01))
-    assert found.top1 > 0.97 and len(found.held_out) == 3
-    assert found.rate == 1e-7  # of equally good ones the smallest
-    assert found == probe(*train, *test, rates=(0.1, 1e-7, 0.01))
-    assert set(found.to_json()) == {"top1", "rate", "held_out"}
+    result = probe(*train, *test, rates=(0.1, 1e-7, 0.01))
+    assert result.top1 > 0.97 and len(result.held_out) == 3
+    assert result.rate == 1e-7  # of equally good ones the smallest
+    assert result == probe(*train, *test, rates=(0.1, 1e-7, 0.01))
+    assert set(result.to_json()) == {"top1", "rate", "held_out"}
 
 
 def test_test_labels_do_not_decide_the_rate():

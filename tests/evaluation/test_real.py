@@ -12,12 +12,12 @@ KEYS = ["b/val_2.png", "b/val_4.png", "a/val_1.png", "a/val_3.png"]  # as folder
 def test_file_names_give_the_order_and_empty_lists_do_not_count():
     assert by_file_name(KEYS) == [1, 3, 0, 2]
     labels = [[7], [1, 2], [], [3]]  # of val_1, val_2, val_3, val_4
-    said = torch.tensor([2, 0, 7, 5])
-    found = real_accuracy(said, torch.arange(4), KEYS, labels)
-    assert (found.accuracy, found.images, found.left_out) == (pytest.approx(2 / 3), 3, 1)
-    some = real_accuracy(said[1:], torch.arange(1, 4), KEYS, labels)  # the first could not be read
+    messages = torch.tensor([2, 0, 7, 5])
+    result = real_accuracy(messages, torch.arange(4), KEYS, labels)
+    assert (result.accuracy, result.images, result.left_out) == (pytest.approx(2 / 3), 3, 1)
+    some = real_accuracy(messages[1:], torch.arange(1, 4), KEYS, labels)  # the first could not be read
     assert (some.accuracy, some.images, some.left_out) == (1 / 2, 2, 1)
-    none = real_accuracy(said, torch.arange(4), KEYS, [[]] * 4)
+    none = real_accuracy(messages, torch.arange(4), KEYS, [[]] * 4)
     assert none.to_json() == {"accuracy": None, "interval": None, "images": 0, "left_out": 4}
 
 

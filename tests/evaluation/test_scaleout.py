@@ -39,9 +39,9 @@ def test_hops_are_those_of_rings_within_and_between_nodes():
 
 
 def test_eight_h200_take_2_7_eighths_of_the_gradients_at_369_gigabytes_a_second():
-    found = scale_out(LARGE, 8, "ddp", replace(H200, inside_hop=1e-12), bucket=1e12)
-    assert found.sending == pytest.approx(2 * 7 / 8 * 4 * 304_326_632 / 369e9, rel=1e-6)
-    assert found.exposed == found.sending, "one bucket has nothing to hide behind"
+    result = scale_out(LARGE, 8, "ddp", replace(H200, inside_hop=1e-12), bucket=1e12)
+    assert result.sending == pytest.approx(2 * 7 / 8 * 4 * 304_326_632 / 369e9, rel=1e-6)
+    assert result.exposed == result.sending, "one bucket has nothing to hide behind"
 
 
 def simulated_ddp(work: Work, gpus: int, links: Links) -> float:
@@ -91,13 +91,13 @@ def test_one_gpu_waits_for_nobody_and_recomputing_costs_a_third():
 def test_slower_links_and_fewer_images_never_help_and_hiding_never_harms(parallel):
     last = 1.0
     for gpus in (8, 64, 512, 1024):
-        found = scale_out(LARGE, gpus, parallel)
-        assert found.unhidden < found.efficiency <= last
-        last = found.efficiency
+        result = scale_out(LARGE, gpus, parallel)
+        assert result.unhidden < result.efficiency <= last
+        last = result.efficiency
         for field in ("inside", "between"):
             slower = replace(H200, **{field: getattr(H200, field) / 2})
-            assert scale_out(LARGE, gpus, parallel, slower).efficiency <= found.efficiency
-        assert scale_out(replace(LARGE, images=8), gpus, parallel).efficiency < found.efficiency
+            assert scale_out(LARGE, gpus, parallel, slower).efficiency <= result.efficiency
+        assert scale_out(replace(LARGE, images=8), gpus, parallel).efficiency < result.efficiency
 
 
 def test_the_limit_is_the_first_number_at_which_computation_does_not_hide_what_is_sent():

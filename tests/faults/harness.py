@@ -90,7 +90,7 @@ def command(out: Path, *, workers: int = 0, steps: int = 24, more: tuple[str, ..
 
 def cold(
     words: list[str],
-    told: Path,
+    output: Path,
     *,
     save: float = 0.0,
     fault: Fault = (),
@@ -100,21 +100,23 @@ def cold(
 
     save: seconds between checkpoints; told: a file for what it says; before: a program that runs it.
     """
-    return started(words, told, {"save": save, "faults": {"0 0": fault} if fault else {}}, before)
+    return started(words, output, {"save": save, "faults": {"0 0": fault} if fault else {}}, before)
 
 
-def crowd(words: list[str], told: Path, faults: dict[tuple[int, int], Fault]) -> subprocess.Popen:
+def crowd(words: list[str], output: Path, faults: dict[tuple[int, int], Fault]) -> subprocess.Popen:
     """The command on two processes under torchrun, a checkpoint after each step.
 
     faults: by the start, of which torchrun makes one more after each death, and the process.
     """
     by_name = {f"{start} {rank}": fault for (start, rank), fault in faults.items()}
-    return started(words, told, {"save": 0.0, "faults": by_name}, TORCHRUN)
+    return started(words, output, {"save": 0.0, "faults": by_name}, TORCHRUN)
 
 
-def started(words: list[str], told: Path, facts: dict[str, Any], before: tuple[str, ...]) -> subprocess.Popen:
+def started(
+    words: list[str], output: Path, facts: dict[str, Any], before: tuple[str, ...]
+) -> subprocess.Popen:
     env = os.environ | {"OMP_NUM_THREADS": "1", "VITKIT_FAULT": json.dumps(facts)}
-    with told.open("a") as file:
+    with output.open("a") as file:
         return subprocess.Popen(
             [*before, sys.executable, str(HERE / "inside.py"), *words],
             env=env, stdout=file, stderr=file, start_new_session=True,

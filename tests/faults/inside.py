@@ -155,10 +155,10 @@ def hold_data(step: int, folder: str, proof: str = "") -> None:
 
 
 def main() -> None:
-    told = json.loads(os.environ["VITKIT_FAULT"])
+    output = json.loads(os.environ["VITKIT_FAULT"])
     start, rank = (os.environ.get(name, "0") for name in ("TORCHELASTIC_RESTART_COUNT", "RANK"))
-    checkpointer.SAVE_SECONDS = told["save"]
-    if fault := told["faults"].get(f"{start} {rank}"):
+    checkpointer.SAVE_SECONDS = output["save"]
+    if fault := output["faults"].get(f"{start} {rank}"):
         name, *words = fault
         globals()[name](*words)
     out = Path(sys.argv[sys.argv.index("--out") + 1]) if "--out" in sys.argv else None

@@ -59,13 +59,13 @@ def main() -> None:
     model = vitkit.build("ViT-Ti/4", **SIZES)
     model.labels = ("a", "b", "c")
     randomise(model)
-    told = {}
+    output = {}
     for format, (name, options) in FILES.items():
         vitkit.save(model, GOLDEN / name, format=format)
-        told[format] = logits(GOLDEN / name, **options)
+        output[format] = logits(GOLDEN / name, **options)
     whole = GOLDEN.parent / "golden-whole"
-    told["run"] = run(tiny(), whole, Runtime(), RunOptions(workers=0, quiet=True)).test["loss"]
-    told["trained"] = logits(whole / "model.safetensors")
+    output["run"] = run(tiny(), whole, Runtime(), RunOptions(workers=0, quiet=True)).test["loss"]
+    output["trained"] = logits(whole / "model.safetensors")
     shutil.rmtree(whole)
     watch = experiment.Trainer.watch
 
@@ -79,7 +79,7 @@ def main() -> None:
     for path in (GOLDEN / "run").iterdir():
         if path.name not in ("recipe.json", "metrics.jsonl", "checkpoints"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    (GOLDEN / "told.json").write_text(json.dumps(told))
+    (GOLDEN / "told.json").write_text(json.dumps(output))
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def listed() -> dict[str, tuple[str, ...]]:
     """All tests of this folder and those that live elsewhere, and what their markers say is switched off."""
     elsewhere = {f"tests/{name}" for names in ELSEWHERE.values() for name in names}
     files = {*HERE.glob("test_*.py"), *(HERE.parent.parent / name.partition("::")[0] for name in elsewhere)}
-    found = {}
+    result = {}
     for path in sorted(files):
         module = ast.parse(path.read_text()).body
         lists = {ast.unparse(n.targets[0]): n.value for n in module if isinstance(n, ast.Assign)}
@@ -90,8 +90,8 @@ def listed() -> dict[str, tuple[str, ...]]:
             if isinstance(node, ast.FunctionDef) and (
                 name in elsewhere or (path.parent == HERE and node.name.startswith("test_"))
             ):
-                found[name] = markers(node, lists)
-    return found
+                result[name] = markers(node, lists)
+    return result
 
 
 def markers(test: ast.FunctionDef, lists: dict[str, ast.expr]) -> tuple[str, ...]:

@@ -77,14 +77,14 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         return
     targets = {str(target) for key, target in report.user_properties if key == "off"}
     name = report.nodeid.partition("[")[0] + (" (control)" if targets else "")
-    told = RECORD.setdefault(name, {"passed": 0, "failed": 0, "skipped": 0, "seconds": 0.0, "tally": {}})
-    told[report.outcome] += 1
+    output = RECORD.setdefault(name, {"passed": 0, "failed": 0, "skipped": 0, "seconds": 0.0, "tally": {}})
+    output[report.outcome] += 1
     if targets:
-        told["off"] = sorted(targets.union(told.get("off", ())))
-    told["seconds"] += report.duration
+        output["off"] = sorted(targets.union(output.get("off", ())))
+    output["seconds"] += report.duration
     for key, number in report.user_properties if report.when == "call" else ():
         if key.startswith("tally "):
-            told["tally"][key[6:]] = told["tally"].get(key[6:], 0) + number
+            output["tally"][key[6:]] = output["tally"].get(key[6:], 0) + number
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -54,11 +54,11 @@ def save(folder: Path, step: int, width: int = 8) -> None:
 
 def loaded(folder: Path, width: int = 8) -> int | None:
     """The step of the checkpoint that a run would go on from, every number of which is looked at."""
-    found, _ = latest(folder)
-    if found is None:
+    result, _ = latest(folder)
+    if result is None:
         return None
     state = state_at(0, width)
-    remembered = load_checkpoint(found, state)
+    remembered = load_checkpoint(result, state)
     values = torch.cat([tensor.detach().flatten() for tensor in numbers(state)])
     assert values.unique().tolist() == [state.step] and remembered["best"] == state.step
     return state.step

@@ -72,9 +72,9 @@ def test_A1_each_bad_file_is_named_once_and_every_other_is_used_once(
     assert finetune(root, names, tmp_path / "run", "--workers", workers, "--max-bad", 0.5) == 0
     assert (tmp_path / "run" / "model.safetensors").exists() and len(seen) % 2 == 0
     assert each_once(seen, names)
-    told = re.findall(r"^skipped: (\S+): (.+)$", capfd.readouterr().err, re.MULTILINE)
-    counts = Counter(key for key, _ in told)
-    assert set(counts.values()) == {1} and all(why.strip() for _, why in told)
+    output = re.findall(r"^skipped: (\S+): (.+)$", capfd.readouterr().err, re.MULTILINE)
+    counts = Counter(key for key, _ in output)
+    assert set(counts.values()) == {1} and all(why.strip() for _, why in output)
     assert Counter(names[key] for key in counts) == dict.fromkeys(REFUSED, len(SEEDS))
     tally(files=len(names) - GOOD, runs=1)
 
@@ -130,9 +130,9 @@ def test_A1_by_default_so_many_stop_the_run(folder, tmp_path, capfd):
     """5 % are 62 files: the run ends with the 63rd, which it names with the others."""
     root, names = folder
     assert finetune(root, names, tmp_path / "run", "--workers", 0) == 2
-    told = capfd.readouterr().err
-    assert "63 of 1255 images are unusable, more than the 5% allowed" in told and "--max-bad" in told
-    assert len(re.findall("^skipped: ", told, re.MULTILINE)) == 63
+    output = capfd.readouterr().err
+    assert "63 of 1255 images are unusable, more than the 5% allowed" in output and "--max-bad" in output
+    assert len(re.findall("^skipped: ", output, re.MULTILINE)) == 63
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
@@ -141,10 +141,10 @@ def test_A1_before_training_a_look_at_some_images_tells(folder):
     source = open_data(root)["train"]
     with refused("data.too-many-bad", "63 of 1255"):
         preflight(source, BadFiles(), workers=2)  # 1,000 of 1,255: enough to know
-    told: list[str] = []
+    output: list[str] = []
     with refused("data.too-many-bad", 400, "5%", "'train/"):
-        preflight(source, BadFiles(report=lambda key, why: told.append(key)), sample=400, workers=2)
-    assert 20 < len(told) < 63 and len(set(told)) == len(told)
+        preflight(source, BadFiles(report=lambda key, why: output.append(key)), sample=400, workers=2)
+    assert 20 < len(output) < 63 and len(set(output)) == len(output)
     preflight(source, BadFiles(allowed=0.15), workers=2)
     few = source.take(np.array([i for i, key in enumerate(source.keys) if names[key] == "good"]))
     preflight(few, BadFiles(allowed=0.0), workers=2)

@@ -101,9 +101,9 @@ def trained(root: Path, out: Path) -> Path:
 def mislabelled(root: Path, path: Path) -> int:
     """Test images of which the saved model does not say the folder that they lie in."""
     images = sorted(str(p) for p in (root / "test").rglob("*.png"))
-    said = list(predict_many(vitkit.load(path), images, top=1))
-    assert len(said) == len(images)
-    return sum(Path(one.image).parent.name != one.top[0][0] for one in said)
+    messages = list(predict_many(vitkit.load(path), images, top=1))
+    assert len(messages) == len(images)
+    return sum(Path(one.image).parent.name != one.top[0][0] for one in messages)
 
 
 @settings(max_examples=scaled(12, 100), deadline=None, database=None, derandomize=True,
@@ -164,8 +164,8 @@ def asked_about(running: Service, place: Path, model: Path, root: Path) -> int:
         images = sorted((root / "test").rglob("*.png"))
         answers = [client.post("/v1/predict?top=1", content=image.read_bytes()) for image in images]
     assert [answer.status_code for answer in answers] == [200] * len(images)
-    said = [answer.json()["results"][0]["top"][0]["label"] for answer in answers]
-    return sum(label != image.parent.name for label, image in zip(said, images, strict=True))
+    messages = [answer.json()["results"][0]["top"][0]["label"] for answer in answers]
+    return sum(label != image.parent.name for label, image in zip(messages, images, strict=True))
 
 
 @settings(max_examples=scaled(2, 24), deadline=None, database=None, derandomize=True,

@@ -24,12 +24,12 @@ def test_an_export_to_a_full_disk_is_one_line(kind, lies, small, small_disk, tmp
     before = sorted(path.name for path in disk.iterdir())
     words = ("--overwrite", "--device", "cpu", "--json")
     assert run("export", tmp_path / "m.safetensors", disk / f"m.{kind}", *words) == 1
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     assert (
-        json.loads(told.out)["error"]["code"] == "disk.full"
-        and str(disk / f"m.{kind}") in told.err
-        and "No space left" in told.err
+        json.loads(output.out)["error"]["code"] == "disk.full"
+        and str(disk / f"m.{kind}") in output.err
+        and "No space left" in output.err
     )
-    assert told.err.count("\n") == 1, told.err
+    assert output.err.count("\n") == 1, output.err
     assert sorted(path.name for path in disk.iterdir()) == before
     assert (disk / f"m.{kind}").read_text() == "of before"

@@ -192,9 +192,9 @@ def test_A3_any_names_are_classes(tmp_path_factory, names):
     if {name.lower() for name in names} <= set(SPLITS):
         return
     write(root, [f"{name}/x.png" for name in names])
-    found = open_data(root)["all"]
-    assert found.classes == tuple(sorted(names))
-    assert set(labelled(found).items()) == {(f"{name}/x.png", name) for name in names}
+    result = open_data(root)["all"]
+    assert result.classes == tuple(sorted(names))
+    assert set(labelled(result).items()) == {(f"{name}/x.png", name) for name in names}
 
 
 @pytest.mark.control("vitkit.data.sources.folders.walk")
@@ -226,7 +226,7 @@ def test_A3_a_hundred_thousand_files_are_listed_in_seconds(tmp_path, tally):
         for i in range(count // 100):
             os.close(os.open(tmp_path / f"{label:02d}" / f"{i}.jpg", os.O_CREAT | os.O_WRONLY))
     begun = time.monotonic()
-    found = open_data(tmp_path)["all"]
-    assert time.monotonic() - begun < 10 and len(found) == count
-    assert np.bincount(found.labels).tolist() == [count // 100] * 100
+    result = open_data(tmp_path)["all"]
+    assert time.monotonic() - begun < 10 and len(result) == count
+    assert np.bincount(result.labels).tolist() == [count // 100] * 100
     tally(listed=count)

@@ -106,8 +106,8 @@ def test_B7_a_signal_to_the_group_saves_and_the_run_goes_on_bit_for_bit(turn, st
         run = cold(command(out, workers=workers), told, save=0.0 if what == "save" else 300.0,
                    fault=("hold_in", what, step, str(folder)))  # fmt: skip
         assert asked_to_stop(run, number, folder) == 128 + number, told.read_text()[-2000:]
-        found, damaged = latest(out / "checkpoints")
-        assert not damaged and int(found.name[5:]) == rows(out)[-1]["step"] <= step + 2, "within one step"
+        result, damaged = latest(out / "checkpoints")
+        assert not damaged and int(result.name[5:]) == rows(out)[-1]["step"] <= step + 2, "within one step"
     assert cold(command(out, workers=2), told).wait(180) == 0, told.read_text()[-2000:]
     assert outcome(out) == straight
     assert told.read_text().count("the same command resumes there") == len(MOMENTS)

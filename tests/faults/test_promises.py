@@ -50,5 +50,5 @@ def test_what_is_off_and_never_called_is_noticed(tmp_path, monkeypatch):
 @pytest.mark.skipif("VITKIT_FAULTS_RECORD" in os.environ, reason="the table is written after this run")
 def test_the_table_is_that_of_the_record():
     record = json.loads(RECORD.read_text())
-    assert record["size"] == "full" and not any(told["failed"] for told in record["tests"].values())
+    assert record["size"] == "full" and not any(output["failed"] for output in record["tests"].values())
     assert PAGE.read_text() == written(PAGE.read_text(), record), "run tests/faults/promises.py"

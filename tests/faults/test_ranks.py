@@ -36,12 +36,12 @@ def left(out: Path) -> list[psutil.Process]:
 
 def alive(agent: int) -> list[tuple[int, int]]:
     """What torchrun has running: the start and the rank of each process."""
-    found = []
+    result = []
     for child in psutil.Process(agent).children():
         with suppress(psutil.Error, KeyError):  # gone by now, or not yet what it will be
             told = child.environ()
-            found.append((int(told["TORCHELASTIC_RESTART_COUNT"]), int(told["RANK"])))
-    return found
+            result.append((int(told["TORCHELASTIC_RESTART_COUNT"]), int(told["RANK"])))
+    return result
 
 
 def watched(run: subprocess.Popen, out: Path, told: Path, seconds: float = 300.0) -> list[float]:

@@ -62,8 +62,8 @@ def test_B15_what_would_change_the_run_is_refused_by_name(what, begun, tally):
 
 @pytest.mark.parametrize("what", ALLOWED)
 def test_B15_what_changes_nothing_that_counts_is_allowed(what, begun, tally):
-    found = go(begun, override(tiny(), [ALLOWED[what]]))
-    assert found.steps == 6 and found.test["loss"] == pytest.approx(told()["run"], abs=1e-5)
+    result = go(begun, override(tiny(), [ALLOWED[what]]))
+    assert result.steps == 6 and result.test["loss"] == pytest.approx(told()["run"], abs=1e-5)
     tally(allowed=1)
 
 
@@ -81,8 +81,8 @@ def test_B15_another_machine_is_allowed_and_told(what, begun, capfd, tally):
     if what != "precision":
         pretend(latest(begun / "checkpoints")[0], what)
     assert go(begun, tiny(), runtime, quiet=False).steps == 6
-    said = capfd.readouterr().err
-    assert words in said and "equal up to rounding" in said
+    messages = capfd.readouterr().err
+    assert words in messages and "equal up to rounding" in messages
     tally(told=1)
 
 
@@ -106,8 +106,8 @@ def test_B15_control_without_the_check_a_changed_recipe_goes_on_as_if_it_were_th
     switched_off("vitkit.runs.folder.claim", lambda out, recipe: recipe)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         test_B15_what_would_change_the_run_is_refused_by_name("rate", begun, tally)
-    found = json.loads((begun / "result.json").read_text())
-    assert found["steps"] == 6 and found["test"]["loss"] != pytest.approx(told()["run"], abs=1e-3)
+    result = json.loads((begun / "result.json").read_text())
+    assert result["steps"] == 6 and result["test"]["loss"] != pytest.approx(told()["run"], abs=1e-3)
 
 
 def told() -> dict:
@@ -130,8 +130,8 @@ def test_B16_a_model_file_of_every_format_means_what_it_meant(format, tally):
 def test_B16_a_run_that_was_begun_goes_on_to_the_same_end(begun, tally):
     assert from_json((begun / "recipe.json").read_text()) == tiny()
     assert [path.name for path in complete(begun / "checkpoints")] == ["step-00000003"]
-    found = go(begun, tiny())
-    assert found.steps == 6 and found.test["loss"] == pytest.approx(told()["run"], abs=1e-5)
+    result = go(begun, tiny())
+    assert result.steps == 6 and result.test["loss"] == pytest.approx(told()["run"], abs=1e-5)
     assert furthest(logits(begun / "model.safetensors"), told()["trained"]) <= 1e-5
     tally(runs=1)
 

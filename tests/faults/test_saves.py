@@ -40,13 +40,13 @@ def sound(tmp_path_factory):
 
 def left_by_deaths(sound: Path, tmp_path: Path, kinds: list[str], proof: Path | None = None) -> list[int]:
     """What can be loaded after a save that died at each of its operations."""
-    found = []
+    result = []
     for number, kind in enumerate(kinds, start=1):
         for torn in (False, True) if kind == "write" else (False,):
             folder = shutil.copytree(sound, tmp_path / f"{number}-{torn}")
             assert elsewhere(saving.die_saving, folder, number, torn, proof) == -9
-            found.append(loaded(folder))
-    return found
+            result.append(loaded(folder))
+    return result
 
 
 def test_B2_a_save_that_dies_at_any_operation_leaves_the_old_checkpoint_or_the_new_one(
@@ -55,13 +55,13 @@ def test_B2_a_save_that_dies_at_any_operation_leaves_the_old_checkpoint_or_the_n
     kinds = count(shutil.copytree(sound, tmp_path / "counted"))
     assert {"write", "fsync", "rename", "remove", "mkdir"} == set(kinds) and len(kinds) >= 15
     (runs := tmp_path / "runs").mkdir()
-    found = left_by_deaths(sound, runs, kinds)
-    assert found == sorted(found), "first the old one, from the rename on the new"
-    assert set(found) == {OLD, NEW}
+    result = left_by_deaths(sound, runs, kinds)
+    assert result == sorted(result), "first the old one, from the rename on the new"
+    assert set(result) == {OLD, NEW}
     for folder in runs.iterdir():
         save(folder, NEW + 1)  # and the next one is none the worse for it
         assert loaded(folder) == NEW + 1 and not list(folder.glob("*.partial"))
-    tally(points=len(found))
+    tally(points=len(result))
 
 
 @pytest.mark.control("vitkit.training.checkpoint.begin", "vitkit.training.checkpoint.publish")
@@ -71,8 +71,8 @@ def test_B2_control_a_checkpoint_written_over_the_old_one_is_lost(sound, tmp_pat
     folder = shutil.copytree(sound, tmp_path / "counted")
     kinds = count(folder)
     assert loaded(folder) == NEW, "a save that nobody kills is none the worse"
-    found = left_by_deaths(sound, tmp_path, kinds, switched_off.proof)
-    assert found.count(OLD - 1) > 5, "neither the old one nor the new"
+    result = left_by_deaths(sound, tmp_path, kinds, switched_off.proof)
+    assert result.count(OLD - 1) > 5, "neither the old one nor the new"
 
 
 def traced(folder: Path, *words: Path, inject: str = "") -> subprocess.CompletedProcess:
@@ -159,8 +159,8 @@ FLUSHED = [True, pytest.param(False, marks=pytest.mark.control("vitkit.training.
 def test_B3_the_kernel_sees_the_same_order(flushed, folder, switched_off, tally):
     assert traced(folder, *(() if flushed else (switched_off.proof,))).returncode == 0
     text = (folder / "trace.txt").read_text()
-    found = re.findall(r"(fsync)\(\d+<([^>]+)>|(rename)\w*\((?:AT_FDCWD[^,]*, )?\"([^\"]+)\"", text)
-    assert ordered([(a or c, b or d) for a, b, c, d in found]) is flushed
+    result = re.findall(r"(fsync)\(\d+<([^>]+)>|(rename)\w*\((?:AT_FDCWD[^,]*, )?\"([^\"]+)\"", text)
+    assert ordered([(a or c, b or d) for a, b, c, d in result]) is flushed
     tally(kernel_traces=1)
 
 
@@ -228,8 +228,8 @@ def test_B6_every_flipped_bit_and_every_cut_is_noticed_and_the_one_before_counts
     for number in range(flips + cuts):
         folder = shutil.copytree(sound, tmp_path / "run")
         what = hurt(folder, number, flips)
-        found, damaged = latest(folder)
-        assert damaged == [f"step-{OLD:08d}"] and found == folder / f"step-{OLD - 1:08d}", what
+        result, damaged = latest(folder)
+        assert damaged == [f"step-{OLD:08d}"] and result == folder / f"step-{OLD - 1:08d}", what
         assert number % 25 or loaded(folder) == OLD - 1
         shutil.rmtree(folder)
     tally(flips=flips, cuts=cuts)
@@ -262,8 +262,8 @@ SWAPS = {
 def test_B6_missing_extra_and_swapped_files_are_noticed(what, folder, tally):
     newest, other = reversed(complete(folder))
     SWAPS[what](newest, other)
-    found, damaged = latest(folder)
-    assert found == other and damaged == ([] if what == "a file in its place" else [newest.name])
+    result, damaged = latest(folder)
+    assert result == other and damaged == ([] if what == "a file in its place" else [newest.name])
     assert loaded(folder) == OLD - 1
     tally(swaps=1)
 

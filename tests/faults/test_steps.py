@@ -172,9 +172,9 @@ def poison(monkeypatch, what: str, step: int) -> None:
         objective = self.objective
 
         def bad(model, batch):
-            found = objective(model, batch)
+            result = objective(model, batch)
             factor = {"loss": float("nan"), "infinite": float("inf")}.get(what, 1.0)
-            return found | {"loss": found["loss"] * factor}
+            return result | {"loss": result["loss"] * factor}
 
         if self.state.step != step:
             return begin(self, micro_batches, rate)
@@ -295,8 +295,8 @@ def goes_on_in_smaller_pieces(tmp_path: Path, step: int, proof: Path | None = No
     together(1, crowded, small(10), out, 5, range(step, 10), (0,), proof)
     assert losses(out) == pytest.approx(losses(tmp_path / "plain"), **CLOSE)
     assert batches(out) == batches(tmp_path / "plain")
-    told = [line for line in (out / "said-0.txt").read_text().splitlines() if "out of memory" in line]
-    assert [line[: line.index(",")] for line in told] == [
+    output = [line for line in (out / "said-0.txt").read_text().splitlines() if "out of memory" in line]
+    assert [line[: line.index(",")] for line in output] == [
         f"step {step}: out of memory; from here on micro-batches of {images} images" for images in (8, 4)
     ]
 
@@ -308,16 +308,16 @@ def test_B12_all_processes_agree_on_smaller_pieces(ranks, tmp_path, tally):
     together(2, crowded, small(10), out, 2, range(10), ranks)
     assert losses(out) == pytest.approx(losses(tmp_path / "plain"), **CLOSE)
     assert batches(out) == batches(tmp_path / "plain")
-    told = [(out / f"said-{rank}.txt").read_text() for rank in (0, 1)]
-    assert told[0].count("out of memory") == told[1].count("out of memory") == 2
+    output = [(out / f"said-{rank}.txt").read_text() for rank in (0, 1)]
+    assert output[0].count("out of memory") == output[1].count("out of memory") == 2
     tally(processes=2)
 
 
 def test_B12_later_on_a_process_among_many_names_the_remedy(tmp_path):
     with pytest.raises(AssertionError):  # the other process, left alone, ends with an error of gloo's
         together(2, crowded, small(10), tmp_path, 2, range(5, 10), (1,))
-    told = (tmp_path / "said-1.txt").read_text()
-    assert "step 5: process 1 is out of memory" in told and "--set micro_batch=N" in told
+    output = (tmp_path / "said-1.txt").read_text()
+    assert "step 5: process 1 is out of memory" in output and "--set micro_batch=N" in output
 
 
 def test_B12_one_image_that_does_not_fit_is_an_error_with_a_remedy(tmp_path, monkeypatch):

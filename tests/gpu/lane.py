@@ -131,8 +131,8 @@ def measure_reference(at: str) -> None:
     from reference import CONFIGURATIONS, PATH, SEED, losses
 
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
-        found = dict(pool.map(lambda name: (name, losses(name, Path(folder, name))), CONFIGURATIONS))
-    text = json.dumps({"commit": at, "seed": SEED, "machine": machine(), "losses": found}, indent=1)
+        result = dict(pool.map(lambda name: (name, losses(name, Path(folder, name))), CONFIGURATIONS))
+    text = json.dumps({"commit": at, "seed": SEED, "machine": machine(), "losses": result}, indent=1)
     PATH.write_text(text + "\n")
 
 

@@ -106,15 +106,19 @@ def test_predictions_of_the_graph_engine_are_those_of_float32(tmp_path):
     (tmp_path / "images").mkdir()
     for i in range(100):
         Image.fromarray(np.ascontiguousarray(digits.fetch(i))).save(tmp_path / "images" / f"{i}.png")
-    said = {}
+    messages = {}
     for engine in ("torch", "graph", "graph-compiled"):
         line = [sys.executable, "-m", "vitkit", "predict", str(tmp_path / "run"), str(tmp_path / "images")]
         line += ["--engine", engine, "--device", "cuda", "--json"]
         done = subprocess.run(line, capture_output=True, text=True, timeout=300, env=os.environ)
         assert done.returncode == 0, done.stderr[-2000:]
-        said[engine] = json.loads(done.stdout)
+        messages[engine] = json.loads(done.stdout)
     for engine in ("graph", "graph-compiled"):
-        pairs = [(a, b) for a, b in zip(said["torch"], said[engine], strict=True) if a["label"] == b["label"]]
+        pairs = [
+            (a, b)
+            for a, b in zip(messages["torch"], messages[engine], strict=True)
+            if a["label"] == b["label"]
+        ]
         assert len(pairs) >= 97
         assert max(abs(a["probability"] - b["probability"]) for a, b in pairs) < 0.05
 

@@ -29,8 +29,8 @@ def test_many_clients_get_the_answers_of_float32(tmp_path, engine):
             client.close()
             return bodies
 
-        found = await asyncio.gather(*(one(number) for number in range(8)))
-        return [found[i % 8][i // 8] for i in range(len(images))]
+        result = await asyncio.gather(*(one(number) for number in range(8)))
+        return [result[i % 8][i // 8] for i in range(len(images))]
 
     with service(tmp_path / "model.safetensors", "--device", "cuda", "--engine", engine) as running:
         for _ in range(3):

@@ -29,9 +29,9 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
-    told = Clock()
-    monkeypatch.setattr(engines, "time", told)
-    return told
+    output = Clock()
+    monkeypatch.setattr(engines, "time", output)
+    return output
 
 
 def made_of(monkeypatch, runs: dict):
@@ -86,11 +86,11 @@ def test_the_fastest_that_agrees_is_taken_and_remembered(small, tmp_path, monkey
     built = made_of(
         monkeypatch, {"onnxruntime": (same, 0.01), "openvino": (same, 0.0), "openvino-fp16": (turned, 0.0)}
     )
-    told: list[str] = []
+    output: list[str] = []
     model = small()
-    engine = choose_engine(model, batch=4, folder=tmp_path, log=told.append)
+    engine = choose_engine(model, batch=4, folder=tmp_path, log=output.append)
     assert engine.name == "openvino" and engine.seconds < 0.03
-    assert any("openvino-fp16: not used" in line for line in told)
+    assert any("openvino-fp16: not used" in line for line in output)
     images = sample_images(model, 3)
     assert torch.equal(engine(images), logits(model, images))
     built.clear()
@@ -230,10 +230,10 @@ def test_in_bf16_a_model_says_nearly_the_same_and_stays_as_it_is(small, small_hy
     for model in (small(), small_hybrid()):
         before = {name: value.clone() for name, value in model.state_dict().items()}
         images = sample_images(model, 3)
-        found = builders.torch_bf16(builders.Request(model, 3, None, None))(images)
+        result = builders.torch_bf16(builders.Request(model, 3, None, None))(images)
         want = engines.torch_engine(model)(images)
-        assert found.dtype == torch.float32 and not torch.equal(found, want)
-        torch.testing.assert_close(found, want, rtol=0.1, atol=0.1)
+        assert result.dtype == torch.float32 and not torch.equal(result, want)
+        torch.testing.assert_close(result, want, rtol=0.1, atol=0.1)
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
@@ -314,11 +314,11 @@ def test_predict_asks_for_an_engine_only_for_many_images(small, tmp_path, monkey
 
         paths.append(str(tmp_path / f"{n}.png"))
         Image.fromarray(clouds(n)).save(paths[-1])
-    said = [p.top for p in predict_many(model, paths, engine=engine)]
-    assert said == [p.top for p in predict_many(model, paths)]
+    messages = [p.top for p in predict_many(model, paths, engine=engine)]
+    assert messages == [p.top for p in predict_many(model, paths)]
     assert [
         p.top for p in predict_many(model, paths, engine=lambda images: torch.zeros(len(images), 5))
-    ] != said
+    ] != messages
 
 
 @pytest.mark.slow

@@ -120,9 +120,9 @@ def fewer_labels(model):
 def test_a_file_that_lacks_what_is_needed_is_named_with_what_to_do(files, tmp_path, change, words, capsys):
     path = changed(files, tmp_path, change)
     assert run("predict", path, files / "photos") == 2
-    told = capsys.readouterr()
-    assert words in told.err and f"vitkit export MODEL {path}" in told.err
-    assert told.err.count("\n") == 1 and not told.out
+    message = capsys.readouterr()
+    assert words in message.err and f"vitkit export MODEL {path}" in message.err
+    assert message.err.count("\n") == 1 and not message.out
 
 
 def test_files_that_do_not_run_are_named_in_a_line(files, tmp_path, capsys):

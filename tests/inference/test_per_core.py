@@ -37,9 +37,9 @@ def test_the_answers_are_those_of_the_whole_batch(small, threads, many, batch):
     threads(many)
     model = small(**LARGE).eval()
     images = torch.randint(0, 256, (batch, 3, 224, 224), dtype=torch.uint8)
-    found = logits(model, images)
-    torch.testing.assert_close(found, forward_logits(model, images), rtol=1e-4, atol=1e-4)
-    assert torch.equal(found, logits(model, images)) and not found.requires_grad
+    result = logits(model, images)
+    torch.testing.assert_close(result, forward_logits(model, images), rtol=1e-4, atol=1e-4)
+    assert torch.equal(result, logits(model, images)) and not result.requires_grad
     seen = features(model, images)
     torch.testing.assert_close(seen, forward_features(model, images), rtol=1e-4, atol=1e-4)
     assert not seen.requires_grad and not seen.is_inference()  # a probe may learn from them

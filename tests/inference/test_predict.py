@@ -30,10 +30,10 @@ def pictures(tmp_path):
 def test_many_are_told_as_each_alone(small, pictures):
     model = small()
     done: list[int] = []
-    found = list(predict_many(model, pictures, top=3, batch=4, advance=lambda: done.append(1)))
-    assert [p.image for p in found] == pictures and len(done) == len(pictures)
-    assert [n for n, p in enumerate(found) if p.error] == [4, 11, 20]
-    for p in found:
+    result = list(predict_many(model, pictures, top=3, batch=4, advance=lambda: done.append(1)))
+    assert [p.image for p in result] == pictures and len(done) == len(pictures)
+    assert [n for n, p in enumerate(result) if p.error] == [4, 11, 20]
+    for p in result:
         if not p.error:
             alone = vitkit.predict(model, p.image, top=3)
             assert [label for label, _ in p.top] == [label for label, _ in alone]

@@ -16,12 +16,12 @@ def cells_of(image, g):
 
 @pytest.mark.parametrize("g", [1, 2, 4])
 def test_cells_are_permuted_whole(g):
-    found = shuffled(IMAGES, g, [5, 9])
-    for image, other in zip(IMAGES, found, strict=True):
+    result = shuffled(IMAGES, g, [5, 9])
+    for image, other in zip(IMAGES, result, strict=True):
         before, after = cells_of(image, g), cells_of(other, g)
         order = [next(i for i, cell in enumerate(before) if torch.equal(cell, one)) for one in after]
         assert sorted(order) == list(range(g * g))
-    assert torch.equal(found, IMAGES) == (g == 1)
+    assert torch.equal(result, IMAGES) == (g == 1)
 
 
 def test_the_order_depends_on_seed_and_place_alone():
@@ -37,8 +37,8 @@ def test_the_order_depends_on_seed_and_place_alone():
 def test_a_shift_moves_every_pixel_and_repeats_the_edge():
     places = list(range(40))
     images = torch.arange(6 * 6).reshape(1, 1, 6, 6).expand(40, 1, 6, 6)
-    found, seen = shifted(images, 2, places), set()
-    for image in found[:, 0]:
+    result, seen = shifted(images, 2, places), set()
+    for image in result[:, 0]:
         ways = {
             "right": torch.cat([images[0, 0, :, :1]] * 2 + [images[0, 0, :, :-2]], 1),
             "left": torch.cat([images[0, 0, :, 2:]] + [images[0, 0, :, -1:]] * 2, 1),
@@ -48,7 +48,7 @@ def test_a_shift_moves_every_pixel_and_repeats_the_edge():
         seen |= {name for name, way in ways.items() if torch.equal(way, image)}
     assert seen == {"right", "left", "down", "up"}
     assert torch.equal(shifted(images, 0, places), images)
-    assert torch.equal(shifted(images[:1], 2, [17]), found[17:18])
+    assert torch.equal(shifted(images[:1], 2, [17]), result[17:18])
 
 
 def test_what_does_not_fit_is_refused():

@@ -47,13 +47,13 @@ def logit(model, image: Tensor, target: int, nudges: dict[int, Tensor]) -> Tenso
 
 def slopes(model, image: Tensor, target: int, layer: int, shape: torch.Size) -> Tensor:
     """dy / dA of a layer, one weight after the other, by central differences."""
-    found, step = torch.zeros(shape, dtype=torch.float64), 1e-5
+    result, step = torch.zeros(shape, dtype=torch.float64), 1e-5
     for place in np.ndindex(*shape):
         nudge = torch.zeros(shape, dtype=torch.float64)
         nudge[place] = step
         up, down = (logit(model, image, target, {layer: sign * nudge}) for sign in (1, -1))
-        found[place] = (up - down) / (2 * step)
-    return found
+        result[place] = (up - down) / (2 * step)
+    return result
 
 
 @torch.no_grad()
@@ -80,11 +80,11 @@ def test_the_map_is_the_definition_with_measured_derivatives(small, options):
     with torch.no_grad():
         model.head.weight.add_(torch.randn_like(model.head.weight))  # so that gradients are large
     images = torch.randn(2, 3, *SIZE, dtype=torch.float64)
-    found = class_map(model, images, target=[1, 4])
-    assert found.shape == (2, 2, 3) and found.min() >= 0 and found.max() > 0
+    result = class_map(model, images, target=[1, 4])
+    assert result.shape == (2, 2, 3) and result.min() >= 0 and result.max() > 0
     for image, target in enumerate((1, 4)):
         expected = written(model, images[image : image + 1], target).numpy()
-        np.testing.assert_allclose(found[image].ravel(), expected, rtol=1e-4, atol=1e-6 * expected.max())
+        np.testing.assert_allclose(result[image].ravel(), expected, rtol=1e-4, atol=1e-6 * expected.max())
 
 
 @pytest.mark.parametrize("options", KINDS, ids=str)

@@ -36,9 +36,9 @@ def written(weights: np.ndarray, grid: tuple[int, int], stride: int, lead: int) 
 def test_uniform_attention_reaches_the_mean_distance(small, head):
     model = uniform(small(head=head))
     lead = int(head == "token")
-    found = attention_distance(model, torch.randn(3, 3, *SIZE))
+    result = attention_distance(model, torch.randn(3, 3, *SIZE))
     expected = written(np.full((6 + lead, 6 + lead), 1 / (6 + lead)), (3, 2), 8, lead)
-    np.testing.assert_allclose(found, np.full((2, 2), expected), rtol=1e-5)
+    np.testing.assert_allclose(result, np.full((2, 2), expected), rtol=1e-5)
 
 
 def test_what_goes_to_the_class_token_is_not_spread_over_the_others(small):
@@ -70,16 +70,16 @@ def test_a_head_that_looks_at_its_left_neighbour_reaches_one_patch(small):
     for q in range(6):
         left[1 + q, 1 + (q if q % 2 == 0 else q - 1)] = 1  # the left column looks at itself
     model.attention = lambda images: iter([torch.stack([left, torch.eye(7)])[None]] * 2)
-    found = attention_distance(model, torch.randn(1, 3, *SIZE))
-    np.testing.assert_allclose(found, [[4, 0], [4, 0]])  # half of the patches at 8 pixels
+    result = attention_distance(model, torch.randn(1, 3, *SIZE))
+    np.testing.assert_allclose(result, [[4, 0], [4, 0]])  # half of the patches at 8 pixels
 
 
 def test_tokens_of_a_hybrid_lie_as_far_apart_as_stem_and_patch_say(small_hybrid):
     model = uniform(small_hybrid(patch=2, head="gap"))
     assert model.config.stride == 16
-    found = attention_distance(model, torch.randn(1, 3, 32, 48))
+    result = attention_distance(model, torch.randn(1, 3, 32, 48))
     expected = written(np.full((6, 6), 1 / 6), (2, 3), 16, 0)
-    np.testing.assert_allclose(found, np.full((2, 2), expected), rtol=1e-5)
+    np.testing.assert_allclose(result, np.full((2, 2), expected), rtol=1e-5)
 
 
 def test_an_axial_layer_reaches_along_rows_and_then_along_columns(small):
@@ -89,9 +89,9 @@ def test_an_axial_layer_reaches_along_rows_and_then_along_columns(small):
             for part in (block.row, block.column):
                 part.attention.qkv.weight.zero_()
                 part.attention.qkv.bias.zero_()
-    found = attention_distance(model, torch.randn(1, 3, *SIZE))
+    result = attention_distance(model, torch.randn(1, 3, *SIZE))
     rows, columns = 8 / 2, (0 + 8 + 16 + 8 + 0 + 8 + 16 + 8 + 0) / 9
-    np.testing.assert_allclose(found[:, 0], [rows, columns] * 2, rtol=1e-5)
+    np.testing.assert_allclose(result[:, 0], [rows, columns] * 2, rtol=1e-5)
 
 
 def test_the_model_is_left_as_it_was(small):

@@ -20,19 +20,19 @@ def test_three_known_directions_become_the_three_channels(small, lead):
     tokens = (scores @ axes).view(2, 6, 32)
     tokens = torch.cat([torch.full((2, lead, 32), 100.0), tokens], 1)  # a class token is not looked at
     model.tokens = lambda images: tokens
-    found = feature_colours(model, torch.randn(2, 3, *SIZE))
+    result = feature_colours(model, torch.randn(2, 3, *SIZE))
     low, high = scores.min(0).values, scores.max(0).values
     expected = ((scores - low) / (high - low)).view(2, 3, 2, 3).numpy()
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(result, expected, atol=1e-5)
 
 
 def test_colours_fill_0_to_1_over_all_images_in_any_batches(small, small_hybrid):
     model, images = small(), torch.randn(3, 3, *SIZE)
-    found = feature_colours(model, images)
-    assert found.shape == (3, 3, 2, 3) and found.dtype == np.float32
-    np.testing.assert_allclose(found.min((0, 1, 2)), 0, atol=1e-6)
-    np.testing.assert_allclose(found.max((0, 1, 2)), 1, atol=1e-6)
-    np.testing.assert_allclose(feature_colours(model, images, batch=1), found, atol=1e-3)
+    result = feature_colours(model, images)
+    assert result.shape == (3, 3, 2, 3) and result.dtype == np.float32
+    np.testing.assert_allclose(result.min((0, 1, 2)), 0, atol=1e-6)
+    np.testing.assert_allclose(result.max((0, 1, 2)), 1, atol=1e-6)
+    np.testing.assert_allclose(feature_colours(model, images, batch=1), result, atol=1e-3)
     assert feature_colours(small_hybrid(), torch.randn(1, 3, 32, 64)).shape == (1, 4, 8, 3)
     assert feature_colours(small(head="gap", attention="axial"), images).shape == (3, 3, 2, 3)
 

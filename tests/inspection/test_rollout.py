@@ -34,19 +34,19 @@ def test_uniform_attention_rolls_out_to_a_uniform_map(small):
         for block in model.encoder.blocks:
             block.attention.qkv.weight[:32] = 0
             block.attention.qkv.bias[:32] = 0
-    found = attention_rollout(model, torch.randn(2, 3, *SIZE))
+    result = attention_rollout(model, torch.randn(2, 3, *SIZE))
     # each layer keeps half and spreads half over 7 tokens: 1/2 * 1/7, then 1/2 * that + 1/2 * 1/7
-    np.testing.assert_allclose(found, np.full((2, 3, 2), 3 / 28), rtol=1e-5)
+    np.testing.assert_allclose(result, np.full((2, 3, 2), 3 / 28), rtol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{}, {"positions": "relative", "image_size": SIZE}, {"depth": 3}])
 def test_the_class_tokens_row_without_its_class_column(small, options):
     model, images = small(**options), torch.randn(3, 3, *SIZE)
     for batch in (2, 8):
-        found = attention_rollout(model, images, batch=batch)
+        result = attention_rollout(model, images, batch=batch)
         for image in range(3):
             expected = written(layers_of(model, images, image))[0, 1:].reshape(3, 2)
-            np.testing.assert_allclose(found[image], expected, rtol=1e-4)
+            np.testing.assert_allclose(result[image], expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("class_token", [False, True])
@@ -57,7 +57,7 @@ def test_other_heads_weigh_the_rows_of_the_patches_as_they_read_them(small, head
         torch.randn(2, 3, *SIZE),
         int(class_token),
     )
-    found = attention_rollout(model, images)
+    result = attention_rollout(model, images)
     for image in range(2):
         reads = np.full(6, 1 / 6)
         if head == "map":
@@ -65,7 +65,7 @@ def test_other_heads_weigh_the_rows_of_the_patches_as_they_read_them(small, head
             reads = pool_weights(model.pool, z)[image, :, 0].mean(0).detach().numpy()
         rows = written(layers_of(model, images, image))[lead:, lead:]
         expected = sum(weight * row for weight, row in zip(reads, rows, strict=True))
-        np.testing.assert_allclose(found[image].ravel(), expected, rtol=1e-4)
+        np.testing.assert_allclose(result[image].ravel(), expected, rtol=1e-4)
 
 
 def test_one_hot_attention_is_followed_from_the_last_layer_to_the_first(small):
@@ -99,10 +99,10 @@ def test_maps_of_single_heads_are_the_weights_themselves(small):
     model, images = small(), torch.randn(3, 3, *SIZE)
     layers = [w.detach().numpy() for w in model.attention(images)]
     for layer in (0, 1, -1):
-        found = head_maps(model, images, layer=layer, batch=2)
-        np.testing.assert_allclose(found, layers[layer][:, :, 0, 1:].reshape(3, 2, 3, 2), rtol=1e-5)
-    found = head_maps(model, images, layer=1, query=(2, 0))
-    np.testing.assert_allclose(found, layers[1][:, :, 1 + 4, 1:].reshape(3, 2, 3, 2), rtol=1e-5)
+        result = head_maps(model, images, layer=layer, batch=2)
+        np.testing.assert_allclose(result, layers[layer][:, :, 0, 1:].reshape(3, 2, 3, 2), rtol=1e-5)
+    result = head_maps(model, images, layer=1, query=(2, 0))
+    np.testing.assert_allclose(result, layers[1][:, :, 1 + 4, 1:].reshape(3, 2, 3, 2), rtol=1e-5)
     pooled = small(head="gap")
     expected = next(pooled.attention(images)).detach().numpy().mean(2).reshape(3, 2, 3, 2)
     np.testing.assert_allclose(head_maps(pooled, images, layer=0), expected, rtol=1e-5)

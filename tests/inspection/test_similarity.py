@@ -26,17 +26,17 @@ def written(rows: torch.Tensor, grid: tuple[int, int]) -> np.ndarray:
 def test_every_pair_of_patches_as_the_cosine_without_the_class_entry(small, positions, head):
     model = small(positions=positions, head=head, image_size=(24, 16))
     rows = model.positions.at((3, 2)).detach()[0, -6:]
-    found = position_similarity(model)
-    np.testing.assert_allclose(found, written(rows, (3, 2)), atol=1e-5)
+    result = position_similarity(model)
+    np.testing.assert_allclose(result, written(rows, (3, 2)), atol=1e-5)
     for i in range(3):
         for j in range(2):
-            assert found[i, j, i, j] == pytest.approx(1, abs=1e-5)
+            assert result[i, j, i, j] == pytest.approx(1, abs=1e-5)
 
 
 def test_other_sizes_resize_the_table_as_the_model_does(small):
     model = small()
-    found = position_similarity(model, image_size=(48, 24))
-    np.testing.assert_allclose(found, written(model.positions.at((6, 3)).detach()[0, 1:], (6, 3)), atol=1e-5)
+    result = position_similarity(model, image_size=(48, 24))
+    np.testing.assert_allclose(result, written(model.positions.at((6, 3)).detach()[0, 1:], (6, 3)), atol=1e-5)
     with refused("model.input", "width 7", "fits: 8"):
         position_similarity(model, image_size=(48, 7))
 

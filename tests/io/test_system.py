@@ -110,9 +110,9 @@ def test_bytes_are_read_and_written_where_they_are_asked_for(platform, tmp_path,
 
 def test_the_memory_of_windows_is_what_it_says(monkeypatch):
     def fill(status):
-        found = status._obj
-        assert found.length == 64  # sizeof(MEMORYSTATUSEX)
-        found.total, found.free = 16 * 2**30, 5 * 2**30
+        result = status._obj
+        assert result.length == 64  # sizeof(MEMORYSTATUSEX)
+        result.total, result.free = 16 * 2**30, 5 * 2**30
         return 1
 
     kernel = types.SimpleNamespace(GlobalMemoryStatusEx=fill)

@@ -136,8 +136,8 @@ def test_a_plan_says_it_once_and_strict_size_refuses(tmp_path, capsys):
     words = ["finetune", "digits", "--model", "ViT-Ti/14", "--image-size", "48", "--steps", "1", "--plan",
              "--out", tmp_path / "run", "--device", "cpu"]  # fmt: skip
     assert exit_code(*words) == 0
-    told = capsys.readouterr()
-    assert not told.err and told.out.count("48x48") == 1 and "42x42" in told.out
+    output = capsys.readouterr()
+    assert not output.err and output.out.count("48x48") == 1 and "42x42" in output.out
     assert exit_code(*words, "--json") == 0
     assert "42x42" in json.loads(capsys.readouterr().out)["pixels"]
     assert exit_code(*words, "--strict-size") == 2

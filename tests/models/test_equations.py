@@ -259,5 +259,5 @@ def test_patches_by_a_product_are_those_by_a_convolution():
     """On a GPU they are cut out and multiplied; the same sums in another order."""
     conv = torch.nn.Conv2d(3, 10, 4, stride=4).double()
     images = torch.randn(2, 3, 8, 12, dtype=torch.float64)
-    found = F.linear(patchify(images, 4), conv.weight.flatten(1), conv.bias)
-    assert torch.allclose(found, conv(images).flatten(2).mT, rtol=0, atol=1e-12)
+    result = F.linear(patchify(images, 4), conv.weight.flatten(1), conv.bias)
+    assert torch.allclose(result, conv(images).flatten(2).mT, rtol=0, atol=1e-12)

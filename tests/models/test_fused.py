@@ -31,10 +31,10 @@ def gradients(of: nn.Module, z: Tensor, half: bool, compiled: bool = False) -> l
     """What a layer gives, and the gradients of what it was given and of its weights."""
     z, call = z.clone().requires_grad_(), torch.compile(of) if compiled else of
     with torch.autocast(z.device.type, torch.bfloat16, enabled=half):
-        found = call(z)
-    push = torch.linspace(0.5, 1.5, found.numel(), device=z.device)  # all of one sign: no sum cancels out
-    found.backward(push.to(found.dtype).view_as(found))
-    return [found.detach(), z.grad, *(p.grad for p in of.parameters())]
+        result = call(z)
+    push = torch.linspace(0.5, 1.5, result.numel(), device=z.device)  # all of one sign: no sum cancels out
+    result.backward(push.to(result.dtype).view_as(result))
+    return [result.detach(), z.grad, *(p.grad for p in of.parameters())]
 
 
 def kernels_of(run) -> str:
@@ -45,8 +45,8 @@ def kernels_of(run) -> str:
     return " ".join(one.key for one in seen.key_averages())
 
 
-def near(found: Tensor, want: Tensor, share: float) -> bool:
-    return float((found.double() - want.double()).norm()) <= share * float(want.double().norm())
+def near(result: Tensor, want: Tensor, share: float) -> bool:
+    return float((result.double() - want.double()).norm()) <= share * float(want.double().norm())
 
 
 def test_it_is_left_alone_where_it_does_not_belong():
@@ -73,9 +73,9 @@ def test_values_and_gradients_are_those_of_float64(kind, shape, compiled):
     torch.manual_seed(1)
     z, ours = torch.randn(shape), kind()
     want = gradients(copy.deepcopy(ours).double(), z.double(), half=False)
-    found = gradients(ours.cuda(), z.cuda(), half=True, compiled=compiled)
-    assert found[0].dtype == torch.bfloat16
-    for one, other in zip(found, want, strict=True):
+    result = gradients(ours.cuda(), z.cuda(), half=True, compiled=compiled)
+    assert result[0].dtype == torch.bfloat16
+    for one, other in zip(result, want, strict=True):
         assert near(one.cpu(), other, 4 * HALF) or other.norm() < 1e-9  # that of the keys' bias is nothing
 
 
@@ -111,11 +111,11 @@ def test_a_file_for_others_holds_none_of_it():
 def test_prediction_gives_what_training_gives():
     ours, z = part().cuda().bfloat16(), torch.randn(4, 9, 64, device="cuda", dtype=torch.bfloat16)
     with torch.no_grad():
-        found = mlp(z, ours.up, ours.down)
+        result = mlp(z, ours.up, ours.down)
         plain = F.linear(F.gelu(F.linear(z, ours.up.weight, ours.up.bias), approximate="tanh"),
                          ours.down.weight, ours.down.bias)  # fmt: skip
-    assert near(found, mlp(z, ours.up, ours.down).detach(), HALF)
-    assert near(found, plain, 2 * HALF)
+    assert near(result, mlp(z, ours.up, ours.down).detach(), HALF)
+    assert near(result, plain, 2 * HALF)
 
 
 @gpu
@@ -184,10 +184,10 @@ print(*(counters["aot_autograd"][f"autograd_cache_{what}"] for what in ("saved",
 def test_a_second_start_finds_what_the_first_has_compiled(tmp_path):
     """The operations stand for themselves on a CPU here; what a compiler keeps does not depend on them."""
     where = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    said = [
+    messages = [
         subprocess.run(
             [sys.executable, "-c", COMPILED], env=where, check=True, capture_output=True, text=True
         )
         for _ in range(2)
     ]
-    assert [one.stdout.split() for one in said] == [["1", "0", "0"], ["0", "1", "0"]]
+    assert [one.stdout.split() for one in messages] == [["1", "0", "0"], ["0", "1", "0"]]

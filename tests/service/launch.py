@@ -60,11 +60,11 @@ class Service:
 
     def decoders(self) -> list[psutil.Process]:
         """Those without children of their own: the process that forks them has some."""
-        found = []
+        result = []
         for process in psutil.Process(self.process.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):  # gone meanwhile
-                found += [process] if process.ppid() != self.process.pid else []
-        return found
+                result += [process] if process.ppid() != self.process.pid else []
+        return result
 
     def files(self) -> int:
         return psutil.Process(self.process.pid).num_fds()
@@ -80,9 +80,9 @@ class Service:
         import httpx
 
         text = httpx.get(f"{self.url}/metrics", timeout=30).text
-        found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.M)
-        assert found, name
-        return float(found[1])
+        result = re.search(rf"^{re.escape(name)} (\S+)$", text, re.M)
+        assert result, name
+        return float(result[1])
 
 
 @contextmanager

@@ -45,10 +45,10 @@ def images() -> dict[str, tuple[bytes, int]]:
 def requests() -> dict[str, tuple[bytes, int]]:
     """Whole requests: bad images, and good ones asked for in a wrong way."""
     good = picture(1)
-    found = {f"image: {kind}": (post(data), status) for kind, (data, status) in images().items()
+    result = {f"image: {kind}": (post(data), status) for kind, (data, status) in images().items()
              if status == 422}  # fmt: skip
     part = b'--b\r\nContent-Disposition: form-data; name="f"; filename="a"\r\n\r\n'
-    return found | {
+    return result | {
         "text/plain": (post(good, kind="text/plain"), 415),
         "form fields": (post(b"a=b", kind="application/x-www-form-urlencoded"), 415),
         "gzip": (post(gzip.compress(good), more="Content-Encoding: gzip\r\n"), 415),

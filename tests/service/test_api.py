@@ -91,9 +91,9 @@ def test_a_raw_image_is_told_what_predict_tells(ask, model_file):
         answer = ask.post(
             "/v1/predict?top=3", content=content, headers={"content-type": f"image/{kind.lower()}"}
         )
-        told = answer.json()
-        assert answer.status_code == 200 and told["model"] == "animals.safetensors"
-        (result,) = told["results"]
+        output = answer.json()
+        assert answer.status_code == 200 and output["model"] == "animals.safetensors"
+        (result,) = output["results"]
         wanted = vitkit.predict(model, content, top=3)
         assert result["image"] == "image"
         assert [one["label"] for one in result["top"]] == [label for label, _ in wanted]
@@ -120,28 +120,28 @@ def test_forms_and_json_take_many_images_and_name_those_that_cannot_be_read(ask,
 
 def test_features_are_those_that_the_head_sees(ask, model_file):
     model, content = load(model_file), picture(4)
-    told = ask.post("/v1/embed", files=[("x", ("a", content))]).json()["results"][0]
+    output = ask.post("/v1/embed", files=[("x", ("a", content))]).json()["results"][0]
     with torch.inference_mode():
         wanted = model.features(normalized(model, pixels(content, model)[None]))[0]
-    assert told["image"] == "a"
-    torch.testing.assert_close(torch.tensor(told["features"]), wanted, atol=1e-5, rtol=1e-5)
+    assert output["image"] == "a"
+    torch.testing.assert_close(torch.tensor(output["features"]), wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_attention_is_shown_by_layer_and_head_and_class(ask, model_file):
     model, content = load(model_file), picture(5)
-    told = ask.post("/v1/attention", params={"target": "owl \u2603"}, content=content, headers=JPEG).json()
+    output = ask.post("/v1/attention", params={"target": "owl \u2603"}, content=content, headers=JPEG).json()
     image = normalized(model, pixels(content, model)[None])
-    assert told["grid"] == [4, 4] and told["image_size"] == [32, 32]
-    maps = np.frombuffer(base64.b64decode(told["maps"]), np.uint8)
-    maps = maps.reshape(told["layers"], told["heads"], 4, 4)
+    assert output["grid"] == [4, 4] and output["image_size"] == [32, 32]
+    maps = np.frombuffer(base64.b64decode(output["maps"]), np.uint8)
+    maps = maps.reshape(output["layers"], output["heads"], 4, 4)
     for layer in range(2):
         for head, heat in enumerate(head_maps(model, image, layer=layer)[0]):
             assert np.abs(maps[layer, head] - 255 * stretched(heat)).max() <= 0.51
-    assert told["rollout"] == pytest.approx(stretched(attention_rollout(model, image)[0]).ravel(), abs=1e-4)
-    assert [one["label"] for one in told["top"]] == [label for label, _ in vitkit.predict(model, content)]
+    assert output["rollout"] == pytest.approx(stretched(attention_rollout(model, image)[0]).ravel(), abs=1e-4)
+    assert [one["label"] for one in output["top"]] == [label for label, _ in vitkit.predict(model, content)]
     by_class = vitkit.inspect(model, content, target="owl \u2603").class_map
-    assert told["class_map"] == pytest.approx(stretched(by_class).ravel(), abs=1e-4)
-    best = class_number(model, told["top"][0]["label"])
+    assert output["class_map"] == pytest.approx(stretched(by_class).ravel(), abs=1e-4)
+    best = class_number(model, output["top"][0]["label"])
     by_number = ask.post(f"/v1/attention?target={best}", content=content, headers=JPEG).json()["class_map"]
     assert by_number == ask.post("/v1/attention", content=content, headers=JPEG).json()["class_map"]
 
@@ -201,10 +201,10 @@ REFUSED = {
 def test_what_cannot_be_met_is_refused_with_a_reason(ask, running, case):
     path, body, kind, status, code, text = REFUSED[case]
     answer = ask.post(path, content=body, headers={"content-type": kind})
-    told = answer.json()
-    assert answer.status_code == status and told["code"] == code and text in told["error"], told
-    assert told["request"] == answer.headers["x-request-id"]
-    assert running.logged(told["request"])
+    output = answer.json()
+    assert answer.status_code == status and output["code"] == code and text in output["error"], output
+    assert output["request"] == answer.headers["x-request-id"]
+    assert running.logged(output["request"])
     assert "Traceback" not in running.log.read_text() and "/" + "site-packages" not in answer.text
 
 
@@ -236,13 +236,13 @@ def test_other_paths_and_methods_are_refused(ask):
 
 
 def test_the_model_tells_of_itself_without_a_path(ask, model_file):
-    told = ask.get("/v1/model").json()
-    assert told["name"] == model_file.name and told["labels"] == list(LABELS) and told["classes"] == 5
-    assert told["image_size"] == [32, 32] and told["attention"] is True and told["multilabel"] is False
-    assert told["parameters"] == sum(p.numel() for p in load(model_file).parameters())
-    assert told["formats"] == list(readable_suffixes()) and ".tif" in told["formats"]
-    assert told["limits"]["bytes"] == 300_000 and told["limits"]["pixels"] == 10**6
-    assert str(model_file.parent) not in json.dumps(told)
+    output = ask.get("/v1/model").json()
+    assert output["name"] == model_file.name and output["labels"] == list(LABELS) and output["classes"] == 5
+    assert output["image_size"] == [32, 32] and output["attention"] is True and output["multilabel"] is False
+    assert output["parameters"] == sum(p.numel() for p in load(model_file).parameters())
+    assert output["formats"] == list(readable_suffixes()) and ".tif" in output["formats"]
+    assert output["limits"]["bytes"] == 300_000 and output["limits"]["pixels"] == 10**6
+    assert str(model_file.parent) not in json.dumps(output)
 
 
 def test_it_is_healthy_ready_and_counted(ask, running):
@@ -327,8 +327,8 @@ def test_without_the_token_only_the_page_is_there(guarded: Service):
         for path in ("/", "/healthz", "/readyz", "/docs", "/openapi.json"):
             assert client.get(path).status_code == 200
         client.headers["authorization"] = f"Bearer {TOKEN}"
-        told = client.get("/v1/model").json()
-        assert told["attention"] is False and told["labels"] == []
+        output = client.get("/v1/model").json()
+        assert output["attention"] is False and output["labels"] == []
         top = client.post("/v1/predict", content=picture(), headers=JPEG).json()["results"][0]["top"]
         assert {one["label"] for one in top} == set("01234")
         shown = client.post("/v1/attention", content=picture(), headers=JPEG)
@@ -360,8 +360,8 @@ def test_what_cannot_be_started_is_refused_in_one_line(model_file, capsys, monke
     monkeypatch.delenv("VITKIT_TOKEN", raising=False)
     with pytest.raises(SystemExit) as stop:
         main(["serve", str(model_file), "--port", "0", *options])
-    told = capsys.readouterr().err
-    assert stop.value.code == 2 and text in told and told.count("\n") == 1
+    output = capsys.readouterr().err
+    assert stop.value.code == 2 and text in output and output.count("\n") == 1
 
 
 def test_a_port_in_use_is_said(model_file, running, capsys):

@@ -29,9 +29,9 @@ pytestmark = pytest.mark.slow
 def running(tmp_path_factory):
     path = tmp_path_factory.mktemp("attacked") / "model.safetensors"
     save(tiny(), path)
-    with service(path) as found:
-        yield found
-        assert "Traceback" not in found.log.read_text()
+    with service(path) as result:
+        yield result
+        assert "Traceback" not in result.log.read_text()
 
 
 def test_d3_slow_clients_are_sent_away_and_others_do_not_notice(running):

@@ -146,9 +146,9 @@ HEADS = {
 @pytest.mark.parametrize("case", HEADS)
 def test_heads_that_come_at_once_meet_the_limits_and_refusals_have_an_id(running, case):
     request, status = HEADS[case]
-    told, headers, body = asked(running.port, request)
+    output, headers, body = asked(running.port, request)
     number = json.loads(body)["request"]
-    assert told == status and headers["x-request-id"] == number and len(number) == 16
+    assert output == status and headers["x-request-id"] == number and len(number) == 16
     assert json.loads(body)["code"] == ("server.request" if status == 400 else "server.too-large")
     assert running.logged(f"request {number}: ")
 
@@ -207,8 +207,8 @@ def test_half_sent_heads_evict_and_others_are_answered(running):
         for wire in wires:
             wire.close()
     assert running.logged("too many are open")
-    told = running.log.read_text().splitlines()[lines:]
-    assert len(told) <= 3 and any("too many are open" in line for line in told)
+    output = running.log.read_text().splitlines()[lines:]
+    assert len(output) <= 3 and any("too many are open" in line for line in output)
 
 
 def room_for_all() -> None:

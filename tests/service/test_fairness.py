@@ -173,30 +173,30 @@ def any_scans() -> None:
 
 @pytest.mark.slow
 def test_a_form_of_many_scans_is_refused_and_a_heavy_one_does_not_delay_others(model_file):
-    with service(model_file, "--workers", "1") as found:
-        decoded = found.gauge("vitkit_decode_seconds_count")
+    with service(model_file, "--workers", "1") as actual:
+        decoded = actual.gauge("vitkit_decode_seconds_count")
         hostile = form_of([progressive(100, (500, 600))] * 32)
-        status, _, body = asyncio.run(Client(found.port).ask(hostile))
+        status, _, body = asyncio.run(Client(actual.port).ask(hostile))
         assert status == 422 and json.loads(body)["code"] == "image.too-large"
-        assert found.gauge("vitkit_decode_seconds_count") == decoded
-        order, status, answer = asyncio.run(besieged(found.port, HEAVY))
+        assert actual.gauge("vitkit_decode_seconds_count") == decoded
+        order, status, answer = asyncio.run(besieged(actual.port, HEAVY))
     assert status == 200 and len(answer["results"]) == 24
     assert order == ["honest 200"] * 3 + ["form"]
 
 
 @pytest.mark.slow
 def test_control_without_turns_others_wait_for_a_heavy_form(model_file):
-    with altered(model_file, no_turns, workers=1) as found:
-        order, *_ = asyncio.run(besieged(found.port, HEAVY))
+    with altered(model_file, no_turns, workers=1) as actual:
+        order, *_ = asyncio.run(besieged(actual.port, HEAVY))
     assert order != ["honest 200"] * 3 + ["form"]
 
 
 @pytest.mark.slow
 def test_control_without_a_limit_of_scans_all_of_them_are_decoded(model_file):
-    with altered(model_file, any_scans) as found:
+    with altered(model_file, any_scans) as actual:
         hostile = form_of([progressive(100)] * 4)
-        status, *_ = asyncio.run(Client(found.port).ask(hostile))
-        assert status == 200 and found.gauge("vitkit_decode_seconds_count") == 4
+        status, *_ = asyncio.run(Client(actual.port).ask(hostile))
+        assert status == 200 and actual.gauge("vitkit_decode_seconds_count") == 4
 
 
 async def longest_pause(work) -> float:

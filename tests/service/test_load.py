@@ -185,8 +185,8 @@ def test_d8_new_models_are_taken_over_without_a_lost_or_mixed_answer(model_file)
         (model,) = {one["top"][0]["label"].split()[0] for one in results}
         seen[model] += 1
         for wanted, one in zip(truth[model], results, strict=True):
-            told = {entry["label"]: entry["probability"] for entry in one["top"]}
-            assert told == pytest.approx(dict(wanted), abs=1e-5)
+            output = {entry["label"]: entry["probability"] for entry in one["top"]}
+            assert output == pytest.approx(dict(wanted), abs=1e-5)
 
     async def replace(found) -> None:
         """Each file is left until the service has said what it makes of it, however slow the machine."""
@@ -224,12 +224,12 @@ def test_d8_new_models_are_taken_over_without_a_lost_or_mixed_answer(model_file)
             await task
 
         asyncio.run(both())
-        told = httpx.get(f"{found.url}/v1/model").json()
+        output = httpx.get(f"{found.url}/v1/model").json()
         refused = found.gauge('vitkit_reloads_total{outcome="refused"}')
         log = found.log.read_text()
     print(f"\nD8: answers by model {dict(seen)}, {dict(statuses)}; files refused: {refused:.0f}")
     assert set(statuses) == {200} and set(seen) == {"old", "second", "third", "fourth"}
-    assert told["labels"][0].startswith("fourth") and refused == 2  # cut short, and no model at all
+    assert output["labels"][0].startswith("fourth") and refused == 2  # cut short, and no model at all
     assert "the old one stays in service" in log and "Traceback" not in log
 
 
@@ -237,21 +237,21 @@ def test_d8_sigterm_loses_no_request(model_file):
     statuses, lost = Counter(), []
     with service(model_file) as found:
 
-        async def one(client: Client, told: asyncio.Event) -> None:
-            while not told.is_set():
+        async def one(client: Client, output: asyncio.Event) -> None:
+            while not output.is_set():
                 try:
                     status, headers, _ = await client.ask(post(picture(1)))
                 except (OSError, asyncio.IncompleteReadError) as error:
                     return lost.append(repr(error))
                 statuses[status] += 1
                 if headers.get("connection") == "close":
-                    told.set()
+                    output.set()
 
         async def stop() -> tuple[float, int]:
-            told = asyncio.Event()
+            output = asyncio.Event()
             _, never = await asyncio.open_connection("127.0.0.1", found.port)
             never.write(post(picture(1))[:-9])  # one that will never be whole
-            work = [asyncio.create_task(one(Client(found.port), told)) for _ in range(32)]
+            work = [asyncio.create_task(one(Client(found.port), output)) for _ in range(32)]
             while statuses[200] < 200:
                 await asyncio.sleep(0.05)
             found.process.send_signal(signal.SIGTERM)
@@ -275,8 +275,8 @@ def test_d9_nobody_gets_the_answer_of_another(model_file):
         async def ask() -> float:
             alone = Client(found.port)
             wanted = [labels((await alone.ask(post(one)))[2]) for one in pictures]
-            for one, told in zip(pictures, wanted, strict=True):
-                assert told == vitkit.predict(model, one)  # to the last bit, by itself
+            for one, output in zip(pictures, wanted, strict=True):
+                assert output == vitkit.predict(model, one)  # to the last bit, by itself
             gate, worst = asyncio.Semaphore(200), 0.0
 
             async def one(number: int) -> None:
@@ -286,10 +286,10 @@ def test_d9_nobody_gets_the_answer_of_another(model_file):
                     status, _, body = await client.ask(post(pictures[number % 50]))
                     client.close()
                 assert status == 200
-                told = labels(body)
-                assert [label for label, _ in told] == [label for label, _ in wanted[number % 50]]
+                output = labels(body)
+                assert [label for label, _ in output] == [label for label, _ in wanted[number % 50]]
                 worst = max(
-                    worst, *(abs(a - b) for (_, a), (_, b) in zip(told, wanted[number % 50], strict=True))
+                    worst, *(abs(a - b) for (_, a), (_, b) in zip(output, wanted[number % 50], strict=True))
                 )
 
             await asyncio.gather(*(one(n) for n in range(2000)))

@@ -227,8 +227,8 @@ def places(view) -> tuple[float, float, float, float]:
     """Left, top, right and bottom of a view, each half a step beyond its outermost pixel."""
     across, down = view[0].float().mean(0), view[1].float().mean(1)
     step = [(line[-1] - line[0]) / (len(line) - 1) / 2 for line in (across, down)]
-    found = across[0] - step[0], down[0] - step[1], across[-1] + step[0], down[-1] + step[1]
-    return tuple(float(place) + 0.5 for place in found)
+    result = across[0] - step[0], down[0] - step[1], across[-1] + step[0], down[-1] + step[1]
+    return tuple(float(place) + 0.5 for place in result)
 
 
 @pytest.mark.slow

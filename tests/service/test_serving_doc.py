@@ -61,8 +61,8 @@ def test_the_clients_of_the_document_work(tmp_path, small):
     (python,) = re.findall(r"```python\n(.*?)```", TEXT, re.S)
     (curl,) = re.findall(r"^curl .*cat.*$", TEXT, re.M)
     assert len([line for line in python.splitlines() if line]) == 3
-    with service(tmp_path / "model.safetensors") as found:
+    with service(tmp_path / "model.safetensors") as result:
         for command in ([sys.executable, "-c", python], ["sh", "-c", curl]):
-            command[-1] = command[-1].replace("http://127.0.0.1:8000", found.url)
+            command[-1] = command[-1].replace("http://127.0.0.1:8000", result.url)
             done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
             assert done.returncode == 0 and "probability" in done.stdout, done.stderr

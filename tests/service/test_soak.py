@@ -66,13 +66,13 @@ class Soak:
         ):  # fmt: skip
             mine += theirs
 
-    def look(self, found: Service) -> None:
+    def look(self, result: Service) -> None:
         with suppress(psutil.Error):  # a decoder that goes while it is looked at
-            decoders = sum(p.memory_info().rss for p in found.decoders()) / 1e6
+            decoders = sum(p.memory_info().rss for p in result.decoders()) / 1e6
             self.times.append(time.monotonic() / 60)
-            self.memory.append(found.memory())
+            self.memory.append(result.memory())
             self.decoders.append(decoders)
-            self.threads.add(psutil.Process(found.process.pid).num_threads())
+            self.threads.add(psutil.Process(result.process.pid).num_threads())
 
 
 def slope(minutes: list[float], megabytes: list[float]) -> float:
@@ -106,29 +106,29 @@ async def leave(port: int, seconds: float, rng: random.Random) -> int:
     return left
 
 
-def soaked(found: Service, seconds: float, mixed: Iterator[tuple[bytes, int]]) -> Soak:
+def soaked(result: Service, seconds: float, mixed: Iterator[tuple[bytes, int]]) -> Soak:
     told = Soak()
 
     async def look() -> None:
         for _ in range(int(seconds / LOOK)):
-            told.look(found)
+            told.look(result)
             await asyncio.sleep(LOOK)
 
     async def all_of_it() -> None:
-        leavers = [leave(found.port, seconds, random.Random(n)) for n in range(LEAVERS)]
-        work = for_a_while(found.port, CLIENTS, seconds, lambda: next(mixed), told.note)
+        leavers = [leave(result.port, seconds, random.Random(n)) for n in range(LEAVERS)]
+        work = for_a_while(result.port, CLIENTS, seconds, lambda: next(mixed), told.note)
         told.left = sum((await asyncio.gather(look(), work, *leavers))[2:])
 
     asyncio.run(all_of_it())
     return told
 
 
-def at_rest(found: Service) -> int:
+def at_rest(result: Service) -> int:
     """Open files when nobody is there any more."""
-    assert settled(lambda: found.gauge("vitkit_in_flight_requests") == 1)
+    assert settled(lambda: result.gauge("vitkit_in_flight_requests") == 1)
     seen = []
     for _ in range(10):
-        seen.append(found.files())
+        seen.append(result.files())
         time.sleep(0.2)
     return min(seen)
 
@@ -203,35 +203,35 @@ def exact(monkeypatch):
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
 
 
-def warmed(found: Service, seconds: float) -> Iterator[tuple[bytes, int]]:
+def warmed(result: Service, seconds: float) -> Iterator[tuple[bytes, int]]:
     """The requests that go on after each kind of them has come, however slow the machine."""
     mixed, asked, until = mixture(), 0, time.monotonic() + seconds
     while asked < 5 * len(requests()) or time.monotonic() < until:
-        asked += soaked(found, 5, mixed).asked
+        asked += soaked(result, 5, mixed).asked
     return mixed
 
 
-def growth(found: Service, seconds: float, mixed: Iterator[tuple[bytes, int]]) -> tuple[float, Soak]:
+def growth(result: Service, seconds: float, mixed: Iterator[tuple[bytes, int]]) -> tuple[float, Soak]:
     """Megabytes in use a minute, by looks at rest between rounds of requests, and what was seen in them."""
     told, minutes, used = Soak(), [], []
     for number in range(ROUNDS + 1):
         if number:
-            told.add(soaked(found, seconds / ROUNDS, mixed))
-        assert settled(lambda: found.gauge("vitkit_in_flight_requests") == 1)
+            told.add(soaked(result, seconds / ROUNDS, mixed))
+        assert settled(lambda: result.gauge("vitkit_in_flight_requests") == 1)
         minutes.append(time.monotonic() / 60)
-        used.append(min(found.gauge("bytes_in_use") for _ in range(3)) / 1e6)
+        used.append(min(result.gauge("bytes_in_use") for _ in range(3)) / 1e6)
     print("\nD11: megabytes in use", [round(one, 3) for one in used])
     added = np.median(np.diff(used) / np.diff(minutes))
     return float(max(added, slope(minutes, used)) if FULL else added), told
 
 
 def test_d11_nothing_grows(model_file, tally, exact):
-    with altered(model_file, counted) as found:
-        mixed = warmed(found, WARM)
-        files = at_rest(found)
-        kept, told = growth(found, SECONDS, mixed)
-        after = at_rest(found)
-        held, log = found.gauge("vitkit_held_bytes"), found.log.read_text()
+    with altered(model_file, counted) as result:
+        mixed = warmed(result, WARM)
+        files = at_rest(result)
+        kept, told = growth(result, SECONDS, mixed)
+        after = at_rest(result)
+        held, log = result.gauge("vitkit_held_bytes"), result.log.read_text()
     resident = slope(told.times, told.memory), slope(told.times, told.decoders)
     print(
         f"\nD11: {told.asked} requests in {SECONDS} s and {told.left} clients that left; not as expected: "
@@ -246,7 +246,7 @@ def test_d11_nothing_grows(model_file, tally, exact):
 
 
 def test_d11_control_a_leak_is_noticed(model_file, exact):
-    with altered(model_file, keep_something) as found:
-        kept, told = growth(found, 30, warmed(found, 5))
+    with altered(model_file, keep_something) as result:
+        kept, told = growth(result, 30, warmed(result, 5))
     print(f"\nD11: a leak of {LEAK} MB a minute is seen as {kept:.2f}")
     assert not told.wrong and MOST < kept < 1.5 * LEAK

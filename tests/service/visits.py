@@ -105,8 +105,8 @@ class Visit:
         if kind is None:
             assert self.says("typeof window.pwned") == "undefined"
             assert not self.says("violations"), self.says("violations")
-            told = ("Failed to load resource: the server responded",)  # Chromium's note of a 4xx or 503
-            errors = [text for text in self.trouble if not text.startswith(told)]
+            output = ("Failed to load resource: the server responded",)  # Chromium's note of a 4xx or 503
+            errors = [text for text in self.trouble if not text.startswith(output)]
             assert not errors, errors
             foreign = [url for url in self.asked if not url.startswith((self.url, "blob:", "data:"))]
             assert not foreign, foreign

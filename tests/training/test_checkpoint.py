@@ -64,8 +64,8 @@ def lost_manifest(path):
 @pytest.mark.parametrize("damage", [strange_part, lost_part, other_facts, lost_manifest])
 def test_what_is_not_as_it_was_written_is_passed_over(folder, damage):
     damage(folder / "step-00000003")
-    found, damaged = latest(folder)
-    assert found.name == "step-00000002" and damaged == ["step-00000003"]
+    result, damaged = latest(folder)
+    assert result.name == "step-00000002" and damaged == ["step-00000003"]
 
 
 def test_half_a_checkpoint_and_a_file_are_none(folder):

@@ -25,9 +25,9 @@ def rows(folder: Path) -> list[dict]:
 def events(folder: Path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(folder / "events"), size_guidance={"scalars": 0})
-    found.Reload()
-    return found
+    result = EventAccumulator(str(folder / "events"), size_guidance={"scalars": 0})
+    result.Reload()
+    return result
 
 
 def curve(folder: Path, name: str) -> dict[int, float]:
@@ -85,20 +85,20 @@ def test_events_hold_the_recipe_and_whether_the_run_came_to_its_end(tmp_path):
     Journal(tmp_path, about=ABOUT).close(failed=True)
     assert "_hparams_/session_end_info" not in events(tmp_path).summary_metadata
     Journal(tmp_path, 3, about=ABOUT).close()
-    found = events(tmp_path).summary_metadata
-    assert "_hparams_/session_end_info" in found
-    content = found["_hparams_/session_start_info"].plugin_data.content
+    result = events(tmp_path).summary_metadata
+    assert "_hparams_/session_end_info" in result
+    content = result["_hparams_/session_start_info"].plugin_data.content
     values = parse_session_start_info_plugin_data(content).hparams
     assert values["batch"].number_value == 4 and values["randaugment"].string_value == "(2, 10)"
 
 
 def test_without_tensorboard_a_run_says_so_once_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    said: list[str] = []
-    with Journal(tmp_path, say=said.append) as journal:
+    messages: list[str] = []
+    with Journal(tmp_path, say=messages.append) as journal:
         journal.write(1, loss=1.0)
         journal.write(2, loss=1.0)
-    assert len(said) == 1 and said[0].startswith("tensorboard failed") and len(rows(tmp_path)) == 2
+    assert len(messages) == 1 and messages[0].startswith("tensorboard failed") and len(rows(tmp_path)) == 2
 
 
 def test_unknown_and_missing_trackers_are_refused_before_anything_is_written(tmp_path, monkeypatch):
@@ -169,11 +169,11 @@ def fake(monkeypatch):
 @pytest.mark.parametrize("at", ["start", "log", "close"])
 def test_a_tracker_that_fails_or_hangs_does_not_end_the_run(tmp_path, fake, at, how):
     fake(at, how)
-    said: list[str] = []
-    with Journal(tmp_path, trackers=["mlflow"], say=said.append) as journal:
+    messages: list[str] = []
+    with Journal(tmp_path, trackers=["mlflow"], say=messages.append) as journal:
         for step in range(1, 7):
             journal.write(step, loss=1 / step)
-    failures = [text for text in said if "mlflow failed" in text]
+    failures = [text for text in messages if "mlflow failed" in text]
     assert len(failures) == 1 and "long story" not in failures[0]
     assert ("network down" in failures[0]) == (how == "error")
     assert len(rows(tmp_path)) == 6 and curve(tmp_path, "loss") == {s: 1 / s for s in range(1, 7)}
@@ -182,11 +182,11 @@ def test_a_tracker_that_fails_or_hangs_does_not_end_the_run(tmp_path, fake, at, 
 def test_a_tracker_that_cannot_keep_up_is_given_up(tmp_path, fake, monkeypatch):
     fake("log", "hang")
     monkeypatch.setattr(trackers, "WAITING_ROWS", 3)
-    said: list[str] = []
-    with Journal(tmp_path, trackers=["mlflow"], say=said.append) as journal:
+    messages: list[str] = []
+    with Journal(tmp_path, trackers=["mlflow"], say=messages.append) as journal:
         for step in range(3, 20):
             journal.write(step, loss=1.0)
-    assert said == [
+    assert messages == [
         "mlflow: here",
         "mlflow failed and is disabled for the rest of the run: 3 rows are still unsent",
     ]
@@ -225,7 +225,7 @@ with Journal(folder, step, trackers=[name], about=about) as journal:
 def twice(folder: Path, name: str, **env: str) -> list[str]:
     """Two processes with forked workers: steps 1 to 4, then resumed at 2, steps 3 to 6. What they said."""
     folder.mkdir(parents=True)
-    said = []
+    messages = []
     keep = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB", "MLFLOW", "TRACKIO"))}
     keep |= {"HOME": str(folder.parent), "PYTHONPATH": os.pathsep.join(sys.path)} | env
     for step in (0, 2):
@@ -235,16 +235,16 @@ def twice(folder: Path, name: str, **env: str) -> list[str]:
         )  # fmt: skip
         assert done.returncode == (0 if step else 3), done.stderr
         assert f"{name} failed" not in done.stderr and not done.stdout
-        said.append(done.stderr)
+        messages.append(done.stderr)
     assert [row["step"] for row in rows(folder)] == [1, 2, 3, 4, 5, 6, 6]
-    return said
+    return messages
 
 
 @pytest.mark.slow
 def test_wandb_offline_is_one_run_and_does_not_ask(tmp_path):
     pytest.importorskip("wandb")
-    said = twice(tmp_path / "first", "wandb")
-    assert all("offline, no API key" in text for text in said)
+    messages = twice(tmp_path / "first", "wandb")
+    assert all("offline, no API key" in text for text in messages)
     files = sorted((tmp_path / "first" / "wandb").glob("offline-run-*/*.wandb"))
     assert len(files) == 2 and len({file.name for file in files}) == 1
     first, second = (file.read_bytes() for file in files)  # records as plain bytes in a log
@@ -262,8 +262,8 @@ def test_mlflow_without_a_server_is_one_run(tmp_path):
     with sqlite3.connect(tmp_path / "first" / "mlflow" / "mlflow.db") as store:
         assert store.execute("select name, status from runs").fetchall() == [("first", "FINISHED")]
         assert dict(store.execute("select key, value from params"))["schedule.rate"] == "0.1"
-        found = store.execute("select step, value from metrics where key = 'loss' order by timestamp, step")
-        steps = [(step, pytest.approx(value)) for step, value in found]
+        result = store.execute("select step, value from metrics where key = 'loss' order by timestamp, step")
+        steps = [(step, pytest.approx(value)) for step, value in result]
         assert sorted(step for step, _ in steps) == [1, 2, 3, 3, 4, 4, 5, 6]
         assert all(value == 1 / (7 * step) for step, value in steps)
         assert dict(store.execute("select key, value from latest_metrics"))["val_top1"] == 0.625
@@ -276,15 +276,15 @@ def test_trackio_is_one_run_for_a_folder_whatever_its_name(tmp_path):
     twice(tmp_path / "a" / "same", "trackio", TRACKIO_DIR=str(tmp_path / "store"))
     twice(tmp_path / "b" / "same", "trackio", TRACKIO_DIR=str(tmp_path / "store"))
     with sqlite3.connect(tmp_path / "store" / "vitkit.db") as store:
-        found = store.execute("select run_name, step, metrics from metrics order by id").fetchall()
+        result = store.execute("select run_name, step, metrics from metrics order by id").fetchall()
         configs = [json.loads(text) for (text,) in store.execute("select config from configs")]
-    names = list(dict.fromkeys(name for name, _, _ in found))
+    names = list(dict.fromkeys(name for name, _, _ in result))
     assert len(names) == 2 and names[0] == "same" and names[1].startswith("same-")
     assert [config["schedule.rate"] for config in configs] == [0.1, 0.1]
     for name in names:
-        steps = [step for run, step, _ in found if run == name]
+        steps = [step for run, step, _ in result if run == name]
         assert steps == [1, 2, 3, 4, 3, 4, 5, 6, 6]
-    assert all(json.loads(m)["loss"] == 1 / (7 * step) for _, step, m in found if "loss" in json.loads(m))
+    assert all(json.loads(m)["loss"] == 1 / (7 * step) for _, step, m in result if "loss" in json.loads(m))
 
 
 def test_of_passing_rows_trackers_hear_one_a_second_and_the_record_holds_all(tmp_path):
@@ -293,7 +293,7 @@ def test_of_passing_rows_trackers_hear_one_a_second_and_the_record_holds_all(tmp
             journal.write(step, passing=True, loss=float(step))
         journal.write(5, val_top1=0.5)
     assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4, 5, 5]
-    found = events(tmp_path)
-    assert [s.step for s in found.Scalars("loss")] == [1] and [s.step for s in found.Scalars("val_top1")] == [
-        5
-    ]
+    result = events(tmp_path)
+    assert [s.step for s in result.Scalars("loss")] == [1] and [
+        s.step for s in result.Scalars("val_top1")
+    ] == [5]

@@ -32,11 +32,11 @@ def trained(together: bool, device: str, pieces: int = 1, config=ADAM, steps: in
     call = runtime.wrap(state.model)
     assert isinstance(call, LowPrecisionCopy)
     step = Stepper(state, ClassificationLoss(classes=5), config, call if together else state.model, runtime)
-    told = []
+    output = []
     for number in range(steps):
         seed_step(0, number)
-        told.append(step([batch(device)] * pieces, 1e-2))
-    return told, state.model.state_dict()
+        output.append(step([batch(device)] * pieces, 1e-2))
+    return output, state.model.state_dict()
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -45,9 +45,9 @@ def trained(together: bool, device: str, pieces: int = 1, config=ADAM, steps: in
     {"config": OptimizerConfig(kind="adam", frozen="backbone")}, {"positions": "relative"},
 ], ids=str)  # fmt: skip
 def test_a_model_learns_the_same_bit_for_bit(given, device):
-    (told, ours), (want, theirs) = trained(True, device, **given), trained(False, device, **given)
-    assert told == want
-    assert told[0] != told[-1]
+    (output, ours), (want, theirs) = trained(True, device, **given), trained(False, device, **given)
+    assert output == want
+    assert output[0] != output[-1]
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
@@ -85,8 +85,8 @@ def test_compiled_it_is_one_graph_and_learns():
             loss = nn.functional.cross_entropy(way(images).float(), labels)
         loss.backward()
         call.accumulate_grads()
-        found = [p.grad.clone() for p in net.parameters()]
+        result = [p.grad.clone() for p in net.parameters()]
         if way is call:
-            want = found
-    for one, other in zip(found, want, strict=True):
+            want = result
+    for one, other in zip(result, want, strict=True):
         torch.testing.assert_close(one, other, rtol=0.05, atol=1e-3)

@@ -170,18 +170,18 @@ def test_the_loss_equals_its_definition(small):
     for target in TARGETS:
         config = Masked(target=target)
         model, batch = learner(small, config), batch_of(3)
-        said = model(batch["image"] / 127.5 - 1, batch["take"], batch["chosen"])
+        messages = model(batch["image"] / 127.5 - 1, batch["take"], batch["chosen"])
         values, right = [], []
         for b in range(3):
             for k, place in enumerate(batch["chosen"][b].tolist()):
                 y, x = divmod(place, 4)
                 if target == "pixels":
                     patch = batch["image"][b, :, y * 8 : y * 8 + 8, x * 8 : x * 8 + 8] / 127.5 - 1
-                    values.append(float((said[b, k].detach() - patch.flatten()).square().mean()))
+                    values.append(float((messages[b, k].detach() - patch.flatten()).square().mean()))
                     continue
                 cells = 4 if target == "colours-4x4" else 1
                 for m, wanted in enumerate(by_hand(batch["image"][b].numpy(), y, x, 8, cells, 3)):
-                    logits = said[b, k, 512 * m : 512 * m + 512]
+                    logits = messages[b, k, 512 * m : 512 * m + 512]
                     values.append(float(-logits.detach().log_softmax(0)[wanted]))
                     right.append(int(logits.argmax()) == wanted)
         found = MaskedLoss(config=config, patch=PATCH)(model, batch)
@@ -195,15 +195,15 @@ def test_the_loss_equals_its_definition(small):
 def test_patches_that_were_not_corrupted_carry_no_loss(small, target):
     config = Masked(target=target)
     objective, batch = MaskedLoss(config=config, patch=PATCH), batch_of(2)
-    said = torch.randn(2, 8, config.predictions(PATCH))
-    before = objective.value(said, batch["image"], batch["chosen"])["loss"]
+    messages = torch.randn(2, 8, config.predictions(PATCH))
+    before = objective.value(messages, batch["image"], batch["chosen"])["loss"]
     changed = batch["image"].clone()
     for b in range(2):
         for place in set(range(PATCHES)) - set(batch["chosen"][b].tolist()):
             y, x = divmod(place, 4)
             changed[b, :, y * 8 : y * 8 + 8, x * 8 : x * 8 + 8] ^= 255
-    assert torch.equal(objective.value(said, changed, batch["chosen"])["loss"], before)
-    assert not torch.equal(objective.value(said, ~batch["image"], batch["chosen"])["loss"], before)
+    assert torch.equal(objective.value(messages, changed, batch["chosen"])["loss"], before)
+    assert not torch.equal(objective.value(messages, ~batch["image"], batch["chosen"])["loss"], before)
     # and no gradient goes through what the encoder says of them
     model, seen = learner(small, config), []
 
@@ -342,8 +342,8 @@ def test_chance_is_where_it_starts_and_is_beaten(small, target):
     assert np.mean(found[-10:]) < 0.5 * blind
     test = corrupt_for_evaluation(config, 4, coloured(10**6))
     with torch.no_grad():
-        told = objective(model.eval(), test)
-    assert float(told["loss"]) < 0.5 * blind and float(told.get("accuracy", torch.ones(()))) > 0.6
+        output = objective(model.eval(), test)
+    assert float(output["loss"]) < 0.5 * blind and float(output.get("accuracy", torch.ones(()))) > 0.6
 
 
 def test_recipes_say_what_has_no_use():

@@ -70,8 +70,8 @@ def test_a_played_step_is_a_computed_one(name):
     random = {"dropout": 0.1, "stochastic_depth": 0.2}
     expected, plain = trained(KINDS[name], record=False, **random)
     for due in (lambda step: True, lambda step: False, lambda step: step % 3 == 0):
-        found, played = trained(KINDS[name], record=True, due=due, **random)
-        assert found == expected and same(played, plain)
+        result, played = trained(KINDS[name], record=True, due=due, **random)
+        assert result == expected and same(played, plain)
 
 
 @gpu
@@ -80,8 +80,8 @@ def test_a_compiled_step_is_played_as_it_is_computed():
     random = {"dropout": 0.3, "stochastic_depth": 0.2}
     given = batches(1) * STEPS  # the same images, so that only the draws and the rates differ
     expected, plain = trained(KINDS["adam"], record=False, given=given, compile=True, **random)
-    found, played = trained(KINDS["adam"], record=True, given=given, compile=True, **random)
-    assert found == expected and same(played, plain)
+    result, played = trained(KINDS["adam"], record=True, given=given, compile=True, **random)
+    assert result == expected and same(played, plain)
 
 
 @gpu
@@ -90,8 +90,8 @@ def test_an_odd_batch_is_computed_and_the_rest_played():
     given[WARMUP_CALLS + 3] = batches(1, size=5)[0]
     said: list[str] = []
     expected, plain = trained(KINDS["adam"], False, given)
-    found, played = trained(KINDS["adam"], True, given, said=said)
-    assert found == expected and same(played, plain) and not said
+    result, played = trained(KINDS["adam"], True, given, said=said)
+    assert result == expected and same(played, plain) and not said
 
 
 @gpu
@@ -100,13 +100,13 @@ def test_a_step_that_looks_at_a_number_is_computed():
 
     class Looks:
         def __call__(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-            found = ClassificationLoss(classes=5)(model, batch)
-            return found | {"seen": torch.tensor(float(found["loss"].detach()), device="cuda")}
+            result = ClassificationLoss(classes=5)(model, batch)
+            return result | {"seen": torch.tensor(float(result["loss"].detach()), device="cuda")}
 
     said: list[str] = []
     expected, plain = trained(KINDS["adam"], False, objective=Looks(), dropout=0.1)
-    found, played = trained(KINDS["adam"], True, objective=Looks(), said=said, dropout=0.1)
-    assert found == expected and same(played, plain)
+    result, played = trained(KINDS["adam"], True, objective=Looks(), said=said, dropout=0.1)
+    assert result == expected and same(played, plain)
     assert len(said) == 1 and "without a CUDA graph" in said[0]
 
 
@@ -169,21 +169,21 @@ def ahead(monkeypatch, due, until: int = 8, batch=None, plays: bool = True):
     train(
         state, iter(batch or batches(until, device="cpu")), ClassificationLoss(classes=5), until=until,
         rate=lambda step: 1e-3, config=KINDS["adam"], due=due,
-        watch=lambda s, found: seen.append((s.step, net.head.bias.tolist(), found["loss"])),
+        watch=lambda s, result: seen.append((s.step, net.head.bias.tolist(), result["loss"])),
     )  # fmt: skip
     return seen, state
 
 
 def test_watch_hears_of_every_step_in_order_and_the_model_waits_where_it_is_due(monkeypatch):
     plain, expected = ahead(monkeypatch, lambda step: True, plays=False)
-    found, state = ahead(monkeypatch, lambda step: step % 3 == 0)
-    assert [step for step, _, _ in found] == [step for step, _, _ in plain] == list(range(1, 9))
-    assert [loss for _, _, loss in found] == [loss for _, _, loss in plain] and same(state, expected)
+    result, state = ahead(monkeypatch, lambda step: step % 3 == 0)
+    assert [step for step, _, _ in result] == [step for step, _, _ in plain] == list(range(1, 9))
+    assert [loss for _, _, loss in result] == [loss for _, _, loss in plain] and same(state, expected)
     weights = {step: bias for step, bias, _ in plain}
-    assert {step: bias == weights[step] for step, bias, _ in found} == {
+    assert {step: bias == weights[step] for step, bias, _ in result} == {
         1: False, 2: False, 3: True, 4: False, 5: False, 6: True, 7: False, 8: True
     }  # fmt: skip
-    assert all(bias == weights[step + 1] for step, bias, _ in found if step in (1, 2, 4, 5, 7))
+    assert all(bias == weights[step + 1] for step, bias, _ in result if step in (1, 2, 4, 5, 7))
 
 
 def test_a_divergence_that_is_noticed_late_names_its_own_step(monkeypatch):

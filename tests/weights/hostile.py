@@ -61,9 +61,9 @@ def parts(data: bytes) -> tuple[dict[str, Any], bytes]:
 def carded(good: Good, card: Any = None, **config: Any) -> bytes:
     """Our own file with another card, or with some fields of its card or configuration changed."""
     header, body = parts(good.own)
-    told = json.loads(header["__metadata__"]["vitkit"])
-    told |= {"config": told["config"] | config} | (card if isinstance(card, dict) else {})
-    header["__metadata__"]["vitkit"] = card if isinstance(card, str) else json.dumps(told)
+    output = json.loads(header["__metadata__"]["vitkit"])
+    output |= {"config": output["config"] | config} | (card if isinstance(card, dict) else {})
+    header["__metadata__"]["vitkit"] = card if isinstance(card, str) else json.dumps(output)
     return safe(header, body)
 
 

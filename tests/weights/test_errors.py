@@ -245,10 +245,10 @@ def test_a_head_count_that_the_arrays_do_not_hold_is_told(small, tmp_path, forma
 
     vitkit.save(small(gelu="erf", width=64, heads=4), tmp_path / "own.safetensors")
     assert run("convert", tmp_path / "own.safetensors", tmp_path / name, "--format", format) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "heads=4" in said and "guess 1" in said and "num_heads=4" in said
+    messages = " ".join(capsys.readouterr().out.split())
+    assert "heads=4" in messages and "guess 1" in messages and "num_heads=4" in messages
     if name.endswith(".pth"):  # the remedy that is told does work
-        assert "vitkit convert FILE OUT.safetensors --heads 4" in said
+        assert "vitkit convert FILE OUT.safetensors --heads 4" in messages
         assert run("convert", tmp_path / name, tmp_path / "back.safetensors", "--heads", 4) == 0
         assert vitkit.load(tmp_path / "back.safetensors").config.heads == 4
     else:

@@ -51,8 +51,8 @@ def renumbered(rng: random.Random, data: bytes) -> bytes:
     numbers = list(re.finditer(rb"(?<=[ :(\[,])-?\d[\d.e-]*", data))
     if not numbers:
         return damaged(rng, data)
-    found = rng.choice(numbers)
-    return data[: found.start()] + rng.choice(NUMBERS) + data[found.end() :]
+    result = rng.choice(numbers)
+    return data[: result.start()] + rng.choice(NUMBERS) + data[result.end() :]
 
 
 def hurt_inside(rng: random.Random, data: bytes) -> bytes:

@@ -123,14 +123,14 @@ def test_shards_and_pickled_weights_are_opened_with_the_same_settings(folder, th
 def test_predict_and_evaluate_answer_as_transformers_do(folder, theirs, photos, capsys):
     paths = sorted(photos.rglob("*.png"))
     want = expected(theirs, paths)
-    told = answer(capsys, "predict", folder, photos, "--device", "cpu", "--top", 3)
-    assert [one["image"] for one in told] == [str(path) for path in paths]
-    for one, row in zip(told, want, strict=True):
+    output = answer(capsys, "predict", folder, photos, "--device", "cpu", "--top", 3)
+    assert [one["image"] for one in output] == [str(path) for path in paths]
+    for one, row in zip(output, want, strict=True):
         for place in one["top"]:
             assert place["probability"] == pytest.approx(float(row[NAMES.index(place["label"])]), abs=1e-4)
     right = [NAMES[int(row.argmax())] == path.parent.name for row, path in zip(want, paths, strict=True)]
-    told = answer(capsys, "evaluate", folder, photos, "--device", "cpu", "--workers", 0)
-    assert told["top1"] == pytest.approx(np.mean(right)) and told["images"] == len(paths)
+    output = answer(capsys, "evaluate", folder, photos, "--device", "cpu", "--workers", 0)
+    assert output["top1"] == pytest.approx(np.mean(right)) and output["images"] == len(paths)
 
 
 def test_inspect_show_fewshot_and_export_open_the_same_model(folder, theirs, photos, tmp_path, capsys):
@@ -152,16 +152,16 @@ def test_inspect_show_fewshot_and_export_open_the_same_model(folder, theirs, pho
     assert run("export", folder, tmp_path / "m.onnx", "--device", "cpu") == 0
     images = torch.rand(2, 3, 24, 24)
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
-    (found,) = session.run(None, {"images": images.numpy()})
+    (result,) = session.run(None, {"images": images.numpy()})
     with torch.no_grad():
-        assert (torch.from_numpy(found) - theirs[0](images).logits).abs().max() <= 1e-4
+        assert (torch.from_numpy(result) - theirs[0](images).logits).abs().max() <= 1e-4
 
 
 def test_the_service_watches_the_settings_of_a_folder_too(folder, small, tmp_path):
     before = file_stamps(str(folder))
     assert {mark[0] for mark in before} == {"model.safetensors", "config.json", "preprocessor_config.json"}
-    told = json.loads((folder / "config.json").read_text()) | {"layer_norm_eps": 0.25}
-    (folder / "config.json").write_text(json.dumps(told))
+    output = json.loads((folder / "config.json").read_text()) | {"layer_norm_eps": 0.25}
+    (folder / "config.json").write_text(json.dumps(output))
     assert file_stamps(str(folder)) != before and file_stamps(
         str(folder / "model.safetensors")
     ) == file_stamps(str(folder))
@@ -231,21 +231,21 @@ def test_rescaling_and_normalising_are_followed(folder, photos, theirs, change, 
     )
     photo = photos / "owl" / "0.png"
     want = ViTImageProcessor.from_pretrained(folder)(Image.open(photo), return_tensors="pt")["pixel_values"]
-    found = prepare_batch(model, pixels(read(photo), model)[None])
-    assert torch.allclose(found, want, rtol=1e-4, atol=1e-4)
+    result = prepare_batch(model, pixels(read(photo), model)[None])
+    assert torch.allclose(result, want, rtol=1e-4, atol=1e-4)
 
 
 def test_a_central_crop_is_followed_and_what_cannot_be_is_named(folder):
     path = folder / "preprocessor_config.json"
-    told = json.loads(path.read_text())
+    output = json.loads(path.read_text())
     crop = {"do_center_crop": True, "crop_size": {"height": 24, "width": 24}}
-    path.write_text(json.dumps(told | crop | {"size": {"shortest_edge": 32}}))
+    path.write_text(json.dumps(output | crop | {"size": {"shortest_edge": 32}}))
     shown = vitkit.load(folder).preprocessing
     assert (shown.resize, shown.crop) == ("crop", 0.75)
-    path.write_text(json.dumps(told | {"size": {"height": 48, "width": 48}}))
+    path.write_text(json.dumps(output | {"size": {"height": 48, "width": 48}}))
     assert any("48 x 48" in note and "24 x 24" in note for note in vitkit.load(folder).origin.notes)
     for change, words in ((crop, "do_center_crop"), ({"resample": 1}, "resample is 1")):
-        path.write_text(json.dumps(told | change))
+        path.write_text(json.dumps(output | change))
         with refused("weights.format", folder, "preprocessor_config.json", words):
             vitkit.load(folder)
 
@@ -257,23 +257,23 @@ def test_a_timm_folder_says_how_its_images_are_shown(small, tmp_path):
     vitkit.save(model, folder / "model.pth", format="timm")
     state = torch.load(folder / "model.pth", weights_only=True)
     safetensors.torch.save_file(state, folder / "model.safetensors")
-    told = {"mean": MEAN, "std": STD, "crop_pct": 0.95, "interpolation": "bilinear", "crop_mode": "center"}
-    config = {"architecture": "vit_x", "pretrained_cfg": told, "model_args": {"num_heads": 4}}
+    output = {"mean": MEAN, "std": STD, "crop_pct": 0.95, "interpolation": "bilinear", "crop_mode": "center"}
+    config = {"architecture": "vit_x", "pretrained_cfg": output, "model_args": {"num_heads": 4}}
     (folder / "config.json").write_text(json.dumps(config | {"label_names": list("abcde")}))
-    found = vitkit.load(folder)
-    assert found.config.heads == 4
-    assert found.labels == tuple("abcde") and found.preprocessing.crop == 0.95
-    assert list(found.preprocessing.mean) == MEAN and found.preprocessing.interpolation == "bilinear"
+    result = vitkit.load(folder)
+    assert result.config.heads == 4
+    assert result.labels == tuple("abcde") and result.preprocessing.crop == 0.95
+    assert list(result.preprocessing.mean) == MEAN and result.preprocessing.interpolation == "bilinear"
     images = torch.rand(1, 3, 32, 32)
     with torch.no_grad():
-        assert torch.allclose(found(images), model(images), atol=1e-5)
+        assert torch.allclose(result(images), model(images), atol=1e-5)
 
 
 def test_a_folder_of_neither_kind_names_what_it_lacks(tmp_path, capsys):
     for verb in (["predict", tmp_path, "x.png"], ["show", tmp_path], ["evaluate", tmp_path, "digits"]):
         assert run(*verb) == 2
-        said = capsys.readouterr().err
-        assert str(tmp_path) in said and "model.safetensors" in said and said.count("\n") == 1
+        messages = capsys.readouterr().err
+        assert str(tmp_path) in messages and "model.safetensors" in messages and messages.count("\n") == 1
 
 
 def test_a_link_out_of_a_folder_is_not_copied_for_a_reload(folder, tmp_path):

@@ -114,10 +114,10 @@ def sides(small, tmp_path):
 
 def test_evaluate_and_predict_take_the_view_that_is_asked_for(sides, capsys):
     model, data = sides
-    told = {view: answered(capsys, "evaluate", model, data, "--view", view, "--json")
+    output = {view: answered(capsys, "evaluate", model, data, "--view", view, "--json")
             for view in ("model", "squash", "centre", "centre:32")}  # fmt: skip
-    assert told["model"]["loss"] == told["squash"]["loss"] != told["centre:32"]["loss"]
-    assert "squashed to 32x32" in told["model"]["view"] and "shorter side to 37" in told["centre"]["view"]
+    assert output["model"]["loss"] == output["squash"]["loss"] != output["centre:32"]["loss"]
+    assert "squashed to 32x32" in output["model"]["view"] and "shorter side to 37" in output["centre"]["view"]
     images = sorted(data.rglob("0.png"))
     seen = {view: answered(capsys, "predict", model, *images, "--view", view, "--json")
             for view in ("squash", "centre:32")}  # fmt: skip

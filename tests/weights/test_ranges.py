@@ -105,10 +105,10 @@ def test_every_field_of_a_card_loads_or_is_refused(small, small_hybrid, small_re
                 path = tmp_path / f"{kind}-top-{key}-{n}.safetensors"
                 path.write_bytes(with_card(good, key, value=value))
                 files[path] = key
-    found = outcomes([tmp_path / "good.safetensors", *files])
-    wrong = [w for path, field in files.items() if (w := verdict(path, *found[str(path)], field))]
+    result = outcomes([tmp_path / "good.safetensors", *files])
+    wrong = [w for path, field in files.items() if (w := verdict(path, *result[str(path)], field))]
     assert not wrong, "\n".join(wrong[:10])
-    loaded = sum(kind == "loaded" for kind, _ in found.values())
+    loaded = sum(kind == "loaded" for kind, _ in result.values())
     assert len(files) > 900 and loaded > 50
 
 
@@ -224,11 +224,11 @@ def test_every_entry_of_foreign_side_files_loads_or_is_refused(small, tmp_path):
                 (folder / other).write_text(json.dumps(good[other]))
         (folder / ("config.json" if name == "timm" else name)).write_text(json.dumps(content))
         files[folder] = key
-    found = outcomes([tmp_path / "good", *files])
-    wrong = [f"{key}: {w}" for path, key in files.items() if (w := verdict(path, *found[str(path)], key))]
+    result = outcomes([tmp_path / "good", *files])
+    wrong = [f"{key}: {w}" for path, key in files.items() if (w := verdict(path, *result[str(path)], key))]
     assert not wrong, "\n".join(wrong[:10])
-    assert found[str(tmp_path / "good")][0] == "loaded"
-    refused = [message for kind, message in found.values() if kind != "loaded"]
+    assert result[str(tmp_path / "good")][0] == "loaded"
+    refused = [message for kind, message in result.values() if kind != "loaded"]
     assert len(refused) > 100
     named = ("config.json", "positions", "heads", "image_size", "labels", "norm_eps", "preprocessing", "mean")
     assert not [m for m in refused if not any(word in m for word in named)]

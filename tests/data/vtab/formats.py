@@ -102,13 +102,13 @@ def dsprites(root: Path, count: int = 1280, trap: Path | None = None) -> None:
 def clevr(root: Path, scenes: dict[str, list[list[float]]]) -> None:
     """Depths of the objects of each scene of train and val."""
     for word, depths in scenes.items():
-        told = []
+        output = []
         for i, objects in enumerate(depths):
             name = f"CLEVR_{word}_{i:06d}.png"
             put(root / "images" / word / name, picture(i))
             things = [{"size": "small", "pixel_coords": [10, 20, depth]} for depth in objects]
-            told.append({"image_index": i, "image_filename": name, "objects": things})
-        put(root / "scenes" / f"CLEVR_{word}_scenes.json", json.dumps({"scenes": told}))
+            output.append({"image_index": i, "image_filename": name, "objects": things})
+        put(root / "scenes" / f"CLEVR_{word}_scenes.json", json.dumps({"scenes": output}))
 
 
 def kitti_line(kind: str, z: float) -> str:
@@ -159,11 +159,11 @@ def record(content: bytes) -> bytes:
 def dmlab(root: Path, train: int = 20, others: int = 6) -> None:
     """Frame i is of class i % 6; train lies in two files, and numbers are packed in every second example."""
     for split, count in (("train", train), ("validation", others), ("test", others)):
-        found = [
+        result = [
             record(example(i % 2 == 0, image=picture(i, "JPEG"), filename=b"%05d.jpg" % i, label=i % 6))
             for i in range(count)
         ]
-        parts = [found[: count // 2], found[count // 2 :]] if split == "train" else [found]
+        parts = [result[: count // 2], result[count // 2 :]] if split == "train" else [result]
         for number, part in enumerate(parts):
             name = f"dmlab-{split}.tfrecord-{number:05d}-of-{len(parts):05d}"
             put(root / name, b"".join(part))

@@ -197,10 +197,10 @@ def test_the_matlab_reader_agrees_with_scipy(tmp_path):
 
     rng = np.random.default_rng(0)
     kinds = ("u1", "i1", "u2", "i2", "u4", "i4", "f4", "f8", "i8", "u8")
-    told = {f"x{kind}": rng.integers(0, 99, (3, 1, 4)).astype(kind) for kind in kinds}
-    told |= {"small": np.array([[7.0]]), "words": "text", "table": {"a": 1}, "turned": 1j * np.ones((2, 2))}
+    output = {f"x{kind}": rng.integers(0, 99, (3, 1, 4)).astype(kind) for kind in kinds}
+    output |= {"small": np.array([[7.0]]), "words": "text", "table": {"a": 1}, "turned": 1j * np.ones((2, 2))}
     for compressed in (True, False):
-        savemat(tmp_path / "x.mat", told, do_compression=compressed)
+        savemat(tmp_path / "x.mat", output, do_compression=compressed)
         expected, found = loadmat(tmp_path / "x.mat"), read_mat(tmp_path / "x.mat")
         assert set(found) == {*(f"x{kind}" for kind in kinds), "small"}
         assert all(

@@ -31,8 +31,8 @@ def places(source: Source) -> list[int]:
 
 
 def test_there_are_19_tasks_in_three_groups():
-    found = {group: sum(task.group == group for task in TASKS.values()) for group in GROUPS}
-    assert found == GROUPS and sum(GROUPS.values()) == len(TASKS) == 19
+    result = {group: sum(task.group == group for task in TASKS.values()) for group in GROUPS}
+    assert result == GROUPS and sum(GROUPS.values()) == len(TASKS) == 19
 
 
 def test_flips_and_crops_are_left_out_where_bit_leaves_them_out():
