@@ -144,7 +144,7 @@ def test_the_page_of_the_command_line_has_the_flags_of_every_help(capsys, monkey
     monkeypatch.setenv("COLUMNS", "100")
     for name, verb in make_cli_page.commands():
         with pytest.raises(SystemExit):
-            command([*name.split(), "--help"])
+            command([*name.split(), "--help-all"])()
         printed = set(re.findall(r"^[│|]? {1,2}(--[a-z][a-z0-9-]*)", capsys.readouterr().out, re.M))
         assert printed == {row.flag for row in make_cli_page.rows(verb) if row.flag.startswith("-")}, name
 
