@@ -122,3 +122,22 @@ def test_no_two_rooms_have_a_file_of_the_same_name():
     names = [path.name for path in FILES if path.name != "__init__.py"]
     twice = {name for name in names if names.count(name) > 1}
     assert twice <= set(SAME_IDEA), f"the same name for two ideas: {sorted(twice - set(SAME_IDEA))}"
+
+
+PRIVATE = {
+    "told", "found", "plain", "bare", "judged", "settled", "begun", "spread", "tell", "crew", "desk", "shelf",
+    "aim", "supply",
+}  # fmt: skip
+
+
+def test_names_are_those_of_the_field():
+    """Variables and functions say what they hold or do; docs/reference/glossary.md has our own words."""
+    used = []
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = getattr(node, "id", None) or getattr(node, "arg", None)
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                name = node.name
+            if name in PRIVATE:
+                used.append(f"{path.relative_to(SRC)}: {name}")
+    assert not used

@@ -65,8 +65,8 @@ class Argument:
 
     def setting(self, name: str) -> str:
         """A setting of tyro.conf.arg; the outermost decides."""
-        found = (getattr(marker, name, None) for marker in reversed(get_args(self.hint)[1:]))
-        return next((value for value in found if isinstance(value, str)), "")
+        hints = (getattr(marker, name, None) for marker in reversed(get_args(self.hint)[1:]))
+        return next((value for value in hints if isinstance(value, str)), "")
 
 
 def arguments_of(verb: Callable[..., Any]) -> Iterator[Argument]:

@@ -121,8 +121,8 @@ def sh_row(name: str, flags: str, only: Iterable[str] = (), names: Iterable[str]
 
 def positional(name: str, arguments: Iterable[Argument]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The values of all positional arguments of a verb."""
-    found = [values(name, argument) for argument in arguments if argument.positional]
-    return tuple(v for only, _ in found for v in only), tuple(v for _, names in found for v in names)
+    pairs = [values(name, argument) for argument in arguments if argument.positional]
+    return tuple(v for only, _ in pairs for v in only), tuple(v for _, names in pairs for v in names)
 
 
 def fish_lines(verbs: Verbs) -> Iterator[str]:

@@ -394,8 +394,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP: labels, features, attention maps, and a demo page (docs/guides/serve.md).
 
-    A replaced model file, or SIGHUP, reloads the model without dropping requests. SIGTERM shuts down
-    gracefully.
+    A replaced model file, or SIGHUP, reloads the model; no request is dropped. SIGTERM shuts down gracefully.
 
     $ vitkit serve runs/photos
     $ VITKIT_TOKEN=$(openssl rand -hex 16) vitkit serve ViT-B/16.i21k-i1k-384 --host 0.0.0.0 --device cuda
