@@ -182,7 +182,7 @@ def test_clients_that_send_no_more_are_answered(running):
     assert json.loads(body)["code"] == "server.request"
 
 
-def test_half_sent_heads_evict_and_others_are_answered(running):
+def test_half_sent_heads_are_evicted_and_others_are_answered(running):
     """With 300 files 100 connections may be open, and 50 of one address."""
     assert FILES - RESERVE == 100
     wires = []
@@ -263,7 +263,7 @@ def test_without_files_accepting_waits_and_the_control_an_ordinary_socket_compla
     assert 1 <= complaints <= 4 if kind == "ours" else complaints > 100
 
 
-def test_the_oldest_that_wait_evict_and_those_being_answered_stay():
+def test_the_oldest_waiting_connections_are_evicted_and_active_ones_stay():
     class One:
         def __init__(self, address: str) -> None:
             self.address, self.gone = address, False
