@@ -155,11 +155,11 @@ def dense_gelu_with_input(z, weight, bias):
 def gelu_backward(gradient, before):
     return gradient * 1, gradient.sum(0)
 
-def pack(q, k, v):
+def pack_qkv(q, k, v):
     found = torch.stack([q, k, v]).permute(1, 3, 0, 2, 4).reshape(-1, 48)
     return found, found.sum(0)
 
-for function in (dense_gelu_with_input, gelu_backward, pack):
+for function in (dense_gelu_with_input, gelu_backward, pack_qkv):
     LIBRARY.impl(function.__name__, function, "CPU")
 
 class Layer(nn.Module):
@@ -169,7 +169,7 @@ class Layer(nn.Module):
 
     def forward(self, z):
         q, k, v = fused.fused_qkv(z, self.qkv, 2)
-        return fused.mlp(z + (q + k + v).transpose(1, 2).flatten(2), self.up, self.down)
+        return fused.fused_mlp(z + (q + k + v).transpose(1, 2).flatten(2), self.up, self.down)
 
 layer = Layer()
 with torch.autocast("cpu", torch.bfloat16):
