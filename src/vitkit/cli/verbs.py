@@ -53,9 +53,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "convert": models.convert,
     "completion": completion,
 }
-RENAMED = {  # deprecated flags, still accepted
-    "--spread": "--parallel", "--record": "--cuda-graph", "--no-record": "--no-cuda-graph",
-}  # fmt: skip
+RENAMED = {"--spread": "--parallel", "--no-record": "--no-cuda-graph"}  # deprecated flags, still accepted
 BAD_PATH = {  # a path from the user is missing, of the wrong type or not accessible: exit code 2
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG,
     errno.ELOOP, errno.ENODEV, errno.ENXIO,
