@@ -168,9 +168,9 @@ def test_a_price_can_be_stated_afterwards(done, tmp_path, capsys):
     hours = kept(done, "result")["cost"]["device_hours"]
     assert "assumed $0.20 per hour" in page(done) and "100 watts" in page(done)
     out = tmp_path / "page.html"
-    assert run("report", done, "--out", out, "--price-per-hour", 36 / hours) == 0
+    assert run("report", done, "--out", out, "--price-per-hour", 0.36 / hours) == 0
     document = out.read_text("utf-8")
-    assert "price 36.00 (" in words(document) and "$" not in words(document).partition("price 36")[2][:90]
+    assert "price 0.36 (" in words(document) and "$" not in words(document).partition("price 0.36")[2][:90]
     target = re.search(r'href="([^"]*mistakes\.csv)"', document)[1]
     assert (tmp_path / target).resolve() == (done / "mistakes.csv").resolve()
     assert run("report", done, "--out", out, "--price-per-hour", "-1") == 2
