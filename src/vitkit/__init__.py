@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 from vitkit.telemetry import turn_off
 
 if TYPE_CHECKING:
-    from vitkit.api import embed, evaluate, export, finetune, pretrain
+    from vitkit.api import embed, evaluate, export, finetune, inspect_model, pretrain
     from vitkit.commands.export import Exported
+    from vitkit.commands.inspect import Inspection
     from vitkit.commands.look import inspect
     from vitkit.commands.results import Metrics, Run
     from vitkit.errors import Error, WeightsError
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Error",
     "Exported",
+    "Inspection",
     "Metrics",
     "Plan",
     "Run",
@@ -40,6 +42,7 @@ __all__ = [
     "fewshot",
     "finetune",
     "inspect",
+    "inspect_model",
     "load",
     "predict",
     "pretrain",
@@ -50,6 +53,7 @@ __all__ = [
 MODULES = {
     "Error": "vitkit.errors",
     "Exported": "vitkit.commands.export",
+    "Inspection": "vitkit.commands.inspect",
     "Metrics": "vitkit.commands.results",
     "Plan": "vitkit.planning.plan",
     "Run": "vitkit.commands.results",
@@ -63,6 +67,7 @@ MODULES = {
     "fewshot": "vitkit.metrics.frozen_features",
     "finetune": "vitkit.api",
     "inspect": "vitkit.commands.look",
+    "inspect_model": "vitkit.api",
     "load": "vitkit.weights.load",
     "predict": "vitkit.inference.predict",
     "pretrain": "vitkit.api",

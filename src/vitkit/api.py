@@ -15,11 +15,14 @@ import torch
 from vitkit.commands.evaluate import EvaluateOptions, measure
 from vitkit.commands.export import Exported, export_loaded
 from vitkit.commands.finetune import Outcome, execute, finetuning, pretraining
+from vitkit.commands.inspect import Inspection, Pictures, evenly_chosen, find_pictures, inspection
 from vitkit.commands.results import Metrics, Place, Run
 from vitkit.commands.shared import loaded
-from vitkit.data.pictures import Picture, is_picture
+from vitkit.data.pictures import Picture, content_of, is_picture, name_of
 from vitkit.errors import Error, did_you_mean
 from vitkit.inference.predict import features, view_of
+from vitkit.inspection.gather import check_layer
+from vitkit.inspection.subject import transformer
 from vitkit.models.variants import Model
 from vitkit.options import Precision, Training, check_options, parse_size
 from vitkit.planning.plan import Plan
@@ -314,6 +317,51 @@ def embed(
         blank = torch.zeros(1, encoder.config.channels, *encoder.config.image_size, dtype=torch.uint8)
         rows.append(features(encoder, blank)[:0])
     return torch.cat(rows).numpy()
+
+
+def inspect_model(
+    model: Model | Place,
+    images: Picture | Iterable[Picture] = (),
+    *,
+    most: int = 128,
+    layer: int = -1,
+    image_size: Size | None = None,
+    device: str = "auto",
+) -> Inspection:
+    """What a ViT has learned, as `vitkit inspect` shows it: filters and position embeddings, and with images
+    the attention distance of its heads and attention maps. `vitkit.inspect` looks at one image.
+
+    images  a path of an image, a folder or a data set such as "digits"; or several pictures in any form
+    most    if there are more images, so many from all over them
+    layer   the layer of the attention heads that are drawn
+
+    >>> import vitkit
+    >>> result = vitkit.inspect_model("runs/digits", "digits", most=4)
+    >>> result.arrays["position_similarity"].shape, result.facts["images"], list(result.figures)[0]
+    ((1, 2, 2, 2, 2), 4, 'filters')
+    """
+    size = None if image_size is None else as_text(image_size)
+    check_options(
+        {"image_size": str | None, "device": str, "most": int},
+        {"image_size": size, "device": device, "most": most},
+    )
+    if most < 1:
+        raise Error(f"most={most}: expected 1 or more", code="request.value")
+    vit = transformer(loaded(place := model_or_path(model), device))
+    check_layer(vit, layer)
+    name = place if isinstance(place, str) else ""
+    pictures = evenly_chosen(as_pictures(images), most)
+    pixels = parse_size(size) or vit.config.image_size
+    return inspection(vit, name, pictures if pictures.names else None, pixels, layer, [], quiet=True)
+
+
+def as_pictures(images: Picture | Iterable[Picture]) -> Pictures:
+    """The images at a place, or those that are given, which are read on demand."""
+    if isinstance(images, str | os.PathLike):
+        return find_pictures((as_text(images),))
+    given = [images] if is_picture(images) else list(cast(Iterable[Picture], images))
+    names = [name_of(picture) or f"image {number}" for number, picture in enumerate(given)]
+    return Pictures(names, lambda i: content_of(given[i]))
 
 
 def export(

@@ -181,7 +181,7 @@ def write(folder: Path, facts: dict[str, Any]) -> None:
     for kind in ("png", "svg"):
         (folder / f"bias.{kind}").write_bytes(render(figure, kind))
     text = json.dumps(facts, indent=2) + "\n"
-    replace_file(folder / "bias.json", lambda path: path.write_text(text))
+    replace_file(folder / "bias.json", lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def print_summary(folder: Path, facts: dict[str, Any]) -> None:

@@ -173,7 +173,7 @@ def train(data: Path, out: Path, changes: list[str], quiet: bool) -> dict[str, A
         out=out, recipe="scratch", batch=64, seed=0, max_bad=0.0, set=(*TRAIN, "length.steps=none", *changes)
     )
     finetune.finetune(str(data), options, emit=ignore if quiet else None)
-    return json.loads((out / "result.json").read_text())
+    return json.loads((out / "result.json").read_text(encoding="utf-8"))
 
 
 def write_arrays(out: Path, splits: dict[str, Source]) -> tuple[Path, Path]:

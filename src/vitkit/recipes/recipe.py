@@ -250,7 +250,7 @@ def as_meant(recipe: Recipe, version: int) -> Recipe:
 
 def read_version(path: Path) -> int:
     """The version of a valid recipe file."""
-    version: int = json.loads(path.read_text()).get("version", 1)
+    version: int = json.loads(path.read_text(encoding="utf-8")).get("version", 1)
     return version
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
+from matplotlib import figure as mpl
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 from PIL import Image
 
@@ -49,6 +49,13 @@ WIDEST = 16  # inches
 MARKERS = "osD^vP*X"
 LABEL = 30  # characters of a name in a legend
 Point = tuple[float, float, float]  # x, mean of y, half-length of the error bar
+
+
+class Figure(mpl.Figure):
+    """A matplotlib figure that shows itself in a notebook, where pyplot does not know of it."""
+
+    def _repr_png_(self) -> bytes:
+        return render(self, "png")
 
 
 def styled(draw: Callable[..., Any]) -> Callable[..., Any]:

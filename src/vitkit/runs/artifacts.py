@@ -68,7 +68,7 @@ def harmless(name: str, say: Say) -> Iterator[None]:
 
 def keep(path: Path, content: Any) -> None:
     text = json.dumps(content)  # ASCII, so that names that are not valid Unicode survive
-    replace_file(path, lambda beside: beside.write_text(text))
+    replace_file(path, lambda beside: beside.write_text(text, encoding="utf-8"))
 
 
 def begin(

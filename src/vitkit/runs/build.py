@@ -225,10 +225,12 @@ def without_duplicates(train: Source, places: Sequence[str], record: Path | None
         kept, removed = against(train, others, workers=os.cpu_count() or 1)
         if record is not None:
             text = json.dumps([duplicate._asdict() for duplicate in removed], indent=1)
-            replace_file(record, lambda beside: beside.write_text(text))
+            replace_file(record, lambda beside: beside.write_text(text, encoding="utf-8"))
         return train.take(kept)
     try:
-        removed_indices = {duplicate["number"] for duplicate in json.loads(record.read_text())}
+        removed_indices = {
+            duplicate["number"] for duplicate in json.loads(record.read_text(encoding="utf-8"))
+        }
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise Error(
             f"{record}: not a list that vitkit wrote ({error}); delete it to create a new one",

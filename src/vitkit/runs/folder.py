@@ -54,7 +54,7 @@ class Result:
 def read_result(path: Path) -> Result:
     """Read result.json."""
     try:
-        return Result(**json.loads(path.read_text()))
+        return Result(**json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError, RecursionError) as error:
         raise Error(
             f"{path}: not a result that vitkit wrote ({error}); delete it to test again",
@@ -147,7 +147,9 @@ def claim(out: Path, recipe: Recipe) -> Recipe:
         for start, _ in parse_stages(recipe.more_steps[len(old.more_steps) :]):
             keep_result(out, start)
     complete_recipe = replace(recipe, auto=())  # everything is decided
-    replace_file(path, lambda beside: beside.write_text(to_json(complete_recipe, version) + "\n"))
+    replace_file(
+        path, lambda beside: beside.write_text(to_json(complete_recipe, version) + "\n", encoding="utf-8")
+    )
     return recipe
 
 

@@ -88,7 +88,7 @@ class Protocol:
         if self.runtime.is_main:
             replace_file(self.out / MODEL, lambda beside: shutil.copyfile(results[0].model, beside))
             text = json.dumps(summary, indent=2)
-            replace_file(self.out / PROTOCOL, lambda beside: beside.write_text(text))
+            replace_file(self.out / PROTOCOL, lambda beside: beside.write_text(text, encoding="utf-8"))
         return summary
 
     def finished(self, recipe: Recipe, name: str) -> Result:

@@ -38,7 +38,7 @@ def download(address: str, path: Path, *, progress: Progress | None = None) -> s
     with download_errors(), progress_bar(path.name) if progress is None else nullcontext(progress) as report:
         http.download(address, partial, limit=LIMIT, progress=report, tries=TRIES)
     digest = sha256(partial)
-    recorded.write_text(digest + "\n")
+    recorded.write_text(digest + "\n", encoding="utf-8")
     os.replace(partial, path)
     return digest
 
@@ -49,7 +49,7 @@ def check_recorded(path: Path, recorded: Path) -> str:
         message = f"{path} has no checksum file {recorded.name}; delete it to download it again"
         raise DownloadError(message, code="file.unreadable")
     digest = sha256(path)
-    if digest != recorded.read_text().strip():
+    if digest != recorded.read_text(encoding="utf-8").strip():
         message = f"{path} has changed since it was downloaded; delete it to download it again"
         raise DownloadError(message, code="file.unreadable")
     return digest

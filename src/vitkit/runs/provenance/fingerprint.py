@@ -297,7 +297,7 @@ def older_differences(out: Path, splits: Splits) -> tuple[list[str], list[str]]:
     """Changes and the order of classes by the other files of a run of an older version."""
     changes, order = [], list(splits["train"].classes)
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        data = json.loads((out / "environment.json").read_text())["data"]
+        data = json.loads((out / "environment.json").read_text(encoding="utf-8"))["data"]
         now = {name: len(part) for name, part in splits.items()}
         changes = [f"{name}: {n} images -> {now.get(name, 0)}" for name, n in data["images"].items()
                    if n != now.get(name, 0)]  # fmt: skip
