@@ -277,7 +277,8 @@ class Wandb:
         )  # fmt: skip
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT), name=folder.name,
-            id=id_file.read_text(encoding="utf-8"), resume="allow", dir=folder, config=about, mode="offline" if offline else None, settings=settings,
+            id=id_file.read_text(encoding="utf-8"), resume="allow", dir=folder, config=about,
+            mode="offline" if offline else None, settings=settings,
         )  # fmt: skip
         self.run.define_metric("step", hidden=True)
         self.run.define_metric("*", step_metric="step")
