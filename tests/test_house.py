@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,17 @@ def test_text_has_an_encoding_of_its_own():
     bad = 'p.read_text()\np.write_text(x)\np.open()\np.open("a+")\nopen(p)\nopen(p, mode="w", newline="")\n'
     good = 'p.read_text("utf-8")\np.open("rb")\nopen(p, "wb")\nos.open(p, 0)\nzip.open(x)\n'
     assert without_encoding(ast.parse(bad + good)) == [1, 2, 3, 4, 5, 6], "the control"
+
+
+def test_the_lock_file_has_every_package_that_the_tests_ask_for():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras, wanted, todo = project["optional-dependencies"], set(project["dependencies"]), ["test", "peers"]
+    while todo:
+        for line in extras[todo.pop()]:
+            own = re.match(r"vitkit\[(.*)\]", line)
+            todo += own[1].split(",") if own else []
+            wanted |= set() if own else {line}
+    lock = (ROOT / "requirements-test.lock").read_text(encoding="utf-8")
+    locked = set(re.findall(r"^([a-z0-9-]+)==", lock, re.M))
+    names = {re.match(r"[A-Za-z0-9-]+", line)[0].lower() for line in wanted}
+    assert names <= locked and {"torch", "nbclient", "uvicorn", "timm"} <= names, "see SECURITY.md"
