@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -172,7 +173,8 @@ def lane(trials: list[Trial], results: Path, place: Path) -> None:
                 sys.exit(f"{', '.join(tests)}: {outcome} without any mutant; see {place / 'log'}")
             sound[base] = record(results, {"key": base, "outcome": "sound", "name": file, "seconds": seconds})
         outcome, seconds = tree.outcome(file, trial.mutated(), tests)
-        found = {"key": trial.key(outcome), "outcome": outcome, "name": trial.mutant.name, "seconds": seconds}
+        found = {"key": trial.key(outcome), "outcome": outcome, "name": trial.mutant.name, "seconds": seconds,
+                 "date": date.today().isoformat()}  # fmt: skip
         record(results, found)
         print(f"{outcome:9} {seconds:6.1f} s  {trial.mutant.name}", flush=True)
 
@@ -218,6 +220,8 @@ def report(trials: list[Trial], found: dict[str, dict]) -> str:
         "Written by `make mutants` (tests/mutants): each mutant is one small mistake in one file, and only",
         f"the tests near it run. {len(BY_HAND)} are written by hand, the others drawn with the seed {SEED}.",
         "",
+        f"Tried {when(found)} on the code of then.",
+        "",
         f"**{len(gone)} of {len(tried)} mutants are noticed ({len(gone) / max(1, len(tried)):.1%})**{rest}.",
         "",
         "| file | mutants | noticed |",
@@ -240,6 +244,12 @@ def report(trials: list[Trial], found: dict[str, dict]) -> str:
     lines += ["", "Not mutated:", "", "| files | why |", "|---|---|"]
     lines += [f"| {files} | {reason} |" for files, reason in LEFT_OUT.items()]
     return "\n".join(lines) + "\n"
+
+
+def when(found: dict[str, dict]) -> str:
+    """The days on which the mutants were tried."""
+    days = sorted({row["date"] for row in found.values() if "date" in row})
+    return " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "on a day that was not recorded"
 
 
 def main() -> None:
