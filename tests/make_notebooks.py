@@ -16,7 +16,7 @@ def executed(path: Path, folder: str | Path) -> Any:
 
     notebook = nbformat.read(path, 4)
     nbclient.NotebookClient(
-        notebook, timeout=600, kernel_name="python3", record_timing=False,
+        notebook, timeout=600, kernel_name="python3", record_timing=False, coalesce_streams=True,
         resources={"metadata": {"path": str(folder)}},
     ).execute()  # fmt: skip
     notebook.metadata = nbformat.from_dict(KEPT | {"language_info": {"name": "python"}})
