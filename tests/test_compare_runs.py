@@ -8,7 +8,7 @@ from base64 import b64decode
 import pytest
 from page_reader import Page
 from test_cli import run
-from test_report_page import evaluation, found, with_test
+from test_report_page import evaluation, run_content, with_test
 from test_tasks import TINY
 
 from vitkit.metrics.intervals import mcnemar
@@ -95,7 +95,7 @@ def test_without_the_answers_the_intervals_must_be_apart():
 
     assert Page(compare_page([old("a", 0.9), old("b", 0.84)])).headline[0] == "No clear winner"
     assert Page(compare_page([old("a", 0.6), old("b", 0.9)])).headline[1].startswith("b, the best of 2 ")
-    unknown = Page(compare_page([found(name="a"), found(name="b", place="b")]))
+    unknown = Page(compare_page([run_content(name="a"), run_content(name="b", place="b")]))
     assert unknown.headline[0] == "No winner" and "not known" in unknown.headline[1]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_report_page import found
+from test_report_page import run_content
 
 from vitkit.report.compare_page import compare_page
 from vitkit.report.html import clipped, encoded, text
@@ -73,7 +73,7 @@ class Opened:
 
 def hostile() -> dict:
     """A run in which everything that has a name has a hostile one."""
-    value = found(classes=HOSTILE, name=HOSTILE[0], place=HOSTILE[1])
+    value = run_content(classes=HOSTILE, name=HOSTILE[0], place=HOSTILE[1])
     value["recipe"] |= {"data": HOSTILE[2], "weights": HOSTILE[5], "about": HOSTILE[6]}
     for one, key in zip(value["mistakes"]["worst"], HOSTILE[8:] + HOSTILE[:8], strict=False):
         one["key"] = key
@@ -133,9 +133,9 @@ def test_every_hostile_name_can_be_read(browser, tmp_path):
 ])  # fmt: skip
 def test_a_report_fits_its_window_in_light_and_dark(browser, tmp_path, width, scheme):
     pages = {
-        "run": run_page(found([f"a class with the number {i}" for i in range(30)])),
-        "compare": compare_page([found(name=f"run {i}", place=str(i)) for i in range(9)]),
-        "unfinished": run_page(found(result=None, mistakes=None)),
+        "run": run_page(run_content([f"a class with the number {i}" for i in range(30)])),
+        "compare": compare_page([run_content(name=f"run {i}", place=str(i)) for i in range(9)]),
+        "unfinished": run_page(run_content(result=None, mistakes=None)),
     }
     for kind, document in pages.items():
         with Opened(browser, write(tmp_path / f"{kind}.html", document), width, scheme) as opened:
@@ -152,7 +152,7 @@ def test_a_report_fits_its_window_in_light_and_dark(browser, tmp_path, width, sc
 
 
 def test_links_lead_to_their_sections_and_pictures_are_there(browser, tmp_path):
-    with Opened(browser, write(tmp_path / "page.html", run_page(found()))) as opened:
+    with Opened(browser, write(tmp_path / "page.html", run_page(run_content()))) as opened:
         for link in opened.page.query_selector_all("nav a"):
             link.click()
             target = opened.says("document.querySelector(location.hash).querySelector('h2').textContent")
@@ -183,7 +183,7 @@ def test_a_confusion_matrix_fits_its_window_with_whole_names(
     browser, tmp_path, count, wide_rows, narrow_rows
 ):
     names = [f"{BREEDS[i % 6]} {i}" for i in range(count)]
-    path = write(tmp_path / "page.html", run_page(found(names)))
+    path = write(tmp_path / "page.html", run_page(run_content(names)))
     for width, rows in ((1280, wide_rows), (390, narrow_rows)):
         with Opened(browser, path, width) as opened:
             assert wide(opened) == 0 and not opened.says(CUT) and not opened.says(OVERLAPPING)
@@ -199,7 +199,7 @@ def test_a_confusion_matrix_fits_its_window_with_whole_names(
 
 
 def test_plots_of_a_report_stand_in_one_grid(browser, tmp_path):
-    with Opened(browser, write(tmp_path / "page.html", run_page(found()))) as opened:
+    with Opened(browser, write(tmp_path / "page.html", run_page(run_content()))) as opened:
         boxes = opened.says("""[...document.querySelectorAll('.chart > svg')].map(e => {
             const b = e.getBoundingClientRect();
             return [Math.round(b.left), Math.round(b.top), Math.round(b.width)]; })""")

@@ -83,11 +83,11 @@ def all_trials() -> list[Trial]:
 
 def present(tests: tuple[str, ...]) -> tuple[str, ...]:
     """Patterns as files; what is not there is left out."""
-    found = []
+    files = []
     for test in tests:
         pattern, colons, name = test.partition("::")
-        found += [str(path.relative_to(ROOT)) + colons + name for path in sorted(ROOT.glob(pattern))]
-    return tuple(dict.fromkeys(found))
+        files += [str(path.relative_to(ROOT)) + colons + name for path in sorted(ROOT.glob(pattern))]
+    return tuple(dict.fromkeys(files))
 
 
 class Tree:
@@ -173,9 +173,9 @@ def lane(trials: list[Trial], results: Path, place: Path) -> None:
                 sys.exit(f"{', '.join(tests)}: {outcome} without any mutant; see {place / 'log'}")
             sound[base] = record(results, {"key": base, "outcome": "sound", "name": file, "seconds": seconds})
         outcome, seconds = tree.outcome(file, trial.mutated(), tests)
-        found = {"key": trial.key(outcome), "outcome": outcome, "name": trial.mutant.name, "seconds": seconds,
+        row = {"key": trial.key(outcome), "outcome": outcome, "name": trial.mutant.name, "seconds": seconds,
                  "date": date.today().isoformat()}  # fmt: skip
-        record(results, found)
+        record(results, row)
         print(f"{outcome:9} {seconds:6.1f} s  {trial.mutant.name}", flush=True)
 
 
@@ -183,10 +183,10 @@ def read_test(test: str) -> str:
     return (ROOT / test.partition("::")[0]).read_text()
 
 
-def record(results: Path, found: dict) -> dict:
+def record(results: Path, row: dict) -> dict:
     with results.open("a") as file:
-        file.write(json.dumps(found) + "\n")
-    return found
+        file.write(json.dumps(row) + "\n")
+    return row
 
 
 def read(results: Path) -> dict[str, dict]:
@@ -195,18 +195,18 @@ def read(results: Path) -> dict[str, dict]:
     return {row["key"]: row for row in map(json.loads, results.read_text().splitlines())}
 
 
-def known(trial: Trial, found: dict[str, dict]) -> str:
+def known(trial: Trial, rows: dict[str, dict]) -> str:
     """The outcome of a mutant, where it is known."""
     for outcome in ("killed", "survived"):
-        if (row := found.get(trial.key(outcome))) is not None:
+        if (row := rows.get(trial.key(outcome))) is not None:
             return row["outcome"]
     return ""
 
 
-def report(trials: list[Trial], found: dict[str, dict]) -> str:
+def report(trials: list[Trial], rows: dict[str, dict]) -> str:
     """docs/lab/mutants.md."""
     why = json.loads(WHY.read_text()) if WHY.exists() else {}
-    outcomes = {trial.mutant.name: known(trial, found) for trial in trials}
+    outcomes = {trial.mutant.name: known(trial, rows) for trial in trials}
     tried = [name for name, outcome in outcomes.items() if outcome]
     gone = [name for name in tried if outcomes[name] in GONE]
     rest = (
@@ -220,7 +220,7 @@ def report(trials: list[Trial], found: dict[str, dict]) -> str:
         "Written by `make mutants` (tests/mutants): each mutant is one small mistake in one file, and only",
         f"the tests near it run. {len(BY_HAND)} are written by hand, the others drawn with the seed {SEED}.",
         "",
-        f"Tried {when(found)} on the code of then.",
+        f"Tried {when(rows)} on the code of then.",
         "",
         f"**{len(gone)} of {len(tried)} mutants are noticed ({len(gone) / max(1, len(tried)):.1%})**{rest}.",
         "",
@@ -246,9 +246,9 @@ def report(trials: list[Trial], found: dict[str, dict]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def when(found: dict[str, dict]) -> str:
+def when(rows: dict[str, dict]) -> str:
     """The days on which the mutants were tried."""
-    days = sorted({row["date"] for row in found.values() if "date" in row})
+    days = sorted({row["date"] for row in rows.values() if "date" in row})
     return " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "on a day that was not recorded"
 
 
@@ -260,11 +260,11 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=ROOT / "runs" / "mutants.jsonl")
     parser.add_argument("--report", action="store_true", help="only write the page")
     options = parser.parse_args()
-    trials, found = all_trials(), read(options.results)
+    trials, rows = all_trials(), read(options.results)
     wanted = [trial for trial in trials if options.only in trial.mutant.name]
     if options.sample:
         wanted = random.Random(SEED).sample(wanted, min(options.sample, len(wanted)))
-    todo = [trial for trial in wanted if not known(trial, found)]
+    todo = [trial for trial in wanted if not known(trial, rows)]
     written = {name for name, *_ in BY_HAND}  # which come first
     todo.sort(key=lambda trial: (trial.mutant.name not in written, trial.tests, trial.mutant.file))
     options.results.parent.mkdir(parents=True, exist_ok=True)
