@@ -89,14 +89,14 @@ class RunOptions:
 MODEL, RESULT = "model.safetensors", "result.json"
 MAY_CHANGE = {  # fields that may change when a run is resumed: none affects its result
     "about": "a description",
-    "evaluations": "how often val is evaluated; not with the best weights kept, or patience",
-    "micro_batch": "images in memory at a time: the same sums in another order, equal up to rounding",
-    "rates": "learning rates that the protocol compares, each in a folder of its own",
+    "evaluations": "number of validations; fixed with --keep best or --patience",
+    "micro_batch": "images in memory at a time; results are equal up to rounding",
+    "rates": "learning rates that --protocol compares, each in its own folder",
     "convolution_rates": "the same for ResNets and hybrids",
     "fewshot": "data for few-shot accuracy during the run",
-    "shots": "images of each class for that",
-    "draws": "random choices of those images, whose mean is reported",
-    "fewshot_when": "how often",
+    "shots": "images per class for few-shot accuracy",
+    "draws": "number of random draws of these images; the mean is reported",
+    "fewshot_when": "when few-shot accuracy is measured",
 }
 
 
