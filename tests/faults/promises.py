@@ -23,7 +23,7 @@ PROMISES = {
     "B3": "A checkpoint is fully on disk before it gets its final name",
     "B4": "On a full disk the last checkpoint loads, no shard is incomplete, finished runs stay intact",
     "B5": "Every I/O error during a save is reported, and the last checkpoint loads",
-    "B6": "Flipped bits, truncated, missing, extra and swapped files are detected; the newest valid one counts",
+    "B6": "Flipped bits and truncated, missing or swapped files are detected; the newest valid one is used",
     "B7": "SIGTERM, SIGINT or SIGUSR1 saves after the current step or evaluation; resuming is bit for bit",
     "B8": "Any number of processes resumes from any other: the same samples, losses within 1e-5",
     "B9": "A process that dies ends the others within a minute; after a restart the result is the same",
