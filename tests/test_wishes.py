@@ -1,4 +1,4 @@
-"""How to extend vitkit (docs/contributing/architecture.md): the files exist; a registry entry needs no other."""
+"""How to extend vitkit (docs/contributing/architecture.md): the files exist; one registry entry is enough."""
 
 import re
 from pathlib import Path

@@ -24,7 +24,8 @@ def test_the_policy_the_metrics_and_the_limits_are_the_codes():
             assert f"`{metric.name}" in TEXT, metric.name
     limits = Settings(model="m")
     for name, value in (
-        ("time to send the headers", f"{http.SECONDS['head']:.0f} s"), ("time to send the body", f"{http.SECONDS['body']:.0f} s"),
+        ("time to send the headers", f"{http.SECONDS['head']:.0f} s"),
+        ("time to send the body", f"{http.SECONDS['body']:.0f} s"),
         ("time to read the response", f"{http.SECONDS['write']:.0f} s"),
         ("connections", f"{http.MAX_CONNECTIONS}"), ("connections", f"{http.RESERVE}"),
         ("connections per address", f"{ConnectionLimits(http.MAX_CONNECTIONS).per_address}"),

@@ -94,7 +94,7 @@ def choose_weights(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice
     if recipe.weights or recipe.model or "weights" not in recipe.auto:
         return recipe, None
     name = default_weights(gpu=known.gpu)
-    reason = f"the best for {'a GPU' if known.gpu else 'a CPU'} in reasonable time"
+    reason = f"the default on {'a GPU' if known.gpu else 'a CPU'}"
     return replace(recipe, weights=name), Choice(f"weights {name}", reason)
 
 
@@ -116,7 +116,11 @@ def choose_resolution(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Cho
     if not may_choose("image_size", recipe, known):
         return recipe, None
     pixels = 384 if known.gpu and known.side >= LARGE else 224
-    why = "a GPU, and photographs large enough" if pixels == 384 else "the weights' own"
+    why = (
+        "there is a GPU, and the images are large enough"
+        if pixels == 384
+        else "the resolution of the weights"
+    )
     choice = Choice(f"resolution {pixels}", f"{why} (median shorter side {known.side:.0f} pixels)")
     return replace(recipe, image_size=(pixels, pixels)), choice
 
