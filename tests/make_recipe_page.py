@@ -22,7 +22,8 @@ PAGE = Path(__file__).parent.parent / "docs" / "reference" / "recipe-fields.md"
 START = """# Recipe fields
 
 Every field of a [recipe](../research/recipes.md). `--set` takes the name of a field or its grouped
-name, if it has one. `vitkit list recipes` lists the recipes, and `vitkit show RECIPE` prints the values of one.
+name, if it has one. `vitkit list recipes` lists the recipes, and `vitkit show RECIPE` prints the values of
+one.
 
 This page is written by `python tests/make_recipe_page.py`.
 
