@@ -81,7 +81,7 @@ class RunOptions:
         check_trackers(self.trackers)
         data_workers(self.workers)
         if not 0 <= self.max_bad <= 1:
-            raise Error(f"max-bad is a share of the images, 0 to 1, not {self.max_bad}", code="request.value")
+            raise Error(f"max-bad must be a fraction from 0 to 1, not {self.max_bad}", code="request.value")
         if self.price_per_hour is not None and not 0 <= self.price_per_hour < float("inf"):
             raise Error(f"price-per-hour must be 0 or more, not {self.price_per_hour}", code="request.value")
 
@@ -89,9 +89,9 @@ class RunOptions:
 MODEL, RESULT = "model.safetensors", "result.json"
 MAY_CHANGE = {  # fields that may change when a run is resumed: none affects its result
     "about": "a description",
-    "evaluations": "number of validations; fixed with --keep best or --patience",
+    "evaluations": "number of validations; fixed if the best weights are kept or the run may stop early",
     "micro_batch": "images in memory at a time; results are equal up to rounding",
-    "rates": "learning rates that --protocol compares, each in its own folder",
+    "rates": "learning rates that the protocol compares, each in its own folder",
     "convolution_rates": "the same for ResNets and hybrids",
     "fewshot": "data for few-shot accuracy during the run",
     "shots": "images per class for few-shot accuracy",
@@ -171,7 +171,7 @@ def check_recipe(out: Path, old: Recipe, new: Recipe) -> None:
     """Refuse a recipe that cannot resume the run in the folder; the error names the flags that differ."""
     if changed := changed_flags(old, new):
         raise Error(
-            f"{out} holds a run with other settings: {', '.join(changed)}. Give another --out, or the "
+            f"{out} contains a run with other settings: {', '.join(changed)}. Use another --out, or the "
             "settings of that run to resume it",
             code="run.changed",
         )
