@@ -215,9 +215,9 @@ def report(trials: list[Trial], found: dict[str, dict]) -> str:
     lines = [
         "# Mutation tests",
         "",
-        "Do the tests notice deliberate mistakes? `make mutants` (tests/mutants) makes one small mistake in one",
-        f"file at a time (a mutant) and runs the tests near it. {len(BY_HAND)} mutants are written by hand; the",
-        f"others are generated with seed {SEED}.",
+        "Do the tests notice deliberate mistakes? `make mutants` (tests/mutants) makes one small mistake",
+        "in one file at a time (a mutant) and runs the tests near it.",
+        f"{len(BY_HAND)} mutants are written by hand; the others are generated with seed {SEED}.",
         "",
         f"**{len(gone)} of {len(tried)} mutants are detected ({len(gone) / max(1, len(tried)):.1%})**{rest}.",
         "",
