@@ -77,7 +77,7 @@ def test_a_finished_run_is_reported_and_not_touched(home, capsys):
     before = files(home / "runs")
     assert again() == 0
     out = capsys.readouterr().out
-    assert "already finished" in out and "6 steps" in out and "test images right" in out
+    assert "already finished" in out and "6 steps" in out and "test images correct" in out
     assert "vitkit predict runs/pics" in out and "--more-steps 3" in out
     assert files(home / "runs") == before
     assert run("finetune", "./pics/", "--steps", 6, *TINY, "--json") == 0, "the same folder by another name"

@@ -197,7 +197,7 @@ def test_the_command_of_the_report_evaluates_the_test_images(trained, photos, ca
     page = (trained / "report.html").read_text()
     assert f"vitkit evaluate {trained} {photos}" in page
     assert run("evaluate", trained, photos, "--workers", 0) == 0
-    assert "of 6 test images right" in capsys.readouterr().out
+    assert "of 6 test images correct" in capsys.readouterr().out
 
 
 def test_only_classes_that_occur_or_are_predicted_are_printed(small, tmp_path, capsys):

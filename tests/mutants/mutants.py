@@ -215,16 +215,17 @@ def report(trials: list[Trial], rows: dict[str, dict]) -> str:
         else ""
     )
     lines = [
-        "# Mutants: do the tests notice deliberate mistakes?",
+        "# Mutation tests",
         "",
-        "Written by `make mutants` (tests/mutants): each mutant is one small mistake in one file, and only",
-        f"the tests near it run. {len(BY_HAND)} are written by hand, the others drawn with the seed {SEED}.",
+        "Do the tests notice deliberate mistakes? `make mutants` (tests/mutants) makes one small mistake",
+        "in one file at a time (a mutant) and runs the tests near it.",
+        f"{len(BY_HAND)} mutants are written by hand; the others are generated with seed {SEED}.",
         "",
         f"Tried {when(rows)} on the code of then.",
         "",
-        f"**{len(gone)} of {len(tried)} mutants are noticed ({len(gone) / max(1, len(tried)):.1%})**{rest}.",
+        f"**{len(gone)} of {len(tried)} mutants are detected ({len(gone) / max(1, len(tried)):.1%})**{rest}.",
         "",
-        "| file | mutants | noticed |",
+        "| file | mutants | detected |",
         "|---|---:|---:|",
     ]
     for file in dict.fromkeys(trial.mutant.file for trial in trials):

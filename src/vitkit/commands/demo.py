@@ -150,7 +150,7 @@ def run_digits(emit: Callable[[Any], None] | None = None, out: Path = OUT) -> bo
 
     seconds = time.monotonic() - start_time
     accuracy = with_interval(metrics["top1"], metrics["images"])
-    log(f"\n{accuracy} of {metrics['images']} test images right, after {seconds:.0f} s.\n"
+    log(f"\n{accuracy} of {metrics['images']} test images correct, after {seconds:.0f} s.\n"
          f"Model: {second['model']}\nTraining report: {out}/all/report.html\n"
          f"Attention maps: {out}/look/contact-sheet.png")  # fmt: skip
     ok = metrics["top1"] >= MIN_ACCURACY

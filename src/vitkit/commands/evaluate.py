@@ -200,7 +200,7 @@ def print_evaluation(facts: dict[str, Any], task: Task) -> None:
     if "real" in facts:
         real = facts["real"]
         share = with_interval(real["accuracy"], real["images"]) if real["images"] else "none"
-        say(f"ReaL labels: {share} of {real['images']} images right; {real['left_out']} images have no label")
+        say(f"ReaL labels: {share} of {real['images']} images correct; {real['left_out']} have no label")
 
 
 def share_cells(row: dict[str, Any], key: str) -> dict[str, str]:

@@ -41,26 +41,26 @@ class ViTConfig:
     hidden: int = 3072  # MLP size
     patch: int = 16  # P; in a hybrid, cells of the stem's feature map
     image_size: tuple[int, int] = (224, 224)  # H, W of the position table; other sizes are interpolated
-    channels: int = 3
+    channels: int = 3  # of the input
     classes: int = 1000  # 0: no head, the model returns features
     representation: int = 0  # width of the tanh layer in the pre-training head; 0: none
     stem: StemConfig | None = None  # the ResNet of a hybrid
 
     head: str = "token"  # or gap (average pooling), map (attention pooling)
-    class_token: bool | None = None  # None: if the head reads it
-    positions: str = "1d"
-    injection: str = "stem"
-    position_resize: str = "official"
+    class_token: bool | None = None  # None: only if the head reads it
+    positions: str = "1d"  # kind of position embedding
+    injection: str = "stem"  # where it is added
+    position_resize: str = "official"  # how it is interpolated to another size
     attention: str = "full"
     final_norm: str = "tokens"  # the last LayerNorm is before pooling; "pooled": after it
 
     gelu: str = "tanh"
-    norm_eps: float = 1e-6
-    qkv_bias: bool = True
-    layer_scale: bool = False
-    mask_token: bool = False
+    norm_eps: float = 1e-6  # of LayerNorm
+    qkv_bias: bool = True  # biases of queries, keys and values
+    layer_scale: bool = False  # LayerScale: a learned factor per channel of each branch
+    mask_token: bool = False  # for masked patch prediction
     dropout: float = 0.0
-    attention_dropout: float = 0.0
+    attention_dropout: float = 0.0  # rate, on the attention weights
     stochastic_depth: float = 0.0  # rate of the last layer; grows linearly from 0
 
     def __post_init__(self) -> None:

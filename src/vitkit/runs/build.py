@@ -72,7 +72,7 @@ def placed_images(recipe: Recipe, out: Path | None) -> dict[bytes | str, str]:
         if not placed:
             raise Error(
                 f"--split-of {recipe.split_of}: expected a run folder with a list of its images "
-                f"(data.json.gz);{similar_path(recipe.split_of)} leave the flag out to split the images anew",
+                f"(data.json.gz);{similar_path(recipe.split_of)} omit the flag to create a new split",
                 code="run.not-found",
             )
     return placed

@@ -69,7 +69,7 @@ def stopping_note(kept: Mapping[str, Any], steps: int) -> str:
     step = "" if kept["step"] is None else f", of step {kept['step']}"
     accuracy = ""
     if kept["val_top1"] is not None and (images := kept.get("val_images")):
-        accuracy = f" ({percent(kept['val_top1'], images)} of {images} images right)"
+        accuracy = f" ({percent(kept['val_top1'], images)} of {images} images correct)"
     return f"{ending}; kept the best weights on validation{step}{accuracy}"
 
 

@@ -160,7 +160,9 @@ class Masked(Task):
 
     def summary(self, test: Mapping[str, Any], images: str) -> str:
         n = test["patches"]
-        correct = "" if test["accuracy"] is None else f"{percent(test['accuracy'], n)} of the colours right, "
+        correct = (
+            "" if test["accuracy"] is None else f"{percent(test['accuracy'], n)} of the colours correct, "
+        )
         return f"{n} corrupted patches of {test['images']} {images}: {correct}loss {test['loss']:.4g}"
 
     def report_headline(self, test: Mapping[str, Any]) -> tuple[str, str]:
