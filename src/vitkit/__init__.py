@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 from vitkit.telemetry import turn_off
 
 if TYPE_CHECKING:
-    from vitkit.api import embed, evaluate, export, finetune, pretrain
+    from vitkit.api import embed, evaluate, export, finetune, pretrain, push
     from vitkit.commands.export import Exported
     from vitkit.commands.look import inspect
+    from vitkit.commands.push import Pushed
     from vitkit.commands.results import Metrics, Run
     from vitkit.errors import Error, WeightsError
     from vitkit.inference.predict import predict
@@ -29,6 +30,7 @@ __all__ = [
     "Exported",
     "Metrics",
     "Plan",
+    "Pushed",
     "Run",
     "UntrustedCheckpoint",
     "WeightsError",
@@ -43,6 +45,7 @@ __all__ = [
     "load",
     "predict",
     "pretrain",
+    "push",
     "resize_positions",
     "save",
 ]
@@ -52,6 +55,7 @@ MODULES = {
     "Exported": "vitkit.commands.export",
     "Metrics": "vitkit.commands.results",
     "Plan": "vitkit.planning.plan",
+    "Pushed": "vitkit.commands.push",
     "Run": "vitkit.commands.results",
     "WeightsError": "vitkit.weights.formats.layout",
     "UntrustedCheckpoint": "vitkit.weights.untrusted",
@@ -66,6 +70,7 @@ MODULES = {
     "load": "vitkit.weights.load",
     "predict": "vitkit.inference.predict",
     "pretrain": "vitkit.api",
+    "push": "vitkit.api",
     "resize_positions": "vitkit.models.positions",
     "save": "vitkit.weights.save",
 }
