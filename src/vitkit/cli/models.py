@@ -145,10 +145,7 @@ def demo(
 def cost(
     models: Annotated[
         Positional[tuple[str, ...]],
-        arg(
-            metavar="MODEL...",
-            help="Model names, names of published weights, model files, run folders, hf:owner/name.",
-        ),
+        arg(metavar="MODEL...", help="Names of models or of weights, hf:owner/name, files or run folders."),
     ],
     recipe: Annotated[str, arg(metavar="NAME", help="Training recipe; see vitkit list recipes.")],
     images: Annotated[
