@@ -2,8 +2,10 @@
 
 import json
 import logging
+import os
 import pickle
 import re
+import subprocess
 import sys
 import traceback
 from dataclasses import replace
@@ -114,7 +116,8 @@ def test_a_model_of_the_hub_is_read_with_its_labels_and_its_commit(hub, model, t
     assert torch.equal(outputs(loaded), outputs(model)) and loaded.config == model.config
     assert loaded.labels == LABELS and loaded.preprocessing == CROP
     assert loaded.origin.source == f"hf:me/photos@{commit}" and loaded.origin.licence == "mit"
-    assert downloads(hub) == set(files), "only what is needed"
+    sides = {"config.json", "preprocessor_config.json"}  # whether they exist is remembered
+    assert downloads(hub) | sides == set(files) | sides, "only what is needed"
 
 
 @pytest.mark.parametrize("format", ["hf", "timm"])
@@ -161,6 +164,34 @@ def test_the_cache_serves_where_the_hub_does_not(hub, model, monkeypatch):
     assert torch.equal(outputs(vitkit.load("hf:me/photos")), outputs(loaded))
     with refused("network.unreachable"):
         vitkit.load("hf:me/photos@v2")
+
+
+def test_the_environment_of_huggingface_hub_is_obeyed(hub, model, tmp_path):
+    hub.add("me/photos", {"model.safetensors": in_memory(model)})
+    vitkit.load("hf:me/photos")
+    hub.requests.clear()
+    (tmp_path / "home").mkdir()
+    Path(constants.HF_HUB_CACHE).rename(tmp_path / "home" / "hub")
+    settings = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    words = [sys.executable, "-m", "vitkit", "show", "hf:me/photos", "--json"]
+    done = subprocess.run(words, env=os.environ | settings, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["origin"]["source"].startswith("hf:me/photos@") and not hub.requests
+
+
+def test_preprocessing_that_is_not_in_the_cache_is_not_guessed(hub, model, tmp_path, monkeypatch):
+    hub.add("me/photos", saved(model, tmp_path / "made", "hf"))
+    huggingface_hub.hf_hub_download("me/photos", "config.json", endpoint=hub.url)
+    huggingface_hub.hf_hub_download("me/photos", "model.safetensors", endpoint=hub.url)
+    with monkeypatch.context() as offline:
+        offline.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+        with refused("network.unreachable"):
+            vitkit.load("hf:me/photos")
+    vitkit.load("hf:me/photos")
+    monkeypatch.setenv("HF_ENDPOINT", "http://user:password@127.0.0.1:9")
+    assert vitkit.load("hf:me/photos").preprocessing == CROP
+    with refused("network.unreachable", "http://127.0.0.1:9") as caught:
+        vitkit.load("hf:me/other")
+    assert "password" not in str(caught.value)
 
 
 def test_shards_are_read_and_a_missing_one_is_noticed_offline(hub, model, tmp_path, monkeypatch):

@@ -27,6 +27,7 @@ WEIGHTS = (  # in a folder or repository; the first that exists is read, as in t
 SIDE_FILES = ("config.json", "preprocessor_config.json")
 REPO = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*/\w[\w.-]*(?<![.-])(?<!\.git)", re.ASCII)
 REVISION = re.compile(r"(?!.*\.\.)\w[\w./-]*", re.ASCII)
+PASSWORD = re.compile(r"//[^/@]*@")  # with the name before it
 SHARD = re.compile(r"-\d{5}-of-(\d{5})")
 FAMILIES = ("vit", "deit", "flexivit", "resnetv2", "test_vit")  # timm architectures that may fit
 MODEL_TYPES = ("vit", "vit_mae")  # of transformers
@@ -99,12 +100,17 @@ def client() -> Any:
     return library().HfApi(endpoint=endpoint or None, library_name="vitkit")
 
 
+def server_name() -> str:
+    """The address of the server for messages, without a password that HF_ENDPOINT may hold."""
+    return PASSWORD.sub("//", str(client().endpoint))
+
+
 @contextmanager
 def hub_errors(name: str, *, writing: bool = False) -> Iterator[None]:
     """Turn the errors of huggingface_hub into ours, which quote no header and so no token."""
     errors = library().errors
     transport = errors.HfHubHTTPError.__bases__[0]  # of the HTTP library, which differs between versions
-    server = client().endpoint
+    server = server_name()
     try:
         yield
     except errors.GatedRepoError:
@@ -126,7 +132,8 @@ def hub_errors(name: str, *, writing: bool = False) -> Iterator[None]:
     except errors.HfHubHTTPError as error:
         raise refused(name, server, error, writing=writing) from None
     except errors.OfflineModeIsEnabled:
-        message = f"{name}: HF_HUB_OFFLINE is set, and the model is not in the cache of huggingface_hub"
+        what = "nothing can be uploaded" if writing else "the model is not in the cache of huggingface_hub"
+        message = f"{name}: HF_HUB_OFFLINE is set, and {what}"
         raise WeightsError(message, code="network.unreachable") from None
     except (transport, ConnectionError, TimeoutError, errors.EntryNotFoundError) as error:
         message = (
@@ -191,10 +198,22 @@ def shards(weights: str, files: Sequence[str]) -> list[str]:
     return sorted(f for f in files if f.startswith(stem) and SHARD.fullmatch(f[len(stem) : -len(ending) - 1]))
 
 
+def in_cache(name: HubName, file: str) -> str | object | None:
+    """The path of a file in the cache, another value if the repository is known to lack it, or None."""
+    return library().try_to_load_from_cache(name.repo, file, revision=name.revision)
+
+
 def cached(name: HubName) -> Path | None:
-    """The folder of a model that is completely in the cache; no server is asked."""
+    """The folder of a model that is completely in the cache; no server is asked.
+
+    Other libraries may have cached the weights alone. How images are preprocessed is not guessed then.
+    """
+    config, processor = (in_cache(name, file) for file in SIDE_FILES)
+    of_timm = isinstance(config, str) and "architecture" in read_config(Path(config))
+    if config is None or (processor is None and not of_timm):
+        return None
     for weights in WEIGHTS:
-        path = library().try_to_load_from_cache(name.repo, weights, revision=name.revision)
+        path = in_cache(name, weights)
         if not isinstance(path, str):
             continue
         folder = Path(path).parent
@@ -236,20 +255,29 @@ def fetch(source: str) -> tuple[Path, Origin]:
         path = Path(hub.hf_hub_download(name.repo, first, revision=name.revision))
         if first == SIDE_FILES[0]:
             check_supported(name, path)
+        at_commit = HubName(name.repo, path.parent.name)
         for file in others:
-            hub.hf_hub_download(name.repo, file, revision=path.parent.name)
+            hub.hf_hub_download(name.repo, file, revision=at_commit.revision)
+        for file in SIDE_FILES:
+            if in_cache(at_commit, file) is None:  # the cache remembers that it does not exist
+                with suppress(library().errors.EntryNotFoundError):
+                    hub.hf_hub_download(name.repo, file, revision=at_commit.revision)
     origin = Origin(source=f"{PREFIX}{name.repo}@{path.parent.name}", licence=known.licence)
     return path.parent, origin
 
 
-def check_supported(name: HubName, path: Path) -> None:
-    """Refuse an architecture that vitkit does not have before its weights are downloaded."""
+def read_config(path: Path) -> dict[str, Any]:
+    """The table of a config.json; empty for anything else, which the reader of the folder refuses."""
     try:
         content = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError):
-        return  # the reader of the folder names what is wrong
-    if not isinstance(content, dict):
-        return
+    except (ValueError, RecursionError, OSError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def check_supported(name: HubName, path: Path) -> None:
+    """Refuse an architecture that vitkit does not have before its weights are downloaded."""
+    content = read_config(path)
     kind, architecture = content.get("model_type"), content.get("architecture")
     fits = kind in MODEL_TYPES if isinstance(kind, str) else True
     if isinstance(architecture, str):  # a timm repository
@@ -298,4 +326,4 @@ def upload(repo: str, paths: Sequence[Path], *, private: bool, message: str) -> 
             raise WeightsError(
                 f"{repo}: the Hub refuses the model card: {reason}", code="request.value"
             ) from None
-    return str(url), str(done.oid)
+    return PASSWORD.sub("//", str(url)), str(done.oid)

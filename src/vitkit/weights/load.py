@@ -40,7 +40,6 @@ def load(
     """A model from a file, a folder, a published name or the Hub; model.origin.notes records how it was read.
 
     source         a path, a name of `vitkit list weights`, or hf:owner/name with or without @revision
-
     allow_missing  prefixes of our parameters that the file may lack; they are initialised
     ignore         prefixes of the file's arrays to skip
     image_size, heads, gelu, labels, preprocessing   override what the file says or does not store

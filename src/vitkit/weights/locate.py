@@ -130,11 +130,8 @@ def open_shards(folder: Path, index: dict[str, Any]) -> Arrays:
 def inside(folder: Path, name: str) -> Path:
     """A file in a folder; names and links that leave it are refused, except into the blobs of a hub cache."""
     root = folder.resolve()
-    repo = (
-        root.parent.parent
-    )  # models--owner--name of a hub cache; files that repositories share are beside it
-    in_cache = root.parent.name == "snapshots"
-    roots = [root, repo / "blobs", repo.parent / "blobs"] if in_cache else [root]
+    repo, in_cache = root.parent.parent, root.parent.name == "snapshots"
+    roots = [root, *(place / "blobs" for place in (repo, repo.parent) if in_cache)]  # its own and shared ones
     is_file_name = name.isprintable() and Path(name).name == name
     if not is_file_name or not any((root / name).resolve().is_relative_to(r) for r in roots):
         raise UntrustedCheckpoint(f"{folder}: {name!r} points outside the folder")
