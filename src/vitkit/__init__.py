@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 from vitkit.telemetry import turn_off
 
 if TYPE_CHECKING:
-    from vitkit.api import embed, evaluate, export, finetune, inspect_model, pretrain
+    from vitkit.api import embed, evaluate, export, finetune, inspect_model, pretrain, push
     from vitkit.commands.export import Exported
     from vitkit.commands.inspect import Inspection
     from vitkit.commands.look import inspect
+    from vitkit.commands.push import Pushed
     from vitkit.commands.results import Metrics, Run
     from vitkit.errors import Error, WeightsError
     from vitkit.inference.predict import predict
@@ -31,6 +32,7 @@ __all__ = [
     "Inspection",
     "Metrics",
     "Plan",
+    "Pushed",
     "Run",
     "UntrustedCheckpoint",
     "WeightsError",
@@ -46,6 +48,7 @@ __all__ = [
     "load",
     "predict",
     "pretrain",
+    "push",
     "resize_positions",
     "save",
 ]
@@ -56,6 +59,7 @@ MODULES = {
     "Inspection": "vitkit.commands.inspect",
     "Metrics": "vitkit.commands.results",
     "Plan": "vitkit.planning.plan",
+    "Pushed": "vitkit.commands.push",
     "Run": "vitkit.commands.results",
     "WeightsError": "vitkit.weights.formats.layout",
     "UntrustedCheckpoint": "vitkit.weights.untrusted",
@@ -71,6 +75,7 @@ MODULES = {
     "load": "vitkit.weights.load",
     "predict": "vitkit.inference.predict",
     "pretrain": "vitkit.api",
+    "push": "vitkit.api",
     "resize_positions": "vitkit.models.positions",
     "save": "vitkit.weights.save",
 }

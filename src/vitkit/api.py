@@ -16,6 +16,8 @@ from vitkit.commands.evaluate import EvaluateOptions, measure
 from vitkit.commands.export import Exported, export_loaded
 from vitkit.commands.finetune import Outcome, execute, finetuning, pretraining
 from vitkit.commands.inspect import Inspection, Pictures, evenly_chosen, find_pictures, inspection
+from vitkit.commands.push import Pushed
+from vitkit.commands.push import push as push_model
 from vitkit.commands.results import Metrics, Place, Run
 from vitkit.commands.shared import loaded
 from vitkit.data.pictures import Picture, content_of, is_picture, name_of
@@ -394,4 +396,35 @@ def export(
         calibrate=as_texts(calibrate), image_size=parse_size(size), strict_size=strict_size,
         any_size=any_size, pixels=pixels, compiled=compiled, images=as_texts(images),
         overwrite=overwrite, quiet=not progress,
+    )  # fmt: skip
+
+
+def push(
+    model: Model | Place,
+    repo: str,
+    *,
+    format: Literal["hf", "timm", "vitkit"] | None = None,
+    private: bool = False,
+    message: str = "",
+    license: str = "",
+    dry_run: Place | None = None,
+    progress: bool = False,
+) -> Pushed:
+    """Push a model, a Run or a run folder to "owner/name" on the Hugging Face Hub, as `vitkit push` does.
+
+    dry_run  a new folder to write the files to, instead of the upload
+
+    >>> import vitkit
+    >>> vitkit.push("runs/digits", "me/digits", format="timm", dry_run="digits-hub").files
+    ('README.md', 'config.json', 'model.safetensors')
+    """
+    known = typing.get_args(typing.get_type_hints(push)["format"])[0]
+    if format is not None and format not in typing.get_args(known):
+        raise Error(
+            f"format={format!r}: expected one of {', '.join(typing.get_args(known))}", code="request.value"
+        )
+    folder = None if dry_run is None else Path(dry_run)
+    return push_model(
+        model_or_path(model), repo, format=format, private=private, message=message, license=license,
+        dry_run=folder, note=warn if progress else ignore,
     )  # fmt: skip

@@ -40,7 +40,9 @@ Data = Annotated[
 ]
 Model = Annotated[
     Positional[str],
-    arg(metavar="MODEL", help="Model file, run folder, Hugging Face folder, or name of published weights."),
+    arg(
+        metavar="MODEL", help="Model file or folder, run folder, name of published weights, or hf:owner/name."
+    ),
 ]
 Device = Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda, ...")]
 View = Annotated[
@@ -98,6 +100,12 @@ def check_weights(place: str) -> None:
     check_known(place)
 
 
+def check_repo(name: str) -> None:
+    from vitkit.weights import hub
+
+    hub.check_repo(name.removeprefix(hub.PREFIX))
+
+
 def check_format(name: str) -> None:
     from vitkit import listing
 
@@ -111,6 +119,7 @@ FLAGS: dict[str, Range | Form] = {
     "DATA...": Form(check_data),
     "MODEL": Form(check_model),
     "IN": Form(check_model),
+    "OWNER/NAME": Form(check_repo),
     "--weights": Form(check_weights),  # no network check: a plan downloads nothing
     **{f"--{name.replace('_', '-')}": allowed for name, allowed in RANGES.items()},
     "--budget": Form(parse_budget),

@@ -24,6 +24,7 @@ GROUPS = {
         "evaluate": "Measure accuracy on images that the model has not seen",
         "serve": "Serve a model over HTTP, with a demo page",
         "export": "Export a model to ONNX, OpenVINO or torch.export",
+        "push": "Push a model with its card to the Hugging Face Hub",
     },
     "Look inside": {
         "report": "Write the HTML report of a run, or compare several runs",

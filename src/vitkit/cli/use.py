@@ -16,8 +16,8 @@ AnyModel = Annotated[
     Positional[str],
     arg(
         metavar="MODEL",
-        help="Model file, run folder, Hugging Face folder, name of published weights, or an .onnx or .xml "
-        "file written by vitkit export.",
+        help="Model file or folder, run folder, name of published weights, hf:owner/name, or an .onnx or "
+        ".xml file written by vitkit export.",
     ),
 ]
 Engine = Annotated[

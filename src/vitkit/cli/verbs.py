@@ -51,6 +51,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "cost": models.cost,
     "export": models.export,
     "convert": models.convert,
+    "push": models.push,
     "completion": completion,
 }
 RENAMED = {"--spread": "--parallel", "--no-record": "--no-cuda-graph"}  # deprecated flags, still accepted

@@ -87,7 +87,10 @@ def data_opener(plan: bool) -> Iterator[SplitCache]:
 
 
 def load_here(place: str) -> Model:
-    """Load weights without a download: published ones that are not here give a fresh model of that shape."""
+    """Load weights without a download: published ones that are not here give a fresh model of that shape.
+
+    Those of the Hub are downloaded, since nothing else says what their shape is.
+    """
     weight = None if Path(place).exists() else PUBLISHED.get(place)
     if weight is None or cache_path(weight).exists():
         return load(place)

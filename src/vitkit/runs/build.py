@@ -31,6 +31,7 @@ from vitkit.recipes.recipe import Recipe, only
 from vitkit.runs.provenance.changes import examples
 from vitkit.runs.provenance.fingerprint import remembered_splits
 from vitkit.tasks.task import Task
+from vitkit.weights.hub import is_hub
 from vitkit.weights.load import load
 
 Opener = Callable[[Recipe, Path | None], dict[str, Source]]
@@ -250,7 +251,8 @@ def build_model(recipe: Recipe, train_split: Source, load: Callable[[str], Model
     training: dict[str, Any] = {"dropout": recipe.dropout, "stochastic_depth": recipe.stochastic_depth}
     if recipe.weights:
         model = load(recipe.weights)
-        origin = Origin(format="vitkit", source=recipe.weights, licence=model.origin.licence)
+        source = model.origin.source if is_hub(recipe.weights) else recipe.weights  # with the commit
+        origin = Origin(format="vitkit", source=source, licence=model.origin.licence)
         task.configure(model.config)  # raises before the model is adapted
         training = training if hasattr(model.config, "dropout") else {}
         model = task.extend(adapt(

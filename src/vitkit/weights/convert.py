@@ -229,6 +229,7 @@ class Peer:
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
+    path = path / "model.safetensors" if path.is_dir() else path
     if path.suffix == ".safetensors":
         return safetensors.torch.load_file(path)
     return torch.load(path, weights_only=True)

@@ -12,7 +12,9 @@ from vitkit.io import http
 from vitkit.io.cache import cache_folder
 from vitkit.io.files import sha256
 from vitkit.io.http import NetworkError, Progress
+from vitkit.weights import hub
 
+HUB_PAGE = "https://huggingface.co/"
 TRIES = 5  # in a row without a byte of progress
 LIMIT = 64 * 2**30  # bytes per file
 OFFLINE = (
@@ -199,6 +201,9 @@ def published_view(source: str) -> str:
 
 def unknown(source: str) -> WeightsError:
     """The error of a name that is neither a path nor published."""
+    if source.startswith(HUB_PAGE):
+        name = f"{hub.PREFIX}{source.removeprefix(HUB_PAGE)}"
+        return WeightsError(f"{source!r} is a page of the Hub; give {name!r}", code="weights.not-found")
     matches = [known for known in PUBLISHED if known.startswith(f"{source}.")]
     hint = did_you_mean(source, PUBLISHED, matches=matches[:4], count=3, cutoff=0.7)
     hint = hint or similar_path(source) or " vitkit list weights shows the published names"
@@ -206,14 +211,21 @@ def unknown(source: str) -> WeightsError:
 
 
 def check_known(source: str) -> None:
-    """Refuse what is neither a path nor a published name, without a download and without torch."""
-    if not Path(source).exists() and source not in PUBLISHED:
+    """Refuse what is neither a path nor a published name, without a download and without torch.
+
+    Of a name on the Hub only the form is checked.
+    """
+    if hub.is_hub(source):
+        hub.parse(source)
+    elif not Path(source).exists() and source not in PUBLISHED:
         raise unknown(source)
 
 
 def check_obtainable(source: str) -> None:
-    """As check_known, and refuse a published name that is neither cached nor reachable."""
+    """As check_known, and refuse a name that is neither cached nor reachable."""
     check_known(source)
+    if hub.is_hub(source):
+        return hub.check_obtainable(source)
     weight = None if Path(source).exists() else PUBLISHED[source]
     if weight and not cache_path(weight).exists():
         try:

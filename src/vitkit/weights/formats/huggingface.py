@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitkit.errors import WeightsError
-from vitkit.models.card import Preprocessing, pair
+from vitkit.models.card import Preprocessing, pair, shorter_side
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViTConfig
 from vitkit.weights.formats.layout import (
@@ -26,6 +26,7 @@ from vitkit.weights.formats.layout import (
     square_patch,
     unsupported_fields,
 )
+from vitkit.weights.hub import MODEL_TYPES
 from vitkit.weights.limits import out_of_range
 
 GELU = {"gelu": "erf", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh", "gelu_fast": "tanh"}
@@ -47,9 +48,9 @@ def canonical_names(shapes: Shapes) -> dict[str, Source]:
 def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
     settings: Mapping[str, Any] = hints.files.get(CONFIG, {})
     kind = settings.get("model_type", "vit")
-    if kind not in ("vit", "vit_mae"):
+    if kind not in MODEL_TYPES:
         raise WeightsError(
-            f"config.json: model_type is {str(kind)[:40]!r}; only vit and vit_mae have this layout"
+            f"{CONFIG}: model_type is {str(kind)[:40]!r}; only {' and '.join(MODEL_TYPES)} have this layout"
         )
     act = settings.get("hidden_act", "gelu")
     if act not in tuple(GELU):
@@ -235,10 +236,17 @@ def config_json(config: Config, label_names: tuple[str, ...]) -> dict[str, Any]:
 
 def preprocessor_json(config: Config, p: Preprocessing) -> dict[str, Any]:
     h, w = config.image_size
-    return {
-        "image_processor_type": "ViTImageProcessor",
+    steps: dict[str, Any] = {"image_processor_type": "ViTImageProcessor", "size": {"height": h, "width": w}}
+    if p.resize == "crop":  # the processor of a ViT has no central crop
+        steps = {
+            "image_processor_type": "BitImageProcessor",
+            "size": {"shortest_edge": shorter_side(config.image_size, p)},
+            "do_center_crop": True,
+            "crop_size": {"height": h, "width": w},
+            "do_convert_rgb": True,
+        }
+    return steps | {
         "do_resize": True,
-        "size": {"height": h, "width": w},
         "resample": next(number for number, name in RESAMPLE.items() if name == p.interpolation),
         "do_rescale": True,
         "rescale_factor": 1 / 255,
@@ -252,7 +260,8 @@ def json_files(model: Model) -> dict[str, Any]:
     """The files beside the weights, in the order in which they are written."""
     return {
         PREPROCESSOR: preprocessor_json(model.config, model.preprocessing),
-        CONFIG: config_json(model.config, model.labels),
+        CONFIG: config_json(model.config, model.labels)
+        | ({"problem_type": "multi_label_classification"} if model.multilabel else {}),
     }
 
 
@@ -267,6 +276,7 @@ LAYOUT = Layout(
     peer="transformers",
     written_name=written_name,
     json_files=json_files,
+    json_fields=("heads", "gelu", "norm_eps"),
 )
 FORMAT = Format(
     name="hf",

@@ -1,10 +1,7 @@
 """The timm format: ViTs and hybrids in timm's names, which DeiT, MAE and DINO share."""
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
-from vitkit.errors import WeightsError
-from vitkit.models.card import Preprocessing
 from vitkit.models.resnet import StemConfig
 from vitkit.models.variants import Config
 from vitkit.models.vit import ViTConfig
@@ -22,14 +19,19 @@ from vitkit.weights.formats.layout import (
     infer_image_size,
     pairs,
     position_table,
-    read_number,
     required_shape,
     square_patch,
     unsupported_fields,
     with_numerics,
 )
+from vitkit.weights.formats.timm_config import (
+    json_files,
+    read_config,
+    read_fields,
+    read_preprocessing,
+    read_size,
+)
 
-CONFIG = "config.json"
 STEM = "patch_embed.backbone"
 DECODER = ("decoder_", "mask_token")  # of a masked autoencoder; not part of the encoder
 
@@ -42,15 +44,18 @@ def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
     kernel = required_shape(shapes, "patch_embed.proj.weight", 4)
     depth = count(shapes, "blocks.{}.attn.proj.weight")
     hidden = required_shape(shapes, "blocks.0.mlp.fc1.weight", 2)[0]
-    metadata = read_config(hints.files)
-    heads = hints.heads or read_number(metadata["model_args"], "num_heads", "heads", None, CONFIG)
-    heads, note = guess_heads(kernel[0], depth, hidden, Hints(heads=heads))
+    metadata, stated = read_config(hints.files), read_fields(hints.files, hints)
+    heads, note = guess_heads(kernel[0], depth, hidden, Hints(heads=stated.get("heads")))
     stem = infer_stem(shapes)
     patch = square_patch((kernel[2], kernel[3]))
     class_token = "cls_token" in shapes
     pooled = "fc_norm.weight" in shapes
     stride = patch * (stem.stride if stem else 1)
-    size, size_note = infer_image_size(required_shape(shapes, "pos_embed", 3)[1], class_token, stride, hints)
+    positions = required_shape(shapes, "pos_embed", 3)[1]
+    if not hints.image_size and (sides := read_size(hints.files)):
+        fits = (sides[0] // stride) * (sides[1] // stride) in (positions, positions - class_token)
+        hints = replace(hints, image_size=sides) if fits else hints
+    size, size_note = infer_image_size(positions, class_token, stride, hints)
     notes = tuple(n for n in (note, size_note) if n)
     head = "map" if "attn_pool.latent" in shapes else "gap" if pooled or not class_token else "token"
     config = ViTConfig(
@@ -66,10 +71,10 @@ def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
         representation=(
             required_shape(shapes, "pre_logits.fc.weight", 2)[0] if "pre_logits.fc.weight" in shapes else 0
         ),
-        head=head,
+        head=stated.get("head", head),
         class_token=class_token,
         final_norm="pooled" if pooled else "tokens",
-        gelu="erf",
+        gelu=stated.get("gelu", "erf"),
         position_resize="timm",
         qkv_bias="blocks.0.attn.qkv.bias" in shapes,
         layer_scale="blocks.0.ls1.gamma" in shapes,
@@ -82,38 +87,6 @@ def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
         labels,
         notes=notes,
         ignored=DECODER if has_decoder else (),
-    )
-
-
-def read_config(files: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables pretrained_cfg and model_args, and the label names, of a timm folder's config.json."""
-    content = files.get(CONFIG, {})
-    parts = {name: content.get(name) or {} for name in ("pretrained_cfg", "model_args")}
-    for name, part in parts.items():
-        if not isinstance(part, dict):
-            raise WeightsError(f"{CONFIG}: {name} is {str(part)[:40]!r}; expected a table")
-    names = content.get("label_names") or parts["pretrained_cfg"].get("label_names") or []
-    if not isinstance(names, list) or not all(isinstance(label, str) for label in names):
-        raise WeightsError(f"{CONFIG}: label_names is {str(names)[:40]!r}; expected a list of names")
-    return parts | {"label_names": tuple(names)}
-
-
-def read_preprocessing(pretrained_cfg: Mapping[str, Any]) -> Preprocessing:
-    """timm's preprocessing; its defaults where config.json is missing."""
-    method = pretrained_cfg.get("interpolation") or "bicubic"
-    mode = pretrained_cfg.get("crop_mode") or "center"
-    crop = read_number(pretrained_cfg, "crop_pct", "crop", 0.9, CONFIG)
-    if method not in ("bilinear", "bicubic") or not (mode == "center" or (mode == "squash" and crop == 1)):
-        raise WeightsError(
-            f"{CONFIG}: interpolation is {str(method)[:40]!r} and crop_mode {str(mode)[:40]!r} with crop_pct "
-            f"{crop}; supported are bilinear and bicubic, center, and squash with crop_pct 1"
-        )
-    return Preprocessing(
-        resize="crop" if mode == "center" else "squash",
-        crop=float(crop),
-        interpolation=method,
-        mean=tuple(map(float, read_number(pretrained_cfg, "mean", "mean", (0.5, 0.5, 0.5), CONFIG))),
-        std=tuple(map(float, read_number(pretrained_cfg, "std", "std", (0.5, 0.5, 0.5), CONFIG))),
     )
 
 
@@ -211,12 +184,13 @@ LAYOUT = Layout(
     native=native,
     peer="timm",
     remedies={"gelu": "give it act_layer='gelu_tanh'"},
+    json_files=json_files,
 )
 FORMAT = Format(
     name="timm",
-    description="ViT, hybrid, BiT; also DeiT, MAE and DINO encoders",
+    description="ViT, hybrid, BiT; also DeiT, MAE and DINO encoders; a folder as timm.create_model loads it",
     layouts=(LAYOUT, bit.TIMM),
-    endings=(".safetensors", ".pth", ".pt", ".bin"),
+    endings=(".safetensors", ".pth", ".pt", ".bin", ""),
     choose=choose,
     order=20,
 )
