@@ -19,7 +19,8 @@ WORDS = {
     "demo": [], "doctor": ["digits"], "shard": ["digits", "out"], "finetune": ["digits"],
     "pretrain": ["digits"], "suite": ["model"], "study list": [], "study run": ["heads", "--data", "digits"],
     "study report": ["folder"], "evaluate": ["model", "digits"], "fewshot": ["model", "digits"],
-    "predict": ["model", "a.png"], "serve": ["model"], "inspect": ["model", "a.png"], "report": ["run"],
+    "embed": ["model", "digits", "--out", "f.parquet"], "predict": ["model", "a.png"],
+    "serve": ["model"], "inspect": ["model", "a.png"], "report": ["run"],
     "cost": ["ViT-B/16", "--recipe", "pets"], "list": [], "show": ["ViT-B/16"],
     "export": ["model", "out.onnx"], "convert": ["in.npz", "out.npz"], "completion": ["bash"],
 }  # fmt: skip
