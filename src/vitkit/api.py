@@ -12,11 +12,12 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
 import numpy as np
 import torch
 
+from vitkit.commands.bulk import Written, run_bulk
+from vitkit.commands.bulk_request import BulkRequest, features_model
 from vitkit.commands.evaluate import EvaluateOptions, measure
 from vitkit.commands.export import Exported, export_loaded
 from vitkit.commands.finetune import Outcome, execute, finetuning, pretraining
 from vitkit.commands.results import Metrics, Place, Run
-from vitkit.commands.shared import loaded
 from vitkit.data.pictures import Picture, is_picture
 from vitkit.errors import Error, did_you_mean
 from vitkit.inference.predict import features, view_of
@@ -25,7 +26,6 @@ from vitkit.options import Precision, Training, check_options, parse_size
 from vitkit.planning.plan import Plan
 from vitkit.planning.resume import Request
 from vitkit.report.terminal import warn
-from vitkit.weights.locate import is_exported
 
 Size = int | tuple[int, int] | str  # 384, (384, 256) or "384x256": height and width
 
@@ -65,6 +65,20 @@ class TrainingOptions(TypedDict, total=False):
     accept_changed_data: bool
     more_steps: int | None
     split_of: Place
+
+
+class EmbedOptions(TypedDict, total=False):
+    """Further options of `vitkit embed`, by the names of their flags."""
+
+    pool: Literal["head", "cls", "mean"]
+    normalize: bool
+    dtype: Literal["float32", "float16"]
+    precision: Precision
+    workers: int | None
+    part_size: int
+    restart: bool
+    on: Literal["local", "ray"]
+    processes: int | None
 
 
 Trains = TypeVar("Trains", bound=Callable[..., Any])
@@ -277,33 +291,55 @@ def ignore(text: str) -> None:
     """Discard a message."""
 
 
+@overload
+def embed(
+    model: Model | Place, images: Picture | Iterable[Picture], *, out: None = ..., batch: int = ...,
+    view: str = ..., device: str = ...,
+) -> np.ndarray: ...  # fmt: skip
+
+
+@overload
+def embed(
+    model: Model | Place, images: Place | Iterable[Place], *, out: Place, batch: int = ..., view: str = ...,
+    device: str = ..., progress: bool = ..., **options: Unpack[EmbedOptions],
+) -> Written: ...  # fmt: skip
+
+
 def embed(
     model: Model | Place,
-    images: Picture | Iterable[Picture],
+    images: Any,
     *,
-    batch: int = 32,
+    out: Place | None = None,
+    batch: int = 64,
     view: str = "model",
     device: str = "auto",
-) -> np.ndarray:
+    progress: bool = False,
+    **options: Unpack[EmbedOptions],
+) -> np.ndarray | Written:
     """Features, the input of the model's head: float32 of shape (D,) for one image, (N, D) for several.
 
     images  a path, the bytes of a file, a PIL image or uint8 pixels (height, width, 3); or several of them
+    out     write them to this .parquet or .npz file instead, as `vitkit embed` does with the same options;
+            `images` is then any data: a folder, an archive, shards, an address, or several. The same call
+            continues one that was killed.
 
     >>> import numpy as np, vitkit
     >>> grey = np.full((8, 8, 3), 128, np.uint8)
     >>> vitkit.embed("runs/digits", [grey, grey]).shape
     (2, 32)
+    >>> done = vitkit.embed("runs/digits", "digits", out="digits.npz", restart=True)
+    >>> done.images, done.unreadable, np.load(done.path)["embedding"].shape
+    (1797, 0, (1797, 32))
     """
-    options = EvaluateOptions(batch=batch, view=view, device=device)
-    check_options(typing.get_type_hints(EvaluateOptions), vars(options))
+    given: dict[str, Any] = {"batch": batch, "view": view, "device": device, **options}
+    check_options(typing.get_type_hints(BulkRequest), given)
     model = model_or_path(model)
-    if is_exported(model):
-        raise Error(
-            f"{model}: an exported file computes no features; use the run folder or model file it was "
-            "exported from",
-            code="model.unsupported",
-        )
-    encoder = loaded(model, device, view).eval()
+    if out is not None:
+        request = BulkRequest(verb="embed", model=model, places=as_texts(images), out=Path(out), **given)
+        return run_bulk(request, quiet=not progress)
+    if options:
+        raise Error(f"{', '.join(options)}: only with out=FILE", code="request.conflict")
+    encoder = features_model(model, device, view)
     if is_picture(images):
         return features(encoder, view_of(images, encoder)[None]).numpy()[0]
     rows = []

@@ -129,7 +129,7 @@ def write_table(request: "BulkRequest", json: bool) -> None:
     from vitkit.report.terminal import say
 
     written = run_bulk(request, quiet=json)
-    if written is None:  # the main process prints
+    if not written.main:
         return
     if json:
         print_json(written.to_json())

@@ -139,8 +139,6 @@ FLAGS: dict[str, Range | Form] = {
     "--knn": Range(1, 1_000_000),
     "--l2": Form(parse_l2),
     "--layer": Range(-1000, 1000),
-    "--part-size": Range(1, 10**7),
-    "--processes": Range(1, 256),
     "--rates": RATE,
     "--schedules": STEPS,
     "--shifts": Range(0, MOST_PIXELS),

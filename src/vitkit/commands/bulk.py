@@ -42,9 +42,10 @@ class Written:
 
     path: Path
     images: int
-    unreadable: int  # images without a value; their column `error` says why
+    unreadable: int  # images without a value; their column `error` says why (counted by the main process)
     computed: int  # images computed by this start; the others are of an earlier one
     seconds: float
+    main: bool = True  # whether this is the main process, which prints
 
     @property
     def images_per_second(self) -> float:
@@ -52,7 +53,8 @@ class Written:
 
     def to_json(self) -> dict[str, Any]:
         speed = {"images_per_second": round(self.images_per_second, 2)}
-        return vars(self) | {"path": str(self.path), "seconds": round(self.seconds, 3)} | speed
+        facts = vars(self) | {"path": str(self.path), "seconds": round(self.seconds, 3)} | speed
+        return {name: value for name, value in facts.items() if name != "main"}
 
     def text(self) -> str:
         computed = f"{self.computed:,} of them now, " if self.computed != self.images else ""
@@ -63,8 +65,8 @@ class Written:
         )
 
 
-def run_bulk(request: BulkRequest, *, quiet: bool = False) -> Written | None:
-    """Compute what is missing and write the table; None in the processes that do not write it."""
+def run_bulk(request: BulkRequest, *, quiet: bool = False) -> Written:
+    """Compute what is missing; the main process then writes the table."""
     kind, runtime = format_of(request.out, request.endings), request.runtime()
     kind.check(request.out)
     if request.on == "ray" and runtime.world > 1:
@@ -78,9 +80,9 @@ def run_bulk(request: BulkRequest, *, quiet: bool = False) -> Written | None:
             if runtime.is_main:
                 check_space(request, work, runtime, rows)
             compute(request, work, missing, runtime, quiet)
-        if not runtime.is_main:
-            return None
         seconds = time.monotonic() - start
+        if not runtime.is_main:
+            return Written(request.out, len(work.images), 0, rows, seconds, main=False)
         parts, about = work.parts, facts_of(request, work)
         lengths = [len(parts.range(number)) for number in range(parts.count)]
         unreadable = parts.merge(lambda path, files: kind.merge(path, files, lengths, about))

@@ -67,12 +67,13 @@ class Remote:
 
     address: str
     alone: str = ""  # the name of the file, if the address is that of a single file
+    lead: str = ""  # before every name: archives of "." have ./cat/1.jpg
 
     def path(self, name: str) -> tuple[Any, str]:
         system, root = connect(self.address, os.getpid())
         if name == self.alone:
             return system, root
-        return system, f"{root}/{name}" if root else name
+        return system, f"{root}/{name}" if root else self.lead + name
 
     def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
         system, path = self.path(name)
@@ -140,12 +141,12 @@ def open_address(address: str, cache: Cache, *, labelled: bool = True) -> dict[s
         raise NetworkError(f"{address}: {one_line(error)}") from error
     if not listed:
         raise Error(f"{address}: no files there", code="data.not-found")
-    lead = f"{root}/" if root else ""
+    lead = f"{root}/" if root else "./" if all(path.startswith("./") for path in listed) else ""
     sizes = {path.removeprefix(lead): facts.get("size") or 0 for path, facts in listed.items()}
-    files = Remote(address)
+    files = Remote(address, lead=lead)
     if list(listed) == [root]:  # a file, not a folder
         name = root.rpartition("/")[2]
-        files, sizes = Remote(address, name), {name: sizes[root]}
+        files, sizes = Remote(address, alone=name), {name: sizes[root]}
     sizes = {name: size for name, size in sorted(sizes.items()) if not hidden(name)}
     if INDEX in sizes:
         return open_shards(address, fetch_index(files, cache), RemoteShards(files))
