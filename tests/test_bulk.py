@@ -25,7 +25,7 @@ from together import forks, together
 import vitkit
 from vitkit.commands.bulk import run_bulk
 from vitkit.commands.bulk_request import BulkRequest
-from vitkit.datasets.images import open_images
+from vitkit.datasets.images import lead_of, open_images
 from vitkit.datasets.opening import open_data, shard
 from vitkit.inference import bulk, columns
 from vitkit.io import parts
@@ -557,6 +557,19 @@ def test_out_is_checked_before_anything_is_loaded(here, monkeypatch):
         run_bulk(request("folder.parquet"), quiet=True)
     with pytest.raises(OSError, match=r"model\.safetensors"):
         run_bulk(request("model.safetensors/f.parquet"), quiet=True)
+
+
+def test_a_command_that_fails_before_it_computes_leaves_nothing(here):
+    before = sorted(path.name for path in here.iterdir())
+    for change in ({"model": "typo.safetensors"}, {"places": ("photos/cat/*.gif",)}, {"view": "sideways"}):
+        with pytest.raises(vitkit.Error):
+            run_bulk(request("f.parquet", **change), quiet=True)
+    assert sorted(path.name for path in here.iterdir()) == before
+
+
+def test_passwords_of_addresses_are_not_written():
+    assert lead_of("ftp://me:secret@host/photos", []) == "ftp://host/photos/"
+    assert lead_of("ftp://me:secret@host/a.parquet", ["a.parquet:1"]) == "ftp://host/"
 
 
 def test_a_full_disk_is_named_before_anything_is_loaded(here, small_disk, monkeypatch):

@@ -71,8 +71,12 @@ def run_on_ray(
             for name, reason in skipped:
                 skip(name, reason)
             advance(images)
-    except ray.exceptions.RayTaskError as error:
-        raise (error.cause if isinstance(error.cause, Error) else error) from None
+    except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, Error | OSError):
+            raise cause from None
+        reason = str(error).strip().splitlines()[-1]
+        raise ChildProcessError(f"--on ray: an actor failed: {reason}; the same command continues") from None
     finally:
         if owns_cluster:
             ray.shutdown()

@@ -3,6 +3,7 @@
 import glob
 import hashlib
 import os
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -142,6 +143,7 @@ def matches(pattern: str) -> list[str]:
 
 def lead_of(place: str, keys: Sequence[str]) -> str:
     """What turns a key into the name of an image: photos/ + cat/1.jpg, photos.zip! + cat/1.jpg."""
+    place = re.sub(r"//[^/@]*@", "//", place)  # no password of an address
     suffix = os.path.splitext(place)[1].lower()
     if os.path.isdir(place) or suffix not in (*MEMBERS, ".csv", ".parquet"):
         return f"{place.rstrip('/')}/"

@@ -75,9 +75,16 @@ def take(out: Path, stack: ExitStack, *, restart: bool) -> None:
         )
     folder.mkdir(parents=True, exist_ok=True)
     stack.enter_context(locked(folder, wait=False))
+    stack.callback(remove_unused, folder)
     replace_file(folder / ".writable", lambda path: path.write_bytes(b"vitkit"))  # names a full disk now
     if restart:
         clear(folder)
+
+
+def remove_unused(folder: Path) -> None:
+    """Remove the folder of a command that failed before it had a manifest."""
+    if not (folder / MANIFEST).exists():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def clear(folder: Path) -> None:

@@ -132,8 +132,10 @@ def one_line(error: BaseException) -> str:
 
 def open_address(address: str, cache: Cache, *, labelled: bool = True) -> dict[str, Source]:
     """The splits of the data at an address."""
+    connect.cache_clear()  # the data may have changed since it was opened before
     system, root = connect(address, os.getpid())
     try:
+        system.invalidate_cache()
         listed = system.find(root, detail=True)
     except FileNotFoundError:
         listed = {}
