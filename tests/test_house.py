@@ -28,6 +28,7 @@ FLOORS = {
 SAME_IDEA = {  # one idea on two floors
     "attention.py": "the layer, and the maps of it",
     "bias.py": "the images of the probe, and the verb",
+    "bulk.py": "the computation, and the verb",
     "card.py": "the fields of a card, and its JSON",
     "cost.py": "the formulas, and the verb",
     "doctor.py": "the examination, and the verb",
