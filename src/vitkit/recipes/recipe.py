@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.views import CROPS
+from vitkit.data.views import AREA, CROPS, METHODS
 from vitkit.errors import Error
 from vitkit.models.card import short_repr
 from vitkit.options import part_of, settings_of
@@ -22,7 +22,7 @@ from vitkit.recipes.values import (
     ungrouped,
     unknown,
 )
-from vitkit.tasks.classify import LOSSES
+from vitkit.tasks.classify import CLASS_WEIGHTS, LOSSES
 from vitkit.tasks.masked import Masked
 from vitkit.tasks.task import Task, make_task, task_names
 from vitkit.training.optimizer import OptimizerConfig
@@ -45,6 +45,8 @@ CHOICES = {
     "train_on": ("train", "train+val"), "report_on": ("test", "val"),
     "crop": tuple(CROPS), "loss": LOSSES, "evaluation_crop": ("squash", "centre"),
     "fewshot_when": ("evaluations", "end"), "keep": ("auto", "best", "last"),
+    "interpolation": METHODS, "sampling": ("shuffled", "balanced"), "class_weights": CLASS_WEIGHTS,
+    "head_init": ("zero", "least-squares"),
 }  # fmt: skip
 
 
@@ -69,10 +71,16 @@ class Recipe:
 
     image_size: tuple[int, int] = (384, 384)
     crop: str = "inception"  # the training view
+    crop_area: float = AREA  # smallest share of the area of inception and resized crops
     resize: int = 0  # side before random and squash-random crops; 0: 256 / 224 of the size
+    interpolation: str = "bilinear"  # or bicubic, in training and in evaluation
     flip: bool = True
+    three_augment: bool = False  # one of grayscale, solarization and blur, as in DeiT III
+    color_jitter: float = 0.0  # strength of changes of brightness, contrast and saturation
     randaugment: tuple[int, ...] = ()  # (layers, magnitude)
-    mixup: float = 0.0
+    erasing: float = 0.0  # probability that a rectangle is replaced by noise
+    mixup: float = 0.0  # alpha of its Beta distribution; 0: none
+    cutmix: float = 0.0  # alpha; with mixup, each batch has one of them
     evaluation_crop: str = "squash"
 
     batch: int = 512
@@ -87,6 +95,9 @@ class Recipe:
     masked: Masked = Masked()  # settings of that task
     loss: str = "softmax"
     label_smoothing: float = 0.0
+    sampling: str = "shuffled"  # or balanced: every class equally often
+    class_weights: str = "none"  # of the loss; or balanced: inversely proportional to a class's images
+    head_init: str = "zero"  # of pretrained weights; or least-squares: a ridge classifier on their features
     head_bias: float = 0.0  # of a model from scratch; -10 for a sigmoid over many classes
     dropout: float = 0.0
     stochastic_depth: float = 0.0
