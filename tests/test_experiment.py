@@ -367,3 +367,19 @@ def test_a_head_fitted_first_is_kept_by_a_resumed_run(straight, tmp_path, monkey
     assert fitted.test["images"] == results["still"].test["images"]
     with refused("request.conflict", "head_init"):
         go(tmp_path / "scratch", tiny(head_init="least-squares"))
+
+
+def test_a_calibrated_run_has_the_same_labels_and_fitting_probabilities(tmp_path):
+    """Mixup and smoothing make a model unsure of what it knows; one temperature, found on val, mends it."""
+    r = tiny(length=Duration(steps=120), mixup=0.8, label_smoothing=0.2, randaugment=(), dropout=0.0)
+    r = replace(r, val=0.3, patience=0, keep="best", schedule=replace(r.schedule, rate=3e-3))
+    without, calibrated = (go(tmp_path / str(c), replace(r, calibrate=c)) for c in (False, True))
+    assert without.test["top1"] == calibrated.test["top1"] and calibrated.test["loss"] < without.test["loss"]
+    model = vitkit.load(tmp_path / "True" / "model.safetensors")
+    assert (
+        0.1 < model.reject_below < 1
+        and vitkit.load(tmp_path / "False" / "model.safetensors").reject_below == 0
+    )
+    heads = [vitkit.load(tmp_path / c / "model.safetensors").head.weight for c in ("False", "True")]
+    ratio = heads[0] / heads[1]
+    assert float(ratio.std()) < 1e-4 and 0.25 <= float(ratio.mean()) < 1  # sharper than it was

@@ -111,6 +111,7 @@ class Recipe:
     fewshot_when: str = "evaluations"  # and at the end; or end: only there
     patience: int = 0  # evaluations without improvement before the run stops early; 0: never
     keep: str = "auto"  # best weights on val, or last; auto: best with patience
+    calibrate: bool = False  # scale the logits at the end so that probabilities fit val
     seed: int = 0
 
     def __repr__(self) -> str:

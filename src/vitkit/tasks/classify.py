@@ -165,7 +165,7 @@ class Classify(Task):
         model = self.extract(module)
         return accuracy(
             lambda images: context.forward(model, images), batches, model.config.classes, context.gather,
-            context.accepted,
+            context.accepted, calibrate=context.calibrate and self.loss == "softmax",
         )  # fmt: skip
 
     def mistakes(self, metrics: Any) -> Accuracy | None:

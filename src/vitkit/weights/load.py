@@ -71,6 +71,7 @@ def load(
         model.preprocessing = with_view(spec.preprocessing, model.config.image_size, *parse_view(view))
         notes = (*notes, f"preprocessed as for its published accuracy: view {view}")
     model.task = card.task if card else "classify"
+    model.reject_below = card.reject_below if card else 0.0
     origin = replace(card.origin if card else origin, format=layout.name, notes=notes)
     model.origin = with_size_note(origin, model.config)
     return model.eval()
