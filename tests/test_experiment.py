@@ -174,6 +174,13 @@ def test_workers_change_nothing(straight, tmp_path, workers):
 
 @pytest.mark.parametrize("at", [1, 4, 11, 12])
 def test_a_run_stopped_by_a_signal_ends_like_the_straight_one(straight, tmp_path, at, monkeypatch):
+    stopped(tmp_path, tiny(), at, monkeypatch)
+    go(tmp_path, tiny())
+    assert same(straight, tmp_path) and rows(straight) == rows(tmp_path)
+
+
+def stopped(out: Path, r: Recipe, at: int, monkeypatch) -> None:
+    """A run that a signal stops at a step."""
     from vitkit.runs import run as experiment
 
     real = experiment.Trainer.watch
@@ -186,9 +193,7 @@ def test_a_run_stopped_by_a_signal_ends_like_the_straight_one(straight, tmp_path
     with monkeypatch.context() as patch:
         patch.setattr(experiment.Trainer, "watch", watch)
         with pytest.raises(Interrupted, match="SIGTERM at step"):
-            go(tmp_path, tiny())
-    go(tmp_path, tiny())
-    assert same(straight, tmp_path) and rows(straight) == rows(tmp_path)
+            go(out, r)
 
 
 def test_a_damaged_checkpoint_is_passed_over(straight, tmp_path):
@@ -342,3 +347,39 @@ def test_bfloat16_follows_the_weights_as_they_learn(straight, tmp_path):
     full, half = (np.array(losses(tmp_path / precision)) for precision in ("fp32", "bf16"))
     assert full[-10:].mean() < 0.7 * full[0]
     assert half[-10:].mean() == pytest.approx(full[-10:].mean(), rel=0.1)
+
+
+def test_a_head_fitted_first_is_kept_by_a_resumed_run(straight, tmp_path, monkeypatch):
+    """The fit is made once; training goes on from it, and a resumed run equals one that was never stopped."""
+    changes = {"weights": str(straight / "model.safetensors"), "model": "", "model_options": ()}
+    r = tiny(**changes, head_init="least-squares", sampling="balanced", class_weights="balanced", cutmix=1.0)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    fitted = go(whole, r)
+    stopped(parts, r, 5, monkeypatch)
+    go(parts, r)
+    assert same(whole, parts) and rows(whole) == rows(parts)
+    still = replace(
+        r, schedule=replace(r.schedule, rate=0.0, warmup=0), length=Duration(steps=1), keep="last"
+    )
+    unfitted = replace(still, head_init="zero")
+    results = {name: go(tmp_path / name, one) for name, one in (("still", still), ("unfitted", unfitted))}
+    assert results["still"].test["top1"] > results["unfitted"].test["top1"] + 0.2  # a zero head knows nothing
+    assert fitted.test["images"] == results["still"].test["images"]
+    with refused("request.conflict", "head_init"):
+        go(tmp_path / "scratch", tiny(head_init="least-squares"))
+
+
+def test_a_calibrated_run_has_the_same_labels_and_fitting_probabilities(tmp_path):
+    """Mixup and smoothing make a model unsure of what it knows; one temperature, found on val, mends it."""
+    r = tiny(length=Duration(steps=120), mixup=0.8, label_smoothing=0.2, randaugment=(), dropout=0.0)
+    r = replace(r, val=0.3, patience=0, keep="best", schedule=replace(r.schedule, rate=3e-3))
+    without, calibrated = (go(tmp_path / str(c), replace(r, calibrate=c)) for c in (False, True))
+    assert without.test["top1"] == calibrated.test["top1"] and calibrated.test["loss"] < without.test["loss"]
+    model = vitkit.load(tmp_path / "True" / "model.safetensors")
+    assert (
+        0.1 < model.reject_below < 1
+        and vitkit.load(tmp_path / "False" / "model.safetensors").reject_below == 0
+    )
+    heads = [vitkit.load(tmp_path / c / "model.safetensors").head.weight for c in ("False", "True")]
+    ratio = heads[0] / heads[1]
+    assert float(ratio.std()) < 1e-4 and 0.25 <= float(ratio.mean()) < 1  # sharper than it was

@@ -114,7 +114,7 @@ def test_every_field_has_a_name_by_its_group_and_only_one():
     assert {name.partition(".")[0] for name in GROUPED.values()} <= own
     assert len(set(GROUPED.values())) == len(GROUPED)
     top = {"name", "about", "auto", "seed", "schedule", "optimizer"}
-    later = {"objective", "masked", "loss", "label_smoothing", "dropout", "stochastic_depth"}
+    later = {"objective", "masked", "loss", "label_smoothing", "class_weights", "dropout", "stochastic_depth"}
     assert own - {name.partition(".")[0] for name in GROUPED.values()} == top | later
 
 

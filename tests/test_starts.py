@@ -77,9 +77,13 @@ def test_a_report_is_drawn_without_torch(trained, tmp_path):
     assert (trained / "report.html").read_text() == before
 
 
-def test_predict_imports_torch_and_little_else(trained, tmp_path):
+@pytest.mark.parametrize("file", ["model.safetensors", "official.npz"])
+def test_predict_imports_torch_and_little_else(trained, tmp_path, file):
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / "a.png")
-    done, modules = started(tmp_path, "predict", trained, tmp_path / "a.png", "--json")
+    if file == "official.npz":  # whose q, k and v are arrays of their own
+        assert run("convert", trained, tmp_path / file) == 0
+    model = (trained if file == "model.safetensors" else tmp_path) / file
+    done, modules = started(tmp_path, "predict", model, tmp_path / "a.png", "--json")
     assert done.returncode == 0 and "torch" in modules
     needless = {"matplotlib", "tensorboard", "torch.utils.tensorboard", "torch._dynamo", "torch._inductor",
                 "sympy", "onnx", "onnxruntime", "openvino", "pyarrow", "scipy", "pandas",

@@ -267,7 +267,7 @@ def test_mixup_of_nothing_changes_nothing():
         ({"size": (0, 8)}, "request.value", ((0, 8),)),
         ({"size": (8, 8, 3)}, "request.value", ((8, 8, 3), "(height, width)")),
         ({"size": (8.5, 8)}, "request.value", (8.5,)),
-        ({"crop": "center"}, "request.unknown", ("'center'", "inception, random")),
+        ({"crop": "center"}, "request.unknown", ("'center'", "inception, resized")),
         ({"resize": 256}, "request.conflict", ("'inception'", "resize=256")),
         ({"crop": "centre", "resize": 7}, "request.value", ("resize=7", 8)),
         ({"interpolation": "area"}, "request.unknown", ("'area'", "bilinear, bicubic")),

@@ -108,3 +108,16 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
         ends = [interval(torch.from_numpy(rng.random(images) < share)) for _ in range(500)]
         covered = np.mean([low <= share <= high for low, high in ends])
         assert 0.92 <= covered <= 0.985, (share, images)
+
+
+def test_the_temperature_is_the_one_that_scaled_the_logits():
+    """Labels drawn from softmax(z), logits given as 2 z: the fitted temperature is 2."""
+    torch.manual_seed(0)
+    z = 2 * torch.randn(4000, 5)
+    labels = torch.multinomial(z.softmax(1), 1)[:, 0]
+    batches = [{"image": 2 * z[i : i + 500], "label": labels[i : i + 500]} for i in range(0, 4000, 500)]
+    fitted = accuracy(lambda x: x, batches, 5, calibrate=True).calibration
+    assert abs(fitted.temperature - 2) < 0.2
+    confidence = (2 * z / fitted.temperature).softmax(1).amax(1)
+    assert float((confidence >= fitted.threshold).double().mean()) == pytest.approx(0.95, abs=0.002)
+    assert accuracy(lambda x: x, batches, 5).calibration is None

@@ -8,13 +8,17 @@ from refusals import refused
 import vitkit
 from vitkit.metrics.frozen_features import (
     GRID,
+    SCALES,
     best_l2,
     choose_shots,
     dual,
     fewshot,
     fewshot_grid,
+    mean_and_scale,
     primal,
+    ridge_head,
     solve,
+    with_constant,
 )
 
 
@@ -181,3 +185,32 @@ def test_the_penalty_is_the_best_in_mean_rank_over_data_sets():
 
 def test_equal_penalties_share_their_rank():
     assert best_l2(np.array([[0.9, 0.9, 0.8], [0.7, 0.6, 0.8]])) == 0  # mean ranks 0.75, 1.25, 1
+
+
+@pytest.mark.parametrize("shape", [(30, 50), (200, 20)])
+def test_a_ridge_head_has_the_direct_solution_and_the_accuracy_of_leaving_one_out(shape):
+    count, width = shape
+    torch.manual_seed(0)
+    y = torch.arange(count) % 4
+    x = torch.randn(count, width) + 1.5 * torch.nn.functional.one_hot(y, width)
+    head = ridge_head(x, y, 4, (8.0,))
+    mean, scale = mean_and_scale(x.double())
+    rows = with_constant((x.double() - mean) / scale)
+    targets = 2.0 * torch.nn.functional.one_hot(y, 4).double() - 1
+
+    def fit(keep: torch.Tensor) -> torch.Tensor:
+        a, b = rows[keep], targets[keep]
+        return torch.linalg.solve(a.mT @ a + 8 * torch.eye(width + 1, dtype=torch.float64), a.mT @ b)
+
+    left_out = torch.stack([rows[i] @ fit(torch.arange(count) != i) for i in range(count)])
+    assert head.accuracy == pytest.approx(float((left_out.argmax(1) == y).double().mean()))
+    ratio = (x @ head.weight.T + head.bias) / (rows @ fit(torch.arange(count) >= 0)).float()
+    assert ratio.std() < 1e-3 and float(ratio.mean()) in [pytest.approx(scale, rel=1e-3) for scale in SCALES]
+
+
+def test_a_ridge_head_prefers_a_penalty_that_generalises():
+    torch.manual_seed(0)
+    y = torch.arange(60) % 3
+    x = torch.randn(60, 200) + 0.8 * torch.nn.functional.one_hot(y, 200)
+    chosen = ridge_head(x, y, 3)
+    assert chosen.l2 > min(GRID) and chosen.accuracy >= ridge_head(x, y, 3, (min(GRID),)).accuracy

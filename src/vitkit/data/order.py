@@ -1,8 +1,8 @@
 """The training order: which sample is at which position of which batch, a pure function of the seed."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import TypeVar
 
 import numpy as np
@@ -66,6 +66,35 @@ class Order:
             counter[2], counter[3] = (place + 1) & MASK, step & MASK
             rng.bit_generator.state = state
             yield rng
+
+
+@dataclass(frozen=True)
+class BalancedOrder(Order):
+    """An endless order in which every class has the same number of samples, whatever its size.
+
+    Each round visits every class once, in a shuffled order. A class is shuffled anew whenever all of its
+    samples were used, so those of small classes are repeated.
+    """
+
+    labels: np.ndarray = field(repr=False, compare=False, kw_only=True)  # (length,) class indices
+
+    @cached_property
+    def members(self) -> list[np.ndarray]:
+        """The samples of each class that has any."""
+        by_class = np.argsort(self.labels, kind="stable")
+        starts = np.unique(self.labels[by_class], return_index=True)[1]
+        return np.split(by_class, starts[1:])
+
+    def sample(self, step: int, place: int) -> int:
+        count = len(self.members)
+        turn, within = divmod(step * self.batch + place, count)
+        chosen = shuffled(within, count, mixed(self.seed, turn))
+        members = self.members[chosen]
+        epoch, within = divmod(turn, len(members))
+        return int(members[shuffled(within, len(members), mixed(self.seed, chosen, epoch))])
+
+    def samples(self, places: Sequence[tuple[int, int]]) -> np.ndarray:
+        return np.array([self.sample(step, place) for step, place in places], dtype=np.int64)
 
 
 def mixed(*numbers: int) -> int:

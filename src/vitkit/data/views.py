@@ -1,4 +1,4 @@
-"""The image transforms of the published recipes: crops, flips and RandAugment, evaluation resizes, Mixup.
+"""The image transforms of training and evaluation: crops, flips and augmentations, resizes, Mixup.
 
 All are pure functions: the same generator state gives the same crop, flip and operations in any process.
 """
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from vitkit.data.augment import color_jitter, erase, three_augment
 from vitkit.data.decode import Box, decode, decode_box, jpeg_size
 from vitkit.data.randaugment import augment
 from vitkit.errors import Error
@@ -24,6 +25,7 @@ from vitkit.errors import Error
 
 CROPS = {
     "inception": "a random 5 to 100 % of the area, resized",
+    "resized": "a random part of the area, as RandomResizedCrop draws it, resized",
     "random": "resize the shorter side to `resize`, then crop randomly",
     "squash-random": "resize to a square of `resize`, then crop randomly",
     "centre": "resize the shorter side to `resize`, then crop the centre",
@@ -31,9 +33,11 @@ CROPS = {
 }
 RESIZED = {"random", "squash-random", "centre"}
 METHODS = ("bilinear", "bicubic")
-AREA = (0.05, 1.0)
+AREA = 0.05  # smallest share of the area of random crops
 ASPECT = (0.75, 1.33)  # the default of TensorFlow's operation, which has 1.33 for 4/3
 ATTEMPTS = 100
+RESIZED_ASPECT = 4 / 3  # of crop "resized": its aspect ratio is between this and the inverse, log-uniform
+RESIZED_ATTEMPTS = 10
 LONGEST = 16  # aspect ratio above which an image is cropped before it is resized
 AVX = torch.backends.cpu.get_cpu_capability().startswith("AVX")
 CACHED = 2**20  # bytes of an image that fit into the CPU cache for a transpose
@@ -41,14 +45,18 @@ CACHED = 2**20  # bytes of an image that fit into the CPU cache for a transpose
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """The transform of an image, in this order: crop, flip with probability 1/2, RandAugment."""
+    """The transform of an image: crop, flip with probability 1/2, then augmentations in this order."""
 
     size: tuple[int, int]
     crop: str
     resize: int | None = None  # None: 256 / 224 of the longer side of `size`
     flip: bool = False
     interpolation: str = "bilinear"
+    area: float = AREA  # smallest share of the area of the crops "inception" and "resized"
+    three_augment: bool = False
+    color_jitter: float = 0.0  # strength
     randaugment: tuple[int, int] | None = None  # layers, magnitude
+    erasing: float = 0.0  # probability of random erasing
 
     def __post_init__(self) -> None:
         if len(self.size) != 2 or not all(isinstance(side, Integral) and side > 0 for side in self.size):
@@ -68,6 +76,12 @@ class View:
                 code="request.value",
             )
         _check_method(self.interpolation)
+        if not (0 < self.area <= 1 and 0 <= self.erasing <= 1 and self.color_jitter >= 0):
+            raise Error(
+                f"area {self.area}, erasing {self.erasing} and color_jitter {self.color_jitter}: expected a "
+                "share above 0, a probability, and a strength of 0 or more",
+                code="request.value",
+            )
         pair = self.randaugment
         if pair is not None and (len(pair) != 2 or not all(isinstance(n, Integral) and n >= 0 for n in pair)):
             raise Error(
@@ -113,8 +127,14 @@ def transform(content: bytes | np.ndarray, view: View, rng: np.random.Generator)
     crop = resize(pixels, window.size, view.interpolation, box)[top : top + h, left : left + w]
     if view.flip and rng.random() < 0.5:
         crop = crop[:, ::-1]
+    if view.three_augment:
+        crop = three_augment(crop, rng)
+    if view.color_jitter:
+        crop = color_jitter(crop, view.color_jitter, rng)
     if view.randaugment is not None:
         crop = augment(crop, *view.randaugment, rng)
+    if view.erasing and rng.random() < view.erasing:
+        crop = erase(crop, rng)
     return crop
 
 
@@ -156,13 +176,15 @@ def _interpolate(image: np.ndarray, height: int, width: int, method: str) -> np.
     return batch.numpy()[0].transpose(1, 2, 0)
 
 
-def inception_box(height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
+def inception_box(
+    height: int, width: int, rng: np.random.Generator, area: float = AREA
+) -> tuple[int, int, int, int]:
     """(top, left, height, width) as TensorFlow's sample_distorted_bounding_box draws it for a whole image.
 
-    The aspect ratio is uniform in ASPECT; the height, not the area, is uniform within AREA and the image.
+    The aspect ratio is uniform in ASPECT; the height, not the area, is uniform within `area` and the image.
     """
     for _ in range(ATTEMPTS):
-        shape = _shape_of_aspect(height, width, rng.uniform(*ASPECT), rng)
+        shape = _shape_of_aspect(height, width, rng.uniform(*ASPECT), rng, area)
         if shape is not None:
             h, w = shape
             # as in TensorFlow, the last offset is never drawn
@@ -170,6 +192,22 @@ def inception_box(height: int, width: int, rng: np.random.Generator) -> tuple[in
             left = int(rng.integers(width - w)) if w < width else 0
             return top, left, h, w
     return 0, 0, height, width
+
+
+def resized_box(height: int, width: int, rng: np.random.Generator, area: float) -> tuple[int, int, int, int]:
+    """(top, left, height, width) as torchvision's and timm's RandomResizedCrop draws it.
+
+    The share of the area is uniform, the aspect ratio log-uniform; if nothing fits, the central crop with the
+    nearest aspect ratio.
+    """
+    limit = math.log(RESIZED_ASPECT)
+    for _ in range(RESIZED_ATTEMPTS):
+        target, aspect = rng.uniform(area, 1.0) * height * width, math.exp(rng.uniform(-limit, limit))
+        h, w = round(math.sqrt(target / aspect)), round(math.sqrt(target * aspect))
+        if 0 < h <= height and 0 < w <= width:
+            return int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1)), h, w
+    h, w = min(height, round(width * RESIZED_ASPECT)), min(width, round(height * RESIZED_ASPECT))
+    return (height - h) // 2, (width - w) // 2, h, w
 
 
 def normalise(batch: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
@@ -233,7 +271,9 @@ def _window(height: int, width: int, view: View, rng: np.random.Generator) -> Wi
     if view.crop == "squash":
         return Window(whole, view.size)
     if view.crop == "inception":
-        return Window(inception_box(height, width, rng), view.size)
+        return Window(inception_box(height, width, rng, view.area), view.size)
+    if view.crop == "resized":
+        return Window(resized_box(height, width, rng, view.area), view.size)
     if view.crop == "squash-random":
         new = (view.resized, view.resized)
     else:
@@ -259,10 +299,10 @@ def _source(start: int, length: int, resized: int, original: int) -> tuple[int, 
 
 
 def _shape_of_aspect(
-    height: int, width: int, aspect: float, rng: np.random.Generator
+    height: int, width: int, aspect: float, rng: np.random.Generator, area: float
 ) -> tuple[int, int] | None:
-    """A height and width within the image and AREA; None if no whole pixels satisfy both."""
-    least, most = (share * height * width for share in AREA)
+    """A height and width of at least `area` within the image; None if no whole pixels satisfy both."""
+    least, most = area * height * width, 1.0 * height * width
     tallest = min(round(math.sqrt(most / aspect)), height, int((width + 0.5) / aspect))
     if round(tallest * aspect) > width:
         tallest -= 1

@@ -38,6 +38,7 @@ class ExportedModel:
     precision: str
     pixels: bool  # the graph takes uint8 (B, H, W, 3) and returns probabilities
     run: Run
+    reject_below: float = 0.0
 
     def logits(self, images: Tensor) -> Tensor:
         """uint8 images (B, 3, h, w) to logits, whatever the inputs and outputs of the graph are."""
@@ -97,7 +98,7 @@ def open_exported(place: str | os.PathLike[str]) -> ExportedModel:
         )
     return ExportedModel(
         path, card.config, card.labels, card.task, card.preprocessing, card.origin,
-        str(facts.get("precision", "")), pixels, guarded(path, run),
+        str(facts.get("precision", "")), pixels, guarded(path, run), card.reject_below,
     )  # fmt: skip
 
 

@@ -39,6 +39,33 @@ def calibration_error(confidence: Tensor, correct: Tensor, bins: int = BINS) -> 
     return float(gaps.abs().sum()) / len(correct)
 
 
+TEMPERATURES = tuple(2.0 ** (power / 8) for power in range(-16, 17))  # from 1/4 to 4
+ACCEPTED = 0.95  # share of the held-out images that a threshold accepts
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What held-out images say about a classifier's probabilities."""
+
+    temperature: float  # by which to divide its logits
+    threshold: float  # the probability that 95 % of the images reach then
+
+
+def calibration(losses: Tensor, confidences: Tensor) -> Calibration:
+    """The temperature with the lowest mean loss, from (N, T) of each image at each of TEMPERATURES."""
+    best = int(losses.mean(0).argmin())
+    threshold = torch.quantile(confidences[:, best].double(), 1 - ACCEPTED)
+    return Calibration(TEMPERATURES[best], float(threshold))
+
+
+def at_temperatures(logits: Tensor, labels: Tensor) -> Tensor:
+    """(B, 2 T): the loss of each image at each temperature, then the confidence."""
+    scaled = logits.double()[:, None] / torch.tensor(TEMPERATURES, dtype=torch.float64)[:, None]  # (B, T, C)
+    log_probabilities = scaled.log_softmax(2)
+    losses = -log_probabilities.gather(2, labels[:, None, None].expand(-1, len(TEMPERATURES), 1))[..., 0]
+    return torch.cat([losses, log_probabilities.amax(2).exp()], 1)
+
+
 def interval(correct: Tensor, *, level: float = LEVEL) -> Interval:
     """The Wilson interval of the mean of (N,) zeros and ones."""
     return wilson(int(correct.sum()) / max(1, len(correct)), len(correct), level)
@@ -59,6 +86,7 @@ class Accuracy:
     predicted: Tensor  # (N,) predicted class, one of C
     correct: Tensor  # (N,) whether the prediction counts as correct
     confidence: Tensor  # (N,) probability of the predicted class
+    calibration: Calibration | None = None  # if it was asked for
 
     @property
     def confusion(self) -> Tensor:
@@ -99,13 +127,17 @@ def accuracy(
     classes: int,
     gather: Callable[[Tensor], Tensor] = lambda rows: rows,
     accepted: Tensor | None = None,
+    *,
+    calibrate: bool = False,
 ) -> Accuracy:
     """Evaluate a function from images to logits on batches with one label per image.
 
     `gather` concatenates the rows of all processes; they are then sorted by image `index`. `accepted` (F, C)
     marks the model classes that are correct for each data class; without it both sets of classes are equal.
     """
-    rows, seen = [torch.zeros(0, 6, dtype=torch.float64)], 0
+    assert accepted is None or not calibrate
+    columns = 6 + 2 * len(TEMPERATURES) * calibrate
+    rows, seen = [torch.zeros(0, columns, dtype=torch.float64)], 0
     for batch in batches:
         logits = logits_of(batch["image"]).float().cpu()  # (B, C)
         labels = batch["label"].cpu()
@@ -116,7 +148,8 @@ def accuracy(
             )
         index = batch["index"].cpu() if "index" in batch else torch.arange(seen, seen + len(labels))
         seen += len(labels)
-        rows.append(torch.stack([index, labels, *per_image_results(logits, labels, accepted)], 1).double())
+        results = torch.stack([index, labels, *per_image_results(logits, labels, accepted)], 1).double()
+        rows.append(torch.cat([results, at_temperatures(logits, labels)], 1) if calibrate else results)
     table = gather(torch.cat(rows))
     if not len(table):
         raise Error("there are no images to evaluate on", code="data.empty")
@@ -128,6 +161,7 @@ def accuracy(
         images=len(table), top1=float(correct.double().mean()), top5=top5 if classes > 5 else None, loss=loss,
         classes=classes, data_classes=classes if accepted is None else len(accepted), index=index,
         truth=truth, predicted=predicted, correct=correct, confidence=table[:, 5],
+        calibration=calibration(*table[:, 6:].chunk(2, dim=1)) if calibrate else None,
     )  # fmt: skip
 
 

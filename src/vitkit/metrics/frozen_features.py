@@ -18,6 +18,7 @@ from vitkit.errors import Error
 
 L2 = 2.0**10
 GRID = tuple(2.0**power for power in range(-10, 20))
+SCALES = tuple(2.0 ** (power / 2) for power in range(-4, 13))  # of logits, from 1/4 to 64
 CONSTANT = 100.0
 EPSILON = 1e-5
 ROWS = 8192  # test images processed at a time, in double precision
@@ -75,6 +76,46 @@ def fewshot_grid(
             logits = projected if single else projected @ weight
             correct[i] += (logits.argmax(1) == labels[rows]).sum()
     return (correct.double() / len(test_x)).tolist()
+
+
+class LinearHead(NamedTuple):
+    """A linear classifier of features, and its accuracy on images that it was not fitted to."""
+
+    weight: Tensor  # (C, D) float32
+    bias: Tensor  # (C,)
+    l2: float
+    accuracy: float  # leave-one-out
+
+
+def ridge_head(x: Tensor, y: Tensor, classes: int, grid: Sequence[float] = GRID) -> LinearHead:
+    """Ridge regression from features (N, D) to labels (N,), as logits of a softmax.
+
+    The penalty and the scale of the logits are those with the lowest cross-entropy of the leave-one-out
+    predictions, which ridge regression has in closed form: y - (y - prediction) / (1 - leverage).
+    """
+    x, targets = x.cpu().double(), 2.0 * F.one_hot(y.cpu(), classes).double() - 1
+    mean, scale = mean_and_scale(x)
+    rows = with_constant((x - mean) / scale)
+    solution = solve(rows, targets)
+    fitted = rows @ solution.left  # (N, R)
+    basis = fitted / solution.values.clamp(min=1e-12) if len(rows) < rows.shape[1] else fitted
+    best: tuple[float, float, float, float] | None = None  # cross-entropy, l2, scale of logits, accuracy
+    for l2 in grid:
+        shrunk = 1 / (solution.values + l2)
+        leverage = ((fitted * basis) @ shrunk).clamp(max=1 - 1e-9)
+        predicted = (fitted * shrunk) @ solution.right
+        left_out = targets - (targets - predicted) / (1 - leverage)[:, None]
+        accuracy = float((left_out.argmax(1) == y.cpu()).double().mean())
+        for factor in SCALES:
+            loss = float(F.cross_entropy(factor * left_out, y.cpu()))
+            if best is None or loss < best[0]:
+                best = loss, l2, factor, accuracy
+    assert best is not None
+    _, l2, factor, accuracy = best
+    weights = factor * solution.left @ (solution.right / (solution.values + l2)[:, None])  # (D + 1, C)
+    weight = weights[:-1] / scale[:, None]
+    bias = CONSTANT * weights[-1] - mean @ weight
+    return LinearHead(weight.T.float(), bias.float(), l2, accuracy)
 
 
 def solve(x: Tensor, y: Tensor) -> Solution:

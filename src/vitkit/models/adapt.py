@@ -63,6 +63,7 @@ def adapt(
     new.requires_grad_(True)
     new.labels = labels if classes is not None else model.labels
     new.task = "multilabel" if multilabel else model.task if classes is None else "classify"
+    new.reject_below = model.reject_below if classes is None else 0.0
     new.preprocessing, new.origin = model.preprocessing, with_size_note(model.origin, config)
     return new.train(model.training)
 

@@ -381,11 +381,21 @@ def optimizer(recipe: Recipe) -> str:
     return f"{name}{decay}{frozen}"
 
 
+def crop_text(recipe: Recipe) -> str:
+    if recipe.crop in ("inception", "resized"):
+        return f"a random {100 * recipe.crop_area:g} to 100 % of the area, resized"
+    return CROPS[recipe.crop]
+
+
 def augmentation(recipe: Recipe) -> list[str]:
-    parts = [CROPS[recipe.crop]]
+    parts = [crop_text(recipe)]
     parts += ["random horizontal flips"] if recipe.flip else []
+    parts += ["3-Augment"] if recipe.three_augment else []
+    parts += [f"colour jitter {recipe.color_jitter:g}"] if recipe.color_jitter else []
     if recipe.randaugment:
         parts.append(f"RandAugment ({recipe.randaugment[0]} layers, magnitude {recipe.randaugment[1]})")
+    parts += [f"random erasing {recipe.erasing:g}"] if recipe.erasing else []
     parts += [f"Mixup {recipe.mixup:g}"] if recipe.mixup else []
+    parts += [f"CutMix {recipe.cutmix:g}"] if recipe.cutmix else []
     parts += [f"label smoothing {recipe.label_smoothing:g}"] if recipe.label_smoothing else []
     return parts

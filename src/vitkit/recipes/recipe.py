@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.views import CROPS
+from vitkit.data.views import AREA, CROPS, METHODS
 from vitkit.errors import Error
 from vitkit.models.card import short_repr
 from vitkit.options import part_of, settings_of
@@ -22,7 +22,7 @@ from vitkit.recipes.values import (
     ungrouped,
     unknown,
 )
-from vitkit.tasks.classify import LOSSES
+from vitkit.tasks.classify import CLASS_WEIGHTS, LOSSES
 from vitkit.tasks.masked import Masked
 from vitkit.tasks.task import Task, make_task, task_names
 from vitkit.training.optimizer import OptimizerConfig
@@ -45,6 +45,8 @@ CHOICES = {
     "train_on": ("train", "train+val"), "report_on": ("test", "val"),
     "crop": tuple(CROPS), "loss": LOSSES, "evaluation_crop": ("squash", "centre"),
     "fewshot_when": ("evaluations", "end"), "keep": ("auto", "best", "last"),
+    "interpolation": METHODS, "sampling": ("shuffled", "balanced"), "class_weights": CLASS_WEIGHTS,
+    "head_init": ("zero", "least-squares"),
 }  # fmt: skip
 
 
@@ -69,10 +71,16 @@ class Recipe:
 
     image_size: tuple[int, int] = (384, 384)  # height and width in pixels
     crop: str = "inception"  # how training images are cropped
+    crop_area: float = AREA  # smallest share of the area of inception and resized crops
     resize: int = 0  # size before random and squash-random crops; 0: 256 / 224 of image_size
+    interpolation: str = "bilinear"  # in training and in evaluation
     flip: bool = True  # random horizontal flips
+    three_augment: bool = False  # 3-Augment of DeiT III: grayscale, solarization or blur
+    color_jitter: float = 0.0  # strength of random brightness, contrast and saturation; 0: none
     randaugment: tuple[int, ...] = ()  # (layers, magnitude)
+    erasing: float = 0.0  # probability of random erasing
     mixup: float = 0.0  # alpha of Mixup; 0: none
+    cutmix: float = 0.0  # alpha of CutMix; 0: none. With both, each batch uses one of them
     evaluation_crop: str = "squash"  # how validation and test images are resized
 
     batch: int = 512  # global batch size
@@ -87,6 +95,9 @@ class Recipe:
     masked: Masked = Masked()  # settings of that task
     loss: str = "softmax"
     label_smoothing: float = 0.0  # 0: none
+    sampling: str = "shuffled"  # balanced: every class equally often
+    class_weights: str = "none"  # weights in the loss; balanced: inverse to the number of images of a class
+    head_init: str = "zero"  # least-squares: start from a ridge classifier on the frozen features
     head_bias: float = 0.0  # initial bias of a new head; -10 for a sigmoid over many classes
     dropout: float = 0.0  # rate; 0: none
     stochastic_depth: float = 0.0  # rate of the last layer; 0: none
@@ -100,6 +111,7 @@ class Recipe:
     fewshot_when: str = "evaluations"  # measure at every evaluation and at the end, or only at the end
     patience: int = 0  # early stopping after this many evaluations without improvement; 0: never
     keep: str = "auto"  # best weights on val, or last; auto: best if patience is set
+    calibrate: bool = False  # temperature scaling on val at the end, stored in the head
     seed: int = 0  # random seed
 
     def __repr__(self) -> str:

@@ -38,7 +38,7 @@ from vitkit.models.vit import ViT, in_patches
 from vitkit.recipes.recipe import Recipe
 from vitkit.report.overlay import overlay
 from vitkit.report.terminal import csv_cell
-from vitkit.runs.batches import mixup_batch, training_view
+from vitkit.runs.batches import mix_batch, mixes, mixing_text, training_view
 from vitkit.runs.page import BATCH, MISTAKES, write_run_page, write_shown
 from vitkit.runs.page import FILE as SHOWN
 from vitkit.runs.page import read as read_json
@@ -313,13 +313,13 @@ def first_images(recipe: Recipe, source: Source, order: Order) -> tuple[Tensor, 
     """
     mine = range(min(IMAGES_SHOWN, recipe.batch))
     places = list(mine)
-    if recipe.mixup and len(places) < recipe.batch:
+    if mixes(recipe) and len(places) < recipe.batch:
         places.insert(0, recipe.batch - 1)  # mixed with the first one
     samples, _ = Samples(source, training_view(recipe), order).load([(0, place) for place in places])
     targets = one_hot(samples["label"], len(source.classes))
     batch: Batch = samples | {"image": samples["image"].float(), "label": targets}
-    if recipe.mixup:
-        batch = mixup_batch(batch, recipe.mixup, order.rng(0, -1), mine, recipe.batch)
+    if mixes(recipe):
+        batch = mix_batch(batch, recipe, order.rng(0, -1), mine)
     return batch["image"].round().clamp(0, 255).to(torch.uint8), batch["label"]
 
 
@@ -332,10 +332,13 @@ def label_shares(row: Tensor, classes: Sequence[str]) -> list[tuple[str, float]]
 def how_made(recipe: Recipe) -> str:
     """A description of the augmentation."""
     used = {
-        "random crops": recipe.crop in ("inception", "random", "squash-random"),
+        "random crops": recipe.crop in ("inception", "resized", "random", "squash-random"),
         "random horizontal flips": recipe.flip,
+        "3-Augment": recipe.three_augment,
+        "colour jitter": bool(recipe.color_jitter),
         "RandAugment": bool(recipe.randaugment),
-        "Mixup of two images, with their weights": bool(recipe.mixup),
+        "random erasing": bool(recipe.erasing),
+        f"{mixing_text(recipe)} of two images, with their weights": mixes(recipe),
         recipe.task.batch_note: bool(recipe.task.batch_note),
     }
     return ", ".join(text for text, applies in used.items() if applies) or "whole images"

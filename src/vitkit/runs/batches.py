@@ -11,11 +11,13 @@ from threading import Event, Thread
 import numpy as np
 import torch
 
+from vitkit.data.augment import cutmix
 from vitkit.data.decode import BadImage
 from vitkit.data.loader import BadFileLog, BadFiles, Batch, train_batches
-from vitkit.data.order import Order
+from vitkit.data.order import BalancedOrder, Order
 from vitkit.data.sources.source import Source
 from vitkit.data.views import View, mixup, normalise
+from vitkit.errors import Error
 from vitkit.models.card import Preprocessing
 from vitkit.recipes.recipe import Recipe
 from vitkit.runtime.runtime import Runtime
@@ -25,9 +27,34 @@ from vitkit.tasks.classify import one_hot
 def training_view(recipe: Recipe) -> View:
     augment = (recipe.randaugment[0], recipe.randaugment[1]) if recipe.randaugment else None
     return View(
-        size=recipe.image_size, crop=recipe.crop, flip=recipe.flip, randaugment=augment,
-        resize=recipe.resize or None,
+        size=recipe.image_size, crop=recipe.crop, area=recipe.crop_area, resize=recipe.resize or None,
+        interpolation=recipe.interpolation, flip=recipe.flip, three_augment=recipe.three_augment,
+        color_jitter=recipe.color_jitter, randaugment=augment, erasing=recipe.erasing,
     )  # fmt: skip
+
+
+def training_order(recipe: Recipe, source: Source) -> Order:
+    """The order of the training images by the recipe's sampling."""
+    if recipe.sampling == "shuffled":
+        return Order(len(source), recipe.batch, recipe.seed)
+    if source.multilabel:
+        raise Error(
+            f"{source.name} has several labels per image, but sampling=balanced needs one; use "
+            "sampling=shuffled",
+            code="data.labels",
+        )
+    return BalancedOrder(len(source), recipe.batch, recipe.seed, labels=np.asarray(source.labels))
+
+
+def mixes(recipe: Recipe) -> bool:
+    """Whether images are mixed with others of their batch."""
+    return bool(recipe.mixup or recipe.cutmix)
+
+
+def mixing_text(recipe: Recipe) -> str:
+    """The names of the recipe's ways to mix images."""
+    names = {"Mixup": recipe.mixup, "CutMix": recipe.cutmix}
+    return " or ".join(name for name, alpha in names.items() if alpha)
 
 
 def training_batches(
@@ -55,7 +82,7 @@ def training_batches(
     """
     mine = runtime.local_places(recipe.batch)
     places = list(mine)
-    if recipe.mixup and len(places) < recipe.batch:
+    if mixes(recipe) and len(places) < recipe.batch:
         places.insert(0, (mine.start - 1) % recipe.batch)  # mixed with the first one
     view = training_view(recipe)
     stream = train_batches(
@@ -71,11 +98,11 @@ def training_batches(
         if (batch := next(placed, None)) is None:
             return
         waited(time.monotonic() - start_time)
-        if recipe.mixup:  # on the whole batch, so that the micro-batch size changes nothing
+        if mixes(recipe):  # on the whole batch, so that the micro-batch size changes nothing
             images = normalise(batch["image"], preprocessing.mean, preprocessing.std)
             labels = one_hot(batch["label"], len(source.classes))
             whole = batch | {"image": images, "label": labels}
-            batch = mixup_batch(whole, recipe.mixup, order.rng(step, -1), mine, recipe.batch)
+            batch = mix_batch(whole, recipe, order.rng(step, -1), mine)
         yield micro_batches(batch, mine, recipe.micro_batch)
 
 
@@ -109,12 +136,19 @@ def prefetched(batches: Iterator[Batch], most: int = 2) -> Iterator[Batch]:
         thread.join()
 
 
-def mixup_batch(batch: Batch, alpha: float, rng: np.random.Generator, mine: range, total: int) -> Batch:
-    """Mix each image with the one before it in the global batch; not where that one is unusable."""
+def mix_batch(batch: Batch, recipe: Recipe, rng: np.random.Generator, mine: range) -> Batch:
+    """Mix each image with the one before it in the global batch; not where that one is unusable.
+
+    With both Mixup and CutMix, each batch has one of them, with probability 1/2.
+    """
+    total, both = recipe.batch, bool(recipe.mixup and recipe.cutmix)
+    mix, alpha = (cutmix, recipe.cutmix) if recipe.cutmix else (mixup, recipe.mixup)
+    if both and rng.random() < 0.5:
+        mix, alpha = mixup, recipe.mixup
     places = batch["place"].tolist()
     row = {place: i for i, place in enumerate(places)}
     partner = torch.tensor([row.get((place - 1) % total, row[place]) for place in places], dtype=torch.int64)
-    images, labels = mixup(batch["image"], batch["label"], alpha, rng, partner.to(batch["image"].device))
+    images, labels = mix(batch["image"], batch["label"], alpha, rng, partner.to(batch["image"].device))
     rows = [i for i, place in enumerate(places) if place in mine]
     return {name: t[rows] for name, t in (batch | {"image": images, "label": labels}).items()}
 

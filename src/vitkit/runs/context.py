@@ -8,6 +8,7 @@ from vitkit.data.order import Order
 from vitkit.data.sources.source import Source
 from vitkit.models.variants import Model
 from vitkit.recipes.recipe import Recipe
+from vitkit.runs.batches import training_order
 from vitkit.runs.folder import RunOptions
 from vitkit.runtime.runtime import Runtime, data_workers
 from vitkit.tasks.task import Task
@@ -35,7 +36,7 @@ class RunContext:
     def __post_init__(self) -> None:
         self.total = self.stages[-1].end
         self.workers = data_workers(self.options.workers)
-        self.order = Order(len(self.splits["train"]), self.recipe.batch, self.recipe.seed)
+        self.order = training_order(self.recipe, self.splits["train"])
 
     @property
     def model(self) -> Model:

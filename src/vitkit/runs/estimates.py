@@ -16,7 +16,7 @@ from vitkit.metrics.cost import forward_flops, ledger, parameters, peak_flops
 from vitkit.models.variants import Model
 from vitkit.ops.cuda_graph import WARMUP_CALLS
 from vitkit.recipes.recipe import Recipe
-from vitkit.runs.batches import training_view
+from vitkit.runs.batches import training_order, training_view
 from vitkit.runtime.runtime import Runtime, single_process
 from vitkit.training.loop import train
 from vitkit.training.step import Metrics, TrainState
@@ -89,7 +89,7 @@ def seconds_to_start(recipe: Recipe, train: Source, workers: int) -> float:
     """The time until worker processes deliver the first batch; 0 without workers."""
     if not workers:
         return 0.0
-    order, start_time = Order(len(train), recipe.batch, recipe.seed), time.monotonic()
+    order, start_time = training_order(recipe, train), time.monotonic()
     batches = train_batches(train, training_view(recipe), order, workers=workers, bad=BadFiles(allowed=1.0))
     with closing(batches):  # type: ignore[type-var]
         next(batches)
@@ -97,7 +97,7 @@ def seconds_to_start(recipe: Recipe, train: Source, workers: int) -> float:
 
 
 def seconds_to_prepare(recipe: Recipe, train: Source) -> float:
-    samples = Samples(train, training_view(recipe), Order(len(train), recipe.batch, recipe.seed))
+    samples = Samples(train, training_view(recipe), training_order(recipe, train))
     start_time = time.monotonic()
     samples.__getitems__([(0, place) for place in range(READ)])
     return (time.monotonic() - start_time) / READ

@@ -29,11 +29,14 @@ def evaluate(
     bad: BadFiles | None = None,
     runtime: Runtime = Runtime(),
     accepted: Tensor | None = None,
+    *,
+    calibrate: bool = False,
 ) -> Metrics:
     """The task's metrics over every image, with the model's own preprocessing; each process does a share.
 
     module: the trained module, or a finished model of a task that wraps nothing around it.
     accepted: which of the model's classes are right for each class of the source, where the two differ.
+    calibrate: also find the temperature at which the probabilities fit, if the task has any.
     """
     task.check_source(source)
     module.eval()
@@ -45,6 +48,7 @@ def evaluate(
         gather=runtime.all_gather_rows,
         images=len(source),
         accepted=accepted,
+        calibrate=calibrate,
     )
     black = torch.zeros(1, model.config.channels, *view.size, dtype=torch.uint8)
     zero = torch.zeros(1, dtype=torch.int64)

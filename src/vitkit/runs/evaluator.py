@@ -25,8 +25,9 @@ class Evaluator:
         """The task's metrics over every usable image of a split."""
         run, bad = self.run, BadFiles(1.0, self.live.skip, self.unusable.setdefault(split, {}))
         return evaluate(
-            run.task, run.state.model, run.splits[split], run.recipe.batch, run.workers, bad, run.runtime
-        )
+            run.task, run.state.model, run.splits[split], run.recipe.batch, run.workers, bad, run.runtime,
+            calibrate=run.recipe.calibrate and split == "val",
+        )  # fmt: skip
 
     def evaluate_fewshot(self) -> dict[str, Any]:
         """Few-shot metrics for the log; empty where the recipe names no data for them."""

@@ -25,7 +25,7 @@ from vitkit.errors import Error
 from vitkit.inference.predict import evaluation_view, features
 from vitkit.io.cache import touch, trim
 from vitkit.io.files import replace_file
-from vitkit.metrics.frozen_features import L2, choose_shots, fewshot_grid
+from vitkit.metrics.frozen_features import L2, LinearHead, choose_shots, fewshot_grid, ridge_head
 from vitkit.metrics.intervals import wilson, with_interval
 from vitkit.models.variants import Model
 from vitkit.recipes.recipe import Recipe
@@ -190,6 +190,33 @@ def centre(images: Tensor, size: tuple[int, int]) -> Tensor:
     """The central crop of (B, 3, H, W)."""
     top, left = ((side - part) // 2 for side, part in zip(images.shape[2:], size, strict=True))
     return images[:, :, top : top + size[0], left : left + size[1]]
+
+
+HEAD_IMAGES = 20_000  # at most, to which a head is fitted before training
+
+
+def fit_head(
+    model: Model, source: Source, runtime: Runtime, *, batch: int, workers: int, seed: int
+) -> LinearHead:
+    """Set the model's head to a ridge classifier of its frozen features; collective."""
+    if source.multilabel:
+        raise Error(
+            f"{source.name} has several labels per image, but head_init=least-squares needs one; use "
+            "head_init=zero",
+            code="data.labels",
+        )
+    if len(source) > HEAD_IMAGES:
+        chosen = np.random.default_rng(seed).choice(len(source), HEAD_IMAGES, replace=False)
+        source = source.take(np.sort(chosen))
+    model = model.to(runtime.device)
+    extractor = Extractor(model=model, runtime=replace(runtime, parallel="ddp"), batch=batch, workers=workers)
+    features = extractor.features(source)
+    head = runtime.broadcast(ridge_head(features.x, labels_of(source, features), model.config.classes))
+    assert model.head is not None
+    with torch.no_grad():
+        model.head.weight.copy_(head.weight)
+        model.head.bias.copy_(head.bias)
+    return head
 
 
 SHOTS = (1, 5, 10, 25)

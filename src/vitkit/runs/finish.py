@@ -12,7 +12,7 @@ from vitkit.runs.estimates import cost
 from vitkit.runs.evaluation import metrics_row
 from vitkit.runs.evaluator import Evaluator
 from vitkit.runs.folder import MODEL, RESULT, Result
-from vitkit.runs.kept_weights import BEST, describe_kept, kept_model, load_best
+from vitkit.runs.kept_weights import BEST, apply_calibration, describe_kept, kept_model, load_best
 from vitkit.runs.page import write_shown
 from vitkit.runs.run_logger import RunLogger
 from vitkit.training.optimizer import swap_average
@@ -55,6 +55,7 @@ def load_kept_weights(run: RunContext) -> None:
         load_best(run.task, run.state.model, best)
     else:
         swap_average(run.state.average, run.state.model)
+    apply_calibration(run.model, run.recipe, run.progress)
 
 
 def save_model(run: RunContext) -> Model:

@@ -1,9 +1,11 @@
 """Which weights a run keeps, the best on val or the last ones, and whether it stops early."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -18,7 +20,7 @@ from vitkit.weights.load import load
 from vitkit.weights.save import save
 
 BEST = "best.safetensors"  # in a run folder: the best weights on val so far
-CARD = ("labels", "task", "preprocessing", "origin")
+CARD = ("labels", "task", "preprocessing", "origin", "reject_below")
 
 
 def after_evaluation(
@@ -30,11 +32,15 @@ def after_evaluation(
     evaluations have the same accuracy, and the first of them is the least trained.
     """
     score = headline.score(metrics)
+    fitted = getattr(metrics, "calibration", None)
+    last = {"calibration": asdict(fitted)} if fitted else {}
     best, lowest = progress["best"], progress.get("best_loss", float("inf"))
     if best is None or score > best or (score == best and metrics.loss < lowest):
-        return {"best": score, "best_loss": metrics.loss, "best_step": step, "since": 0,
-                "best_images": metrics.images}  # fmt: skip
-    return {"since": progress["since"] + 1}
+        return {
+            "best": score, "best_loss": metrics.loss, "best_step": step, "best_images": metrics.images,
+            "since": 0, "best_calibration": last.get("calibration"), **last,
+        }  # fmt: skip
+    return {"since": progress["since"] + 1, **last}
 
 
 def stopped_early(recipe: Recipe, progress: Mapping[str, Any]) -> bool:
@@ -57,6 +63,20 @@ def describe_kept(
         "stopped_early": step < total and stopped_early(recipe, progress),
         "planned_steps": total,
     }
+
+
+def apply_calibration(model: Model, recipe: Recipe, progress: Mapping[str, Any]) -> None:
+    """Divide the logits of the kept weights by their temperature, in the head itself.
+
+    So every format and engine gives the calibrated probabilities; no prediction changes its label.
+    """
+    fitted = progress.get("best_calibration" if recipe.keeps_best else "calibration")
+    if not fitted or model.head is None:
+        return
+    with torch.no_grad():
+        model.head.weight.div_(fitted["temperature"])
+        model.head.bias.div_(fitted["temperature"])
+    model.reject_below = fitted["threshold"]
 
 
 def stopping_note(kept: Mapping[str, Any], steps: int) -> str:

@@ -11,6 +11,7 @@ from vitkit.data.decoded_cache import decoded
 from vitkit.data.doctor import preflight
 from vitkit.data.loader import BadFiles, Batch
 from vitkit.data.sources.source import Source
+from vitkit.errors import Error
 from vitkit.models.variants import Model
 from vitkit.recipes.recipe import Recipe, stages_of
 from vitkit.report.terminal import Live
@@ -20,6 +21,7 @@ from vitkit.runs.build import REMOVED, Opener, build_model, open_splits
 from vitkit.runs.checkpointer import Checkpointer
 from vitkit.runs.context import RunContext, continuation_starts
 from vitkit.runs.evaluator import Evaluator
+from vitkit.runs.features import fit_head
 from vitkit.runs.finish import finish_run
 from vitkit.runs.folder import (
     DivergedRun,
@@ -35,13 +37,14 @@ from vitkit.runs.folder import (
 from vitkit.runs.provenance.fingerprint import check_data
 from vitkit.runs.run_logger import RunLogger
 from vitkit.runs.validator import Validator
-from vitkit.runtime.runtime import Runtime, cpu_cores, seed_step
+from vitkit.runtime.runtime import Runtime, cpu_cores, data_workers, seed_step
 from vitkit.training.checkpoint import latest, load_checkpoint
 from vitkit.training.loop import train
 from vitkit.training.schedule import stage_at
 from vitkit.training.step import Diverged, Metrics, OutOfMemory, TrainState
 
 COMPARE_TIMEOUT = timedelta(days=1)  # for comparing a large data set with others
+HEAD_BATCH = 256  # images at a time for the features that a head is fitted to
 PREFLIGHT_IMAGES = 1000  # that are read before training, to find out early if too many are unusable
 
 
@@ -60,8 +63,10 @@ def run(
         messages: list[str] = []
         splits, changed = checked_data(recipe, out, runtime, options, opener, messages)
         task = recipe.task.for_source(splits["train"])
-        model = runtime.place(task.build(build(recipe, splits["train"])))
-        state = TrainState.start(model, recipe.optimizer)
+        model = build(recipe, splits["train"])
+        if recipe.head_init == "least-squares" and not has_checkpoint(out, runtime):
+            messages.append(init_head(model, recipe, splits["train"], runtime, options))
+        state = TrainState.start(runtime.place(task.build(model)), recipe.optimizer)
         progress = resume(out, state, runtime, messages)
         stages = stages_of(recipe, len(splits["train"]))
         total = stages[-1].end
@@ -102,6 +107,26 @@ def checked_data(
         opener(recipe, out), out, runtime, accept=options.accept_changed_data,
         labelled=recipe.task.labelled, say=messages.append,
     )  # fmt: skip
+
+
+def has_checkpoint(out: Path, runtime: Runtime) -> bool:
+    return bool(runtime.broadcast(runtime.is_main and latest(out / "checkpoints")[0] is not None))
+
+
+def init_head(model: Model, recipe: Recipe, train: Source, runtime: Runtime, options: RunOptions) -> str:
+    """Fit the head to frozen features before training; returns a line about it."""
+    if not recipe.weights:
+        raise Error(
+            "head_init=least-squares needs pretrained weights; give --weights, or use head_init=zero",
+            code="request.conflict",
+        )
+    head = fit_head(
+        model, train, runtime, batch=min(recipe.batch, HEAD_BATCH), workers=data_workers(options.workers),
+        seed=recipe.seed,
+    )  # fmt: skip
+    return (
+        f"head fitted to the frozen features: {head.accuracy:.1%} of the training images right, each left out"
+    )
 
 
 def resume(out: Path, state: TrainState, runtime: Runtime, messages: list[str]) -> dict[str, Any]:

@@ -3,9 +3,12 @@
 # B: batch size, K: classes
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -20,6 +23,7 @@ from vitkit.report.terminal import prediction_line, prediction_rows
 from vitkit.tasks.task import Answer, Batch, Evaluation, Headline, Task, describe_images, register, task_class
 
 LOSSES = ("softmax", "sigmoid")
+CLASS_WEIGHTS = ("none", "balanced")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +35,7 @@ class ClassificationLoss:
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     loss: str = "softmax"
     label_smoothing: float = 0.0
+    per_class: tuple[float, ...] = ()  # weights of the classes; empty: all 1
 
     def __post_init__(self) -> None:
         check_loss(self.loss)
@@ -47,10 +52,23 @@ class ClassificationLoss:
 
     def value(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy, or binary cross-entropy summed over classes; averaged over the batch."""
+        weight = on_device(self.per_class, logits.device) if self.per_class else None
         if self.loss == "softmax":
-            return F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
+            return F.cross_entropy(logits, targets, weight, label_smoothing=self.label_smoothing)
         smooth = targets * (1 - self.label_smoothing) + self.label_smoothing / targets.shape[1]
-        return F.binary_cross_entropy_with_logits(logits, smooth, reduction="none").sum(1).mean()
+        return F.binary_cross_entropy_with_logits(logits, smooth, weight, reduction="none").sum(1).mean()
+
+
+@cache  # a copy to the GPU synchronises, and cannot be captured in a CUDA graph
+def on_device(values: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(values, device=device)
+
+
+def balanced_weights(source: Source) -> tuple[float, ...]:
+    """A weight for each class, inversely proportional to its images; 1 in the mean over all images."""
+    counts = np.bincount(source.labels, minlength=len(source.classes))
+    present = np.count_nonzero(counts)
+    return tuple((len(source) / (present * np.maximum(counts, 1))).tolist())
 
 
 def check_loss(loss: str) -> None:
@@ -107,6 +125,8 @@ class Classify(Task):
 
     loss: str = "softmax"
     label_smoothing: float = 0.0
+    class_weights: str = "none"
+    per_class: tuple[float, ...] = ()  # the weights themselves, once the data is known
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,7 +134,8 @@ class Classify(Task):
 
     def for_source(self, source: Source) -> Task:
         if not source.multilabel:
-            return self
+            weighted = self.class_weights == "balanced"
+            return replace(self, per_class=balanced_weights(source)) if weighted else self
         if self.loss != "sigmoid":
             raise Error(
                 f"{source.name} has several labels per image, which loss=softmax cannot learn; use "
@@ -137,14 +158,14 @@ class Classify(Task):
         p = model.preprocessing
         return ClassificationLoss(
             classes=model.config.classes, mean=p.mean, std=p.std, loss=self.loss,
-            label_smoothing=self.label_smoothing,
+            label_smoothing=self.label_smoothing, per_class=self.per_class,
         )  # fmt: skip
 
     def evaluate(self, module: nn.Module, batches: Iterable[Batch], context: Evaluation) -> Accuracy:
         model = self.extract(module)
         return accuracy(
             lambda images: context.forward(model, images), batches, model.config.classes, context.gather,
-            context.accepted,
+            context.accepted, calibrate=context.calibrate and self.loss == "softmax",
         )  # fmt: skip
 
     def mistakes(self, metrics: Any) -> Accuracy | None:

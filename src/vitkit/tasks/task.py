@@ -62,6 +62,7 @@ class Evaluation:
     gather: Callable[[Tensor], Tensor] = lambda rows: rows  # all-gather rows over the processes
     images: int = 0  # approximate number of images, for choosing an algorithm
     accepted: Tensor | None = None  # (data classes, model classes) bool: model classes that count as correct
+    calibrate: bool = False  # also find the temperature at which the probabilities fit
 
 
 class Answer(ABC):

@@ -29,6 +29,7 @@ class Card:
     preprocessing: Preprocessing = Preprocessing()
     origin: Origin = Origin()
     task: str = "classify"
+    reject_below: float = 0.0
 
     @property
     def multilabel(self) -> bool:
@@ -36,13 +37,17 @@ class Card:
 
 
 def card_of(model: Model, layout: str) -> Card:
-    return Card(layout, model.config, model.labels, model.preprocessing, model.origin, model.task)
+    return Card(
+        layout, model.config, model.labels, model.preprocessing, model.origin, model.task, model.reject_below
+    )
 
 
 def to_json(card: Card) -> str:
     kind = "ViT" if isinstance(card.config, ViTConfig) else "ResNet"
     table = asdict(card)
     task = table.pop("task")
+    if not table["reject_below"]:
+        del table["reject_below"]
     if task in FIRST_TASKS:  # version 0.1 reads these
         return json.dumps({"version": VERSION, "kind": kind} | table | {"multilabel": card.multilabel})
     return json.dumps({"version": VERSION, "kind": kind} | table | {"multilabel": False, "task": task})
@@ -67,6 +72,7 @@ def from_json(text: str) -> Card:
             task=checked(
                 "task", content.get("task") or FIRST_TASKS[checked("multilabel", multilabel, False)], ""
             ),
+            reject_below=probability("reject_below", content.get("reject_below", 0.0)),
         )
     except WeightsError:
         raise
@@ -86,6 +92,13 @@ def parse(kind: type, table: dict[str, Any]) -> Any:
         if reason := out_of_range(name, values[name]):
             raise WeightsError(f"the card of the file: {reason}")
     return kind(**values)
+
+
+def probability(name: str, value: Any) -> float:
+    number: float = checked(name, value, 0.0)
+    if not 0 <= number <= 1:
+        raise ValueError(f"{name} must be between 0 and 1, not {number}")
+    return number
 
 
 def checked(name: str, value: Any, default: Any) -> Any:

@@ -1,6 +1,6 @@
 """Load a model from any weight file: recognise the layout, infer the sizes, check all arrays, read them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,6 +73,7 @@ def load(
         model.preprocessing = with_view(spec.preprocessing, model.config.image_size, *parse_view(view))
         notes = (*notes, f"preprocessed as for its published accuracy: view {view}")
     model.task = card.task if card else "classify"
+    model.reject_below = card.reject_below if card else 0.0
     model.origin = with_size_note(origin_of(origin, card, layout, notes), model.config)
     return model.eval()
 
@@ -191,14 +192,26 @@ def shape_mismatch(arrays: Arrays, sources: dict[str, Source], entry: Entry, sha
     """What is wrong with the shapes of an entry's arrays, computed on the meta device; empty if they fit."""
     stored = [source_shape(arrays, sources[name]) for name in entry.foreign]
     try:
-        parts = [entry.form.read(torch.empty(s, device="meta")) for s in stored]
-        result = tuple((torch.cat(parts) if len(parts) > 1 else parts[0]).shape)
+        result = joined_shape([entry.form.read(torch.empty(s, device="meta")).shape for s in stored])
     except (RuntimeError, IndexError):
         result = ()
     if result == shape:
         return ""
     actual = stored if len(stored) > 1 else stored[0]
     return f"{', '.join(entry.foreign)}: found {actual}, our {entry.own} is {shape}"
+
+
+def joined_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape of the concatenation; empty if there is none.
+
+    torch.cat would say the same on the meta device, but there it imports torch._dynamo, which takes seconds.
+    """
+    first, *rest = map(tuple, shapes)
+    if not rest:
+        return first
+    if not first or any(shape[1:] != first[1:] or len(shape) != len(first) for shape in rest):
+        return ()
+    return (sum(shape[0] for shape in (first, *rest)), *first[1:])
 
 
 def check_arrays(layout: str, missing: list[str], unexpected: list[str], mismatches: list[str]) -> None:

@@ -285,14 +285,14 @@ def open_zip(path: Path, size: int) -> Arrays:
 def open_npz(path: Path, members: list[zipfile.ZipInfo], comment: bytes) -> Arrays:
     by_name = {m.filename.removesuffix(".npy"): m for m in members}
     shapes: dict[str, tuple[int, ...]] = {}
-    with zipfile.ZipFile(path) as archive:
-        for name, member in by_name.items():
-            with archive.open(member) as file:
-                shapes[name] = npy_shape(path, name, file, member.file_size)  # type: ignore[arg-type]
+    archive = zipfile.ZipFile(path)  # closed with the last reference: opening it parses all of its directory
+    for name, member in by_name.items():
+        with archive.open(member) as file:
+            shapes[name] = npy_shape(path, name, file, member.file_size)  # type: ignore[arg-type]
 
     def read(name: str) -> Tensor:
         try:
-            with zipfile.ZipFile(path) as archive, archive.open(by_name[name]) as file:
+            with archive.open(by_name[name]) as file:
                 array = np.lib.format.read_array(file, allow_pickle=False)
                 file.read()  # zipfile compares the checksum at the end
         except Exception as error:

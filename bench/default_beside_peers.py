@@ -1,0 +1,208 @@
+"""`vitkit finetune` without options beside the paper's recipe and a current AdamW recipe in timm.
+
+    python bench/default_beside_peers.py WEIGHTS.npz FOLDER... --device cuda --seeds 3 --out results.json
+
+Each FOLDER holds train/ and test/ with a folder for each class. FOLDER:20/class and FOLDER:5000 train on a
+part of train. Three ways, in turn, by the wall clock of a process of its own from start to result:
+
+- default: `vitkit finetune FOLDER --weights WEIGHTS`, nothing else;
+- paper: SGD by Table 4 (`--recipe table4`) for as many images as the default has seen;
+- timm: timm's model, loaders and layer decay with AdamW 5e-4, layer decay 0.75, weight decay 0.05, Mixup 0.2,
+  smoothing 0.1, crops from 30 % of the area, bfloat16 and torch.compile, 2,500 steps of 512 images (fewer for
+  less than 20,000 images: 25 epochs, in batches of at most 512 and an eighth of the images).
+
+Accuracy is over every image of test. `--figure FILE.svg` draws accuracy over seconds.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+WAYS = ("default", "paper", "timm")
+MODEL = "vit_tiny_patch16_224"
+
+
+def part(folder: Path, amount: str, seed: int, where: Path) -> Path:
+    """A folder of links to a random part of the training images, and to all test images."""
+    rng = np.random.default_rng(seed)
+    where.mkdir(parents=True)
+    (where / "test").symlink_to((folder / "test").resolve())
+    files = {c.name: sorted(p for p in c.iterdir()) for c in sorted((folder / "train").iterdir())}
+    if amount.endswith("/class"):
+        count = int(amount.removesuffix("/class"))
+        chosen = {name: [ps[i] for i in rng.permutation(len(ps))[:count]] for name, ps in files.items()}
+    else:
+        every = [(name, p) for name, ps in files.items() for p in ps]
+        picked = [every[i] for i in rng.permutation(len(every))[: int(amount)]]
+        chosen = {name: [p for n, p in picked if n == name] for name in files}
+    for name, paths in chosen.items():
+        (where / "train" / name).mkdir(parents=True)
+        for path in paths:
+            (where / "train" / name / path.name).symlink_to(path.resolve())
+    return where
+
+
+def vitkit(folder: Path, weights: Path, seed: int, device: str, out: Path, *more: str) -> dict[str, Any]:
+    line = [sys.executable, "-m", "vitkit", "finetune", folder, "--weights", weights, "--device", device]
+    line += ["--seed", seed, "--out", out, "--json", *more]
+    begun = time.monotonic()
+    done = subprocess.run([str(word) for word in line], capture_output=True, text=True)
+    seconds = time.monotonic() - begun
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, line))}\n{done.stderr[-3000:]}")
+    result = json.loads((out / "result.json").read_text())
+    recipe = json.loads((out / "recipe.json").read_text())
+    return {
+        "top1": result["test"]["top1"], "images": result["test"]["images"], "seconds": seconds,
+        "training_seconds": result["cost"]["seconds"], "steps": result["steps"], "batch": recipe["batch"],
+    }  # fmt: skip
+
+
+def timm_run(folder: Path, weights: Path, seed: int, device: str) -> dict[str, Any]:
+    """The peer in a process of its own, so that its imports and its start count as ours do."""
+    line = [sys.executable, __file__, "--timm", str(folder), str(weights), str(seed), device]
+    begun = time.monotonic()
+    done = subprocess.run(line, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr[-3000:])
+    return json.loads(done.stdout.splitlines()[-1]) | {"seconds": time.monotonic() - begun}
+
+
+def peer(folder: Path, weights: Path, seed: int, device: str) -> dict[str, Any]:
+    """AdamW with layer decay in timm, and nothing of vitkit."""
+    import timm
+    import timm.data
+    import timm.optim
+    import torch
+
+    torch.manual_seed(seed)
+    on_gpu = device.startswith("cuda")
+    workers = min(16, os.cpu_count() or 1)
+    train = timm.data.create_dataset("", root=str(folder / "train"), is_training=True)
+    test = timm.data.create_dataset("", root=str(folder / "test"))
+    classes = len(train.reader.class_to_idx)
+    batch = max(8, min(512, 2 ** (max(1, len(train) // 8).bit_length() - 1)))
+    steps = 2500 if len(train) >= 20_000 else max(20, 25 * len(train) // batch)
+    common = {
+        "input_size": (3, 224, 224), "num_workers": workers, "mean": (0.5,) * 3, "std": (0.5,) * 3,
+        "device": torch.device(device), "interpolation": "bicubic",
+    }  # fmt: skip
+    training = timm.data.create_loader(
+        train, batch_size=batch, is_training=True, scale=(0.3, 1.0), hflip=0.5, color_jitter=None,
+        persistent_workers=workers > 0, **common,
+    )  # fmt: skip
+    testing = timm.data.create_loader(test, batch_size=256, is_training=False, crop_pct=1.0, **common)
+    mixup = timm.data.Mixup(mixup_alpha=0.2, label_smoothing=0.1, num_classes=classes)
+    model = timm.create_model(MODEL)
+    model.load_pretrained(str(weights))
+    model.reset_classifier(classes)
+    model.to(device).train()
+    optimizer = timm.optim.create_optimizer_v2(model, "adamw", lr=5e-4, weight_decay=0.05, layer_decay=0.75)
+    shares = [group["lr_scale"] for group in optimizer.param_groups]
+    call = torch.compile(model) if on_gpu else model
+    warmup, step, kind = max(1, steps // 20), 0, torch.device(device).type
+    while step < steps:
+        for images, labels in training:
+            if len(images) % 2:
+                images, labels = images[1:], labels[1:]
+            images, targets = mixup(images, labels)
+            scale = min(1.0, (step + 1) / warmup) * 0.5 * (1 + np.cos(np.pi * step / steps))
+            for group, share in zip(optimizer.param_groups, shares, strict=True):
+                group["lr"] = 5e-4 * scale * share
+            with torch.autocast(kind, torch.bfloat16, enabled=on_gpu):
+                loss = -(targets * call(images).float().log_softmax(1)).sum(1).mean()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+            if step == steps:
+                break
+    model.eval()
+    right = seen = 0
+    with torch.inference_mode(), torch.autocast(kind, torch.bfloat16, enabled=on_gpu):
+        for images, labels in testing:
+            right += int((model(images).argmax(1) == labels).sum())
+            seen += len(labels)
+    return {"top1": right / seen, "images": seen, "steps": steps, "batch": batch}
+
+
+def one_round(
+    folder: Path, options: argparse.Namespace, seed: int, scratch: Path
+) -> dict[str, dict[str, Any]]:
+    results: dict[str, dict[str, Any]] = {}
+    common = (folder, options.weights, seed, options.device)
+    if "default" in options.ways:
+        results["default"] = vitkit(*common, scratch / "default")
+    if "paper" in options.ways:
+        like = results["default"]
+        same = ["--recipe", options.paper, "--steps", str(like["steps"]), "--batch", str(like["batch"])]
+        results["paper"] = vitkit(*common, scratch / "paper", *same)
+    if "timm" in options.ways:
+        results["timm"] = timm_run(*common)
+    return results
+
+
+def draw(results: dict[str, Any], file: Path) -> None:
+    """Accuracy over seconds, one panel for each data set."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(results), figsize=(3.2 * len(results), 3), squeeze=False)
+    for axis, (name, rounds) in zip(axes[0], results.items(), strict=True):
+        for way in WAYS:
+            runs = [r[way] for r in rounds if way in r]
+            axis.scatter([r["seconds"] for r in runs], [100 * r["top1"] for r in runs], label=way, s=18)
+        axis.set(title=name, xlabel="seconds, from command to result", xscale="log")
+    axes[0][0].set_ylabel("top-1 accuracy, %")
+    axes[0][0].legend()
+    figure.tight_layout()
+    figure.savefig(file)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--timm"]:
+        folder, weights, seed, device = sys.argv[2:]
+        return print(json.dumps(peer(Path(folder), Path(weights), int(seed), device)))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("weights", type=Path)
+    parser.add_argument("folders", nargs="+")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
+    parser.add_argument("--paper", default="table4", help="the recipe of the paper's optimizer")
+    parser.add_argument("--out", type=Path, default=Path("default_beside_peers.json"))
+    parser.add_argument("--figure", type=Path)
+    options = parser.parse_args()
+    results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    for place in options.folders:
+        path, _, amount = place.partition(":")
+        rounds = results.setdefault(f"{Path(path).name}{amount and ':' + amount}", [])
+        for seed in range(len(rounds), options.seeds):
+            scratch = Path(tempfile.mkdtemp())
+            folder = part(Path(path), amount, seed, scratch / "data") if amount else Path(path)
+            rounds.append(one_round(folder, options, seed, scratch))
+            shutil.rmtree(scratch)
+            options.out.write_text(json.dumps(results, indent=1))
+            print(place, seed, json.dumps(rounds[-1]), flush=True)
+    for name, rounds in results.items():
+        for way in options.ways:
+            scores, times = [r[way]["top1"] for r in rounds], [r[way]["seconds"] for r in rounds]
+            spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
+            print(f"| {name} | {way} | {100 * statistics.mean(scores):.2f} ± {100 * spread:.2f} | "
+                  f"{statistics.median(times):.1f} s | n = {len(scores)} |")  # fmt: skip
+    if options.figure:
+        draw(results, options.figure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Augmentations of current recipes beside RandAugment: colour jitter, 3-Augment, random erasing, CutMix.
+
+All are pure functions of an image and a random generator.
+"""
+
+import math
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from torch import Tensor
+
+ERASED = (0.02, 1 / 3)  # share of the area that random erasing replaces
+ERASED_ASPECT = 0.3  # its aspect ratio is between this and the inverse
+ATTEMPTS = 10
+BLUR = (0.1, 2.0)  # radius in pixels
+SOLARIZE = 128
+ENHANCEMENTS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+
+
+def color_jitter(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    """Change brightness, contrast and saturation by up to `strength` in either direction, in random order."""
+    picture = Image.fromarray(image)
+    for i in rng.permutation(len(ENHANCEMENTS)):
+        factor = rng.uniform(max(0.0, 1 - strength), 1 + strength)
+        picture = ENHANCEMENTS[i](picture).enhance(factor)
+    return np.asarray(picture)
+
+
+def three_augment(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """3-Augment (DeiT III): one of grayscale, solarization and Gaussian blur."""
+    picture = Image.fromarray(image)
+    choice = rng.integers(3)
+    if choice == 0:
+        picture = picture.convert("L").convert("RGB")
+    elif choice == 1:
+        picture = ImageOps.solarize(picture, SOLARIZE)
+    else:
+        picture = picture.filter(ImageFilter.GaussianBlur(rng.uniform(*BLUR)))
+    return np.asarray(picture)
+
+
+def erase(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Random erasing (Zhong et al.): a rectangle of the image is replaced by noise."""
+    height, width, _ = image.shape
+    for _ in range(ATTEMPTS):
+        area = rng.uniform(*ERASED) * height * width
+        aspect = math.exp(rng.uniform(math.log(ERASED_ASPECT), -math.log(ERASED_ASPECT)))
+        h, w = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < h < height and 0 < w < width:
+            top, left = int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1))
+            result = np.array(image)
+            result[top : top + h, left : left + w] = rng.integers(0, 256, (h, w, 3), np.uint8)
+            return result
+    return image
+
+
+def cutmix(
+    images: Tensor, targets: Tensor, alpha: float, rng: np.random.Generator, partner: Tensor
+) -> tuple[Tensor, Tensor]:
+    """CutMix (Yun et al.): a rectangle of each image is that of its partner, one rectangle for the batch.
+
+    Its area is 1 - Beta(alpha, alpha) of the image before it is clipped at the borders; targets are weighted
+    by the true area. images (B, 3, h, w), targets (B, C), partner (B,) rows.
+    """
+    height, width = images.shape[2:]
+    side = math.sqrt(1 - float(rng.beta(alpha, alpha)))
+    y, x = int(rng.integers(height)), int(rng.integers(width))
+    h, w = int(height * side), int(width * side)
+    rows = slice(max(0, y - h // 2), min(height, y + h // 2))
+    columns = slice(max(0, x - w // 2), min(width, x + w // 2))
+    mixed = images.clone()
+    mixed[:, :, rows, columns] = images[partner][:, :, rows, columns]
+    own = 1 - (rows.stop - rows.start) * (columns.stop - columns.start) / (height * width)
+    return mixed, targets[partner].lerp(targets, own)
