@@ -81,7 +81,8 @@ def line_chart(
     """A line chart of series of points (x, y); non-finite values, and values <= 0 on a log axis, are omitted.
 
     bands: areas (x, low, high) by series. errors: half-lengths of error bars by series, one per point.
-    points: draw a marker at each point, of all series or of these. percent: y is a share. ideal: grey dashed reference lines.
+    points: draw a marker at each point, of all series or of these. percent: y is a share.
+    ideal: grey dashed reference lines.
     """
     usable, ideal = drawable(log_x, log_y), ideal or {}
     lines = {key: [p for p in values if usable(*p)] for key, values in {**series, **ideal}.items()}

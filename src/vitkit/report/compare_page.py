@@ -271,7 +271,7 @@ def result_row(run: Run, label: str) -> dict[str, Any]:
         "95 % interval": Number(ends),
         "images": test.get("images"),
         "loss": test.get("loss"),
-        "calibration error": fixed_percent(test.get("calibration_error")),
+        "calibration error": fixed_percent(test.get("calibration_error"), 1),
         "steps": steps,
         "seed": run["recipe"].get("seed"),
     }

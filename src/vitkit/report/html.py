@@ -29,6 +29,8 @@ def display(value: Any) -> Any:
     Control characters, bidirectional marks and undecodable bytes are shown by code point, so that no name can
     imitate another.
     """
+    if value is None:
+        return "–"
     return value if isinstance(value, Markup) else printable(cell(value), lines=True)
 
 
@@ -129,7 +131,7 @@ def phone_width(rows: Sequence[Mapping[str, Any]], columns: Sequence[tuple[str, 
     for key, number in columns:
         if key != " ":
             longest = max((len(part) for part in words(key).split()), default=0)
-            cells = max(len(Markup(display(row[key])).striptags()) for row in rows)
+            cells = max(len(text(row[key]).striptags()) for row in rows)
             total += 2 + max(longest, cells if number else min(cells, WRAPPED))
     return total
 

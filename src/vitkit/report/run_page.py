@@ -54,7 +54,7 @@ def run_page(run: Run) -> str:
         "Confusion matrix": confusions(test.get("confusion"), list(per_class), mistakes.get("pairs")),
         "Calibration": calibration(mistakes.get("calibration") or (), test.get("calibration_error")),
         "Mistakes": mistake_section(mistakes, run.get("table")) if "worst" in mistakes else Markup(),
-        "Least confident images": unsure_section(mistakes),
+        "Least confident": unsure_section(mistakes),
         "Sample images": sample_section(run.get("samples") or {}),
         PUBLISHED: run_section(run),
         "Data": data_section(run),
@@ -261,7 +261,7 @@ def calibration(bins: Sequence[Sequence[float]], error: float | None) -> Markup:
         {"this model": points}, x_label="confidence", y_label="accuracy", points=True,
         percent=True, ideal={"ideal": [(0.0, 0.0), (1.0, 1.0)]},
     )  # fmt: skip
-    error_text = "" if error is None else f"Expected calibration error {fixed_percent(error)}."
+    error_text = "" if error is None else f"Expected calibration error {fixed_percent(error, 1)}."
     return fill("run.html", "calibration", error_text, chart if points else None, ENOUGH)
 
 
@@ -324,7 +324,7 @@ def sample_section(samples: Mapping[str, Any]) -> Markup:
     else:
         which = "every class" if count == classes else f"{count} of {classes:,} classes"
         lead = f"One test image of {which}: the most confident prediction, correct where any is."
-    return note(lead) + fill("run.html", "samples", rows)
+    return note(lead) + fill("run.html", "samples", rows, classes is None)
 
 
 def batch_section(batch: Mapping[str, Any]) -> Markup:
