@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from page_reader import Page
+from PIL import Image
 from refusals import refused
 from test_cli import run
 from test_experiment import go, rows, same, tiny

@@ -19,13 +19,16 @@ from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
 HERE = Path(__file__).parent
-OUT = HERE / "vitkit.png"
+OUT = HERE / "vitkit.webp"
 WIDTH = 1600  # pixels
 MOST = 400_000  # bytes
-PROGRESS = re.compile(r"^(train|checking|inspecting|predicting|evaluating) +\d+/")
+RESULT = re.compile(
+    r"no problems|[\d.]+ % |report: | +\d: |runs/demo/pictures/|.*largest difference|mean attention"
+)
+SHOWN = 2  # lines of results of each step
 STYLE = """
 * { box-sizing: border-box; margin: 0; }
-body { width: 1600px; padding: 4px; display: grid; grid-template-columns: 860px 1fr; gap: 20px; background: none; }
+body { width: 1600px; padding: 4px; display: grid; grid-template-columns: 860px 1fr; gap: 20px; }
 .card { border: 2px solid #8b93a1; border-radius: 14px; overflow: hidden; background: #14161a; }
 .bar { display: flex; gap: 9px; padding: 13px 16px; background: #262a32; }
 .bar i { width: 13px; height: 13px; border-radius: 50%; background: #6b7280; }
@@ -41,17 +44,18 @@ img { display: block; width: 100%; }
 def run_demo(folder: Path) -> None:
     line = [sys.executable, "-m", "vitkit", "demo", "digits"]
     with (folder / "demo.log").open("w") as log:
-        subprocess.run(line, cwd=folder, stdout=log, stderr=subprocess.STDOUT, check=True)
+        subprocess.run(line, cwd=folder, stdout=log, stderr=subprocess.STDOUT, check=True)  # noqa: S603
 
 
 def terminal(log: str) -> str:
-    """The output as HTML: of progress bars the last line, commands and results in colour."""
-    lines = log.replace("\r", "\n").splitlines()
-    kept = [line for line, after in zip(lines, [*lines[1:], ""], strict=True)
-            if not (PROGRESS.match(line) and PROGRESS.match(after))]  # fmt: skip
-    text = re.sub(r"\n{2,}", "\n", escape("\n".join(kept)))
-    text = re.sub(r"^(\s*\$ .*)$", r"<b>\1</b>", text, flags=re.M)
-    return re.sub(r"^(\d\. .*)$", r"\n<u>\1</u>", text, flags=re.M)
+    """The output as HTML: the title and the command of each step with the first of its results."""
+    _, *steps = re.split(r"\n(?=\d\. )", log.replace("\r", "\n"))
+    shown = []
+    for step in steps:
+        title, command, *lines = filter(None, step.splitlines())
+        results = [line for line in lines if RESULT.match(line)][:SHOWN]
+        shown += [f"\n<u>{escape(title)}</u>", f"<b>{escape(command)}</b>", *map(escape, results)]
+    return "\n".join(shown)
 
 
 def source(content: bytes, kind: str = "png") -> str:
@@ -70,11 +74,12 @@ def screenshot(browser: Browser, url: str, width: int, height: int = 900, **opti
 
 
 def composed(browser: Browser, folder: Path, report: Path) -> Image.Image:
-    sheet = screenshot(browser, report.resolve().as_uri(), 1100)
+    sheet = screenshot(browser, report.resolve().as_uri(), 1200)
     attention = (HERE / "attention.png").read_bytes()
     log = terminal((folder / "demo.log").read_text())
     document = f"""<!doctype html><meta charset="utf-8"><style>{STYLE}</style>
-<div class="card"><div class="bar"><i></i><i></i><i></i></div><pre><b>$ vitkit demo digits</b>\n{log}</pre></div>
+<div class="card"><div class="bar"><i></i><i></i><i></i></div>
+<pre><u>$ vitkit demo digits</u>\n{log}</pre></div>
 <div class="card page"><img src="{source(sheet)}"></div>
 <div class="card photos"><img src="{source(attention)}"></div>"""
     path = folder / "picture.html"
@@ -92,7 +97,7 @@ def main() -> None:
         browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         picture = composed(browser, folder, folder / "runs" / "demo" / "all" / "report.html")
         browser.close()
-    picture.quantize(256, Image.Quantize.FASTOCTREE).save(OUT, optimize=True)
+    picture.save(OUT, quality=88, method=6)
     size = OUT.stat().st_size
     print(f"{OUT}: {picture.width} x {picture.height} pixels, {size:,} bytes")
     assert size < MOST

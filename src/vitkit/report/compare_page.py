@@ -8,10 +8,11 @@ from markupsafe import Markup
 
 from vitkit.metrics.intervals import SIGNIFICANT, decimals, mcnemar, percent, span, wilson
 from vitkit.report.charts import line_chart, overlaid
+from vitkit.report.cost_section import device_name, flops
 from vitkit.report.html import Number, commands, fill, fixed_percent, joined, link, name, note, page, table
 from vitkit.report.html import headline as headline_markup
 from vitkit.report.literature import PUBLISHED, task_of, task_section
-from vitkit.report.run_page import Run, device_name, field_text, flops, headline, test_of
+from vitkit.report.run_page import Run, field_text, headline, test_of
 from vitkit.report.terminal import duration
 
 DRAWN = 16  # runs whose curves can be distinguished

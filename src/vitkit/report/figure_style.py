@@ -77,7 +77,7 @@ def render(figure: Figure, kind: str) -> bytes:
 
 def adaptive(svg: str) -> str:
     """An SVG of matplotlib with the fonts of the pages, which follows the dark mode of its reader."""
-    svg = re.sub(rf"(style=\"[^\"]*)'{BUNDLED}'", lambda found: found[1] + FONTS, svg)
+    svg = re.sub(rf"(style=\"[^\"]*)'{BUNDLED}'", lambda style: style[1] + FONTS, svg)
     return svg.replace('<style type="text/css">', f'<style type="text/css">\n{dark_rules()}', 1)
 
 

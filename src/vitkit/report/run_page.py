@@ -7,12 +7,12 @@ from markupsafe import Markup
 
 from vitkit.metrics.intervals import percent, span, wilson, with_interval
 from vitkit.report.charts import bar, line_chart, run_curves, short
+from vitkit.report.cost_section import cost_section, device_name, environment_section
 from vitkit.report.html import (
     Number,
     clipped,
     commands,
     details,
-    facts,
     fill,
     fixed_percent,
     name,
@@ -37,7 +37,6 @@ WHOLE, PART = 40, 24  # up to WHOLE classes the full matrix fits a wide screen; 
 NARROW, NARROW_PART = 10, 8  # the same on a phone
 SHORT = 3  # characters of class names that need no room beside and above a matrix
 OTHER = "other classes"
-INSTRUCTION_SETS = ("x86_64", "AMD64", "aarch64", "arm64")
 Run = Mapping[str, Any]  # the contents of a run folder, as runs/page.py collects them
 Pair = tuple[str, str, int, int]  # true class, predicted class, count, images of the true class
 Matrix = Sequence[Sequence[int]]
@@ -395,74 +394,3 @@ def field_text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value)) or "–"
     return "–" if value in (None, "") else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def cost_section(cost: Mapping[str, Any], spent: Mapping[str, Any], pricing: str = "") -> Markup:
-    """Time, price and energy, then the numbers for a paper. pricing: the command to set another price."""
-    if not cost:
-        return Markup()
-    seconds, processes, speed = cost.get("seconds"), cost.get("processes", 1), cost.get("images_per_second")
-    devices = f"{processes} × " if processes != 1 else ""
-    device = device_name(cost.get("device", "?"))
-    values = {
-        "time": None if seconds is None else f"{duration(seconds)} on {devices}{device}",
-        "price": price_text(spent) if spent else None,
-        "energy": energy_text(spent) if spent else None,
-        "images seen": cost.get("images_seen"),
-        "images per second": None if not speed else f"{speed:,.0f}" if speed >= 10 else f"{speed:.1f}",
-        "unusable images": cost.get("unusable_images") or None,
-    }
-    papers = {
-        "exaFLOPs": cost.get("exaFLOPs"),
-        "TPUv3-core-days": cost.get("tpu_v3_core_days"),
-        "device hours": cost.get("device_hours"),
-        "training compute": flops(cost.get("training_FLOPs")),
-        "forward pass of one image": flops(cost.get("forward_FLOPs")),
-        "parameters": cost.get("parameters"),
-        "precision": cost.get("precision"),
-        "model FLOPs utilization": fixed_percent(cost["MFU"], 1) if cost.get("MFU") else None,
-    }
-    hint = note(f"To set your own price per hour: {pricing}") if pricing and spent else Markup()
-    return facts(without_none(values)) + hint + details("For papers", facts(without_none(papers)))
-
-
-def environment_section(machine: Mapping[str, Any]) -> Markup:
-    """Versions and hardware; the start without the syntax of ISO 8601."""
-    started = str(machine.get("started", "")).replace("T", " ").replace("+00:00", " UTC")
-    named = {"device": device_name(str(machine["device"]))} if "device" in machine else {}
-    return facts(dict(machine) | named | ({"started": started} if started else {}))
-
-
-def device_name(device: str) -> str:
-    """The name of a device; an instruction set alone is that of a CPU without a known name."""
-    return f"CPU ({device})" if device in INSTRUCTION_SETS else device
-
-
-def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not None}
-
-
-def price_text(spent: Mapping[str, Any]) -> str:
-    """The price of the device hours, and the price per hour it is based on."""
-    sign = "" if spent["given"] else "$"
-    price = f"{sign}{spent['price']:,.2f}" if spent["price"] >= 0.01 else f"under {sign}0.01"
-    hours = f"{spent['hours']:.2g}" if spent["hours"] < 10 else f"{spent['hours']:,.0f}"
-    assumed = "" if spent["given"] else "an assumed "
-    return f"{price} ({hours} device hours at {assumed}{sign}{spent['per_hour']:,.2f} per hour)"
-
-
-def energy_text(spent: Mapping[str, Any]) -> str:
-    amount = f"{spent['kWh']:.3g} kWh" if spent["kWh"] >= 0.1 else f"{1000 * spent['kWh']:.2g} Wh"
-    if spent["watts"] is None:
-        return f"{amount}, measured by the device"
-    return f"about {amount} (not measured; assumes {spent['watts']} watts)"
-
-
-def flops(count: float | None) -> str | None:
-    """A number of FLOPs with a suitable unit."""
-    if count is None:
-        return None
-    units = ((1e18, "EFLOPs"), (1e15, "PFLOPs"), (1e12, "TFLOPs"), (1e9, "GFLOPs"), (1e6, "MFLOPs"))
-    return next(
-        (f"{count / size:.4g} {unit}" for size, unit in units if count >= size), f"{short(count)} FLOPs"
-    )
