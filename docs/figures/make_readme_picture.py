@@ -32,10 +32,13 @@ body { width: 1600px; padding: 4px; display: grid; grid-template-columns: 860px 
 .card { border: 2px solid #8b93a1; border-radius: 14px; overflow: hidden; background: #14161a; }
 .bar { display: flex; gap: 9px; padding: 13px 16px; background: #262a32; }
 .bar i { width: 13px; height: 13px; border-radius: 50%; background: #6b7280; }
-pre { padding: 18px 22px; color: #d7dbe3; font: 15.5px/1.5 ui-monospace, "DejaVu Sans Mono", monospace;
+pre { padding: 18px 22px; color: #d7dbe3; font: 16.5px/1.45 ui-monospace, "DejaVu Sans Mono", monospace;
   white-space: pre-wrap; overflow-wrap: anywhere; }
 b { color: #56b4e9; font-weight: 600; } u { color: #fff; text-decoration: none; font-weight: 600; }
-.page { grid-column: 2; grid-row: 1 / span 2; height: 0; min-height: 100%; background: #fff; }
+.page { grid-column: 2; grid-row: 1 / span 2; height: 0; min-height: 100%; position: relative;
+  padding: 12px 18px; background: #fff; }
+.page::after { content: ""; position: absolute; inset: auto 0 0; height: 90px;
+  background: linear-gradient(#fff0, #fff 80%); }
 img { display: block; width: 100%; }
 .photos { background: #fff; padding: 14px 20px; }
 """
@@ -55,7 +58,7 @@ def terminal(log: str) -> str:
         title, command, *lines = filter(None, step.splitlines())
         results = [line for line in lines if RESULT.match(line)][:SHOWN]
         shown += [f"\n<u>{escape(title)}</u>", f"<b>{escape(command)}</b>", *map(escape, results)]
-    return "\n".join(shown)
+    return "\n".join(shown).replace("-", "&#8209;")  # no line break after a hyphen
 
 
 def source(content: bytes, kind: str = "png") -> str:
@@ -74,7 +77,7 @@ def screenshot(browser: Browser, url: str, width: int, height: int = 900, **opti
 
 
 def composed(browser: Browser, folder: Path, report: Path) -> Image.Image:
-    sheet = screenshot(browser, report.resolve().as_uri(), 1200)
+    sheet = screenshot(browser, report.resolve().as_uri(), 1060)
     attention = (HERE / "attention.png").read_bytes()
     log = terminal((folder / "demo.log").read_text())
     document = f"""<!doctype html><meta charset="utf-8"><style>{STYLE}</style>
