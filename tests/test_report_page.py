@@ -85,6 +85,9 @@ def run_content(classes=("cat", "dog", "emu"), **changes) -> dict:
         "spent": {"hours": 0.25, "per_hour": 3.5, "given": True, "price": 0.88, "kWh": 0.12, "watts": None},
         "batch": {"step": 0, "of": 32, "how": "mirrored at random",
                   "images": [{"image": thumbnail(), "labels": [["cat", 0.7], ["dog", 0.3]]}]},
+        "samples": {"classes": 3, "images": [
+            {"key": f"{c}/2.jpg", "image": thumbnail(), "truth": [c], "predicted": [["cat", 0.6]]}
+            for c in ("cat", "dog")]},
         "table": "mistakes.csv", "pricing": "vitkit report runs/photos --price-per-hour X",
         "commands": {"Use it": ["vitkit predict runs/photos IMAGE"]}, "quoted": "runs/photos", "link": None,
     } | changes)  # fmt: skip
@@ -121,7 +124,7 @@ def test_a_stranger_learns_what_was_trained_and_how_well_it_does():
     assert cost["energy"].startswith("0.12 kWh") and cost["price"].startswith("0.88")
     assert shown.facts("Environment") == {"torch": "2.13.0", "system": "Linux"}
     assert "vitkit predict runs/photos IMAGE" in shown.text("Commands")
-    assert "2.10 %" in shown.text("Calibration")
+    assert "2.1 %" in shown.text("Calibration")
 
 
 def test_every_section_can_be_reached_and_every_link_leads_somewhere():
@@ -193,14 +196,14 @@ def test_pictures_say_what_they_are_and_where_all_mistakes_are():
     assert '<a href="mistakes.csv">' in document and shown.text("Mistakes").startswith(
         "Mistakes 3 of 30 images"
     )
-    assert "predicted emu 97.0 % true class: cat cat/1.jpg" in shown.text("Mistakes")
-    assert "predicted cat 34.0 % correct cat/7.jpg" in shown.text("Least confident images")
-    assert "The first 1 of 32 images of step 1" in shown.text("Training images")
-    assert "cat 70 %, dog 30 %" in shown.text("Training images")
+    assert "predicted emu · 97.0 % true class: cat cat/1.jpg" in shown.text("Mistakes")
+    assert "predicted cat · 34.0 % correct cat/7.jpg" in shown.text("Least confident")
+    assert "The first 1 of 32 images of step 1" in shown.text("Training batch")
+    assert "cat 70 %, dog 30 %" in shown.text("Training batch")
     alts = re.findall(r'<img [^>]* alt="([^"]*)"', document)
     assert len(alts) == document.count("<img ") and all(alts)
     without = run_page(run_content(table=None, batch=None))
-    assert "mistakes.csv" not in without and "Training images" not in Page(without).sections
+    assert "mistakes.csv" not in without and "Training batch" not in Page(without).sections
 
 
 def test_the_ideal_of_calibration_is_a_dashed_line_of_its_own():
@@ -295,7 +298,7 @@ def test_more_rows_than_a_page_should_have_are_cut_with_a_note():
      ("\udcff.jpg", "\\xff.jpg"), ("\ud800", "[U+D800]"), ("a\x00\x1b[1m", "a[U+0000][U+001B][1m"),
      ('"&\'', "&#34;&amp;&#39;"),
      ("می\u200cخواهم", "می\u200cخواهم"), ("猫 é ß 👩\u200d🚀", "猫 é ß 👩\u200d🚀"),
-     (1234567, "1,234,567"), (None, "-"), (True, "yes")],
+     (1234567, "1,234,567"), (None, "–"), (True, "yes")],
 )  # fmt: skip
 def test_text_is_shown_as_it_is_and_what_is_hidden_is_written_out(value, shown):
     assert text(value) == shown

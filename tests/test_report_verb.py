@@ -78,8 +78,9 @@ def test_the_mistakes_are_the_models_own(done):
     places = {key: i for i, key in enumerate(test.keys)}
     result = kept(done, "result")["test"]
     assert mistakes["wrong"] == round((1 - result["top1"]) * 179) and mistakes["images"] == 179
-    assert len(mistakes["worst"]) == 24 and len(mistakes["least"]) == 12
-    for one in (*mistakes["worst"][:3], *mistakes["least"][:3]):
+    least = mistakes["least_correct"]
+    assert len(mistakes["worst"]) == 24 and len(least) == min(12, 179 - mistakes["wrong"]) > 0
+    for one in (*mistakes["worst"][:3], *least[:3]):
         image = test.fetch(places[one["key"]])
         file = io.BytesIO()
         Image.fromarray(np.ascontiguousarray(image)).save(file, "PNG")
@@ -92,9 +93,8 @@ def test_the_mistakes_are_the_models_own(done):
     assert sure == sorted(sure, reverse=True) and all(
         one["said"] != one["truth"] for one in mistakes["worst"]
     )
-    unsure = [one["confidence"] for one in mistakes["least"]]
-    assert unsure == sorted(unsure) and unsure[-1] <= min(b[0] for b in mistakes["calibration"][-2:])
-    assert not {one["key"] for one in mistakes["least"]} & {one["key"] for one in mistakes["worst"]}
+    unsure = [one["confidence"] for one in least]
+    assert unsure == sorted(unsure) and all(one["said"] == one["truth"] for one in least)
     assert sum(images for _, _, images in mistakes["calibration"]) == 179
     confusion = np.array(result["confusion"])
     truth, said, times, images = mistakes["pairs"][0]
@@ -131,6 +131,38 @@ def test_no_name_in_the_table_of_mistakes_is_a_formula(tmp_path):
     shown = [*(f"'{name}" for name in names[:4]), 'a "quoted", name\\nof two lines', names[5]]
     assert [row["truth"] for row in rows] == shown
     assert [row["file"] for row in rows] == [f"{name}/\\xff.jpg" for name in shown]
+
+
+def test_samples_are_one_image_of_each_class_with_the_models_prediction(done):
+    samples, test = kept(done, "samples"), open_splits(tiny())["test"]
+    places = {key: i for i, key in enumerate(test.keys)}
+    assert samples["classes"] == 10
+    assert [one["truth"] for one in samples["images"]] == [[label] for label in test.classes]
+    model = vitkit.load(done / "model.safetensors")
+    for one in samples["images"][:3]:
+        image = np.ascontiguousarray(test.fetch(places[one["key"]]))
+        (label, chance), *_ = predict(model, image, top=1)
+        assert one["predicted"] == [[label, pytest.approx(chance, abs=1e-4)]]
+        assert Image.open(io.BytesIO(base64.b64decode(one["image"]))).size == (192, 192)
+
+
+def test_a_run_without_mistakes_still_shows_images(tmp_path, small):
+    """The least sure of the right ones, and one of each class."""
+    from vitkit.metrics.classification import Accuracy
+    from vitkit.runs.samples import sample_images
+
+    source, model = open_data("digits")["all"].take(np.arange(20)), small(classes=10)
+    model.labels = source.classes
+    truth, sure = torch.from_numpy(source.labels), torch.linspace(0.9, 0.5, 20)
+    right = torch.ones(20, dtype=torch.bool)
+    accuracy = Accuracy(20, 1.0, None, 0.1, 10, 10, torch.arange(20), truth, truth, right, sure)
+    mistakes = artifacts.mistakes(source, accuracy, model, "cpu", print)
+    assert mistakes["wrong"] == 0 and not mistakes["worst"] and len(mistakes["least_correct"]) == 12
+    assert mistakes["least_correct"][0]["key"] == source.keys[19]
+    samples = sample_images(source, Classify(), accuracy, model, "cpu")
+    assert [one["truth"] for one in samples["images"]] == [[label] for label in source.classes]
+    first = {label: key for key, label in zip(reversed(source.keys), reversed(source.labels), strict=True)}
+    assert [one["key"] for one in samples["images"]] == [first[n] for n in range(10)]  # the surest of a class
 
 
 def test_the_training_batch_is_the_runs_own(done):

@@ -161,7 +161,8 @@ def kind_of(model: Model) -> str:
 
 def write(folder: Path, facts: dict[str, Any]) -> None:
     """Write bias.json and the figure."""
-    from vitkit.report.figures import Panel, draw_panels, render  # matplotlib is slow to import
+    from vitkit.report.figure_style import render  # matplotlib is slow to import
+    from vitkit.report.figures import Panel, draw_panels
 
     names = short_names(row["model"] for row in facts["models"])
 

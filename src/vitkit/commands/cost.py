@@ -219,7 +219,8 @@ def print_cost(result: dict[str, Any], measured: bool, rate: float | None) -> No
 
 def draw(out: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Plot images per second and largest batch by resolution, as in Fig. 12."""
-    from vitkit.report.figures import Panel, draw_panels, render  # matplotlib is slow to import
+    from vitkit.report.figure_style import render  # matplotlib is slow to import
+    from vitkit.report.figures import Panel, draw_panels
 
     names = short_names(row["model"] for row in rows)
 

@@ -125,7 +125,8 @@ def evaluate_model(
 
 def draw(summary: dict[str, dict[str, Any]], path: Path) -> None:
     """Plot accuracy over shots: one panel per data set, one line per model."""
-    from vitkit.report.figures import Point, draw_shots, render  # matplotlib is slow to import
+    from vitkit.report.figure_style import render  # matplotlib is slow to import
+    from vitkit.report.figures import Point, draw_shots
 
     panels: dict[str, dict[str, list[Point]]] = {}
     models = short_names(summary)

@@ -39,6 +39,7 @@ from vitkit.inspection.subject import attention_count, class_number, transformer
 from vitkit.io.files import replace_file
 from vitkit.models.vit import ViT, covered, dropped, grid_of
 from vitkit.options import parse_size
+from vitkit.report.figure_style import render
 from vitkit.report.figures import (
     Figure,
     contact_sheet,
@@ -47,7 +48,6 @@ from vitkit.report.figures import (
     draw_pictures,
     draw_sheet,
     draw_similarity,
-    render,
 )
 from vitkit.report.overlay import in_blocks, masked, overlay
 from vitkit.report.terminal import Live, printable, say, warn

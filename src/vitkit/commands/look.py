@@ -75,7 +75,8 @@ class Look:
 
     def render(self, kind: str) -> bytes:
         """The panels side by side as the bytes of a "png" or "svg" file."""
-        from vitkit.report.figures import draw_pictures, render  # matplotlib is slow to import
+        from vitkit.report.figure_style import render  # matplotlib is slow to import
+        from vitkit.report.figures import draw_pictures
 
         names, pictures = zip(*self.panels(), strict=True)
         captions = [self.in_words()] if self.predictions else []

@@ -77,7 +77,7 @@ MEND = {  # by the reason for which a file is unusable
     "empty": AGAIN, "truncated": AGAIN, "damaged": AGAIN,
     "not-an-image": "Open one in a text editor: if it is a web page or an error message, download the image "
                     "again; move other files out of the data",
-    "unsupported-format": "Install the decoder if the message names one (HEIC: pip install 'vitkit[heif]'), "
+    "unsupported-format": 'Install the decoder if the message names one (HEIC: pip install "vitkit[heif]"), '
                           "or convert them to JPEG or PNG with any image program",
     "too-many-pixels": "Scale them down to at most 50 million pixels with any image program",
     "too-large": "Save them with less than 200 MB, as JPEG or PNG, with any image program",

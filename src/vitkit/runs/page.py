@@ -111,7 +111,8 @@ def task_name(recipe: dict[str, Any], test: dict[str, Any]) -> str:
     return "masked" if "patches" in test else recipe.get("objective") or "classify"
 
 
-REPORT, MISTAKES, BATCH = "report.html", "mistakes.csv", "training-batch.json"
+REPORT, MISTAKES = "report.html", "mistakes.csv"
+BATCH, SAMPLES = "training-batch.json", "samples.json"
 BIT = "bit"  # the folder of a protocol's run by BiT's HyperRule
 # fields that a command must name, or they would be chosen for the machine and the data
 CHOSEN = ("image_size", "batch", "length.", "schedule.rate", "schedule.warmup", "keep", "patience")
@@ -161,7 +162,7 @@ def gather(folder: Path, page: Path | None = None, per_hour: float | None = None
         cost["price"] = per_hour * cost["device_hours"]
     shown = read_shown(folder, recipe, (files["result"] or {}).get("test"))
     return files | {
-        "task": shown, "batch": read(folder / BATCH), "spent": spent(cost),
+        "task": shown, "batch": read(folder / BATCH), "samples": read(folder / SAMPLES), "spent": spent(cost),
         "table": link(folder / MISTAKES, page or folder / REPORT) if (folder / MISTAKES).exists() else None,
         "pricing": words("report", str(folder), "--price-per-hour", "X"),
         "name": folder.resolve().name, "place": str(folder), "recipe": recipe, "usual": usual,

@@ -150,7 +150,9 @@ def build_trainer(run: RunContext, live: Live, opener: Opener) -> "Trainer":
             step=run.state.step,
         )  # fmt: skip
         if run.options.report:
-            artifacts.keep_batch(run.out, run.recipe, run.splits["train"], run.order, live.say)
+            artifacts.keep_batch(
+                run.out, run.recipe, run.splits["train"], run.order, run.task, run.model, live.say
+            )
     return Trainer(run, logger, Validator(run, evaluator, logger), Checkpointer(run, logger), unusable)
 
 
