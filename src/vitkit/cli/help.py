@@ -74,7 +74,6 @@ Examples:
   $ vitkit evaluate runs/photos more-photos/
 
 vitkit VERB --help        examples and common options; --help-all: all options
-vitkit completion bash    a script that completes verbs, flags and names
 vitkit --version          the versions of vitkit, Python and PyTorch"""
 COLUMN = 26  # where the descriptions begin
 

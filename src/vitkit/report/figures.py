@@ -17,7 +17,7 @@ from matplotlib import figure as mpl
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from PIL import Image
 
-from vitkit.report.figure_style import DPI, SOFT, colour, line_style, styled
+from vitkit.report.figure_style import DPI, SOFT, colour, line_style, render, styled
 from vitkit.report.overlay import stretched
 
 TILES = 16  # maximum maps in a row or column: more cannot be distinguished

@@ -8,7 +8,8 @@ from typing import Any
 from markupsafe import escape
 
 from vitkit.metrics.intervals import percent, span, wilson
-from vitkit.report.run_page import energy_text, field_text, price_text, without_none
+from vitkit.report.cost_section import energy_text, price_text, without_none
+from vitkit.report.run_page import field_text
 from vitkit.report.terminal import duration, printable
 
 LIBRARIES = {"hf": "transformers", "timm": "timm", "vitkit": "vitkit"}

@@ -108,7 +108,7 @@ class RemoteFile:
     files: Remote
     name: str
 
-    def open(self) -> Any:
+    def open_binary(self) -> Any:
         system, path = self.files.path(self.name)
         return system.open(path, "rb")
 

@@ -88,7 +88,7 @@ class RemoteTable(Protocol):
 
     @property
     def name(self) -> str: ...
-    def open(self) -> Any: ...
+    def open_binary(self) -> Any: ...
 
 
 AnyTable = Path | RemoteTable
@@ -103,7 +103,7 @@ def open_file(path: AnyTable) -> Any:
             code="request.extra-missing",
         ) from None
     with parquet_errors(path):
-        return parquet.ParquetFile(path if isinstance(path, Path) else path.open())
+        return parquet.ParquetFile(path if isinstance(path, Path) else path.open_binary())
 
 
 @contextmanager
