@@ -57,6 +57,7 @@ class Recipe:
     auto: tuple[str, ...] = field(default=(), compare=False)  # settings that may be chosen: names of AUTO
 
     data: str = ""
+    corrections: str = ""  # a table of images to leave out or relabel, as vitkit doctor --model writes it
     weights: str = ""  # a file or a published name to start from; empty: from scratch
     model: str = ""  # the model to build when there are no weights
     model_options: ModelOptions = ModelOptions()  # fields of that model

@@ -1,0 +1,108 @@
+"""The HTML page of `vitkit doctor --model`: likely wrong labels, near-duplicates and outliers to look at."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from vitkit.report.html import commands, fill, name, note, page, picture, table
+from vitkit.report.terminal import probability_text
+
+NAMED = 80  # characters of a label or file name below a picture
+
+
+@dataclass(frozen=True)
+class Photo:
+    """An image on the page, and what is said about it."""
+
+    image: str  # a JPEG in base64; empty: no longer readable
+    file: str
+    split: str
+    label: str
+    suggested: str = ""
+    probability: float = 0.0
+
+    def shown(self) -> dict[str, Any]:
+        return {
+            "image": picture(self.image, "image/jpeg", f"image labelled {self.label[:40]}") if self.image else "",
+            "file": name(self.file, NAMED), "split": self.split, "label": name(self.label, NAMED),
+            "suggested": name(self.suggested, NAMED) if self.suggested else "",
+            "probability": probability_text(self.probability),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DoctorPage:
+    """The content of the page; of each kind the first images, and how many there are."""
+
+    data: str
+    model: str
+    checked: int  # images
+    labels: Sequence[Photo]
+    groups: Sequence[Sequence[Photo]]
+    outliers: Sequence[Photo]
+    counts: Mapping[str, int]  # labels, groups and outliers in all
+    findings: Sequence[Mapping[str, Any]]
+    splits: Sequence[Mapping[str, Any]]
+    notes: Sequence[str]
+    agreement: str  # how many labels the out-of-fold answers agree with
+    table: str  # the name of the table to edit
+    next_commands: Sequence[str]
+
+    def render(self) -> str:
+        sections = {
+            "Likely wrong labels": self.label_section(),
+            "Near-duplicates": self.group_section(),
+            "Outliers": self.outlier_section(),
+            "What to do": self.remedy_section(),
+            "All findings": self.finding_section(),
+        }
+        title = f"{self.data}: images to look at"
+        return page(title, self.header(title), sections)
+
+    def header(self, title: str) -> Markup:
+        small = f"likely wrong labels among {self.checked:,} images"
+        others = f"{self.counts['groups']:,} groups of near-duplicates, {self.counts['outliers']:,} outliers"
+        values = title, f"{self.counts['labels']:,}", small, others, self.model, self.agreement
+        return fill("doctor.html", "header", *values, self.notes)
+
+    def lead(self, kind: str, shown: int, text: str) -> Markup:
+        count = self.counts[kind]
+        part = f" The first {shown:,} of {count:,}; {self.table} lists all of them." if shown < count else ""
+        return note(text + part)
+
+    def label_section(self) -> Markup:
+        if not self.labels:
+            return note("None.") if not self.notes else Markup()
+        text = (
+            "The label of each image, and the one that a linear classifier on the model's features prefers. "
+            "The classifier never saw the image. The most certain come first; some are right and only unusual."
+        )
+        shown = fill("doctor.html", "labels", [photo.shown() for photo in self.labels])
+        return self.lead("labels", len(self.labels), text) + shown
+
+    def group_section(self) -> Markup:
+        if not self.groups:
+            return note("None that the comparison of pixels had not found.")
+        text = "Images with almost the same features, which the comparison of pixels did not find."
+        shown = fill("doctor.html", "groups", [[photo.shown() for photo in group] for group in self.groups])
+        return self.lead("groups", len(self.groups), text) + shown
+
+    def outlier_section(self) -> Markup:
+        if not self.outliers:
+            return note("None.")
+        text = "Images that are far from all others in the model's features. The farthest come first."
+        shown = fill("doctor.html", "outliers", [photo.shown() for photo in self.outliers])
+        return self.lead("outliers", len(self.outliers), text) + shown
+
+    def remedy_section(self) -> Markup:
+        return fill("doctor.html", "remedy", self.table, commands(self.next_commands))
+
+    def finding_section(self) -> Markup:
+        rows = [
+            {"": fill("run.html", "severity", row["severity"]), "finding": name(row["text"], 1000),
+             "what to do": row["remedy"]}
+            for row in self.findings
+        ]  # fmt: skip
+        return table(self.splits) + (table(rows) if rows else note("No problems found."))
