@@ -21,8 +21,8 @@ def doctor(
         str,
         arg(
             metavar="MODEL",
-            help="Also find likely wrong labels, near-duplicates and outliers with the features of this model "
-            "(as for predict). With --machine: name of the model to train.",
+            help="Also find likely wrong labels, near-duplicates and outliers by the features of this model: "
+            "file, run folder or name of published weights. With --machine: name of the model to train.",
             help_behavior_hint="(default: none; with --machine ViT-B/16)",
         ),
     ] = "",
@@ -61,9 +61,7 @@ def doctor(
     elif out and not model:
         raise Error("--out needs --model or --machine", code="request.conflict")
     else:
-        ok = doctor.doctor(
-            data, quick=quick, model=model, out=out, workers=workers, device=device, emit=emit
-        )
+        ok = doctor.doctor(data, quick=quick, model=model, out=out, workers=workers, device=device, emit=emit)
     if not ok:
         sys.exit(1)
 

@@ -51,7 +51,7 @@ def doctor(
         report = examine(splits, deep=not quick, workers=data_workers(workers), advance=live.more)
     if unlabelled:  # one class is no fault of images without labels
         report = replace(report, findings=tuple(f for f in report.findings if f.kind != "one-class"))
-    more = {}
+    more: dict[str, Any] = {}
     if look:
         report, more = look.examine(splits, report)
     if emit:

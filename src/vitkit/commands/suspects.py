@@ -1,4 +1,4 @@
-"""`vitkit doctor --model`: look at a data set with a model, and write a page and a table of suspicious images."""
+"""`vitkit doctor --model`: suspicious images by the features of a model, as a page and a table."""
 
 import shlex
 from collections.abc import Mapping
@@ -42,8 +42,7 @@ class ModelLook:
         out = out or Path("runs/doctor") / (Path(data).stem or "data")
         if has_actions(out / TABLE):
             raise Error(
-                f"{out / TABLE} has actions that somebody wrote, which would be lost; move it, or use another "
-                "--out",
+                f"{out / TABLE} has actions, which would be lost; move it, or use another --out",
                 code="file.exists",
             )
         runtime = choose_runtime(device, "fp32")
@@ -85,7 +84,7 @@ class ModelLook:
                   "outliers": len(suspects.outliers)}  # fmt: skip
         facts, share = report.to_json(), suspects.accuracy
         agreement = "" if share is None else f"Its out-of-fold answers agree with {share:.1%} of the labels."
-        finetune = f"vitkit finetune {shlex.quote(self.data)} --corrections {shlex.quote(str(self.out / TABLE))}"
+        finetune = shlex.join(["vitkit", "finetune", self.data, "--corrections", str(self.out / TABLE)])
         return DoctorPage(
             data=self.data, model=self.place, checked=suspects.checked,
             labels=[photo(row) for row in suspects.labels[:SHOWN]],

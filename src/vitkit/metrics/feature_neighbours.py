@@ -12,14 +12,14 @@ from vitkit.metrics.frozen_features import mean_and_scale
 
 NEIGHBOURS = 10
 SIMILARITIES = 2**24  # computed at a time
-ALIKE = 0.95  # cosine similarity from which two images are near-duplicates
+ALIKE = 0.1  # distance of near-duplicates, as a share of the usual distance
 FAR = 5.0  # robust standard deviations beyond the median from which an image is an outlier
 
 
 class Neighbours(NamedTuple):
     """The nearest neighbours of each image by cosine similarity of standardised features, nearest first."""
 
-    index: np.ndarray  # (N, K) row numbers
+    rows: np.ndarray  # (N, K) the numbers of their rows
     similarity: np.ndarray  # (N, K)
 
 
@@ -41,9 +41,17 @@ def nearest_neighbours(x: torch.Tensor, count: int = NEIGHBOURS, device: str = "
     return Neighbours(torch.cat(indices).numpy(), torch.cat(similarities).numpy())
 
 
+def distances(neighbours: Neighbours) -> np.ndarray:
+    return 1.0 - neighbours.similarity.astype(np.float64)
+
+
 def near_duplicates(neighbours: Neighbours, alike: float = ALIKE) -> list[np.ndarray]:
-    """Groups of rows that are near-duplicates, directly or through others in the group."""
-    rows, places = np.nonzero(neighbours.similarity >= alike)
+    """Groups of rows that are near-duplicates, directly or through others in the group.
+
+    Two images are if their distance is below a share of the usual one: the median of the distance of an image
+    to the last of its neighbours. How similar unrelated images are depends on the model and the data.
+    """
+    rows, places = np.nonzero(distances(neighbours) < alike * np.median(distances(neighbours)[:, -1]))
     parent: dict[int, int] = {}
 
     def root(row: int) -> int:
@@ -51,7 +59,7 @@ def near_duplicates(neighbours: Neighbours, alike: float = ALIKE) -> list[np.nda
             parent[row] = row = parent[above]
         return row
 
-    for first, second in zip(rows.tolist(), neighbours.index[rows, places].tolist(), strict=True):
+    for first, second in zip(rows.tolist(), neighbours.rows[rows, places].tolist(), strict=True):
         a, b = root(first), root(second)
         parent[max(a, b)] = min(a, b)
     groups: dict[int, list[int]] = {}
@@ -66,7 +74,7 @@ def outliers(neighbours: Neighbours, far: float = FAR) -> tuple[np.ndarray, np.n
     The distance of an image is one minus its similarity to the last of its neighbours; how far is in robust
     standard deviations (1.4826 times the median absolute deviation) from the median of all images.
     """
-    distance = 1.0 - neighbours.similarity[:, -1].astype(np.float64)
+    distance = distances(neighbours)[:, -1]
     median = np.median(distance)
     deviation = 1.4826 * np.median(np.abs(distance - median))
     score = (distance - median) / max(deviation, 1e-12)

@@ -1,4 +1,4 @@
-"""Likely wrong labels by confident learning (Northcutt et al., 2021) on out-of-fold answers of a linear head."""
+"""Likely wrong labels: confident learning (Northcutt et al. 2021) on out-of-fold answers of a linear head."""
 
 # N images, D features, C classes
 
@@ -61,9 +61,10 @@ def out_of_fold_scores(
     scores = np.empty((len(x), classes), dtype=np.float32)
     for fold in range(folds):
         held_out, rest = np.flatnonzero(numbers == fold), np.flatnonzero(numbers != fold)
-        inputs, targets = torch.from_numpy(x[rest]).double(), torch.from_numpy(labels[rest])
+        inputs = torch.from_numpy(x[rest]).double()
+        targets = 2.0 * F.one_hot(torch.from_numpy(labels[rest]), classes).double() - 1
         mean, scale = mean_and_scale(inputs)
-        solution = solve(with_constant((inputs - mean) / scale), 2.0 * F.one_hot(targets, classes).double() - 1)
+        solution = solve(with_constant((inputs - mean) / scale), targets)
         weight = solution.left @ (solution.right / (solution.values + l2)[:, None])  # (D + 1, C)
         for start in range(0, len(held_out), ROWS):
             part = held_out[start : start + ROWS]
@@ -90,9 +91,9 @@ def calibrated(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def confident_errors(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The rows of likely wrong labels, the most certain first, and the most probable class of each.
 
-    An image counts as confident for the most probable class whose probability reaches the mean that the images
-    with this label have (the confident joint). As many images as are confident for another class than their
-    label are reported: those whose own label has the lowest probability, if it is not the most probable class.
+    The confident joint counts an image for the most probable class whose probability reaches the mean over
+    the images with that label. As many images as it counts for another class than their label are reported:
+    those whose own label has the lowest probability, if it is not the most probable class.
     """
     rows = np.arange(len(labels))
     own = probabilities[rows, labels]

@@ -25,7 +25,7 @@ class Photo:
 
     def shown(self) -> dict[str, Any]:
         return {
-            "image": picture(self.image, "image/jpeg", f"image labelled {self.label[:40]}") if self.image else "",
+            "image": picture(self.image, "image/jpeg", f"labelled {self.label[:40]}") if self.image else "",
             "file": name(self.file, NAMED), "split": self.split, "label": name(self.label, NAMED),
             "suggested": name(self.suggested, NAMED) if self.suggested else "",
             "probability": probability_text(self.probability),
@@ -76,8 +76,8 @@ class DoctorPage:
         if not self.labels:
             return note("None.") if not self.notes else Markup()
         text = (
-            "The label of each image, and the one that a linear classifier on the model's features prefers. "
-            "The classifier never saw the image. The most certain come first; some are right and only unusual."
+            "The label of each image, and the one that a linear classifier on the model's features prefers, "
+            "which was trained on other images. The most certain come first; some are right and only unusual."
         )
         shown = fill("doctor.html", "labels", [photo.shown() for photo in self.labels])
         return self.lead("labels", len(self.labels), text) + shown

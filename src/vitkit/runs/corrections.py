@@ -14,7 +14,10 @@ from vitkit.data.sources.tables import csv_rows
 from vitkit.data.splits import same_classes
 from vitkit.errors import Error
 from vitkit.io.files import replace_file
+from vitkit.recipes.recipe import read_recipe
 from vitkit.report.terminal import csv_cell
+from vitkit.runs.folder import same_place
+from vitkit.weights.locate import RECIPE
 
 FILE = "corrections.csv"  # in a run folder: a copy of the table that the run was started with
 COLUMNS = ("image", "split", "label", "suggested", "probability", "reason", "duplicate_of", "action")
@@ -148,6 +151,14 @@ def keep_copy(path: Path, out: Path) -> str:
     replace_file(out / FILE, lambda beside: beside.write_bytes(content))
     excluded = sum(not change.label for change in changes)
     return f"{path}: {excluded:,} images excluded, {len(changes) - excluded:,} relabelled"
+
+
+def as_in_run(opened: Mapping[str, Source], data: str, folder: Path | None) -> Mapping[str, Source]:
+    """The opened data with the corrections of a run, if it is the data that the run was trained on."""
+    recipe = read_recipe(folder / RECIPE) if folder else None
+    if folder is None or recipe is None or not recipe.corrections or not same_place(recipe.data, data):
+        return opened
+    return corrected(opened, folder / FILE)
 
 
 def has_actions(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Images to look at before training: likely wrong labels, near-duplicates and outliers by a model's features."""
+"""Images to look at before training: likely wrong labels, near-duplicates and outliers by their features."""
 
 # N usable images of all splits
 
