@@ -68,7 +68,8 @@ def main() -> None:
         for kind, share in NOISE:
             rows = [measured(x, labels, kind, share, seed) for seed in options.seeds]
             average, deviation = np.mean(rows, 0), np.std(rows, 0)
-            cells = [f"{a:.3f} ± {d:.3f}" for a, d in zip(average, deviation, strict=True)]
+            cells = ["–" if np.isnan(a) else f"{a:.3f} ± {d:.3f}"
+                     for a, d in zip(average, deviation, strict=True)]  # fmt: skip
             cells[0] = f"{average[0]:,.0f} of {len(labels):,}"
             print("|", " | ".join((name, f"{share:.0%} {kind}", *cells)), "|", flush=True)
 

@@ -124,28 +124,29 @@ def test_a_class_of_a_few_images_is_not_judged_and_one_class_is_refused():
 
 def test_neighbours_are_those_of_the_whole_matrix(monkeypatch):
     x = torch.from_numpy(clusters(150)[0])
-    z = (x - x.mean(0)) / x.std(0, correction=0)
-    z = z / z.norm(dim=1, keepdim=True)
+    z = x / x.norm(dim=1, keepdim=True)
     full = z @ z.T
     full.fill_diagonal_(-2)
     expected = full.topk(10, 1)
     monkeypatch.setattr("vitkit.metrics.feature_neighbours.SIMILARITIES", 150 * 7)  # in blocks of 7
     got = nearest_neighbours(x)
     assert (got.rows == expected.indices.numpy()).all()
-    assert np.allclose(got.similarity, expected.values.numpy(), atol=1e-4)
+    assert np.allclose(got.distance, 1 - expected.values.numpy(), atol=1e-5)
 
 
 def test_near_duplicates_form_groups_through_each_other():
     index = np.array([[1, 2], [0, 2], [3, 1], [2, 1], [0, 1], [4, 0]])
-    similarity = np.array([[0.99, 0.2], [0.99, 0.2], [0.97, 0.96], [0.97, 0.2], [0.5, 0.2], [0.9, 0.2]])
-    groups = near_duplicates(Neighbours(index, similarity), 0.06)  # of the usual distance, which is 0.8
-    assert [group.tolist() for group in groups] == [[0, 1, 2, 3]]
-    assert near_duplicates(Neighbours(index, similarity), 0.01) == []
+    distance = np.array([[0.01, 0.8], [0.01, 0.8], [0.03, 0.8], [0.03, 0.04], [0.5, 0.8], [0.05, 0.06]])
+    rows = near_duplicates(Neighbours(index, distance), 0.1)  # 2 and 3 are close, but 3 has another as close
+    assert [group.tolist() for group in rows] == [[0, 1]]
+    assert [group.tolist() for group in near_duplicates(Neighbours(index, distance), 0.8)] == [
+        [0, 1, 2, 3, 4]
+    ]
+    assert near_duplicates(Neighbours(index, distance), 0.01) == []
 
 
 def test_outliers_are_far_from_everything():
-    x, _ = clusters(300)
-    x[7] = 40 * np.array([1, -1] * 6)
-    x[9] = -40 * np.array([1, 1, 1, -1, -1, -1] * 2)
-    rows, scores = outliers(nearest_neighbours(torch.from_numpy(x)))
-    assert {7, 9} <= set(rows.tolist()) and len(rows) < 12 and (np.diff(scores) <= 0).all()
+    distance = np.random.default_rng(0).normal(1, 0.1, (1000, 2))
+    distance[[7, 9], 1] = 1.6, 1.8
+    rows, scores = outliers(Neighbours(np.zeros((1000, 2), int), distance), 4.0)
+    assert rows.tolist() == [9, 7] and scores == pytest.approx([8, 6], abs=0.6)

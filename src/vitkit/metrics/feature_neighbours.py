@@ -1,6 +1,6 @@
 """Near-duplicates and outliers among features, by the nearest neighbours of each image."""
 
-# N images, D features, K neighbours, P pairs
+# N images, D features, K neighbours
 
 from typing import NamedTuple
 
@@ -8,55 +8,49 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from vitkit.metrics.frozen_features import mean_and_scale
-
 NEIGHBOURS = 10
 SIMILARITIES = 2**24  # computed at a time
-ALIKE = 0.1  # distance of near-duplicates, as a share of the usual distance
-FAR = 5.0  # robust standard deviations beyond the median from which an image is an outlier
+ALIKE = 0.35  # distance of near-duplicates, as a share of that to the last neighbour
+FAR = 2.5  # robust standard deviations above the median from which an image is an outlier
 
 
 class Neighbours(NamedTuple):
-    """The nearest neighbours of each image by cosine similarity of standardised features, nearest first."""
+    """The nearest neighbours of each image by cosine similarity, nearest first."""
 
     rows: np.ndarray  # (N, K) the numbers of their rows
-    similarity: np.ndarray  # (N, K)
+    distance: np.ndarray  # (N, K) one minus the cosine similarity
 
 
 @torch.no_grad()
 def nearest_neighbours(x: torch.Tensor, count: int = NEIGHBOURS, device: str = "cpu") -> Neighbours:
     """The neighbours of each row of the features (N, D); only a block of all similarities is in memory."""
-    mean, scale = mean_and_scale(x.double())
-    unit = F.normalize(((x.double() - mean) / scale).float(), dim=1).to(device)
-    count = min(count, len(x) - 1)
-    indices, similarities = [], []
-    step = max(1, SIMILARITIES // len(x))
+    unit = F.normalize(x.float(), dim=1).to(device)
+    count, step = min(count, len(x) - 1), max(1, SIMILARITIES // len(x))
+    rows, distances = [], []
     for start in range(0, len(x), step):
         block = unit[start : start + step] @ unit.mT
-        rows = torch.arange(len(block), device=block.device)
-        block[rows, rows + start] = -2.0  # an image is no neighbour of itself
+        own = torch.arange(len(block), device=block.device)
+        block[own, own + start] = -2.0  # an image is no neighbour of itself
         top = block.topk(count, dim=1)
-        indices.append(top.indices.cpu())
-        similarities.append(top.values.cpu())
-    return Neighbours(torch.cat(indices).numpy(), torch.cat(similarities).numpy())
-
-
-def distances(neighbours: Neighbours) -> np.ndarray:
-    return 1.0 - neighbours.similarity.astype(np.float64)
+        rows.append(top.indices.cpu())
+        distances.append((1.0 - top.values).clamp(min=0).cpu())
+    return Neighbours(torch.cat(rows).numpy(), torch.cat(distances).numpy().astype(np.float64))
 
 
 def near_duplicates(neighbours: Neighbours, alike: float = ALIKE) -> list[np.ndarray]:
     """Groups of rows that are near-duplicates, directly or through others in the group.
 
-    Two images are if their distance is below a share of the usual one: the median of the distance of an image
-    to the last of its neighbours. How similar unrelated images are depends on the model and the data.
+    Two images are if they are much closer to each other than both are to the last of their neighbours, since
+    how close unrelated images are depends on the model, and on how many similar images there are.
     """
-    rows, places = np.nonzero(distances(neighbours) < alike * np.median(distances(neighbours)[:, -1]))
+    usual = neighbours.distance[:, -1]
+    limit = alike * np.minimum(usual[:, None], usual[neighbours.rows])
+    rows, places = np.nonzero(neighbours.distance < limit)
     parent: dict[int, int] = {}
 
     def root(row: int) -> int:
         while (above := parent.setdefault(row, row)) != row:
-            parent[row] = row = parent[above]
+            row = above
         return row
 
     for first, second in zip(rows.tolist(), neighbours.rows[rows, places].tolist(), strict=True):
@@ -69,15 +63,13 @@ def near_duplicates(neighbours: Neighbours, alike: float = ALIKE) -> list[np.nda
 
 
 def outliers(neighbours: Neighbours, far: float = FAR) -> tuple[np.ndarray, np.ndarray]:
-    """The rows that are far from their nearest neighbours, the farthest first, and how far.
+    """The rows that are far from the last of their neighbours, the farthest first, and how far.
 
-    The distance of an image is one minus its similarity to the last of its neighbours; how far is in robust
-    standard deviations (1.4826 times the median absolute deviation) from the median of all images.
+    How far is in robust standard deviations (1.4826 times the median absolute deviation) above the median.
     """
-    distance = distances(neighbours)[:, -1]
-    median = np.median(distance)
-    deviation = 1.4826 * np.median(np.abs(distance - median))
-    score = (distance - median) / max(deviation, 1e-12)
+    distance = neighbours.distance[:, -1]
+    deviation = 1.4826 * np.median(np.abs(distance - np.median(distance)))
+    score = (distance - np.median(distance)) / max(deviation, 1e-12)
     order = np.argsort(-score, kind="stable")
     order = order[score[order] > far]
     return order, score[order]

@@ -91,11 +91,7 @@ def find_suspects(pool: Pool, copies: Sequence[Finding] = (), device: str = "cpu
         )
     errors, classes, notes = check_labels(pool, seed)
     neighbours = nearest_neighbours(pool.x, device=device)
-    known = [set(group) for finding in copies if finding.kind in COPIES for group in finding.groups]
-    groups = [
-        tuple(group.tolist()) for group in near_duplicates(neighbours)
-        if not any({pool.name(row) for row in group} <= names for names in known)
-    ]  # fmt: skip
+    groups = new_groups(pool, near_duplicates(neighbours), copies)
     far, _ = outliers(neighbours)
     suspects: dict[int, Suspect] = {}
 
@@ -115,6 +111,18 @@ def find_suspects(pool: Pool, copies: Sequence[Finding] = (), device: str = "cpu
         suspects, tuple(errors.rows.tolist()) if errors else (), tuple(groups),
         tuple(far.tolist()), len(pool), errors.accuracy if errors else None, notes,
     )  # fmt: skip
+
+
+def new_groups(pool: Pool, groups: Sequence[np.ndarray], copies: Sequence[Finding]) -> list[tuple[int, ...]]:
+    """Groups of near-duplicates, in which one image represents the copies that are reported already."""
+    known = [group for finding in copies if finding.kind in COPIES for group in finding.groups]
+    first = {name: group[0] for group in known for name in group}
+    kept = []
+    for group in groups:
+        distinct = {first.get(pool.name(row), pool.name(row)): row for row in reversed(group.tolist())}
+        if len(distinct) > 1:
+            kept.append(tuple(sorted(distinct.values())))
+    return kept
 
 
 def check_labels(pool: Pool, seed: int) -> tuple[LabelErrors | None, list[str], tuple[str, ...]]:
