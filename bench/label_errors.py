@@ -2,9 +2,9 @@
 
     python bench/label_errors.py MODEL DATA... --images 10000 --seeds 0 1 2
 
-Takes the training images of each data set (the first so many), flips a share of the labels, and counts which of
-them are reported. Symmetric: to any other class; pairs: to the next class. The baseline doubts every label that
-is not the most probable class of the same out-of-fold answers. Features are computed once and cached.
+Flips a share of the labels of the training images (so many at random), and counts which of them are reported.
+Symmetric: to any other class; pairs: to the next class. The baseline doubts every label that is not the most
+probable class of the same out-of-fold answers. Features are computed once and cached.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
     python bench/near_duplicates.py MODEL DATA --copies 100
 
-Adds altered copies of some training images to the training images, one kind of alteration at a time, and counts
-those that are in a group with their original: by features as in `vitkit doctor --model`, and by the difference
-hash of `vitkit doctor`. The pairs that are found without copies are for the eye: data sets have near-duplicates.
+Adds altered copies of some training images to the training images, one kind of alteration at a time, and
+counts those in a group with their original: by features as in `vitkit doctor --model`, and by the difference
+hash of `vitkit doctor`. Groups without added copies are for the eye: data sets have near-duplicates.
 """
 
 import argparse

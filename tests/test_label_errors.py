@@ -140,7 +140,8 @@ def test_near_duplicates_form_groups_through_each_other():
     rows = near_duplicates(Neighbours(index, distance), 0.1)  # 2 and 3 are close, but 3 has another as close
     assert [group.tolist() for group in rows] == [[0, 1]]
     assert [group.tolist() for group in near_duplicates(Neighbours(index, distance), 0.8)] == [
-        [0, 1, 2, 3, 4]
+        [0, 1, 4],
+        [2, 3],
     ]
     assert near_duplicates(Neighbours(index, distance), 0.01) == []
 
