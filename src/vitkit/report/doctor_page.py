@@ -6,7 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vitkit.report.html import commands, fill, name, note, page, picture, table
+from vitkit.report.html import commands, details, fill, name, note, page, picture, table
 from vitkit.report.terminal import probability_text
 
 NAMED = 80  # characters of a label or file name below a picture
@@ -105,4 +105,5 @@ class DoctorPage:
              "what to do": row["remedy"]}
             for row in self.findings
         ]  # fmt: skip
-        return table(self.splits) + (table(rows) if rows else note("No problems found."))
+        splits = details("Images per split", table(self.splits))
+        return (table(rows) if rows else note("No problems found.")) + splits

@@ -122,7 +122,7 @@ def new_groups(pool: Pool, groups: Sequence[np.ndarray], copies: Sequence[Findin
         distinct = {first.get(pool.name(row), pool.name(row)): row for row in reversed(group.tolist())}
         if len(distinct) > 1:
             kept.append(tuple(sorted(distinct.values())))
-    return kept
+    return sorted(kept, key=lambda group: -len({pool.split[row] for row in group}))  # across splits first
 
 
 def check_labels(pool: Pool, seed: int) -> tuple[LabelErrors | None, list[str], tuple[str, ...]]:
