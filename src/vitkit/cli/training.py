@@ -11,30 +11,34 @@ from vitkit.errors import Error
 from vitkit.options import Precision, Training
 
 
+DoctorModel = Annotated[
+    str,
+    arg(
+        metavar="MODEL",
+        help="Also find likely wrong labels, near-duplicates and outliers by the features of this model: "
+        "file, run folder or name of published weights. With --machine: name of the model to train.",
+        help_behavior_hint="(default: none; with --machine ViT-B/16)",
+    ),
+]
+DoctorOut = Annotated[
+    Path | None,
+    arg(
+        metavar="DIR",
+        help="With --model: folder for the page and the table of suspicious images. With --machine: "
+        "folder for runs.",
+        help_behavior_hint="(default: runs/doctor/<data>; with --machine runs)",
+    ),
+]
+
+
 def doctor(
     data: Annotated[Data, arg(metavar="DATA", help="Data set as for finetune; not with --machine.")] = "",
     quick: Annotated[bool, arg(help="Check names and counts only; read no images.")] = False,
     machine: Annotated[
         bool, arg(help="Check this machine instead: disk, memory, open files, GPUs, clock, versions.")
     ] = False,
-    model: Annotated[
-        str,
-        arg(
-            metavar="MODEL",
-            help="Also find likely wrong labels, near-duplicates and outliers by the features of this model: "
-            "file, run folder or name of published weights. With --machine: name of the model to train.",
-            help_behavior_hint="(default: none; with --machine ViT-B/16)",
-        ),
-    ] = "",
-    out: Annotated[
-        Path | None,
-        arg(
-            metavar="DIR",
-            help="With --model: folder for the page and the table of suspicious images. With --machine: "
-            "folder for runs.",
-            help_behavior_hint="(default: runs/doctor/<data>; with --machine runs)",
-        ),
-    ] = None,
+    model: DoctorModel = "",
+    out: DoctorOut = None,
     workers: Annotated[int | None, arg(metavar="N", help="Threads for reading images.")] = None,
     device: Device = "auto",
     json: Json = False,
