@@ -30,15 +30,15 @@ class LabelErrors:
 def label_errors(x: np.ndarray, labels: np.ndarray, *, seed: int = 0, folds: int = FOLDS) -> LabelErrors:
     """Likely wrong labels of features (N, D) with class numbers (N,).
 
-    Images of classes with fewer images than folds are trained on, but not judged.
+    Images of classes with fewer images than folds are trained on, but not reported.
     """
     known, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
     if len(known) < 2:
         raise Error("wrong labels can be found among two or more classes only", code="data.classes")
     probabilities = calibrated(out_of_fold_scores(x, numbers, folds=folds, seed=seed), numbers)
     rows, suggested = confident_errors(probabilities, numbers)
-    judged = counts[numbers[rows]] >= folds
-    rows, suggested = rows[judged], suggested[judged]
+    enough = counts[numbers[rows]] >= folds
+    rows, suggested = rows[enough], suggested[enough]
     accuracy = float((probabilities.argmax(1) == numbers).mean())
     return LabelErrors(rows, known[suggested], probabilities[rows, suggested], accuracy)
 
