@@ -19,26 +19,6 @@ DoctorModel = Annotated[
         help_behavior_hint="(default: none; with --machine ViT-B/16)",
     ),
 ]
-DoctorFolder = Annotated[
-    Path | None,
-    arg(
-        metavar="DIR",
-        help="With --model: folder for the page and the table of suspicious images. With --machine: "
-        "folder for runs.",
-        help_behavior_hint="(default: runs/doctor/<data>; with --machine runs)",
-    ),
-]
-
-
-DoctorModel = Annotated[
-    str,
-    arg(
-        metavar="MODEL",
-        help="Also find likely wrong labels, near-duplicates and outliers by the features of this model: "
-        "file, run folder or name of published weights. With --machine: name of the model to train.",
-        help_behavior_hint="(default: none; with --machine ViT-B/16)",
-    ),
-]
 DoctorOut = Annotated[
     Path | None,
     arg(
