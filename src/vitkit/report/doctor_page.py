@@ -27,8 +27,9 @@ class Photo:
         return {
             "image": picture(self.image, "image/jpeg", f"labelled {self.label[:40]}") if self.image else "",
             "file": name(self.file, NAMED), "split": self.split, "label": name(self.label, NAMED),
+            "where": "" if self.file.startswith(f"{self.split}/") else f"{self.split}: ",
             "suggested": name(self.suggested, NAMED) if self.suggested else "",
-            "probability": probability_text(self.probability),
+            "probability": probability_text(self.probability).replace(" ", "\N{NO-BREAK SPACE}"),
         }  # fmt: skip
 
 
@@ -62,8 +63,9 @@ class DoctorPage:
         return page(title, self.header(title), sections)
 
     def header(self, title: str) -> Markup:
-        small = f"likely wrong labels among {self.checked:,} images"
-        others = f"{self.counts['groups']:,} groups of near-duplicates, {self.counts['outliers']:,} outliers"
+        small = f"likely wrong label{'s' * (self.counts['labels'] != 1)} among {self.checked:,} images"
+        groups, far = self.counts["groups"], self.counts["outliers"]
+        others = f"{groups:,} group{'s' * (groups != 1)} of near-duplicates, {far:,} outlier{'s' * (far != 1)}"
         values = title, f"{self.counts['labels']:,}", small, others, self.model, self.agreement
         return fill("doctor.html", "header", *values, self.notes)
 
@@ -101,8 +103,8 @@ class DoctorPage:
 
     def finding_section(self) -> Markup:
         rows = [
-            {"": fill("run.html", "severity", row["severity"]), "finding": name(row["text"], 1000),
-             "what to do": row["remedy"]}
+            {"": fill("run.html", "severity", row["severity"]),
+             "finding": fill("doctor.html", "finding", name(row["text"], 1000), row["remedy"])}
             for row in self.findings
         ]  # fmt: skip
         splits = details("Images per split", table(self.splits))
