@@ -63,10 +63,13 @@ class DoctorPage:
         return page(title, self.header(title), sections)
 
     def header(self, title: str) -> Markup:
-        small = f"likely wrong label{'s' * (self.counts['labels'] != 1)} among {self.checked:,} images"
-        groups, far = self.counts["groups"], self.counts["outliers"]
-        others = f"{groups:,} group{'s' * (groups != 1)} of near-duplicates, {far:,} outlier{'s' * (far != 1)}"
-        values = title, f"{self.counts['labels']:,}", small, others, self.model, self.agreement
+        wrong, groups, far = (self.counts[kind] for kind in ("labels", "groups", "outliers"))
+        small = f"likely wrong {'label' if wrong == 1 else 'labels'} among {self.checked:,} images"
+        others = (
+            f"{groups:,} {'group' if groups == 1 else 'groups'} of near-duplicates, "
+            f"{far:,} {'outlier' if far == 1 else 'outliers'}"
+        )
+        values = title, f"{wrong:,}", small, others, self.model, self.agreement
         return fill("doctor.html", "header", *values, self.notes)
 
     def lead(self, kind: str, shown: int, text: str) -> Markup:
