@@ -32,6 +32,7 @@ class TrainingOptions(TypedDict, total=False):
     lr: float | None
     seed: int | None
     subset: str | int | None
+    corrections: Place
     against: Place | Sequence[Place]
     set: Mapping[str, object] | Sequence[str]
     device: str

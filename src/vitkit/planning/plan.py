@@ -204,7 +204,8 @@ class Plan:
         memory, images, result = self.memory, len(self.splits["train"]), self.state.result
         facts = {
             "run": str(self.out), "action": self.state.action, "step": self.state.step,
-            "recipe": recipe.name, "data": recipe.data, "against": list(recipe.against),
+            "recipe": recipe.name, "data": recipe.data,
+            "corrections": recipe.corrections or None, "against": list(recipe.against),
             "download_MB": download_size(recipe.weights),
             "start": recipe.weights or f"{recipe.model} from scratch",
             **{f"{name}_images": len(part) for name, part in self.splits.items()},

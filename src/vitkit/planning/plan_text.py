@@ -53,6 +53,8 @@ def rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         "data",
         f"{plan['data']}: {' + '.join(parts)} images, {counted(plan['classes'], 'class', 'classes')}",
     )
+    if plan["corrections"]:
+        yield "corrections", str(plan["corrections"])
     if plan["against"]:
         yield "left out", f"duplicates and near-duplicates of images in {', '.join(plan['against'])}"
     size = plan["download_MB"]

@@ -59,6 +59,7 @@ class Recipe:
     auto: tuple[str, ...] = field(default=(), compare=False)  # settings that may be chosen: names of AUTO
 
     data: str = ""  # the training data
+    corrections: str = ""  # a table of images to leave out or relabel, as vitkit doctor --model writes it
     weights: str = ""  # pretrained weights: a file or a published name; empty: from scratch
     model: str = ""  # the model to train from scratch
     model_options: ModelOptions = ModelOptions()  # fields of that model

@@ -28,6 +28,7 @@ from vitkit.models.variants import Model, configure, fresh, with_options
 from vitkit.models.vit import with_size_note
 from vitkit.options import part_of
 from vitkit.recipes.recipe import Recipe, only
+from vitkit.runs.corrections import corrected
 from vitkit.runs.provenance.changes import examples
 from vitkit.runs.provenance.fingerprint import remembered_splits
 from vitkit.tasks.task import Task
@@ -37,6 +38,7 @@ from vitkit.weights.load import load
 Opener = Callable[[Recipe, Path | None], dict[str, Source]]
 DECIDING = (
     "data",
+    "corrections",
     "objective",
     "train_on",
     "val",
@@ -60,9 +62,7 @@ def open_splits(
     removed as duplicates is read from there, or written.
     cache: for downloads. findings: receives the doctor's findings about names and labels.
     """
-    return split_data(
-        recipe, open_for(recipe.task, recipe.data, cache), placed_images(recipe, out), out, findings
-    )
+    return split_data(recipe, open_corrected(recipe, cache), placed_images(recipe, out), out, findings)
 
 
 def placed_images(recipe: Recipe, out: Path | None) -> dict[bytes | str, str]:
@@ -175,7 +175,7 @@ class SplitCache:
     splits: dict[tuple[Recipe, int], dict[str, Source]] = field(default_factory=dict)
     cache: Cache | None = None  # for downloads
     findings: list[Finding] = field(default_factory=list)  # of the doctor, about names and labels
-    sources: dict[tuple[str, str], dict[str, Source]] = field(default_factory=dict)  # before splitting
+    sources: dict[tuple[str, ...], dict[str, Source]] = field(default_factory=dict)  # before splitting
 
     def __call__(self, recipe: Recipe, out: Path | None = None) -> dict[str, Source]:
         placed = placed_images(recipe, out)
@@ -189,10 +189,16 @@ class SplitCache:
 
     def place(self, recipe: Recipe) -> dict[str, Source]:
         """The recipe's data before splitting."""
-        key = recipe.data, recipe.objective
+        key = recipe.data, recipe.objective, recipe.corrections
         if key not in self.sources:
-            self.sources[key] = open_for(recipe.task, recipe.data, self.cache)
+            self.sources[key] = open_corrected(recipe, self.cache)
         return self.sources[key]
+
+
+def open_corrected(recipe: Recipe, cache: Cache | None = None) -> dict[str, Source]:
+    """The recipe's data with its corrections, before splitting."""
+    opened = open_for(recipe.task, recipe.data, cache)
+    return corrected(opened, Path(recipe.corrections)) if recipe.corrections else opened
 
 
 def open_for(task: Task, place: str, cache: Cache | None = None) -> dict[str, Source]:

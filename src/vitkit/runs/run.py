@@ -20,6 +20,7 @@ from vitkit.runs.batches import UnusableImages, name_batch, training_batches
 from vitkit.runs.build import REMOVED, Opener, build_model, open_splits
 from vitkit.runs.checkpointer import Checkpointer
 from vitkit.runs.context import RunContext, continuation_starts
+from vitkit.runs.corrections import keep_copy
 from vitkit.runs.evaluator import Evaluator
 from vitkit.runs.features import fit_head
 from vitkit.runs.finish import finish_run
@@ -103,10 +104,13 @@ def checked_data(
         runtime.on_main_first(lambda: (out / REMOVED).unlink(missing_ok=True))
     if recipe.against:  # takes long, so one process does it and the others read its list
         runtime.on_main_first(lambda: bool(opener(recipe, out)), timeout=COMPARE_TIMEOUT)
-    return check_data(
+    splits, changed = check_data(
         opener(recipe, out), out, runtime, accept=options.accept_changed_data,
         labelled=recipe.task.labelled, say=messages.append,
     )  # fmt: skip
+    if recipe.corrections:
+        runtime.on_main_first(lambda: messages.append(keep_copy(Path(recipe.corrections), out)))
+    return splits, changed
 
 
 def has_checkpoint(out: Path, runtime: Runtime) -> bool:
