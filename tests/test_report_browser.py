@@ -267,6 +267,17 @@ def test_a_confusion_matrix_fits_its_window_with_whole_names(
             assert shown and min(shown) >= 160
 
 
+def test_commands_break_between_words_and_are_copied_whole(browser, tmp_path):
+    line = "vitkit finetune photos --weights ViT-B/16.augreg-i21k --image-size 384 --label-smoothing 0.1"
+    path = write(tmp_path / "page.html", run_page(found() | {"commands": {"Use it": [line]}}))
+    with Opened(browser, path, width=390) as opened:
+        assert opened.says("document.querySelector('pre').innerText") == f"$ {line}"
+        rows = opened.says("[...document.querySelectorAll('.word')].map(e => e.getClientRects().length)")
+        heights = opened.says("[...document.querySelectorAll('.word')].map(e => e.clientHeight)")
+        assert rows == [1] * len(line.split()) and len(set(heights)) == 1
+        assert opened.says("document.querySelector('pre').clientHeight") > 2 * heights[0]
+
+
 def test_plots_of_a_report_stand_in_one_grid(browser, tmp_path):
     with Opened(browser, write(tmp_path / "page.html", run_page(run_content()))) as opened:
         boxes = opened.says("""[...document.querySelectorAll('.chart > svg')].map(e => {

@@ -210,6 +210,7 @@ def test_the_ideal_of_calibration_is_a_dashed_line_of_its_own():
     document = run_page(run_content())
     (chart,) = Page(document).sections["Calibration"].iter("figure")
     assert [e.get("class") for e in chart.iter("g")] == ["ideal dashed", "s0"]
+    assert [e.text for e in chart.iter("text")].count("100%") == 2  # both axes are shares
 
 
 @pytest.mark.parametrize(

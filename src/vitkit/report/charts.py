@@ -75,13 +75,14 @@ def line_chart(
     errors: Mapping[str, Sequence[float]] | None = None,
     points: bool | Container[str] = False,
     percent: bool = False,
+    percent_x: bool = False,
     title: str = "",
     ideal: Mapping[str, Sequence[Point]] | None = None,
 ) -> Markup:
     """A line chart of series of points (x, y); non-finite values, and values <= 0 on a log axis, are omitted.
 
     bands: areas (x, low, high) by series. errors: half-lengths of error bars by series, one per point.
-    points: draw a marker at each point, of all series or of these. percent: y is a share.
+    points: draw a marker at each point, of all series or of these. percent: y is a share; percent_x: x is.
     ideal: grey dashed reference lines.
     """
     usable, ideal = drawable(log_x, log_y), ideal or {}
@@ -94,7 +95,7 @@ def line_chart(
         return note(f"{y_label}: no data to plot")
     y = Axis(*span([p[1] for p in extent], log_y), HEIGHT - BOTTOM, TOP, log_y, percent)
     ends, integers = span([p[0] for p in extent], log_x, tight=True), all(p[0] == int(p[0]) for p in extent)
-    x = Axis(*ends, plot_left(y), WIDTH - RIGHT, log_x, integers=integers)
+    x = Axis(*ends, plot_left(y), WIDTH - RIGHT, log_x, percent_x, integers and not percent_x)
     markup = frame(x, y, x_label)
     for key, values in ideal.items():
         markup += element("g", line(values, x, y, key), class_=IDEAL)

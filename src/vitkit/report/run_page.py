@@ -258,7 +258,7 @@ def calibration(bins: Sequence[Sequence[float]], error: float | None) -> Markup:
         return Markup()
     chart = line_chart(
         {"this model": points}, x_label="confidence", y_label="accuracy", points=True,
-        percent=True, ideal={"ideal": [(0.0, 0.0), (1.0, 1.0)]},
+        percent=True, percent_x=True, ideal={"ideal": [(0.0, 0.0), (1.0, 1.0)]},
     )  # fmt: skip
     error_text = "" if error is None else f"Expected calibration error {fixed_percent(error, 1)}."
     return fill("run.html", "calibration", error_text, chart if points else None, ENOUGH)
