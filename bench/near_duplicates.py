@@ -49,8 +49,12 @@ ALTERATIONS: dict[str, Callable[[Image.Image], bytes]] = {
 }
 
 
+def pixels(content: bytes | np.ndarray) -> np.ndarray:
+    return decode(content) if isinstance(content, bytes) else content
+
+
 def same_hash(first: np.ndarray, second: np.ndarray) -> bool:
-    a, b = (np.frombuffer(difference_hash(pixels), np.uint8) for pixels in (first, second))
+    a, b = (np.frombuffer(difference_hash(image), np.uint8) for image in (first, second))
     return bool(len(a) and len(b) and np.unpackbits(a ^ b).sum() <= NEAR)
 
 
@@ -64,9 +68,9 @@ def main() -> None:
     extractor = Extractor(model=load_model(options.model, "cpu"), cache=options.cache, quiet=False)
     source = next(part for key, part in open_data(options.data).items() if key in ("train", "all"))
     rows = np.random.default_rng(0).permutation(len(source))[: options.copies]
-    originals = [decode(source.fetch(int(row))) for row in rows]
-    files = {f"{name}/{row}": alter(Image.fromarray(pixels))
-             for row, pixels in zip(rows, originals, strict=True)
+    originals = [pixels(source.fetch(int(row))) for row in rows]
+    files = {f"{name}/{row}": alter(Image.fromarray(original))
+             for row, original in zip(rows, originals, strict=True)
              for name, alter in ALTERATIONS.items()}  # fmt: skip
     copies = from_rows("copies", [(key, key.split("/")[0]) for key in files], files.__getitem__)
     x, altered = extractor.features(source).x, extractor.features(copies).x

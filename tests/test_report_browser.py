@@ -269,7 +269,7 @@ def test_a_confusion_matrix_fits_its_window_with_whole_names(
 
 def test_commands_break_between_words_and_are_copied_whole(browser, tmp_path):
     line = "vitkit finetune photos --weights ViT-B/16.augreg-i21k --image-size 384 --label-smoothing 0.1"
-    path = write(tmp_path / "page.html", run_page(found() | {"commands": {"Use it": [line]}}))
+    path = write(tmp_path / "page.html", run_page(run_content() | {"commands": {"Use it": [line]}}))
     with Opened(browser, path, width=390) as opened:
         assert opened.says("document.querySelector('pre').innerText") == f"$ {line}"
         rows = opened.says("[...document.querySelectorAll('.word')].map(e => e.getClientRects().length)")
