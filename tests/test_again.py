@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from page_reader import Page, words_of
 from PIL import Image
 from test_changed_data import TINY
 from test_cli import run
@@ -283,7 +284,7 @@ def test_a_report_lists_the_commands_that_trained_the_run(home):
     later = first | {"step": 6, "steps": 8, "command": "vitkit finetune pics --more-steps 2"}
     path.write_text(json.dumps(first | {"command": "vitkit finetune pics --steps 6", "later": [later]}))
     assert run("report", "runs/pics") == 0
-    page = (home / "runs/pics/report.html").read_text()
+    page = words_of(Page((home / "runs/pics/report.html").read_text("utf-8")).root)
     assert page.index("finetune pics --steps 6") < page.index("finetune pics --more-steps 2")
 
 

@@ -75,7 +75,7 @@ def test_choices_follow_machine_and_data(photos):
     base, rules = replace(recipe("finetune"), weights="given"), automatic.RECIPE_RULES
     known = automatic.circumstances(Training(), splits, Runtime("cuda", "bf16"))
     on_gpu = automatic.decide(base, rules, known, messages.append)
-    assert on_gpu.image_size == (384, 384) and "photographs large enough" in messages[0].reason
+    assert on_gpu.image_size == (384, 384) and "images are large enough" in messages[0].reason
     assert [choice.what for choice in messages] == ["resolution 384", "batch 8", "500 steps"]
     fixed = Training(image_size="64", batch=24, steps=7)
     known = automatic.circumstances(fixed, splits, Runtime())

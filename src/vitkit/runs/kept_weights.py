@@ -38,7 +38,7 @@ def after_evaluation(
     if best is None or score > best or (score == best and metrics.loss < lowest):
         return {
             "best": score, "best_loss": metrics.loss, "best_step": step, "best_images": metrics.images,
-            "since": 0, "best_calibration": last.get("calibration"), **last,
+            "since": 0, **last, **({"best_calibration": last["calibration"]} if last else {}),
         }  # fmt: skip
     return {"since": progress["since"] + 1, **last}
 
