@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from vitkit.errors import Error
-from vitkit.metrics.frozen_features import CONSTANT, L2, mean_and_scale, solve, with_constant
+from vitkit.metrics.frozen_features import L2, for_raw_features, mean_and_scale, solve, with_constant
 
 FOLDS = 5
 ROWS = 8192  # images that are scored at a time, in double precision
@@ -66,11 +66,11 @@ def out_of_fold_scores(
         targets = 2.0 * F.one_hot(torch.from_numpy(labels[rest]), classes).double() - 1
         mean, scale = mean_and_scale(inputs)
         solution = solve(with_constant((inputs - mean) / scale), targets)
-        weight = solution.left @ (solution.right / (solution.values + l2)[:, None])  # (D + 1, C)
+        weights = solution.left @ (solution.right / (solution.values + l2)[:, None])  # (D + 1, C)
+        weight, bias = for_raw_features(weights, mean, scale)
         for start in range(0, len(held_out), ROWS):
             part = held_out[start : start + ROWS]
-            rows = (torch.from_numpy(x[part]).double() - mean) / scale
-            scores[part] = (rows @ weight[:-1] + CONSTANT * weight[-1]).numpy()
+            scores[part] = (torch.from_numpy(x[part]).double() @ weight + bias).numpy()
     return scores
 
 

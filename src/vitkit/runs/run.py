@@ -128,9 +128,7 @@ def init_head(model: Model, recipe: Recipe, train: Source, runtime: Runtime, opt
         model, train, runtime, batch=min(recipe.batch, HEAD_BATCH), workers=data_workers(options.workers),
         seed=recipe.seed,
     )  # fmt: skip
-    return (
-        f"head fitted to the frozen features: {head.accuracy:.1%} of the training images right, each left out"
-    )
+    return f"head: ridge regression on frozen features, leave-one-out accuracy {head.accuracy:.1%}"
 
 
 def resume(out: Path, state: TrainState, runtime: Runtime, messages: list[str]) -> dict[str, Any]:
