@@ -67,11 +67,14 @@ def rates_on_device(groups: list[dict[str, Any]], fused: bool) -> None:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate * group["rate_share"])
-        else:
-            group["lr"] = rate * group["rate_share"]
+    groups = optimizer.param_groups
+    if isinstance(groups[0]["lr"], Tensor):  # on the GPU, all of them by two kernels
+        rates = [group["lr"] for group in groups]
+        torch._foreach_zero_(rates)
+        torch._foreach_add_(rates, [rate * group["rate_share"] for group in groups])
+        return
+    for group in groups:
+        group["lr"] = rate * group["rate_share"]
 
 
 def supports_found_inf(optimizer: torch.optim.Optimizer) -> bool:
