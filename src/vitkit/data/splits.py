@@ -108,7 +108,7 @@ def subset(
     imbalance: float | None = None,
     seed: int = 0,
 ) -> Source:
-    """A random subset of `count` images, a fraction of them, `per_class` images of each class, or a long tail.
+    """A random subset: `count` images, a fraction of them, `per_class` images of each class, or a long tail.
 
     imbalance: how many times as many images the first class has as the last one; the numbers of images
     decrease exponentially. Subsets are nested: for the same seed, a larger subset contains a smaller one.
@@ -134,7 +134,7 @@ def subset(
 
 
 def long_tail(classes: Sequence[np.ndarray], ratio: float) -> list[int]:
-    """The images to keep of each class, as in CIFAR-LT: exponentially fewer, down to 1 / ratio of the most."""
+    """How many images of each class to keep: exponentially fewer, down to 1 / ratio (as in CIFAR-LT)."""
     most, last = max(map(len, classes)), max(1, len(classes) - 1)
     return [max(1, round(most * ratio ** (-number / last))) for number in range(len(classes))]
 

@@ -157,9 +157,9 @@ def check_place(place: str) -> None:
 
 
 def data_and_part(text: str) -> tuple[str, dict[str, Any]]:
-    """'DATA:PART' as the data and recipe fields for its part: cifar10.npz:10000 or photos/:25/class,noise=0.2.
+    """'DATA:PART' as the data and the recipe fields of the part, as in photos/:25/class,noise=0.2.
 
-    The parts are those of --subset, imbalanced, and noise=SHARE; text that ends in no such part is data as a whole.
+    The parts are those of --subset, imbalanced, and noise=SHARE. Text that ends in none is the data itself.
     """
     place, _, part = text.rpartition(":")
     fields: dict[str, Any] = {}
