@@ -24,11 +24,11 @@ def difference_chart(changes: Mapping[str, Group], *, x_label: str, title: str =
     for number, (change, row) in enumerate(changes.items()):
         y = TOP + ROW * (number + 0.5)
         steps = [ROW * 0.6 * ((i + 0.5) / len(names) - 0.5) for i in range(len(names))]
-        label = element("title", change) + text(clipped(change, LONGEST))
-        markup += element("text", label, class_="tick", x=left - 6, y=y, dy=4, text_anchor="end")
-        for i, name in enumerate(names):
-            if name in row:
-                markup += element("g", dot(name, *row[name], x, y + steps[i]), class_=colour(i))
+        name = element("title", change) + text(clipped(change, LONGEST))
+        markup += element("text", name, class_="tick", x=left - 6, y=y, dy=4, text_anchor="end")
+        for i, data in enumerate(names):
+            if data in row:
+                markup += element("g", dot(data, *row[data], x, y + steps[i]), class_=colour(i))
     label = f"{x_label} by change: {', '.join(clipped(name, 40) for name in names)}"
     return chart_figure(x_label, legend(names), svg(WIDTH, bottom + BOTTOM, label, markup), title)
 

@@ -233,7 +233,7 @@ def report(out: Path) -> dict[str, Any]:
 def plan_settings(plan: Plan) -> dict[str, Any]:
     """The settings of a plan for its page, one printable value for each name."""
     images = plan.chosen["train_images"]
-    request = {"data": list(plan.asked["data"])}
+    request: dict[str, Any] = {"data": list(plan.asked["data"])}
     if not named_study(plan.study).base:
         request["downstream"] = plan.asked["downstream"] or "same as data"
     return request | plan.chosen | {"train_images": [f"{path}: {n:,}" for path, n in images.items()]}

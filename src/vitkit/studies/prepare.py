@@ -257,7 +257,7 @@ class Request:
                       "--scale paper": self.scale == "paper"}  # fmt: skip
         else:
             several = len(self.data) > 1 and self.study != "pretrain-sets"
-            unused = {"--weights": self.weights, "more than one --data": several}
+            unused = {"--weights": self.weights, "several --data; pretrain-sets and recipes do": several}
         if refused := [flag for flag, given in unused.items() if given]:
             raise Error(f"the study {self.study} does not take {refused[0]}", code="request.conflict")
 

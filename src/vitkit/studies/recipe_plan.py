@@ -23,13 +23,14 @@ def plan_recipes(request: Request, slots: int, opener: Opener, log: Callable[[st
     sizes = tuple(len(opener(recipe, None)["train"]) for recipe in opened(setting))
     setting = replace(setting, sizes=sizes, images=sizes[0])
     trials = tuple(study.make(setting))
+    changes = list(dict.fromkeys(str(trial.factors["change"]) for trial in trials))
     chosen = {
         "weights": request.weights, "image_size": setting.pixels, "trials": len(trials),
         "seeds": request.seeds, "train_images": dict(zip(labels(request.data), sizes, strict=True)),
-        "changes": list(dict.fromkeys(str(trial.factors["change"]) for trial in trials)), "processes": slots,
+        "changes": changes, "processes": slots,
     }  # fmt: skip
     log(f"{study.name}: {study.about}")
-    log(f"{len(trials)} trials: {len(chosen['changes']) - 1} changes and the base recipe, data sets: "
+    log(f"{len(trials)} trials: {len(changes) - 1} changes and the base recipe, data sets: "
         f"{len(sizes)}, seeds: {request.seeds}; no trial starts after {request.budget}")  # fmt: skip
     return Plan(study=study.name, asked=request.to_json(), chosen=chosen, trials=trials)
 
