@@ -168,7 +168,7 @@ class Training:
         None
     )
     subset: Annotated[
-        str | None, arg(metavar="N|P%|N/class", help="Train on a subset: 1000 images, 10%, or 25/class.")
+        str | None, arg(metavar="PART", help="Train on a subset: 1000 images, 10%, 25/class, imbalanced=100.")
     ] = None
     corrections: Annotated[
         str,
@@ -384,24 +384,24 @@ def setting(value: Any) -> str:
 
 
 def part_of(text: str) -> dict[str, int | float]:
-    """'1000', '10%' or '25/class' as keyword arguments of data.splits.subset; empty for all images."""
+    """'1000', '10%', '25/class' or 'imbalanced=100' as arguments of data.splits.subset; empty: all images."""
     if not text:
         return {}
-    match = re.fullmatch(r"([0-9]{1,12})(/class)?|([0-9]+(?:\.[0-9]+)?)%", text.strip())
-    if match is None or (match[3] and not 0 < float(match[3]) <= 100) or (match[1] and not int(match[1])):
-        raise Error(
-            f"--subset {text!r}: expected a number of images, a percentage or a number of images per "
-            "class, e.g. 1000, 10% or 25/class",
-            code="request.value",
-        )
-    if match[3]:
-        return {"fraction": float(match[3]) / 100}
-    return {"per_class" if match[2] else "count": int(match[1])}
+    match = re.fullmatch(
+        r"(?P<count>[0-9]{1,12})|(?P<per_class>[0-9]{1,12})/class|(?P<fraction>[0-9]+(?:\.[0-9]+)?)%"
+        r"|imbalanced=(?P<imbalance>[0-9]{1,6})",
+        text.strip(),
+    )
+    name = match.lastgroup or "" if match else ""
+    number = float(match[name]) if match else 0.0
+    if number <= (name == "imbalance") or (name == "fraction" and number > 100):
+        forms = "1000 (images), 10%, 25/class or imbalanced=100"
+        raise Error(f"--subset {text!r}: expected a part such as {forms}", code="request.value")
+    return {name: number / 100 if name == "fraction" else int(number)}
 
 
-FORMS: dict[
-    str, Callable[[str], Any]
-] = {  # parsers of text options, which raise an Error with the expected form
+# parsers of text options, which raise an Error with the expected form
+FORMS: dict[str, Callable[[str], Any]] = {
     "device": check_device,
     "image_size": parse_size,
     "subset": part_of,

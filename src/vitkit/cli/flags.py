@@ -88,6 +88,12 @@ def check_data(place: str) -> None:
     check_place(place)
 
 
+def check_part(place: str) -> None:
+    from vitkit.datasets.opening import data_and_part
+
+    check_data(data_and_part(place)[0])
+
+
 def check_model(place: str) -> None:
     from vitkit.weights.published import check_obtainable
 
@@ -168,7 +174,7 @@ FLAGS: dict[str, Range | Form] = {
     "embed DATA...": Form(check_images),
     "embed --out": Form(check_embed_out),
     "predict --out": Form(check_predict_out),
-    "study --data": Form(check_data),
+    "study --data": Form(check_part),
     "study --image-size": Range(16, MOST_PIXELS),
     **{f"serve --{name.replace('_', '-')}": allowed for name, allowed in SERVICE.items()},
     "serve --max-bytes": Form(size_in_bytes),

@@ -48,7 +48,7 @@ COMMON = {  # the options that --help shows, in this order; verbs that are not l
     "finetune": "weights model recipe out epochs steps batch lr image-size more-steps seed device plan json",
     "pretrain": "model recipe out epochs steps batch lr image-size seed device plan json",
     "suite": "data tasks rates seeds steps batch image-size out device json",
-    "study run": "data downstream budget seeds out device plan json",
+    "study run": "data downstream weights only budget seeds out device plan json",
     "evaluate": "split view batch device json",
     "fewshot": "shots seeds knn probe compare figure device json",
     "predict": "top out unsure-below sort-into csv device json",

@@ -65,7 +65,8 @@ class Recipe:
     model_options: ModelOptions = ModelOptions()  # fields of that model
     keep_representation: bool = False  # replace only the last layer of the head
     against: tuple[str, ...] = ()  # data sets whose images and near-duplicates are removed from train
-    subset: str = ""  # of train: 1000 (images), 10% or 25/class; larger subsets contain smaller ones
+    subset: str = ""  # of train: 1000 (images), 10%, 25/class or imbalanced=100; larger contain smaller ones
+    label_noise: float = 0.0  # share of training labels to replace by a random other class, for experiments
     split_of: str = ""  # a run folder whose splits are used
     train_on: str = "train"  # or train+val
     report_on: str = "test"  # or val

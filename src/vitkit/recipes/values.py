@@ -239,6 +239,7 @@ GROUPED = {  # grouped name -> own name; schedule.* and optimizer.* are own name
     "data.corrections": "corrections",
     "data.against": "against",
     "data.subset": "subset",
+    "data.label_noise": "label_noise",
     "data.split_of": "split_of",
     "data.train_on": "train_on",
     "data.image_size": "image_size",

@@ -235,6 +235,7 @@ class Live:
         self.first: tuple[int, float] | None = None  # the first step of this process and its end time
         self.left: float | None = None
         self.skipped = 0
+        self.notes: tuple[str, ...] = ()  # texts at the end of a line of a log, the most important first
         self.interactive = self.console.is_terminal and not quiet
         self.bar = RichLive(console=self.console, get_renderable=self.render, refresh_per_second=4)
 
@@ -261,7 +262,8 @@ class Live:
         self.done = step
         if not self.interactive and (now - self.last >= self.every or step == self.total):
             self.last = now
-            self.print("  ".join([self.title, self.position(), *self.fields(), f"{clock(self.left)} left"]))
+            left = f"{clock(self.left)} left"
+            self.print("  ".join([self.title, self.position(), *self.fields(), left, *self.notes]))
 
     def more(self, count: int) -> None:
         """Advance by `count` steps."""
@@ -294,6 +296,7 @@ class Live:
         before, after, *optional = f"{self.title} ", f" {self.position()} {left}", *self.fields()
         if "loss" in self.numbers:
             after = f"{after}  {optional.pop(0)}"
+        optional = [*self.notes[:1], *optional, *self.notes[1:]]
         space = width - len(after)
         if space < len(before) + MIN_BAR:
             before = ""

@@ -18,7 +18,7 @@ from vitkit.data.names import SUFFIXES
 from vitkit.data.sources.remote import Cache
 from vitkit.data.sources.source import Source, from_rows, walk
 from vitkit.data.sources.sparse_labels import SparseLabels
-from vitkit.data.splits import Placed, complete, join, subset
+from vitkit.data.splits import Placed, complete, join, subset, with_noise
 from vitkit.datasets.opening import open_data
 from vitkit.errors import Error, similar_path
 from vitkit.io.files import replace_file
@@ -106,11 +106,13 @@ def needs_split(opened: Mapping[str, Source]) -> bool:
 
 
 def with_subset(splits: dict[str, Source], recipe: Recipe) -> dict[str, Source]:
-    """The splits with the recipe's subset of train."""
-    if not recipe.subset:
-        return splits
-    part: dict[str, Any] = part_of(recipe.subset)
-    return splits | {"train": subset(splits["train"], **part, seed=recipe.seed)}
+    """The splits with the recipe's subset of train, and its label noise."""
+    train, part = splits["train"], dict[str, Any](part_of(recipe.subset))
+    if part:
+        train = subset(train, **part, seed=recipe.seed)
+    if recipe.label_noise:
+        train = with_noise(train, recipe.label_noise, recipe.seed)
+    return splits | {"train": train}
 
 
 def check_splits(splits: dict[str, Source], recipe: Recipe) -> dict[str, Source]:

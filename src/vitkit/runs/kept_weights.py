@@ -48,6 +48,22 @@ def stopped_early(recipe: Recipe, progress: Mapping[str, Any]) -> bool:
     return bool(recipe.patience and progress["since"] >= recipe.patience)
 
 
+def best_notes(recipe: Recipe, headline: Headline, progress: Mapping[str, Any], left: int) -> tuple[str, ...]:
+    """The best evaluation so far and, if it may come to that, when the run will stop early.
+
+    left: the evaluations that the current stage still has.
+    """
+    if progress["best"] is None or "best_step" not in progress:
+        return ()
+    value = progress["best"] if headline.higher else -progress["best"]
+    best = f"best {headline.text(value, progress['best_images'])} at step {progress['best_step']}"
+    more = recipe.patience - progress["since"]
+    if not recipe.patience or not 0 < more < left:  # stopped, or too few are left
+        return (best,)
+    evaluations = "1 more evaluation" if more == 1 else f"{more} more evaluations"
+    return best, f"stops early after {evaluations} without improvement"
+
+
 def describe_kept(
     recipe: Recipe, headline: Headline, progress: Mapping[str, Any], step: int, total: int
 ) -> dict[str, Any]:
