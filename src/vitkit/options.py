@@ -324,7 +324,9 @@ def parse_train(text: str) -> tuple[str, int]:
     """'all', 'head', 'lora' or 'last-4' -> the kind and, for the last blocks, their number."""
     match = re.fullmatch(r"(all|head|lora)|(last)-([1-9][0-9]{0,3})", text)
     if match is None:
-        raise Error(f"--train {text!r}: expected all, head, lora or last-N, e.g. last-4", code="request.value")
+        raise Error(
+            f"--train {text!r}: expected all, head, lora or last-N, e.g. last-4", code="request.value"
+        )
     return match[1] or match[2], int(match[3] or 0)
 
 

@@ -129,7 +129,10 @@ def test_autocast_does_not_round_the_update(small):
     assert inside.dtype == torch.float32 and torch.equal(inside, layer.weight)
 
 
-@pytest.mark.parametrize("bad", [{"rank": 0}, {"rank": -1}, {"alpha": 0.0}, {"alpha": math.nan}, {"targets": "k"}])
+BAD = [{"rank": 0}, {"rank": -1}, {"alpha": 0.0}, {"alpha": math.nan}, {"targets": "k"}]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=str)
 def test_impossible_settings_are_refused(bad):
     (name, value), *_ = bad.items()
     with refused("recipe.value", f"lora.{name}", value):

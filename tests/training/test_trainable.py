@@ -5,7 +5,7 @@ import torch
 from refusals import refused
 
 from vitkit.errors import Error
-from vitkit.metrics.cost import training_memory
+from vitkit.metrics.cost import training_memory, training_passes
 from vitkit.models.lora import LoRA
 from vitkit.models.variants import configure, skeleton
 from vitkit.options import parse_train
@@ -98,9 +98,24 @@ def test_frozen_parameters_need_no_gradients_moments_or_average():
     assert head < full.activations / 10 and 0.3 < last / full.activations < 0.4 and lora == full.activations
 
 
+def test_frozen_layers_cost_less_than_three_forward_passes(small_resnet):
+    model = skeleton(configure("ViT-B/16", classes=10))
+    expected = {"all": 3, "last-3": 1 + 2 * 3 / 12, "head": 1, "lora": 2}
+    for train, passes in expected.items():
+        freeze(model, train)
+        assert training_passes(model) == passes, train
+    resnet = small_resnet()
+    units = sum(len(stage) for stage in resnet.stages)
+    for train, passes in (("all", 3), ("head", 1), ("last-1", 1 + 2 * len(resnet.stages[-1]) / units)):
+        freeze(resnet, train)
+        assert training_passes(resnet) == passes, train
+
+
 def test_what_is_trained_in_words():
-    assert trainable_text("lora", LoRA(), 149_000, 5_717_416) == "0.15 of 5.7 million parameters (LoRA, rank 8)"
-    assert trainable_text("last-4", LoRA(), 28.4e6, 86e6) == "28.4 of 86.0 million parameters (last 4 blocks and head)"
+    lora = trainable_text("lora", LoRA(), 149_000, 5_717_416)
+    assert lora == "0.15 of 5.7 million parameters (LoRA, rank 8)"
+    last = trainable_text("last-4", LoRA(), 28_400_000, 86_000_000)
+    assert last == "28.4 of 86.0 million parameters (last 4 blocks and head)"
 
 
 def test_frozen_weights_have_no_gradient(small):

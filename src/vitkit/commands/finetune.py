@@ -45,9 +45,7 @@ def pretrain(data: str, options: Training, *, emit: Emit) -> None:
 def finetuning(data: str, options: Training, *, protocol: bool = False, seeds: int = 3) -> Request:
     """The request of `vitkit finetune`."""
     check_seeds(seeds)
-    return request_for(
-        "finetune", data, options, default_recipe(options), protocol=protocol, seeds=seeds
-    )
+    return request_for("finetune", data, options, default_recipe(options), protocol=protocol, seeds=seeds)
 
 
 def default_recipe(options: Training) -> str:

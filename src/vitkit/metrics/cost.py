@@ -15,7 +15,7 @@ Size = tuple[int, int]
 TRAINING = 3  # a training step costs three forward passes: the backward pass has two products for each one
 TPU_V3_CORE = 61.5e12  # peak bf16 FLOP/s of a core, half a chip (cloud.google.com/tpu/docs/v3)
 TPU_V3_SHARE = 0.39  # utilization; see tpu_v3_core_days
-BACKWARD_FIRST = ("encoder.", "pool", "representation.", "head.")  # a ViT's parameters above its embeddings
+ABOVE = ("encoder.norm.", "norm.", "pool", "representation.", "head.")  # parameters above all blocks
 PEAKS = {  # peak dense bf16 FLOP/s, from the vendors' data sheets
     "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12,
 }  # fmt: skip
@@ -164,9 +164,13 @@ def ledger(
     joules: float | None = None,
     price_per_hour: float | None = None,
     peak: float | None = None,
+    passes: float = TRAINING,
 ) -> Ledger:
-    """`forward`: FLOPs per image; `device_seconds`: seconds times devices; `peak`: FLOP/s of one device."""
-    total, hours = TRAINING * forward * images_seen, device_seconds / 3600
+    """`forward`: FLOPs per image; `device_seconds`: seconds times devices; `peak`: FLOP/s of one device.
+
+    passes: what a training step costs, in forward passes.
+    """
+    total, hours = round(passes * forward * images_seen), device_seconds / 3600
     return Ledger(
         parameters=parameters, images_seen=images_seen, forward_FLOPs=forward, training_FLOPs=total,
         exaFLOPs=total / 1e18, device_hours=hours, tpu_v3_core_days=tpu_v3_core_days(total),
@@ -229,8 +233,7 @@ def training_memory(
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     convolution = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Conv2d))
     copies = (2 * count if half else 0) + 4 * convolution
-    stacks: list[Any] = [part for part in model.modules() if hasattr(part, "units")]
-    blocks = max(1, sum(len(stack.units()) for stack in stacks))
+    blocks = max(1, len(blocks_of(model)))
     return Memory(
         parameters=4 * count // shards + (4 * trainable // shards if average else 0),
         gradients=4 * trainable // shards,
@@ -253,7 +256,7 @@ def activation_bytes(model: Any, *, half: bool, recompute: bool = False) -> int:
     layer = c.tokens * (8 * c.width + 6 * small * c.width + 2 * small * c.hidden + 16 + 4 * c.heads)
     if c.dropout:
         layer += c.tokens * (2 * c.width + c.hidden)
-    depth = trained_depth(model)
+    depth = min(c.depth, trained_depth(model))
     if depth == 0:
         layers = layer
     elif recompute:
@@ -267,14 +270,35 @@ def activation_bytes(model: Any, *, half: bool, recompute: bool = False) -> int:
     return ends + layers + (convolution_bytes(model.stem, c, half, recompute) if c.stem else 0)
 
 
-def trained_depth(model: Any) -> int:
-    """The number of a ViT's blocks that the backward pass goes through."""
-    blocks = list(model.encoder.blocks)
-    below = [part for name, part in model.named_parameters() if not name.startswith(BACKWARD_FIRST)]
-    if any(p.requires_grad for p in below):
-        return len(blocks)
-    frozen = itertools.takewhile(lambda b: not any(p.requires_grad for p in b.parameters()), blocks)
+def trained_depth(model: nn.Module) -> int:
+    """The number of blocks that the backward pass goes through: from the lowest trainable parameter up."""
+    blocks = blocks_of(model)
+    inside = {id(p) for block in blocks for p in block.parameters()}
+    for name, parameter in model.named_parameters():  # of embeddings
+        if parameter.requires_grad and id(parameter) not in inside and not name.startswith(ABOVE):
+            return len(blocks)
+    frozen = itertools.takewhile(lambda block: not any(p.requires_grad for p in block.parameters()), blocks)
     return len(blocks) - len(list(frozen))
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The blocks of a ViT, the units of a ResNet; both of a hybrid."""
+    stacks: list[Any] = [part for part in model.modules() if hasattr(part, "units")]
+    return [block for stack in stacks for block in stack.units()]
+
+
+def training_passes(model: nn.Module) -> float:
+    """What a training step costs, in forward passes: 3, and less where parameters are frozen.
+
+    The backward pass has a product for the gradient of the inputs, in all blocks from the lowest trainable
+    parameter up, and one for that of the weights, in blocks that are trained as a whole. LoRA's own products
+    are not counted.
+    """
+    if all(p.requires_grad for p in model.parameters()):
+        return TRAINING
+    blocks = blocks_of(model)
+    whole = sum(all(p.requires_grad for p in block.parameters()) for block in blocks)
+    return 1 + (trained_depth(model) + whole) / max(1, len(blocks))
 
 
 def convolution_bytes(part: Any, c: Any, half: bool, recompute: bool) -> int:

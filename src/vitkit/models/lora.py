@@ -1,4 +1,4 @@
-"""LoRA (Hu et al., 2021): frozen weights W of a ViT's linear layers plus trained updates alpha / rank * B A."""
+"""LoRA (Hu et al., 2021): frozen weights of a ViT's linear layers plus trained updates alpha / rank * B A."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ class LoRA:
 class LowRank(nn.Module):
     """A parametrization of a weight: W + alpha / rank * B A, with one pair of A and B for each adapted part.
 
-    A fused qkv weight has three parts, so that adapters equal those of three separate layers; others have one.
+    A fused qkv weight has three parts, so its adapters equal those of three separate layers.
     """
 
     def __init__(self, weight: Tensor, config: LoRA, parts: dict[str, int], of: int):
@@ -106,7 +106,7 @@ def merge_lora(model: nn.Module) -> None:
 
 
 def merged_state(model: nn.Module, full: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    """The state dict of a model with its adapters, if any, merged into the weights: that of an ordinary model.
+    """The state dict with the adapters, if any, merged into the weights: that of an ordinary model.
 
     full: makes a tensor of the module whole and copies it to where it is needed.
     """

@@ -13,7 +13,7 @@ from vitkit.data.content import HASH_CACHE
 from vitkit.data.loader import check_sockets
 from vitkit.data.sources.remote import Cache
 from vitkit.data.sources.source import Source
-from vitkit.metrics.cost import Memory, forward_flops, parameters
+from vitkit.metrics.cost import Memory, forward_flops, parameters, training_passes
 from vitkit.models.variants import Config, Model, fresh, skeleton, variant
 from vitkit.models.vit import ViTConfig, dropped
 from vitkit.options import Training
@@ -210,6 +210,7 @@ class Plan:
         """The plan as `--plan --json` prints it."""
         recipe, model, steps, note = self.recipe, self.model(), self.steps, dropped(self.model().config)
         memory, images, result = self.memory, len(self.splits["train"]), self.state.result
+        trained = automatic.trained_skeleton(recipe, model)
         facts = {
             "run": str(self.out), "action": self.state.action, "step": self.state.step,
             "recipe": recipe.name, "data": recipe.data,
@@ -218,8 +219,8 @@ class Plan:
             "start": recipe.weights or f"{recipe.model} from scratch",
             **{f"{name}_images": len(part) for name, part in self.splits.items()},
             "classes": len(self.splits["train"].classes), "parameters": parameters(model),
-            "trainable_parameters": trainable_parameters(automatic.trained_skeleton(recipe, model)),
-            "train": recipe.train, "trains": self.trains,
+            "trainable_parameters": trainable_parameters(trained), "train": recipe.train,
+            "trains": self.trains,
             "image_size": f"{recipe.image_size[0]} x {recipe.image_size[1]}",
             **({"pixels": note} if note else {}),
             "batch": recipe.batch, "micro_batch": recipe.micro_batch or None, "optimizer": optimizer(recipe),
@@ -229,7 +230,9 @@ class Plan:
             "keep": "best" if recipe.keeps_best else "last", "patience": recipe.patience,
             "steps": steps, "steps_left": self.steps_left, "images_seen": steps * recipe.batch,
             "epochs": steps * recipe.batch / images,
-            "training_FLOPs": 3 * forward_flops(model.config) * steps * recipe.batch,
+            "training_FLOPs": round(
+                training_passes(trained) * forward_flops(model.config) * steps * recipe.batch
+            ),
             "memory_GB": memory.total / 1e9,
             "memory_free_GB": automatic.device_memory(self.runtime.device) / 1e9,
             "largest_batch_at_once": automatic.largest_batch(recipe, model, self.runtime),

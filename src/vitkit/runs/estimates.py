@@ -104,15 +104,20 @@ def seconds_to_prepare(recipe: Recipe, train: Source) -> float:
 
 
 def cost(
-    model: Model, runtime: Runtime, *, seen: int, seconds: float, joules: float | None, an_hour: float | None
-) -> dict[str, Any]:
-    """The cost of training on `seen` images; energy is None if any process cannot measure it."""
+    model: Model, runtime: Runtime, *, seen: int, seconds: float, joules: float | None, an_hour: float | None,
+    passes: float,
+) -> dict[str, Any]:  # fmt: skip
+    """The cost of training on `seen` images; energy is None if any process cannot measure it.
+
+    passes: what a training step costs, in forward passes.
+    """
     facts = runtime.describe()
     all_joules = runtime.all_gather_object(joules)
     costs = ledger(
         parameters=parameters(model), images_seen=seen, forward=forward_flops(model.config),
         device_seconds=runtime.world * seconds, joules=None if None in all_joules else sum(all_joules),
         price_per_hour=an_hour, peak=peak_flops(facts["device"], facts["precision"]),
+        passes=passes,
     )  # fmt: skip
     rate = seen / seconds if seconds else None
     return {**costs.to_json(), "seconds": round(seconds, 2), "images_per_second": rate, **facts}

@@ -5,6 +5,7 @@ from typing import Any
 
 from vitkit.data.loader import BadFiles
 from vitkit.io.files import replace_file
+from vitkit.metrics.cost import training_passes
 from vitkit.models.lora import adapter_state
 from vitkit.models.variants import Model
 from vitkit.runs import artifacts
@@ -78,5 +79,6 @@ def run_cost(run: RunContext, model: Model, bad: BadFiles) -> dict[str, Any]:
     costs = cost(
         model, run.runtime, seen=run.state.step * run.recipe.batch, seconds=run.progress["seconds"],
         joules=run.progress.get("joules"), an_hour=run.options.price_per_hour,
+        passes=training_passes(run.model),
     )  # fmt: skip
     return costs | {"unusable_images": len(bad.reasons)}

@@ -1,8 +1,9 @@
 """LoRA adapters as small files: write what LoRA has trained, and merge it into the base model again."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 from torch import Tensor
@@ -71,12 +72,13 @@ def read_card(text: str, path: str | Path) -> tuple[Card, LoRA]:
     if card is None or card.layout != LAYOUT:
         raise WeightsError(f"{path}: not a LoRA adapter, which a run with train=lora writes")
     try:
-        settings = json.loads(text)["lora"]
-        return card, LoRA(rank=int(settings["rank"]), alpha=float(settings["alpha"]), targets=settings["targets"])
+        table = json.loads(text)["lora"]
+        lora = LoRA(rank=int(table["rank"]), alpha=float(table["alpha"]), targets=str(table["targets"]))
     except (ValueError, TypeError, KeyError, OverflowError) as error:
-        raise WeightsError(f"{path}: the settings of LoRA in its card are damaged ({one_line(error)})") from None
+        raise WeightsError(f"{path}: LoRA's settings in its card are damaged ({one_line(error)})") from None
+    return card, lora
 
 
-def architecture(config: Config) -> Config:
-    """A configuration without what only matters in training."""
-    return replace(config, **{name: 0.0 for name in TRAINING if hasattr(config, name)})
+def architecture(config: Config) -> dict[str, Any]:
+    """The fields of a configuration that do not only matter in training."""
+    return {name: value for name, value in asdict(config).items() if name not in TRAINING}
