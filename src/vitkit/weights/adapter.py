@@ -13,10 +13,8 @@ from vitkit.io.files import replace_file
 from vitkit.models.adapt import TRAINING, adapt
 from vitkit.models.lora import LoRA, adapter_state, add_lora, merge_lora
 from vitkit.models.variants import Config, Model
-from vitkit.weights.card import Card, card_of, from_json, to_json
+from vitkit.weights.card import ADAPTER, Card, card_of, from_json, to_json
 from vitkit.weights.untrusted import listed, one_line, open_arrays
-
-LAYOUT = "lora"  # of the card of an adapter
 
 
 def save_adapter(state: dict[str, Tensor], model: Model, lora: LoRA, base: str, path: Path) -> None:
@@ -25,7 +23,7 @@ def save_adapter(state: dict[str, Tensor], model: Model, lora: LoRA, base: str, 
     state: as `models.lora.adapter_state` returns it. model: with the adapters merged. base: the place of the
     weights that LoRA started from.
     """
-    card = json.loads(to_json(card_of(model, LAYOUT))) | {"lora": asdict(lora) | {"base": base}}
+    card = json.loads(to_json(card_of(model, ADAPTER))) | {"lora": asdict(lora) | {"base": base}}
     arrays = {name: tensor.contiguous() for name, tensor in state.items()}
     metadata = {"vitkit": json.dumps(card)}
     replace_file(path, lambda beside: safetensors.torch.save_file(arrays, beside, metadata))
@@ -69,7 +67,7 @@ def merge_adapter(model: Model, path: str | Path) -> Model:
 def read_card(text: str, path: str | Path) -> tuple[Card, LoRA]:
     """The card of an adapter and LoRA's settings in it; the file is untrusted."""
     card = from_json(text) if text else None
-    if card is None or card.layout != LAYOUT:
+    if card is None or card.layout != ADAPTER:
         raise WeightsError(f"{path}: not a LoRA adapter, which a run with train=lora writes")
     try:
         table = json.loads(text)["lora"]
