@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from vitkit.errors import Error
+from vitkit.ops.precision import add_product
 from vitkit.options import Range, check_within
 
 TARGETS = ("qv", "qkv", "qkv+mlp", "all-linear")
@@ -47,9 +48,8 @@ class LowRank(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         rows = list(weight.chunk(self.of))
-        with torch.autocast(weight.device.type, enabled=False):  # in float32, as they are merged at the end
-            for name, part in self.parts.items():
-                rows[part] = torch.addmm(rows[part], self.lora_B[name], self.lora_A[name], alpha=self.scale)
+        for name, part in self.parts.items():  # in float32, as they are merged at the end
+            rows[part] = add_product(rows[part], self.lora_B[name], self.lora_A[name], self.scale)
         return torch.cat(rows)
 
 
