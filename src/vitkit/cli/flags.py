@@ -27,6 +27,7 @@ from vitkit.options import (
     parse_frozen_view,
     parse_l2,
     parse_size,
+    parse_train,
     parse_view,
     part_of,
     size_in_bytes,
@@ -160,6 +161,7 @@ FLAGS: dict[str, Range | Form] = {
     "--shots": SHOTS,
     "--size": Range(0, 3),
     "--subset": Form(part_of),
+    "--train": Form(parse_train),
     "--unsure-below": SHARE,
     "--view": Form(parse_view),
     # overrides for single verbs

@@ -110,6 +110,7 @@ def finetune(
     $ vitkit finetune photos/
     $ vitkit finetune photos/ --plan
     $ vitkit finetune photos.zip --weights Ti_16.npz --steps 200 --lr 0.003
+    $ vitkit finetune photos/ --train lora
     $ vitkit finetune photos/ --more-steps 200
     $ vitkit finetune digits --model ViT-Ti/4 --image-size 16
     $ vitkit finetune pets/ --weights ViT-B/16.augreg-i21k --recipe pets --protocol

@@ -45,9 +45,14 @@ def pretrain(data: str, options: Training, *, emit: Emit) -> None:
 def finetuning(data: str, options: Training, *, protocol: bool = False, seeds: int = 3) -> Request:
     """The request of `vitkit finetune`."""
     check_seeds(seeds)
-    return request_for(
-        "finetune", data, options, "scratch" if options.model else "finetune", protocol=protocol, seeds=seeds
-    )
+    return request_for("finetune", data, options, default_recipe(options), protocol=protocol, seeds=seeds)
+
+
+def default_recipe(options: Training) -> str:
+    """The name of the recipe of `vitkit finetune` if none is given."""
+    if options.model:
+        return "scratch"
+    return "lora" if options.train == "lora" or "train=lora" in options.set else "finetune"
 
 
 def pretraining(data: str, options: Training) -> Request:

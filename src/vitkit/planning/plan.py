@@ -13,7 +13,7 @@ from vitkit.data.content import HASH_CACHE
 from vitkit.data.loader import check_sockets
 from vitkit.data.sources.remote import Cache
 from vitkit.data.sources.source import Source
-from vitkit.metrics.cost import Memory, forward_flops, parameters
+from vitkit.metrics.cost import Memory, forward_flops, parameters, training_passes
 from vitkit.models.variants import Config, Model, fresh, skeleton, variant
 from vitkit.models.vit import ViTConfig, dropped
 from vitkit.options import Training
@@ -31,6 +31,7 @@ from vitkit.runs.folder import Result, RunOptions, check_recipe, stopping
 from vitkit.runs.protocol import candidates
 from vitkit.runtime.runtime import Runtime, choose_runtime, data_workers
 from vitkit.training.checkpoint import complete
+from vitkit.training.trainable import trainable_parameters, trainable_text
 from vitkit.weights.load import load
 from vitkit.weights.published import PUBLISHED, cache_path
 
@@ -192,6 +193,13 @@ class Plan:
         images = self.recipe.micro_batch or self.recipe.batch // self.runtime.world
         return automatic.memory_of(self.recipe, self.model(), self.runtime, images)
 
+    @property
+    def trains(self) -> str:
+        """Which parameters are trained, in words."""
+        recipe, model = self.recipe, self.model()
+        trainable = trainable_parameters(automatic.trained_skeleton(recipe, model))
+        return trainable_text(recipe.train, recipe.lora, trainable, parameters(model))
+
     def __repr__(self) -> str:
         return f"Plan({headline(self.to_json())!r})"
 
@@ -202,6 +210,7 @@ class Plan:
         """The plan as `--plan --json` prints it."""
         recipe, model, steps, note = self.recipe, self.model(), self.steps, dropped(self.model().config)
         memory, images, result = self.memory, len(self.splits["train"]), self.state.result
+        trained = automatic.trained_skeleton(recipe, model)
         facts = {
             "run": str(self.out), "action": self.state.action, "step": self.state.step,
             "recipe": recipe.name, "data": recipe.data,
@@ -210,6 +219,8 @@ class Plan:
             "start": recipe.weights or f"{recipe.model} from scratch",
             **{f"{name}_images": len(part) for name, part in self.splits.items()},
             "classes": len(self.splits["train"].classes), "parameters": parameters(model),
+            "trainable_parameters": trainable_parameters(trained), "train": recipe.train,
+            "trains": self.trains,
             "image_size": f"{recipe.image_size[0]} x {recipe.image_size[1]}",
             **({"pixels": note} if note else {}),
             "batch": recipe.batch, "micro_batch": recipe.micro_batch or None, "optimizer": optimizer(recipe),
@@ -219,7 +230,9 @@ class Plan:
             "keep": "best" if recipe.keeps_best else "last", "patience": recipe.patience,
             "steps": steps, "steps_left": self.steps_left, "images_seen": steps * recipe.batch,
             "epochs": steps * recipe.batch / images,
-            "training_FLOPs": 3 * forward_flops(model.config) * steps * recipe.batch,
+            "training_FLOPs": round(
+                training_passes(trained) * forward_flops(model.config) * steps * recipe.batch
+            ),
             "memory_GB": memory.total / 1e9,
             "memory_free_GB": automatic.device_memory(self.runtime.device) / 1e9,
             "largest_batch_at_once": automatic.largest_batch(recipe, model, self.runtime),
@@ -356,6 +369,8 @@ def timed(plan: Plan, *, new: bool) -> Plan:
     seconds, start = seconds_a_step(recipe, plan.model(), train, plan.runtime, workers), 0.0
     if only and seconds is not None:
         start = seconds_to_start(recipe, train, workers)
+    if not only and recipe.train != "all":
+        plan.say(f"trains {plan.trains}")
     if not only:
         plan.say(length_text(recipe, len(train), seconds))
     return replace(plan, seconds_a_step=seconds, seconds_to_start=start)
@@ -378,8 +393,7 @@ def optimizer(recipe: Recipe) -> str:
     config = recipe.optimizer
     name = f"SGD, momentum {config.momentum:g}" if config.kind == "sgd" else "Adam"
     decay = f", weight decay {config.weight_decay:g}" if config.weight_decay else ""
-    frozen = f", {config.frozen} frozen" if config.frozen != "nothing" else ""
-    return f"{name}{decay}{frozen}"
+    return f"{name}{decay}"
 
 
 def crop_text(recipe: Recipe) -> str:

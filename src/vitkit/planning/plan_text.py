@@ -60,6 +60,8 @@ def rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     size = plan["download_MB"]
     download = "" if size == 0 else f"; {f'{size:,.0f} MB' if size else 'its file'} would be downloaded first"
     yield "start from", f"{plan['start']}, {plan['parameters'] / 1e6:,.1f} million parameters{download}"
+    if plan["train"] != "all":
+        yield "trains", plan["trains"]
     yield "resolution", f"{plan['image_size']} pixels{'; ' + plan['pixels'] if 'pixels' in plan else ''}"
     micro = f", in micro-batches of {plan['micro_batch']}" if plan["micro_batch"] else ""
     yield "batch", f"{counted(plan['batch'], 'image')}{micro}"

@@ -98,7 +98,7 @@ def bit() -> Recipe:
 RULED = ("image_size", "resize", "length", "schedule", "mixup")  # fields that BiT's rule sets
 SHARED = (  # fields that two recipes for the same data and model have in common
     "data", "corrections", "weights", "model", "model_options", "keep_representation", "against", "subset",
-    "batch", "micro_batch", "evaluation_crop", "evaluations", "val", "test", "seed",
+    "batch", "micro_batch", "train", "evaluation_crop", "evaluations", "val", "test", "seed",
 )  # fmt: skip
 
 
@@ -141,6 +141,19 @@ def finetune() -> Recipe:
     )
 
 
+def lora() -> Recipe:
+    """What `vitkit finetune --train lora` starts from: adapters need Adam and a higher rate than weights."""
+    return replace(
+        finetune(),
+        name="lora",
+        about="LoRA of rank 8 on queries and values, alpha 16: Adam, no weight decay, clipping at norm 1",
+        train="lora",
+        schedule=Schedule(rate=1e-3, warmup=50, decay="cosine"),
+        rates=(3e-4, 1e-3, 3e-3, 1e-2),
+        optimizer=OptimizerConfig(kind="adam", clip=1.0),
+    )
+
+
 def scratch() -> Recipe:
     """Small data from scratch: Adam with weight decay, as the paper pre-trains, sized for one machine."""
     return replace(
@@ -155,6 +168,6 @@ def scratch() -> Recipe:
 
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
-    f.__name__: f for f in (finetune, scratch, imagenet, cifar100, cifar10, pets, flowers, vtab, bit)
+    f.__name__: f for f in (finetune, lora, scratch, imagenet, cifar100, cifar10, pets, flowers, vtab, bit)
 }
 RECIPES |= {f"table2.{model}": partial(table2, model) for model in TABLE_2}

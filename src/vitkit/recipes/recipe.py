@@ -1,7 +1,7 @@
 """A Recipe: one experiment as a frozen value, with overrides by name and a JSON round trip."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,8 @@ from typing import Any
 from vitkit.data.views import AREA, CROPS, METHODS
 from vitkit.errors import Error
 from vitkit.models.card import short_repr
-from vitkit.options import part_of, settings_of
+from vitkit.models.lora import LoRA
+from vitkit.options import parse_train, part_of, settings_of
 from vitkit.recipes import values
 from vitkit.recipes.values import (
     GROUPED,
@@ -93,6 +94,8 @@ class Recipe:
     rates: tuple[float, ...] = ()  # learning rates that --protocol compares
     convolution_rates: tuple[float, ...] = ()  # further learning rates for ResNets and hybrids
     optimizer: OptimizerConfig = OptimizerConfig()
+    train: str = "all"  # or head, last-N (the last N blocks, final norm and head), lora (adapters and head)
+    lora: LoRA = LoRA()  # settings of train=lora
     objective: str = "classify"  # the task; masked needs no labels
     masked: Masked = Masked()  # settings of that task
     loss: str = "softmax"
@@ -134,8 +137,11 @@ class Recipe:
             raise refusal(
                 "with train_on=train+val there is no val for early stopping, the best weights or a report"
             )
+        check_form(parse_train, self.train)
+        if self.train != "lora" and self.lora != LoRA():
+            raise refusal(f"train={self.train} does not use lora; leave it out, or set train=lora")
         check_unused(self)
-        check_subset(self.subset)
+        check_form(part_of, self.subset)
         checked(parse_stages, self.more_steps)
 
     @property
@@ -153,9 +159,10 @@ def refusal(message: str) -> Error:
     return Error(message, code="recipe.value")
 
 
-def check_subset(text: str) -> None:
+def check_form(parse: Callable[[str], Any], text: str) -> None:
+    """Refuse a text that the parser of the flag refuses."""
     try:
-        part_of(text)
+        parse(text)
     except ValueError as error:
         raise refusal(str(error)) from None
 
@@ -245,8 +252,17 @@ def from_table(table: Any) -> Recipe:
             code="recipe.format",
         )
     table = {name: value for name, value in table.items() if name != "version"}
-    recipe: Recipe = build(Recipe, ungrouped(table))
+    recipe: Recipe = build(Recipe, renamed(ungrouped(table)))
     return as_meant(recipe, version)
+
+
+def renamed(table: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's JSON object with today's names: train=head was optimizer.frozen=backbone."""
+    optimizer = table.get("optimizer")
+    if not isinstance(optimizer, dict) or optimizer.get("frozen") not in ("nothing", "backbone"):
+        return table
+    train = {"train": "head"} if optimizer["frozen"] == "backbone" else {}
+    return table | train | {"optimizer": {k: v for k, v in optimizer.items() if k != "frozen"}}
 
 
 def as_meant(recipe: Recipe, version: int) -> Recipe:

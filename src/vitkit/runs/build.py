@@ -31,7 +31,10 @@ from vitkit.recipes.recipe import Recipe, only
 from vitkit.runs.corrections import corrected
 from vitkit.runs.provenance.changes import examples
 from vitkit.runs.provenance.fingerprint import remembered_splits
+from vitkit.runtime.runtime import Runtime
 from vitkit.tasks.task import Task
+from vitkit.training.step import TrainState
+from vitkit.training.trainable import freeze
 from vitkit.weights.hub import is_hub
 from vitkit.weights.load import load
 
@@ -289,3 +292,19 @@ def build_model(recipe: Recipe, train_split: Source, load: Callable[[str], Model
     )
     model.origin = with_size_note(origin, model.config)
     return model
+
+
+def start_training(recipe: Recipe, task: Task, model: Model, runtime: Runtime) -> TrainState:
+    """The module to train on its device, with its optimizer; what the recipe does not train is frozen."""
+    if recipe.train != "all" and not recipe.weights:
+        raise Error(
+            f"train={recipe.train} freezes pretrained weights, but there are none; give --weights, or leave "
+            "train out to train all parameters",
+            code="request.conflict",
+        )
+    module = task.build(model)
+    freeze(task.extract(module), recipe.train, recipe.lora, recipe.seed)
+    state = TrainState.start(runtime.place(module), recipe.optimizer)
+    trained = {name for name, p in state.model.named_parameters() if p.requires_grad}
+    state.average = {name: mean for name, mean in state.average.items() if name in trained}
+    return state

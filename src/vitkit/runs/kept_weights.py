@@ -11,6 +11,7 @@ from torch import nn
 
 from vitkit.io.files import replace_file
 from vitkit.metrics.intervals import percent
+from vitkit.models.lora import has_lora, merged_state
 from vitkit.models.variants import Model, skeleton
 from vitkit.recipes.recipe import Recipe
 from vitkit.runtime.runtime import full_tensor
@@ -110,20 +111,23 @@ def stopping_note(kept: Mapping[str, Any], steps: int) -> str:
 
 
 def kept_model(task: Task, module: nn.Module) -> Model:
-    """A whole copy of the model on the CPU; collective, so every process must call it."""
+    """A whole copy of the model on the CPU, with merged LoRA adapters.
+
+    Collective, so every process must call it.
+    """
     source = task.extract(module)
     model = skeleton(task.saved_config(source.config))
     names = model.state_dict()
-    state = {n: full_tensor(t.detach()).cpu() for n, t in source.state_dict().items() if n in names}
-    model.load_state_dict(state, assign=True)
+    state = merged_state(source, lambda tensor: full_tensor(tensor).cpu())
+    model.load_state_dict({name: state[name] for name in names}, assign=True)
     for field in CARD:
         setattr(model, field, getattr(source, field))
     return model
 
 
 def save_best(task: Task, module: nn.Module, path: Path, *, main: bool) -> None:
-    """Save the current weights: as a model file or, where the task wraps the model, the whole module."""
-    if task.extract(module) is module:
+    """Save the current weights: as a model file or, where the module is more, all that it has."""
+    if is_plain(task, module):
         model = kept_model(task, module)
         if main:
             save(model, path)
@@ -135,4 +139,9 @@ def save_best(task: Task, module: nn.Module, path: Path, *, main: bool) -> None:
 
 def load_best(task: Task, module: nn.Module, path: Path) -> None:
     """Load those weights into the module, which may be sharded."""
-    fill(module, load(path).state_dict() if task.extract(module) is module else load_file(path))
+    fill(module, load(path).state_dict() if is_plain(task, module) else load_file(path))
+
+
+def is_plain(task: Task, module: nn.Module) -> bool:
+    """Whether the module to train is a model as files hold it: no wrapper of its task, no adapters."""
+    return task.extract(module) is module and not has_lora(module)

@@ -15,6 +15,7 @@ from vitkit.models.vit import ViTConfig
 from vitkit.weights.limits import LONGEST_LABEL, out_of_range
 
 VERSION = 1
+ADAPTER = "lora"  # layout of a file with a LoRA adapter, which is not a whole model
 FIRST_TASKS = ("classify", "multilabel")  # a card distinguishes these by its field `multilabel`
 KINDS = {"ViT": ViTConfig, "ResNet": ResNetConfig}
 
