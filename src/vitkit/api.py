@@ -33,6 +33,8 @@ from vitkit.commands.shared import loaded
 from vitkit.data.pictures import Picture, content_of, is_picture, name_of
 from vitkit.errors import Error
 from vitkit.inference.predict import features, view_of
+from vitkit.inference.rejection import STORED, parse_reject
+from vitkit.inference.tta import Tta
 from vitkit.inspection.gather import check_layer
 from vitkit.inspection.subject import transformer
 from vitkit.models.variants import Model
@@ -144,6 +146,8 @@ def evaluate(
     classes: Place = "",
     real: Place = "",
     view: str = "model",
+    tta: Tta = "none",
+    reject: bool | float | None = None,
     workers: int | None = None,
     device: str = "auto",
     progress: bool = False,
@@ -152,6 +156,8 @@ def evaluate(
 
     model  a model, a Run, a run folder, a model file or a published name. A run recognizes its images: on
            its own data, only its test images are evaluated unless `split` is given.
+    tta, reject  as in `vitkit.predict`; with `reject`, "rejection" has the share of accepted images and the
+           accuracy on them
 
     >>> import vitkit
     >>> metrics = vitkit.evaluate("runs/digits", "digits", workers=0)
@@ -159,14 +165,23 @@ def evaluate(
     (179, 'test', ['0', '1'])
     """
     options = EvaluateOptions(
-        split=split, batch=batch, classes=as_text(classes), real=as_text(real), view=view, workers=workers,
-        device=device,
+        split=split, batch=batch, classes=as_text(classes), real=as_text(real), view=view, tta=tta,
+        reject=as_reject(reject), workers=workers, device=device,
     )  # fmt: skip
     check_options(typing.get_type_hints(EvaluateOptions), vars(options))
     evaluation = measure(
         model_or_path(model), data_path(data), options, say=warn if progress else ignore, quiet=not progress
     )
     return Metrics(evaluation.facts, evaluation.notes)
+
+
+def as_reject(value: bool | float | None) -> str | None:
+    """The argument `reject` as --reject takes it; None: no threshold."""
+    if value is None or value is False:
+        return None
+    text = STORED if value is True else str(value)
+    parse_reject(text)
+    return text
 
 
 def model_or_path(model: object) -> Model | str:

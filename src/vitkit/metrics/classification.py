@@ -51,11 +51,12 @@ class Calibration:
     threshold: float  # the confidence that 95 % of the correct images reach then; 0: none is correct
 
 
-def calibration(losses: Tensor, confidences: Tensor, correct: Tensor) -> Calibration:
+def calibration(rows: Tensor, correct: Tensor) -> Calibration:
     """The temperature with the lowest mean loss, and the threshold at this temperature.
 
-    losses and confidences (N, T): of each image at each of TEMPERATURES; correct (N,): its top-1 is right.
+    rows (N, 2 T): of each image, as `at_temperatures` returns it; correct (N,): whether its top-1 is right.
     """
+    losses, confidences = rows.chunk(2, dim=1)
     best = int(losses.mean(0).argmin())
     return Calibration(TEMPERATURES[best], acceptance_threshold(confidences[:, best], correct))
 
@@ -128,6 +129,18 @@ class Accuracy:
         }  # fmt: skip
 
 
+def accuracy_with_rejection(result: Accuracy, threshold: float) -> dict[str, Any]:
+    """Which share of the images is accepted, and the accuracy on these; None without accepted images."""
+    accepted = result.confidence >= threshold
+    correct, wrong = result.correct[accepted], ~result.correct
+    return {
+        "threshold": threshold, "accepted": len(correct), "coverage": float(accepted.double().mean()),
+        "accuracy": float(correct.double().mean()) if len(correct) else None,
+        "interval": list(interval(correct)) if len(correct) else None,
+        "rejected_mistakes": int((wrong & ~accepted).sum()), "mistakes": int(wrong.sum()),
+    }  # fmt: skip
+
+
 @torch.no_grad()
 def accuracy(
     logits_of: Callable[[Tensor], Tensor],
@@ -169,7 +182,7 @@ def accuracy(
         images=len(table), top1=float(correct.double().mean()), top5=top5 if classes > 5 else None, loss=loss,
         classes=classes, data_classes=classes if accepted is None else len(accepted), index=index,
         truth=truth, predicted=predicted, correct=correct, confidence=table[:, 5],
-        calibration=calibration(*table[:, 6:].chunk(2, dim=1), correct) if calibrate else None,
+        calibration=calibration(table[:, 6:], correct) if calibrate else None,
     )  # fmt: skip
 
 
