@@ -71,7 +71,9 @@ def rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"{counted(plan['steps'], 'step')}, {plan['epochs']:,.1f} epochs",
     )
     yield "validation", validation(plan)
-    if "runs" in plan:
+    if "folds" in plan:
+        yield "folds", f"{plan['folds']} runs, each tested on a fold, then one on all training images"
+    elif "runs" in plan:
         settings = counted(plan["candidates"], "setting")
         yield "protocol", f"{settings} compared on validation images, then {plan['seeds']} seeds of the best"
     if plan["action"] != "finished":

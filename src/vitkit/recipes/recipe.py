@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from vitkit.data.folds import parse_fold
 from vitkit.data.views import AREA, CROPS, METHODS
 from vitkit.errors import Error
 from vitkit.models.card import short_repr
@@ -68,6 +69,7 @@ class Recipe:
     subset: str = ""  # of train: 1000 (images), 10% or 25/class; larger subsets contain smaller ones
     split_of: str = ""  # a run folder whose splits are used
     train_on: str = "train"  # or train+val
+    fold: str = ""  # 2/5: val is the second of five folds of train and val; empty: no cross-validation
     report_on: str = "test"  # or val
 
     image_size: tuple[int, int] = (384, 384)  # height and width in pixels
@@ -133,6 +135,8 @@ class Recipe:
             raise refusal(
                 "with train_on=train+val there is no val for early stopping, the best weights or a report"
             )
+        if self.fold:
+            checked(parse_fold, self.fold)
         check_unused(self)
         check_subset(self.subset)
         checked(parse_stages, self.more_steps)

@@ -14,6 +14,7 @@ from vitkit.data.content import Files
 from vitkit.data.doctor import usable
 from vitkit.data.duplicates import against
 from vitkit.data.findings import Finding
+from vitkit.data.folds import duplicate_groups, fold_split, parse_fold
 from vitkit.data.names import SUFFIXES
 from vitkit.data.sources.remote import Cache
 from vitkit.data.sources.source import Source, from_rows, walk
@@ -91,13 +92,21 @@ def split_data(
         problems = usable(opened, recipe.data)
         if findings is not None:
             findings.extend(problem for problem in problems if problem not in findings)
-    use_val = recipe.train_on == "train+val"
+    use_val = recipe.train_on == "train+val" or bool(recipe.fold)
     splits = complete(opened, val=0.0 if use_val else recipe.val, test=recipe.test, placed=placed)
     if use_val and "val" in splits:
         splits["train"] = join(splits["train"], splits.pop("val"))
+    if recipe.fold:
+        splits = with_fold(splits, recipe, duplicate_groups(splits["train"]))
     if recipe.against:
         splits["train"] = without_duplicates(splits["train"], recipe.against, out / REMOVED if out else None)
     return check_splits(with_subset(splits, recipe), recipe)
+
+
+def with_fold(splits: dict[str, Source], recipe: Recipe, groups: np.ndarray) -> dict[str, Source]:
+    """The splits with the recipe's fold of train as val; groups: see `duplicate_groups`."""
+    train, val = fold_split(splits["train"], *parse_fold(recipe.fold), groups)
+    return splits | {"train": train, "val": val}
 
 
 def needs_split(opened: Mapping[str, Source]) -> bool:
@@ -176,16 +185,23 @@ class SplitCache:
     cache: Cache | None = None  # for downloads
     findings: list[Finding] = field(default_factory=list)  # of the doctor, about names and labels
     sources: dict[tuple[str, ...], dict[str, Source]] = field(default_factory=dict)  # before splitting
+    groups: dict[tuple[Recipe, int], np.ndarray] = field(default_factory=dict)  # of copies, for folds
 
     def __call__(self, recipe: Recipe, out: Path | None = None) -> dict[str, Source]:
         placed = placed_images(recipe, out)
         if recipe.against:  # each run writes its own list of removed images
             return split_data(recipe, self.place(recipe), placed, out, self.findings)
         part = only(recipe, DECIDING)
+        part = replace(part, train_on="train+val") if recipe.fold else part
         key = part, hash(frozenset(placed.items()))
         if key not in self.splits:
             self.splits[key] = split_data(part, self.place(part), placed, findings=self.findings)
-        return check_splits(with_subset(self.splits[key], recipe), recipe)
+        splits = self.splits[key]
+        if recipe.fold:
+            if key not in self.groups:
+                self.groups[key] = duplicate_groups(splits["train"])
+            splits = with_fold(splits, recipe, self.groups[key])
+        return check_splits(with_subset(splits, recipe), recipe)
 
     def place(self, recipe: Recipe) -> dict[str, Source]:
         """The recipe's data before splitting."""
