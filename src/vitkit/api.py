@@ -46,22 +46,22 @@ from vitkit.report.terminal import warn
 
 @overload
 def finetune(
-    data: Place, *, protocol: bool = ..., seeds: int = ..., plan: Literal[False] = ..., progress: bool = ...,
-    **options: Unpack[TrainingOptions],
+    data: Place, *, protocol: bool = ..., seeds: int = ..., folds: int | None = ...,
+    plan: Literal[False] = ..., progress: bool = ..., **options: Unpack[TrainingOptions],
 ) -> Run: ...  # fmt: skip
 
 
 @overload
 def finetune(
-    data: Place, *, protocol: bool = ..., seeds: int = ..., plan: Literal[True], progress: bool = ...,
-    **options: Unpack[TrainingOptions],
+    data: Place, *, protocol: bool = ..., seeds: int = ..., folds: int | None = ..., plan: Literal[True],
+    progress: bool = ..., **options: Unpack[TrainingOptions],
 ) -> Plan: ...  # fmt: skip
 
 
 @overload
 def finetune(
-    data: Place, *, protocol: bool = ..., seeds: int = ..., plan: bool, progress: bool = ...,
-    **options: Unpack[TrainingOptions],
+    data: Place, *, protocol: bool = ..., seeds: int = ..., folds: int | None = ..., plan: bool,
+    progress: bool = ..., **options: Unpack[TrainingOptions],
 ) -> Run | Plan: ...  # fmt: skip
 
 
@@ -71,6 +71,7 @@ def finetune(
     *,
     protocol: bool = False,
     seeds: int = 3,
+    folds: int | None = None,
     plan: bool = False,
     progress: bool = False,
     **options: Unpack[TrainingOptions],
@@ -84,6 +85,7 @@ def finetune(
     weights   the pretrained model to start from, or `model` to train one from scratch
     steps     the number of training steps, or `epochs`
     set       overrides of recipe fields: {"schedule.warmup": 10, "mixup": 0.2}
+    folds     cross-validation with so many folds before the final run; `Run.folds` has their accuracies
     plan      return the plan with its choices, time and memory, without training
     progress  print choices, warnings and training progress, also in a notebook
 
@@ -97,7 +99,9 @@ def finetune(
     (4, 'runs/digits-2')
     """
     checked = training_options(options, plan=plan, seeds=seeds)
-    return run_or_plan(finetuning(data_path(data), checked, protocol=protocol, seeds=seeds), progress)
+    return run_or_plan(
+        finetuning(data_path(data), checked, protocol=protocol, seeds=seeds, folds=folds), progress
+    )
 
 
 @overload

@@ -165,6 +165,7 @@ FLAGS: dict[str, Range | Form] = {
     "--budget": Form(parse_budget),
     "--cells": Range(1, MOST_PIXELS),
     "--device": Form(check_device),
+    "--folds": Range(2, 100),
     "--heads": Range(1, 1024),
     "--image-size": Form(parse_size),
     "--knn": Range(1, 1_000_000),

@@ -45,7 +45,8 @@ GROUPS = {
     },
 }
 COMMON = {  # the options that --help shows, in this order; verbs that are not listed here show all
-    "finetune": "weights model recipe out epochs steps batch lr image-size more-steps seed device plan json",
+    "finetune": "weights model recipe out epochs steps batch lr image-size more-steps folds seed device "
+    "plan json",
     "pretrain": "model recipe out epochs steps batch lr image-size seed device plan json",
     "suite": "data tasks rates seeds steps batch image-size out device json",
     "study run": "data downstream budget seeds out device plan json",
