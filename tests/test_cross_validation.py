@@ -136,6 +136,20 @@ def test_the_summary_is_that_of_the_folds(done, capsys):
     assert vitkit.predict(done, np.zeros((8, 8, 3), np.uint8), top=1)
 
 
+def test_a_run_beside_it_keeps_the_test_images_and_has_val(done):
+    """All other images were trained on in the end, but a new run needs some for validation."""
+    beside = vitkit.finetune(
+        "digits", plan=True, out=done.folder / "other", split_of=done.folder, set=SET, **TINY
+    )
+    test = {bytes(key) for key in beside.splits["test"].hashes}
+    assert test == {
+        key.rstrip(b"\0")
+        for key, split in remembered_splits(done.folder).items()
+        if split == "test" and isinstance(key, bytes)
+    }
+    assert len(beside.splits["val"]) > 100 and beside.recipe.keeps_best
+
+
 def test_other_settings_and_conflicts_are_refused(done, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with refused("run.changed"):

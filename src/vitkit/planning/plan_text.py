@@ -101,7 +101,8 @@ def time_in_words(plan: Mapping[str, Any]) -> str:
     """The expected time, and how to shorten a long run."""
     if plan["seconds"] is None:
         return "not measured: the model is sharded over several processes"
-    text = f"about {plan['time']} for {counted(plan['steps_left'], 'step')}, at the current speed"
+    runs = f" in each of {plan['runs']} runs" if "folds" in plan else ""
+    text = f"about {plan['time']} for {counted(plan['steps_left'], 'step')}{runs}, at the current speed"
     if plan["action"] == "resume" or plan["seconds"] < LONG:
         return text
     return f"{text}; --steps {plan['steps'] // 4} takes about {duration(plan['seconds'] / 4)}"

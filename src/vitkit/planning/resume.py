@@ -180,9 +180,9 @@ def resumed_recipe(request: Request, out: Path) -> Recipe | None:
     old = stored_recipe(out)
     if old is None:
         return None
-    begun = out if (out / RECIPE).exists() else folder_of(out, 1)
-    recipe = as_begun(begun, with_stored_choices(request, old))
-    return recipe if has_learned(begun) or not changed_flags(old, recipe) else None
+    first = out if (out / RECIPE).exists() else folder_of(out, 1)
+    recipe = as_begun(first, with_stored_choices(request, old))
+    return recipe if has_learned(first) or not changed_flags(old, recipe) else None
 
 
 def with_stored_choices(request: Request, old: Recipe) -> Recipe:

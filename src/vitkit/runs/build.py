@@ -28,13 +28,14 @@ from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.variants import Model, configure, fresh, with_options
 from vitkit.models.vit import with_size_note
 from vitkit.options import part_of
-from vitkit.recipes.recipe import Recipe, only
+from vitkit.recipes.recipe import Recipe, only, read_recipe
 from vitkit.runs.corrections import corrected
 from vitkit.runs.provenance.changes import examples
 from vitkit.runs.provenance.fingerprint import remembered_splits
 from vitkit.tasks.task import Task
 from vitkit.weights.hub import is_hub
 from vitkit.weights.load import load
+from vitkit.weights.locate import RECIPE
 
 Opener = Callable[[Recipe, Path | None], dict[str, Source]]
 DECIDING = (
@@ -77,6 +78,9 @@ def placed_images(recipe: Recipe, out: Path | None) -> dict[bytes | str, str]:
                 f"(data.json.gz);{similar_path(recipe.split_of)} omit the flag to create a new split",
                 code="run.not-found",
             )
+        path = Path(recipe.split_of) / RECIPE
+        if path.exists() and read_recipe(path).train_on == "train+val":  # its val is among its train
+            placed = {image: split for image, split in placed.items() if split == "test"}
     return placed
 
 
