@@ -54,6 +54,22 @@ View = Annotated[
         "(shorter side to 256/224 of the size, then centre crop) or centre:N (shorter side to N).",
     ),
 ]
+Reject = Annotated[
+    str | None,
+    arg(
+        metavar="P",
+        help="Reject an image, with the label 'unknown', if the probability of its likeliest label is below "
+        "P (0 to 1); without P, below the threshold of the model, which calibrate=true stores.",
+    ),
+]
+Tta = Annotated[
+    Literal["none", "flip", "crops"],
+    arg(
+        metavar="none|flip|crops",
+        help="Test-time augmentation: mean of the probabilities of the image and its mirror (flip), or of "
+        "five crops and their mirrors (crops).",
+    ),
+]
 Workers = Annotated[
     int | None,
     arg(
@@ -127,6 +143,12 @@ def check_images(place: str) -> None:
     check_place(place)
 
 
+def check_reject(text: str) -> None:
+    from vitkit.inference.rejection import parse_reject
+
+    parse_reject(text)
+
+
 def check_embed_out(name: str) -> None:
     from vitkit.inference.columns import EMBED, format_of
 
@@ -150,12 +172,14 @@ FLAGS: dict[str, Range | Form] = {
     "--budget": Form(parse_budget),
     "--cells": Range(1, MOST_PIXELS),
     "--device": Form(check_device),
+    "--folds": Range(2, 100),
     "--heads": Range(1, 1024),
     "--image-size": Form(parse_size),
     "--knn": Range(1, 1_000_000),
     "--l2": Form(parse_l2),
     "--layer": Range(-1000, 1000),
     "--rates": RATE,
+    "--reject": Form(check_reject),
     "--schedules": STEPS,
     "--shifts": Range(0, MOST_PIXELS),
     "--shots": SHOTS,

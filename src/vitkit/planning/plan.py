@@ -174,7 +174,9 @@ class Plan:
 
     @property
     def runs(self) -> int:
-        """One, or for the protocol one for each candidate and one for each seed of the best."""
+        """One; with --folds one more for each; for the protocol the candidates, and the seeds of the best."""
+        if self.request.folds:
+            return self.request.folds + 1
         compared = len(self.candidates) if len(self.candidates) > 1 else 0
         return compared + self.request.seeds if self.candidates else 1
 
@@ -245,6 +247,8 @@ class Plan:
         if self.candidates:
             facts |= {"candidates": len(self.candidates), "seeds": self.request.seeds, "runs": self.runs,
                       "keep": "last", "patience": 0, "evaluations": 0}  # fmt: skip
+        if self.request.folds:
+            facts |= {"folds": self.request.folds, "runs": self.runs, "keep": "last", "evaluations": 0}
         return facts
 
 
@@ -337,8 +341,8 @@ class Choices:
 
 
 def rules(request: Request) -> tuple[automatic.Rule, ...]:
-    """The rules for a request; the protocol has no early stopping, since it trains on val in the end."""
-    stop = () if request.protocol else (automatic.choose_stopping,)
+    """The rules for a request; without early stopping where it trains on val in the end."""
+    stop = () if request.protocol or request.folds else (automatic.choose_stopping,)
     return (*automatic.RECIPE_RULES, *stop)
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from vitkit.data.folds import parse_fold
 from vitkit.data.views import AREA, CROPS, METHODS
 from vitkit.errors import Error
 from vitkit.models.card import short_repr
@@ -70,6 +71,7 @@ class Recipe:
     label_noise: float = 0.0  # share of training labels to replace by a random other class, for experiments
     split_of: str = ""  # a run folder whose splits are used
     train_on: str = "train"  # or train+val
+    fold: str = ""  # 2/5: val is the second of five folds of train and val; empty: no cross-validation
     report_on: str = "test"  # or val
 
     image_size: tuple[int, int] = (384, 384)  # height and width in pixels
@@ -140,6 +142,8 @@ class Recipe:
         check_form(parse_train, self.train)
         if self.train != "lora" and self.lora != LoRA():
             raise refusal(f"train={self.train} does not use lora; leave it out, or set train=lora")
+        if self.fold:
+            checked(parse_fold, self.fold)
         check_unused(self)
         check_form(part_of, self.subset)
         checked(parse_stages, self.more_steps)

@@ -242,6 +242,7 @@ GROUPED = {  # grouped name -> own name; schedule.* and optimizer.* are own name
     "data.label_noise": "label_noise",
     "data.split_of": "split_of",
     "data.train_on": "train_on",
+    "data.fold": "fold",
     "data.image_size": "image_size",
     "data.batch": "batch",
     "data.micro_batch": "micro_batch",

@@ -14,6 +14,7 @@ from vitkit.data.content import Files
 from vitkit.data.doctor import usable
 from vitkit.data.duplicates import against
 from vitkit.data.findings import Finding
+from vitkit.data.folds import duplicate_groups, fold_split, parse_fold
 from vitkit.data.names import SUFFIXES
 from vitkit.data.sources.remote import Cache
 from vitkit.data.sources.source import Source, from_rows, walk
@@ -27,7 +28,7 @@ from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.variants import Model, configure, fresh, with_options
 from vitkit.models.vit import with_size_note
 from vitkit.options import part_of
-from vitkit.recipes.recipe import Recipe, only
+from vitkit.recipes.recipe import Recipe, only, read_recipe
 from vitkit.runs.corrections import corrected
 from vitkit.runs.provenance.changes import examples
 from vitkit.runs.provenance.fingerprint import remembered_splits
@@ -37,6 +38,7 @@ from vitkit.training.step import TrainState
 from vitkit.training.trainable import freeze
 from vitkit.weights.hub import is_hub
 from vitkit.weights.load import load
+from vitkit.weights.locate import RECIPE
 
 Opener = Callable[[Recipe, Path | None], dict[str, Source]]
 DECIDING = (
@@ -79,6 +81,9 @@ def placed_images(recipe: Recipe, out: Path | None) -> dict[bytes | str, str]:
                 f"(data.json.gz);{similar_path(recipe.split_of)} omit the flag to create a new split",
                 code="run.not-found",
             )
+        path = Path(recipe.split_of) / RECIPE
+        if path.exists() and read_recipe(path).train_on == "train+val":  # its val is among its train
+            placed = {image: split for image, split in placed.items() if split == "test"}
     return placed
 
 
@@ -94,13 +99,21 @@ def split_data(
         problems = usable(opened, recipe.data)
         if findings is not None:
             findings.extend(problem for problem in problems if problem not in findings)
-    use_val = recipe.train_on == "train+val"
+    use_val = recipe.train_on == "train+val" or bool(recipe.fold)
     splits = complete(opened, val=0.0 if use_val else recipe.val, test=recipe.test, placed=placed)
     if use_val and "val" in splits:
         splits["train"] = join(splits["train"], splits.pop("val"))
+    if recipe.fold:
+        splits = with_fold(splits, recipe, duplicate_groups(splits["train"]))
     if recipe.against:
         splits["train"] = without_duplicates(splits["train"], recipe.against, out / REMOVED if out else None)
     return check_splits(with_subset(splits, recipe), recipe)
+
+
+def with_fold(splits: dict[str, Source], recipe: Recipe, groups: np.ndarray) -> dict[str, Source]:
+    """The splits with the recipe's fold of train as val; groups: see `duplicate_groups`."""
+    train, val = fold_split(splits["train"], *parse_fold(recipe.fold), groups)
+    return splits | {"train": train, "val": val}
 
 
 def needs_split(opened: Mapping[str, Source]) -> bool:
@@ -181,16 +194,23 @@ class SplitCache:
     cache: Cache | None = None  # for downloads
     findings: list[Finding] = field(default_factory=list)  # of the doctor, about names and labels
     sources: dict[tuple[str, ...], dict[str, Source]] = field(default_factory=dict)  # before splitting
+    groups: dict[tuple[Recipe, int], np.ndarray] = field(default_factory=dict)  # of copies, for folds
 
     def __call__(self, recipe: Recipe, out: Path | None = None) -> dict[str, Source]:
         placed = placed_images(recipe, out)
         if recipe.against:  # each run writes its own list of removed images
             return split_data(recipe, self.place(recipe), placed, out, self.findings)
         part = only(recipe, DECIDING)
+        part = replace(part, train_on="train+val") if recipe.fold else part
         key = part, hash(frozenset(placed.items()))
         if key not in self.splits:
             self.splits[key] = split_data(part, self.place(part), placed, findings=self.findings)
-        return check_splits(with_subset(self.splits[key], recipe), recipe)
+        splits = self.splits[key]
+        if recipe.fold:
+            if key not in self.groups:
+                self.groups[key] = duplicate_groups(splits["train"])
+            splits = with_fold(splits, recipe, self.groups[key])
+        return check_splits(with_subset(splits, recipe), recipe)
 
     def place(self, recipe: Recipe) -> dict[str, Source]:
         """The recipe's data before splitting."""

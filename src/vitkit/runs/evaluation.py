@@ -1,6 +1,7 @@
 """A module's metrics over every image of a source, on any number of processes."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from vitkit.data.loader import BadFiles, Batch, evaluation_batches
 from vitkit.data.sources.source import Source
 from vitkit.data.views import View
 from vitkit.inference.predict import evaluation_view, logits
+from vitkit.inference.tta import augmented
 from vitkit.runtime.runtime import Runtime
 from vitkit.tasks.task import Evaluation, Metrics, Task
 
@@ -31,19 +33,23 @@ def evaluate(
     accepted: Tensor | None = None,
     *,
     calibrate: bool = False,
+    tta: str = "none",
 ) -> Metrics:
     """The task's metrics over every image, with the model's own preprocessing; each process does a share.
 
     module: the trained module, or a finished model of a task that wraps nothing around it.
     accepted: which of the model's classes are right for each class of the source, where the two differ.
     calibrate: also find the temperature at which the probabilities fit, if the task has any.
+    tta: test-time augmentation, see inference/tta.py.
     """
     task.check_source(source)
     module.eval()
     model = task.extract(module)
-    view = evaluation_view(model.preprocessing, model.config.image_size)
+    view = evaluation_view(model.preprocessing, model.config.image_size, tta)
     evaluation = Evaluation(
-        forward=logits,
+        forward=logits
+        if tta == "none"
+        else lambda model, images: augmented(partial(logits, model), model, tta)(images),
         place=runtime.to_device,
         gather=runtime.all_gather_rows,
         images=len(source),
