@@ -58,9 +58,7 @@ def finetuning(
     """The request of `vitkit finetune`."""
     check_seeds(seeds)
     check_folds(folds)
-    request = request_for(
-        "finetune", data, options, default_recipe(options), protocol=protocol, seeds=seeds
-    )
+    request = request_for("finetune", data, options, default_recipe(options), protocol=protocol, seeds=seeds)
     return request if folds is None else with_folds(request, folds)
 
 
