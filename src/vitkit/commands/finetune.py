@@ -58,14 +58,18 @@ def finetuning(
     """The request of `vitkit finetune`."""
     check_seeds(seeds)
     check_folds(folds)
-    request = request_for("finetune", data, options, default_recipe(options), protocol=protocol, seeds=seeds)
+    request = request_for(
+        "finetune", data, options, default_recipe(options, protocol=protocol), protocol=protocol, seeds=seeds
+    )
     return request if folds is None else with_folds(request, folds)
 
 
-def default_recipe(options: Training) -> str:
+def default_recipe(options: Training, *, protocol: bool) -> str:
     """The name of the recipe of `vitkit finetune` if none is given."""
     if options.model:
         return "scratch"
+    if protocol:
+        return "table4"
     return "lora" if options.train == "lora" or "train=lora" in options.set else "finetune"
 
 

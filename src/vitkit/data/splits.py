@@ -156,11 +156,18 @@ def with_noise(source: Source, share: float, seed: int = 0) -> Source:
 
 
 def complete(
-    splits: Mapping[str, Source], *, val: float = 0.1, test: float = 0.1, placed: Placed | None = None
+    splits: Mapping[str, Source],
+    *,
+    val: float = 0.1,
+    test: float = 0.1,
+    placed: Placed | None = None,
+    val_images: tuple[int, ...] = (),
 ) -> dict[str, Source]:
     """train, val and test; those that are missing are split off train by content. val=0: no val.
 
     placed: the splits of an earlier run; its images keep theirs, and only new ones are split.
+    val_images: the fewest and the most images of a new val. If its share of the images is fewer, or fewer
+    than the classes, there is no val.
     """
     others = dict(splits)
     train = others.pop("train", None) or others.pop("all", None)
@@ -170,6 +177,10 @@ def complete(
         train, others["test"] = split(train, test, placed=placed)
     elif "test" not in others:
         others["test"] = others.pop("val")  # the only held-out split is for the final result
+    if val_images and len(train):
+        fewest, most = val_images
+        enough = val * len(train) >= max(fewest, len(train.classes))
+        val = min(val, most / len(train)) if enough else 0.0
     if "val" not in others and val:
         train, others["val"] = split(train, val, name="val", placed=placed)
     return {"train": train} | {name: same_classes(part, train.classes, name) for name, part in others.items()}

@@ -41,6 +41,7 @@ AUTO = {  # settings that may be chosen for a machine and its data
     "length": "by the number of images, with the warm-up",
     "keep": "the best weights, if there are validation images",
     "patience": "early stopping, if there are validation images",
+    "rules": "batch, rate and length by the data, SGD for a ResNet, a fitted head for a few images",
     "hyperrule": "size, length, schedule and Mixup by BiT's HyperRule",
 }
 CHOICES = {
@@ -110,6 +111,9 @@ class Recipe:
     stochastic_depth: float = 0.0  # rate of the last layer; 0: none
 
     val: float = 0.1  # share of train for validation, if the data has no val split
+    val_images: tuple[
+        int, ...
+    ] = ()  # fewest and most images of val; fewer than that, or than classes: no val
     test: float = 0.1  # share of train for testing, if the data has no test split
     evaluations: int = 10  # number of validations, at regular intervals
     fewshot: str = ""  # a data set for few-shot accuracy at each evaluation; empty: none
@@ -131,6 +135,10 @@ class Recipe:
         check_choices(self)
         if len(self.image_size) != 2:
             raise refusal(f"image_size must be a height and a width, not {commas(self.image_size)}")
+        if len(self.val_images) not in (0, 2):
+            raise refusal(
+                f"val_images must be two numbers as in 20,500, or empty, not {commas(self.val_images)}"
+            )
         if len(self.randaugment) not in (0, 2):
             raise refusal(
                 f"randaugment must be layers,magnitude as in 2,10, or empty, not {commas(self.randaugment)}"

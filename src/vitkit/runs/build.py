@@ -100,7 +100,10 @@ def split_data(
         if findings is not None:
             findings.extend(problem for problem in problems if problem not in findings)
     use_val = recipe.train_on == "train+val" or bool(recipe.fold)
-    splits = complete(opened, val=0.0 if use_val else recipe.val, test=recipe.test, placed=placed)
+    splits = complete(
+        opened, val=0.0 if use_val else recipe.val, val_images=recipe.val_images, test=recipe.test,
+        placed=placed,
+    )  # fmt: skip
     if use_val and "val" in splits:
         splits["train"] = join(splits["train"], splits.pop("val"))
     if recipe.fold:

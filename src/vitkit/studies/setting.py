@@ -182,7 +182,7 @@ def finetuning(s: Setting, seed: int, *, pixels: int = 0, **changes: Any) -> Rec
     side = pixels or s.pixels
     steps = max(1, round(FINETUNING_LENGTH * s.steps))
     recipe = replace(
-        named_recipe("finetune"), name="study", auto=(), about="a miniature of Table 4",
+        named_recipe("table4"), name="study", auto=(), about="a miniature of Table 4",
         image_size=(side, side), batch=s.batch, length=Duration(steps=steps),
         schedule=schedule(FINETUNING_RATE, steps), evaluations=0, val=0.0,
     )  # fmt: skip
