@@ -18,7 +18,7 @@ KEPT_BYTES, KEPT_SHARE = 2**30, 0.1  # of images in memory, for all processes to
 
 
 class KeptBatches:
-    """The batches of a source that is evaluated repeatedly: in memory after the first time, if they are small.
+    """The batches of a source that is evaluated repeatedly: in memory after the first time, if small.
 
     One object is for one source, view, batch size and process.
     """
