@@ -35,6 +35,7 @@ from vitkit.training.trainable import trainable_parameters, trainable_text
 from vitkit.weights.load import load
 from vitkit.weights.published import PUBLISHED, cache_path
 
+TIMED_STEPS = 2000  # of a run on a GPU, from which on it is worth seconds to time its steps beforehand
 READ_TIMEOUT = timedelta(days=1)  # of the other processes, while one reads all images of a data set
 CROPS = {
     "inception": "random crops of 5 to 100 % of an image",
@@ -367,14 +368,20 @@ def compared(
 
 
 def timed(plan: Plan, *, new: bool) -> Plan:
-    """The plan with the measured time of a step: for a new run, or a --plan of an unfinished one."""
+    """The plan with the measured time of a step: for a new run, or a --plan of an unfinished one.
+
+    Not for a short run on a GPU, which shows its remaining time after a second.
+    """
     request, recipe, train = plan.request, plan.recipe, plan.splits["train"]
     only, workers = request.options.plan, data_workers(request.options.workers)
     if only and (stored := plan.out / "recipe.json").exists():
         check_recipe(plan.out, read_recipe(stored), recipe)
     if plan.state.action == "finished" or not (only or new):
         return plan
-    seconds, start = seconds_a_step(recipe, plan.model(), train, plan.runtime, workers), 0.0
+    short = plan.runtime.device != "cpu" and plan.runs * plan.steps_left < TIMED_STEPS
+    seconds, start = None, 0.0
+    if only or not short:
+        seconds = seconds_a_step(recipe, plan.model(), train, plan.runtime, workers)
     if only and seconds is not None:
         start = seconds_to_start(recipe, train, workers)
     if not only and recipe.train != "all":
