@@ -28,7 +28,8 @@ LARGEST_BATCH_GPU, LARGEST_BATCH_CPU, SMALLEST_BATCH, STEPS_AN_EPOCH = 512, 64, 
 RATE, RATE_BATCH = 5e-4, 512
 
 # Length: 25 epochs up to 51,200 images, which are 2,500 steps of 512; from there on with the square root of
-# the number of images; at least 500 steps. On a CPU 12,800 images, half an hour of ViT-Ti/16 on two cores, or two epochs.
+# the number of images; at least 500 steps. On a CPU 12,800 images, half an hour of ViT-Ti/16 on two cores, or
+# two epochs.
 EPOCHS, MANY_IMAGES, FEWEST_STEPS = 25, 51_200, 500
 CPU_IMAGES, FEWEST_EPOCHS_CPU = 12_800, 2
 

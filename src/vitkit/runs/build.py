@@ -47,6 +47,7 @@ DECIDING = (
     "objective",
     "train_on",
     "val",
+    "val_images",
     "test",
     "split_of",
 )  # that decide which images are opened
