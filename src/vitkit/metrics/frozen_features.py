@@ -19,6 +19,7 @@ from vitkit.errors import Error
 L2 = 2.0**10
 GRID = tuple(2.0**power for power in range(-10, 20))
 SCALES = tuple(2.0 ** (power / 2) for power in range(-4, 13))  # of logits, from 1/4 to 64
+HEAD_GRID = tuple(2.0**power for power in range(5, 13))  # a few images do not decide between more
 CONSTANT = 100.0
 EPSILON = 1e-5
 ROWS = 8192  # test images processed at a time, in double precision
@@ -86,7 +87,7 @@ class LinearHead(NamedTuple):
     accuracy: float  # leave-one-out
 
 
-def ridge_head(x: Tensor, y: Tensor, classes: int, grid: Sequence[float] = GRID) -> LinearHead:
+def ridge_head(x: Tensor, y: Tensor, classes: int, grid: Sequence[float] = HEAD_GRID) -> LinearHead:
     """Ridge regression from features (N, D) to labels (N,), as logits of a softmax.
 
     Features are centred and divided by one scale for all of them: with a few images, features of little
