@@ -158,7 +158,7 @@ def group_parameters(model: nn.Module, config: OptimizerConfig) -> list[dict[str
     )
     groups: dict[tuple[float, float], list[Tensor]] = {}
     for name, parameter in model.named_parameters():
-        trainable = config.frozen == "nothing" or name.startswith("head.")
+        trainable = config.frozen == "nothing" or name.startswith(("head.", "distillation_head."))
         parameter.requires_grad_(trainable)
         if trainable:
             decay = config.weight_decay if config.decays == "all" or is_kernel(name, parameter) else 0.0
@@ -181,7 +181,8 @@ def layer_of(name: str) -> int:
         return int(match[1]) + 1
     if match := re.match(r"stages\.(\d+)\.", name):
         return int(match[1]) + 1
-    below = ("stem.", "project.", "positions.", "class_token", "mask_token", "root.")
+    below = ("stem.", "project.", "positions.", "class_token", "distillation_token", "registers",
+             "mask_token", "input_norm.", "root.")  # fmt: skip
     return 0 if name.startswith(below) else TOP
 
 
