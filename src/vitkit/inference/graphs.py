@@ -110,7 +110,8 @@ def resize_matrix(old: int, new: int, method: str, device: torch.device | None =
     distance = (position[:, None] - source).abs()
     if RESIZE[method].get("antialias"):
         inside = distance[:, 2:-2] / scale.clamp(min=1)
-        kernel = cubic(inside, -0.5)
+        linear = RESIZE[method]["mode"] == "bilinear"
+        kernel = (1 - inside).clamp(min=0) if linear else cubic(inside, -0.5)
         return kernel / kernel.sum(1, keepdim=True)
     kernel = (1 - distance).clamp(min=0) if RESIZE[method]["mode"] == "bilinear" else cubic(distance, -0.75)
     clamped = source.clamp(0, old - 1)[:, None] == torch.arange(old, device=device)

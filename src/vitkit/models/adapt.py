@@ -1,4 +1,4 @@
-"""Adapt a model to a new task: a zero head, position embeddings interpolated to a new size (Sec. 3.2)."""
+"""Adapt a model to a new task: a zero head, another image size (Sec. 3.2) or patch size (FlexiViT)."""
 
 from collections.abc import Iterable
 from dataclasses import fields, replace
@@ -9,12 +9,15 @@ from torch import Tensor
 
 from vitkit.errors import Error
 from vitkit.models.card import pair
-from vitkit.models.positions import resize_positions
+from vitkit.models.positions import resize_patch, resize_positions
 from vitkit.models.resnet import check_size
 from vitkit.models.variants import Config, Model, skeleton
 from vitkit.models.vit import ViT, ViTConfig, with_size_note
 
-TRAINING = ("dropout", "attention_dropout", "stochastic_depth")  # fields without parameters
+TRAINING = (  # fields without parameters
+    "dropout", "attention_dropout", "stochastic_depth", "stochastic_depth_uniform",
+    "stochastic_depth_rescale", "rope_shift", "rope_jitter", "rope_rescale",
+)  # fmt: skip
 
 
 def adapt(
@@ -22,6 +25,7 @@ def adapt(
     *,
     classes: int | None = None,
     image_size: tuple[int, int] | int | None = None,
+    patch: int | None = None,
     labels: Iterable[str] = (),
     multilabel: bool = False,
     keep_representation: bool = False,
@@ -31,9 +35,10 @@ def adapt(
     """A copy of the model with a zero head for `classes` (or `labels`); the old model is not changed.
 
     image_size           interpolate the positions to it, by `resize` or the model's own method
+    patch                resize the patch embedding by the pseudo-inverse, as FlexiViT; the image size stays
     multilabel           an image may have several labels: every output has its own sigmoid
     keep_representation  keep the tanh layer of the pre-training head and replace only the last layer
-    training             dropout, attention_dropout, stochastic_depth
+    training             fields without parameters: dropout, stochastic_depth, rope_rescale, ...
     """
     labels = tuple(labels)
     classes = len(labels) or None if classes is None else classes
@@ -46,18 +51,25 @@ def adapt(
     changes = training | ({} if resize is None else {"position_resize": resize})
     if image_size is not None:
         changes["image_size"] = pair(image_size)
+    if patch is not None:
+        check_patch(model)
+        changes["patch"] = patch
     if classes is not None:
         changes["classes"] = classes
         if isinstance(model, ViT) and not keep_representation:
-            changes["representation"] = 0
+            changes |= {"representation": 0, "representation_kind": "tanh"}
     known = {f.name for f in fields(model.config)}
     config = replace(model.config, **{k: v for k, v in changes.items() if k in known})
     new = skeleton(config)
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     state |= resized_positions(model, config)
+    if patch is not None:
+        state["project.weight"] = resize_patch(state["project.weight"], patch)
     if classes is not None:
         parameter = next(iter(state.values()))  # for dtype and device
-        heads = {n: t.shape for n, t in new.state_dict().items() if n.startswith("head.")}
+        heads = {
+            n: t.shape for n, t in new.state_dict().items() if n.startswith(("head.", "distillation_head."))
+        }
         state |= {name: parameter.new_zeros(shape) for name, shape in heads.items()}
     new.load_state_dict({name: state[name] for name in new.state_dict()}, assign=True)
     new.requires_grad_(True)
@@ -66,6 +78,15 @@ def adapt(
     new.reject_below = model.reject_below if classes is None else 0.0
     new.preprocessing, new.origin = model.preprocessing, with_size_note(model.origin, config)
     return new.train(model.training)
+
+
+def check_patch(model: Model) -> None:
+    """Refuse another patch size for a model without a patch embedding of pixels."""
+    if not isinstance(model, ViT) or model.stem is not None:
+        raise Error(
+            "only a ViT whose patches are pixels can get another patch size, not a hybrid or a ResNet",
+            code="model.unsupported",
+        )
 
 
 def resized_positions(model: Model, config: Config) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Multi-head self-attention (App. A, Eq. 5-8); options: relative positions (App. D.4), RoPE, norms of q and k."""
+"""Multi-head self-attention (App. A, Eq. 5-8), with relative positions (App. D.4) or RoPE as options."""
 
 # B batch, N tokens, D width, K heads, Dh head width
 

@@ -77,7 +77,7 @@ def scaled(branch: Tensor, scale: Tensor | None) -> Tensor:
 
 
 class Encoder(nn.Module):
-    """L blocks; positions may be injected before each of them (App. D.4), or rotate queries and keys (RoPE)."""
+    """L blocks; positions may be added before each of them (App. D.4), or rotate queries and keys (RoPE)."""
 
     recompute = False  # what a block computes is not kept for the backward pass, but computed again there
 

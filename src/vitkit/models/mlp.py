@@ -47,7 +47,7 @@ class SwiGlu(nn.Module):
 
 
 def swiglu_width(width: int, ratio: float = 4.0, align: int = 8) -> int:
-    """The hidden width of a SwiGLU with the parameters of an MLP of `ratio`: 2/3 of it, rounded up to `align`.
+    """The hidden width of a SwiGLU that replaces an MLP of this ratio: 2/3 of it, rounded up to `align`.
 
     >>> swiglu_width(1536), swiglu_width(1280, ratio=6), swiglu_width(4096, ratio=3, align=64)
     (4096, 5120, 8192)

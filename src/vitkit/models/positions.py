@@ -10,10 +10,11 @@ from vitkit.errors import Error
 from vitkit.ops.precision import widest_float
 
 Grid = tuple[int, int]
-# Libraries interpolate in five ways, whose results differ by several per cent.
+# Libraries interpolate in six ways, whose results differ by several per cent.
 RESIZE: dict[str, dict] = {
     "official": {"mode": "bilinear", "align_corners": True},  # scipy.ndimage.zoom, order 1
     "timm": {"mode": "bicubic", "align_corners": False, "antialias": True},
+    "flexivit": {"mode": "bilinear", "align_corners": False, "antialias": True},  # jax.image.resize
     "hf": {"mode": "bicubic", "align_corners": False},
     "torchvision": {"mode": "bicubic", "align_corners": True},
     "dinov2": {"mode": "bicubic", "align_corners": False},  # with a scale factor of (new grid + 0.1) / grid
@@ -55,10 +56,27 @@ def resize_positions(table: Tensor, grid: Grid, new_grid: Grid, method: str = "o
     return torch.cat([first, square.flatten(2).mT], dim=1)
 
 
+def resize_patch(kernel: Tensor, patch: int) -> Tensor:
+    """A patch embedding (D, C, P, P) for another patch size, by the pseudo-inverse of a resize (FlexiViT).
+
+    With B the matrix of a bilinear resize of patches, w_new = pinv(B^T) w: a larger patch that is a resized
+    image has the embedding of the original, exactly.
+    """
+    old = kernel.shape[-1]
+    if old == patch:
+        return kernel
+    dtype = widest_float(kernel.device)
+    units = torch.eye(old * old, dtype=dtype, device=kernel.device).view(-1, 1, old, old)
+    resized = F.interpolate(units, (patch, patch), mode="bilinear", align_corners=False)
+    inverse = torch.linalg.pinv(resized.flatten(1))  # (new^2, old^2); resized is B^T
+    flat = kernel.detach().to(dtype).flatten(2) @ inverse.mT
+    return flat.unflatten(-1, (patch, patch)).to(kernel.dtype).contiguous()
+
+
 def sincos2d(grid: Grid, width: int, *, kind: str = "sincos2d", device: torch.device | None = None) -> Tensor:
     """Fixed 2D sine and cosine positions, (1, h*w, D), ordered sin x, cos x, sin y, cos y.
 
-    The D/4 rates are 10000^(-i/(D/4 - 1)) in big_vision (sincos2d) and 10000^(-i/(D/4)) in MAE (sincos2d-mae).
+    The D/4 rates are 10000^(-i/(D/4 - 1)) in big_vision (sincos2d), 10000^(-i/(D/4)) in MAE (sincos2d-mae).
     """
     dtype = widest_float(device)
     steps = width // 4 if kind == "sincos2d-mae" else max(1, width // 4 - 1)

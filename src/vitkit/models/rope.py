@@ -38,7 +38,7 @@ class Rope(nn.Module):
         exponents = torch.arange(count, device=self.periods.device, dtype=torch.float32) / count
         self.periods.copy_(KINDS[self.kind] ** exponents)
 
-    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
+    def _apply(self, fn, recurse=True):
         """As for every module, but periods stay float32: half precision would be another model."""
         before = self.periods
         super()._apply(fn, recurse)
@@ -84,7 +84,7 @@ class Rope(nn.Module):
 
 
 def rotate(x: Tensor, turn: Turn) -> Tensor:
-    """Queries or keys (B, K, T, Dh) with their last N tokens, the patches, rotated; others have no position."""
+    """Queries or keys (B, K, T, Dh); the last N tokens, the patches, are rotated, those before are not."""
     sin, cos, halves = turn
     lead = x.shape[2] - len(sin)
     patches = x[:, :, lead:]

@@ -1,4 +1,4 @@
-"""The Vision Transformer (Sec. 3.1, Eq. 1-4), with or without a ResNet stem, all variants of App. D and later."""
+"""The Vision Transformer (Sec. 3.1, Eq. 1-4), with or without a ResNet stem, and its variants since."""
 
 # B batch, N patches, T tokens, D width, K heads; H, W pixels; h, w grid of patches; P patch
 
@@ -112,7 +112,7 @@ class ViT(Described, nn.Module):
         return (self.head(of_class) + self.distillation_head(of_distillation)) / 2
 
     def features(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The input of the head, (B, D); for head='token' the last layer computes only the tokens it reads."""
+        """The input of the head, (B, D); for head='token' the last layer computes only what is read."""
         patches, grid = self.patches(images)
         first = self.config.lead if self.config.head == "token" else None
         return self.pooled(self.encode(patches, grid, mask, first))
@@ -137,7 +137,7 @@ class ViT(Described, nn.Module):
         return y.tanh() if self.config.representation_kind == "tanh" else y
 
     def tokens(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The encoder's output, (B, T, D): class token, distillation token and registers, if any, then patches."""
+        """The encoder's output, (B, T, D): class token, distillation token, registers, then patches."""
         patches, grid = self.patches(images)
         return self.encode(patches, grid, mask)
 
@@ -226,7 +226,7 @@ def make_rope(c: ViTConfig) -> Rope | None:
 
 
 def make_layer(c: ViTConfig, index: int) -> Block | AxialBlock:
-    """Layer `index` of the encoder; stochastic depth grows linearly from 0 to its full rate, or is uniform."""
+    """Layer `index` of the encoder; stochastic depth grows linearly to its full rate, or is uniform."""
     share = 1.0 if c.stochastic_depth_uniform else index / max(1, c.depth - 1)
 
     def block(tokens: int) -> Block:

@@ -45,9 +45,7 @@ class ViTConfig:
     head: str = "token"  # or gap (average pooling), map (attention pooling)
     class_token: bool | None = None  # None: if the head reads it
     class_position: bool = True  # the class token has an entry in the position table
-    registers: int = (
-        0  # learned tokens after the class token, which no head reads and no position is added to
-    )
+    registers: int = 0  # learned tokens after the class token, without a position; no head reads them
     distilled: bool = False  # a distillation token with its own head; logits are the mean of both (DeiT)
     positions: str = "1d"
     injection: str = "stem"

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitkit.errors import WeightsError
 from vitkit.models.card import Preprocessing, pair, with_view
@@ -235,7 +235,7 @@ def read_entry(arrays: Arrays, sources: dict[str, Source], entry: Entry) -> Tens
             )
         parts.append(entry.form.read(array))
     tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
-    return nn.Parameter(tensor.contiguous())
+    return tensor.contiguous()
 
 
 def choose_labels(
