@@ -122,6 +122,8 @@ def with_json_files(spec: ModelSpec, inferred: ModelSpec, hints: Hints) -> Model
 
 def source_shape(arrays: Arrays, source: Source) -> tuple[int, ...]:
     shape = arrays.shapes[source.name]
+    if source.rows is not None:
+        return (source.rows[1] - source.rows[0], *shape[1:])
     return shape if source.layer is None else shape[1:]
 
 
@@ -142,7 +144,8 @@ def assemble(
         )
     entries = layout.entries(spec.config)
     skipped_prefixes = (*spec.ignored, *ignore)
-    expected = {name for entry in entries for name in entry.foreign}
+    constants = layout.constants(spec.config)
+    expected = {name for entry in entries for name in entry.foreign} | constants.keys()
     skipped = [n for n in sources if n not in expected and n.startswith(skipped_prefixes)]
     unexpected = [n for n in sources if n not in expected and not n.startswith(skipped_prefixes)]
     incomplete = [e for e in entries if any(n not in sources for n in e.foreign)]
@@ -154,8 +157,13 @@ def assemble(
     present = [e for e in entries if e.own not in set(initialised)]
     mismatches = [m for e in present if (m := shape_mismatch(arrays, sources, e, shapes[e.own]))]
     check_arrays(layout.name, missing, unexpected, mismatches)
+    check_constants(arrays, sources, constants)
     tensors = {e.own: read_entry(arrays, sources, e) for e in present}
+    computed = [name for name, _ in model.named_buffers() if name not in {e.own for e in entries}]
     notes = [f"skipped {len(skipped)} arrays: {listed(skipped)}"] if skipped else []
+    if computed:  # such as RoPE's periods, which not every file stores
+        start = fresh(spec.config).state_dict()
+        tensors |= {name: start[name] for name in computed}
     if initialised:
         start = fresh(spec.config).state_dict()
         tensors |= {name: start[name] for name in initialised}
@@ -178,6 +186,7 @@ def shape_mismatch(arrays: Arrays, sources: dict[str, Source], entry: Entry, sha
     stored = [source_shape(arrays, sources[name]) for name in entry.foreign]
     try:
         result = joined_shape([entry.form.read(torch.empty(s, device="meta")).shape for s in stored])
+        result = tuple(entry.joined.read(torch.empty(result, device="meta")).shape) if result else ()
     except (RuntimeError, IndexError):
         result = ()
     if result == shape:
@@ -221,6 +230,7 @@ def read_entry(arrays: Arrays, sources: dict[str, Source], entry: Entry) -> Tens
         source = sources[name]
         array = arrays.read(source.name)
         array = array if source.layer is None else array[source.layer]
+        array = array if source.rows is None else array[slice(*source.rows)]
         if array.dtype not in FLOATS:
             raise UntrustedCheckpoint(
                 f"array {source.name!r} has dtype {array.dtype}, not a floating-point one",
@@ -235,7 +245,17 @@ def read_entry(arrays: Arrays, sources: dict[str, Source], entry: Entry) -> Tens
             )
         parts.append(entry.form.read(array))
     tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
-    return tensor.contiguous()
+    return entry.joined.read(tensor).contiguous()
+
+
+def check_constants(arrays: Arrays, sources: dict[str, Source], constants: dict[str, Tensor]) -> None:
+    """Refuse a file whose fixed arrays have other values, which would be another model."""
+    for name, value in constants.items():
+        if name in sources and not torch.equal(arrays.read(sources[name].name).to(value), value):
+            raise UntrustedCheckpoint(
+                f"array {sources[name].name!r} does not have the fixed values of this format",
+                code="weights.values",
+            )
 
 
 def choose_labels(

@@ -19,7 +19,7 @@ from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViTConfig
 from vitkit.weights.card import card_of, to_json
 from vitkit.weights.formats import formats
-from vitkit.weights.formats.layout import Hints, Layout
+from vitkit.weights.formats.layout import Hints, Layout, Source
 from vitkit.weights.formats.vitkit import LAYOUT as OWN
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -93,7 +93,10 @@ def lost_in_arrays(model: Model, layout: Layout, path: Path) -> Iterator[str]:
     if layout.name == OWN.name or layout.json_files or not isinstance(config, ViTConfig):
         return
     written = {name: tuple(tensor.shape) for name, tensor in foreign_arrays(model, layout)}
-    shapes = {name: written[source.name] for name, source in layout.canonical_names(written).items()}
+    shapes = {
+        name: rows_of(written[source.name], source)
+        for name, source in layout.canonical_names(written).items()
+    }
     for field, flag, argument in (
         ("heads", "--heads", "num_heads"),
         ("image_size", "--image-size", "img_size"),
@@ -115,6 +118,11 @@ def lost_in_arrays(model: Model, layout: Layout, path: Path) -> Iterator[str]:
         )
 
 
+def rows_of(shape: tuple[int, ...], source: Source) -> tuple[int, ...]:
+    """The shape of a canonical array that is some rows of a written one."""
+    return shape if source.rows is None else (source.rows[1] - source.rows[0], *shape[1:])
+
+
 def flat(config: Config) -> dict[str, Any]:
     """The fields of a configuration; those of its stem as stem.NAME."""
     fields = asdict(config)
@@ -122,12 +130,25 @@ def flat(config: Config) -> dict[str, Any]:
 
 
 def foreign_arrays(model: Model, layout: Layout) -> Iterator[tuple[str, Tensor]]:
-    """Every array with its name and shape in the layout."""
+    """Every array with its name and shape in the layout; arrays that share a name are rows of one."""
+    names = [layout.written_name(n, model.config) for e in layout.entries(model.config) for n in e.foreign]
+    parts: dict[str, list[Tensor]] = {}
+    for name, tensor in canonical_arrays(model, layout):
+        name = layout.written_name(name, model.config)
+        rows = [*parts.pop(name, []), tensor]
+        if len(rows) < names.count(name):
+            parts[name] = rows
+        else:
+            yield name, torch.cat(rows) if len(rows) > 1 else tensor
+
+
+def canonical_arrays(model: Model, layout: Layout) -> Iterator[tuple[str, Tensor]]:
     state = model.state_dict()
     for entry in layout.entries(model.config):
-        parts = state[entry.own].detach().cpu().chunk(len(entry.foreign))
+        parts = entry.joined.write(state[entry.own].detach().cpu()).chunk(len(entry.foreign))
         for name, part in zip(entry.foreign, parts, strict=True):
-            yield layout.written_name(name, model.config), entry.form.write(part)
+            yield name, entry.form.write(part)
+    yield from layout.constants(model.config).items()
 
 
 def write_npz(path: Path, model: Model, layout: Layout, card: str) -> None:

@@ -1,14 +1,19 @@
-"""The timm format: ViTs and hybrids in timm's names, which DeiT, MAE and DINO share."""
+"""The timm format: ViTs and hybrids in timm's names, which DeiT, MAE, DINO and open_clip's SigLIP share."""
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from vitkit.errors import WeightsError
 from vitkit.models.card import Preprocessing
 from vitkit.models.resnet import StemConfig
 from vitkit.models.variants import Config
 from vitkit.models.vit import ViTConfig
-from vitkit.weights.formats import bit
+from vitkit.weights.formats import bit, eva
 from vitkit.weights.formats.layout import (
     SAME,
     Entry,
@@ -17,11 +22,11 @@ from vitkit.weights.formats.layout import (
     Layout,
     ModelSpec,
     Shapes,
+    Source,
     count,
     guess_heads,
     infer_image_size,
     pairs,
-    position_table,
     read_number,
     required_shape,
     square_patch,
@@ -31,26 +36,42 @@ from vitkit.weights.formats.layout import (
 
 CONFIG = "config.json"
 STEM = "patch_embed.backbone"
+TRUNK = "visual.trunk."  # of a timm model in open_clip's files
 DECODER = ("decoder_", "mask_token")  # of a masked autoencoder; not part of the encoder
 
 
 def recognises(shapes: Shapes) -> bool:
-    return "patch_embed.proj.weight" in shapes and "blocks.0.attn.proj.weight" in shapes
+    names = ("patch_embed.proj.weight", "blocks.0.attn.proj.weight")
+    return any(all(prefix + name in shapes for name in names) for prefix in ("", TRUNK))
+
+
+def canonical_names(shapes: Shapes) -> dict[str, Source]:
+    """Without open_clip's prefix and text tower; DeiT III names LayerScale gamma_1 and gamma_2."""
+    prefix = TRUNK if f"{TRUNK}patch_embed.proj.weight" in shapes else ""
+    names = {name: name.removeprefix(prefix) for name in shapes if name.startswith(prefix)}
+    return {
+        re.sub(r"^(blocks\.\d+)\.gamma_([12])$", r"\1.ls\2.gamma", short): Source(name)
+        for name, short in names.items()
+    }
 
 
 def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
     kernel = required_shape(shapes, "patch_embed.proj.weight", 4)
     depth = count(shapes, "blocks.{}.attn.proj.weight")
-    hidden = required_shape(shapes, "blocks.0.mlp.fc1.weight", 2)[0]
+    hidden = required_shape(shapes, "blocks.0.mlp.fc2.weight", 2)[1]
+    gated = required_shape(shapes, "blocks.0.mlp.fc1.weight", 2)[0] == 2 * hidden
+    mlp = "swiglu" if gated else "gelu"
     metadata = read_config(hints.files)
     heads = hints.heads or read_number(metadata["model_args"], "num_heads", "heads", None, CONFIG)
-    heads, note = guess_heads(kernel[0], depth, hidden, Hints(heads=heads))
+    heads, note = guess_heads(kernel[0], depth, hidden, Hints(heads=heads), mlp)
     stem = infer_stem(shapes)
     patch = square_patch((kernel[2], kernel[3]))
     class_token = "cls_token" in shapes
     pooled = "fc_norm.weight" in shapes
     stride = patch * (stem.stride if stem else 1)
-    size, size_note = infer_image_size(required_shape(shapes, "pos_embed", 3)[1], class_token, stride, hints)
+    entries, distilled = required_shape(shapes, "pos_embed", 3)[1], "dist_token" in shapes
+    size, size_note = infer_image_size(entries, class_token + distilled, stride, hints)
+    clip = "norm_pre.weight" in shapes
     notes = tuple(n for n in (note, size_note) if n)
     head = "map" if "attn_pool.latent" in shapes else "gap" if pooled or not class_token else "token"
     config = ViTConfig(
@@ -68,8 +89,16 @@ def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
         ),
         head=head,
         class_token=class_token,
+        class_position=not class_token or entries > (size[0] // stride) * (size[1] // stride),
+        registers=required_shape(shapes, "reg_token", 3)[1] if "reg_token" in shapes else 0,
+        distilled=distilled,
+        input_norm=clip,
         final_norm="pooled" if pooled else "tokens",
-        gelu="erf",
+        mlp=mlp,
+        gelu=infer_gelu(metadata["architecture"]),
+        norm_eps=1e-5 if clip else 1e-6,
+        project_bias=bool(stem) or "patch_embed.proj.bias" in shapes,
+        qk_norm="blocks.0.attn.q_norm.weight" in shapes,
         position_resize="timm",
         qkv_bias="blocks.0.attn.qkv.bias" in shapes,
         layer_scale="blocks.0.ls1.gamma" in shapes,
@@ -95,7 +124,12 @@ def read_config(files: Mapping[str, Any]) -> dict[str, Any]:
     names = content.get("label_names") or parts["pretrained_cfg"].get("label_names") or []
     if not isinstance(names, list) or not all(isinstance(label, str) for label in names):
         raise WeightsError(f"{CONFIG}: label_names is {str(names)[:40]!r}; expected a list of names")
-    return parts | {"label_names": tuple(names)}
+    return parts | {"label_names": tuple(names), "architecture": str(content.get("architecture", ""))}
+
+
+def infer_gelu(architecture: str) -> str:
+    """OpenAI's CLIP is named quickgelu in timm; SigLIP was trained with tanh, whatever timm computes."""
+    return "quick" if "quickgelu" in architecture else "tanh" if "siglip" in architecture else "erf"
 
 
 def read_preprocessing(pretrained_cfg: Mapping[str, Any]) -> Preprocessing:
@@ -133,10 +167,17 @@ def infer_stem(shapes: Shapes) -> StemConfig | None:
 
 def entries(config: Config) -> list[Entry]:
     assert isinstance(config, ViTConfig)
-    table = [*pairs("project", "patch_embed.proj")]
-    table += [Entry("positions.table", ("pos_embed",), position_table(config.tokens))]
-    if config.class_token:
-        table += [Entry("class_token", ("cls_token",), SAME)]
+    table = pairs(
+        "project", "patch_embed.proj", parts=("weight", "bias") if config.project_bias else ("weight",)
+    )
+    table += [Entry("positions.table", ("pos_embed",), SAME)]
+    tokens = {
+        "class_token": (config.class_token, "cls_token"),
+        "distillation_token": (config.distilled, "dist_token"),
+        "registers": (config.registers, "reg_token"),
+    }
+    table += [Entry(own, (foreign,), SAME) for own, (present, foreign) in tokens.items() if present]
+    table += pairs("input_norm", "norm_pre") if config.input_norm else []
     for i in range(config.depth):
         own, foreign = f"encoder.blocks.{i}", f"blocks.{i}"
         qkv = ("weight", "bias") if config.qkv_bias else ("weight",)
@@ -148,13 +189,20 @@ def entries(config: Config) -> list[Entry]:
             *pairs(f"{own}.mlp.up", f"{foreign}.mlp.fc1"),
             *pairs(f"{own}.mlp.down", f"{foreign}.mlp.fc2"),
         ]
+        if config.qk_norm:
+            table += pairs(f"{own}.attention.query_norm", f"{foreign}.attn.q_norm")
+            table += pairs(f"{own}.attention.key_norm", f"{foreign}.attn.k_norm")
         if config.layer_scale:
             table += [Entry(f"{own}.scale{k}", (f"{foreign}.ls{k}.gamma",), SAME) for k in (1, 2)]
     table += pairs("pool_norm", "fc_norm") if config.final_norm == "pooled" else pairs("encoder.norm", "norm")
     if config.head == "map":
         table += pool_entries()
-    table += pairs("representation", "pre_logits.fc") if config.representation else []
+    if config.representation_kind == "linear":  # CLIP's projection is timm's head, with a bias of zeros
+        table += pairs("representation", "head", parts=("weight",))
+    else:
+        table += pairs("representation", "pre_logits.fc") if config.representation else []
     table += pairs("head", "head") if config.classes else []
+    table += pairs("distillation_head", "head_dist") if config.classes and config.distilled else []
     return table + (stem_entries(config.stem) if config.stem else [])
 
 
@@ -189,33 +237,78 @@ def stem_entries(stem: StemConfig) -> list[Entry]:
 
 
 def unsupported(config: Config) -> str:
-    also = ("head", "final_norm", "layer_scale", "qkv_bias", "stem")
+    if isinstance(config, ViTConfig) and config.registers and config.class_token and config.class_position:
+        return "timm has no position for a class token beside registers; save it as dino, hf or vitkit"
+    if isinstance(config, ViTConfig) and config.representation_kind == "linear" and config.classes:
+        return "timm has no head after CLIP's projection; adapt the model first"
+    also = (
+        "head",
+        "final_norm",
+        "layer_scale",
+        "qkv_bias",
+        "stem",
+        "class_position",
+        "registers",
+        "distilled",
+    )
+    clip = ("input_norm", "project_bias", "representation_kind", "representation")
+    linear = isinstance(config, ViTConfig) and config.representation_kind == "linear"
+    also += ("mlp", "qk_norm", *(clip if linear else clip[:2]))
     return unsupported_fields(config, "timm", also=also)
 
 
+def projection_bias(config: Config) -> dict[str, Tensor]:
+    linear = isinstance(config, ViTConfig) and config.representation_kind == "linear"
+    return {"head.bias": torch.zeros(config.representation)} if linear else {}  # type: ignore[union-attr]
+
+
 def choose(config: Config) -> Layout:
-    return LAYOUT if isinstance(config, ViTConfig) else bit.TIMM
+    if not isinstance(config, ViTConfig):
+        return bit.TIMM
+    return EVA if config.rope != "none" or config.mlp_norm or not config.key_bias else LAYOUT
 
 
 def native(config: Config) -> Config:
     stem = {"norm_eps": 1e-5, "std_eps": 1e-8, "std_eps_in": "variance"}
-    return with_numerics(config, stem, gelu="erf", norm_eps=1e-6)
+    assert isinstance(config, ViTConfig)
+    gelu = "quick" if config.gelu == "quick" else "erf"
+    return with_numerics(config, stem, gelu=gelu, norm_eps=1e-5 if config.input_norm else 1e-6)
+
+
+def eva_spec(shapes: Shapes, hints: Hints) -> ModelSpec:
+    """The model of a file of class Eva, with the preprocessing and labels of timm's config.json."""
+    metadata = read_config(hints.files)
+    heads = hints.heads or read_number(metadata["model_args"], "num_heads", "heads", None, CONFIG)
+    spec = eva.infer(shapes, replace(hints, heads=heads))
+    labels = metadata["label_names"] if len(metadata["label_names"]) == spec.config.classes else ()
+    return replace(spec, preprocessing=read_preprocessing(metadata["pretrained_cfg"]), labels=labels)
 
 
 LAYOUT = Layout(
     name="timm",
     recognises=recognises,
+    canonical_names=canonical_names,
     infer=infer,
     entries=entries,
+    constants=projection_bias,
     unsupported=unsupported,
     native=native,
     peer="timm",
     remedies={"gelu": "give it act_layer='gelu_tanh'"},
 )
+EVA = Layout(
+    name="timm-eva",
+    recognises=eva.recognises,
+    infer=eva_spec,
+    entries=eva.entries,
+    unsupported=eva.unsupported,
+    native=eva.native,
+    peer="timm",
+)
 FORMAT = Format(
     name="timm",
-    description="ViT, hybrid, BiT; also DeiT, MAE and DINO encoders",
-    layouts=(LAYOUT, bit.TIMM),
+    description="ViT, hybrid, BiT; DeiT, MAE, DINO, CLIP and SigLIP encoders; EVA-02",
+    layouts=(EVA, LAYOUT, bit.TIMM),
     endings=(".safetensors", ".pth", ".pt", ".bin"),
     choose=choose,
     order=20,
