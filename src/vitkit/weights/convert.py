@@ -1,6 +1,7 @@
 """Convert a weight file to another format, and check the result against the library of that format."""
 
 import importlib.util
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -188,7 +189,8 @@ def peer_config(config: Config, layout: Layout) -> Config:
 
 def not_comparable(config: Config, layout: Layout) -> str:
     """Why the peer cannot build this model; empty if it can."""
-    if isinstance(config, ViTConfig) and layout.peer == "timm" and config.positions != "1d":
+    rope = isinstance(config, ViTConfig) and config.rope != "none"
+    if isinstance(config, ViTConfig) and layout.peer == "timm" and config.positions != "1d" and not rope:
         return f"timm has no {config.positions} positions"
     if isinstance(config, ViTConfig) and config.stem and config.covered != config.image_size:
         return f"{layout.peer} pads images of a hybrid to whole patches, and vitkit crops them"
@@ -237,13 +239,21 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 def load_timm(path: Path, config: Config, layout: str) -> Forward:
     """A timm model; timm also reads official files."""
     resnet = isinstance(config, ResNetConfig)
-    peer = timm_resnet(config) if isinstance(config, ResNetConfig) else timm_vit(config)
+    if isinstance(config, ResNetConfig):
+        peer = timm_resnet(config)
+    else:
+        peer = timm_eva(config) if layout == "timm-eva" else timm_vit(config)
     if layout.startswith("official"):
         peer.load_pretrained(str(path))
     else:
         peer.load_state_dict(read_state_dict(path), strict=True)
     peer.eval()
-    has_head = isinstance(config, ResNetConfig) or not config.representation  # timm has no tanh layer
+    # timm has no tanh layer
+    has_head = (
+        isinstance(config, ResNetConfig)
+        or config.representation_kind == "linear"
+        or not config.representation
+    )
 
     def forward(pixels: Tensor) -> tuple[Tensor | None, Tensor]:
         z = peer.forward_features(pixels)
@@ -254,7 +264,8 @@ def load_timm(path: Path, config: Config, layout: str) -> Forward:
 
 
 def timm_vit(c: ViTConfig) -> Any:
-    from timm.layers import HybridEmbed
+    from timm.layers import HybridEmbed, LayerNorm, SwiGLUPacked
+    from timm.models.deit import VisionTransformerDistilled
     from timm.models.vision_transformer import VisionTransformer
     from timm.models.vision_transformer_hybrid import _resnetv2
 
@@ -262,22 +273,67 @@ def timm_vit(c: ViTConfig) -> Any:
     if c.stem:
         backbone = _resnetv2(layers=c.stem.blocks, in_chans=c.channels)
         options["embed_layer"] = partial(HybridEmbed, backbone=backbone, proj=True)
-    return VisionTransformer(
+    if c.mlp == "swiglu":
+        options |= {"mlp_layer": SwiGLUPacked, "act_layer": torch.nn.SiLU}
+    else:
+        options["act_layer"] = {"tanh": "gelu_tanh", "erf": "gelu", "quick": "quick_gelu"}[c.gelu]
+    kind: Any = VisionTransformerDistilled if c.distilled else VisionTransformer
+    return kind(
         img_size=c.image_size,
         patch_size=c.patch,
         in_chans=c.channels,
-        num_classes=c.classes,
+        num_classes=c.classes or c.representation,
         global_pool={"token": "token", "gap": "avg", "map": "map"}[c.head],
         embed_dim=c.width,
         depth=c.depth,
         num_heads=c.heads,
-        mlp_ratio=c.hidden / c.width,
+        mlp_ratio=(2 if c.mlp == "swiglu" else 1) * c.hidden / c.width,
         qkv_bias=c.qkv_bias,
+        qk_norm=c.qk_norm,
         class_token=bool(c.class_token),
+        no_embed_class=not c.class_position,
+        reg_tokens=c.registers,
+        pre_norm=c.input_norm,
+        norm_layer=partial(LayerNorm, eps=c.norm_eps),
+        dynamic_img_size=not c.stem,
         init_values=1e-5 if c.layer_scale else None,
         fc_norm=c.final_norm == "pooled",
-        act_layer="gelu_tanh" if c.gelu == "tanh" else "gelu",
         **options,
+    )
+
+
+def timm_eva(c: ViTConfig) -> Any:
+    """timm's EVA-02 or DINOv3."""
+    from timm.layers import LayerNorm
+    from timm.models.eva import Eva
+
+    dinov3 = {"rope_type": "dinov3", "rope_temperature": 100.0, "rope_rotate_half": True}
+    return Eva(
+        img_size=c.image_size,
+        patch_size=c.patch,
+        in_chans=c.channels,
+        num_classes=c.classes,
+        global_pool="avg" if c.head == "gap" else "token",
+        embed_dim=c.width,
+        depth=c.depth,
+        num_heads=c.heads,
+        mlp_ratio=c.hidden / c.width,
+        swiglu_mlp=c.mlp == "swiglu",
+        swiglu_align_to=1 if c.mlp == "swiglu" and c.rope == "dinov3" else 0,
+        scale_mlp=c.mlp_norm,
+        qkv_bias=c.qkv_bias,
+        qkv_fused=not c.mlp_norm,
+        qk_norm=c.qk_norm,
+        init_values=1e-5 if c.layer_scale else None,
+        num_reg_tokens=c.registers,
+        class_token=bool(c.class_token),
+        use_abs_pos_emb=c.positions == "1d",
+        use_rot_pos_emb=c.rope != "none",
+        use_fc_norm=c.final_norm == "pooled",
+        ref_feat_shape=(16, 16) if c.rope == "eva02" else None,
+        norm_layer=partial(LayerNorm, eps=c.norm_eps),
+        dynamic_img_size=True,
+        **(dinov3 if c.rope == "dinov3" else {}),
     )
 
 
@@ -295,10 +351,37 @@ def timm_resnet(c: ResNetConfig) -> Any:
     )
 
 
+def load_tower(path: Path, layout: str) -> Forward:
+    """DINOv2, DINOv3, CLIP or SigLIP of transformers."""
+    import transformers
+
+    architecture = json.loads((path / "config.json").read_text("utf-8"))["architectures"][0]
+    kind = getattr(transformers, architecture)
+    peer = kind.from_pretrained(str(path), local_files_only=True).eval()
+    resized = {"interpolate_pos_encoding": True} if layout in ("hf-clip", "hf-siglip") else {}
+
+    def forward(pixels: Tensor) -> tuple[Tensor | None, Tensor]:
+        out = peer(pixels, **resized)
+        if layout != "hf-clip":
+            return out.pooler_output, out.last_hidden_state
+        tower = getattr(peer, "vision_model", peer)
+        return out.image_embeds, tower.post_layernorm(out.last_hidden_state)
+
+    return forward
+
+
 def load_transformers(path: Path, config: Config, layout: str) -> Forward:
-    from transformers import ViTForImageClassification, ViTModel
+    from transformers import DeiTForImageClassificationWithTeacher, ViTForImageClassification, ViTModel
 
     assert isinstance(config, ViTConfig)
+    if layout != "hf":
+        return load_tower(path, layout)
+    if config.distilled and config.classes:
+        deit = DeiTForImageClassificationWithTeacher.from_pretrained(str(path), local_files_only=True).eval()
+        return lambda pixels: (
+            deit(pixels, interpolate_pos_encoding=True).logits,
+            deit.deit(pixels, interpolate_pos_encoding=True).last_hidden_state,
+        )
     if config.classes:
         peer = ViTForImageClassification.from_pretrained(str(path), local_files_only=True).eval()
 

@@ -12,7 +12,8 @@ from vitkit.weights.limits import out_of_range
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 GELU = {
-    "gelu": "erf", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh", "gelu_fast": "tanh", "quick_gelu": "quick",
+    "gelu": "erf", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh", "gelu_fast": "tanh",
+    "quick_gelu": "quick",
 }  # fmt: skip
 RESAMPLE = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 

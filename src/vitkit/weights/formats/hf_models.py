@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitkit.models.card import Preprocessing
+from vitkit.models.mlp import swiglu_width
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViTConfig
 from vitkit.weights.formats.dino import FLAT_TOKEN, IMAGENET
@@ -200,7 +201,7 @@ def infer_dinov2(shapes: Shapes, hints: Hints) -> ModelSpec:
         qkv_bias="encoder.layer.0.attention.attention.query.bias" in shapes,
     )  # fmt: skip
     if "classifier.weight" in shapes:
-        note = "without its classifier, which reads the class token beside the mean of patches; adapt adds a head"
+        note = "without its classifier, which reads class token and mean of patches; adapt adds a head"
         spec = ModelSpec(spec.config, spec.preprocessing, notes=(*spec.notes, note), ignored=spec.ignored)
     return spec
 
@@ -234,7 +235,8 @@ def infer_siglip(shapes: Shapes, hints: Hints) -> ModelSpec:
     return spec_of(
         shapes, hints, vision_settings(hints), kernel="embeddings.patch_embedding.weight", layer=CLIP_LAYER,
         down="encoder.layers.0.mlp.fc2.weight", positions="embeddings.position_embedding.weight", lead=0,
-        default_eps=1e-6, default_act="gelu_pytorch_tanh", preprocessing=Preprocessing(interpolation="bicubic"),
+        default_eps=1e-6, default_act="gelu_pytorch_tanh",
+        preprocessing=Preprocessing(interpolation="bicubic"),
         head="map", position_resize="hf",
     )  # fmt: skip
 
@@ -285,6 +287,10 @@ def unsupported_dino(config: Config) -> str:
         if config.qkv_bias and config.key_bias:
             return "transformers' DINOv3 has no bias for keys; use key_bias=False"
         also += ("rope", "positions", "key_bias")
+    elif isinstance(config, ViTConfig) and mlp_ratio(config) is None:
+        return (
+            f"transformers' DINOv2 has hidden widths of whole ratios, not {config.hidden} at {config.width}"
+        )
     if isinstance(config, ViTConfig) and not config.mask_token:
         return "transformers' DINO models have a mask token; build the model with mask_token=True"
     return not_square(config) or unsupported_fields(config, "Hugging Face", also=also)
@@ -301,6 +307,14 @@ def unsupported_siglip(config: Config) -> str:
     if isinstance(config, ViTConfig) and config.class_token:
         return "transformers' SigLIP has no class token"
     return not_square(config) or unsupported_fields(config, "Hugging Face", also=("head",))
+
+
+def mlp_ratio(c: ViTConfig) -> int | None:
+    """The whole number from which transformers' DINOv2 computes the hidden width; None if there is none."""
+    for ratio in range(1, 17):
+        if c.hidden == (swiglu_width(c.width, ratio) if c.mlp == "swiglu" else ratio * c.width):
+            return ratio
+    return None
 
 
 def shared_json(c: ViTConfig, kind: str, architecture: str) -> dict[str, Any]:
@@ -337,8 +351,7 @@ def config_json(c: Config) -> dict[str, Any]:
             else ("dinov2", "Dinov2Model")
         )
         own = {"use_swiglu_ffn": c.mlp == "swiglu", "qkv_bias": c.qkv_bias}
-        ratio = 1.5 * c.hidden / c.width if c.mlp == "swiglu" else c.hidden / c.width
-        own |= {"mlp_ratio": round(ratio, 6)} | ({"num_register_tokens": c.registers} if c.registers else {})
+        own |= {"mlp_ratio": mlp_ratio(c)} | ({"num_register_tokens": c.registers} if c.registers else {})
         return shared_json(c, *kind) | own
     if c.input_norm:
         projection = {"projection_dim": c.representation}

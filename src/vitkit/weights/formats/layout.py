@@ -133,17 +133,6 @@ def with_zeros(q: Tensor, v: Tensor) -> Tensor:
     return torch.cat([q, torch.zeros_like(q), v])
 
 
-def position_table(tokens: int) -> Form:
-    """(1, T, D); a table without an entry for the class token gets a row of zeros, which adds nothing."""
-
-    def read(a: Tensor) -> Tensor:
-        if a.ndim == 3 and a.shape[1] == tokens - 1:
-            return torch.cat([a.new_zeros(a.shape[0], 1, a.shape[2]), a], dim=1)
-        return a
-
-    return Form(read, lambda a: a)
-
-
 Row = tuple[str, str | tuple[str, ...], Form]  # our module or parameter, theirs, how the array is reshaped
 
 
