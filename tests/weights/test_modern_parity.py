@@ -1,4 +1,4 @@
-"""DINOv2, DINOv3, CLIP, SigLIP, DeiT, EVA-02: random weights in every tensor against timm and transformers."""
+"""DINOv2, DINOv3, CLIP, SigLIP, DeiT and EVA-02 against timm and transformers, random weights everywhere."""
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from vitkit.weights.formats import formats
 LIMIT = 1e-5
 DINOV2 = {"layer_scale": True, "mask_token": True, "gelu": "erf", "classes": 0, "hidden": 64}
 DINOV3 = DINOV2 | {"positions": "none", "rope": "dinov3", "registers": 4, "norm_eps": 1e-5, "key_bias": False}
+TIMM = {"mask_token": False, "position_resize": "timm"}
 SWIGLU = {"mlp": "swiglu", "hidden": 88}
 EVA02 = {"rope": "eva02", "key_bias": False, "gelu": "erf", "mlp": "swiglu", "position_resize": "timm"}
 CLIP = {
@@ -28,13 +29,13 @@ MODELS = {  # format and options
     "hf-clip": ("hf", CLIP | {"position_resize": "hf"}),
     "hf-siglip": ("hf", {"head": "map", "classes": 0, "position_resize": "hf"}),
     "hf-deit": ("hf", {"distilled": True, "gelu": "erf", "norm_eps": 1e-12, "position_resize": "hf"}),
-    "timm-dinov2": ("timm", DINOV2 | {"mask_token": False, "position_resize": "timm"}),
+    "timm-dinov2": ("timm", DINOV2 | TIMM),
     "timm-dinov2-registers": (
         "timm",
-        DINOV2 | SWIGLU | {"mask_token": False, "position_resize": "timm", "registers": 4, "class_position": False},
+        DINOV2 | SWIGLU | TIMM | {"registers": 4, "class_position": False},
     ),
-    "timm-dinov3": ("timm", DINOV3 | {"mask_token": False, "qkv_bias": False, "key_bias": True, "position_resize": "timm"}),
-    "timm-dinov3-qkvb": ("timm", DINOV3 | SWIGLU | {"mask_token": False, "position_resize": "timm"}),
+    "timm-dinov3": ("timm", DINOV3 | TIMM | {"qkv_bias": False, "key_bias": True}),
+    "timm-dinov3-qkvb": ("timm", DINOV3 | SWIGLU | TIMM),
     "timm-clip": ("timm", CLIP | {"position_resize": "timm"}),
     "timm-qk-norm": ("timm", {"qk_norm": True, "gelu": "erf", "position_resize": "timm"}),
     "timm-siglip": ("timm", {"head": "map", "classes": 0, "position_resize": "timm", "gelu": "erf"}),

@@ -18,7 +18,7 @@ from vitkit.weights.formats.layout import Entry, Hints, Layout, ModelSpec, Sourc
 from vitkit.weights.formats.vitkit import LAYOUT as OWN
 from vitkit.weights.limits import check_model
 from vitkit.weights.locate import locate, open_weights, side_files
-from vitkit.weights.published import published_view
+from vitkit.weights.published import by_source, licence_note, published_view
 from vitkit.weights.untrusted import Arrays, UntrustedCheckpoint, listed, one_line
 
 LONGEST = 1500  # characters of an error message, which may quote an untrusted file
@@ -67,12 +67,19 @@ def load(
     model.labels, label_notes = choose_labels(labels, spec, model.config.classes, layout.name)
     notes = (*arrays.notes, *spec.notes, *notes, *label_notes)
     model.preprocessing = preprocessing or spec.preprocessing
+    published = None if card or preprocessing else by_source(origin.source)
+    if published and published.preprocessing:
+        model.preprocessing = published.preprocessing
+        notes = (*notes, "preprocessed as its publisher does")
     if not (card or preprocessing) and (view := published_view(origin.source)):
         model.preprocessing = with_view(spec.preprocessing, model.config.image_size, *parse_view(view))
         notes = (*notes, f"preprocessed as for its published accuracy: view {view}")
     model.task = card.task if card else "classify"
     model.reject_below = card.reject_below if card else 0.0
-    origin = replace(card.origin if card else origin, format=layout.name, notes=notes)
+    origin = card.origin if card else origin
+    if licence_note(origin.licence):
+        notes = (*notes, licence_note(origin.licence))
+    origin = replace(origin, format=layout.name, notes=notes)
     model.origin = with_size_note(origin, model.config)
     return model.eval()
 

@@ -41,8 +41,7 @@ DECODER = ("decoder_", "mask_token")  # of a masked autoencoder; not part of the
 
 
 def recognises(shapes: Shapes) -> bool:
-    names = ("patch_embed.proj.weight", "blocks.0.attn.proj.weight")
-    return any(all(prefix + name in shapes for name in names) for prefix in ("", TRUNK))
+    return "patch_embed.proj.weight" in shapes and "blocks.0.attn.proj.weight" in shapes
 
 
 def canonical_names(shapes: Shapes) -> dict[str, Source]:
@@ -284,6 +283,18 @@ def eva_spec(shapes: Shapes, hints: Hints) -> ModelSpec:
     return replace(spec, preprocessing=read_preprocessing(metadata["pretrained_cfg"]), labels=labels)
 
 
+def siglip_spec(shapes: Shapes, hints: Hints) -> ModelSpec:
+    """open_clip's timm towers with attention pooling are SigLIP, trained with the tanh GELU."""
+    spec = infer(shapes, hints)
+    if "attn_pool.latent" not in shapes:
+        return spec
+    return replace(
+        spec,
+        config=replace(spec.config, gelu="tanh"),
+        preprocessing=Preprocessing(interpolation="bicubic"),
+    )
+
+
 LAYOUT = Layout(
     name="timm",
     recognises=recognises,
@@ -305,10 +316,20 @@ EVA = Layout(
     native=eva.native,
     peer="timm",
 )
+OPEN_CLIP = Layout(
+    name="open_clip",
+    recognises=lambda shapes: f"{TRUNK}patch_embed.proj.weight" in shapes,
+    canonical_names=canonical_names,
+    written_name=lambda name, config: TRUNK + name,
+    infer=siglip_spec,
+    entries=entries,
+    unsupported=unsupported,
+    native=lambda config: with_numerics(config, norm_eps=1e-6),
+)
 FORMAT = Format(
     name="timm",
     description="ViT, hybrid, BiT; DeiT, MAE, DINO, CLIP and SigLIP encoders; EVA-02",
-    layouts=(EVA, LAYOUT, bit.TIMM),
+    layouts=(EVA, LAYOUT, OPEN_CLIP, bit.TIMM),
     endings=(".safetensors", ".pth", ".pt", ".bin"),
     choose=choose,
     order=20,
