@@ -111,10 +111,10 @@ def deit() -> Iterator[dict[str, Any]]:
             ("S", "-distilled"): ("small", "649709d9", 81.2),
             ("B", "-distilled"): ("base", "df68dfff", 83.4)}  # fmt: skip
     for (size, kind), (word, end, top1) in rows.items():
-        model = f"DeiT{kind}-{size}/16"
+        model, token = f"DeiT{kind}-{size}/16", "_distilled" if kind else ""
         yield {"name": f"{model}.i1k", "model": model, "pixels": 224, "top1": top1,
                "trained_on": "ImageNet", "preprocessing": centre(0.875),
-               "address": f"{FAIR}/deit/deit_{word}{kind.replace('-', '_')}_patch16_224-{end}.pth"}  # fmt: skip
+               "address": f"{FAIR}/deit/deit_{word}{token}_patch16_224-{end}.pth"}  # fmt: skip
     third = {"S/16": ("small", {(224, "1k"): 81.4, (384, "1k"): 83.4, (224, "21k"): 83.1}),
              "M/16": ("medium", {(224, "1k"): 83.0, (224, "21k"): 84.5}),
              "B/16": ("base", {(224, "1k"): 83.8, (384, "1k"): 85.0, (224, "21k"): 85.7}),

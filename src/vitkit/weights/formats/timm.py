@@ -57,9 +57,9 @@ def canonical_names(shapes: Shapes) -> dict[str, Source]:
 def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
     kernel = required_shape(shapes, "patch_embed.proj.weight", 4)
     depth = count(shapes, "blocks.{}.attn.proj.weight")
-    hidden = required_shape(shapes, "blocks.0.mlp.fc2.weight", 2)[1]
-    gated = required_shape(shapes, "blocks.0.mlp.fc1.weight", 2)[0] == 2 * hidden
-    mlp = "swiglu" if gated else "gelu"
+    rows = required_shape(shapes, "blocks.0.mlp.fc1.weight", 2)[0]
+    gated = rows == 2 * required_shape(shapes, "blocks.0.mlp.fc2.weight", 2)[1]
+    mlp, hidden = ("swiglu", rows // 2) if gated else ("gelu", rows)
     metadata = read_config(hints.files)
     heads = hints.heads or read_number(metadata["model_args"], "num_heads", "heads", None, CONFIG)
     heads, note = guess_heads(kernel[0], depth, hidden, Hints(heads=heads), mlp)
