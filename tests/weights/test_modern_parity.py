@@ -206,3 +206,71 @@ def test_a_changed_bias_mask_is_refused(small, tmp_path):
     torch.save(arrays, tmp_path / "m.pth")
     with refused("weights.values", "bias_mask"):
         vitkit.load(tmp_path / "m.pth", image_size=32)
+
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+THEIRS = {  # model, configuration, options
+    "dinov2": ("Dinov2Model", "Dinov2Config", {"mlp_ratio": 2}),
+    "dinov2-registers": (
+        "Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", {"mlp_ratio": 4, "use_swiglu_ffn": True},
+    ),
+    "dinov3": ("DINOv3ViTModel", "DINOv3ViTConfig", {"num_register_tokens": 4}),
+    "dinov3-no-registers": (
+        "DINOv3ViTModel", "DINOv3ViTConfig", {"use_gated_mlp": True, "hidden_act": "silu"},
+    ),
+    "clip": ("CLIPVisionModelWithProjection", "CLIPVisionConfig", {"projection_dim": 12}),
+    "siglip": ("SiglipVisionModel", "SiglipVisionConfig", {}),
+    "deit": ("DeiTForImageClassificationWithTeacher", "DeiTConfig", {"num_labels": 3}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_transformers_own_models_load_and_answer_the_same(tmp_path, name):
+    """The other way round: transformers builds and saves, with 4 heads, which its config.json says."""
+    import transformers
+
+    kind, config_kind, options = THEIRS[name]
+    config = getattr(transformers, config_kind)(**SIZES, image_size=32, patch_size=8, **options)
+    theirs = getattr(transformers, kind)(config).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.05 + (parameter.ndim == 1))
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = vitkit.load(tmp_path / "theirs")
+    assert ours.config.heads == 4
+    for size in ((32, 32), (48, 24)):
+        images = torch.rand(2, 3, *size) * 2 - 1
+        resized = {} if name.startswith("dino") else {"interpolate_pos_encoding": True}
+        with torch.no_grad():
+            out = theirs(images, **resized)
+            expected = next(
+                getattr(out, key) for key in ("logits", "image_embeds", "pooler_output") if hasattr(out, key)
+            )
+            assert (ours(images) - expected).abs().max() <= LIMIT
+
+
+@pytest.mark.parametrize(
+    ("name", "heads"),
+    [
+        ("vit_small_patch14_reg4_dinov2", 6), ("vit_small_patch16_dinov3_qkvb", 6),
+        ("deit3_small_patch16_224", 6), ("deit_tiny_distilled_patch16_224", 3), ("eva02_tiny_patch14_224", 3), ("flexivit_small", 6),
+        ("vit_so400m_patch14_siglip_224", 16),
+    ],
+)  # fmt: skip
+@pytest.mark.slow
+def test_timms_own_models_load_and_answer_the_same(tmp_path, name, heads):
+    import timm
+
+    depth = {"depth": 27 if "so400m" in name else 12}
+    theirs = timm.create_model(name, **depth, **({"global_pool": "token"} if "dinov3" in name else {})).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.02)
+    torch.save(theirs.state_dict(), tmp_path / "theirs.pth")
+    ours = vitkit.load(tmp_path / "theirs.pth")
+    assert ours.config.heads == heads
+    size = theirs.patch_embed.img_size
+    images = torch.rand(1, 3, *size) * 2 - 1
+    with torch.no_grad():
+        a, b = ours(images), theirs(images)
+    assert (a - b).abs().max() <= LIMIT * max(1.0, float(b.abs().max()))

@@ -137,7 +137,7 @@ def bias_masks(config: Config) -> dict[str, Tensor]:
 def unsupported(config: Config) -> str:
     if isinstance(config, ViTConfig) and config.classes:
         return "the original DINO files have no head; save it in another format"
-    also = ("mask_token", "layer_scale", "qkv_bias", "registers", "mlp")
+    also: tuple[str, ...] = ("mask_token", "layer_scale", "qkv_bias", "registers", "mlp")
     if isinstance(config, ViTConfig) and config.rope == "dinov3" and config.positions == "none":
         also += ("rope", "positions", "key_bias")
     return unsupported_fields(config, "DINO", also=also)

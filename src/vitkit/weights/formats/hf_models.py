@@ -282,7 +282,7 @@ def not_square(config: Config) -> str:
 
 
 def unsupported_dino(config: Config) -> str:
-    also = ("layer_scale", "qkv_bias", "registers", "mlp", "mask_token")
+    also: tuple[str, ...] = ("layer_scale", "qkv_bias", "registers", "mlp", "mask_token")
     if isinstance(config, ViTConfig) and config.rope == "dinov3":
         if config.qkv_bias and config.key_bias:
             return "transformers' DINOv3 has no bias for keys; use key_bias=False"
@@ -342,7 +342,11 @@ def config_json(c: Config) -> dict[str, Any]:
         for name in ("jitter", "rescale"):
             value = getattr(c, f"rope_{name}")
             rope[f"pos_embed_{name}"] = value if value > 1 else None
-        own = {"num_register_tokens": c.registers, "use_gated_mlp": c.mlp == "swiglu", "rope_theta": 100.0}
+        own: dict[str, Any] = {
+            "num_register_tokens": c.registers,
+            "use_gated_mlp": c.mlp == "swiglu",
+            "rope_theta": 100.0,
+        }
         return shared_json(c, "dinov3_vit", "DINOv3ViTModel") | biases | rope | own
     if c.layer_scale:
         kind = (

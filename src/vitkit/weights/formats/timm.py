@@ -286,7 +286,7 @@ def eva_spec(shapes: Shapes, hints: Hints) -> ModelSpec:
 def siglip_spec(shapes: Shapes, hints: Hints) -> ModelSpec:
     """open_clip's timm towers with attention pooling are SigLIP, trained with the tanh GELU."""
     spec = infer(shapes, hints)
-    if "attn_pool.latent" not in shapes:
+    if "attn_pool.latent" not in shapes or not isinstance(spec.config, ViTConfig):
         return spec
     return replace(
         spec,
