@@ -253,8 +253,8 @@ def test_transformers_own_models_load_and_answer_the_same(tmp_path, name):
     ("name", "heads"),
     [
         ("vit_small_patch14_reg4_dinov2", 6), ("vit_small_patch16_dinov3_qkvb", 6),
-        ("deit3_small_patch16_224", 6), ("deit_tiny_distilled_patch16_224", 3), ("eva02_tiny_patch14_224", 3), ("flexivit_small", 6),
-        ("vit_so400m_patch14_siglip_224", 16),
+        ("deit3_small_patch16_224", 6), ("deit_tiny_distilled_patch16_224", 3),
+        ("eva02_tiny_patch14_224", 3), ("flexivit_small", 6), ("vit_so400m_patch14_siglip_224", 16),
     ],
 )  # fmt: skip
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Adapt a model to a new task: a zero head, another image size (Sec. 3.2) or patch size (FlexiViT)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from vitkit.models.resnet import check_size
 from vitkit.models.variants import Config, Model, skeleton
 from vitkit.models.vit import ViT, ViTConfig, with_size_note
 
+HEADS = ("head.", "distillation_head.")
 TRAINING = (  # fields without parameters
     "dropout", "attention_dropout", "stochastic_depth", "stochastic_depth_uniform",
     "stochastic_depth_rescale", "rope_shift", "rope_jitter", "rope_rescale",
@@ -44,10 +45,7 @@ def adapt(
     classes = len(labels) or None if classes is None else classes
     if labels and len(labels) != classes:
         raise Error(f"there are {len(labels)} labels for {classes} classes", code="data.labels")
-    for field in training:
-        if field not in TRAINING or not isinstance(model, ViT):
-            allowed = ", ".join(TRAINING)
-            raise Error(f"adapt cannot change {field!r}, only {allowed} of a ViT", code="model.unsupported")
+    check_training(model, training)
     changes = training | ({} if resize is None else {"position_resize": resize})
     if image_size is not None:
         changes["image_size"] = pair(image_size)
@@ -56,7 +54,7 @@ def adapt(
         changes["patch"] = patch
     if classes is not None:
         changes["classes"] = classes
-        if isinstance(model, ViT) and not keep_representation:
+        if not keep_representation:
             changes |= {"representation": 0, "representation_kind": "tanh"}
     known = {f.name for f in fields(model.config)}
     config = replace(model.config, **{k: v for k, v in changes.items() if k in known})
@@ -65,12 +63,7 @@ def adapt(
     state |= resized_positions(model, config)
     if patch is not None:
         state["project.weight"] = resize_patch(state["project.weight"], patch)
-    if classes is not None:
-        parameter = next(iter(state.values()))  # for dtype and device
-        heads = {
-            n: t.shape for n, t in new.state_dict().items() if n.startswith(("head.", "distillation_head."))
-        }
-        state |= {name: parameter.new_zeros(shape) for name, shape in heads.items()}
+    state |= zero_heads(model, new) if classes is not None else {}
     new.load_state_dict({name: state[name] for name in new.state_dict()}, assign=True)
     new.requires_grad_(True)
     new.labels = labels if classes is not None else model.labels
@@ -78,6 +71,21 @@ def adapt(
     new.reject_below = model.reject_below if classes is None else 0.0
     new.preprocessing, new.origin = model.preprocessing, with_size_note(model.origin, config)
     return new.train(model.training)
+
+
+def check_training(model: Model, training: Mapping[str, Any]) -> None:
+    """Refuse fields that adapt does not know; a ResNet has none of them."""
+    for field in training:
+        if field not in TRAINING or not isinstance(model, ViT):
+            allowed = ", ".join(TRAINING)
+            raise Error(f"adapt cannot change {field!r}, only {allowed} of a ViT", code="model.unsupported")
+
+
+def zero_heads(model: Model, new: Model) -> dict[str, Tensor]:
+    """Heads of zeros for a new model, with the dtype and on the device of the old one."""
+    old = next(iter(model.parameters()))
+    heads = {n: t.shape for n, t in new.state_dict().items() if n.startswith(HEADS)}
+    return {name: torch.zeros(shape, dtype=old.dtype, device=old.device) for name, shape in heads.items()}
 
 
 def check_patch(model: Model) -> None:

@@ -24,7 +24,7 @@ class Rope(nn.Module):
     axis, * [1/rescale, rescale] for both together; one draw for a batch.
     """
 
-    periods: Tensor  # part of the model: DINOv3's published ones are rounded to bfloat16
+    periods: Tensor  # part of the model: DINOv3's published ones are rounded
 
     def __init__(
         self, kind: str, head: int, *, shift: float = 0.0, jitter: float = 1.0, rescale: float = 1.0
@@ -42,7 +42,7 @@ class Rope(nn.Module):
         """As for every module, but periods stay float32: half precision would be another model."""
         before = self.periods
         super()._apply(fn, recurse)
-        if self.periods.dtype in (torch.float16, torch.bfloat16):
+        if self.periods.element_size() < 4:
             self.periods = before.to(self.periods.device)
         return self
 

@@ -67,21 +67,28 @@ def load(
     model.labels, label_notes = choose_labels(labels, spec, model.config.classes, layout.name)
     notes = (*arrays.notes, *spec.notes, *notes, *label_notes)
     model.preprocessing = preprocessing or spec.preprocessing
-    published = None if card or preprocessing else by_source(origin.source)
-    if published and published.preprocessing:
-        model.preprocessing = published.preprocessing
-        notes = (*notes, "preprocessed as its publisher does")
-    if not (card or preprocessing) and (view := published_view(origin.source)):
-        model.preprocessing = with_view(spec.preprocessing, model.config.image_size, *parse_view(view))
-        notes = (*notes, f"preprocessed as for its published accuracy: view {view}")
+    if not (card or preprocessing):
+        model.preprocessing, note = published_preprocessing(origin.source, spec, model.config.image_size)
+        notes = (*notes, *note)
     model.task = card.task if card else "classify"
     model.reject_below = card.reject_below if card else 0.0
     origin = card.origin if card else origin
-    if licence_note(origin.licence):
-        notes = (*notes, licence_note(origin.licence))
-    origin = replace(origin, format=layout.name, notes=notes)
+    origin = replace(origin, format=layout.name, notes=(*notes, *licence_note(origin)))
     model.origin = with_size_note(origin, model.config)
     return model.eval()
+
+
+def published_preprocessing(
+    source: str, spec: ModelSpec, size: tuple[int, int]
+) -> tuple[Preprocessing, tuple[str, ...]]:
+    """The preprocessing of a published checkpoint's publisher with a note, or that of the file."""
+    published = by_source(source)
+    if published and published.preprocessing:
+        return published.preprocessing, ("preprocessed as its publisher does",)
+    if view := published_view(source):
+        note = f"preprocessed as for its published accuracy: view {view}"
+        return with_view(spec.preprocessing, size, *parse_view(view)), (note,)
+    return spec.preprocessing, ()
 
 
 def identify(arrays: Arrays, card: Card | None, hints: Hints) -> tuple[Layout, dict[str, Source], ModelSpec]:

@@ -12,7 +12,7 @@ from vitkit.io import http
 from vitkit.io.cache import cache_folder
 from vitkit.io.files import sha256
 from vitkit.io.http import NetworkError, Progress
-from vitkit.models.card import Preprocessing
+from vitkit.models.card import Origin, Preprocessing
 from vitkit.weights.published_modern import NON_COMMERCIAL, modern
 
 TRIES = 5  # in a row without a byte of progress
@@ -223,9 +223,11 @@ def by_source(source: str) -> Weight | None:
     return None
 
 
-def licence_note(licence: str) -> str:
-    """What a licence forbids; empty for one that allows commercial use."""
-    return NON_COMMERCIAL.get(licence, "")
+def licence_note(origin: Origin) -> tuple[str, ...]:
+    """What the licence forbids, also of a file that has the name of a published one; often nothing."""
+    published = by_source(origin.source)
+    licence = origin.licence or (published.licence if published else "")
+    return (NON_COMMERCIAL[licence],) if licence in NON_COMMERCIAL else ()
 
 
 def unknown(source: str) -> WeightsError:

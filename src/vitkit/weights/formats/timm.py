@@ -65,14 +65,8 @@ def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
     heads, note = guess_heads(kernel[0], depth, hidden, Hints(heads=heads), mlp)
     stem = infer_stem(shapes)
     patch = square_patch((kernel[2], kernel[3]))
-    class_token = "cls_token" in shapes
-    pooled = "fc_norm.weight" in shapes
-    stride = patch * (stem.stride if stem else 1)
-    entries, distilled = required_shape(shapes, "pos_embed", 3)[1], "dist_token" in shapes
-    size, size_note = infer_image_size(entries, class_token + distilled, stride, hints)
     clip = "norm_pre.weight" in shapes
-    notes = tuple(n for n in (note, size_note) if n)
-    head = "map" if "attn_pool.latent" in shapes else "gap" if pooled or not class_token else "token"
+    tokens, size_note = infer_tokens(shapes, patch * (stem.stride if stem else 1), hints)
     config = ViTConfig(
         width=kernel[0],
         depth=depth,
@@ -80,19 +74,13 @@ def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
         hidden=hidden,
         patch=patch,
         stem=stem,
-        image_size=size,
         channels=required_shape(shapes, f"{root_of(shapes)}.conv.weight", 4)[1] if stem else kernel[1],
         classes=required_shape(shapes, "head.weight", 2)[0] if "head.weight" in shapes else 0,
         representation=(
             required_shape(shapes, "pre_logits.fc.weight", 2)[0] if "pre_logits.fc.weight" in shapes else 0
         ),
-        head=head,
-        class_token=class_token,
-        class_position=not class_token or entries > (size[0] // stride) * (size[1] // stride),
-        registers=required_shape(shapes, "reg_token", 3)[1] if "reg_token" in shapes else 0,
-        distilled=distilled,
+        **tokens,
         input_norm=clip,
-        final_norm="pooled" if pooled else "tokens",
         mlp=mlp,
         gelu=infer_gelu(metadata["architecture"]),
         norm_eps=1e-5 if clip else 1e-6,
@@ -108,9 +96,26 @@ def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
         config,
         read_preprocessing(metadata["pretrained_cfg"]),
         labels,
-        notes=notes,
+        notes=tuple(n for n in (note, size_note) if n),
         ignored=DECODER if has_decoder else (),
     )
+
+
+def infer_tokens(shapes: Shapes, stride: int, hints: Hints) -> tuple[dict[str, Any], str]:
+    """The options of the tokens: which there are, which have a position, what the head reads; and a note."""
+    class_token, distilled = "cls_token" in shapes, "dist_token" in shapes
+    entries, pooled = required_shape(shapes, "pos_embed", 3)[1], "fc_norm.weight" in shapes
+    size, note = infer_image_size(entries, class_token + distilled, stride, hints)
+    options = {
+        "image_size": size,
+        "class_token": class_token,
+        "class_position": not class_token or entries > (size[0] // stride) * (size[1] // stride),
+        "registers": required_shape(shapes, "reg_token", 3)[1] if "reg_token" in shapes else 0,
+        "distilled": distilled,
+        "head": "map" if "attn_pool.latent" in shapes else "gap" if pooled or not class_token else "token",
+        "final_norm": "pooled" if pooled else "tokens",
+    }
+    return options, note
 
 
 def read_config(files: Mapping[str, Any]) -> dict[str, Any]:
