@@ -176,7 +176,7 @@ class ViT(Described, nn.Module):
         if self.registers is not None:  # which have no position
             z = torch.cat([z[:, : c.lead], prepended([self.registers], z[:, c.lead :])], dim=1)
         z = self.dropout(z)
-        return z if self.input_norm is None else self.input_norm(z)
+        return z if self.input_norm is None else self.input_norm(z).to(z.dtype)
 
     def masked(self, patches: Tensor, mask: Tensor) -> Tensor:
         """The patches with the mask token where the mask is true."""
@@ -227,7 +227,7 @@ def make_rope(c: ViTConfig) -> Rope | None:
 
 def make_layer(c: ViTConfig, index: int) -> Block | AxialBlock:
     """Layer `index` of the encoder; stochastic depth grows linearly to its full rate, or is uniform."""
-    share = 1.0 if c.stochastic_depth_uniform else index / max(1, c.depth - 1)
+    linear = c.stochastic_depth * index / max(1, c.depth - 1)
 
     def block(tokens: int) -> Block:
         offsets = 2 * tokens - 1 if c.positions == "relative" else 0
@@ -246,7 +246,7 @@ def make_layer(c: ViTConfig, index: int) -> Block | AxialBlock:
             width=c.width,
             eps=c.norm_eps,
             dropout=c.dropout,
-            drop_path=c.stochastic_depth * share,
+            drop_path=c.stochastic_depth if c.stochastic_depth_uniform else linear,
             rescale=c.stochastic_depth_rescale,
             layer_scale=c.layer_scale,
         )
