@@ -295,7 +295,7 @@ def timm_vit(c: ViTConfig) -> Any:
         reg_tokens=c.registers,
         pre_norm=c.input_norm,
         norm_layer=partial(LayerNorm, eps=c.norm_eps),
-        dynamic_img_size=not c.stem,
+        dynamic_img_size=not c.stem and c.covered == c.image_size,  # else timm refuses the size
         init_values=1e-5 if c.layer_scale else None,
         fc_norm=c.final_norm == "pooled",
         **options,
@@ -332,7 +332,7 @@ def timm_eva(c: ViTConfig) -> Any:
         use_fc_norm=c.final_norm == "pooled",
         ref_feat_shape=(16, 16) if c.rope == "eva02" else None,
         norm_layer=partial(LayerNorm, eps=c.norm_eps),
-        dynamic_img_size=True,
+        dynamic_img_size=c.covered == c.image_size,
         **(dinov3 if c.rope == "dinov3" else {}),
     )
 
