@@ -49,8 +49,7 @@ def load(
         files = {} if card and card.layout == OWN.name else side_files(path)
         hints = Hints(heads=heads, image_size=None if image_size is None else pair(image_size), files=files)
         layout, sources, spec = identify(arrays, card, hints)
-        if gelu is not None and isinstance(spec.config, ViTConfig):
-            spec = replace(spec, config=replace(spec.config, gelu=gelu))
+        spec = with_gelu(spec, gelu)
         check_model(spec.config, spec.preprocessing, spec.labels)
         model, notes = assemble(
             arrays, layout, sources, spec, allow_missing=tuple(allow_missing), ignore=tuple(ignore)
@@ -68,14 +67,20 @@ def load(
     notes = (*arrays.notes, *spec.notes, *notes, *label_notes)
     model.preprocessing = preprocessing or spec.preprocessing
     if not (card or preprocessing):
-        model.preprocessing, note = published_preprocessing(origin.source, spec, model.config.image_size)
-        notes = (*notes, *note)
+        model.preprocessing, more = published_preprocessing(origin.source, spec, model.config.image_size)
+        notes += more
     model.task = card.task if card else "classify"
     model.reject_below = card.reject_below if card else 0.0
     origin = card.origin if card else origin
-    origin = replace(origin, format=layout.name, notes=(*notes, *licence_note(origin)))
+    origin = replace(origin, format=layout.name, notes=notes + licence_note(origin))
     model.origin = with_size_note(origin, model.config)
     return model.eval()
+
+
+def with_gelu(spec: ModelSpec, gelu: str | None) -> ModelSpec:
+    if gelu is None or not isinstance(spec.config, ViTConfig):
+        return spec
+    return replace(spec, config=replace(spec.config, gelu=gelu))
 
 
 def published_preprocessing(

@@ -47,7 +47,8 @@ def recognises(shapes: Shapes) -> bool:
 
 def canonical_names(shapes: Shapes) -> dict[str, Source]:
     """The names without the prefix that the encoder has inside a classifier."""
-    prefix = next(p for p in PREFIXES if f"{p}embeddings.patch_embeddings.projection.weight" in shapes)
+    projection = "embeddings.patch_embeddings.projection.weight"
+    prefix = next((prefix for prefix in PREFIXES if prefix + projection in shapes), "")
     return {name.removeprefix(prefix): Source(name) for name in shapes}
 
 
