@@ -241,3 +241,12 @@ def test_every_new_parameter_learns(small):
         model(torch.randn(2, 3, 32, 32)).square().sum().backward()
         assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters()), options
         assert math.isfinite(float(model.registers.grad.norm() if model.registers is not None else 0))
+
+
+@pytest.mark.parametrize(("old", "new"), [(8, 12), (8, 5), (16, 14)])
+def test_timm_resizes_patches_to_the_same_numbers(old, new):
+    from timm.layers import resample_patch_embed
+
+    kernel = torch.randn(6, 3, old, old)
+    theirs = resample_patch_embed(kernel, [new, new], interpolation="bilinear", antialias=False)
+    torch.testing.assert_close(resize_patch(kernel, new), theirs, atol=1e-4, rtol=1e-3)  # timm: float32
