@@ -1,9 +1,9 @@
-# Two commands on a fresh machine: `make demo` runs the main job, `make test` passes the tests.
-# Both make .venv the first time; a second run does not install again.
+# Two commands on a new machine: `make demo` trains and uses a classifier, `make test` runs the tests.
+# Both create .venv the first time; a second run does not install again.
 
 PYTHON ?= python3
 BIN := .venv/bin
-# two processes of one thread each: threads of both would wait for each other on the same cores
+# two processes with one thread each, because more threads would compete for the same cores
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .PHONY: demo test slow gpu faults faults-push mutants lint package docs clean
@@ -17,11 +17,11 @@ test: .venv/test-installed
 slow: .venv/test-installed
 	$(PYTEST) -m "slow and not faults"
 
-# All that needs an NVIDIA GPU, with a record in docs/lab; GPU_PYTHON=... takes an environment that is there
+# All tests that need an NVIDIA GPU, with a record in docs/lab; GPU_PYTHON=... uses an existing environment
 gpu: $(if $(GPU_PYTHON),,.venv/test-installed)
 	$(or $(GPU_PYTHON),$(BIN)/python) tests/gpu/lane.py $(GPU_OPTIONS)
 
-# Bad input and broken machines: what every change has time for, and all that docs/contributing/reliability.md tells
+# Bad input and broken machines: a quick part for every change, and all of docs/contributing/reliability.md
 faults-push: .venv/test-installed
 	$(PYTEST) -m faults tests/faults
 
@@ -30,7 +30,7 @@ faults: .venv/test-installed
 	$(PYTEST) tests/faults $$($(BIN)/python tests/faults/promises.py tests)
 	$(BIN)/python tests/faults/promises.py
 
-# Deliberate mistakes in the code, and whether the tests near them notice; goes on where it was stopped
+# Mutation tests: deliberate mistakes in the code, and whether the tests near them notice; resumable
 mutants: .venv/test-installed
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants/mutants.py --jobs 2 $(MUTANTS)
 
@@ -41,7 +41,7 @@ lint: .venv/test-installed
 	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
 	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 
-# The source distribution and the wheel, checked as a package index would check them
+# The source distribution and the wheel, checked with twine
 package: .venv/test-installed
 	rm -rf dist
 	$(BIN)/python -m build --quiet --no-isolation

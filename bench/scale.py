@@ -1,4 +1,4 @@
-"""The tables of docs/guides/many-gpus.md: pace and memory, computed from one GPU's measured pace.
+"""The tables of docs/lab/scaling.md: pace and memory, computed from one GPU's measured pace.
 
     python bench/scale.py --measured ViT-L/16=1347
     python bench/scale.py --measured ViT-L/16=1347 ViT-H/14=500 --images 64 --between 25e9 --json out.json

@@ -35,7 +35,7 @@ vitkit evaluate runs/photos nowhere --json | jq -r .error.code   # data.not-foun
 ```
 
 ```json
-{"error": {"code": "data.not-found", "message": "no data at 'nowhere'; give ..."}}
+{"error": {"code": "data.not-found", "message": "no data at 'nowhere'; expected ..."}}
 ```
 
 An interrupted run that can be resumed is reported in the same way, as `training.stopped`. This page is

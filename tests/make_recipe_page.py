@@ -21,8 +21,9 @@ from vitkit.training.schedule import DECAYS, Duration, Schedule
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "recipe-fields.md"
 START = """# Recipe fields
 
-Every field of a [recipe](../research/recipes.md), by its own name and, where it has one, by its grouped name;
-`--set` takes both. `vitkit list recipes` lists the recipes, `vitkit show RECIPE` the values of one.
+Every field of a [recipe](../research/recipes.md). `--set` takes the name of a field or its grouped
+name, if it has one. `vitkit list recipes` lists the recipes, and `vitkit show RECIPE` prints the values of
+one.
 
 This page is written by `python tests/make_recipe_page.py`.
 
@@ -32,8 +33,8 @@ This page is written by `python tests/make_recipe_page.py`.
 OPTIONS = """
 ## Model options
 
-Options of a model from scratch. The defaults are those of ViT-B/16 and of BiT-R50x1; `vitkit show MODEL`
-prints those of another model.
+Options of a model that is trained from scratch. The defaults are those of ViT-B/16 and BiT-R50x1;
+`vitkit show MODEL` prints those of another model.
 """
 PARTS = {"length": Duration, "schedule": Schedule, "optimizer": OptimizerConfig, "masked": Masked}
 MODELS = {

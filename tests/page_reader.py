@@ -42,7 +42,7 @@ class Page:
         self.root = parser.builder.close()
         big = self.root.find(".//p[@class='headline']")
         assert big is not None and big.text is not None
-        self.headline = big.text.strip(), words_of(big[0])
+        self.headline = " ".join(big.text.split()), words_of(big[0])
         self.header = words_of(self.root.find(".//header"))
         self.sections = {words_of(one.find("h2")): one for one in self.root.iter("section")}
 

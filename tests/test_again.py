@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from page_reader import Page, words_of
 from PIL import Image
 from test_changed_data import TINY
 from test_cli import run
@@ -64,7 +65,7 @@ def files(folder: Path) -> dict[Path, bytes]:
     return {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file() and p.name != ".lock"}
 
 
-def told(folder: Path, name: str) -> dict:
+def read_json(folder: Path, name: str) -> dict:
     return json.loads((folder / name).read_text())
 
 
@@ -77,7 +78,7 @@ def test_a_finished_run_is_reported_and_not_touched(home, capsys):
     before = files(home / "runs")
     assert again() == 0
     out = capsys.readouterr().out
-    assert "already finished" in out and "6 steps" in out and "test images right" in out
+    assert "already finished" in out and "6 steps" in out and "test images correct" in out
     assert "vitkit predict runs/pics" in out and "--more-steps 3" in out
     assert files(home / "runs") == before
     assert run("finetune", "./pics/", "--steps", 6, *TINY, "--json") == 0, "the same folder by another name"
@@ -98,12 +99,12 @@ def test_another_experiment_has_a_numbered_folder(home, capsys):
     err = capsys.readouterr().err
     lines = [line for line in err.splitlines() if "runs/pics-2" in line]
     assert len(lines) == 1 and "--steps 6 -> 4" in lines[0] and "{" not in lines[0]
-    assert told(home / "runs/pics-2", "result.json")["steps"] == 4
+    assert read_json(home / "runs/pics-2", "result.json")["steps"] == 4
     assert {p: c for p, c in files(home / "runs").items() if "pics-2" not in str(p)} == before
     assert again(steps=4) == 0, "the same command finds its own run"
     assert "runs/pics-2: already finished" in capsys.readouterr().out
     assert again("--seed", 3, steps=4) == 0
-    assert told(home / "runs/pics-3", "recipe.json")["seed"] == 3
+    assert read_json(home / "runs/pics-3", "recipe.json")["seed"] == 3
     assert again() == 0 and "runs/pics: already finished" in capsys.readouterr().out
 
 
@@ -134,8 +135,8 @@ def test_a_start_that_came_to_nothing_leaves_its_folder_to_the_next_command(home
         assert again(steps=4) == 0
         assert "runs/pics-2" in capsys.readouterr().err
     assert again("--batch", 8, steps=5) == 0
-    assert told(home / "runs/pics", "recipe.json")["batch"] == 8
-    assert told(home / "runs/pics", "result.json")["steps"] == 5 and not (home / "runs/pics-3").exists()
+    assert read_json(home / "runs/pics", "recipe.json")["batch"] == 8
+    assert read_json(home / "runs/pics", "result.json")["steps"] == 5 and not (home / "runs/pics-3").exists()
 
 
 def test_a_plain_run_and_a_protocol_do_not_share_a_folder(home, capsys):
@@ -162,7 +163,7 @@ def test_grown_data_is_counted_and_both_commands_that_are_offered_work(home, cap
     assert "runs/pics-2" in anew and "--split-of" in anew
     for command, folder, steps in ((on, "runs/pics", 9), (anew, "runs/pics-2", 6)):
         assert run(*command) == 0
-        assert told(home / folder, "result.json")["steps"] == steps
+        assert read_json(home / folder, "result.json")["steps"] == steps
         new = remembered_splits(home / folder)
         kept = {mark: split for mark, split in old.items() if isinstance(mark, bytes) and mark in new}
         assert len(kept) >= 38 and all(new[mark] == split for mark, split in kept.items())
@@ -207,8 +208,8 @@ def test_training_on_equals_the_documented_run_and_can_be_interrupted(home, monk
     shutil.copytree(home / "runs/pics", home / "runs/other")
     assert run("finetune", "pics", "--workers", 0, "--more-steps", 4) == 0
     out = capsys.readouterr().out
-    assert "model-6.safetensors" in out and told(home / "runs/pics", "result-6.json")["steps"] == 6
-    assert told(home / "runs/pics", "result.json")["steps"] == 10
+    assert "model-6.safetensors" in out and read_json(home / "runs/pics", "result-6.json")["steps"] == 6
+    assert read_json(home / "runs/pics", "result.json")["steps"] == 10
     model = (home / "runs/pics/model.safetensors").read_bytes()
     straight = [*TINY[: TINY.index("--set")], "--set", *TINY[TINY.index("--set") + 1 :], "more_steps=6+4"]
     assert run("finetune", "pics", "--steps", 6, "--out", "runs/straight", *straight) == 0
@@ -229,13 +230,13 @@ def test_training_on_equals_the_documented_run_and_can_be_interrupted(home, monk
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "write", stop)
         assert run(*on) == 143
-    assert told(home / "runs/other", "result.json")["steps"] == 6
+    assert read_json(home / "runs/other", "result.json")["steps"] == 6
     assert run(*on[:-1], 5) == 2 and "has not finished" in capsys.readouterr().err
     assert run(*on) == 0, "goes on with the same four steps"
-    assert told(home / "runs/other", "recipe.json")["more_steps"] == ["6+4"]
+    assert read_json(home / "runs/other", "recipe.json")["more_steps"] == ["6+4"]
     assert (home / "runs/other/model.safetensors").read_bytes() == model
     assert run(*on) == 0, "and a finished one is trained on again"
-    assert told(home / "runs/other", "result.json")["steps"] == 14
+    assert read_json(home / "runs/other", "result.json")["steps"] == 14
 
 
 def test_training_on_is_refused_where_there_is_nothing_to_train_on(home, capsys):
@@ -254,12 +255,12 @@ def test_a_run_that_stopped_early_is_trained_on_from_there(tmp_path, monkeypatch
     still = {"evaluations=0": "evaluations=8", "0.003": "0"}  # nothing is learned, so it stops at once
     words = [still.get(word, word) for word in TINY]
     assert run("finetune", "pics", "--steps", 8, *words, "patience=1") == 0
-    stopped = told(tmp_path / "runs/pics", "result.json")["steps"]
+    stopped = read_json(tmp_path / "runs/pics", "result.json")["steps"]
     assert stopped < 8
     assert run("finetune", "pics", "--workers", 0, "--more-steps", 5) == 0
-    recipe = told(tmp_path / "runs/pics", "recipe.json")
+    recipe = read_json(tmp_path / "runs/pics", "recipe.json")
     assert recipe["more_steps"] == [f"{stopped}+5"]
-    assert stopped < told(tmp_path / "runs/pics", "result.json")["steps"] <= stopped + 5
+    assert stopped < read_json(tmp_path / "runs/pics", "result.json")["steps"] <= stopped + 5
 
 
 def test_how_a_run_was_started_stays_and_later_starts_are_added(home):
@@ -279,18 +280,18 @@ def test_how_a_run_was_started_stays_and_later_starts_are_added(home):
 
 def test_a_report_lists_the_commands_that_trained_the_run(home):
     path = home / "runs/pics/environment.json"
-    first = told(home / "runs/pics", "environment.json")
+    first = read_json(home / "runs/pics", "environment.json")
     later = first | {"step": 6, "steps": 8, "command": "vitkit finetune pics --more-steps 2"}
     path.write_text(json.dumps(first | {"command": "vitkit finetune pics --steps 6", "later": [later]}))
     assert run("report", "runs/pics") == 0
-    page = (home / "runs/pics/report.html").read_text()
+    page = words_of(Page((home / "runs/pics/report.html").read_text("utf-8")).root)
     assert page.index("finetune pics --steps 6") < page.index("finetune pics --more-steps 2")
 
 
 def test_a_restart_before_anything_was_learned_is_the_first(home):
     shutil.rmtree(home / "runs/pics/checkpoints")
     path = home / "runs/pics/environment.json"
-    path.write_text(json.dumps(told(home / "runs/pics", "environment.json") | {"command": "vitkit old"}))
+    path.write_text(json.dumps(read_json(home / "runs/pics", "environment.json") | {"command": "vitkit old"}))
     (home / "runs/pics/result.json").unlink()
     assert again() == 0
     assert "later" not in json.loads(path.read_text()) and "vitkit old" not in path.read_text()

@@ -56,8 +56,10 @@ def test_splits_that_cannot_be_used_are_refused_before_a_model_is_built(
             run(*command)
         return
     assert run(*command) == 2
-    told = capsys.readouterr().err
-    assert all(phrase in told for phrase in (*phrases, str(tmp_path / "data"))) and told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert (
+        all(phrase in message for phrase in (*phrases, str(tmp_path / "data"))) and message.count("\n") == 1
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -74,12 +76,12 @@ def test_few_images_are_trained_on_with_a_line_for_each_shortage(tmp_path, capsy
     draw(tmp_path / "data/single", 1)
     options = [word for word in TINY if not word.startswith("evaluations")]
     assert run("finetune", tmp_path / "data", "--out", tmp_path / "run", *options) == 0
-    told = capsys.readouterr().err.splitlines()
-    assert any("no image is left for val" in line for line in told)
-    assert any(line.startswith("warning: ") and "only 5 in total" in line for line in told)
-    assert any("warning: " in line and "with one image" in line and "'single'" in line for line in told)
-    assert any("fewer than 5 images" in line and "'a: 2', 'b: 2'" in line for line in told)
-    assert any("1 of 3 classes have no test image: 'single'" in line for line in told)
+    lines = capsys.readouterr().err.splitlines()
+    assert any("no image is left for val" in line for line in lines)
+    assert any(line.startswith("warning: ") and "only 5 in total" in line for line in lines)
+    assert any("warning: " in line and "with one image" in line and "'single'" in line for line in lines)
+    assert any("fewer than 5 images" in line and "'a: 2', 'b: 2'" in line for line in lines)
+    assert any("1 of 3 classes have no test image: 'single'" in line for line in lines)
 
 
 def test_classes_without_a_training_image_are_named(tmp_path, capsys):
@@ -114,14 +116,16 @@ def test_finetune_refuses_and_warns_as_the_doctor_does(folders, tmp_path, capsys
     code = run("doctor", tmp_path / "data", "--quick", "--json")
     findings = json.loads(capsys.readouterr().out)["findings"]
     got = run("finetune", tmp_path / "data", "--out", tmp_path / "run", *TINY, "--plan")
-    told = capsys.readouterr().err
+    message = capsys.readouterr().err
     assert (code, got) in ((0, 0), (1, 2))
     shown = "error" if code else "warning"
     wanted = [f"{one['text']} {one['remedy']}" for one in findings if one["severity"] == shown]
-    assert all(text in told for text in wanted) and told.count("warning: ") == (0 if code else len(wanted))
+    assert all(text in message for text in wanted) and message.count("warning: ") == (
+        0 if code else len(wanted)
+    )
     assert (folders == {"a": 20, "b": 20}) == (not findings)
     if code:
-        assert told.count("\n") == 1 and str(tmp_path / "data") in told
+        assert message.count("\n") == 1 and str(tmp_path / "data") in message
 
 
 def interrupted(*_, **__):
@@ -131,8 +135,8 @@ def interrupted(*_, **__):
 def test_ctrl_c_before_anything_was_kept_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("vitkit.runs.run.preflight", interrupted)
     assert run("finetune", "digits", "--out", tmp_path / "run", *TINY) == 128 + signal.SIGINT
-    told = capsys.readouterr().err
-    assert "nothing was saved" in told and "resumes" not in told
+    message = capsys.readouterr().err
+    assert "nothing was saved" in message and "resumes" not in message
 
 
 def test_ctrl_c_after_a_checkpoint_names_its_step(tmp_path, monkeypatch, capsys):
@@ -158,5 +162,5 @@ def test_ctrl_c_while_data_is_opened_is_answered_by_the_command(tmp_path):
     assert process.stdout.readline() == "here\n"
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
-    assert process.returncode == 130 and "nothing was saved" in told and "Traceback" not in told
+    _, message = process.communicate(timeout=60)
+    assert process.returncode == 130 and "nothing was saved" in message and "Traceback" not in message

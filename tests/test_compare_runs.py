@@ -8,7 +8,7 @@ from base64 import b64decode
 import pytest
 from page_reader import Page
 from test_cli import run
-from test_report_page import evaluation, found, with_test
+from test_report_page import evaluation, run_content, with_test
 from test_tasks import TINY
 
 from vitkit.metrics.intervals import mcnemar
@@ -84,7 +84,7 @@ def test_classes_of_the_same_images_are_shown_where_they_differ_most():
     a, b = [True] * 20, [True] * 3 + [False] * 7 + [True] * 9 + [False]
     rows = compared({"a": a, "b": b}).rows("Paired comparison", 1)
     assert [list(row.values()) for row in rows] == [
-        ["cat", "10", "100 %", "30 %", "7 images"], ["dog", "10", "100 %", "90 %", "1 images"]
+        ["cat", "10", "100 %", "30 %", "7 images"], ["dog", "10", "100 %", "90 %", "1 image"]
     ]  # fmt: skip
 
 
@@ -95,7 +95,7 @@ def test_without_the_answers_the_intervals_must_be_apart():
 
     assert Page(compare_page([old("a", 0.9), old("b", 0.84)])).headline[0] == "No clear winner"
     assert Page(compare_page([old("a", 0.6), old("b", 0.9)])).headline[1].startswith("b, the best of 2 ")
-    unknown = Page(compare_page([found(name="a"), found(name="b", place="b")]))
+    unknown = Page(compare_page([run_content(name="a"), run_content(name="b", place="b")]))
     assert unknown.headline[0] == "No winner" and "not known" in unknown.headline[1]
 
 
@@ -138,7 +138,7 @@ def test_runs_of_older_versions_are_compared_by_their_names_of_images(pair, tmp_
         (tmp_path / name / "predictions.json.gz").unlink()
     assert run("report", tmp_path / "short", tmp_path / "long", "--out", tmp_path / "compare.html") == 0
     page = Page((tmp_path / "compare.html").read_text())
-    assert "95 % intervals" in page.text("Paired comparison") and pairs(page)["short"][:3] == ("-", "-", "–")
+    assert "95 % intervals" in page.text("Paired comparison") and pairs(page)["short"][:3] == ("–", "–", "–")
     (tmp_path / "long" / "data.json.gz").write_bytes(b"cut")
     assert run("report", tmp_path / "short", tmp_path / "long", "--out", tmp_path / "compare.html") == 0
     page = Page((tmp_path / "compare.html").read_text())

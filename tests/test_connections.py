@@ -61,6 +61,8 @@ REST = [
     ["fewshot", "run", "digits", "--shots", "1", "--seeds", "1", "--device", "cpu", "--cache", "features"],
     ["inspect", "run", "a.png", "--out", "look"],
     ["convert", "run", "hf"],
+    ["embed", "run", "digits", "--out", "features.npz", "--workers", "0"],
+    ["push", "run", "me/digits", "--dry-run", "repo"],
     ["export", "run", "m.onnx"],
     ["export", "run", "m.xml"],
     ["export", "run", "8.xml", "--precision", "int8", "--calibrate", "digits"],

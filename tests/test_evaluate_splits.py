@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+from page_reader import Page, words_of
 from PIL import Image
 from test_cli import run
 from test_tasks import TINY
@@ -194,10 +195,10 @@ def test_the_bias_of_a_run_is_measured_on_images_that_it_was_not_trained_on(
 
 
 def test_the_command_of_the_report_evaluates_the_test_images(trained, photos, capsys):
-    page = (trained / "report.html").read_text()
+    page = words_of(Page((trained / "report.html").read_text("utf-8")).root)
     assert f"vitkit evaluate {trained} {photos}" in page
     assert run("evaluate", trained, photos, "--workers", 0) == 0
-    assert "of 6 test images right" in capsys.readouterr().out
+    assert "of 6 test images correct" in capsys.readouterr().out
 
 
 def test_only_classes_that_occur_or_are_predicted_are_printed(small, tmp_path, capsys):

@@ -19,9 +19,11 @@ WORDS = {
     "demo": [], "doctor": ["digits"], "shard": ["digits", "out"], "finetune": ["digits"],
     "pretrain": ["digits"], "suite": ["model"], "study list": [], "study run": ["heads", "--data", "digits"],
     "study report": ["folder"], "evaluate": ["model", "digits"], "fewshot": ["model", "digits"],
-    "predict": ["model", "a.png"], "serve": ["model"], "inspect": ["model", "a.png"], "report": ["run"],
+    "embed": ["model", "digits", "--out", "f.parquet"], "predict": ["model", "a.png"],
+    "serve": ["model"], "inspect": ["model", "a.png"], "report": ["run"],
     "cost": ["ViT-B/16", "--recipe", "pets"], "list": [], "show": ["ViT-B/16"],
     "export": ["model", "out.onnx"], "convert": ["in.npz", "out.npz"], "completion": ["bash"],
+    "push": ["model", "me/photos"],
 }  # fmt: skip
 ODD = ("", "nan", "inf", "-1", "0", "1e400", "9" * 5000, "abc", "½")
 

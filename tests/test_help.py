@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import tyro
@@ -49,9 +50,7 @@ def test_the_verbs_fit_on_one_screen(words, capsys):
         line.removeprefix("  $ vitkit ").split()[0] for line in lines if line.startswith("  $ vitkit ")
     ]
     assert 3 <= len(examples) <= 4 and set(examples) <= set(VERBS)
-    assert (
-        "vitkit VERB --help" in output.out and "--version" in output.out and "vitkit completion" in output.out
-    )
+    assert "vitkit VERB --help" in output.out and "--version" in output.out
 
 
 def test_every_verb_is_in_one_group():
@@ -262,29 +261,87 @@ def test_completion_needs_no_torch(tmp_path):
     assert done.returncode == 0 and not modules & (HEAVY | {"numpy", "PIL"})
 
 
-def test_bash_itself_completes_a_verb(tmp_path, capsys):
-    """An interactive bash, asked by TAB."""
+COMPLETED = {  # what is typed before TAB, and what the command then is
+    "vitkit fin": "finetune",
+    "vitkit finetune --step": "finetune --steps",
+    "vitkit finetune digits --recipe pe": "finetune digits --recipe pets",
+    "vitkit finetune digits --recipe=pe": "finetune digits --recipe=pets",
+    "vitkit predict ViT-B/16.augreg-i21k-": "predict ViT-B/16.augreg-i21k-i1k-384",
+    "vitkit predict cat": "predict cat.jpg",
+    "vitkit finetune --out cat": "finetune --out cat.jpg",
+    "vitkit study run hea": "study run heads",
+    "vitkit study run heads --bu": "study run heads --budget",
+}
+SHELLS = {
+    "bash": ["bash", "--noprofile", "--rcfile", "rc", "-i"],
+    "zsh": ["zsh", "-d", "-i"],  # reads .zshrc in ZDOTDIR
+}
+START = {"bash": "", "zsh": "autoload -Uz compinit && compinit -D -u\n"}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_shell_itself_completes(shell, tmp_path, capsys):
+    """An interactive shell, asked by TAB."""
+    if not shutil.which(shell):
+        pytest.skip(f"no {shell} here")
+    (tmp_path / "cat.jpg").touch()
+    rc = START[shell] + shown(capsys, "completion", shell)
+    rc += "\nPS1='ready> '\nvitkit() { echo \"ran:$*\"; }\n"
+    (tmp_path / {"bash": "rc", "zsh": ".zshrc"}[shell]).write_text(rc)
+    screen = typed_with_tab(SHELLS[shell], tmp_path, list(COMPLETED))
+    ran = [line.removeprefix("ran:").strip() for line in screen.splitlines() if line.startswith("ran:")]
+    assert ran == list(COMPLETED.values())
+
+
+def typed_with_tab(line: list[str], folder: Path, inputs: list[str]) -> str:
+    """Start a shell, type each input with TAB and RETURN, and return all that it showed."""
     import pty
     import select
     import time
 
-    (tmp_path / "rc").write_text(
-        shown(capsys, "completion", "bash") + "\nPS1='ready> '\nvitkit() { echo ran:$*; }\n"
-    )
     pid, terminal = pty.fork()
     if not pid:
-        os.execvp("bash", ["bash", "--noprofile", "--rcfile", str(tmp_path / "rc"), "-i"])
-    seen, sent, stop = "", 0, time.monotonic() + 20
+        os.chdir(folder)
+        os.execvpe(line[0], line, os.environ | {"ZDOTDIR": str(folder), "TERM": "dumb"})
+    seen, sent, stop = "", 0, time.monotonic() + 60
     try:
-        while "ran:finetune" not in seen and time.monotonic() < stop:
+        while seen.count("\nran:") < len(inputs) and time.monotonic() < stop:
             if select.select([terminal], [], [], 0.2)[0]:
                 seen += os.read(terminal, 4096).decode(errors="replace")
-            if not sent and "ready> " in seen:
-                sent = os.write(terminal, b"vitkit fin\t\n")
+            if sent < len(inputs) and "ready> " in seen and seen.count("\nran:") == sent:
+                os.write(terminal, f"{inputs[sent]}\t\n".encode())
+                sent += 1
     finally:
         os.close(terminal)
         os.waitpid(pid, 0)
-    assert "ran:finetune" in seen
+    return seen
+
+
+def test_fish_itself_completes(tmp_path, capsys):
+    if not shutil.which("fish"):
+        pytest.skip("no fish here")
+    (tmp_path / "cat.jpg").touch()
+    (tmp_path / "vitkit.fish").write_text(shown(capsys, "completion", "fish"))
+    asked = "\n".join(f"echo '>{line}'; complete -C '{line}'" for line in COMPLETED)
+    (tmp_path / "ask.fish").write_text(f"source vitkit.fish\n{asked}\n")
+    done = subprocess.run(
+        ["fish", "--no-config", "ask.fish"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    offered = {}
+    for answer in done.stdout.removeprefix(">").split("\n>"):
+        line, *words = answer.splitlines()
+        offered[line] = [word.partition("\t")[0] for word in words]
+    assert offered == {line: [whole.split()[-1]] for line, whole in COMPLETED.items()} and not done.stderr
+
+
+def test_an_autoloaded_function_completes_at_the_first_time(tmp_path, capsys):
+    """As a file in $fpath: the first TAB runs the file itself."""
+    if not shutil.which("zsh"):
+        pytest.skip("no zsh here")
+    (tmp_path / "_vitkit").write_text(shown(capsys, "completion", "zsh"))
+    rc = f"fpath=({tmp_path} $fpath)\n{START['zsh']}PS1='ready> '\nvitkit() {{ echo \"ran:$*\"; }}\n"
+    (tmp_path / ".zshrc").write_text(rc)
+    assert "ran:finetune" in typed_with_tab(SHELLS["zsh"], tmp_path, ["vitkit fin"])
 
 
 def test_the_parser_is_still_tyro():

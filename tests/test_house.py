@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ FLOORS = {
 SAME_IDEA = {  # one idea on two floors
     "attention.py": "the layer, and the maps of it",
     "bias.py": "the images of the probe, and the verb",
+    "bulk.py": "the computation, and the verb",
     "card.py": "the fields of a card, and its JSON",
     "cost.py": "the formulas, and the verb",
     "doctor.py": "the examination, and the verb",
@@ -141,3 +143,50 @@ def test_names_are_those_of_the_field():
             if name in PRIVATE:
                 used.append(f"{path.relative_to(SRC)}: {name}")
     assert not used
+
+
+LINUX_ONLY = {"inference/builders.py"}  # reads /proc/cpuinfo
+TEXT_MODE = re.compile("[rwaxt+]+")
+BINARY_OPENERS = {"os", "gzip", "tarfile", "Image"}  # their open() is another, or binary by default
+
+
+def without_encoding(tree: ast.Module) -> list[int]:
+    """The lines that read or write text in the encoding of the system, on Windows not UTF-8."""
+    lines = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or any(k.arg == "encoding" for k in node.keywords):
+            continue
+        method = isinstance(node.func, ast.Attribute)
+        name, args = getattr(node.func, "attr", getattr(node.func, "id", "")), node.args
+        if name == "open" and not (method and ast.unparse(node.func.value) in BINARY_OPENERS):
+            given = args if method else args[1:]
+            mode = next((k.value for k in node.keywords if k.arg == "mode"), given[0] if given else None)
+            text = mode is None or TEXT_MODE.fullmatch(str(getattr(mode, "value", "b")))
+        else:
+            text = len(args) < {"read_text": 1, "write_text": 2}.get(name, 0)
+        if text:
+            lines.append(node.lineno)
+    return lines
+
+
+def test_text_has_an_encoding_of_its_own():
+    wrong = {str(path.relative_to(SRC)): lines for path in FILES
+             if (lines := without_encoding(ast.parse(path.read_text(encoding="utf-8"))))}  # fmt: skip
+    assert wrong.keys() <= LINUX_ONLY, wrong
+    bad = 'p.read_text()\np.write_text(x)\np.open()\np.open("a+")\nopen(p)\nopen(p, mode="w", newline="")\n'
+    good = 'p.read_text("utf-8")\np.open("rb")\nopen(p, "wb")\nos.open(p, 0)\nzip.open(x)\n'
+    assert without_encoding(ast.parse(bad + good)) == [1, 2, 3, 4, 5, 6], "the control"
+
+
+def test_the_lock_file_has_every_package_that_the_tests_ask_for():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras, wanted, todo = project["optional-dependencies"], set(project["dependencies"]), ["test", "peers"]
+    while todo:
+        for line in extras[todo.pop()]:
+            own = re.match(r"vitkit\[(.*)\]", line)
+            todo += own[1].split(",") if own else []
+            wanted |= set() if own else {line}
+    lock = (ROOT / "requirements-test.lock").read_text(encoding="utf-8")
+    locked = set(re.findall(r"^([a-z0-9-]+)==", lock, re.M))
+    names = {re.match(r"[A-Za-z0-9_-]+", line)[0].lower().replace("_", "-") for line in wanted}
+    assert names <= locked and {"torch", "nbclient", "uvicorn", "timm"} <= names, "see SECURITY.md"

@@ -57,9 +57,9 @@ def test_without_options_it_chooses_and_says_why(photos, tmp_path, monkeypatch, 
     monkeypatch.setattr(automatic, "CPU_IMAGES", 80)
     out = tmp_path / "run"
     assert run("finetune", photos, "--out", out, "--workers", "0", "--device", "cpu", "--json") == 0
-    told = json.loads((out / "recipe.json").read_text())
-    assert told["image_size"] == [224, 224] and told["batch"] == 8 and told["length"]["steps"] == 20
-    assert (told["keep"], told["patience"]) == ("best", 5)
+    recipe = json.loads((out / "recipe.json").read_text())
+    assert recipe["image_size"] == [224, 224] and recipe["batch"] == 8 and recipe["length"]["steps"] == 20
+    assert (recipe["keep"], recipe["patience"]) == ("best", 5)
     before = (out / "recipe.json").read_bytes()
     capsys.readouterr()
     # the same command again goes on with the choices of the first time, whatever the rule is now
@@ -75,7 +75,7 @@ def test_choices_follow_machine_and_data(photos):
     base, rules = replace(recipe("finetune"), weights="given"), automatic.RECIPE_RULES
     known = automatic.circumstances(Training(), splits, Runtime("cuda", "bf16"))
     on_gpu = automatic.decide(base, rules, known, messages.append)
-    assert on_gpu.image_size == (384, 384) and "photographs large enough" in messages[0].reason
+    assert on_gpu.image_size == (384, 384) and "images are large enough" in messages[0].reason
     assert [choice.what for choice in messages] == ["resolution 384", "batch 8", "500 steps"]
     fixed = Training(image_size="64", batch=24, steps=7)
     known = automatic.circumstances(fixed, splits, Runtime())
@@ -102,8 +102,8 @@ def test_offline_it_says_how_to_get_weights(photos, tmp_path, monkeypatch, capsy
     monkeypatch.setattr(socket, "create_connection", fails)
     monkeypatch.setattr(socket, "getaddrinfo", fails)
     assert run("finetune", photos, "--out", tmp_path / "run") == 2
-    told = capsys.readouterr().err
-    assert "no route to host" in told and "--weights FILE" in told and "--model ViT-Ti/16" in told
+    message = capsys.readouterr().err
+    assert "no route to host" in message and "--weights FILE" in message and "--model ViT-Ti/16" in message
     assert not (tmp_path / "run" / "recipe.json").exists()
 
 
@@ -158,10 +158,10 @@ def test_the_memory_formula_equals_what_autograd_keeps(name):
             model(torch.zeros(images, 3, 64, 64))
         return sum(size for size, _ in kept.values())
 
-    real, told = count(3) - count(2), activation_bytes(skeleton(model.config), half=False)
+    real, estimated = count(3) - count(2), activation_bytes(skeleton(model.config), half=False)
     if "ViT" in name:
-        told -= 8 * model.config.tokens * model.config.hidden  # the backward pass at work
-    assert told == pytest.approx(real, rel=0.06)
+        estimated -= 8 * model.config.tokens * model.config.hidden  # the backward pass at work
+    assert estimated == pytest.approx(real, rel=0.06)
 
 
 def test_memory_shrinks_by_recomputing_and_cutting():
@@ -196,9 +196,9 @@ def test_smaller_subsets_lie_within_larger_ones():
 def test_the_protocol_tunes_on_held_out_data_and_tests_all_seeds(tmp_path, capsys):
     arguments = ["finetune", "digits", "--out", tmp_path / "p", *TINY, "rates=0.0001,0.01", "--protocol"]
     assert run(*arguments, "--seeds", "2", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert set(told["rates"]) == {"0.0001", "0.01"} and told["rate"] == 0.01 and len(told["seeds"]) == 2
-    assert told["mean"] == pytest.approx(sum(told["seeds"]) / 2) and told["images"] == 179
+    result = json.loads(capsys.readouterr().out)
+    assert set(result["rates"]) == {"0.0001", "0.01"} and result["rate"] == 0.01 and len(result["seeds"]) == 2
+    assert result["mean"] == pytest.approx(sum(result["seeds"]) / 2) and result["images"] == 179
     grid = json.loads((tmp_path / "p" / "rate-0.01" / "result.json").read_text())
     final = json.loads((tmp_path / "p" / "seed-1" / "result.json").read_text())
     assert grid["test"]["split"] == "val" and final["test"]["split"] == "test"
@@ -236,8 +236,12 @@ def test_a_resnet_is_tuned_by_the_better_of_the_grid_and_bits_rule(tmp_path, cap
     arguments = ["finetune", "digits", "--out", out, *words, "rates=1e-9", "--protocol", "--seeds", "1"]
     assert run(*arguments) == 0
     assert "HyperRule" in capsys.readouterr().out and "HyperRule" in (out / "report.html").read_text()
-    told = json.loads((out / "protocol.json").read_text())
-    assert set(told["tried"]) == {"rate-1e-09", "bit"} and told["chosen"] == "bit" and told["rate"] == 0.003
+    protocol = json.loads((out / "protocol.json").read_text())
+    assert (
+        set(protocol["tried"]) == {"rate-1e-09", "bit"}
+        and protocol["chosen"] == "bit"
+        and protocol["rate"] == 0.003
+    )
     for folder, split in (("rate-1e-09", "val"), ("bit", "val"), ("seed-0", "test")):
         assert json.loads((out / folder / "result.json").read_text())["test"]["split"] == split
     rule, final = (json.loads((out / name / "recipe.json").read_text()) for name in ("bit", "seed-0"))
@@ -338,5 +342,5 @@ def test_a_recipe_that_names_a_model_still_starts_from_weights(tmp_path, small, 
     assert (
         run("finetune", "digits", *words, "--plan", "--json", "--device", "cpu", "--out", tmp_path / "r") == 0
     )
-    told = json.loads(capsys.readouterr().out)
-    assert told["start"] == str(tmp_path / "m.safetensors") and told["parameters"] < 10**5
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["start"] == str(tmp_path / "m.safetensors") and plan["parameters"] < 10**5

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from page_reader import Page
 from PIL import Image
 from refusals import refused
 from test_cli import run
@@ -17,13 +18,15 @@ from together import go as one_of_many
 from together import in_bfloat16, losses, together
 
 import vitkit
+from vitkit.data.order import Order
 from vitkit.recipes import recipe
 from vitkit.recipes.recipe import Recipe, override
+from vitkit.runs.artifacts import first_images
 from vitkit.runs.build import build_model, open_splits
 from vitkit.runs.folder import Interrupted, RunOptions
 from vitkit.runs.run import run as run_recipe
 from vitkit.runtime.runtime import Runtime
-from vitkit.tasks.masked import TARGETS, Masked
+from vitkit.tasks.masked import GREY, TARGETS, Masked, patches_of
 from vitkit.training.checkpoint import complete
 from vitkit.training.schedule import Duration
 
@@ -48,6 +51,24 @@ def straight(tmp_path_factory):
     out = tmp_path_factory.mktemp("masked")
     go(out, masked())
     return out
+
+
+def test_its_report_shows_a_batch_with_hidden_patches_and_without_labels(straight):
+    r = masked()
+    source = open_splits(r)["train"]
+    order, task = Order(len(source), r.batch, r.seed), Masked()
+    model = build_model(r, source)
+    images, _ = first_images(r, source, order)
+    batch = {"image": images, "place": torch.arange(len(images))}
+    shown, prepared = task.visible(model, order, 0, batch), task.prepare(model, order)(0, batch)
+    before, after = patches_of(images, 4), patches_of(shown, 4)
+    for image, take in enumerate(prepared["take"].tolist()):
+        for place, taken in enumerate(take):
+            expected = before[image, taken] if taken < 16 else torch.full_like(before[0, 0], GREY)
+            assert torch.equal(after[image, place], expected)
+    kept = json.loads((straight / "training-batch.json").read_text())
+    assert len(kept["images"]) == 12 and not any(one["labels"] for one in kept["images"])
+    assert "Training batch" in Page((straight / "report.html").read_text("utf-8")).sections
 
 
 def test_a_run_leaves_a_plain_model_and_says_how_well_patches_were_told(straight):

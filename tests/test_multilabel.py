@@ -15,6 +15,7 @@ from safetensors import safe_open
 from test_cli import run
 
 import vitkit
+from vitkit.datasets.opening import open_data
 from vitkit.recipes import recipe
 from vitkit.runs.build import build_model
 
@@ -53,6 +54,23 @@ def trained(tagged, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "tags"
     assert run("finetune", tagged, "--out", out, *SMALL, "loss=sigmoid", "--steps", "60", "--json") == 0
     return out
+
+
+def test_its_report_shows_images_and_a_batch_with_all_their_labels(trained, tagged):
+    """Also of an image without a label, and the predictions are the saved model's."""
+    samples = json.loads((trained / "samples.json").read_text())
+    batch = json.loads((trained / "training-batch.json").read_text())
+    source, model = open_data(tagged)["test"], vitkit.load(trained / "model.safetensors")
+    named = [sorted(source.classes[n] for n in source.labels.of(i)) for i in range(len(source))]
+    labels = dict(zip(source.keys, named, strict=True))
+    assert samples["classes"] is None and len(samples["images"]) == 12
+    for one in samples["images"]:
+        assert sorted(one["truth"]) == labels[one["key"]]
+        predicted = dict(vitkit.predict(model, tagged.parent / one["key"]))
+        assert dict(one["predicted"]) == pytest.approx(predicted, abs=1e-4)
+    counts = {len(image["labels"]) for image in batch["images"]}
+    assert len(batch["images"]) == 12 and counts == {0, 1, 2}
+    assert all(share == 1 for image in batch["images"] for _, share in image["labels"])
 
 
 def test_a_table_with_several_labels_is_learned(trained):

@@ -69,6 +69,64 @@ def test_a_run_shows_what_it_is(trained):
     )
 
 
+def test_a_run_has_its_history_and_its_mistakes(trained, tmp_path):
+    losses = [row["loss"] for row in trained.history if "loss" in row]
+    assert len(losses) == 6 and trained.history[0]["step"] == 1
+    wrong, metrics = trained.mistakes, trained.metrics
+    assert len(wrong) == round((1 - metrics.top1) * metrics.images) > 0
+    assert (
+        wrong[0].keys() == {"file", "truth", "said", "confidence"} and wrong[0]["truth"] != wrong[0]["said"]
+    )
+    assert [row["confidence"] for row in wrong] == sorted((row["confidence"] for row in wrong), reverse=True)
+    shown = wrong._repr_html_()
+    assert shown.count("<figure") == results.PICTURES and f"{len(wrong)} mistakes" in shown
+    (tmp_path / "recipe.json").write_bytes((trained.folder / "recipe.json").read_bytes())
+    (tmp_path / "result.json").write_bytes((trained.folder / "result.json").read_bytes())
+    assert vitkit.Run(tmp_path).history == []
+    with refused("run.not-found", "mistakes.csv"):
+        _ = vitkit.Run(tmp_path).mistakes
+
+
+def test_metrics_show_their_worst_classes_in_a_notebook(trained):
+    shown = trained.metrics._repr_html_()
+    worst = min(row["accuracy"] for row in trained.metrics["per_class"].values())
+    cells = re.findall(r"<td>([\d.]+) %</td>", shown)
+    assert len(cells) == 10 and cells[0] == f"{100 * worst:.1f}" and cells == sorted(cells, key=float)
+    few = vitkit.Metrics({"top1": 0.5, "per_class": {"<b>": {"images": 2, "accuracy": 0.5}}}, ["a < b"])
+    assert "&lt;b&gt;" in few._repr_html_() and "a &lt; b" in few._repr_html_()
+
+
+def test_an_inspection_is_that_of_the_command(trained, tmp_path):
+    result = vitkit.inspect_model(trained, "digits", most=3)
+    assert command("inspect", trained.folder, "digits", "--images", 3, "--out", tmp_path / "cli") == 0
+    with np.load(tmp_path / "cli" / "arrays.npz") as arrays:
+        assert arrays.files == list(result.arrays)
+        for name in arrays.files:
+            np.testing.assert_array_equal(arrays[name], result.arrays[name])
+    drawn = json.loads((tmp_path / "cli" / "facts.json").read_text(encoding="utf-8"))["figures"]
+    assert drawn == list(result.figures)
+    filters = result.figures["filters"]._repr_png_()
+    assert filters == (tmp_path / "cli" / "figures" / "filters.png").read_bytes()
+    assert result._repr_png_() == (tmp_path / "cli" / "contact-sheet.png").read_bytes()
+
+
+def test_an_inspection_of_pictures_in_any_form(trained, digit):
+    alone = vitkit.inspect_model(trained.model)
+    assert "rollout" not in alone.arrays and alone.facts["skipped"]["rollout"] == "needs images"
+    assert list(alone.figures) == ["filters", "position-similarity"] and "filters" in repr(alone)
+    one, two = (
+        vitkit.inspect_model(trained, digit),
+        vitkit.inspect_model(trained.folder, [digit, digit[::-1]]),
+    )
+    look = vitkit.inspect(trained, digit)
+    np.testing.assert_allclose(one.arrays["rollout"][0], look.rollout, atol=1e-6)
+    assert two.arrays["images"].shape[0] == 2 and two.facts["shown"][1]["image"] == "image 1"
+    with refused("request.value", "most=0"):
+        vitkit.inspect_model(trained, digit, most=0)
+    with refused("request.value", "Linear"):
+        vitkit.inspect_model(torch.nn.Linear(2, 2))
+
+
 def test_a_page_that_is_missing_is_drawn(trained, tmp_path):
     for path in trained.folder.glob("*.json*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -301,7 +359,7 @@ def test_the_typed_options_are_those_of_the_commands():
 def test_the_examples_in_docstrings_and_on_the_page_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runner, finder = doctest.DocTestRunner(), doctest.DocTestFinder(recurse=False)
-    for name in ("finetune", "pretrain", "evaluate", "embed", "export", "Metrics"):
+    for name in ("finetune", "pretrain", "evaluate", "embed", "inspect_model", "export", "Metrics"):
         for test in finder.find(getattr(api, name), name, globs={"Metrics": results.Metrics}):
             assert test.examples
             assert not runner.run(test).failed, name

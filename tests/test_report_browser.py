@@ -1,17 +1,22 @@
 """Reports in a browser: nothing runs, is fetched or is cut off, whatever things are named."""
 
 import html
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from test_report_page import found
+from test_report_page import run_content
 
 from vitkit.report.compare_page import compare_page
+from vitkit.report.figure_style import render
+from vitkit.report.figures import draw_scores
 from vitkit.report.html import clipped, encoded, text
+from vitkit.report.palette import DARK, LIGHT
 from vitkit.report.run_page import NAMED, run_page
 from vitkit.report.study_page import study_page
+from vitkit.report.suite_page import suite_page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium")
@@ -73,7 +78,7 @@ class Opened:
 
 def hostile() -> dict:
     """A run in which everything that has a name has a hostile one."""
-    value = found(classes=HOSTILE, name=HOSTILE[0], place=HOSTILE[1])
+    value = run_content(classes=HOSTILE, name=HOSTILE[0], place=HOSTILE[1])
     value["recipe"] |= {"data": HOSTILE[2], "weights": HOSTILE[5], "about": HOSTILE[6]}
     for one, key in zip(value["mistakes"]["worst"], HOSTILE[8:] + HOSTILE[:8], strict=False):
         one["key"] = key
@@ -127,32 +132,96 @@ def test_every_hostile_name_can_be_read(browser, tmp_path):
         assert "cat[U+202E]gpj.exe" in shown and "not utf-8 \\xff\\x80" in shown
 
 
-@pytest.mark.parametrize("width, scheme", [
+VIEWS = pytest.mark.parametrize("width, scheme", [
     (390, "dark"), (1280, "light"),
     pytest.param(390, "light", marks=pytest.mark.slow), pytest.param(1280, "dark", marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_a_report_fits_its_window_in_light_and_dark(browser, tmp_path, width, scheme):
+# elements that stick out of the window, unless a box around them scrolls or hides what sticks out
+OUTSIDE = """[...document.querySelectorAll('body *')].filter(e => {
+    const box = e.getBoundingClientRect();
+    if (!box.width || box.right <= innerWidth + 1) return false;
+    for (let p = e.parentElement; p; p = p.parentElement)
+        if (getComputedStyle(p).overflowX !== 'visible' && p.getBoundingClientRect().right <= innerWidth + 1)
+            return false;
+    return true; }).map(e => `${e.localName}.${e.className.baseVal ?? e.className}`)"""
+# text of figures, and the colour of what lies behind it
+INKS = """[...document.querySelectorAll('figure, .chart, .pictures, .matrix')].flatMap(f =>
+    [...f.querySelectorAll('text, figcaption *, li, td, th')]).filter(e => e.textContent.trim()).map(e => {
+        const style = getComputedStyle(e);
+        let ground = e;
+        while (ground && ['rgba(0, 0, 0, 0)', ''].includes(getComputedStyle(ground).backgroundColor))
+            ground = ground.parentElement;
+        return [e instanceof SVGElement ? style.fill : style.color,
+                getComputedStyle(ground ?? document.body).backgroundColor]; })"""
+
+
+def luminance(colour: str) -> float:
+    """Of a colour as the browser computes it: rgb(r, g, b), or color(srgb r g b) of a mixture."""
+    numbers = [float(n) for n in re.findall(r"[\d.]+", colour)[:3]]
+    red, green, blue = numbers if colour.startswith("color(") else [n / 255 for n in numbers]
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def suite() -> dict:
+    """A suite as its folder tells of it."""
+    row = {"top1": 0.5, "std": 0.01, "images": 1000, "rate": 0.01, "seeds": [0, 1, 2], "order": "tfds"}
+    tried = {"rate-0.01-steps-500": 0.5, "rate-0.003-steps-2500": 0.4, "bit": 0.3}
+    row |= {"group": "Natural", "complete": False, "tried": tried, "chosen": "rate-0.01-steps-500"}
+    tasks = [row | {"task": name} for name in ("cifar100", "diabetic-retinopathy")]
+    mean = {"mean": 0.5, "tasks": 2, "of": 7, "complete": False, "images": 2000, "interval": [0.4, 0.6]}
+    return {"model": "ViT-B/16.augreg-i21k", "means": {"Natural": mean, "VTAB-1k": mean}, "tasks": tasks,
+            "missing": [{"task": "dtd", "group": "Natural"}], "waiting": 1, "setting": None}  # fmt: skip
+
+
+@VIEWS
+def test_every_page_fits_its_window_and_can_be_read_in_light_and_dark(browser, tmp_path, width, scheme):
     pages = {
-        "run": run_page(found([f"a class with the number {i}" for i in range(30)])),
-        "compare": compare_page([found(name=f"run {i}", place=str(i)) for i in range(9)]),
-        "unfinished": run_page(found(result=None, mistakes=None)),
+        "run": run_page(run_content([f"a class with the number {i}" for i in range(30)])),
+        "compare": compare_page([run_content(name=f"run {i}", place=str(i)) for i in range(9)]),
+        "unfinished": run_page(run_content(result=None, mistakes=None)),
+        "study": study_page(study()),
+        "suite": suite_page(suite(), "VTAB-1k", {}),
     }
     for kind, document in pages.items():
         with Opened(browser, write(tmp_path / f"{kind}.html", document), width, scheme) as opened:
-            assert wide(opened) == 0 and not opened.trouble, kind
-            drawn = opened.says("[...document.querySelectorAll('.chart > svg')].map(e => e.clientWidth)")
-            assert len(drawn) >= 4 and min(drawn) > 300
+            opened.says("document.querySelectorAll('details').forEach(d => d.open = true)")
+            assert wide(opened) == 0 and not opened.says(OUTSIDE) and not opened.trouble, kind
             ground, ink = (
                 opened.says(f"getComputedStyle(document.body).{which}")
                 for which in ("backgroundColor", "color")
             )
-            dark = [sum(map(int, c[4:-1].split(", "))) < 384 for c in (ground, ink)]
-            assert dark == [scheme == "dark", scheme == "light"]
-            assert opened.says("getComputedStyle(document.querySelector('.line')).stroke").startswith("rgb")
+            assert [luminance(c) < 0.5 for c in (ground, ink)] == [scheme == "dark", scheme == "light"]
+            inks = opened.says(INKS)
+            assert len(inks) > 10 or kind == "suite"
+            assert all(abs(luminance(a) - luminance(b)) > 0.15 for a, b in inks), kind
+            if kind in ("run", "compare", "unfinished"):
+                drawn = opened.says("[...document.querySelectorAll('.chart > svg')].map(e => e.clientWidth)")
+                assert len(drawn) >= 4 and min(drawn) > 300
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_figures_of_matplotlib_follow_the_scheme_of_the_pages(browser, tmp_path, scheme):
+    points = [(1, 0.2, 0.01), (2, 0.3, 0.01)]
+    figure = draw_scores({"a": points}, x_label="step", y_label="accuracy", title="title")
+    (tmp_path / "figure.svg").write_bytes(render(figure, "svg"))
+    colours = DARK if scheme == "dark" else LIGHT
+    with Opened(browser, tmp_path / "figure.svg", scheme=scheme) as opened:
+        style = "[...document.querySelectorAll('{}')].map(e => getComputedStyle(e).{})"
+        texts, fonts = (opened.says(style.format("text", which)) for which in ("fill", "fontFamily"))
+        assert set(texts) == {as_rgb(colours[name]) for name in ("ink", "soft")}
+        assert {font.split(",")[0] for font in fonts} == {"system-ui"}
+        ground = opened.says("getComputedStyle(document.querySelector('#patch_1 path')).fill")
+        assert ground == as_rgb(colours["paper"]) and not opened.trouble
+        lines = opened.says(style.format("path", "stroke"))
+        assert as_rgb(colours["c0"]) in lines
+
+
+def as_rgb(colour: str) -> str:
+    return f"rgb({', '.join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))})"
 
 
 def test_links_lead_to_their_sections_and_pictures_are_there(browser, tmp_path):
-    with Opened(browser, write(tmp_path / "page.html", run_page(found()))) as opened:
+    with Opened(browser, write(tmp_path / "page.html", run_page(run_content()))) as opened:
         for link in opened.page.query_selector_all("nav a"):
             link.click()
             target = opened.says("document.querySelector(location.hash).querySelector('h2').textContent")
@@ -183,7 +252,7 @@ def test_a_confusion_matrix_fits_its_window_with_whole_names(
     browser, tmp_path, count, wide_rows, narrow_rows
 ):
     names = [f"{BREEDS[i % 6]} {i}" for i in range(count)]
-    path = write(tmp_path / "page.html", run_page(found(names)))
+    path = write(tmp_path / "page.html", run_page(run_content(names)))
     for width, rows in ((1280, wide_rows), (390, narrow_rows)):
         with Opened(browser, path, width) as opened:
             assert wide(opened) == 0 and not opened.says(CUT) and not opened.says(OVERLAPPING)
@@ -198,8 +267,19 @@ def test_a_confusion_matrix_fits_its_window_with_whole_names(
             assert shown and min(shown) >= 160
 
 
+def test_commands_break_between_words_and_are_copied_whole(browser, tmp_path):
+    line = "vitkit finetune photos --weights ViT-B/16.augreg-i21k --image-size 384 --label-smoothing 0.1"
+    path = write(tmp_path / "page.html", run_page(run_content() | {"commands": {"Use it": [line]}}))
+    with Opened(browser, path, width=390) as opened:
+        assert opened.says("document.querySelector('pre').innerText") == f"$ {line}"
+        rows = opened.says("[...document.querySelectorAll('.word')].map(e => e.getClientRects().length)")
+        heights = opened.says("[...document.querySelectorAll('.word')].map(e => e.clientHeight)")
+        assert rows == [1] * len(line.split()) and len(set(heights)) == 1
+        assert opened.says("document.querySelector('pre').clientHeight") > 2 * heights[0]
+
+
 def test_plots_of_a_report_stand_in_one_grid(browser, tmp_path):
-    with Opened(browser, write(tmp_path / "page.html", run_page(found()))) as opened:
+    with Opened(browser, write(tmp_path / "page.html", run_page(run_content()))) as opened:
         boxes = opened.says("""[...document.querySelectorAll('.chart > svg')].map(e => {
             const b = e.getBoundingClientRect();
             return [Math.round(b.left), Math.round(b.top), Math.round(b.width)]; })""")
@@ -235,10 +315,7 @@ def study(names=("1d", "2d, with a rather long name", "relative")) -> dict:
             "chosen": {"steps": 1200}, "commands": ["vitkit study run positions --data digits"]}  # fmt: skip
 
 
-@pytest.mark.parametrize("width, scheme", [
-    (390, "dark"), (1280, "light"),
-    pytest.param(390, "light", marks=pytest.mark.slow), pytest.param(1280, "dark", marks=pytest.mark.slow),
-])  # fmt: skip
+@VIEWS
 def test_a_study_tells_its_verdict_first_and_nothing_is_cut(browser, tmp_path, width, scheme):
     path = write(tmp_path / "page.html", study_page(study()))
     with Opened(browser, path, width, scheme) as opened:

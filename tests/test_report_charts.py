@@ -67,7 +67,7 @@ def test_a_point_lies_where_the_axes_say():
     drawn = line_chart({"a": [(0, 0), (10, 1)]}, x_label="step", y_label="loss")
     (x0, y0), (x1, y1) = corners(drawn)
     along, up = axis(drawn, "middle"), axis(drawn, "end")
-    assert (x0, x1) == (along["0"], along["10"]) and (y0, y1) == (up["0"], up["1"])
+    assert (x0, x1) == (along["0"], along["10"]) and (y0, y1) == (up["0"], up["1.0"])
     assert "step" in {e.text for e in tree(drawn).iter("text")}
     assert tree(drawn).find("figcaption/span").text == "loss"
 

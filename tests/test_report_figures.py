@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from refusals import refused
 
+from vitkit.report.figure_style import render
 from vitkit.report.figures import (
     contact_sheet,
     display_text,
@@ -19,7 +20,6 @@ from vitkit.report.figures import (
     draw_scores,
     draw_similarity,
     mosaic,
-    render,
     subsampled,
 )
 from vitkit.report.overlay import COLOURS, coloured, in_blocks, masked, overlay, stretched

@@ -60,7 +60,7 @@ def mistake(key, truth, said, confidence=0.97, picture="") -> dict:
             "overlay": picture}  # fmt: skip
 
 
-def found(classes=("cat", "dog", "emu"), **changes) -> dict:
+def run_content(classes=("cat", "dog", "emu"), **changes) -> dict:
     """A finished run as its folder tells of it."""
     output = flat(json.loads(json.dumps(asdict(recipe("finetune")))))
     usual = dict(output)
@@ -85,6 +85,9 @@ def found(classes=("cat", "dog", "emu"), **changes) -> dict:
         "spent": {"hours": 0.25, "per_hour": 3.5, "given": True, "price": 0.88, "kWh": 0.12, "watts": None},
         "batch": {"step": 0, "of": 32, "how": "mirrored at random",
                   "images": [{"image": thumbnail(), "labels": [["cat", 0.7], ["dog", 0.3]]}]},
+        "samples": {"classes": 3, "images": [
+            {"key": f"{c}/2.jpg", "image": thumbnail(), "truth": [c], "predicted": [["cat", 0.6]]}
+            for c in ("cat", "dog")]},
         "table": "mistakes.csv", "pricing": "vitkit report runs/photos --price-per-hour X",
         "commands": {"Use it": ["vitkit predict runs/photos IMAGE"]}, "quoted": "runs/photos", "link": None,
     } | changes)  # fmt: skip
@@ -103,7 +106,7 @@ def words(document: str) -> str:
 
 
 def test_a_stranger_learns_what_was_trained_and_how_well_it_does():
-    shown = Page(run_page(found()))
+    shown = Page(run_page(run_content()))
     assert shown.headline[0] == "90 % accuracy"
     assert "30 test images" in shown.headline[1] and "74 to 97 %" in shown.headline[1]
     for value in ("ViT-B/16.augreg-i21k", "photos", "90 training images", "3 classes", "224 × 224",
@@ -121,17 +124,20 @@ def test_a_stranger_learns_what_was_trained_and_how_well_it_does():
     assert cost["energy"].startswith("0.12 kWh") and cost["price"].startswith("0.88")
     assert shown.facts("Environment") == {"torch": "2.13.0", "system": "Linux"}
     assert "vitkit predict runs/photos IMAGE" in shown.text("Commands")
-    assert "2.10 %" in shown.text("Calibration")
+    assert "2.1 %" in shown.text("Calibration")
 
 
 def test_every_section_can_be_reached_and_every_link_leads_somewhere():
-    for document in (run_page(found()), compare_page([found(), found(name="b", place="b")])):
+    for document in (
+        run_page(run_content()),
+        compare_page([run_content(), run_content(name="b", place="b")]),
+    ):
         targets = re.findall(r'href="#([^"]+)"', document)
         assert len(targets) >= 5 and set(targets) == set(re.findall(r'<section id="([^"]+)"', document))
 
 
 def test_the_policy_allows_the_style_and_nothing_that_runs_or_is_fetched():
-    document = run_page(found())
+    document = run_page(run_content())
     style = re.search(r"<style>(.*?)</style>", document, re.S)[1]
     mark = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', document)[1]
@@ -161,23 +167,23 @@ def test_results_of_other_kinds_have_their_own_headline():
 
 
 def with_test(test: dict, **changes) -> dict:
-    base = found()
+    base = run_content()
     return shown_by_task(base | {"result": base["result"] | {"test": test}} | changes)
 
 
 def test_an_unfinished_run_says_so_and_shows_how_far_it_came():
-    rows = found()["metrics"]
-    document = run_page(found(result=None, mistakes=None, unusable=None, metrics=rows[:120]))
+    rows = run_content()["metrics"]
+    document = run_page(run_content(result=None, mistakes=None, unusable=None, metrics=rows[:120]))
     assert Page(document).headline == ("Not finished", "") and "step 120 of 300" in Page(document).header
     assert document.count("<polyline") >= 3
     rows = [*rows[:120], {"step": 100, "val_top1": 0.8, "val_images": 10}]
-    assert "80 % at step 100" in Page(run_page(found(result=None, mistakes=None, metrics=rows))).header
-    empty = run_page(found(result=None, mistakes=None, metrics=[]))
+    assert "80 % at step 100" in Page(run_page(run_content(result=None, mistakes=None, metrics=rows))).header
+    empty = run_page(run_content(result=None, mistakes=None, metrics=[]))
     assert "<polyline" not in empty and "Curves" in Page(empty).sections
 
 
 def test_a_run_from_before_is_shown_with_a_line_on_what_is_missing():
-    old = Page(run_page(found(mistakes=None, doctor=None, environment=None, unusable=None)))
+    old = Page(run_page(run_content(mistakes=None, doctor=None, environment=None, unusable=None)))
     (note,) = [e.text for e in old.root.iter("p") if "Missing from" in (e.text or "")]
     assert note.endswith("misclassified images, dataset findings, machine information.")
     assert old.headline[0] == "90 % accuracy" and len(old.rows("Confusion matrix", 1)) == 3
@@ -185,25 +191,26 @@ def test_a_run_from_before_is_shown_with_a_line_on_what_is_missing():
 
 
 def test_pictures_say_what_they_are_and_where_all_mistakes_are():
-    document = run_page(found())
+    document = run_page(run_content())
     shown = Page(document)
     assert '<a href="mistakes.csv">' in document and shown.text("Mistakes").startswith(
         "Mistakes 3 of 30 images"
     )
-    assert "predicted emu 97.0 % true class: cat cat/1.jpg" in shown.text("Mistakes")
-    assert "predicted cat 34.0 % correct cat/7.jpg" in shown.text("Least confident images")
-    assert "The first 1 of 32 images of step 1" in shown.text("Training images")
-    assert "cat 70 %, dog 30 %" in shown.text("Training images")
+    assert "predicted emu · 97.0 % true class: cat cat/1.jpg" in shown.text("Mistakes")
+    assert "predicted cat · 34.0 % correct cat/7.jpg" in shown.text("Least confident")
+    assert "The first 1 of 32 images of step 1" in shown.text("Training batch")
+    assert "cat 70 %, dog 30 %" in shown.text("Training batch")
     alts = re.findall(r'<img [^>]* alt="([^"]*)"', document)
     assert len(alts) == document.count("<img ") and all(alts)
-    without = run_page(found(table=None, batch=None))
-    assert "mistakes.csv" not in without and "Training images" not in Page(without).sections
+    without = run_page(run_content(table=None, batch=None))
+    assert "mistakes.csv" not in without and "Training batch" not in Page(without).sections
 
 
 def test_the_ideal_of_calibration_is_a_dashed_line_of_its_own():
-    document = run_page(found())
+    document = run_page(run_content())
     (chart,) = Page(document).sections["Calibration"].iter("figure")
     assert [e.get("class") for e in chart.iter("g")] == ["ideal dashed", "s0"]
+    assert [e.text for e in chart.iter("text")].count("100%") == 2  # both axes are shares
 
 
 @pytest.mark.parametrize(
@@ -216,7 +223,7 @@ def test_the_ideal_of_calibration_is_a_dashed_line_of_its_own():
     ],
 )
 def test_cost_is_told_in_money_time_and_energy_with_what_it_rests_on(changes, fact, values):
-    run = found()
+    run = run_content()
     shown = Page(run_page(run | {"spent": run["spent"] | changes}))
     cost = shown.facts("Cost")
     assert all(value in cost[fact] for value in values) and cost["time"] == "15 min on H200"
@@ -226,12 +233,12 @@ def test_cost_is_told_in_money_time_and_energy_with_what_it_rests_on(changes, fa
 
 
 def test_fields_that_differ_from_the_named_recipe_stand_out():
-    document = run_page(found())
+    document = run_page(run_content())
     marked = re.findall(r'<tr class="marked"><td>([^<]*)', document)
     assert marked == ["data", "weights", "batch"]
     changed = [row["field"] for row in Page(document).rows("Recipe")]
     assert changed == ["data", "weights", "batch"]
-    same = Page(run_page(found(recipe=found()["usual"])))
+    same = Page(run_page(run_content(recipe=run_content()["usual"])))
     assert len(list(same.sections["Recipe"].iter("table"))) == 1 and not same.rows("Recipe", css="marked")
 
 
@@ -242,7 +249,7 @@ def test_the_most_frequent_confusions_come_first():
 
 def test_with_many_classes_the_part_that_is_confused_most_is_shown():
     few, many = (
-        Page(run_page(found(names))) for names in (["cat", "dog"], [f"class {i}" for i in range(100)])
+        Page(run_page(run_content(names))) for names in (["cat", "dog"], [f"class {i}" for i in range(100)])
     )
     matrices = [[e for e in page.sections["Confusion matrix"].iter("div") if "matrix" in e.get("class", "")]
                 for page in (few, many)]  # fmt: skip
@@ -254,7 +261,7 @@ def test_with_many_classes_the_part_that_is_confused_most_is_shown():
 
 
 def test_without_a_matrix_the_pairs_that_were_kept_are_shown():
-    value = found([f"class {i}" for i in range(1001)])
+    value = run_content([f"class {i}" for i in range(1001)])
     value["result"]["test"]["confusion"] = None
     value["mistakes"]["pairs"] = [["class 7", "class 9", 4, 10]]
     (row,) = Page(run_page(value)).rows("Confusion matrix")
@@ -264,7 +271,7 @@ def test_without_a_matrix_the_pairs_that_were_kept_are_shown():
 def test_large_results_stay_below_five_megabytes():
     """100,000 images of 1,000 classes with long names, 84 pictures as large as they get, a long journal."""
     classes = [f"class {i} of them, {'with a long name ' * 30}" for i in range(1000)]
-    value = found(classes)
+    value = run_content(classes)
     value["result"]["test"] = evaluation(classes, per=100)
     picture = thumbnail(noise=120)
     worst = [mistake(f"{c}/1.jpg", c, classes[i - 1], 0.9, picture) for i, c in enumerate(classes[:24])]
@@ -281,7 +288,7 @@ def test_large_results_stay_below_five_megabytes():
 
 
 def test_more_rows_than_a_page_should_have_are_cut_with_a_note():
-    document = run_page(found([f"class {i}" for i in range(1500)]))
+    document = run_page(run_content([f"class {i}" for i in range(1500)]))
     assert "The first 1,000 of 1,500 classes" in document
     assert "class 999<" in document and "class 1450<" not in document
 
@@ -292,7 +299,7 @@ def test_more_rows_than_a_page_should_have_are_cut_with_a_note():
      ("\udcff.jpg", "\\xff.jpg"), ("\ud800", "[U+D800]"), ("a\x00\x1b[1m", "a[U+0000][U+001B][1m"),
      ('"&\'', "&#34;&amp;&#39;"),
      ("می\u200cخواهم", "می\u200cخواهم"), ("猫 é ß 👩\u200d🚀", "猫 é ß 👩\u200d🚀"),
-     (1234567, "1,234,567"), (None, "-"), (True, "yes")],
+     (1234567, "1,234,567"), (None, "–"), (True, "yes")],
 )  # fmt: skip
 def test_text_is_shown_as_it_is_and_what_is_hidden_is_written_out(value, shown):
     assert text(value) == shown
@@ -362,7 +369,7 @@ def test_tables_put_numbers_to_the_right_and_escape_their_cells():
 
 
 def test_a_page_with_undecodable_names_can_be_written():
-    encoded(run_page(found(classes=("a\udcff", "b\ud800"), name="run\udcfe"))).decode("utf-8")
+    encoded(run_page(run_content(classes=("a\udcff", "b\ud800"), name="run\udcfe"))).decode("utf-8")
     encoded(page("\udcff", Markup("\udcff"), {"\udcff": Markup("\udcff")})).decode("utf-8")
 
 
@@ -385,9 +392,9 @@ def test_seeds_of_one_recipe_are_told_as_mean_and_spread():
 
 
 def test_runs_of_other_recipes_are_told_by_their_best_and_by_what_differs():
-    one, two = found(), with_test(evaluation(("cat", "dog")) | {"top1": 0.95}, name="better", place="b")
+    one, two = run_content(), with_test(evaluation(("cat", "dog")) | {"top1": 0.95}, name="better", place="b")
     two["recipe"] = two["recipe"] | {"batch": 64}
-    shown = Page(compare_page([one, two, found(name="new", place="c", result=None)]))
+    shown = Page(compare_page([one, two, run_content(name="new", place="c", result=None)]))
     assert shown.headline[0] == "No winner" and "not known" in shown.headline[1]  # on which images
     assert [list(row.values()) for row in shown.rows("Recipes")] == [["batch", "32", "64", "32"]]
     assert shown.rows("Results")[2]["result"] == "Not finished"

@@ -4,7 +4,7 @@ from statistics import mean
 
 import pytest
 from page_reader import Page
-from test_report_page import found, seeds, words
+from test_report_page import run_content, seeds, words
 
 from vitkit.datasets.vtab import TASKS
 from vitkit.report import literature
@@ -62,7 +62,7 @@ def test_what_is_published_of_a_task():
 
 
 def test_a_report_shows_published_numbers_beside_its_own_and_says_what_they_are():
-    run = found()
+    run = run_content()
     assert "Published" not in words(run_page(run))
     run["recipe"] |= {"data": "cifar10"}
     told = words(run_page(run))

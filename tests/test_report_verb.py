@@ -62,24 +62,25 @@ def done(tmp_path_factory):
 
 def test_a_run_ends_with_a_report_and_all_that_it_shows(done):
     assert all((done / f"{name}.json").exists() for name in KEPT)
-    result, told = kept(done, "result"), page(done)
+    result, text = kept(done, "result"), page(done)
     shown = Page((done / "report.html").read_text("utf-8"))
     assert shown.headline[0] == f"{100 * result['test']['top1']:.1f} % accuracy"
     assert "179 test images" in shown.headline[1]
-    assert "1,458 training images, 10 classes" in told and vitkit.__version__ in told
+    assert "1,458 training images, 10 classes" in text and vitkit.__version__ in text
     assert kept(done, "doctor")["splits"]["test"]["images"] == 179
     assert kept(done, "environment")["steps"] == 12
 
 
 def test_the_mistakes_are_the_models_own(done):
     """Each image that is shown is taken by the saved model for what the report says, as surely as it says."""
-    model, found = vitkit.load(done / "model.safetensors"), kept(done, "mistakes")
+    model, mistakes = vitkit.load(done / "model.safetensors"), kept(done, "mistakes")
     test = open_splits(tiny())["test"]
     places = {key: i for i, key in enumerate(test.keys)}
     result = kept(done, "result")["test"]
-    assert found["wrong"] == round((1 - result["top1"]) * 179) and found["images"] == 179
-    assert len(found["worst"]) == 24 and len(found["least"]) == 12
-    for one in (*found["worst"][:3], *found["least"][:3]):
+    assert mistakes["wrong"] == round((1 - result["top1"]) * 179) and mistakes["images"] == 179
+    least = mistakes["least_correct"]
+    assert len(mistakes["worst"]) == 24 and len(least) == min(12, 179 - mistakes["wrong"]) > 0
+    for one in (*mistakes["worst"][:3], *least[:3]):
         image = test.fetch(places[one["key"]])
         file = io.BytesIO()
         Image.fromarray(np.ascontiguousarray(image)).save(file, "PNG")
@@ -88,30 +89,31 @@ def test_the_mistakes_are_the_models_own(done):
         assert test.classes[test.labels[places[one["key"]]]] == one["truth"]
         for picture in ("image", "overlay"):
             assert Image.open(io.BytesIO(base64.b64decode(one[picture]))).size == (192, 192)
-    sure = [one["confidence"] for one in found["worst"]]
-    assert sure == sorted(sure, reverse=True) and all(one["said"] != one["truth"] for one in found["worst"])
-    unsure = [one["confidence"] for one in found["least"]]
-    assert unsure == sorted(unsure) and unsure[-1] <= min(b[0] for b in found["calibration"][-2:])
-    assert not {one["key"] for one in found["least"]} & {one["key"] for one in found["worst"]}
-    assert sum(images for _, _, images in found["calibration"]) == 179
+    sure = [one["confidence"] for one in mistakes["worst"]]
+    assert sure == sorted(sure, reverse=True) and all(
+        one["said"] != one["truth"] for one in mistakes["worst"]
+    )
+    unsure = [one["confidence"] for one in least]
+    assert unsure == sorted(unsure) and all(one["said"] == one["truth"] for one in least)
+    assert sum(images for _, _, images in mistakes["calibration"]) == 179
     confusion = np.array(result["confusion"])
-    truth, said, times, images = found["pairs"][0]
+    truth, said, times, images = mistakes["pairs"][0]
     assert times == confusion[int(truth), int(said)] == (confusion - np.diag(confusion.diagonal())).max()
     assert images == confusion[int(truth)].sum()
 
 
 def test_the_table_of_mistakes_has_a_row_for_each(done):
-    result, found = kept(done, "result")["test"], kept(done, "mistakes")
+    result, mistakes = kept(done, "result")["test"], kept(done, "mistakes")
     with (done / "mistakes.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     confusion = np.array(result["confusion"])
     counted = np.zeros_like(confusion)
     for row in rows:
         counted[int(row["truth"]), int(row["said"])] += 1
-    assert len(rows) == found["wrong"] > 0
+    assert len(rows) == mistakes["wrong"] > 0
     assert (counted == confusion - np.diag(confusion.diagonal())).all()
-    assert [row["file"] for row in rows[:24]] == [one["key"] for one in found["worst"]]
-    assert float(rows[0]["confidence"]) == pytest.approx(found["worst"][0]["confidence"], abs=1e-6)
+    assert [row["file"] for row in rows[:24]] == [one["key"] for one in mistakes["worst"]]
+    assert float(rows[0]["confidence"]) == pytest.approx(mistakes["worst"][0]["confidence"], abs=1e-6)
     assert '<a href="mistakes.csv">' in (done / "report.html").read_text("utf-8")
 
 
@@ -122,13 +124,45 @@ def test_no_name_in_the_table_of_mistakes_is_a_formula(tmp_path):
     source = SimpleNamespace(keys=[f"{name}/\udcff.jpg" for name in names], classes=names)
     truth, said = torch.arange(6), torch.arange(6).roll(1)
     right, sure = torch.zeros(6, dtype=torch.bool), torch.linspace(0.9, 0.4, 6)
-    found = Accuracy(6, 0.0, None, 1.0, 6, 6, torch.arange(6), truth, said, right, sure)
-    artifacts.write_mistakes(tmp_path / "mistakes.csv", source, found)
+    accuracy = Accuracy(6, 0.0, None, 1.0, 6, 6, torch.arange(6), truth, said, right, sure)
+    artifacts.write_mistakes(tmp_path / "mistakes.csv", source, accuracy)
     with (tmp_path / "mistakes.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     shown = [*(f"'{name}" for name in names[:4]), 'a "quoted", name\\nof two lines', names[5]]
     assert [row["truth"] for row in rows] == shown
     assert [row["file"] for row in rows] == [f"{name}/\\xff.jpg" for name in shown]
+
+
+def test_samples_are_one_image_of_each_class_with_the_models_prediction(done):
+    samples, test = kept(done, "samples"), open_splits(tiny())["test"]
+    places = {key: i for i, key in enumerate(test.keys)}
+    assert samples["classes"] == 10
+    assert [one["truth"] for one in samples["images"]] == [[label] for label in test.classes]
+    model = vitkit.load(done / "model.safetensors")
+    for one in samples["images"][:3]:
+        image = np.ascontiguousarray(test.fetch(places[one["key"]]))
+        (label, chance), *_ = predict(model, image, top=1)
+        assert one["predicted"] == [[label, pytest.approx(chance, abs=1e-4)]]
+        assert Image.open(io.BytesIO(base64.b64decode(one["image"]))).size == (192, 192)
+
+
+def test_a_run_without_mistakes_still_shows_images(tmp_path, small):
+    """The least sure of the right ones, and one of each class."""
+    from vitkit.metrics.classification import Accuracy
+    from vitkit.runs.samples import sample_images
+
+    source, model = open_data("digits")["all"].take(np.arange(20)), small(classes=10)
+    model.labels = source.classes
+    truth, sure = torch.from_numpy(source.labels), torch.linspace(0.9, 0.5, 20)
+    right = torch.ones(20, dtype=torch.bool)
+    accuracy = Accuracy(20, 1.0, None, 0.1, 10, 10, torch.arange(20), truth, truth, right, sure)
+    mistakes = artifacts.mistakes(source, accuracy, model, "cpu", print)
+    assert mistakes["wrong"] == 0 and not mistakes["worst"] and len(mistakes["least_correct"]) == 12
+    assert mistakes["least_correct"][0]["key"] == source.keys[19]
+    samples = sample_images(source, Classify(), accuracy, model, "cpu")
+    assert [one["truth"] for one in samples["images"]] == [[label] for label in source.classes]
+    first = {label: key for key, label in zip(reversed(source.keys), reversed(source.labels), strict=True)}
+    assert [one["key"] for one in samples["images"]] == [first[n] for n in range(10)]  # the surest of a class
 
 
 def test_the_training_batch_is_the_runs_own(done):
@@ -183,8 +217,8 @@ def test_a_price_can_be_stated_afterwards(done, tmp_path, capsys):
      ("NVIDIA GeForce RTX 3090", 1.0, 250), ("AMD EPYC 7763", 0.2, 100), ("aarch64", 0.2, 100)],
 )  # fmt: skip
 def test_prices_and_watts_are_assumed_by_the_device(device, price, watts):
-    found = spent({"device": device, "device_hours": 2.0})
-    assert found["price"] == 2 * price and found["kWh"] == 2 * watts / 1000 and not found["given"]
+    cost = spent({"device": device, "device_hours": 2.0})
+    assert cost["price"] == 2 * price and cost["kWh"] == 2 * watts / 1000 and not cost["given"]
     given = spent({"device": device, "device_hours": 2.0, "price": 10.0, "energy_kWh": 0.3})
     assert (given["per_hour"], given["price"], given["given"]) == (5.0, 10.0, True)
     assert given["kWh"] == 0.3 and given["watts"] is None
@@ -197,12 +231,12 @@ def test_evidence_is_quick(done, tmp_path):
     from vitkit.runs.evaluation import evaluate
 
     splits, model = open_splits(tiny()), vitkit.load(done / "model.safetensors")
-    found = evaluate(Classify(), model, splits["test"], 64, 0)
-    assert isinstance(found, Accuracy)
+    accuracy = evaluate(Classify(), model, splits["test"], 64, 0)
+    assert isinstance(accuracy, Accuracy)
     shutil.copy(done / "recipe.json", tmp_path)
     begun = time.process_time()
     artifacts.begin(tmp_path, splits, 12, Runtime(), print, task=Classify(), doctor=True)
-    artifacts.finish(tmp_path, Runtime(), splits["test"], Classify(), found, model, {}, print)
+    artifacts.finish(tmp_path, Runtime(), splits["test"], Classify(), accuracy, model, {}, print)
     assert (tmp_path / "report.html").exists()
     assert time.process_time() - begun < 2
 
@@ -213,8 +247,8 @@ def test_a_resnets_mistakes_have_no_attention(tmp_path, small_resnet):
     source = open_data("digits")["all"].take(np.arange(20))
     model = small_resnet(classes=10, image_size=(32, 32))
     assert isinstance(model.config, ResNetConfig) and evaluation_view(model.preprocessing, (32, 32))
-    told = artifacts.mistakes(source, evaluate(Classify(), model, source, 8, 0), model, "cpu", print)
-    assert told["worst"] and all(one["image"] and one["overlay"] is None for one in told["worst"])
+    mistakes = artifacts.mistakes(source, evaluate(Classify(), model, source, 8, 0), model, "cpu", print)
+    assert mistakes["worst"] and all(one["image"] and one["overlay"] is None for one in mistakes["worst"])
 
 
 def test_no_run_is_lost_for_its_report(tmp_path, monkeypatch, capfd):
@@ -225,8 +259,8 @@ def test_no_run_is_lost_for_its_report(tmp_path, monkeypatch, capfd):
         monkeypatch.setattr(artifacts, part, fail)
     result = run_recipe(tiny(), tmp_path, runtime.Runtime(), RunOptions(workers=0))
     assert kept(tmp_path, "result")["steps"] == result.steps == 12
-    told = re.findall(r"^([\w.]+) could not be written: the disk is full$", capfd.readouterr().err, re.M)
-    assert told == ["environment.json", "doctor.json", "unusable.json", "mistakes.json",
+    unwritten = re.findall(r"^([\w.]+) could not be written: the disk is full$", capfd.readouterr().err, re.M)
+    assert unwritten == ["environment.json", "doctor.json", "unusable.json", "mistakes.json",
                     "predictions.json.gz", "report.html"]  # fmt: skip
 
 
@@ -256,8 +290,8 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
     (tmp_path / "data" / "dark" / "few.txt").write_text("x")
     recipe = replace(tiny(), data=str(tmp_path / "data"))
     go(tmp_path / "run", recipe, max_bad=0.5)
-    told = kept(tmp_path / "run", "unusable")
-    assert sum(split["count"] for split in told.values()) == 1
+    unusable = kept(tmp_path / "run", "unusable")
+    assert sum(split["count"] for split in unusable.values()) == 1
     assert "broken \\xff.png" in page(tmp_path / "run") and "light<b>" in page(tmp_path / "run")
     assert "Files without an image suffix: 1" in page(tmp_path / "run")
 
@@ -311,10 +345,10 @@ def test_an_interrupted_run_can_be_reported_and_then_goes_on(tmp_path, monkeypat
 
 def test_the_verb_draws_again_and_tells_a_program_where(done, tmp_path, capsys):
     assert run("report", done, "--out", tmp_path / "page.html", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["report"] == str(tmp_path / "page.html") and told["runs"] == [str(done)]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["report"] == str(tmp_path / "page.html") and printed["runs"] == [str(done)]
     written = (tmp_path / "page.html").read_bytes()
-    assert len(written) == told["bytes"]
+    assert len(written) == printed["bytes"]
     there = re.sub(rb'href="[^"]*mistakes', b'href="mistakes', written)  # which is found from either place
     assert there == (done / "report.html").read_bytes()
 

@@ -48,6 +48,7 @@ def test_lists_need_no_torch(words, tmp_path):
 @pytest.mark.parametrize(
     "words",
     ["predict {} a.jpg", "evaluate {} digits", "evaluate model {}", "finetune {}", "doctor {}", "serve {}",
+     "embed {} digits --out f.parquet", "embed model {} --out f.npz",
      "inspect {} a.jpg", "export {} out.onnx", "convert {} out.npz", "report {}", "report {} runs/b",
      "finetune digits --weights {}", "study run heads --data {}", "shard {} out", "fewshot {} digits"],
 )  # fmt: skip

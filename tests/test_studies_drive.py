@@ -60,7 +60,7 @@ def test_a_failure_is_listed_while_others_finish_and_what_is_done_is_not_run_aga
     assert pyarrow.read_table(tmp_path / "table.parquet").to_pylist() == rows
     page = (tmp_path / "page.html").read_text()
     assert "fewer than 1000 shots" in page
-    assert "Average pooling at the token" in page
+    assert "Average pooling at the learning rate of the class token" in page
     drawn = {path.name: path.read_bytes() for path in (tmp_path / "figures").iterdir()}
     report(tmp_path)
     assert drawn == {path.name: path.read_bytes() for path in (tmp_path / "figures").iterdir()}

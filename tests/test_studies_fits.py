@@ -38,17 +38,17 @@ def claim(relation="above", **more):
 def test_a_power_law_is_found_with_its_exponent_inside_the_interval():
     rng = np.random.default_rng(1)
     x = np.repeat(10.0 ** np.arange(5), 3)
-    found = law(x, 0.5 * x**-0.25 * np.exp(rng.normal(0, 0.02, len(x))))
-    assert found.exponent == pytest.approx(-0.25, abs=0.01) and found.scale == pytest.approx(0.5, rel=0.05)
-    assert found.low < -0.25 < found.high and found.high - found.low < 0.03 and found.r2 > 0.99
-    assert found.predict(100.0) == pytest.approx(0.5 * 100**-0.25, rel=0.05)
+    fit = law(x, 0.5 * x**-0.25 * np.exp(rng.normal(0, 0.02, len(x))))
+    assert fit.exponent == pytest.approx(-0.25, abs=0.01) and fit.scale == pytest.approx(0.5, rel=0.05)
+    assert fit.low < -0.25 < fit.high and fit.high - fit.low < 0.03 and fit.r2 > 0.99
+    assert fit.predict(100.0) == pytest.approx(0.5 * 100**-0.25, rel=0.05)
 
 
 def test_a_line_over_the_logarithm_is_found_exactly():
     x = [1.0, 10.0, 100.0, 1000.0]
-    found = law(x, [0.2 + 0.1 * math.log10(v) for v in x], "log-linear")
-    assert (found.scale, found.exponent) == pytest.approx((0.2, 0.1))
-    assert (found.low, found.high) == pytest.approx((0.1, 0.1)) and found.r2 == pytest.approx(1)
+    fit = law(x, [0.2 + 0.1 * math.log10(v) for v in x], "log-linear")
+    assert (fit.scale, fit.exponent) == pytest.approx((0.2, 0.1))
+    assert (fit.low, fit.high) == pytest.approx((0.1, 0.1)) and fit.r2 == pytest.approx(1)
     assert law([1.0, 1.0, 2.0], [1.0, 2.0, 3.0]) is None  # two places make no law
 
 
@@ -81,23 +81,23 @@ def test_intervals_are_those_of_students_t():
     ],
 )
 def test_a_verdict_is_what_the_interval_of_paired_differences_says(left, right, relation, outcome):
-    found = evaluate_claim(claim(relation), rows(left, right), "score")
-    assert found.outcome == outcome
+    verdict = evaluate_claim(claim(relation), rows(left, right), "score")
+    assert verdict.outcome == outcome
     if outcome in (HOLDS, FAILS):
-        assert found.difference == pytest.approx(np.mean(left) - np.mean(right))
-        assert f"{100 * found.difference:+.2f} [" in found.words and "3 seeds" in found.words
+        assert verdict.difference == pytest.approx(np.mean(left) - np.mean(right))
+        assert f"{100 * verdict.difference:+.2f} [" in verdict.words and "3 seeds" in verdict.words
 
 
 def test_seeds_are_compared_with_themselves_and_only_where_both_sides_are_done():
-    found = evaluate_claim(claim(), rows((0.5, 0.6, 0.7, 0.8), (0.4, 0.5, 0.601)), "score")
-    assert found.seeds == 3 and found.outcome == HOLDS  # though means of sides overlap
+    verdict = evaluate_claim(claim(), rows((0.5, 0.6, 0.7, 0.8), (0.4, 0.5, 0.601)), "score")
+    assert verdict.seeds == 3 and verdict.outcome == HOLDS  # though means of sides overlap
 
 
 def test_gains_are_compared_where_a_claim_is_about_gains():
     table = rows((0.5, 0.6), (0.5, 0.6), a0=(0.2, 0.3), b0=(0.4, 0.501))
     baseline = ({"arm": "a0"}, {"arm": "b0"})
-    found = evaluate_claim(claim(baseline=baseline), table, "score")
-    assert found.difference == pytest.approx(0.2, abs=1e-3) and found.outcome == HOLDS
+    verdict = evaluate_claim(claim(baseline=baseline), table, "score")
+    assert verdict.difference == pytest.approx(0.2, abs=1e-3) and verdict.outcome == HOLDS
 
 
 def test_compute_is_compared_at_equal_score():
@@ -110,9 +110,9 @@ def test_compute_is_compared_at_equal_score():
                 table.append({"trial": "", "family": family, "seed": seed, "score": score,
                               "pretrain_exaFLOPs": compute})  # fmt: skip
     about = Claim(text="less compute", left={"family": "ViT"}, right={"family": "ResNet"}, measure="compute")
-    found = evaluate_claim(about, table, "score")
-    assert found.difference == pytest.approx(2.0) and found.outcome == HOLDS  # 2^2 = 4 times
-    assert found.words.startswith("4.00 [4.00, 4.00] times the compute")
+    verdict = evaluate_claim(about, table, "score")
+    assert verdict.difference == pytest.approx(2.0) and verdict.outcome == HOLDS  # 2^2 = 4 times
+    assert verdict.words.startswith("4.00 [4.00, 4.00] times the compute")
     apart = [row | {"score": row["score"] / 100} if row["family"] == "ViT" else row for row in table]
     assert evaluate_claim(about, apart, "score").outcome == INCONCLUSIVE
     output = laws(table, ["family"], "score")
@@ -141,10 +141,10 @@ def test_a_verdict_says_when_its_sides_are_not_of_like_compute(left, right, name
     table = rows((0.5, 0.6), (0.4, 0.5))
     for row in table:
         row["pretrain_exaFLOPs"] = left if row["arm"] == "a" else right
-    found = evaluate_claim(claim(), table, "score")
-    assert found.compute == (left, right)
-    assert ("different compute" in found.words) == named
-    assert (f"{left:,.0f} against {right:,.0f}" in found.words) == named
+    verdict = evaluate_claim(claim(), table, "score")
+    assert verdict.compute == (left, right)
+    assert ("different compute" in verdict.words) == named
+    assert (f"{left:,.0f} against {right:,.0f}" in verdict.words) == named
 
 
 def test_a_claim_may_compare_another_column():
@@ -171,6 +171,6 @@ def test_the_claims_at_the_papers_scale_hold_for_the_papers_own_numbers():
          "top1": top1 / 100 + seed * 1e-4, "pretrain_exaFLOPs": flops, "fewshot_mean": None}
         for size, (top1, flops) in PUBLISHED.items() for seed in range(3)
     ]  # fmt: skip
-    found = [evaluate_claim(one, table, "fewshot_mean") for one in STUDIES["scaling"].claims_at("paper")]
-    assert [one.outcome for one in found] == [HOLDS] * 4
-    assert ["different compute" in one.words for one in found] == [False, False, False, True]
+    verdicts = [evaluate_claim(one, table, "fewshot_mean") for one in STUDIES["scaling"].claims_at("paper")]
+    assert [one.outcome for one in verdicts] == [HOLDS] * 4
+    assert ["different compute" in one.words for one in verdicts] == [False, False, False, True]

@@ -52,7 +52,7 @@ def test_finetune_tells_what_it_came_to(tmp_path, capsys):
     assert low <= output["test"]["top1"] <= high and 0 <= output["test"]["calibration_error"] <= 1
     assert run("finetune", "digits", "--out", tmp_path / "r", *TINY) == 0  # again: nothing left but to tell
     out = capsys.readouterr().out
-    assert f"(95 % interval: {100 * low:.1f} to {100 * high:.1f} %) of 179 test images right" in out
+    assert f"(95 % interval: {100 * low:.1f} to {100 * high:.1f} %) of 179 test images correct" in out
     assert f"vitkit predict {tmp_path / 'r'}" in out
 
 
@@ -97,7 +97,7 @@ def test_evaluate_covers_every_image(trained, pictures, capsys):
     assert result["images"] == 20 and 0 <= result["top1"] <= result["top5"] <= 1
     assert np.sum(result["confusion"]) == 20 and result["per_class"]["3"]["images"] == 2
     assert run("evaluate", trained, "digits", "--split", "all") == 0
-    assert "of 1797 images right" in capsys.readouterr().out
+    assert "of 1797 images correct" in capsys.readouterr().out
 
 
 def test_evaluate_and_predict_agree(trained, pictures, capsys):
@@ -132,10 +132,7 @@ def test_reassessed_labels_go_by_file_name_and_images_without_one_do_not_count(t
     result = json.loads(capsys.readouterr().out)["real"]
     assert result["accuracy"] == pytest.approx(17 / 18) and (result["images"], result["left_out"]) == (18, 2)
     assert run("evaluate", trained, pictures, "--real", path) == 0
-    assert (
-        "94 % (95 % interval: 74 to 99 %) of 18 images right; 2 images have no label"
-        in capsys.readouterr().out
-    )
+    assert "94 % (95 % interval: 74 to 99 %) of 18 images correct; 2 have no label" in capsys.readouterr().out
     path.write_text(json.dumps(labels[1:]))
     assert run("evaluate", trained, pictures, "--real", path) == 2
     assert "has labels for 19 images, but the data has 20" in capsys.readouterr().err

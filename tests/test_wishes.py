@@ -1,4 +1,4 @@
-"""The wishes of docs/contributing/architecture.md: their files exist; a registry entry needs no other."""
+"""How to extend vitkit (docs/contributing/architecture.md): the files exist; one registry entry is enough."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.step import Stepper, TrainState
 
 ROOT = Path(__file__).parent.parent
-TABLE = (ROOT / "docs/contributing/architecture.md").read_text().partition("## Ten wishes")[2]
+TABLE = (ROOT / "docs/contributing/architecture.md").read_text().partition("## How to extend vitkit")[2]
 ROWS = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", TABLE, re.M)[1:]
 
 

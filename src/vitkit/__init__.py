@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 from vitkit.telemetry import turn_off
 
 if TYPE_CHECKING:
-    from vitkit.api import embed, evaluate, export, finetune, pretrain
+    from vitkit.api import embed, evaluate, export, finetune, inspect_model, pretrain, push
     from vitkit.commands.export import Exported
+    from vitkit.commands.inspect import Inspection
     from vitkit.commands.look import inspect
+    from vitkit.commands.push import Pushed
     from vitkit.commands.results import Metrics, Run
     from vitkit.errors import Error, WeightsError
     from vitkit.inference.predict import predict
@@ -27,8 +29,10 @@ __version__ = "0.1.0"
 __all__ = [
     "Error",
     "Exported",
+    "Inspection",
     "Metrics",
     "Plan",
+    "Pushed",
     "Run",
     "UntrustedCheckpoint",
     "WeightsError",
@@ -40,9 +44,11 @@ __all__ = [
     "fewshot",
     "finetune",
     "inspect",
+    "inspect_model",
     "load",
     "predict",
     "pretrain",
+    "push",
     "resize_positions",
     "save",
 ]
@@ -50,8 +56,10 @@ __all__ = [
 MODULES = {
     "Error": "vitkit.errors",
     "Exported": "vitkit.commands.export",
+    "Inspection": "vitkit.commands.inspect",
     "Metrics": "vitkit.commands.results",
     "Plan": "vitkit.planning.plan",
+    "Pushed": "vitkit.commands.push",
     "Run": "vitkit.commands.results",
     "WeightsError": "vitkit.weights.formats.layout",
     "UntrustedCheckpoint": "vitkit.weights.untrusted",
@@ -63,9 +71,11 @@ MODULES = {
     "fewshot": "vitkit.metrics.frozen_features",
     "finetune": "vitkit.api",
     "inspect": "vitkit.commands.look",
+    "inspect_model": "vitkit.api",
     "load": "vitkit.weights.load",
     "predict": "vitkit.inference.predict",
     "pretrain": "vitkit.api",
+    "push": "vitkit.api",
     "resize_positions": "vitkit.models.positions",
     "save": "vitkit.weights.save",
 }

@@ -1,87 +1,45 @@
-"""The Python API of the commands: finetune, pretrain, evaluate, embed and export return values."""
+"""The Python API of the commands: finetune, evaluate, embed and the others as functions with results."""
 
-import inspect
 import os
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
+from typing import Any, Literal, Unpack, cast, overload
 
 import numpy as np
 import torch
 
+from vitkit.commands.bulk import Written, run_bulk
+from vitkit.commands.bulk_request import BulkRequest, features_model
 from vitkit.commands.evaluate import EvaluateOptions, measure
 from vitkit.commands.export import Exported, export_loaded
 from vitkit.commands.finetune import Outcome, execute, finetuning, pretraining
+from vitkit.commands.inspect import Inspection, Pictures, evenly_chosen, find_pictures, inspection
+from vitkit.commands.keyword_options import (
+    EmbedOptions,
+    Size,
+    TrainingOptions,
+    as_text,
+    as_texts,
+    data_path,
+    training_options,
+    with_signature,
+)
+from vitkit.commands.push import Pushed
+from vitkit.commands.push import push as push_model
 from vitkit.commands.results import Metrics, Place, Run
 from vitkit.commands.shared import loaded
-from vitkit.data.pictures import Picture, is_picture
-from vitkit.errors import Error, did_you_mean
+from vitkit.data.pictures import Picture, content_of, is_picture, name_of
+from vitkit.errors import Error
 from vitkit.inference.predict import features, view_of
+from vitkit.inspection.gather import check_layer
+from vitkit.inspection.subject import transformer
 from vitkit.models.variants import Model
-from vitkit.options import Precision, Training, check_options, parse_size
+from vitkit.options import check_options, parse_size
 from vitkit.planning.plan import Plan
 from vitkit.planning.resume import Request
 from vitkit.report.terminal import warn
-from vitkit.weights.locate import is_exported
-
-Size = int | tuple[int, int] | str  # 384, (384, 256) or "384x256": height and width
-
-
-class TrainingOptions(TypedDict, total=False):
-    """The options of `vitkit finetune` and `vitkit pretrain`, by the names of their flags."""
-
-    weights: Place
-    model: str
-    out: Place | None
-    recipe: str
-    image_size: Size | None
-    strict_size: bool
-    batch: int | None
-    steps: int | None
-    epochs: float | None
-    keep: Literal["best", "last"] | None
-    patience: int | None
-    lr: float | None
-    seed: int | None
-    subset: str | int | None
-    against: Place | Sequence[Place]
-    set: Mapping[str, object] | Sequence[str]
-    device: str
-    precision: Precision
-    workers: int | None
-    decoded: Place | None
-    max_bad: float
-    compile: bool
-    recompute: bool
-    cuda_graph: bool
-    deterministic: bool
-    parallel: Literal["auto", "ddp", "fsdp"]
-    save_aside: bool
-    track: str | Sequence[str]
-    price_per_hour: float | None
-    accept_changed_data: bool
-    more_steps: int | None
-    split_of: Place
-
-
-Trains = TypeVar("Trains", bound=Callable[..., Any])
-
-
-def with_signature(function: Trains) -> Trains:
-    """Decorator that lists every option with its default in the signature, for help() and notebooks."""
-    own = inspect.signature(function)
-    named = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    hints = typing.get_type_hints(TrainingOptions)
-    options = [
-        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hint)
-        for field in fields(Training)
-        if (hint := hints.get(field.name))
-    ]
-    function.__signature__ = own.replace(parameters=[*named, *options])  # type: ignore[attr-defined]
-    return function
 
 
 @overload
@@ -177,56 +135,6 @@ def run_or_plan(request: Request, progress: bool) -> Run | Plan:
     return outcome.plan if outcome.result is None else Run(outcome.plan.out)
 
 
-def training_options(options: Mapping[str, Any], *, plan: bool, **others: int) -> Training:
-    """Keyword arguments as training options, checked like command-line flags; `others` are only checked."""
-    known = {field.name for field in fields(Training)}
-    for name in options:
-        if name not in known:
-            hint = did_you_mean(name, known)
-            raise Error(
-                f"unknown option {name!r};{hint} the options are {', '.join(sorted(known))}",
-                code="request.unknown",
-            )
-    values = {name: as_option(name, value) for name, value in options.items()} | {"plan": plan}
-    hints = typing.get_type_hints(Training, include_extras=True)
-    check_options(hints | {"seeds": int}, values | others)
-    return Training(**values)
-
-
-def data_path(data: object) -> str:
-    if not isinstance(data, str | os.PathLike):
-        raise Error(
-            f"data={data!r}: expected a path or the name of a data set".replace("\n", " "),
-            code="request.value",
-        )
-    return as_text(data)
-
-
-def as_option(name: str, value: Any) -> Any:
-    """A Python value in command-line form: a size as text, a mapping as field=value."""
-    if name == "set" and isinstance(value, Mapping):
-        return tuple(f"{field}={as_text(content)}" for field, content in value.items())
-    if name in ("set", "against", "track"):
-        return as_texts(value)
-    if name in ("out", "decoded"):
-        return Path(value) if isinstance(value, str | os.PathLike) else value
-    if name in ("image_size", "subset"):
-        return None if value is None else as_text(value)
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-def as_texts(values: Place | Iterable[Place]) -> tuple[str, ...]:
-    return tuple(map(as_text, (values,) if isinstance(values, str | os.PathLike) else values))
-
-
-def as_text(value: object) -> str:
-    if isinstance(value, os.PathLike):
-        return str(os.fspath(value))
-    if isinstance(value, tuple | list):
-        return ("x" if all(type(part) is int for part in value) else ",").join(map(str, value))
-    return str(value)
-
-
 def evaluate(
     model: Model | Place,
     data: Place,
@@ -277,33 +185,55 @@ def ignore(text: str) -> None:
     """Discard a message."""
 
 
+@overload
+def embed(
+    model: Model | Place, images: Picture | Iterable[Picture], *, out: None = ..., batch: int = ...,
+    view: str = ..., device: str = ...,
+) -> np.ndarray: ...  # fmt: skip
+
+
+@overload
+def embed(
+    model: Model | Place, images: Place | Iterable[Place], *, out: Place, batch: int = ..., view: str = ...,
+    device: str = ..., progress: bool = ..., **options: Unpack[EmbedOptions],
+) -> Written: ...  # fmt: skip
+
+
 def embed(
     model: Model | Place,
-    images: Picture | Iterable[Picture],
+    images: Any,
     *,
-    batch: int = 32,
+    out: Place | None = None,
+    batch: int = 64,
     view: str = "model",
     device: str = "auto",
-) -> np.ndarray:
+    progress: bool = False,
+    **options: Unpack[EmbedOptions],
+) -> np.ndarray | Written:
     """Features, the input of the model's head: float32 of shape (D,) for one image, (N, D) for several.
 
     images  a path, the bytes of a file, a PIL image or uint8 pixels (height, width, 3); or several of them
+    out     write them to this .parquet or .npz file instead, as `vitkit embed` does with the same options;
+            `images` is then any data: a folder, an archive, shards, an address, or several. The same call
+            continues one that was killed.
 
     >>> import numpy as np, vitkit
     >>> grey = np.full((8, 8, 3), 128, np.uint8)
     >>> vitkit.embed("runs/digits", [grey, grey]).shape
     (2, 32)
+    >>> done = vitkit.embed("runs/digits", "digits", out="digits.npz", restart=True)
+    >>> done.images, done.unreadable, np.load(done.path)["embedding"].shape
+    (1797, 0, (1797, 32))
     """
-    options = EvaluateOptions(batch=batch, view=view, device=device)
-    check_options(typing.get_type_hints(EvaluateOptions), vars(options))
+    given: dict[str, Any] = {"batch": batch, "view": view, "device": device, **options}
+    check_options(typing.get_type_hints(BulkRequest), given)
     model = model_or_path(model)
-    if is_exported(model):
-        raise Error(
-            f"{model}: an exported file computes no features; use the run folder or model file it was "
-            "exported from",
-            code="model.unsupported",
-        )
-    encoder = loaded(model, device, view).eval()
+    if out is not None:
+        request = BulkRequest(verb="embed", model=model, places=as_texts(images), out=Path(out), **given)
+        return run_bulk(request, quiet=not progress)
+    if options:
+        raise Error(f"{', '.join(options)}: only with out=FILE", code="request.conflict")
+    encoder = features_model(model, device, view)
     if is_picture(images):
         return features(encoder, view_of(images, encoder)[None]).numpy()[0]
     rows = []
@@ -314,6 +244,51 @@ def embed(
         blank = torch.zeros(1, encoder.config.channels, *encoder.config.image_size, dtype=torch.uint8)
         rows.append(features(encoder, blank)[:0])
     return torch.cat(rows).numpy()
+
+
+def inspect_model(
+    model: Model | Place,
+    images: Picture | Iterable[Picture] = (),
+    *,
+    most: int = 128,
+    layer: int = -1,
+    image_size: Size | None = None,
+    device: str = "auto",
+) -> Inspection:
+    """What a ViT has learned, as `vitkit inspect` shows it: filters and position embeddings, and with images
+    the attention distance of its heads and attention maps. `vitkit.inspect` looks at one image.
+
+    images  a path of an image, a folder or a data set such as "digits"; or several pictures in any form
+    most    if there are more images, so many from all over them
+    layer   the layer of the attention heads that are drawn
+
+    >>> import vitkit
+    >>> result = vitkit.inspect_model("runs/digits", "digits", most=4)
+    >>> result.arrays["position_similarity"].shape, result.facts["images"], list(result.figures)[0]
+    ((1, 2, 2, 2, 2), 4, 'filters')
+    """
+    size = None if image_size is None else as_text(image_size)
+    check_options(
+        {"image_size": str | None, "device": str, "most": int},
+        {"image_size": size, "device": device, "most": most},
+    )
+    if most < 1:
+        raise Error(f"most={most}: expected 1 or more", code="request.value")
+    vit = transformer(loaded(place := model_or_path(model), device))
+    check_layer(vit, layer)
+    name = place if isinstance(place, str) else ""
+    pictures = evenly_chosen(as_pictures(images), most)
+    pixels = parse_size(size) or vit.config.image_size
+    return inspection(vit, name, pictures if pictures.names else None, pixels, layer, [], quiet=True)
+
+
+def as_pictures(images: Picture | Iterable[Picture]) -> Pictures:
+    """The images at a place, or those that are given, which are read on demand."""
+    if isinstance(images, str | os.PathLike):
+        return find_pictures((as_text(images),))
+    given = [images] if is_picture(images) else list(cast(Iterable[Picture], images))
+    names = [name_of(picture) or f"image {number}" for number, picture in enumerate(given)]
+    return Pictures(names, lambda i: content_of(given[i]))
 
 
 def export(
@@ -346,4 +321,35 @@ def export(
         calibrate=as_texts(calibrate), image_size=parse_size(size), strict_size=strict_size,
         any_size=any_size, pixels=pixels, compiled=compiled, images=as_texts(images),
         overwrite=overwrite, quiet=not progress,
+    )  # fmt: skip
+
+
+def push(
+    model: Model | Place,
+    repo: str,
+    *,
+    format: Literal["hf", "timm", "vitkit"] | None = None,
+    private: bool = False,
+    message: str = "",
+    license: str = "",
+    dry_run: Place | None = None,
+    progress: bool = False,
+) -> Pushed:
+    """Push a model, a Run or a run folder to "owner/name" on the Hugging Face Hub, as `vitkit push` does.
+
+    dry_run  a new folder to write the files to, instead of the upload
+
+    >>> import vitkit
+    >>> vitkit.push("runs/digits", "me/digits", format="timm", dry_run="digits-hub").files
+    ('README.md', 'config.json', 'model.safetensors')
+    """
+    known = typing.get_args(typing.get_type_hints(push)["format"])[0]
+    if format is not None and format not in typing.get_args(known):
+        raise Error(
+            f"format={format!r}: expected one of {', '.join(typing.get_args(known))}", code="request.value"
+        )
+    folder = None if dry_run is None else Path(dry_run)
+    return push_model(
+        model_or_path(model), repo, format=format, private=private, message=message, license=license,
+        dry_run=folder, note=warn if progress else ignore,
     )  # fmt: skip

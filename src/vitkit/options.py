@@ -18,7 +18,7 @@ SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 LONGEST = 365 * 86400  # seconds
 BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 IN_RECIPES = (  # options that are recipe fields of the same name
-    "weights", "model", "batch", "seed", "subset", "against", "split_of", "keep", "patience",
+    "weights", "model", "batch", "seed", "subset", "corrections", "against", "split_of", "keep", "patience",
 )  # fmt: skip
 
 
@@ -80,8 +80,10 @@ RANGES = {  # of the numeric options, by their Python names
     "lr": RATE,
     "max_bad": SHARE,
     "more_steps": STEPS,
+    "part_size": Range(1, 10**7),
     "patience": PATIENCES,
     "price_per_hour": Range(0, 1e6),
+    "processes": Range(1, 256),
     "seed": Range(0, 2**63 - 1),
     "seeds": SEEDS,
     "steps": STEPS,
@@ -168,6 +170,14 @@ class Training:
     subset: Annotated[
         str | None, arg(metavar="N|P%|N/class", help="Train on a subset: 1000 images, 10%, or 25/class.")
     ] = None
+    corrections: Annotated[
+        str,
+        arg(
+            metavar="FILE",
+            help="Exclude or relabel images as the column action of this table says; vitkit doctor --model "
+            "writes one.",
+        ),
+    ] = ""
     against: Annotated[
         tuple[str, ...],
         arg(

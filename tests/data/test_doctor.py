@@ -376,7 +376,7 @@ def test_every_remedy_is_one_line_that_says_what_to_do():
     kinds = [kind for kind in KINDS if kind not in ("unusable", "mode")]
     kinds += [f"unusable-{reason}" for reason in MEND] + ["mode-gray"]
     words = ("first", "place", "here", "split", "train", "listed", "large", "small", "twins", "beside")
-    values = dict.fromkeys((*words, "count"), "x")
+    values = dict.fromkeys((*words, "count", "page", "table"), "x")
     files = (*Path(cli.__file__).parent.glob("*.py"), Path(options.__file__))
     source = "".join(file.read_text() for file in files)
     for kind in kinds:

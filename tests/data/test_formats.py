@@ -16,7 +16,7 @@ from vitkit.data.decode import TURNS, BadImage, decode, largest_extent, pixels_b
 from vitkit.data.names import DATA_SUFFIXES, SUFFIXES, not_read, readable_formats, readable_suffixes
 from vitkit.datasets.opening import open_data
 
-REMEDY = "pip install 'vitkit[heif]'"
+REMEDY = 'pip install "vitkit[heif]"'
 SCENE = np.kron(np.random.default_rng(0).integers(0, 255, (3, 4, 3)), np.ones((16, 16, 1))).astype(np.uint8)
 HEAD = b"\0\0\0\x1cftypheic\0\0\0\0mif1heicmiaf" + b"\0" * 40  # a HEIC file as far as it is recognised
 heif = pytest.mark.skipif("HEIC" not in readable_formats(), reason="pillow-heif is not installed")

@@ -514,9 +514,12 @@ def test_a_hundred_thousand_empty_members(tmp_path):
         index_shards(tmp_path)
 
 
-def test_only_files_folders_and_http_are_opened(tmp_path):
-    for place in ("pipe:touch owned", "file:///etc", "s3://bucket/x", "ftp://host/x/"):
-        with refused("data.not-found", repr(place)):
+def test_no_address_runs_a_command(tmp_path):
+    (tmp_path / "notes.txt").write_text("x")
+    codes = {"pipe:touch owned": "data.not-found", "pipe://touch owned": "request.value",
+             f"file://{tmp_path}": "data.empty", "s3://bucket/x": "request.extra-missing"}  # fmt: skip
+    for place, code in codes.items():
+        with refused(code, place):
             open_data(place)
     assert not os.path.exists("owned")
 

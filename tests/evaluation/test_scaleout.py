@@ -122,10 +122,10 @@ def test_what_cannot_be_is_told():
 def test_the_tables_in_the_docs_are_what_their_command_prints():
     from scale import pair, subjects, tables
 
-    docs = (ROOT / "docs" / "guides" / "many-gpus.md").read_text()
+    docs = (ROOT / "docs" / "lab" / "scaling.md").read_text()
     [words] = re.findall(r"`python bench/scale.py --measured ([^`]*)`", docs)
     for table in tables(subjects(dict(map(pair, words.split()))), 128, 4096, H200):
-        assert table in docs, "run that command and put its tables into docs/guides/many-gpus.md"
+        assert table in docs, "run that command and put its tables into docs/lab/scaling.md"
 
 
 @pytest.mark.slow

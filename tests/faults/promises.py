@@ -12,33 +12,33 @@ HERE = Path(__file__).parent
 RECORD, PAGE = HERE / "record.json", HERE.parent.parent / "docs" / "contributing" / "reliability.md"
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 PROMISES = {
-    "A1": "Bad files are named once, every good one is used once an epoch, and too many stop the run",
-    "A2": "Every mode of image and every orientation has the pixels computed by hand",
-    "A3": "A folder of any shape is read as it is meant or refused by name",
-    "A4": "A class keeps its name from the folder through training, saving and exporting to every answer",
+    "A1": "Bad files are reported once, good ones are used once per epoch, too many bad ones stop the run",
+    "A2": "Images of every mode and orientation decode to the expected pixels",
+    "A3": "A folder of any structure is read as intended or refused with a message that names the problem",
+    "A4": "A class keeps its name from the folder through training, saving and exporting to every prediction",
     "A5": "A damaged image raises BadImage and nothing else, within 2 s and 300 MB",
-    "A6": "Bad shards and indexes are refused by shard and member; nothing is written or run",
-    "B1": "A run killed at any moment ends like one nobody touched: weights, losses, samples, bit for bit",
-    "B2": "A save that dies at any operation leaves the old checkpoint or the new one",
-    "B3": "All of a checkpoint is on the disk before it has its name, and the name after that",
-    "B4": "On a full disk the last checkpoint loads, shards are whole or absent, finished runs stay so",
-    "B5": "Any I/O error of any step of a save is told, and the last checkpoint loads",
-    "B6": "Flipped bits, cuts, missing, extra and swapped files are noticed; the newest sound one counts",
-    "B7": "SIGTERM, SIGINT or SIGUSR1 to the group save within a step or an evaluation; then on bit for bit",
-    "B8": "Any number of processes goes on from any other: the same samples, losses within 1e-5",
-    "B9": "A process that dies ends the others within a minute; restarted, the end is the same",
-    "B10": "A data worker that dies or hangs is an error with its images and a remedy; checkpoints stay",
-    "B11": "A loss or gradient that is no number stops the run before a weight has it; the batch is named",
-    "B12": "Out of memory: smaller pieces of the same batch, losses within 1e-5, all processes alike",
-    "B13": "A checkpoint written beside the training holds what was there when it was asked for",
-    "B14": "A run folder belongs to one process; the lock of a dead one to nobody",
-    "B15": "Changed settings are refused by name, allowed, or allowed and told",
-    "B16": "Files of this version are read for ever: logits within 1e-6",
-    "C1": "A hostile weight file is refused at once and runs nothing",
-    "C2": "A damaged weight file loads or is refused, and nothing else",
-    "C3": "Code that runs code out of files does not pass the checks",
+    "A6": "Damaged shards and indexes are refused by shard and member; nothing is written or executed",
+    "B1": "A run killed at any moment ends like an uninterrupted one: weights, losses, samples, bit for bit",
+    "B2": "A save interrupted at any operation leaves the old checkpoint or the new one",
+    "B3": "A checkpoint is fully on disk before it gets its final name",
+    "B4": "On a full disk the last checkpoint loads, no shard is incomplete, finished runs stay intact",
+    "B5": "Every I/O error during a save is reported, and the last checkpoint loads",
+    "B6": "Flipped bits and truncated, missing or swapped files are detected; the newest valid one is used",
+    "B7": "SIGTERM, SIGINT or SIGUSR1 saves after the current step or evaluation; resuming is bit for bit",
+    "B8": "Any number of processes resumes from any other: the same samples, losses within 1e-5",
+    "B9": "A process that dies ends the others within a minute; after a restart the result is the same",
+    "B10": "A data worker that dies or hangs is an error with its images and a remedy; checkpoints are kept",
+    "B11": "A non-finite loss or gradient stops the run before any weight changes; the batch is named",
+    "B12": "Out of memory: smaller micro-batches on all processes, the same batch, losses within 1e-5",
+    "B13": "A checkpoint written in the background holds the state at the time of the request",
+    "B14": "A run folder is locked by one process; the lock of a dead process is released",
+    "B15": "Changed settings are refused by name, allowed, or allowed with a message",
+    "B16": "Files of this version stay readable: logits within 1e-6",
+    "C1": "A malicious weight file is refused at once and executes nothing",
+    "C2": "A damaged weight file loads or is refused, and nothing else happens",
+    "C3": "Code that executes code from files does not pass the checks",
     "D7": "Decoders of the service that are killed are replaced; all requests are answered, it stays ready",
-    "D11": "Under mixed requests memory grows by at most 1 MB a minute; threads and files stay as many",
+    "D11": "Under mixed requests, memory grows by at most 1 MB per minute; threads and files stay constant",
 }  # fmt: skip
 ELSEWHERE = {  # tests that keep a promise and live with the part that they test
     "A2": ("data/test_decode.py::test_odd_files_have_the_pixels_computed_by_hand",
@@ -136,8 +136,8 @@ def table(record: dict[str, Any]) -> str:
     minutes = sum(told["seconds"] for told in record["tests"].values()) / 60
     size = "make faults" if record["size"] == "full" else "make faults-push"
     head = f"`{size}` on {record['date']}: {record['machine']}; {minutes:.0f} minutes of tests.\n"
-    head += f"\n**Not one clean run:** {record['note']}\n" if record.get("note") else ""
-    lines = ["| promise | ID | tests (in `tests/`) | figure | controls |", "|---|---|---|---|---|"]
+    head += f"\n**Combined from several runs:** {record['note']}\n" if record.get("note") else ""
+    lines = ["| guarantee | ID | tests (in `tests/`) | result | controls |", "|---|---|---|---|---|"]
     return "\n".join([head, *lines, *(row(identity, record["tests"]) for identity in PROMISES)])
 
 

@@ -10,7 +10,7 @@ from switches import complaints, resolved, switch_off
 from vitkit.training import checkpoint
 
 IDS = [f"{room}{n}" for room, last in (("A", 6), ("B", 16), ("C", 3)) for n in range(1, last + 1)]
-IDS += ["D7", "D11"]  # the rest of the service's are told in docs/guides/serve.md
+IDS += ["D7", "D11"]  # the rest of the service's are told in docs/lab/serving.md
 
 
 @pytest.mark.parametrize("identity", IDS)

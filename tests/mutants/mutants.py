@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -82,11 +83,11 @@ def all_trials() -> list[Trial]:
 
 def present(tests: tuple[str, ...]) -> tuple[str, ...]:
     """Patterns as files; what is not there is left out."""
-    found = []
+    files = []
     for test in tests:
         pattern, colons, name = test.partition("::")
-        found += [str(path.relative_to(ROOT)) + colons + name for path in sorted(ROOT.glob(pattern))]
-    return tuple(dict.fromkeys(found))
+        files += [str(path.relative_to(ROOT)) + colons + name for path in sorted(ROOT.glob(pattern))]
+    return tuple(dict.fromkeys(files))
 
 
 class Tree:
@@ -172,8 +173,9 @@ def lane(trials: list[Trial], results: Path, place: Path) -> None:
                 sys.exit(f"{', '.join(tests)}: {outcome} without any mutant; see {place / 'log'}")
             sound[base] = record(results, {"key": base, "outcome": "sound", "name": file, "seconds": seconds})
         outcome, seconds = tree.outcome(file, trial.mutated(), tests)
-        found = {"key": trial.key(outcome), "outcome": outcome, "name": trial.mutant.name, "seconds": seconds}
-        record(results, found)
+        row = {"key": trial.key(outcome), "outcome": outcome, "name": trial.mutant.name, "seconds": seconds,
+                 "date": date.today().isoformat()}  # fmt: skip
+        record(results, row)
         print(f"{outcome:9} {seconds:6.1f} s  {trial.mutant.name}", flush=True)
 
 
@@ -181,10 +183,10 @@ def read_test(test: str) -> str:
     return (ROOT / test.partition("::")[0]).read_text()
 
 
-def record(results: Path, found: dict) -> dict:
+def record(results: Path, row: dict) -> dict:
     with results.open("a") as file:
-        file.write(json.dumps(found) + "\n")
-    return found
+        file.write(json.dumps(row) + "\n")
+    return row
 
 
 def read(results: Path) -> dict[str, dict]:
@@ -193,18 +195,18 @@ def read(results: Path) -> dict[str, dict]:
     return {row["key"]: row for row in map(json.loads, results.read_text().splitlines())}
 
 
-def known(trial: Trial, found: dict[str, dict]) -> str:
+def known(trial: Trial, rows: dict[str, dict]) -> str:
     """The outcome of a mutant, where it is known."""
     for outcome in ("killed", "survived"):
-        if (row := found.get(trial.key(outcome))) is not None:
+        if (row := rows.get(trial.key(outcome))) is not None:
             return row["outcome"]
     return ""
 
 
-def report(trials: list[Trial], found: dict[str, dict]) -> str:
+def report(trials: list[Trial], rows: dict[str, dict]) -> str:
     """docs/lab/mutants.md."""
     why = json.loads(WHY.read_text()) if WHY.exists() else {}
-    outcomes = {trial.mutant.name: known(trial, found) for trial in trials}
+    outcomes = {trial.mutant.name: known(trial, rows) for trial in trials}
     tried = [name for name, outcome in outcomes.items() if outcome]
     gone = [name for name in tried if outcomes[name] in GONE]
     rest = (
@@ -213,14 +215,17 @@ def report(trials: list[Trial], found: dict[str, dict]) -> str:
         else ""
     )
     lines = [
-        "# Mutants: do the tests notice deliberate mistakes?",
+        "# Mutation tests",
         "",
-        "Written by `make mutants` (tests/mutants): each mutant is one small mistake in one file, and only",
-        f"the tests near it run. {len(BY_HAND)} are written by hand, the others drawn with the seed {SEED}.",
+        "Do the tests notice deliberate mistakes? `make mutants` (tests/mutants) makes one small mistake",
+        "in one file at a time (a mutant) and runs the tests near it.",
+        f"{len(BY_HAND)} mutants are written by hand; the others are generated with seed {SEED}.",
         "",
-        f"**{len(gone)} of {len(tried)} mutants are noticed ({len(gone) / max(1, len(tried)):.1%})**{rest}.",
+        f"Tried {when(rows)} on the code of then.",
         "",
-        "| file | mutants | noticed |",
+        f"**{len(gone)} of {len(tried)} mutants are detected ({len(gone) / max(1, len(tried)):.1%})**{rest}.",
+        "",
+        "| file | mutants | detected |",
         "|---|---:|---:|",
     ]
     for file in dict.fromkeys(trial.mutant.file for trial in trials):
@@ -242,6 +247,12 @@ def report(trials: list[Trial], found: dict[str, dict]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def when(rows: dict[str, dict]) -> str:
+    """The days on which the mutants were tried."""
+    days = sorted({row["date"] for row in rows.values() if "date" in row})
+    return " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "on a day that was not recorded"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=1)
@@ -250,11 +261,11 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=ROOT / "runs" / "mutants.jsonl")
     parser.add_argument("--report", action="store_true", help="only write the page")
     options = parser.parse_args()
-    trials, found = all_trials(), read(options.results)
+    trials, rows = all_trials(), read(options.results)
     wanted = [trial for trial in trials if options.only in trial.mutant.name]
     if options.sample:
         wanted = random.Random(SEED).sample(wanted, min(options.sample, len(wanted)))
-    todo = [trial for trial in wanted if not known(trial, found)]
+    todo = [trial for trial in wanted if not known(trial, rows)]
     written = {name for name, *_ in BY_HAND}  # which come first
     todo.sort(key=lambda trial: (trial.mutant.name not in written, trial.tests, trial.mutant.file))
     options.results.parent.mkdir(parents=True, exist_ok=True)

@@ -1,15 +1,16 @@
 """The mutants of `make mutants`: many, different, valid code, each with tests that exist."""
 
 import ast
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from mutants import all_trials
+from mutants import ROOT, WHY, all_trials
 from mutations import Mutant, Sites, generated
-from scope import BY_HAND
+from scope import BY_HAND, LEFT_OUT, SCOPE
 
 SOURCE = """
 def area(width, height=2):
@@ -49,3 +50,18 @@ def test_the_audits_survivors_are_among_them():
     for word in ("MLP dropout", "Table 4", "CIFAR", "0.06", "best", "rate times 10", "512", "AugReg", "SGD",
                  "sigmoid", "9.1"):  # fmt: skip
         assert word in names
+
+
+def test_the_files_and_tests_that_are_named_exist():
+    named = {test for *_, tests in BY_HAND for test in tests} | {
+        t for _, tests in SCOPE.values() for t in tests
+    }
+    for test in named:
+        pattern, _, name = test.partition("::")
+        files = list(ROOT.glob(pattern))
+        assert files, test
+        assert not name or f"def {name}(" in files[0].read_text(encoding="utf-8"), test
+    for files in LEFT_OUT:
+        assert all((ROOT / "src/vitkit" / name).is_file() for name in files.split(", ")), files
+    for name in json.loads(WHY.read_text(encoding="utf-8")):
+        assert (ROOT / name.partition(":")[0]).is_file(), name

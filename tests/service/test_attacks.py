@@ -1,6 +1,6 @@
 """Clients that mean harm, or merely fail: slow ones, endless bodies, bombs, those that leave, and nonsense.
 
-With VITKIT_FULL=1 in the numbers of docs/guides/serve.md; pytest -s shows the figures. Loopback only.
+With VITKIT_FULL=1 in the numbers of docs/lab/serving.md; pytest -s shows the figures. Loopback only.
 """
 
 import asyncio

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from launch import picture, service, tiny
 
-from vitkit.server.app import WEB
+from vitkit.report.palette import DARK, LIGHT
 from vitkit.server.docs import EXAMPLES, MORE, SENDING, base_url, page
 from vitkit.weights.save import save
 
@@ -137,10 +137,8 @@ def luminance(colour: str) -> float:
 
 
 def test_text_can_be_read_in_light_and_dark():
-    """At least 4.5 to 1, on both grounds of both pages."""
-    light, dark = (WEB / "colours.css").read_text().split("@media")
-    for theme in (light, dark):
-        colour = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", theme))
+    """At least 4.5 to 1, on both grounds of all pages."""
+    for colour in (LIGHT, DARK):
         pairs = [(text, ground) for text in ("ink", "soft", "link", "error") for ground in ("paper", "panel")]
         for text, ground in [*pairs, ("on-primary", "link")]:
             low, high = sorted(luminance(colour[name]) for name in (text, ground))

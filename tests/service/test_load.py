@@ -1,6 +1,6 @@
 """Many clients at once: load, overload, new models, an orderly stop, no cross-talk.
 
-With VITKIT_FULL=1 as long as the figures in docs/guides/serve.md were taken; pytest -s shows the figures.
+With VITKIT_FULL=1 as long as the figures in docs/lab/serving.md were taken; pytest -s shows the figures.
 """
 
 import asyncio

@@ -1,5 +1,6 @@
 """The page of `vitkit serve` in a browser, on the real service: what a visitor gives, sees and is spared."""
 
+import os
 import shutil
 from dataclasses import replace
 from io import BytesIO
@@ -12,7 +13,7 @@ from test_report_browser import HOSTILE, wide
 from visits import Visit, as_png, model_of, png, wait_until
 
 import vitkit
-from vitkit.data.names import readable_suffixes
+from vitkit.data.names import REMEDIES, readable_suffixes
 from vitkit.inference.predict import pixels
 from vitkit.models.vit import in_patches
 
@@ -193,10 +194,54 @@ def test_the_documents_fit_and_no_page_asks_for_what_is_not_there(browser, runni
 
 
 @pytest.mark.slow
-def test_files_are_offered_of_the_formats_that_the_server_reads(browser, address):
+@pytest.mark.parametrize("touch", [False, True])
+def test_files_are_offered_of_the_formats_that_the_server_reads(browser, address, touch):
+    """A phone converts what it is not offered; elsewhere also formats that need a library may be chosen."""
+    with Visit(browser, address, has_touch=touch, is_mobile=touch) as visit:
+        visit.page.get_by_role("heading", name=".safetensors").wait_for()
+        offered = visit.page.locator("#files").get_attribute("accept").split(",")
+        assert set(offered) == set(readable_suffixes()) | (set() if touch else {".avif", ".heic", ".heif"})
+        assert len(offered) == len(set(offered))
+
+
+def as_heic(content: bytes) -> bytes:
+    heif = pytest.importorskip("pillow_heif", reason="pillow-heif is not installed")
+    file = BytesIO()
+    heif.from_pillow(Image.open(BytesIO(content))).save(file, format="HEIF", quality=95)
+    return file.getvalue()
+
+
+def as_avif(content: bytes) -> bytes:
+    file = BytesIO()
+    Image.open(BytesIO(content)).save(file, "AVIF", quality=95)
+    return file.getvalue()
+
+
+@pytest.mark.slow
+def test_photographs_as_phones_store_them_are_answered(browser, address):
+    pictures = {"a.png": png(1), "a.heic": as_heic(png(1)), "a.avif": as_avif(png(1))}
     with Visit(browser, address) as visit:
-        visit.page.wait_for_function("document.title.includes('.safetensors')")
-        assert visit.page.locator("#files").get_attribute("accept") == ",".join(readable_suffixes())
+        visit.give("drop", pictures)
+        visit.settled(3)
+        labels = visit.page.locator(".card .answers li:first-child .name").all_inner_texts()
+        assert len(labels) == 3 and len(set(labels)) == 1
+
+
+@pytest.mark.slow
+def test_without_its_library_a_format_is_refused_with_the_remedy(browser, saved, tmp_path, monkeypatch):
+    hidden = "import sys\nsys.modules['pillow_heif'] = None\nfrom PIL import features\n"
+    hidden += "check = features.check\nfeatures.check = lambda name: name != 'avif' and check(name)\n"
+    (tmp_path / "sitecustomize.py").write_text(hidden)
+    paths = [str(tmp_path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    pictures = {"a.heic": as_heic(png(1)), "a.avif": as_avif(png(1)), "a.png": png(1)}
+    with service(saved[1]) as running, Visit(browser, running.url) as visit:
+        visit.give("drop", pictures)
+        visit.settled(3)
+        states = visit.says("[...document.querySelectorAll('.card')].map(c => c.dataset.state)")
+        assert states == ["failed", "failed", "done"]
+        heic, avif = visit.page.locator(".card .state.failed").all_inner_texts()
+        assert REMEDIES["HEIC"] in heic and 'pip install "vitkit[heif]"' in heic and REMEDIES["AVIF"] in avif
 
 
 @pytest.mark.slow

@@ -24,19 +24,20 @@ def test_the_policy_the_metrics_and_the_limits_are_the_codes():
             assert f"`{metric.name}" in TEXT, metric.name
     limits = Settings(model="m")
     for name, value in (
-        ("head", f"{http.SECONDS['head']:.0f} s"), ("body", f"{http.SECONDS['body']:.0f} s"),
-        ("answer read", f"{http.SECONDS['write']:.0f} s"),
+        ("time to send the headers", f"{http.SECONDS['head']:.0f} s"),
+        ("time to send the body", f"{http.SECONDS['body']:.0f} s"),
+        ("time to read the response", f"{http.SECONDS['write']:.0f} s"),
         ("connections", f"{http.MAX_CONNECTIONS}"), ("connections", f"{http.RESERVE}"),
-        ("of one address", f"{ConnectionLimits(http.MAX_CONNECTIONS).per_address}"),
-        ("headers", f"{http.MAX_HEADERS}"), ("address", f"{http.MAX_TARGET}"),
+        ("connections per address", f"{ConnectionLimits(http.MAX_CONNECTIONS).per_address}"),
+        ("headers", f"{http.MAX_HEADERS}"), ("URL", f"{http.MAX_TARGET}"),
         ("method", f"{http.MAX_METHOD}"), ("values in JSON", f"{inputs.MAX_COMMAS}"),
-        ("scans of a JPEG", f"{MAX_SCANS}"),
+        ("scans per JPEG", f"{MAX_SCANS}"),
         ("log", f"{monitoring.PER_SECOND}"), ("log", f"{monitoring.MAX_MESSAGE}"),
-        ("pixels of a request", f"{limits.request_pixels // 10**6} million"),
+        ("pixels per request", f"{limits.request_pixels // 10**6} million"),
         ("time to decode", f"{decoder.SECONDS:.0f} s"),
         ("time to decode", f"{decoder.REQUEST_SECONDS:.0f} s"),
-        ("chunks", f"{http.MAX_CHUNKS}"), ("images that wait", f"{limits.queue}"),
-        ("attention that waits", f"{limits.attention_queue}"),
+        ("chunks", f"{http.MAX_CHUNKS}"), ("queued images", f"{limits.queue}"),
+        ("queued attention requests", f"{limits.attention_queue}"),
     ):  # fmt: skip
         assert re.search(rf"^\| {name} \|[^|]*\b{re.escape(value)}\b", TEXT, re.M), name
     assert f"{process.NOTICE:.0f} s" in TEXT

@@ -1,5 +1,6 @@
 """Completion scripts for bash, zsh and fish, made from the verbs, their flags and the known names."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
@@ -46,18 +47,20 @@ complete -o default -F _vitkit vitkit"""
 ZSH = """\
 #compdef vitkit
 # Completion of vitkit for zsh. In ~/.zshrc, after compinit: source <(vitkit completion zsh)
+# Or as a file _vitkit in a folder of $fpath.
 {words}
 _vitkit() {{
     local before=${{words[CURRENT-1]}} verb=${{words[2]}} flags choices names
     if (( CURRENT == 2 )); then verb= before=; fi
     if [[ $verb == study ]] && (( CURRENT > 3 )); then verb="study ${{words[3]}}"; fi
+    if [[ $PREFIX == --*=* ]]; then before=${{PREFIX%%=*}}; compset -P '*='; fi
     _vitkit_words "$verb" "$before"
     if [[ $PREFIX == -* ]]; then compadd -- ${{=flags}}; return; fi
     if [[ -n $choices ]]; then compadd -- ${{=choices}}; return; fi
     if [[ -n $PREFIX ]]; then compadd -- ${{=names}}; fi
     _files
 }}
-compdef _vitkit vitkit"""
+if [[ $funcstack[1] == _vitkit ]]; then _vitkit; else compdef _vitkit vitkit; fi"""
 FISH = """\
 # Completion of vitkit for fish: vitkit completion fish > ~/.config/fish/completions/vitkit.fish
 function __vitkit_at
@@ -155,11 +158,20 @@ def fish_flag(name: str, argument: Argument) -> str:
     only, names = values(name, argument)
     takes = f" -x -a '{' '.join(only)}'" if only else " -r -F" if argument.max_values else ""
     takes += f" -a '{' '.join(names)}'" if names else ""
-    return f"-l {argument.flag[2:]}{takes} -d {quoted(argument.setting('help').split('. ')[0].rstrip('.'))}"
+    return f"-l {argument.flag[2:]}{takes} -d {quoted(first_sentence(argument.setting('help')))}"
 
 
 def summary(verb: Callable[..., Any]) -> str:
-    return paragraphs(verb)[0].split(". ")[0].rstrip(".")
+    return first_sentence(paragraphs(verb)[0])
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence without its full stop.
+
+    >>> first_sentence("Total time, e.g. 20min. Sizes follow from it."), first_sentence("cpu, cuda, ...")
+    ('Total time, e.g. 20min', 'cpu, cuda, ...')
+    """
+    return re.split(r"(?<!e\.g)(?<!Fig)(?<!\.)\.(?:\s+|$)", text)[0]
 
 
 def quoted(text: str) -> str:

@@ -40,7 +40,9 @@ Data = Annotated[
 ]
 Model = Annotated[
     Positional[str],
-    arg(metavar="MODEL", help="Model file, run folder, Hugging Face folder, or name of published weights."),
+    arg(
+        metavar="MODEL", help="Model file or folder, run folder, name of published weights, or hf:owner/name."
+    ),
 ]
 Device = Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda, ...")]
 View = Annotated[
@@ -98,6 +100,12 @@ def check_weights(place: str) -> None:
     check_known(place)
 
 
+def check_repo(name: str) -> None:
+    from vitkit.weights import hub
+
+    hub.check_repo(name.removeprefix(hub.PREFIX))
+
+
 def check_format(name: str) -> None:
     from vitkit import listing
 
@@ -106,11 +114,30 @@ def check_format(name: str) -> None:
         raise Error(f"expected one of {', '.join(known)}", code="request.value")
 
 
+def check_images(place: str) -> None:
+    from vitkit.datasets.images import check_place
+
+    check_place(place)
+
+
+def check_embed_out(name: str) -> None:
+    from vitkit.inference.columns import EMBED, format_of
+
+    format_of(name, EMBED)
+
+
+def check_predict_out(name: str) -> None:
+    from vitkit.inference.columns import PREDICT, format_of
+
+    format_of(name, PREDICT)
+
+
 FLAGS: dict[str, Range | Form] = {
     "DATA": Form(check_data),  # wrong paths are rejected before torch is imported
     "DATA...": Form(check_data),
     "MODEL": Form(check_model),
     "IN": Form(check_model),
+    "OWNER/NAME": Form(check_repo),
     "--weights": Form(check_weights),  # no network check: a plan downloads nothing
     **{f"--{name.replace('_', '-')}": allowed for name, allowed in RANGES.items()},
     "--budget": Form(parse_budget),
@@ -121,7 +148,6 @@ FLAGS: dict[str, Range | Form] = {
     "--knn": Range(1, 1_000_000),
     "--l2": Form(parse_l2),
     "--layer": Range(-1000, 1000),
-    "--processes": Range(1, 256),
     "--rates": RATE,
     "--schedules": STEPS,
     "--shifts": Range(0, MOST_PIXELS),
@@ -139,6 +165,9 @@ FLAGS: dict[str, Range | Form] = {
     "cost --sizes": Range(1, MOST_PIXELS),
     "fewshot --view": Form(parse_frozen_view),
     "doctor --workers": Range(1, 256),
+    "embed DATA...": Form(check_images),
+    "embed --out": Form(check_embed_out),
+    "predict --out": Form(check_predict_out),
     "study --data": Form(check_data),
     "study --image-size": Range(16, MOST_PIXELS),
     **{f"serve --{name.replace('_', '-')}": allowed for name, allowed in SERVICE.items()},

@@ -21,9 +21,11 @@ GROUPS = {
     },
     "Use": {
         "predict": "Predict the labels of images",
+        "embed": "Write the features of many images to one file",
         "evaluate": "Measure accuracy on images that the model has not seen",
         "serve": "Serve a model over HTTP, with a demo page",
         "export": "Export a model to ONNX, OpenVINO or torch.export",
+        "push": "Push a model with its card to the Hugging Face Hub",
     },
     "Look inside": {
         "report": "Write the HTML report of a run, or compare several runs",
@@ -49,7 +51,8 @@ COMMON = {  # the options that --help shows, in this order; verbs that are not l
     "study run": "data downstream budget seeds out device plan json",
     "evaluate": "split view batch device json",
     "fewshot": "shots seeds knn probe compare figure device json",
-    "predict": "top unsure-below sort-into csv device json",
+    "predict": "top out unsure-below sort-into csv device json",
+    "embed": "out pool normalize dtype view batch device json",
     "serve": "host port token max-batch device",
     "inspect": "out class images layer image-size bias device json",
     "export": "precision calibrate image-size any-size pixels overwrite device json",
@@ -71,7 +74,6 @@ Examples:
   $ vitkit evaluate runs/photos more-photos/
 
 vitkit VERB --help        examples and common options; --help-all: all options
-vitkit completion bash    a script that completes verbs, flags and names
 vitkit --version          the versions of vitkit, Python and PyTorch"""
 COLUMN = 26  # where the descriptions begin
 

@@ -1,4 +1,4 @@
-"""Verbs for models and model files: list, show, convert, cost, export, demo."""
+"""Verbs for models and model files: list, show, convert, cost, export, push, demo."""
 
 import sys
 from collections.abc import Callable
@@ -35,8 +35,8 @@ def show(
         Positional[str],
         arg(
             metavar="X",
-            help="Name of a model, of published weights or of a recipe; or a model file, run folder or "
-            "exported file.",
+            help="Name of a model, of published weights or of a recipe; or a model file, run folder, "
+            "exported file or hf:owner/name.",
         ),
     ],
     json: Json = False,
@@ -73,11 +73,12 @@ OutputView = Annotated[
 
 def convert(
     source: Annotated[
-        Positional[str], arg(metavar="IN", help="Weight file, folder, or name of published weights.")
+        Positional[str],
+        arg(metavar="IN", help="Weight file, folder, name of published weights, or hf:owner/name."),
     ],
     out: Annotated[
         Positional[Path],
-        arg(metavar="OUT", help="Output file, or output folder for the Hugging Face format."),
+        arg(metavar="OUT", help="Output file, or output folder for the formats hf and timm."),
     ],
     format: Annotated[
         str | None,
@@ -145,7 +146,7 @@ def demo(
 def cost(
     models: Annotated[
         Positional[tuple[str, ...]],
-        arg(metavar="MODEL...", help="Model names, names of published weights, model files or run folders."),
+        arg(metavar="MODEL...", help="Names of models or of weights, hf:owner/name, files or run folders."),
     ],
     recipe: Annotated[str, arg(metavar="NAME", help="Training recipe; see vitkit list recipes.")],
     images: Annotated[
@@ -250,4 +251,44 @@ def export(
         model, out, device, precision=precision, calibrate=calibrate, image_size=parse_size(image_size),
         strict_size=strict_size, any_size=any_size, pixels=pixels, compiled=compiled, images=images,
         overwrite=overwrite, emit=print_json if json else None,
+    )  # fmt: skip
+
+
+def push(
+    model: Model,
+    repo: Annotated[
+        Positional[str], arg(metavar="OWNER/NAME", help="Repository on the Hub; it is created if necessary.")
+    ],
+    format: Annotated[
+        Literal["hf", "timm", "vitkit"] | None,
+        arg(
+            metavar="FORMAT",
+            help="hf (for transformers), timm or vitkit.",
+            help_behavior_hint="(default: the first of these that holds the model)",
+        ),
+    ] = None,
+    private: Annotated[bool, arg(help="Create a private repository; refuse one that is public.")] = False,
+    message: Annotated[str, arg(metavar="TEXT", help="Commit message.")] = "",
+    license: Annotated[
+        str, arg(metavar="NAME", help="Licence of the model for its card, e.g. apache-2.0.")
+    ] = "",
+    dry_run: Annotated[
+        Path | None, arg(metavar="FOLDER", help="Write the files to a new folder and upload nothing.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Push a model to the Hugging Face Hub: weights, configuration and a model card, in one commit.
+
+    The card states accuracy, data, classes, recipe and cost of a run folder. Log in with `hf auth login`
+    first, or set HF_TOKEN.
+
+    $ vitkit push runs/photos me/photos --license apache-2.0
+    $ vitkit push runs/photos me/photos --format timm --private
+    $ vitkit push runs/photos me/photos --dry-run photos-hub
+    """
+    from vitkit.commands.push import push_verb
+
+    push_verb(
+        model, repo, format=format, private=private, message=message, license=license, dry_run=dry_run,
+        emit=print_json if json else None,
     )  # fmt: skip

@@ -54,7 +54,7 @@ class Run:
     ] = None
     on: Annotated[
         Literal["local", "ray", "slurm"],
-        arg(help="Run on this machine, a Ray cluster, or as SLURM array jobs."),
+        arg(help="Run on this machine, a Ray cluster, or as Slurm array jobs."),
     ] = "local"
     processes: Annotated[
         int | None,

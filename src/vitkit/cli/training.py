@@ -10,6 +10,25 @@ from vitkit.cli.flags import Data, Device, Json, Model, Workers, print_json
 from vitkit.errors import Error
 from vitkit.options import Precision, Training
 
+DoctorModel = Annotated[
+    str,
+    arg(
+        metavar="MODEL",
+        help="Also find likely wrong labels, near-duplicates and outliers by the features of this model: "
+        "file, run folder or name of published weights. With --machine: name of the model to train.",
+        help_behavior_hint="(default: none; with --machine ViT-B/16)",
+    ),
+]
+DoctorOut = Annotated[
+    Path | None,
+    arg(
+        metavar="DIR",
+        help="With --model: folder for the page and the table of suspicious images. With --machine: "
+        "folder for runs.",
+        help_behavior_hint="(default: runs/doctor/<data>; with --machine runs)",
+    ),
+]
+
 
 def doctor(
     data: Annotated[Data, arg(metavar="DATA", help="Data set as for finetune; not with --machine.")] = "",
@@ -17,15 +36,20 @@ def doctor(
     machine: Annotated[
         bool, arg(help="Check this machine instead: disk, memory, open files, GPUs, clock, versions.")
     ] = False,
-    out: Annotated[Path, arg(metavar="DIR", help="With --machine: folder for runs.")] = Path("runs"),
-    model: Annotated[str, arg(metavar="NAME", help="With --machine: model to train.")] = "ViT-B/16",
+    model: DoctorModel = "",
+    out: DoctorOut = None,
     workers: Annotated[int | None, arg(metavar="N", help="Threads for reading images.")] = None,
+    device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Check a data set before training: unreadable files, duplicates, classes, sizes; with a fix for each.
 
+    With --model, index.html shows the images to look at. Write exclude or relabel in the column action of
+    manifest.csv, and train with finetune --corrections. Your images are never changed.
+
     $ vitkit doctor photos/
     $ vitkit doctor photos.zip --quick --json
+    $ vitkit doctor photos/ --model ViT-S/16.augreg-i21k
     $ vitkit doctor --machine --model ViT-L/16 --out /scratch/runs
     """
     from vitkit.commands import doctor
@@ -34,9 +58,13 @@ def doctor(
         raise Error("expected either DATA or --machine", code="request.conflict")
     emit = print_json if json else None
     if machine:
-        ok = doctor.check_machine(out, model, emit=emit)
+        ok = doctor.check_machine(out or Path("runs"), model or "ViT-B/16", emit=emit)
+    elif quick and model:
+        raise Error("--quick reads no images, which --model needs; leave one out", code="request.conflict")
+    elif out and not model:
+        raise Error("--out needs --model or --machine", code="request.conflict")
     else:
-        ok = doctor.doctor(data, quick=quick, workers=workers, emit=emit)
+        ok = doctor.doctor(data, quick=quick, model=model, out=out, workers=workers, device=device, emit=emit)
     if not ok:
         sys.exit(1)
 

@@ -1,4 +1,4 @@
-"""Verbs that use a trained model: evaluate, fewshot, predict, inspect, report, serve."""
+"""Verbs that use a trained model: evaluate, fewshot, inspect, report, serve."""
 
 import signal
 import sys
@@ -11,40 +11,6 @@ from vitkit.cli.flags import Device, Json, Model, View, Workers, print_json
 from vitkit.errors import Error
 from vitkit.io.system import RELOAD_SIGNALS
 from vitkit.options import Precision, size_in_bytes
-
-AnyModel = Annotated[
-    Positional[str],
-    arg(
-        metavar="MODEL",
-        help="Model file, run folder, Hugging Face folder, name of published weights, or an .onnx or .xml "
-        "file written by vitkit export.",
-    ),
-]
-Engine = Annotated[
-    str,
-    arg(
-        metavar="NAME",
-        help="CPU inference engine: torch, onnxruntime, openvino, ... (docs/guides/predict-export.md). auto: "
-        "for many images, the fastest whose outputs match torch.",
-    ),
-]
-UnsureBelow = Annotated[
-    float | None,
-    arg(
-        metavar="P",
-        help="Print 'unsure' as the label if the top probability is below P (0 to 1); with --json, add a "
-        "field 'unsure'.",
-    ),
-]
-SortInto = Annotated[
-    Path | None,
-    arg(
-        metavar="DIR",
-        help="Copy each image to DIR/<label>/, unsure ones to DIR/unsure/. Existing files are never "
-        "overwritten; an identical copy is skipped.",
-    ),
-]
-
 
 Split = Annotated[
     str | None,
@@ -99,48 +65,6 @@ def evaluate(
         split=split, batch=batch, classes=classes, real=real, view=view, workers=workers, device=device
     )
     task.evaluate(model, data, options, emit=print_json if json else None)
-
-
-def predict(
-    model: AnyModel,
-    images: Annotated[
-        Positional[tuple[str, ...]], arg(metavar="IMAGE...", help="Image files, folders or globs.")
-    ],
-    top: Annotated[int, arg(metavar="N", help="Number of labels per image.")] = 5,
-    view: View = "model",
-    device: Device = "auto",
-    engine: Engine = "auto",
-    calibrate: Annotated[
-        tuple[str, ...],
-        arg(metavar="DATA|IMAGE...", help="Calibration images for an int8 engine."),
-    ] = (),
-    unsure_below: UnsureBelow = None,
-    sort_into: SortInto = None,
-    csv: Annotated[
-        bool,
-        arg(
-            help="Print CSV: image, label, probability. Control characters in names are escaped, and an "
-            "apostrophe is put before cells that a spreadsheet would read as a formula (=, +, -, @). --json "
-            "keeps names unchanged."
-        ),
-    ] = False,
-    json: Json = False,
-) -> None:
-    """Predict labels and probabilities. Unreadable files are reported and skipped.
-
-    $ vitkit predict runs/photos cat.jpg
-    $ vitkit predict runs/photos holiday/ 'inbox/*.png' --csv
-    $ vitkit predict runs/photos holiday/ --unsure-below 0.5 --sort-into sorted
-    $ vitkit predict photos.onnx cat.jpg
-    """
-    from vitkit.commands.predict import predict as run
-
-    all_read = run(
-        model, images, top, device, csv=csv, emit=print_json if json else None, engine=engine,
-        calibrate=calibrate, view=view, unsure_below=unsure_below, sort_into=sort_into,
-    )  # fmt: skip
-    if not all_read:
-        sys.exit(1)
 
 
 FrozenView = Annotated[

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from vitkit.cli import help, models, study, training, use
+from vitkit.cli import bulk, help, models, study, training, use
 from vitkit.cli.completion import Shell, script
 from vitkit.cli.flags import deferred, print_json, registry
 from vitkit.cli.mistakes import discard, flushed_output, open_closed_streams, parsed, print_version
@@ -42,7 +42,8 @@ VERBS: dict[str, Callable[..., None]] = {
     "study": study.study,
     "evaluate": use.evaluate,
     "fewshot": use.fewshot,
-    "predict": use.predict,
+    "predict": bulk.predict,
+    "embed": bulk.embed,
     "serve": use.serve,
     "inspect": use.inspect,
     "report": use.report,
@@ -51,6 +52,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "cost": models.cost,
     "export": models.export,
     "convert": models.convert,
+    "push": models.push,
     "completion": completion,
 }
 RENAMED = {"--spread": "--parallel", "--no-record": "--no-cuda-graph"}  # deprecated flags, still accepted

@@ -161,7 +161,8 @@ def kind_of(model: Model) -> str:
 
 def write(folder: Path, facts: dict[str, Any]) -> None:
     """Write bias.json and the figure."""
-    from vitkit.report.figures import Panel, draw_panels, render  # matplotlib is slow to import
+    from vitkit.report.figure_style import render  # matplotlib is slow to import
+    from vitkit.report.figures import Panel, draw_panels
 
     names = short_names(row["model"] for row in facts["models"])
 
@@ -181,7 +182,7 @@ def write(folder: Path, facts: dict[str, Any]) -> None:
     for kind in ("png", "svg"):
         (folder / f"bias.{kind}").write_bytes(render(figure, kind))
     text = json.dumps(facts, indent=2) + "\n"
-    replace_file(folder / "bias.json", lambda path: path.write_text(text))
+    replace_file(folder / "bias.json", lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def print_summary(folder: Path, facts: dict[str, Any]) -> None:

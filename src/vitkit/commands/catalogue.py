@@ -14,6 +14,7 @@ from vitkit.report.terminal import say
 from vitkit.weights.card import Card
 from vitkit.weights.convert import Conversion
 from vitkit.weights.formats import formats as weight_formats
+from vitkit.weights.hub import is_hub
 from vitkit.weights.load import load
 from vitkit.weights.locate import is_exported
 from vitkit.weights.published import PUBLISHED
@@ -96,7 +97,7 @@ def recipes() -> list[dict[str, Any]]:
 
 def describe(what: str) -> dict[str, Any]:
     """The facts of a model file, published weights, a recipe or a named model."""
-    if Path(what).exists():
+    if is_hub(what) or Path(what).exists():
         if is_exported(what):
             return exported_facts(what)
         model = load(what)

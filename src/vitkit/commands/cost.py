@@ -20,6 +20,7 @@ from vitkit.recipes.recipe import Recipe
 from vitkit.report.terminal import Live, print_table, say
 from vitkit.runtime.runtime import Runtime, choose_runtime
 from vitkit.training.step import TrainState
+from vitkit.weights.hub import is_hub
 from vitkit.weights.load import load
 from vitkit.weights.published import PUBLISHED
 
@@ -99,7 +100,7 @@ def images_seen(r: Recipe, images: int) -> int:
 
 def config_of(place: str) -> Config:
     """The config of a named model, published weights, a model file or a run folder."""
-    if Path(place).exists():
+    if is_hub(place) or Path(place).exists():
         return load(place).config
     return variant(PUBLISHED[place].model if place in PUBLISHED else place)
 
@@ -218,7 +219,8 @@ def print_cost(result: dict[str, Any], measured: bool, rate: float | None) -> No
 
 def draw(out: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Plot images per second and largest batch by resolution, as in Fig. 12."""
-    from vitkit.report.figures import Panel, draw_panels, render  # matplotlib is slow to import
+    from vitkit.report.figure_style import render  # matplotlib is slow to import
+    from vitkit.report.figures import Panel, draw_panels
 
     names = short_names(row["model"] for row in rows)
 

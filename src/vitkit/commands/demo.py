@@ -150,7 +150,7 @@ def run_digits(emit: Callable[[Any], None] | None = None, out: Path = OUT) -> bo
 
     seconds = time.monotonic() - start_time
     accuracy = with_interval(metrics["top1"], metrics["images"])
-    log(f"\n{accuracy} of {metrics['images']} test images right, after {seconds:.0f} s.\n"
+    log(f"\n{accuracy} of {metrics['images']} test images correct, after {seconds:.0f} s.\n"
          f"Model: {second['model']}\nTraining report: {out}/all/report.html\n"
          f"Attention maps: {out}/look/contact-sheet.png")  # fmt: skip
     ok = metrics["top1"] >= MIN_ACCURACY
@@ -173,7 +173,7 @@ def train(data: Path, out: Path, changes: list[str], quiet: bool) -> dict[str, A
         out=out, recipe="scratch", batch=64, seed=0, max_bad=0.0, set=(*TRAIN, "length.steps=none", *changes)
     )
     finetune.finetune(str(data), options, emit=ignore if quiet else None)
-    return json.loads((out / "result.json").read_text())
+    return json.loads((out / "result.json").read_text(encoding="utf-8"))
 
 
 def write_arrays(out: Path, splits: dict[str, Source]) -> tuple[Path, Path]:

@@ -5,7 +5,7 @@ import re
 import shutil
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +13,57 @@ import torch
 
 import vitkit
 from vitkit.commands.shared import Emit, note_if_slow
-from vitkit.data.doctor import examine
+from vitkit.commands.suspects import ModelLook
+from vitkit.data.doctor import Report, examine
 from vitkit.datasets.opening import open_data
 from vitkit.datasets.opening import shard as write_shards
 from vitkit.io.system import open_file_limit
 from vitkit.models.variants import skeleton, variant
 from vitkit.planning.automatic import device_memory
 from vitkit.report.terminal import Live, print_facts, print_table, say
+from vitkit.runs.build import is_unlabelled, open_unlabelled
 from vitkit.runtime.runtime import cpu_cores, data_workers
 
 STYLES = {"error": "bold red", "warning": "yellow", "note": ""}
 
 
-def doctor(data: str, *, quick: bool = False, workers: int | None = None, emit: Emit = None) -> bool:
-    """Check a data set and print the findings; returns whether there are no errors."""
+def doctor(
+    data: str,
+    *,
+    quick: bool = False,
+    model: str = "",
+    out: Path | None = None,
+    workers: int | None = None,
+    device: str = "auto",
+    emit: Emit = None,
+) -> bool:
+    """Check a data set and print the findings; returns whether there are no errors.
+
+    model: also look for wrong labels, near-duplicates and outliers with its features, and write a page and a
+    table of them into the folder `out`.
+    """
+    look = ModelLook.prepare(model, data, out, workers, device, quiet=bool(emit)) if model else None
     with note_if_slow(f"listing the files of {data} ...", quiet=bool(emit)):
-        splits = open_data(data)
+        unlabelled = bool(model) and is_unlabelled(data)
+        splits = open_unlabelled(Path(data)) if unlabelled else open_data(data)
     total = sum(len(part) for part in splits.values())
     with Live("checking", total, quiet=bool(emit) or quick) as live:
         report = examine(splits, deep=not quick, workers=data_workers(workers), advance=live.more)
+    if unlabelled:  # one class is no fault of images without labels
+        report = replace(report, findings=tuple(f for f in report.findings if f.kind != "one-class"))
+    more: dict[str, Any] = {}
+    if look:
+        report, more = look.examine(splits, report)
     if emit:
-        emit(report.to_json())
+        emit(report.to_json() | more)
         return report.ok
-    print_table([{"split": name, **split_row(row)} for name, row in report.to_json()["splits"].items()])
+    print_table(split_rows(report))
     for finding in report.findings:
         say(f"{finding.severity}: {finding.text} {finding.remedy}", style=STYLES[finding.severity])
+    for note in more.get("notes", ()):
+        say(f"note: {note}")
+    if look:
+        say(f"images to look at: {more['page']}; to correct: {more['manifest']}")
     say("no problems that prevent training" if report.ok else "fix the errors before training")
     return report.ok
 
@@ -52,6 +78,10 @@ def shard(data: str, out: Path, *, seed: int, emit: Emit) -> None:
     for key, reason in facts["left_out"].items():
         say(f"skipped: {key}: {reason}")
     say(f"{facts['images']} images in {facts['shards']} shards, {facts['bytes'] / 1e6:,.1f} MB, in {out}")
+
+
+def split_rows(report: Report) -> list[dict[str, Any]]:
+    return [{"split": name, **split_row(row)} for name, row in report.to_json()["splits"].items()]
 
 
 def split_row(row: dict[str, Any]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from vitkit.models.variants import Model
 from vitkit.models.vit import dropped
 from vitkit.report.terminal import print_table, printable, say, warn
 from vitkit.runs.build import open_for
+from vitkit.runs.corrections import as_in_run
 from vitkit.runs.evaluation import evaluate as evaluate_model
 from vitkit.runs.provenance.membership import USES, Chosen, by_use, choose_images, run_folder, use_words
 from vitkit.runtime.runtime import Runtime, choose_runtime, data_workers
@@ -86,7 +87,7 @@ def measure(
     task = task_of(model)
     task.check_head(model)
     check_label_files(task, o.classes, o.real)
-    opened = open_for(task, data)
+    opened = as_in_run(open_for(task, data), data, run_folder(place))
     task.check_source(next(iter(opened.values())))
     with note_if_slow(f"comparing {data} with the training images ...", quiet=quiet):
         chosen = choose_images(place, data, opened, o.split)
@@ -200,7 +201,7 @@ def print_evaluation(facts: dict[str, Any], task: Task) -> None:
     if "real" in facts:
         real = facts["real"]
         share = with_interval(real["accuracy"], real["images"]) if real["images"] else "none"
-        say(f"ReaL labels: {share} of {real['images']} images right; {real['left_out']} images have no label")
+        say(f"ReaL labels: {share} of {real['images']} images correct; {real['left_out']} have no label")
 
 
 def share_cells(row: dict[str, Any], key: str) -> dict[str, str]:

@@ -125,7 +125,8 @@ def evaluate_model(
 
 def draw(summary: dict[str, dict[str, Any]], path: Path) -> None:
     """Plot accuracy over shots: one panel per data set, one line per model."""
-    from vitkit.report.figures import Point, draw_shots, render  # matplotlib is slow to import
+    from vitkit.report.figure_style import render  # matplotlib is slow to import
+    from vitkit.report.figures import Point, draw_shots
 
     panels: dict[str, dict[str, list[Point]]] = {}
     models = short_names(summary)
@@ -216,9 +217,10 @@ def print_accuracies(summary: dict[str, dict[str, dict[str, Any]]]) -> None:
         for name, facts in sets.items():
             title, images = f"{models[model]}, {name}" if several else name, facts["images"]
             if knn := facts["knn"]:
-                say(f"{title}: {with_interval(knn['top1'], images)} right with {knn['k']} nearest neighbours")
+                say(f"{title}: {with_interval(knn['top1'], images)} correct with "
+                    f"{knn['k']} nearest neighbours")  # fmt: skip
             if linear := facts["probe"]:
-                say(f"{title}: {with_interval(linear['top1'], images)} right with a linear probe "
+                say(f"{title}: {with_interval(linear['top1'], images)} correct with a linear probe "
                     f"(learning rate {linear['rate']:g})")  # fmt: skip
     for name, facts in next(iter(summary.values())).items():
         say(f"{name}: {facts['images']} test images")

@@ -148,7 +148,7 @@ def print_result(result: dict[str, Any]) -> None:
         chosen = result["chosen"]
         setting = f"at learning rate {result['rate']:g}" if is_rate(chosen) else f"with {called(chosen)}"
         interval = span(wilson(result["mean"], images), images)
-        say(f"{percent(result['mean'], images)}{deviation} of {images} test images right, mean of "
+        say(f"{percent(result['mean'], images)}{deviation} of {images} test images correct, mean of "
             f"{len(result['seeds'])} seeds {setting}; 95 % interval: {interval}")  # fmt: skip
     else:
         task = run_task(Path(result["run"]), result["test"])

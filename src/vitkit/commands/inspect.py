@@ -3,9 +3,11 @@
 # B images, L layers, K heads, N patches; H, W pixels; h, w grid of patches
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +39,15 @@ from vitkit.inspection.subject import attention_count, class_number, transformer
 from vitkit.io.files import replace_file
 from vitkit.models.vit import ViT, covered, dropped, grid_of
 from vitkit.options import parse_size
+from vitkit.report.figure_style import render
 from vitkit.report.figures import (
+    Figure,
     contact_sheet,
     draw_distance,
     draw_filters,
     draw_pictures,
     draw_sheet,
     draw_similarity,
-    render,
 )
 from vitkit.report.overlay import in_blocks, masked, overlay
 from vitkit.report.terminal import Live, printable, say, warn
@@ -64,6 +67,29 @@ def draw_all(folder: Path, arrays: dict[str, np.ndarray], facts: dict[str, Any])
         (folder / f"{name}.png").write_bytes(pictures[name])
         (folder / f"{name}.svg").write_bytes(render(figure, "svg"))
     return list(pictures), contact_sheet([picture for name, picture in pictures.items() if name != ON_SHEET])
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection:
+    """What `vitkit inspect` writes: arrays by name, facts and figures; it shows itself in a notebook."""
+
+    arrays: dict[str, np.ndarray]
+    facts: dict[str, Any]  # skipped: array -> why the model does not have it
+
+    @cached_property
+    def figures(self) -> dict[str, Figure]:
+        """Matplotlib figures by name: filters, position-similarity, attention-distance, maps ..."""
+        return dict([*model_figures(self.arrays, self.facts), *image_figures(self.arrays, self.facts)])
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the figures, the arrays and the facts into a folder."""
+        write(Path(folder), self.arrays, self.facts)
+
+    def __repr__(self) -> str:
+        return f"Inspection(arrays: {', '.join(self.arrays)}; figures: {', '.join(self.figures)})"
+
+    def _repr_png_(self) -> bytes:
+        return contact_sheet([render(figure, "png") for n, figure in self.figures.items() if n != ON_SHEET])
 
 
 def model_figures(arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -190,19 +216,26 @@ def inspect(
     if images < 1:
         raise Error(f"--images {images}: expected at least 1")
     targets = [class_number(model, name) for name in classes]
-    pictures = find_pictures(places) if places else None
+    pictures = evenly_chosen(find_pictures(places), images) if places else None
+    result = inspection(model, place, pictures, size, layer, targets, quiet=bool(emit))
+    folder, facts = out or default_folder(place), result.facts
+    result.save(folder)
+    emit(facts | {"folder": str(folder)}) if emit else print_summary(folder, facts)
+    return not facts.get("unreadable")
+
+
+def inspection(
+    model: ViT, place: str, pictures: Pictures | None, size: tuple[int, int], layer: int, classes: list[int],
+    *, quiet: bool,
+) -> Inspection:  # fmt: skip
+    """The arrays and facts of a model, and of images where there are some."""
     gathered, facts = Gathered(), facts_of(model, place, size)
     inspect_model(model, size, gathered, facts)
     if pictures:
-        selected = evenly_chosen(pictures, images)
-        inspect_images(model, selected, size, layer, targets, gathered, facts, quiet=bool(emit))
+        inspect_images(model, pictures, size, layer, classes, gathered, facts, quiet=quiet)
     else:
         gathered.skipped |= dict.fromkeys(NEED_IMAGES, "needs images")
-    folder = out or default_folder(place)
-    facts |= {"skipped": gathered.skipped}
-    write(folder, gathered.arrays, facts)
-    emit(facts | {"folder": str(folder)}) if emit else print_summary(folder, facts)
-    return not facts.get("unreadable")
+    return Inspection(gathered.arrays, facts | {"skipped": gathered.skipped})
 
 
 def facts_of(model: ViT, place: str, size: tuple[int, int]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from vitkit.commands.shared import loaded
 from vitkit.data.pictures import Picture, content_of
 from vitkit.data.views import apply, normalise
 from vitkit.errors import Error
@@ -74,7 +75,8 @@ class Look:
 
     def render(self, kind: str) -> bytes:
         """The panels side by side as the bytes of a "png" or "svg" file."""
-        from vitkit.report.figures import draw_pictures, render  # matplotlib is slow to import
+        from vitkit.report.figure_style import render  # matplotlib is slow to import
+        from vitkit.report.figures import draw_pictures
 
         names, pictures = zip(*self.panels(), strict=True)
         captions = [self.in_words()] if self.predictions else []
@@ -90,7 +92,7 @@ class Look:
 
 
 def inspect(
-    model: Model,
+    model: Model | str | os.PathLike[str],
     image: Picture,
     *,
     target: int | str | None = None,
@@ -99,10 +101,11 @@ def inspect(
 ) -> Look:
     """Predictions and attention maps of one image: a file, its bytes, a PIL image or uint8 pixels (H, W, 3).
 
-    target: class of the class map by number or label (default: the predicted class); layer: layer of the
-    attention heads; image_size: pixels or (height, width) (default: the model's).
+    model: a model, a Run, a run folder, a model file or a published name; target: class of the class map by
+    number or label (default: the predicted class); layer: layer of the attention heads; image_size: pixels or
+    (height, width) (default: the model's).
     """
-    vit = transformer(model)
+    vit = transformer(loaded(os.fspath(model), "auto") if isinstance(model, str | os.PathLike) else model)
     size = vit.config.image_size if image_size is None else pair(image_size)
     grid_of(size, vit.config.stride)
     check_layer(vit, layer)

@@ -6,20 +6,18 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from vitkit.commands.shared import Emit
 from vitkit.data.decode import read
 from vitkit.data.names import folded
 from vitkit.errors import Error, similar_path
-from vitkit.inference.predict import Classifier, Prediction, find_images, load_model, predict_many
+from vitkit.inference.predict import BATCH, Classifier, Prediction, find_images, load_model, predict_many
 from vitkit.io.files import naming
 from vitkit.models.card import with_view
 from vitkit.models.variants import Model
@@ -28,6 +26,9 @@ from vitkit.options import parse_view
 from vitkit.report.terminal import UNSURE, console, csv_cell, print_table, printable, say, warn
 from vitkit.tasks.task import Task, task_of
 from vitkit.weights.locate import is_exported
+
+if TYPE_CHECKING:
+    from vitkit.inference.engines import Engine
 
 LONGEST = 150  # bytes of a folder name, well below the limits of file systems
 NOT_IN_NAMES = set('/\\<>:"|?*')  # invalid in file names on some file system
@@ -244,8 +245,8 @@ def summarise(sorter: Sorter, unread: int, *, quiet: bool) -> None:
 
 
 def engine_for(
-    model: Classifier, name: str, work: int, calibrate: tuple[str, ...]
-) -> Callable[[Tensor], Tensor] | None:
+    model: Classifier, name: str, work: int, calibrate: tuple[str, ...], batch: int = BATCH
+) -> "Engine | None":
     """The inference engine; None for the model itself, which is used at once for a few images."""
     if name == "torch" or (name == "auto" and work <= FEW) or not isinstance(model, Model):
         return None
@@ -253,6 +254,6 @@ def engine_for(
     from vitkit.inference.engines import choose_engine
 
     samples = sample_images(model, 128, places=calibrate, unread=warn_unread) if calibrate else None
-    engine = choose_engine(model, name, work=work, calibrate=samples, log=warn)
+    engine = choose_engine(model, name, batch=batch, work=work, calibrate=samples, log=warn)
     warn(f"engine: {engine.name}{f' ({engine.note})' if engine.note else ''}")
     return engine

@@ -1,5 +1,6 @@
 """What trainings and evaluations return in Python: a Run, its metrics and its page."""
 
+import csv
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
@@ -11,14 +12,16 @@ from vitkit.commands.report import draw
 from vitkit.errors import Error
 from vitkit.models.variants import Model
 from vitkit.recipes.recipe import Recipe, read_recipe
+from vitkit.report.html import fill
 from vitkit.runs.folder import RESULT
-from vitkit.runs.page import REPORT, read
+from vitkit.runs.page import MISTAKES, REPORT, read, rows
 from vitkit.runs.protocol import PROTOCOL
 from vitkit.weights.load import load
 from vitkit.weights.locate import RECIPE
 
 Place = str | os.PathLike[str]
 SHOWN = ("top1", "mean_average_precision", "top5", "f1", "accuracy", "loss", "images")  # in a short form
+CLASSES, PICTURES = 10, 12  # shown in a notebook, the worst first
 
 
 class Metrics(Mapping[str, Any]):
@@ -61,8 +64,40 @@ class Metrics(Mapping[str, Any]):
         return dict(self.facts)
 
     def __repr__(self) -> str:
-        shown = {name: self.facts[name] for name in SHOWN if self.facts.get(name) is not None}
-        return f"Metrics({', '.join(f'{name}={value:.4g}' for name, value in shown.items())})"
+        return f"Metrics({', '.join(f'{name}={value}' for name, value in self.headline().items())})"
+
+    def headline(self) -> dict[str, str]:
+        return {name: f"{self.facts[name]:.4g}" for name in SHOWN if self.facts.get(name) is not None}
+
+    def _repr_html_(self) -> str:
+        known = [
+            (name, row)
+            for name, row in (self.facts.get("per_class") or {}).items()
+            if row.get("accuracy") is not None
+        ]
+        worst = sorted(known, key=lambda item: item[1]["accuracy"])[:CLASSES]
+        return str(fill("notebook.html", "metrics", self.headline(), worst, len(known), self.notes))
+
+
+class Mistakes(list[dict[str, Any]]):
+    """The test images that a run got wrong, the most confident first: file, truth, said, confidence.
+
+    In a notebook the first of them show themselves, with what the model attended to.
+    """
+
+    def __init__(self, folder: Path):
+        path = folder / MISTAKES
+        if not path.exists():
+            raise Error(
+                f"{path}: not there; only a run that tested a classifier lists its mistakes",
+                code="run.not-found",
+            )
+        with path.open(encoding="utf-8", newline="") as file:
+            super().__init__(row | {"confidence": float(row["confidence"])} for row in csv.DictReader(file))
+        self.pictures: list[dict[str, Any]] = (read(folder / "mistakes.json") or {}).get("worst", [])
+
+    def _repr_html_(self) -> str:
+        return str(fill("notebook.html", "mistakes", self.pictures[:PICTURES], len(self)))
 
 
 class Page(type(Path())):  # type: ignore[misc]  # the kind of path of this system
@@ -118,8 +153,23 @@ class Run(os.PathLike[str]):
     @cached_property
     def recipe(self) -> Recipe:
         """Everything that decided the run; of a protocol that of its first seed."""
+        return read_recipe(self.first_seed / RECIPE)
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """What was measured during training: losses, rates and evaluations, a row for each logged step."""
+        return rows(self.first_seed / "metrics.jsonl")
+
+    @property
+    def mistakes(self) -> Mistakes:
+        """The test images with a wrong label; of a protocol those of its first seed."""
+        return Mistakes(self.first_seed)
+
+    @property
+    def first_seed(self) -> Path:
+        """The folder with recipe and metrics: of a protocol that of its first seed."""
         places = (self.folder, *sorted(self.folder.glob("seed-*")))
-        return read_recipe(next(p for p in places if (p / RECIPE).exists()) / RECIPE)
+        return next(p for p in places if (p / RECIPE).exists())
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}, steps={self.result['steps']}, {self.metrics!r})"

@@ -112,7 +112,7 @@ def suite(
             summary = {"model": model, "run": str(out), "setting": common}
             summary |= with_means(rows, missing, len(entries) - len(rows))
             if runtime.is_main:
-                (out / "suite.json").write_text(json.dumps(summary, indent=2))
+                (out / "suite.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
         draw_if_possible(out, runtime, log)
         if runtime.is_main:
             emit(summary) if emit else print_summary(summary)

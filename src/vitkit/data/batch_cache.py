@@ -88,8 +88,8 @@ def reserved_space(folder: Path, free: int) -> int:
     """
     path = folder / RESERVED_FILE
     try:
-        return int(path.read_text())
+        return int(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         with staged(path, durable=False) as partial:
-            partial.write_text(str(int(RESERVED * free)))
+            partial.write_text(str(int(RESERVED * free)), encoding="utf-8")
         return int(RESERVED * free)

@@ -38,6 +38,15 @@ KINDS = {  # severity, text, remedy; a remedy is one line
     "near-leakage": ("warning", "Near-duplicate images across {place}: {g} groups, e.g. {first}",
         "Compare the files of a group and, if they are copies or frames of one scene, delete those in "
         "{here}, or the test result will be too good; " + LISTED),
+    "wrong-labels": ("warning", "Labels that are likely wrong: {n} of {count}, e.g. {listed}",
+        "Look at them in {page}, write relabel or exclude in the column action of {table}, and train with "
+        "finetune --corrections {table}"),
+    "similar-across": ("warning", "Nearly the same image for the model in {place}: {g} groups, e.g. {first}",
+        "Look at them in {page} and, if they are copies or frames of one scene, write exclude in the column "
+        "action of {table}, and train with finetune --corrections {table}"),
+    "similar": ("warning", "Nearly the same image for the model within {place}: {g} groups, e.g. {first}",
+        "Look at them in {page} and, if they are copies, write exclude in the column action of {table}, and "
+        "train with finetune --corrections {table}"),
     "class-not-in-split": ("warning", "Classes of {train} without an image in {split}: {classes}",
         "Move a tenth of their images from {train} to {split}; without them, {split} does not measure these "
         "classes"),
@@ -59,6 +68,9 @@ KINDS = {  # severity, text, remedy; a remedy is one line
     "folder-name": ("warning", "Classes named like a part of a data set, not like a class: {classes}",
         "If the folder is not a class, use the folder above or below it that contains the class folders, or "
         "a .csv with the columns path and label; docs/guides/data.md lists the supported layouts"),
+    "outliers": ("note", "Images unlike all others for the model: {n}, e.g. {files}",
+        "Look at them in {page}; write exclude in the column action of {table} if they do not belong to the "
+        "data, and train with finetune --corrections {table}"),
     "tiny": ("note", "Images with a side under 32 pixels: {n}, e.g. {first}",
         "If most are this small, use small patches and images: finetune --model ViT-Ti/4 --image-size 32"),
     "enormous": ("note", "Images of more than 20 million pixels: {n}, e.g. {first}",
@@ -77,7 +89,7 @@ MEND = {  # by the reason for which a file is unusable
     "empty": AGAIN, "truncated": AGAIN, "damaged": AGAIN,
     "not-an-image": "Open one in a text editor: if it is a web page or an error message, download the image "
                     "again; move other files out of the data",
-    "unsupported-format": "Install the decoder if the message names one (HEIC: pip install 'vitkit[heif]'), "
+    "unsupported-format": 'Install the decoder if the message names one (HEIC: pip install "vitkit[heif]"), '
                           "or convert them to JPEG or PNG with any image program",
     "too-many-pixels": "Scale them down to at most 50 million pixels with any image program",
     "too-large": "Save them with less than 200 MB, as JPEG or PNG, with any image program",

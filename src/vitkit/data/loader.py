@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -168,9 +168,23 @@ def evaluation_batches(
     bad: BadFileLog | None = None,
 ) -> Iterator[Batch]:
     """Every usable image exactly once, in order; `places` selects this process's share."""
-    indices = range(len(source))[places]
-    groups = ([(0, i) for i in indices[start : start + batch]] for start in range(0, len(indices), batch))
-    batches = stream(Samples(source, view), groups, workers, bad or BadFiles(allowed=1.0))
+    ranges = [range(len(source))[places]]
+    return range_batches(source, view, batch, ranges, workers=workers, bad=bad or BadFiles(allowed=1.0))
+
+
+def range_batches(
+    source: Source, view: View, batch: int, ranges: Iterable[range], *, workers: int, bad: BadFileLog
+) -> Iterator[Batch]:
+    """The usable images of several ranges of indices, in order; no batch spans two ranges.
+
+    A range is taken from `ranges` only when its images are to be prepared.
+    """
+    groups = (
+        [(0, i) for i in part[start : start + batch]]
+        for part in ranges
+        for start in range(0, len(part), batch)
+    )
+    batches = stream(Samples(source, view), groups, workers, bad)
     return (batch for batch in batches if len(batch["image"]))
 
 

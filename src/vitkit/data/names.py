@@ -14,7 +14,7 @@ SUFFIXES_OF: Mapping[str, tuple[str, ...]] = {
     "TIFF": (".tif", ".tiff"), "AVIF": (".avif",), "HEIC": (".heic", ".heif"),
 }  # fmt: skip
 REMEDIES = {  # for formats with optional decoders
-    "HEIC": "pip install 'vitkit[heif]'",
+    "HEIC": 'pip install "vitkit[heif]"',
     "AVIF": "pip install --upgrade pillow",
 }
 DATA_SUFFIXES = (".csv", ".parquet", ".zip", ".tar", ".npz")  # of data set files

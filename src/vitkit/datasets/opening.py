@@ -168,11 +168,22 @@ def open_data(place: str | Path, *, cache: Cache | None = None) -> dict[str, Sou
     .parquet manifest, .parquet files of images, a .zip or .tar of a folder, an .npz, "digits" or
     vtab:TASK:ROOT. cache: for downloads.
     """
-    check_place(str(place))
-    opener = find_opener(str(place))
+    return opener_of(str(place)).open(str(place), cache)
+
+
+def open_all(place: str | Path, *, cache: Cache | None = None) -> dict[str, Source]:
+    """The same with the images that have no label, whose class number is -1."""
+    opener = opener_of(str(place))
+    return (opener.open_all or opener.open)(str(place), cache)
+
+
+def opener_of(place: str) -> Opener:
+    """The opener of a place; an error if nothing can open it."""
+    check_place(place)
+    opener = find_opener(place)
     if opener is None:
         raise Error(f"{place}: unknown kind of data; expected {expected_data()}", code="data.layout")
-    return opener.open(str(place), cache)
+    return opener
 
 
 MEMBER_CHECKS.append(refuse_published)

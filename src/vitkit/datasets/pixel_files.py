@@ -241,7 +241,7 @@ class Hdf5:
     def __reduce__(self) -> tuple[type["Hdf5"], tuple[Path, str]]:
         return Hdf5, (self.path, self.name)
 
-    def open(self) -> Any:
+    def dataset(self) -> Any:
         if self.process != os.getpid():
             try:
                 from h5py import File
@@ -261,7 +261,7 @@ class Hdf5:
 
     def fetch(self, index: int) -> np.ndarray:
         try:
-            return np.asarray(self.open()[index])
+            return np.asarray(self.dataset()[index])
         except OSError as error:
             raise BadImage("unreadable", f"{self.path.name}, image {index}: {error}") from None
 
@@ -272,7 +272,7 @@ def camelyon(root: Path) -> dict[str, Source]:
     for split, word in {"train": "train", "validation": "valid", "test": "test"}.items():
         paths = (need(root, f"camelyonpatch_level_2_split_{word}_{axis}.h5") for axis in "xy")
         images, labels = (Hdf5(path, axis) for path, axis in zip(paths, "xy", strict=True))
-        numbers, shape = np.asarray(labels.open()).reshape(-1), images.open().shape
+        numbers, shape = np.asarray(labels.dataset()).reshape(-1), images.dataset().shape
         if len(shape) != 4 or shape[3] != 3 or shape[0] != len(numbers):
             raise Error(
                 f"{root}, {split}: {len(numbers)} labels and images of shape {shape}", code="data.layout"

@@ -145,7 +145,7 @@ def versions() -> dict[str, str]:
 def processor() -> str:
     """Identifies the CPU by model and instruction sets, as far as the system reports them."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor() or platform.machine()
     traits = {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}

@@ -21,7 +21,7 @@ from vitkit.data.sources.source import walk
 from vitkit.data.views import View, apply, normalise
 from vitkit.errors import Error
 from vitkit.inference.per_core import per_core
-from vitkit.models.card import Origin, Preprocessing, with_view
+from vitkit.models.card import Origin, Preprocessing, shorter_side, with_view
 from vitkit.models.variants import Config, Model
 from vitkit.options import parse_view
 from vitkit.runtime.runtime import choose_runtime
@@ -71,7 +71,7 @@ def evaluation_view(preprocessing: Preprocessing, size: tuple[int, int]) -> View
     """The deterministic transform of a model's own preprocessing."""
     if preprocessing.resize == "squash":
         return View(size=size, crop="squash", interpolation=preprocessing.interpolation)
-    resize = round(max(size) / preprocessing.crop)  # the shorter side: the crop must fit into it
+    resize = shorter_side(size, preprocessing)
     return View(size=size, crop="centre", resize=resize, interpolation=preprocessing.interpolation)
 
 

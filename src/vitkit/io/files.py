@@ -89,7 +89,7 @@ OPEN_LOCKS: set[IO[str]] = set()  # lock files that this process has open
 def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
     """Hold the folder's lock; where another process has it, wait or raise an error that names the process."""
     path = folder / LOCK
-    with path.open("a+") as file:
+    with path.open("a+", encoding="utf-8") as file:
         if not acquire(file, wait=wait):
             file.seek(0)
             raise Error(f"{folder} is in use by process {file.read().strip()}", code="run.locked")
@@ -114,7 +114,7 @@ def write_owner(file: IO[str], path: Path) -> None:
 def is_locked(folder: Path) -> bool:
     """Whether some process holds the folder's lock."""
     try:
-        with (folder / LOCK).open() as file:
+        with (folder / LOCK).open(encoding="utf-8") as file:
             return held(file)
     except OSError:  # there is no lock file
         return False

@@ -65,8 +65,7 @@ def fewshot_grid(
     single = len(grid) == 1  # then one product per image is cheaper than two
     left = solution.left @ weights[0] if single else solution.left
     device = test_x.device if test_x.is_cuda else "cpu"  # other devices may lack double precision
-    projection = (left[:-1] / scale[:, None]).to(device)  # standardisation is folded into the weights
-    bias = (CONSTANT * left[-1] - mean / scale @ left[:-1]).to(device)
+    projection, bias = (part.to(device) for part in for_raw_features(left, mean, scale))
     weights, labels = [weight.to(device) for weight in weights], test_y.to(device)
     correct = torch.zeros(len(grid), dtype=torch.int64, device=device)
     for start in range(0, len(test_x), ROWS):
@@ -113,8 +112,7 @@ def ridge_head(x: Tensor, y: Tensor, classes: int, grid: Sequence[float] = GRID)
     assert best is not None
     _, l2, factor, accuracy = best
     weights = factor * solution.left @ (solution.right / (solution.values + l2)[:, None])  # (D + 1, C)
-    weight = weights[:-1] / scale[:, None]
-    bias = CONSTANT * weights[-1] - mean @ weight
+    weight, bias = for_raw_features(weights, mean, scale)
     return LinearHead(weight.T.float(), bias.float(), l2, accuracy)
 
 
@@ -143,6 +141,11 @@ def mean_and_scale(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def with_constant(x: Tensor) -> Tensor:
     return F.pad(x, (0, 1), value=CONSTANT)
+
+
+def for_raw_features(weights: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """(D + 1, C) weights of standardised features with the constant, as weight (D, C) and bias (C,) of x."""
+    return weights[:-1] / scale[:, None], CONSTANT * weights[-1] - mean / scale @ weights[:-1]
 
 
 def validated(train_x: Array, train_y: Array, test_x: Array, test_y: Array) -> FeatureSplits:

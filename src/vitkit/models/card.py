@@ -30,6 +30,11 @@ class Preprocessing:
             )
 
 
+def shorter_side(size: tuple[int, int], preprocessing: Preprocessing) -> int:
+    """The pixels to which the shorter side is resized before the central crop, which must fit into it."""
+    return round(max(size) / preprocessing.crop)
+
+
 CENTRE = 224 / 256  # the usual central crop: crop size / shorter side
 
 

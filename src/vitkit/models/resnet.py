@@ -22,11 +22,11 @@ ROOT_PADDINGS = ("zeros", "-inf")  # of the max pooling; they differ because no 
 class StemConfig:
     """The ResNet stem of a hybrid: units per stage (empty for the root alone), and its numerics."""
 
-    blocks: tuple[int, ...] = (3, 4, 6, 3)
-    width: int = 64
-    norm_eps: float = 1e-6
-    std_eps: float = 1e-5  # of weight standardisation
-    std_eps_in: str = "std"  # or "variance": what that epsilon is added to
+    blocks: tuple[int, ...] = (3, 4, 6, 3)  # units per stage
+    width: int = 64  # of the root
+    norm_eps: float = 1e-6  # of GroupNorm
+    std_eps: float = 1e-5  # epsilon of weight standardisation
+    std_eps_in: str = "std"  # what this epsilon is added to: "std" or "variance"
 
     def __post_init__(self) -> None:
         check_resnet(self)
@@ -40,17 +40,17 @@ class StemConfig:
 class ResNetConfig:
     """The configuration of a BiT ResNet or an AxialResNet (axial attention instead of 3x3 convolutions)."""
 
-    blocks: tuple[int, ...] = (3, 4, 6, 3)
+    blocks: tuple[int, ...] = (3, 4, 6, 3)  # units per stage
     width: int = 64  # 64 times the width factor
-    channels: int = 3
+    channels: int = 3  # of the input
     classes: int = 1000
     image_size: tuple[int, int] = (224, 224)
-    norm_eps: float = 1e-5
-    std_eps: float = 1e-10
-    std_eps_in: str = "variance"
-    root_padding: str = "zeros"  # of the root's max pooling, as in BiT's code; "-inf" as in big_vision
+    norm_eps: float = 1e-5  # of GroupNorm
+    std_eps: float = 1e-10  # epsilon of weight standardisation
+    std_eps_in: str = "variance"  # what this epsilon is added to: "std" or "variance"
+    root_padding: str = "zeros"  # of the max pooling: zeros (as in BiT), or "-inf" (as in big_vision)
     attention: str = "none"  # or axial, which works for one image size only (App. D.6)
-    heads: int = 8  # of that attention
+    heads: int = 8  # of axial attention
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_size", pair(self.image_size))

@@ -36,43 +36,43 @@ class ViTConfig:
     hidden: int = 3072  # MLP size
     patch: int = 16  # P; in a hybrid, cells of the stem's feature map
     image_size: tuple[int, int] = (224, 224)  # H, W of the position table; other sizes are interpolated
-    channels: int = 3
+    channels: int = 3  # of the input
     classes: int = 1000  # 0: no head, the model returns features
-    representation: int = 0  # width of the layer before the head, the tanh layer of pre-training; 0: none
-    representation_kind: str = "tanh"  # or linear, without bias and tanh: CLIP's projection
+    representation: int = 0  # width of a layer before the head; 0: none
+    representation_kind: str = "tanh"  # as in pre-training heads; or linear, without bias (CLIP's projection)
     stem: StemConfig | None = None  # the ResNet of a hybrid
 
     head: str = "token"  # or gap (average pooling), map (attention pooling)
-    class_token: bool | None = None  # None: if the head reads it
-    class_position: bool = True  # the class token has an entry in the position table
-    registers: int = 0  # learned tokens after the class token, without a position; no head reads them
+    class_token: bool | None = None  # None: only if the head reads it
+    class_position: bool = True  # whether the class token has a position
+    registers: int = 0  # number of register tokens, which have no position and which no head reads
     distilled: bool = False  # a distillation token with its own head; logits are the mean of both (DeiT)
-    positions: str = "1d"
-    injection: str = "stem"
-    position_resize: str = "official"
-    rope: str = "none"  # rotary positions in every layer: dinov3 or eva02; beside or instead of `positions`
-    rope_shift: float = 0.0  # in training, coordinates move by up to this much along each axis
-    rope_jitter: float = 1.0  # in training, each axis is scaled by 1/x to x
-    rope_rescale: float = 1.0  # in training, both axes together are scaled by 1/x to x
+    positions: str = "1d"  # kind of position embedding
+    injection: str = "stem"  # where it is added
+    position_resize: str = "official"  # how it is interpolated to another size
+    rope: str = "none"  # rotary position embedding in every layer, with or without `positions`
+    rope_shift: float = 0.0  # in training, each axis is shifted by up to this much
+    rope_jitter: float = 1.0  # in training, each axis is scaled by a random factor from 1/x to x
+    rope_rescale: float = 1.0  # in training, both axes are scaled by the same factor from 1/x to x
     attention: str = "full"
-    input_norm: bool = False  # a LayerNorm before the first layer (CLIP)
+    input_norm: bool = False  # LayerNorm before the first layer (CLIP)
     final_norm: str = "tokens"  # the last LayerNorm is before pooling; "pooled": after it
 
-    mlp: str = "gelu"  # or swiglu, whose product has the width `hidden`
-    mlp_norm: bool = False  # a LayerNorm on the product of a SwiGLU (EVA-02)
+    mlp: str = "gelu"  # or swiglu: gate and value have the width `hidden` each
+    mlp_norm: bool = False  # LayerNorm after the gating of a SwiGLU (EVA-02)
     gelu: str = "tanh"
-    norm_eps: float = 1e-6
-    project_bias: bool = True  # of the patch embedding
-    qkv_bias: bool = True
-    key_bias: bool = True  # False: queries and values have a bias, keys have none
+    norm_eps: float = 1e-6  # of LayerNorm
+    project_bias: bool = True  # bias of the patch embedding
+    qkv_bias: bool = True  # biases of queries, keys and values
+    key_bias: bool = True  # False: only queries and values have a bias
     qk_norm: bool = False  # LayerNorm on queries and keys of each head
-    layer_scale: bool = False
-    mask_token: bool = False
+    layer_scale: bool = False  # LayerScale: a learned factor per channel of each branch
+    mask_token: bool = False  # for masked patch prediction
     dropout: float = 0.0
-    attention_dropout: float = 0.0
+    attention_dropout: float = 0.0  # rate, on the attention weights
     stochastic_depth: float = 0.0  # rate of the last layer; grows linearly from 0
     stochastic_depth_uniform: bool = False  # the same rate in every layer
-    stochastic_depth_rescale: bool = False  # kept branches are divided by their share
+    stochastic_depth_rescale: bool = False  # kept branches are divided by the probability of keeping them
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_size", pair(self.image_size))

@@ -94,7 +94,7 @@ def choose_weights(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice
     if recipe.weights or recipe.model or "weights" not in recipe.auto:
         return recipe, None
     name = default_weights(gpu=known.gpu)
-    reason = f"the best for {'a GPU' if known.gpu else 'a CPU'} in reasonable time"
+    reason = f"the default on {'a GPU' if known.gpu else 'a CPU'}"
     return replace(recipe, weights=name), Choice(f"weights {name}", reason)
 
 
@@ -116,7 +116,11 @@ def choose_resolution(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Cho
     if not may_choose("image_size", recipe, known):
         return recipe, None
     pixels = 384 if known.gpu and known.side >= LARGE else 224
-    why = "a GPU, and photographs large enough" if pixels == 384 else "the weights' own"
+    why = (
+        "there is a GPU, and the images are large enough"
+        if pixels == 384
+        else "the resolution of the weights"
+    )
     choice = Choice(f"resolution {pixels}", f"{why} (median shorter side {known.side:.0f} pixels)")
     return replace(recipe, image_size=(pixels, pixels)), choice
 
@@ -191,13 +195,13 @@ def fit_memory(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | N
         return recipe, None
     if not largest:
         raise Error(
-            f"not one image of {recipe.image_size[0]}x{recipe.image_size[1]} fits into the memory of "
-            f"{known.device}: give a smaller model or --image-size; finetune and pretrain also have "
-            "--recompute, and for more devices --parallel fsdp",
+            f"an image of {recipe.image_size[0]}x{recipe.image_size[1]} does not fit into the memory of "
+            f"{known.device}; use a smaller model or --image-size. finetune and pretrain also have "
+            "--recompute and, for several devices, --parallel fsdp",
             code="training.out-of-memory",
         )
     choice = Choice(
-        f"micro-batches of {largest} images", f"more do not fit into the memory of {known.device}"
+        f"micro-batches of {largest} images", f"larger ones do not fit into the memory of {known.device}"
     )
     return replace(recipe, micro_batch=largest), choice
 
@@ -224,7 +228,7 @@ def load_default(place: str) -> Model:
         local = [weight.name for weight in PUBLISHED.values() if cache_path(weight).exists()]
         alternative = f", or use weights that are on this machine (--weights {local[0]})" if local else ""
         raise Error(
-            f"no --weights were given, and the default is not here. {error}{alternative}; or train "
+            f"the default weights are not on this machine. {error}{alternative}; or train "
             "from scratch with --model ViT-Ti/16",
             code=error.code,
         ) from None

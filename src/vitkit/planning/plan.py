@@ -87,7 +87,10 @@ def data_opener(plan: bool) -> Iterator[SplitCache]:
 
 
 def load_here(place: str) -> Model:
-    """Load weights without a download: published ones that are not here give a fresh model of that shape."""
+    """Load weights without a download: published ones that are not here give a fresh model of that shape.
+
+    Those of the Hub are downloaded, since nothing else says what their shape is.
+    """
     weight = None if Path(place).exists() else PUBLISHED.get(place)
     if weight is None or cache_path(weight).exists():
         return load(place)
@@ -201,7 +204,8 @@ class Plan:
         memory, images, result = self.memory, len(self.splits["train"]), self.state.result
         facts = {
             "run": str(self.out), "action": self.state.action, "step": self.state.step,
-            "recipe": recipe.name, "data": recipe.data, "against": list(recipe.against),
+            "recipe": recipe.name, "data": recipe.data,
+            "corrections": recipe.corrections or None, "against": list(recipe.against),
             "download_MB": download_size(recipe.weights),
             "start": recipe.weights or f"{recipe.model} from scratch",
             **{f"{name}_images": len(part) for name, part in self.splits.items()},

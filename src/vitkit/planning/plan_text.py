@@ -25,7 +25,7 @@ def page(plan: Mapping[str, Any], width: int = WIDTH) -> Iterator[str]:
         yield from textwrap.wrap(
             printable(text), width, initial_indent=f"  {name:<{NAMES}}", subsequent_indent=" " * (NAMES + 2)
         )
-    hint = "" if plan["action"] == "finished" else "; leave out --plan to run it"
+    hint = "" if plan["action"] == "finished" else "; run it without --plan"
     yield from textwrap.wrap(f"Nothing was trained, downloaded or written{hint}.", width)
 
 
@@ -34,13 +34,13 @@ def headline(plan: Mapping[str, Any]) -> str:
     if plan["action"] == "finished":
         accuracy = ""
         if plan["result"] is not None:
-            accuracy = f", {percent(plan['result'], plan['test_images'])} of the test images right"
+            accuracy = f", {percent(plan['result'], plan['test_images'])} of the test images correct"
         steps_done = counted(plan["step"], "step")
         return f"{run} is already finished: {steps_done}{accuracy}. It was trained as follows."
     if plan["action"] == "resume":
         return f"Would resume {run} at step {plan['step']:,} of {steps:,}."
     if plan["action"] == "restart":
-        return f"Would start {run} again from the beginning: it holds no checkpoint yet."
+        return f"Would start {run} again from the beginning: it has no checkpoint yet."
     return f"Would create {run}."
 
 
@@ -53,8 +53,10 @@ def rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         "data",
         f"{plan['data']}: {' + '.join(parts)} images, {counted(plan['classes'], 'class', 'classes')}",
     )
+    if plan["corrections"]:
+        yield "corrections", str(plan["corrections"])
     if plan["against"]:
-        yield "left out", f"training images that {', '.join(plan['against'])} has too, or near-duplicates"
+        yield "left out", f"duplicates and near-duplicates of images in {', '.join(plan['against'])}"
     size = plan["download_MB"]
     download = "" if size == 0 else f"; {f'{size:,.0f} MB' if size else 'its file'} would be downloaded first"
     yield "start from", f"{plan['start']}, {plan['parameters'] / 1e6:,.1f} million parameters{download}"
@@ -66,7 +68,7 @@ def rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "augmentation", ", ".join(plan["augmentation"])
     yield (
         "length",
-        f"{counted(plan['steps'], 'step')}, {plan['epochs']:,.1f} passes over the training images (epochs)",
+        f"{counted(plan['steps'], 'step')}, {plan['epochs']:,.1f} epochs",
     )
     yield "validation", validation(plan)
     if "runs" in plan:
@@ -74,7 +76,7 @@ def rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "protocol", f"{settings} compared on validation images, then {plan['seeds']} seeds of the best"
     if plan["action"] != "finished":
         yield "time", time_in_words(plan)
-    yield "memory", f"{plan['memory_GB']:.1f} GB, {plan['memory_free_GB']:.1f} GB are free"
+    yield "memory", f"{plan['memory_GB']:.1f} GB of {plan['memory_free_GB']:.1f} GB free"
     several = f"{plan['processes']} processes, " if plan["processes"] > 1 else ""
     yield "device", f"{plan['device']}, {several}{plan['precision']}, {counted(plan['threads'], 'thread')}"
     names = ["chosen", *[""] * len(plan["choices"])]
@@ -83,13 +85,13 @@ def rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def validation(plan: Mapping[str, Any]) -> str:
     if not plan["evaluations"]:
-        return "none during the run; the last weights are kept"
-    kept = "the best weights are kept (--keep last: the last)"
+        return "none during the run; keeps the last weights"
+    kept = "keeps the best weights (--keep last keeps the last)"
     if plan["keep"] == "last":
-        kept = "the last weights are kept (--keep best: the best)"
-    stop = f"the run stops early after {plan['patience']} without a better one (--patience 0: never)"
+        kept = "keeps the last weights (--keep best keeps the best)"
+    stop = f"stops early after {plan['patience']} without improvement (--patience 0 disables it)"
     if not plan["patience"]:
-        stop = "the run does not stop early (--patience 5: after 5 without a better one)"
+        stop = "no early stopping (--patience 5 stops after 5 without improvement)"
     return f"{counted(plan['evaluations'], 'time')}; {kept}; {stop}"
 
 
@@ -97,7 +99,7 @@ def time_in_words(plan: Mapping[str, Any]) -> str:
     """The expected time, and how to shorten a long run."""
     if plan["seconds"] is None:
         return "not measured: the model is sharded over several processes"
-    text = f"about {plan['time']} for {counted(plan['steps_left'], 'step')}, at the speed measured now"
+    text = f"about {plan['time']} for {counted(plan['steps_left'], 'step')}, at the current speed"
     if plan["action"] == "resume" or plan["seconds"] < LONG:
         return text
     return f"{text}; --steps {plan['steps'] // 4} takes about {duration(plan['seconds'] / 4)}"

@@ -100,7 +100,7 @@ def choose_folder(request: Request, opener: SplitCache, say: Callable[[str], Non
     if why is None:
         return first, ""
     folder = next(path for path in numbered(first) if occupied(path, request) is None)
-    say(f"{first} holds {why}; this run goes to {folder}")
+    say(f"{first} contains {why}; using {folder} for this run")
     if (folder / RECIPE).exists() or not (first / RECIPE).exists() or request.options.split_of:
         return folder, ""
     same = same_place(read_recipe(first / RECIPE).data, request.data)
@@ -113,7 +113,7 @@ def check_out(out: Path) -> None:
     existing = next((path for path in (out, *out.parents) if path.exists()), out)
     if not existing.is_dir():
         raise Error(
-            f"--out {out}: {existing} is a file, not a folder; give a folder that can be created",
+            f"--out {out}: {existing} is a file, not a folder; use a folder that can be created",
             code="file.not-writable",
         )
 
@@ -187,14 +187,14 @@ def extended_recipe(request: Request, out: Path) -> Recipe:
     steps, first = request.options.more_steps, request.command(more_steps=None)
     if not (out / RECIPE).exists():
         raise Error(
-            f"--more-steps {steps}: there is no run in {out} to train further; first: {first}",
+            f"--more-steps {steps}: there is no run in {out} to continue; start it first: {first}",
             code="run.not-found",
         )
     old = read_recipe(out / RECIPE)
     if changed := changed_flags(old, as_begun(out, with_options(old, request))):
         raise Error(
-            f"--more-steps {steps} keeps the settings of the run in {out}, but others are given: "
-            f"{', '.join(changed)}. Leave them out; or start a new run from it: --weights {out}",
+            f"--more-steps {steps} keeps the settings of the run in {out}, but these differ: "
+            f"{', '.join(changed)}. Omit them, or start a new run from the model: --weights {out}",
             code="run.changed",
         )
     checkpoints, done = complete(out / "checkpoints"), finished(out, old)
@@ -202,12 +202,12 @@ def extended_recipe(request: Request, out: Path) -> Recipe:
         if checkpoints and old.more_steps and parse_stages(old.more_steps)[-1][1] == steps:
             return old
         raise Error(
-            f"--more-steps {steps}: the run in {out} has not finished; first resume it: {first}",
+            f"--more-steps {steps}: the run in {out} has not finished; resume it first: {first}",
             code="run.unfinished",
         )
     if not checkpoints:
         raise Error(
-            f"--more-steps {steps}: {out / 'checkpoints'} holds no checkpoint to resume from; start a new "
+            f"--more-steps {steps}: {out / 'checkpoints'} has no checkpoint to resume from; start a new "
             f"run from its model: --weights {out} --out ANOTHER",
             code="checkpoint.corrupt",
         )
@@ -260,7 +260,7 @@ def remedies(request: Request, out: Path, done: Result | None, data: Comparison,
     free = next(folder for folder in numbered(out) if not folder.exists())
     split_of = str(out) if own_split and remembered_splits(out) else ""
     anew = {"out": free, "split_of": split_of, "more_steps": None, "accept_changed_data": False}
-    lines += ["To train anew in another folder:", f"  {request.command(**anew)}"]
+    lines += ["To start over in another folder:", f"  {request.command(**anew)}"]
     if split_of:
         lines.append("Either way, the test images of the run stay test images.")
     return "\n".join(lines)

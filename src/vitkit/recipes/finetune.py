@@ -97,8 +97,8 @@ def bit() -> Recipe:
 
 RULED = ("image_size", "resize", "length", "schedule", "mixup")  # fields that BiT's rule sets
 SHARED = (  # fields that two recipes for the same data and model have in common
-    "data", "weights", "model", "model_options", "keep_representation", "against", "subset", "batch",
-    "micro_batch", "evaluation_crop", "evaluations", "val", "test", "seed",
+    "data", "corrections", "weights", "model", "model_options", "keep_representation", "against", "subset",
+    "batch", "micro_batch", "evaluation_crop", "evaluations", "val", "test", "seed",
 )  # fmt: skip
 
 

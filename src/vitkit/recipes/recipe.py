@@ -54,65 +54,66 @@ CHOICES = {
 class Recipe:
     """A complete description of one fine-tuning or training run: nothing else decides its result."""
 
-    name: str
-    about: str = ""  # where its numbers come from
+    name: str  # of the recipe
+    about: str = ""  # a description, with the source of its values
     auto: tuple[str, ...] = field(default=(), compare=False)  # settings that may be chosen: names of AUTO
 
-    data: str = ""
-    weights: str = ""  # a file or a published name to start from; empty: from scratch
-    model: str = ""  # the model to build when there are no weights
+    data: str = ""  # the training data
+    corrections: str = ""  # a table of images to leave out or relabel, as vitkit doctor --model writes it
+    weights: str = ""  # pretrained weights: a file or a published name; empty: from scratch
+    model: str = ""  # the model to train from scratch
     model_options: ModelOptions = ModelOptions()  # fields of that model
     keep_representation: bool = False  # replace only the last layer of the head
     against: tuple[str, ...] = ()  # data sets whose images and near-duplicates are removed from train
-    subset: str = ""  # of train: 1000 images, 10%, or 25/class; larger subsets contain smaller ones
-    split_of: str = ""  # a run folder whose splits are kept
+    subset: str = ""  # of train: 1000 (images), 10% or 25/class; larger subsets contain smaller ones
+    split_of: str = ""  # a run folder whose splits are used
     train_on: str = "train"  # or train+val
     report_on: str = "test"  # or val
 
-    image_size: tuple[int, int] = (384, 384)
-    crop: str = "inception"  # the training view
+    image_size: tuple[int, int] = (384, 384)  # height and width in pixels
+    crop: str = "inception"  # how training images are cropped
     crop_area: float = AREA  # smallest share of the area of inception and resized crops
-    resize: int = 0  # side before random and squash-random crops; 0: 256 / 224 of the size
-    interpolation: str = "bilinear"  # or bicubic, in training and in evaluation
-    flip: bool = True
-    three_augment: bool = False  # one of grayscale, solarization and blur, as in DeiT III
-    color_jitter: float = 0.0  # strength of changes of brightness, contrast and saturation
+    resize: int = 0  # size before random and squash-random crops; 0: 256 / 224 of image_size
+    interpolation: str = "bilinear"  # in training and in evaluation
+    flip: bool = True  # random horizontal flips
+    three_augment: bool = False  # 3-Augment of DeiT III: grayscale, solarization or blur
+    color_jitter: float = 0.0  # strength of random brightness, contrast and saturation; 0: none
     randaugment: tuple[int, ...] = ()  # (layers, magnitude)
-    erasing: float = 0.0  # probability that a rectangle is replaced by noise
-    mixup: float = 0.0  # alpha of its Beta distribution; 0: none
-    cutmix: float = 0.0  # alpha; with mixup, each batch has one of them
-    evaluation_crop: str = "squash"
+    erasing: float = 0.0  # probability of random erasing
+    mixup: float = 0.0  # alpha of Mixup; 0: none
+    cutmix: float = 0.0  # alpha of CutMix; 0: none. With both, each batch uses one of them
+    evaluation_crop: str = "squash"  # how validation and test images are resized
 
-    batch: int = 512
+    batch: int = 512  # global batch size
     micro_batch: int = 0  # images in memory at a time; 0: the whole batch
     length: Duration = Duration(steps=10_000)
-    more_steps: tuple[str, ...] = ()  # training continued after its end: 40+20 is 20 more steps at step 40
+    more_steps: tuple[str, ...] = ()  # continued training: 40+20 is 20 more steps after step 40
     schedule: Schedule = Schedule(rate=0.03, warmup=500)
-    rates: tuple[float, ...] = ()  # that the paper's protocol compares
-    convolution_rates: tuple[float, ...] = ()  # in addition for ResNets and hybrids
+    rates: tuple[float, ...] = ()  # learning rates that --protocol compares
+    convolution_rates: tuple[float, ...] = ()  # further learning rates for ResNets and hybrids
     optimizer: OptimizerConfig = OptimizerConfig()
-    objective: str = "classify"  # the name of the task; masked learns without labels
+    objective: str = "classify"  # the task; masked needs no labels
     masked: Masked = Masked()  # settings of that task
     loss: str = "softmax"
-    label_smoothing: float = 0.0
-    sampling: str = "shuffled"  # or balanced: every class equally often
-    class_weights: str = "none"  # of the loss; or balanced: inversely proportional to a class's images
-    head_init: str = "zero"  # of pretrained weights; or least-squares: a ridge classifier on their features
-    head_bias: float = 0.0  # of a model from scratch; -10 for a sigmoid over many classes
-    dropout: float = 0.0
-    stochastic_depth: float = 0.0
+    label_smoothing: float = 0.0  # 0: none
+    sampling: str = "shuffled"  # balanced: every class equally often
+    class_weights: str = "none"  # weights in the loss; balanced: inverse to the number of images of a class
+    head_init: str = "zero"  # least-squares: start from a ridge classifier on the frozen features
+    head_bias: float = 0.0  # initial bias of a new head; -10 for a sigmoid over many classes
+    dropout: float = 0.0  # rate; 0: none
+    stochastic_depth: float = 0.0  # rate of the last layer; 0: none
 
-    val: float = 0.1  # share of train held out, if the data has no such split
-    test: float = 0.1
-    evaluations: int = 10  # on val, at regular intervals
+    val: float = 0.1  # share of train for validation, if the data has no val split
+    test: float = 0.1  # share of train for testing, if the data has no test split
+    evaluations: int = 10  # number of validations, at regular intervals
     fewshot: str = ""  # a data set for few-shot accuracy at each evaluation; empty: none
-    shots: int = 5  # images of each of its classes
-    draws: int = 3  # random choices of them, whose mean is reported
-    fewshot_when: str = "evaluations"  # and at the end; or end: only there
-    patience: int = 0  # evaluations without improvement before the run stops early; 0: never
-    keep: str = "auto"  # best weights on val, or last; auto: best with patience
-    calibrate: bool = False  # scale the logits at the end so that probabilities fit val
-    seed: int = 0
+    shots: int = 5  # images per class for few-shot accuracy
+    draws: int = 3  # random draws of these images; the mean is reported
+    fewshot_when: str = "evaluations"  # measure at every evaluation and at the end, or only at the end
+    patience: int = 0  # early stopping after this many evaluations without improvement; 0: never
+    keep: str = "auto"  # best weights on val, or last; auto: best if patience is set
+    calibrate: bool = False  # temperature scaling on val at the end, stored in the head
+    seed: int = 0  # random seed
 
     def __repr__(self) -> str:
         return short_repr(self, Recipe(name=self.name), ("name",))
@@ -262,7 +263,7 @@ def as_meant(recipe: Recipe, version: int) -> Recipe:
 
 def read_version(path: Path) -> int:
     """The version of a valid recipe file."""
-    version: int = json.loads(path.read_text()).get("version", 1)
+    version: int = json.loads(path.read_text(encoding="utf-8")).get("version", 1)
     return version
 
 

@@ -236,6 +236,7 @@ GROUPED = {  # grouped name -> own name; schedule.* and optimizer.* are own name
     "model.head_init": "head_init",
     **{f"model.{name}": f"model_options.{name}" for name in TYPES},
     "data.source": "data",
+    "data.corrections": "corrections",
     "data.against": "against",
     "data.subset": "subset",
     "data.split_of": "split_of",

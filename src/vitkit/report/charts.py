@@ -1,7 +1,7 @@
 """Inline SVG charts: lines, dots per setting, and training curves; colours come from the page style."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from textwrap import wrap
@@ -54,6 +54,15 @@ class Axis:
     def label(self, value: float) -> str:
         return f"{short(100 * value)}%" if self.percent else short(value)
 
+    def tick_labels(self) -> list[tuple[float, str]]:
+        """The ticks with their labels; on a linear axis all have the same number of decimals, except 0."""
+        values = self.ticks()
+        scale, unit = (100, "%") if self.percent else (1, "")
+        if self.log or max(abs(scale * value) for value in values) >= 1e4:
+            return [(value, self.label(value)) for value in values]
+        places = max(decimals(scale * value) for value in values)
+        return [(v, f"{scale * v:.{places}f}{unit}" if v else f"0{unit}") for v in values]
+
 
 def line_chart(
     series: Mapping[str, Sequence[Point]],
@@ -64,15 +73,17 @@ def line_chart(
     log_y: bool = False,
     bands: Mapping[str, Sequence[Area]] | None = None,
     errors: Mapping[str, Sequence[float]] | None = None,
-    points: bool = False,
+    points: bool | Container[str] = False,
     percent: bool = False,
+    percent_x: bool = False,
     title: str = "",
     ideal: Mapping[str, Sequence[Point]] | None = None,
 ) -> Markup:
     """A line chart of series of points (x, y); non-finite values, and values <= 0 on a log axis, are omitted.
 
     bands: areas (x, low, high) by series. errors: half-lengths of error bars by series, one per point.
-    points: draw a marker at each point. percent: y is a share. ideal: grey dashed reference lines.
+    points: draw a marker at each point, of all series or of these. percent: y is a share; percent_x: x is.
+    ideal: grey dashed reference lines.
     """
     usable, ideal = drawable(log_x, log_y), ideal or {}
     lines = {key: [p for p in values if usable(*p)] for key, values in {**series, **ideal}.items()}
@@ -84,13 +95,14 @@ def line_chart(
         return note(f"{y_label}: no data to plot")
     y = Axis(*span([p[1] for p in extent], log_y), HEIGHT - BOTTOM, TOP, log_y, percent)
     ends, integers = span([p[0] for p in extent], log_x, tight=True), all(p[0] == int(p[0]) for p in extent)
-    x = Axis(*ends, plot_left(y), WIDTH - RIGHT, log_x, integers=integers)
+    x = Axis(*ends, plot_left(y), WIDTH - RIGHT, log_x, percent_x, integers and not percent_x)
     markup = frame(x, y, x_label)
     for key, values in ideal.items():
         markup += element("g", line(values, x, y, key), class_=IDEAL)
     for i, key in enumerate(series):
         shapes = area(areas.get(key, ()), x, y) + draw_error_bars(bars.get(key, ()), x, y)
-        shapes += line(lines[key], x, y, key) + markers(lines[key], x, y, key, points)
+        marked = points if isinstance(points, bool) else key in points
+        shapes += line(lines[key], x, y, key) + markers(lines[key], x, y, key, marked)
         markup += element("g", shapes, class_=colour(i))
     label = f"{y_label} by {x_label}: {', '.join(clipped(key, 40) for key in series)}"
     return chart_figure(y_label, legend(series, ideal), svg(WIDTH, HEIGHT, label, markup), title)
@@ -108,7 +120,7 @@ def chart_figure(y_label: str, keys: Markup, drawing: Markup, title: str = "") -
 
 def plot_left(y: Axis) -> float:
     """The left edge of the plot: the same in all charts unless tick labels are very long."""
-    return max(LEFT, 12 + LETTER * max(len(y.label(tick)) for tick in y.ticks()))
+    return max(LEFT, 12 + LETTER * max(len(label) for _, label in y.tick_labels()))
 
 
 def drawable(log_x: bool, log_y: bool) -> Callable[..., bool]:
@@ -168,24 +180,29 @@ def short(value: float) -> str:
     return f"{value:.4g}"
 
 
+def decimals(value: float) -> int:
+    """The number of decimals that a tick needs."""
+    return len(f"{value:.8f}".rstrip("0").partition(".")[2])
+
+
 def frame(x: Axis, y: Axis, x_label: str) -> Markup:
     """Grid lines, tick labels and the label of the x axis."""
     bottom, middle = HEIGHT - BOTTOM, {"text_anchor": "middle"}
     markup = grid(x, y)
-    for tick in x.ticks():
+    for tick, label in x.tick_labels():
         left = x.position(tick)
         markup += element("line", class_="grid", x1=left, x2=left, y1=bottom, y2=bottom + 4)
-        markup += element("text", x.label(tick), class_="tick", x=left, y=bottom + 17, **middle)
+        markup += element("text", label, class_="tick", x=left, y=bottom + 17, **middle)
     return markup + element("text", x_label, class_="axis", x=(x.start + x.end) / 2, y=HEIGHT - 5, **middle)
 
 
 def grid(x: Axis, y: Axis) -> Markup:
     """Horizontal grid lines with their tick labels."""
     markup = Markup()
-    for tick in y.ticks():
+    for tick, label in y.tick_labels():
         top = y.position(tick)
         markup += element("line", class_="grid", x1=x.start, x2=x.end, y1=top, y2=top)
-        markup += element("text", y.label(tick), class_="tick", x=x.start - 6, y=top, dy=4, text_anchor="end")
+        markup += element("text", label, class_="tick", x=x.start - 6, y=top, dy=4, text_anchor="end")
     return markup
 
 
@@ -363,7 +380,7 @@ def curve(
             lines[key], bands[key] = averaged(values) if noisy else (values, ())
     if not lines:
         return Markup()
-    few = all(len(values) <= FEW for values in lines.values())
+    few = {key for key, values in lines.items() if len(values) <= FEW}
     return line_chart(lines, x_label="step", y_label=y_label, bands=bands, points=few, percent=percent)
 
 

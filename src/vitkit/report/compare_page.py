@@ -8,10 +8,11 @@ from markupsafe import Markup
 
 from vitkit.metrics.intervals import SIGNIFICANT, decimals, mcnemar, percent, span, wilson
 from vitkit.report.charts import line_chart, overlaid
+from vitkit.report.cost_section import device_name, flops
 from vitkit.report.html import Number, commands, fill, fixed_percent, joined, link, name, note, page, table
 from vitkit.report.html import headline as headline_markup
 from vitkit.report.literature import PUBLISHED, task_of, task_section
-from vitkit.report.run_page import Run, field_text, flops, headline, test_of
+from vitkit.report.run_page import Run, field_text, headline, test_of
 from vitkit.report.terminal import duration
 
 DRAWN = 16  # runs whose curves can be distinguished
@@ -232,12 +233,16 @@ def class_rows(group: Sequence[Run], labels: Sequence[str]) -> Markup:
         line |= {
             label: Number(percent(share, images)) for (_, label), share in zip(columns, shares, strict=True)
         }
-        rows.append((gap, line | {"largest difference": Number(f"{round(gap * images)} images")}))
+        rows.append((gap, line | {"largest difference": Number(counted(round(gap * images)))}))
     if not rows:
         return Markup()
     lines = [line for gap, line in sorted(rows, key=lambda row: -row[0]) if gap]
     more = max(0, len(lines) - FIRST)
     return fill("compare.html", "classes", lines[:ROWS], FIRST, more, len(rows) - len(lines))
+
+
+def counted(images: int) -> str:
+    return f"{images:,} image{'s' * (images != 1)}"
 
 
 def results(runs: Sequence[Run], labels: Sequence[str]) -> Markup:
@@ -267,7 +272,7 @@ def result_row(run: Run, label: str) -> dict[str, Any]:
         "95 % interval": Number(ends),
         "images": test.get("images"),
         "loss": test.get("loss"),
-        "calibration error": fixed_percent(test.get("calibration_error")),
+        "calibration error": fixed_percent(test.get("calibration_error"), 1),
         "steps": steps,
         "seed": run["recipe"].get("seed"),
     }
@@ -307,7 +312,7 @@ def cost_row(run: Run, label: str) -> dict[str, Any]:
         "parameters": cost.get("parameters"),
         "kWh": cost.get("energy_kWh"),
         "price": cost.get("price"),
-        "device": cost.get("device", "–"),
+        "device": device_name(cost.get("device", "–")),
     }
 
 

@@ -7,60 +7,31 @@ classes are never parsed as formulas.
 # h, w grid of patches; P side of a filter; L layers, K heads
 
 import math
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
 from io import BytesIO
 from typing import Any
 
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib import figure as mpl
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from PIL import Image
 
+from vitkit.report.figure_style import DPI, SOFT, colour, line_style, render, styled
 from vitkit.report.overlay import stretched
 
-INK, FAINT, ACCENT = "#222222", "#666666", "#b5367a"
-STYLE = {
-    **{key: value for key, value in matplotlib.rcParamsDefault.items() if not key.startswith("backend")},
-    "font.size": 8,
-    "axes.titlesize": 9,
-    "axes.labelsize": 8,
-    "axes.linewidth": 0.6,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "text.color": INK,
-    "text.parse_math": False,  # a file name may contain $
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-    "svg.hashsalt": "vitkit",
-}
-DPI = 160
 TILES = 16  # maximum maps in a row or column: more cannot be distinguished
 WIDEST = 16  # inches
-MARKERS = "osD^vP*X"
 LABEL = 30  # characters of a name in a legend
+BARS = {"capsize": 2, "elinewidth": 0.8}  # error bars
 Point = tuple[float, float, float]  # x, mean of y, half-length of the error bar
 
 
-def styled(draw: Callable[..., Any]) -> Callable[..., Any]:
-    """Apply our style and silence warnings about missing glyphs, which are drawn as boxes."""
+class Figure(mpl.Figure):
+    """A matplotlib figure that shows itself in a notebook, where pyplot does not know of it."""
 
-    @wraps(draw)
-    def wrapper(*args: Any, **options: Any) -> Any:
-        with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph .* missing")
-            return draw(*args, **options)
-
-    return wrapper
+    def _repr_png_(self) -> bytes:
+        return render(self, "png")
 
 
 @styled
@@ -69,10 +40,10 @@ def draw_filters(tiles: np.ndarray, *, across: int = 7) -> Figure:
     count, side = tiles.shape[:2]
     rows = math.ceil(count / across)
     zoom = max(1, round(80 / side))
-    pixels = np.ones((rows * across, side, side, 3), np.float32)  # unused tiles are white
-    pixels[:count] = [rgb(stretched(tile)) for tile in tiles]
-    pixels = pixels.reshape(rows, across, side, side, 3).repeat(zoom, 2).repeat(zoom, 3)
-    figure, axes = pixel_figure(mosaic(pixels, gap=6), margins=(12, 44, 12, 12))
+    pixels = np.zeros((rows * across, side, side, 4), np.float32)  # transparent where there is no tile
+    pixels[:count] = [opaque(rgb(stretched(tile))) for tile in tiles]
+    pixels = pixels.reshape(rows, across, side, side, 4).repeat(zoom, 2).repeat(zoom, 3)
+    figure, axes = pixel_figure(mosaic(pixels, gap=6, fill=0.0), margins=(12, 44, 12, 12))
     axes.set_title(f"Embedding filters, first {count} components")
     return figure
 
@@ -91,7 +62,7 @@ def draw_similarity(similarity: np.ndarray, *, title: str = "Position embedding 
     picture = mosaic(tiles[..., None], gap=gap, fill=np.nan)[..., 0]
     pad_y, pad_x = (max(0, 300 - side) // 2 for side in picture.shape)  # extra margin around narrow grids
     margins = (72 + pad_x, 44 + pad_y, 120 + pad_x, 66 + pad_y)
-    figure, axes = pixel_figure(picture, margins=margins, cmap="viridis", vmin=-1, vmax=1)
+    figure, axes = pixel_figure(picture, margins=margins, cmap="magma", vmin=-1, vmax=1)
     label_tiles(axes.xaxis, columns, zoom * w + gap, zoom * w)
     label_tiles(axes.yaxis, rows, zoom * h + gap, zoom * h)
     axes.set_xlabel("Patch column" if len(columns) == w else "Patch column (subsampled)")
@@ -117,21 +88,21 @@ def draw_distance(distance: np.ndarray, *, uniform: float | None = None, along: 
     axes = figure.add_subplot()
     size = 22 if layers * heads <= 200 else 11
     x = np.arange(layers)
-    axes.plot(x, distance.mean(1), color=ACCENT, linewidth=1, zorder=1, label="mean")
+    axes.plot(x, distance.mean(1), color=colour(0), linewidth=1, zorder=1, label="mean")
     axes.scatter(
-        np.repeat(x, heads), distance.ravel(), s=size, color=ACCENT, alpha=0.55, linewidths=0, zorder=2,
+        np.repeat(x, heads), distance.ravel(), s=size, color=colour(0), alpha=0.55, linewidths=0, zorder=2,
         label="head",
     )  # fmt: skip
     if uniform is not None:
-        axes.axhline(uniform, color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)), label="uniform")
-    top = max(float(distance.max()), uniform or 0.0, 1e-6)
+        axes.axhline(uniform, color=colour(6), linewidth=0.8, linestyle=(0, (4, 3)), label="uniform")
+    top = max(float(distance.max()), uniform or 0.0) or 1.0
     axes.set(xlim=(-0.6, layers - 0.4), ylim=(0, 1.08 * top), xlabel=along)
     axes.set_ylabel("Mean attention distance (pixels)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y")
     axes.legend(
-        frameon=False, fontsize=7, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2,
-        columnspacing=1.2, handletextpad=0.5,
+        loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2, columnspacing=1.2,
+        handletextpad=0.5,
     )  # fmt: skip
     return figure
 
@@ -171,12 +142,12 @@ def draw_pictures(
             axes.imshow(picture, interpolation="nearest", extent=(x, x + wide, y, y + tall))
             if columns and not row:
                 text = fit(columns[number], wide, 8)
-                axes.text(x + wide / 2, y + tall + 0.05, text, fontsize=8, ha="center", va="bottom")
+                axes.text(x + wide / 2, y + tall + 0.05, text, color=SOFT, ha="center", va="bottom")
         if captions:
             text = fit(captions[index], group, 7)
-            axes.text(left + group / 2, y - 0.06, text, fontsize=7, color=FAINT, **middle)
+            axes.text(left + group / 2, y - 0.06, text, fontsize=7, color=SOFT, **middle)
     if title:
-        axes.text(size[0] / 2, size[1] - 0.06, display_text(title, 90), fontsize=9, **middle)
+        axes.text(0.08, size[1] - 0.06, display_text(title, 90), fontsize=9, va="top", weight="bold")
     axes.set(xlim=(0, size[0]), ylim=(0, size[1]), aspect="auto")
     return figure
 
@@ -186,10 +157,10 @@ def draw_sheet(pairs: Sequence[tuple[np.ndarray, np.ndarray]], *, across: int = 
     """A dense grid of pairs of images (H, W, 3) uint8 of equal size, pixel for pixel (Fig. 14)."""
     across = min(across, len(pairs))
     height, width = pairs[0][0].shape[:2]
-    tiles = np.ones((math.ceil(len(pairs) / across) * across, height, 2 * width + 3, 3), np.float32)  # white
-    for tile, (left, right) in zip(tiles, pairs, strict=False):
-        tile[:, :width], tile[:, width + 3 :] = left / 255, right / 255
-    picture = mosaic(tiles.reshape(-1, across, *tiles.shape[1:]), gap=12)
+    tiles = np.zeros((math.ceil(len(pairs) / across) * across, height, 2 * width + 3, 4), np.float32)
+    for tile, (left, right) in zip(tiles, pairs, strict=False):  # transparent between the images
+        tile[:, :width], tile[:, width + 3 :] = opaque(left / 255), opaque(right / 255)
+    picture = mosaic(tiles.reshape(-1, across, *tiles.shape[1:]), gap=12, fill=0.0)
     figure, axes = pixel_figure(picture, margins=(16, 44, 16, 16))
     axes.set_title(title)
     return figure
@@ -222,8 +193,7 @@ def draw_panels(panels: Sequence[Panel], *, log: bool = False, top: float | None
             points = panel.lines.get(name, ())
             axes.plot(
                 [x for x, _ in points], [y for _, y in points], label=display_text(name, 40), markersize=4,
-                color=matplotlib.colormaps["tab10"](number % 10), marker=MARKERS[number % len(MARKERS)],
-                linewidth=1,
+                linewidth=1, **line_style(number),
             )  # fmt: skip
         axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
         xs = sorted({x for points in panel.lines.values() for x, _ in points})
@@ -235,10 +205,9 @@ def draw_panels(panels: Sequence[Panel], *, log: bool = False, top: float | None
         if top is not None:
             axes.set_ylim(0, top)
         axes.set_xticks(xs, [f"{x:g}" for x in xs])
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(color="#dddddd", linewidth=0.5)
+        axes.grid(axis="y")
     handles, labels = charts[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=7)
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
     return figure
 
 
@@ -257,7 +226,8 @@ def draw_scores(
     for i, (name, points) in enumerate(series.items()):
         xs, ys, errors = zip(*sorted(points), strict=True) if points else ((), (), ())
         axis.errorbar(
-            xs, ys, yerr=errors, label=display_text(name, LABEL), **line_style(i), linewidth=1, markersize=4
+            xs, ys, yerr=errors, label=display_text(name, LABEL), linewidth=1, markersize=4, **BARS,
+            **line_style(i),
         )  # fmt: skip
         if fits and name in fits:
             axis.plot(*zip(*fits[name], strict=True), linestyle="--", linewidth=0.8, color=colour(i))
@@ -283,7 +253,7 @@ def draw_bars(
     shaded = [(g, *band[name]) for g, name in enumerate(groups) if band and name in band]
     if shaded:
         xs, low, high = zip(*shaded, strict=True)
-        axis.fill_between(xs, low, high, color="0.6", alpha=0.35, linewidth=0, label="BiT ResNets")
+        axis.fill_between(xs, low, high, color=colour(6), alpha=0.18, linewidth=0, label="BiT ResNets")
     settings = list(dict.fromkeys(name for group in groups.values() for name in group))
     width = 0.7 / max(1, len(settings))
     for i, setting in enumerate(settings):
@@ -291,8 +261,8 @@ def draw_bars(
         offset = (i - (len(settings) - 1) / 2) * width
         axis.errorbar(
             [g + offset for g, _, _ in values], [mean for _, mean, _ in values],
-            yerr=[error for _, _, error in values], linestyle="none", label=display_text(setting, LABEL),
-            **line_style(i), markersize=5,
+            yerr=[error for _, _, error in values], label=display_text(setting, LABEL), markersize=5, **BARS,
+            **(line_style(i) | {"linestyle": "none"}),
         )  # fmt: skip
     axis.set_xticks(range(len(groups)), [display_text(name, LABEL) for name in groups])
     axis.set_xlim(-0.6, len(groups) - 0.4)
@@ -310,12 +280,12 @@ def draw_shots(panels: Mapping[str, Mapping[str, Sequence[Point]]]) -> Figure:
         for model, points in series.items():
             xs, ys, errors = zip(*sorted(points), strict=True)
             axis.errorbar(xs, ys, yerr=errors, label=display_text(model, LABEL), linewidth=1, markersize=4,
-                          **line_style(models.index(model)))  # fmt: skip
+                          **BARS, **line_style(models.index(model)))  # fmt: skip
         shots = sorted({int(x) for points in series.values() for x, _, _ in points})
         axis.set_xscale("log")
         axis.set_xticks(shots, [str(n) for n in shots])
         axis.minorticks_off()
-    axes[0].legend(fontsize=7, frameon=False)
+    axes[0].legend()
     return figure
 
 
@@ -328,9 +298,8 @@ def new_chart(x_label: str, y_label: str, title: str) -> tuple[Figure, Any]:
 
 def format_axis(axis: Any, x_label: str, y_label: str, title: str) -> None:
     axis.set(xlabel=x_label, ylabel=y_label, title=title)
-    axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
-    axis.grid(True, linewidth=0.3, alpha=0.6)
-    axis.spines[["top", "right"]].set_visible(False)
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g}%"))
+    axis.grid(axis="y")
 
 
 def label_powers(axis: Any) -> None:
@@ -343,23 +312,18 @@ def label_powers(axis: Any) -> None:
 
 def with_legend(figure: Figure, axis: Any, entries: int) -> Figure:
     if entries:
-        axis.legend(fontsize=7, frameon=False)
+        axis.legend()
     return figure
-
-
-def line_style(number: int) -> dict[str, Any]:
-    """Colour and marker of the line with this number."""
-    marker = MARKERS[number % len(MARKERS)]
-    return {"color": colour(number), "marker": marker, "capsize": 2, "elinewidth": 0.8}
-
-
-def colour(number: int) -> str:
-    return f"C{number % 10}"
 
 
 def rgb(values: np.ndarray) -> np.ndarray:
     """RGB values as they are; otherwise the first channel as grey."""
     return values if values.shape[-1] == 3 else values[..., :1].repeat(3, -1)
+
+
+def opaque(values: np.ndarray) -> np.ndarray:
+    """RGB values with a fourth channel of ones."""
+    return np.concatenate([values, np.ones_like(values[..., :1])], -1)
 
 
 def mosaic(tiles: np.ndarray, *, gap: int, fill: float = 1.0) -> np.ndarray:
@@ -407,15 +371,6 @@ def display_text(text: str, longest: int) -> str:
 def fit(text: str, inches: float, points: float) -> str:
     """A name shortened to a width; a letter is about 0.6 times as wide as high."""
     return display_text(text, max(4, int(inches * 72 / (0.6 * points))))
-
-
-@styled
-def render(figure: Figure, kind: str) -> bytes:
-    """A figure as PNG or SVG bytes, without date and program name."""
-    file = BytesIO()
-    metadata = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}[kind]
-    figure.savefig(file, format=kind, dpi=DPI, metadata=metadata)
-    return file.getvalue()
 
 
 def contact_sheet(pictures: Sequence[bytes], *, width: int = 2640, gap: int = 32) -> bytes:

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -10,10 +11,12 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
 from markupsafe import Markup, escape
 
+from vitkit.report.palette import CSS
 from vitkit.report.terminal import cell, printable
 
 LONGEST = 300  # characters after which a name is shortened
-STACKED = 4  # columns that fit on a phone
+PHONE = 46  # characters of a row that fit on a phone, with two for each gap
+WRAPPED = 12  # characters to which text is wrapped there
 
 
 class Number(str):
@@ -26,6 +29,8 @@ def display(value: Any) -> Any:
     Control characters, bidirectional marks and undecodable bytes are shown by code point, so that no name can
     imitate another.
     """
+    if value is None:
+        return "–"
     return value if isinstance(value, Markup) else printable(cell(value), lines=True)
 
 
@@ -59,7 +64,7 @@ def environment(package: str = "vitkit.report") -> Environment:
         loader=PackageLoader(package), autoescape=True, undefined=StrictUndefined, finalize=display,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    jinja.filters |= {"name": name, "words": words}
+    jinja.filters |= {"name": name, "words": words, "units": units}
     jinja.globals |= {"table": table, "note": note}
     return jinja
 
@@ -79,7 +84,7 @@ def page(title: str, header: Markup, sections: Mapping[str, Markup]) -> str:
 
     The content security policy allows only the inline style sheet and inline images.
     """
-    style = files("vitkit.report").joinpath("page.css").read_text("utf-8")
+    style = CSS + files("vitkit.report").joinpath("page.css").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     non_empty = {heading: body for heading, body in sections.items() if body.strip()}
     return environment().get_template("page.html").render(
@@ -108,14 +113,27 @@ def joined(parts: Iterable[Markup]) -> Markup:
 def table(rows: Iterable[Mapping[str, Any]], highlighted: Sequence[bool] = ()) -> Markup:
     """One row per mapping, one column per key; numbers are right-aligned, `highlighted` rows stand out.
 
-    On a phone, a table with many columns becomes a list of cards in which each cell names its column.
+    On a phone, a table that is too wide becomes a list of cards in which each cell names its column, and bars
+    are left out.
     """
     rows = list(rows)
     if not rows:
         return note("No entries.")
     columns = [(key, all(is_number(row[key]) for row in rows)) for key in rows[0]]
     flags = [*highlighted, *[False] * (len(rows) - len(highlighted))]
-    return fill("parts.html", "table", columns, list(zip(rows, flags, strict=True)), len(columns) > STACKED)
+    entries = list(zip(rows, flags, strict=True))
+    return fill("parts.html", "table", columns, entries, phone_width(rows, columns) > PHONE)
+
+
+def phone_width(rows: Sequence[Mapping[str, Any]], columns: Sequence[tuple[str, bool]]) -> int:
+    """The characters of the widest row: numbers as they are, text and headers wrapped; without bars."""
+    total = 0
+    for key, number in columns:
+        if key != " ":
+            longest = max((len(part) for part in words(key).split()), default=0)
+            cells = max(len(text(row[key]).striptags()) for row in rows)
+            total += 2 + max(longest, cells if number else min(cells, WRAPPED))
+    return total
 
 
 def is_number(value: Any) -> bool:
@@ -125,6 +143,12 @@ def is_number(value: Any) -> bool:
 def fixed_percent(share: float | None, digits: int = 2) -> Number:
     """A share in per cent with a fixed number of decimals."""
     return Number("–" if share is None else f"{100 * share:.{digits}f} %")
+
+
+def units(value: Any) -> Any:
+    """A sentence in which no line breaks between a number and its per cent sign."""
+    shown = display(value)
+    return type(shown)(re.sub(r"(?<=\d) %", "\u00a0%", shown))
 
 
 def words(key: str) -> str:

@@ -7,12 +7,12 @@ from markupsafe import Markup
 
 from vitkit.metrics.intervals import percent, span, wilson, with_interval
 from vitkit.report.charts import bar, line_chart, run_curves, short
+from vitkit.report.cost_section import cost_section, device_name, environment_section
 from vitkit.report.html import (
     Number,
     clipped,
     commands,
     details,
-    facts,
     fill,
     fixed_percent,
     name,
@@ -35,6 +35,7 @@ ENOUGH = 5  # minimum images per point of a calibration curve
 NAMED = 120  # characters of a name in a long table
 WHOLE, PART = 40, 24  # up to WHOLE classes the full matrix fits a wide screen; else the PART most confused
 NARROW, NARROW_PART = 10, 8  # the same on a phone
+SHORT = 3  # characters of class names that need no room beside and above a matrix
 OTHER = "other classes"
 Run = Mapping[str, Any]  # the contents of a run folder, as runs/page.py collects them
 Pair = tuple[str, str, int, int]  # true class, predicted class, count, images of the true class
@@ -52,15 +53,16 @@ def run_page(run: Run) -> str:
         "Confusion matrix": confusions(test.get("confusion"), list(per_class), mistakes.get("pairs")),
         "Calibration": calibration(mistakes.get("calibration") or (), test.get("calibration_error")),
         "Mistakes": mistake_section(mistakes, run.get("table")) if "worst" in mistakes else Markup(),
-        "Least confident images": unsure_section(mistakes.get("least") or ()),
+        "Least confident": unsure_section(mistakes),
+        "Sample images": sample_section(run.get("samples") or {}),
         PUBLISHED: run_section(run),
         "Data": data_section(run),
-        "Training images": batch_section(batch) if (batch := run.get("batch")) else Markup(),
+        "Training batch": batch_section(batch) if (batch := run.get("batch")) else Markup(),
         "Cost": cost_section(
             (run["result"] or {}).get("cost") or {}, run.get("spent") or {}, run.get("pricing", "")
         ),
         "Recipe": recipe_section(run["recipe"], run["usual"]),
-        "Environment": facts(run["environment"]["machine"]) if run["environment"] else Markup(),
+        "Environment": environment_section(run["environment"]["machine"]) if run["environment"] else Markup(),
         "Commands": fill("run.html", "command_groups",
                          [(title, commands(lines)) for title, lines in run["commands"].items()]),
     }  # fmt: skip
@@ -101,7 +103,7 @@ def summary(run: Run) -> Markup:
         pixels=" × ".join(map(str, recipe.get("image_size") or ())), recipe=recipe.get("name", ""),
         steps=result["steps"] if result else None, batch=recipe["batch"] if result else None,
         time=duration(cost["seconds"]) if cost.get("seconds") else "",
-        device=cost.get("device", "a device"),
+        device=device_name(cost.get("device", "a device")),
     )  # fmt: skip
 
 
@@ -232,6 +234,8 @@ def matrix_table(matrix: Matrix, names: Sequence[str], selected: Sequence[int], 
         rows.append((names[i], cells))
     sizes = ((3, "fewest"), (6, "few"), (14, "some"), (10**9, "many"))
     css = next(css for most, css in sizes if len(columns) <= most)
+    if all(len(label) <= SHORT for label in columns):
+        css += " short"
     class_counts = (len(selected), f"{len(names):,}") if partial else None
     return fill("run.html", "matrix", f"{css} {screen}".strip(), class_counts, columns, rows)
 
@@ -254,9 +258,9 @@ def calibration(bins: Sequence[Sequence[float]], error: float | None) -> Markup:
         return Markup()
     chart = line_chart(
         {"this model": points}, x_label="confidence", y_label="accuracy", points=True,
-        percent=True, ideal={"ideal": [(0.0, 0.0), (1.0, 1.0)]},
+        percent=True, percent_x=True, ideal={"ideal": [(0.0, 0.0), (1.0, 1.0)]},
     )  # fmt: skip
-    error_text = "" if error is None else f"Expected calibration error {fixed_percent(error)}."
+    error_text = "" if error is None else f"Expected calibration error {fixed_percent(error, 1)}."
     return fill("run.html", "calibration", error_text, chart if points else None, ENOUGH)
 
 
@@ -289,19 +293,45 @@ def mistake_section(mistakes: Mapping[str, Any], link: str | None = None) -> Mar
     )  # fmt: skip
 
 
-def unsure_section(predictions: Sequence[Mapping[str, Any]]) -> Markup:
-    """The images with the lowest confidence, correct or not."""
-    if not predictions:
+def unsure_section(mistakes: Mapping[str, Any]) -> Markup:
+    """The correct images with the lowest confidence; of older runs also wrong ones."""
+    if correct := mistakes.get("least_correct"):
+        lead = "Correct predictions with the lowest confidence: what the model almost got wrong."
+        return note(lead) + pictures(correct)
+    if predictions := mistakes.get("least"):
+        lead = "The images with the lowest confidence, correct or not, except those above. "
+        return note(f"{lead}They are often unusual, ambiguous or mislabelled.") + pictures(predictions)
+    return Markup()
+
+
+def sample_section(samples: Mapping[str, Any]) -> Markup:
+    """Test images with their labels and predictions: one of each class, or some of all."""
+    if not samples.get("images"):
         return Markup()
-    lead = "The images with the lowest confidence, correct or not, except those above. "
-    return note(f"{lead}They are often unusual, ambiguous or mislabelled.") + pictures(predictions)
+    rows = []
+    for sample in samples["images"]:
+        alt = f"{clipped(str(sample['key']), 80)}: {', '.join(clipped(t, 40) for t in sample['truth'])}"
+        rows.append({
+            "image": picture(sample["image"], "image/jpeg", alt),
+            "truth": [name(label, NAMED) for label in sample["truth"]],
+            "predicted": [(name(label, NAMED), fixed_percent(share, 1), label in sample["truth"])
+                          for label, share in sample["predicted"]],
+        })  # fmt: skip
+    classes, count = samples["classes"], len(rows)
+    if classes is None:
+        lead = f"{count} images of the test set, evenly chosen, with the most probable labels."
+    else:
+        which = "every class" if count == classes else f"{count} of {classes:,} classes"
+        lead = f"One test image of {which}: the most confident prediction, correct where any is."
+    return note(lead) + fill("run.html", "samples", rows, classes is None)
 
 
 def batch_section(batch: Mapping[str, Any]) -> Markup:
     """Images of the first training batch, cropped and augmented, with their labels."""
     images = []
     for image in batch["images"]:
-        alt = f"training image labelled {', '.join(clipped(str(label), 40) for label, _ in image['labels'])}"
+        words = ", ".join(clipped(str(label), 40) for label, _ in image["labels"])
+        alt = f"training image labelled {words}" if words else "training image"
         labels = [(name(label, NAMED), "" if share >= 0.995 else f"\u00a0{100 * share:.0f}\u00a0%")
                   for label, share in image["labels"]]  # fmt: skip
         images.append((picture(image["image"], "image/jpeg", alt), labels))
@@ -364,61 +394,3 @@ def field_text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value)) or "–"
     return "–" if value in (None, "") else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def cost_section(cost: Mapping[str, Any], spent: Mapping[str, Any], pricing: str = "") -> Markup:
-    """Time, price and energy, then the numbers for a paper. pricing: the command to set another price."""
-    if not cost:
-        return Markup()
-    seconds, processes, speed = cost.get("seconds"), cost.get("processes", 1), cost.get("images_per_second")
-    devices = f"{processes} × " if processes != 1 else ""
-    values = {
-        "time": None if seconds is None else f"{duration(seconds)} on {devices}{cost.get('device', '?')}",
-        "price": price_text(spent) if spent else None,
-        "energy": energy_text(spent) if spent else None,
-        "images seen": cost.get("images_seen"),
-        "images per second": None if not speed else f"{speed:.0f}" if speed >= 10 else f"{speed:.1f}",
-        "unusable images": cost.get("unusable_images") or None,
-    }
-    papers = {
-        "exaFLOPs": cost.get("exaFLOPs"),
-        "TPUv3-core-days": cost.get("tpu_v3_core_days"),
-        "device hours": cost.get("device_hours"),
-        "training compute": flops(cost.get("training_FLOPs")),
-        "forward pass of one image": flops(cost.get("forward_FLOPs")),
-        "parameters": cost.get("parameters"),
-        "precision": cost.get("precision"),
-        "model FLOPs utilization": fixed_percent(cost["MFU"], 1) if cost.get("MFU") else None,
-    }
-    hint = note(f"To set your own price per hour: {pricing}") if pricing and spent else Markup()
-    return facts(without_none(values)) + hint + details("For papers", facts(without_none(papers)))
-
-
-def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not None}
-
-
-def price_text(spent: Mapping[str, Any]) -> str:
-    """The price of the device hours, and the price per hour it is based on."""
-    sign = "" if spent["given"] else "$"
-    price = f"{sign}{spent['price']:,.2f}" if spent["price"] >= 0.01 else f"under {sign}0.01"
-    hours = f"{spent['hours']:.2g}" if spent["hours"] < 10 else f"{spent['hours']:,.0f}"
-    assumed = "" if spent["given"] else "an assumed "
-    return f"{price} ({hours} device hours at {assumed}{sign}{spent['per_hour']:,.2f} per hour)"
-
-
-def energy_text(spent: Mapping[str, Any]) -> str:
-    amount = f"{spent['kWh']:.3g} kWh" if spent["kWh"] >= 0.1 else f"{1000 * spent['kWh']:.2g} Wh"
-    if spent["watts"] is None:
-        return f"{amount}, measured by the device"
-    return f"about {amount} (not measured; assumes {spent['watts']} watts)"
-
-
-def flops(count: float | None) -> str | None:
-    """A number of FLOPs with a suitable unit."""
-    if count is None:
-        return None
-    units = ((1e18, "EFLOPs"), (1e15, "PFLOPs"), (1e12, "TFLOPs"), (1e9, "GFLOPs"), (1e6, "MFLOPs"))
-    return next(
-        (f"{count / size:.4g} {unit}" for size, unit in units if count >= size), f"{short(count)} FLOPs"
-    )

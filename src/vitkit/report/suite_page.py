@@ -62,7 +62,9 @@ def setting_text(suite: Mapping[str, Any]) -> str:
 
 def setting_name(key: str) -> str:
     """The readable name of a setting: rate-0.01-steps-2500 becomes "rate 0.01, steps 2500"."""
-    return "BiT's HyperRule" if key == "bit" else key.replace("-steps-", ", steps ").replace("rate-", "rate ")
+    if key == "bit":
+        return "BiT's HyperRule"
+    return key.replace("-steps-", ", steps\u00a0").replace("rate-", "rate\u00a0")
 
 
 def settings_table(suite: Mapping[str, Any]) -> Markup:

@@ -218,9 +218,18 @@ def prediction_rows(image: str, predictions: Predictions, *, unsure: bool) -> st
 class Live:
     """A progress line with bar, step, remaining time and loss; other metrics are added if there is space."""
 
-    def __init__(self, title: str, total: int, start: int = 0, *, every: float = EVERY, quiet: bool = False):
+    def __init__(
+        self,
+        title: str,
+        total: int,
+        start: int = 0,
+        *,
+        every: float = EVERY,
+        quiet: bool = False,
+        listed: str = "the run's unusable.json",
+    ):
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
-        self.title, self.total, self.done = title, total, start
+        self.title, self.total, self.done, self.listed = title, total, start, listed
         self.numbers: dict[str, Average] = {}
         self.every, self.last = every, time.monotonic()
         self.first: tuple[int, float] | None = None  # the first step of this process and its end time
@@ -239,7 +248,7 @@ class Live:
             self.bar.stop()
         if self.interactive and self.skipped > NAMED:
             more = self.skipped - NAMED
-            self.say(f"skipped: {more} more images; all are listed in the run's unusable.json")
+            self.say(f"skipped: {more} more images; all are listed in {self.listed}")
 
     def step(self, step: int, **numbers: float) -> None:
         now = time.monotonic()

@@ -2,9 +2,7 @@
 
 # B images that are shown; H, W pixels; C classes
 
-import base64
 import csv
-import io
 import json
 import os
 import platform
@@ -13,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +38,17 @@ from vitkit.recipes.recipe import Recipe
 from vitkit.report.overlay import overlay
 from vitkit.report.terminal import csv_cell
 from vitkit.runs.batches import mix_batch, mixes, mixing_text, training_view
-from vitkit.runs.page import BATCH, MISTAKES, write_run_page, write_shown
+from vitkit.runs.page import BATCH, MISTAKES, SAMPLES, write_run_page, write_shown
 from vitkit.runs.page import FILE as SHOWN
 from vitkit.runs.page import read as read_json
 from vitkit.runs.provenance.predictions import PREDICTIONS, write_predictions
+from vitkit.runs.samples import jpeg, resized, sample_images
 from vitkit.runtime.runtime import Runtime
 from vitkit.tasks.classify import one_hot
 from vitkit.tasks.task import Metrics, Task
 
 KEPT = 24  # mistakes of each kind
-SIDE = 192  # pixels of a thumbnail
-LEAST = 12  # images with the lowest confidence
+LEAST = 12  # correct images with the lowest confidence
 PAIRS, FILES, NAMES = 100, 100, 20  # at most: confusions, unusable files, files of a finding
 LOOKED = 1_000_000  # images up to which the doctor checks names and counts at the start
 Say = Callable[[str], None]
@@ -68,7 +67,7 @@ def harmless(name: str, say: Say) -> Iterator[None]:
 
 def keep(path: Path, content: Any) -> None:
     text = json.dumps(content)  # ASCII, so that names that are not valid Unicode survive
-    replace_file(path, lambda beside: beside.write_text(text))
+    replace_file(path, lambda beside: beside.write_text(text, encoding="utf-8"))
 
 
 def begin(
@@ -153,6 +152,9 @@ def finish(
         return
     with harmless("unusable.json", say):
         keep(out / "unusable.json", listed(gathered))
+    with harmless(SAMPLES, say):
+        if task.predicts:
+            keep(out / SAMPLES, sample_images(source, task, task.mistakes(metrics), model, runtime.device))
     if accuracy := task.mistakes(metrics):
         with harmless("mistakes.json", say):
             keep(out / "mistakes.json", mistakes(source, accuracy, model, runtime.device, say))
@@ -177,17 +179,17 @@ def listed(gathered: Sequence[Unusable]) -> dict[str, Any]:
 
 
 def mistakes(source: Source, accuracy: Accuracy, model: Model, device: str, say: Say) -> dict[str, Any]:
-    """The most confident mistakes, the confusions, the calibration and the least confident images."""
+    """The most confident mistakes, the confusions, the calibration and the least confident correct images."""
     ordered = wrong_ones(accuracy)
     worst = ordered[:KEPT]
-    rising = accuracy.confidence.argsort(stable=True)[: LEAST + len(worst)].tolist()
-    least = [row for row in rising if row not in worst][:LEAST]  # no image twice
+    rising = accuracy.confidence.argsort(stable=True)
+    least = rising[accuracy.correct[rising]][:LEAST].tolist()
     examples = pictured(source, accuracy, [*worst, *least], model, device, say)
     return {
         "images": accuracy.images, "wrong": len(ordered), "pairs": pairs(accuracy, source.classes),
         "calibration": bins(accuracy.confidence, accuracy.correct),
         "worst": [examples[row] for row in worst if row in examples],
-        "least": [examples[row] for row in least if row in examples],
+        "least_correct": [examples[row] for row in least if row in examples],
     }  # fmt: skip
 
 
@@ -247,23 +249,6 @@ def attended(model: ViT, images: Tensor) -> list[np.ndarray]:
     return list(attention_rollout(model, inputs, batch=4))
 
 
-def resized(pixels: np.ndarray) -> np.ndarray:
-    """Resize (H, W, 3) to a longer side of at most 192; very small images are enlarged with sharp pixels."""
-    height, width = pixels.shape[:2]
-    factor = SIDE / max(height, width)
-    factor = factor if factor < 1 else max(1, int(factor))
-    size = max(1, round(width * factor)), max(1, round(height * factor))
-    resampling = Image.Resampling.LANCZOS if factor < 1 else Image.Resampling.NEAREST
-    return np.array(Image.fromarray(pixels).resize(size, resampling))
-
-
-def jpeg(pixels: np.ndarray) -> str:
-    """A JPEG in base64, for JSON and HTML."""
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "JPEG", quality=85, optimize=True)
-    return base64.b64encode(file.getvalue()).decode()
-
-
 def pairs(accuracy: Accuracy, classes: Sequence[str]) -> list[tuple[str, str, int, int]]:
     """The most frequent confusions: (true class, predicted class, times, images of the true class)."""
     wrong = ~accuracy.correct
@@ -292,13 +277,15 @@ LABELS = 3  # that are shown for one image
 LINE = 20  # pixels of a line of text in the contact sheet
 
 
-def keep_batch(out: Path, recipe: Recipe, source: Source, order: Order, say: Say) -> None:
-    """Write the first training batch into the run folder, once, without affecting training."""
+def keep_batch(
+    out: Path, recipe: Recipe, source: Source, order: Order, task: Task, model: Model, say: Say
+) -> None:
+    """Write the first training batch as the model sees it into the run folder, without affecting training."""
     if (out / BATCH).exists():
         return
     with harmless(BATCH, say):
-        images, labels = first_images(recipe, source, order)
-        named = [label_shares(row, source.classes) for row in labels]
+        images, labels = first_images(recipe, source, order, partial(task.visible, model, order, 0))
+        named = [label_shares(row, source.classes) if task.labelled else [] for row in labels]
         small = [resized(image.permute(1, 2, 0).numpy()) for image in images]
         sheet = contact_sheet([Image.fromarray(pixels) for pixels in small], named)
         replace_file(out / PICTURE, lambda beside: sheet.save(beside, "JPEG", quality=88))
@@ -306,10 +293,13 @@ def keep_batch(out: Path, recipe: Recipe, source: Source, order: Order, say: Say
         keep(out / BATCH, {"step": 0, "of": recipe.batch, "how": how_made(recipe), "images": pictures})
 
 
-def first_images(recipe: Recipe, source: Source, order: Order) -> tuple[Tensor, Tensor]:
+def first_images(
+    recipe: Recipe, source: Source, order: Order, visible: Callable[[Batch], Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
     """uint8 images (B, 3, H, W) and soft labels (B, C) of the first step, before normalization.
 
     Every random choice is a function of seed, step and place, so these are the images of the first step.
+    visible: what the task lets the model see of a batch.
     """
     mine = range(min(IMAGES_SHOWN, recipe.batch))
     places = list(mine)
@@ -320,7 +310,8 @@ def first_images(recipe: Recipe, source: Source, order: Order) -> tuple[Tensor, 
     batch: Batch = samples | {"image": samples["image"].float(), "label": targets}
     if mixes(recipe):
         batch = mix_batch(batch, recipe, order.rng(0, -1), mine)
-    return batch["image"].round().clamp(0, 255).to(torch.uint8), batch["label"]
+    batch["image"] = batch["image"].round().clamp(0, 255).to(torch.uint8)
+    return visible(batch) if visible else batch["image"], batch["label"]
 
 
 def label_shares(row: Tensor, classes: Sequence[str]) -> list[tuple[str, float]]:

@@ -170,7 +170,7 @@ def name_batch(order: Order, step: int, source: Source, out: Path, runtime: Runt
     keys = [source.keys[order.sample(step, place)] for place in range(order.batch)]
     path = out / f"batch-{step}.txt"
     if runtime.is_main:
-        path.write_text("\n".join(keys) + "\n", errors="surrogateescape")
+        path.write_text("\n".join(keys) + "\n", errors="surrogateescape", encoding="utf-8")
     return (
         f"its batch: {', '.join(map(repr, keys[:3]))} ... (all {len(keys)} in {path}). Nothing of this "
         "step was saved; check those images, or use a lower learning rate in another --out"

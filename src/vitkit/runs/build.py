@@ -28,14 +28,17 @@ from vitkit.models.variants import Model, configure, fresh, with_options
 from vitkit.models.vit import with_size_note
 from vitkit.options import part_of
 from vitkit.recipes.recipe import Recipe, only
+from vitkit.runs.corrections import corrected
 from vitkit.runs.provenance.changes import examples
 from vitkit.runs.provenance.fingerprint import remembered_splits
 from vitkit.tasks.task import Task
+from vitkit.weights.hub import is_hub
 from vitkit.weights.load import load
 
 Opener = Callable[[Recipe, Path | None], dict[str, Source]]
 DECIDING = (
     "data",
+    "corrections",
     "objective",
     "train_on",
     "val",
@@ -59,9 +62,7 @@ def open_splits(
     removed as duplicates is read from there, or written.
     cache: for downloads. findings: receives the doctor's findings about names and labels.
     """
-    return split_data(
-        recipe, open_for(recipe.task, recipe.data, cache), placed_images(recipe, out), out, findings
-    )
+    return split_data(recipe, open_corrected(recipe, cache), placed_images(recipe, out), out, findings)
 
 
 def placed_images(recipe: Recipe, out: Path | None) -> dict[bytes | str, str]:
@@ -72,7 +73,7 @@ def placed_images(recipe: Recipe, out: Path | None) -> dict[bytes | str, str]:
         if not placed:
             raise Error(
                 f"--split-of {recipe.split_of}: expected a run folder with a list of its images "
-                f"(data.json.gz);{similar_path(recipe.split_of)} leave the flag out to split the images anew",
+                f"(data.json.gz);{similar_path(recipe.split_of)} omit the flag to create a new split",
                 code="run.not-found",
             )
     return placed
@@ -174,7 +175,7 @@ class SplitCache:
     splits: dict[tuple[Recipe, int], dict[str, Source]] = field(default_factory=dict)
     cache: Cache | None = None  # for downloads
     findings: list[Finding] = field(default_factory=list)  # of the doctor, about names and labels
-    sources: dict[tuple[str, str], dict[str, Source]] = field(default_factory=dict)  # before splitting
+    sources: dict[tuple[str, ...], dict[str, Source]] = field(default_factory=dict)  # before splitting
 
     def __call__(self, recipe: Recipe, out: Path | None = None) -> dict[str, Source]:
         placed = placed_images(recipe, out)
@@ -188,10 +189,16 @@ class SplitCache:
 
     def place(self, recipe: Recipe) -> dict[str, Source]:
         """The recipe's data before splitting."""
-        key = recipe.data, recipe.objective
+        key = recipe.data, recipe.objective, recipe.corrections
         if key not in self.sources:
-            self.sources[key] = open_for(recipe.task, recipe.data, self.cache)
+            self.sources[key] = open_corrected(recipe, self.cache)
         return self.sources[key]
+
+
+def open_corrected(recipe: Recipe, cache: Cache | None = None) -> dict[str, Source]:
+    """The recipe's data with its corrections, before splitting."""
+    opened = open_for(recipe.task, recipe.data, cache)
+    return corrected(opened, Path(recipe.corrections)) if recipe.corrections else opened
 
 
 def open_for(task: Task, place: str, cache: Cache | None = None) -> dict[str, Source]:
@@ -225,10 +232,12 @@ def without_duplicates(train: Source, places: Sequence[str], record: Path | None
         kept, removed = against(train, others, workers=os.cpu_count() or 1)
         if record is not None:
             text = json.dumps([duplicate._asdict() for duplicate in removed], indent=1)
-            replace_file(record, lambda beside: beside.write_text(text))
+            replace_file(record, lambda beside: beside.write_text(text, encoding="utf-8"))
         return train.take(kept)
     try:
-        removed_indices = {duplicate["number"] for duplicate in json.loads(record.read_text())}
+        removed_indices = {
+            duplicate["number"] for duplicate in json.loads(record.read_text(encoding="utf-8"))
+        }
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise Error(
             f"{record}: not a list that vitkit wrote ({error}); delete it to create a new one",
@@ -248,7 +257,8 @@ def build_model(recipe: Recipe, train_split: Source, load: Callable[[str], Model
     training: dict[str, Any] = {"dropout": recipe.dropout, "stochastic_depth": recipe.stochastic_depth}
     if recipe.weights:
         model = load(recipe.weights)
-        origin = Origin(format="vitkit", source=recipe.weights, licence=model.origin.licence)
+        source = model.origin.source if is_hub(recipe.weights) else recipe.weights  # with the commit
+        origin = Origin(format="vitkit", source=source, licence=model.origin.licence)
         task.configure(model.config)  # raises before the model is adapted
         training = training if hasattr(model.config, "dropout") else {}
         model = task.extend(adapt(

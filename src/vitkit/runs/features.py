@@ -362,7 +362,7 @@ class FewShot:
             return {}
         images = len(test.index)
         average = mean_and_interval(scores, images)
-        log(f"{with_interval(average['mean'], images)} of {images} images of {self.place} right after "
+        log(f"{with_interval(average['mean'], images)} of {images} images of {self.place} correct after "
             f"{self.shots} shots")  # fmt: skip
         facts = {"mean": average["mean"], "std": average["std"], "shots": self.shots, "images": images}
         return {f"fewshot_{name}": value for name, value in facts.items()}

@@ -36,7 +36,7 @@ def finish_run(run: RunContext, evaluator: Evaluator, logger: RunLogger, bad: Ba
     result = Result(str(run.out), str(run.out / MODEL), run.state.step, test, costs, kept)
     if run.runtime.is_main:
         text = json.dumps(result.to_json(), indent=2)
-        replace_file(run.out / RESULT, lambda beside: beside.write_text(text))
+        replace_file(run.out / RESULT, lambda beside: beside.write_text(text, encoding="utf-8"))
         write_shown(run.out, run.task, test)
     logger.close()
     if run.options.report:

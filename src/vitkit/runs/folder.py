@@ -54,7 +54,7 @@ class Result:
 def read_result(path: Path) -> Result:
     """Read result.json."""
     try:
-        return Result(**json.loads(path.read_text()))
+        return Result(**json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError, RecursionError) as error:
         raise Error(
             f"{path}: not a result that vitkit wrote ({error}); delete it to test again",
@@ -81,7 +81,7 @@ class RunOptions:
         check_trackers(self.trackers)
         data_workers(self.workers)
         if not 0 <= self.max_bad <= 1:
-            raise Error(f"max-bad is a share of the images, 0 to 1, not {self.max_bad}", code="request.value")
+            raise Error(f"max-bad must be a fraction from 0 to 1, not {self.max_bad}", code="request.value")
         if self.price_per_hour is not None and not 0 <= self.price_per_hour < float("inf"):
             raise Error(f"price-per-hour must be 0 or more, not {self.price_per_hour}", code="request.value")
 
@@ -89,14 +89,14 @@ class RunOptions:
 MODEL, RESULT = "model.safetensors", "result.json"
 MAY_CHANGE = {  # fields that may change when a run is resumed: none affects its result
     "about": "a description",
-    "evaluations": "how often val is evaluated; not with the best weights kept, or patience",
-    "micro_batch": "images in memory at a time: the same sums in another order, equal up to rounding",
-    "rates": "learning rates that the protocol compares, each in a folder of its own",
+    "evaluations": "number of validations; fixed if the best weights are kept or the run may stop early",
+    "micro_batch": "images in memory at a time; results are equal up to rounding",
+    "rates": "learning rates that the protocol compares, each in its own folder",
     "convolution_rates": "the same for ResNets and hybrids",
     "fewshot": "data for few-shot accuracy during the run",
-    "shots": "images of each class for that",
-    "draws": "random choices of those images, whose mean is reported",
-    "fewshot_when": "how often",
+    "shots": "images per class for few-shot accuracy",
+    "draws": "number of random draws of these images; the mean is reported",
+    "fewshot_when": "when few-shot accuracy is measured",
 }
 
 
@@ -147,7 +147,9 @@ def claim(out: Path, recipe: Recipe) -> Recipe:
         for start, _ in parse_stages(recipe.more_steps[len(old.more_steps) :]):
             keep_result(out, start)
     complete_recipe = replace(recipe, auto=())  # everything is decided
-    replace_file(path, lambda beside: beside.write_text(to_json(complete_recipe, version) + "\n"))
+    replace_file(
+        path, lambda beside: beside.write_text(to_json(complete_recipe, version) + "\n", encoding="utf-8")
+    )
     return recipe
 
 
@@ -171,7 +173,7 @@ def check_recipe(out: Path, old: Recipe, new: Recipe) -> None:
     """Refuse a recipe that cannot resume the run in the folder; the error names the flags that differ."""
     if changed := changed_flags(old, new):
         raise Error(
-            f"{out} holds a run with other settings: {', '.join(changed)}. Give another --out, or the "
+            f"{out} contains a run with other settings: {', '.join(changed)}. Use another --out, or the "
             "settings of that run to resume it",
             code="run.changed",
         )

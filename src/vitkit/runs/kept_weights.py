@@ -38,7 +38,7 @@ def after_evaluation(
     if best is None or score > best or (score == best and metrics.loss < lowest):
         return {
             "best": score, "best_loss": metrics.loss, "best_step": step, "best_images": metrics.images,
-            "since": 0, "best_calibration": last.get("calibration"), **last,
+            "since": 0, **last, **({"best_calibration": last["calibration"]} if last else {}),
         }  # fmt: skip
     return {"since": progress["since"] + 1, **last}
 
@@ -89,7 +89,7 @@ def stopping_note(kept: Mapping[str, Any], steps: int) -> str:
     step = "" if kept["step"] is None else f", of step {kept['step']}"
     accuracy = ""
     if kept["val_top1"] is not None and (images := kept.get("val_images")):
-        accuracy = f" ({percent(kept['val_top1'], images)} of {images} images right)"
+        accuracy = f" ({percent(kept['val_top1'], images)} of {images} images correct)"
     return f"{ending}; kept the best weights on validation{step}{accuracy}"
 
 

@@ -65,7 +65,7 @@ FIELDS = {"name", "about", "metric", "predicts", "mistakes", "headline"}
 def write_shown(out: Path, task: "Task", test: dict[str, Any] | None = None) -> None:
     """Write task.json: at the start of a run, and again with its metrics at the end."""
     text = json.dumps(shown(task, test), indent=2)
-    replace_file(out / FILE, lambda beside: beside.write_text(text))
+    replace_file(out / FILE, lambda beside: beside.write_text(text, encoding="utf-8"))
 
 
 def shown(task: "Task", test: dict[str, Any] | None) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def shown(task: "Task", test: dict[str, Any] | None) -> dict[str, Any]:
 def read_shown(folder: Path, recipe: dict[str, Any], test: dict[str, Any] | None) -> dict[str, Any]:
     """The content of task.json; runs of older versions, which have no such file, get it from their task."""
     try:
-        stored = json.loads((folder / FILE).read_text())
+        stored = json.loads((folder / FILE).read_text(encoding="utf-8"))
         if stored.keys() >= FIELDS and (stored["headline"] or not test):
             return stored
     except (OSError, ValueError, AttributeError, RecursionError):
@@ -98,7 +98,7 @@ def run_task(folder: Path, test: dict[str, Any]) -> "Task":
     from vitkit.tasks.task import task_class
 
     try:
-        name = json.loads((folder / FILE).read_text())["name"]
+        name = json.loads((folder / FILE).read_text(encoding="utf-8"))["name"]
     except (OSError, ValueError, LookupError, TypeError):
         name = task_name({}, test)
     return task_class(name)()
@@ -111,7 +111,8 @@ def task_name(recipe: dict[str, Any], test: dict[str, Any]) -> str:
     return "masked" if "patches" in test else recipe.get("objective") or "classify"
 
 
-REPORT, MISTAKES, BATCH = "report.html", "mistakes.csv", "training-batch.json"
+REPORT, MISTAKES = "report.html", "mistakes.csv"
+BATCH, SAMPLES = "training-batch.json", "samples.json"
 BIT = "bit"  # the folder of a protocol's run by BiT's HyperRule
 # fields that a command must name, or they would be chosen for the machine and the data
 CHOSEN = ("image_size", "batch", "length.", "schedule.rate", "schedule.warmup", "keep", "patience")
@@ -161,7 +162,7 @@ def gather(folder: Path, page: Path | None = None, per_hour: float | None = None
         cost["price"] = per_hour * cost["device_hours"]
     shown = read_shown(folder, recipe, (files["result"] or {}).get("test"))
     return files | {
-        "task": shown, "batch": read(folder / BATCH), "spent": spent(cost),
+        "task": shown, "batch": read(folder / BATCH), "samples": read(folder / SAMPLES), "spent": spent(cost),
         "table": link(folder / MISTAKES, page or folder / REPORT) if (folder / MISTAKES).exists() else None,
         "pricing": words("report", str(folder), "--price-per-hour", "X"),
         "name": folder.resolve().name, "place": str(folder), "recipe": recipe, "usual": usual,
@@ -183,7 +184,7 @@ def link(target: Path, page: Path) -> str:
 def read(path: Path) -> dict[str, Any] | None:
     """A JSON object; None if the file is missing, truncated or something else."""
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
@@ -193,7 +194,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl, without one that is still being written."""
     if not path.exists():
         return []
-    with path.open(errors="replace") as file:
+    with path.open(errors="replace", encoding="utf-8") as file:
         return [row for row in map(parse_row, file) if row]
 
 

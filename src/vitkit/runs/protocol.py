@@ -69,7 +69,7 @@ class Protocol:
             tried[name] = self.finished(replace(recipe, report_on="val", evaluations=0), name).test
             images = tried[name]["images"]
             accuracy = percent(tried[name]["top1"], images)
-            self.say(f"{called(name)}: {accuracy} of {images} held-out images right")
+            self.say(f"{called(name)}: {accuracy} of {images} held-out images correct")
         return tried
 
     def retrain(
@@ -82,13 +82,13 @@ class Protocol:
             results.append(self.finished(replace(final, seed=seed), f"seed-{seed}"))
             images = results[-1].test["images"]
             self.say(
-                f"seed {seed}: {percent(results[-1].test['top1'], images)} of {images} test images right"
+                f"seed {seed}: {percent(results[-1].test['top1'], images)} of {images} test images correct"
             )
         summary = summarise(self.out, recipe, name, tried, results)
         if self.runtime.is_main:
             replace_file(self.out / MODEL, lambda beside: shutil.copyfile(results[0].model, beside))
             text = json.dumps(summary, indent=2)
-            replace_file(self.out / PROTOCOL, lambda beside: beside.write_text(text))
+            replace_file(self.out / PROTOCOL, lambda beside: beside.write_text(text, encoding="utf-8"))
         return summary
 
     def finished(self, recipe: Recipe, name: str) -> Result:

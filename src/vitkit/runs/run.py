@@ -20,6 +20,7 @@ from vitkit.runs.batches import UnusableImages, name_batch, training_batches
 from vitkit.runs.build import REMOVED, Opener, build_model, open_splits
 from vitkit.runs.checkpointer import Checkpointer
 from vitkit.runs.context import RunContext, continuation_starts
+from vitkit.runs.corrections import keep_copy
 from vitkit.runs.evaluator import Evaluator
 from vitkit.runs.features import fit_head
 from vitkit.runs.finish import finish_run
@@ -103,10 +104,13 @@ def checked_data(
         runtime.on_main_first(lambda: (out / REMOVED).unlink(missing_ok=True))
     if recipe.against:  # takes long, so one process does it and the others read its list
         runtime.on_main_first(lambda: bool(opener(recipe, out)), timeout=COMPARE_TIMEOUT)
-    return check_data(
+    splits, changed = check_data(
         opener(recipe, out), out, runtime, accept=options.accept_changed_data,
         labelled=recipe.task.labelled, say=messages.append,
     )  # fmt: skip
+    if recipe.corrections:
+        runtime.on_main_first(lambda: messages.append(keep_copy(Path(recipe.corrections), out)))
+    return splits, changed
 
 
 def has_checkpoint(out: Path, runtime: Runtime) -> bool:
@@ -124,9 +128,7 @@ def init_head(model: Model, recipe: Recipe, train: Source, runtime: Runtime, opt
         model, train, runtime, batch=min(recipe.batch, HEAD_BATCH), workers=data_workers(options.workers),
         seed=recipe.seed,
     )  # fmt: skip
-    return (
-        f"head fitted to the frozen features: {head.accuracy:.1%} of the training images right, each left out"
-    )
+    return f"head: ridge regression on frozen features, leave-one-out accuracy {head.accuracy:.1%}"
 
 
 def resume(out: Path, state: TrainState, runtime: Runtime, messages: list[str]) -> dict[str, Any]:
@@ -150,7 +152,9 @@ def build_trainer(run: RunContext, live: Live, opener: Opener) -> "Trainer":
             step=run.state.step,
         )  # fmt: skip
         if run.options.report:
-            artifacts.keep_batch(run.out, run.recipe, run.splits["train"], run.order, live.say)
+            artifacts.keep_batch(
+                run.out, run.recipe, run.splits["train"], run.order, run.task, run.model, live.say
+            )
     return Trainer(run, logger, Validator(run, evaluator, logger), Checkpointer(run, logger), unusable)
 
 

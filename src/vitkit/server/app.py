@@ -17,6 +17,7 @@ import vitkit
 from vitkit.data.decode import BadImage
 from vitkit.errors import Error
 from vitkit.inspection.subject import class_number
+from vitkit.report.palette import CSS
 from vitkit.server.admission import AdmissionControl
 from vitkit.server.docs import base_url, openapi_extras, page
 from vitkit.server.guard import TOKEN_PATHS, AsciiJSONResponse, Guard, RequestError, error_response, to_json
@@ -177,6 +178,10 @@ def add_pages(app: FastAPI, settings: Settings) -> None:
     @app.get("/favicon.ico", include_in_schema=False)  # browsers request it even where a page names an icon
     async def icon() -> Response:
         return FileResponse(WEB / "icon.svg")
+
+    @app.get("/static/colours.css", include_in_schema=False)  # before the mount, which has no such file
+    async def colours() -> Response:
+        return Response(CSS, media_type="text/css")
 
     app.mount("/static", StaticFiles(directory=WEB, check_dir=False))
 

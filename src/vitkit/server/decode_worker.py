@@ -61,7 +61,7 @@ def set_limits(max_pixels: int) -> None:
     import resource
 
     if sys.platform == "linux":
-        with open("/proc/self/statm") as file:
+        with open("/proc/self/statm", encoding="utf-8") as file:
             now = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         limit = now + HEADROOM + BYTES_PER_PIXEL * max_pixels
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 
 from vitkit.inspection.embeddings import position_similarity
 from vitkit.io.files import replace_file
-from vitkit.report.figures import Point, draw_bars, draw_scores, draw_similarity, render
+from vitkit.report.figure_style import render
+from vitkit.report.figures import Point, draw_bars, draw_scores, draw_similarity
 from vitkit.report.html import Number
 from vitkit.runs.folder import MODEL
 from vitkit.runs.page import rows as journal_rows

@@ -1,4 +1,4 @@
-"""Trials on a cluster: with Ray, or as SLURM array jobs through submitit.
+"""Trials on a cluster: with Ray, or as Slurm array jobs through submitit.
 
 All machines need the study folder and the data under the same paths: trials write their run folders there and
 start from the models of other trials.
@@ -99,7 +99,7 @@ class RayExecutor:
 
 @dataclass
 class SlurmJob:
-    """A job for submitit; if SLURM preempts it, it is requeued and resumes."""
+    """A job for submitit; if Slurm preempts it, it is requeued and resumes."""
 
     job: Job
     resources: Resources
@@ -115,7 +115,7 @@ class SlurmJob:
 
 @dataclass
 class SlurmExecutor:
-    """SLURM: all trials that are ready form one array job."""
+    """Slurm: all trials that are ready form one array job."""
 
     resources: Resources
     logs: Path
@@ -172,7 +172,7 @@ class SlurmExecutor:
 def outcome_of(future: Any, clock: Stopwatch) -> Outcome:
     error = future.exception()
     if error is not None:
-        message = f"its SLURM job failed: {str(error).strip().splitlines()[-1]}"
+        message = f"its Slurm job failed: {str(error).strip().splitlines()[-1]}"
         return Outcome(error=message, trace=str(error))
     return replace(future.result(), seconds=clock())
 

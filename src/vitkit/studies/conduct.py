@@ -185,7 +185,7 @@ def report(out: Path) -> dict[str, Any]:
     )  # fmt: skip
     replace_file(out / PAGE, lambda beside: beside.write_text(page, encoding="utf-8"))
     text = json.dumps(summary, indent=1)
-    replace_file(out / SUMMARY, lambda beside: beside.write_text(text))
+    replace_file(out / SUMMARY, lambda beside: beside.write_text(text, encoding="utf-8"))
     return summary
 
 

@@ -48,7 +48,7 @@ class Outcome:
 
 
 class Executor(Protocol):
-    """Runs jobs: worker processes of this machine, Ray, or SLURM."""
+    """Runs jobs: worker processes of this machine, Ray, or Slurm."""
 
     def free_slots(self) -> int:
         """How many more jobs can be submitted now."""

@@ -26,7 +26,7 @@ def read_plan(out: Path) -> Plan:
             code="study.unknown",
         )
     try:
-        return from_json(path.read_text())
+        return from_json(path.read_text(encoding="utf-8"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Error(
             f"{path} is damaged ({type(error).__name__}: {error}); choose another --out", code="study.corrupt"
@@ -59,7 +59,7 @@ def claim_folder(out: Path, plan: Plan) -> None:
             )
         return
     out.mkdir(parents=True, exist_ok=True)
-    replace_file(path, lambda beside: beside.write_text(to_json(plan) + "\n"))
+    replace_file(path, lambda beside: beside.write_text(to_json(plan) + "\n", encoding="utf-8"))
 
 
 def differences(old: Plan, new: Plan) -> list[str]:
@@ -85,18 +85,18 @@ def is_finished(out: Path, trial: Trial) -> bool:
 
 def read_result(out: Path, trial: Trial) -> dict[str, Any] | None:
     path = trial_folder(out, trial.name) / RESULT
-    return json.loads(path.read_text()) if path.exists() else None
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def read_failed(out: Path) -> dict[str, dict[str, str]]:
     """The error of each trial that failed the last time it ran."""
     path = out / FAILED
-    return json.loads(path.read_text()) if path.exists() else {}
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def write_failed(out: Path, failed: Mapping[str, Mapping[str, str]]) -> None:
     text = json.dumps(failed, indent=1)
-    replace_file(out / FAILED, lambda beside: beside.write_text(text + "\n"))
+    replace_file(out / FAILED, lambda beside: beside.write_text(text + "\n", encoding="utf-8"))
 
 
 Row = dict[str, Any]
@@ -153,9 +153,9 @@ def write_table(out: Path, rows: Sequence[Row]) -> list[Path]:
         writer.writeheader()
         writer.writerows(rows)
     paths = [out / "table.csv", out / "table.json"]
-    replace_file(paths[0], lambda beside: beside.write_text(text.getvalue()))
+    replace_file(paths[0], lambda beside: beside.write_text(text.getvalue(), encoding="utf-8"))
     content = json.dumps(list(rows), indent=1)
-    replace_file(paths[1], lambda beside: beside.write_text(content))
+    replace_file(paths[1], lambda beside: beside.write_text(content, encoding="utf-8"))
     try:
         import pyarrow
         from pyarrow import parquet

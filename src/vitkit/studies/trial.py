@@ -86,10 +86,12 @@ def run_protocol(recipes: Mapping[str, Recipe], folder: Path, runtime: Runtime, 
     """Run the protocol with one final run; write its result and the chosen recipe as the trial's result."""
     summary = Protocol(folder, runtime, options, lambda text: None, SPLITS).follow(recipes, seeds=1)
     (final,) = folder.glob(f"seed-*/{RESULT}")
-    result = json.loads(final.read_text()) | {key: summary[key] for key in ("model", "chosen", "tried")}
+    result = json.loads(final.read_text(encoding="utf-8")) | {
+        key: summary[key] for key in ("model", "chosen", "tried")
+    }
     for name in recipes:  # only their accuracy matters; the final model is trained on all of train
         (folder / name / MODEL).unlink(missing_ok=True)
-    replace_file(folder / RESULT, lambda beside: beside.write_text(json.dumps(result)))
+    replace_file(folder / RESULT, lambda beside: beside.write_text(json.dumps(result), encoding="utf-8"))
 
 
 def initial_weights(trial: Trial, out: Path) -> Path:

@@ -174,10 +174,10 @@ class Classify(Task):
     def summary(self, test: Mapping[str, Any], images: str) -> str:
         n = test["images"]
         top5 = f", top-5 {with_interval(test['top5'], n)}" if test["top5"] is not None else ""
-        return f"{with_interval(test['top1'], n)} of {n} {images} right{top5}"
+        return f"{with_interval(test['top1'], n)} of {n} {images} correct{top5}"
 
     def progress(self, metrics: Any, split: str) -> str:
-        return f"{percent(metrics.top1, metrics.images)} of {metrics.images} {split} images right"
+        return f"{percent(metrics.top1, metrics.images)} of {metrics.images} {split} images correct"
 
     def report_headline(self, test: Mapping[str, Any]) -> tuple[str, str]:
         n = test["images"]

@@ -27,6 +27,7 @@ from vitkit.tasks.task import Answer, Batch, Evaluation, Headline, Prepare, Task
 
 CELLS = {"mean-colour": 1, "colours-4x4": 4}  # target -> cells along a patch side, one colour each
 TARGETS = (*CELLS, "pixels")
+GREY = 128  # of hidden patches in pictures
 FIXED = -1  # the step that seeds evaluation's corruption; training never uses it
 
 
@@ -62,7 +63,7 @@ class Masked(Task):
         "rate": Range(0, 1, above=True), "shares": Range(0, 1), "bits": Range(1, 5)
     }  # fmt: skip
     about: ClassVar[str] = "by masked patch prediction, without labels,"
-    batch_note: ClassVar[str] = "before patches are hidden"
+    batch_note: ClassVar[str] = "hidden patches in grey, some replaced by others"
     predicts: ClassVar[bool] = False
 
     rate: float = 0.5  # share of corrupted patches; 0.15 is the paper's other choice
@@ -136,6 +137,18 @@ class Masked(Task):
     def prepare(self, model: Model, order: Order) -> Prepare:
         return partial(corrupt, self, patches_in(model), order)
 
+    def visible(self, model: Model, order: Order, step: int, batch: Batch) -> Tensor:
+        """Hidden patches are grey; replaced ones show the patch whose embedding they get."""
+        batch = corrupt(self, patches_in(model), order, step, batch)
+        images, side = batch["image"].clone(), model.config.stride  # type: ignore[union-attr]
+        patches = patches_of(images, side)  # (B, N, C, P, P)
+        choices = torch.cat([patches, torch.full_like(patches[:, :1], GREY)], 1)
+        taken = choices[torch.arange(len(images))[:, None], batch["take"]]
+        rows, columns = (length // side for length in images.shape[2:])
+        grid = taken.unflatten(1, (rows, columns)).permute(0, 3, 1, 4, 2, 5)  # (B, C, h, P, w, P)
+        images[:, :, : rows * side, : columns * side] = grid.flatten(4, 5).flatten(2, 3)
+        return images
+
     def objective(self, model: Model) -> "MaskedLoss":
         p = model.preprocessing
         stride: int = model.config.stride  # type: ignore[union-attr]
@@ -161,7 +174,9 @@ class Masked(Task):
 
     def summary(self, test: Mapping[str, Any], images: str) -> str:
         n = test["patches"]
-        correct = "" if test["accuracy"] is None else f"{percent(test['accuracy'], n)} of the colours right, "
+        correct = (
+            "" if test["accuracy"] is None else f"{percent(test['accuracy'], n)} of the colours correct, "
+        )
         return f"{n} corrupted patches of {test['images']} {images}: {correct}loss {test['loss']:.4g}"
 
     def report_headline(self, test: Mapping[str, Any]) -> tuple[str, str]:

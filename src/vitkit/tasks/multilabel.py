@@ -60,10 +60,12 @@ class Multilabel(Task):
         n = test["images"]
         mean, f1 = (percent(test[key] or 0.0, n) for key in ("mean_average_precision", "f1"))
         exact = with_interval(test["exact_match"], n)
-        return f"mean average precision {mean}, F1 {f1} at 0.5, every label right for {exact} of {n} {images}"
+        return (
+            f"mean average precision {mean}, F1 {f1} at 0.5, all labels correct for {exact} of {n} {images}"
+        )
 
     def progress(self, metrics: Any, split: str) -> str:
-        return f"{percent(metrics.top1, metrics.images)} of {metrics.images} {split} images right"
+        return f"{percent(metrics.top1, metrics.images)} of {metrics.images} {split} images correct"
 
     def report_headline(self, test: Mapping[str, Any]) -> tuple[str, str]:
         n, mean = test["images"], test["mean_average_precision"]

@@ -157,6 +157,10 @@ class Task(ABC):
         """
         return None
 
+    def visible(self, model: Model, order: Order, step: int, batch: Batch) -> Tensor:
+        """Return what the model sees of the uint8 images of a batch, for a report to show."""
+        return batch["image"]
+
     @abstractmethod
     def objective(self, model: Model) -> Objective:
         """Return loss(module, batch) -> {"loss": ..., ...}, each value a mean over the batch's images."""

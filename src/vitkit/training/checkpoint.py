@@ -153,7 +153,7 @@ def write_part(partial: Path, rank: int, mine: dict[str, Piece]) -> None:
     flush(path)
     part = {"sha256": sha256(path), "rows": {name: [p.start, *p.shape] for name, p in mine.items()}}
     temporary = partial / f"part-{rank:05d}.json.new"
-    temporary.write_text(json.dumps(part))
+    temporary.write_text(json.dumps(part), encoding="utf-8")
     rename_over(temporary, partial / f"part-{rank:05d}.json")
 
 
@@ -172,13 +172,15 @@ def await_parts(partial: Path, parts: int, expired: Callable[[], bool]) -> None:
 def close(partial: Path, facts: dict[str, Any]) -> None:
     """Write facts and manifest once all parts are there, publish the checkpoint and remove old ones."""
     names = sorted(path.name for path in partial.glob("part-*.json"))
-    parts = [json.loads((partial / name).read_text()) for name in names]
-    (partial / "facts.json").write_text(json.dumps(facts | {"parts": [part["rows"] for part in parts]}))
+    parts = [json.loads((partial / name).read_text(encoding="utf-8")) for name in names]
+    (partial / "facts.json").write_text(
+        json.dumps(facts | {"parts": [part["rows"] for part in parts]}), encoding="utf-8"
+    )
     hashes = {f"state-{rank:05d}.safetensors": part["sha256"] for rank, part in enumerate(parts)}
     hashes["facts.json"] = sha256(partial / "facts.json")
     for name in names:
         (partial / name).unlink()
-    (partial / MANIFEST).write_text(json.dumps(hashes))
+    (partial / MANIFEST).write_text(json.dumps(hashes), encoding="utf-8")
     for path in (partial / "facts.json", partial / MANIFEST, partial):
         flush(path)
     final = publish(partial)
@@ -219,7 +221,7 @@ def latest(folder: Path) -> tuple[Path | None, list[str]]:
 def verifies(path: Path) -> bool:
     """Whether a checkpoint has exactly the files of its manifest, with matching hashes."""
     try:
-        hashes = json.loads((path / MANIFEST).read_text())
+        hashes = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         if set(hashes) != {"facts.json", *(part.name for part in path.glob("*.safetensors"))}:
             return False
         return all(sha256(path / name) == value for name, value in hashes.items())
@@ -229,7 +231,7 @@ def verifies(path: Path) -> bool:
 
 def load_checkpoint(path: Path, state: TrainState) -> dict[str, Any]:
     """Load a verified checkpoint into the state; returns the `extra` that was saved with it."""
-    facts = json.loads((path / "facts.json").read_text())
+    facts = json.loads((path / "facts.json").read_text(encoding="utf-8"))
     files = [path / f"state-{rank:05d}.safetensors" for rank in range(len(facts["parts"]))]
     try:
         load_pieces(state, ShardReader(files, facts["parts"]))

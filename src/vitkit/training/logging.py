@@ -77,8 +77,8 @@ class Journal:
         if invalid := sum(row is None for _, row in rows):
             say(f"{self.path}: dropped {invalid} invalid line{'s' * (invalid > 1)}")
         with staged(self.path, durable=False) as temporary:
-            temporary.write_text("".join(line + "\n" for line in earlier))
-        self.file = self.path.open("a")
+            temporary.write_text("".join(line + "\n" for line in earlier), encoding="utf-8")
+        self.file = self.path.open("a", encoding="utf-8")
         self.attempt("tensorboard", self.open_tensorboard, folder / "events", step, about or {})
         for name in dict.fromkeys(trackers):
             self.attempt(name, self.open, name, folder, about or {})
@@ -103,7 +103,7 @@ class Journal:
         """The lines that an earlier process wrote, without a truncated last one."""
         if not self.path.exists():
             return []
-        text = self.path.read_text(errors="replace")
+        text = self.path.read_text(errors="replace", encoding="utf-8")
         return [line for line in text[: text.rfind("\n") + 1].splitlines() if line]
 
     def write(self, step: int, *, passing: bool = False, **numbers: Any) -> None:
@@ -269,15 +269,16 @@ class Wandb:
 
         id_file = run_id_file(folder, "wandb")
         if not id_file.exists():
-            id_file.write_text(uuid.uuid4().hex[:12])
+            id_file.write_text(uuid.uuid4().hex[:12], encoding="utf-8")
         offline = "WANDB_MODE" not in os.environ and not wandb_login(wandb.setup().settings)
         settings = wandb.Settings(
             console="off", silent=True, init_timeout=START_SECONDS - 10, reinit="create_new",
             finish_timeout=CLOSE_SECONDS, finish_timeout_raises=True,
         )  # fmt: skip
         self.run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT), name=folder.name, id=id_file.read_text(),
-            resume="allow", dir=folder, config=about, mode="offline" if offline else None, settings=settings,
+            project=os.environ.get("WANDB_PROJECT", PROJECT), name=folder.name,
+            id=id_file.read_text(encoding="utf-8"), resume="allow", dir=folder, config=about,
+            mode="offline" if offline else None, settings=settings,
         )  # fmt: skip
         self.run.define_metric("step", hidden=True)
         self.run.define_metric("*", step_metric="step")
@@ -322,9 +323,9 @@ class MLflow:
         self.metrics: list[Any] = []
         self.last_sent = 0.0
         id_file = run_id_file(folder, "mlflow")
-        if not (id_file.exists() and self.resume_run(id_file.read_text())):
+        if not (id_file.exists() and self.resume_run(id_file.read_text(encoding="utf-8"))):
             self.run = self.start_run(folder.name, artifacts, about)
-            id_file.write_text(self.run)
+            id_file.write_text(self.run, encoding="utf-8")
 
     def resume_run(self, run: str) -> bool:
         """Resume a run; False if it does not exist, as in another store than last time."""
@@ -380,9 +381,11 @@ class Trackio:
             names: set[str] = set()
             with contextlib.suppress(ValueError):  # the project does not exist yet
                 names = {run.name for run in trackio.Api().runs(PROJECT)}
-            id_file.write_text(folder.name + (f"-{uuid.uuid4().hex[:6]}" if folder.name in names else ""))
+            id_file.write_text(
+                folder.name + (f"-{uuid.uuid4().hex[:6]}" if folder.name in names else ""), encoding="utf-8"
+            )
         self.run = trackio.init(
-            PROJECT, name=id_file.read_text(), config=about, resume="allow", embed=False,
+            PROJECT, name=id_file.read_text(encoding="utf-8"), config=about, resume="allow", embed=False,
             auto_log_gpu=False, auto_log_cpu=False,
         )  # fmt: skip
         self.location = f"view it with `trackio show --project {PROJECT}`"

@@ -62,8 +62,8 @@ def check_ranges(value: Any, prefix: str = "") -> None:
 class Duration:
     """A training length in steps or in epochs, whichever unit the paper uses."""
 
-    steps: int | None = None
-    epochs: float | None = None
+    steps: int | None = None  # number of optimizer steps
+    epochs: float | None = None  # number of passes over the training images
 
     def __post_init__(self):
         if (self.steps is None) == (self.epochs is None):
@@ -88,10 +88,10 @@ class Duration:
 class Schedule:
     """Linear warm-up, then decay; as in the paper's code, the warm-up factor multiplies the decayed rate."""
 
-    rate: float = 0.01
-    warmup: int = 0
+    rate: float = 0.01  # peak learning rate
+    warmup: int = 0  # steps
     decay: str = "cosine"
-    floor: float = 0.0  # of linear and cosine decay
+    floor: float = 0.0  # final learning rate of linear and cosine decay
     stairs: tuple[float, ...] = ()  # fractions of the run after which the rate is divided by ten
 
     def __post_init__(self):

@@ -23,6 +23,7 @@ from vitkit.models.vit import ViTConfig
 from vitkit.options import parse_view
 from vitkit.weights.formats import formats
 from vitkit.weights.formats.layout import Layout
+from vitkit.weights.formats.timm_config import model_args
 from vitkit.weights.load import load
 from vitkit.weights.save import format_of, layout_for, save
 
@@ -231,6 +232,7 @@ class Peer:
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
+    path = path / "model.safetensors" if path.is_dir() else path
     if path.suffix == ".safetensors":
         return safetensors.torch.load_file(path)
     return torch.load(path, weights_only=True)
@@ -275,30 +277,14 @@ def timm_vit(c: ViTConfig) -> Any:
         options["embed_layer"] = partial(HybridEmbed, backbone=backbone, proj=True)
     if c.mlp == "swiglu":
         options |= {"mlp_layer": SwiGLUPacked, "act_layer": torch.nn.SiLU}
-    else:
-        options["act_layer"] = {"tanh": "gelu_tanh", "erf": "gelu", "quick": "quick_gelu"}[c.gelu]
     kind: Any = VisionTransformerDistilled if c.distilled else VisionTransformer
     return kind(
-        img_size=c.image_size,
-        patch_size=c.patch,
         in_chans=c.channels,
         num_classes=c.classes or c.representation,
-        global_pool={"token": "token", "gap": "avg", "map": "map"}[c.head],
-        embed_dim=c.width,
-        depth=c.depth,
-        num_heads=c.heads,
-        mlp_ratio=(2 if c.mlp == "swiglu" else 1) * c.hidden / c.width,
-        qkv_bias=c.qkv_bias,
-        qk_norm=c.qk_norm,
-        class_token=bool(c.class_token),
-        no_embed_class=not c.class_position,
-        reg_tokens=c.registers,
         pre_norm=c.input_norm,
         norm_layer=partial(LayerNorm, eps=c.norm_eps),
         dynamic_img_size=not c.stem and c.covered == c.image_size,  # else timm refuses the size
-        init_values=1e-5 if c.layer_scale else None,
-        fc_norm=c.final_norm == "pooled",
-        **options,
+        **(model_args(c) | {"patch_size": c.patch} | options),
     )
 
 
@@ -307,33 +293,12 @@ def timm_eva(c: ViTConfig) -> Any:
     from timm.layers import LayerNorm
     from timm.models.eva import Eva
 
-    dinov3 = {"rope_type": "dinov3", "rope_temperature": 100.0, "rope_rotate_half": True}
     return Eva(
-        img_size=c.image_size,
-        patch_size=c.patch,
         in_chans=c.channels,
         num_classes=c.classes,
-        global_pool="avg" if c.head == "gap" else "token",
-        embed_dim=c.width,
-        depth=c.depth,
-        num_heads=c.heads,
-        mlp_ratio=c.hidden / c.width,
-        swiglu_mlp=c.mlp == "swiglu",
-        swiglu_align_to=1 if c.mlp == "swiglu" and c.rope == "dinov3" else 0,
-        scale_mlp=c.mlp_norm,
-        qkv_bias=c.qkv_bias,
-        qkv_fused=not c.mlp_norm,
-        qk_norm=c.qk_norm,
-        init_values=1e-5 if c.layer_scale else None,
-        num_reg_tokens=c.registers,
-        class_token=bool(c.class_token),
-        use_abs_pos_emb=c.positions == "1d",
-        use_rot_pos_emb=c.rope != "none",
-        use_fc_norm=c.final_norm == "pooled",
-        ref_feat_shape=(16, 16) if c.rope == "eva02" else None,
         norm_layer=partial(LayerNorm, eps=c.norm_eps),
         dynamic_img_size=c.covered == c.image_size,
-        **(dinov3 if c.rope == "dinov3" else {}),
+        **model_args(c),
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import WeightsError
-from vitkit.models.card import Preprocessing, pair, with_view
+from vitkit.models.card import Origin, Preprocessing, pair, shorter_side, with_view
 from vitkit.models.variants import Config, Model, fresh, skeleton
 from vitkit.models.vit import ViTConfig, with_size_note
 from vitkit.options import parse_view
@@ -16,6 +16,7 @@ from vitkit.weights.card import Card, from_json, imagenet_labels
 from vitkit.weights.formats import formats, layouts
 from vitkit.weights.formats.layout import Entry, Hints, Layout, ModelSpec, Source
 from vitkit.weights.formats.vitkit import LAYOUT as OWN
+from vitkit.weights.hub import is_hub
 from vitkit.weights.limits import check_model
 from vitkit.weights.locate import locate, open_weights, side_files
 from vitkit.weights.published import by_source, licence_note, published_view
@@ -36,8 +37,9 @@ def load(
     labels: Iterable[str] | None = None,
     preprocessing: Preprocessing | None = None,
 ) -> Model:
-    """A model from a file, a folder or a published name; model.origin.notes records how it was read.
+    """A model from a file, a folder, a published name or the Hub; model.origin.notes records how it was read.
 
+    source         a path, a name of `vitkit list weights`, or hf:owner/name with or without @revision
     allow_missing  prefixes of our parameters that the file may lack; they are initialised
     ignore         prefixes of the file's arrays to skip
     image_size, heads, gelu, labels, preprocessing   override what the file says or does not store
@@ -71,10 +73,18 @@ def load(
         notes += more
     model.task = card.task if card else "classify"
     model.reject_below = card.reject_below if card else 0.0
-    origin = card.origin if card else origin
-    origin = replace(origin, format=layout.name, notes=notes + licence_note(origin))
-    model.origin = with_size_note(origin, model.config)
+    model.origin = with_size_note(origin_of(origin, card, layout, notes), model.config)
     return model.eval()
+
+
+def origin_of(origin: Origin, card: Card | None, layout: Layout, notes: tuple[str, ...]) -> Origin:
+    """The origin that the card states; of a model from the Hub its repository and commit come first."""
+    if card and is_hub(origin.source):
+        notes = (*notes, f"trained from {card.origin.source}") if card.origin.source else notes
+        origin = replace(origin, licence=origin.licence or card.origin.licence)
+    elif card:
+        origin = card.origin
+    return replace(origin, format=layout.name, notes=notes + licence_note(origin))
 
 
 def with_gelu(spec: ModelSpec, gelu: str | None) -> ModelSpec:
@@ -114,8 +124,11 @@ def identify(arrays: Arrays, card: Card | None, hints: Hints) -> tuple[Layout, d
     sources = layout.canonical_names(arrays.shapes)
     if card and not (layout.json_files and hints.files):
         return layout, sources, from_card(card, hints)
+    if card and not layout.json_fields:  # the card knows what the arrays do not show
+        heads = hints.heads or getattr(card.config, "heads", None)
+        hints = replace(hints, heads=heads, image_size=hints.image_size or card.config.image_size)
     spec = layout.infer({name: source_shape(arrays, source) for name, source in sources.items()}, hints)
-    return layout, sources, with_json_files(from_card(card, hints), spec, hints) if card else spec
+    return layout, sources, with_json_files(from_card(card, hints), spec, hints, layout) if card else spec
 
 
 def from_card(card: Card, hints: Hints) -> ModelSpec:
@@ -125,17 +138,18 @@ def from_card(card: Card, hints: Hints) -> ModelSpec:
     return ModelSpec(replace(card.config, **overrides), card.preprocessing, card.labels)
 
 
-def with_json_files(spec: ModelSpec, inferred: ModelSpec, hints: Hints) -> ModelSpec:
+def with_json_files(spec: ModelSpec, inferred: ModelSpec, hints: Hints, layout: Layout) -> ModelSpec:
     """The model of a card, changed as the JSON files say: other programs read those, and people edit them."""
-    if "config.json" in hints.files and isinstance(inferred.config, ViTConfig):
-        changes = {k: getattr(inferred.config, k) for k in ("heads", "gelu", "norm_eps")}
+    content = hints.files.get("config.json")
+    if content is not None:
+        changes = {k: getattr(inferred.config, k) for k in layout.json_fields}
         spec = replace(spec, config=replace(spec.config, **changes), labels=inferred.labels or spec.labels)
-    if "preprocessor_config.json" in hints.files:
-        # the JSON that vitkit writes has no central crop, so the card's applies unless the JSON has one
-        crop = inferred.preprocessing if inferred.preprocessing.resize == "crop" else spec.preprocessing
-        spec = replace(
-            spec, preprocessing=replace(inferred.preprocessing, resize=crop.resize, crop=crop.crop)
-        )
+    if "preprocessor_config.json" in hints.files or "pretrained_cfg" in (content or {}):
+        size, own, other = spec.config.image_size, spec.preprocessing, inferred.preprocessing
+        # a processor states whole pixels, and those that vitkit 0.1 wrote have no central crop
+        same = other.resize == own.resize and shorter_side(size, other) == shorter_side(size, own)
+        crop = own if same or other.resize != "crop" else other
+        spec = replace(spec, preprocessing=replace(other, resize=crop.resize, crop=crop.crop))
     return spec
 
 

@@ -1,4 +1,4 @@
-"""Find the files of a model: a file, a run folder, a Hugging Face folder or a published name.
+"""Find the files of a model: a file, a run folder, a Hugging Face or timm folder, a published name, the Hub.
 
 A vitkit card in the weights describes the whole model. Without one, config.json and preprocessor_config.json
 in the same folder do, for a path to the folder and for a path to the weights in it.
@@ -11,24 +11,20 @@ from typing import Any
 
 from vitkit.errors import WeightsError
 from vitkit.models.card import Origin
+from vitkit.weights import hub
+from vitkit.weights.hub import INDEX, SIDE_FILES, WEIGHTS
 from vitkit.weights.published import PUBLISHED, check_known, fetch, unknown
 from vitkit.weights.untrusted import Arrays, MalformedFile, UntrustedCheckpoint, listed, open_arrays
 
-INDEX = ".index.json"
-WEIGHTS = (  # in a folder; the first that exists is read, as in transformers
-    "model.safetensors",
-    f"model.safetensors{INDEX}",
-    "pytorch_model.bin",
-    f"pytorch_model.bin{INDEX}",
-)
-SIDE_FILES = ("config.json", "preprocessor_config.json")
 RECIPE = "recipe.json"  # every run folder has one
 EXPORTED = (".onnx", ".xml", ".pt2")  # what vitkit export writes
 LARGEST_JSON = 4 * 2**20  # bytes
 
 
 def locate(source: str | Path) -> tuple[Path, Origin]:
-    """The file or folder behind a path or a published name."""
+    """The file or folder behind a path, a published name or a name on the Hub."""
+    if hub.is_hub(source):
+        return hub.fetch(str(source))
     path = Path(source)
     if str(source) and path.exists():
         return path, Origin(source=path.name)
@@ -134,7 +130,8 @@ def open_shards(folder: Path, index: dict[str, Any]) -> Arrays:
 def inside(folder: Path, name: str) -> Path:
     """A file in a folder; names and links that leave it are refused, except into the blobs of a hub cache."""
     root = folder.resolve()
-    roots = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
+    repo, in_cache = root.parent.parent, root.parent.name == "snapshots"
+    roots = [root, *(place / "blobs" for place in (repo, repo.parent) if in_cache)]  # its own and shared ones
     is_file_name = name.isprintable() and Path(name).name == name
     if not is_file_name or not any((root / name).resolve().is_relative_to(r) for r in roots):
         raise UntrustedCheckpoint(f"{folder}: {name!r} points outside the folder")

@@ -13,8 +13,10 @@ from vitkit.io.cache import cache_folder
 from vitkit.io.files import sha256
 from vitkit.io.http import NetworkError, Progress
 from vitkit.models.card import Origin, Preprocessing
+from vitkit.weights import hub
 from vitkit.weights.published_modern import NON_COMMERCIAL, modern
 
+HUB_PAGE = "https://huggingface.co/"
 TRIES = 5  # in a row without a byte of progress
 LIMIT = 64 * 2**30  # bytes per file
 OFFLINE = (
@@ -40,7 +42,7 @@ def download(address: str, path: Path, *, progress: Progress | None = None) -> s
     with download_errors(), progress_bar(path.name) if progress is None else nullcontext(progress) as report:
         http.download(address, partial, limit=LIMIT, progress=report, tries=TRIES)
     digest = sha256(partial)
-    recorded.write_text(digest + "\n")
+    recorded.write_text(digest + "\n", encoding="utf-8")
     os.replace(partial, path)
     return digest
 
@@ -51,7 +53,7 @@ def check_recorded(path: Path, recorded: Path) -> str:
         message = f"{path} has no checksum file {recorded.name}; delete it to download it again"
         raise DownloadError(message, code="file.unreadable")
     digest = sha256(path)
-    if digest != recorded.read_text().strip():
+    if digest != recorded.read_text(encoding="utf-8").strip():
         message = f"{path} has changed since it was downloaded; delete it to download it again"
         raise DownloadError(message, code="file.unreadable")
     return digest
@@ -232,6 +234,9 @@ def licence_note(origin: Origin) -> tuple[str, ...]:
 
 def unknown(source: str) -> WeightsError:
     """The error of a name that is neither a path nor published."""
+    if source.startswith(HUB_PAGE):
+        name = f"{hub.PREFIX}{source.removeprefix(HUB_PAGE)}"
+        return WeightsError(f"{source!r} is a page of the Hub; give {name!r}", code="weights.not-found")
     matches = [known for known in PUBLISHED if known.startswith(f"{source}.")]
     hint = did_you_mean(source, PUBLISHED, matches=matches[:4], count=3, cutoff=0.7)
     hint = hint or similar_path(source) or " vitkit list weights shows the published names"
@@ -239,14 +244,21 @@ def unknown(source: str) -> WeightsError:
 
 
 def check_known(source: str) -> None:
-    """Refuse what is neither a path nor a published name, without a download and without torch."""
-    if not Path(source).exists() and source not in PUBLISHED:
+    """Refuse what is neither a path nor a published name, without a download and without torch.
+
+    Of a name on the Hub only the form is checked.
+    """
+    if hub.is_hub(source):
+        hub.parse(source)
+    elif not Path(source).exists() and source not in PUBLISHED:
         raise unknown(source)
 
 
 def check_obtainable(source: str) -> None:
-    """As check_known, and refuse a published name that is neither cached nor reachable."""
+    """As check_known, and refuse a name that is neither cached nor reachable."""
     check_known(source)
+    if hub.is_hub(source):
+        return hub.check_obtainable(source)
     weight = None if Path(source).exists() else PUBLISHED[source]
     if weight and not cache_path(weight).exists():
         if weight.gated:

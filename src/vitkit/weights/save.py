@@ -34,7 +34,8 @@ def save(model: Model, path: str | Path, format: str | None = None) -> tuple[str
     path = Path(path)
     format = format or format_of(path)
     layout = layout_for(model.config, format, path)
-    notes = [*differences(model.config, layout), *lost_in_arrays(model, layout, path)]
+    in_json = bool(layout.json_files) and not path.suffix
+    notes = [*differences(model.config, layout, in_json=in_json), *lost_in_arrays(model, layout, path)]
     card = to_json(card_of(model, layout.name))
     with writable(path):
         if not path.suffix:
@@ -78,11 +79,11 @@ def layout_for(config: Config, format: str, path: Path) -> Layout:
     return layout
 
 
-def differences(config: Config, layout: Layout) -> Iterator[str]:
-    """Notes on fields that the layout's library computes differently."""
+def differences(config: Config, layout: Layout, *, in_json: bool = False) -> Iterator[str]:
+    """Notes on fields that the layout's library computes differently; in_json: config.json has remedies."""
     own, native = flat(config), flat(layout.native(config))
     for field in own:
-        if own[field] != native[field]:
+        if own[field] != native[field] and not (in_json and field in layout.remedies):
             hint = f"; {layout.remedies[field]}" if field in layout.remedies else ""
             yield f"{layout.name} code computes with {field}={native[field]}, this model {own[field]}{hint}"
 
@@ -90,7 +91,8 @@ def differences(config: Config, layout: Layout) -> Iterator[str]:
 def lost_in_arrays(model: Model, layout: Layout, path: Path) -> Iterator[str]:
     """Notes on fields that a reader of the arrays alone would guess wrongly."""
     config = model.config
-    if layout.name == OWN.name or layout.json_files or not isinstance(config, ViTConfig):
+    in_json = bool(layout.json_files) and not path.suffix
+    if layout.name == OWN.name or in_json or not isinstance(config, ViTConfig):
         return
     written = {name: tuple(tensor.shape) for name, tensor in foreign_arrays(model, layout)}
     shapes = {
@@ -162,6 +164,7 @@ def write_npz(path: Path, model: Model, layout: Layout, card: str) -> None:
 
 def save_folder(model: Model, folder: Path, layout: Layout) -> None:
     """A folder of safetensors and, if the layout has them, the JSON files of its library."""
+    contents = layout.json_files(model) if layout.json_files else {}
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {name: tensor.contiguous() for name, tensor in foreign_arrays(model, layout)}
     metadata = {"format": "pt", "vitkit": to_json(card_of(model, layout.name))}
@@ -169,7 +172,7 @@ def save_folder(model: Model, folder: Path, layout: Layout) -> None:
         folder / "model.safetensors",
         lambda temporary: safetensors.torch.save_file(arrays, temporary, metadata),
     )
-    for name, content in (layout.json_files(model) if layout.json_files else {}).items():
+    for name, content in contents.items():
         write_json(folder / name, content)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from vitkit.data.decode import BadImage
 from vitkit.data.names import hidden
 from vitkit.data.sources.openers import Opener, file_with_suffix
-from vitkit.data.sources.source import Source, open_tree
+from vitkit.data.sources.source import Source, open_tree, open_unsorted
 from vitkit.errors import Error, code_of
 from vitkit.io.system import READ, pread
 
@@ -194,16 +194,18 @@ def check_name(path: Path, name: str) -> None:
         )
 
 
-def open_archive(path: Path) -> dict[str, Source]:
-    """Images in class folders within a zip or tar."""
+def open_archive(path: Path, *, labelled: bool = True) -> dict[str, Source]:
+    """Images in class folders within a zip or tar; if they need no labels, in any folders."""
     names, fetch, special, size = open_zip(path) if path.suffix.lower() == ".zip" else open_tar(path)
-    for check in MEMBER_CHECKS:
+    for check in MEMBER_CHECKS if labelled else ():
         check(path, names)
-    return open_tree(path.name, names, fetch, skipped=special, size=size)
+    read = open_tree if labelled else open_unsorted
+    return read(path.name, names, fetch, skipped=special, size=size)
 
 
 OPENER = Opener(
     description=".zip, .tar",
     matches=file_with_suffix(".zip", ".tar"),
     open=lambda place, cache: open_archive(Path(place)),
+    open_all=lambda place, cache: open_archive(Path(place), labelled=False),
 )

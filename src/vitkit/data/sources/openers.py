@@ -27,6 +27,7 @@ class Opener:
     matches: Callable[[str], bool]  # a cheap check; False for a file or folder that does not exist
     open: Callable[[str, Cache | None], dict[str, Source]]  # the splits by name, "all" where there are none
     order: int = 50  # openers are tried in ascending order; the first that matches is used
+    open_all: Callable[[str, Cache | None], dict[str, Source]] | None = None  # also unlabelled images: -1
 
 
 def file_with_suffix(*suffixes: str) -> Callable[[str], bool]:

@@ -145,7 +145,7 @@ def plan(splits: Mapping[str, Source], seed: int, counts: dict[str, int]) -> dic
 def claim(out: Path, settings: dict[str, Any]) -> None:
     """Store the plan in the folder; a folder with another plan is an error."""
     if (out / PLAN).exists():
-        old = json.loads((out / PLAN).read_text())
+        old = json.loads((out / PLAN).read_text(encoding="utf-8"))
         different = [name for name in {**old, **settings} if old.get(name) != settings.get(name)]
         if different:
             raise Error(

@@ -67,7 +67,7 @@ class Source:
     name: str
     classes: tuple[str, ...]
     keys: Sequence[str]
-    labels: Any  # (N,) class numbers, or SparseLabels for multi-label data
+    labels: Any  # (N,) class numbers, -1 without a label; or SparseLabels for multi-label data
     fetch: Callable[[int], bytes | np.ndarray]  # encoded bytes, or pixels (H, W, 3)
     skipped: tuple[str, ...] = ()  # names of files that are not images
     digest: Callable[[int], bytes] | None = None  # content hash of an image, if cheaper than reading it
@@ -170,6 +170,25 @@ def open_tree(
     return {split: replace(source, empty=empty) for split, source in sources.items()}
 
 
+def open_unsorted(
+    name: str,
+    names: Sequence[str],
+    fetch: Callable[[str], bytes],
+    digest: Callable[[str], bytes] | None = None,
+    skipped: Sequence[str] = (),
+    size: Callable[[str], int] | None = None,
+    folders: Sequence[str] = (),
+) -> dict[str, Source]:
+    """Like open_tree, but images that are not in class folders are opened as well, without labels."""
+    try:
+        return open_tree(name, names, fetch, digest, skipped, size, folders)
+    except Error as error:
+        if error.code != "data.layout":
+            raise
+    rows = [(file, "") for file in names if file.lower().endswith(SUFFIXES)]
+    return {"all": from_rows(name, rows, fetch, tuple(skipped), digest=digest, size=size)}
+
+
 def without_images(folders: Sequence[str], images: Sequence[str]) -> tuple[str, ...]:
     """The topmost folders without any image in or below them, except those named like a split."""
     used = {""}
@@ -198,7 +217,7 @@ def from_rows(
     digest: Callable[[str], bytes] | None = None,
     size: Callable[[str], int] | None = None,
 ) -> Source:
-    """(file, label) rows to a Source; classes are sorted by name.
+    """(file, label) rows to a Source; classes are sorted by name, and an empty label is -1.
 
     several: a label cell may hold several labels, so the labels are sparse.
     """
@@ -214,7 +233,7 @@ def from_rows(
             ([number[part] for part in cell if part] for cell in cells), len(classes)
         )
     else:
-        labels = np.array([number[cell[0]] for cell in cells], dtype=np.int64)
+        labels = np.array([number.get(cell[0], -1) for cell in cells], dtype=np.int64)
     digest_of = partial(call_item, digest, keys) if digest else None
     size_of = partial(call_item, size, keys) if size else None
     return Source(name, classes, keys, labels, partial(call_item, fetch, keys), skipped, digest_of, size_of)

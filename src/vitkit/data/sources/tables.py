@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -83,7 +83,18 @@ IMAGE, LABEL = ("image", "img"), ("label", "labels", "fine_label")
 GROUPS = 4  # row groups cached in memory
 
 
-def open_file(path: Path) -> Any:
+class RemoteTable(Protocol):
+    """A table that is not a local file."""
+
+    @property
+    def name(self) -> str: ...
+    def open_binary(self) -> Any: ...
+
+
+AnyTable = Path | RemoteTable
+
+
+def open_file(path: AnyTable) -> Any:
     try:
         from pyarrow import parquet
     except ModuleNotFoundError:
@@ -92,11 +103,11 @@ def open_file(path: Path) -> Any:
             code="request.extra-missing",
         ) from None
     with parquet_errors(path):
-        return parquet.ParquetFile(path)
+        return parquet.ParquetFile(path if isinstance(path, Path) else path.open_binary())
 
 
 @contextmanager
-def parquet_errors(path: Path) -> Iterator[None]:
+def parquet_errors(path: AnyTable) -> Iterator[None]:
     """Turn any error of pyarrow into one that names the file."""
     from pyarrow import ArrowException
 
@@ -107,11 +118,12 @@ def parquet_errors(path: Path) -> Iterator[None]:
         raise Error(f"{path}: not a readable Parquet file ({reason})", code="data.corrupt") from None
 
 
-def manifest_rows(path: Path) -> list[Row] | None:
+def manifest_rows(path: Path, needed: tuple[str, ...]) -> list[Row] | None:
     """The rows of a table of paths and labels; None where the table contains the images themselves."""
     file = open_file(path)
     columns = file.schema_arrow.names
-    if {"path", "label"} <= set(columns):
+    has_images = not set(columns).isdisjoint(IMAGE)
+    if set(needed) <= set(columns) and ("label" in columns or not has_images):
         used = [name for name in columns if name in ("path", "label", "split")]
         if len(set(used)) < len(used):
             raise Error(
@@ -123,7 +135,7 @@ def manifest_rows(path: Path) -> list[Row] | None:
             (f"{path}, row {i}", {name: cell(f"{path}, row {i}", name, row[name]) for name in used})
             for i, row in enumerate(rows)
         ]
-    if not set(columns).isdisjoint(IMAGE):
+    if has_images:
         return None
     raise Error(
         f"{path}: needs the columns path and label (and split, if any), or image and label; "
@@ -142,22 +154,26 @@ def cell(where: str, name: str, value: Any) -> str:
     raise Error(f"{where}: {name} must be {expected}, not {actual}", code="data.layout")
 
 
-def image_tables(path: Path, splits: Mapping[str, str]) -> dict[str, "Table"]:
-    """The tables below a folder by split; the name of a file or folder starts with it (train-00000-of-9)."""
-    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
-    groups: dict[str, list[Path]] = {}
+def tables_in(path: Path) -> dict[str, AnyTable]:
+    """The .parquet files below a folder by relative name; a file alone is itself."""
+    if not path.is_dir():
+        return {path.name: path}
+    files = {file.relative_to(path).as_posix(): file for file in sorted(path.rglob("*.parquet"))}
+    return {name: file for name, file in files.items() if not hidden(name)}
+
+
+def by_split(place: str, files: Mapping[str, AnyTable]) -> dict[str, list[AnyTable]]:
+    """The tables of each split; the name of a file or folder starts with it (train-00000-of-9)."""
+    groups: dict[str, list[AnyTable]] = {}
     aliases: set[str] = set()
-    for file in files:
-        words = [re.split(r"[-_.]", part)[0].lower() for part in file.relative_to(path.parent).parts[1:]]
-        words = words or [re.split(r"[-_.]", file.name)[0].lower()]
-        if path.is_dir() and hidden(file.relative_to(path).as_posix()):
-            continue
-        known = [word for word in words if word in splits][-1:]
+    for name, file in files.items():
+        words = [re.split(r"[-_.]", part)[0].lower() for part in name.split("/")]
+        known = [word for word in words if word in SPLITS][-1:]
         aliases.update(known)
-        groups.setdefault(splits[known[0]] if known else "all", []).append(file)
-    check_aliases(str(path), aliases)
-    check_stray(str(path), {split: [file.name for file in members] for split, members in groups.items()})
-    return {split: Table(members) for split, members in groups.items()}
+        groups.setdefault(SPLITS[known[0]] if known else "all", []).append(file)
+    check_aliases(place, aliases)
+    check_stray(place, {split: [file.name for file in members] for split, members in groups.items()})
+    return groups
 
 
 class Table:
@@ -166,7 +182,7 @@ class Table:
     Reading in shuffled order is slow for that reason; convert the data with `vitkit shard` to train on it.
     """
 
-    def __init__(self, files: list[Path]):
+    def __init__(self, files: list[AnyTable], *, labelled: bool = True):
         self.files = files
         self.handles: dict[tuple[int, int], Any] = {}  # by process, since handles do not survive a fork
         self.cached: OrderedDict[int, Any] = OrderedDict()  # row groups, the most recent last
@@ -176,7 +192,8 @@ class Table:
         labels, names, row = [], None, 0
         for number, path in enumerate(files):
             file = open_file(path)
-            self.image, label = (column(path, file.schema_arrow.names, known) for known in (IMAGE, LABEL))
+            self.image = column(path, file.schema_arrow.names, IMAGE)
+            label = label_column(path, file.schema_arrow, labelled)
             for group in range(file.num_row_groups):
                 self.groups.append((number, group))
                 self.starts.append(row)
@@ -185,13 +202,7 @@ class Table:
             if number and stored_names != names:
                 raise Error(f"{path}: its classes differ from those of {files[0].name}", code="data.classes")
             names = stored_names
-            with parquet_errors(path):
-                values = file.read(columns=[label], use_threads=False).column(0)
-            if len(values) != (rows := file.metadata.num_rows):
-                raise Error(
-                    f"{path}: {len(values)} labels for {rows} rows; it is damaged", code="data.corrupt"
-                )
-            labels.append(numbers(path, values, names))
+            labels.append(read_labels(path, file, label, names))
         self.labels = np.concatenate(labels)  # -1: none
         self.classes = names or tuple(str(n) for n in range(int(self.labels.max(initial=-1)) + 1))
 
@@ -241,7 +252,26 @@ class Table:
             return images
 
 
-def column(path: Path, names: list[str], known: tuple[str, ...]) -> str:
+def label_column(path: AnyTable, schema: Any, labelled: bool) -> str:
+    """The column of class numbers; empty if there is none and none is needed."""
+    present = [name for name in LABEL if name in schema.names]
+    if labelled or (present and str(schema.field(present[0]).type).startswith(("int", "uint"))):
+        return column(path, schema.names, LABEL)
+    return ""
+
+
+def read_labels(path: AnyTable, file: Any, label: str, names: tuple[str, ...] | None) -> np.ndarray:
+    rows = file.metadata.num_rows
+    if not label:
+        return np.full(rows, -1)
+    with parquet_errors(path):
+        values = file.read(columns=[label], use_threads=False).column(0)
+    if len(values) != rows:
+        raise Error(f"{path}: {len(values)} labels for {rows} rows; it is damaged", code="data.corrupt")
+    return numbers(path, values, names)
+
+
+def column(path: AnyTable, names: list[str], known: tuple[str, ...]) -> str:
     """The first of the known column names that the table has."""
     present = [name for name in known if name in names]
     if not present:
@@ -251,7 +281,7 @@ def column(path: Path, names: list[str], known: tuple[str, ...]) -> str:
     return present[0]
 
 
-def numbers(path: Path, values: Any, names: tuple[str, ...] | None) -> np.ndarray:
+def numbers(path: AnyTable, values: Any, names: tuple[str, ...] | None) -> np.ndarray:
     """Class numbers; -1 for a missing label."""
     labels = [-1 if value is None else value for value in values.to_pylist()]
     most = len(names) if names else MOST_CLASSES
@@ -274,37 +304,57 @@ def class_names(metadata: Mapping[bytes, bytes] | None, label: str) -> tuple[str
         return None
 
 
-def open_parquet(path: Path) -> dict[str, Source]:
-    """A manifest, or a file or folder of images as Hugging Face datasets write them."""
-    rows = None if path.is_dir() else manifest_rows(path)
+def needed_columns(labelled: bool) -> tuple[str, ...]:
+    """The columns that a manifest must have."""
+    return ("path", "label") if labelled else ("path",)
+
+
+def open_parquet(path: Path, *, labelled: bool = True) -> dict[str, Source]:
+    """A manifest, or a file or folder of images as Hugging Face datasets write them.
+
+    labelled: False includes rows without a label.
+    """
+    rows = None if path.is_dir() else manifest_rows(path, needed_columns(labelled))
     if rows is not None:
-        return open_rows(path, rows)
+        return open_rows(path, rows, labelled=labelled)
+    return open_tables(str(path), path.name, tables_in(path), labelled=labelled)
+
+
+def open_tables(
+    place: str, name: str, files: Mapping[str, AnyTable], *, labelled: bool = True
+) -> dict[str, Source]:
+    """The images in .parquet files, given by their relative names."""
     sources = {}
-    for split, table in image_tables(path, SPLITS).items():
+    for split, members in by_split(place, files).items():
+        table = Table(members, labelled=labelled)
         keys, unlabelled = Lazy(len(table.labels), table.key), np.flatnonzero(table.labels < 0)
-        source = Source(path.name, table.classes, keys, table.labels, table.fetch)
-        if len(unlabelled) < len(source):  # test splits are often published without labels
-            labelled = source.take(np.flatnonzero(table.labels >= 0)) if len(unlabelled) else source
-            sources[split] = replace(labelled, skipped=tuple(keys[i] for i in unlabelled))
+        source = Source(name, table.classes, keys, table.labels, table.fetch)
+        if not labelled:
+            sources[split] = source
+        elif len(unlabelled) < len(source):  # test splits are often published without labels
+            part = source.take(np.flatnonzero(table.labels >= 0)) if len(unlabelled) else source
+            sources[split] = replace(part, skipped=tuple(keys[i] for i in unlabelled))
     if not sources:
-        raise Error(f"{path}: no image has a label", code="data.labels")
+        raise Error(f"{place}: no image has a label", code="data.labels")
     return sources
 
 
-def open_manifest(path: Path) -> dict[str, Source]:
+def open_manifest(path: Path, *, labelled: bool = True) -> dict[str, Source]:
     """A .csv of paths and labels."""
-    return open_rows(path, csv_rows(path, ("path", "label")))
+    return open_rows(path, csv_rows(path, needed_columns(labelled)), labelled=labelled)
 
 
-def open_rows(path: Path, rows: Iterable[Row]) -> dict[str, Source]:
+def open_rows(path: Path, rows: Iterable[Row], *, labelled: bool = True) -> dict[str, Source]:
     """Rows of path, label and optionally split; paths are relative to the table."""
     groups: dict[str, list[tuple[str, str]]] = {}
     first_use: dict[str, str] = {}  # the first row of each split name
     for where, row in rows:
-        if not row["path"] or not row["label"]:
-            raise Error(f"{where}: path and label must not be empty", code="data.labels")
+        label = row.get("label", "")
+        if not row["path"] or (labelled and not label):
+            needed = " and ".join(needed_columns(labelled))
+            raise Error(f"{where}: {needed} must not be empty", code="data.labels")
         name = row.get("split", "")
-        groups.setdefault(split_of(where, name), []).append((row["path"], row["label"]))
+        groups.setdefault(split_of(where, name), []).append((row["path"], label))
         first_use.setdefault(name.lower(), where)
     if not groups:
         raise Error(f"{path}: the table has no rows", code="data.empty")
@@ -323,12 +373,14 @@ def open_rows(path: Path, rows: Iterable[Row]) -> dict[str, Source]:
     }
 
 
-def open_table(path: Path) -> dict[str, Source]:
-    return open_manifest(path) if path.suffix.lower() == ".csv" else open_parquet(path)
+def open_table(path: Path, *, labelled: bool = True) -> dict[str, Source]:
+    read = open_manifest if path.suffix.lower() == ".csv" else open_parquet
+    return read(path, labelled=labelled)
 
 
 OPENER = Opener(
     description=".csv, .parquet",
     matches=file_with_suffix(".csv", ".parquet"),
     open=lambda place, cache: open_table(Path(place)),
+    open_all=lambda place, cache: open_table(Path(place), labelled=False),
 )

@@ -68,7 +68,7 @@ def check_data(
     for rank, other in enumerate(runtime.all_gather_object(current)):
         if other != current:
             raise Error(
-                f"processes {runtime.rank} and {rank} see different data: give all of them the same files",
+                f"processes {runtime.rank} and {rank} see different data; all of them need the same files",
                 code="data.changed",
             )
     order, changed = runtime.on_main_first(
@@ -109,12 +109,12 @@ def accepted(
     changed = f"{changed_since(out)} {'; '.join(data.changes)}."
     if not data.same_classes:
         raise Error(
-            f"{changed} A run cannot resume with other classes: restore them, or give another --out",
+            f"{changed} A run cannot resume with other classes: restore them, or use another --out",
             code="data.changed",
         )
     if data.changes and not accept:
         flag = "" if accept is None else ", or --accept-changed-data to resume with the data as it is now"
-        raise Error(f"{changed} Restore the data, or give another --out{flag}", code="data.changed")
+        raise Error(f"{changed} Restore the data, or use another --out{flag}", code="data.changed")
     if not data.recorded:
         if data.changes:
             put_aside(out / FILE)
@@ -297,7 +297,7 @@ def older_differences(out: Path, splits: Splits) -> tuple[list[str], list[str]]:
     """Changes and the order of classes by the other files of a run of an older version."""
     changes, order = [], list(splits["train"].classes)
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        data = json.loads((out / "environment.json").read_text())["data"]
+        data = json.loads((out / "environment.json").read_text(encoding="utf-8"))["data"]
         now = {name: len(part) for name, part in splits.items()}
         changes = [f"{name}: {n} images -> {now.get(name, 0)}" for name, n in data["images"].items()
                    if n != now.get(name, 0)]  # fmt: skip

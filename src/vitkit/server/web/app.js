@@ -8,6 +8,7 @@ import { ask, Refused } from "./server.js";
 import { words } from "./strings.js";
 import { Viewer } from "./viewer.js";
 
+const OPTIONAL = [".avif", ".heic", ".heif"]; // formats that need a library on the server
 const TOP = 10; // answers that are asked for
 const AT_ONCE = 3; // requests
 const MANY = 3; // pictures from which there is a summary
@@ -211,7 +212,9 @@ async function introduce() {
     return complain(error.message);
   }
   viewer.model = model;
-  at("files").accept = (model.formats ?? ["image/*"]).join(); // phones convert what is not in it
+  // Phones convert what is not accepted; elsewhere the server's answer says how to read the other formats.
+  const formats = model.formats ?? ["image/*"];
+  at("files").accept = [...new Set(touch ? formats : [...formats, ...OPTIONAL])].join();
   at("hint").hidden = model.attention === false;
   const name = readable(model.name ?? words.unnamed);
   setText(at("model"), name);

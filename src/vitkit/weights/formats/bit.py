@@ -1,6 +1,7 @@
 """BiT ResNets in the names of big_transfer, big_vision (models/bit_paper.py) and timm."""
 
 import re
+from dataclasses import replace
 
 from vitkit.models.card import Preprocessing
 from vitkit.models.resnet import ResNetConfig
@@ -22,6 +23,7 @@ from vitkit.weights.formats.layout import (
     required_shape,
     with_numerics,
 )
+from vitkit.weights.formats.timm_config import CONFIG, json_files, read_config, read_preprocessing, read_size
 
 # (1, 1, F, K) <-> (K, F)
 KERNEL_HEAD = Form(lambda a: a.flatten(0, 2).mT, lambda a: a.mT[None, None])
@@ -146,7 +148,12 @@ def infer_timm(shapes: Shapes, hints: Hints) -> ModelSpec:
         image_size=hints.image_size or (224, 224),
         std_eps=1e-8,
     )
-    return ModelSpec(config, Preprocessing(interpolation="bilinear"))
+    if CONFIG not in hints.files:
+        return ModelSpec(config, Preprocessing(interpolation="bilinear"))
+    metadata = read_config(hints.files)
+    size = hints.image_size or read_size(hints.files) or config.image_size
+    labels = metadata["label_names"] if len(metadata["label_names"]) == config.classes else ()
+    return ModelSpec(replace(config, image_size=size), read_preprocessing(metadata["pretrained_cfg"]), labels)
 
 
 def unsupported(config: Config) -> str:
@@ -190,4 +197,5 @@ TIMM = Layout(
         config, norm_eps=1e-5, std_eps=1e-8, std_eps_in="variance", root_padding="zeros"
     ),
     peer="timm",
+    json_files=json_files,
 )

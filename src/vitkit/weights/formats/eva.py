@@ -1,5 +1,6 @@
 """timm's class Eva: EVA-02, and DINOv3 as timm publishes it."""
 
+from vitkit.errors import WeightsError
 from vitkit.models.variants import Config
 from vitkit.models.vit import ViTConfig
 from vitkit.weights.formats.layout import (
@@ -20,6 +21,7 @@ from vitkit.weights.formats.layout import (
     with_numerics,
 )
 
+ENORMOUS = (1792, 64)  # width and layers of EVA-02 E
 BLOCK, OWN = "blocks.{}.", "encoder.blocks.{}."
 SEPARATE = tuple(f"{BLOCK}attn.{part}_proj" for part in "qkv")
 ROWS: list[Row] = [
@@ -66,6 +68,12 @@ def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
     mlp = "swiglu" if gated else "gelu"
     heads, note = guess_heads(kernel[0], depth, down, hints, mlp)
     positions = "pos_embed" in shapes
+    if (not positions and "cls_token" not in shapes) or (kernel[0], depth) == ENORMOUS:
+        raise WeightsError(
+            "timm computes this model with another RoPE or with norms after the branches, which vitkit does "
+            "not have (vit_*_rope_*_gap, eva02_enormous)",
+            code="weights.unsupported",
+        )
     size = hints.image_size or (256, 256)
     if positions:
         size, _ = infer_image_size(required_shape(shapes, "pos_embed", 3)[1], 1, patch, hints)
@@ -97,10 +105,7 @@ def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
         qk_norm="blocks.0.attn.q_norm.weight" in shapes,
         layer_scale="blocks.0.gamma_1" in shapes,
     )
-    notes = [note] if note else []
-    if not positions:
-        notes.append("features are the class token, as in DINOv3's code; timm pools patches by default")
-    return ModelSpec(config, notes=tuple(notes))
+    return ModelSpec(config, notes=(note,) if note else ())
 
 
 def entries(config: Config) -> list[Entry]:
@@ -125,6 +130,8 @@ def entries(config: Config) -> list[Entry]:
 def unsupported(config: Config) -> str:
     if isinstance(config, ViTConfig) and config.qkv_bias and config.key_bias:
         return "timm's class Eva has no bias for keys; use key_bias=False"
+    if isinstance(config, ViTConfig) and config.rope == "dinov3" and not config.class_token:
+        return "timm's DINOv3 has a class token; build the model with class_token=True"
     if isinstance(config, ViTConfig) and config.registers and config.positions == "1d":
         return "timm's class Eva gives registers positions, and vitkit does not"
     also = ("head", "final_norm", "layer_scale", "qkv_bias", "key_bias", "rope", "mlp", "mlp_norm", "qk_norm")

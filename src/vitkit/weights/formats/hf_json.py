@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitkit.errors import WeightsError
-from vitkit.models.card import Preprocessing, pair
+from vitkit.models.card import Preprocessing, pair, shorter_side
 from vitkit.models.variants import Config
 from vitkit.weights.formats.layout import read_number
 from vitkit.weights.limits import out_of_range
@@ -105,10 +105,17 @@ def size_note(processor: Mapping[str, Any], size: tuple[int, int]) -> str:
 
 def preprocessor_json(config: Config, p: Preprocessing) -> dict[str, Any]:
     h, w = config.image_size
-    return {
-        "image_processor_type": "ViTImageProcessor",
+    steps: dict[str, Any] = {"image_processor_type": "ViTImageProcessor", "size": {"height": h, "width": w}}
+    if p.resize == "crop":  # the processor of a ViT has no central crop
+        steps = {
+            "image_processor_type": "BitImageProcessor",
+            "size": {"shortest_edge": shorter_side(config.image_size, p)},
+            "do_center_crop": True,
+            "crop_size": {"height": h, "width": w},
+            "do_convert_rgb": True,
+        }
+    return steps | {
         "do_resize": True,
-        "size": {"height": h, "width": w},
         "resample": next(number for number, name in RESAMPLE.items() if name == p.interpolation),
         "do_rescale": True,
         "rescale_factor": 1 / 255,

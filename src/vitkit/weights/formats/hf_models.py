@@ -372,8 +372,9 @@ def json_files(model: Model) -> dict[str, Any]:
 
 def layout(name: str, **functions: Any) -> Layout:
     return Layout(
-        name=name, native=lambda config: config, peer="transformers", json_files=json_files, **functions
-    )
+        name=name, native=lambda config: config, peer="transformers", json_files=json_files,
+        json_fields=("heads", "gelu", "norm_eps"), **functions,
+    )  # fmt: skip
 
 
 DINOV2 = layout(

@@ -36,6 +36,7 @@ from vitkit.weights.formats.layout import (
     square_patch,
     unsupported_fields,
 )
+from vitkit.weights.hub import VIT_TYPES
 
 LAYER = "encoder.layer.{}"
 PREFIXES = ("vit.", "deit.", "")
@@ -55,9 +56,9 @@ def canonical_names(shapes: Shapes) -> dict[str, Source]:
 def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
     settings: Mapping[str, Any] = hints.files.get(CONFIG, {})
     kind = settings.get("model_type", "vit")
-    if kind not in ("vit", "vit_mae", "deit"):
+    if kind not in VIT_TYPES:
         raise WeightsError(
-            f"config.json: model_type is {str(kind)[:40]!r}; only vit, vit_mae and deit have this layout"
+            f"{CONFIG}: model_type is {str(kind)[:40]!r}; only {', '.join(VIT_TYPES)} have this layout"
         )
     gelu = read_gelu(settings)
     kernel = required_shape(shapes, "embeddings.patch_embeddings.projection.weight", 4)
@@ -187,7 +188,8 @@ def json_files(model: Model) -> dict[str, Any]:
     """The files beside the weights, in the order in which they are written."""
     return {
         PREPROCESSOR: preprocessor_json(model.config, model.preprocessing),
-        CONFIG: config_json(model.config, model.labels),
+        CONFIG: config_json(model.config, model.labels)
+        | ({"problem_type": "multi_label_classification"} if model.multilabel else {}),
     }
 
 
@@ -202,6 +204,7 @@ LAYOUT = Layout(
     peer="transformers",
     written_name=written_name,
     json_files=json_files,
+    json_fields=("heads", "gelu", "norm_eps"),
 )
 
 

@@ -64,6 +64,7 @@ class Layout:
     canonical_names: Callable[[Shapes], dict[str, Source]] = lambda shapes: {n: Source(n) for n in shapes}
     written_name: Callable[[str, Config], str] = lambda name, config: name  # back from the canonical name
     json_files: Callable[[Model], dict[str, Any]] | None = None  # beside the weights; they override the card
+    json_fields: tuple[str, ...] = ()  # of the configuration, where these files override the card
     remedies: Mapping[str, str] = field(default_factory=dict)  # field -> how to set it in that library
     constants: Callable[[Config], dict[str, Tensor]] = lambda config: {}  # arrays with fixed values
 

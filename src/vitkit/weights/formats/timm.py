@@ -1,7 +1,6 @@
 """The timm format: ViTs and hybrids in timm's names, which DeiT, MAE, DINO and open_clip's SigLIP share."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,14 +26,20 @@ from vitkit.weights.formats.layout import (
     guess_heads,
     infer_image_size,
     pairs,
-    read_number,
     required_shape,
     square_patch,
     unsupported_fields,
     with_numerics,
 )
+from vitkit.weights.formats.timm_config import (
+    is_eva,
+    json_files,
+    read_config,
+    read_fields,
+    read_preprocessing,
+    read_size,
+)
 
-CONFIG = "config.json"
 STEM = "patch_embed.backbone"
 TRUNK = "visual.trunk."  # of a timm model in open_clip's files
 DECODER = ("decoder_", "mask_token")  # of a masked autoencoder; not part of the encoder
@@ -60,13 +65,18 @@ def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
     rows = required_shape(shapes, "blocks.0.mlp.fc1.weight", 2)[0]
     gated = rows == 2 * required_shape(shapes, "blocks.0.mlp.fc2.weight", 2)[1]
     mlp, hidden = ("swiglu", rows // 2) if gated else ("gelu", rows)
-    metadata = read_config(hints.files)
-    heads = hints.heads or read_number(metadata["model_args"], "num_heads", "heads", None, CONFIG)
-    heads, note = guess_heads(kernel[0], depth, hidden, Hints(heads=heads), mlp)
+    metadata, stated = read_config(hints.files), read_fields(hints.files, hints)
+    heads, note = guess_heads(kernel[0], depth, hidden, Hints(heads=stated.get("heads")), mlp)
     stem = infer_stem(shapes)
     patch = square_patch((kernel[2], kernel[3]))
     clip = "norm_pre.weight" in shapes
+    if clip and "attn_pool.latent" in shapes:
+        raise WeightsError(
+            "arrays norm_pre and attn_pool: a Perception Encoder, whose RoPE vitkit does not have",
+            code="weights.unsupported",
+        )
     tokens, size_note = infer_tokens(shapes, patch * (stem.stride if stem else 1), hints)
+    tokens["head"] = stated.get("head", tokens["head"])
     config = ViTConfig(
         width=kernel[0],
         depth=depth,
@@ -82,7 +92,7 @@ def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
         **tokens,
         input_norm=clip,
         mlp=mlp,
-        gelu=infer_gelu(metadata["architecture"]),
+        gelu=stated.get("gelu", "erf"),
         norm_eps=1e-5 if clip else 1e-6,
         project_bias=bool(stem) or "patch_embed.proj.bias" in shapes,
         qk_norm="blocks.0.attn.q_norm.weight" in shapes,
@@ -105,7 +115,8 @@ def infer_tokens(shapes: Shapes, stride: int, hints: Hints) -> tuple[dict[str, A
     """The options of the tokens: which there are, which have a position, what the head reads; and a note."""
     class_token, distilled = "cls_token" in shapes, "dist_token" in shapes
     entries, pooled = required_shape(shapes, "pos_embed", 3)[1], "fc_norm.weight" in shapes
-    size, note = infer_image_size(entries, class_token + distilled, stride, hints)
+    lead = class_token + distilled
+    size, note = infer_image_size(entries, lead, stride, with_stated_size(hints, entries, lead, stride))
     options = {
         "image_size": size,
         "class_token": class_token,
@@ -118,41 +129,13 @@ def infer_tokens(shapes: Shapes, stride: int, hints: Hints) -> tuple[dict[str, A
     return options, note
 
 
-def read_config(files: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables pretrained_cfg and model_args, and the label names, of a timm folder's config.json."""
-    content = files.get(CONFIG, {})
-    parts = {name: content.get(name) or {} for name in ("pretrained_cfg", "model_args")}
-    for name, part in parts.items():
-        if not isinstance(part, dict):
-            raise WeightsError(f"{CONFIG}: {name} is {str(part)[:40]!r}; expected a table")
-    names = content.get("label_names") or parts["pretrained_cfg"].get("label_names") or []
-    if not isinstance(names, list) or not all(isinstance(label, str) for label in names):
-        raise WeightsError(f"{CONFIG}: label_names is {str(names)[:40]!r}; expected a list of names")
-    return parts | {"label_names": tuple(names), "architecture": str(content.get("architecture", ""))}
-
-
-def infer_gelu(architecture: str) -> str:
-    """OpenAI's CLIP is named quickgelu in timm; SigLIP was trained with tanh, whatever timm computes."""
-    return "quick" if "quickgelu" in architecture else "tanh" if "siglip" in architecture else "erf"
-
-
-def read_preprocessing(pretrained_cfg: Mapping[str, Any]) -> Preprocessing:
-    """timm's preprocessing; its defaults where config.json is missing."""
-    method = pretrained_cfg.get("interpolation") or "bicubic"
-    mode = pretrained_cfg.get("crop_mode") or "center"
-    crop = read_number(pretrained_cfg, "crop_pct", "crop", 0.9, CONFIG)
-    if method not in ("bilinear", "bicubic") or not (mode == "center" or (mode == "squash" and crop == 1)):
-        raise WeightsError(
-            f"{CONFIG}: interpolation is {str(method)[:40]!r} and crop_mode {str(mode)[:40]!r} with crop_pct "
-            f"{crop}; supported are bilinear and bicubic, center, and squash with crop_pct 1"
-        )
-    return Preprocessing(
-        resize="crop" if mode == "center" else "squash",
-        crop=float(crop),
-        interpolation=method,
-        mean=tuple(map(float, read_number(pretrained_cfg, "mean", "mean", (0.5, 0.5, 0.5), CONFIG))),
-        std=tuple(map(float, read_number(pretrained_cfg, "std", "std", (0.5, 0.5, 0.5), CONFIG))),
-    )
+def with_stated_size(hints: Hints, entries: int, lead: int, stride: int) -> Hints:
+    """The hints with the image size of config.json, if it fits the positions (0 entries: there are none)."""
+    sides = read_size(hints.files)
+    if hints.image_size or not sides:
+        return hints
+    fits = (sides[0] // stride) * (sides[1] // stride) in (entries, entries - lead)
+    return replace(hints, image_size=sides) if fits or not entries else hints
 
 
 def root_of(shapes: Shapes) -> str:
@@ -243,6 +226,10 @@ def stem_entries(stem: StemConfig) -> list[Entry]:
 def unsupported(config: Config) -> str:
     if isinstance(config, ViTConfig) and config.registers and config.class_token and config.class_position:
         return "timm has no position for a class token beside registers; save it as dino, hf or vitkit"
+    if isinstance(config, ViTConfig) and config.input_norm and config.head == "map":
+        return "timm has attention pooling and a norm before the blocks only together with RoPE"
+    if isinstance(config, ViTConfig) and config.input_norm == config.project_bias and not config.stem:
+        return "timm has a bias of the patch embedding if and only if there is no norm before the blocks"
     if isinstance(config, ViTConfig) and config.representation_kind == "linear" and config.classes:
         return "timm has no head after CLIP's projection; adapt the model first"
     also = (
@@ -269,7 +256,7 @@ def projection_bias(config: Config) -> dict[str, Tensor]:
 def choose(config: Config) -> Layout:
     if not isinstance(config, ViTConfig):
         return bit.TIMM
-    return EVA if config.rope != "none" or config.mlp_norm or not config.key_bias else LAYOUT
+    return EVA if is_eva(config) else LAYOUT
 
 
 def native(config: Config) -> Config:
@@ -280,12 +267,17 @@ def native(config: Config) -> Config:
 
 
 def eva_spec(shapes: Shapes, hints: Hints) -> ModelSpec:
-    """The model of a file of class Eva, with the preprocessing and labels of timm's config.json."""
-    metadata = read_config(hints.files)
-    heads = hints.heads or read_number(metadata["model_args"], "num_heads", "heads", None, CONFIG)
-    spec = eva.infer(shapes, replace(hints, heads=heads))
+    """The model of a file of class Eva, with what timm's config.json says about it."""
+    metadata, stated = read_config(hints.files), read_fields(hints.files, hints)
+    patch, entries = required_shape(shapes, "patch_embed.proj.weight", 4)[2], shapes.get("pos_embed", (1, 0))
+    hints = with_stated_size(replace(hints, heads=stated.get("heads")), entries[1], 1, patch)
+    spec = eva.infer(shapes, hints)
     labels = metadata["label_names"] if len(metadata["label_names"]) == spec.config.classes else ()
-    return replace(spec, preprocessing=read_preprocessing(metadata["pretrained_cfg"]), labels=labels)
+    spec = replace(spec, preprocessing=read_preprocessing(metadata["pretrained_cfg"]), labels=labels)
+    if "head" in stated:
+        return replace(spec, config=replace(spec.config, head=stated["head"]))
+    note = "features are the class token, as in DINOv3's code; timm pools patches by default"
+    return replace(spec, notes=(*spec.notes, note)) if not entries[1] else spec
 
 
 def siglip_spec(shapes: Shapes, hints: Hints) -> ModelSpec:
@@ -311,6 +303,7 @@ LAYOUT = Layout(
     native=native,
     peer="timm",
     remedies={"gelu": "give it act_layer='gelu_tanh'"},
+    json_files=json_files,
 )
 EVA = Layout(
     name="timm-eva",
@@ -320,6 +313,7 @@ EVA = Layout(
     unsupported=eva.unsupported,
     native=eva.native,
     peer="timm",
+    json_files=json_files,
 )
 OPEN_CLIP = Layout(
     name="open_clip",
@@ -333,9 +327,9 @@ OPEN_CLIP = Layout(
 )
 FORMAT = Format(
     name="timm",
-    description="ViT, hybrid, BiT; DeiT, MAE, DINO, CLIP and SigLIP encoders; EVA-02",
+    description="ViT, hybrid, BiT, DeiT, MAE, DINO, CLIP, SigLIP, EVA-02; folders for timm.create_model",
     layouts=(EVA, LAYOUT, OPEN_CLIP, bit.TIMM),
-    endings=(".safetensors", ".pth", ".pt", ".bin"),
+    endings=(".safetensors", ".pth", ".pt", ".bin", ""),
     choose=choose,
     order=20,
 )
