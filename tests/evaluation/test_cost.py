@@ -48,6 +48,7 @@ def test_the_formula_is_the_counters_number_for_every_named_model(name):
         {"attention": "axial", "head": "gap", "image_size": (32, 48)}, {"channels": 1},
         {"attention": "axial", "head": "map", "positions": "relative", "image_size": (32, 48)},
         {"registers": 4, "mlp": "swiglu"}, {"distilled": True}, {"head": "map", "mlp": "swiglu"},
+        {"head": "token+gap"},
         {"rope": "dinov3", "positions": "none", "qk_norm": True, "key_bias": False},
         {"input_norm": True, "representation": 24, "representation_kind": "linear", "classes": 0},
         {"stem": StemConfig(blocks=(1, 2), width=32), "patch": 1, "image_size": (40, 56)},

@@ -232,6 +232,27 @@ def test_registers_are_shown_apart_from_patches(small):
         register_maps(small(), images, layer=0)
 
 
+def test_maps_of_a_head_on_class_token_and_patches_are_between_those_of_both(small):
+    from vitkit.inspection.attention import attention_rollout, class_map
+
+    images = torch.rand(2, 3, 32, 24)
+    models = {head: small(head=head, class_token=True, registers=1) for head in ("token", "gap", "token+gap")}
+    state = {n: t for n, t in models["token"].state_dict().items() if not n.startswith("head.")}
+    for model in models.values():
+        model.load_state_dict(state, strict=False)
+    both = models["token+gap"]
+    assert both.features(images).shape == (2, 64) and both.head.in_features == 64
+    rollouts = {head: attention_rollout(model, images) for head, model in models.items()}
+    mean = (rollouts["token"] + rollouts["gap"]) / 2
+    assert abs(rollouts["token+gap"] - mean).max() < 1e-6
+    with torch.no_grad():  # a head that reads the class token alone, or the patches alone
+        for head, columns in (("token", slice(0, 32)), ("gap", slice(32, 64))):
+            both.head.weight.zero_()[:, columns] = models[head].head.weight
+            both.head.bias.copy_(models[head].head.bias)
+            torch.testing.assert_close(both(images), models[head](images))
+    assert class_map(both, images, target=1).shape == (2, 4, 3)
+
+
 def test_every_new_parameter_learns(small):
     for options in (
         {"registers": 2, "mlp": "swiglu", "mlp_norm": True, "qk_norm": True, "input_norm": True},

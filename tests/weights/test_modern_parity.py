@@ -11,6 +11,7 @@ from vitkit.weights.formats import formats
 LIMIT = 1e-5
 DINOV2 = {"layer_scale": True, "mask_token": True, "gelu": "erf", "classes": 0, "hidden": 64}
 DINOV3 = DINOV2 | {"positions": "none", "rope": "dinov3", "registers": 4, "norm_eps": 1e-5, "key_bias": False}
+LINEAR = {"head": "token+gap", "classes": 7}
 TIMM = {"mask_token": False, "position_resize": "timm"}
 SWIGLU = {"mlp": "swiglu", "hidden": 88}
 EVA02 = {"rope": "eva02", "key_bias": False, "gelu": "erf", "mlp": "swiglu", "position_resize": "timm"}
@@ -23,6 +24,8 @@ MODELS = {  # format and options
     "hf-dinov2": ("hf", DINOV2 | {"position_resize": "hf"}),
     "hf-dinov2-giant": ("hf", DINOV2 | SWIGLU | {"position_resize": "hf"}),
     "hf-dinov2-registers": ("hf", DINOV2 | {"registers": 4, "position_resize": "timm"}),
+    "hf-dinov2-classifier": ("hf", DINOV2 | LINEAR | {"position_resize": "hf"}),
+    "hf-dinov2-registers-classifier": ("hf", DINOV2 | LINEAR | {"registers": 4, "position_resize": "timm"}),
     "hf-dinov3": ("hf", DINOV3),
     "hf-dinov3-plus": ("hf", DINOV3 | SWIGLU),
     "hf-dinov3-7b": ("hf", DINOV3 | SWIGLU | {"qkv_bias": False, "key_bias": True}),
@@ -106,7 +109,8 @@ def test_files_without_our_card_come_back_bit_for_bit(small, tmp_path, name):
 @pytest.mark.parametrize(
     "options",
     [
-        DINOV2, DINOV2 | SWIGLU, DINOV2 | {"registers": 4}, DINOV3 | {"rope_rescale": 2.0},
+        DINOV2, DINOV2 | SWIGLU, DINOV2 | {"registers": 4}, DINOV3 | {"rope_rescale": 2.0}, DINOV2 | LINEAR,
+        DINOV2 | LINEAR | {"registers": 4}, DINOV3 | LINEAR | {"rope_rescale": 2.0},
         DINOV3 | SWIGLU | {"rope_rescale": 2.0, "qkv_bias": False, "key_bias": True},
     ],
 )  # fmt: skip
@@ -120,6 +124,9 @@ def test_the_original_files_of_dino_come_back_bit_for_bit(small, tmp_path, optio
     assert back.config == model.config and back.origin.format in ("dinov2", "dinov3")
     assert all(torch.equal(tensor, back.state_dict()[n]) for n, tensor in model.state_dict().items())
     theirs = torch.load(tmp_path / "m.pth", weights_only=True)
+    if options["classes"]:  # as torch.hub's dinov2_vits14_lc names them
+        assert theirs["linear_head.weight"].shape == (7, 64)
+        theirs = {name.removeprefix("backbone."): tensor for name, tensor in theirs.items()}
     assert theirs["mask_token"].shape == (1, 32)
     if options.get("rope") and options.get("qkv_bias", True):
         assert theirs["blocks.1.attn.qkv.bias_mask"].sum() == 64 and theirs["storage_tokens"].shape == (
@@ -214,6 +221,11 @@ THEIRS = {  # model, configuration, options
     "dinov2-registers": (
         "Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", {"mlp_ratio": 4, "use_swiglu_ffn": True},
     ),
+    "dinov2-classifier": ("Dinov2ForImageClassification", "Dinov2Config", {"mlp_ratio": 2, "num_labels": 6}),
+    "dinov2-registers-classifier": (
+        "Dinov2WithRegistersForImageClassification", "Dinov2WithRegistersConfig",
+        {"mlp_ratio": 2, "id2label": {0: "cat", 1: "dog", 2: "bird"}},
+    ),
     "dinov3": ("DINOv3ViTModel", "DINOv3ViTConfig", {"num_register_tokens": 4}),
     "dinov3-no-registers": (
         "DINOv3ViTModel", "DINOv3ViTConfig", {"use_gated_mlp": True, "hidden_act": "silu"},
@@ -238,6 +250,7 @@ def test_transformers_own_models_load_and_answer_the_same(tmp_path, name):
     theirs.save_pretrained(tmp_path / "theirs")
     ours = vitkit.load(tmp_path / "theirs")
     assert ours.config.heads == 4
+    assert ours.labels == (("cat", "dog", "bird") if "id2label" in options else ())
     for size in ((32, 32), (48, 24)):
         images = torch.rand(2, 3, *size) * 2 - 1
         resized = {} if name.startswith("dino") else {"interpolate_pos_encoding": True}
@@ -274,3 +287,22 @@ def test_timms_own_models_load_and_answer_the_same(tmp_path, name, heads):
     with torch.no_grad():
         a, b = ours(images), theirs(images)
     assert (a - b).abs().max() <= LIMIT * max(1.0, float(b.abs().max()))
+
+
+def test_a_linear_head_on_four_layers_is_refused(small, tmp_path):
+    from refusals import refused
+
+    vitkit.save(small(**DINOV2, position_resize="dinov2"), tmp_path / "m.pth", "dino")
+    arrays = torch.load(tmp_path / "m.pth", weights_only=True)
+    arrays |= {"linear_head.weight": torch.zeros(7, 5 * 32), "linear_head.bias": torch.zeros(7)}
+    torch.save(arrays, tmp_path / "m.pth")
+    with refused("weights.unsupported", "160"):
+        vitkit.load(tmp_path / "m.pth", heads=2)
+
+
+@pytest.mark.parametrize("format", ["timm", "torchvision", "official"])
+def test_formats_without_such_a_head_refuse_it(small, tmp_path, format):
+    from refusals import refused
+
+    with refused("weights.unsupported"):
+        vitkit.save(small(**LINEAR), tmp_path / ("m.npz" if format == "official" else "m.pth"), format)

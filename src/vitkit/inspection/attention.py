@@ -86,6 +86,8 @@ def rollout_batch(model: ViT, images: Tensor) -> Tensor:
     if model.config.head == "token":
         return rollout[:, : model.config.lead, prefix:].mean(1)
     patches = rollout[:, prefix:, prefix:]
+    if model.config.head == "token+gap":  # half of what the head reads is the class token
+        return (rollout[:, 0, prefix:] + patches.mean(1)) / 2
     if model.pool is None:
         return patches.mean(1)
     pooling = pool_weights(model.pool, model.tokens(images)[:, prefix:]).mean(1)  # (B, 1, N)
@@ -224,7 +226,10 @@ def head_gradient(model: ViT, z: Tensor, classes: Tensor) -> tuple[Tensor, Tenso
     elif model.config.head == "token":
         start[:, : model.config.lead] = 1 / model.config.lead
     else:
-        start[:, prefix:] = 1 / (z.shape[1] - prefix)
+        share = 1.0
+        if model.config.head == "token+gap":
+            start[:, 0] = share = 0.5
+        start[:, prefix:] = share / (z.shape[1] - prefix)
     return gradient, start
 
 
@@ -265,6 +270,8 @@ def written_head(model: ViT, z: Tensor) -> tuple[Tensor, Tensor | None]:
     elif model.config.head == "gap":
         y = patches.mean(1)
         y = y if model.pool_norm is None else model.pool_norm(y)
+    elif model.config.head == "token+gap":
+        y = torch.cat([z[:, 0], patches.mean(1)], dim=-1)
     else:
         y = z[:, : model.config.lead].flatten(1)  # Eq. 4
     return model.forward_head(model.represented(y)), weights

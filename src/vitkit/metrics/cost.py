@@ -81,7 +81,8 @@ def vit_products(c: Any, size: Size, padding: bool) -> int:
     if c.head == "map":  # query and output projection of one token, keys and values of all patches, MLP
         total += 2 * d * d + n * 2 * d * d + 2 * n * d + mlp
     heads = 2 if c.distilled else 1
-    return total + d * c.representation + heads * (c.representation or d) * c.classes
+    pooled = d if c.distilled else c.pooled_width
+    return total + pooled * c.representation + heads * (c.representation or pooled) * c.classes
 
 
 def resnet_products(c: Any, channels: int, size: Size, padding: bool, *, same: bool) -> tuple[int, Size, int]:

@@ -92,8 +92,10 @@ class ViT(Described, nn.Module):
         self.pool = AttentionPool(c.width, c.heads, make_mlp(c), eps=c.norm_eps) if c.head == "map" else None
         self.pool_norm = norm if pooled else None
         biased = c.representation_kind == "tanh"
-        self.representation = nn.Linear(c.width, c.representation, bias=biased) if c.representation else None
-        self.head = nn.Linear(c.representation or c.width, c.classes) if c.classes else None
+        self.representation = (
+            nn.Linear(c.pooled_width, c.representation, bias=biased) if c.representation else None
+        )
+        self.head = nn.Linear(c.representation or c.pooled_width, c.classes) if c.classes else None
         self.distillation_head = nn.Linear(c.width, c.classes) if c.classes and c.distilled else None
         initialize_vit(self)
 
@@ -105,14 +107,14 @@ class ViT(Described, nn.Module):
         return self.forward_head(self.features(images, mask))
 
     def forward_head(self, features: Tensor) -> Tensor:
-        """Features (B, D), or (B, 2 D) if distilled -> logits (B, classes)."""
+        """Features (B, D), or (B, 2 D) for head='token+gap' or if distilled -> logits (B, classes)."""
         if self.head is None or self.distillation_head is None:
             return features if self.head is None else self.head(features)
         of_class, of_distillation = features.chunk(2, -1)
         return (self.head(of_class) + self.distillation_head(of_distillation)) / 2
 
     def features(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The input of the head, (B, D); for head='token' the last layer computes only what is read."""
+        """The input of the head, (B, D) or (B, 2 D); the last layer computes only what the head reads."""
         patches, grid = self.patches(images)
         first = self.config.lead if self.config.head == "token" else None
         return self.pooled(self.encode(patches, grid, mask, first))
@@ -125,6 +127,8 @@ class ViT(Described, nn.Module):
         elif self.config.head == "gap":
             y = z[:, prefix:].mean(1)
             y = y if self.pool_norm is None else self.pool_norm(y)
+        elif self.config.head == "token+gap":  # as DINOv2's classifiers
+            y = torch.cat([z[:, 0], z[:, prefix:].mean(1)], dim=-1)
         else:
             y = z[:, : self.config.lead].flatten(1)  # Eq. 4; the encoder has normalised every token
         return self.represented(y)

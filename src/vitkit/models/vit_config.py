@@ -13,7 +13,7 @@ from vitkit.models.resnet import StemConfig
 from vitkit.models.rope import KINDS
 
 CHOICES = {
-    "head": ("token", "gap", "map"),
+    "head": ("token", "gap", "map", "token+gap"),
     "positions": ("none", "1d", "2d", "relative", "sincos2d", "sincos2d-mae"),
     "injection": ("stem", "every", "shared"),
     "position_resize": tuple(RESIZE),
@@ -42,7 +42,7 @@ class ViTConfig:
     representation_kind: str = "tanh"  # as in pre-training heads; or linear, without bias (CLIP's projection)
     stem: StemConfig | None = None  # the ResNet of a hybrid
 
-    head: str = "token"  # or gap (average pooling), map (attention pooling)
+    head: str = "token"  # or gap (average pooling), map (attention pooling), token+gap (both, concatenated)
     class_token: bool | None = None  # None: only if the head reads it
     class_position: bool = True  # whether the class token has a position
     registers: int = 0  # number of register tokens, which have no position and which no head reads
@@ -77,7 +77,7 @@ class ViTConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_size", pair(self.image_size))
         if self.class_token is None:
-            object.__setattr__(self, "class_token", self.head == "token")
+            object.__setattr__(self, "class_token", "token" in self.head)
         check_vit(self)
 
     def __repr__(self) -> str:
@@ -98,6 +98,11 @@ class ViTConfig:
     def covered(self) -> tuple[int, int]:
         """Height and width of the pixels in whole patches; the rest at the right and bottom is dropped."""
         return covered(self.image_size, self.stride)
+
+    @property
+    def pooled_width(self) -> int:
+        """Width of what the head reads, before a representation layer."""
+        return (2 if self.head == "token+gap" else 1) * self.width
 
     @property
     def lead(self) -> int:
@@ -176,8 +181,9 @@ def conflicts(c: ViTConfig) -> dict[str, object]:
         f"2d positions need an even width, not {c.width}": c.positions == "2d" and c.width % 2,
         f"sincos2d positions need a width divisible by 4, not {c.width}": "sincos2d" in c.positions
         and c.width % 4,
-        "head='token' needs a class token; with class_token=False use head='gap' or 'map'": c.head == "token"
-        and not c.class_token,
+        f"head={c.head!r} needs a class token; with class_token=False use head='gap' or 'map'": (
+            "token" in c.head and not c.class_token
+        ),
         f"positions={c.positions!r} cannot be added before every layer; use injection='stem'": (
             c.positions in ("none", "relative") and c.injection != "stem"
         ),

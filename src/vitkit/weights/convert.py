@@ -326,6 +326,8 @@ def load_tower(path: Path, layout: str) -> Forward:
     resized = {"interpolate_pos_encoding": True} if layout in ("hf-clip", "hf-siglip") else {}
 
     def forward(pixels: Tensor) -> tuple[Tensor | None, Tensor]:
+        if "ForImageClassification" in architecture:
+            return peer(pixels).logits, peer.base_model(pixels).last_hidden_state
         out = peer(pixels, **resized)
         if layout != "hf-clip":
             return out.pooler_output, out.last_hidden_state

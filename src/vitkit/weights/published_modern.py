@@ -34,18 +34,27 @@ def modern() -> Iterator[dict[str, Any]]:
 
 
 def dinov2() -> Iterator[dict[str, Any]]:
-    sizes = {"S": ("s", 84.1, 81.1, 80.9), "B": ("b", 330.3, 84.5, 84.6), "L": ("l", 1161.1, 86.3, 86.7),
-             "g": ("g", 4335.3, 86.5, 87.1)}  # fmt: skip
-    for size, (letter, megabytes, top1, with_registers) in sizes.items():
-        stem = f"{FAIR}/dinov2/dinov2_vit{letter}14/dinov2_vit{letter}14"
+    """Backbones from Meta, and with their linear heads from Hugging Face, where both are in one file."""
+    sizes = {
+        "S": ("small", 84.1, 87.1, 81.1, 80.9), "B": ("base", 330.3, 336.1, 84.5, 84.6),
+        "L": ("large", 1161.1, 1168.9, 86.3, 86.7), "g": ("giant", 4335.3, 4347.0, 86.5, 87.1),
+    }  # fmt: skip
+    for size, (word, megabytes, classifier, top1, with_registers) in sizes.items():
+        stem = f"{FAIR}/dinov2/dinov2_vit{size.lower()}14/dinov2_vit{size.lower()}14"
+        linear = {"megabytes": classifier, "trained_on": "LVD-142M, head on ImageNet"}
+        file = f"-{word}-imagenet1k-1-layer/resolve/main/model.safetensors"
         shared = {"megabytes": megabytes, "pixels": 518, "trained_on": "LVD-142M",
                   "evaluation": "linear probe", "preprocessing": centre(0.875)}  # fmt: skip
         model = f"DINOv2-{size}/14"
         yield shared | {"name": f"{model}.lvd142m", "model": model, "top1": top1,
                         "address": f"{stem}_pretrain.pth"}  # fmt: skip
+        yield shared | linear | {"name": f"{model}.lvd142m-i1k", "model": model, "top1": top1,
+                                 "address": f"{HUB}/facebook/dinov2{file}"}  # fmt: skip
         model = f"DINOv2-reg-{size}/14"
         yield shared | {"name": f"{model}.lvd142m", "model": model, "top1": with_registers,
                         "address": f"{stem}_reg4_pretrain.pth"}  # fmt: skip
+        yield shared | linear | {"name": f"{model}.lvd142m-i1k", "model": model, "top1": with_registers,
+                                 "address": f"{HUB}/facebook/dinov2-with-registers{file}"}  # fmt: skip
 
 
 def dinov3() -> Iterator[dict[str, Any]]:

@@ -6,6 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from vitkit.errors import WeightsError
 from vitkit.models.card import Preprocessing
 from vitkit.models.variants import Config
 from vitkit.models.vit import ViTConfig
@@ -35,6 +36,7 @@ IMAGENET = Preprocessing(
     resize="crop", crop=0.875, interpolation="bicubic", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
 )
 BLOCK, OWN = "blocks.{}.", "encoder.blocks.{}."
+BACKBONE, LINEAR_HEAD = "backbone.", "linear_head"  # of the classifiers in their torch.hub
 SHARED: list[Row] = [
     ("project", "patch_embed.proj", SAME),
     ("class_token", "cls_token", SAME),
@@ -46,6 +48,7 @@ SHARED: list[Row] = [
     (OWN + "norm2", BLOCK + "norm2", SAME),
     (OWN + "scale2", BLOCK + "ls2.gamma", SAME),
     ("encoder.norm", "norm", SAME),
+    ("head", LINEAR_HEAD, SAME),
 ]
 MLP: list[Row] = [(OWN + "mlp.up", BLOCK + "mlp.fc1", SAME), (OWN + "mlp.down", BLOCK + "mlp.fc2", SAME)]
 V2: list[Row] = [*SHARED, ("registers", "register_tokens", SAME), ("positions.table", "pos_embed", SAME)]
@@ -66,15 +69,26 @@ V3_GATED: list[Row] = [
 
 def canonical_names(shapes: Shapes) -> dict[str, Source]:
     """Training checkpoints name blocks blocks.CHUNK.INDEX, published files blocks.INDEX."""
-    return {re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", name): Source(name) for name in shapes}
+    short = {name: name.removeprefix(BACKBONE) for name in shapes}
+    return {re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", new): Source(old) for old, new in short.items()}
+
+
+def written_name(name: str, config: Config) -> str:
+    return BACKBONE + name if config.classes and not name.startswith(LINEAR_HEAD) else name
+
+
+def backbone(shapes: Shapes) -> Shapes:
+    return {name.removeprefix(BACKBONE): shape for name, shape in shapes.items()}
 
 
 def is_v3(shapes: Shapes) -> bool:
+    shapes = backbone(shapes)
     return "rope_embed.periods" in shapes and "patch_embed.proj.weight" in shapes
 
 
 def is_v2(shapes: Shapes) -> bool:
     """timm's names; the mask token without a batch axis or the registers tell it from timm's files."""
+    shapes = backbone(shapes)
     flat = len(shapes.get("mask_token", ())) == 2
     return (flat or "register_tokens" in shapes) and {"patch_embed.proj.weight", "pos_embed"} <= shapes.keys()
 
@@ -95,6 +109,7 @@ def infer(shapes: Shapes, hints: Hints, *, v3: bool) -> ModelSpec:
     if not v3:
         size, _ = infer_image_size(required_shape(shapes, "pos_embed", 3)[1], 1, patch, hints)
     bias = "blocks.0.attn.qkv.bias" in shapes
+    classes = infer_classes(shapes, kernel[0])
     options = {"positions": "none", "rope": "dinov3", "rope_rescale": 2.0, "norm_eps": 1e-5} if v3 else {}
     config = ViTConfig(
         width=kernel[0],
@@ -104,7 +119,8 @@ def infer(shapes: Shapes, hints: Hints, *, v3: bool) -> ModelSpec:
         patch=patch,
         image_size=size,
         channels=kernel[1],
-        classes=0,
+        classes=classes,
+        head="token+gap" if classes else "token",
         registers=registers,
         mask_token="mask_token" in shapes,
         mlp=mlp,
@@ -116,6 +132,20 @@ def infer(shapes: Shapes, hints: Hints, *, v3: bool) -> ModelSpec:
         **options,  # type: ignore[arg-type]
     )
     return ModelSpec(config, IMAGENET, notes=(note,) if note else (), ignored=("local_cls_norm.",))
+
+
+def infer_classes(shapes: Shapes, width: int) -> int:
+    """The outputs of a classifier on class token and mean of patches; 0 for a backbone."""
+    if f"{LINEAR_HEAD}.weight" not in shapes:
+        return 0
+    classes, inputs = required_shape(shapes, f"{LINEAR_HEAD}.weight", 2)
+    if inputs != 2 * width:
+        raise WeightsError(
+            f"its linear head reads {inputs} numbers; vitkit has the one on class token and mean of patches "
+            f"({2 * width}), not that on four layers",
+            code="weights.unsupported",
+        )
+    return classes
 
 
 def entries(config: Config, *, v3: bool) -> list[Entry]:
@@ -135,9 +165,9 @@ def bias_masks(config: Config) -> dict[str, Tensor]:
 
 
 def unsupported(config: Config) -> str:
-    if isinstance(config, ViTConfig) and config.classes:
-        return "the original DINO files have no head; save it in another format"
-    also: tuple[str, ...] = ("mask_token", "layer_scale", "qkv_bias", "registers", "mlp")
+    if isinstance(config, ViTConfig) and bool(config.classes) != (config.head == "token+gap"):
+        return "DINO's own classifiers have head='token+gap'; save it in another format"
+    also: tuple[str, ...] = ("mask_token", "layer_scale", "qkv_bias", "registers", "mlp", "token+gap")
     if isinstance(config, ViTConfig) and config.rope == "dinov3" and config.positions == "none":
         also += ("rope", "positions", "key_bias")
     return unsupported_fields(config, "DINO", also=also)
@@ -147,6 +177,7 @@ V2_LAYOUT = Layout(
     name="dinov2",
     recognises=is_v2,
     canonical_names=canonical_names,
+    written_name=written_name,
     infer=partial(infer, v3=False),
     entries=partial(entries, v3=False),
     unsupported=unsupported,
@@ -156,6 +187,7 @@ V3_LAYOUT = Layout(
     name="dinov3",
     recognises=is_v3,
     canonical_names=canonical_names,
+    written_name=written_name,
     infer=partial(infer, v3=True),
     entries=partial(entries, v3=True),
     unsupported=unsupported,
@@ -170,7 +202,7 @@ def choose(config: Config) -> Layout:
 
 FORMAT = Format(
     name="dino",
-    description="DINOv2 and DINOv3 backbones as their authors save them",
+    description="DINOv2 and DINOv3 as their authors save them, with or without a linear head",
     layouts=(V3_LAYOUT, V2_LAYOUT),
     endings=(".pth", ".pt", ".safetensors"),
     choose=choose,

@@ -48,6 +48,17 @@ def read_labels(settings: Mapping[str, Any], classes: int) -> tuple[str, ...]:
     return () if all(re.fullmatch(r"LABEL_\d+", name) for name in ordered) else ordered
 
 
+def labels_json(classes: int, names: tuple[str, ...]) -> dict[str, Any]:
+    """The tables of label names, with placeholders if there are none; empty for a model without a head."""
+    if not classes:
+        return {}
+    names = names or tuple(f"LABEL_{i}" for i in range(classes))
+    return {
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+    }
+
+
 def read_preprocessing(processor: Mapping[str, Any]) -> Preprocessing:
     """The steps of a ViT's image processor: resize, rescale, normalise."""
     resample = processor.get("resample", 2)

@@ -1,6 +1,7 @@
 """DINOv2, DINOv3, CLIP and SigLIP vision models in the names of transformers."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from vitkit.models.card import Preprocessing
@@ -12,8 +13,10 @@ from vitkit.weights.formats.hf_json import (
     CONFIG,
     PREPROCESSOR,
     configured_size,
+    labels_json,
     preprocessor_json,
     read_gelu,
+    read_labels,
     read_preprocessing,
     size_note,
     written_gelu,
@@ -68,6 +71,7 @@ DINOV2_ROWS: list[Row] = [
     (OWN + "norm2", DINO_LAYER + "norm2", SAME),
     (OWN + "scale2", DINO_LAYER + "layer_scale2.lambda1", SAME),
     ("encoder.norm", "layernorm", SAME),
+    ("head", "classifier", SAME),
 ]
 V3_LAYER = "layer.{}."
 DINOV3_ROWS: list[Row] = [
@@ -118,6 +122,12 @@ PACKED = "head.attention.in_proj_"  # q, k and v of SigLIP's pooling in one arra
 def dinov2_names(shapes: Shapes) -> dict[str, Source]:
     prefix = next((p for p in DINOV2_PREFIXES if f"{p}embeddings.cls_token" in shapes), "")
     return {name.removeprefix(prefix): Source(name) for name in shapes}
+
+
+def written_dinov2(name: str, config: Config) -> str:
+    if not config.classes or name.startswith("classifier."):
+        return name
+    return DINOV2_PREFIXES[bool(getattr(config, "registers", 0))] + name
 
 
 def dinov3_names(shapes: Shapes) -> dict[str, Source]:
@@ -186,7 +196,7 @@ def spec_of(
     processor = hints.files.get(PREPROCESSOR)
     notes = (note, size_note(processor or {}, config.image_size))
     read = read_preprocessing(processor) if processor else preprocessing
-    return ModelSpec(config, read, notes=tuple(n for n in notes if n), ignored=("classifier.",))
+    return ModelSpec(config, read, notes=tuple(n for n in notes if n))
 
 
 def infer_dinov2(shapes: Shapes, hints: Hints) -> ModelSpec:
@@ -200,10 +210,12 @@ def infer_dinov2(shapes: Shapes, hints: Hints) -> ModelSpec:
         position_resize="timm" if registers else "hf",
         qkv_bias="encoder.layer.0.attention.attention.query.bias" in shapes,
     )  # fmt: skip
-    if "classifier.weight" in shapes:
-        note = "without its classifier, which reads class token and mean of patches; adapt adds a head"
-        spec = ModelSpec(spec.config, spec.preprocessing, notes=(*spec.notes, note), ignored=spec.ignored)
-    return spec
+    if "classifier.weight" not in shapes:
+        return spec
+    assert isinstance(spec.config, ViTConfig)
+    classes = required_shape(shapes, "classifier.weight", 2)[0]
+    labels = read_labels(hints.files.get(CONFIG, {}), classes)
+    return replace(spec, config=replace(spec.config, classes=classes, head="token+gap"), labels=labels)
 
 
 def infer_dinov3(shapes: Shapes, hints: Hints) -> ModelSpec:
@@ -276,7 +288,7 @@ def tower_entries(config: Config) -> list[Entry]:
 def not_square(config: Config) -> str:
     if isinstance(config, ViTConfig) and config.image_size[0] != config.image_size[1]:
         return "a Hugging Face model takes square images; adapt the model to a square size first"
-    if isinstance(config, ViTConfig) and config.classes:
+    if isinstance(config, ViTConfig) and config.classes and config.head != "token+gap":
         return "vitkit writes these models to Hugging Face's format without a head; save it as vitkit or timm"
     return ""
 
@@ -287,10 +299,11 @@ def unsupported_dino(config: Config) -> str:
         if config.qkv_bias and config.key_bias:
             return "transformers' DINOv3 has no bias for keys; use key_bias=False"
         also += ("rope", "positions", "key_bias")
-    elif isinstance(config, ViTConfig) and mlp_ratio(config) is None:
-        return (
-            f"transformers' DINOv2 has hidden widths of whole ratios, not {config.hidden} at {config.width}"
-        )
+    elif isinstance(config, ViTConfig):
+        if mlp_ratio(config) is None:
+            sizes = f"{config.hidden} at {config.width}"
+            return f"transformers' DINOv2 has hidden widths of whole ratios, not {sizes}"
+        also += ("token+gap",) if config.classes else ()
     if isinstance(config, ViTConfig) and not config.mask_token:
         return "transformers' DINO models have a mask token; build the model with mask_token=True"
     return not_square(config) or unsupported_fields(config, "Hugging Face", also=also)
@@ -349,14 +362,11 @@ def config_json(c: Config) -> dict[str, Any]:
         }
         return shared_json(c, "dinov3_vit", "DINOv3ViTModel") | biases | rope | own
     if c.layer_scale:
-        kind = (
-            ("dinov2_with_registers", "Dinov2WithRegistersModel")
-            if c.registers
-            else ("dinov2", "Dinov2Model")
-        )
+        kind = ("dinov2_with_registers", "Dinov2WithRegisters") if c.registers else ("dinov2", "Dinov2")
+        architecture = kind[1] + ("ForImageClassification" if c.classes else "Model")
         own = {"use_swiglu_ffn": c.mlp == "swiglu", "qkv_bias": c.qkv_bias}
         own |= {"mlp_ratio": mlp_ratio(c)} | ({"num_register_tokens": c.registers} if c.registers else {})
-        return shared_json(c, *kind) | own
+        return shared_json(c, kind[0], architecture) | own
     if c.input_norm:
         projection = {"projection_dim": c.representation}
         return shared_json(c, "clip_vision_model", "CLIPVisionModelWithProjection") | projection
@@ -366,7 +376,13 @@ def config_json(c: Config) -> dict[str, Any]:
 def json_files(model: Model) -> dict[str, Any]:
     return {
         PREPROCESSOR: preprocessor_json(model.config, model.preprocessing),
-        CONFIG: config_json(model.config),
+        CONFIG: config_json(model.config)
+        | labels_json(model.config.classes, model.labels)
+        | (
+            {"problem_type": "multi_label_classification"}
+            if model.multilabel and model.config.classes
+            else {}
+        ),
     }
 
 
@@ -381,6 +397,7 @@ DINOV2 = layout(
     "hf-dinov2",
     recognises=lambda shapes: has(shapes, DINOV2_PREFIXES, "encoder.layer.0.layer_scale1.lambda1"),
     canonical_names=dinov2_names,
+    written_name=written_dinov2,
     infer=infer_dinov2,
     entries=dinov2_entries,
     unsupported=unsupported_dino,

@@ -11,6 +11,7 @@ from vitkit.weights.formats.hf_json import (
     CONFIG,
     PREPROCESSOR,
     configured_size,
+    labels_json,
     preprocessor_json,
     read_gelu,
     read_labels,
@@ -177,11 +178,7 @@ def config_json(config: Config, label_names: tuple[str, ...]) -> dict[str, Any]:
         content |= {"architectures": [architecture], "model_type": "deit"}
     if config.representation:
         content |= {"pooler_output_size": config.representation, "pooler_act": "tanh"}
-    if config.classes:
-        names = label_names or tuple(f"LABEL_{i}" for i in range(config.classes))
-        content["id2label"] = {str(i): name for i, name in enumerate(names)}
-        content["label2id"] = {name: i for i, name in enumerate(names)}
-    return content
+    return content | labels_json(config.classes, label_names)
 
 
 def json_files(model: Model) -> dict[str, Any]:

@@ -262,6 +262,8 @@ def unsupported_fields(config: Config, library: str, *, also: tuple[str, ...] = 
     """Why a layout cannot hold a ViT with these options; it does support the fields in `also`."""
     if not isinstance(config, ViTConfig):
         return f"the {library} layout holds only ViTs; save a ResNet as official or timm"
+    if config.head == "token+gap" and "token+gap" not in also:
+        return f"the {library} layout does not support head='token+gap'; save it as dino, hf or vitkit"
     defaults = {
         "positions": "1d",
         "injection": "stem",
@@ -288,7 +290,7 @@ def unsupported_fields(config: Config, library: str, *, also: tuple[str, ...] = 
     unsupported = [
         f"{k}={getattr(config, k)!r}"
         for k, v in defaults.items()
-        if k not in also and getattr(config, k) != v
+        if k not in also and getattr(config, k) not in (v, "token+gap")
     ]
     return f"the {library} layout does not support {', '.join(unsupported)}" if unsupported else ""
 
