@@ -5,7 +5,7 @@ import torch
 
 import vitkit
 from vitkit.models.variants import skeleton
-from vitkit.weights.convert import PEERS, compare, with_config
+from vitkit.weights.convert import PEERS, compare, convert, with_config
 from vitkit.weights.formats import formats
 
 LIMIT = 1e-5
@@ -306,3 +306,34 @@ def test_formats_without_such_a_head_refuse_it(small, tmp_path, format):
 
     with refused("weights.unsupported"):
         vitkit.save(small(**LINEAR), tmp_path / ("m.npz" if format == "official" else "m.pth"), format)
+
+
+@pytest.mark.parametrize("format", ["timm", "hf"])
+def test_rounded_periods_are_refused_where_the_library_computes_exact_ones(small, tmp_path, format):
+    from refusals import refused
+
+    model = without_key_bias(small(**DINOV3))
+    model.encoder.rope.periods.copy_(model.encoder.rope.periods.bfloat16().float())
+    vitkit.save(model, tmp_path / "original.pth", "dino")
+    out = tmp_path / ("m" if format == "hf" else "m.safetensors")
+    with refused("weights.unsupported", "dino"):
+        convert(tmp_path / "original.pth", out, format=format, image_size=32)
+    assert [path.name for path in tmp_path.iterdir()] == ["original.pth"]
+    back = convert(tmp_path / "original.pth", tmp_path / "m.safetensors", image_size=32)
+    assert back.ok and vitkit.push(model, "me/dino", dry_run=tmp_path / "push").format == "vitkit"
+
+
+@pytest.mark.parametrize("format", ["timm", "hf", "dino"])
+def test_the_position_of_the_class_token_is_written_as_the_library_needs_it(small, tmp_path, format):
+    """timm adds it to the token of a model with registers, and has no mask token; the others have both."""
+    theirs = {"class_position": format == "timm", "mask_token": format != "hf"}
+    model = small(**(DINOV2 | {"registers": 4, "position_resize": "timm"} | theirs))
+    vitkit.save(model, tmp_path / "own.safetensors")
+    out = tmp_path / {"timm": "m.safetensors", "hf": "m", "dino": "m.pth"}[format]
+    result = convert(tmp_path / "own.safetensors", out, format=format)
+    assert result.ok and (format == "dino" or result.parity.features <= LIMIT)
+    back = vitkit.load(out, heads=2)
+    assert (back.config.class_position, back.config.mask_token) == (format != "timm", format != "timm")
+    for size in ((32, 32), (48, 24)):
+        images = torch.rand(2, 3, *size)
+        assert torch.equal(back(images), model(images))

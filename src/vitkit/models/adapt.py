@@ -73,6 +73,31 @@ def adapt(
     return new.train(model.training)
 
 
+def with_tokens(model: Model, *, class_position: bool, mask_token: bool) -> Model:
+    """The same outputs with or without a position of the class token and with or without a mask token.
+
+    A position of the class token is only ever added to it; a mask token is used in pre-training alone.
+    """
+    assert isinstance(model, ViT)
+    config = replace(model.config, class_position=class_position, mask_token=mask_token)
+    state = {name: tensor for name, tensor in model.state_dict().items() if name != "mask_token"}
+    if mask_token:
+        zero = model.project.weight.new_zeros(1, 1, config.width)
+        state["mask_token"] = zero if model.mask_token is None else model.mask_token.detach()
+    if class_position and not model.config.class_position:
+        table = state["positions.table"]  # (1, T, D)
+        state["positions.table"] = torch.cat([torch.zeros_like(table[:, : config.lead]), table], dim=1)
+    elif model.config.class_position and not class_position:
+        table = state["positions.table"]
+        state["class_token"] = state["class_token"] + table[:, :1]
+        state["positions.table"] = table[:, 1:]
+    new = skeleton(config)
+    new.load_state_dict(state, assign=True)
+    for name in ("labels", "task", "reject_below", "preprocessing", "origin"):
+        setattr(new, name, getattr(model, name))
+    return new.train(model.training)
+
+
 def check_training(model: Model, training: Mapping[str, Any]) -> None:
     """Refuse fields that adapt does not know; a ResNet has none of them."""
     for field in training:

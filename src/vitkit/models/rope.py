@@ -34,9 +34,13 @@ class Rope(nn.Module):
         self.register_buffer("periods", torch.empty(head // 4))
 
     def reset_parameters(self) -> None:
+        self.periods.copy_(self.exact_periods())
+
+    def exact_periods(self) -> Tensor:
+        """The periods without rounding, as timm and transformers compute them."""
         count = len(self.periods)
         exponents = torch.arange(count, device=self.periods.device, dtype=torch.float32) / count
-        self.periods.copy_(KINDS[self.kind] ** exponents)
+        return KINDS[self.kind] ** exponents
 
     def _apply(self, fn, recurse=True):
         """As for every module, but periods stay float32: half precision would be another model."""

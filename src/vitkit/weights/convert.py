@@ -99,6 +99,7 @@ def convert(
 
 def save_and_check(model: Model, source: str | Path, out: Path, trial: Path, format: str) -> Conversion:
     """Save the model at `trial`, load it again, and compare it with the model and with the peer library."""
+    model = formats()[format].equivalent(model) if format in formats() else model
     layout = layout_for(model.config, format, out)
     notes = save(model, trial, format)
     loaded = load(trial, image_size=model.config.image_size, heads=getattr(model.config, "heads", None))

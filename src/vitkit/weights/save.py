@@ -16,7 +16,7 @@ from torch import Tensor
 from vitkit.errors import WeightsError
 from vitkit.io.files import replace_file
 from vitkit.models.variants import Config, Model
-from vitkit.models.vit import ViTConfig
+from vitkit.models.vit import ViT, ViTConfig
 from vitkit.weights.card import card_of, to_json
 from vitkit.weights.formats import formats
 from vitkit.weights.formats.layout import Hints, Layout, Source
@@ -33,9 +33,13 @@ def save(model: Model, path: str | Path, format: str | None = None) -> tuple[str
     """
     path = Path(path)
     format = format or format_of(path)
+    given, model = model, formats()[format].equivalent(model) if format in formats() else model
     layout = layout_for(model.config, format, path)
+    if reason := rounded_periods(model, layout):
+        raise WeightsError(f"cannot save as {format}: {reason}", code="weights.unsupported")
     in_json = bool(layout.json_files) and not path.suffix
     notes = [*differences(model.config, layout, in_json=in_json), *lost_in_arrays(model, layout, path)]
+    notes += changed_tokens(given.config, model.config, format)
     card = to_json(card_of(model, layout.name))
     with writable(path):
         if not path.suffix:
@@ -77,6 +81,34 @@ def layout_for(config: Config, format: str, path: Path) -> Layout:
     if reason := layout.unsupported(config):
         raise WeightsError(f"cannot save as {format}: {reason}", code="weights.unsupported")
     return layout
+
+
+def changed_tokens(given: Config, written: Config, format: str) -> list[str]:
+    """Notes on tokens that a format needs otherwise; the outputs are the same."""
+    if not (isinstance(given, ViTConfig) and isinstance(written, ViTConfig)):
+        return []
+    notes = {
+        "class_position": (
+            "the position of the class token is added to it",
+            "the class token has a position of zeros",
+        ),
+        "mask_token": ("without the mask token, which only pre-training uses", "with a mask token of zeros"),
+    }
+    changed = [field for field in notes if getattr(given, field) != getattr(written, field)]
+    return [f"{notes[field][getattr(written, field)]}, as {format} needs it" for field in changed]
+
+
+def rounded_periods(model: Model, layout: Layout) -> str:
+    """Why a file without RoPE's periods would be another model; empty if its reader computes the same."""
+    rope = model.encoder.rope if isinstance(model, ViT) else None
+    stored = {entry.own for entry in layout.entries(model.config)}
+    if rope is None or "encoder.rope.periods" in stored or torch.equal(rope.periods, rope.exact_periods()):
+        return ""
+    return (
+        "the periods of this model's RoPE are rounded, as in the original files of DINOv3, and "
+        f"{layout.peer or 'its reader'} computes exact ones; save it as dino or vitkit, or start from timm's "
+        "files, whose periods are exact (vitkit list weights)"
+    )
 
 
 def differences(config: Config, layout: Layout, *, in_json: bool = False) -> Iterator[str]:

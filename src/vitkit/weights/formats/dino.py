@@ -206,5 +206,6 @@ FORMAT = Format(
     layouts=(V3_LAYOUT, V2_LAYOUT),
     endings=(".pth", ".pt", ".safetensors"),
     choose=choose,
+    tokens=lambda c: {"class_position": True},
     order=15,
 )

@@ -219,11 +219,18 @@ def choose(config: Config) -> Layout:
     return LAYOUT
 
 
+def needed_tokens(config: ViTConfig) -> dict[str, bool]:
+    """The class token has a position in all, and DINO has a mask token."""
+    dino = {"mask_token": True} if config.layer_scale or config.rope == "dinov3" else {}
+    return {"class_position": True} | dino
+
+
 FORMAT = Format(
     name="hf",
     description="config.json and safetensors, as transformers reads and writes them",
     layouts=(hf_models.DINOV3, hf_models.DINOV2, hf_models.CLIP, hf_models.SIGLIP, LAYOUT),
     choose=choose,
+    tokens=needed_tokens,
     endings=("",),
     default_ending="",
     order=30,

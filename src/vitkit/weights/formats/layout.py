@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import WeightsError
+from vitkit.models.adapt import with_tokens
 from vitkit.models.card import Preprocessing
 from vitkit.models.resnet import StemConfig
 from vitkit.models.variants import VARIANTS, Config, Model, skeleton
@@ -79,11 +80,23 @@ class Format:
     endings: tuple[str, ...]  # of the files to write; an empty ending means a folder
     default_ending: str | None = None  # a file name with this ending selects the format
     choose: Callable[[Config], Layout] | None = None  # the layout for a model; without it the first one
+    tokens: Callable[[ViTConfig], dict[str, bool]] | None = None  # class_position, mask_token it must have
     order: int = 100  # formats are recognised and listed by this number, then by name
 
     def layout_for(self, config: Config) -> Layout:
         """The layout in which a model of this configuration is written."""
         return self.choose(config) if self.choose else self.layouts[0]
+
+    def equivalent(self, model: Model) -> Model:
+        """A model of the same outputs that the format can store: with another set of tokens if it must be."""
+        c = model.config
+        if self.tokens is None or not isinstance(c, ViTConfig):
+            return model
+        own = {"class_position": c.class_position, "mask_token": c.mask_token}
+        needed = own | self.tokens(c)
+        if not c.class_token or c.distilled or c.positions != "1d" or c.injection != "stem":
+            needed["class_position"] = c.class_position
+        return model if needed == own else with_tokens(model, **needed)
 
 
 @dataclass(frozen=True)

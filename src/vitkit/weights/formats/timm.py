@@ -224,8 +224,8 @@ def stem_entries(stem: StemConfig) -> list[Entry]:
 
 
 def unsupported(config: Config) -> str:
-    if isinstance(config, ViTConfig) and config.registers and config.class_token and config.class_position:
-        return "timm has no position for a class token beside registers; save it as dino, hf or vitkit"
+    if isinstance(config, ViTConfig) and config.registers and config.distilled:
+        return "timm has no model with registers and a distillation token; save it as vitkit"
     if isinstance(config, ViTConfig) and config.input_norm and config.head == "map":
         return "timm has attention pooling and a norm before the blocks only together with RoPE"
     if isinstance(config, ViTConfig) and config.input_norm == config.project_bias and not config.stem:
@@ -257,6 +257,12 @@ def choose(config: Config) -> Layout:
     if not isinstance(config, ViTConfig):
         return bit.TIMM
     return EVA if is_eva(config) else LAYOUT
+
+
+def needed_tokens(config: ViTConfig) -> dict[str, bool]:
+    """timm has no mask token, and beside registers no position of the class token."""
+    beside_registers = {"class_position": False} if config.registers and not is_eva(config) else {}
+    return {"mask_token": False} | beside_registers
 
 
 def native(config: Config) -> Config:
@@ -331,5 +337,6 @@ FORMAT = Format(
     layouts=(EVA, LAYOUT, OPEN_CLIP, bit.TIMM),
     endings=(".safetensors", ".pth", ".pt", ".bin", ""),
     choose=choose,
+    tokens=needed_tokens,
     order=20,
 )
