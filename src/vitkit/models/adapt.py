@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitkit.errors import Error
 from vitkit.models.card import pair
@@ -111,6 +111,21 @@ def zero_heads(model: Model, new: Model) -> dict[str, Tensor]:
     old = next(iter(model.parameters()))
     heads = {n: t.shape for n, t in new.state_dict().items() if n.startswith(HEADS)}
     return {name: torch.zeros(shape, dtype=old.dtype, device=old.device) for name, shape in heads.items()}
+
+
+def linear_heads(model: Model) -> list[nn.Linear]:
+    """The layers whose mean is the logits: the head, and that of a distillation token."""
+    heads = (model.head, getattr(model, "distillation_head", None))
+    return [head for head in heads if head is not None]
+
+
+@torch.no_grad()
+def set_head(model: Model, weight: Tensor, bias: Tensor) -> None:
+    """Make the logits `weight` (classes, D) times the features plus `bias`; two heads read one half each."""
+    heads = linear_heads(model)
+    for head, part in zip(heads, weight.chunk(len(heads), dim=1), strict=True):
+        head.weight.copy_(len(heads) * part)
+        head.bias.copy_(bias)
 
 
 def check_patch(model: Model) -> None:
