@@ -3,13 +3,14 @@
     python bench/default_beside_peers.py WEIGHTS.npz FOLDER... --device cuda --seeds 3 --out results.json
 
 Each FOLDER holds train/ and test/ with a folder for each class. FOLDER:20/class and FOLDER:5000 train on a
-part of train. Three ways, in turn, by the wall clock of a process of its own from start to result:
+part of train. The ways, in turn, by the wall clock of a process of its own from start to result:
 
 - default: `vitkit finetune FOLDER --weights WEIGHTS`, nothing else;
 - paper: SGD by Table 4 (`--recipe table4`) for as many images as the default has seen;
 - timm: timm's model, loaders and layer decay with AdamW 5e-4, layer decay 0.75, weight decay 0.05, Mixup 0.2,
   smoothing 0.1, crops from 30 % of the area, bfloat16 and torch.compile, 2,500 steps of 512 images (fewer for
-  less than 20,000 images: 25 epochs, in batches of at most 512 and an eighth of the images).
+  less than 20,000 images: 25 epochs, in batches of at most 512 and an eighth of the images);
+- fewshot: `vitkit fewshot`, closed-form least squares on frozen features, for FOLDER:N/class only.
 
 Accuracy is over every image of test. `--figure FILE.svg` draws accuracy over seconds.
 """
@@ -28,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-WAYS = ("default", "paper", "timm")
+WAYS = ("default", "paper", "timm", "fewshot")
 MODEL = "vit_tiny_patch16_224"
 
 
@@ -138,7 +139,7 @@ def peer(folder: Path, weights: Path, seed: int, device: str) -> dict[str, Any]:
 
 
 def one_round(
-    folder: Path, options: argparse.Namespace, seed: int, scratch: Path
+    folder: Path, options: argparse.Namespace, seed: int, scratch: Path, shots: int
 ) -> dict[str, dict[str, Any]]:
     results: dict[str, dict[str, Any]] = {}
     common = (folder, options.weights, seed, options.device)
@@ -146,11 +147,26 @@ def one_round(
         results["default"] = vitkit(*common, scratch / "default")
     if "paper" in options.ways:
         like = results["default"]
-        same = ["--recipe", options.paper, "--steps", str(like["steps"]), "--batch", str(like["batch"])]
+        same = ["--recipe", options.paper, "--batch", str(like["batch"])]
+        if like["steps"] > 1:  # else the default has fitted a head and trained nothing
+            same += ["--steps", str(like["steps"])]
         results["paper"] = vitkit(*common, scratch / "paper", *same)
     if "timm" in options.ways:
         results["timm"] = timm_run(*common)
+    if "fewshot" in options.ways and shots:
+        results["fewshot"] = fewshot(*common[:2], shots, options.device)
     return results
+
+
+def fewshot(folder: Path, weights: Path, shots: int, device: str) -> dict[str, Any]:
+    line = [sys.executable, "-m", "vitkit", "fewshot", weights, folder, "--shots", shots, "--seeds", 1]
+    line += ["--device", device, "--json"]
+    begun = time.monotonic()
+    done = subprocess.run([str(word) for word in line], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr[-3000:])
+    table = json.loads(done.stdout)
+    return {"top1": table["shots"][str(shots)]["mean"], "seconds": time.monotonic() - begun}
 
 
 def draw(results: dict[str, Any], file: Path) -> None:
@@ -190,13 +206,17 @@ def main() -> None:
         for seed in range(len(rounds), options.seeds):
             scratch = Path(tempfile.mkdtemp())
             folder = part(Path(path), amount, seed, scratch / "data") if amount else Path(path)
-            rounds.append(one_round(folder, options, seed, scratch))
+            shots = int(amount.removesuffix("/class")) if amount.endswith("/class") else 0
+            rounds.append(one_round(folder, options, seed, scratch, shots))
             shutil.rmtree(scratch)
             options.out.write_text(json.dumps(results, indent=1))
             print(place, seed, json.dumps(rounds[-1]), flush=True)
     for name, rounds in results.items():
         for way in options.ways:
-            scores, times = [r[way]["top1"] for r in rounds], [r[way]["seconds"] for r in rounds]
+            runs = [r[way] for r in rounds if way in r]
+            if not runs:
+                continue
+            scores, times = [r["top1"] for r in runs], [r["seconds"] for r in runs]
             spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
             print(f"| {name} | {way} | {100 * statistics.mean(scores):.2f} ± {100 * spread:.2f} | "
                   f"{statistics.median(times):.1f} s | n = {len(scores)} |")  # fmt: skip

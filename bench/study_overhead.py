@@ -19,32 +19,9 @@ from vitkit.runs import finish
 from vitkit.runs import run as experiment
 from vitkit.runs.checkpointer import Checkpointer
 from vitkit.runs.evaluator import Evaluator
-from vitkit.studies.executor import Job, Outcome, run_job, run_jobs
+from vitkit.studies.executor import InlineExecutor, Job, run_jobs
 from vitkit.studies.prepare import Request, make_plan
 from vitkit.studies.trial import WorkerConfig, run_trial
-
-
-class Inline:
-    """An executor in this process, so that parts of a run can be timed."""
-
-    def __init__(self, config: WorkerConfig):
-        self.config, self.ended = config, []
-
-    def free_slots(self) -> int:
-        return 1
-
-    def submit(self, jobs: list[Job]) -> None:
-        for job in jobs:
-            begun = time.perf_counter()
-            outcome = run_job(job.call, job.arguments, self.config)
-            self.ended.append((job.name, Outcome(outcome.value, outcome.error, outcome.trace,
-                                                 time.perf_counter() - begun)))  # fmt: skip
-
-    def wait(self, seconds: float) -> list[tuple[str, Outcome]]:
-        ended, self.ended = self.ended, []
-        return ended
-
-    def stop(self) -> None: ...
 
 
 def timed(owner: object, name: str, spent: dict[str, float]) -> None:
@@ -88,7 +65,7 @@ def main() -> None:
             Job(one.name, run_trial, (one, Path(folder)), one.needs) for one in plan.trials[: options.trials]
         ]
         begun = time.perf_counter()
-        found = run_jobs(jobs, Inline(config))
+        found = run_jobs(jobs, InlineExecutor(config))
         total = time.perf_counter() - begun
     for name, outcome in found.items():
         assert not outcome.error, outcome.trace

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from vitkit.models.lora import LoRA
 from vitkit.models.resnet import ResNetConfig, StemConfig
 from vitkit.models.vit_config import CHOICES as MODEL_CHOICES
 from vitkit.models.vit_config import ViTConfig
@@ -36,7 +37,9 @@ OPTIONS = """
 Options of a model that is trained from scratch. The defaults are those of ViT-B/16 and BiT-R50x1;
 `vitkit show MODEL` prints those of another model.
 """
-PARTS = {"length": Duration, "schedule": Schedule, "optimizer": OptimizerConfig, "masked": Masked}
+PARTS = {
+    "length": Duration, "schedule": Schedule, "optimizer": OptimizerConfig, "lora": LoRA, "masked": Masked,
+}  # fmt: skip
 MODELS = {
     "Vision Transformers": (ViTConfig, ""),
     "Hybrids": (StemConfig, "stem."),

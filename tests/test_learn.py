@@ -175,12 +175,12 @@ def test_memory_shrinks_by_recomputing_and_cutting():
     assert training_memory(model, 64, half=True, slots=2, average=True).parameters == 8 * count
 
 
-@pytest.mark.parametrize("text", ["1000", "10%", "25/class", "2.5%"])
+@pytest.mark.parametrize("text", ["1000", "10%", "25/class", "2.5%", "imbalanced=50"])
 def test_subsets_are_read(text):
     assert len(part_of(text)) == 1
 
 
-@pytest.mark.parametrize("text", ["many", "10 %%", "-3", "2.5", "3/classes"])
+@pytest.mark.parametrize("text", ["many", "10 %%", "-3", "2.5", "3/classes", "0", "101%", "imbalanced=1"])
 def test_other_subsets_are_refused(text):
     with refused("recipe.value", text, "25/class"):
         replace(recipe("finetune"), subset=text)

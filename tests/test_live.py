@@ -89,6 +89,17 @@ def test_a_log_has_whole_lines_and_every_file():
     assert "data wait" in last
 
 
+def test_notes_are_shown_where_they_fit(capsys):
+    live = Live("train", 60, every=0.0)
+    live.notes = ("best 91.2 % at step 30", "stops early after 3 more evaluations without improvement")
+    live.step(40, loss=1.0, accuracy=0.5)
+    assert live.line(60)[2].endswith("loss  1.0000")
+    assert live.line(80)[2].endswith("loss  1.0000  best 91.2 % at step 30")
+    assert live.line(100)[2].endswith("  best 91.2 % at step 30  accuracy  50.0%")
+    assert live.line(180)[2].endswith("  ".join(["accuracy  50.0%", live.notes[1]]))
+    assert capsys.readouterr().err.rstrip().endswith("  ".join(live.notes))
+
+
 def test_the_loss_that_is_shown_is_smooth():
     average, shown = Average(0.9), []
     for value in (2.0, 3.0, 1.0) * 20:
@@ -141,9 +152,9 @@ def test_a_training_is_seen_at_80_columns(tmp_path):
     drawn = [
         line
         for line in lines
-        if re.match(r"train [━─]{8,} +\d+/60 +\S+ left  loss +\d\.\d{4}  accuracy", line)
+        if re.match(r"train [━─]{8,} +\d+/60 +\S+ left  loss +\d\.\d{4}  (accuracy|best)", line)
     ]
-    assert drawn and "60/60" in drawn[-1]
+    assert drawn and "60/60" in drawn[-1] and re.search(r"  best [\d.]+ % at step \d+$", drawn[-1])
     assert [line for line in lines if line.startswith("resumed")] == ["resumed at step 7 of 60"]
 
 

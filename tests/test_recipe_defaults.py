@@ -25,7 +25,8 @@ PLAIN = {
     "convolution_rates": (), "optimizer.kind": "sgd", "optimizer.momentum": 0.9,
     "optimizer.betas": (0.9, 0.999), "optimizer.eps": 1e-8, "optimizer.moment": "fp32",
     "optimizer.weight_decay": 0.0, "optimizer.decays": "kernels", "optimizer.clip": 1.0,
-    "optimizer.layer_decay": 1.0, "optimizer.frozen": "nothing", "optimizer.average": 0.0,
+    "optimizer.layer_decay": 1.0, "optimizer.average": 0.0, "train": "all", "lora.rank": 8,
+    "lora.alpha": 16.0, "lora.targets": "qv",
     "objective": "classify", "loss": "softmax", "label_smoothing": 0.0, "head_bias": 0.0, "dropout": 0.0,
     "stochastic_depth": 0.0, "val": 0.1, "test": 0.1, "evaluations": 10, "fewshot": "", "shots": 5,
     "draws": 3,
@@ -54,6 +55,9 @@ RECIPES = {
         "rates": (0.003, 0.01, 0.03), "convolution_rates": (0.06,), "length.steps": 20_000, "val": 0.01,
     },
     "finetune": SMALL,
+    "lora": SMALL | {
+        "train": "lora", "optimizer.kind": "adam", "schedule.rate": 1e-3, "rates": (3e-4, 1e-3, 3e-3, 1e-2),
+    },
     "scratch": SMALL | ADAM | {"length.steps": None, "length.epochs": 30, "schedule.rate": 1e-3},
     "pretrain": LARGE | {"schedule.warmup": 1000, "val": 0.02, "test": 0.02},
     "plain": LARGE | {

@@ -1,6 +1,8 @@
 """The same command gives the same run: its length follows data and device, and its flags what it keeps."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +16,7 @@ from vitkit.options import Training
 from vitkit.planning import automatic
 from vitkit.planning import plan as planning
 from vitkit.runs.build import SplitCache
-from vitkit.runs.kept_weights import after_evaluation
+from vitkit.runs.kept_weights import after_evaluation, best_notes
 from vitkit.runtime.runtime import Runtime
 from vitkit.tasks.classify import Classify
 
@@ -91,7 +93,11 @@ def test_best_weights_and_an_early_stop_are_flags(words, keep, patience, tmp_pat
 def test_a_run_that_gets_no_better_stops_early_and_says_so(tmp_path, capsys):
     words = ["finetune", "digits", "--out", tmp_path / "r", "--lr", 0, "--patience", 2, *LOOKS]
     assert run(*words, "evaluations=6") == 0
-    result, told = result_of(tmp_path / "r"), capsys.readouterr().out
+    result, (told, progress) = result_of(tmp_path / "r"), capsys.readouterr()
+    lines = [line for line in progress.splitlines() if line.startswith("step ")]
+    assert [line.count("; best ") for line in lines] == [1, 1, 1]
+    counts = [re.findall(r"early after (\d) more", line) for line in lines]
+    assert counts == [["2"], ["1"], []]
     assert result["steps"] == 3 and result["kept"]["stopped_early"] and result["kept"]["step"] == 1
     assert "stopped early at step 3 of 6; kept the best weights on validation, of step 1" in told
 
@@ -125,3 +131,19 @@ def test_equal_accuracies_are_decided_by_the_loss():
     assert (memory["best_step"], memory["since"]) == (5, 0)
     old = {"best": 0.9, "since": 3}  # in a checkpoint of an earlier version
     assert after_evaluation(old, SimpleNamespace(top1=0.9, loss=0.2, images=10), TOP1, 7)["best_step"] == 7
+
+
+def test_the_best_evaluation_and_when_the_run_stops_early():
+    recipe, progress = SimpleNamespace(patience=3), {"best": None, "since": 0}
+    assert best_notes(recipe, TOP1, progress, 5) == ()
+    progress |= {"best": 0.912, "best_step": 300, "best_images": 1000}
+    best = "best 91.2 % at step 300"
+    stops = "stops early after 3 more evaluations without improvement"
+    assert best_notes(recipe, TOP1, progress, 5) == (best, stops)
+    assert best_notes(recipe, TOP1, progress, 3) == (best,)  # the third is the last one anyway
+    assert best_notes(SimpleNamespace(patience=0), TOP1, progress, 5) == (best,)
+    once = stops.replace("3 more evaluations", "1 more evaluation")
+    assert best_notes(recipe, TOP1, progress | {"since": 2}, 3) == (best, once)
+    assert best_notes(recipe, TOP1, progress | {"since": 3}, 3) == (best,)
+    loss = replace(TOP1, key="loss", higher=False, percent=False)
+    assert best_notes(recipe, loss, progress | {"best": -0.25}, 1) == ("best 0.25 at step 300",)

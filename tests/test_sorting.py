@@ -53,10 +53,10 @@ def test_probabilities_read_as_per_cent_and_labels_do_not_run_together():
     ]  # fmt: skip
     answers = (("tabby, tabby cat", 0.105), ("tiger cat", 0.031), ("lynx", 0.01))
     assert predictions_text(answers) == "tabby, tabby cat 10.5 %; tiger cat 3.1 %; lynx 1.0 %"
-    assert prediction_line("a.jpg", answers, unsure=False, width=48) == "a.jpg: tabby, tabby cat 10.5 %; ..."
-    unsure = prediction_line("a.jpg", answers, unsure=True, width=5)
+    assert prediction_line("a.jpg", answers, width=48) == "a.jpg: tabby, tabby cat 10.5 %; ..."
+    unsure = prediction_line("a.jpg", answers, verdict="unsure", width=5)
     assert unsure == "a.jpg: unsure (tabby, tabby cat 10.5 %; ...)"
-    assert prediction_rows("a.jpg", answers, unsure=True).splitlines() == [
+    assert prediction_rows("a.jpg", answers, verdict="unsure").splitlines() == [
         "a.jpg: unsure", "   10.5 %  tabby, tabby cat", "    3.1 %  tiger cat", "    1.0 %  lynx",
     ]  # fmt: skip
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from vitkit.models.positions import resize_positions
     from vitkit.models.variants import build
     from vitkit.planning.plan import Plan
+    from vitkit.weights.adapter import merge_adapter
     from vitkit.weights.load import load
     from vitkit.weights.save import save
     from vitkit.weights.untrusted import UntrustedCheckpoint
@@ -46,6 +47,7 @@ __all__ = [
     "inspect",
     "inspect_model",
     "load",
+    "merge_adapter",
     "predict",
     "pretrain",
     "push",
@@ -73,6 +75,7 @@ MODULES = {
     "inspect": "vitkit.commands.look",
     "inspect_model": "vitkit.api",
     "load": "vitkit.weights.load",
+    "merge_adapter": "vitkit.weights.adapter",
     "predict": "vitkit.inference.predict",
     "pretrain": "vitkit.api",
     "push": "vitkit.api",

@@ -33,6 +33,8 @@ from vitkit.commands.shared import loaded
 from vitkit.data.pictures import Picture, content_of, is_picture, name_of
 from vitkit.errors import Error
 from vitkit.inference.predict import features, view_of
+from vitkit.inference.rejection import STORED, parse_reject
+from vitkit.inference.tta import Tta
 from vitkit.inspection.gather import check_layer
 from vitkit.inspection.subject import transformer
 from vitkit.models.variants import Model
@@ -44,22 +46,22 @@ from vitkit.report.terminal import warn
 
 @overload
 def finetune(
-    data: Place, *, protocol: bool = ..., seeds: int = ..., plan: Literal[False] = ..., progress: bool = ...,
-    **options: Unpack[TrainingOptions],
+    data: Place, *, protocol: bool = ..., seeds: int = ..., folds: int | None = ...,
+    plan: Literal[False] = ..., progress: bool = ..., **options: Unpack[TrainingOptions],
 ) -> Run: ...  # fmt: skip
 
 
 @overload
 def finetune(
-    data: Place, *, protocol: bool = ..., seeds: int = ..., plan: Literal[True], progress: bool = ...,
-    **options: Unpack[TrainingOptions],
+    data: Place, *, protocol: bool = ..., seeds: int = ..., folds: int | None = ..., plan: Literal[True],
+    progress: bool = ..., **options: Unpack[TrainingOptions],
 ) -> Plan: ...  # fmt: skip
 
 
 @overload
 def finetune(
-    data: Place, *, protocol: bool = ..., seeds: int = ..., plan: bool, progress: bool = ...,
-    **options: Unpack[TrainingOptions],
+    data: Place, *, protocol: bool = ..., seeds: int = ..., folds: int | None = ..., plan: bool,
+    progress: bool = ..., **options: Unpack[TrainingOptions],
 ) -> Run | Plan: ...  # fmt: skip
 
 
@@ -69,6 +71,7 @@ def finetune(
     *,
     protocol: bool = False,
     seeds: int = 3,
+    folds: int | None = None,
     plan: bool = False,
     progress: bool = False,
     **options: Unpack[TrainingOptions],
@@ -82,6 +85,7 @@ def finetune(
     weights   the pretrained model to start from, or `model` to train one from scratch
     steps     the number of training steps, or `epochs`
     set       overrides of recipe fields: {"schedule.warmup": 10, "mixup": 0.2}
+    folds     cross-validation with so many folds before the final run; `Run.folds` has their accuracies
     plan      return the plan with its choices, time and memory, without training
     progress  print choices, warnings and training progress, also in a notebook
 
@@ -95,7 +99,9 @@ def finetune(
     (4, 'runs/digits-2')
     """
     checked = training_options(options, plan=plan, seeds=seeds)
-    return run_or_plan(finetuning(data_path(data), checked, protocol=protocol, seeds=seeds), progress)
+    return run_or_plan(
+        finetuning(data_path(data), checked, protocol=protocol, seeds=seeds, folds=folds), progress
+    )
 
 
 @overload
@@ -144,6 +150,8 @@ def evaluate(
     classes: Place = "",
     real: Place = "",
     view: str = "model",
+    tta: Tta = "none",
+    reject: bool | float | None = None,
     workers: int | None = None,
     device: str = "auto",
     progress: bool = False,
@@ -152,6 +160,8 @@ def evaluate(
 
     model  a model, a Run, a run folder, a model file or a published name. A run recognizes its images: on
            its own data, only its test images are evaluated unless `split` is given.
+    tta, reject  as in `vitkit.predict`; with `reject`, "rejection" has the share of accepted images and the
+           accuracy on them
 
     >>> import vitkit
     >>> metrics = vitkit.evaluate("runs/digits", "digits", workers=0)
@@ -159,14 +169,23 @@ def evaluate(
     (179, 'test', ['0', '1'])
     """
     options = EvaluateOptions(
-        split=split, batch=batch, classes=as_text(classes), real=as_text(real), view=view, workers=workers,
-        device=device,
+        split=split, batch=batch, classes=as_text(classes), real=as_text(real), view=view, tta=tta,
+        reject=as_reject(reject), workers=workers, device=device,
     )  # fmt: skip
     check_options(typing.get_type_hints(EvaluateOptions), vars(options))
     evaluation = measure(
         model_or_path(model), data_path(data), options, say=warn if progress else ignore, quiet=not progress
     )
     return Metrics(evaluation.facts, evaluation.notes)
+
+
+def as_reject(value: bool | float | None) -> str | None:
+    """The argument `reject` as --reject takes it; None: no threshold."""
+    if value is None or value is False:
+        return None
+    text = STORED if value is True else str(value)
+    parse_reject(text)
+    return text
 
 
 def model_or_path(model: object) -> Model | str:

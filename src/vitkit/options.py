@@ -18,7 +18,8 @@ SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 LONGEST = 365 * 86400  # seconds
 BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 IN_RECIPES = (  # options that are recipe fields of the same name
-    "weights", "model", "batch", "seed", "subset", "corrections", "against", "split_of", "keep", "patience",
+    "weights", "model", "train", "batch", "seed", "subset", "corrections", "against", "split_of", "keep",
+    "patience",
 )  # fmt: skip
 
 
@@ -64,32 +65,16 @@ BATCH, RATE, SHARE = Range(1, 65_536), Range(0, 1000), Range(0, 1)  # shared by 
 PENALTY, PATIENCES = Range(1e-30, 1e30), Range(0, 10**6)
 STEPS, EPOCHS, SHOTS, SEEDS = Range(1, 10**9), Range(1e-6, 1e6), Range(1, 1_000_000), Range(1, 1000)
 SERVICE = {  # of `vitkit serve`, by field of server.settings.Settings
-    "port": Range(0, 65_535),
-    "max_batch": Range(1, 4096),
-    "max_wait_ms": Range(0, 60_000),
-    "queue": Range(1, 1_000_000),
-    "attention_queue": Range(1, 1_000_000),
-    "timeout": Range(1e-3, 86_400),
-    "max_bytes": Range(1000, 10**9),
-    "max_pixels": Range(1, 10**9),
-    "workers": Range(1, 256),
-}
+    "port": Range(0, 65_535), "max_batch": Range(1, 4096), "max_wait_ms": Range(0, 60_000),
+    "queue": Range(1, 1_000_000), "attention_queue": Range(1, 1_000_000), "timeout": Range(1e-3, 86_400),
+    "max_bytes": Range(1000, 10**9), "max_pixels": Range(1, 10**9), "workers": Range(1, 256),
+}  # fmt: skip
 RANGES = {  # of the numeric options, by their Python names
-    "batch": BATCH,
-    "epochs": EPOCHS,
-    "lr": RATE,
-    "max_bad": SHARE,
-    "more_steps": STEPS,
-    "part_size": Range(1, 10**7),
-    "patience": PATIENCES,
-    "price_per_hour": Range(0, 1e6),
-    "processes": Range(1, 256),
-    "seed": Range(0, 2**63 - 1),
-    "seeds": SEEDS,
-    "steps": STEPS,
-    "top": Range(1, 1_000_000),
-    "workers": Range(0, 256),
-}
+    "batch": BATCH, "epochs": EPOCHS, "lr": RATE, "max_bad": SHARE, "more_steps": STEPS,
+    "part_size": Range(1, 10**7), "patience": PATIENCES, "price_per_hour": Range(0, 1e6),
+    "processes": Range(1, 256), "seed": Range(0, 2**63 - 1), "seeds": SEEDS, "steps": STEPS,
+    "top": Range(1, 1_000_000), "workers": Range(0, 256),
+}  # fmt: skip
 PATIENCE = 5  # early stopping of fine-tuning after 5 evaluations without improvement; a run has 10
 LENGTH = (  # of fine-tuning, as planning.automatic.steps_for computes it
     "from the recipe; finetune chooses by the number of training images: on a GPU 500 steps, 10,000 from "
@@ -121,6 +106,15 @@ class Training:
         ),
     ] = None
     recipe: Annotated[str, arg(metavar="NAME", help="Recipe name; see vitkit list recipes.")] = ""
+    train: Annotated[
+        str,
+        arg(
+            metavar="all|head|last-N|lora",
+            help="What to train; the rest is frozen. last-N: the last N blocks, the final norm and the head; "
+            "lora: LoRA adapters and the head.",
+            help_behavior_hint="(default: all)",
+        ),
+    ] = ""
     image_size: Annotated[
         str | None,
         arg(metavar="N|HxW", help="Image resolution in pixels.", help_behavior_hint=FROM_RECIPE_OR_DATA),
@@ -168,7 +162,7 @@ class Training:
         None
     )
     subset: Annotated[
-        str | None, arg(metavar="N|P%|N/class", help="Train on a subset: 1000 images, 10%, or 25/class.")
+        str | None, arg(metavar="PART", help="Train on a subset: 1000 images, 10%, 25/class, imbalanced=100.")
     ] = None
     corrections: Annotated[
         str,
@@ -326,6 +320,16 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
     return int(parts[0]), int(parts[-1])
 
 
+def parse_train(text: str) -> tuple[str, int]:
+    """'all', 'head', 'lora' or 'last-4' -> the kind and, for the last blocks, their number."""
+    match = re.fullmatch(r"(all|head|lora)|(last)-([1-9][0-9]{0,3})", text)
+    if match is None:
+        raise Error(
+            f"--train {text!r}: expected all, head, lora or last-N, e.g. last-4", code="request.value"
+        )
+    return match[1] or match[2], int(match[3] or 0)
+
+
 def check_device(name: str) -> None:
     """Reject a device that no model can run on."""
     if not re.fullmatch(f"auto|({'|'.join(DEVICES)})(:[0-9]{{1,3}})?", name):
@@ -384,29 +388,26 @@ def setting(value: Any) -> str:
 
 
 def part_of(text: str) -> dict[str, int | float]:
-    """'1000', '10%' or '25/class' as keyword arguments of data.splits.subset; empty for all images."""
+    """'1000', '10%', '25/class' or 'imbalanced=100' as arguments of data.splits.subset; empty: all images."""
     if not text:
         return {}
-    match = re.fullmatch(r"([0-9]{1,12})(/class)?|([0-9]+(?:\.[0-9]+)?)%", text.strip())
-    if match is None or (match[3] and not 0 < float(match[3]) <= 100) or (match[1] and not int(match[1])):
-        raise Error(
-            f"--subset {text!r}: expected a number of images, a percentage or a number of images per "
-            "class, e.g. 1000, 10% or 25/class",
-            code="request.value",
-        )
-    if match[3]:
-        return {"fraction": float(match[3]) / 100}
-    return {"per_class" if match[2] else "count": int(match[1])}
+    match = re.fullmatch(
+        r"(?P<count>[0-9]{1,12})|(?P<per_class>[0-9]{1,12})/class|(?P<fraction>[0-9]+(?:\.[0-9]+)?)%"
+        r"|imbalanced=(?P<imbalance>[0-9]{1,6})",
+        text.strip(),
+    )
+    name = match.lastgroup or "" if match else ""
+    number = float(match[name]) if match else 0.0
+    if number <= (name == "imbalance") or (name == "fraction" and number > 100):
+        forms = "1000 (images), 10%, 25/class or imbalanced=100"
+        raise Error(f"--subset {text!r}: expected a part such as {forms}", code="request.value")
+    return {name: number / 100 if name == "fraction" else int(number)}
 
 
-FORMS: dict[
-    str, Callable[[str], Any]
-] = {  # parsers of text options, which raise an Error with the expected form
-    "device": check_device,
-    "image_size": parse_size,
-    "subset": part_of,
+FORMS: dict[str, Callable[[str], Any]] = {  # parsers of text options; their Error names the expected form
+    "device": check_device, "image_size": parse_size, "subset": part_of, "train": parse_train,
     "view": parse_view,
-}
+}  # fmt: skip
 
 
 def parse_budget(text: str) -> float:

@@ -5,6 +5,7 @@ import io
 import os
 import tarfile
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from vitkit.data.decode import BadImage, decode
 from vitkit.data.sources.source import digits, from_arrays
-from vitkit.data.splits import complete, fingerprints, same_classes, split, subset
+from vitkit.data.splits import complete, fingerprints, same_classes, split, subset, with_noise
 from vitkit.datasets.opening import open_data
 
 
@@ -296,10 +297,27 @@ def test_subsets_are_nested():
     assert len(small) == 50 and len(large) == 898 and set(small.keys) < set(large.keys)
     few, more = subset(source, per_class=3), subset(source, per_class=10)
     assert np.bincount(few.labels).tolist() == [3] * 10 and set(few.keys) < set(more.keys)
-    with refused("request.conflict", "count, fraction and per_class"):
+    many, tail = subset(source, imbalance=10), subset(source, imbalance=100)
+    assert set(tail.keys) < set(many.keys) and np.bincount(tail.labels)[[0, -1]].tolist() == [178, 2]
+    counts = np.bincount(many.labels)  # 183 of the largest class, times 10 ** (-n / 9)
+    assert counts.tolist() == [178, 142, 110, 85, 66, 51, 39, 31, 24, 18]
+    with refused("request.conflict", "count, fraction, per_class and imbalance"):
         subset(source, count=3, per_class=1)
     with refused("request.value", 2000, 1797):
         subset(source, count=2000)
+
+
+def test_label_noise_replaces_a_share_of_the_labels_by_other_classes():
+    source = digits()
+    noisy = with_noise(source, 0.2, seed=1)
+    wrong = noisy.labels != source.labels
+    assert wrong.sum() == 359 and set(noisy.labels) == set(range(10)) and noisy.keys == source.keys
+    assert (with_noise(source, 0.2, seed=1).labels == noisy.labels).all()
+    assert (with_noise(source, 0.2, seed=2).labels != noisy.labels).any()
+    assert replace(source, identity="x").identity != with_noise(replace(source, identity="x"), 0.2).identity
+    several = replace(source, labels=np.eye(10, dtype=np.uint8)[source.labels])
+    with refused("request.conflict", "label_noise"):
+        with_noise(several, 0.2)
 
 
 def test_missing_splits_are_made_and_given_ones_kept(tmp_path):

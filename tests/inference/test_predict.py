@@ -53,7 +53,7 @@ def test_the_first_is_told_before_the_last_is_read(small, pictures, monkeypatch)
     """Of names without end, never more than two batches are taken ahead of what was told."""
     taken, opened, told = count(), [], 0
     real = predicting.from_file
-    monkeypatch.setattr(predicting, "from_file", lambda name, model: opened.append(1) or real(name, model))
+    monkeypatch.setattr(predicting, "from_file", lambda name, *rest: opened.append(1) or real(name, *rest))
     endless = (pictures[next(taken) % 4] for _ in count())
     stream = predict_many(small(), endless, batch=4)
     for _ in range(30):
@@ -68,7 +68,7 @@ def test_the_first_is_told_before_the_last_is_read(small, pictures, monkeypatch)
 def test_the_next_batch_is_decoded_while_the_model_works(small, pictures, monkeypatch):
     began, real, model = threading.Event(), predicting.from_file, small()
 
-    def from_file(name, model):
+    def from_file(name, model, tta):
         if name == pictures[2]:  # of the second batch
             began.set()
         return real(name, model)
@@ -83,7 +83,7 @@ def test_the_next_batch_is_decoded_while_the_model_works(small, pictures, monkey
 
 
 def test_an_error_of_ours_is_not_taken_for_a_bad_image(small, pictures, monkeypatch):
-    def broken(name, model):
+    def broken(name, model, tta):
         raise RuntimeError("a mistake")
 
     monkeypatch.setattr(predicting, "from_file", broken)
@@ -93,7 +93,7 @@ def test_an_error_of_ours_is_not_taken_for_a_bad_image(small, pictures, monkeypa
 
 @pytest.mark.parametrize("csv", [False, True])
 def test_the_command_tells_each_when_it_is_done(small, pictures, monkeypatch, capsys, csv):
-    def slowly(model, images, top, engine):
+    def slowly(model, images, **options):
         for n, image in enumerate(images):
             if n:
                 captured = capsys.readouterr()

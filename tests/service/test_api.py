@@ -101,6 +101,20 @@ def test_a_raw_image_is_told_what_predict_tells(ask, model_file):
         assert chances == pytest.approx([chance for _, chance in wanted], abs=1e-5)  # another thread count
 
 
+def test_reject_marks_what_is_below_a_threshold(ask, model_file):
+    content = picture(1)
+    (_, confidence), *_ = vitkit.predict(load(model_file), content, top=1)
+    for threshold, rejected in ((confidence + 0.01, True), (confidence - 0.01, False)):
+        answer = ask.post(f"/v1/predict?top=2&reject={threshold}", content=content, headers=JPEG)
+        (result,) = answer.json()["results"]
+        assert result["rejected"] is rejected and len(result["top"]) == 2
+    assert "rejected" not in ask.post("/v1/predict", content=content, headers=JPEG).json()["results"][0]
+    for value, code in (("model", "model.unsupported"), ("2", "request.value"), ("nan", "request.value")):
+        answer = ask.post(f"/v1/predict?reject={value}", content=content, headers=JPEG)
+        assert (answer.status_code, answer.json()["code"]) == (422, code)  # the model has no threshold
+    assert ask.get("/v1/model").json()["reject_below"] is None
+
+
 def test_forms_and_json_take_many_images_and_name_those_that_cannot_be_read(ask, model_file):
     model = load(model_file)
     names = ["a.jpg", "<img src=x onerror=alert(1)>.jpg", "../../etc/passwd", "snow\u2603.png"]

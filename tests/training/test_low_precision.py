@@ -10,15 +10,18 @@ from vitkit.runtime.runtime import Runtime, seed_step
 from vitkit.tasks.classify import ClassificationLoss
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.step import Stepper, TrainState
+from vitkit.training.trainable import freeze
 
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul")
 ADAM = OptimizerConfig(kind="adam")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def model(**options) -> nn.Module:
+def model(train: str = "all", **options) -> nn.Module:
     shape = {"width": 32, "depth": 2, "heads": 2, "hidden": 64, "patch": 8, "image_size": (16, 16)}
-    return fresh(configure("ViT-Ti/16", classes=5, **(shape | options)), seed=0)
+    net = fresh(configure("ViT-Ti/16", classes=5, **(shape | options)), seed=0)
+    freeze(net, train)
+    return net
 
 
 def batch(device: str, size: int = 4) -> dict[str, torch.Tensor]:
@@ -42,7 +45,7 @@ def trained(together: bool, device: str, pieces: int = 1, config=ADAM, steps: in
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("given", [
     {}, {"pieces": 2}, {"config": OptimizerConfig(kind="sgd")}, {"dropout": 0.1}, {"head": "map"},
-    {"config": OptimizerConfig(kind="adam", frozen="backbone")}, {"positions": "relative"},
+    {"train": "head"}, {"train": "lora"}, {"positions": "relative"},
 ], ids=str)  # fmt: skip
 def test_a_model_learns_the_same_bit_for_bit(given, device):
     (output, ours), (want, theirs) = trained(True, device, **given), trained(False, device, **given)

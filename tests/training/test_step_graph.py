@@ -16,6 +16,7 @@ from vitkit.training.loop import train
 from vitkit.training.optimizer import OptimizerConfig, set_rate, step_if_finite, supports_found_inf
 from vitkit.training.step import Diverged, Stepper, TrainState
 from vitkit.training.step_graph import StepGraph
+from vitkit.training.trainable import freeze
 
 gpu = pytest.mark.gpu
 STEPS = 4 * WARMUP_CALLS
@@ -24,13 +25,16 @@ KINDS = {
     "sgd": OptimizerConfig(kind="sgd"),
     "average": OptimizerConfig(kind="adam", average=0.9),
     "layer decay": OptimizerConfig(kind="adam", layer_decay=0.7),
-    "head": OptimizerConfig(kind="adam", frozen="backbone"),
+    "head": OptimizerConfig(kind="adam"),
+    "lora": OptimizerConfig(kind="adam"),
 }
 
 
-def model(**options) -> nn.Module:
+def model(train: str = "all", **options) -> nn.Module:
     shape = {"width": 64, "depth": 2, "heads": 2, "hidden": 128, "patch": 8, "image_size": (32, 32)}
-    return fresh(configure("ViT-Ti/16", classes=5, **(shape | options)), seed=0)
+    net = fresh(configure("ViT-Ti/16", classes=5, **(shape | options)), seed=0)
+    freeze(net, train)
+    return net
 
 
 def batches(count: int = STEPS, size: int = 8, device: str = "cuda") -> list[list[Batch]]:
@@ -67,7 +71,7 @@ def same(one: TrainState, other: TrainState) -> bool:
 @pytest.mark.parametrize("name", KINDS)
 def test_a_played_step_is_a_computed_one(name):
     """With dropout and stochastic depth, whose draws a recording makes anew each time; rates change too."""
-    random = {"dropout": 0.1, "stochastic_depth": 0.2}
+    random = {"dropout": 0.1, "stochastic_depth": 0.2, "train": name if name in ("head", "lora") else "all"}
     expected, plain = trained(KINDS[name], record=False, **random)
     for due in (lambda step: True, lambda step: False, lambda step: step % 3 == 0):
         result, played = trained(KINDS[name], record=True, due=due, **random)

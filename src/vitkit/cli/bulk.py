@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from vitkit.cli.flags import Device, Json, Model, View, Workers, print_json
+from vitkit.cli.flags import Device, Json, Model, Reject, Tta, View, Workers, print_json
 from vitkit.errors import Error
 from vitkit.options import Precision
 
@@ -42,7 +42,8 @@ SortInto = Annotated[
     Path | None,
     arg(
         metavar="DIR",
-        help="Copy each image to DIR/<label>/, unsure ones to DIR/unsure/. Existing files are never "
+        help="Copy each image to DIR/<label>/, unsure ones to DIR/unsure/, those that --reject rejects to "
+        "DIR/unknown/. Existing files are never "
         "overwritten; an identical copy is skipped.",
     ),
 ]
@@ -155,6 +156,8 @@ def predict(
     device: Device = "auto",
     engine: Engine = "auto",
     calibrate: Calibrate = (),
+    reject: Reject = None,
+    tta: Tta = "none",
     unsure_below: UnsureBelow = None,
     sort_into: SortInto = None,
     csv: Csv = False,
@@ -165,8 +168,8 @@ def predict(
     With --out the images are written to one file, a row each; a killed command continues when it is run
     again, and torchrun divides the images among its processes.
 
-    $ vitkit predict runs/photos cat.jpg
     $ vitkit predict runs/photos holiday/ 'inbox/*.png' --csv
+    $ vitkit predict runs/photos cat.jpg --reject
     $ vitkit predict runs/photos holiday/ --unsure-below 0.5 --sort-into sorted
     $ vitkit predict photos.onnx cat.jpg
     $ vitkit predict runs/photos photos.zip s3://bucket/more --out answers.parquet
@@ -174,20 +177,28 @@ def predict(
     if out is not None:
         return predict_to_table(
             model, images, out, options, top=top, view=view, device=device, engine=engine,
-            calibrate=calibrate, json=json,
+            calibrate=calibrate, reject=reject, tta=tta, json=json,
             unused={"--csv": csv, "--sort-into": sort_into, "--unsure-below": unsure_below},
         )  # fmt: skip
-    for name, default in vars(BulkOptions()).items():
-        if getattr(options, name) != default:
-            raise Error(f"--{name.replace('_', '-')} needs --out FILE", code="request.conflict")
+    check_printed(options, reject, unsure_below)
     from vitkit.commands.predict import predict as run
 
     all_read = run(
         model, images, top, device, csv=csv, emit=print_json if json else None, engine=engine,
-        calibrate=calibrate, view=view, unsure_below=unsure_below, sort_into=sort_into,
+        calibrate=calibrate, view=view, unsure_below=unsure_below, sort_into=sort_into, reject=reject,
+        tta=tta,
     )  # fmt: skip
     if not all_read:
         sys.exit(1)
+
+
+def check_printed(options: BulkOptions, reject: str | None, unsure_below: float | None) -> None:
+    """Refuse flags of --out without it, and two thresholds."""
+    for name, default in vars(BulkOptions()).items():
+        if getattr(options, name) != default:
+            raise Error(f"--{name.replace('_', '-')} needs --out FILE", code="request.conflict")
+    if reject is not None and unsure_below is not None:
+        raise Error("--reject and --unsure-below exclude each other; omit one", code="request.conflict")
 
 
 def predict_to_table(

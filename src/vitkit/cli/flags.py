@@ -27,6 +27,7 @@ from vitkit.options import (
     parse_frozen_view,
     parse_l2,
     parse_size,
+    parse_train,
     parse_view,
     part_of,
     size_in_bytes,
@@ -51,6 +52,22 @@ View = Annotated[
         metavar="NAME",
         help="Resize to the model's input size: model (its own preprocessing), squash (no crop), centre "
         "(shorter side to 256/224 of the size, then centre crop) or centre:N (shorter side to N).",
+    ),
+]
+Reject = Annotated[
+    str | None,
+    arg(
+        metavar="P",
+        help="Reject an image, with the label 'unknown', if the probability of its likeliest label is below "
+        "P (0 to 1); without P, below the threshold of the model, which calibrate=true stores.",
+    ),
+]
+Tta = Annotated[
+    Literal["none", "flip", "crops"],
+    arg(
+        metavar="none|flip|crops",
+        help="Test-time augmentation: mean of the probabilities of the image and its mirror (flip), or of "
+        "five crops and their mirrors (crops).",
     ),
 ]
 Workers = Annotated[
@@ -88,6 +105,12 @@ def check_data(place: str) -> None:
     check_place(place)
 
 
+def check_part(place: str) -> None:
+    from vitkit.datasets.opening import data_and_part
+
+    check_data(data_and_part(place)[0])
+
+
 def check_model(place: str) -> None:
     from vitkit.weights.published import check_obtainable
 
@@ -120,6 +143,12 @@ def check_images(place: str) -> None:
     check_place(place)
 
 
+def check_reject(text: str) -> None:
+    from vitkit.inference.rejection import parse_reject
+
+    parse_reject(text)
+
+
 def check_embed_out(name: str) -> None:
     from vitkit.inference.columns import EMBED, format_of
 
@@ -143,17 +172,20 @@ FLAGS: dict[str, Range | Form] = {
     "--budget": Form(parse_budget),
     "--cells": Range(1, MOST_PIXELS),
     "--device": Form(check_device),
+    "--folds": Range(2, 100),
     "--heads": Range(1, 1024),
     "--image-size": Form(parse_size),
     "--knn": Range(1, 1_000_000),
     "--l2": Form(parse_l2),
     "--layer": Range(-1000, 1000),
     "--rates": RATE,
+    "--reject": Form(check_reject),
     "--schedules": STEPS,
     "--shifts": Range(0, MOST_PIXELS),
     "--shots": SHOTS,
     "--size": Range(0, 3),
     "--subset": Form(part_of),
+    "--train": Form(parse_train),
     "--unsure-below": SHARE,
     "--view": Form(parse_view),
     # overrides for single verbs
@@ -168,7 +200,7 @@ FLAGS: dict[str, Range | Form] = {
     "embed DATA...": Form(check_images),
     "embed --out": Form(check_embed_out),
     "predict --out": Form(check_predict_out),
-    "study --data": Form(check_data),
+    "study --data": Form(check_part),
     "study --image-size": Range(16, MOST_PIXELS),
     **{f"serve --{name.replace('_', '-')}": allowed for name, allowed in SERVICE.items()},
     "serve --max-bytes": Form(size_in_bytes),

@@ -45,13 +45,14 @@ GROUPS = {
     },
 }
 COMMON = {  # the options that --help shows, in this order; verbs that are not listed here show all
-    "finetune": "weights model recipe out epochs steps batch lr image-size more-steps seed device plan json",
+    "finetune": "weights model recipe train out epochs steps batch lr image-size more-steps folds seed "
+    "device plan json",
     "pretrain": "model recipe out epochs steps batch lr image-size seed device plan json",
     "suite": "data tasks rates seeds steps batch image-size out device json",
-    "study run": "data downstream budget seeds out device plan json",
-    "evaluate": "split view batch device json",
+    "study run": "data downstream weights only budget seeds out device plan json",
+    "evaluate": "split view tta reject batch device json",
     "fewshot": "shots seeds knn probe compare figure device json",
-    "predict": "top out unsure-below sort-into csv device json",
+    "predict": "top out reject tta unsure-below sort-into csv device json",
     "embed": "out pool normalize dtype view batch device json",
     "serve": "host port token max-batch device",
     "inspect": "out class images layer image-size bias device json",

@@ -13,7 +13,7 @@ from vitkit.options import Precision
 
 @dataclass(frozen=True, kw_only=True)
 class List:
-    """List the ten studies with the figure or table of the paper that each reproduces.
+    """List the studies with the figure or table of the paper that each reproduces.
 
     $ vitkit study list
     """
@@ -28,13 +28,26 @@ class Run:
     $ vitkit study run positions --data tiny.npz --downstream cifar10.npz --budget 20min
     $ vitkit study run data-size --data digits --seeds 1 --budget 2min --plan
     $ vitkit study run scaling --data shards/ --scale paper --on slurm --cluster slurm_partition=gpu
+    $ vitkit study run recipes --weights ViT-S/16.augreg-i21k --data cifar10.npz:10000 pets/ --budget 2h
     $ vitkit study run pretrain-sets --data in1k/ i21k/ --scale paper --rows imagenet i21k --plan
     """
 
     name: Annotated[Positional[str], arg(metavar="NAME", help="Study name; see vitkit study list.")]
     data: Annotated[
-        tuple[str, ...], arg(metavar="DATA...", help="Pre-training data; only pretrain-sets accepts several.")
+        tuple[str, ...],
+        arg(
+            metavar="DATA...",
+            help="Training data. pretrain-sets and recipes accept several; recipes also a part, DATA:PART: "
+            "10000 (images), 10%, 25/class, imbalanced=100 or noise=0.2 (wrong labels).",
+        ),
     ]
+    weights: Annotated[
+        str, arg(metavar="FILE|NAME", help="For recipes: the pretrained weights to fine-tune.")
+    ] = ""
+    only: Annotated[
+        tuple[str, ...],
+        arg(metavar="CHANGE...", help="For recipes: run only the changes whose names contain these words."),
+    ] = ()
     downstream: Annotated[
         str,
         arg(
@@ -45,7 +58,11 @@ class Run:
     ] = ""
     budget: Annotated[
         str,
-        arg(metavar="TIME", help="Total time, e.g. 90s, 20min, 2h; model sizes and steps are chosen to fit."),
+        arg(
+            metavar="TIME",
+            help="Total time, e.g. 90s, 20min, 2h; model sizes and steps are chosen to fit. recipes starts "
+            "no trial after it.",
+        ),
     ] = "20min"
     seeds: Annotated[int, arg(metavar="N", help="Runs per setting.")] = 3
     out: Annotated[
@@ -61,7 +78,7 @@ class Run:
         arg(
             metavar="N",
             help="Parallel trials.",
-            help_behavior_hint="(default: 4 per GPU, or half of the CPU cores)",
+            help_behavior_hint="(default: 4 per GPU, or half of the CPU cores; 1 for recipes)",
         ),
     ] = None
     device: Device = "auto"
@@ -84,12 +101,12 @@ class Run:
         arg(
             metavar="N",
             help="Image size in pixels, a multiple of 16.",
-            help_behavior_hint="(default: from the data)",
+            help_behavior_hint="(default: from the data; 224 for recipes)",
         ),
     ] = None
-    steps: Annotated[int | None, arg(metavar="N", help="Pre-training steps, instead of a time budget.")] = (
-        None
-    )
+    steps: Annotated[
+        int | None, arg(metavar="N", help="Training steps, instead of a choice for the budget.")
+    ] = None
     size: Annotated[int | None, arg(metavar="0-3", help="Size of the small models.")] = None
     set: Annotated[
         tuple[str, ...], arg(metavar="FIELD=VALUE...", help="Override a recipe field in every trial.")
@@ -141,10 +158,11 @@ def study(do: OmitSubcommandPrefixes[OmitArgPrefixes[Do]]) -> None:
     request = Request(
         study=do.name, data=do.data, downstream=do.downstream, budget=do.budget, seeds=do.seeds,
         scale=do.scale, image_size=do.image_size, steps=do.steps, size=do.size, set=do.set, rows=do.rows,
+        weights=do.weights,
     )  # fmt: skip
     execution = conduct.Execution(
         out=do.out or Path("runs/studies") / do.name, on=do.on, processes=do.processes, device=do.device,
-        precision=do.precision, compile=do.compile, cluster=do.cluster, plan=do.plan,
+        precision=do.precision, compile=do.compile, cluster=do.cluster, plan=do.plan, only=do.only,
     )  # fmt: skip
     if not conduct.run_study(request, execution, emit):
         sys.exit(1)

@@ -99,6 +99,14 @@ def finetune(
     seeds: Annotated[
         int, arg(metavar="N", help="With --protocol: number of runs; the mean is reported.")
     ] = 3,
+    folds: Annotated[
+        int | None,
+        arg(
+            metavar="N",
+            help="Cross-validation for little data: N runs, each tested on one of N folds of the train and "
+            "validation images and trained on the others, then the model on all of them.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Train a classifier on your images, test it and save one model file. The same command again resumes.
@@ -110,13 +118,16 @@ def finetune(
     $ vitkit finetune photos/
     $ vitkit finetune photos/ --plan
     $ vitkit finetune photos.zip --weights Ti_16.npz --steps 200 --lr 0.003
+    $ vitkit finetune photos/ --train lora
     $ vitkit finetune photos/ --more-steps 200
+    $ vitkit finetune photos/ --folds 5
     $ vitkit finetune digits --model ViT-Ti/4 --image-size 16
     $ vitkit finetune pets/ --weights ViT-B/16.augreg-i21k --recipe pets --protocol
     """
     from vitkit.commands import finetune
 
-    finetune.finetune(data, training, protocol=protocol, seeds=seeds, emit=print_json if json else None)
+    emit = print_json if json else None
+    finetune.finetune(data, training, protocol=protocol, seeds=seeds, folds=folds, emit=emit)
 
 
 def pretrain(data: Data, training: OmitArgPrefixes[Training], json: Json = False) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from vitkit.cli.flags import Device, Json, Model, View, Workers, print_json
+from vitkit.cli.flags import Device, Json, Model, Reject, Tta, View, Workers, print_json
 from vitkit.errors import Error
 from vitkit.io.system import RELOAD_SIGNALS
 from vitkit.options import Precision, size_in_bytes
@@ -39,6 +39,8 @@ def evaluate(
         str, arg(metavar="FILE", help="ImageNet ReaL labels (real.json), in the order of the file names.")
     ] = "",
     view: View = "model",
+    tta: Tta = "none",
+    reject: Reject = None,
     workers: Workers = None,
     device: Device = "auto",
     json: Json = False,
@@ -47,7 +49,8 @@ def evaluate(
 
     A run recognizes its images by content, even if they were moved or renamed: on its own data the test
     images are evaluated; on other data all images except those used in training. The number of skipped
-    images is printed. Calibration error and confusion matrix are in --json.
+    images is printed. Calibration error and confusion matrix are in --json. With --reject, the share of
+    accepted images and the accuracy on them are reported too.
 
     For models with ImageNet classes, folders may be named by WordNet ID (n01440764), by class name, or, if
     all are, by class number (0 to 999, as in ImageNet-V2). Published weights use the preprocessing of their
@@ -62,8 +65,9 @@ def evaluate(
     from vitkit.commands import evaluate as task
 
     options = task.EvaluateOptions(
-        split=split, batch=batch, classes=classes, real=real, view=view, workers=workers, device=device
-    )
+        split=split, batch=batch, classes=classes, real=real, view=view, tta=tta, reject=reject,
+        workers=workers, device=device,
+    )  # fmt: skip
     task.evaluate(model, data, options, emit=print_json if json else None)
 
 

@@ -2,9 +2,10 @@
 
 import errno
 import os
+import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -56,6 +57,8 @@ VERBS: dict[str, Callable[..., None]] = {
     "completion": completion,
 }
 RENAMED = {"--spread": "--parallel", "--no-record": "--no-cuda-graph"}  # deprecated flags, still accepted
+NUMBER = re.compile(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?|nan|-?inf", re.IGNORECASE)
+OPTIONAL = {"--reject": "model"}  # flags whose value, a number, may be left out
 BAD_PATH = {  # a path from the user is missing, of the wrong type or not accessible: exit code 2
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG,
     errno.ELOOP, errno.ENODEV, errno.ENXIO,
@@ -89,6 +92,13 @@ def current_flag(word: str) -> str:
     return RENAMED.get(flag, flag) + equals + value
 
 
+def with_values(words: Sequence[str]) -> Iterator[str]:
+    """The words, where a flag of OPTIONAL that no number follows has its default value."""
+    for word, following in zip(words, (*words[1:], ""), strict=True):
+        named = word in OPTIONAL and not NUMBER.fullmatch(following)
+        yield f"{word}={OPTIONAL[word]}" if named else word
+
+
 def command(words: list[str]) -> Callable[[], None]:
     """Parse a command line into a call that checks all values and then runs the verb."""
     if words == ["--version"]:
@@ -97,7 +107,7 @@ def command(words: list[str]) -> Callable[[], None]:
         words = [*words[1:], "--help"]
     if text := help.requested(words, VERBS):
         return partial(help.print_help, text, 0 if words else 2)  # without a verb, nothing was done
-    words = [word for word in words if word not in help.ASKED]  # help of an unknown verb
+    words = [word for word in with_values(words) if word not in help.ASKED]  # help of an unknown verb
     return parsed(words, VERBS, parser(words))
 
 

@@ -24,6 +24,7 @@ from vitkit.errors import Error
 from vitkit.inference.bulk import Bulk, Embedding
 from vitkit.inference.columns import format_of
 from vitkit.inference.predict import Classifier, describe_view
+from vitkit.inference.rejection import rejection_threshold
 from vitkit.io.files import sha256
 from vitkit.io.parts import Parts, claim, folder_of, read_manifest, take
 from vitkit.models.variants import Model
@@ -121,15 +122,19 @@ def prepare(request: BulkRequest, runtime: Runtime) -> Prepared:
         "model": model_hash(model), "view": describe_view(model.preprocessing, model.config.image_size),
         "part size": request.part_size, "engine": name,
     }  # fmt: skip
-    manifest |= settings(request, runtime)
+    manifest |= settings(request, model, runtime)
     parts = runtime.on_main_first(lambda: claim(request.out, manifest, len(images), request.part_size))
     return Prepared(model, images, name, engine, parts)
 
 
-def settings(request: BulkRequest, runtime: Runtime) -> dict[str, Any]:
+def settings(request: BulkRequest, model: Classifier, runtime: Runtime) -> dict[str, Any]:
     """The options of a verb that decide its values."""
     if request.verb == "predict":
-        return {"top": request.top}
+        threshold = (
+            {"reject": rejection_threshold(model, request.reject)} if request.reject is not None else {}
+        )
+        augmentation = {"tta": request.tta} if request.tta != "none" else {}
+        return {"top": request.top, **threshold, **augmentation}
     return {"pool": request.pool, "normalize": request.normalize, "dtype": request.dtype,
             "precision": runtime.precision}  # fmt: skip
 
@@ -176,7 +181,7 @@ def facts_of(request: BulkRequest, work: Prepared) -> dict[str, Any]:
         "vitkit": __version__, "verb": request.verb,
         "model": request.model if isinstance(request.model, str) else "", "engine": work.engine_name,
         "origin": {"format": origin.format, "source": origin.source, "licence": origin.licence},
-        "view": describe_view(work.model.preprocessing, work.model.config.image_size),
+        "view": describe_view(work.model.preprocessing, work.model.config.image_size, request.tta),
     }  # fmt: skip
 
 

@@ -13,6 +13,8 @@ from vitkit.errors import Error
 from vitkit.inference.bulk import Answering, Computation, Embedding, Pool
 from vitkit.inference.columns import EMBED, PREDICT
 from vitkit.inference.predict import Classifier, engine_of
+from vitkit.inference.rejection import rejection_threshold
+from vitkit.inference.tta import Tta, augmented
 from vitkit.models.variants import Model
 from vitkit.options import Precision
 from vitkit.runtime.runtime import Runtime, choose_runtime
@@ -35,6 +37,8 @@ class BulkRequest:
     top: int = 5  # predict
     engine: str = "auto"
     calibrate: tuple[str, ...] = ()
+    reject: str | None = None
+    tta: Tta = "none"
     view: str = "model"
     device: str = "auto"
     batch: int = 64
@@ -58,6 +62,7 @@ class BulkRequest:
         assert isinstance(self.model, str)
         model = open_model(self.model, self.device, self.view, engine=self.engine, calibrate=self.calibrate)
         task_of(model).check_head(model)
+        rejection_threshold(model, self.reject)  # raises if there is none
         return model
 
     def computation(
@@ -66,7 +71,8 @@ class BulkRequest:
         if self.verb == "embed":
             assert isinstance(model, Model)
             return Embedding(model, runtime, self.pool, self.normalize, self.dtype)
-        return Answering(model, engine or engine_of(model), self.top)
+        compute = augmented(engine or engine_of(model), model, self.tta)
+        return Answering(model, compute, self.top, rejection_threshold(model, self.reject), self.tta)
 
 
 def features_model(model: Model | str, device: str, view: str) -> Model:

@@ -15,9 +15,12 @@ from vitkit.data.sources.source import Source
 from vitkit.data.splits import same_classes
 from vitkit.errors import Error
 from vitkit.inference.predict import describe_view
+from vitkit.inference.rejection import rejection_threshold
+from vitkit.inference.tta import Tta
 from vitkit.metrics.classification import (
     Accuracy,
     accepted_classes,
+    accuracy_with_rejection,
     check_labels,
     interval,
     map_classes,
@@ -63,6 +66,8 @@ class EvaluateOptions:
     classes: str = ""  # table that maps classes of the data to labels of the model
     real: str = ""  # file of ReaL labels
     view: str = "model"
+    tta: Tta = "none"
+    reject: str | None = None  # "model" or a probability, as --reject takes it
     workers: int | None = None
     device: str = "auto"
 
@@ -86,6 +91,7 @@ def measure(
     model = loaded(model, o.device, o.view)
     task = task_of(model)
     task.check_head(model)
+    reject_below = rejection_threshold(model, o.reject)
     check_label_files(task, o.classes, o.real)
     opened = as_in_run(open_for(task, data), data, run_folder(place))
     task.check_source(next(iter(opened.values())))
@@ -101,7 +107,7 @@ def measure(
             f"{data} has several labels per image; --classes and --real need one label per image",
             code="evaluation.unsupported",
         )
-    facts = measure_chosen(task, model, data, chosen, o, runtime, say)
+    facts = measure_chosen(task, model, data, chosen, o, runtime, say, reject_below)
     return Evaluation(facts, task, notes, runtime.is_main)
 
 
@@ -113,6 +119,7 @@ def measure_chosen(
     options: EvaluateOptions,
     runtime: Runtime,
     say: Say,
+    reject_below: float | None = None,
 ) -> dict[str, Any]:
     """The metrics on the chosen images as one object."""
     source, accepted, selected = (
@@ -125,9 +132,11 @@ def measure_chosen(
     bad = BadFiles(1.0, lambda key, why: say(f"skipped: {printable(key)}: {why}"))
     with runtime.process_group():
         workers = data_workers(options.workers)
-        metrics = evaluate_model(task, model, source, options.batch, workers, bad, runtime, accepted)
+        metrics = evaluate_model(
+            task, model, source, options.batch, workers, bad, runtime, accepted, tta=options.tta
+        )
         unusable = sum(runtime.all_gather_object(len(bad.reasons)))
-    view = describe_view(model.preprocessing, model.config.image_size)
+    view = describe_view(model.preprocessing, model.config.image_size, options.tta)
     facts = metrics.to_json(source.classes) | {"split": chosen.split, "view": view, "unusable": unusable}
     accuracy = task.mistakes(metrics)
     facts |= uses_of(chosen, numbers, accuracy)
@@ -135,6 +144,8 @@ def measure_chosen(
         facts["left_out"] = len(chosen.numbers) - len(numbers)
     if accuracy and accepted is None:
         add_predicted(facts, accuracy)
+    if accuracy and reject_below is not None:
+        facts["rejection"] = accuracy_with_rejection(accuracy, reject_below)
     if accuracy and labels is not None:
         index = torch.from_numpy(numbers)[accuracy.index]
         order = torch.tensor(official_order(model.labels, imagenet_synsets()) or range(accuracy.classes))
@@ -196,12 +207,22 @@ def print_evaluation(facts: dict[str, Any], task: Task) -> None:
                     for use, row in parts.items())  # fmt: skip
     kind = "images" if facts["split"] == "all" else f"{facts['split']} images"
     say(f"{task.summary(facts, kind)}; each {facts['view']}")
+    if "rejection" in facts:
+        say(rejection_text(facts["rejection"], facts["images"]))
     if "left_out" in facts:
         say(f"left out: {facts['left_out']} images of classes that are not in --classes")
     if "real" in facts:
         real = facts["real"]
         share = with_interval(real["accuracy"], real["images"]) if real["images"] else "none"
         say(f"ReaL labels: {share} of {real['images']} images correct; {real['left_out']} have no label")
+
+
+def rejection_text(row: dict[str, Any], images: int) -> str:
+    """One line about --reject: coverage, and accuracy on the accepted images."""
+    text = f"accepted at {row['threshold']:.3g}: {percent(row['coverage'], images)} of the images"
+    if row["accepted"]:
+        text += f"; {with_interval(row['accuracy'], row['accepted'])} of them correct"
+    return f"{text}; rejected {row['rejected_mistakes']} of {row['mistakes']} mistakes"
 
 
 def share_cells(row: dict[str, Any], key: str) -> dict[str, str]:

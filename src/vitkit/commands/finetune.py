@@ -15,11 +15,12 @@ from vitkit.planning.plan_text import print_plan
 from vitkit.planning.resume import Request
 from vitkit.recipes import recipe as named_recipe
 from vitkit.recipes.recipe import Recipe, override
-from vitkit.report.terminal import say
+from vitkit.report.terminal import print_table, say
+from vitkit.runs.cross_validation import check_folds, cross_validate, final_recipe
 from vitkit.runs.folder import stopping
 from vitkit.runs.kept_weights import stopping_note
-from vitkit.runs.page import REPORT, run_task
-from vitkit.runs.protocol import Protocol, called, check_seeds, is_rate
+from vitkit.runs.page import FOLDS, REPORT, read, run_task
+from vitkit.runs.protocol import Protocol, Subruns, called, check_seeds, is_rate
 from vitkit.runs.run import run as run_recipe
 from vitkit.training.schedule import Duration
 
@@ -32,9 +33,18 @@ class Outcome:
     result: dict[str, Any] | None = None
 
 
-def finetune(data: str, options: Training, *, protocol: bool = False, seeds: int = 3, emit: Emit) -> None:
+def finetune(
+    data: str,
+    options: Training,
+    *,
+    protocol: bool = False,
+    seeds: int = 3,
+    folds: int | None = None,
+    emit: Emit,
+) -> None:
     """Plan a fine-tuning run, report choices and expected time, and run it."""
-    print_outcome(execute(finetuning(data, options, protocol=protocol, seeds=seeds), progress=not emit), emit)
+    request = finetuning(data, options, protocol=protocol, seeds=seeds, folds=folds)
+    print_outcome(execute(request, progress=not emit), emit)
 
 
 def pretrain(data: str, options: Training, *, emit: Emit) -> None:
@@ -42,12 +52,52 @@ def pretrain(data: str, options: Training, *, emit: Emit) -> None:
     print_outcome(execute(pretraining(data, options), progress=not emit), emit)
 
 
-def finetuning(data: str, options: Training, *, protocol: bool = False, seeds: int = 3) -> Request:
+def finetuning(
+    data: str, options: Training, *, protocol: bool = False, seeds: int = 3, folds: int | None = None
+) -> Request:
     """The request of `vitkit finetune`."""
     check_seeds(seeds)
-    return request_for(
-        "finetune", data, options, "scratch" if options.model else "finetune", protocol=protocol, seeds=seeds
+    check_folds(folds)
+    request = request_for(
+        "finetune", data, options, default_recipe(options, protocol=protocol), protocol=protocol, seeds=seeds
     )
+    return request if folds is None else with_folds(request, folds)
+
+
+def default_recipe(options: Training, *, protocol: bool) -> str:
+    """The name of the recipe of `vitkit finetune` if none is given."""
+    if options.model:
+        return "scratch"
+    if protocol:
+        return "table4"
+    return "lora" if options.train == "lora" or "train=lora" in options.set else "finetune"
+
+
+def with_folds(request: Request, folds: int) -> Request:
+    """The request as a cross-validation; refuses what needs validation images, and a second protocol."""
+    recipe = override(request.recipe, request.options.set)
+    excluded = {
+        "--protocol": request.protocol,
+        "--more-steps": request.options.more_steps,
+        "--accept-changed-data": request.options.accept_changed_data,
+        "--keep best": recipe.keep == "best",
+        "--patience": recipe.patience,
+        "calibrate=true": recipe.calibrate,
+        "report_on=val": recipe.report_on == "val",
+    }
+    for flag, given in excluded.items():
+        if given:
+            raise Error(
+                f"--folds {folds} trains on all train and validation images in the end, without {flag}; omit "
+                "one of them",
+                code="request.conflict",
+            )
+    if recipe.task.headline.key != "top1":
+        raise Error(
+            f"--folds needs a classifier, but {recipe.objective} trains none; omit it",
+            code="request.conflict",
+        )
+    return replace(request, recipe=final_recipe(request.recipe), folds=folds)
 
 
 def pretraining(data: str, options: Training) -> Request:
@@ -106,22 +156,30 @@ def execute(request: Request, *, progress: bool) -> Outcome:
 def run(plan: Plan) -> dict[str, Any]:
     """Run a plan once; returns the result as --json prints it."""
     if plan.result:
-        return plan.result.to_json() | {"already_finished": True}
+        return plan.result.to_json() | stored_folds(plan) | {"already_finished": True}
     if plan.model.released:
         raise Error(
             f"the plan for {plan.out} has already been run; create a new one", code="request.conflict"
         )
     with stopping(plan.out):
         if not plan.candidates:
-            result = run_recipe(
-                plan.recipe, plan.out, plan.runtime, plan.options, plan.opener, plan.model.release
-            )
-            return result.to_json()
+            options = plan.options
+            if plan.request.folds:
+                options = replace(options, accept_changed_data=None)  # the folds would be others
+                subruns = Subruns(plan.out, plan.runtime, options, plan.say, plan.opener)
+                cross_validate(subruns, plan.recipe, plan.request.folds)
+            result = run_recipe(plan.recipe, plan.out, plan.runtime, options, plan.opener, plan.model.release)
+            return result.to_json() | stored_folds(plan)
         protocol = Protocol(plan.out, plan.runtime, plan.options, plan.say, plan.opener)
         summary = protocol.follow(plan.candidates, seeds=plan.request.seeds)
         report.draw_if_possible(plan.out, plan.runtime, plan.say)
         plan.runtime.barrier()  # wait for the main process, which writes
         return summary
+
+
+def stored_folds(plan: Plan) -> dict[str, Any]:
+    """The summary of a cross-validation, for the result of its final run."""
+    return {"cross_validation": read(plan.out / FOLDS)} if plan.request.folds else {}
 
 
 def print_outcome(outcome: Outcome, emit: Emit) -> None:
@@ -136,11 +194,26 @@ def print_outcome(outcome: Outcome, emit: Emit) -> None:
     if plan.result:
         say(f"{plan.out}: already finished ({plan.result.steps} steps); nothing to do")
     print_result(result)
-    if plan.result:
+    if plan.result and not plan.request.folds:
         say(f"  {plan.request.train_on(plan.out, resume.suggested(plan.result), accept=False)}")
 
 
+def print_folds(summary: dict[str, Any]) -> None:
+    """The accuracy of each fold, and their mean, which is expected of the final model."""
+    rows, images = summary["folds"], summary["images"]
+    print_table(
+        {"fold": row["fold"], "images": row["images"], "accuracy": percent(row["top1"], row["images"]),
+         "95 % interval": span(row["interval"], row["images"])} for row in rows
+    )  # fmt: skip
+    accuracy = f"{percent(summary['mean'], images)} +- {percent(summary['std'], images)}"
+    interval = span(summary["interval"], images)
+    say(f"mean of {len(rows)} folds: {accuracy} of the images correct; 95 % interval: {interval}")
+    say("the model is trained on all of these images, so this accuracy is expected of it")
+
+
 def print_result(result: dict[str, Any]) -> None:
+    if result.get("cross_validation"):
+        print_folds(result["cross_validation"])
     next_verbs = [f"predict {result['run']} IMAGE...", f"evaluate {result['run']} DATA"]
     if "seeds" in result:
         images = result["images"]

@@ -18,12 +18,13 @@ from vitkit.data.decode import read
 from vitkit.data.names import folded
 from vitkit.errors import Error, similar_path
 from vitkit.inference.predict import BATCH, Classifier, Prediction, find_images, load_model, predict_many
+from vitkit.inference.rejection import rejection_threshold
 from vitkit.io.files import naming
 from vitkit.models.card import with_view
 from vitkit.models.variants import Model
 from vitkit.models.vit import dropped
 from vitkit.options import parse_view
-from vitkit.report.terminal import UNSURE, console, csv_cell, print_table, printable, say, warn
+from vitkit.report.terminal import UNKNOWN, UNSURE, console, csv_cell, print_table, printable, say, warn
 from vitkit.tasks.task import Task, task_of
 from vitkit.weights.locate import is_exported
 
@@ -35,7 +36,7 @@ NOT_IN_NAMES = set('/\\<>:"|?*')  # invalid in file names on some file system
 
 
 class Sorter:
-    """Copies images to DIR/<label>/ or DIR/unsure/; labels are made safe as folder names."""
+    """Copies images to DIR/<label>/, DIR/unknown/ or DIR/unsure/; labels are made safe as folder names."""
 
     def __init__(self, folder: Path, labels: Iterable[str]):
         if folder.exists() and not folder.is_dir():
@@ -141,6 +142,8 @@ def predict(
     view: str = "model",
     unsure_below: float | None = None,
     sort_into: Path | None = None,
+    reject: str | None = None,
+    tta: str = "none",
 ) -> bool:
     """Print predictions one by one, or JSON at the end; returns whether every image could be read."""
     model = open_model(place, device, view, engine=engine, calibrate=calibrate)
@@ -148,12 +151,13 @@ def predict(
         warn(note)
     task = task_of(model)
     task.check_head(model)
+    reject_below = rejection_threshold(model, reject)
     sorter = sorter_for(model, sort_into) if sort_into else None
     names = find_images(images, outside=sort_into)
     compute = engine_for(model, engine, len(names), calibrate)
     printer = Printer(len(names), csv=csv, task=task) if not emit else None
     rows, unread = [], 0
-    for p in predict_many(model, names, top=top, engine=compute):
+    for p in predict_many(model, names, top=top, engine=compute, reject_below=reject_below, tta=tta):
         if p.error:
             unread += 1
             hint = similar_path(p.image)  # empty if the file exists
@@ -229,7 +233,8 @@ def sorter_for(model: Classifier, folder: Path) -> Sorter:
             "--json or --csv",
             code="request.conflict",
         )
-    return Sorter(folder, model.labels or tuple(map(str, range(model.config.classes))))
+    names = model.labels or tuple(map(str, range(model.config.classes)))
+    return Sorter(folder, dict.fromkeys((*names, UNKNOWN)))
 
 
 def summarise(sorter: Sorter, unread: int, *, quiet: bool) -> None:

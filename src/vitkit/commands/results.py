@@ -14,7 +14,7 @@ from vitkit.models.variants import Model
 from vitkit.recipes.recipe import Recipe, read_recipe
 from vitkit.report.html import fill
 from vitkit.runs.folder import RESULT
-from vitkit.runs.page import MISTAKES, REPORT, read, rows
+from vitkit.runs.page import FOLDS, MISTAKES, REPORT, read, rows
 from vitkit.runs.protocol import PROTOCOL
 from vitkit.weights.load import load
 from vitkit.weights.locate import RECIPE
@@ -133,6 +133,11 @@ class Run(os.PathLike[str]):
         if content is None:
             raise Error(f"{path}: not readable as JSON; run the same call again", code="run.corrupt")
         return content
+
+    @property
+    def folds(self) -> dict[str, Any] | None:
+        """The accuracy of each fold of a cross-validation, and their mean; None without --folds."""
+        return read(self.folder / FOLDS)
 
     @property
     def metrics(self) -> Metrics:

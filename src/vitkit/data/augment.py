@@ -55,12 +55,12 @@ def erase(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def cutmix(
-    images: Tensor, targets: Tensor, alpha: float, rng: np.random.Generator, partner: Tensor
+    images: Tensor, targets: Tensor, alpha: float, rng: np.random.Generator, partner: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """CutMix (Yun et al.): a rectangle of each image is that of its partner, one rectangle for the batch.
+    """CutMix (Yun et al.): a rectangle of each image is that of the one before it, or of its `partner`.
 
-    Its area is 1 - Beta(alpha, alpha) of the image before it is clipped at the borders; targets are weighted
-    by the true area. images (B, 3, h, w), targets (B, C), partner (B,) rows.
+    The batch has one rectangle. Its area is 1 - Beta(alpha, alpha) of the image before it is clipped at the
+    borders; targets are weighted by the true area. images (B, 3, h, w), targets (B, C), partner (B,) rows.
     """
     height, width = images.shape[2:]
     side = math.sqrt(1 - float(rng.beta(alpha, alpha)))
@@ -68,7 +68,8 @@ def cutmix(
     h, w = int(height * side), int(width * side)
     rows = slice(max(0, y - h // 2), min(height, y + h // 2))
     columns = slice(max(0, x - w // 2), min(width, x + w // 2))
-    mixed = images.clone()
-    mixed[:, :, rows, columns] = images[partner][:, :, rows, columns]
+    mixed, part = images.clone(), images[:, :, rows, columns]
+    mixed[:, :, rows, columns] = part.roll(1, 0) if partner is None else part[partner]
     own = 1 - (rows.stop - rows.start) * (columns.stop - columns.start) / (height * width)
-    return mixed, targets[partner].lerp(targets, own)
+    others = targets.roll(1, 0) if partner is None else targets[partner]
+    return mixed, others.lerp(targets, own)

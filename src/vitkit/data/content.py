@@ -91,7 +91,7 @@ class Files:
         return file_hash(self.folder / name)
 
     def size(self, name: str) -> int:
-        return os.stat(self.folder / name).st_size
+        return os.stat(os.path.join(self.folder, name)).st_size  # faster than joining paths by pathlib
 
 
 def identity(path: Path, status: os.stat_result) -> bytes:

@@ -168,8 +168,9 @@ def evaluation_batches(
     bad: BadFileLog | None = None,
 ) -> Iterator[Batch]:
     """Every usable image exactly once, in order; `places` selects this process's share."""
-    ranges = [range(len(source))[places]]
-    return range_batches(source, view, batch, ranges, workers=workers, bad=bad or BadFiles(allowed=1.0))
+    mine = range(len(source))[places]
+    workers = min(workers, -(-len(mine) // batch))  # a worker prepares whole batches
+    return range_batches(source, view, batch, [mine], workers=workers, bad=bad or BadFiles(allowed=1.0))
 
 
 def range_batches(

@@ -1,5 +1,6 @@
 """Splits of a data set: stratified by content, nested subsets, and class lists that must agree."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -104,20 +105,25 @@ def subset(
     count: int | None = None,
     fraction: float | None = None,
     per_class: int | None = None,
+    imbalance: float | None = None,
     seed: int = 0,
 ) -> Source:
-    """A random subset of `count` images, a fraction of them, or `per_class` images of each class.
+    """A random subset: `count` images, a fraction of them, `per_class` images of each class, or a long tail.
 
-    Subsets are nested: for the same seed, a larger subset contains a smaller one.
+    imbalance: how many times as many images the first class has as the last one; the numbers of images
+    decrease exponentially. Subsets are nested: for the same seed, a larger subset contains a smaller one.
     """
-    if sum(option is not None for option in (count, fraction, per_class)) != 1:
-        raise Error("a subset takes exactly one of count, fraction and per_class", code="request.conflict")
+    if sum(option is not None for option in (count, fraction, per_class, imbalance)) != 1:
+        raise Error(
+            "a subset takes exactly one of count, fraction, per_class and imbalance", code="request.conflict"
+        )
     order = np.random.default_rng(seed).permutation(len(source))
-    if per_class is not None:
-        if per_class < 1:
+    if per_class is not None or imbalance is not None:
+        if per_class is not None and per_class < 1:
             raise Error(f"per_class must be at least 1, not {per_class}", code="request.value")
-        rank = np.argsort(order)
-        parts = [members[np.argsort(rank[members])][:per_class] for members in by_class(source)]
+        rank, classes = np.argsort(order), list(by_class(source))
+        sizes = [per_class] * len(classes) if imbalance is None else long_tail(classes, imbalance)
+        parts = [ids[np.argsort(rank[ids])][:size] for ids, size in zip(classes, sizes, strict=True)]
         return source.take(np.sort(np.concatenate(parts)))
     size = count if count is not None else round(float(fraction or 0) * len(source))
     if not 1 <= size <= len(source):
@@ -127,12 +133,41 @@ def subset(
     return source.take(np.sort(order[:size]))
 
 
+def long_tail(classes: Sequence[np.ndarray], ratio: float) -> list[int]:
+    """How many images of each class to keep: exponentially fewer, down to 1 / ratio (as in CIFAR-LT)."""
+    most, last = max(map(len, classes)), max(1, len(classes) - 1)
+    return [max(1, round(most * ratio ** (-number / last))) for number in range(len(classes))]
+
+
+def with_noise(source: Source, share: float, seed: int = 0) -> Source:
+    """The source with a share of its labels replaced by another class, drawn at random."""
+    if source.multilabel:
+        raise Error(
+            f"{source.name} has several labels per image; label_noise needs one label per image",
+            code="request.conflict",
+        )
+    count, classes = len(source), len(source.classes)
+    random = np.random.default_rng([seed, count])
+    wrong = random.permutation(count)[: round(share * count) if classes > 1 else 0]
+    labels = np.array(source.labels)
+    labels[wrong] = (labels[wrong] + random.integers(1, max(2, classes), len(wrong))) % classes
+    identity = hashlib.sha256(source.identity.encode() + labels.tobytes()).hexdigest()
+    return replace(source, labels=labels, identity=identity if source.identity else "")
+
+
 def complete(
-    splits: Mapping[str, Source], *, val: float = 0.1, test: float = 0.1, placed: Placed | None = None
+    splits: Mapping[str, Source],
+    *,
+    val: float = 0.1,
+    test: float = 0.1,
+    placed: Placed | None = None,
+    val_images: tuple[int, ...] = (),
 ) -> dict[str, Source]:
     """train, val and test; those that are missing are split off train by content. val=0: no val.
 
     placed: the splits of an earlier run; its images keep theirs, and only new ones are split.
+    val_images: the fewest and the most images of a new val. If its share of the images is fewer, or fewer
+    than the classes, there is no val.
     """
     others = dict(splits)
     train = others.pop("train", None) or others.pop("all", None)
@@ -142,6 +177,10 @@ def complete(
         train, others["test"] = split(train, test, placed=placed)
     elif "test" not in others:
         others["test"] = others.pop("val")  # the only held-out split is for the final result
+    if val_images and len(train):
+        fewest, most = val_images
+        enough = val * len(train) >= max(fewest, len(train.classes))
+        val = min(val, most / len(train)) if enough else 0.0
     if "val" not in others and val:
         train, others["val"] = split(train, val, name="val", placed=placed)
     return {"train": train} | {name: same_classes(part, train.classes, name) for name, part in others.items()}

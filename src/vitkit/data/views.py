@@ -261,9 +261,10 @@ def mixup(
         return images, targets
     weight = float(rng.beta(alpha, alpha))
     weight = max(weight, 1 - weight)
-    if partner is None:
-        partner = torch.arange(len(images), device=images.device).roll(1)
-    return images[partner].lerp(images, weight), targets[partner].lerp(targets, weight)
+    other_images, other_targets = (
+        tensor.roll(1, 0) if partner is None else tensor[partner] for tensor in (images, targets)
+    )
+    return other_images.lerp_(images, weight), other_targets.lerp_(targets, weight)
 
 
 def _window(height: int, width: int, view: View, rng: np.random.Generator) -> Window:

@@ -17,9 +17,11 @@ from vitkit.data.sources.shards import Advance, write_shards
 from vitkit.data.sources.source import Source
 from vitkit.datasets import image_files, matlab, pixel_files
 from vitkit.errors import Error, did_you_mean, similar_path
+from vitkit.options import part_of
 
 DEPTH = 3  # nested folders to look into, since unpacking often leaves a folder within a folder
 PACKAGES = ("vitkit.data.sources", "vitkit.datasets")  # whose modules may define an OPENER
+IMBALANCE = 100  # how many times as many images the largest class has as the smallest, if not given
 SPLIT_NAMES = {"validation": "val"}  # published name to ours
 
 
@@ -152,6 +154,24 @@ def check_place(place: str) -> None:
     if not Path(place).exists():  # raises where a folder on the way is not readable
         hint = similar_path(place) or did_you_mean(place, ["digits"])
         raise Error(f"no data at {place!r};{hint} expected {expected_data()}", code="data.not-found")
+
+
+def data_and_part(text: str) -> tuple[str, dict[str, Any]]:
+    """'DATA:PART' as the data and the recipe fields of the part, as in photos/:25/class,noise=0.2.
+
+    The parts are those of --subset, imbalanced, and noise=SHARE. Text that ends in none is the data itself.
+    """
+    place, _, part = text.rpartition(":")
+    fields: dict[str, Any] = {}
+    try:
+        for item in part.split(",") if place else ():
+            name, _, share = item.partition("=")
+            subset = f"imbalanced={IMBALANCE}" if item == "imbalanced" else item
+            fields |= {"label_noise": float(share)} if name == "noise" else {"subset": subset}
+        part_of(fields.get("subset", ""))
+    except ValueError:
+        return text, {}
+    return (place, fields) if fields else (text, {})
 
 
 def is_data_file(place: str) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from vitkit.datasets.images import Images
 from vitkit.errors import Error
 from vitkit.inference.columns import Columns, Format
 from vitkit.inference.per_core import per_core
-from vitkit.inference.predict import Classifier, evaluation_view, features, prepare_batch
+from vitkit.inference.predict import Classifier, answers_of, evaluation_view, features, prepare_batch
 from vitkit.io.parts import Parts
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT
@@ -36,6 +36,8 @@ class Computation(Protocol):
 
     @property
     def model(self) -> Classifier: ...
+    @property
+    def tta(self) -> str: ...
 
     def compute(self, images: Tensor) -> list[Any]:
         """uint8 images (B, 3, h, w) to one value for each."""
@@ -53,6 +55,7 @@ class Embedding:
     pool: Pool = "head"
     normalize: bool = False
     dtype: Literal["float32", "float16"] = "float32"
+    tta: ClassVar[str] = "none"
 
     def __post_init__(self) -> None:
         if self.pool != "head" and not isinstance(self.model, ViT):
@@ -106,19 +109,23 @@ class Answering:
     """The model's answers: the top labels with their probabilities, or what its task predicts."""
 
     model: Classifier
-    engine: Callable[[Tensor], Tensor]
+    engine: Callable[[Tensor], Tensor]  # with test-time augmentation
     top: int = 5
+    reject_below: float | None = None
+    tta: str = "none"
 
     def compute(self, images: Tensor) -> list[Answer]:
-        return task_of(self.model).answers(self.model, self.engine(images), self.top)
+        return answers_of(self.model, self.engine(images), self.top, self.reject_below)
 
     def columns(self, images: Images, indices: range, values: list[Any]) -> Columns:
         if "probability" not in task_of(self.model).columns:
             return {"answer": [None if value is None else json.dumps(value.to_json()) for value in values]}
         top = [None if value is None else value.top for value in values]
+        rejected = {"rejected": [None if value is None else value.rejected for value in values]}
         return {
-            "label": [None if pairs is None else pairs[0][0] for pairs in top],
-            "probability": [None if pairs is None else float(pairs[0][1]) for pairs in top],
+            "label": [None if value is None else value.best[0] for value in values],
+            "probability": [None if value is None else float(value.best[1]) for value in values],
+            **({} if self.reject_below is None else rejected),
             "labels": [None if pairs is None else [name for name, _ in pairs] for pairs in top],
             "probabilities": [None if pairs is None else [float(p) for _, p in pairs] for pairs in top],
         }
@@ -165,7 +172,7 @@ class Bulk:
                 pending.append(number)
                 yield self.parts.range(number)
 
-        view = evaluation_view(model.preprocessing, model.config.image_size)
+        view = evaluation_view(model.preprocessing, model.config.image_size, self.computation.tta)
         batches = range_batches(
             self.images.source(), view, self.batch, ranges(), workers=self.workers, bad=rows
         )

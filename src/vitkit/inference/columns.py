@@ -128,7 +128,8 @@ def arrow(name: str, values: Any, failed: Sequence[bool]) -> Any:
         flat = pyarrow.array(np.ascontiguousarray(values).reshape(-1))
         return pyarrow.FixedSizeListArray.from_arrays(flat, values.shape[1], mask=pyarrow.array(failed))
     number, words = pyarrow.float32(), pyarrow.string()
-    kinds = {"probability": number, "probabilities": pyarrow.list_(number), "labels": pyarrow.list_(words)}
+    kinds = {"probability": number, "probabilities": pyarrow.list_(number), "labels": pyarrow.list_(words),
+             "rejected": pyarrow.bool_()}  # fmt: skip
     return pyarrow.array(safe(values), type=kinds.get(name, words))
 
 

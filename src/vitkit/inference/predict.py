@@ -21,6 +21,8 @@ from vitkit.data.sources.source import walk
 from vitkit.data.views import View, apply, normalise
 from vitkit.errors import Error
 from vitkit.inference.per_core import per_core
+from vitkit.inference.rejection import rejection_threshold
+from vitkit.inference.tta import VIEWS, Tta, augmented, check_tta, size_before
 from vitkit.models.card import Origin, Preprocessing, shorter_side, with_view
 from vitkit.models.variants import Config, Model
 from vitkit.options import parse_view
@@ -46,6 +48,8 @@ class Classifier(Protocol):
     def preprocessing(self) -> Preprocessing: ...
     @property
     def origin(self) -> Origin: ...
+    @property
+    def reject_below(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -67,25 +71,28 @@ class Prediction:
         return {"image": self.image, **self.answer.to_json()}
 
 
-def evaluation_view(preprocessing: Preprocessing, size: tuple[int, int]) -> View:
-    """The deterministic transform of a model's own preprocessing."""
+def evaluation_view(preprocessing: Preprocessing, size: tuple[int, int], tta: str = "none") -> View:
+    """The deterministic transform of a model's own preprocessing; tta: see inference/tta.py."""
+    size, least = size_before(size, tta), shorter_side(size, preprocessing)
     if preprocessing.resize == "squash":
         return View(size=size, crop="squash", interpolation=preprocessing.interpolation)
-    resize = shorter_side(size, preprocessing)
+    resize = max(least, *size)
     return View(size=size, crop="centre", resize=resize, interpolation=preprocessing.interpolation)
 
 
-def describe_view(preprocessing: Preprocessing, size: tuple[int, int]) -> str:
+def describe_view(preprocessing: Preprocessing, size: tuple[int, int], tta: str = "none") -> str:
     """How an image is resized and cropped, as a phrase for a report."""
-    view = evaluation_view(preprocessing, size)
+    view = evaluation_view(preprocessing, size, tta)
+    height, width = view.size
+    more = f"; mean over {VIEWS[tta]}" if tta != "none" else ""
     if view.crop == "squash":
-        return f"squashed to {size[0]}x{size[1]} ({view.interpolation})"
-    return f"shorter side to {view.resized}, then the central {size[0]}x{size[1]} ({view.interpolation})"
+        return f"squashed to {height}x{width} ({view.interpolation}){more}"
+    return f"shorter side to {view.resized}, then the central {height}x{width} ({view.interpolation}){more}"
 
 
-def pixels(content: bytes | np.ndarray, model: Classifier) -> Tensor:
+def pixels(content: bytes | np.ndarray, model: Classifier, tta: str = "none") -> Tensor:
     """An encoded image, or its pixels, resized and cropped for the model: uint8 (3, h, w)."""
-    view = evaluation_view(model.preprocessing, model.config.image_size)
+    view = evaluation_view(model.preprocessing, model.config.image_size, tta)
     return apply(content, view, np.random.default_rng(0))  # an evaluation view draws no random numbers
 
 
@@ -117,39 +124,52 @@ def prepare_batch(model: Model, images: Tensor) -> Tensor:
 
 @overload
 def predict(  # type: ignore[overload-overlap]  # a text is a path, not a sequence of letters
-    model: Classifier | str | os.PathLike[str], image: Picture, top: int = 5
-) -> Answers: ...
+    model: Classifier | str | os.PathLike[str], image: Picture, top: int = 5, *,
+    reject: bool | float | None = ..., tta: Tta = ...,
+) -> Answers: ...  # fmt: skip
 
 
 @overload
 def predict(
-    model: Classifier | str | os.PathLike[str], image: Iterable[Picture], top: int = 5
-) -> list[Answers]: ...
+    model: Classifier | str | os.PathLike[str], image: Iterable[Picture], top: int = 5, *,
+    reject: bool | float | None = ..., tta: Tta = ...,
+) -> list[Answers]: ...  # fmt: skip
 
 
 def predict(
-    model: Classifier | str | os.PathLike[str], image: Picture | Iterable[Picture], top: int = 5
-) -> Answers | list[Answers]:
+    model: Classifier | str | os.PathLike[str], image: Picture | Iterable[Picture], top: int = 5, *,
+    reject: bool | float | None = None, tta: Tta = "none",
+) -> Answers | list[Answers]:  # fmt: skip
     """[(label, probability), ...] for an image, most likely first; for several images a list of such lists.
 
     A model of a task other than classification returns the value of that task.
 
-    model  a model, or its path: a model file, a run folder, a published name, or an .onnx or .xml file
-           that `vitkit export` wrote. A path is loaded at every call: use `vitkit.load` once instead.
-    image  a path, the bytes of a file, a PIL image or uint8 pixels (height, width, 3); or a list of these
+    model   a model, or its path: a model file, a run folder, a published name, or an .onnx or .xml file
+            that `vitkit export` wrote. A path is loaded at every call: use `vitkit.load` once instead.
+    image   a path, the bytes of a file, a PIL image or uint8 pixels (height, width, 3); or a list of these
+    reject  answer [("unknown", probability)] if the probability of the likeliest label is below this number,
+            or, with True, below the threshold of the model
+    tta     test-time augmentation: mean over the image and its mirror ("flip"), or over five crops and their
+            mirrors ("crops")
     """
     if top < 1:
         raise Error(f"top must be at least 1, not {top}")
     model = open_model(model)
-    task, compute = task_of(model), engine_of(model)
-    task.check_head(model)
+    task_of(model).check_head(model)
+    check_tta(tta)
+    below, compute = rejection_threshold(model, reject), augmented(engine_of(model), model, tta)
     if is_picture(image):
-        return task.answers(model, compute(view_of(image, model)[None]), top)[0].value
+        return answers_of(model, compute(view_of(image, model, tta)[None]), top, below)[0].value
     values: list[Answers] = []
     images = iter(cast(Iterable[Picture], image))
-    while batch := [view_of(picture, model) for picture in islice(images, BATCH)]:
-        values += [answer.value for answer in task.answers(model, compute(torch.stack(batch)), top)]
+    while batch := [view_of(picture, model, tta) for picture in islice(images, BATCH)]:
+        values += [answer.value for answer in answers_of(model, compute(torch.stack(batch)), top, below)]
     return values
+
+
+def answers_of(model: Classifier, values: Tensor, top: int, below: float | None = None) -> list[Answer]:
+    """The answers for the outputs (B, K) of a model; with a threshold, "unknown" where it is not reached."""
+    return [answer.reject(below) for answer in task_of(model).answers(model, values, top)]
 
 
 def open_model(model: Classifier | str | os.PathLike[str]) -> Classifier:
@@ -176,11 +196,11 @@ def engine_of(model: Classifier) -> Callable[[Tensor], Tensor]:
     return model.logits  # type: ignore[attr-defined]
 
 
-def view_of(image: Picture, model: Classifier) -> Tensor:
+def view_of(image: Picture, model: Classifier, tta: str = "none") -> Tensor:
     """An image, resized and cropped for the model; the error for an unreadable one names it."""
     content = content_of(image)
     try:
-        return pixels(content, model)
+        return pixels(content, model, tta)
     except BadImage as error:
         name = name_of(image)
         raise BadImage(error.reason, f"{name}: {error}" if name else str(error)) from None
@@ -221,33 +241,35 @@ def predict_many(
     batch: int = BATCH,
     threads: int = 4,
     engine: Callable[[Tensor], Tensor] | None = None,
+    reject_below: float | None = None,
+    tta: str = "none",
     advance: Callable[[], None] = lambda: None,
 ) -> Iterator[Prediction]:
     """Yield a prediction for each image, in order; for an unreadable image it holds the error.
 
     While the model computes a batch, a thread pool decodes the next one and no more, so at most two batches
-    are in memory. engine: see inference/engines.py; torch if None.
+    are in memory. engine: see inference/engines.py; torch if None. reject_below, tta: see `predict`.
     """
-    compute = engine or engine_of(model)
+    compute = augmented(engine or engine_of(model), model, tta)
     names = iter(images)
     pool = ThreadPoolExecutor(threads)
 
     def prefetch() -> list[tuple[str, Future[Tensor]]]:
-        return [(name, pool.submit(from_file, name, model)) for name in islice(names, batch)]
+        return [(name, pool.submit(from_file, name, model, tta)) for name in islice(names, batch)]
 
     try:
         pending = prefetch()
         while pending:
             decoded, pending = [(name, image_or_error(future)) for name, future in pending], prefetch()
-            for prediction in predict_batch(model, decoded, top, compute):
+            for prediction in predict_batch(model, decoded, top, compute, reject_below):
                 advance()
                 yield prediction
     finally:
         pool.shutdown(cancel_futures=True)  # a caller that stops early does not wait for the rest
 
 
-def from_file(name: str, model: Classifier) -> Tensor:
-    return pixels(read(Path(name)), model)
+def from_file(name: str, model: Classifier, tta: str = "none") -> Tensor:
+    return pixels(read(Path(name)), model, tta)
 
 
 def image_or_error(future: Future[Tensor]) -> Tensor | BadImage:
@@ -262,10 +284,11 @@ def predict_batch(
     images: list[tuple[str, Tensor | BadImage]],
     top: int,
     compute: Callable[[Tensor], Tensor],
+    below: float | None = None,
 ) -> list[Prediction]:
     """A prediction for each image of a batch, with the error for each that could not be decoded."""
     good = [image for _, image in images if isinstance(image, Tensor)]
-    answers = iter(task_of(model).answers(model, compute(torch.stack(good)), top) if good else [])
+    answers = iter(answers_of(model, compute(torch.stack(good)), top, below) if good else [])
     return [
         Prediction(name, error=str(image)) if isinstance(image, BadImage) else Prediction(name, next(answers))
         for name, image in images

@@ -40,7 +40,7 @@ def calibration_error(confidence: Tensor, correct: Tensor, bins: int = BINS) -> 
 
 
 TEMPERATURES = tuple(2.0 ** (power / 8) for power in range(-16, 17))  # from 1/4 to 4
-ACCEPTED = 0.95  # share of the held-out images that a threshold accepts
+ACCEPTED = 0.95  # share of the correctly classified held-out images that a threshold accepts
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,23 @@ class Calibration:
     """What held-out images say about a classifier's probabilities."""
 
     temperature: float  # by which to divide its logits
-    threshold: float  # the probability that 95 % of the images reach then
+    threshold: float  # the confidence that 95 % of the correct images reach then; 0: none is correct
 
 
-def calibration(losses: Tensor, confidences: Tensor) -> Calibration:
-    """The temperature with the lowest mean loss, from (N, T) of each image at each of TEMPERATURES."""
+def calibration(rows: Tensor, correct: Tensor) -> Calibration:
+    """The temperature with the lowest mean loss, and the threshold at this temperature.
+
+    rows (N, 2 T): of each image, as `at_temperatures` returns it; correct (N,): whether its top-1 is right.
+    """
+    losses, confidences = rows.chunk(2, dim=1)
     best = int(losses.mean(0).argmin())
-    threshold = torch.quantile(confidences[:, best].double(), 1 - ACCEPTED)
-    return Calibration(TEMPERATURES[best], float(threshold))
+    return Calibration(TEMPERATURES[best], acceptance_threshold(confidences[:, best], correct))
+
+
+def acceptance_threshold(confidence: Tensor, correct: Tensor) -> float:
+    """The largest confidence that at least 95 % of the correctly classified images reach; 0 if none is."""
+    right = confidence[correct].double()
+    return float(torch.quantile(right, 1 - ACCEPTED, interpolation="lower")) if len(right) else 0.0
 
 
 def at_temperatures(logits: Tensor, labels: Tensor) -> Tensor:
@@ -120,6 +129,18 @@ class Accuracy:
         }  # fmt: skip
 
 
+def accuracy_with_rejection(result: Accuracy, threshold: float) -> dict[str, Any]:
+    """Which share of the images is accepted, and the accuracy on these; None without accepted images."""
+    accepted = result.confidence >= threshold
+    correct, wrong = result.correct[accepted], ~result.correct
+    return {
+        "threshold": threshold, "accepted": len(correct), "coverage": float(accepted.double().mean()),
+        "accuracy": float(correct.double().mean()) if len(correct) else None,
+        "interval": list(interval(correct)) if len(correct) else None,
+        "rejected_mistakes": int((wrong & ~accepted).sum()), "mistakes": int(wrong.sum()),
+    }  # fmt: skip
+
+
 @torch.no_grad()
 def accuracy(
     logits_of: Callable[[Tensor], Tensor],
@@ -161,7 +182,7 @@ def accuracy(
         images=len(table), top1=float(correct.double().mean()), top5=top5 if classes > 5 else None, loss=loss,
         classes=classes, data_classes=classes if accepted is None else len(accepted), index=index,
         truth=truth, predicted=predicted, correct=correct, confidence=table[:, 5],
-        calibration=calibration(*table[:, 6:].chunk(2, dim=1)) if calibrate else None,
+        calibration=calibration(table[:, 6:], correct) if calibrate else None,
     )  # fmt: skip
 
 

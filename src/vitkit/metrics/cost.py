@@ -2,6 +2,7 @@
 
 # H, W pixels; h, w of a feature map; P patch, N patches, T tokens, D width, M hidden width, L layers
 
+import itertools
 import re
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,6 +15,9 @@ Size = tuple[int, int]
 TRAINING = 3  # a training step costs three forward passes: the backward pass has two products for each one
 TPU_V3_CORE = 61.5e12  # peak bf16 FLOP/s of a core, half a chip (cloud.google.com/tpu/docs/v3)
 TPU_V3_SHARE = 0.39  # utilization; see tpu_v3_core_days
+ABOVE = (  # parameters above all blocks
+    "encoder.norm.", "norm.", "pool", "representation.", "head.", "distillation_head.",
+)  # fmt: skip
 PEAKS = {  # peak dense bf16 FLOP/s, from the vendors' data sheets
     "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12,
 }  # fmt: skip
@@ -165,9 +169,13 @@ def ledger(
     joules: float | None = None,
     price_per_hour: float | None = None,
     peak: float | None = None,
+    passes: float = TRAINING,
 ) -> Ledger:
-    """`forward`: FLOPs per image; `device_seconds`: seconds times devices; `peak`: FLOP/s of one device."""
-    total, hours = TRAINING * forward * images_seen, device_seconds / 3600
+    """`forward`: FLOPs per image; `device_seconds`: seconds times devices; `peak`: FLOP/s of one device.
+
+    passes: what a training step costs, in forward passes.
+    """
+    total, hours = round(passes * forward * images_seen), device_seconds / 3600
     return Ledger(
         parameters=parameters, images_seen=images_seen, forward_FLOPs=forward, training_FLOPs=total,
         exaFLOPs=total / 1e18, device_hours=hours, tpu_v3_core_days=tpu_v3_core_days(total),
@@ -222,25 +230,29 @@ def training_memory(
 ) -> Memory:
     """For a micro-batch of `images`. `slots`: optimizer values per parameter (SGD 1, Adam 2).
 
-    FSDP splits weights, gradients and optimizer state into `shards`; of the copies, each process holds two
-    blocks at a time. Activations are not sharded.
+    Only trainable parameters have gradients, optimizer values and an average. FSDP splits weights, gradients
+    and optimizer state into `shards`; of the copies, each process holds two blocks at a time. Activations are
+    not sharded.
     """
     count = sum(p.numel() for p in model.parameters())
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     convolution = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Conv2d))
     copies = (2 * count if half else 0) + 4 * convolution
-    stacks: list[Any] = [part for part in model.modules() if hasattr(part, "units")]
-    blocks = max(1, sum(len(stack.units()) for stack in stacks))
+    blocks = max(1, len(blocks_of(model)))
     return Memory(
-        parameters=4 * count // shards * (2 if average else 1),
-        gradients=4 * count // shards,
-        optimizer=4 * slots * count // shards,
+        parameters=4 * count // shards + (4 * trainable // shards if average else 0),
+        gradients=4 * trainable // shards,
+        optimizer=4 * slots * trainable // shards,
         copies=copies if shards == 1 else (copies + 4 * count) * 2 // blocks,
         activations=images * activation_bytes(model, half=half, recompute=recompute),
     )
 
 
 def activation_bytes(model: Any, *, half: bool, recompute: bool = False) -> int:
-    """Bytes of activations that the forward pass of one image saves for the backward pass."""
+    """Bytes of activations that the forward pass of one image saves for the backward pass.
+
+    Nothing is saved below the lowest trainable layer, where only the current layer takes memory.
+    """
     c = model.config
     small = 2 if half else 4
     ends = (4 + small) * c.channels * c.image_size[0] * c.image_size[1] + 12 * c.classes
@@ -251,15 +263,49 @@ def activation_bytes(model: Any, *, half: bool, recompute: bool = False) -> int:
     layer = c.tokens * (8 * c.width + small * (6 * c.width + hidden + rotated) + 16 + 4 * c.heads)
     if c.dropout:
         layer += c.tokens * (2 * c.width + c.hidden)
-    if recompute:
-        layers = layer + 4 * c.tokens * c.width * c.depth
+    depth = min(c.depth, trained_depth(model))
+    if depth == 0:
+        layers = layer
+    elif recompute:
+        layers = layer + 4 * c.tokens * c.width * depth
     else:
-        layers = layer * c.depth + small * c.tokens * hidden  # plus temporaries of the backward pass
+        layers = layer * depth + small * c.tokens * hidden  # plus temporaries of the backward pass
         if c.head == "token" and c.depth:  # the last layer computes one token, and keys and values of all
             layers -= layer - layer // c.tokens - c.tokens * (4 * c.width + 3 * small * c.width + 8)
     if not half and not c.stem:  # float32 images are not copied
         ends -= small * c.channels * c.image_size[0] * c.image_size[1]
     return ends + layers + (convolution_bytes(model.stem, c, half, recompute) if c.stem else 0)
+
+
+def trained_depth(model: nn.Module) -> int:
+    """The number of blocks that the backward pass goes through: from the lowest trainable parameter up."""
+    blocks = blocks_of(model)
+    inside = {id(p) for block in blocks for p in block.parameters()}
+    for name, parameter in model.named_parameters():  # of embeddings
+        if parameter.requires_grad and id(parameter) not in inside and not name.startswith(ABOVE):
+            return len(blocks)
+    frozen = itertools.takewhile(lambda block: not any(p.requires_grad for p in block.parameters()), blocks)
+    return len(blocks) - len(list(frozen))
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The blocks of a ViT, the units of a ResNet; both of a hybrid."""
+    stacks: list[Any] = [part for part in model.modules() if hasattr(part, "units")]
+    return [block for stack in stacks for block in stack.units()]
+
+
+def training_passes(model: nn.Module) -> float:
+    """What a training step costs, in forward passes: 3, and less where parameters are frozen.
+
+    The backward pass has a product for the gradient of the inputs, in all blocks from the lowest trainable
+    parameter up, and one for that of the weights, in blocks that are trained as a whole. LoRA's own products
+    are not counted.
+    """
+    if all(p.requires_grad for p in model.parameters()):
+        return TRAINING
+    blocks = blocks_of(model)
+    whole = sum(all(p.requires_grad for p in block.parameters()) for block in blocks)
+    return 1 + (trained_depth(model) + whole) / max(1, len(blocks))
 
 
 def convolution_bytes(part: Any, c: Any, half: bool, recompute: bool) -> int:

@@ -89,11 +89,15 @@ class LinearHead(NamedTuple):
 def ridge_head(x: Tensor, y: Tensor, classes: int, grid: Sequence[float] = GRID) -> LinearHead:
     """Ridge regression from features (N, D) to labels (N,), as logits of a softmax.
 
+    Features are centred and divided by one scale for all of them: with a few images, features of little
+    variance would otherwise count as much as the others.
+
     The penalty and the scale of the logits are those with the lowest cross-entropy of the leave-one-out
     predictions, which ridge regression has in closed form: y - (y - prediction) / (1 - leverage).
     """
     x, targets = x.cpu().double(), 2.0 * F.one_hot(y.cpu(), classes).double() - 1
     mean, scale = mean_and_scale(x)
+    scale = torch.where(scale.isinf(), scale, (x - mean).square().mean().sqrt() + EPSILON)
     rows = with_constant((x - mean) / scale)
     solution = solve(rows, targets)
     fitted = rows @ solution.left  # (N, R)

@@ -74,7 +74,7 @@ class Described:
     """The task of a model, which says what its outputs mean; shared by ViT and ResNet."""
 
     task = "classify"
-    reject_below = 0.0  # top probability that 95 % of held-out images reach; 0: not known
+    reject_below = 0.0  # confidence that 95 % of the correct validation images reach; 0: not known
 
     @property
     def multilabel(self) -> bool:

@@ -1,8 +1,15 @@
-"""The widest floating-point type that a device computes in."""
+"""Precision: the widest type that a device computes in, and products that autocast does not round."""
 
 import torch
+from torch import Tensor
 
 
 def widest_float(device: torch.device | None) -> torch.dtype:
     """float64, or float32 on Apple's GPUs, which have no float64."""
     return torch.float32 if device is not None and device.type == "mps" else torch.float64
+
+
+def add_product(start: Tensor, left: Tensor, right: Tensor, scale: float) -> Tensor:
+    """start + scale * left @ right in the tensors' own precision, also under autocast."""
+    with torch.autocast(start.device.type, enabled=False):
+        return torch.addmm(start, left, right, alpha=scale)

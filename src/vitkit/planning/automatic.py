@@ -19,6 +19,7 @@ from vitkit.recipes.recipe import Recipe
 from vitkit.recipes.values import field_of
 from vitkit.runtime.runtime import Runtime
 from vitkit.training.schedule import Duration
+from vitkit.training.trainable import freeze
 from vitkit.weights.load import load
 from vitkit.weights.published import PUBLISHED, DownloadError, cache_path
 
@@ -262,9 +263,16 @@ def largest_batch(recipe: Recipe, model: Model, runtime: Runtime) -> int:
     return int(free // memory.activations) if free >= memory.gradients else 0
 
 
+def trained_skeleton(recipe: Recipe, model: Model) -> Model:
+    """The model without values, with LoRA's adapters if the recipe has them, and frozen as it says."""
+    empty = skeleton(model.config)
+    freeze(empty, recipe.train, recipe.lora)
+    return empty
+
+
 def memory_of(recipe: Recipe, model: Model, runtime: Runtime, images: int) -> Memory:
     return training_memory(
-        skeleton(model.config), images, half=runtime.precision == "bf16",
+        trained_skeleton(recipe, model), images, half=runtime.precision == "bf16",
         slots=2 if recipe.optimizer.kind == "adam" else 1,
         recompute=runtime.recompute, average=bool(recipe.optimizer.average),
         shards=runtime.world if runtime.is_sharded else 1,

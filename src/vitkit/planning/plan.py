@@ -13,11 +13,11 @@ from vitkit.data.content import HASH_CACHE
 from vitkit.data.loader import check_sockets
 from vitkit.data.sources.remote import Cache
 from vitkit.data.sources.source import Source
-from vitkit.metrics.cost import Memory, forward_flops, parameters
+from vitkit.metrics.cost import Memory, forward_flops, parameters, training_passes
 from vitkit.models.variants import Config, Model, fresh, skeleton, variant
 from vitkit.models.vit import ViTConfig, dropped
 from vitkit.options import Training
-from vitkit.planning import automatic, resume
+from vitkit.planning import automatic, finetune_rules, resume
 from vitkit.planning.automatic import Choice, Circumstances
 from vitkit.planning.plan_text import headline, page
 from vitkit.planning.resume import Request
@@ -31,9 +31,11 @@ from vitkit.runs.folder import Result, RunOptions, check_recipe, stopping
 from vitkit.runs.protocol import candidates
 from vitkit.runtime.runtime import Runtime, choose_runtime, data_workers
 from vitkit.training.checkpoint import complete
+from vitkit.training.trainable import trainable_parameters, trainable_text
 from vitkit.weights.load import load
 from vitkit.weights.published import PUBLISHED, cache_path
 
+TIMED_STEPS = 2000  # of a run on a GPU, from which on it is worth seconds to time its steps beforehand
 READ_TIMEOUT = timedelta(days=1)  # of the other processes, while one reads all images of a data set
 CROPS = {
     "inception": "random crops of 5 to 100 % of an image",
@@ -173,7 +175,9 @@ class Plan:
 
     @property
     def runs(self) -> int:
-        """One, or for the protocol one for each candidate and one for each seed of the best."""
+        """One; with --folds one more for each; for the protocol the candidates, and the seeds of the best."""
+        if self.request.folds:
+            return self.request.folds + 1
         compared = len(self.candidates) if len(self.candidates) > 1 else 0
         return compared + self.request.seeds if self.candidates else 1
 
@@ -192,6 +196,13 @@ class Plan:
         images = self.recipe.micro_batch or self.recipe.batch // self.runtime.world
         return automatic.memory_of(self.recipe, self.model(), self.runtime, images)
 
+    @property
+    def trains(self) -> str:
+        """Which parameters are trained, in words."""
+        recipe, model = self.recipe, self.model()
+        trainable = trainable_parameters(automatic.trained_skeleton(recipe, model))
+        return trainable_text(recipe.train, recipe.lora, trainable, parameters(model))
+
     def __repr__(self) -> str:
         return f"Plan({headline(self.to_json())!r})"
 
@@ -202,6 +213,7 @@ class Plan:
         """The plan as `--plan --json` prints it."""
         recipe, model, steps, note = self.recipe, self.model(), self.steps, dropped(self.model().config)
         memory, images, result = self.memory, len(self.splits["train"]), self.state.result
+        trained = automatic.trained_skeleton(recipe, model)
         facts = {
             "run": str(self.out), "action": self.state.action, "step": self.state.step,
             "recipe": recipe.name, "data": recipe.data,
@@ -210,6 +222,8 @@ class Plan:
             "start": recipe.weights or f"{recipe.model} from scratch",
             **{f"{name}_images": len(part) for name, part in self.splits.items()},
             "classes": len(self.splits["train"].classes), "parameters": parameters(model),
+            "trainable_parameters": trainable_parameters(trained), "train": recipe.train,
+            "trains": self.trains,
             "image_size": f"{recipe.image_size[0]} x {recipe.image_size[1]}",
             **({"pixels": note} if note else {}),
             "batch": recipe.batch, "micro_batch": recipe.micro_batch or None, "optimizer": optimizer(recipe),
@@ -219,7 +233,9 @@ class Plan:
             "keep": "best" if recipe.keeps_best else "last", "patience": recipe.patience,
             "steps": steps, "steps_left": self.steps_left, "images_seen": steps * recipe.batch,
             "epochs": steps * recipe.batch / images,
-            "training_FLOPs": 3 * forward_flops(model.config) * steps * recipe.batch,
+            "training_FLOPs": round(
+                training_passes(trained) * forward_flops(model.config) * steps * recipe.batch
+            ),
             "memory_GB": memory.total / 1e9,
             "memory_free_GB": automatic.device_memory(self.runtime.device) / 1e9,
             "largest_batch_at_once": automatic.largest_batch(recipe, model, self.runtime),
@@ -232,6 +248,8 @@ class Plan:
         if self.candidates:
             facts |= {"candidates": len(self.candidates), "seeds": self.request.seeds, "runs": self.runs,
                       "keep": "last", "patience": 0, "evaluations": 0}  # fmt: skip
+        if self.request.folds:
+            facts |= {"folds": self.request.folds, "runs": self.runs, "keep": "last", "evaluations": 0}
         return facts
 
 
@@ -299,6 +317,10 @@ def planned(request: Request, out: Path, old: Recipe | None, machine: Machine, o
         runtime, choice = automatic.fit_devices(recipe, model(), runtime)
         choices.add(choice)
     if old is None:
+        recipe, choice = finetune_rules.fit_model(
+            recipe, model(), known, runtime, data_workers(options.workers)
+        )
+        choices.add(choice)
         recipe = automatic.fitted(recipe, model(), known, runtime, choices.add)
     recipe = runtime.broadcast(recipe)
     recipes = compared(recipe, model().config, known, machine, choices) if request.protocol else {}
@@ -324,9 +346,9 @@ class Choices:
 
 
 def rules(request: Request) -> tuple[automatic.Rule, ...]:
-    """The rules for a request; the protocol has no early stopping, since it trains on val in the end."""
-    stop = () if request.protocol else (automatic.choose_stopping,)
-    return (*automatic.RECIPE_RULES, *stop)
+    """The rules for a request; without early stopping where it trains on val in the end."""
+    stop = () if request.protocol or request.folds else (automatic.choose_stopping,)
+    return (*automatic.RECIPE_RULES, *finetune_rules.RULES, *stop)
 
 
 def compared(
@@ -346,16 +368,24 @@ def compared(
 
 
 def timed(plan: Plan, *, new: bool) -> Plan:
-    """The plan with the measured time of a step: for a new run, or a --plan of an unfinished one."""
+    """The plan with the measured time of a step: for a new run, or a --plan of an unfinished one.
+
+    Not for a short run on a GPU, which shows its remaining time after a second.
+    """
     request, recipe, train = plan.request, plan.recipe, plan.splits["train"]
     only, workers = request.options.plan, data_workers(request.options.workers)
     if only and (stored := plan.out / "recipe.json").exists():
         check_recipe(plan.out, read_recipe(stored), recipe)
     if plan.state.action == "finished" or not (only or new):
         return plan
-    seconds, start = seconds_a_step(recipe, plan.model(), train, plan.runtime, workers), 0.0
+    short = plan.runtime.device != "cpu" and plan.runs * plan.steps_left < TIMED_STEPS
+    seconds, start = None, 0.0
+    if only or not short:
+        seconds = seconds_a_step(recipe, plan.model(), train, plan.runtime, workers)
     if only and seconds is not None:
         start = seconds_to_start(recipe, train, workers)
+    if not only and recipe.train != "all":
+        plan.say(f"trains {plan.trains}")
     if not only:
         plan.say(length_text(recipe, len(train), seconds))
     return replace(plan, seconds_a_step=seconds, seconds_to_start=start)
@@ -378,8 +408,7 @@ def optimizer(recipe: Recipe) -> str:
     config = recipe.optimizer
     name = f"SGD, momentum {config.momentum:g}" if config.kind == "sgd" else "Adam"
     decay = f", weight decay {config.weight_decay:g}" if config.weight_decay else ""
-    frozen = f", {config.frozen} frozen" if config.frozen != "nothing" else ""
-    return f"{name}{decay}{frozen}"
+    return f"{name}{decay}"
 
 
 def crop_text(recipe: Recipe) -> str:

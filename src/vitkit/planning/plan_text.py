@@ -60,6 +60,8 @@ def rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     size = plan["download_MB"]
     download = "" if size == 0 else f"; {f'{size:,.0f} MB' if size else 'its file'} would be downloaded first"
     yield "start from", f"{plan['start']}, {plan['parameters'] / 1e6:,.1f} million parameters{download}"
+    if plan["train"] != "all":
+        yield "trains", plan["trains"]
     yield "resolution", f"{plan['image_size']} pixels{'; ' + plan['pixels'] if 'pixels' in plan else ''}"
     micro = f", in micro-batches of {plan['micro_batch']}" if plan["micro_batch"] else ""
     yield "batch", f"{counted(plan['batch'], 'image')}{micro}"
@@ -71,7 +73,9 @@ def rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"{counted(plan['steps'], 'step')}, {plan['epochs']:,.1f} epochs",
     )
     yield "validation", validation(plan)
-    if "runs" in plan:
+    if "folds" in plan:
+        yield "folds", f"{plan['folds']} runs, each tested on a fold, then one on all training images"
+    elif "runs" in plan:
         settings = counted(plan["candidates"], "setting")
         yield "protocol", f"{settings} compared on validation images, then {plan['seeds']} seeds of the best"
     if plan["action"] != "finished":
@@ -99,7 +103,8 @@ def time_in_words(plan: Mapping[str, Any]) -> str:
     """The expected time, and how to shorten a long run."""
     if plan["seconds"] is None:
         return "not measured: the model is sharded over several processes"
-    text = f"about {plan['time']} for {counted(plan['steps_left'], 'step')}, at the current speed"
+    runs = f" in each of {plan['runs']} runs" if "folds" in plan else ""
+    text = f"about {plan['time']} for {counted(plan['steps_left'], 'step')}{runs}, at the current speed"
     if plan["action"] == "resume" or plan["seconds"] < LONG:
         return text
     return f"{text}; --steps {plan['steps'] // 4} takes about {duration(plan['seconds'] / 4)}"

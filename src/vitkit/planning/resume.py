@@ -14,6 +14,7 @@ from vitkit.options import Training
 from vitkit.planning.automatic import fixed_fields
 from vitkit.recipes.recipe import Recipe, override, read_recipe
 from vitkit.runs.build import REMOVED, SplitCache, needs_split
+from vitkit.runs.cross_validation import final_recipe, first_fold, folder_of, folds_in
 from vitkit.runs.folder import (
     MODEL,
     RESULT,
@@ -60,6 +61,7 @@ class Request:
     recipe: Recipe  # before settings are chosen for the machine and the data
     protocol: bool = False
     seeds: int = 1  # of the protocol
+    folds: int = 0  # of a cross-validation; 0: none
 
     def beside(self, run: str) -> "Request":
         """The same for a new run that keeps the splits of another run."""
@@ -75,7 +77,7 @@ class Request:
     def command(self, **changes: object) -> str:
         """The same command with some options changed."""
         options = replace(self.options, **changes)  # type: ignore[arg-type]
-        more = ["--protocol"] if self.protocol else []
+        more = ["--protocol"] if self.protocol else ["--folds", str(self.folds)] if self.folds else []
         return shlex.join(["vitkit", self.verb, self.data, *options.words(), *more])
 
 
@@ -94,6 +96,7 @@ def choose_folder(request: Request, opener: SplitCache, say: Callable[[str], Non
     """
     if request.options.out:
         check_out(request.options.out)
+        check_folds(request.options.out, request.folds)
         return request.options.out, ""
     first = usual_folder(request.data)
     why = occupied(first, request)
@@ -118,6 +121,17 @@ def check_out(out: Path) -> None:
         )
 
 
+def check_folds(out: Path, folds: int) -> None:
+    """Refuse a folder with another kind of run than --folds asks for, or with another number of folds."""
+    there = folds_in(out)
+    if there == folds or not (there or has_learned(out)):
+        return
+    held = f"the runs of --folds {there}" if there else "a run without --folds"
+    raise Error(
+        f"{out} contains {held}; use another --out, or the same --folds to resume it", code="run.changed"
+    )
+
+
 def usual_folder(data: str) -> Path:
     return Path("runs") / (Path(data).stem or "run")
 
@@ -131,14 +145,19 @@ def numbered(first: Path) -> Iterator[Path]:
 
 def occupied(folder: Path, request: Request) -> str | None:
     """A description of the other run in a folder; None if the folder is free or holds this command's run."""
-    protocol = (folder / "protocol.json").exists() or any(folder.glob(f"*/{RECIPE}"))
-    if not (folder / RECIPE).exists():
+    folds = folds_in(folder)
+    if folds and folds != request.folds:
+        return f"the runs of --folds {folds}"
+    protocol = not folds and ((folder / "protocol.json").exists() or any(folder.glob(f"*/{RECIPE}")))
+    old = stored_recipe(folder)
+    if old is None:
         return "the runs of --protocol" if protocol and not request.protocol else None
     if request.protocol:
         return None if protocol else "a run without --protocol"
-    if not has_learned(folder) and not is_locked(folder):  # a run that saved nothing
+    if not folds and not has_learned(folder) and not is_locked(folder):  # a run that saved nothing
         return None
-    old = read_recipe(folder / RECIPE)
+    if request.folds and not folds:
+        return "a run without --folds"
     if request.options.more_steps:
         changed = changed_flags(old, as_begun(folder, with_options(old, request)))
     else:
@@ -146,15 +165,24 @@ def occupied(folder: Path, request: Request) -> str | None:
     return f"another run ({', '.join(changed)})" if changed else None
 
 
+def stored_recipe(folder: Path) -> Recipe | None:
+    """The recipe of the run in a folder; of a cross-validation before its final run, by its first fold."""
+    if (folder / RECIPE).exists():
+        return read_recipe(folder / RECIPE)
+    fold = first_fold(folder)
+    return final_recipe(fold) if fold and fold.fold else None
+
+
 def resumed_recipe(request: Request, out: Path) -> Recipe | None:
     """The recipe with which this command resumes the run in the folder; None if there is no run."""
     if request.options.more_steps:
         return extended_recipe(request, out)
-    if not (out / RECIPE).exists():
+    old = stored_recipe(out)
+    if old is None:
         return None
-    old = read_recipe(out / RECIPE)
-    recipe = as_begun(out, with_stored_choices(request, old))
-    return recipe if has_learned(out) or not changed_flags(old, recipe) else None
+    first = out if (out / RECIPE).exists() else folder_of(out, 1)
+    recipe = as_begun(first, with_stored_choices(request, old))
+    return recipe if has_learned(first) or not changed_flags(old, recipe) else None
 
 
 def with_stored_choices(request: Request, old: Recipe) -> Recipe:
@@ -228,7 +256,7 @@ def already_finished(request: Request, out: Path, opener: SplitCache) -> Result 
     Writes nothing and loads no weights.
     """
     recipe = resumed_recipe(request, out)
-    if recipe is None:
+    if recipe is None or not (out / RECIPE).exists():
         return None
     old = read_recipe(out / RECIPE)
     check_recipe(out, old, recipe)
@@ -249,7 +277,9 @@ def remedies(request: Request, out: Path, done: Result | None, data: Comparison,
     own_split: whether vitkit splits off the test images.
     """
     lines = [changed_since(out), *(f"  {change}" for change in data.changes)]
-    if data.same_classes:
+    if request.folds:
+        lines.append("The folds of other images would be others.")
+    elif data.same_classes:
         steps = request.options.more_steps or (suggested(done) if done else 0)
         command = request.command(accept_changed_data=True)
         if steps:

@@ -98,7 +98,7 @@ def bit() -> Recipe:
 RULED = ("image_size", "resize", "length", "schedule", "mixup")  # fields that BiT's rule sets
 SHARED = (  # fields that two recipes for the same data and model have in common
     "data", "corrections", "weights", "model", "model_options", "keep_representation", "against", "subset",
-    "batch", "micro_batch", "evaluation_crop", "evaluations", "val", "test", "seed",
+    "batch", "micro_batch", "train", "evaluation_crop", "evaluations", "val", "test", "seed",
 )  # fmt: skip
 
 
@@ -131,9 +131,29 @@ def bit_beside(recipe: Recipe, images: int, pixels: int, fixed: Collection[str] 
 
 
 def finetune() -> Recipe:
-    """What `vitkit finetune` starts from: Table 4's optimizer with a batch and a length for one machine."""
+    """What `vitkit finetune` starts from; planning/finetune_rules.py chooses the rest by the data."""
     return replace(
-        paper("finetune", 500, 50, 0.01, 0.1),
+        table4(),
+        name="finetune",
+        about="AdamW with layer decay, Mixup 0.2, smoothing 0.1, crops of 30 % of the area or more; batch, "
+        "rate and length by the data",
+        auto=("weights", "image_size", "rules"),
+        schedule=Schedule(rate=5e-4, warmup=50, decay="cosine"),
+        rates=(1e-4, 2e-4, 5e-4, 1e-3),
+        optimizer=OptimizerConfig(kind="adam", weight_decay=0.05, layer_decay=0.75, clip=1.0),
+        crop="resized",
+        crop_area=0.3,
+        mixup=0.2,
+        label_smoothing=0.1,
+        val=0.05,
+        val_images=(20, 500),
+    )
+
+
+def table4() -> Recipe:
+    """Table 4's optimizer with a batch and a length for one machine and its data."""
+    return replace(
+        paper("table4", 500, 50, 0.01, 0.1),
         about="Table 4's optimizer; batch, resolution and length as this machine and data allow",
         auto=("weights", "image_size", "batch", "length", "keep", "patience"),
         image_size=(224, 224),
@@ -141,10 +161,23 @@ def finetune() -> Recipe:
     )
 
 
+def lora() -> Recipe:
+    """What `vitkit finetune --train lora` starts from: adapters need Adam and a higher rate than weights."""
+    return replace(
+        table4(),
+        name="lora",
+        about="LoRA of rank 8 on queries and values, alpha 16: Adam, no weight decay, clipping at norm 1",
+        train="lora",
+        schedule=Schedule(rate=1e-3, warmup=50, decay="cosine"),
+        rates=(3e-4, 1e-3, 3e-3, 1e-2),
+        optimizer=OptimizerConfig(kind="adam", clip=1.0),
+    )
+
+
 def scratch() -> Recipe:
     """Small data from scratch: Adam with weight decay, as the paper pre-trains, sized for one machine."""
     return replace(
-        finetune(),
+        table4(),
         name="scratch",
         about="Adam, betas 0.9 and 0.999, weight decay 0.1, warm-up, cosine decay, clipping at norm 1",
         auto=("weights", "keep", "patience"),
@@ -155,6 +188,7 @@ def scratch() -> Recipe:
 
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
-    f.__name__: f for f in (finetune, scratch, imagenet, cifar100, cifar10, pets, flowers, vtab, bit)
+    f.__name__: f
+    for f in (finetune, table4, lora, scratch, imagenet, cifar100, cifar10, pets, flowers, vtab, bit)
 }
 RECIPES |= {f"table2.{model}": partial(table2, model) for model in TABLE_2}

@@ -1,15 +1,17 @@
 """A Recipe: one experiment as a frozen value, with overrides by name and a JSON round trip."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from vitkit.data.folds import parse_fold
 from vitkit.data.views import AREA, CROPS, METHODS
 from vitkit.errors import Error
 from vitkit.models.card import short_repr
-from vitkit.options import part_of, settings_of
+from vitkit.models.lora import LoRA
+from vitkit.options import parse_train, part_of, settings_of
 from vitkit.recipes import values
 from vitkit.recipes.values import (
     GROUPED,
@@ -39,6 +41,7 @@ AUTO = {  # settings that may be chosen for a machine and its data
     "length": "by the number of images, with the warm-up",
     "keep": "the best weights, if there are validation images",
     "patience": "early stopping, if there are validation images",
+    "rules": "batch, rate and length by the data, SGD for a ResNet, a fitted head for a few images",
     "hyperrule": "size, length, schedule and Mixup by BiT's HyperRule",
 }
 CHOICES = {
@@ -65,9 +68,11 @@ class Recipe:
     model_options: ModelOptions = ModelOptions()  # fields of that model
     keep_representation: bool = False  # replace only the last layer of the head
     against: tuple[str, ...] = ()  # data sets whose images and near-duplicates are removed from train
-    subset: str = ""  # of train: 1000 (images), 10% or 25/class; larger subsets contain smaller ones
+    subset: str = ""  # of train: 1000 (images), 10%, 25/class or imbalanced=100; larger contain smaller ones
+    label_noise: float = 0.0  # share of training labels to replace by a random other class, for experiments
     split_of: str = ""  # a run folder whose splits are used
     train_on: str = "train"  # or train+val
+    fold: str = ""  # 2/5: val is the second of five folds of train and val; empty: no cross-validation
     report_on: str = "test"  # or val
 
     image_size: tuple[int, int] = (384, 384)  # height and width in pixels
@@ -92,6 +97,8 @@ class Recipe:
     rates: tuple[float, ...] = ()  # learning rates that --protocol compares
     convolution_rates: tuple[float, ...] = ()  # further learning rates for ResNets and hybrids
     optimizer: OptimizerConfig = OptimizerConfig()
+    train: str = "all"  # or head, last-N (the last N blocks, final norm and head), lora (adapters and head)
+    lora: LoRA = LoRA()  # settings of train=lora
     objective: str = "classify"  # the task; masked needs no labels
     masked: Masked = Masked()  # settings of that task
     loss: str = "softmax"
@@ -104,6 +111,9 @@ class Recipe:
     stochastic_depth: float = 0.0  # rate of the last layer; 0: none
 
     val: float = 0.1  # share of train for validation, if the data has no val split
+    val_images: tuple[
+        int, ...
+    ] = ()  # fewest and most images of val; fewer than that, or than classes: no val
     test: float = 0.1  # share of train for testing, if the data has no test split
     evaluations: int = 10  # number of validations, at regular intervals
     fewshot: str = ""  # a data set for few-shot accuracy at each evaluation; empty: none
@@ -125,6 +135,10 @@ class Recipe:
         check_choices(self)
         if len(self.image_size) != 2:
             raise refusal(f"image_size must be a height and a width, not {commas(self.image_size)}")
+        if len(self.val_images) not in (0, 2):
+            raise refusal(
+                f"val_images must be two numbers as in 20,500, or empty, not {commas(self.val_images)}"
+            )
         if len(self.randaugment) not in (0, 2):
             raise refusal(
                 f"randaugment must be layers,magnitude as in 2,10, or empty, not {commas(self.randaugment)}"
@@ -133,8 +147,13 @@ class Recipe:
             raise refusal(
                 "with train_on=train+val there is no val for early stopping, the best weights or a report"
             )
+        check_form(parse_train, self.train)
+        if self.train != "lora" and self.lora != LoRA():
+            raise refusal(f"train={self.train} does not use lora; leave it out, or set train=lora")
+        if self.fold:
+            checked(parse_fold, self.fold)
         check_unused(self)
-        check_subset(self.subset)
+        check_form(part_of, self.subset)
         checked(parse_stages, self.more_steps)
 
     @property
@@ -152,9 +171,10 @@ def refusal(message: str) -> Error:
     return Error(message, code="recipe.value")
 
 
-def check_subset(text: str) -> None:
+def check_form(parse: Callable[[str], Any], text: str) -> None:
+    """Refuse a text that the parser of the flag refuses."""
     try:
-        part_of(text)
+        parse(text)
     except ValueError as error:
         raise refusal(str(error)) from None
 
@@ -244,8 +264,17 @@ def from_table(table: Any) -> Recipe:
             code="recipe.format",
         )
     table = {name: value for name, value in table.items() if name != "version"}
-    recipe: Recipe = build(Recipe, ungrouped(table))
+    recipe: Recipe = build(Recipe, renamed(ungrouped(table)))
     return as_meant(recipe, version)
+
+
+def renamed(table: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's JSON object with today's names: train=head was optimizer.frozen=backbone."""
+    optimizer = table.get("optimizer")
+    if not isinstance(optimizer, dict) or optimizer.get("frozen") not in ("nothing", "backbone"):
+        return table
+    train = {"train": "head"} if optimizer["frozen"] == "backbone" else {}
+    return table | train | {"optimizer": {k: v for k, v in optimizer.items() if k != "frozen"}}
 
 
 def as_meant(recipe: Recipe, version: int) -> Recipe:

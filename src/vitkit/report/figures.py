@@ -270,6 +270,31 @@ def draw_bars(
 
 
 @styled
+def draw_differences(
+    changes: Mapping[str, Mapping[str, tuple[float, float]]], *, x_label: str, title: str = ""
+) -> Figure:
+    """A dot plot with a row per change: {change: {data set: (difference, error)}}, in points."""
+    figure = Figure(figsize=(5.6, 1.1 + 0.2 * len(changes)), layout="constrained")
+    axis = figure.add_subplot()
+    bars: dict[str, Any] = BARS | {"markersize": 4, "linestyle": "none"}
+    axis.axvline(0, color=SOFT, linewidth=0.8)
+    names = list(dict.fromkeys(name for row in changes.values() for name in row))
+    for i, name in enumerate(names):
+        offset = 0.6 * ((i + 0.5) / len(names) - 0.5)
+        dots = [(*row[name], y + offset) for y, row in enumerate(changes.values()) if name in row]
+        axis.errorbar(
+            [100 * mean for mean, _, _ in dots], [y for _, _, y in dots],
+            xerr=[100 * error for _, error, _ in dots], label=display_text(name, LABEL),
+            **(line_style(i) | bars),
+        )  # fmt: skip
+    axis.set(xlabel=x_label, title=title, ylim=(len(changes) - 0.4, -0.6))
+    axis.set_yticks(range(len(changes)), [display_text(name, LABEL) for name in changes])
+    axis.grid(axis="x")
+    figure.legend(loc="outside lower center", ncols=3)
+    return figure
+
+
+@styled
 def draw_shots(panels: Mapping[str, Mapping[str, Sequence[Point]]]) -> Figure:
     """Few-shot accuracy over shots: one panel per data set, one line per model."""
     figure = Figure(figsize=(0.8 + 4.0 * len(panels), 3.2), layout="constrained")

@@ -48,6 +48,7 @@ def run_page(run: Run) -> str:
     mistakes = run["mistakes"] or {}
     per_class = test.get("per_class") or {}
     sections = {
+        "Cross-validation": folds_section(run.get("folds")),
         "Curves": run_curves(run["metrics"], run["task"]["metric"]),
         "Classes": class_tables(per_class) if per_class else Markup(),
         "Confusion matrix": confusions(test.get("confusion"), list(per_class), mistakes.get("pairs")),
@@ -136,6 +137,24 @@ def unfinished(run: Run) -> str:
         "This run has no result yet: it is still running or was interrupted. It reached step "
         f"{reached}{metric_note}. Run the same command again to resume from the last checkpoint."
     )
+
+
+def folds_section(folds: Mapping[str, Any] | None) -> Markup:
+    """The accuracy of each fold, and their mean."""
+    if not folds:
+        return Markup()
+    rows, images = folds["folds"], folds["images"]
+    lead = (
+        f"Accuracy {percent(folds['mean'], images)} ± {percent(folds['std'], images)}, mean and standard "
+        f"deviation of {len(rows)} folds; 95 % interval {span(folds['interval'], images)}. Each fold was "
+        "held out of one training. The model of this report was trained on all of them with the same recipe."
+    )
+    return note(lead) + table(
+        {"fold": row["fold"], "images": row["images"],
+         "accuracy": Number(percent(row["top1"], row["images"])),
+         "95 % interval": Number(span(row["interval"], row["images"])), " ": bar(row["top1"])}
+        for row in rows
+    )  # fmt: skip
 
 
 def class_tables(per_class: Mapping[str, Mapping[str, Any]]) -> Markup:

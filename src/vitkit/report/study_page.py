@@ -6,7 +6,8 @@ from typing import Any
 from markupsafe import Markup
 
 from vitkit.report.charts import charts, dot_chart, line_chart
-from vitkit.report.html import commands, facts, fill, page, picture
+from vitkit.report.difference_chart import difference_chart
+from vitkit.report.html import Number, commands, facts, fill, page, picture
 from vitkit.report.literature import PUBLISHED, study_section
 from vitkit.report.overlay import similarity_picture
 
@@ -38,10 +39,11 @@ LAWS = {
 
 
 def study_page(study: Study) -> str:
-    """Keys of study: study, shows, about, chosen, verdicts, figures, means, laws, rows, failed, total,
-    commands, factors, published (names of tables), table (URL of the file with all numbers)."""
+    """Keys of study: study, shows, about, chosen, verdicts, changes, figures, means, laws, rows, failed,
+    total, commands, factors, published (names of tables), table (URL of the file with all numbers)."""
     sections = {
         "Paper claims and results": claims(study["verdicts"]),
+        "Differences from the base recipe": differences(study.get("changes", ())),
         "Figures": figures(study["figures"]),
         "Means over seeds": means(study["means"]),
         PUBLISHED: study_section(study.get("published", ())),
@@ -58,7 +60,9 @@ def header(study: Study) -> Markup:
     """The verdict, the subject of the study, and its progress."""
     title = f"Study: {study['study']} ({study['shows']})"
     counts = len(study["rows"]), len(study["failed"]), study["total"]
-    values = title, *verdict(study["verdicts"]), capitalized(study["about"]), *counts
+    changes = study.get("changes", ())
+    big, small = changes_verdict(changes) if changes else verdict(study["verdicts"])
+    values = title, big, small, capitalized(study["about"]), *counts
     return fill("study.html", "header", *values)
 
 
@@ -78,8 +82,43 @@ def verdict(verdicts: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     return f"{count[confirmed]} of {total} claims {verbs[confirmed]} at this scale", "; ".join(rest)
 
 
+def changes_verdict(changes: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """How many changes are better than the base recipe, and the outcomes of the others."""
+    count = {word: sum(row["outcome"] == word for row in changes) for word in ("worse", "inconclusive")}
+    better = len(changes) - sum(count.values())
+    rest = [f"{n} {'is' if n == 1 else 'are'} {word}" for word, n in count.items() if n]
+    verb = "is" if better == 1 else "are"
+    return f"{better} of {len(changes)} changes {verb} better than the base recipe", "; ".join(rest)
+
+
+def differences(changes: Sequence[Mapping[str, Any]]) -> Markup:
+    """The difference of each change from the base recipe, on each data set and on average."""
+    return fill("study.html", "differences", difference_rows(changes)) if changes else Markup()
+
+
+def difference_rows(changes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A table of the changes: their differences in points, with intervals."""
+    sets = list(dict.fromkeys(data for row in changes for data in row["data"]))
+    return [
+        {"change": row["change"], "mean": points(row["mean"]), "outcome": row["outcome"]}
+        | {data: points(row["data"].get(data)) for data in sets}
+        for row in changes
+    ]
+
+
+def points(difference: Mapping[str, Any] | None) -> Number:
+    """A difference of shares in points, with its interval if it has one."""
+    if difference is None:
+        return Number("–")
+    values = [difference[key] for key in ("mean", "low", "high") if difference[key] is not None]
+    center, *ends = (f"{round(100 * value, 2) + 0.0:+.2f}" for value in values)  # 0.0: no -0.00
+    return Number(f"{center} [{', '.join(ends)}]" if ends else center)
+
+
 def claims(verdicts: Sequence[Mapping[str, Any]]) -> Markup:
     """Each claim with its outcome and the measurement."""
+    if not verdicts:
+        return Markup()
     rows = []
     for row in verdicts:
         outcome, *_, css = OUTCOMES.get(row["outcome"], (row["outcome"], "note-word"))
@@ -104,6 +143,8 @@ def figures(entries: Sequence[Mapping[str, Any]]) -> Markup:
 def chart(entry: Mapping[str, Any]) -> Markup:
     """A line chart over a numeric factor, or a dot chart over settings."""
     title = capitalized(entry["title"])
+    if "differences" in entry:
+        return difference_chart(entry["differences"], x_label=f"{entry['y']}, points", title=title)
     if "bars" in entry:
         return dot_chart(entry["bars"], y_label=entry["y"], title=title, band=entry.get("band"),
                          band_name="BiT ResNets")  # fmt: skip

@@ -18,6 +18,7 @@ HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # Unicode categories of inv
 Predictions = Sequence[tuple[str, float]]  # labels and probabilities, in descending order
 Rows = list[tuple[str, Any]]
 UNSURE = "unsure"
+UNKNOWN = "unknown"  # the label of a rejected image
 FIRST = {  # the main facts of a model; all others are listed as its architecture
     "file", "name", "model", "format", "precision", "kind", "parameters", "classes", "image_size",
     "GFLOPs_224", "GFLOPs_384", "address", "megabytes", "pixels", "trained_on", "top1", "view", "licence",
@@ -199,20 +200,23 @@ def predictions_text(predictions: Predictions) -> str:
     )
 
 
-def prediction_line(image: str, predictions: Predictions, *, unsure: bool, width: int) -> str:
-    """A line with the image name and as many predictions as fit the width, at least one."""
+def prediction_line(image: str, predictions: Predictions, *, verdict: str = "", width: int) -> str:
+    """A line with the image name and as many predictions as fit the width, at least one.
+
+    verdict: "unsure" or "unknown", which is put before them.
+    """
     for count in range(len(predictions), 0, -1):
         line = predictions_text(predictions[:count]) + ("; ..." if count < len(predictions) else "")
-        text = f"{printable(image)}: {UNSURE} ({line})" if unsure else f"{printable(image)}: {line}"
+        text = f"{printable(image)}: {verdict} ({line})" if verdict else f"{printable(image)}: {line}"
         if cell_len(text) <= width:
             break
     return text
 
 
-def prediction_rows(image: str, predictions: Predictions, *, unsure: bool) -> str:
+def prediction_rows(image: str, predictions: Predictions, *, verdict: str = "") -> str:
     """The image name, then one line per prediction with aligned probabilities."""
     rows = [f"  {probability_text(probability):>7}  {printable(label)}" for label, probability in predictions]
-    return "\n".join([f"{printable(image)}:{f' {UNSURE}' * unsure}", *rows])
+    return "\n".join([f"{printable(image)}: {verdict}".rstrip(), *rows])
 
 
 class Live:
@@ -235,6 +239,7 @@ class Live:
         self.first: tuple[int, float] | None = None  # the first step of this process and its end time
         self.left: float | None = None
         self.skipped = 0
+        self.notes: tuple[str, ...] = ()  # texts at the end of a line of a log, the most important first
         self.interactive = self.console.is_terminal and not quiet
         self.bar = RichLive(console=self.console, get_renderable=self.render, refresh_per_second=4)
 
@@ -261,7 +266,8 @@ class Live:
         self.done = step
         if not self.interactive and (now - self.last >= self.every or step == self.total):
             self.last = now
-            self.print("  ".join([self.title, self.position(), *self.fields(), f"{clock(self.left)} left"]))
+            left = f"{clock(self.left)} left"
+            self.print("  ".join([self.title, self.position(), *self.fields(), left, *self.notes]))
 
     def more(self, count: int) -> None:
         """Advance by `count` steps."""
@@ -294,6 +300,7 @@ class Live:
         before, after, *optional = f"{self.title} ", f" {self.position()} {left}", *self.fields()
         if "loss" in self.numbers:
             after = f"{after}  {optional.pop(0)}"
+        optional = [*self.notes[:1], *optional, *self.notes[1:]]
         space = width - len(after)
         if space < len(before) + MIN_BAR:
             before = ""

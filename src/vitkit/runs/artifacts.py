@@ -309,7 +309,7 @@ def first_images(
     targets = one_hot(samples["label"], len(source.classes))
     batch: Batch = samples | {"image": samples["image"].float(), "label": targets}
     if mixes(recipe):
-        batch = mix_batch(batch, recipe, order.rng(0, -1), mine)
+        batch = mix_batch(batch, samples["place"].tolist(), recipe, order.rng(0, -1), mine)
     batch["image"] = batch["image"].round().clamp(0, 255).to(torch.uint8)
     return visible(batch) if visible else batch["image"], batch["label"]
 

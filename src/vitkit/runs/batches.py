@@ -23,6 +23,8 @@ from vitkit.recipes.recipe import Recipe
 from vitkit.runtime.runtime import Runtime
 from vitkit.tasks.classify import one_hot
 
+PlacedBatch = tuple[list[int], Batch]  # places in the global batch, and the batch on its device
+
 
 def training_view(recipe: Recipe) -> View:
     augment = (recipe.randaugment[0], recipe.randaugment[1]) if recipe.randaugment else None
@@ -90,25 +92,27 @@ def training_batches(
     )
     if prepare:
         stream = map(prepare, count(start), stream)
-    placed: Iterator[Batch] = map(runtime.to_device, stream)
+    placed: Iterator[PlacedBatch] = ((batch["place"].tolist(), runtime.to_device(batch)) for batch in stream)
     if runtime.device != "cpu":
         placed = prefetched(placed)  # copies to the device while it computes
     for step in count(start):
         start_time = time.monotonic()
-        if (batch := next(placed, None)) is None:
+        if (following := next(placed, None)) is None:
             return
+        places, batch = following
         waited(time.monotonic() - start_time)
         if mixes(recipe):  # on the whole batch, so that the micro-batch size changes nothing
             images = normalise(batch["image"], preprocessing.mean, preprocessing.std)
             labels = one_hot(batch["label"], len(source.classes))
             whole = batch | {"image": images, "label": labels}
-            batch = mix_batch(whole, recipe, order.rng(step, -1), mine)
-        yield micro_batches(batch, mine, recipe.micro_batch)
+            batch = mix_batch(whole, places, recipe, order.rng(step, -1), mine)
+            places = [place for place in places if place in mine]
+        yield micro_batches(batch, places, mine, recipe.micro_batch)
 
 
-def prefetched(batches: Iterator[Batch], most: int = 2) -> Iterator[Batch]:
+def prefetched(batches: Iterator[PlacedBatch], most: int = 2) -> Iterator[PlacedBatch]:
     """The same batches, up to `most` of them prefetched by a thread."""
-    queue: Queue[Batch | BaseException | None] = Queue(most)
+    queue: Queue[PlacedBatch | BaseException | None] = Queue(most)
     closed = Event()
 
     def prefetch() -> None:
@@ -136,33 +140,45 @@ def prefetched(batches: Iterator[Batch], most: int = 2) -> Iterator[Batch]:
         thread.join()
 
 
-def mix_batch(batch: Batch, recipe: Recipe, rng: np.random.Generator, mine: range) -> Batch:
+def mix_batch(
+    batch: Batch, places: list[int], recipe: Recipe, rng: np.random.Generator, mine: range
+) -> Batch:
     """Mix each image with the one before it in the global batch; not where that one is unusable.
 
-    With both Mixup and CutMix, each batch has one of them, with probability 1/2.
+    places: the place of each image in the global batch, on the CPU. With both Mixup and CutMix, each batch
+    has one of them, with probability 1/2.
     """
     total, both = recipe.batch, bool(recipe.mixup and recipe.cutmix)
     mix, alpha = (cutmix, recipe.cutmix) if recipe.cutmix else (mixup, recipe.mixup)
     if both and rng.random() < 0.5:
         mix, alpha = mixup, recipe.mixup
-    places = batch["place"].tolist()
-    row = {place: i for i, place in enumerate(places)}
-    partner = torch.tensor([row.get((place - 1) % total, row[place]) for place in places], dtype=torch.int64)
-    images, labels = mix(batch["image"], batch["label"], alpha, rng, partner.to(batch["image"].device))
+    partner = None
+    if places != list(range(total)):  # some images are unusable, or on other processes
+        row = {place: i for i, place in enumerate(places)}
+        partner = torch.tensor([row.get((place - 1) % total, row[place]) for place in places])
+        partner = partner.to(batch["image"].device)
+    images, labels = mix(batch["image"], batch["label"], alpha, rng, partner)
     rows = [i for i, place in enumerate(places) if place in mine]
-    return {name: t[rows] for name, t in (batch | {"image": images, "label": labels}).items()}
+    return selected(batch | {"image": images, "label": labels}, rows)
 
 
-def micro_batches(batch: Batch, mine: range, size: int) -> list[Batch]:
+def micro_batches(batch: Batch, places: list[int], mine: range, size: int) -> list[Batch]:
     """Split a batch into micro-batches of at most `size` places (0: one), counting unusable images too."""
     if not size or size >= len(mine):
         return [batch]
-    row = {place: i for i, place in enumerate(batch["place"].tolist())}
+    row = {place: i for i, place in enumerate(places)}
     pieces = [
         [row[place] for place in mine[start : start + size] if place in row]
         for start in range(0, len(mine), size)
     ]
-    return [{name: t[rows] for name, t in batch.items()} for rows in pieces]
+    return [selected(batch, rows) for rows in pieces]
+
+
+def selected(batch: Batch, rows: list[int]) -> Batch:
+    """Some rows of a batch, in ascending order; all of them without a copy."""
+    if len(rows) == len(batch["image"]):
+        return batch
+    return {name: tensor[rows] for name, tensor in batch.items()}
 
 
 def name_batch(order: Order, step: int, source: Source, out: Path, runtime: Runtime) -> str:

@@ -14,11 +14,12 @@ from vitkit.data.content import Files
 from vitkit.data.doctor import usable
 from vitkit.data.duplicates import against
 from vitkit.data.findings import Finding
+from vitkit.data.folds import duplicate_groups, fold_split, parse_fold
 from vitkit.data.names import SUFFIXES
 from vitkit.data.sources.remote import Cache
 from vitkit.data.sources.source import Source, from_rows, walk
 from vitkit.data.sources.sparse_labels import SparseLabels
-from vitkit.data.splits import Placed, complete, join, subset
+from vitkit.data.splits import Placed, complete, join, subset, with_noise
 from vitkit.datasets.opening import open_data
 from vitkit.errors import Error, similar_path
 from vitkit.io.files import replace_file
@@ -27,13 +28,17 @@ from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.variants import Model, configure, fresh, with_options
 from vitkit.models.vit import with_size_note
 from vitkit.options import part_of
-from vitkit.recipes.recipe import Recipe, only
+from vitkit.recipes.recipe import Recipe, only, read_recipe
 from vitkit.runs.corrections import corrected
 from vitkit.runs.provenance.changes import examples
 from vitkit.runs.provenance.fingerprint import remembered_splits
+from vitkit.runtime.runtime import Runtime
 from vitkit.tasks.task import Task
+from vitkit.training.step import TrainState
+from vitkit.training.trainable import freeze
 from vitkit.weights.hub import is_hub
 from vitkit.weights.load import load
+from vitkit.weights.locate import RECIPE
 
 Opener = Callable[[Recipe, Path | None], dict[str, Source]]
 DECIDING = (
@@ -42,6 +47,7 @@ DECIDING = (
     "objective",
     "train_on",
     "val",
+    "val_images",
     "test",
     "split_of",
 )  # that decide which images are opened
@@ -76,6 +82,9 @@ def placed_images(recipe: Recipe, out: Path | None) -> dict[bytes | str, str]:
                 f"(data.json.gz);{similar_path(recipe.split_of)} omit the flag to create a new split",
                 code="run.not-found",
             )
+        path = Path(recipe.split_of) / RECIPE
+        if path.exists() and read_recipe(path).train_on == "train+val":  # its val is among its train
+            placed = {image: split for image, split in placed.items() if split == "test"}
     return placed
 
 
@@ -91,13 +100,24 @@ def split_data(
         problems = usable(opened, recipe.data)
         if findings is not None:
             findings.extend(problem for problem in problems if problem not in findings)
-    use_val = recipe.train_on == "train+val"
-    splits = complete(opened, val=0.0 if use_val else recipe.val, test=recipe.test, placed=placed)
+    use_val = recipe.train_on == "train+val" or bool(recipe.fold)
+    splits = complete(
+        opened, val=0.0 if use_val else recipe.val, val_images=recipe.val_images, test=recipe.test,
+        placed=placed,
+    )  # fmt: skip
     if use_val and "val" in splits:
         splits["train"] = join(splits["train"], splits.pop("val"))
+    if recipe.fold:
+        splits = with_fold(splits, recipe, duplicate_groups(splits["train"]))
     if recipe.against:
         splits["train"] = without_duplicates(splits["train"], recipe.against, out / REMOVED if out else None)
     return check_splits(with_subset(splits, recipe), recipe)
+
+
+def with_fold(splits: dict[str, Source], recipe: Recipe, groups: np.ndarray) -> dict[str, Source]:
+    """The splits with the recipe's fold of train as val; groups: see `duplicate_groups`."""
+    train, val = fold_split(splits["train"], *parse_fold(recipe.fold), groups)
+    return splits | {"train": train, "val": val}
 
 
 def needs_split(opened: Mapping[str, Source]) -> bool:
@@ -106,11 +126,13 @@ def needs_split(opened: Mapping[str, Source]) -> bool:
 
 
 def with_subset(splits: dict[str, Source], recipe: Recipe) -> dict[str, Source]:
-    """The splits with the recipe's subset of train."""
-    if not recipe.subset:
-        return splits
-    part: dict[str, Any] = part_of(recipe.subset)
-    return splits | {"train": subset(splits["train"], **part, seed=recipe.seed)}
+    """The splits with the recipe's subset of train, and its label noise."""
+    train, part = splits["train"], dict[str, Any](part_of(recipe.subset))
+    if part:
+        train = subset(train, **part, seed=recipe.seed)
+    if recipe.label_noise:
+        train = with_noise(train, recipe.label_noise, recipe.seed)
+    return splits | {"train": train}
 
 
 def check_splits(splits: dict[str, Source], recipe: Recipe) -> dict[str, Source]:
@@ -176,16 +198,23 @@ class SplitCache:
     cache: Cache | None = None  # for downloads
     findings: list[Finding] = field(default_factory=list)  # of the doctor, about names and labels
     sources: dict[tuple[str, ...], dict[str, Source]] = field(default_factory=dict)  # before splitting
+    groups: dict[tuple[Recipe, int], np.ndarray] = field(default_factory=dict)  # of copies, for folds
 
     def __call__(self, recipe: Recipe, out: Path | None = None) -> dict[str, Source]:
         placed = placed_images(recipe, out)
         if recipe.against:  # each run writes its own list of removed images
             return split_data(recipe, self.place(recipe), placed, out, self.findings)
         part = only(recipe, DECIDING)
+        part = replace(part, train_on="train+val") if recipe.fold else part
         key = part, hash(frozenset(placed.items()))
         if key not in self.splits:
             self.splits[key] = split_data(part, self.place(part), placed, findings=self.findings)
-        return check_splits(with_subset(self.splits[key], recipe), recipe)
+        splits = self.splits[key]
+        if recipe.fold:
+            if key not in self.groups:
+                self.groups[key] = duplicate_groups(splits["train"])
+            splits = with_fold(splits, recipe, self.groups[key])
+        return check_splits(with_subset(splits, recipe), recipe)
 
     def place(self, recipe: Recipe) -> dict[str, Source]:
         """The recipe's data before splitting."""
@@ -287,3 +316,19 @@ def build_model(recipe: Recipe, train_split: Source, load: Callable[[str], Model
     )
     model.origin = with_size_note(origin, model.config)
     return model
+
+
+def start_training(recipe: Recipe, task: Task, model: Model, runtime: Runtime) -> TrainState:
+    """The module to train on its device, with its optimizer; what the recipe does not train is frozen."""
+    if recipe.train != "all" and not recipe.weights:
+        raise Error(
+            f"train={recipe.train} freezes pretrained weights, but there are none; give --weights, or leave "
+            "train out to train all parameters",
+            code="request.conflict",
+        )
+    module = task.build(model)
+    freeze(task.extract(module), recipe.train, recipe.lora, recipe.seed)
+    state = TrainState.start(runtime.place(module), recipe.optimizer)
+    trained = {name for name, p in state.model.named_parameters() if p.requires_grad}
+    state.average = {name: mean for name, mean in state.average.items() if name in trained}
+    return state

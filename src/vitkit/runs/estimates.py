@@ -17,6 +17,7 @@ from vitkit.models.variants import Model
 from vitkit.ops.cuda_graph import WARMUP_CALLS
 from vitkit.recipes.recipe import Recipe
 from vitkit.runs.batches import training_order, training_view
+from vitkit.runs.build import start_training
 from vitkit.runtime.runtime import Runtime, single_process
 from vitkit.training.loop import train
 from vitkit.training.step import Metrics, TrainState
@@ -63,8 +64,7 @@ def seconds_an_image(recipe: Recipe, model: Model, runtime: Runtime, trial: Tria
     count = min(recipe.micro_batch or recipe.batch // runtime.world, trial.images)
     runtime = single_process(runtime)
     task = recipe.task
-    module = runtime.place(task.build(copy.deepcopy(model)))
-    state = TrainState.start(module, recipe.optimizer)
+    state = start_training(recipe, task, copy.deepcopy(model), runtime)
     classes = model.config.classes
     objective = task.objective(model)
     images = torch.zeros(count, model.config.channels, *recipe.image_size, dtype=torch.uint8)
@@ -79,7 +79,7 @@ def seconds_an_image(recipe: Recipe, model: Model, runtime: Runtime, trial: Tria
 
     train(
         state, repeat([batch]), objective, until=trial.before + trial.timed, rate=lambda step: 0.0,
-        config=recipe.optimizer, watch=watch, due=lambda step: False, call=runtime.wrap(module),
+        config=recipe.optimizer, watch=watch, due=lambda step: False, call=runtime.wrap(state.model),
         runtime=runtime,
     )  # fmt: skip
     return (end_times[-1] - end_times[trial.before - 1]) / trial.timed / count
@@ -104,15 +104,20 @@ def seconds_to_prepare(recipe: Recipe, train: Source) -> float:
 
 
 def cost(
-    model: Model, runtime: Runtime, *, seen: int, seconds: float, joules: float | None, an_hour: float | None
-) -> dict[str, Any]:
-    """The cost of training on `seen` images; energy is None if any process cannot measure it."""
+    model: Model, runtime: Runtime, *, seen: int, seconds: float, joules: float | None, an_hour: float | None,
+    passes: float,
+) -> dict[str, Any]:  # fmt: skip
+    """The cost of training on `seen` images; energy is None if any process cannot measure it.
+
+    passes: what a training step costs, in forward passes.
+    """
     facts = runtime.describe()
     all_joules = runtime.all_gather_object(joules)
     costs = ledger(
         parameters=parameters(model), images_seen=seen, forward=forward_flops(model.config),
         device_seconds=runtime.world * seconds, joules=None if None in all_joules else sum(all_joules),
         price_per_hour=an_hour, peak=peak_flops(facts["device"], facts["precision"]),
+        passes=passes,
     )  # fmt: skip
     rate = seen / seconds if seconds else None
     return {**costs.to_json(), "seconds": round(seconds, 2), "images_per_second": rate, **facts}

@@ -6,7 +6,7 @@ from vitkit.data.loader import BadFiles
 from vitkit.report.terminal import Live
 from vitkit.runs.build import Opener
 from vitkit.runs.context import RunContext
-from vitkit.runs.evaluation import evaluate
+from vitkit.runs.evaluation import KeptBatches, evaluate
 from vitkit.runs.features import FewShot
 from vitkit.tasks.task import Metrics
 
@@ -17,6 +17,7 @@ class Evaluator:
     def __init__(self, run: RunContext, live: Live, opener: Opener):
         self.run, self.live = run, live
         self.unusable: dict[str, dict[str, str]] = {}  # by split: unusable files and why, each reported once
+        self.kept = KeptBatches()  # of val, which is evaluated several times
         recipe, self.fewshot = run.recipe, None
         if recipe.fewshot:
             self.fewshot = FewShot(recipe.fewshot, recipe.shots, recipe.draws, opener)
@@ -26,7 +27,7 @@ class Evaluator:
         run, bad = self.run, BadFiles(1.0, self.live.skip, self.unusable.setdefault(split, {}))
         return evaluate(
             run.task, run.state.model, run.splits[split], run.recipe.batch, run.workers, bad, run.runtime,
-            calibrate=run.recipe.calibrate and split == "val",
+            calibrate=run.recipe.calibrate and split == "val", kept=self.kept if split == "val" else None,
         )  # fmt: skip
 
     def evaluate_fewshot(self) -> dict[str, Any]:

@@ -200,6 +200,15 @@ def fit_head(
     model: Model, source: Source, runtime: Runtime, *, batch: int, workers: int, seed: int
 ) -> LinearHead:
     """Set the model's head to a ridge classifier of its frozen features; collective."""
+    head = ridge_classifier(model, source, runtime, batch=batch, workers=workers, seed=seed)
+    set_head(model, head.weight, head.bias)
+    return head
+
+
+def ridge_classifier(
+    model: Model, source: Source, runtime: Runtime, *, batch: int, workers: int, seed: int
+) -> LinearHead:
+    """A ridge classifier of the model's frozen features; collective."""
     if source.multilabel:
         raise Error(
             f"{source.name} has several labels per image, but head_init=least-squares needs one; use "
@@ -212,9 +221,8 @@ def fit_head(
     model = model.to(runtime.device)
     extractor = Extractor(model=model, runtime=replace(runtime, parallel="ddp"), batch=batch, workers=workers)
     features = extractor.features(source)
-    head = runtime.broadcast(ridge_head(features.x, labels_of(source, features), model.config.classes))
-    set_head(model, head.weight, head.bias)
-    return head
+    head: LinearHead = ridge_head(features.x, labels_of(source, features), model.config.classes)
+    return runtime.broadcast(head)
 
 
 SHOTS = (1, 5, 10, 25)

@@ -5,17 +5,21 @@ from typing import Any
 
 from vitkit.data.loader import BadFiles
 from vitkit.io.files import replace_file
+from vitkit.metrics.cost import training_passes
+from vitkit.models.lora import adapter_state
 from vitkit.models.variants import Model
 from vitkit.runs import artifacts
 from vitkit.runs.context import RunContext
 from vitkit.runs.estimates import cost
 from vitkit.runs.evaluation import metrics_row
 from vitkit.runs.evaluator import Evaluator
-from vitkit.runs.folder import MODEL, RESULT, Result
+from vitkit.runs.folder import ADAPTER, MODEL, RESULT, Result
 from vitkit.runs.kept_weights import BEST, apply_calibration, describe_kept, kept_model, load_best
 from vitkit.runs.page import write_shown
 from vitkit.runs.run_logger import RunLogger
+from vitkit.runtime.runtime import full_tensor
 from vitkit.training.optimizer import swap_average
+from vitkit.weights.adapter import save_adapter
 from vitkit.weights.save import save
 
 
@@ -59,10 +63,14 @@ def load_kept_weights(run: RunContext) -> None:
 
 
 def save_model(run: RunContext) -> Model:
-    """Write the model file; returns the whole model on the CPU."""
+    """Write the model file and the adapter of LoRA alone; returns the whole model on the CPU."""
     model = kept_model(run.task, run.state.model)
     if run.runtime.is_main:
         save(model, run.out / MODEL)
+    if run.recipe.train == "lora":
+        state = adapter_state(run.model, lambda tensor: full_tensor(tensor).cpu())  # collective
+        if run.runtime.is_main:
+            save_adapter(state, model, run.recipe.lora, run.recipe.weights, run.out / ADAPTER)
     return model
 
 
@@ -71,5 +79,6 @@ def run_cost(run: RunContext, model: Model, bad: BadFiles) -> dict[str, Any]:
     costs = cost(
         model, run.runtime, seen=run.state.step * run.recipe.batch, seconds=run.progress["seconds"],
         joules=run.progress.get("joules"), an_hour=run.options.price_per_hour,
+        passes=training_passes(run.model),
     )  # fmt: skip
     return costs | {"unusable_images": len(bad.reasons)}

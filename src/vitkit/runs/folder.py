@@ -86,7 +86,7 @@ class RunOptions:
             raise Error(f"price-per-hour must be 0 or more, not {self.price_per_hour}", code="request.value")
 
 
-MODEL, RESULT = "model.safetensors", "result.json"
+MODEL, ADAPTER, RESULT = "model.safetensors", "adapter.safetensors", "result.json"
 MAY_CHANGE = {  # fields that may change when a run is resumed: none affects its result
     "about": "a description",
     "evaluations": "number of validations; fixed if the best weights are kept or the run may stop early",
@@ -240,7 +240,7 @@ def kept_as(path: Path, step: int) -> Path:
 
 def keep_result(out: Path, step: int) -> None:
     """Copy the model and result of a finished run before it is trained further: model-40.safetensors, ..."""
-    for path in (out / MODEL, out / RESULT):
+    for path in (out / MODEL, out / ADAPTER, out / RESULT):
         copy = kept_as(path, step)
         if path.exists() and not copy.exists():
             replace_file(copy, lambda beside, path=path: shutil.copyfile(path, beside))  # type: ignore[misc]

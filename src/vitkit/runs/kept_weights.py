@@ -12,6 +12,7 @@ from torch import nn
 from vitkit.io.files import replace_file
 from vitkit.metrics.intervals import percent
 from vitkit.models.adapt import linear_heads
+from vitkit.models.lora import has_lora, merged_state
 from vitkit.models.variants import Model, skeleton
 from vitkit.recipes.recipe import Recipe
 from vitkit.runtime.runtime import full_tensor
@@ -47,6 +48,22 @@ def after_evaluation(
 def stopped_early(recipe: Recipe, progress: Mapping[str, Any]) -> bool:
     """Whether as many evaluations as the recipe's patience have brought no improvement."""
     return bool(recipe.patience and progress["since"] >= recipe.patience)
+
+
+def best_notes(recipe: Recipe, headline: Headline, progress: Mapping[str, Any], left: int) -> tuple[str, ...]:
+    """The best evaluation so far and, if it may come to that, when the run will stop early.
+
+    left: the evaluations that the current stage still has.
+    """
+    if progress["best"] is None or "best_step" not in progress:
+        return ()
+    value = progress["best"] if headline.higher else -progress["best"]
+    best = f"best {headline.text(value, progress['best_images'])} at step {progress['best_step']}"
+    more = recipe.patience - progress["since"]
+    if not recipe.patience or not 0 < more < left:  # stopped, or too few are left
+        return (best,)
+    evaluations = "1 more evaluation" if more == 1 else f"{more} more evaluations"
+    return best, f"stops early after {evaluations} without improvement"
 
 
 def describe_kept(
@@ -96,20 +113,23 @@ def stopping_note(kept: Mapping[str, Any], steps: int) -> str:
 
 
 def kept_model(task: Task, module: nn.Module) -> Model:
-    """A whole copy of the model on the CPU; collective, so every process must call it."""
+    """A whole copy of the model on the CPU, with merged LoRA adapters.
+
+    Collective, so every process must call it.
+    """
     source = task.extract(module)
     model = skeleton(task.saved_config(source.config))
     names = model.state_dict()
-    state = {n: full_tensor(t.detach()).cpu() for n, t in source.state_dict().items() if n in names}
-    model.load_state_dict(state, assign=True)
+    state = merged_state(source, lambda tensor: full_tensor(tensor).cpu())
+    model.load_state_dict({name: state[name] for name in names}, assign=True)
     for field in CARD:
         setattr(model, field, getattr(source, field))
     return model
 
 
 def save_best(task: Task, module: nn.Module, path: Path, *, main: bool) -> None:
-    """Save the current weights: as a model file or, where the task wraps the model, the whole module."""
-    if task.extract(module) is module:
+    """Save the current weights: as a model file or, where the module is more, all that it has."""
+    if is_plain(task, module):
         model = kept_model(task, module)
         if main:
             save(model, path)
@@ -121,4 +141,9 @@ def save_best(task: Task, module: nn.Module, path: Path, *, main: bool) -> None:
 
 def load_best(task: Task, module: nn.Module, path: Path) -> None:
     """Load those weights into the module, which may be sharded."""
-    fill(module, load(path).state_dict() if task.extract(module) is module else load_file(path))
+    fill(module, load(path).state_dict() if is_plain(task, module) else load_file(path))
+
+
+def is_plain(task: Task, module: nn.Module) -> bool:
+    """Whether the module to train is a model as files hold it: no wrapper of its task, no adapters."""
+    return task.extract(module) is module and not has_lora(module)

@@ -40,14 +40,33 @@ def called(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Protocol:
-    """Performs the runs of a protocol, each resumable in a subfolder of `out`; finished ones are read."""
+class Subruns:
+    """Performs several runs, each resumable in a subfolder of `out`; finished ones are read."""
 
     out: Path
     runtime: Runtime
     options: RunOptions
     say: Say
     opener: Opener = open_splits
+
+    def finished(self, recipe: Recipe, name: str) -> Result:
+        """The result of a run; an earlier result is reused if the data has not changed."""
+        out, recipe = self.out / name, as_meant(recipe, self.begun_by())
+        path, stored = out / "result.json", out / "recipe.json"
+        if path.exists() and stored.exists() and read_recipe(stored) == recipe:
+            splits, accept = self.opener(recipe, out), self.options.accept_changed_data
+            check_data(splits, out, self.runtime, accept=accept, labelled=True, say=self.say)
+            return read_result(path)
+        return run(recipe, out, self.runtime, self.options, self.opener)
+
+    def begun_by(self) -> int:
+        """The earliest recipe version in the folder: runs that are compared must read recipes alike."""
+        return min((begun_by(path.parent) for path in self.out.glob("*/recipe.json")), default=VERSION)
+
+
+@dataclass(frozen=True)
+class Protocol(Subruns):
+    """The runs of the paper's protocol."""
 
     def follow(self, candidates: Candidates, *, seeds: int) -> dict[str, Any]:
         """Compare candidates on val, then retrain the best one on all of train and test it."""
@@ -90,20 +109,6 @@ class Protocol:
             text = json.dumps(summary, indent=2)
             replace_file(self.out / PROTOCOL, lambda beside: beside.write_text(text, encoding="utf-8"))
         return summary
-
-    def finished(self, recipe: Recipe, name: str) -> Result:
-        """The result of a run; an earlier result is reused if the data has not changed."""
-        out, recipe = self.out / name, as_meant(recipe, self.begun_by())
-        path, stored = out / "result.json", out / "recipe.json"
-        if path.exists() and stored.exists() and read_recipe(stored) == recipe:
-            splits, accept = self.opener(recipe, out), self.options.accept_changed_data
-            check_data(splits, out, self.runtime, accept=accept, labelled=True, say=self.say)
-            return read_result(path)
-        return run(recipe, out, self.runtime, self.options, self.opener)
-
-    def begun_by(self) -> int:
-        """The earliest recipe version in the folder: runs that are compared must read recipes alike."""
-        return min((begun_by(path.parent) for path in self.out.glob("*/recipe.json")), default=VERSION)
 
 
 def summarise(

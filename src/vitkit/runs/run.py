@@ -17,7 +17,7 @@ from vitkit.recipes.recipe import Recipe, stages_of
 from vitkit.report.terminal import Live
 from vitkit.runs import artifacts
 from vitkit.runs.batches import UnusableImages, name_batch, training_batches
-from vitkit.runs.build import REMOVED, Opener, build_model, open_splits
+from vitkit.runs.build import REMOVED, Opener, build_model, open_splits, start_training
 from vitkit.runs.checkpointer import Checkpointer
 from vitkit.runs.context import RunContext, continuation_starts
 from vitkit.runs.corrections import keep_copy
@@ -67,7 +67,7 @@ def run(
         model = build(recipe, splits["train"])
         if recipe.head_init == "least-squares" and not has_checkpoint(out, runtime):
             messages.append(init_head(model, recipe, splits["train"], runtime, options))
-        state = TrainState.start(runtime.place(task.build(model)), recipe.optimizer)
+        state = start_training(recipe, task, model, runtime)
         progress = resume(out, state, runtime, messages)
         stages = stages_of(recipe, len(splits["train"]))
         total = stages[-1].end

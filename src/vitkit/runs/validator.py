@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from vitkit.runs.context import RunContext, continuation_starts
 from vitkit.runs.evaluation import metrics_row
 from vitkit.runs.evaluator import Evaluator
-from vitkit.runs.kept_weights import BEST, after_evaluation, save_best, stopped_early
+from vitkit.runs.kept_weights import BEST, after_evaluation, best_notes, save_best, stopped_early
 from vitkit.runs.run_logger import RunLogger
 from vitkit.training.schedule import stage_at
 
@@ -20,6 +20,7 @@ class Validator:
 
     def __post_init__(self) -> None:
         self.count = self.run.recipe.evaluations if "val" in self.run.splits else 0  # in each stage
+        self.logger.live.notes = self.notes()
 
     def is_due(self, step: int) -> bool:
         """Whether an evaluation follows this step; the one after the last step is `is_due_at_end`."""
@@ -44,12 +45,21 @@ class Validator:
         with state.averaged():
             metrics = self.evaluator.evaluate("val")
             self.logger.write(**metrics_row(run.task, metrics, "val"))
-            self.logger.say(f"step {state.step}: {run.task.progress(metrics, 'validation')}")
+            progress |= after_evaluation(progress, metrics, run.task.headline, state.step)
             if run.recipe.fewshot_when == "evaluations" and state.step < run.total:
                 self.logger.write(**self.evaluator.evaluate_fewshot())  # at the end: of the kept weights
-            progress |= after_evaluation(progress, metrics, run.task.headline, state.step)
             if progress["since"] == 0 and run.recipe.keeps_best:
                 save_best(run.task, state.model, run.out / BEST, main=run.runtime.is_main)
         if state.step in continuation_starts(run.stages):  # patience starts anew with each stage
             progress["since"] = 0
         progress["evaluated"] = state.step
+        self.logger.live.notes = self.notes()
+        line = f"step {state.step}: {run.task.progress(metrics, 'validation')}"
+        self.logger.say("; ".join([line, *self.notes()]))
+
+    def notes(self) -> tuple[str, ...]:
+        """The best evaluation so far, and when the run will stop early."""
+        run, step = self.run, self.run.state.step
+        stage = stage_at(run.stages, step)
+        left = self.count - (step - stage.start) * self.count // stage.steps
+        return best_notes(run.recipe, run.task.headline, run.progress, left)

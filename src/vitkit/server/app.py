@@ -16,6 +16,8 @@ from starlette.staticfiles import StaticFiles
 import vitkit
 from vitkit.data.decode import BadImage
 from vitkit.errors import Error
+from vitkit.inference.predict import answers_of
+from vitkit.inference.rejection import rejection_threshold
 from vitkit.inspection.subject import class_number
 from vitkit.report.palette import CSS
 from vitkit.server.admission import AdmissionControl
@@ -31,6 +33,14 @@ BYTES_PER_VALUE = 30  # of a response: a number, or a label with its probability
 Top = Annotated[int, Query(ge=1, le=1000, description="the number of labels per image")]
 Target = Annotated[
     str | None, Query(max_length=500, description="a label or class number; the most likely by default")
+]
+Reject = Annotated[
+    str | None,
+    Query(
+        max_length=50,
+        description="reject an image if the probability of its likeliest label is below this number, or with "
+        "'model' below the threshold of the model; each result then has the field rejected",
+    ),
 ]
 ToResult = Callable[[Any], dict[str, Any]]  # the output for one image -> its JSON fields
 
@@ -52,12 +62,13 @@ def add_inference(app: FastAPI, admission: AdmissionControl) -> None:
     """The endpoints that run the model on images."""
 
     @app.post("/v1/predict", summary="The most likely labels of images", **openapi_extras("/v1/predict"))
-    async def predict(request: Request, top: Top = 5) -> Response:
+    async def predict(request: Request, top: Top = 5, reject: Reject = None) -> Response:
         served = admission.served  # a reload during the request does not change its model
         validate(task_of(served.model).check_head, served.model)
+        below = validate(rejection_threshold, served.model, reject)
 
         def to_result(logits: Any) -> dict[str, Any]:
-            return answer(served, logits[None], top)
+            return answer(served, logits[None], top, below)
 
         return await respond(admission, request, "predict", served, to_result, top)
 
@@ -117,9 +128,9 @@ def encode_results(model: str, images: Images, outputs: list[Any], to_result: To
     return b'{"model":%b,"results":[%b]}' % (to_json(model), b",".join(results))
 
 
-def answer(served: Served, logits: Any, top: int) -> dict[str, Any]:
-    """The prediction for one image, as the model's task serialises it."""
-    return task_of(served.model).answers(served.model, check_finite(logits), top)[0].brief()
+def answer(served: Served, logits: Any, top: int, below: float | None = None) -> dict[str, Any]:
+    """The prediction for one image, as the model's task serialises it; below: the threshold of rejection."""
+    return answers_of(served.model, check_finite(logits), top, below)[0].brief()
 
 
 def image_error(error: BadImage) -> dict[str, str]:

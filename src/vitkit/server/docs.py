@@ -50,7 +50,8 @@ EXAMPLES = {
   ]
 }""",
         "One result per image, in the order of the request. An image that cannot be read has "
-        '"error" and "code" instead of "top".',
+        '"error" and "code" instead of "top". With reject=0.6, or reject=model for the threshold of the '
+        'model, each result has "rejected".',
     ),
     "/v1/embed": Example(
         "curl -F files=@cat.jpg 'URL/v1/embed'",
@@ -89,6 +90,7 @@ EXAMPLES = {
   "parameters": 5531749,
   "task": "classify",
   "multilabel": false,
+  "reject_below": null,
   "preprocessing": {"resize": "crop", "crop": 0.875},
   "engine": "torch",
   "device": "cpu",

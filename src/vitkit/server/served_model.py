@@ -124,6 +124,7 @@ class Served:
             "parameters": sum(p.numel() for p in model.parameters()),
             "task": model.task,
             "multilabel": model.multilabel,
+            "reject_below": model.reject_below or None,
             "preprocessing": {"resize": model.preprocessing.resize, "crop": model.preprocessing.crop},
             "engine": self.engine.name,
             "device": self.runtime.device,

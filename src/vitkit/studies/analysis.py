@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -13,18 +13,15 @@ from matplotlib.figure import Figure
 from vitkit.inspection.embeddings import position_similarity
 from vitkit.io.files import replace_file
 from vitkit.report.figure_style import render
-from vitkit.report.figures import Point, draw_bars, draw_scores, draw_similarity
+from vitkit.report.figures import Point, draw_bars, draw_differences, draw_scores, draw_similarity
 from vitkit.report.html import Number
 from vitkit.runs.folder import MODEL
 from vitkit.runs.page import rows as journal_rows
+from vitkit.studies.differences import Estimate, by_seed, changes_from_base, estimate
 from vitkit.studies.folder import Row, select_rows, trial_folder
 from vitkit.studies.study import Claim, Picture, Plan, Study
 from vitkit.weights.load import load
 
-STUDENT = (  # 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
 SAMPLES = 1000  # bootstrap samples
 SIMILAR_COMPUTE = 1.25  # ratio up to which two sides count as equal in compute
 HOLDS, FAILS, INCONCLUSIVE, NOT_TESTED = (
@@ -33,27 +30,6 @@ HOLDS, FAILS, INCONCLUSIVE, NOT_TESTED = (
     "cannot be seen",
     "not tried",
 )
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over seeds with its standard deviation and 95 % interval."""
-
-    mean: float
-    std: float | None
-    low: float | None
-    high: float | None
-    count: int
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """The mean and its interval by Student's t; a single value has no deviation and no interval."""
-    n = len(values)
-    if n < 2:
-        return Estimate(values[0], None, None, None, n)
-    center, std = mean(values), stdev(values)
-    margin = (STUDENT[n - 2] if n - 2 < len(STUDENT) else 1.96) * std / math.sqrt(n)
-    return Estimate(center, std, center - margin, center + margin, n)
 
 
 @dataclass(frozen=True)
@@ -193,12 +169,6 @@ def differences(claim: Claim, rows: Sequence[Row], score: str) -> dict[int, floa
     means = [(weight, by_seed(select_rows(rows, factors), score)) for weight, factors in sides]
     seeds = set.intersection(*(set(values) for _, values in means))
     return {seed: sum(weight * values[seed] for weight, values in means) for seed in sorted(seeds)}
-
-
-def by_seed(rows: Sequence[Row], score: str) -> dict[int, float]:
-    """The mean score of each seed."""
-    seeds = {row["seed"] for row in rows if row.get(score) is not None}
-    return {s: mean(r[score] for r in rows if r["seed"] == s and r.get(score) is not None) for s in seeds}
 
 
 def compute_ratios(claim: Claim, rows: Sequence[Row], score: str) -> dict[int, float]:
@@ -375,6 +345,9 @@ def figures_of(study: Study, rows: Sequence[Row], out: Path) -> list[dict[str, A
         if picture.kind == "similarity":
             entry["maps"] = similarities(picture, rows, out)
             drawn = {key: draw_similarity(values, title=key) for key, values in entry["maps"].items()}
+        elif picture.kind == "differences":
+            entry["differences"] = dots = dots_of(changes_from_base(study, rows), picture.x)
+            drawn = {"": draw_differences(dots, x_label=f"{y}, points", title=picture.title)}
         elif picture.kind == "bars":
             shaded = band_of(picture, study, rows) if picture.band else {}
             entry |= {"bars": (bars := bars_of(picture, study, rows)), "band": shaded}
@@ -392,6 +365,14 @@ def figures_of(study: Study, rows: Sequence[Row], out: Path) -> list[dict[str, A
         entry["files"] = {name: write_figure(f, out / "figures", stem, name) for name, f in drawn.items()}
         entries.append(entry)
     return entries
+
+
+def dots_of(changes: Sequence[Mapping[str, Any]], factor: str) -> Bars:
+    """For each change, the mean difference on each data set and its deviation over seeds."""
+    return {
+        entry[factor]: {data: (e["mean"], e["std"] or 0.0) for data, e in entry["data"].items()}
+        for entry in changes
+    }
 
 
 def write_figure(figure: Figure, folder: Path, stem: str, name: str) -> Path:

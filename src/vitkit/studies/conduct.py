@@ -1,6 +1,7 @@
 """Run a study from a request to its report page, and write the page of an existing study again."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -11,12 +12,22 @@ from typing import Any
 from vitkit.errors import Error
 from vitkit.io.files import locked, replace_file
 from vitkit.metrics.intervals import percent
+from vitkit.options import parse_budget
 from vitkit.recipes.recipe import Recipe
-from vitkit.report.study_page import OUTCOMES, study_page
+from vitkit.report.study_page import OUTCOMES, difference_rows, study_page
 from vitkit.report.terminal import duration, print_facts, print_table, say, warn
 from vitkit.studies import clusters
 from vitkit.studies.analysis import evaluate_claim, factors_of, figures_of, laws, means, means_row
-from vitkit.studies.executor import Job, LocalExecutor, Outcome, run_jobs, share_gpus, worker_configs
+from vitkit.studies.differences import changes_from_base
+from vitkit.studies.executor import (
+    InlineExecutor,
+    Job,
+    LocalExecutor,
+    Outcome,
+    run_jobs,
+    share_gpus,
+    worker_configs,
+)
 from vitkit.studies.folder import (
     claim_folder,
     existing_plan,
@@ -28,9 +39,10 @@ from vitkit.studies.folder import (
     write_table,
 )
 from vitkit.studies.prepare import Request, Stopwatch, Timings, make_plan, run_order
+from vitkit.studies.recipe_plan import plan_recipes, select
 from vitkit.studies.scale import study as named_study
 from vitkit.studies.study import Plan
-from vitkit.studies.trial import BATCHES, measure_timing, run_trial
+from vitkit.studies.trial import BATCHES, SPLITS, measure_timing, run_trial
 
 PAGE, SUMMARY = "page.html", "summary.json"
 Emit = Callable[[Any], None] | None
@@ -49,6 +61,7 @@ class Execution:
     compile: bool = False
     cluster: tuple[str, ...] = ()  # sbatch options by their submitit names
     plan: bool = False  # print the plan only
+    only: tuple[str, ...] = ()  # words in the names of the changes to run, of a study of recipes; empty: all
 
     def __post_init__(self):
         if self.on not in ("local", "ray", "slurm"):
@@ -58,10 +71,15 @@ class Execution:
 def run_study(request: Request, execution: Execution, emit: Emit) -> bool:
     """Plan a study, run its unfinished trials and write its page; return whether all trials succeeded."""
     log: Log = (lambda text: None) if emit else warn
+    fixed, clock = bool(named_study(request.study).base), Stopwatch()
+    budget = parse_budget(request.budget) if fixed else math.inf  # other plans are made to fit it
     with ExitStack() as stack:
-        executors = Executors(execution, stack, log)
+        executors = Executors(execution, stack, log, inline=fixed and not execution.processes)
         plan = existing_plan(execution.out, request.to_json())
+        if plan is None and fixed:
+            plan = plan_recipes(request, executors.slots, SPLITS, log)
         plan = plan or make_plan(request, executors.slots, executors.measure, log)
+        select(plan.trials, execution.only)  # refuses unknown names
         if execution.plan:
             facts = {"study": plan.study, "out": str(execution.out)} | plan.chosen
             names = [trial.name for trial in plan.trials]
@@ -70,18 +88,23 @@ def run_study(request: Request, execution: Execution, emit: Emit) -> bool:
         execution.out.mkdir(parents=True, exist_ok=True)
         stack.enter_context(locked(execution.out))
         claim_folder(execution.out, plan)
-        run_trials(plan, execution.out, executors, log)
+        run_trials(plan, execution.out, executors, log, execution.only, lambda: clock() < budget)
     summary = report(execution.out)
     emit(summary) if emit else print_summary(summary)
     return not summary["failed"]
 
 
 class Executors:
-    """The executors of a study: the local one times steps; trials run on it or on a cluster."""
+    """The executors of a study: the local one times steps; trials run on it or on a cluster.
 
-    def __init__(self, execution: Execution, stack: ExitStack, log: Log = lambda text: None):
-        self.execution, self.stack, self.log = execution, stack, log
-        count = execution.processes if execution.on == "local" else 1
+    inline: local trials run in this process.
+    """
+
+    def __init__(
+        self, execution: Execution, stack: ExitStack, log: Log = lambda text: None, inline: bool = False
+    ):
+        self.execution, self.stack, self.log, self.inline = execution, stack, log, inline
+        count = execution.processes if execution.on == "local" and not inline else 1
         self.configs = worker_configs(execution.device, count, execution.precision, execution.compile)
         self.pool: LocalExecutor | None = None
 
@@ -118,14 +141,27 @@ class Executors:
                 options.setdefault("slurm_array_parallelism", execution.processes)
             slurm = clusters.SlurmExecutor(resources, execution.out / "slurm", options)
             return self.stack.enter_context(slurm)
+        if self.inline:
+            return InlineExecutor(replace(self.configs[0], threads=0, cache_batches=False))
         return self.local()
 
 
-def run_trials(plan: Plan, out: Path, executors: Executors, log: Log) -> None:
-    """Run all unfinished trials; record each failure as soon as it happens."""
-    unfinished = [trial for trial in run_order(plan) if not is_finished(out, trial)]
-    if len(unfinished) < len(plan.trials):
-        log(f"{len(plan.trials) - len(unfinished)} of {len(plan.trials)} trials are already finished")
+def run_trials(
+    plan: Plan,
+    out: Path,
+    executors: Executors,
+    log: Log,
+    only: Sequence[str] = (),
+    more: Callable[[], bool] = lambda: True,
+) -> None:
+    """Run all unfinished trials; record each result and each failure as soon as it happens.
+
+    only: see `Execution`. more: whether there is time for further trials.
+    """
+    trials = select(run_order(plan), only)
+    unfinished = [trial for trial in trials if not is_finished(out, trial)]
+    if len(unfinished) < len(trials):
+        log(f"{len(trials) - len(unfinished)} of {len(trials)} trials are already finished")
     if not unfinished:
         return
     names = {trial.name for trial in unfinished}
@@ -141,14 +177,18 @@ def run_trials(plan: Plan, out: Path, executors: Executors, log: Log) -> None:
         if outcome.error:
             failed[job.name] = {"error": outcome.error, "trace": outcome.trace}
             write_failed(out, failed)
+        else:
+            write_table(out, table_rows(out, plan))
         remaining = clock() / len(ended) * (total - len(ended))
         log(f"{len(ended)}/{total} {job.name}: {outcome_line(outcome)}; about {duration(remaining)} left")
 
     jobs = [Job(trial.name, run_trial, (trial, folder), trial.needs) for trial in unfinished]
     try:
-        run_jobs(jobs, executors.for_trials(), on_end)
+        run_jobs(jobs, executors.for_trials(), on_end, more)
     finally:
         shutil.rmtree(folder / BATCHES, ignore_errors=True)
+    if len(ended) < total:
+        log(f"the budget is used up; {total - len(ended)} trials are left, repeat the command to run them")
 
 
 def outcome_line(outcome: Outcome) -> str:
@@ -175,6 +215,7 @@ def report(out: Path) -> dict[str, Any]:
         "trials": len(plan.trials), "finished": len(rows), "failed": failed,
         "verdicts": [evaluate_claim(claim, rows, study.score).to_json() for claim in claims],
         "means": means(rows, plan), "laws": laws(rows, study.fitted, study.score) if study.fitted else [],
+        "changes": changes_from_base(study, rows) if study.base else [],
     }  # fmt: skip
     page = study_page(
         summary | {"shows": study.shows, "about": study.about, "published": study.published,
@@ -192,7 +233,9 @@ def report(out: Path) -> dict[str, Any]:
 def plan_settings(plan: Plan) -> dict[str, Any]:
     """The settings of a plan for its page, one printable value for each name."""
     images = plan.chosen["train_images"]
-    request = {"data": list(plan.asked["data"]), "downstream": plan.asked["downstream"] or "same as data"}
+    request: dict[str, Any] = {"data": list(plan.asked["data"])}
+    if not named_study(plan.study).base:
+        request["downstream"] = plan.asked["downstream"] or "same as data"
     return request | plan.chosen | {"train_images": [f"{path}: {n:,}" for path, n in images.items()]}
 
 
@@ -201,6 +244,7 @@ def command(plan: Plan, out: Path) -> str:
     lists = {name: tuple(plan.asked.get(name, ())) for name in ("data", "set", "rows")}
     request = Request(**(plan.asked | lists))
     words = ["vitkit study run", request.study, "--data", *request.data]
+    words += ["--weights", request.weights] if request.weights else []
     defaults = replace(request, downstream="", budget="20min", seeds=3, scale="mini", image_size=None,
                        steps=None, size=None, set=(), rows=())  # fmt: skip
     for name, value in request.to_json().items():
@@ -211,10 +255,17 @@ def command(plan: Plan, out: Path) -> str:
 
 
 def print_summary(summary: Mapping[str, Any]) -> None:
-    print_table(
-        {"claim": verdict["claim"], "outcome": OUTCOMES[verdict["outcome"]][0], "measured": verdict["words"]}
-        for verdict in summary["verdicts"]
-    )
+    if summary["changes"]:
+        print_table(difference_rows(summary["changes"]))
+    if summary["verdicts"]:
+        print_claims(summary["verdicts"])
     for name, failure in summary["failed"].items():
         say(f"failed: {name}: {failure['error'].splitlines()[0]}")
     say(f"{summary['finished']} of {summary['trials']} trials are finished; page: {summary['page']}")
+
+
+def print_claims(verdicts: Sequence[Mapping[str, Any]]) -> None:
+    print_table(
+        {"claim": verdict["claim"], "outcome": OUTCOMES[verdict["outcome"]][0], "measured": verdict["words"]}
+        for verdict in verdicts
+    )

@@ -74,9 +74,15 @@ OnEnd = Callable[[Job, Outcome], None]
 
 
 def run_jobs(
-    jobs: Sequence[Job], executor: Executor, on_end: OnEnd = lambda job, outcome: None
+    jobs: Sequence[Job],
+    executor: Executor,
+    on_end: OnEnd = lambda job, outcome: None,
+    more: Callable[[], bool] = lambda: True,
 ) -> dict[str, Outcome]:
-    """Run all jobs; each starts after the job that it needs, and is skipped if that one fails."""
+    """Run all jobs; each starts after the job that it needs, and is skipped if that one fails.
+
+    more: whether further jobs may start; once it returns False, those that wait are not run.
+    """
     by_name = {job.name: job for job in jobs}
     waiting, outcomes = list(jobs), dict[str, Outcome]()
     running: set[str] = set()
@@ -87,6 +93,7 @@ def run_jobs(
 
     with signals() as received:
         while waiting or running:
+            waiting = waiting if more() else []
             if received:
                 executor.stop()
                 raise Stopped(received[0], len(outcomes), len(jobs))
@@ -275,6 +282,30 @@ class LocalExecutor:
             if worker.process.is_alive():
                 worker.process.kill()
                 worker.process.join()
+
+
+class InlineExecutor:
+    """Runs jobs in this process, one at a time, so that nothing has to be opened or imported again."""
+
+    def __init__(self, config: WorkerConfig):
+        self.config = config
+        self.ended: list[tuple[str, Outcome]] = []
+
+    def free_slots(self) -> int:
+        return 1
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            clock = Stopwatch()
+            outcome = run_job(job.call, job.arguments, self.config)
+            self.ended.append((job.name, replace(outcome, seconds=clock())))
+
+    def wait(self, seconds: float) -> list[tuple[str, Outcome]]:
+        ended, self.ended = self.ended, []
+        return ended
+
+    def stop(self) -> None:
+        """A signal has already stopped the only job."""
 
 
 def spawn_worker(config: WorkerConfig) -> Worker:

@@ -138,9 +138,12 @@ def table_row(plan: Plan, trial: Trial, result: Mapping[str, Any], factors: Sequ
 
 def train_images(plan: Plan, trial: Trial) -> int | None:
     """The number of distinct training images of a trial; None if the plan does not determine it."""
-    total = plan.chosen.get("train_images", {}).get(trial.recipe.data)
+    images = plan.chosen.get("train_images", {})
+    if trial.factors.get("data") in images:  # counted for this part of the data
+        return images[trial.factors["data"]]
+    total = images.get(trial.recipe.data)
     part = part_of(trial.recipe.subset)
-    if total is None or "per_class" in part:
+    if total is None or part.keys() & {"per_class", "imbalance"}:
         return None
     return int(part["count"]) if "count" in part else round(float(part.get("fraction", 1.0)) * total)
 

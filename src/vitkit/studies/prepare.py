@@ -226,17 +226,13 @@ class Request:
     size: int | None = None
     set: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
+    weights: str = ""
 
     def __post_init__(self):
-        named_study(self.study)
         parse_budget(self.budget)
         if not self.data:
             raise Error("--data is missing; give the data to train on", code="request.missing")
-        if len(self.data) > 1 and self.study != "pretrain-sets":
-            raise Error(
-                f"{self.study} takes one --data; only pretrain-sets compares several",
-                code="request.conflict",
-            )
+        self.check_flags()
         if self.seeds < 1:
             raise Error(f"--seeds must be at least 1, not {self.seeds}")
         if self.scale not in ("mini", "paper"):
@@ -252,10 +248,27 @@ class Request:
             known = ", ".join(SETS)
             raise Error(f"--rows {' '.join(self.rows)}: expected one of {known} for each --data")
 
+    def check_flags(self) -> None:
+        """Refuse flags that the study does not use."""
+        if named_study(self.study).base:
+            if not self.weights:
+                raise Error(f"{self.study} fine-tunes weights; give --weights", code="request.missing")
+            unused = {"--downstream": self.downstream, "--size": self.size is not None, "--rows": self.rows,
+                      "--scale paper": self.scale == "paper"}  # fmt: skip
+        else:
+            several = len(self.data) > 1 and self.study != "pretrain-sets"
+            unused = {"--weights": self.weights, "several --data; pretrain-sets and recipes do": several}
+        if refused := [flag for flag, given in unused.items() if given]:
+            raise Error(f"the study {self.study} does not take {refused[0]}", code="request.conflict")
+
     def to_json(self) -> dict[str, Any]:
-        """The request as plan.json stores it; older plans have no `rows`, so empty ones are left out."""
+        """The request as plan.json stores it; empty `rows` and `weights` are left out, as in older plans.
+
+        The budget of trials of fixed length decides when to stop, and may change.
+        """
         values = asdict(self) | {"data": list(self.data), "set": list(self.set), "rows": list(self.rows)}
-        return values if self.rows else {k: v for k, v in values.items() if k != "rows"}
+        optional = {"rows": self.rows, "weights": self.weights, "budget": not named_study(self.study).base}
+        return {name: value for name, value in values.items() if optional.get(name, True)}
 
 
 def make_plan(
@@ -381,7 +394,9 @@ def plan_line(facts: dict[str, Any]) -> str:
 
 
 def run_order(plan: Plan) -> list[Trial]:
-    """The trials in the order in which they start: the most compute first."""
+    """The trials in the order in which they start: the most compute first; of fixed length, as planned."""
+    if named_study(plan.study).base:
+        return list(plan.trials)
     by_name = {trial.name: trial for trial in plan.trials}
     images = plan.chosen["train_images"]
     flops = {trial.name: trial_flops(trial, by_name, images) for trial in plan.trials}

@@ -6,6 +6,7 @@ from typing import Any
 
 from vitkit.errors import Error, did_you_mean
 from vitkit.studies.architecture import PARTS, at
+from vitkit.studies.recipe_changes import STUDY as RECIPES
 from vitkit.studies.setting import (
     PAPER,
     Arm,
@@ -270,7 +271,7 @@ COMPARISONS = (
                           x_label="pixels of a side"),),
     ),
 )  # fmt: skip
-STUDIES: dict[str, Study] = {study.name: study for study in (*COMPARISONS, *PARTS)}
+STUDIES: dict[str, Study] = {study.name: study for study in (*COMPARISONS, *PARTS, RECIPES)}
 
 
 def study(name: str) -> Study:

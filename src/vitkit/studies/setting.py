@@ -71,6 +71,7 @@ class Setting:
     downstream_images: int = 0  # training images of the downstream data set
     downstream_side: int = 0  # median shorter side of these in pixels
     changes: tuple[str, ...] = ()  # field=value overrides of every recipe
+    weights: str = ""  # pretrained ones that are fine-tuned, for a study of recipes
 
     @property
     def paper(self) -> bool:
@@ -181,7 +182,7 @@ def finetuning(s: Setting, seed: int, *, pixels: int = 0, **changes: Any) -> Rec
     side = pixels or s.pixels
     steps = max(1, round(FINETUNING_LENGTH * s.steps))
     recipe = replace(
-        named_recipe("finetune"), name="study", auto=(), about="a miniature of Table 4",
+        named_recipe("table4"), name="study", auto=(), about="a miniature of Table 4",
         image_size=(side, side), batch=s.batch, length=Duration(steps=steps),
         schedule=schedule(FINETUNING_RATE, steps), evaluations=0, val=0.0,
     )  # fmt: skip

@@ -23,6 +23,7 @@ class Trial:
     resize: str = ""  # how the position embeddings of that model are resized
     # candidate recipes, of which the protocol selects one on validation images; empty: only `recipe`
     compared: dict[str, Recipe] = field(default_factory=dict)
+    keep_model: bool = True  # in its folder
 
 
 def make_trial(
@@ -32,12 +33,13 @@ def make_trial(
     needs: str = "",
     resize: str = "",
     compared: Mapping[str, Recipe] | None = None,
+    keep_model: bool = True,
 ) -> Trial:
     """Build a trial whose name consists of its factors and the recipe's seed."""
     parts = [f"{name}={value}" for name, value in factors.items()] + [f"seed={recipe.seed}"]
     name = ",".join(parts).replace("/", "-").replace(" ", "-").replace("%", "pc")
     return Trial(name=name, factors=dict(factors), recipe=recipe, needs=needs, resize=resize,
-                 compared=dict(compared or {}))  # fmt: skip
+                 compared=dict(compared or {}), keep_model=keep_model)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +70,8 @@ class Claim:
 class Picture:
     """One figure: a column of the table over another, with one line for each value of some factors.
 
-    kind: lines over numbers, bars over settings, history over training steps, or similarity of the position
-    embeddings (Fig. 10).
+    kind: lines over numbers, bars over settings, history over training steps, similarity of the position
+    embeddings (Fig. 10), or differences of changes from the base of a study.
     """
 
     title: str
@@ -85,7 +87,7 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A study of the paper: how to make its trials, and how to analyse their table."""
+    """A study, usually of the paper: how to make its trials, and how to analyse their table."""
 
     name: str
     shows: str  # the figure or table of the paper that it reproduces
@@ -97,6 +99,9 @@ class Study:
     fitted: tuple[str, ...] = ()  # factors; a scaling law is fitted for each of their settings
     convolutions: bool = False  # includes ResNets, which need larger images
     paper: tuple[Claim, ...] = ()  # claims at the paper's scale, if its settings differ
+    # the setting that all others change; such a study fine-tunes given weights on each of its data sets, in
+    # trials of fixed length
+    base: dict[str, Factor] = field(default_factory=dict)
     published: tuple[str, ...] = ()  # tables of report.literature to show beside the results
 
     def claims_at(self, scale: str) -> tuple[Claim, ...]:

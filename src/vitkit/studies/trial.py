@@ -77,6 +77,8 @@ def run_trial(trial: Trial, out: Path, config: WorkerConfig) -> dict[str, Any]:
         else:
             run(replace(trial.recipe, **start), folder, config.runtime(), options, SPLITS)
         remove_checkpoints(folder)
+        if not trial.keep_model:
+            (folder / MODEL).unlink(missing_ok=True)
     result = read_result(out, trial)
     assert result is not None
     return result

@@ -19,7 +19,7 @@ from vitkit.metrics.classification import Accuracy, accuracy
 from vitkit.metrics.intervals import percent, span, wilson, with_interval
 from vitkit.metrics.multilabel import multi_hot
 from vitkit.models.variants import Model
-from vitkit.report.terminal import prediction_line, prediction_rows
+from vitkit.report.terminal import UNKNOWN, UNSURE, prediction_line, prediction_rows
 from vitkit.tasks.task import Answer, Batch, Evaluation, Headline, Task, describe_images, register, task_class
 
 LOSSES = ("softmax", "sigmoid")
@@ -87,29 +87,38 @@ class Ranking(Answer):
 
     top: tuple[tuple[str, float], ...]
     several: bool = False  # multi-label: an image may have several of them
+    rejected: bool | None = None  # whether the label is "unknown"; None: there was no threshold
 
     @property
     def best(self) -> tuple[str, float] | None:  # type: ignore[override]
-        return self.top[0] if self.top else None
+        if not self.top:
+            return None
+        return (UNKNOWN, self.top[0][1]) if self.rejected else self.top[0]
 
     @property
     def value(self) -> list[tuple[str, float]]:
-        return list(self.top)
+        return [(UNKNOWN, self.top[0][1])] if self.rejected else list(self.top)
+
+    def reject(self, below: float | None) -> "Ranking":
+        return self if below is None else replace(self, rejected=self.top[0][1] < below)
 
     def to_json(self) -> dict[str, Any]:
         content = self.brief()
-        return {**content["top"][0], **content}
+        label = {"label": UNKNOWN} if self.rejected else {}
+        return {**content["top"][0], **label, **content}
 
     def brief(self) -> dict[str, Any]:
-        return {"top": [{"label": label, "probability": probability} for label, probability in self.top]}
+        top = [{"label": label, "probability": probability} for label, probability in self.top]
+        return {"top": top} if self.rejected is None else {"rejected": self.rejected, "top": top}
 
     def text(self, image: str, *, unsure: bool = False, width: int = 1 << 30, alone: bool = False) -> str:
+        verdict = UNKNOWN if self.rejected else UNSURE if unsure else ""
         if alone:
-            return prediction_rows(image, self.top, unsure=unsure)
-        return prediction_line(image, self.top, unsure=unsure, width=width)
+            return prediction_rows(image, self.top, verdict=verdict)
+        return prediction_line(image, self.top, verdict=verdict, width=width)
 
     def cells(self) -> list[tuple[Any, ...]]:
-        return list(self.top if self.several else self.top[:1])
+        return self.value if self.several else self.value[:1]
 
 
 @register

@@ -56,8 +56,8 @@ class Masked(Task):
     metric_names: ClassVar[tuple[str, ...]] = ("accuracy",)
     labelled: ClassVar[bool] = False
     unused_fields: ClassVar[tuple[str, ...]] = (
-        "mixup", "cutmix", "label_smoothing", "class_weights", "sampling", "head_init", "patience",
-        "optimizer.layer_decay", "optimizer.frozen",
+        "mixup", "cutmix", "label_noise", "label_smoothing", "class_weights", "sampling", "head_init",
+        "patience", "optimizer.layer_decay", "train",
     )  # fmt: skip
     ranges: ClassVar[Mapping[str, Range]] = {
         "rate": Range(0, 1, above=True), "shares": Range(0, 1), "bits": Range(1, 5)

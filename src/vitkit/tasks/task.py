@@ -83,6 +83,10 @@ class Answer(ABC):
         """The object that the server returns."""
         return self.to_json()
 
+    def reject(self, below: float | None) -> "Answer":
+        """The same answer, or "unknown" if its confidence is below the threshold; None: no threshold."""
+        return self
+
     @abstractmethod
     def text(self, image: str, *, unsure: bool = False, width: int = 1 << 30, alone: bool = False) -> str:
         """The text for a terminal of `width` columns; `alone` allows several lines for a single image."""

@@ -1,4 +1,4 @@
-"""Adam and SGD as published: which parameters decay, at which rate each learns, which are frozen."""
+"""Adam and SGD as published: which parameters decay, at which rate each learns."""
 
 import math
 import re
@@ -26,12 +26,11 @@ class OptimizerConfig:
     decays: str = "kernels"  # or "all": biases, norms, tokens and positions too
     clip: float = 1.0  # global norm of the gradient; 0: none
     layer_decay: float = 1.0  # rate of each layer as a share of the one above it
-    frozen: str = "nothing"  # or "backbone": only the head learns
     average: float = 0.0  # Polyak averaging: decay of the average (EMA); 0.9999 in the paper, 0: none
 
     def __post_init__(self):
         for field, known in (("kind", tuple(OPTIMIZERS)), ("decays", ("kernels", "all")),
-                             ("moment", ("fp32", "bf16")), ("frozen", ("nothing", "backbone"))):  # fmt: skip
+                             ("moment", ("fp32", "bf16"))):  # fmt: skip
             if getattr(self, field) not in known:
                 raise ValueError(f"{field} must be one of {', '.join(known)}, not {getattr(self, field)!r}")
         check_ranges(self, "optimizer.")
@@ -67,11 +66,14 @@ def rates_on_device(groups: list[dict[str, Any]], fused: bool) -> None:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate * group["rate_share"])
-        else:
-            group["lr"] = rate * group["rate_share"]
+    groups = optimizer.param_groups
+    if isinstance(groups[0]["lr"], Tensor):  # on the GPU, all of them by two kernels
+        rates = [group["lr"] for group in groups]
+        torch._foreach_zero_(rates)
+        torch._foreach_add_(rates, [rate * group["rate_share"] for group in groups])
+        return
+    for group in groups:
+        group["lr"] = rate * group["rate_share"]
 
 
 def supports_found_inf(optimizer: torch.optim.Optimizer) -> bool:
@@ -152,20 +154,18 @@ OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], OptimizerConfig, bool], to
 
 
 def group_parameters(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Parameters by (weight decay, share of the rate); frozen ones get no gradient and no group."""
+    """Parameters by (weight decay, share of the rate); frozen ones (without requires_grad) are left out."""
     depth = 1 + max(
         (layer_of(name) for name, _ in model.named_parameters() if layer_of(name) < TOP), default=0
     )
     groups: dict[tuple[float, float], list[Tensor]] = {}
     for name, parameter in model.named_parameters():
-        trainable = config.frozen == "nothing" or name.startswith(("head.", "distillation_head."))
-        parameter.requires_grad_(trainable)
-        if trainable:
+        if parameter.requires_grad:
             decay = config.weight_decay if config.decays == "all" or is_kernel(name, parameter) else 0.0
             share = config.layer_decay ** (depth - min(layer_of(name), depth))
             groups.setdefault((decay, share), []).append(parameter)
     if not groups:
-        raise ValueError("no parameter learns: the backbone is frozen and the model has no head")
+        raise ValueError("no parameter is trainable: all are frozen")
     return [
         {"params": members, "weight_decay": decay, "rate_share": share}
         for (decay, share), members in groups.items()
@@ -187,8 +187,8 @@ def layer_of(name: str) -> int:
 
 
 def is_kernel(name: str, parameter: Tensor) -> bool:
-    """Matrices and convolutions; not biases, norms, tokens, position tables or probes."""
-    return parameter.ndim >= 2 and name.endswith(".weight")
+    """Matrices, convolutions and LoRA's factors; not biases, norms, tokens, position tables or probes."""
+    return parameter.ndim >= 2 and (name.endswith(".weight") or ".lora_" in name)
 
 
 @torch.no_grad()

@@ -38,6 +38,7 @@ RANGES = {
     "optimizer.clip": Range(0, 10**9),
     "optimizer.layer_decay": Range(0, 1, above=True),
     "optimizer.average": SHARE,
+    "label_noise": SHARE,
     "label_smoothing": SHARE,
     "head_bias": Range(-1000, 1000),
     "dropout": SHARE,

@@ -20,6 +20,7 @@ LATER = {  # fields that version 0.1 does not know: written only where they are 
     "rope_rescale", "input_norm", "mlp", "mlp_norm", "project_bias", "key_bias", "qk_norm",
     "stochastic_depth_uniform", "stochastic_depth_rescale",
 }  # fmt: skip
+ADAPTER = "lora"  # layout of a file with a LoRA adapter, which is not a whole model
 FIRST_TASKS = ("classify", "multilabel")  # a card distinguishes these by its field `multilabel`
 KINDS = {"ViT": ViTConfig, "ResNet": ResNetConfig}
 

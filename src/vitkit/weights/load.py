@@ -12,7 +12,7 @@ from vitkit.models.card import Origin, Preprocessing, pair, shorter_side, with_v
 from vitkit.models.variants import Config, Model, fresh, skeleton
 from vitkit.models.vit import ViTConfig, with_size_note
 from vitkit.options import parse_view
-from vitkit.weights.card import Card, from_json, imagenet_labels
+from vitkit.weights.card import ADAPTER, Card, from_json, imagenet_labels
 from vitkit.weights.formats import formats, layouts
 from vitkit.weights.formats.layout import Entry, Hints, Layout, ModelSpec, Source
 from vitkit.weights.formats.vitkit import LAYOUT as OWN
@@ -109,6 +109,11 @@ def published_preprocessing(
 def identify(arrays: Arrays, card: Card | None, hints: Hints) -> tuple[Layout, dict[str, Source], ModelSpec]:
     """The layout of the arrays, the source of each canonical array, and the model that they describe."""
     if card:
+        if card.layout == ADAPTER:
+            raise WeightsError(
+                "a LoRA adapter, not a whole model; merge it into the weights that it was trained on: "
+                "vitkit.merge_adapter(model, path) in Python"
+            )
         layout = next((known for known in layouts() if known.name == card.layout), None)
         if layout is None:
             raise WeightsError(f"the card of the file names the unknown layout {card.layout!r}")

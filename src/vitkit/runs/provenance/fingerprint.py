@@ -13,7 +13,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,7 +63,7 @@ def check_data(
     accept: whether to use changed data with the same or renamed classes; None: no, and the command has no
     flag for it. labelled: whether classes are learned.
     """
-    splits = with_marks(splits)
+    splits = with_sizes(with_marks(splits))
     current = summary(splits)
     for rank, other in enumerate(runtime.all_gather_object(current)):
         if other != current:
@@ -165,6 +165,12 @@ def with_marks(splits: Splits) -> Splits:
     return {name: replace(part, hashes=fingerprints(part)) for name, part in splits.items()}
 
 
+def with_sizes(splits: Splits) -> Splits:
+    """The splits with the file sizes that are compared, read once."""
+    known = {name: dict(enumerated_sizes(part)) for name, part in splits.items() if part.size}
+    return {n: replace(p, size=known[n].__getitem__) if n in known else p for n, p in splits.items()}
+
+
 def remembered_splits(out: Path) -> dict[bytes | str, str]:
     """The split of each image of a run, by content hash and by name.
 
@@ -214,14 +220,16 @@ def digest(source: Source) -> str:
 
 def sizes(source: Source) -> np.ndarray:
     """The sizes of some files, -1 for a missing one: they distinguish classes with equal file names."""
+    return np.array([size for _, size in enumerated_sizes(source)], dtype=np.int64)
 
-    def size(index: int) -> int:
+
+def enumerated_sizes(source: Source) -> Iterator[tuple[int, int]]:
+    """The index and the size of each file whose size is compared; empty if sizes are unknown."""
+    for index in sampled(len(source), SIZED).tolist() if source.size else ():
         try:
-            return source.size(index) if source.size else -1
+            yield index, source.size(index)  # type: ignore[misc]
         except OSError:
-            return -1
-
-    return np.array([size(i) for i in sampled(len(source), SIZED)] if source.size else [], dtype=np.int64)
+            yield index, -1
 
 
 def details(splits: Splits) -> dict[str, Any]:

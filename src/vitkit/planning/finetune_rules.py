@@ -1,0 +1,168 @@
+"""How `vitkit finetune` without options trains: one rule for each choice, with the measurement behind it.
+
+The measurements are in docs/lab/default-recipe.md: ViT-Ti/16 (AugReg, ImageNet) on one H200, by `vitkit study
+run recipes` and bench/default_beside_peers.py. What no rule mentions is in `recipes.finetune.finetune`.
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from vitkit.data.sources.source import Source
+from vitkit.models.variants import Model
+from vitkit.models.vit import ViTConfig
+from vitkit.planning.automatic import Choice, Circumstances, Rule
+from vitkit.recipes.finetune import table4
+from vitkit.recipes.recipe import Recipe
+from vitkit.runs.features import ridge_classifier
+from vitkit.runtime.runtime import Runtime
+from vitkit.training.schedule import Duration, Schedule
+
+# Batch: a power of two of at most 1/16 of the images, so that an epoch has 16 steps or more.
+LARGEST_BATCH_GPU, LARGEST_BATCH_CPU, SMALLEST_BATCH, STEPS_AN_EPOCH = 512, 64, 8, 16
+
+# Rate: 5e-4 for 512 images, in proportion to the cube root of the batch. On CIFAR-10 and Tiny ImageNet
+# (batch 256) 1e-3 gave -0.0 and -0.5 points. With 5 images per class (batch 8), 5e-4 gave 13 points less than
+# 6e-5 on CIFAR-10 and 14 more on digits, so that a rate between the two is the safe one.
+RATE, RATE_BATCH = 5e-4, 512
+
+# Length: 25 epochs up to 51,200 images, which are 2,500 steps of 512; from there on with the square root of
+# the number of images; at least 500 steps. On a CPU 12,800 images, half an hour of ViT-Ti/16 on two cores, or
+# two epochs.
+EPOCHS, MANY_IMAGES, FEWEST_STEPS = 25, 51_200, 500
+CPU_IMAGES, FEWEST_EPOCHS_CPU = 12_800, 2
+
+# Few images: below 10 images per class, compare with a ridge classifier on frozen features. Fine-tuning won
+# by 2 to 11 points at 5 per class where that classifier was right on less than 90 % of the images (leave one
+# out), and lost 0.4 to 1 point where it was right on more; at 1 per class it lost 6 to 16 points.
+FEW_IMAGES, TOO_FEW_TO_TRAIN, SEPARABLE = 10, 3, 0.9
+LOOKED_AT = 2_000  # images at most for this comparison
+
+# Imbalance: on CIFAR-10 with 2,000 to 20 images per class, balanced sampling changed nothing (88.6 %
+# and 88.6 % of a balanced test set), so that images are drawn as they are.
+IMBALANCE = 10
+TRAINING = (
+    "train",
+    "length",
+    "schedule",
+    "optimizer",
+    "head_init",
+    "mixup",
+    "cutmix",
+    "label_smoothing",
+)  # fields
+
+
+def open_to_rules(recipe: Recipe, known: Circumstances, *fields: str) -> bool:
+    """Whether the recipe is the default one, and the user has set none of these fields."""
+    return "rules" in recipe.auto and not known.fixed.intersection(fields)
+
+
+def choose_batch(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
+    """A power of two for these images that the processes can share."""
+    if not open_to_rules(recipe, known, "batch"):
+        return recipe, None
+    largest = LARGEST_BATCH_GPU if known.gpu else LARGEST_BATCH_CPU
+    shared = 2 ** (max(1, known.images // STEPS_AN_EPOCH).bit_length() - 1)
+    batch = max(SMALLEST_BATCH, min(largest, shared))
+    batch = max(known.world, batch // known.world * known.world)
+    return replace(recipe, batch=batch), Choice(f"batch {batch}", f"for {known.images} images")
+
+
+def choose_length(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
+    if not open_to_rules(recipe, known, "length"):
+        return recipe, None
+    steps = steps_for(known.images, recipe.batch, gpu=known.gpu)
+    reason = f"for {known.images} training images on a {'GPU' if known.gpu else 'CPU'}"
+    recipe = replace(recipe, length=Duration(steps=steps))
+    if "schedule" not in known.fixed:
+        recipe = replace(recipe, schedule=replace(recipe.schedule, warmup=steps // 10))
+    return recipe, Choice(f"{steps} steps", reason)
+
+
+def steps_for(images: int, batch: int, *, gpu: bool) -> int:
+    """The length of a fine-tuning run, by the data and the kind of device and never by a measured speed.
+
+    So the same command gives the same model on a busy machine and on an idle one.
+    """
+    seen = EPOCHS * (images if images <= MANY_IMAGES else math.sqrt(images * MANY_IMAGES))
+    seen = max(seen, FEWEST_STEPS * batch)
+    if not gpu:
+        seen = max(min(seen, CPU_IMAGES), FEWEST_EPOCHS_CPU * images)
+    return max(20, round(seen / batch))
+
+
+def choose_rate(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
+    if not open_to_rules(recipe, known, "schedule"):
+        return recipe, None
+    rate = float(f"{RATE * (recipe.batch / RATE_BATCH) ** (1 / 3):.2g}")
+    schedule = replace(recipe.schedule, rate=rate)
+    return replace(recipe, schedule=schedule), Choice(f"learning rate {rate:g}", f"for batch {recipe.batch}")
+
+
+def mention_imbalance(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
+    """Nothing changes, but the user hears of it and of the alternatives."""
+    if not open_to_rules(recipe, known, "sampling", "class_weights"):
+        return recipe, None
+    counts = images_per_class(known.splits["train"])
+    if not len(counts) or counts.max() < IMBALANCE * counts.min():
+        return recipe, None
+    reason = (
+        f"{counts.min()} to {counts.max()} images per class; balancing did not help in our measurements, to "
+        "try it use --set sampling=balanced or --set class_weights=balanced"
+    )
+    return recipe, Choice("sampling as the data is", reason)
+
+
+def images_per_class(source: Source) -> np.ndarray:
+    """The number of images of each class that has any; empty for several labels per image."""
+    if source.multilabel:
+        return np.zeros(0, dtype=np.int64)
+    counts = np.bincount(np.asarray(source.labels), minlength=len(source.classes))
+    return counts[counts > 0]
+
+
+def with_sgd(recipe: Recipe) -> Recipe:
+    """The recipe with the optimizer and the augmentation of Table 4."""
+    fields = ("optimizer", "crop", "crop_area", "mixup", "label_smoothing")
+    schedule = replace(recipe.schedule, rate=table4().schedule.rate)
+    return replace(recipe, schedule=schedule, **{name: getattr(table4(), name) for name in fields})
+
+
+def with_fitted_head(recipe: Recipe) -> Recipe:
+    """The recipe with a ridge classifier on frozen features and no training: its only step has rate 0."""
+    return replace(
+        recipe, train="head", head_init="least-squares", length=Duration(steps=1), mixup=0.0,
+        label_smoothing=0.0, schedule=Schedule(rate=recipe.schedule.rate, warmup=1), evaluations=0,
+    )  # fmt: skip
+
+
+def fit_model(
+    recipe: Recipe, model: Model, known: Circumstances, runtime: Runtime, workers: int
+) -> tuple[Recipe, Choice | None]:
+    """The choices that need the model: SGD for a ResNet, and whether a few images suffice to train it."""
+    if not isinstance(model.config, ViTConfig):
+        if not open_to_rules(recipe, known, "optimizer", "schedule"):
+            return recipe, None
+        return with_sgd(recipe), Choice("SGD as in Table 4", "the model is a ResNet")
+    counts = images_per_class(known.splits["train"])
+    if not (open_to_rules(recipe, known, *TRAINING) and recipe.weights and len(counts)):
+        return recipe, None
+    average = counts.sum() / len(counts)
+    if average >= FEW_IMAGES:
+        return recipe, None
+    if average < TOO_FEW_TO_TRAIN:
+        reason = f"{average:.1f} images per class are too few to train the whole model"
+        return with_fitted_head(recipe), Choice("a ridge classifier on frozen features", reason)
+    train = known.splits["train"]
+    if len(train) > LOOKED_AT:
+        train = train.take(np.sort(np.random.default_rng(0).permutation(len(train))[:LOOKED_AT]))
+    head = ridge_classifier(model, train, runtime, batch=64, workers=workers, seed=recipe.seed)
+    right = f"it is right on {head.accuracy:.0%} of {len(train)} images, leaving each one out"
+    if head.accuracy < SEPARABLE:
+        return recipe, Choice("training of the whole model, not a ridge classifier alone", right)
+    return with_fitted_head(recipe), Choice("a ridge classifier on frozen features", right)
+
+
+RULES: tuple[Rule, ...] = (choose_batch, choose_length, choose_rate, mention_imbalance)

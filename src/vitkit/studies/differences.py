@@ -1,0 +1,75 @@
+"""Means over seeds with their intervals, and the difference of each change from the base of a study."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import mean, stdev
+from typing import Any
+
+from vitkit.studies.folder import Row, select_rows
+from vitkit.studies.study import Study
+
+STUDENT = (  # 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds with its standard deviation and 95 % interval."""
+
+    mean: float
+    std: float | None
+    low: float | None
+    high: float | None
+    count: int
+
+    @property
+    def outcome(self) -> str:
+        """What the interval says about a difference."""
+        if self.low is None or self.high is None or self.low <= 0 <= self.high:
+            return "inconclusive"
+        return "better" if self.low > 0 else "worse"
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """The mean and its interval by Student's t; a single value has no deviation and no interval."""
+    n = len(values)
+    if n < 2:
+        return Estimate(values[0], None, None, None, n)
+    center, std = mean(values), stdev(values)
+    margin = (STUDENT[n - 2] if n - 2 < len(STUDENT) else 1.96) * std / math.sqrt(n)
+    return Estimate(center, std, center - margin, center + margin, n)
+
+
+def by_seed(rows: Sequence[Row], score: str) -> dict[int, float]:
+    """The mean score of each seed."""
+    seeds = {row["seed"] for row in rows if row.get(score) is not None}
+    return {s: mean(r[score] for r in rows if r["seed"] == s and r.get(score) is not None) for s in seeds}
+
+
+def changes_from_base(study: Study, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """For each change, the difference of its score from the base: on each data set and on average.
+
+    Differences are paired by seed. The average is over the data sets on which the change was run, and over
+    the seeds that have all of them. The best change comes first.
+    """
+    (factor, base), entries = next(iter(study.base.items())), list[dict[str, Any]]()
+    for change in dict.fromkeys(row[factor] for row in rows if row[factor] != base):
+        paired: dict[str, dict[int, float]] = {}
+        for data in dict.fromkeys(row["data"] for row in rows):
+            left, right = (
+                by_seed(select_rows(rows, {factor: value, "data": data}), study.score)
+                for value in (change, base)
+            )
+            if common := sorted(left.keys() & right.keys()):
+                paired[data] = {seed: left[seed] - right[seed] for seed in common}
+        complete = set.intersection(*map(set, paired.values())) if paired else set[int]()
+        if complete:
+            average = estimate([mean(by[seed] for by in paired.values()) for seed in sorted(complete)])
+            each = {data: asdict(estimate(list(by.values()))) for data, by in paired.items()}
+            entries.append(
+                {factor: change, "outcome": average.outcome, "mean": asdict(average), "data": each}
+            )
+    return sorted(entries, key=lambda entry: -entry["mean"]["mean"])
