@@ -11,8 +11,8 @@ from typing import Any
 
 from vitkit.models.lora import LoRA
 from vitkit.models.resnet import ResNetConfig, StemConfig
-from vitkit.models.vit import CHOICES as MODEL_CHOICES
-from vitkit.models.vit import ViTConfig
+from vitkit.models.vit_config import CHOICES as MODEL_CHOICES
+from vitkit.models.vit_config import ViTConfig
 from vitkit.recipes.recipe import AUTO, CHOICES, Recipe
 from vitkit.recipes.values import GROUPED
 from vitkit.tasks.masked import Masked

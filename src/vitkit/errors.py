@@ -41,6 +41,7 @@ CODES = {  # area.reason -> meaning; docs/reference/errors.md lists them
     "network.changed": "The downloaded content is not the expected one.",
     # weights
     "weights.not-found": "There are no weights with this name or at this path.",
+    "weights.gated": "The publisher gives these weights only to those who accept its licence.",
     "weights.format": "The weight file has an unknown format or is malformed.",
     "weights.names": "Tensors are missing, or do not belong to the model.",
     "weights.shape": "A tensor does not have the shape that the model needs.",

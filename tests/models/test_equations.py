@@ -130,6 +130,8 @@ def layer_of(z: Tensor, p: dict[str, Tensor], config) -> Tensor:
 def pooled(z: Tensor, state: dict[str, Tensor], config) -> Tensor:
     if config.head == "token":
         return z[0]
+    if config.head == "token+gap":
+        return torch.cat([z[0], z[1:].mean(0)])
     if config.head == "gap":
         y = z[int(config.class_token) :].mean(0)
         if config.final_norm == "pooled":
@@ -158,6 +160,7 @@ CHOICES = [
     {"representation": 12},
     {"head": "gap"},
     {"head": "gap", "class_token": True, "final_norm": "pooled"},
+    {"head": "token+gap"},
     {"head": "map"},
     {"head": "map", "class_token": True},
     {"positions": "none"},

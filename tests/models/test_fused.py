@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitkit.inference.builders import compiler
 from vitkit.inference.graphs import Form, Graph, trace
 from vitkit.models.attention import Attention
-from vitkit.models.encoder import Mlp
+from vitkit.models.mlp import Mlp
 from vitkit.models.variants import configure, fresh
 from vitkit.ops.cublaslt import product
 from vitkit.ops.fused import can_fuse, mlp

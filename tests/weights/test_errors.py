@@ -35,8 +35,8 @@ def test_a_missing_array_is_named(timm_file):
 
 def test_an_array_too_many_is_named(timm_file):
     path, state = timm_file
-    torch.save(state | {"dist_token": torch.zeros(1, 1, 64), "head_dist.bias": torch.zeros(5)}, path)
-    misfit(path, "weights.names", "unexpected: dist_token, head_dist.bias")
+    torch.save(state | {"aux_token": torch.zeros(1, 1, 64), "head_aux.bias": torch.zeros(5)}, path)
+    misfit(path, "weights.names", "unexpected: aux_token, head_aux.bias")
 
 
 def test_an_array_of_another_shape_is_named_with_both_shapes(timm_file):

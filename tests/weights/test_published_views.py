@@ -63,7 +63,29 @@ def test_published_weights_have_the_view_of_their_accuracy():
     assert views["ViT-Ti/16.augreg-i21k"] == views["ViT-B/8.augreg-i21k-i1k-224"] == "centre:256"
     assert views["R50+ViT-L/32.augreg-i21k-i1k-384"] == "centre:448"
     others = {view for name, view in views.items() if "augreg" not in name}
-    assert others == {"squash"}  # vit_jax and BiT resize straight to the model's size
+    assert others == {"squash", ""}  # vit_jax and BiT resize straight to the model's size
+    assert all(PUBLISHED[name].preprocessing for name, view in views.items() if not view)
+
+
+def test_a_licence_that_forbids_commercial_use_is_a_note(small, tmp_path):
+    import vitkit
+
+    model = small(gelu="erf")
+    for name, count in (("mae_pretrain_vit_base.pth", 1), ("dinov2_vits14_pretrain.pth", 0), ("mine.pth", 0)):
+        vitkit.save(model, tmp_path / name, "timm")
+        back = vitkit.load(tmp_path / name, heads=2)
+        assert sum("commercial" in note for note in back.origin.notes) == count
+        assert (back.preprocessing.mean[0] == 0.485) == (name != "mine.pth")
+
+
+def test_weights_behind_a_form_say_what_to_do(tmp_path, monkeypatch):
+    from refusals import refused
+
+    import vitkit
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with refused("weights.gated", "DINOv3-S/16.lvd1689m", "ai.meta.com"):
+        vitkit.load("DINOv3-S/16.lvd1689m-original")
 
 
 @pytest.mark.parametrize("source, view", [

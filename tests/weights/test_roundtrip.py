@@ -175,15 +175,21 @@ def test_every_dialect_of_the_official_arrays_is_read(small, tmp_path, dialect, 
     assert equal(back, model) and back.config == model.config
 
 
-def test_a_table_without_the_class_entry_means_a_zero_entry(small, tmp_path):
+def test_a_table_without_the_class_entry_gives_the_class_token_no_position(small, tmp_path):
+    """FlexiViT's files; the same outputs as with an entry of zeros, and the same arrays when written back."""
     model = small()
     vitkit.save(model, tmp_path / "m.npz")
     arrays = dialect_big_vision(arrays_of(tmp_path / "m.npz"))
     arrays["params/pos_embedding"] = arrays["params/pos_embedding"][:, 1:]
     np.savez(tmp_path / "n.npz", **arrays)
     back = vitkit.load(tmp_path / "n.npz")
-    assert (back.positions.table[:, 0] == 0).all()
-    assert torch.equal(back.positions.table[:, 1:], model.positions.table[:, 1:])
+    assert torch.equal(back.positions.table, model.positions.table[:, 1:]) and not back.config.class_position
+    model.positions.table.data[:, 0] = 0
+    images = torch.rand(1, 3, 32, 32)
+    assert torch.equal(back(images), model(images))
+    vitkit.save(back, tmp_path / "again.npz")
+    written = arrays_of(tmp_path / "again.npz")["Transformer/posembed_input/pos_embedding"]
+    assert (written == arrays["params/pos_embedding"]).all()
 
 
 def test_fixed_positions_are_known_by_their_absence(small, tmp_path):

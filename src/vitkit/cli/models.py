@@ -59,7 +59,8 @@ Heads = Annotated[
     int | None, arg(metavar="N", help="Number of attention heads, if the file does not define it.")
 ]
 Gelu = Annotated[
-    Literal["tanh", "erf"] | None, arg(metavar="tanh|erf", help="Set the GELU variant of the output.")
+    Literal["tanh", "erf", "quick"] | None,
+    arg(metavar="tanh|erf|quick", help="Set the GELU variant of the output."),
 ]
 OutputView = Annotated[
     str | None,

@@ -63,8 +63,10 @@ def weights() -> list[dict[str, Any]]:
             "pixels": w.pixels,
             "trained_on": w.trained_on,
             "ImageNet_top1": w.top1,
+            "evaluation": w.evaluation,
             "MiB": w.megabytes,
             "licence": w.licence,
+            "gated": bool(w.gated),
             "address": w.address,
         }
         for w in PUBLISHED.values()

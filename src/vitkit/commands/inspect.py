@@ -119,6 +119,12 @@ def image_figures(arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> Itera
         yield ON_SHEET, draw_sheet(pairs, title=f"Input and attention, {len(pairs)} images")
     if "head_maps" in arrays:
         yield "head-maps", head_figure(arrays["images"], arrays["head_maps"], facts["head_layer"], names)
+    if "register_maps" in arrays:
+        layer = facts["head_layer"]
+        yield (
+            "register-maps",
+            head_figure(arrays["images"], arrays["register_maps"], layer, names, "register"),
+        )
 
 
 def map_figure(arrays: dict[str, np.ndarray], facts: dict[str, Any], names: Sequence[str]) -> Any:
@@ -143,16 +149,18 @@ def map_figure(arrays: dict[str, np.ndarray], facts: dict[str, Any], names: Sequ
     return draw_pictures(list(zip(*panels, strict=True)), columns=columns, captions=captions)
 
 
-def head_figure(images: np.ndarray, maps: np.ndarray, layer: int, names: Sequence[str]) -> Any:
-    """One row per image: the image and one map per attention head, each scaled separately."""
+def head_figure(
+    images: np.ndarray, maps: np.ndarray, layer: int, names: Sequence[str], part: str = "head"
+) -> Any:
+    """One row per image: the image and one map per attention head or register, each scaled separately."""
     size, count = images[0].shape[:2], maps.shape[1]
     heads = range(min(count, HEADS))
     groups = [
         (image, *(in_blocks(by_head[head], size) for head in heads))
         for image, by_head in zip(images, maps, strict=True)
     ]
-    note = f", the first {HEADS} of {count} heads" if count > HEADS else ""
-    columns = ("Input", *(f"Head {head}" for head in heads))
+    note = f", the first {HEADS} of {count} {part}s" if count > HEADS else ""
+    columns = ("Input", *(f"{part.capitalize()} {head}" for head in heads))
     across = 1 if count > 4 else 0
     return draw_pictures(
         groups, columns=columns, captions=names, title=f"Attention of layer {layer}{note}", side=0.8,

@@ -28,7 +28,7 @@ from vitkit.weights.formats.timm_config import architecture
 from vitkit.weights.load import load
 from vitkit.weights.locate import RECIPE, WEIGHTS
 from vitkit.weights.published import PUBLISHED
-from vitkit.weights.save import differences
+from vitkit.weights.save import differences, rounded_periods
 
 README = "README.md"
 ORDER = ("hf", "timm", "vitkit")
@@ -141,8 +141,9 @@ def choose_format(model: Model, format: str | None) -> tuple[str, str]:
 
 def unfit(model: Model, format: str) -> str:
     """Why a library would not load this model and compute the same; empty if it would."""
+    model = formats()[format].equivalent(model)
     layout = formats()[format].layout_for(model.config)
-    if reason := layout.unsupported(model.config):
+    if reason := layout.unsupported(model.config) or rounded_periods(model, layout):
         return reason
     if format == "timm" and not architecture(model.config):
         return "timm has no architecture of these sizes or with this head"

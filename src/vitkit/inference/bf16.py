@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.data.views import levels
-from vitkit.models.encoder import Mlp
+from vitkit.models.mlp import Mlp
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT
 from vitkit.ops.attention import fastest_attention
@@ -61,7 +61,7 @@ class FusedDense(nn.Module):
 def fuse_dense_layers(module: nn.Module) -> None:
     """Replace all dense layers and MLPs in a module."""
     for name, child in module.named_children():
-        if type(child) is Mlp:
+        if type(child) is Mlp and child.approximate != "quick":
             gelu = FusedDense(child.up.weight, child.up.bias, "gelu", child.approximate)
             setattr(module, name, nn.Sequential(gelu, FusedDense(child.down.weight, child.down.bias)))
         elif type(child) is nn.Linear:

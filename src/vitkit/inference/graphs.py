@@ -42,8 +42,9 @@ class AnyGrid(nn.Module):
     def __init__(self, positions: Positions):
         super().__init__()
         self.learned = positions
-        if positions.kind == "sincos2d":  # exact: the graph slices a table instead of computing sines
-            column = sincos2d((MAX_PATCHES, 1), positions.width)[0, :, positions.width // 2 :]
+        if positions.kind.startswith("sincos2d"):  # the graph slices a table instead of computing sines
+            table = sincos2d((MAX_PATCHES, 1), positions.width, kind=positions.kind)
+            column = table[0, :, positions.width // 2 :]
             self.register_buffer("line", column.float(), persistent=False)
 
     def forward(self, z: Tensor, grid: Grid, layer: int) -> Tensor:
@@ -56,7 +57,7 @@ class AnyGrid(nn.Module):
     def at(self, grid: Grid, layer: int) -> Tensor:
         """The position table of one layer on a grid, (1, T, D)."""
         p, (h, w) = self.learned, grid
-        if p.kind == "sincos2d":
+        if p.kind.startswith("sincos2d"):
             table = grid_table(self.line[:h], self.line[:w])
             return torch.cat([torch.zeros_like(table[:, : p.lead]), table], 1)
         if p.kind == "2d":
@@ -109,7 +110,8 @@ def resize_matrix(old: int, new: int, method: str, device: torch.device | None =
     distance = (position[:, None] - source).abs()
     if RESIZE[method].get("antialias"):
         inside = distance[:, 2:-2] / scale.clamp(min=1)
-        kernel = cubic(inside, -0.5)
+        linear = RESIZE[method]["mode"] == "bilinear"
+        kernel = (1 - inside).clamp(min=0) if linear else cubic(inside, -0.5)
         return kernel / kernel.sum(1, keepdim=True)
     kernel = (1 - distance).clamp(min=0) if RESIZE[method]["mode"] == "bilinear" else cubic(distance, -0.75)
     clamped = source.clamp(0, old - 1)[:, None] == torch.arange(old, device=device)

@@ -23,6 +23,7 @@ from vitkit.inspection.subject import (
 )
 from vitkit.models.attention import AttentionPool
 from vitkit.models.encoder import Block, Grid, scaled
+from vitkit.models.rope import Turn
 from vitkit.models.vit import ViT
 
 
@@ -83,8 +84,10 @@ def rollout_batch(model: ViT, images: Tensor) -> Tensor:
     assert rollout is not None
     prefix = prefix_tokens(model)
     if model.config.head == "token":
-        return rollout[:, 0, prefix:]
+        return rollout[:, : model.config.lead, prefix:].mean(1)
     patches = rollout[:, prefix:, prefix:]
+    if model.config.head == "token+gap":  # half of what the head reads is the class token
+        return (rollout[:, 0, prefix:] + patches.mean(1)) / 2
     if model.pool is None:
         return patches.mean(1)
     pooling = pool_weights(model.pool, model.tokens(images)[:, prefix:]).mean(1)  # (B, 1, N)
@@ -94,7 +97,7 @@ def rollout_batch(model: ViT, images: Tensor) -> Tensor:
 def head_maps(
     model: Any, images: Tensor, *, layer: int, query: tuple[int, int] | None = None, batch: int = 8
 ) -> np.ndarray:
-    """The raw attention weights of each head of one layer, (B, K, h, w).
+    """The raw attention weights of each head of one layer over the patches, (B, K, h, w).
 
     With `query` (row, column) these are that patch's row of A; without it the class token's row or, in a
     model without a class token, the mean over all patches. Negative layers count from the last. An axial
@@ -113,8 +116,25 @@ def head_maps(
             if query is not None:
                 row = weights[:, :, prefix + query[0] * grid[1] + query[1]]
             else:
-                row = weights[:, :, 0] if prefix else at_least_float32(weights).mean(2)
+                patches = at_least_float32(weights[:, :, prefix:])
+                row = patches.mean(2) if vit.class_token is None else weights[:, :, 0]
             maps.append(array(row))
+    return np.concatenate(maps).reshape(len(images), -1, *grid)
+
+
+def register_maps(model: Any, images: Tensor, *, layer: int, batch: int = 8) -> np.ndarray:
+    """How each register attends to the patches in one layer, mean over heads, (B, registers, h, w)."""
+    vit = transformer(model)
+    grid, prefix, count = grid_for(vit, images), prefix_tokens(vit), attention_count(vit)
+    if not vit.config.registers:
+        raise Error("this model has no registers", code="inspection.unsupported")
+    if not -count <= layer < count:
+        raise Error(f"there is no layer {layer}: the model has layers 0 to {count - 1}")
+    maps = []
+    with eval_mode(vit):
+        for part in batches(vit, images, batch):
+            weights = next(islice(vit.attention(part), layer % count, None))
+            maps.append(array(at_least_float32(weights[:, :, vit.config.lead : prefix, prefix:]).mean(1)))
     return np.concatenate(maps).reshape(len(images), -1, *grid)
 
 
@@ -183,7 +203,8 @@ def class_map_batch(model: ViT, images: Tensor, classes: Tensor) -> Tensor:
     norm: nn.Module = model.encoder.norm  # already applied to the last state
     for block, z in zip(reversed(model.encoder.blocks), reversed(inputs), strict=True):
         assert isinstance(block, Block)
-        gradient, relevance = layer_gradient(block, z, gradient, norm)  # adding positions keeps the gradient
+        # adding positions keeps the gradient
+        gradient, relevance = layer_gradient(block, z, gradient, norm, model.encoder.turn(grid))
         added = added + ((start + added)[:, None] @ relevance)[:, 0]
         norm = nn.Identity()
     prefix = prefix_tokens(model)
@@ -203,17 +224,22 @@ def head_gradient(model: ViT, z: Tensor, classes: Tensor) -> tuple[Tensor, Tenso
     if weights is not None:
         start[:, prefix:] = positive(weights, rest[0])[:, 0]
     elif model.config.head == "token":
-        start[:, 0] = 1
+        start[:, : model.config.lead] = 1 / model.config.lead
     else:
-        start[:, prefix:] = 1 / (z.shape[1] - prefix)
+        share = 1.0
+        if model.config.head == "token+gap":
+            start[:, 0] = share = 0.5
+        start[:, prefix:] = share / (z.shape[1] - prefix)
     return gradient, start
 
 
-def layer_gradient(block: Block, z: Tensor, gradient: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
+def layer_gradient(
+    block: Block, z: Tensor, gradient: Tensor, norm: nn.Module, turn: Turn | None = None
+) -> tuple[Tensor, Tensor]:
     """dy/dz before a layer, given dy/dz after the layer and `norm`, and C_l (B, T, T)."""
     with torch.enable_grad():
         z = z.detach().requires_grad_()
-        out, weights = written_layer(block, z)
+        out, weights = written_layer(block, z, turn)
         before, by_weight = torch.autograd.grad(norm(out), (z, weights), gradient)
     return before, positive(weights, by_weight)
 
@@ -223,10 +249,10 @@ def positive(weights: Tensor, gradient: Tensor) -> Tensor:
     return at_least_float32(weights.detach() * gradient).clamp(min=0).mean(1)
 
 
-def written_layer(block: Block, z: Tensor) -> tuple[Tensor, Tensor]:
+def written_layer(block: Block, z: Tensor, turn: Turn | None = None) -> tuple[Tensor, Tensor]:
     """A layer (Eq. 2-3) with explicit attention weights (Eq. 6-7): its output, and A."""
     x = block.norm1(z)
-    weights = block.attention.weights(x)  # (B, K, T, T), Eq. 6
+    weights = block.attention.weights(x, turn)  # (B, K, T, T), Eq. 6
     mixed = weights @ block.attention.project(x)[2]  # Eq. 7
     z = z + scaled(block.attention.out(mixed.transpose(1, 2).flatten(2)), block.scale1)  # Eq. 8, 2
     return z + scaled(block.mlp(block.norm2(z)), block.scale2), weights  # Eq. 3
@@ -244,7 +270,8 @@ def written_head(model: ViT, z: Tensor) -> tuple[Tensor, Tensor | None]:
     elif model.config.head == "gap":
         y = patches.mean(1)
         y = y if model.pool_norm is None else model.pool_norm(y)
+    elif model.config.head == "token+gap":
+        y = torch.cat([z[:, 0], patches.mean(1)], dim=-1)
     else:
-        y = z[:, 0]  # Eq. 4
-    y = y if model.representation is None else model.representation(y).tanh()
-    return model.head(y), weights
+        y = z[:, : model.config.lead].flatten(1)  # Eq. 4
+    return model.forward_head(model.represented(y)), weights

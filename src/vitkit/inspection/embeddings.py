@@ -101,7 +101,7 @@ def position_similarity(
     grid = c.grid if image_size is None else grid_of(image_size, c.stride)
     with torch.no_grad():
         table = vit.positions.at(grid, layer, device=vit.project.weight.device)
-        unit = F.normalize(table[0, prefix_tokens(vit) :].float(), dim=-1)  # (N, D)
+        unit = F.normalize(table[0, vit.positions.lead :].float(), dim=-1)  # (N, D)
         return array((unit @ unit.mT).clamp(-1, 1).view(*grid, *grid))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from vitkit.errors import Error
-from vitkit.inspection.attention import attention_rollout, class_map, distances, head_maps
+from vitkit.inspection.attention import attention_rollout, class_map, distances, head_maps, register_maps
 from vitkit.inspection.embeddings import feature_colours
 from vitkit.inspection.subject import attention_count, grid_for, prefix_tokens
 from vitkit.models.encoder import Grid
@@ -115,6 +115,8 @@ def gather(model: ViT, images: Tensor, *, layer: int, targets: Sequence[Sequence
     result = Gathered()
     result.add("rollout", lambda: attention_rollout(model, images, batch=batch))
     result.add("head_maps", lambda: head_maps(model, images, layer=layer, batch=batch))
+    if model.config.registers:
+        result.add("register_maps", lambda: register_maps(model, images, layer=layer, batch=batch))
     if model.head is None:
         result.skipped["class_maps"] = "this model has no head"
     else:

@@ -74,8 +74,8 @@ def names_in(label: str) -> set[str]:
 
 
 def prefix_tokens(model: ViT) -> int:
-    """The number of tokens before the patch tokens: 1 with a class token, else 0."""
-    return int(model.class_token is not None)
+    """The number of tokens before the patch tokens: class token, distillation token and registers."""
+    return model.config.prefix
 
 
 def grid_for(model: ViT, images: Tensor) -> Grid:

@@ -15,7 +15,9 @@ Size = tuple[int, int]
 TRAINING = 3  # a training step costs three forward passes: the backward pass has two products for each one
 TPU_V3_CORE = 61.5e12  # peak bf16 FLOP/s of a core, half a chip (cloud.google.com/tpu/docs/v3)
 TPU_V3_SHARE = 0.39  # utilization; see tpu_v3_core_days
-ABOVE = ("encoder.norm.", "norm.", "pool", "representation.", "head.")  # parameters above all blocks
+ABOVE = (  # parameters above all blocks
+    "encoder.norm.", "norm.", "pool", "representation.", "head.", "distillation_head.",
+)  # fmt: skip
 PEAKS = {  # peak dense bf16 FLOP/s, from the vendors' data sheets
     "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12,
 }  # fmt: skip
@@ -47,7 +49,8 @@ def flops(model: nn.Module, image_size: Size, channels: int = 3) -> int:
 def forward_flops(config: Any, image_size: Size | None = None, *, padding: bool = True) -> int:
     """FLOPs of a forward pass by formula, from a ViTConfig or ResNetConfig; equal to the result of `flops`.
 
-    ViT: 2 [N P^2 C D + L (T (4 D^2 + 2 D M) + 2 T^2 D) + head]; a convolution with kernel size k:
+    ViT: 2 [N P^2 C D + L (T (4 D^2 + 2 D M) + 2 T^2 D) + head], a SwiGLU 3 D M; T has the class token,
+    registers and others before the patches; RoPE has no products. A convolution with kernel size k:
     2 k^2 (inputs) (outputs) h w; axial attention: see axial_products. Norms, activations and the
     interpolation of position embeddings are not counted.
 
@@ -69,7 +72,7 @@ def vit_products(c: Any, size: Size, padding: bool) -> int:
         cropped = h // stride * stride, w // stride * stride  # the stem drops the remaining pixels
         total, (h, w), channels = resnet_products(c.stem, c.channels, cropped, padding, same=True)
     h, w = h // c.patch, w // c.patch
-    n, d, mlp = h * w, c.width, 2 * c.width * c.hidden
+    n, d, mlp = h * w, c.width, (3 if c.mlp == "swiglu" else 2) * c.width * c.hidden
     total += n * c.patch**2 * channels * d
 
     def layer(tokens: int, keys: int) -> int:
@@ -77,11 +80,13 @@ def vit_products(c: Any, size: Size, padding: bool) -> int:
         relative = tokens * (2 * keys - 1) * d if c.positions == "relative" else 0
         return tokens * (4 * d * d + mlp) + 2 * tokens * keys * d + relative
 
-    tokens = n + bool(c.class_token)
+    tokens = n + c.prefix
     total += c.depth * (layer(n, w) + layer(n, h) if c.attention == "axial" else layer(tokens, tokens))
     if c.head == "map":  # query and output projection of one token, keys and values of all patches, MLP
         total += 2 * d * d + n * 2 * d * d + 2 * n * d + mlp
-    return total + d * c.representation + (c.representation or d) * c.classes
+    heads = 2 if c.distilled else 1
+    pooled = d if c.distilled else c.pooled_width
+    return total + pooled * c.representation + heads * (c.representation or pooled) * c.classes
 
 
 def resnet_products(c: Any, channels: int, size: Size, padding: bool, *, same: bool) -> tuple[int, Size, int]:
@@ -253,7 +258,9 @@ def activation_bytes(model: Any, *, half: bool, recompute: bool = False) -> int:
     ends = (4 + small) * c.channels * c.image_size[0] * c.image_size[1] + 12 * c.classes
     if not hasattr(c, "depth"):
         return ends + convolution_bytes(model, c, half, recompute)
-    layer = c.tokens * (8 * c.width + 6 * small * c.width + 2 * small * c.hidden + 16 + 4 * c.heads)
+    hidden = (4 if c.mlp == "swiglu" else 2) * c.hidden  # before and after the activation; gate and product
+    rotated = 2 * c.width if c.rope != "none" else 0  # queries and keys, beside those before the rotation
+    layer = c.tokens * (8 * c.width + small * (6 * c.width + hidden + rotated) + 16 + 4 * c.heads)
     if c.dropout:
         layer += c.tokens * (2 * c.width + c.hidden)
     depth = min(c.depth, trained_depth(model))
@@ -262,7 +269,7 @@ def activation_bytes(model: Any, *, half: bool, recompute: bool = False) -> int:
     elif recompute:
         layers = layer + 4 * c.tokens * c.width * depth
     else:
-        layers = layer * depth + 2 * small * c.tokens * c.hidden  # plus temporaries of the backward pass
+        layers = layer * depth + small * c.tokens * hidden  # plus temporaries of the backward pass
         if c.head == "token" and c.depth:  # the last layer computes one token, and keys and values of all
             layers -= layer - layer // c.tokens - c.tokens * (4 * c.width + 3 * small * c.width + 8)
     if not half and not c.stem:  # float32 images are not copied

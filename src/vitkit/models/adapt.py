@@ -1,20 +1,24 @@
-"""Adapt a model to a new task: a zero head, position embeddings interpolated to a new size (Sec. 3.2)."""
+"""Adapt a model to a new task: a zero head, another image size (Sec. 3.2) or patch size (FlexiViT)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitkit.errors import Error
 from vitkit.models.card import pair
-from vitkit.models.positions import resize_positions
+from vitkit.models.positions import resize_patch, resize_positions
 from vitkit.models.resnet import check_size
 from vitkit.models.variants import Config, Model, skeleton
 from vitkit.models.vit import ViT, ViTConfig, with_size_note
 
-TRAINING = ("dropout", "attention_dropout", "stochastic_depth")  # fields without parameters
+HEADS = ("head.", "distillation_head.")
+TRAINING = (  # fields without parameters
+    "dropout", "attention_dropout", "stochastic_depth", "stochastic_depth_uniform",
+    "stochastic_depth_rescale", "rope_shift", "rope_jitter", "rope_rescale",
+)  # fmt: skip
 
 
 def adapt(
@@ -22,6 +26,7 @@ def adapt(
     *,
     classes: int | None = None,
     image_size: tuple[int, int] | int | None = None,
+    patch: int | None = None,
     labels: Iterable[str] = (),
     multilabel: bool = False,
     keep_representation: bool = False,
@@ -31,34 +36,34 @@ def adapt(
     """A copy of the model with a zero head for `classes` (or `labels`); the old model is not changed.
 
     image_size           interpolate the positions to it, by `resize` or the model's own method
+    patch                resize the patch embedding by the pseudo-inverse, as FlexiViT; the image size stays
     multilabel           an image may have several labels: every output has its own sigmoid
     keep_representation  keep the tanh layer of the pre-training head and replace only the last layer
-    training             dropout, attention_dropout, stochastic_depth
+    training             fields without parameters: dropout, stochastic_depth, rope_rescale, ...
     """
     labels = tuple(labels)
     classes = len(labels) or None if classes is None else classes
     if labels and len(labels) != classes:
         raise Error(f"there are {len(labels)} labels for {classes} classes", code="data.labels")
-    for field in training:
-        if field not in TRAINING or not isinstance(model, ViT):
-            allowed = ", ".join(TRAINING)
-            raise Error(f"adapt cannot change {field!r}, only {allowed} of a ViT", code="model.unsupported")
+    check_training(model, training)
     changes = training | ({} if resize is None else {"position_resize": resize})
     if image_size is not None:
         changes["image_size"] = pair(image_size)
+    if patch is not None:
+        check_patch(model)
+        changes["patch"] = patch
     if classes is not None:
         changes["classes"] = classes
-        if isinstance(model, ViT) and not keep_representation:
-            changes["representation"] = 0
+        if not keep_representation:
+            changes |= {"representation": 0, "representation_kind": "tanh"}
     known = {f.name for f in fields(model.config)}
     config = replace(model.config, **{k: v for k, v in changes.items() if k in known})
     new = skeleton(config)
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     state |= resized_positions(model, config)
-    if classes is not None:
-        parameter = next(iter(state.values()))  # for dtype and device
-        heads = {n: t.shape for n, t in new.state_dict().items() if n.startswith("head.")}
-        state |= {name: parameter.new_zeros(shape) for name, shape in heads.items()}
+    if patch is not None:
+        state["project.weight"] = resize_patch(state["project.weight"], patch)
+    state |= zero_heads(model, new) if classes is not None else {}
     new.load_state_dict({name: state[name] for name in new.state_dict()}, assign=True)
     new.requires_grad_(True)
     new.labels = labels if classes is not None else model.labels
@@ -66,6 +71,70 @@ def adapt(
     new.reject_below = model.reject_below if classes is None else 0.0
     new.preprocessing, new.origin = model.preprocessing, with_size_note(model.origin, config)
     return new.train(model.training)
+
+
+def with_tokens(model: Model, *, class_position: bool, mask_token: bool) -> Model:
+    """The same outputs with or without a position of the class token and with or without a mask token.
+
+    A position of the class token is only ever added to it; a mask token is used in pre-training alone.
+    """
+    assert isinstance(model, ViT)
+    config = replace(model.config, class_position=class_position, mask_token=mask_token)
+    state = {name: tensor for name, tensor in model.state_dict().items() if name != "mask_token"}
+    if mask_token:
+        zero = model.project.weight.new_zeros(1, 1, config.width)
+        state["mask_token"] = zero if model.mask_token is None else model.mask_token.detach()
+    if class_position and not model.config.class_position:
+        table = state["positions.table"]  # (1, T, D)
+        state["positions.table"] = torch.cat([torch.zeros_like(table[:, : config.lead]), table], dim=1)
+    elif model.config.class_position and not class_position:
+        table = state["positions.table"]
+        state["class_token"] = state["class_token"] + table[:, :1]
+        state["positions.table"] = table[:, 1:]
+    new = skeleton(config)
+    new.load_state_dict(state, assign=True)
+    for name in ("labels", "task", "reject_below", "preprocessing", "origin"):
+        setattr(new, name, getattr(model, name))
+    return new.train(model.training)
+
+
+def check_training(model: Model, training: Mapping[str, Any]) -> None:
+    """Refuse fields that adapt does not know; a ResNet has none of them."""
+    for field in training:
+        if field not in TRAINING or not isinstance(model, ViT):
+            allowed = ", ".join(TRAINING)
+            raise Error(f"adapt cannot change {field!r}, only {allowed} of a ViT", code="model.unsupported")
+
+
+def zero_heads(model: Model, new: Model) -> dict[str, Tensor]:
+    """Heads of zeros for a new model, with the dtype and on the device of the old one."""
+    old = next(iter(model.parameters()))
+    heads = {n: t.shape for n, t in new.state_dict().items() if n.startswith(HEADS)}
+    return {name: torch.zeros(shape, dtype=old.dtype, device=old.device) for name, shape in heads.items()}
+
+
+def linear_heads(model: Model) -> list[nn.Linear]:
+    """The layers whose mean is the logits: the head, and that of a distillation token."""
+    heads = (model.head, getattr(model, "distillation_head", None))
+    return [head for head in heads if head is not None]
+
+
+@torch.no_grad()
+def set_head(model: Model, weight: Tensor, bias: Tensor) -> None:
+    """Make the logits `weight` (classes, D) times the features plus `bias`; two heads read one half each."""
+    heads = linear_heads(model)
+    for head, part in zip(heads, weight.chunk(len(heads), dim=1), strict=True):
+        head.weight.copy_(len(heads) * part)
+        head.bias.copy_(bias)
+
+
+def check_patch(model: Model) -> None:
+    """Refuse another patch size for a model without a patch embedding of pixels."""
+    if not isinstance(model, ViT) or model.stem is not None:
+        raise Error(
+            "only a ViT whose patches are pixels can get another patch size, not a hybrid or a ResNet",
+            code="model.unsupported",
+        )
 
 
 def resized_positions(model: Model, config: Config) -> dict[str, Tensor]:

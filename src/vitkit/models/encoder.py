@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitkit.models.attention import Attention
-from vitkit.ops.fused import mlp
+from vitkit.models.mlp import Mlp, SwiGlu
+from vitkit.models.rope import Rope, Turn
 
 
 def recomputed(block: nn.Module, *inputs: Any, again: bool) -> Tensor:
@@ -22,35 +23,22 @@ Grid = tuple[int, int]
 Inject = Callable[[Tensor, int], Tensor]  # (z, layer) -> z with that layer's positions
 
 
-class Mlp(nn.Module):
-    """Two layers with a GELU between them; dropout after each dense layer (App. B.1)."""
-
-    def __init__(self, width: int, hidden: int, *, gelu: str = "tanh", dropout: float = 0.0):
-        super().__init__()
-        self.up = nn.Linear(width, hidden)
-        self.down = nn.Linear(hidden, width)
-        self.approximate = "tanh" if gelu == "tanh" else "none"
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, z: Tensor) -> Tensor:
-        dropout = self.dropout.p if self.training else 0.0
-        return mlp(z, self.up, self.down, gelu=self.approximate, dropout=dropout)
-
-
 class Block(nn.Module):
     """One pre-norm layer of the encoder (Eq. 2-3)."""
 
     def __init__(
         self,
         attention: Attention,
-        mlp: Mlp,
+        mlp: Mlp | SwiGlu,
         *,
         width: int,
         eps: float,
         dropout: float = 0.0,
         drop_path: float = 0.0,
+        rescale: bool = False,
         layer_scale: bool = False,
     ):
+        """`rescale`: branches that stochastic depth keeps are divided by their share, as in most code."""
         super().__init__()
         self.norm1 = nn.LayerNorm(width, eps=eps)
         self.attention = attention
@@ -60,23 +48,27 @@ class Block(nn.Module):
         self.scale2 = nn.Parameter(torch.empty(width)) if layer_scale else None
         self.dropout = nn.Dropout(dropout)
         self.drop_path = drop_path
+        self.rescale = rescale
 
-    def forward(self, z: Tensor, grid: Grid | None = None, first: int | None = None) -> Tensor:
+    def forward(
+        self, z: Tensor, grid: Grid | None = None, first: int | None = None, turn: Turn | None = None
+    ) -> Tensor:
         """The tokens after this layer, or only the first of them."""
-        mixed = self.attention(self.norm1(z), first)
+        mixed = self.attention(self.norm1(z), first, turn)
         z = z if first is None else z[..., :first, :]
         z = z + self.keep(scaled(self.dropout(mixed), self.scale1))  # Eq. 2
         return z + self.keep(scaled(self.mlp(self.norm2(z)), self.scale2))  # Eq. 3
 
-    def weights(self, z: Tensor, grid: Grid | None = None) -> Iterator[Tensor]:
+    def weights(self, z: Tensor, grid: Grid | None = None, turn: Turn | None = None) -> Iterator[Tensor]:
         """The attention weights of this layer, (B, K, N, N)."""
-        yield self.attention.weights(self.norm1(z))
+        yield self.attention.weights(self.norm1(z), turn)
 
     def keep(self, branch: Tensor) -> Tensor:
         """Stochastic depth: drop the branch for some examples; as published, without rescaling."""
         if not (self.training and self.drop_path):
             return branch
         keep = torch.rand(len(branch), device=branch.device) >= self.drop_path
+        branch = branch / (1 - self.drop_path) if self.rescale else branch
         return branch * keep.view(-1, *[1] * (branch.ndim - 1))
 
 
@@ -85,21 +77,27 @@ def scaled(branch: Tensor, scale: Tensor | None) -> Tensor:
 
 
 class Encoder(nn.Module):
-    """L blocks; positions may be injected before each of them (App. D.4)."""
+    """L blocks; positions may be added before each of them (App. D.4), or rotate queries and keys (RoPE)."""
 
     recompute = False  # what a block computes is not kept for the backward pass, but computed again there
 
-    def __init__(self, blocks: Iterable[nn.Module], norm: nn.Module):
+    def __init__(self, blocks: Iterable[nn.Module], norm: nn.Module, rope: Rope | None = None):
         super().__init__()
+        self.rope = rope
         self.blocks = nn.ModuleList(blocks)
         self.norm = norm
 
     def forward(self, z: Tensor, grid: Grid, inject: Inject, first: int | None = None) -> Tensor:
         """z_0 -> LN(z_L); of the last layer only the first tokens are computed, where no others are read."""
+        again, turn = self.recompute and self.training, self.turn(grid)
         for layer, block in enumerate(self.blocks):
-            read = (first,) if first is not None and layer == len(self.blocks) - 1 else ()
-            z = recomputed(block, inject(z, layer), grid, *read, again=self.recompute and self.training)
+            read = first if layer == len(self.blocks) - 1 else None
+            z = recomputed(block, inject(z, layer), grid, read, turn, again=again)
         return self.norm(z)
+
+    def turn(self, grid: Grid) -> Turn | None:
+        """The rotation of each patch, the same in all layers; None without RoPE."""
+        return None if self.rope is None else self.rope(grid)
 
     def units(self) -> list[nn.Module]:
         """The parts that are recomputed, or sharded over processes, one by one."""
@@ -107,10 +105,11 @@ class Encoder(nn.Module):
 
     def states(self, z: Tensor, grid: Grid, inject: Inject) -> Iterator[Tensor]:
         """z_0 ... z_{L-1}, each as its block sees it, and at last LN(z_L)."""
+        turn = self.turn(grid)
         for layer, block in enumerate(self.blocks):
             z = inject(z, layer)
             yield z
-            z = block(z, grid)
+            z = block(z, grid, None, turn)
         yield self.norm(z)
 
 
@@ -122,11 +121,12 @@ class AxialBlock(nn.Module):
         self.row = row
         self.column = column
 
-    def forward(self, z: Tensor, grid: Grid) -> Tensor:
+    def forward(self, z: Tensor, grid: Grid, first: None = None, turn: None = None) -> Tensor:
+        """The tokens after this layer; it has neither a class token to read alone nor RoPE."""
         z = self.row(z.unflatten(1, grid))  # (B, h, w, D)
         return self.column(z.transpose(1, 2)).transpose(1, 2).flatten(1, 2)  # (B, N, D)
 
-    def weights(self, z: Tensor, grid: Grid) -> Iterator[Tensor]:
+    def weights(self, z: Tensor, grid: Grid, turn: None = None) -> Iterator[Tensor]:
         """The weights of the rows, then those of the columns, each spread out to (B, K, N, N)."""
         places = torch.arange(grid[0] * grid[1], device=z.device).view(grid)  # (h, w)
         z = z.unflatten(1, grid)

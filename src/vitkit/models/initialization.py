@@ -7,8 +7,10 @@ from torch import Tensor, nn
 
 from vitkit.models.attention import Attention, AttentionPool
 from vitkit.models.axial_resnet import AxialAttention
-from vitkit.models.encoder import Block, Mlp
+from vitkit.models.encoder import Block
+from vitkit.models.mlp import Mlp, SwiGlu
 from vitkit.models.positions import Positions
+from vitkit.models.rope import Rope
 
 Generator = torch.Generator | None
 TRUNCATED_STD = 0.87962566103423978  # of a unit normal truncated at two sigma
@@ -38,6 +40,13 @@ def initialize_vit(model: nn.Module, generator: Generator = None) -> None:
             for dense in (module.up, module.down):
                 xavier(dense.weight, generator)
                 nn.init.normal_(dense.bias, std=1e-6, generator=generator)
+        elif isinstance(module, SwiGlu):
+            for kernel in (*module.up.weight.chunk(2), module.down.weight):
+                xavier(kernel, generator)
+            nn.init.zeros_(module.up.bias)
+            nn.init.zeros_(module.down.bias)
+        elif isinstance(module, Rope):
+            module.reset_parameters()
         elif isinstance(module, Positions):
             for table in module.parameters():
                 nn.init.normal_(table, std=0.02, generator=generator)
@@ -75,13 +84,19 @@ def initialise_ends(model: nn.Module, generator: Generator) -> None:
         token = getattr(model, name, None)
         if token is not None:
             nn.init.zeros_(token)
+    for name in ("distillation_token", "registers"):  # equal registers would stay equal
+        tokens = getattr(model, name, None)
+        if tokens is not None:
+            nn.init.normal_(tokens, std=0.02, generator=generator)
     representation = getattr(model, "representation", None)
     if representation is not None:
         lecun(representation.weight, generator)
-        nn.init.zeros_(representation.bias)
-    if isinstance(model.head, nn.Linear):  # Sec. 3.2
-        nn.init.zeros_(model.head.weight)
-        nn.init.zeros_(model.head.bias)
+        if representation.bias is not None:
+            nn.init.zeros_(representation.bias)
+    for head in (model.head, getattr(model, "distillation_head", None)):
+        if isinstance(head, nn.Linear):  # Sec. 3.2
+            nn.init.zeros_(head.weight)
+            nn.init.zeros_(head.bias)
 
 
 def initialise_norms(model: nn.Module) -> None:

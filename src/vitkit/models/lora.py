@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from vitkit.errors import Error
+from vitkit.models.adapt import HEADS
 from vitkit.ops.precision import add_product
 from vitkit.options import Range, check_within
 
@@ -125,7 +126,7 @@ def adapter_state(model: nn.Module, full: Callable[[Tensor], Tensor]) -> dict[st
 
     encoder.blocks.0.attention.qkv.q.lora_A.weight is A of the queries in the first block.
     """
-    state = {name: full(t.detach()) for name, t in model.state_dict().items() if name.startswith("head.")}
+    state = {name: full(t.detach()) for name, t in model.state_dict().items() if name.startswith(HEADS)}
     for layer, update in updates(model):
         for factor in ("lora_A", "lora_B"):
             for part, tensor in getattr(update, factor).items():

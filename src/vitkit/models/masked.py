@@ -45,7 +45,7 @@ class MaskedViT(nn.Module):
         chosen  (B, K): the indices of the patches to predict
         """
         patches, grid = self.vit.patches(images)
-        lead = int(self.vit.class_token is not None)
+        lead = self.vit.config.prefix
         if self.when == "before-positions":
             z = self.vit.embed(self.corrupted(patches, take), grid)
         else:

@@ -10,10 +10,11 @@ from vitkit.errors import Error
 from vitkit.ops.precision import widest_float
 
 Grid = tuple[int, int]
-# Libraries interpolate in five ways, whose results differ by several per cent.
+# Libraries interpolate in six ways, whose results differ by several per cent.
 RESIZE: dict[str, dict] = {
     "official": {"mode": "bilinear", "align_corners": True},  # scipy.ndimage.zoom, order 1
     "timm": {"mode": "bicubic", "align_corners": False, "antialias": True},
+    "flexivit": {"mode": "bilinear", "align_corners": False, "antialias": True},  # jax.image.resize
     "hf": {"mode": "bicubic", "align_corners": False},
     "torchvision": {"mode": "bicubic", "align_corners": True},
     "dinov2": {"mode": "bicubic", "align_corners": False},  # with a scale factor of (new grid + 0.1) / grid
@@ -21,7 +22,9 @@ RESIZE: dict[str, dict] = {
 
 
 def resize_positions(table: Tensor, grid: Grid, new_grid: Grid, method: str = "official") -> Tensor:
-    """Interpolate a table (1, N or N+1, D) from a grid (h, w) to a new one; a class entry is copied.
+    """Interpolate a table (1, N to N+2, D) from a grid (h, w) to a new one.
+
+    Entries of the class and distillation tokens, which come first, are copied.
 
     >>> resize_positions(torch.zeros(1, 197, 8), (14, 14), (24, 24)).shape
     torch.Size([1, 577, 8])
@@ -32,7 +35,7 @@ def resize_positions(table: Tensor, grid: Grid, new_grid: Grid, method: str = "o
         raise Error(f"a grid needs at least one row and one column: {grid} -> {new_grid}")
     h, w = grid
     extra = table.shape[-2] - h * w
-    if table.ndim != 3 or extra not in (0, 1):
+    if table.ndim != 3 or extra not in (0, 1, 2):
         raise Error(
             f"a position table for a {h}x{w} grid has shape (1, {h * w} or {h * w + 1}, D), "
             f"not {tuple(table.shape)}",
@@ -53,10 +56,31 @@ def resize_positions(table: Tensor, grid: Grid, new_grid: Grid, method: str = "o
     return torch.cat([first, square.flatten(2).mT], dim=1)
 
 
-def sincos2d(grid: Grid, width: int, *, device: torch.device | None = None) -> Tensor:
-    """Fixed 2D sine and cosine positions, (1, h*w, D), ordered sin x, cos x, sin y, cos y."""
+def resize_patch(kernel: Tensor, patch: int) -> Tensor:
+    """A patch embedding (D, C, P, P) for another patch size, by the pseudo-inverse of a resize (FlexiViT).
+
+    With B the matrix of a bilinear resize of patches, w_new = pinv(B^T) w: a larger patch that is a resized
+    image has the embedding of the original, exactly.
+    """
+    old = kernel.shape[-1]
+    if old == patch:
+        return kernel
+    dtype = widest_float(kernel.device)
+    units = torch.eye(old * old, dtype=dtype, device=kernel.device).view(-1, 1, old, old)
+    resized = F.interpolate(units, (patch, patch), mode="bilinear", align_corners=False)
+    inverse = torch.linalg.pinv(resized.flatten(1))  # (new^2, old^2); resized is B^T
+    flat = kernel.detach().to(dtype).flatten(2) @ inverse.mT
+    return flat.unflatten(-1, (patch, patch)).to(kernel.dtype).contiguous()
+
+
+def sincos2d(grid: Grid, width: int, *, kind: str = "sincos2d", device: torch.device | None = None) -> Tensor:
+    """Fixed 2D sine and cosine positions, (1, h*w, D), ordered sin x, cos x, sin y, cos y.
+
+    The D/4 rates are 10000^(-i/(D/4 - 1)) in big_vision (sincos2d), 10000^(-i/(D/4)) in MAE (sincos2d-mae).
+    """
     dtype = widest_float(device)
-    rate = torch.arange(width // 4, device=device, dtype=dtype) / max(1, width // 4 - 1)
+    steps = width // 4 if kind == "sincos2d-mae" else max(1, width // 4 - 1)
+    rate = torch.arange(width // 4, device=device, dtype=dtype) / steps
     rate = 10_000.0**-rate
     y, x = (torch.arange(n, device=device, dtype=dtype)[:, None] * rate for n in grid)
     y, x = (a.expand(*grid, -1) for a in (y[:, None], x[None, :]))  # (h, w, D/4)
@@ -66,14 +90,15 @@ def sincos2d(grid: Grid, width: int, *, device: torch.device | None = None) -> T
 class Positions(nn.Module):
     """Adds position embeddings to tokens, at the stem or before every layer (App. D.4).
 
-    kind       none, 1d (a learned row per token), 2d (learned x and y halves), sincos2d (fixed)
+    kind       none, 1d (a learned row per token), 2d (learned x and y halves), sincos2d and
+               sincos2d-mae (fixed, zero for the class token)
     injection  stem, every (one table per layer), shared (one table, added before every layer)
     """
 
     def __init__(
         self, kind: str, injection: str, *, grid: Grid, width: int, depth: int, lead: int, resize: str
     ):
-        """`lead`: 1 if a class token precedes the patches, else 0."""
+        """`lead`: tokens before the patches that have a position, such as the class token."""
         super().__init__()
         self.kind, self.injection, self.grid, self.lead, self.resize = kind, injection, grid, lead, resize
         self.width = width
@@ -84,7 +109,7 @@ class Positions(nn.Module):
             self.y = nn.Parameter(torch.empty(layers, h, width // 2))
             self.x = nn.Parameter(torch.empty(layers, w, width // 2))
             if lead:  # the class token is not on the grid
-                self.first = nn.Parameter(torch.empty(layers, 1, width))
+                self.first = nn.Parameter(torch.empty(layers, lead, width))
 
     def forward(self, z: Tensor, grid: Grid, layer: int) -> Tensor:
         """z plus the positions that are added before this layer."""
@@ -94,8 +119,9 @@ class Positions(nn.Module):
 
     def at(self, grid: Grid, layer: int = 0, *, device: torch.device | None = None) -> Tensor:
         """The positions of one layer for a grid, (1, T, D)."""
-        if self.kind == "sincos2d":
-            return F.pad(sincos2d(grid, self.width, device=device), (0, 0, self.lead, 0))
+        if self.kind.startswith("sincos2d"):
+            table = sincos2d(grid, self.width, kind=self.kind, device=device)
+            return F.pad(table, (0, 0, self.lead, 0))
         if self.kind == "2d":
             y, x = (self.line(t[layer], n) for t, n in zip((self.y, self.x), grid, strict=True))
             square = torch.cat([x[None].expand(len(y), -1, -1), y[:, None].expand(-1, len(x), -1)], -1)

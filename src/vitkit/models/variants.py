@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from vitkit.errors import ConfigError, Error, did_you_mean
+from vitkit.models.families import NAMES, family_options
 from vitkit.models.initialization import initialize_resnet, initialize_vit
 from vitkit.models.resnet import ResNet, ResNetConfig, StemConfig
 from vitkit.models.vit import ViT, ViTConfig, with_size_note
@@ -70,6 +71,7 @@ NAMED: dict[str, Published | None] = {
     "Axial-ViT-B/32": None,
     "Axial-ViT-B/16": None,
     "AxialResNet-50": None,
+    **dict.fromkeys(NAMES),
     **{f"BiT-R{depth}x{width}": None for depth in RESNETS for width in (1, 2, 3, 4)},
 }
 
@@ -86,11 +88,14 @@ def variant(name: str) -> Config:
         axial, stem, size, patch = match[1], match[2], match[3], int(match[4])
         if size in VARIANTS and patch and not (axial and stem):
             return vit_variant(size, patch, stem, axial=bool(axial))
+    if options := family_options(name):
+        return ViTConfig(**options)
     raise Error(
         f"no model {name!r};{did_you_mean(name, NAMED)} known: ViT-X/P with X one of {', '.join(VARIANTS)} "
         "and any patch size P, "
         f"Axial-ViT-X/P, R50+ViT-X/16 or /32, R26+ViT-X/32, R+ViT-X/16, "
-        f"and BiT-RNxW or AxialResNet-N with N one of {', '.join(map(str, RESNETS))} (see: vitkit list)",
+        f"and BiT-RNxW or AxialResNet-N with N one of {', '.join(map(str, RESNETS))}, "
+        "and DINOv2, DINOv3, CLIP, SigLIP, DeiT, MAE, FlexiViT, EVA02 with their sizes (see: vitkit list)",
         code="model.unknown",
     )
 

@@ -33,35 +33,57 @@ def exporting() -> Iterator[None]:
         EXPORTING = before
 
 
-def can_fuse(z: Tensor, weight: Tensor) -> bool:
-    """The rule for fused kernels: z is bf16, or autocast to it, on an NVIDIA GPU, and nothing is exported."""
-    if EXPORTING or not (AVAILABLE and z.is_cuda) or any(n % 8 for n in weight.shape):
+def can_fuse(z: Tensor, weight: Tensor, *, supported: bool = True) -> bool:
+    """The rule for fused kernels: z is bf16, or autocast to it, on an NVIDIA GPU, and nothing is exported.
+
+    supported: whether the kernel computes the layer's options; others run in PyTorch.
+    """
+    if EXPORTING or not (supported and AVAILABLE and z.is_cuda) or any(n % 8 for n in weight.shape):
         return False
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else z.dtype
     return dtype == torch.bfloat16
 
 
 def mlp(z: Tensor, up: nn.Linear, down: nn.Linear, *, gelu: str = "tanh", dropout: float = 0.0) -> Tensor:
-    """Two dense layers with a GELU ("tanh" or "none", its exact form) between them, (..., D) -> (..., D)."""
-    if gelu == "tanh" and not dropout and can_fuse(z, up.weight):
+    """Two dense layers with a GELU between them, (..., D) -> (..., D).
+
+    gelu: "tanh", "none" (its exact form) or "quick" (CLIP's z sigmoid(1.702 z))
+    """
+    if can_fuse(z, up.weight, supported=gelu == "tanh" and not dropout):
         return fused_mlp(z, up, down)
-    hidden = F.dropout(F.gelu(up(z), approximate=gelu), dropout)
-    return F.dropout(down(hidden), dropout)
+    hidden = quick_gelu(up(z)) if gelu == "quick" else F.gelu(up(z), approximate=gelu)
+    return F.dropout(down(F.dropout(hidden, dropout)), dropout)
 
 
-def qkv(z: Tensor, layer: nn.Linear, heads: int, queries: int | None = None) -> QKV:
-    """Queries, keys and values, (B, N, D) -> three of (B, K, N, Dh); `queries`: only of the first tokens."""
+def quick_gelu(z: Tensor) -> Tensor:
+    return z * torch.sigmoid(1.702 * z)
+
+
+def qkv(z: Tensor, layer: nn.Linear, heads: int, queries: int | None = None, *, key_bias: bool = True) -> QKV:
+    """Queries, keys and values, (B, N, D) -> three of (B, K, N, Dh); `queries`: only of the first tokens.
+
+    key_bias: whether keys have a bias; if not, the layer's own counts as zero.
+    """
+    bias = layer.bias if key_bias or layer.bias is None else without_key_bias(layer.bias)
     if queries is None:
-        if torch.is_grad_enabled() and layer.bias is not None and can_fuse(z, layer.weight):
+        known = bias is not None and key_bias
+        if torch.is_grad_enabled() and can_fuse(z, layer.weight, supported=known):
             return fused_qkv(z, layer, heads)
-        q, k, v = layer(z).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        packed = layer(z) if key_bias else F.linear(z, layer.weight, bias)
+        q, k, v = packed.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         return q, k, v
-    width, bias = z.shape[-1], layer.bias
+    width = z.shape[-1]
     wq, wkv = layer.weight.tensor_split([width])
     bq, bkv = (None, None) if bias is None else bias.tensor_split([width])
     q = F.linear(z[:, :queries], wq, bq).unflatten(-1, (heads, -1)).transpose(1, 2)
     k, v = F.linear(z, wkv, bkv).unflatten(-1, (2, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
     return q, k, v
+
+
+def without_key_bias(bias: Tensor) -> Tensor:
+    """The bias of a qkv layer with zeros for the keys."""
+    q, k, v = bias.chunk(3)
+    return torch.cat([q, torch.zeros_like(k), v])
 
 
 def patch_embedding(maps: Tensor, project: nn.Conv2d) -> Tensor:

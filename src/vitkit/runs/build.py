@@ -23,7 +23,7 @@ from vitkit.data.splits import Placed, complete, join, subset, with_noise
 from vitkit.datasets.opening import open_data
 from vitkit.errors import Error, similar_path
 from vitkit.io.files import replace_file
-from vitkit.models.adapt import adapt
+from vitkit.models.adapt import adapt, linear_heads
 from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.variants import Model, configure, fresh, with_options
 from vitkit.models.vit import with_size_note
@@ -299,8 +299,8 @@ def build_model(recipe: Recipe, train_split: Source, load: Callable[[str], Model
         known = {k: v for k, v in training.items() if hasattr(config, k)}
         config = with_options(replace(config, **known), recipe.model_options)
         model = fresh(task.configure(config), seed=recipe.seed)
-        if recipe.head_bias and model.head is not None:
-            torch.nn.init.constant_(model.head.bias, recipe.head_bias)
+        for head in linear_heads(model) if recipe.head_bias else ():
+            torch.nn.init.constant_(head.bias, recipe.head_bias)
         origin = Origin(format="vitkit", source=f"{recipe.model} from scratch")
     else:
         raise Error(

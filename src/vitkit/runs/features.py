@@ -27,6 +27,7 @@ from vitkit.io.cache import touch, trim
 from vitkit.io.files import replace_file
 from vitkit.metrics.frozen_features import L2, LinearHead, choose_shots, fewshot_grid, ridge_head
 from vitkit.metrics.intervals import wilson, with_interval
+from vitkit.models.adapt import set_head
 from vitkit.models.variants import Model
 from vitkit.recipes.recipe import Recipe
 from vitkit.report.terminal import Live
@@ -200,10 +201,7 @@ def fit_head(
 ) -> LinearHead:
     """Set the model's head to a ridge classifier of its frozen features; collective."""
     head = ridge_classifier(model, source, runtime, batch=batch, workers=workers, seed=seed)
-    assert model.head is not None
-    with torch.no_grad():
-        model.head.weight.copy_(head.weight)
-        model.head.bias.copy_(head.bias)
+    set_head(model, head.weight, head.bias)
     return head
 
 

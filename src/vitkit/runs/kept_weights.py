@@ -11,6 +11,7 @@ from torch import nn
 
 from vitkit.io.files import replace_file
 from vitkit.metrics.intervals import percent
+from vitkit.models.adapt import linear_heads
 from vitkit.models.lora import has_lora, merged_state
 from vitkit.models.variants import Model, skeleton
 from vitkit.recipes.recipe import Recipe
@@ -91,8 +92,9 @@ def apply_calibration(model: Model, recipe: Recipe, progress: Mapping[str, Any])
     if not fitted or model.head is None:
         return
     with torch.no_grad():
-        model.head.weight.div_(fitted["temperature"])
-        model.head.bias.div_(fitted["temperature"])
+        for head in linear_heads(model):
+            head.weight.div_(fitted["temperature"])
+            head.bias.div_(fitted["temperature"])
     model.reject_below = fitted["threshold"]
 
 

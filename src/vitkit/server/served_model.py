@@ -74,7 +74,9 @@ def all_head_maps(model: ViT, image: Tensor) -> np.ndarray:
     prefix = prefix_tokens(model)
     with eval_mode(model), torch.no_grad():
         weights = (w[0, ..., prefix:] for w in model.attention(image.to(model.project.weight)))  # (K, T, N)
-        return np.stack([array(w[:, 0] if prefix else at_least_float32(w).mean(1)) for w in weights])
+        if model.class_token is not None:
+            return np.stack([array(w[:, 0]) for w in weights])
+        return np.stack([array(at_least_float32(w[:, prefix:]).mean(1)) for w in weights])
 
 
 def to_list(heat: np.ndarray) -> list[float]:

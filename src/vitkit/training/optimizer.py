@@ -181,7 +181,8 @@ def layer_of(name: str) -> int:
         return int(match[1]) + 1
     if match := re.match(r"stages\.(\d+)\.", name):
         return int(match[1]) + 1
-    below = ("stem.", "project.", "positions.", "class_token", "mask_token", "root.")
+    below = ("stem.", "project.", "positions.", "class_token", "distillation_token", "registers",
+             "mask_token", "input_norm.", "root.")  # fmt: skip
     return 0 if name.startswith(below) else TOP
 
 

@@ -3,6 +3,7 @@
 from torch import nn
 
 from vitkit.errors import Error
+from vitkit.models.adapt import HEADS
 from vitkit.models.lora import LoRA, add_lora
 from vitkit.options import parse_train
 from vitkit.training.optimizer import TOP, layer_of
@@ -19,7 +20,7 @@ def freeze(model: nn.Module, train: str, lora: LoRA = LoRA(), seed: int = 0) -> 
     if kind == "lora":
         add_lora(model, lora, seed)
     for name, parameter in model.named_parameters():
-        is_new = name.startswith("head.") or ".lora_" in name
+        is_new = name.startswith(HEADS) or ".lora_" in name
         in_layers = layer_of(name) >= first and kind == "last"
         parameter.requires_grad_(kind == "all" or is_new or in_layers)
 

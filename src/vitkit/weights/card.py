@@ -15,6 +15,11 @@ from vitkit.models.vit import ViTConfig
 from vitkit.weights.limits import LONGEST_LABEL, out_of_range
 
 VERSION = 1
+LATER = {  # fields that version 0.1 does not know: written only where they are not the default
+    "representation_kind", "class_position", "registers", "distilled", "rope", "rope_shift", "rope_jitter",
+    "rope_rescale", "input_norm", "mlp", "mlp_norm", "project_bias", "key_bias", "qk_norm",
+    "stochastic_depth_uniform", "stochastic_depth_rescale",
+}  # fmt: skip
 ADAPTER = "lora"  # layout of a file with a LoRA adapter, which is not a whole model
 FIRST_TASKS = ("classify", "multilabel")  # a card distinguishes these by its field `multilabel`
 KINDS = {"ViT": ViTConfig, "ResNet": ResNetConfig}
@@ -47,6 +52,8 @@ def to_json(card: Card) -> str:
     kind = "ViT" if isinstance(card.config, ViTConfig) else "ResNet"
     table = asdict(card)
     task = table.pop("task")
+    usual = {f.name: f.default for f in fields(card.config)}
+    table["config"] = {k: v for k, v in table["config"].items() if k not in LATER or v != usual[k]}
     if not table["reject_below"]:
         del table["reject_below"]
     if task in FIRST_TASKS:  # version 0.1 reads these

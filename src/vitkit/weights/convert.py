@@ -1,6 +1,7 @@
 """Convert a weight file to another format, and check the result against the library of that format."""
 
 import importlib.util
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from vitkit.models.vit import ViTConfig
 from vitkit.options import parse_view
 from vitkit.weights.formats import formats
 from vitkit.weights.formats.layout import Layout
+from vitkit.weights.formats.timm_config import model_args
 from vitkit.weights.load import load
 from vitkit.weights.save import format_of, layout_for, save
 
@@ -97,6 +99,7 @@ def convert(
 
 def save_and_check(model: Model, source: str | Path, out: Path, trial: Path, format: str) -> Conversion:
     """Save the model at `trial`, load it again, and compare it with the model and with the peer library."""
+    model = formats()[format].equivalent(model) if format in formats() else model
     layout = layout_for(model.config, format, out)
     notes = save(model, trial, format)
     loaded = load(trial, image_size=model.config.image_size, heads=getattr(model.config, "heads", None))
@@ -188,7 +191,8 @@ def peer_config(config: Config, layout: Layout) -> Config:
 
 def not_comparable(config: Config, layout: Layout) -> str:
     """Why the peer cannot build this model; empty if it can."""
-    if isinstance(config, ViTConfig) and layout.peer == "timm" and config.positions != "1d":
+    rope = isinstance(config, ViTConfig) and config.rope != "none"
+    if isinstance(config, ViTConfig) and layout.peer == "timm" and config.positions != "1d" and not rope:
         return f"timm has no {config.positions} positions"
     if isinstance(config, ViTConfig) and config.stem and config.covered != config.image_size:
         return f"{layout.peer} pads images of a hybrid to whole patches, and vitkit crops them"
@@ -238,13 +242,21 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 def load_timm(path: Path, config: Config, layout: str) -> Forward:
     """A timm model; timm also reads official files."""
     resnet = isinstance(config, ResNetConfig)
-    peer = timm_resnet(config) if isinstance(config, ResNetConfig) else timm_vit(config)
+    if isinstance(config, ResNetConfig):
+        peer = timm_resnet(config)
+    else:
+        peer = timm_eva(config) if layout == "timm-eva" else timm_vit(config)
     if layout.startswith("official"):
         peer.load_pretrained(str(path))
     else:
         peer.load_state_dict(read_state_dict(path), strict=True)
     peer.eval()
-    has_head = isinstance(config, ResNetConfig) or not config.representation  # timm has no tanh layer
+    # timm has no tanh layer
+    has_head = (
+        isinstance(config, ResNetConfig)
+        or config.representation_kind == "linear"
+        or not config.representation
+    )
 
     def forward(pixels: Tensor) -> tuple[Tensor | None, Tensor]:
         z = peer.forward_features(pixels)
@@ -255,7 +267,8 @@ def load_timm(path: Path, config: Config, layout: str) -> Forward:
 
 
 def timm_vit(c: ViTConfig) -> Any:
-    from timm.layers import HybridEmbed
+    from timm.layers import HybridEmbed, LayerNorm, SwiGLUPacked
+    from timm.models.deit import VisionTransformerDistilled
     from timm.models.vision_transformer import VisionTransformer
     from timm.models.vision_transformer_hybrid import _resnetv2
 
@@ -263,22 +276,30 @@ def timm_vit(c: ViTConfig) -> Any:
     if c.stem:
         backbone = _resnetv2(layers=c.stem.blocks, in_chans=c.channels)
         options["embed_layer"] = partial(HybridEmbed, backbone=backbone, proj=True)
-    return VisionTransformer(
-        img_size=c.image_size,
-        patch_size=c.patch,
+    if c.mlp == "swiglu":
+        options |= {"mlp_layer": SwiGLUPacked, "act_layer": torch.nn.SiLU}
+    kind: Any = VisionTransformerDistilled if c.distilled else VisionTransformer
+    return kind(
+        in_chans=c.channels,
+        num_classes=c.classes or c.representation,
+        pre_norm=c.input_norm,
+        norm_layer=partial(LayerNorm, eps=c.norm_eps),
+        dynamic_img_size=not c.stem and c.covered == c.image_size,  # else timm refuses the size
+        **(model_args(c) | {"patch_size": c.patch} | options),
+    )
+
+
+def timm_eva(c: ViTConfig) -> Any:
+    """timm's EVA-02 or DINOv3."""
+    from timm.layers import LayerNorm
+    from timm.models.eva import Eva
+
+    return Eva(
         in_chans=c.channels,
         num_classes=c.classes,
-        global_pool={"token": "token", "gap": "avg", "map": "map"}[c.head],
-        embed_dim=c.width,
-        depth=c.depth,
-        num_heads=c.heads,
-        mlp_ratio=c.hidden / c.width,
-        qkv_bias=c.qkv_bias,
-        class_token=bool(c.class_token),
-        init_values=1e-5 if c.layer_scale else None,
-        fc_norm=c.final_norm == "pooled",
-        act_layer="gelu_tanh" if c.gelu == "tanh" else "gelu",
-        **options,
+        norm_layer=partial(LayerNorm, eps=c.norm_eps),
+        dynamic_img_size=c.covered == c.image_size,
+        **model_args(c),
     )
 
 
@@ -296,10 +317,39 @@ def timm_resnet(c: ResNetConfig) -> Any:
     )
 
 
+def load_tower(path: Path, layout: str) -> Forward:
+    """DINOv2, DINOv3, CLIP or SigLIP of transformers."""
+    import transformers
+
+    architecture = json.loads((path / "config.json").read_text("utf-8"))["architectures"][0]
+    kind = getattr(transformers, architecture)
+    peer = kind.from_pretrained(str(path), local_files_only=True).eval()
+    resized = {"interpolate_pos_encoding": True} if layout in ("hf-clip", "hf-siglip") else {}
+
+    def forward(pixels: Tensor) -> tuple[Tensor | None, Tensor]:
+        if "ForImageClassification" in architecture:
+            return peer(pixels).logits, peer.base_model(pixels).last_hidden_state
+        out = peer(pixels, **resized)
+        if layout != "hf-clip":
+            return out.pooler_output, out.last_hidden_state
+        tower = getattr(peer, "vision_model", peer)
+        return out.image_embeds, tower.post_layernorm(out.last_hidden_state)
+
+    return forward
+
+
 def load_transformers(path: Path, config: Config, layout: str) -> Forward:
-    from transformers import ViTForImageClassification, ViTModel
+    from transformers import DeiTForImageClassificationWithTeacher, ViTForImageClassification, ViTModel
 
     assert isinstance(config, ViTConfig)
+    if layout != "hf":
+        return load_tower(path, layout)
+    if config.distilled and config.classes:
+        deit = DeiTForImageClassificationWithTeacher.from_pretrained(str(path), local_files_only=True).eval()
+        return lambda pixels: (
+            deit(pixels, interpolate_pos_encoding=True).logits,
+            deit.deit(pixels, interpolate_pos_encoding=True).last_hidden_state,
+        )
     if config.classes:
         peer = ViTForImageClassification.from_pretrained(str(path), local_files_only=True).eval()
 

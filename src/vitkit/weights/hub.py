@@ -29,8 +29,12 @@ REPO = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*/\w[\w.-]*(?<![.-])(?<!\.git)", re.A
 REVISION = re.compile(r"(?!.*\.\.)\w[\w./-]*", re.ASCII)
 PASSWORD = re.compile(r"//[^/@]*@")  # with the name before it
 SHARD = re.compile(r"-\d{5}-of-(\d{5})")
-FAMILIES = ("vit", "deit", "flexivit", "resnetv2", "test_vit")  # timm architectures that may fit
-MODEL_TYPES = ("vit", "vit_mae")  # of transformers
+FAMILIES = ("vit", "deit", "flexivit", "eva02", "resnetv2", "test_vit")  # timm architectures that may fit
+VIT_TYPES = ("vit", "vit_mae", "deit")  # of transformers, with the array names of its ViT
+MODEL_TYPES = (
+    *VIT_TYPES, "dinov2", "dinov2_with_registers", "dinov3_vit",
+    "clip", "clip_vision_model", "siglip", "siglip_vision_model",
+)  # fmt: skip
 SHOWN = 12  # files of a repository in a message
 NAMES = 500  # models of an owner that a mistyped name is compared with
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN"

@@ -25,6 +25,10 @@ RANGES: dict[str, tuple[float, float]] = {  # field -> smallest and largest valu
     "dropout": (0, 1),
     "attention_dropout": (0, 1),
     "stochastic_depth": (0, 1),
+    "registers": (0, 1024),
+    "rope_shift": (0, 100),
+    "rope_jitter": (1, 100),
+    "rope_rescale": (1, 100),
     "crop": (0.05, 1),
     "mean": (-1e4, 1e4),
     "std": (1e-4, 1e4),
@@ -89,7 +93,7 @@ def check_size(config: ViTConfig | ResNetConfig) -> None:
                 f"image_size is {height}x{width} and patch {config.patch}: {tokens} patches per image; "
                 f"the limit is {MOST_TOKENS}"
             )
-        tensors += [tokens * 3 * config.width, tokens * config.hidden]
+        tensors += [tokens * 3 * config.width, 2 * tokens * config.hidden]
         if config.positions == "relative" and config.attention == "full":
             tensors += [config.heads * tokens * tokens]
         tensors += [config.stem.width * height * width // 4] if config.stem else []

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitkit.errors import WeightsError
 from vitkit.models.card import Origin, Preprocessing, pair, shorter_side, with_view
@@ -19,7 +19,7 @@ from vitkit.weights.formats.vitkit import LAYOUT as OWN
 from vitkit.weights.hub import is_hub
 from vitkit.weights.limits import check_model
 from vitkit.weights.locate import locate, open_weights, side_files
-from vitkit.weights.published import published_view
+from vitkit.weights.published import by_source, licence_note, published_view
 from vitkit.weights.untrusted import Arrays, UntrustedCheckpoint, listed, one_line
 
 LONGEST = 1500  # characters of an error message, which may quote an untrusted file
@@ -51,8 +51,7 @@ def load(
         files = {} if card and card.layout == OWN.name else side_files(path)
         hints = Hints(heads=heads, image_size=None if image_size is None else pair(image_size), files=files)
         layout, sources, spec = identify(arrays, card, hints)
-        if gelu is not None and isinstance(spec.config, ViTConfig):
-            spec = replace(spec, config=replace(spec.config, gelu=gelu))
+        spec = with_gelu(spec, gelu)
         check_model(spec.config, spec.preprocessing, spec.labels)
         model, notes = assemble(
             arrays, layout, sources, spec, allow_missing=tuple(allow_missing), ignore=tuple(ignore)
@@ -69,9 +68,9 @@ def load(
     model.labels, label_notes = choose_labels(labels, spec, model.config.classes, layout.name)
     notes = (*arrays.notes, *spec.notes, *notes, *label_notes)
     model.preprocessing = preprocessing or spec.preprocessing
-    if not (card or preprocessing) and (view := published_view(origin.source)):
-        model.preprocessing = with_view(spec.preprocessing, model.config.image_size, *parse_view(view))
-        notes = (*notes, f"preprocessed as for its published accuracy: view {view}")
+    if not (card or preprocessing):
+        model.preprocessing, more = published_preprocessing(origin.source, spec, model.config.image_size)
+        notes += more
     model.task = card.task if card else "classify"
     model.reject_below = card.reject_below if card else 0.0
     model.origin = with_size_note(origin_of(origin, card, layout, notes), model.config)
@@ -85,7 +84,26 @@ def origin_of(origin: Origin, card: Card | None, layout: Layout, notes: tuple[st
         origin = replace(origin, licence=origin.licence or card.origin.licence)
     elif card:
         origin = card.origin
-    return replace(origin, format=layout.name, notes=notes)
+    return replace(origin, format=layout.name, notes=notes + licence_note(origin))
+
+
+def with_gelu(spec: ModelSpec, gelu: str | None) -> ModelSpec:
+    if gelu is None or not isinstance(spec.config, ViTConfig):
+        return spec
+    return replace(spec, config=replace(spec.config, gelu=gelu))
+
+
+def published_preprocessing(
+    source: str, spec: ModelSpec, size: tuple[int, int]
+) -> tuple[Preprocessing, tuple[str, ...]]:
+    """The preprocessing of a published checkpoint's publisher with a note, or that of the file."""
+    published = by_source(source)
+    if published and published.preprocessing:
+        return published.preprocessing, ("preprocessed as its publisher does",)
+    if view := published_view(source):
+        note = f"preprocessed as for its published accuracy: view {view}"
+        return with_view(spec.preprocessing, size, *parse_view(view)), (note,)
+    return spec.preprocessing, ()
 
 
 def identify(arrays: Arrays, card: Card | None, hints: Hints) -> tuple[Layout, dict[str, Source], ModelSpec]:
@@ -142,6 +160,8 @@ def with_json_files(spec: ModelSpec, inferred: ModelSpec, hints: Hints, layout: 
 
 def source_shape(arrays: Arrays, source: Source) -> tuple[int, ...]:
     shape = arrays.shapes[source.name]
+    if source.rows is not None:
+        return (source.rows[1] - source.rows[0], *shape[1:])
     return shape if source.layer is None else shape[1:]
 
 
@@ -162,7 +182,8 @@ def assemble(
         )
     entries = layout.entries(spec.config)
     skipped_prefixes = (*spec.ignored, *ignore)
-    expected = {name for entry in entries for name in entry.foreign}
+    constants = layout.constants(spec.config)
+    expected = {name for entry in entries for name in entry.foreign} | constants.keys()
     skipped = [n for n in sources if n not in expected and n.startswith(skipped_prefixes)]
     unexpected = [n for n in sources if n not in expected and not n.startswith(skipped_prefixes)]
     incomplete = [e for e in entries if any(n not in sources for n in e.foreign)]
@@ -174,8 +195,13 @@ def assemble(
     present = [e for e in entries if e.own not in set(initialised)]
     mismatches = [m for e in present if (m := shape_mismatch(arrays, sources, e, shapes[e.own]))]
     check_arrays(layout.name, missing, unexpected, mismatches)
+    check_constants(arrays, sources, constants)
     tensors = {e.own: read_entry(arrays, sources, e) for e in present}
+    computed = [name for name, _ in model.named_buffers() if name not in {e.own for e in entries}]
     notes = [f"skipped {len(skipped)} arrays: {listed(skipped)}"] if skipped else []
+    if computed:  # such as RoPE's periods, which not every file stores
+        start = fresh(spec.config).state_dict()
+        tensors |= {name: start[name] for name in computed}
     if initialised:
         start = fresh(spec.config).state_dict()
         tensors |= {name: start[name] for name in initialised}
@@ -198,6 +224,7 @@ def shape_mismatch(arrays: Arrays, sources: dict[str, Source], entry: Entry, sha
     stored = [source_shape(arrays, sources[name]) for name in entry.foreign]
     try:
         result = joined_shape([entry.form.read(torch.empty(s, device="meta")).shape for s in stored])
+        result = tuple(entry.joined.read(torch.empty(result, device="meta")).shape) if result else ()
     except (RuntimeError, IndexError):
         result = ()
     if result == shape:
@@ -241,6 +268,7 @@ def read_entry(arrays: Arrays, sources: dict[str, Source], entry: Entry) -> Tens
         source = sources[name]
         array = arrays.read(source.name)
         array = array if source.layer is None else array[source.layer]
+        array = array if source.rows is None else array[slice(*source.rows)]
         if array.dtype not in FLOATS:
             raise UntrustedCheckpoint(
                 f"array {source.name!r} has dtype {array.dtype}, not a floating-point one",
@@ -255,7 +283,17 @@ def read_entry(arrays: Arrays, sources: dict[str, Source], entry: Entry) -> Tens
             )
         parts.append(entry.form.read(array))
     tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
-    return nn.Parameter(tensor.contiguous())
+    return entry.joined.read(tensor).contiguous()
+
+
+def check_constants(arrays: Arrays, sources: dict[str, Source], constants: dict[str, Tensor]) -> None:
+    """Refuse a file whose fixed arrays have other values, which would be another model."""
+    for name, value in constants.items():
+        if name in sources and not torch.equal(arrays.read(sources[name].name).to(value), value):
+            raise UntrustedCheckpoint(
+                f"array {sources[name].name!r} does not have the fixed values of this format",
+                code="weights.values",
+            )
 
 
 def choose_labels(

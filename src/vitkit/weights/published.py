@@ -12,7 +12,9 @@ from vitkit.io import http
 from vitkit.io.cache import cache_folder
 from vitkit.io.files import sha256
 from vitkit.io.http import NetworkError, Progress
+from vitkit.models.card import Origin, Preprocessing
 from vitkit.weights import hub
+from vitkit.weights.published_modern import NON_COMMERCIAL, modern
 
 HUB_PAGE = "https://huggingface.co/"
 TRIES = 5  # in a row without a byte of progress
@@ -92,6 +94,7 @@ def progress_bar(name: str) -> Iterator[Progress]:
 VIT = "https://storage.googleapis.com/vit_models"
 BIT = "https://storage.googleapis.com/bit_models"
 LICENCE = "Apache-2.0"
+SHARED_NAME = "model.safetensors"  # of every model on Hugging Face
 AUGREG_VIEWS = {224: "centre:256", 384: "centre:448"}  # image size -> view, as big_vision evaluates AugReg
 AUGREG = re.compile(  # file names of the 50,000 AugReg checkpoints
     r"\w+-i(?:1k|21k)-\d+ep-lr_[\d.]+-aug_\w+-wd_[\d.]+-do_[\d.]+-sd_[\d.]+"
@@ -112,6 +115,9 @@ class Weight:
     top1: float | None = None  # ImageNet top-1 in per cent, as published
     view: str = "squash"  # preprocessing of that evaluation; "centre:N" resizes the shorter side to N first
     licence: str = LICENCE
+    evaluation: str = ""  # how the top-1 of a model without a head was measured, such as "linear probe"
+    gated: str = ""  # what to do where the publisher wants its licence to be accepted first
+    preprocessing: Preprocessing | None = None  # that of the publisher, where the file does not hold it
 
 
 def original() -> Iterator[Weight]:
@@ -174,17 +180,26 @@ def bit() -> Iterator[Weight]:
         yield Weight(f"{model}.M-i1k", model, address, None, 480, "ImageNet-21k, ImageNet", top1)
 
 
-PUBLISHED: dict[str, Weight] = {w.name: w for family in (original, augreg, bit) for w in family()}
+def later() -> Iterator[Weight]:
+    """DINOv2, DINOv3, SigLIP, CLIP, DeiT, MAE, FlexiViT and EVA-02."""
+    for row in modern():
+        yield Weight(**row)
+
+
+PUBLISHED: dict[str, Weight] = {w.name: w for family in (original, augreg, bit, later) for w in family()}
 
 
 def cache_path(weight: Weight, cache: Path | None = None) -> Path:
     """The path of a published checkpoint in the cache, downloaded or not."""
-    return (cache or cache_folder()) / f"{weight.name.replace('/', '_')}.npz"
+    ending = next((e for e in (".safetensors", ".pth") if weight.address.endswith(e)), ".npz")
+    return (cache or cache_folder()) / f"{weight.name.replace('/', '_')}{ending}"
 
 
 def fetch(weight: Weight, cache: Path | None = None) -> tuple[Path, str]:
     """The cached file and its SHA-256; downloaded the first time, verified every time."""
     path = cache_path(weight, cache)
+    if weight.gated and not path.exists():
+        raise DownloadError(f"{weight.name}: {weight.gated}", code="weights.gated")
     try:
         return path, download(weight.address, path)
     except DownloadError as error:
@@ -196,7 +211,25 @@ def published_view(source: str) -> str:
     name = source.rpartition("/")[2]
     if match := AUGREG.fullmatch(name):
         return AUGREG_VIEWS.get(int(match[1] or 224), "")
-    return next((w.view for w in PUBLISHED.values() if w.address.endswith(f"/{name}")), "")
+    weight = by_source(source)
+    return weight.view if weight else ""
+
+
+def by_source(source: str) -> Weight | None:
+    """The published checkpoint of an address or file name; names that many files share say nothing."""
+    name = source.rpartition("/")[2]
+    for weight in PUBLISHED.values():
+        same_name = name != SHARED_NAME and weight.address.endswith((f"/{name}", f"#{name}"))
+        if weight.address == source or same_name:
+            return weight
+    return None
+
+
+def licence_note(origin: Origin) -> tuple[str, ...]:
+    """What the licence forbids, also of a file that has the name of a published one; often nothing."""
+    published = by_source(origin.source)
+    licence = origin.licence or (published.licence if published else "")
+    return (NON_COMMERCIAL[licence],) if licence in NON_COMMERCIAL else ()
 
 
 def unknown(source: str) -> WeightsError:
@@ -228,6 +261,8 @@ def check_obtainable(source: str) -> None:
         return hub.check_obtainable(source)
     weight = None if Path(source).exists() else PUBLISHED[source]
     if weight and not cache_path(weight).exists():
+        if weight.gated:
+            raise DownloadError(f"{weight.name}: {weight.gated}", code="weights.gated")
         try:
             check_reachable(weight.address)
         except DownloadError as error:

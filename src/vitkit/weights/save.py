@@ -16,10 +16,10 @@ from torch import Tensor
 from vitkit.errors import WeightsError
 from vitkit.io.files import replace_file
 from vitkit.models.variants import Config, Model
-from vitkit.models.vit import ViTConfig
+from vitkit.models.vit import ViT, ViTConfig
 from vitkit.weights.card import card_of, to_json
 from vitkit.weights.formats import formats
-from vitkit.weights.formats.layout import Hints, Layout
+from vitkit.weights.formats.layout import Hints, Layout, Source
 from vitkit.weights.formats.vitkit import LAYOUT as OWN
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -33,9 +33,13 @@ def save(model: Model, path: str | Path, format: str | None = None) -> tuple[str
     """
     path = Path(path)
     format = format or format_of(path)
+    given, model = model, formats()[format].equivalent(model) if format in formats() else model
     layout = layout_for(model.config, format, path)
+    if reason := rounded_periods(model, layout):
+        raise WeightsError(f"cannot save as {format}: {reason}", code="weights.unsupported")
     in_json = bool(layout.json_files) and not path.suffix
     notes = [*differences(model.config, layout, in_json=in_json), *lost_in_arrays(model, layout, path)]
+    notes += changed_tokens(given.config, model.config, format)
     card = to_json(card_of(model, layout.name))
     with writable(path):
         if not path.suffix:
@@ -79,6 +83,34 @@ def layout_for(config: Config, format: str, path: Path) -> Layout:
     return layout
 
 
+def changed_tokens(given: Config, written: Config, format: str) -> list[str]:
+    """Notes on tokens that a format needs otherwise; the outputs are the same."""
+    if not (isinstance(given, ViTConfig) and isinstance(written, ViTConfig)):
+        return []
+    notes = {
+        "class_position": (
+            "the position of the class token is added to it",
+            "the class token has a position of zeros",
+        ),
+        "mask_token": ("without the mask token, which only pre-training uses", "with a mask token of zeros"),
+    }
+    changed = [field for field in notes if getattr(given, field) != getattr(written, field)]
+    return [f"{notes[field][getattr(written, field)]}, as {format} needs it" for field in changed]
+
+
+def rounded_periods(model: Model, layout: Layout) -> str:
+    """Why a file without RoPE's periods would be another model; empty if its reader computes the same."""
+    rope = model.encoder.rope if isinstance(model, ViT) else None
+    stored = {entry.own for entry in layout.entries(model.config)}
+    if rope is None or "encoder.rope.periods" in stored or torch.equal(rope.periods, rope.exact_periods()):
+        return ""
+    return (
+        "the periods of this model's RoPE are rounded, as in the original files of DINOv3, and "
+        f"{layout.peer or 'its reader'} computes exact ones; save it as dino or vitkit, or start from timm's "
+        "files, whose periods are exact (vitkit list weights)"
+    )
+
+
 def differences(config: Config, layout: Layout, *, in_json: bool = False) -> Iterator[str]:
     """Notes on fields that the layout's library computes differently; in_json: config.json has remedies."""
     own, native = flat(config), flat(layout.native(config))
@@ -95,7 +127,10 @@ def lost_in_arrays(model: Model, layout: Layout, path: Path) -> Iterator[str]:
     if layout.name == OWN.name or in_json or not isinstance(config, ViTConfig):
         return
     written = {name: tuple(tensor.shape) for name, tensor in foreign_arrays(model, layout)}
-    shapes = {name: written[source.name] for name, source in layout.canonical_names(written).items()}
+    shapes = {
+        name: rows_of(written[source.name], source)
+        for name, source in layout.canonical_names(written).items()
+    }
     for field, flag, argument in (
         ("heads", "--heads", "num_heads"),
         ("image_size", "--image-size", "img_size"),
@@ -117,6 +152,11 @@ def lost_in_arrays(model: Model, layout: Layout, path: Path) -> Iterator[str]:
         )
 
 
+def rows_of(shape: tuple[int, ...], source: Source) -> tuple[int, ...]:
+    """The shape of a canonical array that is some rows of a written one."""
+    return shape if source.rows is None else (source.rows[1] - source.rows[0], *shape[1:])
+
+
 def flat(config: Config) -> dict[str, Any]:
     """The fields of a configuration; those of its stem as stem.NAME."""
     fields = asdict(config)
@@ -124,12 +164,25 @@ def flat(config: Config) -> dict[str, Any]:
 
 
 def foreign_arrays(model: Model, layout: Layout) -> Iterator[tuple[str, Tensor]]:
-    """Every array with its name and shape in the layout."""
+    """Every array with its name and shape in the layout; arrays that share a name are rows of one."""
+    names = [layout.written_name(n, model.config) for e in layout.entries(model.config) for n in e.foreign]
+    parts: dict[str, list[Tensor]] = {}
+    for name, tensor in canonical_arrays(model, layout):
+        name = layout.written_name(name, model.config)
+        rows = [*parts.pop(name, []), tensor]
+        if len(rows) < names.count(name):
+            parts[name] = rows
+        else:
+            yield name, torch.cat(rows) if len(rows) > 1 else tensor
+
+
+def canonical_arrays(model: Model, layout: Layout) -> Iterator[tuple[str, Tensor]]:
     state = model.state_dict()
     for entry in layout.entries(model.config):
-        parts = state[entry.own].detach().cpu().chunk(len(entry.foreign))
+        parts = entry.joined.write(state[entry.own].detach().cpu()).chunk(len(entry.foreign))
         for name, part in zip(entry.foreign, parts, strict=True):
-            yield layout.written_name(name, model.config), entry.form.write(part)
+            yield name, entry.form.write(part)
+    yield from layout.constants(model.config).items()
 
 
 def write_npz(path: Path, model: Model, layout: Layout, card: str) -> None:

@@ -1,13 +1,24 @@
 """The Hugging Face format: a folder of safetensors, config.json and preprocessor_config.json."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from vitkit.errors import WeightsError
-from vitkit.models.card import Preprocessing, pair, shorter_side
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViTConfig
+from vitkit.weights.formats import hf_models
+from vitkit.weights.formats.hf_json import (
+    CONFIG,
+    PREPROCESSOR,
+    configured_size,
+    labels_json,
+    preprocessor_json,
+    read_gelu,
+    read_labels,
+    read_preprocessing,
+    size_note,
+    written_gelu,
+)
 from vitkit.weights.formats.layout import (
     SAME,
     Entry,
@@ -26,35 +37,31 @@ from vitkit.weights.formats.layout import (
     square_patch,
     unsupported_fields,
 )
-from vitkit.weights.hub import MODEL_TYPES
-from vitkit.weights.limits import out_of_range
+from vitkit.weights.hub import VIT_TYPES
 
-GELU = {"gelu": "erf", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh", "gelu_fast": "tanh"}
-CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 LAYER = "encoder.layer.{}"
-RESAMPLE = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+PREFIXES = ("vit.", "deit.", "")
 
 
 def recognises(shapes: Shapes) -> bool:
-    return any(f"{p}embeddings.patch_embeddings.projection.weight" in shapes for p in ("", "vit."))
+    return any(f"{p}embeddings.patch_embeddings.projection.weight" in shapes for p in PREFIXES)
 
 
 def canonical_names(shapes: Shapes) -> dict[str, Source]:
     """The names without the prefix that the encoder has inside a classifier."""
-    prefix = "vit." if "vit.embeddings.patch_embeddings.projection.weight" in shapes else ""
+    projection = "embeddings.patch_embeddings.projection.weight"
+    prefix = next((prefix for prefix in PREFIXES if prefix + projection in shapes), "")
     return {name.removeprefix(prefix): Source(name) for name in shapes}
 
 
 def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
     settings: Mapping[str, Any] = hints.files.get(CONFIG, {})
     kind = settings.get("model_type", "vit")
-    if kind not in MODEL_TYPES:
+    if kind not in VIT_TYPES:
         raise WeightsError(
-            f"{CONFIG}: model_type is {str(kind)[:40]!r}; only {' and '.join(MODEL_TYPES)} have this layout"
+            f"{CONFIG}: model_type is {str(kind)[:40]!r}; only {', '.join(VIT_TYPES)} have this layout"
         )
-    act = settings.get("hidden_act", "gelu")
-    if act not in tuple(GELU):
-        raise WeightsError(f"config.json: hidden_act is {str(act)[:40]!r}; known: {', '.join(GELU)}")
+    gelu = read_gelu(settings)
     kernel = required_shape(shapes, "embeddings.patch_embeddings.projection.weight", 4)
     depth = count(shapes, LAYER + ".layernorm_before.weight")
     hidden = required_shape(shapes, LAYER.format(0) + ".intermediate.dense.weight", 2)[0]
@@ -63,6 +70,8 @@ def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
     patch = square_patch((kernel[2], kernel[3]))
     size = hints.image_size or configured_size(settings)
     entries = required_shape(shapes, "embeddings.position_embeddings", 3)[1]
+    distilled = "embeddings.distillation_token" in shapes
+    classifier = "cls_classifier.weight" if distilled else "classifier.weight"
     config = ViTConfig(
         width=kernel[0],
         depth=depth,
@@ -70,12 +79,13 @@ def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
         hidden=hidden,
         patch=patch,
         channels=kernel[1],
-        image_size=infer_image_size(entries, True, patch, Hints(image_size=size))[0],
-        classes=required_shape(shapes, "classifier.weight", 2)[0] if "classifier.weight" in shapes else 0,
+        image_size=infer_image_size(entries, 1 + distilled, patch, Hints(image_size=size))[0],
+        classes=required_shape(shapes, classifier, 2)[0] if classifier in shapes else 0,
+        distilled=distilled,
         representation=required_shape(shapes, "pooler.dense.weight", 2)[0]
         if "pooler.dense.weight" in shapes
         else 0,
-        gelu=GELU[act],
+        gelu=gelu,
         norm_eps=float(read_number(settings, "layer_norm_eps", "norm_eps", 1e-12, CONFIG)),
         position_resize="hf",
         qkv_bias=LAYER.format(0) + ".attention.attention.query.bias" in shapes,
@@ -92,80 +102,6 @@ def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
     )
 
 
-def configured_size(settings: Mapping[str, Any]) -> tuple[int, int] | None:
-    default = () if isinstance(settings.get("image_size"), list) else None
-    size = read_number(settings, "image_size", "image_size", default, CONFIG)
-    if size and not (type(size) is int or (len(size) == 2 and all(type(n) is int for n in size))):
-        raise WeightsError(f"{CONFIG}: image_size is {size!r}; expected one whole number or two")
-    return pair(size) if size else None
-
-
-def read_labels(settings: Mapping[str, Any], classes: int) -> tuple[str, ...]:
-    """id2label in order; empty if it is missing, of the wrong length or only placeholders."""
-    names = settings.get("id2label", {})
-    if not isinstance(names, dict):
-        raise WeightsError(f"{CONFIG}: id2label is {str(names)[:40]!r}; expected a table of names")
-    if set(names) != {str(i) for i in range(classes)}:
-        return ()
-    ordered = tuple(str(names[str(i)]) for i in range(classes))
-    return () if all(re.fullmatch(r"LABEL_\d+", name) for name in ordered) else ordered
-
-
-def read_preprocessing(processor: Mapping[str, Any]) -> Preprocessing:
-    """The steps of a ViT's image processor: resize, rescale, normalise."""
-    resample = processor.get("resample", 2)
-    if resample not in tuple(RESAMPLE):
-        known = ", ".join(f"{number} ({name})" for number, name in RESAMPLE.items())
-        raise WeightsError(f"{PREPROCESSOR}: resample is {str(resample)[:40]}; known: {known}")
-    scale = 255.0  # relative to pixels in 0..1, which is what we normalise
-    if processor.get("do_rescale", True):
-        scale *= read_number(processor, "rescale_factor", "std", 1 / 255, PREPROCESSOR)
-    scale = 1.0 if abs(scale - 1) < 1e-6 else scale
-    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
-    std: tuple[float, ...] = (1.0, 1.0, 1.0)
-    if processor.get("do_normalize", True):
-        mean = read_number(processor, "image_mean", "mean", (0.5, 0.5, 0.5), PREPROCESSOR)
-        std = read_number(processor, "image_std", "std", (0.5, 0.5, 0.5), PREPROCESSOR)
-    if len(mean) != len(std) or not mean:
-        raise WeightsError(f"{PREPROCESSOR}: image_mean has {len(mean)} numbers and image_std {len(std)}")
-    return Preprocessing(
-        **read_crop(processor),
-        interpolation=RESAMPLE[resample],
-        mean=tuple(float(n) / scale for n in mean),
-        std=tuple(float(n) / scale for n in std),
-    )
-
-
-def read_crop(processor: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a central crop, if the processor takes one."""
-    if not processor.get("do_center_crop", False):
-        return {}
-    size, crop_size = processor.get("size"), processor.get("crop_size")
-    shorter = size.get("shortest_edge") if isinstance(size, dict) else None
-    side = max(crop_size.values(), default=None) if isinstance(crop_size, dict) else crop_size
-    if type(shorter) is not int or type(side) is not int or not 0 < side <= shorter:
-        raise WeightsError(
-            f"{PREPROCESSOR}: do_center_crop with size {str(size)[:60]} and crop_size {str(crop_size)[:60]}; "
-            "expected a size with shortest_edge and a crop_size that is not larger"
-        )
-    if reason := out_of_range("crop", side / shorter, "crop_size / shortest_edge"):
-        raise WeightsError(f"{PREPROCESSOR}: {reason}")
-    return {"resize": "crop", "crop": side / shorter}
-
-
-def size_note(processor: Mapping[str, Any], size: tuple[int, int]) -> str:
-    """A note if the processor resizes images to another size than the model's; we use the model's."""
-    output = processor.get("crop_size") if processor.get("do_center_crop") else processor.get("size")
-    if isinstance(output, dict) and {"height", "width"} <= set(output):
-        output = (output["height"], output["width"])
-    if type(output) is int:
-        output = (output, output)
-    if not isinstance(output, tuple) or output == size:
-        return ""
-    pixels = " x ".join(str(side)[:20] for side in output)
-    return f"{PREPROCESSOR} says {pixels} pixels; images are resized to the model's {size[0]} x {size[1]}"
-
-
 def entries(config: Config) -> list[Entry]:
     assert isinstance(config, ViTConfig)
     table = [
@@ -174,6 +110,8 @@ def entries(config: Config) -> list[Entry]:
         Entry("positions.table", ("embeddings.position_embeddings",), SAME),
         *pairs("encoder.norm", "layernorm"),
     ]
+    if config.distilled:
+        table += [Entry("distillation_token", ("embeddings.distillation_token",), SAME)]
     if config.mask_token:
         table += [Entry("mask_token", ("embeddings.mask_token",), SAME)]
     for i in range(config.depth):
@@ -189,6 +127,12 @@ def entries(config: Config) -> list[Entry]:
             *pairs(f"{own}.mlp.down", f"{foreign}.output.dense"),
         ]
     table += pairs("representation", "pooler.dense") if config.representation else []
+    if config.classes and config.distilled:
+        return [
+            *table,
+            *pairs("head", "cls_classifier"),
+            *pairs("distillation_head", "distillation_classifier"),
+        ]
     return table + (pairs("head", "classifier") if config.classes else [])
 
 
@@ -197,12 +141,16 @@ def unsupported(config: Config) -> str:
         return "a Hugging Face classifier has no tanh layer before its head; adapt the model first"
     if isinstance(config, ViTConfig) and config.image_size[0] != config.image_size[1]:
         return "a Hugging Face ViT takes square images; adapt the model to a square size first"
-    return unsupported_fields(config, "Hugging Face", also=("representation", "qkv_bias", "mask_token"))
+    return unsupported_fields(
+        config, "Hugging Face", also=("representation", "qkv_bias", "mask_token", "distilled")
+    )
 
 
 def written_name(name: str, config: Config) -> str:
-    """The encoder has the prefix 'vit.' in a classifier and none in a ViTModel."""
-    return name if name.startswith("classifier.") or not config.classes else f"vit.{name}"
+    """The encoder has the prefix 'vit.' (or 'deit.') in a classifier and none in a ViTModel."""
+    if "classifier." in name or not config.classes:
+        return name
+    return f"deit.{name}" if isinstance(config, ViTConfig) and config.distilled else f"vit.{name}"
 
 
 def config_json(config: Config, label_names: tuple[str, ...]) -> dict[str, Any]:
@@ -218,42 +166,19 @@ def config_json(config: Config, label_names: tuple[str, ...]) -> dict[str, Any]:
         "patch_size": config.patch,
         "image_size": config.image_size[0],
         "num_channels": config.channels,
-        "hidden_act": "gelu" if config.gelu == "erf" else "gelu_pytorch_tanh",
+        "hidden_act": written_gelu(config.gelu),
         "layer_norm_eps": config.norm_eps,
         "qkv_bias": config.qkv_bias,
         "hidden_dropout_prob": config.dropout,
         "attention_probs_dropout_prob": config.attention_dropout,
         "torch_dtype": "float32",
     }
+    if config.distilled:
+        architecture = "DeiTForImageClassificationWithTeacher" if config.classes else "DeiTModel"
+        content |= {"architectures": [architecture], "model_type": "deit"}
     if config.representation:
         content |= {"pooler_output_size": config.representation, "pooler_act": "tanh"}
-    if config.classes:
-        names = label_names or tuple(f"LABEL_{i}" for i in range(config.classes))
-        content["id2label"] = {str(i): name for i, name in enumerate(names)}
-        content["label2id"] = {name: i for i, name in enumerate(names)}
-    return content
-
-
-def preprocessor_json(config: Config, p: Preprocessing) -> dict[str, Any]:
-    h, w = config.image_size
-    steps: dict[str, Any] = {"image_processor_type": "ViTImageProcessor", "size": {"height": h, "width": w}}
-    if p.resize == "crop":  # the processor of a ViT has no central crop
-        steps = {
-            "image_processor_type": "BitImageProcessor",
-            "size": {"shortest_edge": shorter_side(config.image_size, p)},
-            "do_center_crop": True,
-            "crop_size": {"height": h, "width": w},
-            "do_convert_rgb": True,
-        }
-    return steps | {
-        "do_resize": True,
-        "resample": next(number for number, name in RESAMPLE.items() if name == p.interpolation),
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": list(p.mean),
-        "image_std": list(p.std),
-    }
+    return content | labels_json(config.classes, label_names)
 
 
 def json_files(model: Model) -> dict[str, Any]:
@@ -278,10 +203,34 @@ LAYOUT = Layout(
     json_files=json_files,
     json_fields=("heads", "gelu", "norm_eps"),
 )
+
+
+def choose(config: Config) -> Layout:
+    """The layout of the transformers class that computes as the model does."""
+    if isinstance(config, ViTConfig):
+        if config.rope == "dinov3":
+            return hf_models.DINOV3
+        if config.layer_scale:
+            return hf_models.DINOV2
+        if config.input_norm:
+            return hf_models.CLIP
+        if config.head == "map":
+            return hf_models.SIGLIP
+    return LAYOUT
+
+
+def needed_tokens(config: ViTConfig) -> dict[str, bool]:
+    """The class token has a position in all, and DINO has a mask token."""
+    dino = {"mask_token": True} if config.layer_scale or config.rope == "dinov3" else {}
+    return {"class_position": True} | dino
+
+
 FORMAT = Format(
     name="hf",
     description="config.json and safetensors, as transformers reads and writes them",
-    layouts=(LAYOUT,),
+    layouts=(hf_models.DINOV3, hf_models.DINOV2, hf_models.CLIP, hf_models.SIGLIP, LAYOUT),
+    choose=choose,
+    tokens=needed_tokens,
     endings=("",),
     default_ending="",
     order=30,

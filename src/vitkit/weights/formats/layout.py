@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import WeightsError
+from vitkit.models.adapt import with_tokens
 from vitkit.models.card import Preprocessing
 from vitkit.models.resnet import StemConfig
-from vitkit.models.variants import VARIANTS, Config, Model
+from vitkit.models.variants import VARIANTS, Config, Model, skeleton
 from vitkit.models.vit import ViTConfig
 from vitkit.weights.limits import out_of_range
 
@@ -35,6 +37,7 @@ class Entry:
     own: str
     foreign: tuple[str, ...]
     form: Form
+    joined: Form = Form(lambda a: a, lambda a: a)  # how the concatenation of all of them is read and written
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class Layout:
     json_files: Callable[[Model], dict[str, Any]] | None = None  # beside the weights; they override the card
     json_fields: tuple[str, ...] = ()  # of the configuration, where these files override the card
     remedies: Mapping[str, str] = field(default_factory=dict)  # field -> how to set it in that library
+    constants: Callable[[Config], dict[str, Tensor]] = lambda config: {}  # arrays with fixed values
 
 
 @dataclass(frozen=True)
@@ -76,19 +80,32 @@ class Format:
     endings: tuple[str, ...]  # of the files to write; an empty ending means a folder
     default_ending: str | None = None  # a file name with this ending selects the format
     choose: Callable[[Config], Layout] | None = None  # the layout for a model; without it the first one
+    tokens: Callable[[ViTConfig], dict[str, bool]] | None = None  # class_position, mask_token it must have
     order: int = 100  # formats are recognised and listed by this number, then by name
 
     def layout_for(self, config: Config) -> Layout:
         """The layout in which a model of this configuration is written."""
         return self.choose(config) if self.choose else self.layouts[0]
 
+    def equivalent(self, model: Model) -> Model:
+        """A model of the same outputs that the format can store: with another set of tokens if it must be."""
+        c = model.config
+        if self.tokens is None or not isinstance(c, ViTConfig):
+            return model
+        own = {"class_position": c.class_position, "mask_token": c.mask_token}
+        needed = own | self.tokens(c)
+        if not c.class_token or c.distilled or c.positions != "1d" or c.injection != "stem":
+            needed["class_position"] = c.class_position
+        return model if needed == own else with_tokens(model, **needed)
+
 
 @dataclass(frozen=True)
 class Source:
-    """The origin of a canonical array: an array of the file, or one layer of a stacked array."""
+    """The origin of a canonical array: an array of the file, one layer of a stacked array, or some rows."""
 
     name: str
     layer: int | None = None
+    rows: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -122,15 +139,35 @@ def heads_out(heads: int) -> Form:
     return Form(lambda a: a.flatten(0, 1).mT, lambda a: a.mT.unflatten(0, (heads, -1)))
 
 
-def position_table(tokens: int) -> Form:
-    """(1, T, D); a table without an entry for the class token gets a row of zeros, which adds nothing."""
+# q and v biases, (2 D,) <-> our (3 D,) with zeros for the keys
+NO_KEY_BIAS = Form(lambda a: with_zeros(*a.chunk(2)), lambda a: torch.cat([a.chunk(3)[0], a.chunk(3)[2]]))
 
-    def read(a: Tensor) -> Tensor:
-        if a.ndim == 3 and a.shape[1] == tokens - 1:
-            return torch.cat([a.new_zeros(a.shape[0], 1, a.shape[2]), a], dim=1)
-        return a
 
-    return Form(read, lambda a: a)
+def with_zeros(q: Tensor, v: Tensor) -> Tensor:
+    return torch.cat([q, torch.zeros_like(q), v])
+
+
+Row = tuple[str, str | tuple[str, ...], Form]  # our module or parameter, theirs, how the array is reshaped
+
+
+def table_entries(config: Config, rows: Sequence[Row]) -> list[Entry]:
+    """An entry for each of our parameters that a row names; {} in a row stands for the layer."""
+    table = {
+        own: (foreign if isinstance(foreign, tuple) else (foreign,), form) for own, foreign, form in rows
+    }
+    entries = []
+    for name in skeleton(config).state_dict():
+        match = re.match(r"encoder\.blocks\.(\d+)\.", name)
+        layer = match[1] if match else ""
+        own = name.replace(f".{layer}.", ".{}.", 1) if match else name
+        module, _, part = own.rpartition(".")
+        if own in table:
+            foreign, form = table[own]
+            entries.append(Entry(name, tuple(f.format(layer) for f in foreign), form))
+        elif module in table:
+            foreign, form = table[module]
+            entries.append(Entry(name, tuple(f"{f.format(layer)}.{part}" for f in foreign), form))
+    return entries
 
 
 def pairs(
@@ -140,10 +177,10 @@ def pairs(
     return [Entry(f"{own}.{part}", (f"{foreign}.{part}",), form) for part in parts]
 
 
-def infer_image_size(entries: int, lead: bool, stride: int, hints: Hints) -> tuple[tuple[int, int], str]:
+def infer_image_size(entries: int, lead: int, stride: int, hints: Hints) -> tuple[tuple[int, int], str]:
     """The image size of a position table, square unless the hints give one, and a note (or "").
 
-    The note says when the class token (`lead`) seems to have no position.
+    lead: tokens before the patches, such as the class token; the note says when they have no position.
     """
     if hints.image_size is not None:
         h, w = hints.image_size
@@ -153,7 +190,7 @@ def infer_image_size(entries: int, lead: bool, stride: int, hints: Hints) -> tup
                 code="weights.shape",
             )
         return (h, w), ""
-    for count in (entries - 1, entries) if lead else (entries,):
+    for count in (entries - lead, entries) if lead else (entries,):
         side = math.isqrt(max(0, count))
         if side and side * side == count:
             no_class_position = lead and count == entries
@@ -166,12 +203,22 @@ def infer_image_size(entries: int, lead: bool, stride: int, hints: Hints) -> tup
     )
 
 
-def guess_heads(width: int, depth: int, hidden: int, hints: Hints) -> tuple[int, str]:
+HEADS = {  # (width, layers, hidden width) -> heads, where heads are not 64 wide or not a variant's
+    (1280, 32, 5120, "swiglu"): 20,  # DINOv3 H+
+    (4096, 40, 8192, "swiglu"): 32,  # DINOv3 7B
+    (1152, 27, 4304, "gelu"): 16,  # SigLIP So400m
+    (1536, 40, 6144, "gelu"): 16,  # SigLIP 2 g-opt
+}
+
+
+def guess_heads(width: int, depth: int, hidden: int, hints: Hints, mlp: str = "gelu") -> tuple[int, str]:
     """The number of heads, which a fused qkv array does not show, and a note on how it was chosen."""
     if hints.heads is not None:
         return hints.heads, ""
+    if heads := HEADS.get((width, depth, hidden, mlp)):
+        return heads, f"{heads} heads, as in the published model of these sizes (the arrays do not show it)"
     for name, sizes in VARIANTS.items():
-        if (sizes["width"], sizes["depth"], sizes["hidden"]) == (width, depth, hidden):
+        if mlp == "gelu" and (sizes["width"], sizes["depth"], sizes["hidden"]) == (width, depth, hidden):
             return sizes["heads"], f"{sizes['heads']} heads, as in ViT-{name} (the arrays do not show it)"
     if width % 64 == 0:
         return width // 64, f"{width // 64} heads of width 64, the default (the arrays do not show it)"
@@ -228,6 +275,8 @@ def unsupported_fields(config: Config, library: str, *, also: tuple[str, ...] = 
     """Why a layout cannot hold a ViT with these options; it does support the fields in `also`."""
     if not isinstance(config, ViTConfig):
         return f"the {library} layout holds only ViTs; save a ResNet as official or timm"
+    if config.head == "token+gap" and "token+gap" not in also:
+        return f"the {library} layout does not support head='token+gap'; save it as dino, hf or vitkit"
     defaults = {
         "positions": "1d",
         "injection": "stem",
@@ -239,11 +288,22 @@ def unsupported_fields(config: Config, library: str, *, also: tuple[str, ...] = 
         "mask_token": False,
         "qkv_bias": True,
         "stem": None,
+        "class_position": True,
+        "registers": 0,
+        "distilled": False,
+        "rope": "none",
+        "input_norm": False,
+        "mlp": "gelu",
+        "mlp_norm": False,
+        "project_bias": True,
+        "key_bias": True,
+        "qk_norm": False,
+        "representation_kind": "tanh",
     }
     unsupported = [
         f"{k}={getattr(config, k)!r}"
         for k, v in defaults.items()
-        if k not in also and getattr(config, k) != v
+        if k not in also and getattr(config, k) not in (v, "token+gap")
     ]
     return f"the {library} layout does not support {', '.join(unsupported)}" if unsupported else ""
 

@@ -24,7 +24,6 @@ from vitkit.weights.formats.layout import (
     heads_in,
     heads_out,
     infer_image_size,
-    position_table,
     required_shape,
     square_patch,
     unsupported_fields,
@@ -94,6 +93,7 @@ def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
     else:  # fixed positions are not stored
         positions, size = "sincos2d", hints.image_size or (224, 224)
         notes.append(f"no position table: fixed sincos2d positions, at {size[0]}x{size[1]} pixels")
+    class_position = positions != "1d" or not class_token or entries > config_patches(size, patch, stem)
     pre_logits = "pre_logits/kernel" in shapes
     config = ViTConfig(
         width=kernel[3],
@@ -107,11 +107,17 @@ def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
         representation=required_shape(shapes, "pre_logits/kernel", 2)[1] if pre_logits else 0,
         stem=stem,
         class_token=class_token,
+        class_position=class_position,
         positions=positions,
         qkv_bias=block + "MultiHeadDotProductAttention_1/query/bias" in shapes,
         head="map" if "MAPHead_0/probe" in shapes else "token" if class_token else "gap",
     )
     return ModelSpec(config, notes=tuple(notes))
+
+
+def config_patches(size: tuple[int, int], patch: int, stem: StemConfig | None) -> int:
+    stride = patch * (stem.stride if stem else 1)
+    return (size[0] // stride) * (size[1] // stride)
 
 
 def infer_stem(shapes: Shapes) -> StemConfig | None:
@@ -130,7 +136,7 @@ def entries(config: Config) -> list[Entry]:
     if config.class_token:
         rows += [("class_token", "cls", SAME)]
     if config.positions == "1d":
-        rows += [("positions.table", POSITIONS, position_table(config.tokens))]
+        rows += [("positions.table", POSITIONS, SAME)]
     table = [Entry(own, (foreign,), form) for own, foreign, form in rows]
     for i in range(config.depth):
         table += block_entries(config, f"encoder.blocks.{i}", BLOCK.format(i))
@@ -222,7 +228,7 @@ def unsupported(config: Config) -> str:
         return "the official layout does not support a class token with a pooled head"
     if isinstance(config, ViTConfig) and config.positions == "sincos2d" and config.class_token:
         return "the official layout does not support fixed positions with a class token"
-    supported = ("head", "representation", "stem", "qkv_bias")
+    supported = ("head", "representation", "stem", "qkv_bias", "class_position")
     fixed = isinstance(config, ViTConfig) and config.positions == "sincos2d"
     return unsupported_fields(config, "official", also=(*supported, "positions") if fixed else supported)
 

@@ -8,17 +8,19 @@ from vitkit.errors import WeightsError
 from vitkit.models.card import Preprocessing
 from vitkit.models.resnet import ResNetConfig, StemConfig
 from vitkit.models.variants import VARIANTS, Config, Model
+from vitkit.models.vit_config import ViTConfig
 from vitkit.weights.formats.layout import Hints, read_number
 
 CONFIG = "config.json"
-GELU = {"gelu": "erf", "gelu_tanh": "tanh"}
+GELU = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}
 POOLING = {"token": "token", "avg": "gap", "map": "map"}
 # what the code of an architecture decides and its arrays do not show; an empty table: computes otherwise
 ARCHITECTURES: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"vit_so400m_patch16_siglip.*|vit_giantopt_.*", {"heads": 16, "gelu": "tanh"}),
     (r"vit_so400m_patch14_siglip.*|vit_base_patch16_gap_224", {"heads": 16}),
     (r"vit_base_patch32_siglip.*|vit_large_patch16_siglip_(gap_)?512", {"gelu": "tanh"}),
-    (r"vit_base_patch16_rpn_224|vit_giant_patch14_dinov2", {}),
+    (r".*_clip_quickgelu_.*", {"gelu": "quick"}),
+    (r"vit_base_patch16_rpn_224|eva02_enormous_.*", {}),
 )
 SIZES = {"Ti": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge"}
 PATCHES = {"tiny": (16,), "small": (8, 16, 32), "base": (8, 16, 32), "large": (16, 32), "huge": (14,)}
@@ -62,8 +64,7 @@ def read_fields(files: Mapping[str, Any], hints: Hints) -> dict[str, Any]:
         if re.fullmatch(pattern, architecture):
             if not known:
                 raise WeightsError(
-                    f"{CONFIG}: the architecture {architecture} is not a ViT of the paper: its blocks "
-                    "compute something else",
+                    f"{CONFIG}: the architecture {architecture} has blocks that vitkit does not have",
                     code="weights.unsupported",
                 )
             fields |= known
@@ -117,8 +118,17 @@ def architecture(config: Config) -> str:
     if isinstance(config, ResNetConfig):
         shape = RESNETS.get((config.blocks, config.width / 64))
         return f"resnetv2_{shape}_bit" if shape else ""
-    if config.representation:  # timm has no tanh layer any more
+    if config.representation and config.representation_kind == "tanh":  # timm has no such layer any more
         return ""
+    if is_eva(config):
+        return "vit_small_patch16_dinov3_qkvb" if config.rope == "dinov3" else "eva02_tiny_patch14_224"
+    special = [name for name, applies in (
+        ("deit_base_distilled_patch16_224", config.distilled),
+        ("vit_giant_patch14_dinov2", config.mlp == "swiglu"),
+        ("vit_base_patch16_clip_224", config.input_norm),
+    ) if applies]  # fmt: skip
+    if special:
+        return special[0] if len(special) == 1 and not config.stem else ""
     if config.stem:
         stem: StemConfig = config.stem
         return STEMS.get(stem.blocks, "") if stem.width == 64 and config.covered == config.image_size else ""
@@ -132,13 +142,19 @@ def architecture(config: Config) -> str:
     return "vit_base_patch16_224"  # model_args state all sizes
 
 
+def is_eva(config: ViTConfig) -> bool:
+    """Whether timm's class Eva computes this model, and not its VisionTransformer."""
+    return config.rope != "none" or config.mlp_norm or not config.key_bias
+
+
 def model_args(config: Config) -> dict[str, Any]:
     """The arguments of the architecture's function: every size, and what its arrays do not show."""
     if isinstance(config, ResNetConfig):
         return {}
-    ratio = config.hidden / config.width
-    if int(config.width * ratio) != config.hidden:  # timm rounds down
-        ratio = (config.hidden + 0.5) / config.width
+    hidden = config.hidden * (2 if config.mlp == "swiglu" and not is_eva(config) else 1)
+    ratio = hidden / config.width
+    if int(config.width * ratio) != hidden:  # timm rounds down
+        ratio = (hidden + 0.5) / config.width
     arguments = {
         "img_size": list(config.image_size),
         "embed_dim": config.width,
@@ -148,11 +164,38 @@ def model_args(config: Config) -> dict[str, Any]:
         "qkv_bias": config.qkv_bias,
         "class_token": bool(config.class_token),
         "global_pool": next(name for name, head in POOLING.items() if head == config.head),
-        "fc_norm": config.final_norm == "pooled",
-        "act_layer": next(name for name, gelu in GELU.items() if gelu == config.gelu),
     }
     arguments |= {"patch_size": config.patch} if not config.stem else {}
-    return arguments | ({"init_values": 1e-5} if config.layer_scale else {})
+    arguments |= {"qk_norm": True} if config.qk_norm else {}
+    arguments |= {"init_values": 1e-5 if config.layer_scale else None}
+    return arguments | (eva_args(config) if is_eva(config) else vit_args(config))
+
+
+def vit_args(config: ViTConfig) -> dict[str, Any]:
+    """Further arguments of timm's VisionTransformer."""
+    arguments: dict[str, Any] = {"fc_norm": config.final_norm == "pooled"}
+    arguments |= {"reg_tokens": config.registers} if config.registers else {}
+    arguments |= {"no_embed_class": True} if config.registers or not config.class_position else {}
+    if config.mlp == "gelu":
+        arguments["act_layer"] = next(name for name, gelu in GELU.items() if gelu == config.gelu)
+    return arguments
+
+
+def eva_args(config: ViTConfig) -> dict[str, Any]:
+    """Further arguments of timm's class Eva, for EVA-02 and DINOv3."""
+    arguments: dict[str, Any] = {
+        "swiglu_mlp": config.mlp == "swiglu",
+        "swiglu_align_to": 1 if config.mlp == "swiglu" and config.rope == "dinov3" else 0,
+        "scale_mlp": config.mlp_norm,
+        "qkv_fused": not config.mlp_norm,
+        "num_reg_tokens": config.registers,
+        "use_abs_pos_emb": config.positions == "1d",
+        "use_rot_pos_emb": config.rope != "none",
+        "use_fc_norm": config.final_norm == "pooled",
+        "ref_feat_shape": [16, 16] if config.rope == "eva02" else None,
+    }
+    rope = {"rope_type": "dinov3", "rope_temperature": 100.0, "rope_rotate_half": True}
+    return arguments | (rope if config.rope == "dinov3" else {})
 
 
 def config_json(model: Model) -> dict[str, Any]:
@@ -166,6 +209,7 @@ def config_json(model: Model) -> dict[str, Any]:
             code="weights.unsupported",
         )
     resnet, stem = isinstance(config, ResNetConfig), getattr(config, "stem", None)
+    outputs = config.classes or getattr(config, "representation", 0)  # CLIP's projection is timm's head
     first = "stem.conv" if resnet else "patch_embed.proj"
     if stem:
         first = "patch_embed.backbone.stem.conv" if stem.blocks else "patch_embed.backbone.conv"
@@ -177,13 +221,13 @@ def config_json(model: Model) -> dict[str, Any]:
         "crop_mode": "center" if p.resize == "crop" else "squash",
         "mean": list(p.mean),
         "std": list(p.std),
-        "num_classes": config.classes,
+        "num_classes": outputs,
         "pool_size": None,
         "first_conv": first,
         "classifier": "head.fc" if resnet else "head",
     }
     features = 32 * config.width if resnet else config.width
-    content = {"architecture": name, "num_classes": config.classes, "num_features": features}
+    content = {"architecture": name, "num_classes": outputs, "num_features": features}
     if not isinstance(config, ResNetConfig):
         content["global_pool"] = model_args(config)["global_pool"]
     content |= {"pretrained_cfg": pretrained, "model_args": model_args(config)}

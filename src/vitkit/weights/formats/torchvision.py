@@ -110,6 +110,7 @@ LAYOUT = Layout(
     peer="torchvision",
 )
 FORMAT = Format(
+    tokens=lambda c: {"class_position": True},
     name="torchvision",
     description="ViT; the erf GELU only",
     layouts=(LAYOUT,),
