@@ -85,7 +85,9 @@ def peer(folder: Path, weights: Path, seed: int, device: str) -> dict[str, Any]:
     import timm.data
     import timm.optim
     import torch
+    from timm.data.readers.img_extensions import add_img_extensions
 
+    add_img_extensions(".webp")
     torch.manual_seed(seed)
     on_gpu = device.startswith("cuda")
     workers = min(16, os.cpu_count() or 1)

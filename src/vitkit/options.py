@@ -76,10 +76,9 @@ RANGES = {  # of the numeric options, by their Python names
     "top": Range(1, 1_000_000), "workers": Range(0, 256),
 }  # fmt: skip
 PATIENCE = 5  # early stopping of fine-tuning after 5 evaluations without improvement; a run has 10
-LENGTH = (  # of fine-tuning, as planning.automatic.steps_for computes it
-    "from the recipe; finetune chooses by the number of training images: on a GPU 500 steps, 10,000 from "
-    "20,000 images, 20,000 from 500,000; on a CPU enough steps for 12,800 images, at most 500, but at least "
-    "two epochs"
+LENGTH = (  # of fine-tuning, as planning.finetune_rules.steps_for computes it
+    "from the recipe; finetune: 25 epochs and at least 500 steps, fewer epochs above 51,200 images; on a CPU "
+    "at most 12,800 images or two epochs"
 )
 FROM_RECIPE_OR_DATA = "(default: from the recipe; finetune chooses it from the images)"
 
@@ -151,7 +150,7 @@ class Training:
         arg(
             metavar="N",
             help="Early stopping: stop after N evaluations without improvement; 0 disables it.",
-            help_behavior_hint=f"(default: {PATIENCE} of 10 with --keep best; 0 for the paper's recipes)",
+            help_behavior_hint=f"(default: 0; {PATIENCE} of 10 evaluations for the recipes table4 and scratch)",
         ),
     ] = None
     lr: Annotated[
