@@ -17,7 +17,8 @@ from vitkit.training.schedule import Duration, Schedule, parse_stages
 PLAIN = {
     "weights": "", "model": "", "model_options": {}, "keep_representation": False, "against": (),
     "subset": "",
-    "train_on": "train", "report_on": "test", "image_size": (384, 384), "crop": "inception", "resize": 0,
+    "train_on": "train", "report_on": "test", "image_size": (384, 384), "crop": "inception", "crop_area": 0.05,
+    "resize": 0,
     "flip": True, "randaugment": (), "mixup": 0.0, "evaluation_crop": "squash", "batch": 512,
     "micro_batch": 0,
     "length.steps": 10_000, "length.epochs": None, "schedule.rate": 0.03, "schedule.warmup": 500,
@@ -28,7 +29,7 @@ PLAIN = {
     "optimizer.layer_decay": 1.0, "optimizer.average": 0.0, "train": "all", "lora.rank": 8,
     "lora.alpha": 16.0, "lora.targets": "qv",
     "objective": "classify", "loss": "softmax", "label_smoothing": 0.0, "head_bias": 0.0, "dropout": 0.0,
-    "stochastic_depth": 0.0, "val": 0.1, "test": 0.1, "evaluations": 10, "fewshot": "", "shots": 5,
+    "stochastic_depth": 0.0, "val": 0.1, "val_images": (), "test": 0.1, "evaluations": 10, "fewshot": "", "shots": 5,
     "draws": 3,
     "fewshot_when": "evaluations", "patience": 0, "seed": 0,
 }  # fmt: skip
@@ -54,7 +55,12 @@ RECIPES = {
     "imagenet": {
         "rates": (0.003, 0.01, 0.03), "convolution_rates": (0.06,), "length.steps": 20_000, "val": 0.01,
     },
-    "finetune": SMALL,
+    "table4": SMALL,
+    "finetune": SMALL | {
+        "optimizer.kind": "adam", "optimizer.weight_decay": 0.05, "optimizer.layer_decay": 0.75,
+        "schedule.rate": 5e-4, "rates": (1e-4, 2e-4, 5e-4, 1e-3), "crop": "resized", "crop_area": 0.3,
+        "mixup": 0.2, "label_smoothing": 0.1, "val": 0.05, "val_images": (20, 500),
+    },
     "lora": SMALL | {
         "train": "lora", "optimizer.kind": "adam", "schedule.rate": 1e-3, "rates": (3e-4, 1e-3, 3e-3, 1e-2),
     },

@@ -184,7 +184,8 @@ def test_what_may_be_chosen_is_a_field_and_no_part_of_what_a_run_is():
     expected = dict.fromkeys(("imagenet", "cifar10", "cifar100", "pets", "flowers", "vtab"), ("weights",))
     expected |= {"table2.ViT-L/16": ("weights",), "table2.ViT-H/14": ("weights",)}
     expected |= {"bit": ("weights", "hyperrule"), "scratch": ("weights", "keep", "patience")}
-    for name in ("finetune", "lora"):
+    expected["finetune"] = ("weights", "image_size", "rules")
+    for name in ("table4", "lora"):
         expected[name] = ("weights", "image_size", "batch", "length", "keep", "patience")
     assert {name: r.auto for name in RECIPES if (r := recipe(name)).auto} == expected
     assert {name for names in expected.values() for name in names} == set(AUTO)

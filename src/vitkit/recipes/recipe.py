@@ -135,9 +135,10 @@ class Recipe:
         check_choices(self)
         if len(self.image_size) != 2:
             raise refusal(f"image_size must be a height and a width, not {commas(self.image_size)}")
-        if len(self.val_images) not in (0, 2):
+        if self.val_images and (len(self.val_images) != 2 or self.val_images[0] > self.val_images[1]):
             raise refusal(
-                f"val_images must be two numbers as in 20,500, or empty, not {commas(self.val_images)}"
+                "val_images must be the fewest and the most images as in 20,500, or empty, not "
+                f"{commas(self.val_images)}"
             )
         if len(self.randaugment) not in (0, 2):
             raise refusal(

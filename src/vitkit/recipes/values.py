@@ -264,6 +264,7 @@ GROUPED = {  # grouped name -> own name; schedule.* and optimizer.* are own name
     "schedule.rates": "rates",
     "schedule.convolution_rates": "convolution_rates",
     "evaluation.val": "val",
+    "evaluation.val_images": "val_images",
     "evaluation.test": "test",
     "evaluation.crop": "evaluation_crop",
     "evaluation.count": "evaluations",

@@ -44,6 +44,7 @@ RANGES = {
     "dropout": SHARE,
     "stochastic_depth": SHARE,
     "val": SHARE,
+    "val_images": COUNT,
     "test": SHARE,
     "evaluations": Range(0, 10**6),
     "shots": SHOTS,
