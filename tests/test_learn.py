@@ -21,7 +21,7 @@ from vitkit.commands.finetune import make_recipe, pretraining
 from vitkit.metrics.cost import activation_bytes, training_memory
 from vitkit.models.variants import skeleton, variant
 from vitkit.options import Training, part_of
-from vitkit.planning import automatic
+from vitkit.planning import automatic, finetune_rules
 from vitkit.planning.plan import Choices, Machine, compared, plan
 from vitkit.recipes import recipe
 from vitkit.recipes.finetune import hyperrule
@@ -59,7 +59,7 @@ def test_without_options_it_chooses_and_says_why(photos, tmp_path, monkeypatch, 
     assert run("finetune", photos, "--out", out, "--workers", "0", "--device", "cpu", "--json") == 0
     recipe = json.loads((out / "recipe.json").read_text())
     assert recipe["image_size"] == [224, 224] and recipe["batch"] == 8 and recipe["length"]["steps"] == 20
-    assert (recipe["keep"], recipe["patience"]) == ("best", 5)
+    assert (recipe["keep"], recipe["patience"]) == ("auto", 0) and recipe["optimizer"]["kind"] == "adam"
     before = (out / "recipe.json").read_bytes()
     capsys.readouterr()
     # the same command again goes on with the choices of the first time, whatever the rule is now
@@ -72,7 +72,7 @@ def test_without_options_it_chooses_and_says_why(photos, tmp_path, monkeypatch, 
 def test_choices_follow_machine_and_data(photos):
     splits = open_splits(replace(recipe("finetune"), data=str(photos)))
     messages: list[automatic.Choice] = []
-    base, rules = replace(recipe("finetune"), weights="given"), automatic.RECIPE_RULES
+    base, rules = replace(recipe("table4"), weights="given"), automatic.RECIPE_RULES
     known = automatic.circumstances(Training(), splits, Runtime("cuda", "bf16"))
     on_gpu = automatic.decide(base, rules, known, messages.append)
     assert on_gpu.image_size == (384, 384) and "images are large enough" in messages[0].reason
@@ -89,7 +89,8 @@ def test_a_rule_is_a_pure_function_from_recipe_to_recipe(photos):
     base = recipe("finetune")
     before = to_json(base)
     known = automatic.circumstances(Training(), splits, Runtime())
-    for rule in (*automatic.RECIPE_RULES, automatic.choose_stopping, automatic.fit_warmup):
+    rules = (*automatic.RECIPE_RULES, *finetune_rules.RULES, automatic.choose_stopping, automatic.fit_warmup)
+    for rule in rules:
         assert rule(base, known) == rule(base, known) and to_json(base) == before
 
 

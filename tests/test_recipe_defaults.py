@@ -17,8 +17,8 @@ from vitkit.training.schedule import Duration, Schedule, parse_stages
 PLAIN = {
     "weights": "", "model": "", "model_options": {}, "keep_representation": False, "against": (),
     "subset": "",
-    "train_on": "train", "report_on": "test", "image_size": (384, 384), "crop": "inception", "crop_area": 0.05,
-    "resize": 0,
+    "train_on": "train", "report_on": "test", "image_size": (384, 384), "crop": "inception",
+    "crop_area": 0.05, "resize": 0,
     "flip": True, "randaugment": (), "mixup": 0.0, "evaluation_crop": "squash", "batch": 512,
     "micro_batch": 0,
     "length.steps": 10_000, "length.epochs": None, "schedule.rate": 0.03, "schedule.warmup": 500,
@@ -29,8 +29,8 @@ PLAIN = {
     "optimizer.layer_decay": 1.0, "optimizer.average": 0.0, "train": "all", "lora.rank": 8,
     "lora.alpha": 16.0, "lora.targets": "qv",
     "objective": "classify", "loss": "softmax", "label_smoothing": 0.0, "head_bias": 0.0, "dropout": 0.0,
-    "stochastic_depth": 0.0, "val": 0.1, "val_images": (), "test": 0.1, "evaluations": 10, "fewshot": "", "shots": 5,
-    "draws": 3,
+    "stochastic_depth": 0.0, "val": 0.1, "val_images": (), "test": 0.1, "evaluations": 10, "fewshot": "",
+    "shots": 5, "draws": 3,
     "fewshot_when": "evaluations", "patience": 0, "seed": 0,
 }  # fmt: skip
 ADAM = {"optimizer.kind": "adam", "optimizer.weight_decay": 0.1}

@@ -150,7 +150,7 @@ class Training:
         arg(
             metavar="N",
             help="Early stopping: stop after N evaluations without improvement; 0 disables it.",
-            help_behavior_hint=f"(default: 0; {PATIENCE} of 10 evaluations for the recipes table4 and scratch)",
+            help_behavior_hint=f"(default: 0; {PATIENCE} of 10 for the recipes table4 and scratch)",
         ),
     ] = None
     lr: Annotated[

@@ -87,6 +87,8 @@ def fixed_fields(options: Training) -> set[str]:
     named = {field_of(change) for change in options.set}
     if options.steps is not None or options.epochs is not None:
         named.add("length")
+    if options.lr is not None:
+        named.add("rate")
     return named | set(options.changes())
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from vitkit.data.sources.source import Source
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViTConfig
+from vitkit.planning import automatic
 from vitkit.planning.automatic import Choice, Circumstances, Rule
 from vitkit.recipes.finetune import table4
 from vitkit.recipes.recipe import Recipe
@@ -31,7 +32,7 @@ RATE, RATE_BATCH = 5e-4, 512
 # the number of images; at least 500 steps. On a CPU 12,800 images, half an hour of ViT-Ti/16 on two cores, or
 # two epochs.
 EPOCHS, MANY_IMAGES, FEWEST_STEPS = 25, 51_200, 500
-CPU_IMAGES, FEWEST_EPOCHS_CPU = 12_800, 2
+FEWEST_EPOCHS_CPU = 2
 
 # Few images: below 10 images per class, compare with a ridge classifier on frozen features. Fine-tuning won
 # by 2 to 11 points at 5 per class where that classifier was right on less than 90 % of the images (leave one
@@ -42,16 +43,9 @@ LOOKED_AT = 2_000  # images at most for this comparison
 # Imbalance: on CIFAR-10 with 2,000 to 20 images per class, balanced sampling changed nothing (88.6 %
 # and 88.6 % of a balanced test set), so that images are drawn as they are.
 IMBALANCE = 10
-TRAINING = (
-    "train",
-    "length",
-    "schedule",
-    "optimizer",
-    "head_init",
-    "mixup",
-    "cutmix",
-    "label_smoothing",
-)  # fields
+TRAINING = (  # what a user may have decided about training
+    "train", "length", "schedule", "rate", "optimizer", "head_init", "mixup", "cutmix", "label_smoothing",
+)  # fmt: skip
 
 
 def open_to_rules(recipe: Recipe, known: Circumstances, *fields: str) -> bool:
@@ -89,12 +83,12 @@ def steps_for(images: int, batch: int, *, gpu: bool) -> int:
     seen = EPOCHS * (images if images <= MANY_IMAGES else math.sqrt(images * MANY_IMAGES))
     seen = max(seen, FEWEST_STEPS * batch)
     if not gpu:
-        seen = max(min(seen, CPU_IMAGES), FEWEST_EPOCHS_CPU * images)
+        seen = max(min(seen, automatic.CPU_IMAGES), FEWEST_EPOCHS_CPU * images)
     return max(20, round(seen / batch))
 
 
 def choose_rate(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
-    if not open_to_rules(recipe, known, "schedule"):
+    if not open_to_rules(recipe, known, "schedule", "rate"):
         return recipe, None
     rate = float(f"{RATE * (recipe.batch / RATE_BATCH) ** (1 / 3):.2g}")
     schedule = replace(recipe.schedule, rate=rate)
@@ -143,7 +137,7 @@ def fit_model(
 ) -> tuple[Recipe, Choice | None]:
     """The choices that need the model: SGD for a ResNet, and whether a few images suffice to train it."""
     if not isinstance(model.config, ViTConfig):
-        if not open_to_rules(recipe, known, "optimizer", "schedule"):
+        if not open_to_rules(recipe, known, "optimizer", "schedule", "rate"):
             return recipe, None
         return with_sgd(recipe), Choice("SGD as in Table 4", "the model is a ResNet")
     counts = images_per_class(known.splits["train"])

@@ -49,6 +49,10 @@ KEPT = (
     "weights", "image_size", "batch", "micro_batch", "length", "schedule", "keep", "patience", "split_of",
     "more_steps",
 )  # fmt: skip
+RULED = (  # fields that the default recipe and its rules set, which were others in earlier versions
+    "optimizer", "crop", "crop_area", "mixup", "label_smoothing", "train", "head_init", "evaluations",
+    "rates", "val", "val_images",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -188,7 +192,9 @@ def resumed_recipe(request: Request, out: Path) -> Recipe | None:
 def with_stored_choices(request: Request, old: Recipe) -> Recipe:
     """The requested recipe with the choices of the existing run, so that the same command resumes it."""
     fixed = fixed_fields(request.options)
-    stored = {field: getattr(old, field) for field in KEPT if field not in fixed}
+    by_rules = "rules" in request.recipe.auto and old.name == request.recipe.name
+    kept = (*KEPT, *RULED) if by_rules else KEPT
+    stored = {field: getattr(old, field) for field in kept if field not in fixed}
     if "schedule" in stored and request.options.lr is not None:
         stored["schedule"] = replace(stored["schedule"], rate=request.options.lr)
     if same_place(old.data, request.data):

@@ -125,7 +125,15 @@ def hyperrule(recipe: Recipe, images: int, pixels: int, fixed: Collection[str] =
 
 def bit_beside(recipe: Recipe, images: int, pixels: int, fixed: Collection[str] = ()) -> Recipe:
     """BiT's rule for the data, model and dev split of another recipe; the user has set `fixed`."""
-    shared = {*SHARED, *fixed} - {"schedule", "optimizer", "rates", "convolution_rates", "crop", "resize"}
+    shared = {*SHARED, *fixed} - {
+        "schedule",
+        "rate",
+        "optimizer",
+        "rates",
+        "convolution_rates",
+        "crop",
+        "resize",
+    }
     start = replace(bit(), **{field: getattr(recipe, field) for field in shared})
     return replace(hyperrule(start, images, pixels, shared), auto=())
 

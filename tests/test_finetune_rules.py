@@ -1,0 +1,117 @@
+"""The rules of `vitkit finetune` without options: what they choose for which data, model and device."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import vitkit
+from vitkit.data.sources.source import from_arrays
+from vitkit.data.splits import complete
+from vitkit.options import Training
+from vitkit.planning import automatic, finetune_rules
+from vitkit.recipes import recipe
+from vitkit.recipes.finetune import table4
+from vitkit.runs.features import ridge_classifier
+from vitkit.runtime.runtime import Runtime
+
+GPU = Runtime("cuda", "bf16")
+
+
+def source(per_class, rng=None, separable=True):
+    """Images of 16 x 16 pixels; of separable classes each has its own colour."""
+    rng = rng or np.random.default_rng(0)
+    labels = np.repeat(np.arange(len(per_class)), per_class)
+    images = rng.integers(0, 40, (len(labels), 16, 16, 3))
+    if separable:
+        images[np.arange(len(labels)), :, :, labels % 3] += 200
+    return from_arrays(
+        "made", images.astype(np.uint8), labels, tuple(f"class {i}" for i in range(len(per_class)))
+    )
+
+
+def known(train, runtime=Runtime(), **options):
+    return automatic.circumstances(Training(**options), {"train": train}, runtime)
+
+
+def decided(train, runtime=Runtime(), **options):
+    r = replace(recipe("finetune"), weights="given")
+    return automatic.decide(r, finetune_rules.RULES, known(train, runtime, **options), lambda choice: None)
+
+
+@pytest.mark.parametrize("images, batch, steps, rate", [
+    (50, 8, 500, 1.25e-4), (2_000, 64, 781, 2.5e-4), (20_000, 512, 977, 5e-4), (51_200, 512, 2500, 5e-4),
+    (204_800, 512, 5000, 5e-4),
+])  # fmt: skip
+def test_batch_length_and_rate_on_a_gpu(images, batch, steps, rate):
+    train = from_arrays("made", np.zeros((images, 1, 1, 3), np.uint8), np.arange(images) % 2, ("a", "b"))
+    r = decided(train, GPU)
+    assert (r.batch, r.length.steps, r.schedule.warmup) == (batch, steps, steps // 10)
+    assert r.schedule.rate == pytest.approx(rate, rel=0.05)
+
+
+def test_on_a_cpu_a_run_sees_fewer_images():
+    train = from_arrays("made", np.zeros((5_000, 1, 1, 3), np.uint8), np.arange(5_000) % 2, ("a", "b"))
+    r = decided(train)
+    assert r.batch == 64 and r.length.steps * r.batch == automatic.CPU_IMAGES
+
+
+def test_what_the_user_sets_is_not_chosen():
+    train = source([20, 20])
+    r = decided(train, batch=16, steps=7, lr=0.5)
+    assert (r.batch, r.length, r.schedule) == (
+        recipe("finetune").batch, recipe("finetune").length, recipe("finetune").schedule
+    )  # fmt: skip
+
+
+def test_imbalance_is_mentioned_and_changes_nothing():
+    r = recipe("finetune")
+    for counts, mentioned in (([40, 4], True), ([40, 5], False)):
+        same, choice = finetune_rules.mention_imbalance(r, known(source(counts)))
+        assert same == r and (choice is not None) == mentioned
+    assert finetune_rules.mention_imbalance(table4(), known(source([40, 4])))[1] is None
+
+
+def fit(train, model, **options):
+    r = replace(recipe("finetune"), weights="given")
+    return finetune_rules.fit_model(r, model, known(train, **options), Runtime(), 0)[0]
+
+
+def vit(classes):
+    return vitkit.build("ViT-Ti/4", classes=classes, image_size=16, depth=1, width=32, heads=2, hidden=32)
+
+
+def test_a_few_images_fit_a_head_if_that_suffices():
+    easy, hard = source([5, 5, 5]), source([5, 5, 5], separable=False)
+    model = vit(3)
+    before = model.head.weight.clone()
+    fitted = fit(easy, model)
+    assert (fitted.train, fitted.head_init, fitted.length.steps) == ("head", "least-squares", 1)
+    assert fitted.schedule.at(0, 1) == 0.0
+    assert fit(hard, model) == replace(recipe("finetune"), weights="given")
+    assert (model.head.weight == before).all()  # looking at the data does not change the model
+    accuracy = ridge_classifier(model, hard, Runtime(), batch=8, workers=0, seed=0).accuracy
+    assert accuracy < finetune_rules.SEPARABLE
+
+
+def test_fewer_than_three_images_per_class_never_train_the_whole_model():
+    assert fit(source([2, 2], separable=False), vit(2)).train == "head"
+    assert fit(source([10, 10]), vit(2)).train == "all"
+    assert fit(source([2, 2]), vit(2), steps=5).train == "all"  # the user has decided
+
+
+def test_a_resnet_is_trained_by_sgd():
+    model = vitkit.build("BiT-R50x1", classes=2, image_size=32, blocks=(1, 1, 1, 1))
+    r = fit(source([40, 40]), model)
+    assert r.optimizer == table4().optimizer and r.schedule.rate == table4().schedule.rate and not r.mixup
+
+
+@pytest.mark.parametrize("counts, images", [
+    ([100, 100], 0), ([200, 200], 20), ([5_000, 5_000], 500), ([10_000, 10_000], 500), ([15] * 30, 0),
+])  # fmt: skip
+def test_validation_images_are_enough_or_none(counts, images):
+    labels = np.repeat(np.arange(len(counts)), counts)
+    pixels = np.random.default_rng(0).integers(0, 256, (len(labels), 2, 2, 3), dtype=np.uint8)
+    train = from_arrays("made", pixels, labels, tuple(map(str, range(len(counts)))))
+    splits = complete({"train": train, "test": train}, val=0.05, val_images=(20, 500))
+    assert len(splits.get("val", [])) == images
