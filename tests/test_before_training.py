@@ -77,7 +77,7 @@ def test_few_images_are_trained_on_with_a_line_for_each_shortage(tmp_path, capsy
     options = [word for word in TINY if not word.startswith("evaluations")]
     assert run("finetune", tmp_path / "data", "--out", tmp_path / "run", *options) == 0
     lines = capsys.readouterr().err.splitlines()
-    assert any("no image is left for val" in line for line in lines)
+    assert any("no validation images" in line for line in lines)
     assert any(line.startswith("warning: ") and "only 5 in total" in line for line in lines)
     assert any("warning: " in line and "with one image" in line and "'single'" in line for line in lines)
     assert any("fewer than 5 images" in line and "'a: 2', 'b: 2'" in line for line in lines)

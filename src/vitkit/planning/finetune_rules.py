@@ -16,6 +16,7 @@ from vitkit.planning import automatic
 from vitkit.planning.automatic import Choice, Circumstances, Rule
 from vitkit.recipes.finetune import table4
 from vitkit.recipes.recipe import Recipe
+from vitkit.runs.build import images_per_class
 from vitkit.runs.features import ridge_classifier
 from vitkit.runtime.runtime import Runtime
 from vitkit.training.schedule import Duration, Schedule
@@ -99,7 +100,7 @@ def mention_imbalance(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Cho
     """Nothing changes, but the user hears of it and of the alternatives."""
     if not open_to_rules(recipe, known, "sampling", "class_weights"):
         return recipe, None
-    counts = images_per_class(known.splits["train"])
+    counts = class_sizes(known.splits["train"])
     if not len(counts) or counts.max() < IMBALANCE * counts.min():
         return recipe, None
     reason = (
@@ -109,12 +110,10 @@ def mention_imbalance(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Cho
     return recipe, Choice("sampling as the data is", reason)
 
 
-def images_per_class(source: Source) -> np.ndarray:
+def class_sizes(source: Source) -> np.ndarray:
     """The number of images of each class that has any; empty for several labels per image."""
-    if source.multilabel:
-        return np.zeros(0, dtype=np.int64)
-    counts = np.bincount(np.asarray(source.labels), minlength=len(source.classes))
-    return counts[counts > 0]
+    counts = images_per_class(source)
+    return counts[:0] if source.multilabel else counts[counts > 0]
 
 
 def with_sgd(recipe: Recipe) -> Recipe:
@@ -140,7 +139,7 @@ def fit_model(
         if not open_to_rules(recipe, known, "optimizer", "schedule", "rate"):
             return recipe, None
         return with_sgd(recipe), Choice("SGD as in Table 4", "the model is a ResNet")
-    counts = images_per_class(known.splits["train"])
+    counts = class_sizes(known.splits["train"])
     if not (open_to_rules(recipe, known, *TRAINING) and recipe.weights and len(counts)):
         return recipe, None
     average = counts.sum() / len(counts)

@@ -181,7 +181,7 @@ def warnings(splits: dict[str, Source], recipe: Recipe, findings: Sequence[Findi
     if recipe.subset:
         rows.append(("one or two training images", (per_class > 0) & (per_class < 3)))
     if "val" not in splits and recipe.train_on == "train":
-        yield "no image is left for val: the only evaluation is at the end of the run"
+        yield "no validation images: the only evaluation is on the test images, at the end of the run"
     if recipe.report_on in splits:
         rows.append((f"no {recipe.report_on} image", images_per_class(splits[recipe.report_on]) == 0))
     for problem, mask in rows:
