@@ -85,8 +85,8 @@ LEFT_OUT = {
 BY_HAND: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
     (
         "MLP dropout removed", "src/vitkit/ops/fused.py",
-        "hidden = F.dropout(F.gelu(up(z), approximate=gelu), dropout)",
-        "hidden = F.gelu(up(z), approximate=gelu)", ("tests/models/test_choices.py",),
+        "return F.dropout(down(F.dropout(hidden, dropout)), dropout)",
+        "return F.dropout(down(hidden), dropout)", ("tests/models/test_choices.py",),
     ),
     (
         "Table 4's grid begins at 0.002", "src/vitkit/recipes/finetune.py",
@@ -140,11 +140,12 @@ BY_HAND: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "biases and norms decay", "src/vitkit/training/optimizer.py",
-        "return parameter.ndim >= 2 and name.endswith(\".weight\")", "return True", TRAINING,
+        "return parameter.ndim >= 2 and (name.endswith(\".weight\") or \".lora_\" in name)", "return True",
+        TRAINING,
     ),
     (
         "no dropout after the positions", "src/vitkit/models/vit.py",
-        "return self.dropout(self.positions(z, grid, 0))", "return self.positions(z, grid, 0)",
+        "z = self.dropout(z)", "pass",
         ("tests/models/test_choices.py",),
     ),
 )  # fmt: skip
