@@ -51,7 +51,7 @@ def die_in_save(step: int, number: int, torn: bool = False) -> None:
 def die_in_evaluation(number: int) -> None:
     """In the number-th evaluation of this process, after its first batch."""
 
-    made, seen = evaluation.evaluation_batches, []
+    made, seen = evaluation.local_batches, []
 
     def cut(*args: Any, **options: Any) -> Any:
         seen.append(1)
@@ -60,7 +60,7 @@ def die_in_evaluation(number: int) -> None:
             if len(seen) == number:
                 die()
 
-    evaluation.evaluation_batches = cut
+    evaluation.local_batches = cut
 
 
 def die_in_resume(number: int) -> None:
