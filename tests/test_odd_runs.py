@@ -10,6 +10,7 @@ from refusals import refused
 from test_cli import run
 from test_tasks import TINY
 
+from vitkit.models import lora
 from vitkit.recipes import RECIPES, recipe
 from vitkit.recipes.recipe import Recipe, from_json, override, read_recipe, to_json
 from vitkit.runs.page import rows
@@ -150,6 +151,7 @@ def numeric(kind: type = Recipe, prefix: str = "") -> dict[str, typing.Any]:
 
 def test_every_number_of_a_recipe_has_a_range():
     own = {f"{kind.name}.{field}" for kind in map(task_class, task_names()) for field in kind.ranges}
+    own |= {f"lora.{field}" for field in lora.RANGES}
     assert set(numeric()) == set(RANGES) | own
     for name in RECIPES:
         assert from_json(to_json(recipe(name))) == recipe(name)

@@ -174,7 +174,10 @@ FINETUNE = ["finetune", "digits", "--model", "ViT-Ti/4"]
     [
         (["pretrain", "digits"], "--recipe that names its model"),
         (["pretrain", "digits", "--recipe", "jft.ViT-X/16"], "no recipe"),
-        (["pretrain", "digits", "--recipe", "i21k.ViT-B/16", "--subset", "lots"], "1000, 10% or 25/class"),
+        (
+            ["pretrain", "digits", "--recipe", "i21k.ViT-B/16", "--subset", "lots"],
+            "10%, 25/class or imbalanced=100",
+        ),
         (["shard", "nowhere", "out"], "no data at 'nowhere'"),
         ([*FINETUNE, "--track", "pigeon"], "tracker 'pigeon'"),
         ([*FINETUNE, "--parallel", "thin"], "--parallel 'thin': expected"),

@@ -155,8 +155,8 @@ def mix_batch(
     partner = None
     if places != list(range(total)):  # some images are unusable, or on other processes
         row = {place: i for i, place in enumerate(places)}
-        partner = torch.tensor([row.get((place - 1) % total, row[place]) for place in places])
-        partner = partner.to(batch["image"].device)
+        rows = [row.get((place - 1) % total, row[place]) for place in places]
+        partner = torch.tensor(rows, dtype=torch.int64).to(batch["image"].device)
     images, labels = mix(batch["image"], batch["label"], alpha, rng, partner)
     rows = [i for i, place in enumerate(places) if place in mine]
     return selected(batch | {"image": images, "label": labels}, rows)
