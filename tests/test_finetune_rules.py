@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 
 import vitkit
+from vitkit.commands.finetune import finetuning
 from vitkit.data.sources.source import from_arrays
 from vitkit.data.splits import complete
 from vitkit.options import Training
 from vitkit.planning import automatic, finetune_rules
+from vitkit.planning.resume import with_stored_choices
 from vitkit.recipes import recipe
 from vitkit.recipes.finetune import table4
 from vitkit.runs.features import ridge_classifier
+from vitkit.runs.folder import changed_flags
 from vitkit.runtime.runtime import Runtime
 
 GPU = Runtime("cuda", "bf16")
@@ -115,3 +118,12 @@ def test_validation_images_are_enough_or_none(counts, images):
     train = from_arrays("made", pixels, labels, tuple(map(str, range(len(counts)))))
     splits = complete({"train": train, "test": train}, val=0.05, val_images=(20, 500))
     assert len(splits.get("val", [])) == images
+
+
+def test_a_run_of_the_earlier_default_is_resumed_as_it_was():
+    request = finetuning("digits", Training())
+    old = replace(table4(), name="finetune", data="digits", weights="given", batch=32)
+    again = with_stored_choices(request, old)
+    assert changed_flags(old, again) == [] and again.optimizer == old.optimizer
+    other = with_stored_choices(finetuning("digits", Training(set=("mixup=0.5",))), old)
+    assert other.mixup == 0.5 and changed_flags(old, other)

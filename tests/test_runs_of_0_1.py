@@ -101,6 +101,8 @@ def test_every_stored_recipe_is_the_one_of_its_name_today():
     for name, table in json.loads((FILES / "recipes.json").read_text()).items():
         old = from_json(json.dumps(table))
         now = recipe(name)
+        if name == "finetune":  # the default of 0.1
+            now = replace(recipe("table4"), name=name, about=old.about)
         if name in POOLED:  # whose models have no class token today
             assert "class_token" not in now.model_options
             now = replace(now, model_options=now.model_options.having(class_token=True))
