@@ -8,7 +8,8 @@ import torch
 
 import vitkit
 from vitkit.cli.verbs import main
-from vitkit.inference.predict import view_of
+from vitkit.inference.bulk import forward_tokens
+from vitkit.inference.predict import prepare_batch, view_of
 from vitkit.models.adapt import set_head
 from vitkit.runs.kept_weights import apply_calibration
 from vitkit.server.served_model import attention_maps, open_served
@@ -111,3 +112,13 @@ def test_a_temperature_and_a_fitted_head_hold_for_both_heads_of_a_distilled_mode
         apply_calibration(model, SimpleNamespace(keeps_best=False), fitted)
         torch.testing.assert_close(model(images), logits / 2)
     assert model.reject_below == 0.3
+
+
+def test_the_mean_of_the_patches_leaves_registers_out():
+    sizes = {"image_size": 16, "depth": 1, "width": 32, "heads": 2, "hidden": 32}
+    model = vitkit.build("ViT-Ti/4", classes=2, registers=4, **sizes).eval()
+    images = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
+    with torch.no_grad():
+        tokens = model.tokens(prepare_batch(model, images))
+        assert tokens.shape[1] == 1 + 4 + 16
+        assert torch.equal(forward_tokens(model, "mean", images), tokens[:, -16:].mean(1))

@@ -100,8 +100,7 @@ class Embedding:
 def forward_tokens(model: ViT, pool: Pool, images: Tensor) -> Tensor:
     """uint8 images (B, 3, h, w) to the class token, or the mean of the patch tokens, (B, D) on the CPU."""
     tokens = model.tokens(prepare_batch(model, images))
-    lead = int(model.class_token is not None)
-    return (tokens[:, 0] if pool == "cls" else tokens[:, lead:].mean(1)).float().cpu()
+    return (tokens[:, 0] if pool == "cls" else tokens[:, model.config.prefix :].mean(1)).float().cpu()
 
 
 @dataclass(frozen=True)
