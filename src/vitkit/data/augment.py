@@ -54,6 +54,11 @@ def erase(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return image
 
 
+def partners(tensor: Tensor, partner: Tensor | None) -> Tensor:
+    """The rows that each row of a batch is mixed with: the row before it, or `partner`; in new memory."""
+    return tensor.roll(1, 0) if partner is None else tensor[partner]
+
+
 def cutmix(
     images: Tensor, targets: Tensor, alpha: float, rng: np.random.Generator, partner: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -69,7 +74,6 @@ def cutmix(
     rows = slice(max(0, y - h // 2), min(height, y + h // 2))
     columns = slice(max(0, x - w // 2), min(width, x + w // 2))
     mixed, part = images.clone(), images[:, :, rows, columns]
-    mixed[:, :, rows, columns] = part.roll(1, 0) if partner is None else part[partner]
+    mixed[:, :, rows, columns] = partners(part, partner)
     own = 1 - (rows.stop - rows.start) * (columns.stop - columns.start) / (height * width)
-    others = targets.roll(1, 0) if partner is None else targets[partner]
-    return mixed, others.lerp(targets, own)
+    return mixed, partners(targets, partner).lerp_(targets, own)

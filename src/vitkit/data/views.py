@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitkit.data.augment import color_jitter, erase, three_augment
+from vitkit.data.augment import color_jitter, erase, partners, three_augment
 from vitkit.data.decode import Box, decode, decode_box, jpeg_size
 from vitkit.data.randaugment import augment
 from vitkit.errors import Error
@@ -261,10 +261,7 @@ def mixup(
         return images, targets
     weight = float(rng.beta(alpha, alpha))
     weight = max(weight, 1 - weight)
-    other_images, other_targets = (
-        tensor.roll(1, 0) if partner is None else tensor[partner] for tensor in (images, targets)
-    )
-    return other_images.lerp_(images, weight), other_targets.lerp_(targets, weight)
+    return partners(images, partner).lerp_(images, weight), partners(targets, partner).lerp_(targets, weight)
 
 
 def _window(height: int, width: int, view: View, rng: np.random.Generator) -> Window:

@@ -48,6 +48,7 @@ class Circumstances:
     fixed: frozenset[str]  # fields of the recipe that the user has set
     device: str = "cpu"
     world: int = 1
+    fixed_rate: bool = False  # whether the user has set the learning rate alone, of the schedule
     largest: int | None = None  # the largest micro-batch that fits into memory; None: not known yet
 
     @property
@@ -68,7 +69,8 @@ Rule = Callable[[Recipe, Circumstances], tuple[Recipe, Choice | None]]
 
 
 def circumstances(options: Training, splits: Mapping[str, Source], runtime: Runtime) -> Circumstances:
-    return Circumstances(splits, frozenset(fixed_fields(options)), runtime.device, runtime.world)
+    fixed, rate = frozenset(fixed_fields(options)), options.lr is not None
+    return Circumstances(splits, fixed, runtime.device, runtime.world, rate)
 
 
 def decide(
@@ -87,8 +89,6 @@ def fixed_fields(options: Training) -> set[str]:
     named = {field_of(change) for change in options.set}
     if options.steps is not None or options.epochs is not None:
         named.add("length")
-    if options.lr is not None:
-        named.add("rate")
     return named | set(options.changes())
 
 
@@ -132,10 +132,16 @@ def choose_batch(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice |
     """A power of two, at most an eighth of the images, that the processes can share."""
     if not may_choose("batch", recipe, known):
         return recipe, None
-    batch = max(8, min(512 if known.gpu else 64, 2 ** (max(1, known.images // 8).bit_length() - 1)))
-    batch = max(known.world, batch // known.world * known.world)
+    batch = batch_for(known, steps_an_epoch=8)
     reason = "512 as in the paper" if batch == 512 else f"for {known.images} images"
     return replace(recipe, batch=batch), Choice(f"batch {batch}", reason)
+
+
+def batch_for(known: Circumstances, steps_an_epoch: int) -> int:
+    """A power of two of 8 or more that leaves an epoch so many steps and that the processes can share."""
+    largest, whole = 512 if known.gpu else 64, max(1, known.images // steps_an_epoch)
+    batch = max(8, min(largest, 2 ** (whole.bit_length() - 1)))
+    return max(known.world, batch // known.world * known.world)
 
 
 def choose_length(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:

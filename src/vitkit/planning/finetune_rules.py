@@ -22,11 +22,12 @@ from vitkit.runtime.runtime import Runtime
 from vitkit.training.schedule import Duration, Schedule
 
 # Batch: a power of two of at most 1/16 of the images, so that an epoch has 16 steps or more.
-LARGEST_BATCH_GPU, LARGEST_BATCH_CPU, SMALLEST_BATCH, STEPS_AN_EPOCH = 512, 64, 8, 16
+STEPS_AN_EPOCH = 16
 
 # Rate: 5e-4 for 512 images, in proportion to the cube root of the batch. On CIFAR-10 and Tiny ImageNet
 # (batch 256) 1e-3 gave -0.0 and -0.5 points. With 5 images per class (batch 8), 5e-4 gave 13 points less than
-# 6e-5 on CIFAR-10 and 14 more on digits, so that a rate between the two is the safe one.
+# 6e-5 on CIFAR-10 and 14 more on digits (in runs that differed in length too), so that a rate between the two
+# is the safe one.
 RATE, RATE_BATCH = 5e-4, 512
 
 # Length: 25 epochs up to 51,200 images, which are 2,500 steps of 512; from there on with the square root of
@@ -45,23 +46,21 @@ LOOKED_AT = 2_000  # images at most for this comparison
 # and 88.6 % of a balanced test set), so that images are drawn as they are.
 IMBALANCE = 10
 TRAINING = (  # what a user may have decided about training
-    "train", "length", "schedule", "rate", "optimizer", "head_init", "mixup", "cutmix", "label_smoothing",
+    "train", "length", "schedule", "optimizer", "head_init", "mixup", "cutmix", "label_smoothing",
 )  # fmt: skip
 
 
 def open_to_rules(recipe: Recipe, known: Circumstances, *fields: str) -> bool:
     """Whether the recipe is the default one, and the user has set none of these fields."""
-    return "rules" in recipe.auto and not known.fixed.intersection(fields)
+    fixed = known.fixed | {"schedule"} if known.fixed_rate else known.fixed
+    return "rules" in recipe.auto and not fixed.intersection(fields)
 
 
 def choose_batch(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
     """A power of two for these images that the processes can share."""
     if not open_to_rules(recipe, known, "batch"):
         return recipe, None
-    largest = LARGEST_BATCH_GPU if known.gpu else LARGEST_BATCH_CPU
-    shared = 2 ** (max(1, known.images // STEPS_AN_EPOCH).bit_length() - 1)
-    batch = max(SMALLEST_BATCH, min(largest, shared))
-    batch = max(known.world, batch // known.world * known.world)
+    batch = automatic.batch_for(known, STEPS_AN_EPOCH)
     return replace(recipe, batch=batch), Choice(f"batch {batch}", f"for {known.images} images")
 
 
@@ -89,7 +88,7 @@ def steps_for(images: int, batch: int, *, gpu: bool) -> int:
 
 
 def choose_rate(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
-    if not open_to_rules(recipe, known, "schedule", "rate"):
+    if not open_to_rules(recipe, known, "schedule"):
         return recipe, None
     rate = float(f"{RATE * (recipe.batch / RATE_BATCH) ** (1 / 3):.2g}")
     schedule = replace(recipe.schedule, rate=rate)
@@ -136,7 +135,7 @@ def fit_model(
 ) -> tuple[Recipe, Choice | None]:
     """The choices that need the model: SGD for a ResNet, and whether a few images suffice to train it."""
     if not isinstance(model.config, ViTConfig):
-        if not open_to_rules(recipe, known, "optimizer", "schedule", "rate"):
+        if not open_to_rules(recipe, known, "optimizer", "schedule"):
             return recipe, None
         return with_sgd(recipe), Choice("SGD as in Table 4", "the model is a ResNet")
     counts = class_sizes(known.splits["train"])

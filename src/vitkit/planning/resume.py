@@ -49,7 +49,7 @@ KEPT = (
     "weights", "image_size", "batch", "micro_batch", "length", "schedule", "keep", "patience", "split_of",
     "more_steps",
 )  # fmt: skip
-RULED = (  # fields that the default recipe and its rules set, which were others in earlier versions
+BY_RULES = (  # fields that the default recipe and its rules set, which were others in earlier versions
     "optimizer", "crop", "crop_area", "mixup", "label_smoothing", "train", "head_init", "evaluations",
     "rates", "val", "val_images",
 )  # fmt: skip
@@ -193,7 +193,7 @@ def with_stored_choices(request: Request, old: Recipe) -> Recipe:
     """The requested recipe with the choices of the existing run, so that the same command resumes it."""
     fixed = fixed_fields(request.options)
     by_rules = "rules" in request.recipe.auto and old.name == request.recipe.name
-    kept = (*KEPT, *RULED) if by_rules else KEPT
+    kept = (*KEPT, *BY_RULES) if by_rules else KEPT
     stored = {field: getattr(old, field) for field in kept if field not in fixed}
     if "schedule" in stored and request.options.lr is not None:
         stored["schedule"] = replace(stored["schedule"], rate=request.options.lr)

@@ -127,7 +127,6 @@ def bit_beside(recipe: Recipe, images: int, pixels: int, fixed: Collection[str] 
     """BiT's rule for the data, model and dev split of another recipe; the user has set `fixed`."""
     shared = {*SHARED, *fixed} - {
         "schedule",
-        "rate",
         "optimizer",
         "rates",
         "convolution_rates",
