@@ -40,6 +40,8 @@ def save(model: Model, path: str | Path, format: str | None = None) -> tuple[str
     in_json = bool(layout.json_files) and not path.suffix
     notes = [*differences(model.config, layout, in_json=in_json), *lost_in_arrays(model, layout, path)]
     notes += changed_tokens(given.config, model.config, format)
+    if getattr(given.config, "text", None) and not getattr(model.config, "text", None):
+        notes.append(f"without the text tower, for which vitkit has no place in {format}")
     card = to_json(card_of(model, layout.name))
     with writable(path):
         if not path.suffix:
