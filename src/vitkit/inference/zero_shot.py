@@ -2,8 +2,10 @@
 
 # K labels, E width of the embeddings
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +36,24 @@ def text_tower(model: Any, purpose: str) -> TextTower:
     )
 
 
+def texts_of(given: str | os.PathLike[str] | Iterable[str], name: str) -> tuple[str, ...]:
+    """Texts that the user gives: one, several, or the lines of a .txt file."""
+    texts = (os.fspath(given),) if isinstance(given, str | os.PathLike) else tuple(given)
+    if len(texts) == 1 and str(texts[0]).endswith(".txt"):
+        path = Path(texts[0])
+        try:
+            lines = path.read_text("utf-8-sig").splitlines()
+        except UnicodeDecodeError:
+            raise Error(f"{path}: not a UTF-8 text file", code="file.unreadable") from None
+        texts = tuple(line.strip() for line in lines if line.strip())
+    for text in texts:
+        if not isinstance(text, str) or not text.strip():
+            raise Error(f"{name} {text!r}: expected a text that is not empty", code="request.value")
+    if not texts:
+        raise Error(f"{name}: expected one or more texts", code="request.value")
+    return texts
+
+
 @torch.no_grad()
 def embed_texts(tower: TextTower, texts: Sequence[str]) -> Tensor:
     """The embeddings of texts, (B, E) in float32 on the CPU, not normalised."""
@@ -42,9 +62,9 @@ def embed_texts(tower: TextTower, texts: Sequence[str]) -> Tensor:
     return torch.cat(rows) if rows else torch.zeros(0, tower.config.output)
 
 
-def check_templates(templates: Iterable[str]) -> tuple[str, ...]:
+def check_templates(templates: str | Iterable[str]) -> tuple[str, ...]:
     """The templates, each with {} where the label goes."""
-    templates = tuple(templates) or (TEMPLATE,)
+    templates = ((templates,) if isinstance(templates, str) else tuple(templates)) or (TEMPLATE,)
     for template in templates:
         if "{}" not in template:
             raise Error(
@@ -54,10 +74,8 @@ def check_templates(templates: Iterable[str]) -> tuple[str, ...]:
     return templates
 
 
-def check_labels(labels: Iterable[str]) -> tuple[str, ...]:
-    labels = tuple(labels)
-    if not labels or not all(label.strip() for label in labels):
-        raise Error("labels: give one or more texts, none of them empty", code="request.value")
+def check_labels(labels: str | Iterable[str]) -> tuple[str, ...]:
+    labels = texts_of(labels, "labels")
     if len(set(labels)) < len(labels):
         twice = next(label for label in labels if labels.count(label) > 1)
         raise Error(f"labels: {twice!r} is there twice; omit one", code="request.value")
@@ -76,7 +94,7 @@ def label_embeddings(tower: TextTower, labels: Sequence[str], templates: Sequenc
     return F.normalize(embedded.unflatten(0, (len(labels), -1)).mean(1), dim=-1)
 
 
-def zero_shot(model: Model, labels: Iterable[str], templates: Iterable[str] = ()) -> Model:
+def zero_shot(model: Model, labels: str | Iterable[str], templates: str | Iterable[str] = ()) -> Model:
     """A classifier for these labels, made of a model with a text tower (vitkit.load(..., text=True)).
 
     The result is a model like any other, which can be saved, exported and served. CLIP's answers are the

@@ -38,13 +38,20 @@ class TokenizerPlace:
     weights: Path  # the file or folder that was read
     source: str  # hf:owner/name@commit, or the address of a published file
 
+    @property
+    def folder(self) -> Path:
+        return self.weights if self.weights.is_dir() else self.weights.parent
+
+    def beside(self) -> Path | None:
+        """The path of tokenizer.json beside the weights, if it is there."""
+        return inside(self.folder, FILE) if (self.folder / FILE).exists() else None
+
     def find(self) -> Path:
         """The path of tokenizer.json, downloaded if the weights were."""
-        folder = self.weights if self.weights.is_dir() else self.weights.parent
-        if (folder / FILE).exists():
-            return inside(folder, FILE)
-        if hub.is_hub(self.source) and (path := hub.fetch_file(self.source, FILE)):
+        if path := self.beside():
             return path
+        if hub.is_hub(self.source) and (fetched := hub.fetch_file(self.source, FILE)):
+            return fetched
         weight = by_source(self.source)
         if weight and weight.model.startswith(("CLIP", "SigLIP")):
             shared = weight.address.endswith(".npz")
@@ -53,8 +60,8 @@ class TokenizerPlace:
             download(SHARED if shared else f"{weight.address.rpartition('/')[0]}/{FILE}", path)
             return path
         raise WeightsError(
-            f"{folder}: no {FILE}, which splits texts into tokens; copy it from the repository of the model "
-            "on the Hugging Face Hub into this folder, or give the model as hf:owner/name",
+            f"{self.folder}: no {FILE}, which splits texts into tokens; copy it into this folder from the "
+            "repository of the model on the Hugging Face Hub, or give the model as hf:owner/name",
             code="weights.not-found",
         )
 

@@ -378,18 +378,12 @@ def config_json(c: Config) -> dict[str, Any]:
         own = {"use_swiglu_ffn": c.mlp == "swiglu", "qkv_bias": c.qkv_bias}
         own |= {"mlp_ratio": mlp_ratio(c)} | ({"num_register_tokens": c.registers} if c.registers else {})
         return shared_json(c, kind[0], architecture) | own
-    kind, architecture = ("clip", "CLIP") if c.input_norm else ("siglip", "Siglip")
-    alone = f"{architecture}VisionModel" + ("WithProjection" if c.input_norm else "")
-    projection = {"projection_dim": c.representation} if c.input_norm else {}
-    vision = shared_json(c, f"{kind}_vision_model", alone) | projection
-    if c.text is None:
-        return vision
-    parts = {"text_config": text_rows.hf_json(c.text), "vision_config": vision}
-    return (
-        {"architectures": [f"{architecture}Model"], "model_type": kind, "dtype": "float32"}
-        | projection
-        | parts
-    )
+    if c.input_norm:
+        projection = {"projection_dim": c.representation}
+        vision = shared_json(c, "clip_vision_model", "CLIPVisionModelWithProjection") | projection
+    else:
+        vision = shared_json(c, "siglip_vision_model", "SiglipVisionModel")
+    return text_rows.both_json(c.text, vision) if c.text else vision
 
 
 def json_files(model: Model) -> dict[str, Any]:

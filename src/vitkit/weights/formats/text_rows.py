@@ -126,6 +126,14 @@ def hf_json(c: TextConfig) -> dict[str, Any]:
     }
 
 
+def both_json(text: TextConfig, vision: dict[str, Any]) -> dict[str, Any]:
+    """config.json of a model with both towers, from that of the image tower."""
+    family, name = ("siglip", "SiglipModel") if text.sigmoid else ("clip", "CLIPModel")
+    shared = {key: vision[key] for key in ("projection_dim", "dtype") if key in vision}
+    parts = {"text_config": hf_json(text), "vision_config": vision}
+    return {"architectures": [name], "model_type": family} | shared | parts
+
+
 def clip_canonical(shapes: Shapes) -> dict[str, Source]:
     """The text tower of OpenAI and open_clip, whose newer models have it below "text."; or none."""
     below = f"{PREFIX}token_embedding.weight" in shapes
