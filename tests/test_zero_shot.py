@@ -29,6 +29,7 @@ SIGLIP = {
     "sigmoid": True,
 }
 SIZES = {"width": 32, "depth": 2, "heads": 2, "hidden": 48}
+SCALE = 3.0  # of the logits
 VISION = SIZES | {"patch": 8, "image_size": (32, 32), "classes": 0}
 
 
@@ -60,7 +61,10 @@ def towers(tmp_path):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(torch.randn_like(parameter) * 0.2 + (parameter.ndim == 1))
-            model.text.logit_scale.fill_(2.0)
+            model.text.tokens.weight.mul_(5)
+            model.text.logit_scale.fill_(SCALE)
+            if kind == "siglip":
+                model.text.logit_bias.fill_(-5)
         vitkit.save(model, tmp_path / kind, "hf")
         word_tokenizer().save(str(tmp_path / kind / "tokenizer.json"))
         return tmp_path / kind
@@ -91,8 +95,9 @@ def test_probabilities_are_those_of_the_formulas(towers, photo, kind):
     """CLIP: a softmax of exp(scale) * cosine; SigLIP: a sigmoid of each, with a bias."""
     folder = towers(kind)
     cosine, model, _, _ = by_hand(folder, photo, [f"a photo of a {x} ." for x in ("cat", "dog", "red car")])
-    logits = cosine * np.exp(2.0)
+    logits = cosine * np.exp(SCALE)
     expected = logits.softmax(0) if kind == "clip" else (logits + model.text.logit_bias).sigmoid()
+    assert logits.max() - logits.min() > 0.05  # the texts differ
     answers = vitkit.predict(folder, photo, labels=["cat", "dog", "red car"])
     assert sorted(p for _, p in answers) == pytest.approx(sorted(expected.tolist()), abs=1e-5)
     order = expected.argsort(descending=True).tolist()
@@ -106,7 +111,7 @@ def test_templates_are_the_mean_of_normalised_embeddings(towers, photo):
     cat, dog = (by_hand(folder, photo, [f"a photo of a {x}", f"this is {x} ."])[2] for x in ("cat", "dog"))
     labels = normalize(torch.stack([cat.mean(0), dog.mean(0)]), dim=-1)
     image = normalize(by_hand(folder, photo, ["a"])[3], dim=-1)
-    expected = (labels @ image * np.exp(2.0)).softmax(0)
+    expected = (labels @ image * np.exp(SCALE)).softmax(0)
     templates = ("a photo of a {}", "this is {} .")
     answers = dict(vitkit.predict(folder, photo, labels=("cat", "dog"), templates=templates))
     assert [answers["cat"], answers["dog"]] == pytest.approx(expected.tolist(), abs=1e-5)
@@ -128,6 +133,7 @@ def test_a_zero_shot_classifier_is_a_model_like_any_other(towers, photo, tmp_pat
         vitkit.save(model, tmp_path / "zero.pth", "timm")
 
 
+@pytest.mark.slow
 def test_an_exported_classifier_gives_the_same_answers(towers, photo, tmp_path):
     model = vitkit.zero_shot(vitkit.load(towers("clip"), text=True), ["cat", "dog"])
     vitkit.export(model, tmp_path / "zero.onnx")
@@ -144,7 +150,7 @@ def test_words_find_images(towers, photo):
     folder = towers("clip")
     one, several = vitkit.embed(folder, text="a red car"), vitkit.embed(folder, text=["a red car", "dog"])
     expected = by_hand(folder, photo, ["a red car", "dog"])[2]
-    assert one.shape == (32,) and np.array_equal(several[0], one)
+    assert one.shape == (32,) and several[0] == pytest.approx(one, abs=1e-5)
     assert normalize(torch.from_numpy(several), dim=-1).numpy() == pytest.approx(expected.numpy(), abs=1e-5)
     assert vitkit.embed(folder, photo).shape == one.shape
     for options in ({"images": photo}, {"out": "x.npz"}, {"normalize": True}):
@@ -220,9 +226,10 @@ def test_the_tokenizer_of_another_model_is_refused(towers, photo):
 
 
 def test_without_the_library_the_extra_is_named(towers, photo, monkeypatch):
+    folder = towers("clip")
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with refused("request.extra-missing", "vitkit[text]"):
-        vitkit.predict(towers("clip"), photo, labels=["cat"])
+        vitkit.predict(folder, photo, labels=["cat"])
 
 
 def test_conversion_keeps_text_tower_and_tokenizer(towers, tmp_path, photo):
@@ -257,7 +264,7 @@ def test_accuracy_by_the_class_names_of_the_data(towers, pets, kind):
     assert metrics.images == 6 and metrics["top1"] == pytest.approx(np.mean(right))
     more = vitkit.evaluate(folder, pets, labels=["red car", "dog", "cat"], workers=0)
     assert sorted(more["per_class"]) == ["cat", "dog", "red car"]
-    with refused("evaluation.classes"):
+    with refused("data.classes", "cat"):
         vitkit.evaluate(folder, pets, labels=["dog"], workers=0)
 
 
@@ -265,21 +272,28 @@ def test_the_command_line(towers, pets, photo, tmp_path, capsys):
     """predict as text, JSON and --out, evaluate, and embed --text."""
     folder, labels = towers("clip"), ("--labels", "cat", "dog", "--template", "a {}", "--template", "{} .")
     label, probability = vitkit.predict(folder, photo, labels=["cat", "dog"], templates=["a {}", "{} ."])[0]
-    code, out, _ = command(capsys, "predict", folder, photo, "--json", *labels)
-    assert code == 0 and json.loads(out)[0]["label"] == label
-    assert json.loads(out)[0]["probability"] == pytest.approx(probability, abs=1e-5)
-    assert command(capsys, "predict", folder, photo, "--out", tmp_path / "a.csv", *labels)[0] == 0
+    code, out = printed(capsys, "predict", folder, photo, *labels)
+    assert code == 0 and out[0]["label"] == label
+    assert out[0]["probability"] == pytest.approx(probability, abs=1e-5)
+    assert command("predict", folder, photo, "--out", tmp_path / "a.csv", *labels) == 0
     assert label in (tmp_path / "a.csv").read_text().splitlines()[1]
-    code, out, _ = command(capsys, "evaluate", folder, pets, "--json", "--workers", 0, "--labels")
-    assert code == 0 and json.loads(out)["images"] == 6
+    code, out = printed(capsys, "evaluate", folder, pets, "--workers", 0, "--labels")
+    assert code == 0 and out["images"] == 6
     (tmp_path / "queries.txt").write_text("a red car\n\na dog\n")
-    query = ("--text", tmp_path / "queries.txt", "--out", tmp_path / "q.npz", "--normalize", "--json")
-    code, out, _ = command(capsys, "embed", folder, *query)
-    assert code == 0 and json.loads(out)["texts"] == 2
+    query = ("--text", tmp_path / "queries.txt", "--out", tmp_path / "q.npz", "--normalize")
+    code, out = printed(capsys, "embed", folder, *query)
+    assert code == 0 and out["texts"] == 2
     stored = np.load(tmp_path / "q.npz")
     assert stored["text"].tolist() == ["a red car", "a dog"]
     expected = normalize(torch.from_numpy(vitkit.embed(folder, text=["a red car", "a dog"])), dim=-1)
     assert stored["embedding"] == pytest.approx(expected.numpy(), abs=1e-6)
+
+
+def printed(capsys, *arguments):
+    """The exit code of a command and the JSON that it prints."""
+    capsys.readouterr()
+    code = command(*arguments, "--json")
+    return code, json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
@@ -295,5 +309,5 @@ def test_the_command_line(towers, pets, photo, tmp_path, capsys):
 def test_the_command_line_refuses(towers, photo, tmp_path, capsys, monkeypatch, code, arguments):
     towers("clip")
     monkeypatch.chdir(tmp_path)
-    status, out, _ = command(capsys, *arguments, "--json")
-    assert status == 2 and json.loads(out)["code"] == code
+    status, out = printed(capsys, *arguments)
+    assert status and out["error"]["code"] == code

@@ -99,9 +99,9 @@ def convert(
 
 def save_and_check(model: Model, source: str | Path, out: Path, trial: Path, format: str) -> Conversion:
     """Save the model at `trial`, load it again, and compare it with the model and with the peer library."""
-    model = formats()[format].equivalent(model) if format in formats() else model
+    given, model = model, formats()[format].equivalent(model) if format in formats() else model
     layout = layout_for(model.config, format, out)
-    notes = save(model, trial, format)
+    notes = save(given, trial, format)
     heads = getattr(model.config, "heads", None)
     loaded = load(trial, image_size=model.config.image_size, heads=heads, text=True)
     equal = model.state_dict().keys() == loaded.state_dict().keys() and all(
