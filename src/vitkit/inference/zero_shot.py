@@ -101,14 +101,6 @@ def zero_shot(model: Model, labels: str | Iterable[str], templates: str | Iterab
     softmax over the labels, those of SigLIP a probability for each label by itself.
 
     templates   texts with {} where the label goes; the default is "a photo of a {}."
-
-    >>> import vitkit
-    >>> vitkit.zero_shot(vitkit.build("ViT-Ti/16"), ["cat", "dog"])
-    Traceback (most recent call last):
-        ...
-    vitkit.errors.Error: zero-shot classification needs the text tower of a CLIP or SigLIP model, and this \
-model has none; use the original file with both towers, such as hf:openai/clip-vit-base-patch32, and in \
-Python vitkit.load(..., text=True)
     """
     tower = text_tower(model, "zero-shot classification")
     names, texts = check_labels(labels), check_templates(templates)
