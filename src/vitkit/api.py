@@ -277,7 +277,11 @@ def embed(
         return run_bulk(request, quiet=not progress)
     if options:
         raise Error(f"{', '.join(options)}: only with out=FILE", code="request.conflict")
-    encoder = features_model(model, device, view)
+    return image_features(features_model(model, device, view), images, batch)
+
+
+def image_features(encoder: Model, images: Picture | Iterable[Picture], batch: int) -> np.ndarray:
+    """The features (D,) of an image, or (N, D) of several."""
     if is_picture(images):
         return features(encoder, view_of(images, encoder)[None]).numpy()[0]
     rows = []

@@ -59,6 +59,10 @@ Csv = Annotated[
         "keeps names unchanged."
     ),
 ]
+TableOut = Annotated[
+    Path | None,
+    arg(metavar="FILE", help="Write to a .parquet or .csv file, resumably, instead of printing."),
+]
 Places = (
     "Image files, folders, globs, .zip, .tar, .csv, .parquet, .npz, shards, or addresses such as s3://b/x."
 )
@@ -181,10 +185,7 @@ def predict(
         arg(metavar="IMAGE...", help="Image files, folders or globs; with --out also what embed takes."),
     ],
     options: OmitArgPrefixes[BulkOptions],
-    out: Annotated[
-        Path | None,
-        arg(metavar="FILE", help="Write to a .parquet or .csv file, resumably, instead of printing."),
-    ] = None,
+    out: TableOut = None,
     top: Annotated[int, arg(metavar="N", help="Number of labels per image.")] = 5,
     labels: Labels = (),
     templates: Template = (),

@@ -20,6 +20,15 @@ Split = Annotated[
         help_behavior_hint="(default: images not used for training or validation)",
     ),
 ]
+ClassLabels = Annotated[
+    tuple[str, ...] | None,
+    arg(
+        metavar="[TEXT...]",
+        help="Zero-shot classification with a CLIP or SigLIP model: the labels to choose from, or a .txt "
+        "file with one per line.",
+        help_behavior_hint="(without texts: the class names of the data)",
+    ),
+]
 
 
 def evaluate(
@@ -38,15 +47,7 @@ def evaluate(
     real: Annotated[
         str, arg(metavar="FILE", help="ImageNet ReaL labels (real.json), in the order of the file names.")
     ] = "",
-    labels: Annotated[
-        tuple[str, ...] | None,
-        arg(
-            metavar="[TEXT...]",
-            help="Zero-shot classification with a CLIP or SigLIP model: the labels to choose from, or a .txt "
-            "file with one per line.",
-            help_behavior_hint="(without texts: the class names of the data)",
-        ),
-    ] = None,
+    labels: ClassLabels = None,
     templates: Template = (),
     view: View = "model",
     tta: Tta = "none",

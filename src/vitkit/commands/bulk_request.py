@@ -63,8 +63,8 @@ class BulkRequest:
             return features_model(self.model, self.device, self.view)
         assert isinstance(self.model, str)
         model = open_model(
-            self.model, self.device, self.view, engine=self.engine, calibrate=self.calibrate,
-            labels=self.labels, templates=self.templates,
+            self.model, self.device, self.view, self.labels, self.templates, engine=self.engine,
+            calibrate=self.calibrate,
         )  # fmt: skip
         task_of(model).check_head(model)
         rejection_threshold(model, self.reject)  # raises if there is none

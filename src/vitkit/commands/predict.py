@@ -149,9 +149,7 @@ def predict(
     templates: tuple[str, ...] = (),
 ) -> bool:
     """Print predictions one by one, or JSON at the end; returns whether every image could be read."""
-    model = open_model(
-        place, device, view, engine=engine, calibrate=calibrate, labels=labels, templates=templates
-    )
+    model = open_model(place, device, view, labels, templates, engine=engine, calibrate=calibrate)
     if note := dropped(model.config):
         warn(note)
     task = task_of(model)
@@ -215,11 +213,11 @@ def open_model(
     place: str,
     device: str,
     view: str,
+    labels: tuple[str, ...] = (),
+    templates: tuple[str, ...] = (),
     *,
     engine: str,
     calibrate: tuple[str, ...],
-    labels: tuple[str, ...] = (),
-    templates: tuple[str, ...] = (),
 ) -> Classifier:
     """Load a model, or open an exported file, which runs on the CPU with its own runtime.
 

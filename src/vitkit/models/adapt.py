@@ -46,7 +46,7 @@ def adapt(
     if labels and len(labels) != classes:
         raise Error(f"there are {len(labels)} labels for {classes} classes", code="data.labels")
     check_training(model, training)
-    changes = training | ({} if resize is None else {"position_resize": resize})
+    changes = training | {"text": None} | ({} if resize is None else {"position_resize": resize})
     if image_size is not None:
         changes["image_size"] = pair(image_size)
     if patch is not None:
@@ -57,7 +57,6 @@ def adapt(
         if not keep_representation:
             changes |= {"representation": 0, "representation_kind": "tanh"}
     known = {f.name for f in fields(model.config)}
-    changes |= {"text": None}  # a new head or size is for images
     config = replace(model.config, **{k: v for k, v in changes.items() if k in known})
     new = skeleton(config)
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}

@@ -75,12 +75,15 @@ def load(
     if not (card or preprocessing):
         model.preprocessing, more = published_preprocessing(origin.source, spec, model.config.image_size)
         notes += more
-    model.task = card.task if card else "classify"
-    model.reject_below = card.reject_below if card else 0.0
+    model.task, model.reject_below = (card.task, card.reject_below) if card else ("classify", 0.0)
     model.origin = with_size_note(origin_of(origin, card, layout, notes), model.config)
+    return with_tokenizer(model.eval(), TokenizerPlace(path, origin.source))
+
+
+def with_tokenizer(model: Model, place: TokenizerPlace) -> Model:
     if isinstance(model, ViT) and model.text is not None:
-        model.text.tokenizer = TokenizerPlace(path, origin.source)
-    return model.eval()
+        model.text.tokenizer = place
+    return model
 
 
 def origin_of(origin: Origin, card: Card | None, layout: Layout, notes: tuple[str, ...]) -> Origin:
