@@ -113,9 +113,9 @@ def test_templates_are_the_mean_of_normalised_embeddings(towers, photo):
     image = normalize(by_hand(folder, photo, ["a"])[3], dim=-1)
     expected = (labels @ image * np.exp(SCALE)).softmax(0)
     templates = ("a photo of a {}", "this is {} .")
-    answers = dict(vitkit.predict(folder, photo, labels=("cat", "dog"), templates=templates))
+    answers = dict(vitkit.predict(folder, photo, labels=("cat", "dog"), template=templates))
     assert [answers["cat"], answers["dog"]] == pytest.approx(expected.tolist(), abs=1e-5)
-    one = dict(vitkit.predict(folder, photo, labels=("cat", "dog"), templates=templates[0]))
+    one = dict(vitkit.predict(folder, photo, labels=("cat", "dog"), template=templates[0]))
     assert abs(one["cat"] - answers["cat"]) > 1e-3
 
 
@@ -202,7 +202,7 @@ def test_refusals_name_the_remedy(towers, photo, small, tmp_path):
     with refused("model.unsupported", "text=True"):
         vitkit.predict(vitkit.load(folder), photo, labels=["cat"])
     with refused("request.value", "{}"):
-        vitkit.predict(folder, photo, labels=["cat"], templates=["a photo"])
+        vitkit.predict(folder, photo, labels=["cat"], template=["a photo"])
     for labels in ([], ["cat", "cat"], ["cat", " "]):
         with refused("request.value", "labels"):
             vitkit.predict(folder, photo, labels=labels)
@@ -271,7 +271,7 @@ def test_accuracy_by_the_class_names_of_the_data(towers, pets, kind):
 def test_the_command_line(towers, pets, photo, tmp_path, capsys):
     """predict as text, JSON and --out, evaluate, and embed --text."""
     folder, labels = towers("clip"), ("--labels", "cat", "dog", "--template", "a {}", "--template", "{} .")
-    label, probability = vitkit.predict(folder, photo, labels=["cat", "dog"], templates=["a {}", "{} ."])[0]
+    label, probability = vitkit.predict(folder, photo, labels=["cat", "dog"], template=["a {}", "{} ."])[0]
     code, out = printed(capsys, "predict", folder, photo, *labels)
     assert code == 0 and out[0]["label"] == label
     assert out[0]["probability"] == pytest.approx(probability, abs=1e-5)

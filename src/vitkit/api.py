@@ -153,8 +153,8 @@ def evaluate(
     view: str = "model",
     tta: Tta = "none",
     reject: bool | float | None = None,
-    labels: bool | str | Iterable[str] = False,
-    templates: str | Iterable[str] = (),
+    labels: bool | str | Iterable[str] | None = None,
+    template: str | Iterable[str] = (),
     workers: int | None = None,
     device: str = "auto",
     progress: bool = False,
@@ -165,7 +165,7 @@ def evaluate(
            its own data, only its test images are evaluated unless `split` is given.
     tta, reject  as in `vitkit.predict`; with `reject`, "rejection" has the share of accepted images and the
            accuracy on them
-    labels, templates  zero-shot classification as in `vitkit.predict`; labels=True: the classes of the data
+    labels, template  zero-shot classification as in `vitkit.predict`; labels=True: the classes of the data
 
     >>> import vitkit
     >>> metrics = vitkit.evaluate("runs/digits", "digits", workers=0)
@@ -175,7 +175,7 @@ def evaluate(
     options = EvaluateOptions(
         split=split, batch=batch, classes=as_text(classes), real=as_text(real), view=view, tta=tta,
         reject=as_reject(reject), workers=workers, device=device, labels=as_labels(labels),
-        templates=as_texts(templates),
+        template=as_texts(template),
     )  # fmt: skip
     check_options(typing.get_type_hints(EvaluateOptions), vars(options))
     evaluation = measure(
@@ -184,9 +184,9 @@ def evaluate(
     return Metrics(evaluation.facts, evaluation.notes)
 
 
-def as_labels(value: bool | str | Iterable[str]) -> tuple[str, ...] | None:
+def as_labels(value: bool | str | Iterable[str] | None) -> tuple[str, ...] | None:
     """The argument `labels` as --labels takes it; None: no zero-shot classification."""
-    if isinstance(value, bool):
+    if value is None or isinstance(value, bool):
         return () if value else None
     return texts_of(value, "labels")
 

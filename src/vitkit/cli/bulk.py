@@ -188,7 +188,7 @@ def predict(
     out: TableOut = None,
     top: Annotated[int, arg(metavar="N", help="Number of labels per image.")] = 5,
     labels: Labels = (),
-    templates: Template = (),
+    template: Template = (),
     view: View = "model",
     device: Device = "auto",
     engine: Engine = "auto",
@@ -215,7 +215,7 @@ def predict(
     if out is not None:
         return predict_to_table(
             model, images, out, options, top=top, view=view, device=device, engine=engine,
-            calibrate=calibrate, reject=reject, tta=tta, labels=labels, templates=templates, json=json,
+            calibrate=calibrate, reject=reject, tta=tta, labels=labels, template=template, json=json,
             unused={"--csv": csv, "--sort-into": sort_into, "--unsure-below": unsure_below},
         )  # fmt: skip
     check_printed(options, reject, unsure_below)
@@ -224,7 +224,7 @@ def predict(
     all_read = run(
         model, images, top, device, csv=csv, emit=print_json if json else None, engine=engine,
         calibrate=calibrate, view=view, unsure_below=unsure_below, sort_into=sort_into, reject=reject,
-        tta=tta, labels=labels, templates=templates,
+        tta=tta, labels=labels, template=template,
     )  # fmt: skip
     if not all_read:
         sys.exit(1)

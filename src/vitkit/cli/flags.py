@@ -81,7 +81,6 @@ Labels = Annotated[
 Template = Annotated[
     UseAppendAction[tuple[str, ...]],
     arg(
-        name="template",
         metavar="TEXT",
         help="With --labels: the text around a label, with {} for the label; may be repeated for their mean.",
         help_behavior_hint="(default: 'a photo of a {}.')",

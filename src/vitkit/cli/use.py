@@ -48,7 +48,7 @@ def evaluate(
         str, arg(metavar="FILE", help="ImageNet ReaL labels (real.json), in the order of the file names.")
     ] = "",
     labels: ClassLabels = None,
-    templates: Template = (),
+    template: Template = (),
     view: View = "model",
     tta: Tta = "none",
     reject: Reject = None,
@@ -78,7 +78,7 @@ def evaluate(
 
     options = task.EvaluateOptions(
         split=split, batch=batch, classes=classes, real=real, view=view, tta=tta, reject=reject,
-        workers=workers, device=device, labels=labels, templates=templates,
+        workers=workers, device=device, labels=labels, template=template,
     )  # fmt: skip
     task.evaluate(model, data, options, emit=print_json if json else None)
 

@@ -39,7 +39,7 @@ class BulkRequest:
     calibrate: tuple[str, ...] = ()
     reject: str | None = None
     labels: tuple[str, ...] = ()
-    templates: tuple[str, ...] = ()
+    template: tuple[str, ...] = ()
     tta: Tta = "none"
     view: str = "model"
     device: str = "auto"
@@ -63,7 +63,7 @@ class BulkRequest:
             return features_model(self.model, self.device, self.view)
         assert isinstance(self.model, str)
         model = open_model(
-            self.model, self.device, self.view, self.labels, self.templates, engine=self.engine,
+            self.model, self.device, self.view, self.labels, self.template, engine=self.engine,
             calibrate=self.calibrate,
         )  # fmt: skip
         task_of(model).check_head(model)

@@ -71,7 +71,7 @@ class EvaluateOptions:
     tta: Tta = "none"
     reject: str | None = None  # "model" or a probability, as --reject takes it
     labels: tuple[str, ...] | None = None  # zero-shot; without any, the classes of the data
-    templates: tuple[str, ...] = ()
+    template: tuple[str, ...] = ()
     workers: int | None = None
     device: str = "auto"
 
@@ -120,7 +120,7 @@ def measure(
 
 def zero_shot_for(model: Model, source: Source, options: EvaluateOptions) -> Model:
     """The classifier for the labels, or for the classes of the data; it has the task of the data."""
-    new = zero_shot(model, options.labels or source.classes, options.templates)
+    new = zero_shot(model, options.labels or source.classes, options.template)
     new.task = new.task if source.multilabel else "classify"
     return new
 

@@ -146,10 +146,10 @@ def predict(
     reject: str | None = None,
     tta: str = "none",
     labels: tuple[str, ...] = (),
-    templates: tuple[str, ...] = (),
+    template: tuple[str, ...] = (),
 ) -> bool:
     """Print predictions one by one, or JSON at the end; returns whether every image could be read."""
-    model = open_model(place, device, view, labels, templates, engine=engine, calibrate=calibrate)
+    model = open_model(place, device, view, labels, template, engine=engine, calibrate=calibrate)
     if note := dropped(model.config):
         warn(note)
     task = task_of(model)
@@ -214,20 +214,20 @@ def open_model(
     device: str,
     view: str,
     labels: tuple[str, ...] = (),
-    templates: tuple[str, ...] = (),
+    template: tuple[str, ...] = (),
     *,
     engine: str,
     calibrate: tuple[str, ...],
 ) -> Classifier:
     """Load a model, or open an exported file, which runs on the CPU with its own runtime.
 
-    labels, templates: the classifier for these labels, of a model with a text tower.
+    labels, template: the classifier for these labels, of a model with a text tower.
     """
-    if templates and not labels:
+    if template and not labels:
         raise Error("--template needs --labels", code="request.conflict")
     if not is_exported(place):
         model = load_model(place, device, view, text=bool(labels))
-        return zero_shot(model, labels, templates) if labels else model
+        return zero_shot(model, labels, template) if labels else model
     if labels:
         raise Error(
             f"--labels: {place} is an exported file, without a text tower; use the original model",

@@ -126,7 +126,7 @@ def prepare_batch(model: Model, images: Tensor) -> Tensor:
 @overload
 def predict(  # type: ignore[overload-overlap]  # a text is a path, not a sequence of letters
     model: Classifier | str | os.PathLike[str], image: Picture, top: int = 5, *,
-    labels: str | Iterable[str] | None = ..., templates: str | Iterable[str] = ...,
+    labels: str | Iterable[str] | None = ..., template: str | Iterable[str] = ...,
     reject: bool | float | None = ..., tta: Tta = ...,
 ) -> Answers: ...  # fmt: skip
 
@@ -134,14 +134,14 @@ def predict(  # type: ignore[overload-overlap]  # a text is a path, not a sequen
 @overload
 def predict(
     model: Classifier | str | os.PathLike[str], image: Iterable[Picture], top: int = 5, *,
-    labels: str | Iterable[str] | None = ..., templates: str | Iterable[str] = ...,
+    labels: str | Iterable[str] | None = ..., template: str | Iterable[str] = ...,
     reject: bool | float | None = ..., tta: Tta = ...,
 ) -> list[Answers]: ...  # fmt: skip
 
 
 def predict(
     model: Classifier | str | os.PathLike[str], image: Picture | Iterable[Picture], top: int = 5, *,
-    labels: str | Iterable[str] | None = None, templates: str | Iterable[str] = (),
+    labels: str | Iterable[str] | None = None, template: str | Iterable[str] = (),
     reject: bool | float | None = None, tta: Tta = "none",
 ) -> Answers | list[Answers]:  # fmt: skip
     """[(label, probability), ...] for an image, most likely first; for several images a list of such lists.
@@ -152,7 +152,8 @@ def predict(
             that `vitkit export` wrote. A path is loaded at every call: use `vitkit.load` once instead.
     image   a path, the bytes of a file, a PIL image or uint8 pixels (height, width, 3); or a list of these
     labels  zero-shot classification with a CLIP or SigLIP model that has its text tower: the labels to choose
-            from, in each of the `templates` ("a photo of a {}."). For many calls use `vitkit.zero_shot` once.
+            from, each put into one or more texts ("a photo of a {}."). For many calls use `vitkit.zero_shot`.
+    template  with `labels`: the texts, with {} where the label goes
     reject  answer [("unknown", probability)] if the probability of the likeliest label is below this number,
             or, with True, below the threshold of the model
     tta     test-time augmentation: mean over the image and its mirror ("flip"), or over five crops and their
@@ -160,7 +161,7 @@ def predict(
     """
     if top < 1:
         raise Error(f"top must be at least 1, not {top}")
-    model = open_model(model) if labels is None else zero_shot_model(model, labels, templates)
+    model = open_model(model) if labels is None else zero_shot_model(model, labels, template)
     task_of(model).check_head(model)
     check_tta(tta)
     below, compute = rejection_threshold(model, reject), augmented(engine_of(model), model, tta)
@@ -195,7 +196,7 @@ def open_model(model: Classifier | str | os.PathLike[str]) -> Classifier:
 
 
 def zero_shot_model(
-    model: Classifier | str | os.PathLike[str], labels: str | Iterable[str], templates: str | Iterable[str]
+    model: Classifier | str | os.PathLike[str], labels: str | Iterable[str], template: str | Iterable[str]
 ) -> Model:
     """The classifier of a model, or of the model at a path, for these labels."""
     if is_exported(model):
@@ -205,7 +206,7 @@ def zero_shot_model(
         )
     if isinstance(model, str | os.PathLike):
         model = load(Path(model) if isinstance(model, os.PathLike) else model, text=True)
-    return zero_shot(model, labels, templates)  # type: ignore[arg-type]
+    return zero_shot(model, labels, template)  # type: ignore[arg-type]
 
 
 def engine_of(model: Classifier) -> Callable[[Tensor], Tensor]:

@@ -94,16 +94,16 @@ def label_embeddings(tower: TextTower, labels: Sequence[str], templates: Sequenc
     return F.normalize(embedded.unflatten(0, (len(labels), -1)).mean(1), dim=-1)
 
 
-def zero_shot(model: Model, labels: str | Iterable[str], templates: str | Iterable[str] = ()) -> Model:
+def zero_shot(model: Model, labels: str | Iterable[str], template: str | Iterable[str] = ()) -> Model:
     """A classifier for these labels, made of a model with a text tower (vitkit.load(..., text=True)).
 
     The result is a model like any other, which can be saved, exported and served. CLIP's answers are the
     softmax over the labels, those of SigLIP a probability for each label by itself.
 
-    templates   texts with {} where the label goes; the default is "a photo of a {}."
+    template   one or more texts with {} where the label goes; the default is "a photo of a {}."
     """
     tower = text_tower(model, "zero-shot classification")
-    names, texts = check_labels(labels), check_templates(templates)
+    names, texts = check_labels(labels), check_templates(template)
     assert isinstance(model, ViT)
     embedded = label_embeddings(tower, names, texts)
     device = model.project.weight.device
