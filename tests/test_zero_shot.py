@@ -15,6 +15,8 @@ import vitkit
 from vitkit.models.text_tower import TextConfig
 from vitkit.models.variants import fresh
 from vitkit.models.vit import ViTConfig
+from vitkit.weights import tokenizer
+from vitkit.weights.published import PUBLISHED
 from vitkit.weights.tokenizer import clean, encode, tokenize
 
 WORDS = ["a", "photo", "of", "cat", "dog", "red", "car", "this", "is", ".", ","]
@@ -214,6 +216,21 @@ def test_refusals_name_the_remedy(towers, photo, small, tmp_path):
     (folder / "tokenizer.json").write_text("{}")
     with refused("weights.format", "tokenizer.json"):
         vitkit.predict(folder, photo, labels=["cat"])
+
+
+def test_the_tokenizer_of_published_weights_is_that_of_their_repository(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(tokenizer, "download", lambda address, path: asked.append((address, path.name)))
+    for name in ("CLIP-B/16.openai", "SigLIP-L/16.webli-256", "SigLIP2-L/16.webli-384"):
+        tokenizer.TokenizerPlace(tmp_path / "weights", PUBLISHED[name].address).find()
+    hub = "https://huggingface.co/{}/resolve/main/tokenizer.json"
+    assert asked == [
+        (hub.format("openai/clip-vit-base-patch16"), "CLIP-B_16.openai.tokenizer.json"),
+        (hub.format("google/siglip-large-patch16-256"), "SigLIP-L_16.webli-256.tokenizer.json"),
+        (hub.format("google/siglip2-base-patch16-224"), "SigLIP2.tokenizer.json"),
+    ]
+    with refused("weights.not-found", "tokenizer.json"):
+        tokenizer.TokenizerPlace(tmp_path / "weights", PUBLISHED["MAE-B/16.i1k"].address).find()
 
 
 def test_the_tokenizer_of_another_model_is_refused(towers, photo):

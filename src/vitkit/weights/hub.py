@@ -279,6 +279,8 @@ def fetch_file(source: str, file: str) -> Path | None:
     with hub_errors(str(name)):
         try:
             return Path(client().hf_hub_download(name.repo, file, revision=name.revision))
+        except library().errors.LocalEntryNotFoundError:  # the server cannot be asked
+            raise
         except library().errors.EntryNotFoundError:
             return None
 
