@@ -45,8 +45,8 @@ MODELS = {
     "Hybrids": (StemConfig, "stem."),
     "ResNets": (ResNetConfig, ""),
 }
-ELSEWHERE = {  # fields of a model that fields of the recipe set, or its data
-    "stem", "image_size", "classes", "dropout", "stochastic_depth",
+ELSEWHERE = {  # fields of a model that fields of the recipe, its data or its weights set
+    "stem", "text", "image_size", "classes", "dropout", "stochastic_depth",
 }  # fmt: skip
 KNOWN: dict[type, dict[str, Collection[str]]] = {  # the choices of fields
     Recipe: {**CHOICES, "auto": tuple(AUTO)},

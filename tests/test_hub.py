@@ -131,6 +131,26 @@ def test_a_repository_of_another_library_has_no_card_of_ours(hub, model, tmp_pat
     assert loaded.preprocessing == replace(CROP, crop=crop) and loaded.config.gelu == "tanh"
 
 
+def test_the_tokenizer_is_downloaded_when_a_text_needs_it(hub, small, tmp_path):
+    from tokenizers import Tokenizer, models
+
+    from vitkit.models.text_tower import TextConfig
+
+    text = TextConfig(vocabulary=8, length=4, width=8, depth=1, heads=1, hidden=8, output=32)
+    clip = {"input_norm": True, "project_bias": False, "norm_eps": 1e-5, "gelu": "quick", "classes": 0}
+    model = small(**clip, representation=32, representation_kind="linear", text=text)
+    files = saved(model, tmp_path / "made", "hf")
+    words = Tokenizer(models.WordLevel({"cat": 0, "dog": 1, "?": 2}, unk_token="?"))
+    hub.add("me/clip", files | {"tokenizer.json": words.to_str().encode()})
+    both = vitkit.load("hf:me/clip", text=True)
+    assert "tokenizer.json" not in downloads(hub)
+    embedded = vitkit.embed(both, text=["cat", "dog"])
+    assert embedded.shape == (2, 32) and "tokenizer.json" in downloads(hub)
+    hub.add("me/none", files)
+    with refused("weights.not-found", "tokenizer.json"):
+        vitkit.embed("hf:me/none", text="cat")
+
+
 def test_branches_tags_and_commits(hub, small):
     first, second = small(), small(depth=1)
     repo = hub.add("me/photos", {"model.safetensors": b""})

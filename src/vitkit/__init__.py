@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vitkit.commands.results import Metrics, Run
     from vitkit.errors import Error, WeightsError
     from vitkit.inference.predict import predict
+    from vitkit.inference.zero_shot import zero_shot
     from vitkit.metrics.frozen_features import fewshot
     from vitkit.models.adapt import adapt
     from vitkit.models.positions import resize_positions
@@ -53,6 +54,7 @@ __all__ = [
     "push",
     "resize_positions",
     "save",
+    "zero_shot",
 ]
 
 MODULES = {
@@ -81,6 +83,7 @@ MODULES = {
     "push": "vitkit.api",
     "resize_positions": "vitkit.models.positions",
     "save": "vitkit.weights.save",
+    "zero_shot": "vitkit.inference.zero_shot",
 }
 
 

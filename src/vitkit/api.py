@@ -35,6 +35,7 @@ from vitkit.errors import Error
 from vitkit.inference.predict import features, view_of
 from vitkit.inference.rejection import STORED, parse_reject
 from vitkit.inference.tta import Tta
+from vitkit.inference.zero_shot import embed_texts, text_tower, texts_of
 from vitkit.inspection.gather import check_layer
 from vitkit.inspection.subject import transformer
 from vitkit.models.variants import Model
@@ -152,6 +153,8 @@ def evaluate(
     view: str = "model",
     tta: Tta = "none",
     reject: bool | float | None = None,
+    labels: bool | str | Iterable[str] | None = None,
+    template: str | Iterable[str] = (),
     workers: int | None = None,
     device: str = "auto",
     progress: bool = False,
@@ -162,6 +165,7 @@ def evaluate(
            its own data, only its test images are evaluated unless `split` is given.
     tta, reject  as in `vitkit.predict`; with `reject`, "rejection" has the share of accepted images and the
            accuracy on them
+    labels, template  zero-shot classification as in `vitkit.predict`; labels=True: the classes of the data
 
     >>> import vitkit
     >>> metrics = vitkit.evaluate("runs/digits", "digits", workers=0)
@@ -170,13 +174,21 @@ def evaluate(
     """
     options = EvaluateOptions(
         split=split, batch=batch, classes=as_text(classes), real=as_text(real), view=view, tta=tta,
-        reject=as_reject(reject), workers=workers, device=device,
+        reject=as_reject(reject), workers=workers, device=device, labels=as_labels(labels),
+        template=as_texts(template),
     )  # fmt: skip
     check_options(typing.get_type_hints(EvaluateOptions), vars(options))
     evaluation = measure(
         model_or_path(model), data_path(data), options, say=warn if progress else ignore, quiet=not progress
     )
     return Metrics(evaluation.facts, evaluation.notes)
+
+
+def as_labels(value: bool | str | Iterable[str] | None) -> tuple[str, ...] | None:
+    """The argument `labels` as --labels takes it; None: no zero-shot classification."""
+    if value is None or isinstance(value, bool):
+        return () if value else None
+    return texts_of(value, "labels")
 
 
 def as_reject(value: bool | float | None) -> str | None:
@@ -206,6 +218,12 @@ def ignore(text: str) -> None:
 
 @overload
 def embed(
+    model: Model | Place, images: None = ..., *, text: str | Iterable[str], out: None = ..., device: str = ...
+) -> np.ndarray: ...
+
+
+@overload
+def embed(
     model: Model | Place, images: Picture | Iterable[Picture], *, out: None = ..., batch: int = ...,
     view: str = ..., device: str = ...,
 ) -> np.ndarray: ...  # fmt: skip
@@ -220,8 +238,9 @@ def embed(
 
 def embed(
     model: Model | Place,
-    images: Any,
+    images: Any = None,
     *,
+    text: str | Iterable[str] | None = None,
     out: Place | None = None,
     batch: int = 64,
     view: str = "model",
@@ -232,6 +251,8 @@ def embed(
     """Features, the input of the model's head: float32 of shape (D,) for one image, (N, D) for several.
 
     images  a path, the bytes of a file, a PIL image or uint8 pixels (height, width, 3); or several of them
+    text    instead of images a text or several, for the text tower of a CLIP or SigLIP model, whose
+            embeddings can be compared with those of images by their cosine similarity
     out     write them to this .parquet or .npz file instead, as `vitkit embed` does with the same options;
             `images` is then any data: a folder, an archive, shards, an address, or several. The same call
             continues one that was killed.
@@ -247,12 +268,20 @@ def embed(
     given: dict[str, Any] = {"batch": batch, "view": view, "device": device, **options}
     check_options(typing.get_type_hints(BulkRequest), given)
     model = model_or_path(model)
+    if text is not None:
+        return text_features(model, text, device, {"images": images, "out": out, **options})
+    if images is None:
+        raise Error("embed: give images or text", code="request.missing")
     if out is not None:
         request = BulkRequest(verb="embed", model=model, places=as_texts(images), out=Path(out), **given)
         return run_bulk(request, quiet=not progress)
     if options:
         raise Error(f"{', '.join(options)}: only with out=FILE", code="request.conflict")
-    encoder = features_model(model, device, view)
+    return image_features(features_model(model, device, view), images, batch)
+
+
+def image_features(encoder: Model, images: Picture | Iterable[Picture], batch: int) -> np.ndarray:
+    """The features (D,) of an image, or (N, D) of several."""
     if is_picture(images):
         return features(encoder, view_of(images, encoder)[None]).numpy()[0]
     rows = []
@@ -263,6 +292,18 @@ def embed(
         blank = torch.zeros(1, encoder.config.channels, *encoder.config.image_size, dtype=torch.uint8)
         rows.append(features(encoder, blank)[:0])
     return torch.cat(rows).numpy()
+
+
+def text_features(
+    model: Model | str, text: str | Iterable[str], device: str, others: dict[str, Any]
+) -> np.ndarray:
+    """The embedding (D,) of a text, or (N, D) of several; `others` must be empty."""
+    if given := [name for name, value in others.items() if value is not None]:
+        raise Error(f"text: omit {', '.join(given)}", code="request.conflict")
+    tower = text_tower(loaded(model, device, text=True), "text")
+    values = embed_texts(tower, texts_of(text, "text")).numpy()
+    alone = isinstance(text, str) and len(values) == 1 and not text.endswith(".txt")
+    return values[0] if alone else values
 
 
 def inspect_model(

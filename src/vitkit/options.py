@@ -274,7 +274,7 @@ def check_options(hints: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         if value is None and len(kinds) < len(kinds_of(hints[name])):
             continue
         for item in value if isinstance(value, tuple) else (value,):
-            check_option(name, item, kinds[0])
+            check_option(name, item, kinds_of(kinds[0])[0])
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:

@@ -15,6 +15,7 @@ from refusals import refused
 import vitkit
 from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.resnet import ResNetConfig, StemConfig
+from vitkit.models.text_tower import TextConfig
 from vitkit.models.vit import ViTConfig
 from vitkit.weights.limits import RANGES
 
@@ -74,11 +75,15 @@ def verdict(path, kind: str, message: str, field: str) -> str:
     return "" if len(message) < 2000 else f"a message of {len(message)} characters"
 
 
+TEXT = {"vocabulary": 8, "length": 4, "width": 8, "depth": 1, "heads": 1, "hidden": 8, "output": 32}
+
+
 def sample(small, small_hybrid, small_resnet) -> dict[str, tuple]:
     """A model that has every field of each kind of configuration, and where its fields stand in a card."""
     return {
         "ViTConfig": (small(depth=1), ViTConfig, ("config",)),
         "sincos": (small(depth=1, positions="sincos2d", injection="shared"), ViTConfig, ("config",)),
+        "TextConfig": (small(depth=1, text=TextConfig(**TEXT)), TextConfig, ("config", "text")),
         "StemConfig": (small_hybrid(blocks=(1,), depth=1), StemConfig, ("config", "stem")),
         "ResNetConfig": (small_resnet(blocks=(1,)), ResNetConfig, ("config",)),
         "Preprocessing": (small(depth=1), Preprocessing, ("preprocessing",)),
@@ -113,7 +118,7 @@ def test_every_field_of_a_card_loads_or_is_refused(small, small_hybrid, small_re
 
 
 def test_every_number_of_every_configuration_has_a_range():
-    for kind in (ViTConfig, StemConfig, ResNetConfig, Preprocessing):
+    for kind in (ViTConfig, TextConfig, StemConfig, ResNetConfig, Preprocessing):
         for field in fields(kind):
             default = field.default[0] if isinstance(field.default, tuple) else field.default
             if type(default) in (int, float):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from vitkit.cli.flags import Device, Json, Model, Reject, Tta, View, Workers, print_json
+from vitkit.cli.flags import Device, Json, Labels, Model, Reject, Template, Tta, View, Workers, print_json
 from vitkit.errors import Error
 from vitkit.options import Precision
 
@@ -59,6 +59,10 @@ Csv = Annotated[
         "keeps names unchanged."
     ),
 ]
+TableOut = Annotated[
+    Path | None,
+    arg(metavar="FILE", help="Write to a .parquet or .csv file, resumably, instead of printing."),
+]
 Places = (
     "Image files, folders, globs, .zip, .tar, .csv, .parquet, .npz, shards, or addresses such as s3://b/x."
 )
@@ -95,6 +99,14 @@ def embed(
     data: Annotated[Positional[tuple[str, ...]], arg(metavar="DATA...", help=Places)],
     out: Annotated[Path, arg(metavar="FILE", help="Output file, .parquet or .npz.")],
     options: OmitArgPrefixes[BulkOptions],
+    text: Annotated[
+        tuple[str, ...],
+        arg(
+            metavar="TEXT...",
+            help="Embed texts instead of images, with the text tower of a CLIP or SigLIP model: texts, or a "
+            ".txt file with one per line.",
+        ),
+    ] = (),
     pool: Annotated[
         Literal["head", "cls", "mean"],
         arg(help="Input of the model's head, class token, or mean of the patch tokens."),
@@ -114,7 +126,16 @@ def embed(
     $ vitkit embed ViT-B/16.augreg-i21k photos/ --out features.parquet
     $ vitkit embed runs/photos photos.zip more/*.jpg --out features.npz --normalize
     $ vitkit embed runs/photos s3://bucket/photos --out features.parquet --device cuda
+    $ vitkit embed hf:openai/clip-vit-base-patch32 --text "a red car" --out query.npz
     """
+    if text:
+        return embed_text(
+            model, text, out, normalize=normalize, dtype=dtype, device=device, json=json,
+            unused={"DATA": data, "--pool": pool != "head", "--view": view != "model",
+                    "--restart": options.restart},
+        )  # fmt: skip
+    if not data:
+        raise Error("embed: give DATA, or --text", code="request.missing")
     from vitkit.commands.bulk_request import BulkRequest
 
     request = BulkRequest(
@@ -122,6 +143,23 @@ def embed(
         view=view, device=device, precision=precision, **vars(options),
     )  # fmt: skip
     write_table(request, json)
+
+
+def embed_text(
+    model: str, text: tuple[str, ...], out: Path, *, json: bool, unused: dict[str, Any], **options: Any
+) -> None:
+    """embed --text; `unused` are flags that belong to images."""
+    for flag, value in unused.items():
+        if value:
+            raise Error(f"--text embeds texts alone; omit {flag}", code="request.conflict")
+    from vitkit.commands.embed_text import embed_text as run
+    from vitkit.report.terminal import say
+
+    count, width = run(model, text, out, **options)
+    if json:
+        print_json({"path": str(out), "texts": count, "width": width})
+    else:
+        say(f"{out}: {count} text{'s' * (count != 1)}, {width} numbers each")
 
 
 def write_table(request: "BulkRequest", json: bool) -> None:
@@ -147,11 +185,10 @@ def predict(
         arg(metavar="IMAGE...", help="Image files, folders or globs; with --out also what embed takes."),
     ],
     options: OmitArgPrefixes[BulkOptions],
-    out: Annotated[
-        Path | None,
-        arg(metavar="FILE", help="Write to a .parquet or .csv file, resumably, instead of printing."),
-    ] = None,
+    out: TableOut = None,
     top: Annotated[int, arg(metavar="N", help="Number of labels per image.")] = 5,
+    labels: Labels = (),
+    template: Template = (),
     view: View = "model",
     device: Device = "auto",
     engine: Engine = "auto",
@@ -172,12 +209,13 @@ def predict(
     $ vitkit predict runs/photos cat.jpg --reject
     $ vitkit predict runs/photos holiday/ --unsure-below 0.5 --sort-into sorted
     $ vitkit predict photos.onnx cat.jpg
+    $ vitkit predict hf:openai/clip-vit-base-patch32 cat.jpg --labels cat dog "red car"
     $ vitkit predict runs/photos photos.zip s3://bucket/more --out answers.parquet
     """
     if out is not None:
         return predict_to_table(
             model, images, out, options, top=top, view=view, device=device, engine=engine,
-            calibrate=calibrate, reject=reject, tta=tta, json=json,
+            calibrate=calibrate, reject=reject, tta=tta, labels=labels, template=template, json=json,
             unused={"--csv": csv, "--sort-into": sort_into, "--unsure-below": unsure_below},
         )  # fmt: skip
     check_printed(options, reject, unsure_below)
@@ -186,7 +224,7 @@ def predict(
     all_read = run(
         model, images, top, device, csv=csv, emit=print_json if json else None, engine=engine,
         calibrate=calibrate, view=view, unsure_below=unsure_below, sort_into=sort_into, reject=reject,
-        tta=tta,
+        tta=tta, labels=labels, template=template,
     )  # fmt: skip
     if not all_read:
         sys.exit(1)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import tyro
-from tyro.conf import Positional, arg
+from tyro.conf import Positional, UseAppendAction, arg
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from vitkit.errors import Error, code_of
@@ -68,6 +68,22 @@ Tta = Annotated[
         metavar="none|flip|crops",
         help="Test-time augmentation: mean of the probabilities of the image and its mirror (flip), or of "
         "five crops and their mirrors (crops).",
+    ),
+]
+Labels = Annotated[
+    tuple[str, ...],
+    arg(
+        metavar="TEXT...",
+        help="Zero-shot classification with a CLIP or SigLIP model: the labels to choose from, or a .txt "
+        "file with one per line.",
+    ),
+]
+Template = Annotated[
+    UseAppendAction[tuple[str, ...]],
+    arg(
+        metavar="TEXT",
+        help="With --labels: the text around a label, with {} for the label; may be repeated for their mean.",
+        help_behavior_hint="(default: 'a photo of a {}.')",
     ),
 ]
 Workers = Annotated[

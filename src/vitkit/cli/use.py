@@ -7,7 +7,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from vitkit.cli.flags import Device, Json, Model, Reject, Tta, View, Workers, print_json
+from vitkit.cli.flags import Device, Json, Model, Reject, Template, Tta, View, Workers, print_json
 from vitkit.errors import Error
 from vitkit.io.system import RELOAD_SIGNALS
 from vitkit.options import Precision, size_in_bytes
@@ -18,6 +18,15 @@ Split = Annotated[
         metavar="NAME",
         help="train, val, test or all. Images known from the model's run keep their split there.",
         help_behavior_hint="(default: images not used for training or validation)",
+    ),
+]
+ClassLabels = Annotated[
+    tuple[str, ...] | None,
+    arg(
+        metavar="[TEXT...]",
+        help="Zero-shot classification with a CLIP or SigLIP model: the labels to choose from, or a .txt "
+        "file with one per line.",
+        help_behavior_hint="(without texts: the class names of the data)",
     ),
 ]
 
@@ -38,6 +47,8 @@ def evaluate(
     real: Annotated[
         str, arg(metavar="FILE", help="ImageNet ReaL labels (real.json), in the order of the file names.")
     ] = "",
+    labels: ClassLabels = None,
+    template: Template = (),
     view: View = "model",
     tta: Tta = "none",
     reject: Reject = None,
@@ -61,12 +72,13 @@ def evaluate(
     $ vitkit evaluate ViT-B/16.i21k-i1k-384 imagenet/val --real real.json
     $ vitkit evaluate ViT-B/16.i21k-i1k-384 objectnet-1.0/images --classes objectnet
     $ vitkit evaluate Ti_16.npz imagenet/val --view centre:256
+    $ vitkit evaluate hf:openai/clip-vit-base-patch32 pets/ --labels --template "a photo of a {}, a pet."
     """
     from vitkit.commands import evaluate as task
 
     options = task.EvaluateOptions(
         split=split, batch=batch, classes=classes, real=real, view=view, tta=tta, reject=reject,
-        workers=workers, device=device,
+        workers=workers, device=device, labels=labels, template=template,
     )  # fmt: skip
     task.evaluate(model, data, options, emit=print_json if json else None)
 

@@ -38,6 +38,8 @@ class BulkRequest:
     engine: str = "auto"
     calibrate: tuple[str, ...] = ()
     reject: str | None = None
+    labels: tuple[str, ...] = ()
+    template: tuple[str, ...] = ()
     tta: Tta = "none"
     view: str = "model"
     device: str = "auto"
@@ -60,7 +62,10 @@ class BulkRequest:
         if self.verb == "embed":
             return features_model(self.model, self.device, self.view)
         assert isinstance(self.model, str)
-        model = open_model(self.model, self.device, self.view, engine=self.engine, calibrate=self.calibrate)
+        model = open_model(
+            self.model, self.device, self.view, self.labels, self.template, engine=self.engine,
+            calibrate=self.calibrate,
+        )  # fmt: skip
         task_of(model).check_head(model)
         rejection_threshold(model, self.reject)  # raises if there is none
         return model

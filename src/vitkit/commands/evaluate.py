@@ -13,10 +13,12 @@ from vitkit.commands.shared import Emit, loaded, note_if_slow
 from vitkit.data.loader import BadFiles
 from vitkit.data.sources.source import Source
 from vitkit.data.splits import same_classes
+from vitkit.datasets.opening import open_data
 from vitkit.errors import Error
 from vitkit.inference.predict import describe_view
 from vitkit.inference.rejection import rejection_threshold
 from vitkit.inference.tta import Tta
+from vitkit.inference.zero_shot import zero_shot
 from vitkit.metrics.classification import (
     Accuracy,
     accepted_classes,
@@ -40,7 +42,7 @@ from vitkit.runs.evaluation import evaluate as evaluate_model
 from vitkit.runs.provenance.membership import USES, Chosen, by_use, choose_images, run_folder, use_words
 from vitkit.runtime.runtime import Runtime, choose_runtime, data_workers
 from vitkit.tasks.task import Task, task_of
-from vitkit.weights.card import imagenet_synsets
+from vitkit.weights.card import imagenet_labels, imagenet_synsets
 
 UNNAMED = "the model"  # stands for a model object in messages, where a path would be
 Say = Callable[[str], None]
@@ -68,6 +70,8 @@ class EvaluateOptions:
     view: str = "model"
     tta: Tta = "none"
     reject: str | None = None  # "model" or a probability, as --reject takes it
+    labels: tuple[str, ...] | None = None  # zero-shot; without any, the classes of the data
+    template: tuple[str, ...] = ()
     workers: int | None = None
     device: str = "auto"
 
@@ -88,12 +92,15 @@ def measure(
     """
     o, runtime = options, choose_runtime(options.device, "fp32")
     place = model if isinstance(model, str) else UNNAMED
-    model = loaded(model, o.device, o.view)
+    model = loaded(model, o.device, o.view, text=o.labels is not None)
+    named = {} if o.labels is None else with_names(open_data(data))
+    if o.labels is not None:
+        model = zero_shot_for(model, next(iter(named.values())), o)
     task = task_of(model)
     task.check_head(model)
     reject_below = rejection_threshold(model, o.reject)
     check_label_files(task, o.classes, o.real)
-    opened = as_in_run(open_for(task, data), data, run_folder(place))
+    opened = as_in_run(named or open_for(task, data), data, run_folder(place))
     task.check_source(next(iter(opened.values())))
     with note_if_slow(f"comparing {data} with the training images ...", quiet=quiet):
         chosen = choose_images(place, data, opened, o.split)
@@ -109,6 +116,24 @@ def measure(
         )
     facts = measure_chosen(task, model, data, chosen, o, runtime, say, reject_below)
     return Evaluation(facts, task, notes, runtime.is_main)
+
+
+def zero_shot_for(model: Model, source: Source, options: EvaluateOptions) -> Model:
+    """The classifier for the labels, or for the classes of the data; it has the task of the data."""
+    new = zero_shot(model, options.labels or source.classes, options.template)
+    new.task = new.task if source.multilabel else "classify"
+    return new
+
+
+def with_names(opened: dict[str, Source]) -> dict[str, Source]:
+    """The data with the names of ImageNet's classes, where all its classes are WordNet numbers."""
+    known = dict(zip((number for number, _ in imagenet_synsets()), imagenet_labels(), strict=True))
+    return {
+        split: replace(source, classes=tuple(known[name] for name in source.classes))
+        if set(source.classes) <= set(known)
+        else source
+        for split, source in opened.items()
+    }
 
 
 def measure_chosen(

@@ -19,6 +19,7 @@ from vitkit.data.names import folded
 from vitkit.errors import Error, similar_path
 from vitkit.inference.predict import BATCH, Classifier, Prediction, find_images, load_model, predict_many
 from vitkit.inference.rejection import rejection_threshold
+from vitkit.inference.zero_shot import zero_shot
 from vitkit.io.files import naming
 from vitkit.models.card import with_view
 from vitkit.models.variants import Model
@@ -144,9 +145,11 @@ def predict(
     sort_into: Path | None = None,
     reject: str | None = None,
     tta: str = "none",
+    labels: tuple[str, ...] = (),
+    template: tuple[str, ...] = (),
 ) -> bool:
     """Print predictions one by one, or JSON at the end; returns whether every image could be read."""
-    model = open_model(place, device, view, engine=engine, calibrate=calibrate)
+    model = open_model(place, device, view, labels, template, engine=engine, calibrate=calibrate)
     if note := dropped(model.config):
         warn(note)
     task = task_of(model)
@@ -206,10 +209,30 @@ def cell(value: Any) -> Any:
     return csv_cell(value) if isinstance(value, str) else value
 
 
-def open_model(place: str, device: str, view: str, *, engine: str, calibrate: tuple[str, ...]) -> Classifier:
-    """Load a model, or open an exported file, which runs on the CPU with its own runtime."""
+def open_model(
+    place: str,
+    device: str,
+    view: str,
+    labels: tuple[str, ...] = (),
+    template: tuple[str, ...] = (),
+    *,
+    engine: str,
+    calibrate: tuple[str, ...],
+) -> Classifier:
+    """Load a model, or open an exported file, which runs on the CPU with its own runtime.
+
+    labels, template: the classifier for these labels, of a model with a text tower.
+    """
+    if template and not labels:
+        raise Error("--template needs --labels", code="request.conflict")
     if not is_exported(place):
-        return load_model(place, device, view)
+        model = load_model(place, device, view, text=bool(labels))
+        return zero_shot(model, labels, template) if labels else model
+    if labels:
+        raise Error(
+            f"--labels: {place} is an exported file, without a text tower; use the original model",
+            code="model.unsupported",
+        )
     if device not in ("auto", "cpu"):
         raise Error(f"--device {device}: {place} runs on the CPU; omit --device", code="request.conflict")
     if engine != "auto" or calibrate:
@@ -220,9 +243,9 @@ def open_model(place: str, device: str, view: str, *, engine: str, calibrate: tu
         )
     from vitkit.inference.exported import open_exported
 
-    model = open_exported(place)
-    preprocessing = with_view(model.preprocessing, model.config.image_size, *parse_view(view))
-    return replace(model, preprocessing=preprocessing)
+    exported = open_exported(place)
+    preprocessing = with_view(exported.preprocessing, exported.config.image_size, *parse_view(view))
+    return replace(exported, preprocessing=preprocessing)
 
 
 def sorter_for(model: Classifier, folder: Path) -> Sorter:

@@ -27,10 +27,13 @@ def note_if_slow(text: str, *, after: float = 1.0, quiet: bool = False) -> Itera
         timer.cancel()
 
 
-def loaded(model: Model | str, device: str, view: str = "model") -> Model:
-    """Load the model at a path, or use a model object on its own device; with the given view."""
+def loaded(model: Model | str, device: str, view: str = "model", *, text: bool = False) -> Model:
+    """Load the model at a path, or use a model object on its own device; with the given view.
+
+    text: with the text tower, if it has one.
+    """
     if isinstance(model, str):
-        return load_model(model, device, view)
+        return load_model(model, device, view, text=text)
     if device != "auto":
         raise Error(
             f"--device {device}: a loaded model stays on its device; move it with model.to(...), or pass its "

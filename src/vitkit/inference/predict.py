@@ -23,6 +23,7 @@ from vitkit.errors import Error
 from vitkit.inference.per_core import per_core
 from vitkit.inference.rejection import rejection_threshold
 from vitkit.inference.tta import VIEWS, Tta, augmented, check_tta, size_before
+from vitkit.inference.zero_shot import zero_shot
 from vitkit.models.card import Origin, Preprocessing, shorter_side, with_view
 from vitkit.models.variants import Config, Model
 from vitkit.options import parse_view
@@ -125,6 +126,7 @@ def prepare_batch(model: Model, images: Tensor) -> Tensor:
 @overload
 def predict(  # type: ignore[overload-overlap]  # a text is a path, not a sequence of letters
     model: Classifier | str | os.PathLike[str], image: Picture, top: int = 5, *,
+    labels: str | Iterable[str] | None = ..., template: str | Iterable[str] = ...,
     reject: bool | float | None = ..., tta: Tta = ...,
 ) -> Answers: ...  # fmt: skip
 
@@ -132,12 +134,14 @@ def predict(  # type: ignore[overload-overlap]  # a text is a path, not a sequen
 @overload
 def predict(
     model: Classifier | str | os.PathLike[str], image: Iterable[Picture], top: int = 5, *,
+    labels: str | Iterable[str] | None = ..., template: str | Iterable[str] = ...,
     reject: bool | float | None = ..., tta: Tta = ...,
 ) -> list[Answers]: ...  # fmt: skip
 
 
 def predict(
     model: Classifier | str | os.PathLike[str], image: Picture | Iterable[Picture], top: int = 5, *,
+    labels: str | Iterable[str] | None = None, template: str | Iterable[str] = (),
     reject: bool | float | None = None, tta: Tta = "none",
 ) -> Answers | list[Answers]:  # fmt: skip
     """[(label, probability), ...] for an image, most likely first; for several images a list of such lists.
@@ -147,6 +151,9 @@ def predict(
     model   a model, or its path: a model file, a run folder, a published name, or an .onnx or .xml file
             that `vitkit export` wrote. A path is loaded at every call: use `vitkit.load` once instead.
     image   a path, the bytes of a file, a PIL image or uint8 pixels (height, width, 3); or a list of these
+    labels  zero-shot classification with a CLIP or SigLIP model that has its text tower: the labels to choose
+            from, each put into one or more texts ("a photo of a {}."). For many calls use `vitkit.zero_shot`.
+    template  with `labels`: the texts, with {} where the label goes
     reject  answer [("unknown", probability)] if the probability of the likeliest label is below this number,
             or, with True, below the threshold of the model
     tta     test-time augmentation: mean over the image and its mirror ("flip"), or over five crops and their
@@ -154,7 +161,7 @@ def predict(
     """
     if top < 1:
         raise Error(f"top must be at least 1, not {top}")
-    model = open_model(model)
+    model = open_model(model) if labels is None else zero_shot_model(model, labels, template)
     task_of(model).check_head(model)
     check_tta(tta)
     below, compute = rejection_threshold(model, reject), augmented(engine_of(model), model, tta)
@@ -186,6 +193,20 @@ def open_model(model: Classifier | str | os.PathLike[str]) -> Classifier:
             f"not {type(model).__name__}"
         )
     return model
+
+
+def zero_shot_model(
+    model: Classifier | str | os.PathLike[str], labels: str | Iterable[str], template: str | Iterable[str]
+) -> Model:
+    """The classifier of a model, or of the model at a path, for these labels."""
+    if is_exported(model):
+        raise Error(
+            f"{model}: labels= needs the model with its text tower, not an exported file",
+            code="model.unsupported",
+        )
+    if isinstance(model, str | os.PathLike):
+        model = load(Path(model) if isinstance(model, os.PathLike) else model, text=True)
+    return zero_shot(model, labels, template)  # type: ignore[arg-type]
 
 
 def engine_of(model: Classifier) -> Callable[[Tensor], Tensor]:
@@ -295,12 +316,12 @@ def predict_batch(
     ]
 
 
-def load_model(place: str, device: str, view: str = "model") -> Model:
+def load_model(place: str, device: str, view: str = "model", *, text: bool = False) -> Model:
     """Load a model file, a run folder, a Hugging Face folder or a published name onto a device.
 
-    view: how images are resized and cropped; "model" keeps the model's own preprocessing.
+    view: how images are resized and cropped; "model" keeps the model's own preprocessing. text: see `load`.
     """
-    model = load(place).to(choose_runtime(device, "fp32").device).eval()
+    model = load(place, text=text).to(choose_runtime(device, "fp32").device).eval()
     model.preprocessing = with_view(model.preprocessing, model.config.image_size, *parse_view(view))
     return model
 

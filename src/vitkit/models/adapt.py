@@ -46,14 +46,14 @@ def adapt(
     if labels and len(labels) != classes:
         raise Error(f"there are {len(labels)} labels for {classes} classes", code="data.labels")
     check_training(model, training)
-    changes = training | ({} if resize is None else {"position_resize": resize})
+    changes = training | {"text": None} | ({} if resize is None else {"position_resize": resize})
     if image_size is not None:
         changes["image_size"] = pair(image_size)
     if patch is not None:
         check_patch(model)
         changes["patch"] = patch
     if classes is not None:
-        changes["classes"] = classes
+        changes |= {"classes": classes, "normalize": False}
         if not keep_representation:
             changes |= {"representation": 0, "representation_kind": "tanh"}
     known = {f.name for f in fields(model.config)}
@@ -91,6 +91,19 @@ def with_tokens(model: Model, *, class_position: bool, mask_token: bool) -> Mode
         table = state["positions.table"]
         state["class_token"] = state["class_token"] + table[:, :1]
         state["positions.table"] = table[:, 1:]
+    return rebuilt(model, config, state)
+
+
+def without_text(model: Model) -> Model:
+    """The model without its text tower; it shares the parameters of the image tower."""
+    if not isinstance(model, ViT) or model.text is None:
+        return model
+    state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("text.")}
+    return rebuilt(model, replace(model.config, text=None), state)
+
+
+def rebuilt(model: Model, config: Config, state: Mapping[str, Tensor]) -> Model:
+    """A model of another configuration with this state and the description of the old one."""
     new = skeleton(config)
     new.load_state_dict(state, assign=True)
     for name in ("labels", "task", "reject_below", "preprocessing", "origin"):

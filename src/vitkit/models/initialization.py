@@ -11,6 +11,7 @@ from vitkit.models.encoder import Block
 from vitkit.models.mlp import Mlp, SwiGlu
 from vitkit.models.positions import Positions
 from vitkit.models.rope import Rope
+from vitkit.models.text_tower import TextTower
 
 Generator = torch.Generator | None
 TRUNCATED_STD = 0.87962566103423978  # of a unit normal truncated at two sigma
@@ -47,6 +48,8 @@ def initialize_vit(model: nn.Module, generator: Generator = None) -> None:
             nn.init.zeros_(module.down.bias)
         elif isinstance(module, Rope):
             module.reset_parameters()
+        elif isinstance(module, TextTower):
+            initialise_text(module, generator)
         elif isinstance(module, Positions):
             for table in module.parameters():
                 nn.init.normal_(table, std=0.02, generator=generator)
@@ -97,6 +100,18 @@ def initialise_ends(model: nn.Module, generator: Generator) -> None:
         if isinstance(head, nn.Linear):  # Sec. 3.2
             nn.init.zeros_(head.weight)
             nn.init.zeros_(head.bias)
+
+
+def initialise_text(text: TextTower, generator: Generator) -> None:
+    """What is outside the blocks of a text tower, as in CLIP and SigLIP."""
+    nn.init.normal_(text.tokens.weight, std=0.02, generator=generator)
+    nn.init.normal_(text.positions, std=0.01, generator=generator)
+    nn.init.normal_(text.project.weight, std=text.config.width**-0.5, generator=generator)
+    if text.project.bias is not None:
+        nn.init.zeros_(text.project.bias)
+    nn.init.constant_(text.logit_scale, math.log(10.0 if text.config.sigmoid else 1 / 0.07))
+    if text.logit_bias is not None:
+        nn.init.constant_(text.logit_bias, -10.0)
 
 
 def initialise_norms(model: nn.Module) -> None:

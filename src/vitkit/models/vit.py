@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import Error
@@ -18,6 +19,7 @@ from vitkit.models.mlp import Mlp, SwiGlu
 from vitkit.models.positions import Positions
 from vitkit.models.resnet import Stem
 from vitkit.models.rope import Rope
+from vitkit.models.text_tower import TextTower
 from vitkit.models.vit_config import ViTConfig, covered, grid_of
 from vitkit.ops.fused import patch_embedding
 
@@ -97,6 +99,7 @@ class ViT(Described, nn.Module):
         )
         self.head = nn.Linear(c.representation or c.pooled_width, c.classes) if c.classes else None
         self.distillation_head = nn.Linear(c.width, c.classes) if c.classes and c.distilled else None
+        self.text = TextTower(c.text) if c.text else None  # not part of forward
         initialize_vit(self)
 
     def __repr__(self) -> str:
@@ -108,6 +111,7 @@ class ViT(Described, nn.Module):
 
     def forward_head(self, features: Tensor) -> Tensor:
         """Features (B, D), or (B, 2 D) for head='token+gap' or if distilled -> logits (B, classes)."""
+        features = F.normalize(features, dim=-1) if self.config.normalize else features
         if self.head is None or self.distillation_head is None:
             return features if self.head is None else self.head(features)
         of_class, of_distillation = features.chunk(2, -1)

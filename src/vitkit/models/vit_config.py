@@ -11,6 +11,7 @@ from vitkit.models.card import pair, short_repr
 from vitkit.models.positions import RESIZE, Grid
 from vitkit.models.resnet import StemConfig
 from vitkit.models.rope import KINDS
+from vitkit.models.text_tower import TextConfig
 
 CHOICES = {
     "head": ("token", "gap", "map", "token+gap"),
@@ -41,6 +42,8 @@ class ViTConfig:
     representation: int = 0  # width of a layer before the head; 0: none
     representation_kind: str = "tanh"  # as in pre-training heads; or linear, without bias (CLIP's projection)
     stem: StemConfig | None = None  # the ResNet of a hybrid
+    text: TextConfig | None = None  # the text tower beside it (CLIP, SigLIP)
+    normalize: bool = False  # scale features to length 1 before the head, as a zero-shot classifier does
 
     head: str = "token"  # or gap (average pooling), map (attention pooling), token+gap (both, concatenated)
     class_token: bool | None = None  # None: only if the head reads it
@@ -195,6 +198,9 @@ def conflicts(c: ViTConfig) -> dict[str, object]:
         "key_bias=False is for models with qkv_bias=True; without it no key has a bias": (
             not c.key_bias and not c.qkv_bias
         ),
+        f"the text tower has embeddings of width {c.text and c.text.output}, the image tower of "
+        f"{c.representation or c.pooled_width}": c.text
+        and c.text.output != (c.representation or c.pooled_width),
         "representation_kind='linear' needs a width: representation=512": (
             c.representation_kind == "linear" and not c.representation
         ),
@@ -225,4 +231,5 @@ def token_conflicts(c: ViTConfig) -> dict[str, object]:
         "distilled=True needs head='token' and representation=0: each of the two tokens has its own head": (
             c.distilled and (c.head != "token" or c.representation)
         ),
+        "normalize=True and distilled=True exclude each other": c.normalize and c.distilled,
     }

@@ -143,6 +143,7 @@ def shown(content: Any) -> str:
 
 
 TYPES: dict[str, Any] = typing.get_type_hints(ViTConfig) | typing.get_type_hints(ResNetConfig)
+TYPES.pop("text")  # a text tower comes with pretrained weights only
 TYPES |= {f"stem.{name}": hint for name, hint in typing.get_type_hints(StemConfig).items()}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from vitkit.errors import WeightsError
 from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.resnet import ResNetConfig, StemConfig
+from vitkit.models.text_tower import TextConfig
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViTConfig
 from vitkit.weights.limits import LONGEST_LABEL, out_of_range
@@ -18,7 +19,7 @@ VERSION = 1
 LATER = {  # fields that version 0.1 does not know: written only where they are not the default
     "representation_kind", "class_position", "registers", "distilled", "rope", "rope_shift", "rope_jitter",
     "rope_rescale", "input_norm", "mlp", "mlp_norm", "project_bias", "key_bias", "qk_norm",
-    "stochastic_depth_uniform", "stochastic_depth_rescale",
+    "stochastic_depth_uniform", "stochastic_depth_rescale", "text", "normalize",
 }  # fmt: skip
 ADAPTER = "lora"  # layout of a file with a LoRA adapter, which is not a whole model
 FIRST_TASKS = ("classify", "multilabel")  # a card distinguishes these by its field `multilabel`
@@ -69,8 +70,9 @@ def from_json(text: str) -> Card:
             raise WeightsError("the file was written by a newer vitkit; update vitkit to read it")
         kind = KINDS[content.pop("kind")]
         multilabel = content.get("multilabel", False)  # the first files lack it
-        if content["config"].get("stem") is not None:
-            content["config"]["stem"] = parse(StemConfig, content["config"]["stem"])
+        for name, inner in (("stem", StemConfig), ("text", TextConfig)):
+            if content["config"].get(name) is not None:
+                content["config"][name] = parse(inner, content["config"][name])
         return Card(
             layout=str(content["layout"]),
             config=parse(kind, content["config"]),
@@ -111,8 +113,8 @@ def probability(name: str, value: Any) -> float:
 
 def checked(name: str, value: Any, default: Any) -> Any:
     """The value if it has the type of the default; lists become tuples and whole numbers floats."""
-    if default is None:  # a parsed stem, or True, False or None
-        if not (value is None or type(value) in (bool, StemConfig)):
+    if default is None:  # a parsed stem or text tower, or True, False or None
+        if not (value is None or type(value) in (bool, StemConfig, TextConfig)):
             raise TypeError(f"{name} must not be {value!r}")
         return value
     if isinstance(default, tuple):

@@ -83,7 +83,7 @@ def convert(
     format = format or format_of(out)
     if out.exists() and not overwrite:
         raise WeightsError(f"{out} exists; give another name, or --overwrite", code="file.exists")
-    model = load(source, **options)
+    model = load(source, text=True, **options)
     model.preprocessing = with_view(model.preprocessing, model.config.image_size, *parse_view(view))
     trial = out.with_name(f".checking-{out.name}")
     remove(trial)
@@ -99,10 +99,11 @@ def convert(
 
 def save_and_check(model: Model, source: str | Path, out: Path, trial: Path, format: str) -> Conversion:
     """Save the model at `trial`, load it again, and compare it with the model and with the peer library."""
-    model = formats()[format].equivalent(model) if format in formats() else model
+    given, model = model, formats()[format].equivalent(model) if format in formats() else model
     layout = layout_for(model.config, format, out)
-    notes = save(model, trial, format)
-    loaded = load(trial, image_size=model.config.image_size, heads=getattr(model.config, "heads", None))
+    notes = save(given, trial, format)
+    heads = getattr(model.config, "heads", None)
+    loaded = load(trial, image_size=model.config.image_size, heads=heads, text=True)
     equal = model.state_dict().keys() == loaded.state_dict().keys() and all(
         torch.equal(a, b)
         for a, b in zip(model.state_dict().values(), loaded.state_dict().values(), strict=True)
@@ -317,12 +318,15 @@ def timm_resnet(c: ResNetConfig) -> Any:
     )
 
 
+TOWERS = {"CLIPModel": "CLIPVisionModelWithProjection", "SiglipModel": "SiglipVisionModel"}  # without text
+
+
 def load_tower(path: Path, layout: str) -> Forward:
     """DINOv2, DINOv3, CLIP or SigLIP of transformers."""
     import transformers
 
     architecture = json.loads((path / "config.json").read_text("utf-8"))["architectures"][0]
-    kind = getattr(transformers, architecture)
+    kind = getattr(transformers, TOWERS.get(architecture, architecture))
     peer = kind.from_pretrained(str(path), local_files_only=True).eval()
     resized = {"interpolate_pos_encoding": True} if layout in ("hf-clip", "hf-siglip") else {}
 

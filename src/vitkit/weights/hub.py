@@ -270,6 +270,21 @@ def fetch(source: str) -> tuple[Path, Origin]:
     return path.parent, origin
 
 
+def fetch_file(source: str, file: str) -> Path | None:
+    """One more file of a repository, downloaded where it is not in the cache; None if it has no such file."""
+    name = parse(source)
+    path = in_cache(name, file)
+    if isinstance(path, str):
+        return Path(path)
+    with hub_errors(str(name)):
+        try:
+            return Path(client().hf_hub_download(name.repo, file, revision=name.revision))
+        except library().errors.LocalEntryNotFoundError:  # the server cannot be asked
+            raise
+        except library().errors.EntryNotFoundError:
+            return None
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """The table of a config.json; empty for anything else, which the reader of the folder refuses."""
     try:

@@ -7,6 +7,7 @@ from typing import Any
 from vitkit.errors import ConfigError
 from vitkit.models.card import Preprocessing
 from vitkit.models.resnet import ResNetConfig, StemConfig
+from vitkit.models.text_tower import TextConfig
 from vitkit.models.vit import ViTConfig
 
 RANGES: dict[str, tuple[float, float]] = {  # field -> smallest and largest value; of a list, for each element
@@ -26,6 +27,10 @@ RANGES: dict[str, tuple[float, float]] = {  # field -> smallest and largest valu
     "attention_dropout": (0, 1),
     "stochastic_depth": (0, 1),
     "registers": (0, 1024),
+    "vocabulary": (1, 2**24),
+    "length": (1, 2**14),
+    "output": (1, 2**20),
+    "end_token": (-1, 2**24),
     "rope_shift": (0, 100),
     "rope_jitter": (1, 100),
     "rope_rescale": (1, 100),
@@ -37,7 +42,7 @@ LONGEST_LABEL = 10_000  # characters
 MOST_TOKENS = 2**18  # patches of one image
 LARGEST_TENSOR = 2**30  # elements of an activation for one image: 4 GiB in float32
 LARGEST_RESIZE = 8192  # pixels of the shorter side before the central crop
-Checked = ViTConfig | StemConfig | ResNetConfig | Preprocessing
+Checked = ViTConfig | StemConfig | TextConfig | ResNetConfig | Preprocessing
 
 
 def out_of_range(field: str, value: Any, name: str = "") -> str:
@@ -56,8 +61,8 @@ def check_model(
     config: ViTConfig | ResNetConfig, preprocessing: Preprocessing, labels: tuple[str, ...]
 ) -> None:
     """Refuse numbers out of range, and sizes with which one image would run out of memory."""
-    stem = config.stem if isinstance(config, ViTConfig) else None
-    for part in (config, preprocessing, *([stem] if stem else [])):
+    inner = (config.stem, config.text) if isinstance(config, ViTConfig) else ()
+    for part in (config, preprocessing, *(part for part in inner if part)):
         check_fields(part)
     longest = max(map(len, labels), default=0)
     if longest > LONGEST_LABEL:
@@ -97,6 +102,8 @@ def check_size(config: ViTConfig | ResNetConfig) -> None:
         if config.positions == "relative" and config.attention == "full":
             tensors += [config.heads * tokens * tokens]
         tensors += [config.stem.width * height * width // 4] if config.stem else []
+        if text := config.text:
+            tensors += [text.length * max(3 * text.width, text.hidden)]
     else:
         tensors += [config.width * height * width // 4]
     if max(tensors) > LARGEST_TENSOR:

@@ -10,16 +10,18 @@ from torch import Tensor
 from vitkit.errors import WeightsError
 from vitkit.models.card import Origin, Preprocessing, pair, shorter_side, with_view
 from vitkit.models.variants import Config, Model, fresh, skeleton
-from vitkit.models.vit import ViTConfig, with_size_note
+from vitkit.models.vit import ViT, ViTConfig, with_size_note
 from vitkit.options import parse_view
 from vitkit.weights.card import ADAPTER, Card, from_json, imagenet_labels
 from vitkit.weights.formats import formats, layouts
 from vitkit.weights.formats.layout import Entry, Hints, Layout, ModelSpec, Source
+from vitkit.weights.formats.text_rows import PREFIX as TEXT
 from vitkit.weights.formats.vitkit import LAYOUT as OWN
 from vitkit.weights.hub import is_hub
 from vitkit.weights.limits import check_model
 from vitkit.weights.locate import locate, open_weights, side_files
 from vitkit.weights.published import by_source, licence_note, published_view
+from vitkit.weights.tokenizer import TokenizerPlace
 from vitkit.weights.untrusted import Arrays, UntrustedCheckpoint, listed, one_line
 
 LONGEST = 1500  # characters of an error message, which may quote an untrusted file
@@ -36,6 +38,7 @@ def load(
     gelu: str | None = None,
     labels: Iterable[str] | None = None,
     preprocessing: Preprocessing | None = None,
+    text: bool = False,
 ) -> Model:
     """A model from a file, a folder, a published name or the Hub; model.origin.notes records how it was read.
 
@@ -43,6 +46,7 @@ def load(
     allow_missing  prefixes of our parameters that the file may lack; they are initialised
     ignore         prefixes of the file's arrays to skip
     image_size, heads, gelu, labels, preprocessing   override what the file says or does not store
+    text           also read the text tower of CLIP or SigLIP, if the file has one; it is model.text
     """
     path, origin = locate(source)
     arrays = open_weights(path)
@@ -50,7 +54,7 @@ def load(
         card = from_json(arrays.card) if arrays.card else None
         files = {} if card and card.layout == OWN.name else side_files(path)
         hints = Hints(heads=heads, image_size=None if image_size is None else pair(image_size), files=files)
-        layout, sources, spec = identify(arrays, card, hints)
+        layout, sources, spec = identify(arrays, card, hints, text=text)
         spec = with_gelu(spec, gelu)
         check_model(spec.config, spec.preprocessing, spec.labels)
         model, notes = assemble(
@@ -71,10 +75,15 @@ def load(
     if not (card or preprocessing):
         model.preprocessing, more = published_preprocessing(origin.source, spec, model.config.image_size)
         notes += more
-    model.task = card.task if card else "classify"
-    model.reject_below = card.reject_below if card else 0.0
+    model.task, model.reject_below = (card.task, card.reject_below) if card else ("classify", 0.0)
     model.origin = with_size_note(origin_of(origin, card, layout, notes), model.config)
-    return model.eval()
+    return with_tokenizer(model.eval(), TokenizerPlace(path, origin.source))
+
+
+def with_tokenizer(model: Model, place: TokenizerPlace) -> Model:
+    if isinstance(model, ViT) and model.text is not None:
+        model.text.tokenizer = place
+    return model
 
 
 def origin_of(origin: Origin, card: Card | None, layout: Layout, notes: tuple[str, ...]) -> Origin:
@@ -90,7 +99,8 @@ def origin_of(origin: Origin, card: Card | None, layout: Layout, notes: tuple[st
 def with_gelu(spec: ModelSpec, gelu: str | None) -> ModelSpec:
     if gelu is None or not isinstance(spec.config, ViTConfig):
         return spec
-    return replace(spec, config=replace(spec.config, gelu=gelu))
+    text = replace(spec.config.text, gelu=gelu) if spec.config.text else None
+    return replace(spec, config=replace(spec.config, gelu=gelu, text=text))
 
 
 def published_preprocessing(
@@ -106,8 +116,13 @@ def published_preprocessing(
     return spec.preprocessing, ()
 
 
-def identify(arrays: Arrays, card: Card | None, hints: Hints) -> tuple[Layout, dict[str, Source], ModelSpec]:
-    """The layout of the arrays, the source of each canonical array, and the model that they describe."""
+def identify(
+    arrays: Arrays, card: Card | None, hints: Hints, *, text: bool
+) -> tuple[Layout, dict[str, Source], ModelSpec]:
+    """The layout of the arrays, the source of each canonical array, and the model that they describe.
+
+    text: with its text tower, whose canonical names start with the same prefix in every layout.
+    """
     if card:
         if card.layout == ADAPTER:
             raise WeightsError(
@@ -127,13 +142,24 @@ def identify(arrays: Arrays, card: Card | None, hints: Hints) -> tuple[Layout, d
             f"the first: {listed(list(arrays.shapes))}"
         )
     sources = layout.canonical_names(arrays.shapes)
+    vision = {name: source for name, source in sources.items() if not name.startswith(TEXT)}
+    if not text:
+        sources, card = vision, without_text(card)
     if card and not (layout.json_files and hints.files):
         return layout, sources, from_card(card, hints)
     if card and not layout.json_fields:  # the card knows what the arrays do not show
         heads = hints.heads or getattr(card.config, "heads", None)
         hints = replace(hints, heads=heads, image_size=hints.image_size or card.config.image_size)
     spec = layout.infer({name: source_shape(arrays, source) for name, source in sources.items()}, hints)
-    return layout, sources, with_json_files(from_card(card, hints), spec, hints, layout) if card else spec
+    spec = with_json_files(from_card(card, hints), spec, hints, layout) if card else spec
+    return layout, sources if getattr(spec.config, "text", None) else vision, spec
+
+
+def without_text(card: Card | None) -> Card | None:
+    """The card of the image tower alone."""
+    if card is None or not isinstance(card.config, ViTConfig):
+        return card
+    return replace(card, config=replace(card.config, text=None))
 
 
 def from_card(card: Card, hints: Hints) -> ModelSpec:
@@ -215,7 +241,8 @@ def assemble(
 def layer_count(config: Config) -> int:
     """Encoder layers and residual units, each of which has at least eight arrays."""
     if isinstance(config, ViTConfig):
-        return config.depth + (sum(config.stem.blocks) if config.stem else 0)
+        text = config.text.depth if config.text else 0
+        return config.depth + text + (sum(config.stem.blocks) if config.stem else 0)
     return sum(config.blocks)
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 import zipfile
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -21,6 +22,7 @@ from vitkit.weights.card import card_of, to_json
 from vitkit.weights.formats import formats
 from vitkit.weights.formats.layout import Hints, Layout, Source
 from vitkit.weights.formats.vitkit import LAYOUT as OWN
+from vitkit.weights.tokenizer import TokenizerPlace
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 COMMENT_LIMIT = 65_535  # bytes of a zip comment, where an .npz stores its card
@@ -40,6 +42,8 @@ def save(model: Model, path: str | Path, format: str | None = None) -> tuple[str
     in_json = bool(layout.json_files) and not path.suffix
     notes = [*differences(model.config, layout, in_json=in_json), *lost_in_arrays(model, layout, path)]
     notes += changed_tokens(given.config, model.config, format)
+    if getattr(given.config, "text", None) and not getattr(model.config, "text", None):
+        notes.append(f"without the text tower, for which vitkit has no place in {format}")
     card = to_json(card_of(model, layout.name))
     with writable(path):
         if not path.suffix:
@@ -206,6 +210,14 @@ def save_folder(model: Model, folder: Path, layout: Layout) -> None:
     )
     for name, content in contents.items():
         write_json(folder / name, content)
+    copy_tokenizer(model, folder)
+
+
+def copy_tokenizer(model: Model, folder: Path) -> None:
+    """The tokenizer beside the old weights, beside the new ones; a text tower is of no use without it."""
+    place = model.text.tokenizer if isinstance(model, ViT) and model.text is not None else None
+    if isinstance(place, TokenizerPlace) and (path := place.beside()):
+        replace_file(folder / path.name, lambda temporary: shutil.copyfile(path, temporary))
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

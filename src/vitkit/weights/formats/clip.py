@@ -1,4 +1,4 @@
-"""CLIP vision towers as OpenAI and open_clip save them; the text tower is not read."""
+"""CLIP as OpenAI and open_clip save it: the vision tower, with or without the text tower."""
 
 from vitkit.models.variants import Config
 from vitkit.models.vit import ViTConfig
@@ -23,6 +23,7 @@ from vitkit.weights.formats.layout import (
     unsupported_fields,
     with_numerics,
 )
+from vitkit.weights.formats.text_rows import PREFIX, clip_canonical, clip_rows, clip_text
 
 TOWER = "visual."
 OWN, BLOCK = "encoder.blocks.{}.", "transformer.resblocks.{}."
@@ -52,7 +53,12 @@ def recognises(shapes: Shapes) -> bool:
 
 def canonical_names(shapes: Shapes) -> dict[str, Source]:
     prefix = TOWER if f"{TOWER}conv1.weight" in shapes else ""
-    return {name.removeprefix(prefix): Source(name) for name in shapes if name.startswith(prefix)}
+    vision = {name.removeprefix(prefix): Source(name) for name in shapes if name.startswith(prefix)}
+    return vision | (clip_canonical(shapes) if prefix else {})
+
+
+def written_name(name: str, config: Config) -> str:
+    return name.removeprefix(PREFIX) if name.startswith(PREFIX) else TOWER + name
 
 
 def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
@@ -80,19 +86,23 @@ def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
         gelu="quick",
         norm_eps=1e-5,
         position_resize="timm",
+        text=clip_text(shapes, hints),
     )
     gelu = "QuickGELU, as in OpenAI's models; for LAION's and DataComp's give gelu='erf' (--gelu erf)"
     return ModelSpec(config, CLIP_PREPROCESSING, notes=tuple(n for n in (note, gelu) if n))
 
 
 def entries(config: Config) -> list[Entry]:
-    return table_entries(config, ROWS)
+    assert isinstance(config, ViTConfig)
+    return table_entries(config, ROWS + clip_rows(config.text))
 
 
 def unsupported(config: Config) -> str:
     if isinstance(config, ViTConfig) and (config.classes or config.project_bias or not config.input_norm):
         return "the CLIP layout holds towers with input_norm=True, project_bias=False and classes=0"
-    also = ("input_norm", "project_bias", "representation", "representation_kind", "layer_scale")
+    if isinstance(config, ViTConfig) and config.text and config.text.output_bias:
+        return "the CLIP layout holds text towers whose projection has no bias"
+    also = ("input_norm", "project_bias", "representation", "representation_kind", "layer_scale", "text")
     return unsupported_fields(config, "CLIP", also=also)
 
 
@@ -100,7 +110,7 @@ LAYOUT = Layout(
     name="clip",
     recognises=recognises,
     canonical_names=canonical_names,
-    written_name=lambda name, config: TOWER + name,
+    written_name=written_name,
     infer=infer,
     entries=entries,
     unsupported=unsupported,
@@ -108,8 +118,9 @@ LAYOUT = Layout(
 )
 FORMAT = Format(
     name="clip",
-    description="CLIP vision towers in the names of OpenAI and open_clip",
+    description="CLIP in the names of OpenAI and open_clip, with or without the text tower",
     layouts=(LAYOUT,),
     endings=(".safetensors", ".pt", ".pth", ".bin"),
+    text=True,
     order=25,
 )

@@ -1,4 +1,4 @@
-"""DINOv2, DINOv3, CLIP and SigLIP vision models in the names of transformers."""
+"""DINOv2, DINOv3, CLIP and SigLIP in the names of transformers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,6 +8,7 @@ from vitkit.models.card import Preprocessing
 from vitkit.models.mlp import swiglu_width
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViTConfig
+from vitkit.weights.formats import text_rows
 from vitkit.weights.formats.dino import FLAT_TOKEN, IMAGENET
 from vitkit.weights.formats.hf_json import (
     CONFIG,
@@ -148,10 +149,12 @@ def tower_names(shapes: Shapes) -> dict[str, Source]:
                 sources[f"head.attention.key_value.{part}"] = Source(name, rows=(third, 3 * third))
             else:
                 sources[short] = Source(name)
-    return sources
+    return sources | (text_rows.hf_canonical(shapes) if prefix else {})
 
 
 def written_tower(name: str, config: Config) -> str:
+    if name.startswith(text_rows.PREFIX):
+        return text_rows.hf_written(name)
     for part in ("query", "key_value"):
         name = name.replace(f"head.attention.{part}.", PACKED)
     return name if name == "visual_projection.weight" else TOWER + name
@@ -240,6 +243,7 @@ def infer_clip(shapes: Shapes, hints: Hints) -> ModelSpec:
         default_eps=1e-5, default_act="quick_gelu", preprocessing=CLIP_PREPROCESSING, input_norm=True,
         project_bias=False, representation=projection, position_resize="hf",
         representation_kind="linear" if projection else "tanh",
+        text=text_rows.hf_text(shapes, hints, siglip=False) if projection else None,
     )  # fmt: skip
 
 
@@ -249,7 +253,7 @@ def infer_siglip(shapes: Shapes, hints: Hints) -> ModelSpec:
         down="encoder.layers.0.mlp.fc2.weight", positions="embeddings.position_embedding.weight", lead=0,
         default_eps=1e-6, default_act="gelu_pytorch_tanh",
         preprocessing=Preprocessing(interpolation="bicubic"),
-        head="map", position_resize="hf",
+        head="map", position_resize="hf", text=text_rows.hf_text(shapes, hints, siglip=True),
     )  # fmt: skip
 
 
@@ -282,7 +286,8 @@ def dinov3_entries(config: Config) -> list[Entry]:
 
 
 def tower_entries(config: Config) -> list[Entry]:
-    return table_entries(config, CLIP_ROWS)
+    assert isinstance(config, ViTConfig)
+    return table_entries(config, CLIP_ROWS + text_rows.hf_rows(config.text))
 
 
 def not_square(config: Config) -> str:
@@ -312,14 +317,20 @@ def unsupported_dino(config: Config) -> str:
 def unsupported_clip(config: Config) -> str:
     if isinstance(config, ViTConfig) and (config.project_bias or config.representation_kind == "tanh"):
         return "transformers' CLIP has a patch embedding without bias and a linear projection"
-    also = ("input_norm", "project_bias", "representation", "representation_kind")
-    return not_square(config) or unsupported_fields(config, "Hugging Face", also=also)
+    also = ("input_norm", "project_bias", "representation", "representation_kind", "text")
+    return tower_mismatch(config, siglip=False) or unsupported_fields(config, "Hugging Face", also=also)
 
 
 def unsupported_siglip(config: Config) -> str:
     if isinstance(config, ViTConfig) and config.class_token:
         return "transformers' SigLIP has no class token"
-    return not_square(config) or unsupported_fields(config, "Hugging Face", also=("head",))
+    mismatch = tower_mismatch(config, siglip=True)
+    return mismatch or unsupported_fields(config, "Hugging Face", also=("head", "text"))
+
+
+def tower_mismatch(config: Config, *, siglip: bool) -> str:
+    text = config.text if isinstance(config, ViTConfig) else None
+    return not_square(config) or text_rows.text_mismatch(text, siglip=siglip)
 
 
 def mlp_ratio(c: ViTConfig) -> int | None:
@@ -369,8 +380,10 @@ def config_json(c: Config) -> dict[str, Any]:
         return shared_json(c, kind[0], architecture) | own
     if c.input_norm:
         projection = {"projection_dim": c.representation}
-        return shared_json(c, "clip_vision_model", "CLIPVisionModelWithProjection") | projection
-    return shared_json(c, "siglip_vision_model", "SiglipVisionModel")
+        vision = shared_json(c, "clip_vision_model", "CLIPVisionModelWithProjection") | projection
+    else:
+        vision = shared_json(c, "siglip_vision_model", "SiglipVisionModel")
+    return text_rows.both_json(c.text, vision) if c.text else vision
 
 
 def json_files(model: Model) -> dict[str, Any]:
@@ -386,10 +399,10 @@ def json_files(model: Model) -> dict[str, Any]:
     }
 
 
-def layout(name: str, **functions: Any) -> Layout:
+def layout(name: str, *, fields: tuple[str, ...] = ("heads", "gelu", "norm_eps"), **functions: Any) -> Layout:
     return Layout(
         name=name, native=lambda config: config, peer="transformers", json_files=json_files,
-        json_fields=("heads", "gelu", "norm_eps"), **functions,
+        json_fields=fields, **functions,
     )  # fmt: skip
 
 
@@ -415,6 +428,7 @@ DINOV3 = layout(
 )
 CLIP = layout(
     "hf-clip",
+    fields=("heads", "gelu", "norm_eps", "text"),
     recognises=lambda shapes: has(shapes, (TOWER, ""), "embeddings.class_embedding", "pre_layrnorm.weight"),
     canonical_names=tower_names,
     written_name=written_tower,
@@ -424,6 +438,7 @@ CLIP = layout(
 )
 SIGLIP = layout(
     "hf-siglip",
+    fields=("heads", "gelu", "norm_eps", "text"),
     recognises=lambda shapes: has(shapes, (TOWER, ""), "embeddings.patch_embedding.weight", "head.probe"),
     canonical_names=tower_names,
     written_name=written_tower,

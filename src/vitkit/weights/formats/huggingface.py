@@ -231,6 +231,7 @@ FORMAT = Format(
     layouts=(hf_models.DINOV3, hf_models.DINOV2, hf_models.CLIP, hf_models.SIGLIP, LAYOUT),
     choose=choose,
     tokens=needed_tokens,
+    text=True,
     endings=("",),
     default_ending="",
     order=30,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import WeightsError
-from vitkit.models.adapt import with_tokens
+from vitkit.models.adapt import with_tokens, without_text
 from vitkit.models.card import Preprocessing
 from vitkit.models.resnet import StemConfig
 from vitkit.models.variants import VARIANTS, Config, Model, skeleton
@@ -81,6 +81,7 @@ class Format:
     default_ending: str | None = None  # a file name with this ending selects the format
     choose: Callable[[Config], Layout] | None = None  # the layout for a model; without it the first one
     tokens: Callable[[ViTConfig], dict[str, bool]] | None = None  # class_position, mask_token it must have
+    text: bool = False  # whether it stores text towers
     order: int = 100  # formats are recognised and listed by this number, then by name
 
     def layout_for(self, config: Config) -> Layout:
@@ -89,6 +90,7 @@ class Format:
 
     def equivalent(self, model: Model) -> Model:
         """A model of the same outputs that the format can store: with another set of tokens if it must be."""
+        model = model if self.text else without_text(model)
         c = model.config
         if self.tokens is None or not isinstance(c, ViTConfig):
             return model
@@ -157,7 +159,7 @@ def table_entries(config: Config, rows: Sequence[Row]) -> list[Entry]:
     }
     entries = []
     for name in skeleton(config).state_dict():
-        match = re.match(r"encoder\.blocks\.(\d+)\.", name)
+        match = re.match(r"(?:text\.)?encoder\.blocks\.(\d+)\.", name)
         layer = match[1] if match else ""
         own = name.replace(f".{layer}.", ".{}.", 1) if match else name
         module, _, part = own.rpartition(".")
@@ -299,6 +301,8 @@ def unsupported_fields(config: Config, library: str, *, also: tuple[str, ...] = 
         "key_bias": True,
         "qk_norm": False,
         "representation_kind": "tanh",
+        "text": None,
+        "normalize": False,
     }
     unsupported = [
         f"{k}={getattr(config, k)!r}"

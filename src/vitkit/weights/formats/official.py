@@ -29,6 +29,7 @@ from vitkit.weights.formats.layout import (
     unsupported_fields,
     with_numerics,
 )
+from vitkit.weights.formats.text_rows import big_vision_canonical, big_vision_entries, big_vision_text
 
 PREFIXES = ("opt/target/", "params/img/", "params/", "")
 POSITIONS = "Transformer/posembed_input/pos_embedding"
@@ -64,7 +65,7 @@ def canonical_names(shapes: Shapes) -> dict[str, Source]:
         else:
             inside = re.match(r"(Transformer/encoderblock_\d+/)(.*)", short)
             sources[inside[1] + published_name(inside[2]) if inside else short] = Source(name)
-    return sources
+    return sources | (big_vision_canonical(shapes) if prefix == "params/img/" else {})
 
 
 def published_name(rest: str) -> str:
@@ -111,6 +112,7 @@ def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
         positions=positions,
         qkv_bias=block + "MultiHeadDotProductAttention_1/query/bias" in shapes,
         head="map" if "MAPHead_0/probe" in shapes else "token" if class_token else "gap",
+        text=big_vision_text(shapes),
     )
     return ModelSpec(config, notes=tuple(notes))
 
@@ -149,7 +151,8 @@ def entries(config: Config) -> list[Entry]:
     ):
         if present:
             table += dense_entries(own, foreign)
-    return table + (stem_entries(config.stem) if config.stem else [])
+    table += stem_entries(config.stem) if config.stem else []
+    return table + big_vision_entries(config.text)
 
 
 def block_entries(config: ViTConfig, own: str, foreign: str) -> list[Entry]:

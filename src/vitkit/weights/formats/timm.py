@@ -28,9 +28,11 @@ from vitkit.weights.formats.layout import (
     pairs,
     required_shape,
     square_patch,
+    table_entries,
     unsupported_fields,
     with_numerics,
 )
+from vitkit.weights.formats.text_rows import clip_canonical, clip_rows, clip_text
 from vitkit.weights.formats.timm_config import (
     is_eva,
     json_files,
@@ -288,14 +290,19 @@ def eva_spec(shapes: Shapes, hints: Hints) -> ModelSpec:
 
 def siglip_spec(shapes: Shapes, hints: Hints) -> ModelSpec:
     """open_clip's timm towers with attention pooling are SigLIP, trained with the tanh GELU."""
-    spec = infer(shapes, hints)
+    spec, text = infer(shapes, hints), clip_text(shapes, hints)
     if "attn_pool.latent" not in shapes or not isinstance(spec.config, ViTConfig):
         return spec
     return replace(
         spec,
-        config=replace(spec.config, gelu="tanh"),
+        config=replace(spec.config, gelu="tanh", text=text),
         preprocessing=Preprocessing(interpolation="bicubic"),
     )
+
+
+def open_clip_entries(config: Config) -> list[Entry]:
+    assert isinstance(config, ViTConfig)
+    return entries(config) + table_entries(config, clip_rows(config.text))
 
 
 LAYOUT = Layout(
@@ -324,10 +331,10 @@ EVA = Layout(
 OPEN_CLIP = Layout(
     name="open_clip",
     recognises=lambda shapes: f"{TRUNK}patch_embed.proj.weight" in shapes,
-    canonical_names=canonical_names,
+    canonical_names=lambda shapes: canonical_names(shapes) | clip_canonical(shapes),
     written_name=lambda name, config: TRUNK + name,
     infer=siglip_spec,
-    entries=entries,
+    entries=open_clip_entries,
     unsupported=unsupported,
     native=lambda config: with_numerics(config, norm_eps=1e-6),
 )

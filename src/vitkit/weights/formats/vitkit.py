@@ -23,5 +23,6 @@ FORMAT = Format(
     layouts=(LAYOUT,),
     endings=(".safetensors",),
     default_ending=".safetensors",
+    text=True,
     order=0,
 )
