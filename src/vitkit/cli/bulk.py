@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from vitkit.cli.flags import Device, Json, Model, Reject, Tta, View, Workers, print_json
+from vitkit.cli.flags import Device, Json, MergeTokens, Model, Reject, Tta, View, Workers, print_json
 from vitkit.errors import Error
 from vitkit.options import Precision
 
@@ -101,6 +101,7 @@ def embed(
     ] = "head",
     normalize: Annotated[bool, arg(help="Scale each embedding to length 1.")] = False,
     dtype: Annotated[Literal["float32", "float16"], arg(help="Type of the stored numbers.")] = "float32",
+    merge_tokens: MergeTokens = 0,
     view: View = "model",
     device: Device = "auto",
     precision: Annotated[Precision, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "auto",
@@ -119,7 +120,7 @@ def embed(
 
     request = BulkRequest(
         verb="embed", model=model, places=data, out=out, pool=pool, normalize=normalize, dtype=dtype,
-        view=view, device=device, precision=precision, **vars(options),
+        merge_tokens=merge_tokens, view=view, device=device, precision=precision, **vars(options),
     )  # fmt: skip
     write_table(request, json)
 
@@ -158,6 +159,7 @@ def predict(
     calibrate: Calibrate = (),
     reject: Reject = None,
     tta: Tta = "none",
+    merge_tokens: MergeTokens = 0,
     unsure_below: UnsureBelow = None,
     sort_into: SortInto = None,
     csv: Csv = False,
@@ -177,7 +179,7 @@ def predict(
     if out is not None:
         return predict_to_table(
             model, images, out, options, top=top, view=view, device=device, engine=engine,
-            calibrate=calibrate, reject=reject, tta=tta, json=json,
+            calibrate=calibrate, reject=reject, tta=tta, merge_tokens=merge_tokens, json=json,
             unused={"--csv": csv, "--sort-into": sort_into, "--unsure-below": unsure_below},
         )  # fmt: skip
     check_printed(options, reject, unsure_below)
@@ -186,7 +188,7 @@ def predict(
     all_read = run(
         model, images, top, device, csv=csv, emit=print_json if json else None, engine=engine,
         calibrate=calibrate, view=view, unsure_below=unsure_below, sort_into=sort_into, reject=reject,
-        tta=tta,
+        tta=tta, merge_tokens=merge_tokens,
     )  # fmt: skip
     if not all_read:
         sys.exit(1)

@@ -70,6 +70,13 @@ Tta = Annotated[
         "five crops and their mirrors (crops).",
     ),
 ]
+MergeTokens = Annotated[
+    int,
+    arg(
+        metavar="R",
+        help="Merge R similar tokens in each layer of a ViT (ToMe): faster, and a little less accurate.",
+    ),
+]
 Workers = Annotated[
     int | None,
     arg(

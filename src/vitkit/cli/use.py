@@ -7,7 +7,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from vitkit.cli.flags import Device, Json, Model, Reject, Tta, View, Workers, print_json
+from vitkit.cli.flags import Device, Json, MergeTokens, Model, Reject, Tta, View, Workers, print_json
 from vitkit.errors import Error
 from vitkit.io.system import RELOAD_SIGNALS
 from vitkit.options import Precision, size_in_bytes
@@ -40,6 +40,7 @@ def evaluate(
     ] = "",
     view: View = "model",
     tta: Tta = "none",
+    merge_tokens: MergeTokens = 0,
     reject: Reject = None,
     workers: Workers = None,
     device: Device = "auto",
@@ -65,8 +66,8 @@ def evaluate(
     from vitkit.commands import evaluate as task
 
     options = task.EvaluateOptions(
-        split=split, batch=batch, classes=classes, real=real, view=view, tta=tta, reject=reject,
-        workers=workers, device=device,
+        split=split, batch=batch, classes=classes, real=real, view=view, tta=tta,
+        merge_tokens=merge_tokens, reject=reject, workers=workers, device=device,
     )  # fmt: skip
     task.evaluate(model, data, options, emit=print_json if json else None)
 

@@ -67,6 +67,7 @@ class EvaluateOptions:
     real: str = ""  # file of ReaL labels
     view: str = "model"
     tta: Tta = "none"
+    merge_tokens: int = 0
     reject: str | None = None  # "model" or a probability, as --reject takes it
     workers: int | None = None
     device: str = "auto"
@@ -88,7 +89,7 @@ def measure(
     """
     o, runtime = options, choose_runtime(options.device, "fp32")
     place = model if isinstance(model, str) else UNNAMED
-    model = loaded(model, o.device, o.view)
+    model = loaded(model, o.device, o.view, o.merge_tokens)
     task = task_of(model)
     task.check_head(model)
     reject_below = rejection_threshold(model, o.reject)

@@ -26,6 +26,7 @@ RANGES: dict[str, tuple[float, float]] = {  # field -> smallest and largest valu
     "attention_dropout": (0, 1),
     "stochastic_depth": (0, 1),
     "registers": (0, 1024),
+    "merge_tokens": (0, 2**18),
     "rope_shift": (0, 100),
     "rope_jitter": (1, 100),
     "rope_rescale": (1, 100),
