@@ -326,6 +326,11 @@ def start_training(recipe: Recipe, task: Task, model: Model, runtime: Runtime) -
             "train out to train all parameters",
             code="request.conflict",
         )
+    if recipe.patch_sizes and runtime.compile:
+        raise Error(
+            "--compile does not support patch_sizes: each size would be compiled anew; omit --compile",
+            code="request.conflict",
+        )
     module = task.build(model)
     freeze(task.extract(module), recipe.train, recipe.lora, recipe.seed)
     state = TrainState.start(runtime.place(module), recipe.optimizer)
