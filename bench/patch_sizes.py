@@ -39,7 +39,7 @@ def main() -> None:
     images, labels = sample(model, options.data, options.split, options.count, options.match)
     clock = time.process_time if options.cpu_time else time.perf_counter
     device = torch.cuda.get_device_name() if options.device.startswith("cuda") else platform.machine()
-    print(f"{len(images)} images of {images.shape[2]}x{images.shape[3]} pixels, batch {options.batch}; ", end="")
+    print(f"{len(images)} images of {images.shape[2]}x{images.shape[3]} pixels, batch {options.batch}")
     print(f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}\n")
     print("| patch | grid | GFLOP | images/s | top-1 |\n" + "|---" * 5 + "|")
     for patch in options.sizes:

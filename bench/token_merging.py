@@ -101,8 +101,8 @@ def main() -> None:
         clock = time.process_time if options.cpu_time else time.perf_counter
         rates = speeds(runs, images[: options.batch], options.rounds, clock)
     device = torch.cuda.get_device_name() if options.device.startswith("cuda") else platform.machine()
-    print(f"{len(images)} images, batch {options.batch}, {options.rounds} rounds, engine {options.engine}", end="")
-    print(", processor time" if options.cpu_time else "")
+    unit = "processor time" if options.cpu_time else "wall-clock time"
+    print(f"{len(images)} images, batch {options.batch}, {options.rounds} rounds, {options.engine}, {unit}")
     print(f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}\n")
     print("| merged per layer | GFLOP | images/s (range) | speed-up | top-1 |\n" + "|---" * 5 + "|")
     first = statistics.median(rates[options.merge[0]])
@@ -110,11 +110,8 @@ def main() -> None:
         rate = statistics.median(rates[count])
         spread = f"{min(rates[count]):.1f} to {max(rates[count]):.1f}"
         top1 = with_interval(right[count] / len(images), len(images))
-        print(
-            f"| {count} | {forward_flops(one.config) / 1e9:.2f} | {rate:.1f} ({spread}) | {rate / first:.2f} | "
-            f"{top1} |",
-            flush=True,
-        )
+        gflop = forward_flops(one.config) / 1e9
+        print(f"| {count} | {gflop:.2f} | {rate:.1f} ({spread}) | {rate / first:.2f} | {top1} |")
 
 
 if __name__ == "__main__":

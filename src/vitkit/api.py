@@ -161,8 +161,8 @@ def evaluate(
 
     model  a model, a Run, a run folder, a model file or a published name. A run recognizes its images: on
            its own data, only its test images are evaluated unless `split` is given.
-    tta, merge_tokens, reject  as in `vitkit.predict`; with `reject`, "rejection" has the share of accepted images and the
-           accuracy on them
+    tta, merge_tokens, reject  as in `vitkit.predict`; with `reject`, "rejection" has the share of accepted
+           images and the accuracy on them
 
     >>> import vitkit
     >>> metrics = vitkit.evaluate("runs/digits", "digits", workers=0)
@@ -215,7 +215,8 @@ def embed(
 @overload
 def embed(
     model: Model | Place, images: Place | Iterable[Place], *, out: Place, batch: int = ...,
-    merge_tokens: int = ..., view: str = ..., device: str = ..., progress: bool = ..., **options: Unpack[EmbedOptions],
+    merge_tokens: int = ..., view: str = ..., device: str = ..., progress: bool = ...,
+    **options: Unpack[EmbedOptions],
 ) -> Written: ...  # fmt: skip
 
 
@@ -345,8 +346,8 @@ def export(
     return export_loaded(
         model_or_path(model), Path(out), device, say=warn if progress else ignore, precision=precision,
         calibrate=as_texts(calibrate), image_size=parse_size(size), strict_size=strict_size,
-        merge_tokens=merge_tokens, any_size=any_size, pixels=pixels, compiled=compiled, images=as_texts(images),
-        overwrite=overwrite, quiet=not progress,
+        merge_tokens=merge_tokens, any_size=any_size, pixels=pixels, compiled=compiled,
+        images=as_texts(images), overwrite=overwrite, quiet=not progress,
     )  # fmt: skip
 
 

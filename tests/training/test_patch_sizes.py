@@ -36,8 +36,8 @@ def made(name: str = "ViT-Ti/4", **options):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"class_position": False, "position_resize": "flexivit"}, {"positions": "2d"}, {"positions": "sincos2d"},
-     {"head": "gap", "positions": "none", "rope": "dinov3"}],
+    [{}, {"class_position": False, "position_resize": "flexivit"}, {"positions": "2d"},
+     {"positions": "sincos2d"}, {"head": "gap", "positions": "none", "rope": "dinov3"}],
     ids=["1d", "flexivit", "2d", "sincos2d", "rope"],
 )  # fmt: skip
 @pytest.mark.parametrize("patch", [2, 3, 4, 5, 6, 8, 12, 24])
@@ -84,8 +84,9 @@ def test_the_draw_depends_on_seed_and_step_alone(task):
 
 def small(*changes: str) -> Recipe:
     fixed = [
-        "data=digits", "model=ViT-Ti/4", "model.width=32", "model.depth=2", "model.heads=2", "model.hidden=48",
-        "image_size=12", "batch=16", "length.steps=6", "length.epochs=none", "schedule.warmup=1", "schedule.rate=0.01",
+        "data=digits", "model=ViT-Ti/4", "model_options=width=32,depth=2,heads=2,hidden=48",
+        "image_size=12", "batch=16", "length.steps=6", "length.epochs=none", "schedule.warmup=1",
+        "schedule.rate=0.01",
         "evaluations=2", "keep=last", "auto=", "patience=0", "dropout=0.1", "mixup=0.2",
     ]  # fmt: skip
     return override(recipe("scratch"), fixed + list(changes))

@@ -64,6 +64,12 @@ Places = (
 )
 
 
+Images = Annotated[
+    Positional[tuple[str, ...]],
+    arg(metavar="IMAGE...", help="Image files, folders or globs; with --out also what embed takes."),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class BulkOptions:
     """How a table of many images is computed; none of it changes the values beyond rounding."""
@@ -143,10 +149,7 @@ def write_table(request: "BulkRequest", json: bool) -> None:
 
 def predict(
     model: AnyModel,
-    images: Annotated[
-        Positional[tuple[str, ...]],
-        arg(metavar="IMAGE...", help="Image files, folders or globs; with --out also what embed takes."),
-    ],
+    images: Images,
     options: OmitArgPrefixes[BulkOptions],
     out: Annotated[
         Path | None,

@@ -153,7 +153,7 @@ def predict(
             or, with True, below the threshold of the model
     tta     test-time augmentation: mean over the image and its mirror ("flip"), or over five crops and their
             mirrors ("crops")
-    merge_tokens  merge so many similar tokens in each layer (ToMe), which is faster and a little less accurate
+    merge_tokens  merge so many similar tokens in each layer (ToMe): faster, and a little less accurate
     """
     if top < 1:
         raise Error(f"top must be at least 1, not {top}")

@@ -122,7 +122,7 @@ def flexi() -> Recipe:
     return replace(
         augreg("i21k", "ViT-B/16", 90),
         name="flexi",
-        about="FlexiViT: a random patch size in each step, 240 pixels in 5 to 30 patches per side; AugReg light2",
+        about="FlexiViT: a random patch size of 8 to 48 pixels in each step, 240 pixels; else AugReg light2",
         model="FlexiViT-B/16",
         model_options=ModelOptions(),
         image_size=(240, 240),
@@ -182,4 +182,4 @@ def rows() -> dict[str, Callable[[], Recipe]]:
 
 
 RECIPES: dict[str, Callable[[], Recipe]] = {"pretrain": pretrain, "plain": plain_vit, "flexi": flexi}
-RECIPES |= {"masked": masked, "masked-imagenet": partial(masked, "imagenet")} | rows()
+RECIPES |= {"masked": masked} | {"masked-imagenet": partial(masked, "imagenet")} | rows()
