@@ -7,6 +7,7 @@ import pytest
 import torch
 from refusals import refused
 from safetensors.torch import load_file
+from together import go, losses, together
 
 import vitkit
 from vitkit.data.order import Order
@@ -131,6 +132,16 @@ def test_a_micro_batch_has_the_patch_size_of_its_step(tmp_path):
     b = trained(tmp_path / "b", small("patch_sizes=2,6", "dropout=0", "micro_batch=6"))
     for name in ("model.project.weight", "model.positions.table"):
         torch.testing.assert_close(a[name], b[name], atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_several_processes_draw_the_same_patch_sizes(tmp_path, parallel):
+    r = small("patch_sizes=2,3,6", "dropout=0")
+    together(1, go, r, tmp_path / "one", {})
+    together(2, go, r, tmp_path / "two", {"stop": 3}, parallel=parallel)
+    together(2, go, r, tmp_path / "two", {}, parallel=parallel)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=0, abs=1e-5)
 
 
 def test_the_flexi_recipe_is_the_published_one():
