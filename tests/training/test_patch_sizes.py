@@ -102,6 +102,12 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+def test_training_starts_without_merged_tokens(tmp_path):
+    vitkit.save(adapt(made(), merge_tokens=3), tmp_path / "m.safetensors")
+    trained(tmp_path / "run", small("model=", "model_options=", f"weights={tmp_path / 'm.safetensors'}"))
+    assert vitkit.load(tmp_path / "run").config.merge_tokens == 0
+
+
 def test_one_patch_size_is_ordinary_training_bit_for_bit(tmp_path):
     ordinary = trained(tmp_path / "a", small())
     assert same(ordinary, trained(tmp_path / "b", small("patch_sizes=4")))

@@ -237,10 +237,11 @@ def merging_conflicts(c: ViTConfig) -> dict[str, object]:
         "positions before every layer": c.injection != "stem",
         f"rope={c.rope!r}": c.rope != "none",
     }
-    reason = "which need the position of every patch in every layer; use merge_tokens=0"
+    unsupported = f"merge_tokens={c.merge_tokens} does not support"
+    reason = "where every layer needs the position of every patch; use merge_tokens=0"
     return {
-        **{f"merge_tokens={c.merge_tokens} does not support {name}, {reason}": c.merge_tokens and applies
-           for name, applies in fixed.items()},
-        f"merge_tokens={c.merge_tokens} does not support head='map', which attends to all patches alike; "
-        "use merge_tokens=0": c.merge_tokens and c.head == "map",
-    }  # fmt: skip
+        **{f"{unsupported} {name}, {reason}": c.merge_tokens and applies for name, applies in fixed.items()},
+        f"{unsupported} head='map', which attends to all patches alike; use merge_tokens=0": (
+            c.merge_tokens and c.head == "map"
+        ),
+    }
