@@ -152,6 +152,7 @@ def evaluate(
     real: Place = "",
     view: str = "model",
     tta: Tta = "none",
+    merge_tokens: int = 0,
     reject: bool | float | None = None,
     labels: bool | str | Iterable[str] | None = None,
     template: str | Iterable[str] = (),
@@ -163,8 +164,8 @@ def evaluate(
 
     model  a model, a Run, a run folder, a model file or a published name. A run recognizes its images: on
            its own data, only its test images are evaluated unless `split` is given.
-    tta, reject  as in `vitkit.predict`; with `reject`, "rejection" has the share of accepted images and the
-           accuracy on them
+    tta, merge_tokens, reject  as in `vitkit.predict`; with `reject`, "rejection" has the share of accepted
+           images and the accuracy on them
     labels, template  zero-shot classification as in `vitkit.predict`; labels=True: the classes of the data
 
     >>> import vitkit
@@ -174,8 +175,8 @@ def evaluate(
     """
     options = EvaluateOptions(
         split=split, batch=batch, classes=as_text(classes), real=as_text(real), view=view, tta=tta,
-        reject=as_reject(reject), workers=workers, device=device, labels=as_labels(labels),
-        template=as_texts(template),
+        merge_tokens=merge_tokens, reject=as_reject(reject), workers=workers, device=device,
+        labels=as_labels(labels), template=as_texts(template),
     )  # fmt: skip
     check_options(typing.get_type_hints(EvaluateOptions), vars(options))
     evaluation = measure(
@@ -225,14 +226,15 @@ def embed(
 @overload
 def embed(
     model: Model | Place, images: Picture | Iterable[Picture], *, out: None = ..., batch: int = ...,
-    view: str = ..., device: str = ...,
+    merge_tokens: int = ..., view: str = ..., device: str = ...,
 ) -> np.ndarray: ...  # fmt: skip
 
 
 @overload
 def embed(
-    model: Model | Place, images: Place | Iterable[Place], *, out: Place, batch: int = ..., view: str = ...,
-    device: str = ..., progress: bool = ..., **options: Unpack[EmbedOptions],
+    model: Model | Place, images: Place | Iterable[Place], *, out: Place, batch: int = ...,
+    merge_tokens: int = ..., view: str = ..., device: str = ..., progress: bool = ...,
+    **options: Unpack[EmbedOptions],
 ) -> Written: ...  # fmt: skip
 
 
@@ -243,6 +245,7 @@ def embed(
     text: str | Iterable[str] | None = None,
     out: Place | None = None,
     batch: int = 64,
+    merge_tokens: int = 0,
     view: str = "model",
     device: str = "auto",
     progress: bool = False,
@@ -265,7 +268,8 @@ def embed(
     >>> done.images, done.unreadable, np.load(done.path)["embedding"].shape
     (1797, 0, (1797, 32))
     """
-    given: dict[str, Any] = {"batch": batch, "view": view, "device": device, **options}
+    given: dict[str, Any] = {"batch": batch, "merge_tokens": merge_tokens, "view": view, "device": device}
+    given |= options
     check_options(typing.get_type_hints(BulkRequest), given)
     model = model_or_path(model)
     if text is not None:
@@ -277,7 +281,7 @@ def embed(
         return run_bulk(request, quiet=not progress)
     if options:
         raise Error(f"{', '.join(options)}: only with out=FILE", code="request.conflict")
-    return image_features(features_model(model, device, view), images, batch)
+    return image_features(features_model(model, device, view, merge_tokens), images, batch)
 
 
 def image_features(encoder: Model, images: Picture | Iterable[Picture], batch: int) -> np.ndarray:
@@ -359,6 +363,7 @@ def export(
     calibrate: Place | Sequence[Place] = (),
     image_size: Size | None = None,
     strict_size: bool = False,
+    merge_tokens: int = 0,
     any_size: bool = False,
     pixels: bool = False,
     compiled: bool = False,
@@ -375,12 +380,15 @@ def export(
     ('ONNX', 'logits', 5)
     """
     size = None if image_size is None else as_text(image_size)
-    check_options({"image_size": str | None, "device": str}, {"image_size": size, "device": device})
+    check_options(
+        {"image_size": str | None, "device": str, "merge_tokens": int},
+        {"image_size": size, "device": device, "merge_tokens": merge_tokens},
+    )
     return export_loaded(
         model_or_path(model), Path(out), device, say=warn if progress else ignore, precision=precision,
         calibrate=as_texts(calibrate), image_size=parse_size(size), strict_size=strict_size,
-        any_size=any_size, pixels=pixels, compiled=compiled, images=as_texts(images),
-        overwrite=overwrite, quiet=not progress,
+        merge_tokens=merge_tokens, any_size=any_size, pixels=pixels, compiled=compiled,
+        images=as_texts(images), overwrite=overwrite, quiet=not progress,
     )  # fmt: skip
 
 

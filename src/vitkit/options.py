@@ -70,8 +70,8 @@ SERVICE = {  # of `vitkit serve`, by field of server.settings.Settings
     "max_bytes": Range(1000, 10**9), "max_pixels": Range(1, 10**9), "workers": Range(1, 256),
 }  # fmt: skip
 RANGES = {  # of the numeric options, by their Python names
-    "batch": BATCH, "epochs": EPOCHS, "lr": RATE, "max_bad": SHARE, "more_steps": STEPS,
-    "part_size": Range(1, 10**7), "patience": PATIENCES, "price_per_hour": Range(0, 1e6),
+    "batch": BATCH, "epochs": EPOCHS, "lr": RATE, "max_bad": SHARE, "merge_tokens": Range(0, 2**18),
+    "more_steps": STEPS, "part_size": Range(1, 10**7), "patience": PATIENCES, "price_per_hour": Range(0, 1e6),
     "processes": Range(1, 256), "seed": Range(0, 2**63 - 1), "seeds": SEEDS, "steps": STEPS,
     "top": Range(1, 1_000_000), "workers": Range(0, 256),
 }  # fmt: skip

@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from vitkit.cli.flags import Device, Json, Labels, Model, Reject, Template, Tta, View, Workers, print_json
+from vitkit.cli.flags import (
+    Device,
+    Json,
+    Labels,
+    MergeTokens,
+    Model,
+    Reject,
+    Template,
+    Tta,
+    View,
+    Workers,
+    print_json,
+)
 from vitkit.errors import Error
 from vitkit.options import Precision
 
@@ -68,6 +80,12 @@ Places = (
 )
 
 
+Images = Annotated[
+    Positional[tuple[str, ...]],
+    arg(metavar="IMAGE...", help="Image files, folders or globs; with --out also what embed takes."),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class BulkOptions:
     """How a table of many images is computed; none of it changes the values beyond rounding."""
@@ -113,6 +131,7 @@ def embed(
     ] = "head",
     normalize: Annotated[bool, arg(help="Scale each embedding to length 1.")] = False,
     dtype: Annotated[Literal["float32", "float16"], arg(help="Type of the stored numbers.")] = "float32",
+    merge_tokens: MergeTokens = 0,
     view: View = "model",
     device: Device = "auto",
     precision: Annotated[Precision, arg(metavar="NAME", help="auto, fp32 or bf16.")] = "auto",
@@ -140,7 +159,7 @@ def embed(
 
     request = BulkRequest(
         verb="embed", model=model, places=data, out=out, pool=pool, normalize=normalize, dtype=dtype,
-        view=view, device=device, precision=precision, **vars(options),
+        merge_tokens=merge_tokens, view=view, device=device, precision=precision, **vars(options),
     )  # fmt: skip
     write_table(request, json)
 
@@ -180,10 +199,7 @@ def write_table(request: "BulkRequest", json: bool) -> None:
 
 def predict(
     model: AnyModel,
-    images: Annotated[
-        Positional[tuple[str, ...]],
-        arg(metavar="IMAGE...", help="Image files, folders or globs; with --out also what embed takes."),
-    ],
+    images: Images,
     options: OmitArgPrefixes[BulkOptions],
     out: TableOut = None,
     top: Annotated[int, arg(metavar="N", help="Number of labels per image.")] = 5,
@@ -195,6 +211,7 @@ def predict(
     calibrate: Calibrate = (),
     reject: Reject = None,
     tta: Tta = "none",
+    merge_tokens: MergeTokens = 0,
     unsure_below: UnsureBelow = None,
     sort_into: SortInto = None,
     csv: Csv = False,
@@ -215,7 +232,8 @@ def predict(
     if out is not None:
         return predict_to_table(
             model, images, out, options, top=top, view=view, device=device, engine=engine,
-            calibrate=calibrate, reject=reject, tta=tta, labels=labels, template=template, json=json,
+            calibrate=calibrate, reject=reject, tta=tta, merge_tokens=merge_tokens, labels=labels,
+            template=template, json=json,
             unused={"--csv": csv, "--sort-into": sort_into, "--unsure-below": unsure_below},
         )  # fmt: skip
     check_printed(options, reject, unsure_below)
@@ -224,7 +242,7 @@ def predict(
     all_read = run(
         model, images, top, device, csv=csv, emit=print_json if json else None, engine=engine,
         calibrate=calibrate, view=view, unsure_below=unsure_below, sort_into=sort_into, reject=reject,
-        tta=tta, labels=labels, template=template,
+        tta=tta, merge_tokens=merge_tokens, labels=labels, template=template,
     )  # fmt: skip
     if not all_read:
         sys.exit(1)

@@ -86,6 +86,13 @@ Template = Annotated[
         help_behavior_hint="(default: 'a photo of a {}.')",
     ),
 ]
+MergeTokens = Annotated[
+    int,
+    arg(
+        metavar="R",
+        help="Merge R similar tokens in each layer of a ViT (ToMe): faster, and a little less accurate.",
+    ),
+]
 Workers = Annotated[
     int | None,
     arg(

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from vitkit.cli.flags import Device, Json, Model, print_json
+from vitkit.cli.flags import Device, Json, MergeTokens, Model, print_json
 from vitkit.options import Precision, parse_size
 
 Kind = Literal["models", "weights", "formats", "recipes"]
@@ -224,6 +224,7 @@ def export(
         arg(metavar="N|HxW", help="Change the image size; position embeddings are interpolated."),
     ] = None,
     strict_size: StrictSize = False,
+    merge_tokens: MergeTokens = 0,
     any_size: Annotated[
         bool,
         arg(help="Accept any multiple of the patch size; position embeddings are interpolated in the graph."),
@@ -249,8 +250,8 @@ def export(
 
     export_verb(
         model, out, device, precision=precision, calibrate=calibrate, image_size=parse_size(image_size),
-        strict_size=strict_size, any_size=any_size, pixels=pixels, compiled=compiled, images=images,
-        overwrite=overwrite, emit=print_json if json else None,
+        strict_size=strict_size, merge_tokens=merge_tokens, any_size=any_size, pixels=pixels,
+        compiled=compiled, images=images, overwrite=overwrite, emit=print_json if json else None,
     )  # fmt: skip
 
 

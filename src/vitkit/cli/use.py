@@ -7,7 +7,18 @@ from typing import Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from vitkit.cli.flags import Device, Json, Model, Reject, Template, Tta, View, Workers, print_json
+from vitkit.cli.flags import (
+    Device,
+    Json,
+    MergeTokens,
+    Model,
+    Reject,
+    Template,
+    Tta,
+    View,
+    Workers,
+    print_json,
+)
 from vitkit.errors import Error
 from vitkit.io.system import RELOAD_SIGNALS
 from vitkit.options import Precision, size_in_bytes
@@ -51,6 +62,7 @@ def evaluate(
     template: Template = (),
     view: View = "model",
     tta: Tta = "none",
+    merge_tokens: MergeTokens = 0,
     reject: Reject = None,
     workers: Workers = None,
     device: Device = "auto",
@@ -77,8 +89,9 @@ def evaluate(
     from vitkit.commands import evaluate as task
 
     options = task.EvaluateOptions(
-        split=split, batch=batch, classes=classes, real=real, view=view, tta=tta, reject=reject,
-        workers=workers, device=device, labels=labels, template=template,
+        split=split, batch=batch, classes=classes, real=real, view=view, tta=tta,
+        merge_tokens=merge_tokens, reject=reject, workers=workers, device=device, labels=labels,
+        template=template,
     )  # fmt: skip
     task.evaluate(model, data, options, emit=print_json if json else None)
 

@@ -12,7 +12,7 @@ from vitkit.commands.shared import loaded
 from vitkit.errors import Error
 from vitkit.inference.bulk import Answering, Computation, Embedding, Pool
 from vitkit.inference.columns import EMBED, PREDICT
-from vitkit.inference.predict import Classifier, engine_of
+from vitkit.inference.predict import Classifier, engine_of, with_merging
 from vitkit.inference.rejection import rejection_threshold
 from vitkit.inference.tta import Tta, augmented
 from vitkit.models.variants import Model
@@ -41,6 +41,7 @@ class BulkRequest:
     labels: tuple[str, ...] = ()
     template: tuple[str, ...] = ()
     tta: Tta = "none"
+    merge_tokens: int = 0
     view: str = "model"
     device: str = "auto"
     batch: int = 64
@@ -60,12 +61,13 @@ class BulkRequest:
     def open_model(self) -> Classifier:
         """The model, checked for what is asked of it."""
         if self.verb == "embed":
-            return features_model(self.model, self.device, self.view)
+            return features_model(self.model, self.device, self.view, self.merge_tokens)
         assert isinstance(self.model, str)
         model = open_model(
             self.model, self.device, self.view, self.labels, self.template, engine=self.engine,
             calibrate=self.calibrate,
         )  # fmt: skip
+        model = with_merging(model, self.merge_tokens)
         task_of(model).check_head(model)
         rejection_threshold(model, self.reject)  # raises if there is none
         return model
@@ -80,7 +82,7 @@ class BulkRequest:
         return Answering(model, compute, self.top, rejection_threshold(model, self.reject), self.tta)
 
 
-def features_model(model: Model | str, device: str, view: str) -> Model:
+def features_model(model: Model | str, device: str, view: str, merge_tokens: int = 0) -> Model:
     """A model for its features; an exported file has none."""
     if is_exported(model):
         raise Error(
@@ -88,4 +90,4 @@ def features_model(model: Model | str, device: str, view: str) -> Model:
             "exported from",
             code="model.unsupported",
         )
-    return loaded(model, device, view).eval()
+    return loaded(model, device, view, merge_tokens).eval()

@@ -69,6 +69,7 @@ class EvaluateOptions:
     real: str = ""  # file of ReaL labels
     view: str = "model"
     tta: Tta = "none"
+    merge_tokens: int = 0
     reject: str | None = None  # "model" or a probability, as --reject takes it
     labels: tuple[str, ...] | None = None  # zero-shot; without any, the classes of the data
     template: tuple[str, ...] = ()
@@ -92,7 +93,7 @@ def measure(
     """
     o, runtime = options, choose_runtime(options.device, "fp32")
     place = model if isinstance(model, str) else UNNAMED
-    model = loaded(model, o.device, o.view, text=o.labels is not None)
+    model = loaded(model, o.device, o.view, o.merge_tokens, text=o.labels is not None)
     named = {} if o.labels is None else with_names(open_data(data))
     if o.labels is not None:
         model = zero_shot_for(model, next(iter(named.values())), o)

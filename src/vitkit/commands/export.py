@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from vitkit.errors import Error
 from vitkit.inference.agreement import Agreement, agreement, sample_images, warn_unread
 from vitkit.inference.export import NAMES, check_kind, runner, write
 from vitkit.inference.graphs import TYPES, Form, check_form
-from vitkit.inference.predict import logits
+from vitkit.inference.predict import logits, with_merging
 from vitkit.models.adapt import adapt
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViTConfig, dropped
@@ -77,6 +77,7 @@ def export(
     precision: str = "fp32",
     image_size: tuple[int, int] | None = None,
     strict_size: bool = False,
+    merge_tokens: int = 0,
     any_size: bool = False,
     pixels: bool = False,
     compiled: bool = False,
@@ -94,6 +95,7 @@ def export(
     check_output(model, out, form, compiled=compiled, calibrated=bool(calibrate))
     check_free(out, overwrite)
     model = model.eval() if image_size is None else adapt(model.eval(), image_size=image_size)
+    model = cast(Model, with_merging(model, merge_tokens))
     dropped(model.config, strict=strict_size)
     check_form(model, form)
     unread: set[str] = set()

@@ -17,7 +17,15 @@ from vitkit.commands.shared import Emit
 from vitkit.data.decode import read
 from vitkit.data.names import folded
 from vitkit.errors import Error, similar_path
-from vitkit.inference.predict import BATCH, Classifier, Prediction, find_images, load_model, predict_many
+from vitkit.inference.predict import (
+    BATCH,
+    Classifier,
+    Prediction,
+    find_images,
+    load_model,
+    predict_many,
+    with_merging,
+)
 from vitkit.inference.rejection import rejection_threshold
 from vitkit.inference.zero_shot import zero_shot
 from vitkit.io.files import naming
@@ -145,11 +153,13 @@ def predict(
     sort_into: Path | None = None,
     reject: str | None = None,
     tta: str = "none",
+    merge_tokens: int = 0,
     labels: tuple[str, ...] = (),
     template: tuple[str, ...] = (),
 ) -> bool:
     """Print predictions one by one, or JSON at the end; returns whether every image could be read."""
     model = open_model(place, device, view, labels, template, engine=engine, calibrate=calibrate)
+    model = with_merging(model, merge_tokens)
     if note := dropped(model.config):
         warn(note)
     task = task_of(model)

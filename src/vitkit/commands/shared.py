@@ -7,7 +7,7 @@ from threading import Timer
 from typing import Any
 
 from vitkit.errors import Error
-from vitkit.inference.predict import load_model
+from vitkit.inference.predict import load_model, with_merging
 from vitkit.models.card import with_view
 from vitkit.models.variants import Model
 from vitkit.options import parse_view
@@ -27,11 +27,17 @@ def note_if_slow(text: str, *, after: float = 1.0, quiet: bool = False) -> Itera
         timer.cancel()
 
 
-def loaded(model: Model | str, device: str, view: str = "model", *, text: bool = False) -> Model:
-    """Load the model at a path, or use a model object on its own device; with the given view.
+def loaded(
+    model: Model | str, device: str, view: str = "model", merge_tokens: int = 0, *, text: bool = False
+) -> Model:
+    """Load the model at a path, or use a model object on its own device; with the view and merged tokens.
 
     text: with the text tower, if it has one.
     """
+    return with_merging(with_given_view(model, device, view, text), merge_tokens)  # type: ignore[return-value]
+
+
+def with_given_view(model: Model | str, device: str, view: str, text: bool) -> Model:
     if isinstance(model, str):
         return load_model(model, device, view, text=text)
     if device != "auto":

@@ -67,6 +67,8 @@ class Embedding:
             raise Error(
                 "--pool cls: this model has no class token; use --pool mean", code="model.unsupported"
             )
+        if self.pool != "head" and isinstance(self.model, ViT):
+            self.model.check_unmerged()
 
     def compute(self, images: Tensor) -> list[Any]:
         with self.runtime.autocast():

@@ -186,6 +186,12 @@ def check_form(model: Model, form: Form) -> None:
             "drop --any-size to fix the size",
             code="export.unsupported",
         )
+    if form.any_size and isinstance(c, ViTConfig) and c.merge_tokens:
+        raise Error(
+            f"--any-size does not support merge_tokens={c.merge_tokens}: how many tokens are left depends on "
+            "the size; drop --any-size to fix it",
+            code="export.unsupported",
+        )
     if form.any_size and isinstance(c, ResNetConfig) and c.attention == "axial":
         raise Error(
             "--any-size does not support an AxialResNet, whose relative positions have a fixed size, "

@@ -1,10 +1,11 @@
 """Prediction: images to labels and probabilities, with the model's own preprocessing."""
 
+import copy
 import glob
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -26,6 +27,7 @@ from vitkit.inference.tta import VIEWS, Tta, augmented, check_tta, size_before
 from vitkit.inference.zero_shot import zero_shot
 from vitkit.models.card import Origin, Preprocessing, shorter_side, with_view
 from vitkit.models.variants import Config, Model
+from vitkit.models.vit import ViT
 from vitkit.options import parse_view
 from vitkit.runtime.runtime import choose_runtime
 from vitkit.tasks.task import Answer, task_of
@@ -127,7 +129,7 @@ def prepare_batch(model: Model, images: Tensor) -> Tensor:
 def predict(  # type: ignore[overload-overlap]  # a text is a path, not a sequence of letters
     model: Classifier | str | os.PathLike[str], image: Picture, top: int = 5, *,
     labels: str | Iterable[str] | None = ..., template: str | Iterable[str] = ...,
-    reject: bool | float | None = ..., tta: Tta = ...,
+    reject: bool | float | None = ..., tta: Tta = ..., merge_tokens: int = ...,
 ) -> Answers: ...  # fmt: skip
 
 
@@ -135,14 +137,14 @@ def predict(  # type: ignore[overload-overlap]  # a text is a path, not a sequen
 def predict(
     model: Classifier | str | os.PathLike[str], image: Iterable[Picture], top: int = 5, *,
     labels: str | Iterable[str] | None = ..., template: str | Iterable[str] = ...,
-    reject: bool | float | None = ..., tta: Tta = ...,
+    reject: bool | float | None = ..., tta: Tta = ..., merge_tokens: int = ...,
 ) -> list[Answers]: ...  # fmt: skip
 
 
 def predict(
     model: Classifier | str | os.PathLike[str], image: Picture | Iterable[Picture], top: int = 5, *,
     labels: str | Iterable[str] | None = None, template: str | Iterable[str] = (),
-    reject: bool | float | None = None, tta: Tta = "none",
+    reject: bool | float | None = None, tta: Tta = "none", merge_tokens: int = 0,
 ) -> Answers | list[Answers]:  # fmt: skip
     """[(label, probability), ...] for an image, most likely first; for several images a list of such lists.
 
@@ -158,10 +160,12 @@ def predict(
             or, with True, below the threshold of the model
     tta     test-time augmentation: mean over the image and its mirror ("flip"), or over five crops and their
             mirrors ("crops")
+    merge_tokens  merge so many similar tokens in each layer (ToMe): faster, and a little less accurate
     """
     if top < 1:
         raise Error(f"top must be at least 1, not {top}")
     model = open_model(model) if labels is None else zero_shot_model(model, labels, template)
+    model = with_merging(model, merge_tokens)
     task_of(model).check_head(model)
     check_tta(tta)
     below, compute = rejection_threshold(model, reject), augmented(engine_of(model), model, tta)
@@ -207,6 +211,18 @@ def zero_shot_model(
     if isinstance(model, str | os.PathLike):
         model = load(Path(model) if isinstance(model, os.PathLike) else model, text=True)
     return zero_shot(model, labels, template)  # type: ignore[arg-type]
+
+
+def with_merging(model: Classifier, merge_tokens: int) -> Classifier:
+    """The model with so many tokens merged in each layer, sharing its parameters; 0: the model as it is."""
+    if not merge_tokens:
+        return model
+    if not isinstance(model, ViT):
+        exported = "" if isinstance(model, Model) else "; for an exported file give it to vitkit export"
+        raise Error(f"merge_tokens={merge_tokens}: only a ViT has tokens{exported}", code="model.unsupported")
+    shallow = copy.copy(model)
+    shallow.config = replace(model.config, merge_tokens=merge_tokens)
+    return shallow
 
 
 def engine_of(model: Classifier) -> Callable[[Tensor], Tensor]:

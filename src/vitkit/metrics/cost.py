@@ -40,10 +40,17 @@ def flops(model: nn.Module, image_size: Size, channels: int = 3) -> int:
     image = torch.empty(1, channels, *image_size, device=device)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         vit: Any = model if hasattr(model, "pooled") else None
-        output: Tensor = vit.forward_head(vit.pooled(vit.tokens(image))) if vit else model(image)
+        output: Tensor = vit.forward_head(pooled_tokens(vit, image)) if vit else model(image)
     assert len(output) == 1
     model.train(training)
     return counter.get_total_flops()
+
+
+def pooled_tokens(vit: Any, image: Tensor) -> Tensor:
+    """What the head of a ViT reads, from all tokens of its last layer."""
+    if vit.config.merge_tokens:
+        return vit.pooled(*vit.encode_merged(*vit.patches(image)))
+    return vit.pooled(vit.tokens(image))
 
 
 def forward_flops(config: Any, image_size: Size | None = None, *, padding: bool = True) -> int:
@@ -81,7 +88,13 @@ def vit_products(c: Any, size: Size, padding: bool) -> int:
         return tokens * (4 * d * d + mlp) + 2 * tokens * keys * d + relative
 
     tokens = n + c.prefix
-    total += c.depth * (layer(n, w) + layer(n, h) if c.attention == "axial" else layer(tokens, tokens))
+    if c.attention == "axial":
+        total += c.depth * (layer(n, w) + layer(n, h))
+    for _ in range(c.depth if c.attention != "axial" else 0):
+        total += layer(tokens, tokens)
+        if merged := min(c.merge_tokens, (tokens - c.prefix) // 2):  # scores of the pairs; no MLP of these
+            total += (tokens + 1) // 2 * (tokens // 2) * (d // c.heads) - merged * mlp
+            tokens -= merged
     if c.head == "map":  # query and output projection of one token, keys and values of all patches, MLP
         total += 2 * d * d + n * 2 * d * d + 2 * n * d + mlp
     heads = 2 if c.distilled else 1

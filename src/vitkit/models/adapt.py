@@ -17,7 +17,7 @@ from vitkit.models.vit import ViT, ViTConfig, with_size_note
 HEADS = ("head.", "distillation_head.")
 TRAINING = (  # fields without parameters
     "dropout", "attention_dropout", "stochastic_depth", "stochastic_depth_uniform",
-    "stochastic_depth_rescale", "rope_shift", "rope_jitter", "rope_rescale",
+    "stochastic_depth_rescale", "rope_shift", "rope_jitter", "rope_rescale", "merge_tokens",
 )  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def adapt(
     patch                resize the patch embedding by the pseudo-inverse, as FlexiViT; the image size stays
     multilabel           an image may have several labels: every output has its own sigmoid
     keep_representation  keep the tanh layer of the pre-training head and replace only the last layer
-    training             fields without parameters: dropout, stochastic_depth, rope_rescale, ...
+    training             fields without parameters: dropout, stochastic_depth, merge_tokens, ...
     """
     labels = tuple(labels)
     classes = len(labels) or None if classes is None else classes

@@ -2,6 +2,8 @@
 
 # N tokens (T with the class token), D width; h, w grid of patches
 
+from functools import lru_cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -65,12 +67,18 @@ def resize_patch(kernel: Tensor, patch: int) -> Tensor:
     old = kernel.shape[-1]
     if old == patch:
         return kernel
-    dtype = widest_float(kernel.device)
-    units = torch.eye(old * old, dtype=dtype, device=kernel.device).view(-1, 1, old, old)
-    resized = F.interpolate(units, (patch, patch), mode="bilinear", align_corners=False)
-    inverse = torch.linalg.pinv(resized.flatten(1))  # (new^2, old^2); resized is B^T
-    flat = kernel.detach().to(dtype).flatten(2) @ inverse.mT
+    inverse = inverse_resize(old, patch, kernel.device)
+    flat = kernel.to(inverse.dtype).flatten(2) @ inverse.mT
     return flat.unflatten(-1, (patch, patch)).to(kernel.dtype).contiguous()
+
+
+@lru_cache(maxsize=64)  # training with many patch sizes needs each of them again and again
+def inverse_resize(old: int, new: int, device: torch.device) -> Tensor:
+    """pinv(B^T), (new^2, old^2), with B the matrix of a bilinear resize of patches from old to new pixels."""
+    with torch.inference_mode(False), torch.no_grad():  # kept for the gradients of later steps
+        units = torch.eye(old * old, dtype=widest_float(device), device=device).view(-1, 1, old, old)
+        resized = F.interpolate(units, (new, new), mode="bilinear", align_corners=False)
+        return torch.linalg.pinv(resized.flatten(1))
 
 
 def sincos2d(grid: Grid, width: int, *, kind: str = "sincos2d", device: torch.device | None = None) -> Tensor:

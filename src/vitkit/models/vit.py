@@ -15,13 +15,14 @@ from vitkit.models.attention import Attention, AttentionPool
 from vitkit.models.card import Described, Origin, Preprocessing, model_repr
 from vitkit.models.encoder import AxialBlock, Block, Encoder, Grid
 from vitkit.models.initialization import initialize_vit
+from vitkit.models.merging import encode_merging, weighted_mean
 from vitkit.models.mlp import Mlp, SwiGlu
-from vitkit.models.positions import Positions
+from vitkit.models.positions import Positions, resize_patch
 from vitkit.models.resnet import Stem
 from vitkit.models.rope import Rope
 from vitkit.models.text_tower import TextTower
 from vitkit.models.vit_config import ViTConfig, covered, grid_of
-from vitkit.ops.fused import patch_embedding
+from vitkit.ops.fused import patch_embedding, patchify
 
 DROPPED = "are dropped"  # the end of a note on pixels outside whole patches
 
@@ -105,9 +106,9 @@ class ViT(Described, nn.Module):
     def __repr__(self) -> str:
         return model_repr(self)
 
-    def forward(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Images (B, C, H, W) -> logits (B, classes)."""
-        return self.forward_head(self.features(images, mask))
+    def forward(self, images: Tensor, mask: Tensor | None = None, patch: int | None = None) -> Tensor:
+        """Images (B, C, H, W) -> logits (B, classes); patch: another patch size, as in FlexiViT."""
+        return self.forward_head(self.features(images, mask, patch))
 
     def forward_head(self, features: Tensor) -> Tensor:
         """Features (B, D), or (B, 2 D) for head='token+gap' or if distilled -> logits (B, classes)."""
@@ -117,22 +118,28 @@ class ViT(Described, nn.Module):
         of_class, of_distillation = features.chunk(2, -1)
         return (self.head(of_class) + self.distillation_head(of_distillation)) / 2
 
-    def features(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
+    def features(self, images: Tensor, mask: Tensor | None = None, patch: int | None = None) -> Tensor:
         """The input of the head, (B, D) or (B, 2 D); the last layer computes only what the head reads."""
-        patches, grid = self.patches(images)
+        patches, grid = self.patches(images, patch)
         first = self.config.lead if self.config.head == "token" else None
+        if self.config.merge_tokens:
+            return self.pooled(*self.encode_merged(patches, grid, mask, first))
         return self.pooled(self.encode(patches, grid, mask, first))
 
-    def pooled(self, z: Tensor) -> Tensor:
-        """y of Eq. 4 from the encoder's output, after the tanh or linear layer if there is one."""
+    def pooled(self, z: Tensor, sizes: Tensor | None = None) -> Tensor:
+        """y of Eq. 4 from the encoder's output, after the tanh or linear layer if there is one.
+
+        sizes: of merged tokens, (B, T, 1); None: no tokens were merged
+        """
         prefix = self.config.prefix
+        patch_sizes = None if sizes is None else sizes[:, prefix:]
         if self.pool is not None:
             y = self.pool(z[:, prefix:])
         elif self.config.head == "gap":
-            y = z[:, prefix:].mean(1)
+            y = weighted_mean(z[:, prefix:], patch_sizes)
             y = y if self.pool_norm is None else self.pool_norm(y)
         elif self.config.head == "token+gap":  # as DINOv2's classifiers
-            y = torch.cat([z[:, 0], z[:, prefix:].mean(1)], dim=-1)
+            y = torch.cat([z[:, 0], weighted_mean(z[:, prefix:], patch_sizes)], dim=-1)
         else:
             y = z[:, : self.config.lead].flatten(1)  # Eq. 4; the encoder has normalised every token
         return self.represented(y)
@@ -146,26 +153,66 @@ class ViT(Described, nn.Module):
 
     def tokens(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
         """The encoder's output, (B, T, D): class token, distillation token, registers, then patches."""
+        self.check_unmerged()
         patches, grid = self.patches(images)
         return self.encode(patches, grid, mask)
 
-    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
-        """x_p E of Eq. 1: the patch embeddings (B, N, D), and their grid."""
+    def patches(self, images: Tensor, patch: int | None = None) -> tuple[Tensor, Grid]:
+        """x_p E of Eq. 1: the patch embeddings (B, N, D), and their grid.
+
+        patch: cut the image into patches of another size, with the embedding resized as by FlexiViT
+        """
         if images.ndim != 4 or images.shape[1] != self.config.channels:
             raise Error(
                 f"images must have shape (B, {self.config.channels}, H, W), not {tuple(images.shape)}",
                 code="model.input",
             )
-        grid = grid_of((images.shape[2], images.shape[3]), self.config.stride)
-        images = in_patches(images, self.config.stride)
+        stride = self.config.stride if patch is None else patch
+        grid = grid_of((images.shape[2], images.shape[3]), stride)
+        images = in_patches(images, stride)
+        if stride != self.config.stride:
+            return self.project_patches(images, stride), grid
         maps = images if self.stem is None else self.stem(images)
         return patch_embedding(maps, self.project), grid
+
+    def project_patches(self, images: Tensor, patch: int) -> Tensor:
+        """The embeddings (B, N, D) of patches of another size; gradients reach the model's own embedding."""
+        if self.stem is not None:
+            raise Error(
+                f"patches of {patch} pixels: a hybrid has no patches of pixels, so its patch size is fixed",
+                code="model.unsupported",
+            )
+        weight = resize_patch(self.project.weight, patch).flatten(1)
+        return F.linear(patchify(images, patch), weight, self.project.bias)
 
     def encode(
         self, patches: Tensor, grid: Grid, mask: Tensor | None = None, first: int | None = None
     ) -> Tensor:
         """Patch embeddings (B, N, D) -> the encoder's output, (B, T, D), or the first tokens of it."""
         return self.encoder(self.embed(patches, grid, mask), grid, self.inject(grid), first)
+
+    def encode_merged(
+        self, patches: Tensor, grid: Grid, mask: Tensor | None = None, first: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`encode` with merged tokens: the tokens that are left, and their sizes (B, T, 1)."""
+        c = self.config
+        if self.training:
+            raise Error(
+                f"merge_tokens={c.merge_tokens} is for prediction; call model.eval(), and train with "
+                "merge_tokens=0",
+                code="model.unsupported",
+            )
+        z = self.embed(patches, grid, mask)
+        return encode_merging(self.encoder, z, c.merge_tokens, c.prefix, first)
+
+    def check_unmerged(self) -> None:
+        """Refuse what needs one token for each patch."""
+        if self.config.merge_tokens:
+            raise Error(
+                f"merge_tokens={self.config.merge_tokens} leaves no token for each patch; use "
+                "adapt(model, merge_tokens=0)",
+                code="model.unsupported",
+            )
 
     def embed(self, patches: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
         """z_0 of Eq. 1: [x_class; x_p E] + E_pos, with masked patches (B, N) replaced."""
@@ -206,6 +253,7 @@ class ViT(Described, nn.Module):
 
     def attention(self, images: Tensor) -> Iterator[Tensor]:
         """The attention weights of each layer in turn, (B, K, N+1, N+1), one layer in memory at a time."""
+        self.check_unmerged()
         patches, grid = self.patches(images)
         states = self.encoder.states(self.embed(patches, grid), grid, self.inject(grid))
         turn = self.encoder.turn(grid)

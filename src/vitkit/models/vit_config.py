@@ -71,6 +71,7 @@ class ViTConfig:
     qk_norm: bool = False  # LayerNorm on queries and keys of each head
     layer_scale: bool = False  # LayerScale: a learned factor per channel of each branch
     mask_token: bool = False  # for masked patch prediction
+    merge_tokens: int = 0  # in prediction, tokens that each layer merges into others (ToMe)
     dropout: float = 0.0
     attention_dropout: float = 0.0  # rate, on the attention weights
     stochastic_depth: float = 0.0  # rate of the last layer; grows linearly from 0
@@ -153,7 +154,7 @@ def check_vit(c: ViTConfig) -> None:
             raise ConfigError(f"{field} must be one of {', '.join(known)}, not {getattr(c, field)!r}")
     if isinstance(c.patch, list | tuple):
         raise ConfigError(f"patches are square: patch must be one number of pixels such as 16, not {c.patch}")
-    zero = ("depth", "classes", "representation", "registers")  # may be 0
+    zero = ("depth", "classes", "representation", "registers", "merge_tokens")  # may be 0
     for field in ("width", "heads", "hidden", "patch", "channels", *zero):
         if not isinstance(getattr(c, field), Integral):
             raise ConfigError(f"{field} must be a whole number, not {getattr(c, field)!r}")
@@ -172,7 +173,7 @@ def check_vit(c: ViTConfig) -> None:
         if not least <= getattr(c, field) < math.inf:
             raise ConfigError(f"{field} must be at least {least}, not {getattr(c, field)}")
     grid_of(c.image_size, c.stride)
-    for message, applies in (conflicts(c) | token_conflicts(c)).items():
+    for message, applies in (conflicts(c) | token_conflicts(c) | merging_conflicts(c)).items():
         if applies:
             raise ConfigError(message)
 
@@ -232,4 +233,22 @@ def token_conflicts(c: ViTConfig) -> dict[str, object]:
             c.distilled and (c.head != "token" or c.representation)
         ),
         "normalize=True and distilled=True exclude each other": c.normalize and c.distilled,
+    }
+
+
+def merging_conflicts(c: ViTConfig) -> dict[str, object]:
+    """Choices with which tokens cannot be merged: message -> whether it applies."""
+    fixed = {
+        "axial attention": c.attention == "axial",
+        "relative positions": c.positions == "relative",
+        "positions before every layer": c.injection != "stem",
+        f"rope={c.rope!r}": c.rope != "none",
+    }
+    unsupported = f"merge_tokens={c.merge_tokens} does not support"
+    reason = "where every layer needs the position of every patch; use merge_tokens=0"
+    return {
+        **{f"{unsupported} {name}, {reason}": c.merge_tokens and applies for name, applies in fixed.items()},
+        f"{unsupported} head='map', which attends to all patches alike; use merge_tokens=0": (
+            c.merge_tokens and c.head == "map"
+        ),
     }

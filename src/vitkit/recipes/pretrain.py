@@ -1,4 +1,4 @@
-"""Pre-training recipes of the paper (Table 3, masked patches), AugReg and plain ViT, and a default."""
+"""Pre-training recipes of the paper (Table 3, masked patches), AugReg, plain ViT, FlexiViT, and a default."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,9 +32,10 @@ LEVELS = {  # the level of each model in big_vision's configurations
     "i1k": {"ViT-Ti/16": "light1", "ViT-S/32": "medium1", "ViT-S/16": "medium2", "ViT-B/32": "medium2",
             "ViT-B/16": "medium2", "ViT-L/16": "medium2"},
 }  # fmt: skip
+FLEXIVIT = (5, 6, 8, 10, 12, 15, 16, 20, 24, 30)  # patches per side of an image of 240 pixels
 IMAGES = {  # of the data set behind a published recipe's epochs, by the first part of its name
     "jft": 303_000_000, "i21k": 14_200_000, "imagenet": 1_281_167, "augreg-i21k": 14_200_000,
-    "augreg-i1k": 1_281_167, "plain": 1_281_167,
+    "augreg-i1k": 1_281_167, "plain": 1_281_167, "flexi": 14_200_000,
 }  # fmt: skip
 
 
@@ -116,6 +117,19 @@ def plain_vit(epochs: int = 90) -> Recipe:
     )
 
 
+def flexi() -> Recipe:
+    """FlexiViT on ImageNet-21k: one model for patches of 8 to 48 pixels; AugReg's light augmentation."""
+    return replace(
+        augreg("i21k", "ViT-B/16", 90),
+        name="flexi",
+        about="FlexiViT: a random patch size of 8 to 48 pixels in each step, 240 pixels; else AugReg light2",
+        model="FlexiViT-B/16",
+        model_options=ModelOptions(),
+        image_size=(240, 240),
+        patch_sizes=tuple(240 // side for side in FLEXIVIT),
+    )
+
+
 def pretrain() -> Recipe:
     """What `vitkit pretrain` starts from: AugReg's light augmentation, sized for one machine."""
     return replace(
@@ -167,5 +181,5 @@ def rows() -> dict[str, Callable[[], Recipe]]:
     return {make().name: make for make in recipes}
 
 
-RECIPES: dict[str, Callable[[], Recipe]] = {"pretrain": pretrain, "plain": plain_vit, "masked": masked}
-RECIPES |= {"masked-imagenet": partial(masked, "imagenet")} | rows()
+RECIPES: dict[str, Callable[[], Recipe]] = {"pretrain": pretrain, "plain": plain_vit, "flexi": flexi}
+RECIPES |= {"masked": masked} | {"masked-imagenet": partial(masked, "imagenet")} | rows()

@@ -76,6 +76,7 @@ class Recipe:
     report_on: str = "test"  # or val
 
     image_size: tuple[int, int] = (384, 384)  # height and width in pixels
+    patch_sizes: tuple[int, ...] = ()  # each step draws one of them (FlexiViT); empty: the model's own
     crop: str = "inception"  # how training images are cropped
     crop_area: float = AREA  # smallest share of the area of inception and resized crops
     resize: int = 0  # size before random and squash-random crops; 0: 256 / 224 of image_size
@@ -135,6 +136,11 @@ class Recipe:
         check_choices(self)
         if len(self.image_size) != 2:
             raise refusal(f"image_size must be a height and a width, not {commas(self.image_size)}")
+        if self.patch_sizes and max(self.patch_sizes) > min(self.image_size):
+            raise refusal(
+                f"patch_sizes must not exceed image_size {commas(self.image_size)}: "
+                f"{commas(self.patch_sizes)}"
+            )
         if self.val_images and (len(self.val_images) != 2 or self.val_images[0] > self.val_images[1]):
             raise refusal(
                 "val_images must be the fewest and the most images as in 20,500, or empty, not "

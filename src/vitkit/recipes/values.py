@@ -245,6 +245,7 @@ GROUPED = {  # grouped name -> own name; schedule.* and optimizer.* are own name
     "data.train_on": "train_on",
     "data.fold": "fold",
     "data.image_size": "image_size",
+    "data.patch_sizes": "patch_sizes",
     "data.batch": "batch",
     "data.micro_batch": "micro_batch",
     "data.sampling": "sampling",

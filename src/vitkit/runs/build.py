@@ -283,7 +283,9 @@ def build_model(recipe: Recipe, train_split: Source, load: Callable[[str], Model
         raise Error(
             f"evaluation_crop must be squash or centre, not {recipe.evaluation_crop!r}", code="recipe.value"
         )
-    training: dict[str, Any] = {"dropout": recipe.dropout, "stochastic_depth": recipe.stochastic_depth}
+    training: dict[str, Any] = {
+        "dropout": recipe.dropout, "stochastic_depth": recipe.stochastic_depth, "merge_tokens": 0
+    }  # fmt: skip
     if recipe.weights:
         model = load(recipe.weights)
         source = model.origin.source if is_hub(recipe.weights) else recipe.weights  # with the commit
@@ -324,6 +326,11 @@ def start_training(recipe: Recipe, task: Task, model: Model, runtime: Runtime) -
         raise Error(
             f"train={recipe.train} freezes pretrained weights, but there are none; give --weights, or leave "
             "train out to train all parameters",
+            code="request.conflict",
+        )
+    if recipe.patch_sizes and runtime.compile:
+        raise Error(
+            "--compile does not support patch_sizes: each size would be compiled anew; omit --compile",
             code="request.conflict",
         )
     module = task.build(model)

@@ -4,7 +4,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,18 +12,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitkit.data.order import Order
 from vitkit.data.sources.source import Source
 from vitkit.data.views import normalise
 from vitkit.errors import Error
 from vitkit.metrics.classification import Accuracy, accuracy
 from vitkit.metrics.intervals import percent, span, wilson, with_interval
 from vitkit.metrics.multilabel import multi_hot
-from vitkit.models.variants import Model
+from vitkit.models.variants import Config, Model
+from vitkit.models.vit import ViTConfig
 from vitkit.report.terminal import UNKNOWN, UNSURE, prediction_line, prediction_rows
-from vitkit.tasks.task import Answer, Batch, Evaluation, Headline, Task, describe_images, register, task_class
+from vitkit.tasks.task import (
+    Answer,
+    Batch,
+    Evaluation,
+    Headline,
+    Prepare,
+    Task,
+    describe_images,
+    register,
+    task_class,
+)
 
 LOSSES = ("softmax", "sigmoid")
 CLASS_WEIGHTS = ("none", "balanced")
+PATCH = -2  # the place of a step's patch size in the order of random numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +59,8 @@ class ClassificationLoss:
         if not images.is_floating_point():
             images = normalise(images, self.mean, self.std)
         targets = one_hot(batch["label"], self.classes)
-        logits = model(images).float()
+        patch = {"patch": batch["patch"].shape[1]} if "patch" in batch else {}
+        logits = model(images, **patch).float()
         correct = targets.gather(1, logits.argmax(1, keepdim=True)) == targets.amax(1, keepdim=True)
         return {"loss": self.value(logits, targets), "accuracy": correct.float().mean()}
 
@@ -121,9 +135,49 @@ class Ranking(Answer):
         return self.value if self.several else self.value[:1]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Supervised(Task):
+    """Training with labels, with one patch size or, as FlexiViT, with a random one in each step."""
+
+    patch_sizes: tuple[int, ...] = ()  # of which each step draws one; empty: always the model's own
+
+    def configure(self, config: Config) -> Config:
+        if self.patch_sizes:
+            check_flexible(config)
+        return config
+
+    def prepare(self, model: Model, order: Order) -> Prepare | None:
+        return partial(with_patch_size, self.patch_sizes, order) if self.patch_sizes else None
+
+
+def check_flexible(config: Config) -> None:
+    """Refuse random patch sizes for a model whose patch size is fixed."""
+    fixed = {
+        "a ResNet": not isinstance(config, ViTConfig),
+        "a hybrid": getattr(config, "stem", None) is not None,
+        "relative positions": getattr(config, "positions", "") == "relative",
+    }
+    for name, applies in fixed.items():
+        if applies:
+            raise Error(
+                f"patch_sizes does not support {name}, whose patch size is fixed; leave it out, or use a "
+                "model such as FlexiViT-B/16",
+                code="model.unsupported",
+            )
+
+
+def with_patch_size(sizes: tuple[int, ...], order: Order, step: int, batch: Batch) -> Batch:
+    """The batch with the patch size of its step, which depends on the seed and the step alone.
+
+    It is the width of a tensor "patch" (B, P), so that nobody has to read a value from a GPU.
+    """
+    patch = sizes[order.rng(step, PATCH).integers(len(sizes))]
+    return batch | {"patch": torch.zeros(len(batch["image"]), patch, dtype=torch.uint8)}
+
+
 @register
 @dataclass(frozen=True, kw_only=True)
-class Classify(Task):
+class Classify(Supervised):
     """Single-label classification: each image has exactly one class."""
 
     name: ClassVar[str] = "classify"
@@ -151,7 +205,8 @@ class Classify(Task):
                 "--set loss=sigmoid",
                 code="data.labels",
             )
-        return task_class("multilabel")(label_smoothing=self.label_smoothing)  # type: ignore[call-arg]
+        own: Any = {"label_smoothing": self.label_smoothing, "patch_sizes": self.patch_sizes}
+        return task_class("multilabel")(**own)
 
     def check_source(self, source: Source) -> None:
         if source.multilabel:

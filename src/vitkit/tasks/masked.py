@@ -57,7 +57,7 @@ class Masked(Task):
     labelled: ClassVar[bool] = False
     unused_fields: ClassVar[tuple[str, ...]] = (
         "mixup", "cutmix", "label_noise", "label_smoothing", "class_weights", "sampling", "head_init",
-        "patience", "optimizer.layer_decay", "train",
+        "patience", "optimizer.layer_decay", "train", "patch_sizes",
     )  # fmt: skip
     ranges: ClassVar[Mapping[str, Range]] = {
         "rate": Range(0, 1, above=True), "shares": Range(0, 1), "bits": Range(1, 5)

@@ -11,13 +11,13 @@ from vitkit.errors import Error
 from vitkit.metrics.intervals import percent, with_interval
 from vitkit.metrics.multilabel import MultilabelAccuracy, multilabel_accuracy
 from vitkit.models.variants import Model
-from vitkit.tasks.classify import ClassificationLoss, Ranking, ranked
-from vitkit.tasks.task import Answer, Batch, Evaluation, Headline, Task, describe_images, register
+from vitkit.tasks.classify import ClassificationLoss, Ranking, Supervised, ranked
+from vitkit.tasks.task import Answer, Batch, Evaluation, Headline, describe_images, register
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Multilabel(Task):
+class Multilabel(Supervised):
     """Multi-label classification: each image has any number of labels."""
 
     name: ClassVar[str] = "multilabel"

@@ -14,6 +14,7 @@ COUNT = Range(0, STEPS.largest)
 DECAYS = ("linear", "cosine", "stairs", "constant")
 RANGES = {
     "image_size": Range(1, MOST_PIXELS),
+    "patch_sizes": Range(1, 4096),
     "resize": Range(0, 2 * MOST_PIXELS),
     "randaugment": Range(0, 100),
     "crop_area": Range(0, 1, above=True),

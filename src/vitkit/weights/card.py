@@ -19,7 +19,7 @@ VERSION = 1
 LATER = {  # fields that version 0.1 does not know: written only where they are not the default
     "representation_kind", "class_position", "registers", "distilled", "rope", "rope_shift", "rope_jitter",
     "rope_rescale", "input_norm", "mlp", "mlp_norm", "project_bias", "key_bias", "qk_norm",
-    "stochastic_depth_uniform", "stochastic_depth_rescale", "text", "normalize",
+    "stochastic_depth_uniform", "stochastic_depth_rescale", "text", "normalize", "merge_tokens",
 }  # fmt: skip
 ADAPTER = "lora"  # layout of a file with a LoRA adapter, which is not a whole model
 FIRST_TASKS = ("classify", "multilabel")  # a card distinguishes these by its field `multilabel`

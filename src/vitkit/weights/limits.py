@@ -31,6 +31,7 @@ RANGES: dict[str, tuple[float, float]] = {  # field -> smallest and largest valu
     "length": (1, 2**14),
     "output": (1, 2**20),
     "end_token": (-1, 2**24),
+    "merge_tokens": (0, 2**18),
     "rope_shift": (0, 100),
     "rope_jitter": (1, 100),
     "rope_rescale": (1, 100),

@@ -292,6 +292,7 @@ def unsupported_fields(config: Config, library: str, *, also: tuple[str, ...] = 
         "stem": None,
         "class_position": True,
         "registers": 0,
+        "merge_tokens": 0,
         "distilled": False,
         "rope": "none",
         "input_norm": False,
