@@ -24,6 +24,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +81,28 @@ def timm_run(folder: Path, weights: Path, seed: int, device: str) -> dict[str, A
     return json.loads(done.stdout.splitlines()[-1]) | {"seconds": time.monotonic() - begun}
 
 
-def peer(folder: Path, weights: Path, seed: int, device: str) -> dict[str, Any]:
-    """AdamW with layer decay in timm, and nothing of vitkit."""
+@dataclass(frozen=True)
+class TimmRecipe:
+    """A recipe for timm's model; the default is the AdamW recipe of this comparison."""
+
+    optimizer: str = "adamw"
+    lr: float = 5e-4
+    weight_decay: float = 0.05
+    layer_decay: float | None = 0.75
+    mixup: float = 0.2
+    smoothing: float = 0.1
+    area: float = 0.3  # smallest share of the area of a crop
+    interpolation: str = "bicubic"
+    image_size: int = 224
+    batch: int = 0  # 0: an eighth of the images, at most 512
+    steps: int = 0  # 0: 25 epochs, and 2,500 from 20,000 images on
+    transform: Callable[[Any], Any] | None = None  # of a training image, instead of timm's
+
+
+def train_timm(
+    folder: Path, weights: Path, seed: int, device: str, recipe: TimmRecipe = TimmRecipe()
+) -> dict[str, Any]:
+    """Fine-tune timm's model by a recipe, with nothing of vitkit."""
     import timm
     import timm.data
     import timm.optim
@@ -94,24 +116,32 @@ def peer(folder: Path, weights: Path, seed: int, device: str) -> dict[str, Any]:
     train = timm.data.create_dataset("", root=str(folder / "train"), is_training=True)
     test = timm.data.create_dataset("", root=str(folder / "test"))
     classes = len(train.reader.class_to_idx)
-    batch = max(8, min(512, 2 ** (max(1, len(train) // 8).bit_length() - 1)))
-    steps = 2500 if len(train) >= 20_000 else max(20, 25 * len(train) // batch)
+    batch = recipe.batch or max(8, min(512, 2 ** (max(1, len(train) // 8).bit_length() - 1)))
+    steps = recipe.steps or (2500 if len(train) >= 20_000 else max(20, 25 * len(train) // batch))
     common = {
-        "input_size": (3, 224, 224), "num_workers": workers, "mean": (0.5,) * 3, "std": (0.5,) * 3,
-        "device": torch.device(device), "interpolation": "bicubic",
+        "input_size": (3, recipe.image_size, recipe.image_size), "num_workers": workers,
+        "mean": (0.5,) * 3, "std": (0.5,) * 3, "device": torch.device(device),
+        "interpolation": recipe.interpolation,
     }  # fmt: skip
     training = timm.data.create_loader(
-        train, batch_size=batch, is_training=True, scale=(0.3, 1.0), hflip=0.5, color_jitter=None,
+        train, batch_size=batch, is_training=True, scale=(recipe.area, 1.0), hflip=0.5, color_jitter=None,
         persistent_workers=workers > 0, **common,
     )  # fmt: skip
+    train.transform = recipe.transform or train.transform
     testing = timm.data.create_loader(test, batch_size=256, is_training=False, crop_pct=1.0, **common)
-    mixup = timm.data.Mixup(mixup_alpha=0.2, label_smoothing=0.1, num_classes=classes)
-    model = timm.create_model(MODEL)
+    mixup = timm.data.Mixup(
+        mixup_alpha=recipe.mixup, label_smoothing=recipe.smoothing, num_classes=classes,
+        prob=float(recipe.mixup > 0),
+    )  # fmt: skip
+    model = timm.create_model(MODEL, img_size=recipe.image_size)
     model.load_pretrained(str(weights))
     model.reset_classifier(classes)
     model.to(device).train()
-    optimizer = timm.optim.create_optimizer_v2(model, "adamw", lr=5e-4, weight_decay=0.05, layer_decay=0.75)
-    shares = [group["lr_scale"] for group in optimizer.param_groups]
+    optimizer = timm.optim.create_optimizer_v2(
+        model, recipe.optimizer, lr=recipe.lr, weight_decay=recipe.weight_decay,
+        layer_decay=recipe.layer_decay, momentum=0.9,
+    )  # fmt: skip
+    shares = [group.get("lr_scale", 1.0) for group in optimizer.param_groups]
     call = torch.compile(model) if on_gpu else model
     warmup, step, kind = max(1, steps // 20), 0, torch.device(device).type
     while step < steps:
@@ -121,7 +151,7 @@ def peer(folder: Path, weights: Path, seed: int, device: str) -> dict[str, Any]:
             images, targets = mixup(images, labels)
             scale = min(1.0, (step + 1) / warmup) * 0.5 * (1 + np.cos(np.pi * step / steps))
             for group, share in zip(optimizer.param_groups, shares, strict=True):
-                group["lr"] = 5e-4 * scale * share
+                group["lr"] = recipe.lr * scale * share
             with torch.autocast(kind, torch.bfloat16, enabled=on_gpu):
                 loss = -(targets * call(images).float().log_softmax(1)).sum(1).mean()
             loss.backward()
@@ -190,7 +220,7 @@ def draw(results: dict[str, Any], file: Path) -> None:
 def main() -> None:
     if sys.argv[1:2] == ["--timm"]:
         folder, weights, seed, device = sys.argv[2:]
-        return print(json.dumps(peer(Path(folder), Path(weights), int(seed), device)))
+        return print(json.dumps(train_timm(Path(folder), Path(weights), int(seed), device)))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("weights", type=Path)
     parser.add_argument("folders", nargs="+")

@@ -102,7 +102,7 @@ def test_the_command_tells_each_when_it_is_done(small, pictures, monkeypatch, ca
                 Prediction(image, error="broken") if n == 1 else Prediction(image, Ranking((("cat", 0.75),)))
             )
 
-    monkeypatch.setattr(tasks, "load_model", lambda place, device, view: small())
+    monkeypatch.setattr(tasks, "load_model", lambda place, device, view, text: small())
     monkeypatch.setattr(tasks, "predict_many", slowly)
     assert tasks.predict("m", tuple(pictures[:3]), 5, "cpu", csv=csv, emit=None) is False
     assert ",cat,0.75" in (out := capsys.readouterr().out) or "cat 75.0 %" in out

@@ -40,6 +40,14 @@ ClassLabels = Annotated[
         help_behavior_hint="(without texts: the class names of the data)",
     ),
 ]
+ClassMap = Annotated[
+    str,
+    arg(
+        metavar="FILE|objectnet",
+        help="A .csv of class,label that maps each class of the data to the model labels that are "
+        "correct for it, separated by ';'. Images of other classes are skipped and counted.",
+    ),
+]
 
 
 def evaluate(
@@ -47,14 +55,7 @@ def evaluate(
     data: Annotated[Positional[str], arg(metavar="DATA", help="Labelled data with the model's classes.")],
     split: Split = None,
     batch: Annotated[int, arg(metavar="N", help="Batch size.")] = 32,
-    classes: Annotated[
-        str,
-        arg(
-            metavar="FILE|objectnet",
-            help="A .csv of class,label that maps each class of the data to the model labels that are "
-            "correct for it, separated by ';'. Images of other classes are skipped and counted.",
-        ),
-    ] = "",
+    classes: ClassMap = "",
     real: Annotated[
         str, arg(metavar="FILE", help="ImageNet ReaL labels (real.json), in the order of the file names.")
     ] = "",

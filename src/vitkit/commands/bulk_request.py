@@ -12,7 +12,7 @@ from vitkit.commands.shared import loaded
 from vitkit.errors import Error
 from vitkit.inference.bulk import Answering, Computation, Embedding, Pool
 from vitkit.inference.columns import EMBED, PREDICT
-from vitkit.inference.predict import Classifier, engine_of, with_merging
+from vitkit.inference.predict import Classifier, engine_of
 from vitkit.inference.rejection import rejection_threshold
 from vitkit.inference.tta import Tta, augmented
 from vitkit.models.variants import Model
@@ -65,9 +65,8 @@ class BulkRequest:
         assert isinstance(self.model, str)
         model = open_model(
             self.model, self.device, self.view, self.labels, self.template, engine=self.engine,
-            calibrate=self.calibrate,
+            calibrate=self.calibrate, merge_tokens=self.merge_tokens,
         )  # fmt: skip
-        model = with_merging(model, self.merge_tokens)
         task_of(model).check_head(model)
         rejection_threshold(model, self.reject)  # raises if there is none
         return model

@@ -158,8 +158,9 @@ def predict(
     template: tuple[str, ...] = (),
 ) -> bool:
     """Print predictions one by one, or JSON at the end; returns whether every image could be read."""
-    model = open_model(place, device, view, labels, template, engine=engine, calibrate=calibrate)
-    model = with_merging(model, merge_tokens)
+    model = open_model(
+        place, device, view, labels, template, engine=engine, calibrate=calibrate, merge_tokens=merge_tokens
+    )
     if note := dropped(model.config):
         warn(note)
     task = task_of(model)
@@ -173,8 +174,7 @@ def predict(
     for p in predict_many(model, names, top=top, engine=compute, reject_below=reject_below, tta=tta):
         if p.error:
             unread += 1
-            hint = similar_path(p.image)  # empty if the file exists
-            warn(f"skipped: {printable(p.image)}: {p.error}{hint and f';{hint}'}")
+            warn_skipped(p)
         best = p.answer.best if p.answer else None
         unsure = unsure_below is not None and best is not None and best[1] < unsure_below
         row = p.to_json() | ({"unsure": unsure} if unsure_below is not None and best else {})
@@ -189,6 +189,11 @@ def predict(
     if sorter:
         summarise(sorter, unread, quiet=bool(emit) or csv)
     return not unread
+
+
+def warn_skipped(prediction: Prediction) -> None:
+    hint = similar_path(prediction.image)  # empty if the file exists
+    warn(f"skipped: {printable(prediction.image)}: {prediction.error}{hint and f';{hint}'}")
 
 
 class Printer:
@@ -228,6 +233,7 @@ def open_model(
     *,
     engine: str,
     calibrate: tuple[str, ...],
+    merge_tokens: int = 0,
 ) -> Classifier:
     """Load a model, or open an exported file, which runs on the CPU with its own runtime.
 
@@ -237,7 +243,12 @@ def open_model(
         raise Error("--template needs --labels", code="request.conflict")
     if not is_exported(place):
         model = load_model(place, device, view, text=bool(labels))
-        return zero_shot(model, labels, template) if labels else model
+        return with_merging(zero_shot(model, labels, template) if labels else model, merge_tokens)
+    if merge_tokens:
+        raise Error(
+            f"--merge-tokens: {place} is an exported file; give --merge-tokens to vitkit export",
+            code="model.unsupported",
+        )
     if labels:
         raise Error(
             f"--labels: {place} is an exported file, without a text tower; use the original model",
