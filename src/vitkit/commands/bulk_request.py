@@ -18,7 +18,6 @@ from vitkit.inference.tta import Tta, augmented
 from vitkit.models.variants import Model
 from vitkit.options import Precision
 from vitkit.runtime.runtime import Runtime, choose_runtime
-from vitkit.tasks.task import task_of
 from vitkit.weights.locate import is_exported
 
 
@@ -67,7 +66,6 @@ class BulkRequest:
             self.model, self.device, self.view, self.labels, self.template, engine=self.engine,
             calibrate=self.calibrate, merge_tokens=self.merge_tokens,
         )  # fmt: skip
-        task_of(model).check_head(model)
         rejection_threshold(model, self.reject)  # raises if there is none
         return model
 

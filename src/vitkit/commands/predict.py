@@ -164,7 +164,6 @@ def predict(
     if note := dropped(model.config):
         warn(note)
     task = task_of(model)
-    task.check_head(model)
     reject_below = rejection_threshold(model, reject)
     sorter = sorter_for(model, sort_into) if sort_into else None
     names = find_images(images, outside=sort_into)
@@ -243,7 +242,9 @@ def open_model(
         raise Error("--template needs --labels", code="request.conflict")
     if not is_exported(place):
         model = load_model(place, device, view, text=bool(labels))
-        return with_merging(zero_shot(model, labels, template) if labels else model, merge_tokens)
+        model = zero_shot(model, labels, template) if labels else model
+        task_of(model).check_head(model)
+        return with_merging(model, merge_tokens)
     if merge_tokens:
         raise Error(
             f"--merge-tokens: {place} is an exported file; give --merge-tokens to vitkit export",
@@ -265,6 +266,7 @@ def open_model(
     from vitkit.inference.exported import open_exported
 
     exported = open_exported(place)
+    task_of(exported).check_head(exported)
     preprocessing = with_view(exported.preprocessing, exported.config.image_size, *parse_view(view))
     return replace(exported, preprocessing=preprocessing)
 
