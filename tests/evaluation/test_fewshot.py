@@ -9,6 +9,7 @@ import vitkit
 from vitkit.metrics.frozen_features import (
     EPSILON,
     GRID,
+    HEAD_L2,
     SCALES,
     best_l2,
     choose_shots,
@@ -215,3 +216,5 @@ def test_a_ridge_head_prefers_a_penalty_that_generalises():
     x = torch.randn(60, 200) + 1.6 * torch.nn.functional.one_hot(y, 200)
     chosen = ridge_head(x, y, 3)
     assert chosen.l2 > min(GRID) and chosen.accuracy >= ridge_head(x, y, 3, (min(GRID),)).accuracy
+    assert ridge_head(x[:4], y[:4], 3).l2 == HEAD_L2  # a class with one image cannot be left out
+    assert ridge_head(x[:4], y[:4], 3, (8.0,)).l2 == 8

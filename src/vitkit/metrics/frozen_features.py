@@ -19,7 +19,8 @@ from vitkit.errors import Error
 L2 = 2.0**10
 GRID = tuple(2.0**power for power in range(-10, 20))
 SCALES = tuple(2.0 ** (power / 2) for power in range(-4, 13))  # of logits, from 1/4 to 64
-HEAD_GRID = tuple(2.0**power for power in range(5, 13))  # a few images do not decide between more
+HEAD_GRID = tuple(2.0**power for power in range(8, 13))  # below 256, leave-one-out misleads for a few images
+HEAD_L2 = 2.0**9  # where a class has one image and leave-one-out says nothing
 CONSTANT = 100.0
 EPSILON = 1e-5
 ROWS = 8192  # test images processed at a time, in double precision
@@ -87,15 +88,17 @@ class LinearHead(NamedTuple):
     accuracy: float  # leave-one-out
 
 
-def ridge_head(x: Tensor, y: Tensor, classes: int, grid: Sequence[float] = HEAD_GRID) -> LinearHead:
+def ridge_head(x: Tensor, y: Tensor, classes: int, grid: Sequence[float] = ()) -> LinearHead:
     """Ridge regression from features (N, D) to labels (N,), as logits of a softmax.
 
     Features are centred and divided by one scale for all of them: with a few images, features of little
     variance would otherwise count as much as the others.
 
     The penalty and the scale of the logits are those with the lowest cross-entropy of the leave-one-out
-    predictions, which ridge regression has in closed form: y - (y - prediction) / (1 - leverage).
+    predictions, which ridge regression has in closed form: y - (y - prediction) / (1 - leverage). With one
+    image of a class, the penalty is HEAD_L2. grid: the penalties to choose from.
     """
+    grid = grid or ((HEAD_L2,) if y.bincount().eq(1).any() else HEAD_GRID)
     x, targets = x.cpu().double(), 2.0 * F.one_hot(y.cpu(), classes).double() - 1
     mean, scale = mean_and_scale(x)
     scale = torch.where(scale.isinf(), scale, (x - mean).square().mean().sqrt() + EPSILON)
