@@ -23,8 +23,8 @@ ASK_META = (
 )
 
 
-def centre(crop: float) -> Preprocessing:
-    return Preprocessing(resize="crop", crop=crop, **IMAGENET)  # type: ignore[arg-type]
+def centre(crop: float, pixel_values: dict[str, Any] | None = None) -> Preprocessing:
+    return Preprocessing(resize="crop", crop=crop, **(pixel_values or IMAGENET))
 
 
 def modern() -> Iterator[dict[str, Any]]:
@@ -59,24 +59,34 @@ def dinov2() -> Iterator[dict[str, Any]]:
 
 def dinov3() -> Iterator[dict[str, Any]]:
     """From timm, without a form; the originals, whose periods of RoPE are rounded, are behind one."""
-    sizes = {"S": ("small", 82.4, 87.0, "08c60483"), "S+": ("small_plus", 109.5, 88.0, "4057cbaa"),
-             "B": ("base", 326.8, 89.3, "73cec8be"), "L": ("large", 1156.4, 90.2, "8aa4cbdd"),
-             "H+": ("huge_plus", 3206.8, 90.3, "7c1da9a5")}  # fmt: skip
-    for size, (word, megabytes, top1, end) in sizes.items():
-        file = (
-            f"dinov3_vit{size.lower().replace('+', '')}16{'plus' * ('+' in size)}_pretrain_lvd1689m-{end}.pth"
-        )
+    satellite = {"mean": (0.430, 0.411, 0.296), "std": (0.213, 0.156, 0.143)}
+    rows = (
+        ("S", "lvd1689m", "small_patch16_dinov3_qkvb", 82.4, 87.0, "08c60483"),
+        ("S+", "lvd1689m", "small_plus_patch16_dinov3_qkvb", 109.5, 88.0, "4057cbaa"),
+        ("B", "lvd1689m", "base_patch16_dinov3_qkvb", 326.8, 89.3, "73cec8be"),
+        ("L", "lvd1689m", "large_patch16_dinov3_qkvb", 1156.4, 90.2, "8aa4cbdd"),
+        ("H+", "lvd1689m", "huge_plus_patch16_dinov3_qkvb", 3206.8, 90.3, "7c1da9a5"),
+        ("7B", "lvd1689m", "7b_patch16_dinov3", 25_620.0, 90.4, "a955f4ea"),
+        ("L", "sat493m", "large_patch16_dinov3_qkvb", 1156.4, None, "eadcf0ff"),
+        ("7B", "sat493m", "7b_patch16_dinov3", 25_620.0, None, "a6675841"),
+    )
+    for size, data, timm, megabytes, top1, end in rows:
+        stem = f"dinov3_vit{size.lower().replace('+', '')}16{'plus' * ('+' in size)}"
         model = f"DINOv3-{size}/16"
-        shared = {"model": model, "megabytes": megabytes, "top1": top1, "evaluation": "linear probe, ReaL",
-                  "trained_on": "LVD-1689M", "licence": DINOV3}  # fmt: skip
-        yield shared | {
-            "name": f"{model}.lvd1689m", "pixels": 256, "preprocessing": centre(1.0),
-            "address": f"{HUB}/timm/vit_{word}_patch16_dinov3_qkvb.lvd1689m/resolve/main/model.safetensors",
+        pixel_values = IMAGENET | (satellite if data == "sat493m" else {})
+        shared = {
+            "model": model, "megabytes": megabytes, "top1": top1, "licence": DINOV3,
+            "evaluation": "linear probe, ReaL" if top1 else "",
+            "trained_on": "LVD-1689M" if data == "lvd1689m" else "SAT-493M",
         }  # fmt: skip
         yield shared | {
-            "name": f"{model}.lvd1689m-original", "pixels": 224, "preprocessing": centre(0.875),
-            "gated": ASK_META.replace("NAME", f"{model}.lvd1689m"),
-            "address": f"{DOWNLOADS}#{file}",
+            "name": f"{model}.{data}", "pixels": 256, "preprocessing": centre(1.0, pixel_values),
+            "address": f"{HUB}/timm/vit_{timm}.{data}/resolve/main/model.safetensors",
+        }  # fmt: skip
+        yield shared | {
+            "name": f"{model}.{data}-original", "pixels": 224, "preprocessing": centre(0.875, pixel_values),
+            "gated": ASK_META.replace("NAME", f"{model}.{data}"),
+            "address": f"{DOWNLOADS}#{stem}_pretrain_{data}-{end}.pth",
         }  # fmt: skip
 
 
