@@ -133,9 +133,8 @@ def train_timm(
         mixup_alpha=recipe.mixup, label_smoothing=recipe.smoothing, num_classes=classes,
         prob=float(recipe.mixup > 0),
     )  # fmt: skip
-    model = timm.create_model(MODEL, img_size=recipe.image_size)
-    model.load_pretrained(str(weights))
-    model.reset_classifier(classes)
+    model = timm.create_model(MODEL, num_classes=classes, img_size=recipe.image_size)
+    model.load_pretrained(str(weights))  # but the head, which is new, as timm initialises it
     model.to(device).train()
     optimizer = timm.optim.create_optimizer_v2(
         model, recipe.optimizer, lr=recipe.lr, weight_decay=recipe.weight_decay,
