@@ -4,8 +4,8 @@
 
 Starts `vitkit finetune` (500 steps of 64 images by default) and `vitkit predict` as new processes and prints
 the wall-clock seconds of each, those of the steps (cost.seconds of result.json, without evaluations), those
-of `import torch`, and how the run compares with the bound of 1.3 times its steps plus 6 s. The first round
-fills the caches of the system and is not counted.
+of `import torch` and of a first product on the GPU, and how the run compares with the bound of 1.3 times its
+steps plus 6 s. The first round fills the caches of the system and is not counted.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
+PRODUCT = "import torch; x = torch.ones(9, 9, device='cuda' if torch.cuda.is_available() else 'cpu'); x @ x"
 FACTOR, CONSTANT = 1.3, 6.0  # the bound: FACTOR * steps + CONSTANT seconds
 
 
@@ -33,12 +34,16 @@ def one_round(options: argparse.Namespace, picture: Path) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "run")
         row = {"import torch": seconds(sys.executable, "-c", "import torch")}
+        row["a product on the device"] = seconds(sys.executable, "-c", PRODUCT)
         row["finetune"] = seconds(
             *vitkit, "finetune", options.data, "--weights", options.weights, "--out", str(out),
             "--steps", str(options.steps), "--set", f"batch={options.batch}", "patience=0", *options.set,
         )  # fmt: skip
         row["steps"] = json.loads((out / "result.json").read_text())["cost"]["seconds"]
         row["first prediction"] = seconds(*vitkit, "predict", str(out), str(picture))
+        row["first prediction on the CPU"] = seconds(
+            *vitkit, "predict", str(out), str(picture), "--device", "cpu"
+        )
     bound = FACTOR * row["steps"] + CONSTANT
     return row | {"bound": bound, "finetune / bound": row["finetune"] / bound}
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors import safe_open
-from together import batches, go, losses, small, together
+from together import OPTIONS, batches, go, losses, small, together
 
 import vitkit
 from vitkit.io.files import locked
@@ -108,6 +108,23 @@ def test_pieces_and_recomputing_change_nothing_on_any_number(tmp_path):
         together(world, go, small(16, micro_batch=3), out, {}, parallel=parallel, recompute=recompute)
         assert losses(out) == pytest.approx(losses(tmp_path / "plain"), **CLOSE)
         assert batches(out) == batches(tmp_path / "plain")
+
+
+MODERN = ("rope=dinov3", "positions=none", "registers=2", "mlp=swiglu", "key_bias=false", "layer_scale=true")
+
+
+@pytest.mark.slow
+def test_a_modern_vit_trains_alike_sharded_and_whole(tmp_path):
+    """Buffers such as the periods of RoPE are not sharded, and are stored as they are."""
+    recipe = small(12)
+    recipe = replace(recipe, model_options=OPTIONS + MODERN)
+    together(1, go, recipe, tmp_path / "one", {})
+    together(2, go, recipe, tmp_path / "many", {}, parallel="fsdp")
+    assert losses(tmp_path / "many") == pytest.approx(losses(tmp_path / "one"), **CLOSE)
+    one, many = weights(tmp_path / "one"), weights(tmp_path / "many")
+    assert one.keys() == many.keys() and any("rope" in name for name in one)
+    for name, tensor in one.items():
+        assert torch.allclose(many[name], tensor, atol=1e-4), name
 
 
 @pytest.fixture
