@@ -83,6 +83,8 @@ def test_texts_of_0_1_are_still_taken_in_python_and_in_files():
         ("model.depth=many", ("recipe.value", "model.depth", "'many'", "a whole number")),
         ("model.stem=3", ("recipe.value", "model.stem", "'3'")),
         ("model_options=depth", ("recipe.value", "'depth'", "field=value")),
+        ("warmup=5", ("recipe.unknown-field", "'warmup'", "schedule.warmup")),
+        ("weight_decay=5", ("recipe.unknown-field", "'weight_decay'", "optimizer.weight_decay")),
         ("mixpu=0.2", ("recipe.unknown-field", "'mixpu'", "mixup")),
         ("augment.mixpu=0.2", ("recipe.unknown-field", "augment.mixpu", "augment.mixup")),
         ("evaluaton.val=0.2", ("recipe.unknown-field", "evaluaton.val", "evaluation.val")),

@@ -237,7 +237,7 @@ def ungroup(change: str) -> str:
     name, text = name_and_text(change)
     own, known = own_name(name), [f.name for f in fields(Recipe)]
     if own.partition(".")[0] not in known:
-        raise unknown(name, known, GROUPED)
+        raise unknown(name, known, [*GROUPED, *settings(Recipe(name="any"))])
     return f"{own}={text}"
 
 

@@ -54,10 +54,16 @@ def has_parts(value: Any) -> bool:
 
 
 def unknown(name: str, known: Collection[str], others: Collection[str] = ()) -> Error:
-    """The error for an unknown field, with the most similar name or else all of `known`."""
+    """The error for an unknown field, with the most similar name or else all of `known`.
+
+    A part without its group is the most similar one: warmup, of schedule.warmup.
+    """
     first = name.partition(".")[0]
     names = [*known, *others]
-    hint = "" if name in names else did_you_mean(name, names) or did_you_mean(first, known)
+    parts = [whole for whole in names if whole.rpartition(".")[2] == name]
+    hint = ""
+    if name not in names:
+        hint = did_you_mean(name, names, matches=parts) or did_you_mean(first, known)
     hint = hint or f" there are {', '.join(sorted(known))}"
     return Error(f"no field {shown(name)};{hint}", code="recipe.unknown-field")
 
