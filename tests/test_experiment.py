@@ -308,7 +308,7 @@ def test_table_4_is_as_published():
 @pytest.mark.parametrize(
     ("change", "refusal"),
     [
-        ("rate=3", ("recipe.unknown-field", "'rate'", "rates")),
+        ("rate=3", ("recipe.unknown-field", "'rate'", "schedule.rate")),
         ("optimizer.speed=3", ("recipe.unknown-field", "'speed'", "weight_decay")),
         ("batch=many", ("recipe.value", "batch", "'many'", "a whole number")),
         ("batch", ("recipe.value", "'batch'", "field=value")),
