@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from refusals import refused
 from safetensors.torch import load_file
+from sigterm import sigterm_at
 from together import in_bfloat16, losses, together
 
 import vitkit
@@ -173,27 +173,16 @@ def test_workers_change_nothing(straight, tmp_path, workers):
 
 
 @pytest.mark.parametrize("at", [1, 4, 11, 12])
-def test_a_run_stopped_by_a_signal_ends_like_the_straight_one(straight, tmp_path, at, monkeypatch):
-    stopped(tmp_path, tiny(), at, monkeypatch)
+def test_a_run_stopped_by_a_signal_ends_like_the_straight_one(straight, tmp_path, at):
+    stopped(tmp_path, tiny(), at)
     go(tmp_path, tiny())
     assert same(straight, tmp_path) and rows(straight) == rows(tmp_path)
 
 
-def stopped(out: Path, r: Recipe, at: int, monkeypatch) -> None:
+def stopped(out: Path, r: Recipe, at: int) -> None:
     """A run that a signal stops at a step."""
-    from vitkit.runs import run as experiment
-
-    real = experiment.Trainer.watch
-
-    def watch(self, state, metrics):
-        if state.step == at:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return real(self, state, metrics)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(experiment.Trainer, "watch", watch)
-        with pytest.raises(Interrupted, match="SIGTERM at step"):
-            go(out, r)
+    with sigterm_at(at), pytest.raises(Interrupted, match="SIGTERM at step"):
+        go(out, r)
 
 
 def test_a_damaged_checkpoint_is_passed_over(straight, tmp_path):
@@ -349,13 +338,13 @@ def test_bfloat16_follows_the_weights_as_they_learn(straight, tmp_path):
     assert half[-10:].mean() == pytest.approx(full[-10:].mean(), rel=0.1)
 
 
-def test_a_head_fitted_first_is_kept_by_a_resumed_run(straight, tmp_path, monkeypatch):
+def test_a_head_fitted_first_is_kept_by_a_resumed_run(straight, tmp_path):
     """The fit is made once; training goes on from it, and a resumed run equals one that was never stopped."""
     changes = {"weights": str(straight / "model.safetensors"), "model": "", "model_options": ()}
     r = tiny(**changes, head_init="least-squares", sampling="balanced", class_weights="balanced", cutmix=1.0)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     fitted = go(whole, r)
-    stopped(parts, r, 5, monkeypatch)
+    stopped(parts, r, 5)
     go(parts, r)
     assert same(whole, parts) and rows(whole) == rows(parts)
     still = replace(

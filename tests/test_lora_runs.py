@@ -1,13 +1,12 @@
 """Runs that train adapters, a head or the last blocks: what changes, what is saved, and how they resume."""
 
 import json
-import os
-import signal
 
 import pytest
 import torch
 from refusals import refused
 from safetensors.torch import load_file
+from sigterm import sigterm_at
 from test_cli import run as exit_code
 from together import go, losses, together
 
@@ -103,18 +102,10 @@ def test_the_head_and_the_last_blocks(base, tmp_path, train):
     assert after["head.weight"].abs().max() > 0
 
 
-def test_a_run_that_was_stopped_resumes_bit_for_bit(base, tmp_path, monkeypatch):
+def test_a_run_that_was_stopped_resumes_bit_for_bit(base, tmp_path):
     r = settings(base, "lora", "optimizer.average=0.9", "keep=best")
     trained(tmp_path / "straight", r)
-    watch = running.Trainer.watch
-
-    def stopping(self, state, metrics):
-        if state.step == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return watch(self, state, metrics)
-
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(running.Trainer, "watch", stopping)
+    with sigterm_at(4), pytest.raises(Interrupted):
         trained(tmp_path / "stopped", r)
     assert latest(tmp_path / "stopped" / "checkpoints")[0].name == "step-00000004"
     trained(tmp_path / "stopped", r)

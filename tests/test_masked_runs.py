@@ -1,8 +1,6 @@
 """Masked patch prediction from data to a fine-tuned classifier: runs, resumed and on several processes."""
 
 import json
-import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import torch
 from page_reader import Page
 from PIL import Image
 from refusals import refused
+from sigterm import sigterm_at
 from test_cli import run
 from test_experiment import go, rows, same, tiny
 from together import go as one_of_many
@@ -92,20 +91,9 @@ def test_a_run_leaves_a_plain_model_and_says_how_well_patches_were_told(straight
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_stopped_run_ends_like_the_straight_one(straight, tmp_path, monkeypatch, workers):
-    from vitkit.runs import run as experiment
-
-    real = experiment.Trainer.watch
-
-    def watch(self, state, metrics):
-        if state.step == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return real(self, state, metrics)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(experiment.Trainer, "watch", watch)
-        with pytest.raises(Interrupted, match="SIGTERM at step"):
-            go(tmp_path, masked(), workers=workers)
+def test_a_stopped_run_ends_like_the_straight_one(straight, tmp_path, workers):
+    with sigterm_at(5), pytest.raises(Interrupted, match="SIGTERM at step"):
+        go(tmp_path, masked(), workers=workers)
     go(tmp_path, masked(), workers=workers)
     assert same(straight, tmp_path) and numbers(straight) == numbers(tmp_path)
     last = [complete(out / "checkpoints")[-1] / "state-00000.safetensors" for out in (straight, tmp_path)]

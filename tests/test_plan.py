@@ -1,13 +1,13 @@
 """--plan writes nothing and fetches nothing, and says what the command would do with its folder."""
 
 import json
-import os
 import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from sigterm import sigterm_at
 from test_cli import run
 from test_tasks import TINY
 
@@ -88,17 +88,9 @@ def test_a_run_after_the_plan_does_as_planned(photos, capsys):
     assert f"kept the best weights on validation, of step {result['kept']['step']}" in capsys.readouterr().out
 
 
-def test_the_plan_of_an_existing_folder_says_where_it_goes_on(tmp_path, capsys, monkeypatch):
+def test_the_plan_of_an_existing_folder_says_where_it_goes_on(tmp_path, capsys):
     words, out = ("digits", "--out", tmp_path / "r", *TINY), tmp_path / "r"
-    real = experiment.Trainer.watch
-
-    def watch(self, state, metrics):
-        if state.step == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return real(self, state, metrics)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(experiment.Trainer, "watch", watch)
+    with sigterm_at(4):
         assert run("finetune", *words) == 128 + signal.SIGTERM
     before = files(out)
     capsys.readouterr()

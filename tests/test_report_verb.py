@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 import torch
 from page_reader import Page
 from PIL import Image
+from sigterm import sigterm_at
 from test_cli import run
 from test_experiment import go, tiny
 from test_masked_runs import masked
@@ -322,18 +322,8 @@ def test_runs_on_several_labels_are_reported_too(tmp_path):
     assert {row["class"] for row in shown.rows("Classes")} == {"light", "odd"}
 
 
-def test_an_interrupted_run_can_be_reported_and_then_goes_on(tmp_path, monkeypatch, capsys):
-    from vitkit.runs import run as experiment
-
-    real = experiment.Trainer.watch
-
-    def watch(self, state, metrics):
-        if state.step == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return real(self, state, metrics)
-
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(experiment.Trainer, "watch", watch)
+def test_an_interrupted_run_can_be_reported_and_then_goes_on(tmp_path, capsys):
+    with sigterm_at(5), pytest.raises(Interrupted):
         go(tmp_path, tiny())
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "lo')  # as a process that is writing leaves it

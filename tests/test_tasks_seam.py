@@ -4,9 +4,7 @@ import ast
 import csv
 import io
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -19,6 +17,7 @@ import pytest
 import torch
 from PIL import Image
 from refusals import refused
+from sigterm import sigterm_at
 from test_cli import run
 from test_experiment import go, rows, same, tiny
 from test_house import FILES, SRC
@@ -190,24 +189,14 @@ def test_it_trains_and_keeps_the_weights_that_did_best_by_its_own_metric(straigh
 
 
 @pytest.mark.parametrize("keep", ["best", "last"])
-def test_a_killed_run_resumes_with_equal_bytes(straight, tmp_path, monkeypatch, keep):
-    from vitkit.runs import run as experiment
+def test_a_killed_run_resumes_with_equal_bytes(straight, tmp_path, keep):
 
     if keep == "last":
         straight = tmp_path / "straight"
         go(straight, recipe(keep="last"))
-    real = experiment.Trainer.watch
-
-    def watch(self, state, metrics):
-        if state.step == 10:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return real(self, state, metrics)
-
     out = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        patch.setattr(experiment.Trainer, "watch", watch)
-        with pytest.raises(Interrupted):
-            go(out, recipe(keep=keep))
+    with sigterm_at(10), pytest.raises(Interrupted):
+        go(out, recipe(keep=keep))
     assert "Not finished" in (vitkit_report(out)).read_text()
     go(out, recipe(keep=keep))
     assert same(straight, out)

@@ -5,9 +5,7 @@ import json
 
 import numpy as np
 import pytest
-import torch
-from conftest import SMALL, randomise
-from PIL import Image
+from labelled_photos import paths, save_model_and_photos
 from refusals import refused
 from test_cli import run as command
 
@@ -23,22 +21,7 @@ COUNT = 4
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A model with large logits, and photos of two of its classes."""
-    folder, rng = tmp_path_factory.mktemp("merging"), np.random.default_rng(0)
-    model = randomise(build("ViT-Ti/8", **SMALL)).eval()
-    model.labels = tuple(f"class {n}" for n in range(model.config.classes))
-    with torch.no_grad():
-        model.head.weight.mul_(20)
-    vitkit.save(model, folder / "m.safetensors")
-    for n in range(6):
-        path = folder / "photos" / f"class {n % 2}" / f"{n}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 255, (60 + n, 50, 3), dtype=np.uint8)).save(path)
-    return folder
-
-
-def paths(folder) -> list[str]:
-    return [str(path) for path in sorted(folder.glob("photos/*/*.png"))]
+    return save_model_and_photos(tmp_path_factory.mktemp("merging"))
 
 
 def test_all_ways_to_merge_tokens_agree(made, tmp_path, capsys):

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import SMALL, randomise
-from PIL import Image
+from labelled_photos import paths, save_model_and_photos
 from refusals import refused
 from test_cli import run as command
 
@@ -16,27 +15,11 @@ import vitkit
 from vitkit.inference.predict import evaluation_view, logits, pixels
 from vitkit.inference.tta import augmented, size_before
 from vitkit.models.card import Preprocessing
-from vitkit.models.variants import build
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A model with large logits, and photos of two of its classes."""
-    folder, rng = tmp_path_factory.mktemp("tta"), np.random.default_rng(0)
-    model = randomise(build("ViT-Ti/8", **SMALL)).eval()
-    model.labels = tuple(f"class {n}" for n in range(model.config.classes))
-    with torch.no_grad():
-        model.head.weight.mul_(20)
-    vitkit.save(model, folder / "m.safetensors")
-    for n in range(6):
-        path = folder / "photos" / f"class {n % 2}" / f"{n}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 255, (60 + n, 50, 3), dtype=np.uint8)).save(path)
-    return folder
-
-
-def paths(folder) -> list[str]:
-    return [str(path) for path in sorted(folder.glob("photos/*/*.png"))]
+    return save_model_and_photos(tmp_path_factory.mktemp("tta"))
 
 
 def by_hand(model, path: str, tta: str) -> torch.Tensor:

@@ -1,12 +1,10 @@
 """Training with random patch sizes (FlexiViT): the draw, the resized embedding, gradients, and resuming."""
 
-import os
-import signal
-
 import pytest
 import torch
 from refusals import refused
 from safetensors.torch import load_file
+from sigterm import sigterm_at
 from together import go, losses, together
 
 import vitkit
@@ -114,18 +112,10 @@ def test_one_patch_size_is_ordinary_training_bit_for_bit(tmp_path):
     assert not same(ordinary, trained(tmp_path / "c", small("patch_sizes=3,4,6")))
 
 
-def test_a_resumed_run_draws_the_same_patch_sizes(tmp_path, monkeypatch):
+def test_a_resumed_run_draws_the_same_patch_sizes(tmp_path):
     r = small("data.patch_sizes=2,3,4,6", "micro_batch=5")
     whole = trained(tmp_path / "whole", r)
-    watch = running.Trainer.watch
-
-    def stopping(self, state, metrics):
-        if state.step == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return watch(self, state, metrics)
-
-    with monkeypatch.context() as patched, pytest.raises(Interrupted):
-        patched.setattr(running.Trainer, "watch", stopping)
+    with sigterm_at(4), pytest.raises(Interrupted):
         trained(tmp_path / "parts", r)
     assert latest(tmp_path / "parts" / "checkpoints")[0].name == "step-00000004"
     assert same(whole, trained(tmp_path / "parts", r))

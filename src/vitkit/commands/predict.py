@@ -245,11 +245,6 @@ def open_model(
         model = zero_shot(model, labels, template) if labels else model
         task_of(model).check_head(model)
         return with_merging(model, merge_tokens)
-    if merge_tokens:
-        raise Error(
-            f"--merge-tokens: {place} is an exported file; give --merge-tokens to vitkit export",
-            code="model.unsupported",
-        )
     if labels:
         raise Error(
             f"--labels: {place} is an exported file, without a text tower; use the original model",
@@ -268,7 +263,7 @@ def open_model(
     exported = open_exported(place)
     task_of(exported).check_head(exported)
     preprocessing = with_view(exported.preprocessing, exported.config.image_size, *parse_view(view))
-    return replace(exported, preprocessing=preprocessing)
+    return with_merging(replace(exported, preprocessing=preprocessing), merge_tokens)  # refuses any
 
 
 def sorter_for(model: Classifier, folder: Path) -> Sorter:
