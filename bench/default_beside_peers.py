@@ -13,7 +13,8 @@ part of train. The ways, in turn, by the wall clock of a process of its own from
   of the images);
 - fewshot: `vitkit fewshot`, closed-form least squares on frozen features, for FOLDER:N/class only.
 
-Accuracy is over every image of test. `--figure FILE.svg` draws accuracy over seconds.
+Accuracy is over every image of test. `--figure FILE.svg` draws accuracy over seconds; with results in --out
+that need no more runs, it only draws. docs/lab/default-beside-peers.json is such a file.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from typing import Any
 import numpy as np
 
 WAYS = ("default", "paper", "timm", "fewshot")
+LABELS = {"default": "default", "paper": "Table 4", "timm": "timm", "fewshot": "few-shot"}
 MODEL = "vit_tiny_patch16_224"
 
 
@@ -203,19 +205,38 @@ def fewshot(folder: Path, weights: Path, shots: int, device: str) -> dict[str, A
 
 
 def draw(results: dict[str, Any], file: Path) -> None:
-    """Accuracy over seconds, one panel for each data set."""
-    import matplotlib.pyplot as plt
+    """Accuracy over seconds, one panel for each data set; several runs are their mean with the range."""
+    from matplotlib.figure import Figure
 
-    figure, axes = plt.subplots(1, len(results), figsize=(3.2 * len(results), 3), squeeze=False)
-    for axis, (name, rounds) in zip(axes[0], results.items(), strict=True):
-        for way in WAYS:
-            runs = [r[way] for r in rounds if way in r]
-            axis.scatter([r["seconds"] for r in runs], [100 * r["top1"] for r in runs], label=way, s=18)
-        axis.set(title=name, xlabel="seconds, from command to result", xscale="log")
-    axes[0][0].set_ylabel("top-1 accuracy, %")
-    axes[0][0].legend()
-    figure.tight_layout()
-    figure.savefig(file)
+    from vitkit.report.figure_style import MARKERS, render, styled
+    from vitkit.report.palette import SERIES
+
+    @styled
+    def panels() -> Figure:
+        figure = Figure(figsize=(2.3 * len(results), 2.3), layout="constrained")
+        axes = figure.subplots(1, len(results), squeeze=False)[0]
+        for axis, (name, rounds) in zip(axes, results.items(), strict=True):
+            for number, way in enumerate(WAYS):
+                runs = [r[way] for r in rounds if way in r and "seconds" in r[way]]
+                if not runs:
+                    continue
+                x, y = ([r[key] for r in runs] for key in ("seconds", "top1"))
+                y = [100 * value for value in y]
+                colour, mean = SERIES[number], statistics.mean(y)
+                axis.errorbar(
+                    statistics.mean(x), mean, [[mean - min(y)], [max(y) - mean]], color=colour,
+                    fmt=MARKERS[number], markersize=5,
+                )  # fmt: skip
+                place = (statistics.mean(x), mean)
+                axis.annotate(LABELS[way], place, (6, -3), textcoords="offset points", color=colour)
+            longest = max(run["seconds"] for r in rounds for run in r.values())
+            axis.set(title=name, xlabel="seconds to the result", xlim=(0, 1.7 * longest))
+            axis.margins(y=0.25)
+            axis.grid(axis="y")
+        axes[0].set_ylabel("top-1, %")
+        return figure
+
+    file.write_bytes(render(panels(), "svg"))
 
 
 def main() -> None:
@@ -224,7 +245,7 @@ def main() -> None:
         return print(json.dumps(train_timm(Path(folder), Path(weights), int(seed), device)))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("weights", type=Path)
-    parser.add_argument("folders", nargs="+")
+    parser.add_argument("folders", nargs="*", help="none: only print and draw the results in --out")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)

@@ -61,6 +61,7 @@ CHANGES = {
     "erasing 0.25": Change(("erasing=0.25",)),
     "stochastic depth 0.1": Change(("stochastic_depth=0.1",)),
     "average 0.99": Change(("optimizer.average=0.99",)),
+    "average 0.999": Change(("optimizer.average=0.999",)),
     "least-squares head": Change(("head_init=least-squares",)),
     "balanced sampling": Change(("sampling=balanced",)),
     "balanced class weights": Change(("class_weights=balanced",)),
