@@ -110,6 +110,8 @@ def test_the_study_is_stopped_by_its_budget_continued_and_reported(tmp_path, cap
     words = ["study", "run", "recipes", "--weights", tmp_path / "w.safetensors", "--data", "digits:10/class",
              "digits:imbalanced=20,noise=0.2", "--image-size", 16, "--steps", 2, "--seeds", 2, "--device",
              "cpu", "--out", out, "--json", "--only", "no mixup"]  # fmt: skip
+    assert run(*words, "--plan") == 0
+    assert json.loads(capsys.readouterr().out)["changes"] == ["base", "no mixup"]
     assert run(*words, "--budget", "0.001s") == 0
     assert json.loads(capsys.readouterr().out)["finished"] == 0
     assert run(*words) == 0  # with the default budget, which is not part of the plan

@@ -87,6 +87,14 @@ def test_engines_of_both_models_are_cached_apart(made):
     assert EngineCache(model, 2).folder != EngineCache(merging, 2).folder
 
 
+def test_merging_almost_all_patches_is_refused(made):
+    model = vitkit.load(made / "m.safetensors")
+    most = (model.config.tokens - model.config.prefix) // model.config.depth
+    assert with_merging(model, most).config.merge_tokens == most
+    with refused("request.value", f"merge_tokens={most + 1}", most):
+        with_merging(model, most + 1)
+
+
 def test_what_has_no_tokens_is_refused(made, tmp_path, capsys):
     resnet = build("BiT-R50x1", blocks=(1,), width=32, classes=3, image_size=64)
     with refused("model.unsupported", "merge_tokens=4"):

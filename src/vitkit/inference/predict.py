@@ -220,8 +220,16 @@ def with_merging(model: Classifier, merge_tokens: int) -> Classifier:
     if not isinstance(model, ViT):
         exported = "" if isinstance(model, Model) else "; for an exported file give it to vitkit export"
         raise Error(f"merge_tokens={merge_tokens}: only a ViT has tokens{exported}", code="model.unsupported")
+    c = model.config
+    patches = c.tokens - c.prefix
+    if merge_tokens > (most := patches // max(1, c.depth)):
+        raise Error(
+            f"merge_tokens={merge_tokens} in each of {c.depth} layers leaves almost no patch of {patches}; "
+            f"use at most {most}",
+            code="request.value",
+        )
     shallow = copy.copy(model)
-    shallow.config = replace(model.config, merge_tokens=merge_tokens)
+    shallow.config = replace(c, merge_tokens=merge_tokens)
     return shallow
 
 

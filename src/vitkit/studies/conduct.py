@@ -79,10 +79,13 @@ def run_study(request: Request, execution: Execution, emit: Emit) -> bool:
         if plan is None and fixed:
             plan = plan_recipes(request, executors.slots, SPLITS, log)
         plan = plan or make_plan(request, executors.slots, executors.measure, log)
-        select(plan.trials, execution.only)  # refuses unknown names
+        selected = select(plan.trials, execution.only)  # refuses unknown names
         if execution.plan:
             facts = {"study": plan.study, "out": str(execution.out)} | plan.chosen
-            names = [trial.name for trial in plan.trials]
+            names = [trial.name for trial in selected]
+            if execution.only:
+                changes = list(dict.fromkeys(str(trial.factors["change"]) for trial in selected))
+                facts |= {"trials": len(selected), "changes": changes}
             emit(facts | {"names": names}) if emit else print_facts(facts)
             return True
         execution.out.mkdir(parents=True, exist_ok=True)
