@@ -32,6 +32,6 @@ def is_private(folder: Path) -> bool:
         status = folder.stat()
     except OSError:
         return False
-    if os.name == "nt":
+    if sys.platform == "win32":
         return True
     return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
