@@ -15,7 +15,7 @@ from vitkit.models.vit_config import CHOICES as MODEL_CHOICES
 from vitkit.models.vit_config import ViTConfig
 from vitkit.recipes.recipe import AUTO, CHOICES, Recipe
 from vitkit.recipes.values import GROUPED
-from vitkit.tasks.masked import Masked
+from vitkit.tasks.task import option_names, task_class, task_names
 from vitkit.training.optimizer import OPTIMIZERS, OptimizerConfig
 from vitkit.training.schedule import DECAYS, Duration, Schedule
 
@@ -37,9 +37,12 @@ OPTIONS = """
 Options of a model that is trained from scratch. The defaults are those of ViT-B/16 and BiT-R50x1;
 `vitkit show MODEL` prints those of another model.
 """
-PARTS = {
-    "length": Duration, "schedule": Schedule, "optimizer": OptimizerConfig, "lora": LoRA, "masked": Masked,
-}  # fmt: skip
+TASKS = """
+## Task options
+
+Options of the task that a recipe trains (its field `objective`), as in `--set masked.rate=0.15`.
+"""
+PARTS = {"length": Duration, "schedule": Schedule, "optimizer": OptimizerConfig, "lora": LoRA}
 MODELS = {
     "Vision Transformers": (ViTConfig, ""),
     "Hybrids": (StemConfig, "stem."),
@@ -85,7 +88,7 @@ def table(cls: type, prefix: str = "", option: str = "") -> str:
     names = {own: grouped for grouped, own in GROUPED.items()}
     for field in dataclasses.fields(cls):
         name = option + prefix + field.name
-        if cls is Recipe and field.name in {*PARTS, "model_options"}:
+        if cls is Recipe and field.name in {*PARTS, "model_options", "task_options"}:
             lines.append(f"| `{name}` | | | | [below](#{field.name.replace('_', '-')}) |")
         elif not option or field.name not in ELSEWHERE or prefix:
             meaning, choices = messages.get(field.name, ""), known.get(field.name, ())
@@ -104,7 +107,13 @@ def page() -> str:
         f"\n### {title}\n\n{cls.__doc__}\n\n{table(cls, prefix, 'model_options.')}"
         for title, (cls, prefix) in MODELS.items()
     ]
-    return START + table(Recipe) + "".join(parts) + OPTIONS + "".join(models)
+    tasks = {name: task_class(name) for name in task_names()}
+    options = [
+        f"\n### {name}\n\n{cls.__doc__}\n\n{table(cls, f'{name}.')}"
+        for name, cls in tasks.items()
+        if option_names(cls)
+    ]
+    return START + table(Recipe) + "".join(parts) + TASKS + "".join(options) + OPTIONS + "".join(models)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,10 @@ def test_micro_batches_change_no_image_and_no_corruption(straight, tmp_path):
 @pytest.mark.parametrize("options", [{}, {"optimizer": "average"}, {"when": "after-positions"}])
 def test_every_target_runs(tmp_path, target, options):
     when = options.get("when", "before-positions")
-    r = masked(masked=Masked(target=target, when=when, rate=0.15), length=Duration(steps=4))
+    r = masked(
+        task_options={"masked.target": target, "masked.when": when, "masked.rate": 0.15},
+        length=Duration(steps=4),
+    )
     if "optimizer" in options:
         r = replace(r, optimizer=replace(r.optimizer, average=0.5))
     test = go(tmp_path, r).test
@@ -232,7 +235,9 @@ def test_what_cannot_be_masked_is_said_before_anything_runs(straight, tmp_path):
 
 def test_a_hybrid_tells_the_pixels_under_a_cell(tmp_path):
     r = override(masked(), ["model=R26+ViT-S/32", "image_size=64", "batch=4", "length.steps=1", "subset=20"])
-    r = replace(r, model_options=BARE, evaluations=0, test=0.01, masked=Masked(target="colours-4x4"))
+    r = replace(
+        r, model_options=BARE, evaluations=0, test=0.01, task_options={"masked.target": "colours-4x4"}
+    )
     test = go(tmp_path, r).test
     assert test["patches"] == 2 * test["images"]  # half of 2 x 2 cells
     assert vitkit.load(Path(tmp_path) / "model.safetensors").config.stem is not None

@@ -15,7 +15,7 @@ from vitkit.recipes import RECIPES, recipe
 from vitkit.recipes.recipe import Recipe, from_json, override, read_recipe, to_json
 from vitkit.runs.page import rows
 from vitkit.studies.analysis import history
-from vitkit.tasks.task import task_class, task_names
+from vitkit.tasks.task import option_names, task_class, task_names
 from vitkit.training.logging import Journal
 from vitkit.training.schedule import RANGES, Duration
 
@@ -149,10 +149,19 @@ def numeric(kind: type = Recipe, prefix: str = "") -> dict[str, typing.Any]:
     return result
 
 
+def task_numbers() -> dict[str, typing.Any]:
+    """The same of the fields of tasks that are no fields of a recipe."""
+    result = {}
+    for name in task_names():
+        options = [f"{name}.{option}" for option in option_names(task_class(name))]
+        result |= {n: hint for n, hint in numeric(task_class(name), f"{name}.").items() if n in options}
+    return result
+
+
 def test_every_number_of_a_recipe_has_a_range():
     own = {f"{kind.name}.{field}" for kind in map(task_class, task_names()) for field in kind.ranges}
     own |= {f"lora.{field}" for field in lora.RANGES}
-    assert set(numeric()) == set(RANGES) | own
+    assert set(numeric()) | set(task_numbers()) == set(RANGES) | own
     for name in RECIPES:
         assert from_json(to_json(recipe(name))) == recipe(name)
 
@@ -177,10 +186,12 @@ VALUES = [
 
 
 @pytest.mark.parametrize(
-    "field", [*numeric(), "crop", "loss", "flip", "evaluation_crop", "model_options", "subset"]
+    "field",
+    [*numeric(), *task_numbers(), "crop", "loss", "flip", "evaluation_crop", "model_options", "subset"],
 )
 def test_every_field_takes_a_value_or_refuses_it_in_one_line(field):
-    base = override(recipe("scratch"), ["objective=masked"] if field.startswith("masked.") else [])
+    task = field.partition(".")[0]
+    base = override(recipe("scratch"), [f"objective={task}"] if task in task_names() else [])
     if field == "length.steps":
         base = dataclasses.replace(base, length=Duration(steps=5))
     for value in VALUES:

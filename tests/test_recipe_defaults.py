@@ -5,7 +5,7 @@ from dataclasses import asdict
 import pytest
 from refusals import refused
 
-from vitkit.options import flat
+from vitkit.flat_recipe import flat
 from vitkit.recipes import recipe
 from vitkit.recipes.finetune import hyperrule
 from vitkit.recipes.pretrain import AUGREG, LEVELS

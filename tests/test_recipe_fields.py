@@ -12,8 +12,9 @@ from refusals import refused
 
 import vitkit
 from vitkit.data.sources.source import digits
+from vitkit.flat_recipe import settings_of
 from vitkit.models.variants import configure, with_options
-from vitkit.options import Training, settings_of
+from vitkit.options import Training
 from vitkit.planning.automatic import RECIPE_RULES, Circumstances, choose_stopping, decide, fixed_fields
 from vitkit.recipes import RECIPES, recipe
 from vitkit.recipes.recipe import (
@@ -116,7 +117,15 @@ def test_every_field_has_a_name_by_its_group_and_only_one():
     assert {name.partition(".")[0] for name in GROUPED.values()} <= own
     assert len(set(GROUPED.values())) == len(GROUPED)
     top = {"name", "about", "auto", "seed", "schedule", "optimizer"}
-    later = {"objective", "masked", "loss", "label_smoothing", "class_weights", "dropout", "stochastic_depth"}
+    later = {
+        "objective",
+        "task_options",
+        "loss",
+        "label_smoothing",
+        "class_weights",
+        "dropout",
+        "stochastic_depth",
+    }
     later |= {"train", "lora"}
     assert own - {name.partition(".")[0] for name in GROUPED.values()} == top | later
 

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from page_reader import Page
 from PIL import Image
 
-from vitkit.options import flat
+from vitkit.flat_recipe import flat
 from vitkit.recipes import recipe
 from vitkit.report.compare_page import compare_page, protocol_page
 from vitkit.report.html import LONGEST, clipped, encoded, environment, facts, name, page, table, text

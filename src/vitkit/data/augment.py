@@ -1,9 +1,10 @@
-"""Augmentations of current recipes beside RandAugment: colour jitter, 3-Augment, random erasing, CutMix.
+"""Augmentations beside RandAugment: colour jitter, 3-Augment, DINO's distortions, random erasing, CutMix.
 
 All are pure functions of an image and a random generator.
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
@@ -24,6 +25,44 @@ def color_jitter(image: np.ndarray, strength: float, rng: np.random.Generator) -
         factor = rng.uniform(max(0.0, 1 - strength), 1 + strength)
         picture = ENHANCEMENTS[i](picture).enhance(factor)
     return np.asarray(picture)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distortion:
+    """The distortions of DINO and MoCo v3, in this order; each is applied with its probability."""
+
+    jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.2, 0.1)  # brightness, contrast, saturation, hue
+    jitter_probability: float = 0.8
+    grayscale: float = 0.2
+    blur: float = 0.5
+    solarize: float = 0.0
+
+
+def distort(image: np.ndarray, distortion: Distortion, rng: np.random.Generator) -> np.ndarray:
+    """Random colours, grayscale, Gaussian blur and solarization of an image (h, w, 3)."""
+    picture = Image.fromarray(image)
+    if rng.random() < distortion.jitter_probability:
+        *strengths, hue = distortion.jitter
+        for i in rng.permutation(len(ENHANCEMENTS) + 1):
+            if i == len(ENHANCEMENTS):
+                picture = turn_hue(picture, rng.uniform(-hue, hue))
+            else:
+                factor = rng.uniform(max(0.0, 1 - strengths[i]), 1 + strengths[i])
+                picture = ENHANCEMENTS[i](picture).enhance(factor)
+    if rng.random() < distortion.grayscale:
+        picture = picture.convert("L").convert("RGB")
+    if rng.random() < distortion.blur:
+        picture = picture.filter(ImageFilter.GaussianBlur(rng.uniform(*BLUR)))
+    if rng.random() < distortion.solarize:
+        picture = ImageOps.solarize(picture, SOLARIZE)
+    return np.asarray(picture)
+
+
+def turn_hue(picture: Image.Image, share: float) -> Image.Image:
+    """Turn all hues by a share of the colour circle, -0.5 to 0.5, in HSV."""
+    hsv = np.array(picture.convert("HSV"))
+    hsv[..., 0] += np.uint8(int(share * 255) % 256)  # wraps around
+    return Image.fromarray(hsv, "HSV").convert("RGB")
 
 
 def three_augment(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,10 +29,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitkit.data.batch_cache import BatchCache, batch_cache_for
-from vitkit.data.decode import BadImage
+from vitkit.data.decode import BadImage, decode
 from vitkit.data.order import Order
 from vitkit.data.sources.source import Source
-from vitkit.data.views import View, transform
+from vitkit.data.views import MoreViews, View, transform, views_of
 from vitkit.errors import Error
 from vitkit.io.system import STOP_SIGNALS, at_fork, end_process, start_method
 
@@ -91,7 +91,8 @@ AHEAD = 2  # prefetched batches per worker
 TIMEOUT = 540.0  # seconds to wait for one batch; generous, since a cold file system is slow
 POLL = 2.0  # seconds between checks that all workers are alive
 SIGNALS = STOP_SIGNALS  # handled by the main process, ignored by workers
-Batch = dict[str, Tensor]  # image (B, 3, h, w) uint8, label (B,) or (B, K), index (B,), place (B,)
+# image (B, 3, h, w) uint8, label (B,) or (B, K), index (B,), place (B,); further views (B, V, 3, h, w) uint8
+Batch = dict[str, Tensor]
 Place = tuple[int, int]  # (step, place) of a training order, (0, index) in evaluation
 Result = tuple[Batch, list[tuple[int, BadImage]]]  # a batch, and the errors of the images that are missing
 
@@ -141,8 +142,11 @@ def train_batches(
     places: Sequence[int] | None = None,
     workers: int = 0,
     bad: BadFileLog | None = None,
+    more: MoreViews = (),
 ) -> Iterator[Batch]:
     """Batches of the steps from `start` up to `stop`, or without end.
+
+    more: further views of each image.
 
     `places` is this process's part of each global batch. An unusable file makes its batch one image smaller,
     down to an empty batch; no other sample replaces it.
@@ -155,7 +159,7 @@ def train_batches(
     places = range(order.batch) if places is None else places
     steps = count(start) if stop is None else range(start, stop)
     groups = ([(step, place) for place in places] for step in steps)
-    return stream(Samples(source, view, order), groups, workers, bad or BadFiles())
+    return stream(Samples(source, view, order, more), groups, workers, bad or BadFiles())
 
 
 def evaluation_batches(
@@ -196,11 +200,12 @@ class Samples(Dataset):
     source: Source
     view: View
     order: Order | None = None
+    more: MoreViews = ()
 
     @cached_property
     def cache(self) -> BatchCache | None:
-        """The disk cache of these batches, if batches are cached."""
-        return batch_cache_for(self.source, self.view, self.order)
+        """The disk cache of these batches, if batches are cached; those with several views are not."""
+        return None if self.more else batch_cache_for(self.source, self.view, self.order)
 
     def cached(self, places: list[Place]) -> Batch | None:
         """The batch from the cache, if it is there."""
@@ -225,17 +230,26 @@ class Samples(Dataset):
         order = self.order
         indices = order.samples(places).tolist() if order else [number for _, number in places]
         rngs = order.rngs(places) if order else (np.random.default_rng(0) for _ in places)
+        more = {
+            name: torch.empty((len(places), len(views), 3, *views[0].size), dtype=torch.uint8)
+            for name, views in self.more
+        }
         usable: list[int] = []
         positions: list[int] = []
         errors: list[tuple[int, BadImage]] = []
-        for (_, place), index, rng in zip(places, indices, rngs, strict=True):
+        for (step, place), index, rng in zip(places, indices, rngs, strict=True):
             try:
-                rows[len(usable)] = transform(self.source.fetch(index), self.view, rng).transpose(2, 0, 1)
+                content = self.source.fetch(index)
+                if self.more:  # decoded once for all views
+                    content = decode(content) if isinstance(content, bytes) else content
+                    fill_views(more, len(usable), views_of(content, self.more, order, step, place))
+                rows[len(usable)] = transform(content, self.view, rng).transpose(2, 0, 1)
                 usable.append(index)
                 positions.append(place)
             except BadImage as error:
                 errors.append((index, error))
-        return self.batch(images[: len(usable)], np.array(usable, dtype=np.int64), positions), errors
+        batch = self.batch(images[: len(usable)], np.array(usable, dtype=np.int64), positions)
+        return batch | {name: stack[: len(usable)] for name, stack in more.items()}, errors
 
     def batch(self, images: Tensor, indices: np.ndarray, places: list[int]) -> Batch:
         labels = self.source.labels[indices]
@@ -244,6 +258,14 @@ class Samples(Dataset):
         labels = torch.from_numpy(labels)
         numbers = {"index": torch.from_numpy(indices), "place": torch.tensor(places, dtype=torch.int64)}
         return {"image": images, "label": labels, **numbers}
+
+
+def fill_views(stacks: Batch, row: int, views: Mapping[str, list[np.ndarray]]) -> None:
+    """Write the views (h, w, 3) of one image into row `row` of each stack (B, V, 3, h, w)."""
+    for name, images in views.items():
+        target = stacks[name].numpy()[row]
+        for i, image in enumerate(images):
+            target[i] = image.transpose(2, 0, 1)
 
 
 def stream(samples: Samples, groups: Iterator[list[Place]], workers: int, bad: BadFileLog) -> Iterator[Batch]:
@@ -333,12 +355,12 @@ def own_child_handler() -> Iterator[None]:
 def pack(result: Result) -> Any:
     """Convert all but the images to arrays, since each tensor in shared memory costs a millisecond."""
     batch, errors = result
-    return {k: t if k == "image" else t.numpy() for k, t in batch.items()}, errors
+    return {k: t if t.dtype == torch.uint8 else t.numpy() for k, t in batch.items()}, errors
 
 
 def unpack(result: Any) -> Result:
     batch, errors = result
-    return {k: t if k == "image" else torch.from_numpy(t) for k, t in batch.items()}, errors
+    return {k: t if isinstance(t, Tensor) else torch.from_numpy(t) for k, t in batch.items()}, errors
 
 
 def next_batch(batches: Iterator[Any]) -> Any:

@@ -48,10 +48,13 @@ class Order:
             indices[mask] = all_shuffled(within[mask], self.length, mixed(self.seed, epoch))
         return indices
 
-    def rng(self, step: int, place: int) -> np.random.Generator:
-        """The random generator for that sample; place -1 is for the batch as a whole."""
+    def rng(self, step: int, place: int, view: int = 0) -> np.random.Generator:
+        """The random generator for that sample, or for a further view of it.
+
+        Place -1 is for the batch as a whole, those below for what a task draws for each image.
+        """
         key = np.array([self.seed & MASK, 0x76_69_74], dtype=np.uint64)
-        counter = np.array([0, 0, (place + 1) & MASK, step & MASK], dtype=np.uint64)
+        counter = np.array([0, view, (place + 1) & MASK, step & MASK], dtype=np.uint64)
         return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
     def rngs(self, places: Sequence[tuple[int, int]]) -> Iterator[np.random.Generator]:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from numbers import Integral
 from typing import NamedTuple
 
@@ -16,8 +17,9 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitkit.data.augment import color_jitter, erase, partners, three_augment
+from vitkit.data.augment import Distortion, color_jitter, distort, erase, partners, three_augment
 from vitkit.data.decode import Box, decode, decode_box, jpeg_size
+from vitkit.data.order import Order
 from vitkit.data.randaugment import augment
 from vitkit.errors import Error
 
@@ -53,8 +55,10 @@ class View:
     flip: bool = False
     interpolation: str = "bilinear"
     area: float = AREA  # smallest share of the area of the crops "inception" and "resized"
+    largest: float = 1.0  # largest share of the area of the crop "resized"
     three_augment: bool = False
     color_jitter: float = 0.0  # strength
+    distortion: Distortion | None = None  # colours, grayscale, blur and solarization, each by chance
     randaugment: tuple[int, int] | None = None  # layers, magnitude
     erasing: float = 0.0  # probability of random erasing
 
@@ -76,7 +80,7 @@ class View:
                 code="request.value",
             )
         _check_method(self.interpolation)
-        if not (0 < self.area <= 1 and 0 <= self.erasing <= 1 and self.color_jitter >= 0):
+        if not (0 < self.area <= self.largest <= 1 and 0 <= self.erasing <= 1 and self.color_jitter >= 0):
             raise Error(
                 f"area {self.area}, erasing {self.erasing} and color_jitter {self.color_jitter}: expected a "
                 "share above 0, a probability, and a strength of 0 or more",
@@ -93,6 +97,20 @@ class View:
     def resized(self) -> int:
         """The side to which the crops in RESIZED first resize an image."""
         return self.resize or round(max(self.size) * 256 / 224)
+
+
+MoreViews = tuple[tuple[str, tuple[View, ...]], ...]  # name in a batch -> further views, all of one size
+
+
+def views_of(
+    pixels: np.ndarray, more: MoreViews, order: Order | None, step: int, place: int
+) -> dict[str, list[np.ndarray]]:
+    """The further views of an image; each is a pure function of (seed, step, place) and its number."""
+    numbers, result = count(1), dict[str, list[np.ndarray]]()
+    for name, views in more:
+        rngs = [order.rng(step, place, next(numbers)) if order else np.random.default_rng(0) for _ in views]
+        result[name] = [transform(pixels, view, rng) for view, rng in zip(views, rngs, strict=True)]
+    return result
 
 
 class Window(NamedTuple):
@@ -131,6 +149,8 @@ def transform(content: bytes | np.ndarray, view: View, rng: np.random.Generator)
         crop = three_augment(crop, rng)
     if view.color_jitter:
         crop = color_jitter(crop, view.color_jitter, rng)
+    if view.distortion:
+        crop = distort(crop, view.distortion, rng)
     if view.randaugment is not None:
         crop = augment(crop, *view.randaugment, rng)
     if view.erasing and rng.random() < view.erasing:
@@ -194,15 +214,17 @@ def inception_box(
     return 0, 0, height, width
 
 
-def resized_box(height: int, width: int, rng: np.random.Generator, area: float) -> tuple[int, int, int, int]:
+def resized_box(
+    height: int, width: int, rng: np.random.Generator, area: float, largest: float = 1.0
+) -> tuple[int, int, int, int]:
     """(top, left, height, width) as torchvision's and timm's RandomResizedCrop draws it.
 
-    The share of the area is uniform, the aspect ratio log-uniform; if nothing fits, the central crop with the
-    nearest aspect ratio.
+    The share of the area is uniform from `area` to `largest`, the aspect ratio log-uniform; if nothing fits,
+    the central crop with the nearest aspect ratio.
     """
     limit = math.log(RESIZED_ASPECT)
     for _ in range(RESIZED_ATTEMPTS):
-        target, aspect = rng.uniform(area, 1.0) * height * width, math.exp(rng.uniform(-limit, limit))
+        target, aspect = rng.uniform(area, largest) * height * width, math.exp(rng.uniform(-limit, limit))
         h, w = round(math.sqrt(target / aspect)), round(math.sqrt(target * aspect))
         if 0 < h <= height and 0 < w <= width:
             return int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1)), h, w
@@ -271,7 +293,7 @@ def _window(height: int, width: int, view: View, rng: np.random.Generator) -> Wi
     if view.crop == "inception":
         return Window(inception_box(height, width, rng, view.area), view.size)
     if view.crop == "resized":
-        return Window(resized_box(height, width, rng, view.area), view.size)
+        return Window(resized_box(height, width, rng, view.area, view.largest), view.size)
     if view.crop == "squash-random":
         new = (view.resized, view.resized)
     else:

@@ -9,13 +9,15 @@ from typing import Any
 from vitkit.data.folds import parse_fold
 from vitkit.data.views import AREA, CROPS, METHODS
 from vitkit.errors import Error
+from vitkit.flat_recipe import settings_of
 from vitkit.models.card import short_repr
 from vitkit.models.lora import LoRA
-from vitkit.options import parse_train, part_of, settings_of
+from vitkit.options import parse_train, part_of
 from vitkit.recipes import values
 from vitkit.recipes.values import (
     GROUPED,
     ModelOptions,
+    TaskOptions,
     build,
     checked,
     name_and_text,
@@ -25,8 +27,7 @@ from vitkit.recipes.values import (
     unknown,
 )
 from vitkit.tasks.classify import CLASS_WEIGHTS, LOSSES
-from vitkit.tasks.masked import Masked
-from vitkit.tasks.task import Task, make_task, task_names
+from vitkit.tasks.task import Task, make_task, option_names, task_names
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.schedule import Duration, Schedule, Stage, check_ranges, parse_stages, stages
 
@@ -101,7 +102,7 @@ class Recipe:
     train: str = "all"  # or head, last-N (the last N blocks, final norm and head), lora (adapters and head)
     lora: LoRA = LoRA()  # settings of train=lora
     objective: str = "classify"  # the task; masked needs no labels
-    masked: Masked = Masked()  # settings of that task
+    task_options: TaskOptions = TaskOptions()  # settings of the task, as in masked.rate=0.15
     loss: str = "softmax"
     label_smoothing: float = 0.0  # 0: none
     sampling: str = "shuffled"  # balanced: every class equally often
@@ -132,6 +133,8 @@ class Recipe:
     def __post_init__(self):
         if not isinstance(self.model_options, ModelOptions):
             object.__setattr__(self, "model_options", ModelOptions.of(self.model_options))
+        if not isinstance(self.task_options, TaskOptions):
+            object.__setattr__(self, "task_options", TaskOptions.of(self.task_options))
         checked(check_ranges, self)
         check_choices(self)
         if len(self.image_size) != 2:
@@ -166,7 +169,8 @@ class Recipe:
     @property
     def task(self) -> Task:
         """The task, with its own settings."""
-        return make_task(self.objective, vars(self))
+        own = {name.partition(".")[2]: value for name, value in self.task_options.items()}
+        return make_task(self.objective, vars(self) | own)
 
     @property
     def keeps_best(self) -> bool:
@@ -192,6 +196,8 @@ def check_choices(r: Recipe) -> None:
         if getattr(r, name) not in known:
             listed = f"{', '.join(known[:-1])} or {known[-1]}"
             raise refusal(f"{name} must be {listed}, not {getattr(r, name)!r}")
+    if others := [name for name in r.task_options if not name.startswith(f"{r.objective}.")]:
+        raise refusal(f"objective={r.objective} does not use {others[0]}; leave it out")
     if unknown_names := [name for name in r.auto if name not in AUTO]:
         raise refusal(f"auto takes {', '.join(AUTO)}, not {shown(unknown_names[0])}")
 
@@ -243,8 +249,9 @@ def ungroup(change: str) -> str:
 
 def settings(recipe: Recipe) -> dict[str, Any]:
     """Every field that decides a run, by its name for --set; model options as texts."""
-    rows = settings_of(asdict(recipe))
-    return rows | {"model_options": tuple(rows["model_options"])}
+    rows, task = settings_of(asdict(recipe)), recipe.task
+    values = {f"{task.name}.{name}": getattr(task, name) for name in option_names(type(task))}
+    return rows | values | {"model_options": tuple(rows["model_options"])}
 
 
 def to_table(recipe: Recipe, version: int = VERSION) -> dict[str, Any]:

@@ -4,12 +4,13 @@ import types
 import typing
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
-from typing import Any, NoReturn, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 from vitkit.errors import Error, did_you_mean
+from vitkit.flat_recipe import flat, setting
 from vitkit.models.resnet import ResNetConfig, StemConfig
 from vitkit.models.vit import ViTConfig
-from vitkit.options import flat, setting
+from vitkit.tasks.task import option_names, task_class, task_names
 
 KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", tuple: "a list"}
 EXPECTED = {  # by the type of a field: what its text must be
@@ -153,19 +154,29 @@ TYPES.pop("text")  # a text tower comes with pretrained weights only
 TYPES |= {f"stem.{name}": hint for name, hint in typing.get_type_hints(StemConfig).items()}
 
 
-class ModelOptions(dict[str, Any]):
-    """Fields of ViTConfig or ResNetConfig that a recipe sets, as in {"head": "gap"}.
+class Options(dict[str, Any]):
+    """Fields of a configuration that a recipe sets; each value is checked by the type of its field.
 
-    Immutable and hashable. Fields of a hybrid's stem are written as in {"stem.width": 32}. Whether a model
-    has a field is checked when its configuration is made (`models.variants.with_options`).
+    Immutable and hashable. Subclasses say where the fields are.
     """
+
+    field: ClassVar[str]  # of a recipe
+    prefix: ClassVar[str]  # of the names in messages
+    example: ClassVar[str]
 
     def __init__(self, options: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), **more: Any) -> None:
         pairs = flat(dict(options) | more).items()
-        super().__init__({name: conform(v, type_of(name, v), f"model.{name}") for name, v in pairs})
+        super().__init__(
+            {name: conform(v, self.type_of(name, v), f"{self.prefix}{name}") for name, v in pairs}
+        )
+
+    @staticmethod
+    def type_of(name: str, content: Any) -> Any:
+        """The type of a field; raises an error for an unknown one."""
+        raise NotImplementedError
 
     @classmethod
-    def of(cls, options: "ModelOptions | Mapping[str, Any] | Iterable[str]") -> Self:
+    def of(cls, options: "Options | Mapping[str, Any] | Iterable[str]") -> Self:
         """From a mapping, or from texts such as depth=4, the format of version 0.1."""
         if isinstance(options, Mapping):
             return cls(options)
@@ -188,16 +199,16 @@ class ModelOptions(dict[str, Any]):
         if isinstance(content, list | tuple) and all(isinstance(item, str) for item in content):
             return cls().override(content)
         if not isinstance(content, dict):
-            raise Error(f"model_options must be a table, not {shown(content)}", code="recipe.value")
+            raise Error(f"{cls.field} must be a table, not {shown(content)}", code="recipe.value")
         return cls(content)
 
     def override(self, changes: Iterable[str]) -> Self:
         """A copy with some fields set by texts such as head=gap."""
         options = dict(self)
         for change in changes:
-            name, text = name_and_text(change, "model_options=head=gap,depth=4")
+            name, text = name_and_text(change, self.example)
             options.pop(name, None)  # the last one set comes last
-            options[name] = parse(text, type_of(name, text), f"model.{name}")
+            options[name] = parse(text, self.type_of(name, text), f"{self.prefix}{name}")
         return type(self)(options)
 
     def having(self, **changes: Any) -> Self:
@@ -218,13 +229,13 @@ class ModelOptions(dict[str, Any]):
         return type(self), (dict(self),)
 
     def refuse(self, *args: Any, **more: Any) -> NoReturn:
-        raise TypeError("model options are immutable: make a copy with having() or without()")
+        raise TypeError(f"{self.field} are immutable: make a copy with having() or without()")
 
     __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = refuse
 
 
-def type_of(name: str, content: Any) -> Any:
-    """The type of a field; a whole stem can only be set to none."""
+def model_field_type(name: str, content: Any) -> Any:
+    """The type of a field of a model; a whole stem can only be set to none."""
     if name not in TYPES:
         raise unknown(f"model.{name}", [f"model.{known}" for known in TYPES])
     if name == "stem" and content is not None and str(content).lower() != "none":
@@ -233,6 +244,42 @@ def type_of(name: str, content: Any) -> Any:
             code="recipe.value",
         )
     return TYPES[name]
+
+
+class ModelOptions(Options):
+    """Fields of ViTConfig or ResNetConfig that a recipe sets, as in {"head": "gap"}.
+
+    Fields of a hybrid's stem are written as in {"stem.width": 32}. Whether a model has a field is checked
+    when its configuration is made (`models.variants.with_options`).
+    """
+
+    field, prefix, example = "model_options", "model.", "model_options=head=gap,depth=4"
+    type_of = staticmethod(model_field_type)
+
+
+def task_field_type(name: str, content: Any) -> Any:
+    """The type of a field of a task, named as in mae.mask_ratio."""
+    task, _, field = name.partition(".")
+    if task not in task_names():
+        raise unknown(name, [f"{known}." for known in task_names()])
+    known = option_names(task_class(task))
+    if field not in known:
+        raise unknown(name, [f"{task}.{option}" for option in known])
+    return typing.get_type_hints(task_class(task))[field]
+
+
+class TaskOptions(Options):
+    """Fields of a task that a recipe sets, as in {"masked.rate": 0.15}, without defaults."""
+
+    field, prefix, example = "task_options", "", "task_options=masked.rate=0.15"
+    type_of = staticmethod(task_field_type)
+
+    def __init__(self, options: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), **more: Any) -> None:
+        super().__init__(options, **more)
+        for name, value in list(self.items()):
+            task, _, field = name.partition(".")
+            if value == task_class(task).__dataclass_fields__[field].default:
+                dict.pop(self, name)
 
 
 GROUPED = {  # grouped name -> own name; schedule.* and optimizer.* are own names already
@@ -293,6 +340,8 @@ def own_name(name: str) -> str:
     first, _, rest = name.partition(".")
     if rest and first in GROUPS and name not in GROUPED:
         raise unknown(name, [known for known in GROUPED if known.startswith(f"{first}.")])
+    if rest and first in task_names():
+        return f"task_options.{name}"
     return GROUPED.get(name, name)
 
 

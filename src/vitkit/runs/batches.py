@@ -27,12 +27,14 @@ PlacedBatch = tuple[list[int], Batch]  # places in the global batch, and the bat
 
 
 def training_view(recipe: Recipe) -> View:
+    """The transform of each training image; a task that learns from several views makes this the first."""
     augment = (recipe.randaugment[0], recipe.randaugment[1]) if recipe.randaugment else None
-    return View(
+    view = View(
         size=recipe.image_size, crop=recipe.crop, area=recipe.crop_area, resize=recipe.resize or None,
         interpolation=recipe.interpolation, flip=recipe.flip, three_augment=recipe.three_augment,
         color_jitter=recipe.color_jitter, randaugment=augment, erasing=recipe.erasing,
     )  # fmt: skip
+    return recipe.task.first_view(view)
 
 
 def training_order(recipe: Recipe, source: Source) -> Order:
@@ -88,8 +90,9 @@ def training_batches(
         places.insert(0, (mine.start - 1) % recipe.batch)  # mixed with the first one
     view = training_view(recipe)
     stream = train_batches(
-        source, view, order, start=start, stop=stop, places=places, workers=workers, bad=bad
-    )
+        source, view, order, start=start, stop=stop, places=places, workers=workers, bad=bad,
+        more=recipe.task.more_views(view),
+    )  # fmt: skip
     if prepare:
         stream = map(prepare, count(start), stream)
     placed: Iterator[PlacedBatch] = ((batch["place"].tolist(), runtime.to_device(batch)) for batch in stream)

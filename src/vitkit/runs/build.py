@@ -336,6 +336,10 @@ def start_training(recipe: Recipe, task: Task, model: Model, runtime: Runtime) -
     module = task.build(model)
     freeze(task.extract(module), recipe.train, recipe.lora, recipe.seed)
     state = TrainState.start(runtime.place(module), recipe.optimizer)
+    if type(task).before_update is not Task.before_update:
+        state.optimizer.register_step_pre_hook(lambda *_: task.before_update(state.model, state.optimizer))
+    if type(task).after_update is not Task.after_update:
+        state.optimizer.register_step_post_hook(lambda *_: task.after_update(state.model))
     trained = {name for name, p in state.model.named_parameters() if p.requires_grad}
     state.average = {name: mean for name, mean in state.average.items() if name in trained}
     return state

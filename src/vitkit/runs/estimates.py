@@ -69,6 +69,8 @@ def seconds_an_image(recipe: Recipe, model: Model, runtime: Runtime, trial: Tria
     objective = task.objective(model)
     images = torch.zeros(count, model.config.channels, *recipe.image_size, dtype=torch.uint8)
     batch = {"image": images, "label": torch.arange(count) % max(1, classes), "place": torch.arange(count)}
+    for name, views in task.more_views(training_view(recipe)):
+        batch[name] = torch.zeros(count, len(views), 3, *views[0].size, dtype=torch.uint8)
     prepare = task.prepare(model, Order(count, count))
     batch = runtime.to_device(prepare(0, batch) if prepare else batch)
     end_times: list[float] = []
@@ -90,14 +92,18 @@ def seconds_to_start(recipe: Recipe, train: Source, workers: int) -> float:
     if not workers:
         return 0.0
     order, start_time = training_order(recipe, train), time.monotonic()
-    batches = train_batches(train, training_view(recipe), order, workers=workers, bad=BadFiles(allowed=1.0))
+    view = training_view(recipe)
+    batches = train_batches(
+        train, view, order, workers=workers, bad=BadFiles(allowed=1.0), more=recipe.task.more_views(view)
+    )
     with closing(batches):  # type: ignore[type-var]
         next(batches)
     return time.monotonic() - start_time
 
 
 def seconds_to_prepare(recipe: Recipe, train: Source) -> float:
-    samples = Samples(train, training_view(recipe), training_order(recipe, train))
+    view = training_view(recipe)
+    samples = Samples(train, view, training_order(recipe, train), recipe.task.more_views(view))
     start_time = time.monotonic()
     samples.__getitems__([(0, place) for place in range(READ)])
     return (time.monotonic() - start_time) / READ

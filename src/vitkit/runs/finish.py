@@ -76,9 +76,10 @@ def save_model(run: RunContext) -> Model:
 
 def run_cost(run: RunContext, model: Model, bad: BadFiles) -> dict[str, Any]:
     """FLOPs, time, energy and price of the training."""
+    passes = run.task.passes(run.model)
     costs = cost(
         model, run.runtime, seen=run.state.step * run.recipe.batch, seconds=run.progress["seconds"],
         joules=run.progress.get("joules"), an_hour=run.options.price_per_hour,
-        passes=training_passes(run.model),
+        passes=training_passes(run.model) if passes is None else passes,
     )  # fmt: skip
     return costs | {"unusable_images": len(bad.reasons)}

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from vitkit.errors import Error
+from vitkit.flat_recipe import setting, settings_of
 from vitkit.io.files import replace_file
 from vitkit.listing import is_finetuning, recipe_fields
-from vitkit.options import setting, settings_of
 from vitkit.report.html import encoded
 from vitkit.report.run_page import run_page
 from vitkit.training.logging import parse_row

@@ -71,6 +71,7 @@ def run(
         progress = resume(out, state, runtime, messages)
         stages = stages_of(recipe, len(splits["train"]))
         total = stages[-1].end
+        task.begin(state.model, total)
         if changed:  # earlier evaluations were on other images
             progress |= {"best": None, "since": 0}
         if state.step in continuation_starts(stages):
@@ -229,6 +230,7 @@ class Trainer:
     def watch(self, state: TrainState, metrics: Metrics) -> bool:
         """Log, evaluate and save; whether to stop early. Only logs if the model is already a step ahead."""
         self.logger.log_step(state.step, metrics)
+        self.run.task.check_step(state.step, metrics)
         if state.step < self.run.state.step:
             return False
         if self.validator.is_due(state.step):

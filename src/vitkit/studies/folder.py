@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import Error, similar_path
+from vitkit.flat_recipe import flat
 from vitkit.io.files import replace_file
-from vitkit.options import flat, part_of
+from vitkit.options import part_of
 from vitkit.studies.study import Plan, Trial, from_json, to_json
 
 PLAN, FAILED, TRIALS, RESULT = "plan.json", "failed.json", "trials", "result.json"

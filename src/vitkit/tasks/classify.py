@@ -139,6 +139,10 @@ class Ranking(Answer):
 class Supervised(Task):
     """Training with labels, with one patch size or, as FlexiViT, with a random one in each step."""
 
+    from_recipe: ClassVar[tuple[str, ...]] = (
+        "patch_sizes", "loss", "label_smoothing", "class_weights", "per_class",
+    )  # fmt: skip
+
     patch_sizes: tuple[int, ...] = ()  # of which each step draws one; empty: always the model's own
 
     def configure(self, config: Config) -> Config:

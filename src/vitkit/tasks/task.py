@@ -7,12 +7,15 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, ClassVar, Protocol, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from vitkit.data.order import Order
 from vitkit.data.sources.source import Source
+from vitkit.data.views import MoreViews, View
 from vitkit.errors import Error
 from vitkit.metrics.classification import Accuracy
 from vitkit.metrics.intervals import percent
@@ -105,6 +108,7 @@ class Task(ABC):
     metric_names: ClassVar[tuple[str, ...]] = ()  # metrics that are logged besides "loss" and "images"
     labelled: ClassVar[bool] = True  # training needs class labels
     unused_fields: ClassVar[tuple[str, ...]] = ()  # recipe fields that have no effect on this task
+    from_recipe: ClassVar[tuple[str, ...]] = ()  # own fields that recipe fields or the data set
     ranges: ClassVar[Mapping[str, Range]] = {}  # valid ranges of the task's own fields
     about: ClassVar[str] = ""  # phrase for a report's sentence about how the model was trained
     batch_note: ClassVar[str] = ""  # end of the caption of sample batches, after the augmentations
@@ -153,6 +157,17 @@ class Task(ABC):
 
     # training
 
+    def first_view(self, view: View) -> View:
+        """Return the transform that makes "image" of a training batch; `view` is the recipe's."""
+        return view
+
+    def more_views(self, view: View) -> MoreViews:
+        """Return further views of each training image, by their names in a batch; `view` is "image"'s.
+
+        A batch holds them as uint8 (B, V, 3, h, w). An image is decoded once for all of its views.
+        """
+        return ()
+
     def prepare(self, model: Model, order: Order) -> Prepare | None:
         """Return a function (step, batch) -> batch that runs on the CPU before the batch is moved.
 
@@ -168,6 +183,30 @@ class Task(ABC):
     @abstractmethod
     def objective(self, model: Model) -> Objective:
         """Return loss(module, batch) -> {"loss": ..., ...}, each value a mean over the batch's images."""
+
+    def begin(self, module: nn.Module, steps: int) -> None:
+        """Prepare the module for a run of so many steps in total, for schedules of the task's own."""
+        return
+
+    def before_update(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Runs before each update of the weights, when all gradients of the batch are there and clipped.
+
+        Like `after_update` it must not read a number back from the GPU, since both become part of the CUDA
+        graph of a step. Numbers that change with the step, such as a momentum, come from buffers.
+        """
+        return
+
+    def after_update(self, module: nn.Module) -> None:
+        """Runs after each update of the weights, for example to average them into a teacher."""
+        return
+
+    def check_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Raise an error if the metrics of a training step show that nothing useful is learned any more."""
+        return
+
+    def passes(self, model: Model) -> float | None:
+        """Return what a training step costs an image, in forward passes of the model; None: as usual."""
+        return None
 
     # evaluation
 
@@ -231,6 +270,7 @@ def describe_images(test: Mapping[str, Any]) -> str:
 T = TypeVar("T", bound=type[Task])
 REGISTERED: dict[str, type[Task]] = {}
 PACKAGE = "vitkit.tasks"
+SHARED = ("task", "self_supervised", "teacher")  # files of the package that define no task
 
 
 def register(task_type: T) -> T:
@@ -241,8 +281,14 @@ def register(task_type: T) -> T:
 
 def task_names() -> tuple[str, ...]:
     """The names of all tasks: one for each file of this package, and those registered elsewhere."""
-    files = (module.name for module in pkgutil.iter_modules(importlib.import_module(PACKAGE).__path__))
-    return tuple(sorted({*(name for name in files if name != "task"), *REGISTERED}))
+    files = files_of_tasks()
+    return tuple(sorted({*(name for name in files if name not in SHARED), *REGISTERED}))
+
+
+@cache
+def files_of_tasks() -> tuple[str, ...]:
+    """The names of this package's files."""
+    return tuple(module.name for module in pkgutil.iter_modules(importlib.import_module(PACKAGE).__path__))
 
 
 def task_class(name: str) -> type[Task]:
@@ -256,6 +302,11 @@ def task_class(name: str) -> type[Task]:
             code="model.unsupported",
         )
     return REGISTERED[name]
+
+
+def option_names(task_type: type[Task]) -> tuple[str, ...]:
+    """The fields that a recipe sets by `--set TASK.FIELD=VALUE`."""
+    return tuple(f.name for f in fields(task_type) if f.name not in task_type.from_recipe)
 
 
 def make_task(name: str, settings: Mapping[str, Any]) -> Task:
