@@ -67,6 +67,25 @@ def test_what_the_user_sets_is_not_chosen():
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("pixels, trained_at, rate", [
+    (64, 224, 1e-3), (96, 224, 1e-3), (112, 224, 2.5e-4), (224, 224, 2.5e-4), (64, 64, 2.5e-4),
+    (224, 518, 2.5e-4),
+])  # fmt: skip
+def test_much_smaller_images_than_the_weights_raise_the_rate_on_a_cpu(pixels, trained_at, rate):
+    train, size = source([20, 20]), (pixels, pixels)
+    r = replace(
+        recipe("finetune"), image_size=size, schedule=replace(recipe("finetune").schedule, rate=2.5e-4)
+    )
+    at = (trained_at, trained_at)
+    raised, choice = finetune_rules.raise_rate(r, known(train), at)
+    assert raised.schedule.rate == rate and (choice is None) == (rate == 2.5e-4)
+    head_only = automatic.circumstances(Training(train="head"), {"train": train}, Runtime())
+    for other in (known(train, GPU), known(train, lr=0.5), head_only):
+        assert finetune_rules.raise_rate(r, other, at) == (r, None)
+    high = replace(r, schedule=replace(r.schedule, rate=5e-4))
+    assert finetune_rules.raise_rate(high, known(train), (224, 224))[0].schedule.rate <= 1e-3
+
+
 def test_imbalance_is_mentioned_and_changes_nothing():
     r = recipe("finetune")
     for counts, mentioned in (([40, 4], True), ([40, 5], False)):

@@ -309,7 +309,14 @@ def planned(request: Request, out: Path, old: Recipe | None, machine: Machine, o
     if old is None:
         recipe = automatic.decide(recipe, (automatic.fit_warmup,), known, choices.add)
     loader = load_here if only else load if requested.weights else automatic.load_default
-    model = LazyModel(partial(build_model, recipe, splits["train"], loader))
+    trained_at: dict[str, tuple[int, int]] = {}  # weights: their resolution
+
+    def load_and_note(place: str) -> Model:
+        loaded = loader(place)
+        trained_at[place] = loaded.config.image_size
+        return loaded
+
+    model = LazyModel(partial(build_model, recipe, splits["train"], load_and_note))
     note = dropped(model().config, strict=request.options.strict_size)
     if note and old is None and not only:
         machine.say(note)
@@ -317,6 +324,9 @@ def planned(request: Request, out: Path, old: Recipe | None, machine: Machine, o
         runtime, choice = automatic.fit_devices(recipe, model(), runtime)
         choices.add(choice)
     if old is None:
+        if recipe.weights in trained_at:
+            recipe, choice = finetune_rules.raise_rate(recipe, known, trained_at[recipe.weights])
+            choices.add(choice)
         recipe, choice = finetune_rules.fit_model(
             recipe, model(), known, runtime, data_workers(options.workers)
         )
