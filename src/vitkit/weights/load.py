@@ -100,7 +100,8 @@ def with_gelu(spec: ModelSpec, gelu: str | None) -> ModelSpec:
     if gelu is None or not isinstance(spec.config, ViTConfig):
         return spec
     text = replace(spec.config.text, gelu=gelu) if spec.config.text else None
-    return replace(spec, config=replace(spec.config, gelu=gelu, text=text))
+    notes = tuple(note for note in spec.notes if "GELU" not in note)  # they say how to give it
+    return replace(spec, config=replace(spec.config, gelu=gelu, text=text), notes=notes)
 
 
 def published_preprocessing(

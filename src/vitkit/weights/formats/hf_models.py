@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from vitkit.errors import WeightsError
 from vitkit.models.card import Preprocessing
 from vitkit.models.mlp import swiglu_width
+from vitkit.models.rope import KINDS
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViTConfig
 from vitkit.weights.formats import text_rows
@@ -37,6 +39,7 @@ from vitkit.weights.formats.layout import (
     guess_heads,
     infer_image_size,
     read_number,
+    refuse_flat_patches,
     required_shape,
     square_patch,
     table_entries,
@@ -137,11 +140,17 @@ def dinov3_names(shapes: Shapes) -> dict[str, Source]:
 
 
 def tower_names(shapes: Shapes) -> dict[str, Source]:
-    """The vision tower of a model with text, or alone; pooling's packed q, k, v as query and key_value."""
+    """The vision tower of a model with text, or alone; pooling's packed q, k, v as query and key_value.
+
+    Arrays of neither tower keep their names, so that a classifier, which reads the mean of the patches, is
+    not lost without a word.
+    """
     prefix = TOWER if f"{TOWER}embeddings.patch_embedding.weight" in shapes else ""
+    text = text_rows.hf_canonical(shapes) if prefix else {}
+    of_text = {source.name for source in text.values()}
     sources: dict[str, Source] = {}
     for name, shape in shapes.items():
-        if name == "visual_projection.weight" or (name.startswith(prefix) and "position_ids" not in name):
+        if name not in of_text and "position_ids" not in name:
             short = name.removeprefix(prefix)
             if short.startswith(PACKED) and shape[0] % 3 == 0:
                 part, third = short.removeprefix(PACKED), shape[0] // 3
@@ -149,7 +158,7 @@ def tower_names(shapes: Shapes) -> dict[str, Source]:
                 sources[f"head.attention.key_value.{part}"] = Source(name, rows=(third, 3 * third))
             else:
                 sources[short] = Source(name)
-    return sources | (text_rows.hf_canonical(shapes) if prefix else {})
+    return sources | text
 
 
 def written_tower(name: str, config: Config) -> str:
@@ -170,6 +179,7 @@ def spec_of(
     **options: Any,
 ) -> ModelSpec:  # fmt: skip
     """The model of one of these layouts, from the arrays and config.json."""
+    refuse_flat_patches(shapes, kernel)
     patch_shape = required_shape(shapes, kernel, 4)
     width, patch = patch_shape[0], square_patch((patch_shape[2], patch_shape[3]))
     depth, hidden = count(shapes, layer + "norm1.weight"), required_shape(shapes, down, 2)[1]
@@ -223,6 +233,11 @@ def infer_dinov2(shapes: Shapes, hints: Hints) -> ModelSpec:
 
 def infer_dinov3(shapes: Shapes, hints: Hints) -> ModelSpec:
     settings = hints.files.get(CONFIG, {})
+    if (base := settings.get("rope_theta", KINDS["dinov3"])) != KINDS["dinov3"]:
+        raise WeightsError(
+            f"{CONFIG}: rope_theta is {str(base)[:40]}; vitkit has DINOv3's RoPE with {KINDS['dinov3']:g}",
+            code="weights.unsupported",
+        )
     biased = "layer.0.attention.q_proj.bias" in shapes
     training = {f"rope_{name}": settings.get(f"pos_embed_{name}") for name in ("shift", "jitter", "rescale")}
     training = {name: float(value) for name, value in training.items() if type(value) in (int, float)}
@@ -315,8 +330,9 @@ def unsupported_dino(config: Config) -> str:
 
 
 def unsupported_clip(config: Config) -> str:
-    if isinstance(config, ViTConfig) and (config.project_bias or config.representation_kind == "tanh"):
-        return "transformers' CLIP has a patch embedding without bias and a linear projection"
+    tanh = isinstance(config, ViTConfig) and config.representation and config.representation_kind == "tanh"
+    if isinstance(config, ViTConfig) and (config.project_bias or tanh):
+        return "transformers' CLIP has a patch embedding without bias, and a linear projection or none"
     also = ("input_norm", "project_bias", "representation", "representation_kind", "text")
     return tower_mismatch(config, siglip=False) or unsupported_fields(config, "Hugging Face", also=also)
 
@@ -378,9 +394,11 @@ def config_json(c: Config) -> dict[str, Any]:
         own = {"use_swiglu_ffn": c.mlp == "swiglu", "qkv_bias": c.qkv_bias}
         own |= {"mlp_ratio": mlp_ratio(c)} | ({"num_register_tokens": c.registers} if c.registers else {})
         return shared_json(c, kind[0], architecture) | own
-    if c.input_norm:
+    if c.input_norm and c.representation:
         projection = {"projection_dim": c.representation}
         vision = shared_json(c, "clip_vision_model", "CLIPVisionModelWithProjection") | projection
+    elif c.input_norm:
+        vision = shared_json(c, "clip_vision_model", "CLIPVisionModel")
     else:
         vision = shared_json(c, "siglip_vision_model", "SiglipVisionModel")
     return text_rows.both_json(c.text, vision) if c.text else vision
