@@ -4,10 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from vitkit.errors import WeightsError
 from vitkit.models.card import Preprocessing
 from vitkit.models.mlp import swiglu_width
-from vitkit.models.rope import KINDS
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViTConfig
 from vitkit.weights.formats import text_rows
@@ -15,14 +13,15 @@ from vitkit.weights.formats.dino import FLAT_TOKEN, IMAGENET
 from vitkit.weights.formats.hf_json import (
     CONFIG,
     PREPROCESSOR,
+    check_rope_base,
     configured_size,
     labels_json,
     preprocessor_json,
     read_gelu,
     read_labels,
     read_preprocessing,
+    shared_json,
     size_note,
-    written_gelu,
 )
 from vitkit.weights.formats.layout import (
     NO_KEY_BIAS,
@@ -233,11 +232,7 @@ def infer_dinov2(shapes: Shapes, hints: Hints) -> ModelSpec:
 
 def infer_dinov3(shapes: Shapes, hints: Hints) -> ModelSpec:
     settings = hints.files.get(CONFIG, {})
-    if (base := settings.get("rope_theta", KINDS["dinov3"])) != KINDS["dinov3"]:
-        raise WeightsError(
-            f"{CONFIG}: rope_theta is {str(base)[:40]}; vitkit has DINOv3's RoPE with {KINDS['dinov3']:g}",
-            code="weights.unsupported",
-        )
+    check_rope_base(settings)
     biased = "layer.0.attention.q_proj.bias" in shapes
     training = {f"rope_{name}": settings.get(f"pos_embed_{name}") for name in ("shift", "jitter", "rescale")}
     training = {name: float(value) for name, value in training.items() if type(value) in (int, float)}
@@ -355,23 +350,6 @@ def mlp_ratio(c: ViTConfig) -> int | None:
         if c.hidden == (swiglu_width(c.width, ratio) if c.mlp == "swiglu" else ratio * c.width):
             return ratio
     return None
-
-
-def shared_json(c: ViTConfig, kind: str, architecture: str) -> dict[str, Any]:
-    return {
-        "architectures": [architecture],
-        "model_type": kind,
-        "hidden_size": c.width,
-        "num_hidden_layers": c.depth,
-        "num_attention_heads": c.heads,
-        "intermediate_size": c.hidden,
-        "patch_size": c.patch,
-        "image_size": c.image_size[0],
-        "num_channels": c.channels,
-        "hidden_act": "silu" if kind == "dinov3_vit" and c.mlp == "swiglu" else written_gelu(c.gelu),
-        "layer_norm_eps": c.norm_eps,
-        "dtype": "float32",
-    }
 
 
 def config_json(c: Config) -> dict[str, Any]:
