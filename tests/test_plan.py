@@ -169,6 +169,7 @@ def test_the_resolution_fits_the_weights(small, photos, tmp_path):
     assert chosen(224, patch=14, image_size=518) == (224, 224)
     assert chosen(224, patch=16, image_size=256) == (256, 256)
     assert chosen(384, patch=16, image_size=256) == (384, 384)
+    assert chosen(224, patch=16, image_size=256, rope="dinov3", positions="none") == (224, 224)
     assert chosen(224, patch=30, image_size=240) == (240, 240)
     assert chosen(224, positions="relative") == (32, 32)
     assert chosen(100, fixed, patch=14, image_size=56) == (100, 100)

@@ -44,8 +44,8 @@ def fit_resolution(
     if not (isinstance(config, ViTConfig) and recipe.weights and may_choose("image_size", recipe, known)):
         return recipe, None
     pixels, own, stride = recipe.image_size[0], config.image_size, config.stride
-    square = own[0] == own[1]
-    if config.positions == "relative" or (square and pixels == 224 < own[0] <= NATIVE):
+    close = own[0] == own[1] and pixels == 224 < own[0] <= NATIVE and config.positions != "none"
+    if config.positions == "relative" or close:
         size, reason = own, "the resolution of the weights"
     else:
         size = (max(1, round(pixels / stride)) * stride,) * 2
