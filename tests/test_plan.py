@@ -11,9 +11,13 @@ from sigterm import sigterm_at
 from test_cli import run
 from test_tasks import TINY
 
+import vitkit
 from vitkit.data import content
 from vitkit.io import http
+from vitkit.planning import plan as plan_module
+from vitkit.planning import start
 from vitkit.planning.plan_text import headline, page, time_in_words
+from vitkit.runs import build as build_module
 from vitkit.runs import run as experiment
 
 
@@ -125,3 +129,52 @@ def test_the_plan_of_the_protocol_counts_its_runs(tmp_path, capsys):
     plan = planned(capsys, *words)
     assert (plan["candidates"], plan["seeds"], plan["runs"]) == (2, 2, 4) and plan["keep"] == "last"
     assert any("2 settings" in line for line in page(plan)) and not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("words", [("--model", "DINOv2-g/14"), ("--weights", "DINOv2-g/14.lvd142m")])
+def test_a_model_that_the_machine_cannot_hold_is_refused_before_it_is_built(
+    photos, capsys, monkeypatch, words
+):
+    monkeypatch.setattr(start, "total_memory", lambda: 4 * 10**9)
+    monkeypatch.setattr(plan_module, "fresh", lambda *_, **__: pytest.fail("the model was built"))
+    monkeypatch.setattr(build_module, "fresh", lambda *_, **__: pytest.fail("the model was built"))
+    assert run("finetune", photos, *words, "--device", "cpu", "--workers", 0, "--plan", "--json")
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["code"] == "training.out-of-memory" and "1.1 billion" in error["message"]
+
+
+def test_the_resolution_fits_the_weights(small, photos, tmp_path):
+    """Whole patches; that of the weights if it is close to 224, or if their positions cannot be resized."""
+    from dataclasses import replace
+
+    from vitkit.options import Training
+    from vitkit.planning import automatic
+    from vitkit.recipes import recipe
+    from vitkit.runs.build import open_splits
+    from vitkit.runtime.runtime import Runtime
+
+    splits = open_splits(replace(recipe("finetune"), data=str(photos)))
+    known = automatic.circumstances(Training(), splits, Runtime())
+    fixed = automatic.circumstances(Training(image_size="100"), splits, Runtime())
+
+    def chosen(pixels, circumstances=known, **options):
+        path = tmp_path / "m.safetensors"
+        vitkit.save(small(**options), path)
+        base = replace(recipe("finetune"), weights=str(path), image_size=(pixels, pixels))
+        assert start.starting_config(base) == vitkit.load(path).config
+        return start.fit_resolution(base, circumstances, start.starting_config(base))[0].image_size
+
+    assert chosen(224) == (224, 224)  # patches of 8
+    assert chosen(384, patch=14, image_size=56) == (378, 378)
+    assert chosen(224, patch=14, image_size=518) == (224, 224)
+    assert chosen(224, patch=16, image_size=256) == (256, 256)
+    assert chosen(384, patch=16, image_size=256) == (384, 384)
+    assert chosen(224, patch=16, image_size=256, rope="dinov3", positions="none") == (224, 224)
+    assert chosen(224, patch=30, image_size=240) == (240, 240)
+    assert chosen(224, positions="relative") == (32, 32)
+    assert chosen(100, fixed, patch=14, image_size=56) == (100, 100)
+    published = replace(recipe("finetune"), weights="FlexiViT-S/16.i1k", image_size=(224, 224))
+    assert start.fit_resolution(published, known, start.starting_config(published))[0].image_size == (
+        240,
+        240,
+    )

@@ -337,3 +337,126 @@ def test_the_position_of_the_class_token_is_written_as_the_library_needs_it(smal
     for size in ((32, 32), (48, 24)):
         images = torch.rand(2, 3, *size)
         assert torch.equal(back(images), model(images))
+
+
+def test_a_clip_tower_without_its_projection_comes_back_as_such(tmp_path):
+    import safetensors.torch
+    import transformers
+
+    config = transformers.CLIPVisionConfig(**SIZES, image_size=32, patch_size=8)
+    theirs = transformers.CLIPVisionModel(config).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.05 + (parameter.ndim == 1))
+    theirs.save_pretrained(tmp_path / "theirs")
+    result = convert(tmp_path / "theirs", tmp_path / "ours", format="hf")
+    assert result.ok and result.parity.logits <= LIMIT and result.parity.features <= LIMIT
+    first, second = (
+        safetensors.torch.load_file(tmp_path / n / "model.safetensors") for n in ("theirs", "ours")
+    )
+    second = {n.removeprefix("vision_model."): t for n, t in second.items()}  # transformers 5 omits it
+    first = {n.removeprefix("vision_model."): t for n, t in first.items() if "position_ids" not in n}
+    assert first.keys() == second.keys() and all(torch.equal(first[n], second[n]) for n in second)
+
+
+@pytest.mark.parametrize("kind", ["CLIP", "Siglip"])
+def test_a_classifier_that_reads_other_tokens_is_not_dropped_without_a_word(tmp_path, kind):
+    import transformers
+    from refusals import refused
+
+    text = SIZES | {"vocab_size": 40}
+    config = getattr(transformers, f"{kind}Config")(
+        vision_config=SIZES | {"image_size": 32, "patch_size": 8}, text_config=text, num_labels=3
+    )
+    getattr(transformers, f"{kind}ForImageClassification")(config).save_pretrained(tmp_path / "m")
+    with refused("weights.names", "classifier"):
+        vitkit.load(tmp_path / "m")
+    assert vitkit.load(tmp_path / "m", ignore=["classifier"]).config.classes == 0
+
+
+def test_a_projection_after_a_trunk_of_open_clip_is_not_dropped_without_a_word(small, tmp_path):
+    from refusals import refused
+
+    vitkit.save(small(head="map", classes=0, gelu="erf"), tmp_path / "m.pth", "timm")
+    arrays = {f"visual.trunk.{n}": t for n, t in torch.load(tmp_path / "m.pth", weights_only=True).items()}
+    torch.save(arrays | {"visual.head.proj.weight": torch.zeros(12, 32)}, tmp_path / "m.pth")
+    with refused("weights.names", "head.proj"):
+        vitkit.load(tmp_path / "m.pth", heads=2)
+
+
+def test_another_base_of_rope_is_refused(small, tmp_path):
+    import json
+
+    from refusals import refused
+
+    eva = EVA02 | {"hidden": 85} | POOLED
+    for format, options, change in (
+        ("hf", DINOV3, lambda c: c.update(rope_theta=50.0)),
+        ("timm", DINOV3 | TIMM, lambda c: c["model_args"].update(rope_temperature=50.0)),
+        ("timm", eva, lambda c: c["model_args"].update(ref_feat_shape=[32, 32])),
+    ):
+        vitkit.save(small(**options), tmp_path / "m", format)
+        vitkit.load(tmp_path / "m")
+        content = json.loads((tmp_path / "m/config.json").read_text())
+        change(content)
+        (tmp_path / "m/config.json").write_text(json.dumps(content))
+        with refused("weights.unsupported"):
+            vitkit.load(tmp_path / "m")
+
+
+def test_models_of_flattened_patches_are_refused(small, tmp_path):
+    import numpy as np
+    import transformers
+    from refusals import refused
+
+    config = transformers.Siglip2VisionConfig(**SIZES, patch_size=8, num_patches=16)
+    transformers.Siglip2VisionModel(config).save_pretrained(tmp_path / "naflex")
+    vitkit.save(small(head="map", classes=0), tmp_path / "m.npz", "official")
+    arrays = dict(np.load(tmp_path / "m.npz"))
+    arrays["embedding/kernel"] = arrays["embedding/kernel"].reshape(-1, 32)
+    np.savez(tmp_path / "naflex.npz", **arrays)
+    for name in ("naflex", "naflex.npz"):
+        with refused("weights.unsupported", "NaFlex"):
+            vitkit.load(tmp_path / name)
+
+
+def test_a_format_without_names_for_all_parameters_is_refused(small, tmp_path):
+    from refusals import refused
+
+    with refused("weights.unsupported", "map"):
+        vitkit.save(small(head="map", key_bias=False), tmp_path / "m.safetensors", "timm")
+    assert not (tmp_path / "m.safetensors").exists()
+
+
+def test_dinov2_without_a_mask_token_is_recognised_in_its_own_layout(small, tmp_path):
+    model = small(**(DINOV2 | LINEAR | {"mask_token": False, "position_resize": "dinov2"}))
+    vitkit.save(model, tmp_path / "m.pth", "dino")
+    back, images = vitkit.load(tmp_path / "m.pth", heads=2), torch.rand(1, 3, 48, 24)
+    assert back.origin.format == "dinov2" and torch.equal(back(images), model(images))
+
+
+@pytest.mark.parametrize(
+    ("options", "tag", "noted"),
+    [
+        ({"head": "map"}, None, True), (CLIP, None, True), ({}, None, False),
+        (CLIP | {"gelu": "erf"}, "openai", True), (CLIP | {"gelu": "erf"}, "laion2b", False),
+    ],
+)  # fmt: skip
+def test_a_gelu_that_timms_arrays_do_not_tell_is_noted(small, tmp_path, options, tag, noted):
+    import json
+
+    import safetensors.torch
+
+    model = small(**({"gelu": "erf", "classes": 0, "position_resize": "timm"} | options))
+    path = tmp_path / ("m.pth" if tag is None else "m")
+    vitkit.save(model, path, "timm")
+    if tag is not None:  # as timm's own folders, which do not state act_layer
+        content = json.loads((path / "config.json").read_text())
+        del content["model_args"]["act_layer"]
+        content["pretrained_cfg"]["tag"] = tag
+        (path / "config.json").write_text(json.dumps(content))
+        weights = path / "model.safetensors"
+        safetensors.torch.save_file(safetensors.torch.load_file(weights), weights)  # without the card
+    back = vitkit.load(path, heads=2)
+    assert any("GELU" in note for note in back.origin.notes) == noted
+    assert not any("GELU" in note for note in vitkit.load(path, heads=2, gelu="quick").origin.notes)

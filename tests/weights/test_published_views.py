@@ -78,6 +78,21 @@ def test_a_licence_that_forbids_commercial_use_is_a_note(small, tmp_path):
         assert (back.preprocessing.mean[0] == 0.485) == (name != "mine.pth")
 
 
+@pytest.mark.parametrize(
+    ("licence", "forbids"),
+    [
+        ("cc-by-nc-4.0", True), ("cc-by-nc-sa-4.0", True), ("apple-amlr", True), ("CC-BY-NC-4.0", True),
+        ("apache-2.0", False), ("cc-by-4.0", False), ("DINOv3 License", False), ("", False),
+    ],
+)  # fmt: skip
+def test_licences_of_the_hub_are_known_by_their_tags(licence, forbids):
+    from vitkit.models.card import Origin
+    from vitkit.weights.published import licence_note
+
+    notes = licence_note(Origin(source="hf:me/model@main", licence=licence))
+    assert bool(notes) == forbids
+
+
 def test_weights_behind_a_form_say_what_to_do(tmp_path, monkeypatch):
     from refusals import refused
 

@@ -207,3 +207,23 @@ def test_our_own_file_keeps_both_towers(tmp_path):
     alone = vitkit.load(tmp_path / "m.safetensors")
     assert alone.text is None and alone.config.text is None
     assert torch.equal(alone.pool.probe, back.pool.probe)
+
+
+@pytest.mark.parametrize(
+    ("width", "depth", "hidden", "heads"),
+    [(512, 12, 2048, 8), (1024, 24, 4096, 16), (1280, 32, 5120, 20), (1152, 27, 4304, 16)],
+)  # fmt: skip
+def test_heads_of_the_published_text_towers(width, depth, hidden, heads):
+    """CLIP G has the sizes of ViT-H with other heads."""
+    from vitkit.weights.formats.layout import Hints
+    from vitkit.weights.formats.text_rows import clip_text
+
+    layer = "text.transformer.resblocks.{}."
+    shapes = {"text.token_embedding.weight": (90, width), "text.positional_embedding": (77, width),
+              "text.text_projection": (width, 640)}  # fmt: skip
+    for i in range(depth):
+        shapes |= {
+            f"{layer.format(i)}ln_1.weight": (width,),
+            f"{layer.format(i)}mlp.c_fc.weight": (hidden, width),
+        }
+    assert clip_text(shapes, Hints(heads=16)).heads == heads

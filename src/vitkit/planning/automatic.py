@@ -119,11 +119,8 @@ def choose_resolution(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Cho
     if not may_choose("image_size", recipe, known):
         return recipe, None
     pixels = 384 if known.gpu and known.side >= LARGE else 224
-    why = (
-        "there is a GPU, and the images are large enough"
-        if pixels == 384
-        else "the resolution of the weights"
-    )
+    why = "the images are small" if known.gpu else "on a CPU"
+    why = "there is a GPU, and the images are large enough" if pixels == 384 else why
     choice = Choice(f"resolution {pixels}", f"{why} (median shorter side {known.side:.0f} pixels)")
     return replace(recipe, image_size=(pixels, pixels)), choice
 

@@ -17,7 +17,7 @@ from vitkit.metrics.cost import Memory, forward_flops, parameters, training_pass
 from vitkit.models.variants import Config, Model, fresh, skeleton, variant
 from vitkit.models.vit import ViTConfig, dropped
 from vitkit.options import Training
-from vitkit.planning import automatic, finetune_rules, resume
+from vitkit.planning import automatic, finetune_rules, resume, start
 from vitkit.planning.automatic import Choice, Circumstances
 from vitkit.planning.plan_text import headline, page
 from vitkit.planning.resume import Request
@@ -306,8 +306,13 @@ def planned(request: Request, out: Path, old: Recipe | None, machine: Machine, o
         recipe = automatic.decide(recipe, rules(request), known, choices.add)
     runtime.local_places(recipe.batch)  # raises before anything takes time
     training_view(recipe)
+    config = start.starting_config(recipe)
+    if config is not None:
+        start.check_size(config, recipe.weights or recipe.model)
     if old is None:
         recipe = automatic.decide(recipe, (automatic.fit_warmup,), known, choices.add)
+        recipe, choice = start.fit_resolution(recipe, known, config)
+        choices.add(choice)
     loader = load_here if only else load if requested.weights else automatic.load_default
     trained_at: dict[str, tuple[int, int]] = {}  # weights: their resolution
 

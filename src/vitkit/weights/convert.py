@@ -337,7 +337,8 @@ def load_tower(path: Path, layout: str) -> Forward:
         if layout != "hf-clip":
             return out.pooler_output, out.last_hidden_state
         tower = getattr(peer, "vision_model", peer)
-        return out.image_embeds, tower.post_layernorm(out.last_hidden_state)
+        embedded = out.pooler_output if architecture == "CLIPVisionModel" else out.image_embeds
+        return embedded, tower.post_layernorm(out.last_hidden_state)
 
     return forward
 

@@ -1,6 +1,7 @@
 """Load a model from any weight file: recognise the layout, infer the sizes, check all arrays, read them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,25 +51,13 @@ def load(
     """
     path, origin = locate(source)
     arrays = open_weights(path)
-    try:
-        card = from_json(arrays.card) if arrays.card else None
-        files = {} if card and card.layout == OWN.name else side_files(path)
-        hints = Hints(heads=heads, image_size=None if image_size is None else pair(image_size), files=files)
-        layout, sources, spec = identify(arrays, card, hints, text=text)
+    with readable_errors(path):
+        card, layout, sources, spec = described(path, arrays, heads=heads, image_size=image_size, text=text)
         spec = with_gelu(spec, gelu)
         check_model(spec.config, spec.preprocessing, spec.labels)
         model, notes = assemble(
             arrays, layout, sources, spec, allow_missing=tuple(allow_missing), ignore=tuple(ignore)
         )
-    except UntrustedCheckpoint as error:
-        if str(path) in str(error):
-            raise
-        raise type(error)(f"{path}: {error}", code=error.code) from None
-    except ValueError as error:
-        code = error.code if isinstance(error, WeightsError) else WeightsError.code
-        raise WeightsError(f"{path}: {str(error)[:LONGEST]}", code=code) from None
-    except (RuntimeError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
-        raise WeightsError(f"{path}: its description is not a valid model ({one_line(error)})") from None
     model.labels, label_notes = choose_labels(labels, spec, model.config.classes, layout.name)
     notes = (*arrays.notes, *spec.notes, *notes, *label_notes)
     model.preprocessing = preprocessing or spec.preprocessing
@@ -78,6 +67,47 @@ def load(
     model.task, model.reject_below = (card.task, card.reject_below) if card else ("classify", 0.0)
     model.origin = with_size_note(origin_of(origin, card, layout, notes), model.config)
     return with_tokenizer(model.eval(), TokenizerPlace(path, origin.source))
+
+
+def config_of(source: str | Path) -> Config:
+    """The configuration of a model in any weight file, whose arrays are not read."""
+    path, _ = locate(source)
+    arrays = open_weights(path)
+    with readable_errors(path):
+        spec = described(path, arrays)[3]
+        check_model(spec.config, spec.preprocessing, spec.labels)
+    return spec.config
+
+
+def described(
+    path: Path,
+    arrays: Arrays,
+    *,
+    heads: int | None = None,
+    image_size: tuple[int, int] | int | None = None,
+    text: bool = False,
+) -> tuple[Card | None, Layout, dict[str, Source], ModelSpec]:
+    """The card of a file if it has one, and what `identify` says about its arrays."""
+    card = from_json(arrays.card) if arrays.card else None
+    files = {} if card and card.layout == OWN.name else side_files(path)
+    hints = Hints(heads=heads, image_size=None if image_size is None else pair(image_size), files=files)
+    return card, *identify(arrays, card, hints, text=text)
+
+
+@contextmanager
+def readable_errors(path: Path) -> Iterator[None]:
+    """Every error of a file as a WeightsError that names it."""
+    try:
+        yield
+    except UntrustedCheckpoint as error:
+        if str(path) in str(error):
+            raise
+        raise type(error)(f"{path}: {error}", code=error.code) from None
+    except ValueError as error:
+        code = error.code if isinstance(error, WeightsError) else WeightsError.code
+        raise WeightsError(f"{path}: {str(error)[:LONGEST]}", code=code) from None
+    except (RuntimeError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
+        raise WeightsError(f"{path}: its description is not a valid model ({one_line(error)})") from None
 
 
 def with_tokenizer(model: Model, place: TokenizerPlace) -> Model:
@@ -100,7 +130,8 @@ def with_gelu(spec: ModelSpec, gelu: str | None) -> ModelSpec:
     if gelu is None or not isinstance(spec.config, ViTConfig):
         return spec
     text = replace(spec.config.text, gelu=gelu) if spec.config.text else None
-    return replace(spec, config=replace(spec.config, gelu=gelu, text=text))
+    notes = tuple(note for note in spec.notes if "GELU" not in note)  # they say how to give it
+    return replace(spec, config=replace(spec.config, gelu=gelu, text=text), notes=notes)
 
 
 def published_preprocessing(

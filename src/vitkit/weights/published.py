@@ -229,7 +229,7 @@ def licence_note(origin: Origin) -> tuple[str, ...]:
     """What the licence forbids, also of a file that has the name of a published one; often nothing."""
     published = by_source(origin.source)
     licence = origin.licence or (published.licence if published else "")
-    return (NON_COMMERCIAL[licence],) if licence in NON_COMMERCIAL else ()
+    return (f"the licence {licence} forbids commercial use",) if NON_COMMERCIAL.fullmatch(licence) else ()
 
 
 def unknown(source: str) -> WeightsError:

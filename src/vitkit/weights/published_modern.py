@@ -1,5 +1,6 @@
 """The published checkpoints of later ViTs: fields of published.Weight, in rows."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,9 @@ CLIP = Preprocessing(
     std=(0.26862954, 0.26130258, 0.27577711),
 )  # fmt: skip
 DINOV3 = "DINOv3 License"
-NON_COMMERCIAL = {"CC-BY-NC-4.0": "the licence CC-BY-NC-4.0 forbids commercial use"}
+NON_COMMERCIAL = re.compile(  # ours and the tags of the Hub
+    r"cc-by-nc-.*|apple-amlr|fair-noncommercial-.*", re.IGNORECASE
+)
 DOWNLOADS = "https://ai.meta.com/resources/models-and-libraries/dinov3-downloads/"
 ASK_META = (
     f"accept the DINOv3 License at {DOWNLOADS}, "

@@ -23,6 +23,7 @@ from vitkit.weights.formats import formats
 from vitkit.weights.formats.layout import Hints, Layout, Source
 from vitkit.weights.formats.vitkit import LAYOUT as OWN
 from vitkit.weights.tokenizer import TokenizerPlace
+from vitkit.weights.untrusted import listed
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 COMMENT_LIMIT = 65_535  # bytes of a zip comment, where an .npz stores its card
@@ -37,7 +38,7 @@ def save(model: Model, path: str | Path, format: str | None = None) -> tuple[str
     format = format or format_of(path)
     given, model = model, formats()[format].equivalent(model) if format in formats() else model
     layout = layout_for(model.config, format, path)
-    if reason := rounded_periods(model, layout):
+    if reason := rounded_periods(model, layout) or without_a_name(model, layout):
         raise WeightsError(f"cannot save as {format}: {reason}", code="weights.unsupported")
     in_json = bool(layout.json_files) and not path.suffix
     notes = [*differences(model.config, layout, in_json=in_json), *lost_in_arrays(model, layout, path)]
@@ -100,6 +101,13 @@ def changed_tokens(given: Config, written: Config, format: str) -> list[str]:
     }
     changed = [field for field in notes if getattr(given, field) != getattr(written, field)]
     return [f"{notes[field][getattr(written, field)]}, as {format} needs it" for field in changed]
+
+
+def without_a_name(model: Model, layout: Layout) -> str:
+    """Parameters that a file in this layout would lack; empty if there are none."""
+    stored = {entry.own for entry in layout.entries(model.config)}
+    lost = [name for name, _ in model.named_parameters() if name not in stored]
+    return f"the {layout.name} layout has no names for {listed(lost)}; save it as vitkit" if lost else ""
 
 
 def rounded_periods(model: Model, layout: Layout) -> str:

@@ -206,6 +206,6 @@ FORMAT = Format(
     layouts=(V3_LAYOUT, V2_LAYOUT),
     endings=(".pth", ".pt", ".safetensors"),
     choose=choose,
-    tokens=lambda c: {"class_position": True},
+    tokens=lambda c: {"class_position": True, "mask_token": True},  # by which DINOv2 is recognised
     order=15,
 )

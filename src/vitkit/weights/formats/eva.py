@@ -132,6 +132,8 @@ def unsupported(config: Config) -> str:
         return "timm's class Eva has no bias for keys; use key_bias=False"
     if isinstance(config, ViTConfig) and config.rope == "dinov3" and not config.class_token:
         return "timm's DINOv3 has a class token; build the model with class_token=True"
+    if isinstance(config, ViTConfig) and config.head == "map":
+        return "vitkit has no names of timm's class Eva for head='map'; save it as vitkit"
     if isinstance(config, ViTConfig) and config.registers and config.positions == "1d":
         return "timm's class Eva gives registers positions, and vitkit does not"
     also = ("head", "final_norm", "layer_scale", "qkv_bias", "key_bias", "rope", "mlp", "mlp_norm", "qk_norm")

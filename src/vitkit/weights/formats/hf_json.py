@@ -6,7 +6,9 @@ from typing import Any
 
 from vitkit.errors import WeightsError
 from vitkit.models.card import Preprocessing, pair, shorter_side
+from vitkit.models.rope import KINDS
 from vitkit.models.variants import Config
+from vitkit.models.vit_config import ViTConfig
 from vitkit.weights.formats.layout import read_number
 from vitkit.weights.limits import out_of_range
 
@@ -27,6 +29,15 @@ def read_gelu(settings: Mapping[str, Any], default: str = "gelu") -> str:
 
 def written_gelu(gelu: str) -> str:
     return next(name for name, own in GELU.items() if own == gelu)
+
+
+def check_rope_base(settings: Mapping[str, Any]) -> None:
+    """Refuse a DINOv3 whose RoPE has another base."""
+    if (base := settings.get("rope_theta", KINDS["dinov3"])) != KINDS["dinov3"]:
+        raise WeightsError(
+            f"{CONFIG}: rope_theta is {str(base)[:40]}; vitkit has DINOv3's RoPE with {KINDS['dinov3']:g}",
+            code="weights.unsupported",
+        )
 
 
 def configured_size(settings: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -112,6 +123,24 @@ def size_note(processor: Mapping[str, Any], size: tuple[int, int]) -> str:
         return ""
     pixels = " x ".join(str(side)[:20] for side in output)
     return f"{PREPROCESSOR} says {pixels} pixels; images are resized to the model's {size[0]} x {size[1]}"
+
+
+def shared_json(c: ViTConfig, kind: str, architecture: str) -> dict[str, Any]:
+    """What the config.json of all these models have in common."""
+    return {
+        "architectures": [architecture],
+        "model_type": kind,
+        "hidden_size": c.width,
+        "num_hidden_layers": c.depth,
+        "num_attention_heads": c.heads,
+        "intermediate_size": c.hidden,
+        "patch_size": c.patch,
+        "image_size": c.image_size[0],
+        "num_channels": c.channels,
+        "hidden_act": "silu" if kind == "dinov3_vit" and c.mlp == "swiglu" else written_gelu(c.gelu),
+        "layer_norm_eps": c.norm_eps,
+        "dtype": "float32",
+    }
 
 
 def preprocessor_json(config: Config, p: Preprocessing) -> dict[str, Any]:

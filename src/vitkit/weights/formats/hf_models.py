@@ -13,14 +13,15 @@ from vitkit.weights.formats.dino import FLAT_TOKEN, IMAGENET
 from vitkit.weights.formats.hf_json import (
     CONFIG,
     PREPROCESSOR,
+    check_rope_base,
     configured_size,
     labels_json,
     preprocessor_json,
     read_gelu,
     read_labels,
     read_preprocessing,
+    shared_json,
     size_note,
-    written_gelu,
 )
 from vitkit.weights.formats.layout import (
     NO_KEY_BIAS,
@@ -37,6 +38,7 @@ from vitkit.weights.formats.layout import (
     guess_heads,
     infer_image_size,
     read_number,
+    refuse_flat_patches,
     required_shape,
     square_patch,
     table_entries,
@@ -137,11 +139,17 @@ def dinov3_names(shapes: Shapes) -> dict[str, Source]:
 
 
 def tower_names(shapes: Shapes) -> dict[str, Source]:
-    """The vision tower of a model with text, or alone; pooling's packed q, k, v as query and key_value."""
+    """The vision tower of a model with text, or alone; pooling's packed q, k, v as query and key_value.
+
+    Arrays of neither tower keep their names, so that a classifier, which reads the mean of the patches, is
+    not lost without a word.
+    """
     prefix = TOWER if f"{TOWER}embeddings.patch_embedding.weight" in shapes else ""
+    text = text_rows.hf_canonical(shapes) if prefix else {}
+    of_text = {source.name for source in text.values()}
     sources: dict[str, Source] = {}
     for name, shape in shapes.items():
-        if name == "visual_projection.weight" or (name.startswith(prefix) and "position_ids" not in name):
+        if name not in of_text and "position_ids" not in name:
             short = name.removeprefix(prefix)
             if short.startswith(PACKED) and shape[0] % 3 == 0:
                 part, third = short.removeprefix(PACKED), shape[0] // 3
@@ -149,7 +157,7 @@ def tower_names(shapes: Shapes) -> dict[str, Source]:
                 sources[f"head.attention.key_value.{part}"] = Source(name, rows=(third, 3 * third))
             else:
                 sources[short] = Source(name)
-    return sources | (text_rows.hf_canonical(shapes) if prefix else {})
+    return sources | text
 
 
 def written_tower(name: str, config: Config) -> str:
@@ -170,6 +178,7 @@ def spec_of(
     **options: Any,
 ) -> ModelSpec:  # fmt: skip
     """The model of one of these layouts, from the arrays and config.json."""
+    refuse_flat_patches(shapes, kernel)
     patch_shape = required_shape(shapes, kernel, 4)
     width, patch = patch_shape[0], square_patch((patch_shape[2], patch_shape[3]))
     depth, hidden = count(shapes, layer + "norm1.weight"), required_shape(shapes, down, 2)[1]
@@ -223,6 +232,7 @@ def infer_dinov2(shapes: Shapes, hints: Hints) -> ModelSpec:
 
 def infer_dinov3(shapes: Shapes, hints: Hints) -> ModelSpec:
     settings = hints.files.get(CONFIG, {})
+    check_rope_base(settings)
     biased = "layer.0.attention.q_proj.bias" in shapes
     training = {f"rope_{name}": settings.get(f"pos_embed_{name}") for name in ("shift", "jitter", "rescale")}
     training = {name: float(value) for name, value in training.items() if type(value) in (int, float)}
@@ -315,8 +325,9 @@ def unsupported_dino(config: Config) -> str:
 
 
 def unsupported_clip(config: Config) -> str:
-    if isinstance(config, ViTConfig) and (config.project_bias or config.representation_kind == "tanh"):
-        return "transformers' CLIP has a patch embedding without bias and a linear projection"
+    tanh = isinstance(config, ViTConfig) and config.representation and config.representation_kind == "tanh"
+    if isinstance(config, ViTConfig) and (config.project_bias or tanh):
+        return "transformers' CLIP has a patch embedding without bias, and a linear projection or none"
     also = ("input_norm", "project_bias", "representation", "representation_kind", "text")
     return tower_mismatch(config, siglip=False) or unsupported_fields(config, "Hugging Face", also=also)
 
@@ -341,23 +352,6 @@ def mlp_ratio(c: ViTConfig) -> int | None:
     return None
 
 
-def shared_json(c: ViTConfig, kind: str, architecture: str) -> dict[str, Any]:
-    return {
-        "architectures": [architecture],
-        "model_type": kind,
-        "hidden_size": c.width,
-        "num_hidden_layers": c.depth,
-        "num_attention_heads": c.heads,
-        "intermediate_size": c.hidden,
-        "patch_size": c.patch,
-        "image_size": c.image_size[0],
-        "num_channels": c.channels,
-        "hidden_act": "silu" if kind == "dinov3_vit" and c.mlp == "swiglu" else written_gelu(c.gelu),
-        "layer_norm_eps": c.norm_eps,
-        "dtype": "float32",
-    }
-
-
 def config_json(c: Config) -> dict[str, Any]:
     assert isinstance(c, ViTConfig)
     if c.rope == "dinov3":
@@ -378,9 +372,11 @@ def config_json(c: Config) -> dict[str, Any]:
         own = {"use_swiglu_ffn": c.mlp == "swiglu", "qkv_bias": c.qkv_bias}
         own |= {"mlp_ratio": mlp_ratio(c)} | ({"num_register_tokens": c.registers} if c.registers else {})
         return shared_json(c, kind[0], architecture) | own
-    if c.input_norm:
+    if c.input_norm and c.representation:
         projection = {"projection_dim": c.representation}
         vision = shared_json(c, "clip_vision_model", "CLIPVisionModelWithProjection") | projection
+    elif c.input_norm:
+        vision = shared_json(c, "clip_vision_model", "CLIPVisionModel")
     else:
         vision = shared_json(c, "siglip_vision_model", "SiglipVisionModel")
     return text_rows.both_json(c.text, vision) if c.text else vision

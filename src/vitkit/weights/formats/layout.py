@@ -250,6 +250,16 @@ def required_shape(shapes: Shapes, name: str, axes: int) -> tuple[int, ...]:
     return shapes[name]
 
 
+def refuse_flat_patches(shapes: Shapes, kernel: str) -> None:
+    """Refuse NaFlex models (SigLIP 2), which embed flattened patches of images of any aspect ratio."""
+    if len(shapes.get(kernel, ())) == 2:
+        raise WeightsError(
+            f"array {kernel!r} of shape {shapes[kernel]} embeds flattened patches: a NaFlex model, which "
+            "vitkit does not have; take one of a fixed size (vitkit list weights)",
+            code="weights.unsupported",
+        )
+
+
 def square_patch(kernel: tuple[int, int]) -> int:
     if kernel[0] != kernel[1]:
         raise WeightsError(

@@ -24,6 +24,7 @@ from vitkit.weights.formats.layout import (
     heads_in,
     heads_out,
     infer_image_size,
+    refuse_flat_patches,
     required_shape,
     square_patch,
     unsupported_fields,
@@ -75,6 +76,7 @@ def published_name(rest: str) -> str:
 
 
 def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
+    refuse_flat_patches(shapes, "embedding/kernel")
     kernel = required_shape(shapes, "embedding/kernel", 4)
     depth = len({m[1] for name in shapes if (m := re.match(r"Transformer/encoderblock_(\d+)/", name))})
     block = BLOCK.format(0)

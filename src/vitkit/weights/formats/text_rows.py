@@ -11,6 +11,7 @@ from vitkit.models.text_tower import LARGEST, TextConfig
 from vitkit.weights.formats.hf_json import CONFIG, read_gelu, written_gelu
 from vitkit.weights.formats.layout import (
     DENSE,
+    HEADS,
     SAME,
     Entry,
     Form,
@@ -95,7 +96,7 @@ def hf_text(shapes: Shapes, hints: Hints, *, siglip: bool) -> TextConfig | None:
         length=required_shape(shapes, "text.embeddings.position_embedding.weight", 2)[0],
         width=width,
         depth=depth,
-        heads=guess_heads(width, depth, hidden, Hints(heads=heads) if heads or width % 64 == 0 else hints)[0],
+        heads=heads or text_heads(width, depth, hidden, hints),
         hidden=hidden,
         output=required_shape(shapes, projection, 2)[0],
         gelu=read_gelu(settings, "gelu_pytorch_tanh" if siglip else "quick_gelu"),
@@ -106,6 +107,17 @@ def hf_text(shapes: Shapes, hints: Hints, *, siglip: bool) -> TextConfig | None:
         output_bias=siglip,
         sigmoid=siglip,
     )
+
+
+def text_heads(width: int, depth: int, hidden: int, hints: Hints) -> int:
+    """The number of heads, of which the arrays say nothing: they are 64 wide, but for SigLIP's So400m.
+
+    Sizes of image towers say nothing either: with that of ViT-H, the text tower of CLIP G has 20 heads.
+    """
+    published = HEADS.get((width, depth, hidden, "gelu"))
+    if published is None and width % 64:
+        return guess_heads(width, depth, hidden, hints)[0]
+    return published or width // 64
 
 
 def hf_json(c: TextConfig) -> dict[str, Any]:
@@ -182,7 +194,7 @@ def clip_text(shapes: Shapes, hints: Hints) -> TextConfig | None:
         length=required_shape(shapes, positions, 2)[0],
         width=width,
         depth=layers,
-        heads=guess_heads(width, layers, hidden, Hints() if width % 64 == 0 else hints)[0],
+        heads=text_heads(width, layers, hidden, hints),
         hidden=hidden,
         output=projection[0 if layer else 1],
         gelu="tanh" if siglip else "quick",

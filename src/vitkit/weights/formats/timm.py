@@ -1,6 +1,7 @@
 """The timm format: ViTs and hybrids in timm's names, which DeiT, MAE, DINO and open_clip's SigLIP share."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +35,8 @@ from vitkit.weights.formats.layout import (
 )
 from vitkit.weights.formats.text_rows import clip_canonical, clip_rows, clip_text
 from vitkit.weights.formats.timm_config import (
+    CONFIG,
+    check_rope,
     is_eva,
     json_files,
     read_config,
@@ -44,6 +47,7 @@ from vitkit.weights.formats.timm_config import (
 
 STEM = "patch_embed.backbone"
 TRUNK = "visual.trunk."  # of a timm model in open_clip's files
+QUICK = re.compile(r"openai|metaclip_\w+")  # tags of CLIP towers that were trained with QuickGELU
 DECODER = ("decoder_", "mask_token")  # of a masked autoencoder; not part of the encoder
 
 
@@ -54,7 +58,8 @@ def recognises(shapes: Shapes) -> bool:
 def canonical_names(shapes: Shapes) -> dict[str, Source]:
     """Without open_clip's prefix and text tower; DeiT III names LayerScale gamma_1 and gamma_2."""
     prefix = TRUNK if f"{TRUNK}patch_embed.proj.weight" in shapes else ""
-    names = {name: name.removeprefix(prefix) for name in shapes if name.startswith(prefix)}
+    tower = prefix.partition(".")[0]  # a projection after the trunk is in no entry, and must not be lost
+    names = {name: name.removeprefix(prefix) for name in shapes if name.startswith(tower)}
     return {
         re.sub(r"^(blocks\.\d+)\.gamma_([12])$", r"\1.ls\2.gamma", short): Source(name)
         for name, short in names.items()
@@ -274,12 +279,34 @@ def native(config: Config) -> Config:
     return with_numerics(config, stem, gelu=gelu, norm_eps=1e-5 if config.input_norm else 1e-6)
 
 
+def vit_spec(shapes: Shapes, hints: Hints) -> ModelSpec:
+    """The model of a file of class VisionTransformer, with a note where its GELU is not certain."""
+    spec = infer(shapes, hints)
+    assert isinstance(spec.config, ViTConfig)
+    note = gelu_note(spec.config, hints.files.get(CONFIG, {}), read_config(hints.files)["pretrained_cfg"])
+    if not note or "gelu" in read_fields(hints.files, hints):
+        return spec
+    return replace(spec, notes=(*spec.notes, note))
+
+
+def gelu_note(config: ViTConfig, content: Mapping[str, Any], pretrained_cfg: Mapping[str, Any]) -> str:
+    """What to do if the arrays are of a model with another GELU than timm's default; often nothing."""
+    named = "architecture" in content
+    if config.input_norm and (not named or QUICK.fullmatch(str(pretrained_cfg.get("tag", "")))):
+        return "erf GELU, as timm computes; OpenAI's were trained with QuickGELU: gelu='quick' (--gelu quick)"
+    if config.head == "map" and not named:
+        return "erf GELU, as most of timm's SigLIP; they were trained with tanh: gelu='tanh' (--gelu tanh)"
+    return ""
+
+
 def eva_spec(shapes: Shapes, hints: Hints) -> ModelSpec:
     """The model of a file of class Eva, with what timm's config.json says about it."""
     metadata, stated = read_config(hints.files), read_fields(hints.files, hints)
     patch, entries = required_shape(shapes, "patch_embed.proj.weight", 4)[2], shapes.get("pos_embed", (1, 0))
     hints = with_stated_size(replace(hints, heads=stated.get("heads")), entries[1], 1, patch)
     spec = eva.infer(shapes, hints)
+    assert isinstance(spec.config, ViTConfig)
+    check_rope(metadata["model_args"], spec.config.rope)
     labels = metadata["label_names"] if len(metadata["label_names"]) == spec.config.classes else ()
     spec = replace(spec, preprocessing=read_preprocessing(metadata["pretrained_cfg"]), labels=labels)
     if "head" in stated:
@@ -309,7 +336,7 @@ LAYOUT = Layout(
     name="timm",
     recognises=recognises,
     canonical_names=canonical_names,
-    infer=infer,
+    infer=vit_spec,
     entries=entries,
     constants=projection_bias,
     unsupported=unsupported,

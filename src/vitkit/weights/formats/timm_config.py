@@ -22,6 +22,11 @@ ARCHITECTURES: tuple[tuple[str, dict[str, Any]], ...] = (
     (r".*_clip_quickgelu_.*", {"gelu": "quick"}),
     (r"vit_base_patch16_rpn_224|eva02_enormous_.*", {}),
 )
+ROPE: dict[str, dict[str, Any]] = {  # what timm's arguments may say of it
+    "dinov3": {"rope_type": "dinov3", "rope_temperature": 100.0, "rope_rotate_half": True},
+    "eva02": {"rope_type": "cat", "rope_temperature": 10_000.0, "rope_rotate_half": False,
+              "ref_feat_shape": [16, 16]},
+}  # fmt: skip
 SIZES = {"Ti": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge"}
 PATCHES = {"tiny": (16,), "small": (8, 16, 32), "base": (8, 16, 32), "large": (16, 32), "huge": (14,)}
 STEMS = {  # blocks of a hybrid's stem -> architecture
@@ -82,6 +87,16 @@ def read_fields(files: Mapping[str, Any], hints: Hints) -> dict[str, Any]:
     if pooling in tuple(POOLING):
         fields["head"] = POOLING[pooling]
     return fields
+
+
+def check_rope(arguments: Mapping[str, Any], rope: str) -> None:
+    """Refuse arguments of another RoPE than vitkit computes for these arrays."""
+    for name, own in ROPE.get(rope, {}).items():
+        if arguments.get(name, own) not in (own, None):
+            raise WeightsError(
+                f"{CONFIG}: {name} is {str(arguments[name])[:40]!r}; vitkit has this RoPE with {own!r}",
+                code="weights.unsupported",
+            )
 
 
 def read_size(files: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -194,8 +209,7 @@ def eva_args(config: ViTConfig) -> dict[str, Any]:
         "use_fc_norm": config.final_norm == "pooled",
         "ref_feat_shape": [16, 16] if config.rope == "eva02" else None,
     }
-    rope = {"rope_type": "dinov3", "rope_temperature": 100.0, "rope_rotate_half": True}
-    return arguments | (rope if config.rope == "dinov3" else {})
+    return arguments | (ROPE["dinov3"] if config.rope == "dinov3" else {})
 
 
 def config_json(model: Model) -> dict[str, Any]:

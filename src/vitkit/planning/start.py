@@ -1,0 +1,56 @@
+"""What a run starts from, known before any number of it is read: its sizes, and the resolution that fits."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from vitkit.errors import Error
+from vitkit.io.system import total_memory
+from vitkit.metrics.cost import parameters
+from vitkit.models.variants import Config, skeleton, variant, with_options
+from vitkit.models.vit import ViTConfig
+from vitkit.planning.automatic import Choice, Circumstances, may_choose
+from vitkit.recipes.recipe import Recipe
+from vitkit.weights.load import config_of
+from vitkit.weights.published import PUBLISHED
+
+NATIVE = 256  # pixels up to which weights are fine-tuned at their own resolution, and not at 224
+
+
+def starting_config(recipe: Recipe) -> Config | None:
+    """The configuration of the weights or of the named model; None if the recipe names neither."""
+    if recipe.weights:
+        weight = None if Path(recipe.weights).exists() else PUBLISHED.get(recipe.weights)
+        if weight is None:
+            return config_of(recipe.weights)
+        return replace(variant(weight.model), image_size=(weight.pixels, weight.pixels))
+    return with_options(variant(recipe.model), recipe.model_options) if recipe.model else None
+
+
+def check_size(config: Config, name: str) -> None:
+    """Refuse a model that this machine cannot hold, before it tries to."""
+    count, most = parameters(skeleton(config)), total_memory()
+    if 4 * count > most:
+        raise Error(
+            f"{name} has {count / 1e9:.1f} billion parameters, {4 * count / 1e9:.1f} GB in float32, and this "
+            f"machine has {most / 1e9:.1f} GB of memory; use a smaller model or a larger machine",
+            code="training.out-of-memory",
+        )
+
+
+def fit_resolution(
+    recipe: Recipe, known: Circumstances, config: Config | None
+) -> tuple[Recipe, Choice | None]:
+    """The chosen resolution in whole patches; that of the weights if it is close or cannot be changed."""
+    if not (isinstance(config, ViTConfig) and recipe.weights and may_choose("image_size", recipe, known)):
+        return recipe, None
+    pixels, own, stride = recipe.image_size[0], config.image_size, config.stride
+    close = own[0] == own[1] and pixels == 224 < own[0] <= NATIVE and config.positions != "none"
+    if config.positions == "relative" or close:
+        size, reason = own, "the resolution of the weights"
+    else:
+        size = (max(1, round(pixels / stride)) * stride,) * 2
+        reason = f"whole patches of {stride} pixels"
+    if size == recipe.image_size:
+        return recipe, None
+    text = str(size[0]) if size[0] == size[1] else f"{size[0]}x{size[1]}"
+    return replace(recipe, image_size=size), Choice(f"resolution {text}", reason)
