@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from sigterm import sigterm_at
 from test_cli import run
 from test_experiment import go, rows, same, tiny
-from together import go as one_of_many
 from together import batches, in_bfloat16, losses, together
+from together import go as one_of_many
 
 import vitkit
 from vitkit.recipes import recipe
