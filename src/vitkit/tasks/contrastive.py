@@ -148,12 +148,12 @@ class Contrastive(SelfSupervised):
     about: ClassVar[str] = "by contrastive learning (MoCo v3), without labels,"
     batch_note: ClassVar[str] = "the first of two views"
 
-    temperature: float = 0.2
+    temperature: float = 0.2  # by which the similarities of query and keys are divided
     momentum: float = 0.99  # of the averaged weights at the start; rises to 1 by a cosine
     hidden: int = 4096  # width of the hidden layers of projector and predictor
-    key_width: int = 256
-    projector_layers: int = 3
-    predictor_layers: int = 2
+    key_width: int = 256  # numbers of a key
+    projector_layers: int = 3  # linear layers of the projector
+    predictor_layers: int = 2  # linear layers of the predictor
     frozen_patches: str = "auto"  # keep the random patch embedding; auto: only when training from scratch
 
     def __post_init__(self) -> None:

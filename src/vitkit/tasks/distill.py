@@ -1,4 +1,12 @@
-"""Distillation of features: a student learns to predict the features of a frozen teacher, without labels."""
+"""Distillation of features: a student learns to predict the features of a frozen teacher, without labels.
+
+The loss is `global_weight` times the squared error of the teacher's feature (the input of its head, which is
+the class token of most) plus `dense_weight` times that of its patches. Each is a mean over channels (and
+patches) against a target that is standardised over its channels to mean 0 and variance 1: near 1 at the
+start, 0 for a perfect copy. Linear layers map the student's features to the teacher's, and its patches are
+interpolated to the teacher's grid. Teacher and student see the same view, also where the recipe mixes images:
+mixup=1 is LightlyTrain's uniform share, with the previous image of the batch in any process as partner.
+"""
 
 # B: batch size, D: features
 
@@ -31,14 +39,7 @@ PASSES: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()  # of the teac
 @register
 @dataclass(frozen=True, kw_only=True)
 class Distill(SelfSupervised):
-    """The teacher, the size of its images, and the weights of the two parts of the loss.
-
-    The loss is global_weight times the squared error of the teacher's feature (the input of its head, which
-    is the class token of most) plus dense_weight times that of its patches; each is a mean over channels, and
-    patches, against a target that is standardised to mean 0 and variance 1. Linear layers map the student's
-    features to the teacher's, and its patches are interpolated to the teacher's grid. Teacher and student
-    see the same view, also where the recipe mixes images.
-    """
+    """A teacher's features: which teacher, the size of its images, and the weights of the parts of the loss."""
 
     name: ClassVar[str] = "distill"
     unused_fields: ClassVar[tuple[str, ...]] = tuple(
@@ -52,8 +53,8 @@ class Distill(SelfSupervised):
 
     teacher: str = ""  # a file or a published name
     teacher_size: int = 0  # pixels of a side of the teacher's images; 0: its own size
-    global_weight: float = 1.0
-    dense_weight: float = 1.0  # 0: patches are not compared
+    global_weight: float = 1.0  # of the feature in the loss
+    dense_weight: float = 1.0  # of the patches in the loss; 0: they are not compared
     distort: bool = True  # random colours and grayscale besides the recipe's augmentations
 
     def configure(self, config: Config) -> Config:

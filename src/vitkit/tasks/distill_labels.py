@@ -1,4 +1,9 @@
-"""Distillation of labels (DeiT): classification with a token that learns the answers of a frozen teacher."""
+"""Distillation of labels (DeiT): classification with a token that learns the answers of a frozen teacher.
+
+The class token learns the labels, the distillation token the answers: the teacher's best class (hard), or its
+probabilities at a temperature (soft). The saved model is a classifier whose logits are the mean of both
+tokens' logits. Teacher and student see the same, possibly mixed, images.
+"""
 
 # B: batch size, K: classes
 
@@ -27,12 +32,7 @@ KINDS = ("hard", "soft")
 @register
 @dataclass(frozen=True, kw_only=True)
 class DistillLabels(Classify):
-    """DeiT: (1 - alpha) times the loss of the labels, plus alpha times that of the teacher's answers.
-
-    The class token learns the labels, the distillation token the answers: the teacher's best class (hard),
-    or its probabilities at a temperature (soft). The saved model is a classifier whose logits are the mean of
-    both tokens' logits. Teacher and student see the same, possibly mixed, images.
-    """
+    """DeiT: (1 - alpha) times the loss of the labels, plus alpha times that of the teacher's answers."""
 
     name: ClassVar[str] = "distill_labels"
     unused_fields: ClassVar[tuple[str, ...]] = ("patch_sizes", "optimizer.layer_decay")
