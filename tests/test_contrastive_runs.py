@@ -142,6 +142,13 @@ def test_from_weights_the_patch_embedding_is_trained(straight, tmp_path):
     assert not torch.equal(before, after)
 
 
+def test_collapsed_features_end_a_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("vitkit.tasks.contrastive.GRACE", 3)
+    monkeypatch.setattr("vitkit.tasks.contrastive.COLLAPSED", 10.0)
+    with refused("training.collapsed", "step 4"):
+        go(tmp_path, contrastive())
+
+
 def test_a_resnet_is_refused(tmp_path):
     with refused("model.unsupported", "contrastive"):
         go(tmp_path, contrastive(model="BiT-R50x1", model_options=()))

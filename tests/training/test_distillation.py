@@ -14,6 +14,7 @@ from torch import nn
 
 from vitkit.data.sources.source import digits
 from vitkit.data.views import View, normalise
+from vitkit.models.adapt import adapt
 from vitkit.models.card import Preprocessing
 from vitkit.models.student import (
     FrozenTeacher,
@@ -92,6 +93,27 @@ def test_a_resnet_teaches_too():
     feature, cells, grid = FrozenTeacher(model, Preprocessing(), (64, 96)).features(torch.randn(2, 3, 32, 32))
     assert feature.shape == (2, 1024) and cells.shape == (2, 6, 1024) and grid == (2, 3)
     assert torch.allclose(cells.mean(1), feature) and feature.std() > 0
+
+
+def test_a_teacher_like_dinov2_teaches_small_patches(small, tmp_path):
+    """Patches of 14 pixels, registers, LayerScale, a mask token: 3 x 3 patches for the student's 4 x 4."""
+    model = small(width=48, patch=14, image_size=(56, 56), classes=0, registers=4, layer_scale=True,
+                  mask_token=True, position_resize="timm")  # fmt: skip
+    model.preprocessing = IMAGENET
+    save(model, tmp_path / "dinov2.safetensors")
+    task = Distill(teacher=str(tmp_path / "dinov2.safetensors"), teacher_size=42)
+    learner = student(small, task, image_size=(16, 16), patch=4)
+    module = task.build(learner).train()
+    feature, patches, grid = module.frozen.features(torch.randn(2, 3, 16, 16))
+    assert feature.shape == (2, 48) and patches.shape == (2, 9, 48) and grid == (3, 3)
+    task.objective(learner)(module, {"image": images(side=16)})["loss"].backward()
+    assert all(p.grad.isfinite().all() for p in module.parameters())
+    seen = adapt(load(tmp_path / "dinov2.safetensors"), image_size=42).eval()
+    x = torch.randn(2, 3, 42, 42)
+    with torch.no_grad():
+        same = FrozenTeacher(load(tmp_path / "dinov2.safetensors"), IMAGENET, (42, 42)).features(x)
+        assert torch.allclose(same[0], seen.tokens(x)[:, 0], atol=1e-5)
+        assert torch.allclose(same[1], seen.tokens(x)[:, 5:], atol=1e-5)
 
 
 @pytest.mark.parametrize("head", ["token", "gap", "map", "token+gap"])

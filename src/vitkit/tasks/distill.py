@@ -39,7 +39,7 @@ PASSES: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()  # of the teac
 @register
 @dataclass(frozen=True, kw_only=True)
 class Distill(SelfSupervised):
-    """A teacher's features: which teacher, the size of its images, and the weights of the parts of the loss."""
+    """A teacher's features: the teacher, the size of its images, and the weights of the parts of the loss."""
 
     name: ClassVar[str] = "distill"
     unused_fields: ClassVar[tuple[str, ...]] = tuple(
