@@ -231,13 +231,13 @@ class Contrastive(SelfSupervised):
 
     @torch.no_grad()
     def outputs(self, module: nn.Module, batch: Batch, context: Evaluation) -> Tensor:
-        """Features, queries and keys of an image and of its mirror image, (B, D + 4 E)."""
-        images, p = context.place(batch)["image"], self.extract(module).preprocessing
-        views = [normalise(view, p.mean, p.std) for view in (images, images.flip(-1))]
-        return torch.cat([rows.float() for rows in module(*views)], dim=1).cpu()
+        """Features of an image, and queries and keys of it and of its centre, (B, D + 4 E)."""
+        p = self.extract(module).preprocessing
+        images = normalise(context.place(batch)["image"], p.mean, p.std)
+        return torch.cat([rows.float() for rows in module(images, centre(images))], dim=1).cpu()
 
     def evaluate(self, module: nn.Module, batches: Iterable[Batch], context: Evaluation) -> FeatureMetrics:
-        """The loss without distortions: the views are an image and its mirror image.
+        """The loss without distortions: the views are an image and its centre, enlarged.
 
         Images are compared in groups of at most 256 in the order of the data, so that neither the batch size
         nor the number of processes matters.
@@ -257,6 +257,13 @@ class Contrastive(SelfSupervised):
         return FeatureMetrics(
             len(table), loss / len(table), float(feature_std(features)), effective_rank(features)
         )
+
+
+def centre(images: Tensor) -> Tensor:
+    """The central three quarters of each side of images (B, 3, H, W), at the same size."""
+    height, width = images.shape[-2:]
+    part = images[..., height // 8 : height - height // 8, width // 8 : width - width // 8]
+    return F.interpolate(part, (height, width), mode="bilinear", align_corners=False)
 
 
 def whole_loss(rows: Tensor, temperature: float) -> Tensor:
