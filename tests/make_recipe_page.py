@@ -88,6 +88,8 @@ def table(cls: type, prefix: str = "", option: str = "") -> str:
     names = {own: grouped for grouped, own in GROUPED.items()}
     for field in dataclasses.fields(cls):
         name = option + prefix + field.name
+        if field.name in getattr(cls, "from_recipe", ()):  # of a task: fields of the recipe set these
+            continue
         if cls is Recipe and field.name in {*PARTS, "model_options", "task_options"}:
             lines.append(f"| `{name}` | | | | [below](#{field.name.replace('_', '-')}) |")
         elif not option or field.name not in ELSEWHERE or prefix:

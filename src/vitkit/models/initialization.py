@@ -1,5 +1,6 @@
 """Initialisation of fresh models, as published."""
 
+import hashlib
 import math
 
 import torch
@@ -125,6 +126,13 @@ def initialise_norms(model: nn.Module) -> None:
 def dense_zero_bias(dense: nn.Linear, generator: Generator) -> None:
     xavier(dense.weight, generator)
     nn.init.zeros_(dense.bias)
+
+
+def generator_of(weight: Tensor) -> torch.Generator:
+    """Random numbers for layers around a model with this weight: alike in every process, as the model is."""
+    content = weight.detach().float().cpu().contiguous().numpy().tobytes()
+    seed = int.from_bytes(hashlib.sha256(content).digest()[:8], "little") >> 1
+    return torch.Generator().manual_seed(seed)
 
 
 def xavier(kernel: Tensor, generator: Generator) -> None:

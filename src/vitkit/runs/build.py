@@ -333,8 +333,8 @@ def start_training(recipe: Recipe, task: Task, model: Model, runtime: Runtime) -
             "--compile does not support patch_sizes: each size would be compiled anew; omit --compile",
             code="request.conflict",
         )
-    module = task.build(model)
-    freeze(task.extract(module), recipe.train, recipe.lora, recipe.seed)
+    freeze(model, recipe.train, recipe.lora, recipe.seed)
+    module = task.build(model)  # which may freeze more
     state = TrainState.start(runtime.place(module), recipe.optimizer)
     if type(task).before_update is not Task.before_update:
         state.optimizer.register_step_pre_hook(lambda *_: task.before_update(state.model, state.optimizer))

@@ -25,9 +25,12 @@ class StudentTeacher(nn.Module):
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self.steps = 1  # of the run, set by `Task.begin`
 
-    def cosine(self, first: float, last: float) -> Tensor:
-        """The value at this step of a cosine schedule over the run, which would reach `last` at its end."""
-        progress = (self.step / self.steps).clamp(max=1)
+    def cosine(self, first: float, last: float, ahead: int = 0) -> Tensor:
+        """The value at this step of a cosine schedule over the run, which would reach `last` at its end.
+
+        ahead: so many steps later.
+        """
+        progress = ((self.step + ahead) / self.steps).clamp(max=1)
         return last + 0.5 * (first - last) * (1 + torch.cos(math.pi * progress))
 
     def linear(self, first: float, last: float, steps: float) -> Tensor:
