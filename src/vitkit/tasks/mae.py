@@ -29,7 +29,7 @@ from vitkit.models.reconstruction import (
     initialise_as_mae,
     visible_patches,
 )
-from vitkit.models.variants import Config, Model, fresh
+from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViT, ViTConfig
 from vitkit.options import Range
 from vitkit.tasks.masked import FIXED, GREY, patches_in, patches_of
@@ -72,7 +72,7 @@ class Mae(SelfSupervised):
         return decoder_config(config, self.decoder_width, self.decoder_depth, self.decoder_heads)
 
     def initial(self, config: Config, seed: int) -> Model:
-        model = fresh(config, seed=seed)
+        model = super().initial(config, seed)
         initialise_as_mae(model, torch.Generator().manual_seed(seed))
         return model
 

@@ -50,9 +50,15 @@ class SelfSupervised(Task):
     def configure(self, config: Config) -> Config:
         return headless(config, self.name)
 
+    def initial(self, config: Config, seed: int) -> Model:
+        model = super().initial(config, seed)
+        model.task = self.name  # its file says so, since fine-tuning depends on it
+        return model
+
     def extend(self, model: Model) -> Model:
         if model.config.classes or getattr(model.config, "representation", 0):
-            return adapt(model, classes=0, keep_representation=False)
+            model = adapt(model, classes=0, keep_representation=False)
+        model.task = self.name
         return model
 
     def each(self, module: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
