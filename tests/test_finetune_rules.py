@@ -140,6 +140,7 @@ def test_weights_of_mae_are_fine_tuned_as_published(name, decay, drop):
     chosen = []
     tuned = automatic.decide(r, finetune_rules.RULES, known(train, GPU), chosen.append)
     assert (tuned.optimizer.layer_decay, tuned.stochastic_depth) == (decay, drop)
+    assert tuned.pooling == ("mean" if drop else "model")
     assert any("layer decay" in choice.what for choice in chosen) == bool(drop)
     fixed = known(train, GPU, set=("optimizer.layer_decay=0.9",))
     assert automatic.decide(r, finetune_rules.RULES, fixed, chosen.append).stochastic_depth == 0

@@ -161,6 +161,8 @@ def test_from_the_command_line_to_a_classifier(tmp_path, capsys, task):
     assert len(model.labels) == 10 and model.config.image_size == (24, 24)
     tuned = json.loads((tmp_path / "tuned" / "recipe.json").read_text())
     assert (tuned["optimizer"]["layer_decay"], tuned["stochastic_depth"]) == (0.65, 0.1)
+    assert (model.config.head, model.config.final_norm, model.config.class_token) == ("gap", "pooled", True)
+    assert model.pool_norm.weight.ne(1).any()  # it is trained
     assert vitkit.load(out).task == task and model.task == "classify"
     copied = tmp_path / "copied.safetensors"
     copied.write_bytes((out / "model.safetensors").read_bytes())
@@ -209,3 +211,12 @@ def test_what_mae_cannot_train_is_said_before_anything_runs(tmp_path: Path):
             )
     with refused("recipe.value", "objective=mae", "mixup"):
         training(mixup=0.2)
+
+
+def test_a_new_pooling_is_refused_where_it_has_no_use(tmp_path):
+    with refused("recipe.value", "pooling=mean"):
+        training(pooling="mean")
+    with refused("recipe.value", "pooling=mean"):
+        tiny(pooling="mean", train="lora")
+    with refused("request.conflict", "pooling=mean"):
+        go(tmp_path, tiny(pooling="mean"))

@@ -59,6 +59,23 @@ def test_the_whole_head_goes_unless_the_representation_is_kept(small):
     assert kept.head.weight.shape == (3, 16)
 
 
+def test_mean_pooling_reads_the_patches_through_a_new_norm(small):
+    model = small(registers=2)
+    new = vitkit.adapt(model, classes=3, mean_pooling=True)
+    assert (new.config.head, new.config.final_norm, new.config.class_token) == ("gap", "pooled", True)
+    images = torch.randn(2, 3, 32, 32)
+    patches, grid = model.patches(images)
+    *_, before = list(model.encoder.states(model.embed(patches, grid), grid, model.inject(grid)))[:-1]
+    last = model.encoder.blocks[-1](before)[:, 3:].mean(1)  # without the final norm
+    expected = torch.nn.functional.layer_norm(last, (last.shape[1],), eps=model.config.norm_eps)
+    assert torch.allclose(new.features(images), expected, atol=1e-5)
+    again = vitkit.adapt(new, classes=2, mean_pooling=True)
+    assert torch.equal(again.features(images), new.features(images))
+    for other in (vitkit.build("BiT-R50x1", image_size=64), small(distilled=True)):
+        with refused("model.unsupported", "pooling"):
+            vitkit.adapt(other, classes=3, mean_pooling=True)
+
+
 def test_without_classes_the_head_stays(small):
     model = small(representation=16)
     images = torch.randn(1, 3, 32, 32)

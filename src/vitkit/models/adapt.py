@@ -31,6 +31,7 @@ def adapt(
     multilabel: bool = False,
     keep_representation: bool = False,
     resize: str | None = None,
+    mean_pooling: bool = False,
     **training: Any,
 ) -> Model:
     """A copy of the model with a zero head for `classes` (or `labels`); the old model is not changed.
@@ -39,6 +40,7 @@ def adapt(
     patch                resize the patch embedding by the pseudo-inverse, as FlexiViT; the image size stays
     multilabel           an image may have several labels: every output has its own sigmoid
     keep_representation  keep the tanh layer of the pre-training head and replace only the last layer
+    mean_pooling         the head reads the mean of the patches through a new norm, instead of the final norm
     training             fields without parameters: dropout, stochastic_depth, merge_tokens, ...
     """
     labels = tuple(labels)
@@ -47,6 +49,9 @@ def adapt(
         raise Error(f"there are {len(labels)} labels for {classes} classes", code="data.labels")
     check_training(model, training)
     changes = training | {"text": None} | ({} if resize is None else {"position_resize": resize})
+    if mean_pooling:
+        check_poolable(model)
+        changes |= {"head": "gap", "final_norm": "pooled"}
     if image_size is not None:
         changes["image_size"] = pair(image_size)
     if patch is not None:
@@ -63,6 +68,8 @@ def adapt(
     state |= resized_positions(model, config)
     if patch is not None:
         state["project.weight"] = resize_patch(state["project.weight"], patch)
+    if mean_pooling:
+        state = fresh_pool_norm(model) | state  # a model that pools like this keeps its norm
     state |= zero_heads(model, new) if classes is not None else {}
     new.load_state_dict({name: state[name] for name in new.state_dict()}, assign=True)
     new.requires_grad_(True)
@@ -124,6 +131,19 @@ def zero_heads(model: Model, new: Model) -> dict[str, Tensor]:
     old = next(iter(model.parameters()))
     heads = {n: t.shape for n, t in new.state_dict().items() if n.startswith(HEADS)}
     return {name: torch.zeros(shape, dtype=old.dtype, device=old.device) for name, shape in heads.items()}
+
+
+def fresh_pool_norm(model: Model) -> dict[str, Tensor]:
+    """A norm after pooling, of ones and zeros, with the dtype and on the device of the model."""
+    ones = next(iter(model.parameters())).new_ones(model.config.width)
+    return {"pool_norm.weight": ones, "pool_norm.bias": torch.zeros_like(ones)}
+
+
+def check_poolable(model: Model) -> None:
+    """Refuse mean pooling for a ResNet, which has no patches, and for two tokens with a head each."""
+    if not isinstance(model, ViT) or model.config.distilled:
+        kind = "a model with a distillation token" if isinstance(model, ViT) else "a ResNet"
+        raise Error(f"{kind} has a pooling of its own; use pooling=model", code="model.unsupported")
 
 
 def linear_heads(model: Model) -> list[nn.Linear]:

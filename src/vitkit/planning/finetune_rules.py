@@ -47,10 +47,10 @@ LOOKED_AT = 2_000  # images at most for this comparison
 # and 88.6 % of a balanced test set), so that images are drawn as they are.
 IMBALANCE = 10
 
-# Weights that reconstruct pixels (MAE, SimMIM) were trained for other layers than a classifier's. Their papers
-# fine-tune them with a steeper layer decay, stochastic depth and for longer: MAE B 0.65 and 0.1, L 0.75 and
-# 0.2, H 0.75 and 0.3; SimMIM B 0.65 and 0.1; 100 epochs for B, where supervised weights take fewer. Twice
-# vitkit's own length is an estimate; it was not measured.
+# Weights that reconstruct pixels (MAE, SimMIM): no token was trained for a head, so that the head reads the
+# mean of the patches through a new norm. Their papers fine-tune them with a steeper layer decay, stochastic
+# depth and for longer: MAE B 0.65 and 0.1, L 0.75 and 0.2, H 0.75 and 0.3; SimMIM B 0.65 and 0.1; 100 epochs
+# for B, where supervised weights take fewer. Twice vitkit's own length is an estimate that was not measured.
 RECONSTRUCTION = ("mae", "simmim")
 RECONSTRUCTION_DECAY = ((1280, 0.75, 0.3), (1024, 0.75, 0.2), (0, 0.65, 0.1))  # from a width on
 LONGER = 2
@@ -107,8 +107,8 @@ def choose_rate(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | 
     return replace(recipe, schedule=schedule), Choice(f"learning rate {rate:g}", f"for batch {recipe.batch}")
 
 
-def choose_layer_decay(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
-    """Layer decay and stochastic depth of the paper, for weights that reconstruct pixels."""
+def choose_for_reconstruction(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
+    """Layer decay, stochastic depth and pooling of the paper, for weights that reconstruct pixels."""
     task, width = pretraining(recipe.weights)
     if task not in RECONSTRUCTION or not open_to_rules(recipe, known, "optimizer", "train"):
         return recipe, None
@@ -116,7 +116,9 @@ def choose_layer_decay(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Ch
     recipe = replace(recipe, optimizer=replace(recipe.optimizer, layer_decay=decay))
     if "stochastic_depth" not in known.fixed:
         recipe = replace(recipe, stochastic_depth=drop)
-    what = f"layer decay {decay:g}, stochastic depth {recipe.stochastic_depth:g}"
+    if "pooling" not in known.fixed:
+        recipe = replace(recipe, pooling="mean")
+    what = f"layer decay {decay:g}, stochastic depth {recipe.stochastic_depth:g}, pooling {recipe.pooling}"
     return recipe, Choice(what, f"as published for weights that {task} has trained, of this size")
 
 
@@ -183,5 +185,5 @@ def fit_model(
 
 
 RULES: tuple[Rule, ...] = (
-    choose_batch, choose_length, choose_rate, choose_layer_decay, mention_imbalance
+    choose_batch, choose_length, choose_rate, choose_for_reconstruction, mention_imbalance
 )  # fmt: skip

@@ -294,9 +294,16 @@ def build_model(recipe: Recipe, train_split: Source, load: Callable[[str], Model
         training = training if hasattr(model.config, "dropout") else {}
         model = task.extend(adapt(
             model, classes=len(labels), labels=labels, image_size=recipe.image_size,
-            keep_representation=recipe.keep_representation and bool(labels), **training,
+            keep_representation=recipe.keep_representation and bool(labels),
+            mean_pooling=recipe.pooling == "mean", **training,
         ))  # fmt: skip
     elif recipe.model:
+        if recipe.pooling != "model":
+            raise Error(
+                f"pooling={recipe.pooling} is for pretrained weights; for a new model use --set "
+                "model.head=gap model.final_norm=pooled",
+                code="request.conflict",
+            )
         config = configure(recipe.model, classes=len(labels), image_size=recipe.image_size)
         known = {k: v for k, v in training.items() if hasattr(config, k)}
         config = with_options(replace(config, **known), recipe.model_options)
