@@ -49,18 +49,12 @@ def adapt(
         raise Error(f"there are {len(labels)} labels for {classes} classes", code="data.labels")
     check_training(model, training)
     changes = training | {"text": None} | ({} if resize is None else {"position_resize": resize})
-    if mean_pooling:
-        check_poolable(model)
-        changes |= {"head": "gap", "final_norm": "pooled"}
-    if image_size is not None:
-        changes["image_size"] = pair(image_size)
+    changes |= mean_pooled(model) if mean_pooling else {}
+    changes |= {} if image_size is None else {"image_size": pair(image_size)}
     if patch is not None:
         check_patch(model)
         changes["patch"] = patch
-    if classes is not None:
-        changes |= {"classes": classes, "normalize": False}
-        if not keep_representation:
-            changes |= {"representation": 0, "representation_kind": "tanh"}
+    changes |= {} if classes is None else new_head(classes, keep_representation)
     known = {f.name for f in fields(model.config)}
     config = replace(model.config, **{k: v for k, v in changes.items() if k in known})
     new = skeleton(config)
@@ -68,8 +62,7 @@ def adapt(
     state |= resized_positions(model, config)
     if patch is not None:
         state["project.weight"] = resize_patch(state["project.weight"], patch)
-    if mean_pooling:
-        state = fresh_pool_norm(model) | state  # a model that pools like this keeps its norm
+    state = (fresh_pool_norm(model) if mean_pooling else {}) | state  # a norm that exists already stays
     state |= zero_heads(model, new) if classes is not None else {}
     new.load_state_dict({name: state[name] for name in new.state_dict()}, assign=True)
     new.requires_grad_(True)
@@ -139,11 +132,18 @@ def fresh_pool_norm(model: Model) -> dict[str, Tensor]:
     return {"pool_norm.weight": ones, "pool_norm.bias": torch.zeros_like(ones)}
 
 
-def check_poolable(model: Model) -> None:
-    """Refuse mean pooling for a ResNet, which has no patches, and for two tokens with a head each."""
+def new_head(classes: int, keep_representation: bool) -> dict[str, Any]:
+    """The fields of a head for other classes."""
+    hidden = {} if keep_representation else {"representation": 0, "representation_kind": "tanh"}
+    return {"classes": classes, "normalize": False} | hidden
+
+
+def mean_pooled(model: Model) -> dict[str, Any]:
+    """The fields of mean pooling; not for a ResNet, without patches, or for two tokens with a head each."""
     if not isinstance(model, ViT) or model.config.distilled:
         kind = "a model with a distillation token" if isinstance(model, ViT) else "a ResNet"
         raise Error(f"{kind} has a pooling of its own; use pooling=model", code="model.unsupported")
+    return {"head": "gap", "final_norm": "pooled"}
 
 
 def linear_heads(model: Model) -> list[nn.Linear]:
