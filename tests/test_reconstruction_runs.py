@@ -175,6 +175,16 @@ def test_from_the_command_line_to_a_classifier(tmp_path, capsys, task):
     assert stored["task_options"] == {f"{task}.mask_ratio": 0.5}
 
 
+@pytest.mark.parametrize("format, name", [("timm", "m.pth"), ("hf", "m")])
+def test_fixed_positions_are_written_as_a_table_for_other_libraries(straight, tmp_path, format, name):
+    model = vitkit.load(straight["mae"])
+    notes = vitkit.save(model, tmp_path / name, format)
+    assert any("table" in note for note in notes)
+    back = vitkit.load(tmp_path / name, heads=2, image_size=16, gelu="tanh")
+    images = torch.randn(2, 3, 16, 16)
+    assert back.config.positions == "1d" and torch.allclose(back(images), model(images), atol=1e-5)
+
+
 def test_the_published_recipes():
     r = recipe("mae-imagenet")
     assert (r.model, r.batch, r.length.epochs, r.schedule.rate) == ("MAE-B/16", 4096, 800, 2.4e-3)

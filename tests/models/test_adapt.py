@@ -5,6 +5,7 @@ import torch
 from refusals import refused
 
 import vitkit
+from vitkit.models.adapt import with_table
 from vitkit.models.card import Origin, pair
 
 
@@ -74,6 +75,16 @@ def test_mean_pooling_reads_the_patches_through_a_new_norm(small):
     for other in (vitkit.build("BiT-R50x1", image_size=64), small(distilled=True)):
         with refused("model.unsupported", "pooling"):
             vitkit.adapt(other, classes=3, mean_pooling=True)
+
+
+@pytest.mark.parametrize("kind", ["sincos2d", "sincos2d-mae"])
+@pytest.mark.parametrize("options", [{}, {"class_position": False}, {"head": "gap"}, {"injection": "shared"}])
+def test_fixed_positions_as_a_table_give_the_same_outputs(small, kind, options):
+    model = small(positions=kind, **options)
+    new = with_table(model)
+    images = torch.randn(2, 3, 32, 32)
+    assert new.config.positions == "1d" and torch.allclose(new(images), model(images), atol=1e-6)
+    assert new.positions.table.requires_grad
 
 
 def test_without_classes_the_head_stays(small):

@@ -94,6 +94,14 @@ def with_tokens(model: Model, *, class_position: bool, mask_token: bool) -> Mode
     return rebuilt(model, config, state)
 
 
+def with_table(model: Model) -> Model:
+    """The same outputs with a table in place of fixed positions, which then can be trained and resized."""
+    assert isinstance(model, ViT)
+    table = model.positions.at(model.config.grid, device=model.project.weight.device)
+    state = model.state_dict() | {"positions.table": table.to(model.project.weight.dtype)}
+    return rebuilt(model, replace(model.config, positions="1d"), state)
+
+
 def without_text(model: Model) -> Model:
     """The model without its text tower; it shares the parameters of the image tower."""
     if not isinstance(model, ViT) or model.text is None:

