@@ -87,6 +87,8 @@ def table(cls: type, prefix: str = "", option: str = "") -> str:
     lines = ["| field | grouped name | type | default | meaning |", "|---|---|---|---|---|"]
     names = {own: grouped for grouped, own in GROUPED.items()}
     for field in dataclasses.fields(cls):
+        if field.name in getattr(cls, "from_recipe", ()):  # of a task: the recipe has it
+            continue
         name = option + prefix + field.name
         if field.name in getattr(cls, "from_recipe", ()):  # of a task: fields of the recipe set these
             continue

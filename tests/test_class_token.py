@@ -27,6 +27,7 @@ from vitkit.studies.setting import Setting
 from vitkit.studies.study import Plan
 from vitkit.studies.study import from_json as plan_from_json
 from vitkit.studies.study import to_json as plan_to_json
+from vitkit.tasks import task
 
 AUGREG = tuple(f"augreg-i21k.ViT-{size}" for size in ("Ti/16", "S/32", "S/16", "B/32", "B/16", "L/16"))
 POOLED = ("width=32", "depth=2", "heads=2", "hidden=32", "head=gap")
@@ -51,7 +52,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", ["plain", *AUGREG])
 def test_a_fresh_model_of_a_recipe_is_the_one_that_build_makes(name, monkeypatch):
-    monkeypatch.setattr(build, "fresh", lambda config, seed: skeleton(config))  # large ones take no memory
+    monkeypatch.setattr(task, "fresh", lambda config, seed: skeleton(config))  # large ones take no memory
     r = replace(recipe(name), data="digits")
     model = build.build_model(r, build.open_splits(r)["train"])
     more = {"positions": "sincos2d", "representation": 384} if name == "plain" else {}

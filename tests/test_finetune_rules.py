@@ -146,3 +146,31 @@ def test_a_run_of_the_earlier_default_is_resumed_as_it_was():
     assert changed_flags(old, again) == [] and again.optimizer == old.optimizer
     other = with_stored_choices(finetuning("digits", Training(set=("mixup=0.5",))), old)
     assert other.mixup == 0.5 and changed_flags(old, other)
+
+
+@pytest.mark.parametrize("name, decay, drop", [
+    ("MAE-B/16.i1k", 0.65, 0.1), ("MAE-L/16.i1k", 0.75, 0.2), ("MAE-H/14.i1k", 0.75, 0.3),
+    ("hf:facebook/vit-mae-base", 0.65, 0.1), ("hf:timm/vit_large_patch16_224.mae", 0.75, 0.2),
+    ("MAE-B/16.i1k-finetuned", 0.75, 0.0), ("ViT-B/16.augreg-i21k", 0.75, 0.0), ("nothing", 0.75, 0.0),
+])  # fmt: skip
+def test_weights_of_mae_are_fine_tuned_as_published(name, decay, drop):
+    train = source([30, 30])
+    r = replace(recipe("finetune"), weights=name)
+    chosen = []
+    tuned = automatic.decide(r, finetune_rules.RULES, known(train, GPU), chosen.append)
+    assert (tuned.optimizer.layer_decay, tuned.stochastic_depth) == (decay, drop)
+    assert tuned.pooling == ("mean" if drop else "model")
+    assert any("layer decay" in choice.what for choice in chosen) == bool(drop)
+    fixed = known(train, GPU, set=("optimizer.layer_decay=0.9",))
+    assert automatic.decide(r, finetune_rules.RULES, fixed, chosen.append).stochastic_depth == 0
+
+
+def test_weights_that_reconstruct_are_fine_tuned_for_longer():
+    train = from_arrays("made", np.zeros((20_000, 1, 1, 3), np.uint8), np.arange(20_000) % 2, ("a", "b"))
+    steps = [
+        automatic.decide(
+            replace(recipe("finetune"), weights=name), finetune_rules.RULES, known(train, GPU), lambda c: None
+        ).length.steps
+        for name in ("ViT-B/16.augreg-i21k", "MAE-B/16.i1k")
+    ]
+    assert steps[1] == pytest.approx(2 * steps[0], abs=1)

@@ -15,8 +15,8 @@ from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.schedule import Duration, Schedule, parse_stages
 
 PLAIN = {
-    "weights": "", "model": "", "model_options": {}, "keep_representation": False, "against": (),
-    "subset": "",
+    "weights": "", "model": "", "model_options": {}, "keep_representation": False, "pooling": "model",
+    "against": (), "subset": "",
     "train_on": "train", "report_on": "test", "image_size": (384, 384), "crop": "inception",
     "crop_area": 0.05, "resize": 0,
     "flip": True, "randaugment": (), "mixup": 0.0, "evaluation_crop": "squash", "batch": 512,

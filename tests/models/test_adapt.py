@@ -5,6 +5,7 @@ import torch
 from refusals import refused
 
 import vitkit
+from vitkit.models.adapt import with_table
 from vitkit.models.card import Origin, pair
 
 
@@ -57,6 +58,33 @@ def test_the_whole_head_goes_unless_the_representation_is_kept(small):
     kept = vitkit.adapt(model, classes=3, keep_representation=True)
     assert torch.equal(kept.representation.weight, model.representation.weight)
     assert kept.head.weight.shape == (3, 16)
+
+
+def test_mean_pooling_reads_the_patches_through_a_new_norm(small):
+    model = small(registers=2)
+    new = vitkit.adapt(model, classes=3, mean_pooling=True)
+    assert (new.config.head, new.config.final_norm, new.config.class_token) == ("gap", "pooled", True)
+    images = torch.randn(2, 3, 32, 32)
+    patches, grid = model.patches(images)
+    *_, before = list(model.encoder.states(model.embed(patches, grid), grid, model.inject(grid)))[:-1]
+    last = model.encoder.blocks[-1](before)[:, 3:].mean(1)  # without the final norm
+    expected = torch.nn.functional.layer_norm(last, (last.shape[1],), eps=model.config.norm_eps)
+    assert torch.allclose(new.features(images), expected, atol=1e-5)
+    again = vitkit.adapt(new, classes=2, mean_pooling=True)
+    assert torch.equal(again.features(images), new.features(images))
+    for other in (vitkit.build("BiT-R50x1", image_size=64), small(distilled=True)):
+        with refused("model.unsupported", "pooling"):
+            vitkit.adapt(other, classes=3, mean_pooling=True)
+
+
+@pytest.mark.parametrize("kind", ["sincos2d", "sincos2d-mae"])
+@pytest.mark.parametrize("options", [{}, {"class_position": False}, {"head": "gap"}, {"injection": "shared"}])
+def test_fixed_positions_as_a_table_give_the_same_outputs(small, kind, options):
+    model = small(positions=kind, **options)
+    new = with_table(model)
+    images = torch.randn(2, 3, 32, 32)
+    assert new.config.positions == "1d" and torch.allclose(new(images), model(images), atol=1e-6)
+    assert new.positions.table.requires_grad
 
 
 def test_without_classes_the_head_stays(small):

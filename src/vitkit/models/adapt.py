@@ -31,6 +31,7 @@ def adapt(
     multilabel: bool = False,
     keep_representation: bool = False,
     resize: str | None = None,
+    mean_pooling: bool = False,
     **training: Any,
 ) -> Model:
     """A copy of the model with a zero head for `classes` (or `labels`); the old model is not changed.
@@ -39,6 +40,7 @@ def adapt(
     patch                resize the patch embedding by the pseudo-inverse, as FlexiViT; the image size stays
     multilabel           an image may have several labels: every output has its own sigmoid
     keep_representation  keep the tanh layer of the pre-training head and replace only the last layer
+    mean_pooling         the head reads the mean of the patches through a new norm, instead of the final norm
     training             fields without parameters: dropout, stochastic_depth, merge_tokens, ...
     """
     labels = tuple(labels)
@@ -47,15 +49,12 @@ def adapt(
         raise Error(f"there are {len(labels)} labels for {classes} classes", code="data.labels")
     check_training(model, training)
     changes = training | {"text": None} | ({} if resize is None else {"position_resize": resize})
-    if image_size is not None:
-        changes["image_size"] = pair(image_size)
+    changes |= mean_pooled(model) if mean_pooling else {}
+    changes |= {} if image_size is None else {"image_size": pair(image_size)}
     if patch is not None:
         check_patch(model)
         changes["patch"] = patch
-    if classes is not None:
-        changes |= {"classes": classes, "normalize": False}
-        if not keep_representation:
-            changes |= {"representation": 0, "representation_kind": "tanh"}
+    changes |= {} if classes is None else new_head(classes, keep_representation)
     known = {f.name for f in fields(model.config)}
     config = replace(model.config, **{k: v for k, v in changes.items() if k in known})
     new = skeleton(config)
@@ -63,6 +62,7 @@ def adapt(
     state |= resized_positions(model, config)
     if patch is not None:
         state["project.weight"] = resize_patch(state["project.weight"], patch)
+    state = (fresh_pool_norm(model) if mean_pooling else {}) | state  # a norm that exists already stays
     state |= zero_heads(model, new) if classes is not None else {}
     new.load_state_dict({name: state[name] for name in new.state_dict()}, assign=True)
     new.requires_grad_(True)
@@ -92,6 +92,14 @@ def with_tokens(model: Model, *, class_position: bool, mask_token: bool) -> Mode
         state["class_token"] = state["class_token"] + table[:, :1]
         state["positions.table"] = table[:, 1:]
     return rebuilt(model, config, state)
+
+
+def with_table(model: Model) -> Model:
+    """The same outputs with a table in place of fixed positions, which then can be trained and resized."""
+    assert isinstance(model, ViT)
+    table = model.positions.at(model.config.grid, device=model.project.weight.device)
+    state = model.state_dict() | {"positions.table": table.to(model.project.weight.dtype)}
+    return rebuilt(model, replace(model.config, positions="1d"), state)
 
 
 def without_text(model: Model) -> Model:
@@ -124,6 +132,26 @@ def zero_heads(model: Model, new: Model) -> dict[str, Tensor]:
     old = next(iter(model.parameters()))
     heads = {n: t.shape for n, t in new.state_dict().items() if n.startswith(HEADS)}
     return {name: torch.zeros(shape, dtype=old.dtype, device=old.device) for name, shape in heads.items()}
+
+
+def fresh_pool_norm(model: Model) -> dict[str, Tensor]:
+    """A norm after pooling, of ones and zeros, with the dtype and on the device of the model."""
+    ones = next(iter(model.parameters())).new_ones(model.config.width)
+    return {"pool_norm.weight": ones, "pool_norm.bias": torch.zeros_like(ones)}
+
+
+def new_head(classes: int, keep_representation: bool) -> dict[str, Any]:
+    """The fields of a head for other classes."""
+    hidden = {} if keep_representation else {"representation": 0, "representation_kind": "tanh"}
+    return {"classes": classes, "normalize": False} | hidden
+
+
+def mean_pooled(model: Model) -> dict[str, Any]:
+    """The fields of mean pooling; not for a ResNet, without patches, or for two tokens with a head each."""
+    if not isinstance(model, ViT) or model.config.distilled:
+        kind = "a model with a distillation token" if isinstance(model, ViT) else "a ResNet"
+        raise Error(f"{kind} has a pooling of its own; use pooling=model", code="model.unsupported")
+    return {"head": "gap", "final_norm": "pooled"}
 
 
 def linear_heads(model: Model) -> list[nn.Linear]:

@@ -88,9 +88,12 @@ class Rope(nn.Module):
 
 
 def rotate(x: Tensor, turn: Turn) -> Tensor:
-    """Queries or keys (B, K, T, Dh); the last N tokens, the patches, are rotated, those before are not."""
+    """Queries or keys (B, K, T, Dh); the last N tokens, the patches, are rotated, those before are not.
+
+    Sine and cosine are (N, Dh), or (B, 1, N, Dh) where images differ in their patches.
+    """
     sin, cos, halves = turn
-    lead = x.shape[2] - len(sin)
+    lead = x.shape[2] - sin.shape[-2]
     patches = x[:, :, lead:]
     turned = (patches * cos + quarter_turn(patches, halves) * sin).to(x.dtype)
     return torch.cat([x[:, :, :lead], turned], dim=2) if lead else turned

@@ -20,6 +20,7 @@ from vitkit.runs.build import images_per_class
 from vitkit.runs.features import ridge_classifier
 from vitkit.runtime.runtime import Runtime
 from vitkit.training.schedule import Duration, Schedule
+from vitkit.weights.locate import pretraining
 
 # Batch: a power of two of at most 1/16 of the images, so that an epoch has 16 steps or more.
 STEPS_AN_EPOCH = 16
@@ -55,6 +56,15 @@ LOOKED_AT = 2_000  # images at most for this comparison
 # Imbalance: on CIFAR-10 with 2,000 to 20 images per class, balanced sampling changed nothing (88.6 %
 # and 88.6 % of a balanced test set), so that images are drawn as they are.
 IMBALANCE = 10
+
+# Weights that reconstruct pixels (MAE, SimMIM): no token was trained for a head, so that the head reads the
+# mean of the patches through a new norm. Their papers fine-tune them with a steeper layer decay, stochastic
+# depth and for longer: MAE B 0.65 and 0.1, L 0.75 and 0.2, H 0.75 and 0.3; SimMIM B 0.65 and 0.1; 100 epochs
+# for B, where supervised weights take fewer. Twice vitkit's own length is an estimate that was not measured.
+RECONSTRUCTION = ("mae", "simmim")
+RECONSTRUCTION_DECAY = ((1280, 0.75, 0.3), (1024, 0.75, 0.2), (0, 0.65, 0.1))  # from a width on
+LONGER = 2
+
 TRAINING = (  # what a user may have decided about training
     "train", "length", "schedule", "optimizer", "head_init", "mixup", "cutmix", "label_smoothing",
 )  # fmt: skip
@@ -77,20 +87,22 @@ def choose_batch(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice |
 def choose_length(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
     if not open_to_rules(recipe, known, "length"):
         return recipe, None
-    steps = steps_for(known.images, recipe.batch, gpu=known.gpu)
+    longer = LONGER if pretraining(recipe.weights).task in RECONSTRUCTION else 1
+    steps = steps_for(known.images, recipe.batch, gpu=known.gpu, longer=longer)
     reason = f"for {known.images} training images on a {'GPU' if known.gpu else 'CPU'}"
+    reason += ", longer for weights that reconstruct pixels" if longer > 1 else ""
     recipe = replace(recipe, length=Duration(steps=steps))
     if "schedule" not in known.fixed:
         recipe = replace(recipe, schedule=replace(recipe.schedule, warmup=steps // 10))
     return recipe, Choice(f"{steps} steps", reason)
 
 
-def steps_for(images: int, batch: int, *, gpu: bool) -> int:
+def steps_for(images: int, batch: int, *, gpu: bool, longer: float = 1) -> int:
     """The length of a fine-tuning run, by the data and the kind of device and never by a measured speed.
 
-    So the same command gives the same model on a busy machine and on an idle one.
+    So the same command gives the same model on a busy machine and on an idle one. longer: a factor.
     """
-    seen = EPOCHS * (images if images <= MANY_IMAGES else math.sqrt(images * MANY_IMAGES))
+    seen = longer * EPOCHS * (images if images <= MANY_IMAGES else math.sqrt(images * MANY_IMAGES))
     seen = max(seen, FEWEST_STEPS * batch)
     if not gpu:
         seen = max(min(seen, automatic.CPU_IMAGES), FEWEST_EPOCHS_CPU * images)
@@ -117,6 +129,21 @@ def raise_rate(
     return replace(recipe, schedule=replace(recipe.schedule, rate=rate)), Choice(
         f"learning rate {rate:g} instead", reason
     )
+
+
+def choose_for_reconstruction(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
+    """Layer decay, stochastic depth and pooling of the paper, for weights that reconstruct pixels."""
+    task, width = pretraining(recipe.weights)
+    if task not in RECONSTRUCTION or not open_to_rules(recipe, known, "optimizer", "train"):
+        return recipe, None
+    decay, drop = next((decay, drop) for least, decay, drop in RECONSTRUCTION_DECAY if width >= least)
+    recipe = replace(recipe, optimizer=replace(recipe.optimizer, layer_decay=decay))
+    if "stochastic_depth" not in known.fixed:
+        recipe = replace(recipe, stochastic_depth=drop)
+    if "pooling" not in known.fixed:
+        recipe = replace(recipe, pooling="mean")
+    what = f"layer decay {decay:g}, stochastic depth {recipe.stochastic_depth:g}, pooling {recipe.pooling}"
+    return recipe, Choice(what, f"as published for weights that {task} has trained, of this size")
 
 
 def mention_imbalance(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
@@ -181,4 +208,6 @@ def fit_model(
     return with_fitted_head(recipe), Choice("a ridge classifier on frozen features", right)
 
 
-RULES: tuple[Rule, ...] = (choose_batch, choose_length, choose_rate, mention_imbalance)
+RULES: tuple[Rule, ...] = (
+    choose_batch, choose_length, choose_rate, choose_for_reconstruction, mention_imbalance
+)  # fmt: skip

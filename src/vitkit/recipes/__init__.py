@@ -3,10 +3,12 @@
 from collections.abc import Callable
 
 from vitkit.errors import Error, did_you_mean
-from vitkit.recipes import distillation, finetune, pretrain
+from vitkit.recipes import distillation, finetune, masked_images, pretrain
 from vitkit.recipes.recipe import Recipe
 
-RECIPES: dict[str, Callable[[], Recipe]] = finetune.RECIPES | pretrain.RECIPES | distillation.RECIPES
+RECIPES: dict[str, Callable[[], Recipe]] = {}
+for module in (finetune, pretrain, masked_images, distillation):
+    RECIPES |= module.RECIPES
 
 
 def recipe(name: str) -> Recipe:

@@ -97,7 +97,8 @@ def bit() -> Recipe:
 
 RULED = ("image_size", "resize", "length", "schedule", "mixup")  # fields that BiT's rule sets
 SHARED = (  # fields that two recipes for the same data and model have in common
-    "data", "corrections", "weights", "model", "model_options", "keep_representation", "against", "subset",
+    "data", "corrections", "weights", "model", "model_options", "keep_representation", "pooling",
+    "against", "subset",
     "batch", "micro_batch", "train", "evaluation_crop", "evaluations", "val", "test", "seed",
 )  # fmt: skip
 

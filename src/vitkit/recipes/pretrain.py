@@ -35,7 +35,7 @@ LEVELS = {  # the level of each model in big_vision's configurations
 FLEXIVIT = (5, 6, 8, 10, 12, 15, 16, 20, 24, 30)  # patches per side of an image of 240 pixels
 IMAGES = {  # of the data set behind a published recipe's epochs, by the first part of its name
     "jft": 303_000_000, "i21k": 14_200_000, "imagenet": 1_281_167, "augreg-i21k": 14_200_000,
-    "augreg-i1k": 1_281_167, "plain": 1_281_167, "flexi": 14_200_000,
+    "augreg-i1k": 1_281_167, "plain": 1_281_167, "flexi": 14_200_000, "mae-imagenet": 1_281_167,
 }  # fmt: skip
 
 

@@ -50,7 +50,7 @@ CHOICES = {
     "crop": tuple(CROPS), "loss": LOSSES, "evaluation_crop": ("squash", "centre"),
     "fewshot_when": ("evaluations", "end"), "keep": ("auto", "best", "last"),
     "interpolation": METHODS, "sampling": ("shuffled", "balanced"), "class_weights": CLASS_WEIGHTS,
-    "head_init": ("zero", "least-squares"),
+    "head_init": ("zero", "least-squares"), "pooling": ("model", "mean"),
 }  # fmt: skip
 
 
@@ -68,6 +68,7 @@ class Recipe:
     model: str = ""  # the model to train from scratch
     model_options: ModelOptions = ModelOptions()  # fields of that model
     keep_representation: bool = False  # replace only the last layer of the head
+    pooling: str = "model"  # of pretrained weights: as they have it; mean: of the patches, before a new norm
     against: tuple[str, ...] = ()  # data sets whose images and near-duplicates are removed from train
     subset: str = ""  # of train: 1000 (images), 10%, 25/class or imbalanced=100; larger contain smaller ones
     label_noise: float = 0.0  # share of training labels to replace by a random other class, for experiments
@@ -160,6 +161,7 @@ class Recipe:
         check_form(parse_train, self.train)
         if self.train != "lora" and self.lora != LoRA():
             raise refusal(f"train={self.train} does not use lora; leave it out, or set train=lora")
+        check_pooling(self)
         if self.fold:
             checked(parse_fold, self.fold)
         check_unused(self)
@@ -200,6 +202,15 @@ def check_choices(r: Recipe) -> None:
         raise refusal(f"objective={r.objective} does not use {others[0]}; leave it out")
     if unknown_names := [name for name in r.auto if name not in AUTO]:
         raise refusal(f"auto takes {', '.join(AUTO)}, not {shown(unknown_names[0])}")
+
+
+def check_pooling(r: Recipe) -> None:
+    """Refuse a new pooling where the head or the pooling of the weights stays."""
+    if r.pooling == "mean" and (r.train == "lora" or r.keep_representation or not r.task.labelled):
+        raise refusal(
+            "pooling=mean is for a new head that is trained with labels and with the whole model, not for "
+            "train=lora or keep_representation; leave it out"
+        )
 
 
 def check_unused(r: Recipe) -> None:

@@ -286,6 +286,7 @@ GROUPED = {  # grouped name -> own name; schedule.* and optimizer.* are own name
     "model.name": "model",
     "model.weights": "weights",
     "model.keep_representation": "keep_representation",
+    "model.pooling": "pooling",
     "model.head_bias": "head_bias",
     "model.head_init": "head_init",
     **{f"model.{name}": f"model_options.{name}" for name in TYPES},

@@ -25,7 +25,7 @@ from vitkit.errors import Error, similar_path
 from vitkit.io.files import replace_file
 from vitkit.models.adapt import adapt, linear_heads
 from vitkit.models.card import Origin, Preprocessing
-from vitkit.models.variants import Model, configure, fresh, with_options
+from vitkit.models.variants import Model, configure, with_options
 from vitkit.models.vit import with_size_note
 from vitkit.options import part_of
 from vitkit.recipes.recipe import Recipe, only, read_recipe
@@ -294,13 +294,20 @@ def build_model(recipe: Recipe, train_split: Source, load: Callable[[str], Model
         training = training if hasattr(model.config, "dropout") else {}
         model = task.extend(adapt(
             model, classes=len(labels), labels=labels, image_size=recipe.image_size,
-            keep_representation=recipe.keep_representation and bool(labels), **training,
+            keep_representation=recipe.keep_representation and bool(labels),
+            mean_pooling=recipe.pooling == "mean", **training,
         ))  # fmt: skip
     elif recipe.model:
+        if recipe.pooling != "model":
+            raise Error(
+                f"pooling={recipe.pooling} is for pretrained weights; for a new model use --set "
+                "model.head=gap model.final_norm=pooled",
+                code="request.conflict",
+            )
         config = configure(recipe.model, classes=len(labels), image_size=recipe.image_size)
         known = {k: v for k, v in training.items() if hasattr(config, k)}
         config = with_options(replace(config, **known), recipe.model_options)
-        model = fresh(task.configure(config), seed=recipe.seed)
+        model = task.initial(task.configure(config), recipe.seed)
         for head in linear_heads(model) if recipe.head_bias else ():
             torch.nn.init.constant_(head.bias, recipe.head_bias)
         origin = Origin(format="vitkit", source=f"{recipe.model} from scratch")

@@ -50,9 +50,15 @@ class SelfSupervised(Task):
     def configure(self, config: Config) -> Config:
         return headless(config, self.name)
 
+    def initial(self, config: Config, seed: int) -> Model:
+        model = super().initial(config, seed)
+        model.task = self.name  # its file says so, since fine-tuning depends on it
+        return model
+
     def extend(self, model: Model) -> Model:
         if model.config.classes or getattr(model.config, "representation", 0):
-            return adapt(model, classes=0, keep_representation=False)
+            model = adapt(model, classes=0, keep_representation=False)
+        model.task = self.name
         return model
 
     def each(self, module: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -66,7 +72,7 @@ class SelfSupervised(Task):
 
     def evaluate(self, module: nn.Module, batches: Iterable[Batch], context: Evaluation) -> FeatureMetrics:
         rows = [self.outputs(module, batch, context) for batch in batches]
-        width = 1 + self.extract(module).config.width
+        width = 1 + feature_width(self.extract(module).config)
         table = context.gather(torch.cat(rows) if rows else torch.zeros(0, width))
         if not len(table):
             raise Error("there are no images to evaluate", code="data.empty")
@@ -90,8 +96,13 @@ class SelfSupervised(Task):
         raise NotImplementedError  # `predicts` is False: the saved model has to be fine-tuned first
 
 
+def feature_width(config: Any) -> int:
+    """The number of features that a head would read."""
+    return config.width * (2 if config.head == "token+gap" else config.lead if config.head == "token" else 1)
+
+
 def headless(config: Any, task: str) -> ViTConfig:
     """The configuration of a ViT without a head and its hidden layer, which a task without labels needs."""
     if not isinstance(config, ViTConfig) or config.stem is not None:
         raise Error(f"{task} needs a ViT without a ResNet; give another --model", code="model.unsupported")
-    return replace(config, classes=0, representation=0)
+    return replace(config, classes=0, representation=0, representation_kind="tanh")

@@ -19,7 +19,7 @@ from vitkit.data.views import MoreViews, View
 from vitkit.errors import Error
 from vitkit.metrics.classification import Accuracy
 from vitkit.metrics.intervals import percent
-from vitkit.models.variants import Config, Model
+from vitkit.models.variants import Config, Model, fresh
 from vitkit.options import Range, check_within
 
 Batch = dict[str, Tensor]
@@ -139,6 +139,10 @@ class Task(ABC):
         """Return the configuration of a model to train from scratch; raise an error if it does not fit."""
         return config
 
+    def initial(self, config: Config, seed: int) -> Model:
+        """Return a new model of this configuration, with its first weights."""
+        return fresh(config, seed=seed)
+
     def extend(self, model: Model) -> Model:
         """Return a pretrained model with the parameters that this task adds."""
         return model
@@ -221,6 +225,10 @@ class Task(ABC):
     def mistakes(self, metrics: Any) -> Accuracy | None:
         """Return the metrics if they say which images are wrong, for a report to show; None if not."""
         return None
+
+    def reconstructions(self, module: nn.Module, images: Tensor) -> dict[str, Tensor]:
+        """Return uint8 images (B, 3, H, W) and what the module makes of them, by name; {}: nothing."""
+        return {}
 
     # text
 

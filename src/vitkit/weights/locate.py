@@ -6,11 +6,13 @@ in the same folder do, for a path to the folder and for a path to the weights in
 
 import json
 import os
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from vitkit.errors import WeightsError
+from vitkit.errors import Error, WeightsError
 from vitkit.models.card import Origin
+from vitkit.models.variants import variant
 from vitkit.weights import hub
 from vitkit.weights.hub import INDEX, SIDE_FILES, WEIGHTS
 from vitkit.weights.published import PUBLISHED, check_known, fetch, unknown
@@ -18,6 +20,7 @@ from vitkit.weights.untrusted import Arrays, MalformedFile, UntrustedCheckpoint,
 
 RECIPE = "recipe.json"  # every run folder has one
 EXPORTED = (".onnx", ".xml", ".pt2")  # what vitkit export writes
+MAE_WIDTHS = {"base": 768, "large": 1024, "huge": 1280}
 LARGEST_JSON = 4 * 2**20  # bytes
 
 
@@ -111,6 +114,46 @@ def run_model(place: str | Path) -> Path | None:
     """The model file of a run folder; None for anything else."""
     path = Path(place)
     return path / WEIGHTS[0] if (path / RECIPE).exists() and (path / WEIGHTS[0]).exists() else None
+
+
+class Pretraining(NamedTuple):
+    """How weights were trained without labels: the task, empty if unknown, and the width of the model."""
+
+    task: str = ""
+    width: int = 0
+
+
+def pretraining(place: str | Path) -> Pretraining:
+    """What is known of these weights' training without labels, without a download and without any array.
+
+    Model files of vitkit name their task. MAE's are known by published or usual names and by config.json.
+    """
+    path = Path(place)
+    if not path.exists():
+        weight = PUBLISHED.get(str(place))
+        if weight is not None:
+            made_by_mae = weight.model.startswith("MAE-") and weight.evaluation == "fine-tuned"
+            return Pretraining("mae", variant(weight.model).width) if made_by_mae else Pretraining()
+        return pretraining_by_name(str(place)) if hub.is_hub(place) else Pretraining()
+    try:
+        weights = weight_file(path)
+        card = open_arrays(weights).card if weights.suffix == ".safetensors" else ""
+        if card:
+            content = json.loads(card)
+            return Pretraining(str(content.get("task") or ""), int(content["config"]["width"]))
+        settings = side_files(path).get("config.json", {})
+        if settings.get("model_type") == "vit_mae":
+            return Pretraining("mae", int(settings["hidden_size"]))
+    except (Error, ValueError, TypeError, LookupError, OSError, AttributeError, RecursionError):
+        return Pretraining()  # the loader says what is wrong
+    return pretraining_by_name(path.name)
+
+
+def pretraining_by_name(name: str) -> Pretraining:
+    """The names of MAE's own files, of transformers' and of timm's, which all have one of three sizes."""
+    if not re.search(r"mae_pretrain_vit_|vit-mae-|\.mae\b", name):
+        return Pretraining()
+    return Pretraining("mae", next((w for word, w in MAE_WIDTHS.items() if word in name), 0))
 
 
 def open_shards(folder: Path, index: dict[str, Any]) -> Arrays:

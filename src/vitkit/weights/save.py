@@ -100,7 +100,9 @@ def changed_tokens(given: Config, written: Config, format: str) -> list[str]:
         "mask_token": ("without the mask token, which only pre-training uses", "with a mask token of zeros"),
     }
     changed = [field for field in notes if getattr(given, field) != getattr(written, field)]
-    return [f"{notes[field][getattr(written, field)]}, as {format} needs it" for field in changed]
+    tokens = [f"{notes[field][getattr(written, field)]}, as {format} needs it" for field in changed]
+    table = [] if given.positions == written.positions else [f"the fixed positions as a table, for {format}"]
+    return tokens + table
 
 
 def without_a_name(model: Model, layout: Layout) -> str:

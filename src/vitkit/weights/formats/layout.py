@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import WeightsError
-from vitkit.models.adapt import with_tokens, without_text
+from vitkit.models.adapt import with_table, with_tokens, without_text
 from vitkit.models.card import Preprocessing
 from vitkit.models.resnet import StemConfig
 from vitkit.models.variants import VARIANTS, Config, Model, skeleton
@@ -92,6 +92,9 @@ class Format:
         """A model of the same outputs that the format can store: with another set of tokens if it must be."""
         model = model if self.text else without_text(model)
         c = model.config
+        if isinstance(c, ViTConfig) and c.positions.startswith("sincos2d"):
+            model = with_table(model) if self.layout_for(c).unsupported(c) else model
+            c = model.config
         if self.tokens is None or not isinstance(c, ViTConfig):
             return model
         own = {"class_position": c.class_position, "mask_token": c.mask_token}
