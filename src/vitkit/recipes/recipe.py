@@ -43,6 +43,7 @@ AUTO = {  # settings that may be chosen for a machine and its data
     "keep": "the best weights, if there are validation images",
     "patience": "early stopping, if there are validation images",
     "rules": "batch, rate and length by the data, SGD for a ResNet, a fitted head for a few images",
+    "pretraining": "model, image size, batch, rate and length by the images and the device (pretrain --task)",
     "hyperrule": "size, length, schedule and Mixup by BiT's HyperRule",
 }
 CHOICES = {

@@ -114,6 +114,7 @@ class Task(ABC):
     batch_note: ClassVar[str] = ""  # end of the caption of sample batches, after the augmentations
     columns: ClassVar[tuple[str, ...]] = ()  # CSV columns of predictions
     predicts: ClassVar[bool] = True  # the saved model can predict; otherwise it must be fine-tuned first
+    rate_power: ClassVar[float] = 0.0  # the rate grows with this power of the batch: 1 in proportion, 0 never
     output_names: ClassVar[tuple[str, str]] = ("outputs", "outputs")  # in exports: raw, activated
 
     def __post_init__(self) -> None:
