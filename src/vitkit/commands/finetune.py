@@ -273,6 +273,8 @@ def print_result(result: dict[str, Any]) -> None:
             next_verbs = [f"finetune DATA --weights {result['run']}"]
     if result.get("kept"):
         say(stopping_note(result["kept"], result["steps"]))
+    if result.get("features"):
+        say(result["features"]["sentence"])
     if before := resume.result_before(Path(result["run"])):
         path, test = before
         say(f"before ({path}): {run_task(path.parent, test).summary(test, 'test images')}")

@@ -397,6 +397,9 @@ def run_curves(rows: Sequence[Row], metric: Mapping[str, Any]) -> Markup:
         curve(accuracies, "accuracy", percent=True),
         curve(task_metric, str(metric["label"]), percent=bool(metric["percent"])),
         curve({"few-shot": points(rows, "fewshot_mean")}, "few-shot accuracy", percent=True),
+        curve({"k-NN": points(rows, "knn")}, "k-NN accuracy", percent=True),
+        curve({"train": points(rows, "std"), VAL: points(rows, "val_std")}, "feature std"),
+        curve({"train": points(rows, "rank"), VAL: points(rows, "val_rank")}, "effective rank"),
         curve({"rate": points(rows, "rate")}, "learning rate", noisy=False),
         curve({"speed": speed(rows)}, "images per second"),
     )

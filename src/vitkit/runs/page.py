@@ -113,6 +113,7 @@ def task_name(recipe: dict[str, Any], test: dict[str, Any]) -> str:
 
 REPORT, MISTAKES = "report.html", "mistakes.csv"
 BATCH, SAMPLES = "training-batch.json", "samples.json"
+PICTURES = "feature-pictures.json"  # of a run without labels
 FOLDS = "folds.json"  # in the folder of a cross-validation: the accuracy of each fold, and their mean
 BIT = "bit"  # the folder of a protocol's run by BiT's HyperRule
 # fields that a command must name, or they would be chosen for the machine and the data
@@ -164,6 +165,7 @@ def gather(folder: Path, page: Path | None = None, per_hour: float | None = None
     shown = read_shown(folder, recipe, (files["result"] or {}).get("test"))
     return files | {
         "task": shown, "batch": read(folder / BATCH), "samples": read(folder / SAMPLES), "spent": spent(cost),
+        "pictures": read(folder / PICTURES),
         "folds": read(folder / FOLDS),
         "table": link(folder / MISTAKES, page or folder / REPORT) if (folder / MISTAKES).exists() else None,
         "pricing": words("report", str(folder), "--price-per-hour", "X"),

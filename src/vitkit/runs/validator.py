@@ -48,6 +48,8 @@ class Validator:
             progress |= after_evaluation(progress, metrics, run.task.headline, state.step)
             if run.recipe.fewshot_when == "evaluations" and state.step < run.total:
                 self.logger.write(**self.evaluator.evaluate_fewshot())  # at the end: of the kept weights
+            if state.step < run.total:
+                self.evaluator.pictures.keep(state.step)
             if progress["since"] == 0 and run.recipe.keeps_best:
                 save_best(run.task, state.model, run.out / BEST, main=run.runtime.is_main)
         if state.step in continuation_starts(run.stages):  # patience starts anew with each stage

@@ -95,7 +95,7 @@ def trial_seconds(
         cached.add(batches)
         r, data = trial.recipe, surveys[trial.recipe.data]
         images = data.test + r.evaluations * r.val * data.train
-        if r.fewshot:
+        if r.fewshot in surveys:
             fewshot_evaluations = 1 + (r.evaluations if r.fewshot_when == "evaluations" else 0)
             images += fewshot_evaluations * surveys[r.fewshot].test
         steps = r.length.in_steps(data.train, r.batch)
@@ -105,7 +105,7 @@ def trial_seconds(
 
 def opening_seconds(trials: Sequence[Trial], surveys: Mapping[str, Survey]) -> float:
     """The seconds that a process needs to open all data, once for all its trials."""
-    paths = {path for trial in trials for path in (trial.recipe.data, trial.recipe.fewshot) if path}
+    paths = {path for trial in trials for path in (trial.recipe.data, trial.recipe.fewshot) if path in surveys}
     split = {trial.recipe.data for trial in trials if trial.recipe.val}
     opening = sum(surveys[path].seconds for path in paths)
     return opening + sum(SPLIT_SECONDS * surveys[path].train for path in split)

@@ -181,6 +181,14 @@ class Task(ABC):
         """Return what the model sees of the uint8 images of a batch, for a report to show."""
         return batch["image"]
 
+    def pictures(self, module: nn.Module, images: Tensor) -> list[tuple[str, Tensor]]:
+        """Return pictures of what the module makes of uint8 images (B, 3, H, W), for a report: caption, image.
+
+        Each is uint8 (3, h, w), such as a reconstruction or the attention of a head; several images of one
+        row may be side by side in it. Collective: a sharded module is called by all processes.
+        """
+        return []
+
     @abstractmethod
     def objective(self, model: Model) -> Objective:
         """Return loss(module, batch) -> {"loss": ..., ...}, each value a mean over the batch's images."""
