@@ -1,7 +1,9 @@
 """k-NN and few-shot accuracy while a run learns without labels, and the verdict at its end."""
 
 import json
+import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,10 +13,10 @@ from refusals import refused
 from sigterm import sigterm_at
 from test_cli import run
 from test_experiment import go, rows, tiny
-from together import go as one_of_many
 from together import together
-from toy_task import registered_toy
+from toy_task import one_of_many, registered_toy
 
+import vitkit
 from vitkit.metrics.frozen_features import neighbours, neighbours_correct, probe
 from vitkit.metrics.intervals import mcnemar, paired_interval
 from vitkit.runs import feature_monitor
@@ -22,6 +24,7 @@ from vitkit.runs.build import open_splits
 from vitkit.runs.feature_monitor import BEFORE, LabelledSet, compared
 from vitkit.runs.feature_pictures import IMAGES, MOMENTS, PICTURES, thinned
 from vitkit.runs.folder import Interrupted
+from vitkit.runs.page import gather
 from vitkit.training.schedule import Duration
 
 BARE = ("width=32", "depth=2", "heads=2", "hidden=32")
@@ -199,6 +202,21 @@ def test_the_report_shows_curves_the_verdict_and_features_as_colours(straight):
         assert f">{label}<" in text
     assert result["features"]["sentence"].split(":")[0][1:] in text
     assert run("report", straight) == 0  # drawn again from the files
+
+
+def test_the_report_has_commands_that_compare_by_fine_tuning(straight, tmp_path, monkeypatch):
+    """They are run as they stand, but shorter."""
+    lines = gather(straight)["commands"]["Compare it with its start by fine-tuning"]
+    for line in lines[:2]:
+        _, *words = shlex.split(line)
+        where = words.index("--out") + 1
+        words[where] = str(tmp_path / Path(words[where]).name)
+        more = ["--workers", "0", "--steps", "2", "--batch", "16"]
+        assert run(*words, *([] if "--set" in words else ["--set"]), "evaluations=0", *more) == 0
+    folders = [tmp_path / Path(word).name for word in shlex.split(lines[2])[2:]]
+    models = [vitkit.load(folder).config for folder in folders]
+    assert models[0] == models[1] and models[0].width == 32
+    assert run("report", *folders, "--out", tmp_path / "both.html") == 0
 
 
 def test_the_number_of_pictures_is_bounded():

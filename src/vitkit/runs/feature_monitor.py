@@ -242,7 +242,7 @@ def sentence(facts: Mapping[str, Any]) -> str:
         "better": f"the features are better than those of {start}",
         "worse": f"the features are worse than those of {start}",
         "mixed": f"the features are better than those of {start} by one measure and worse by the other",
-        "no difference": f"no difference to {start} that {images} test images can show",
+        "no difference": f"no difference from {start} that {images} test images can show",
     }[facts["verdict"]]
     parts = []
     for name, measure in facts["measures"].items():

@@ -171,7 +171,8 @@ def gather(folder: Path, page: Path | None = None, per_hour: float | None = None
         "pricing": words("report", str(folder), "--price-per-hour", "X"),
         "name": folder.resolve().name, "place": str(folder), "recipe": recipe, "usual": usual,
         "metrics": rows(folder / "metrics.jsonl"),
-        "commands": commands(folder, recipe, usual, typed, done, shown["predicts"]),
+        "commands": commands(folder, recipe, usual, typed, done, shown["predicts"])
+        | tuning_commands(folder, recipe, files["result"] or {}),
     }  # fmt: skip
 
 
@@ -219,6 +220,24 @@ def commands(
         groups["Use it"] = [*use, words("serve", run)]
     groups["View it"] = [words("report", run), shlex.join(["tensorboard", "--logdir", run])]
     return groups
+
+
+def tuning_commands(folder: Path, recipe: dict[str, Any], result: dict[str, Any]) -> dict[str, list[str]]:
+    """Commands that compare a run without labels with its start by fine-tuning, which takes two more runs."""
+    if not result.get("features"):
+        return {}
+    start = ["--weights", recipe["weights"]]
+    if not recipe.get("weights"):
+        options = recipe.get("model_options") or ()
+        start = ["--model", recipe["model"], *(["--set", *(f"model.{text}" for text in options)] if options else ())]
+    size = ["--image-size", "x".join(map(str, recipe["image_size"]))]
+    data, outs = result["features"]["data"], (f"{folder}-tuned", f"{folder}-start-tuned")
+    starts = (["--weights", str(folder)], start)
+    lines = [
+        words("finetune", data, "--recipe", "finetune", "--out", out, *size, *first)
+        for out, first in zip(outs, starts, strict=True)
+    ]
+    return {"Compare it with its start by fine-tuning": [*lines, words("report", *outs)]}
 
 
 def words(*parts: str) -> str:
