@@ -257,7 +257,8 @@ class Request:
                       "--scale paper": self.scale == "paper"}  # fmt: skip
         else:
             several = len(self.data) > 1 and self.study != "pretrain-sets"
-            unused = {"--weights": self.weights, "several --data; pretrain-sets and recipes do": several}
+            without = self.weights and not named_study(self.study).teacher
+            unused = {"--weights": without, "several --data; pretrain-sets and recipes do": several}
         if refused := [flag for flag, given in unused.items() if given]:
             raise Error(f"the study {self.study} does not take {refused[0]}", code="request.conflict")
 
@@ -284,6 +285,9 @@ def make_plan(
     facts = describe_plan(request, best, trials, slots, surveys)
     log(f"{study.name} ({study.shows}): {study.about}")
     log(plan_line(facts))
+    for note in (left_out := study.notes(best.setting)):
+        log(note)
+    facts |= {"notes": left_out} if left_out else {}
     epochs = best.setting.steps * best.setting.batch / max(1, best.setting.images)
     if epochs < 1 and not best.setting.paper:
         log(f"training covers only {epochs:.0%} of an epoch, too little for clear results; raise --budget")
@@ -344,7 +348,7 @@ def base_setting(request: Request, study: Study, surveys: dict[str, Survey]) -> 
         data=request.data, downstream=request.downstream, seeds=request.seeds, scale=request.scale,
         pixels=pixels, patch=patch, batch=batch, images=data.train,
         sizes=tuple(surveys[path].train for path in request.data), rows=request.rows,
-        downstream_images=downstream.train, downstream_side=downstream.side, changes=request.set,
+        downstream_images=downstream.train, downstream_side=downstream.side, changes=request.set, weights=request.weights,
     )  # fmt: skip
 
 
