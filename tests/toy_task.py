@@ -70,7 +70,13 @@ def toy_recipe() -> Recipe:
     base = pretrain.masked("imagenet")
     schedule = replace(base.schedule, rate=1e-3, warmup=40)
     return replace(
-        base, name="toy", objective="toy", batch=256, length=Duration(epochs=200), schedule=schedule, dropout=0.0
+        base,
+        name="toy",
+        objective="toy",
+        batch=256,
+        length=Duration(epochs=200),
+        schedule=schedule,
+        dropout=0.0,
     )
 
 

@@ -154,8 +154,8 @@ def starting_recipe(options: Training, default: str) -> Recipe:
         return recipe
     if options.task not in RECIPES:
         raise Error(
-            f"--task {options.task}: there is no recipe of this name; name one, as in --recipe {default} --set "
-            f"objective={options.task}",
+            f"--task {options.task}: there is no recipe of this name; name one, as in --recipe {default} "
+            f"--set objective={options.task}",
             code="recipe.unknown",
         )
     recipe = named_recipe(options.task)

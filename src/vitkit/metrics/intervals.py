@@ -57,7 +57,9 @@ def paired_interval(first_only: int, second_only: int, images: int, level: float
     if images < 1:
         raise Error("an interval needs at least one image, not 0", code="data.empty")
     first, second = (first_only + 1) / (images + 2), (second_only + 1) / (images + 2)
-    half = NormalDist().inv_cdf((1 + level) / 2) * sqrt((first + second - (second - first) ** 2) / (images + 2))
+    half = NormalDist().inv_cdf((1 + level) / 2) * sqrt(
+        (first + second - (second - first) ** 2) / (images + 2)
+    )
     return max(-1.0, second - first - half), min(1.0, second - first + half)
 
 

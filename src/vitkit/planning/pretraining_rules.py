@@ -38,7 +38,7 @@ def choose_image_size(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Cho
         size, reason = size_of(recipe.weights), "the resolution of the weights"
     else:
         pixels = min(known.side, LARGEST)
-        patch = variant(recipe.model).patch if recipe.model else patch_for(pixels)
+        patch = getattr(variant(recipe.model), "stride", 32) if recipe.model else patch_for(pixels)
         side = max(2, round(pixels) // patch) * patch
         size, reason = (side, side), f"the images' median shorter side is {known.side:.0f} pixels"
     return replace(recipe, image_size=size), Choice(f"resolution {size[0]}", reason)

@@ -115,8 +115,9 @@ def few_shot(run: Run) -> Markup:
     if test.get("fewshot_mean") is None:
         return Markup()
     images, deviation = test["fewshot_images"], test.get("fewshot_std")
+    data = run["recipe"].get("fewshot") or run["recipe"].get("data", "")
     return fill(
-        "run.html", "few_shot", run["recipe"].get("fewshot") or run["recipe"].get("data", ""), test["fewshot_shots"],
+        "run.html", "few_shot", data, test["fewshot_shots"],
         with_interval(test["fewshot_mean"], images), images,
         "" if deviation is None else percent(deviation, images),
     )  # fmt: skip
@@ -185,7 +186,9 @@ def feature_section(verdict: Mapping[str, Any] | None, pictures: Mapping[str, An
             for number, image in enumerate(pictures["images"])
         ]  # fmt: skip
         body += fill("run.html", "moments", ["image", *steps], rows)
-    extra = [(picture(p["image"], "image/jpeg", p["caption"]), p["caption"]) for p in pictures.get("pictures", ())]
+    extra = [
+        (picture(p["image"], "image/jpeg", p["caption"]), p["caption"]) for p in pictures.get("pictures", ())
+    ]
     return body + (fill("run.html", "task_pictures", extra) if extra else Markup())
 
 

@@ -42,7 +42,7 @@ class Evaluator:
             self.pictures.keep(0)
 
     def evaluate_fewshot(self, split: str = "val") -> dict[str, Any]:
-        """k-NN and few-shot metrics for the log; empty without data for them. split: of a run's own images."""
+        """k-NN and few-shot metrics for the log; empty without data for them. split: of the run's images."""
         run, row = self.run, self.monitor.measure(split, fewshot=not self.fewshot)
         if not self.fewshot:
             return row

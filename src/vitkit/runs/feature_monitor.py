@@ -1,4 +1,4 @@
-"""Frozen features of a run that trains without labels: k-NN and few-shot accuracy, and the verdict at its end."""
+"""Frozen features of a run without labels: k-NN and few-shot accuracy, and the verdict at its end."""
 
 # M images of the labelled set that are classified
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from vitkit.data.sources.source import Source
@@ -16,7 +15,7 @@ from vitkit.data.splits import subset
 from vitkit.errors import Error
 from vitkit.io.files import replace_file
 from vitkit.metrics.frozen_features import L2, neighbours_correct, probe
-from vitkit.metrics.intervals import SIGNIFICANT, mcnemar, paired_interval, percent, span, with_interval
+from vitkit.metrics.intervals import SIGNIFICANT, mcnemar, paired_interval, percent
 from vitkit.runs.build import Opener
 from vitkit.runs.context import RunContext
 from vitkit.runs.features import (
@@ -89,7 +88,10 @@ class LabelledFeatures:
     def values(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Features and labels as the measures take them, where the features are."""
         x, test = self.reference.x, self.classified.x
-        y, truth = labels_of(self.data.reference, self.reference), labels_of(self.data.classified, self.classified)
+        y, truth = (
+            labels_of(self.data.reference, self.reference),
+            labels_of(self.data.classified, self.classified),
+        )
         return x, y.to(x.device), test, truth.to(test.device)
 
     def neighbours(self) -> Tensor:
@@ -140,7 +142,9 @@ class FeatureMonitor:
     def measure(self, split: str, *, fewshot: bool) -> dict[str, Any]:
         """k-NN accuracy and, with `fewshot`, few-shot accuracy for the log; empty without labelled images."""
         recipe = self.run.recipe
-        data = self.during if split == "val" else self.verdict_set and self.verdict_set.capped(REFERENCE, MOST)
+        data = (
+            self.during if split == "val" else self.verdict_set and self.verdict_set.capped(REFERENCE, MOST)
+        )
         if data is None:
             return {}
         features = self.extract(data)
@@ -229,7 +233,9 @@ def compared(before: Mapping[str, Any], after: Mapping[str, Any], start: str) ->
         }  # fmt: skip
     words = {measure["verdict"] for measure in measures.values()}
     both = {"better", "worse"} <= words
-    verdict = "mixed" if both else next((word for word in ("better", "worse") if word in words), "no difference")
+    verdict = (
+        "mixed" if both else next((word for word in ("better", "worse") if word in words), "no difference")
+    )
     facts = {"verdict": verdict, "start": start, "images": images, "reference": after["reference"]}
     facts |= {"measures": measures}
     return facts | {"sentence": sentence(facts)}
@@ -247,8 +253,6 @@ def sentence(facts: Mapping[str, Any]) -> str:
     parts = []
     for name, measure in facts["measures"].items():
         low, high = (f"{100 * end:+.1f}" for end in measure["difference"])
-        parts.append(
-            f"{MEASURES[name]} {percent(measure['before'], images)} before, {percent(measure['after'], images)} "
-            f"after (difference {low} to {high} points)"
-        )
+        before, after = (percent(measure[when], images) for when in ("before", "after"))
+        parts.append(f"{MEASURES[name]} {before} before, {after} after (difference {low} to {high} points)")
     return f"{opening}: {'; '.join(parts)}"

@@ -34,12 +34,13 @@ class FeaturePictures:
     def load(self) -> Tensor:
         """uint8 (B, 3, H, W): the images as the model gets them."""
         source = self.run.splits[self.run.recipe.report_on]
-        views = viewed(source, evenly(range(len(source)), IMAGES), self.run.model)
-        images = torch.stack([*views.values()]) if views else torch.empty(0)
-        return in_patches(images, self.run.model.config.stride) if len(images) else images
+        model = self.run.model
+        assert isinstance(model, ViT)
+        views = viewed(source, evenly(range(len(source)), IMAGES), model)
+        return in_patches(torch.stack([*views.values()]), model.config.stride) if views else torch.empty(0)
 
     def keep(self, step: int, *, last: bool = False) -> None:
-        """Store the colours of the current features; with `last` also the pictures of the task. Collective."""
+        """Store the colours of the current features, with `last` also the task's pictures; collective."""
         if not self.wanted or not isinstance(self.run.model, ViT):
             return
         try:
@@ -57,7 +58,7 @@ class FeaturePictures:
         of_task = self.of_task() if last else []
         sharded = run.runtime.is_sharded
         model = kept_model(run.task, module).to(run.runtime.device) if sharded else run.model
-        if not run.runtime.is_main:
+        if not run.runtime.is_main or not isinstance(model, ViT):
             return
         colours = colour_pictures(model, self.images.to(run.runtime.device))
         path = run.out / PICTURES
@@ -91,7 +92,7 @@ def shown(image: Tensor) -> str:
 
 
 def thinned(moments: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """At most MOMENTS entries, evenly spread as more are added: without the one that is closest to both sides."""
+    """At most MOMENTS entries, evenly spread as more are added: without the one nearest to both sides."""
     entries = list(moments)
     while len(entries) > MOMENTS:
         gaps = [entries[i + 1]["step"] - entries[i - 1]["step"] for i in range(1, len(entries) - 1)]

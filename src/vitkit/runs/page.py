@@ -229,7 +229,11 @@ def tuning_commands(folder: Path, recipe: dict[str, Any], result: dict[str, Any]
     start = ["--weights", recipe["weights"]]
     if not recipe.get("weights"):
         options = recipe.get("model_options") or ()
-        start = ["--model", recipe["model"], *(["--set", *(f"model.{text}" for text in options)] if options else ())]
+        start = [
+            "--model",
+            recipe["model"],
+            *(["--set", *(f"model.{text}" for text in options)] if options else ()),
+        ]
     size = ["--image-size", "x".join(map(str, recipe["image_size"]))]
     data, outs = result["features"]["data"], (f"{folder}-tuned", f"{folder}-start-tuned")
     starts = (["--weights", str(folder)], start)

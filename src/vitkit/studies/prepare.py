@@ -105,7 +105,9 @@ def trial_seconds(
 
 def opening_seconds(trials: Sequence[Trial], surveys: Mapping[str, Survey]) -> float:
     """The seconds that a process needs to open all data, once for all its trials."""
-    paths = {path for trial in trials for path in (trial.recipe.data, trial.recipe.fewshot) if path in surveys}
+    paths = {
+        path for trial in trials for path in (trial.recipe.data, trial.recipe.fewshot) if path in surveys
+    }
     split = {trial.recipe.data for trial in trials if trial.recipe.val}
     opening = sum(surveys[path].seconds for path in paths)
     return opening + sum(SPLIT_SECONDS * surveys[path].train for path in split)
@@ -348,7 +350,8 @@ def base_setting(request: Request, study: Study, surveys: dict[str, Survey]) -> 
         data=request.data, downstream=request.downstream, seeds=request.seeds, scale=request.scale,
         pixels=pixels, patch=patch, batch=batch, images=data.train,
         sizes=tuple(surveys[path].train for path in request.data), rows=request.rows,
-        downstream_images=downstream.train, downstream_side=downstream.side, changes=request.set, weights=request.weights,
+        downstream_images=downstream.train, downstream_side=downstream.side, changes=request.set,
+        weights=request.weights,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The study of learning without labels: what a model gains before it is fine-tuned, by each way of training."""
+"""The study of learning without labels: what each way of training gives before fine-tuning."""
 
 from dataclasses import replace
 
@@ -49,7 +49,8 @@ def task_recipe(s: Setting, shape: Arm, name: str, seed: int, options: TaskOptio
         recipe = replace(
             recipe, name="study", about=f"a miniature of the recipe {name}", batch=s.batch,
             model_options=published.model_options.having(**shape.options), image_size=(s.pixels, s.pixels),
-            length=Duration(steps=s.steps), schedule=schedule(rate, s.steps), evaluations=0, val=0.0, test=0.1,
+            length=Duration(steps=s.steps), schedule=schedule(rate, s.steps), evaluations=0, val=0.0,
+            test=0.1,
         )  # fmt: skip
     return override(recipe, s.changes)
 

@@ -93,7 +93,10 @@ def run_trial(trial: Trial, out: Path, config: WorkerConfig) -> dict[str, Any]:
 
 def score_features(trial: Trial, folder: Path, config: WorkerConfig) -> None:
     """Add k-NN, linear-probe and few-shot accuracy of the model's features to the result of a trial."""
-    runtime, data = config.runtime(), LabelledSet(trial.frozen, *open_frozen(trial.frozen, SPLITS), "test images")
+    runtime, data = (
+        config.runtime(),
+        LabelledSet(trial.frozen, *open_frozen(trial.frozen, SPLITS), "test images"),
+    )
     data = data.capped(MOST, MOST)
     model = load(folder / MODEL).to(runtime.device)
     extractor = Extractor(model=model, runtime=runtime, batch=trial.recipe.batch, workers=config.workers)

@@ -182,10 +182,10 @@ class Task(ABC):
         return batch["image"]
 
     def pictures(self, module: nn.Module, images: Tensor) -> list[tuple[str, Tensor]]:
-        """Return pictures of what the module makes of uint8 images (B, 3, H, W), for a report: caption, image.
+        """Return pictures of what the module makes of uint8 images (B, 3, H, W), each with a caption.
 
-        Each is uint8 (3, h, w), such as a reconstruction or the attention of a head; several images of one
-        row may be side by side in it. Collective: a sharded module is called by all processes.
+        Each is uint8 (3, h, w), such as a reconstruction or the attention of a head, for a report to show.
+        Collective: with a sharded module, all processes call this.
         """
         return []
 
