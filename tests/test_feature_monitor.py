@@ -50,12 +50,12 @@ def straight(toy, tmp_path_factory):
 
 def test_each_evaluation_measures_the_features_on_validation_images(straight):
     splits, output = open_splits(without_labels()), rows(straight)
-    during = [row for row in output if "knn" in row and "test_loss" not in row]
-    assert [row["step"] for row in during] == [4, 8]
+    during = [row for row in output if "knn" in row]
+    assert [row["step"] for row in during] == [4, 8, 12] and not any("test_loss" in row for row in during)
     assert all(row["knn_images"] == row["fewshot_images"] == len(splits["val"]) for row in during)
     assert all(0 < row["knn"] <= 1 and row["fewshot_shots"] == 5 for row in during)
     end = next(row for row in output if "test_loss" in row)
-    assert end["knn_images"] == len(splits["test"]) and {"test_std", "test_rank"} <= set(end)
+    assert {"test_std", "test_rank"} <= set(end)
 
 
 def test_the_verdict_is_in_the_result_and_its_numbers_are_those_of_the_digits(straight):
@@ -67,7 +67,6 @@ def test_the_verdict_is_in_the_result_and_its_numbers_are_those_of_the_digits(st
         assert measure["before"] == pytest.approx(before[name].count("1") / 179)
         low, high = measure["difference"]
         assert low < measure["after"] - measure["before"] < high
-    assert result["test"]["knn"] == pytest.approx(verdict["measures"]["knn"]["after"], abs=0.15)
     assert verdict["sentence"].startswith(("the features are", "no difference"))
 
 
@@ -92,6 +91,14 @@ def test_another_labelled_set_can_be_named(tmp_path):
     go(tmp_path, without_labels(fewshot="digits", length=Duration(steps=2), evaluations=1))
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["features"]["data"] == "digits" and {"knn", "fewshot_mean"} <= set(result["test"])
+
+
+def test_other_labelled_images_give_no_verdict(tmp_path, monkeypatch):
+    with sigterm_at(2), pytest.raises(Interrupted):
+        go(tmp_path, without_labels(length=Duration(steps=4), evaluations=1))
+    stored = json.loads((tmp_path / BEFORE).read_text())
+    (tmp_path / BEFORE).write_text(json.dumps(stored | {"images": "others"}))
+    assert go(tmp_path, without_labels(length=Duration(steps=4), evaluations=1)).features is None
 
 
 def test_the_same_weights_show_no_difference(straight, tmp_path):

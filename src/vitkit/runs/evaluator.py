@@ -41,9 +41,13 @@ class Evaluator:
         if not self.run.state.step:
             self.pictures.keep(0)
 
-    def evaluate_fewshot(self, split: str = "val") -> dict[str, Any]:
-        """k-NN and few-shot metrics for the log; empty without data for them. split: of the run's images."""
-        run, row = self.run, self.monitor.measure(split, fewshot=not self.fewshot)
+    def evaluate_fewshot(self, *, final: bool = False) -> dict[str, Any]:
+        """k-NN and few-shot metrics for the log; empty without data for them.
+
+        final: of the kept weights, on data that the recipe names; the verdict has those on the run's own.
+        """
+        run, named = self.run, self.fewshot is not None
+        row = {} if final and not named else self.monitor.measure(fewshot=not named)
         if not self.fewshot:
             return row
         return row | self.fewshot(

@@ -2,6 +2,7 @@
 
 # M images of the labelled set that are classified
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -60,6 +61,15 @@ class LabelledSet:
             second = subset(second, count=classified)
         known = np.flatnonzero(np.isin(second.labels, first.labels))
         return replace(self, reference=first, classified=second.take(known))
+
+    @property
+    def digest(self) -> str:
+        """Of the names and labels of all images."""
+        total = hashlib.sha256()
+        for source in (self.reference, self.classified):
+            total.update("\n".join(map(str, source.keys)).encode("utf-8", "surrogateescape"))
+            total.update(np.ascontiguousarray(source.labels).tobytes())
+        return total.hexdigest()
 
 
 def labelled_set(run: RunContext, opener: Opener, split: str) -> LabelledSet | None:
@@ -139,12 +149,9 @@ class FeatureMonitor:
         device = run.runtime.device if run.runtime.device.startswith("cuda") else "cpu"
         return LabelledFeatures(data, *(Features(part.x.to(device), part.index) for part in parts))
 
-    def measure(self, split: str, *, fewshot: bool) -> dict[str, Any]:
+    def measure(self, *, fewshot: bool) -> dict[str, Any]:
         """k-NN accuracy and, with `fewshot`, few-shot accuracy for the log; empty without labelled images."""
-        recipe = self.run.recipe
-        data = (
-            self.during if split == "val" else self.verdict_set and self.verdict_set.capped(REFERENCE, MOST)
-        )
+        recipe, data = self.run.recipe, self.during
         if data is None:
             return {}
         features = self.extract(data)
@@ -188,7 +195,8 @@ class FeatureMonitor:
             return texts | {"index": features.classified.index.tolist()}
 
         facts = self.on_main(digits)
-        return facts | {"reference": len(features.reference.x)} if facts else {}
+        more = {"reference": len(features.reference.x), "images": self.verdict_set.digest}
+        return facts | more if facts else {}
 
     def begin(self) -> None:
         """Before the first step: store what the initial features classify correctly."""
@@ -196,6 +204,12 @@ class FeatureMonitor:
         if run.state.step:
             return
         facts = self.classified_correctly()
+        if facts:
+            count = len(facts["index"])
+            shares = (
+                f"{name} {percent(facts[key].count('1') / count, count)}" for key, name in MEASURES.items()
+            )
+            self.say(f"features before training: {', '.join(shares)} of {count} test images correct")
         if run.runtime.is_main:
             path.unlink(missing_ok=True)  # of a run that saved nothing
             if facts:
@@ -207,7 +221,11 @@ class FeatureMonitor:
         stored = run.runtime.on_main_first(lambda: path.read_text("utf-8") if path.exists() else "")
         if not stored or self.verdict_set is None:
             return None
-        before, after = json.loads(stored), self.classified_correctly()
+        before = json.loads(stored)
+        if before["images"] != self.verdict_set.digest:
+            self.say("features: the labelled images have changed since the run began, so there is no verdict")
+            return None
+        after = self.classified_correctly()
         if not after:
             return None
         start = "the weights it started from" if run.recipe.weights else "random weights"

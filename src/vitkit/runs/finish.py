@@ -30,7 +30,7 @@ def finish_run(run: RunContext, evaluator: Evaluator, logger: RunLogger, bad: Ba
     """
     load_kept_weights(run)
     split = run.recipe.report_on
-    metrics, fewshot = evaluator.evaluate(split), evaluator.evaluate_fewshot(split)
+    metrics, fewshot = evaluator.evaluate(split), evaluator.evaluate_fewshot(final=True)
     verdict = evaluator.monitor.verdict()
     evaluator.pictures.keep(run.state.step, last=True)
     model = save_model(run)
