@@ -16,7 +16,8 @@ def computed() -> dict[str, Any]:
     """What the file must hold."""
     return {
         "models": catalogue.models(), "weights": catalogue.weights(), "formats": catalogue.formats(),
-        "recipes": catalogue.recipes(), "studies": listed(), "finetuning": list(FINETUNING),
+        "recipes": catalogue.recipes(), "studies": listed(), "tasks": catalogue.tasks(),
+        "finetuning": list(FINETUNING),
         "recipe_fields": {
             name: json.loads(json.dumps(catalogue.recipe_facts(make()))) for name, make in RECIPES.items()
         },

@@ -40,7 +40,8 @@ SEEN = {"digits": Survey(train=1618, test=179, side=8, seconds=0.0)}
 
 
 def made(name: str, **changes) -> list:
-    setting = Setting(data=("digits",), downstream="", pixels=32, patch=4, batch=32, steps=100, images=1618)
+    setting = Setting(data=("digits",), downstream="", pixels=32, patch=4, batch=32, steps=100, images=1618,
+                      weights="teacher.safetensors")  # fmt: skip
     return STUDIES[name].make(replace(setting, **changes))
 
 

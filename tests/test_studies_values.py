@@ -48,7 +48,9 @@ def test_at_the_papers_scale_models_are_named():
 def test_figures_of_fine_tuned_models_leave_their_pretraining_out():
     drawn = {name: [one.where.get("phase") for one in STUDIES[name].pictures] for name in STUDIES}
     tuned = {name for name, phases in drawn.items() if "tuned" in phases}
-    assert tuned == {"pretrain-sets", "optimizer", "resolution"} and drawn["resolution"] == ["tuned"]
+    assert tuned == {"pretrain-sets", "optimizer", "resolution", "self-supervision"} and drawn[
+        "resolution"
+    ] == ["tuned"]
 
 
 def test_a_miniatures_pretraining_and_fine_tuning():

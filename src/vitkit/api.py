@@ -127,7 +127,9 @@ def pretrain(
 def pretrain(
     data: Place, *, plan: bool = False, progress: bool = False, **options: Unpack[TrainingOptions]
 ) -> Run | Plan:
-    """Pre-train a model from scratch with the paper's recipes; options and result as for `finetune`.
+    """Pre-train a model with a published recipe; options and result as for `finetune`.
+
+    task    what to learn: with a task that needs no labels, `data` may be images in any folders
 
     >>> import vitkit
     >>> plan = vitkit.pretrain("digits", model="ViT-Ti/4", image_size=8, epochs=2, batch=64, plan=True)

@@ -17,13 +17,18 @@ def table() -> dict[str, Any]:
 
 
 def rows(kind: str) -> list[dict[str, Any]]:
-    """The table of models, weights, formats, recipes or studies: one row each."""
+    """The table of models, weights, formats, recipes, studies or tasks: one row each."""
     return table()[kind]
 
 
 def recipe_fields(name: str) -> dict[str, Any]:
     """The fields of a named recipe by their dotted names; empty for an unknown name."""
     return table()["recipe_fields"].get(name, {})
+
+
+def tasks_without_labels() -> tuple[str, ...]:
+    """The names of the tasks that train a model without class labels."""
+    return tuple(row["task"] for row in rows("tasks") if not row["labels"])
 
 
 def is_finetuning(recipe: str) -> bool:

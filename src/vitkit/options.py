@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from tyro.conf import arg
 
 from vitkit.errors import Error
+from vitkit.listing import tasks_without_labels
 
 Precision = Literal["auto", "fp32", "bf16"]
 DEVICES = ("cpu", "cuda", "mps", "xpu")  # kinds that can run a model; "meta" cannot
@@ -105,6 +106,15 @@ class Training:
         ),
     ] = None
     recipe: Annotated[str, arg(metavar="NAME", help="Recipe name; see vitkit list recipes.")] = ""
+    task: Annotated[
+        str,
+        arg(
+            metavar="NAME",
+            help=f"What pretrain learns; without labels: {', '.join(tasks_without_labels())}. The recipe of "
+            "that name is the default; model, image size, batch and length are chosen.",
+            help_behavior_hint="(default: the task of the recipe)",
+        ),
+    ] = ""
     train: Annotated[
         str,
         arg(

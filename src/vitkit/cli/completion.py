@@ -11,7 +11,7 @@ from vitkit.options import DEVICES
 
 Shell = Literal["bash", "zsh", "fish"]
 ONLY = {  # flags and arguments whose values are names; those of FILES may also be paths
-    "--recipe": ("recipes",), "--model": ("models",), "--format": ("formats",),
+    "--recipe": ("recipes",), "--task": ("tasks",), "--model": ("models",), "--format": ("formats",),
     "study run NAME": ("studies",),
 }  # fmt: skip
 FILES = {

@@ -17,7 +17,7 @@ GROUPS = {
     },
     "Train": {
         "finetune": "Train a classifier on your images",
-        "pretrain": "Train a model from scratch, on one device or on many",
+        "pretrain": "Train a model from scratch or without labels",
     },
     "Use": {
         "predict": "Predict the labels of images",
@@ -47,7 +47,7 @@ GROUPS = {
 COMMON = {  # the options that --help shows, in this order; verbs that are not listed here show all
     "finetune": "weights model recipe train out epochs steps batch lr image-size more-steps folds seed "
     "device plan json",
-    "pretrain": "model recipe out epochs steps batch lr image-size seed device plan json",
+    "pretrain": "task model weights recipe out epochs steps batch lr image-size seed device plan json",
     "suite": "data tasks rates seeds steps batch image-size out device json",
     "study run": "data downstream weights only budget seeds out device plan json",
     "evaluate": "split labels view tta merge-tokens reject batch device json",

@@ -42,7 +42,11 @@ class Run:
         ),
     ]
     weights: Annotated[
-        str, arg(metavar="FILE|NAME", help="For recipes: the pretrained weights to fine-tune.")
+        str,
+        arg(
+            metavar="FILE|NAME",
+            help="For recipes: the pretrained weights to fine-tune; for self-supervision: a teacher.",
+        ),
     ] = ""
     only: Annotated[
         tuple[str, ...],

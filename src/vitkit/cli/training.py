@@ -131,8 +131,12 @@ def finetune(
 
 
 def pretrain(data: Data, training: OmitArgPrefixes[Training], json: Json = False) -> None:
-    """Pre-train a model from scratch with the paper's recipes, on one process or on many under torchrun.
+    """Pre-train a model with a published recipe or, with --task, without labels; on one process or many.
 
+    A task without labels takes images in any folders. The model, image size, batch and length are chosen from
+    the images and the device, each with a reason; --plan prints them without training.
+
+    $ vitkit pretrain photos/ --task masked
     $ vitkit pretrain shards/ --model ViT-S/16 --epochs 90
     $ vitkit pretrain imagenet/ --recipe imagenet.ViT-B/16 --plan
     $ vitkit pretrain shards/ --recipe augreg-i1k.ViT-B/16 --against cifar/ pets/

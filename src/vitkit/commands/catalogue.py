@@ -11,6 +11,7 @@ from vitkit.models.vit import ViTConfig
 from vitkit.recipes import RECIPES
 from vitkit.recipes.recipe import Recipe, settings
 from vitkit.report.terminal import say
+from vitkit.tasks.task import SHARED, files_of_tasks, task_class
 from vitkit.weights.card import Card
 from vitkit.weights.convert import Conversion
 from vitkit.weights.formats import formats as weight_formats
@@ -93,6 +94,12 @@ def recipes() -> list[dict[str, Any]]:
         rows.append({"recipe": name, "length": length, "batch": r.batch, "rate": r.schedule.rate,
                      "optimizer": r.optimizer.kind, "pixels": r.image_size[0], "about": r.about})  # fmt: skip
     return rows
+
+
+def tasks() -> list[dict[str, Any]]:
+    """The tasks of this package, without those that a program registers."""
+    names = sorted(set(files_of_tasks()) - set(SHARED))
+    return [{"task": name, "labels": task_class(name).labelled} for name in names]
 
 
 def describe(what: str) -> dict[str, Any]:

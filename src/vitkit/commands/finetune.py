@@ -13,6 +13,7 @@ from vitkit.planning import automatic, resume
 from vitkit.planning.plan import Plan, machine_for, plan
 from vitkit.planning.plan_text import print_plan
 from vitkit.planning.resume import Request
+from vitkit.recipes import RECIPES
 from vitkit.recipes import recipe as named_recipe
 from vitkit.recipes.recipe import Recipe, override
 from vitkit.report.terminal import print_table, say
@@ -22,7 +23,10 @@ from vitkit.runs.kept_weights import stopping_note
 from vitkit.runs.page import FOLDS, REPORT, read, run_task
 from vitkit.runs.protocol import Protocol, Subruns, called, check_seeds, is_rate
 from vitkit.runs.run import run as run_recipe
+from vitkit.tasks.task import task_class
 from vitkit.training.schedule import Duration
+
+MOST_VAL = 5000  # images that `pretrain --task` holds out for validation
 
 
 @dataclass(frozen=True)
@@ -109,8 +113,16 @@ def request_for(
     verb: str, data: str, options: Training, default: str, *, protocol: bool = False, seeds: int = 1
 ) -> Request:
     """Build a request; unknown model or weights names are errors before any work."""
+    if options.task:
+        check_task(verb, data, options.task)
     recipe = make_recipe(data, options, default)
     complete = override(recipe, options.set)
+    if options.task and complete.task.name != options.task:
+        raise Error(
+            f"--task {options.task}, but the recipe {recipe.name} with its settings trains "
+            f"{complete.task.name}; omit --task, or use a recipe of that task",
+            code="request.conflict",
+        )
     resume.check_names(complete)
     if protocol and complete.task.headline.key != "top1":
         raise Error(
@@ -121,12 +133,43 @@ def request_for(
     return Request(verb, data, options, recipe, protocol, seeds)
 
 
+def check_task(verb: str, data: str, name: str) -> None:
+    """Reject an unknown task, and one without labels where a classifier is to be trained."""
+    if verb == "finetune" and not task_class(name).labelled:
+        raise Error(
+            f"--task {name} needs no labels and trains no classifier; first vitkit pretrain {data} --task "
+            f"{name}, then vitkit finetune {data} --weights RUN",
+            code="request.conflict",
+        )
+    task_class(name)  # raises for an unknown name
+
+
+def starting_recipe(options: Training, default: str) -> Recipe:
+    """The recipe of --recipe or of --task, else the default one.
+
+    For a task without labels, the data and the device decide the model, its image size, batch and length.
+    """
+    recipe = named_recipe(options.recipe or default)
+    if not options.task or options.recipe or recipe.task.name == options.task:
+        return recipe
+    if options.task not in RECIPES:
+        raise Error(
+            f"--task {options.task}: there is no recipe of this name; name one, as in --recipe {default} "
+            f"--set objective={options.task}",
+            code="recipe.unknown",
+        )
+    recipe = named_recipe(options.task)
+    if recipe.task.labelled:
+        return recipe
+    return replace(recipe, model="", auto=("pretraining",), val=0.1, val_images=(1, MOST_VAL), test=0.1)
+
+
 def make_recipe(data: str, options: Training, default: str) -> Recipe:
     """The named recipe with the options of the command applied; the recipe validates each value."""
     if options.steps is not None and options.epochs is not None:
         raise Error("--steps and --epochs exclude each other", code="request.conflict")
     check_start(options)
-    r = replace(named_recipe(options.recipe or default), data=data, **options.changes())
+    r = replace(starting_recipe(options, default), data=data, **options.changes())
     if options.steps is not None or options.epochs is not None:
         r = replace(r, length=Duration(options.steps, options.epochs))
     if options.lr is not None:
@@ -230,6 +273,8 @@ def print_result(result: dict[str, Any]) -> None:
             next_verbs = [f"finetune DATA --weights {result['run']}"]
     if result.get("kept"):
         say(stopping_note(result["kept"], result["steps"]))
+    if result.get("features"):
+        say(result["features"]["sentence"])
     if before := resume.result_before(Path(result["run"])):
         path, test = before
         say(f"before ({path}): {run_task(path.parent, test).summary(test, 'test images')}")

@@ -22,6 +22,7 @@ class TrainingOptions(TypedDict, total=False):
     model: str
     out: Place | None
     recipe: str
+    task: str
     train: str
     image_size: Size | None
     strict_size: bool

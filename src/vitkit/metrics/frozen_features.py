@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -253,7 +253,6 @@ TEMPERATURE = 0.07
 SIMILARITIES = 2**24  # computed at a time
 
 
-@torch.no_grad()
 def neighbours(
     train_x: Array,
     train_y: Array,
@@ -262,7 +261,21 @@ def neighbours(
     k: int = 20,
     temperature: float = TEMPERATURE,
 ) -> float:
-    """Test accuracy of a k-nearest-neighbour classifier with cosine similarity.
+    """Test accuracy of a k-nearest-neighbour classifier with cosine similarity."""
+    correct = neighbours_correct(train_x, train_y, test_x, test_y, k, temperature)
+    return int(correct.sum()) / len(correct)
+
+
+@torch.no_grad()
+def neighbours_correct(
+    train_x: Array,
+    train_y: Array,
+    test_x: Array,
+    test_y: Array,
+    k: int = 20,
+    temperature: float = TEMPERATURE,
+) -> Tensor:
+    """(M,) bool: which test images a k-nearest-neighbour classifier with cosine similarity gets right.
 
     A vote has the weight exp(similarity / temperature). All-zero features have similarity 0 to everything.
     Ties go to the first class.
@@ -276,13 +289,13 @@ def neighbours(
     if not 0 < temperature < float("inf"):
         raise Error(f"the temperature must be a number above 0, not {temperature}", code="request.value")
     train = unit_length(train_x)  # (N, D)
-    correct, chunk = 0, max(1, SIMILARITIES // len(train))
+    parts, chunk = [], max(1, SIMILARITIES // len(train))
     for rows, labels in zip(test_x.split(chunk), test_y.split(chunk), strict=True):
         nearest = (unit_length(rows) @ train.mT).topk(k, dim=1)  # (M, k)
         weights = ((nearest.values - nearest.values[:, :1]) / temperature).exp()  # the nearest has 1
         votes = weights.new_zeros(len(rows), classes).scatter_add_(1, train_y[nearest.indices], weights)
-        correct += int((votes.argmax(1) == labels).sum())
-    return correct / len(test_x)
+        parts.append(votes.argmax(1) == labels)
+    return torch.cat(parts)
 
 
 def unit_length(x: Tensor) -> Tensor:
@@ -304,6 +317,7 @@ class Probe:
     top1: float
     rate: float
     held_out: tuple[float, ...]  # accuracy of each learning rate on the held-out part of train
+    correct: Tensor = field(compare=False, repr=False)  # (M,) bool: which test images are right
 
     def to_json(self) -> dict[str, Any]:
         return {"top1": self.top1, "rate": self.rate, "held_out": list(self.held_out)}
@@ -343,7 +357,8 @@ def probe(
     val_accuracies = probe_accuracies(weights, train_x[val], train_y[val])
     rate = rates[val_accuracies.index(max(val_accuracies))]
     weights = train_linear(train_x, train_y, classes, [rate], epochs=epochs, seed=seed)
-    return Probe(probe_accuracies(weights, test_x, test_y)[0], rate, tuple(val_accuracies))
+    correct = probe_correct(weights, test_x, test_y)[:, 0]
+    return Probe(int(correct.sum()) / len(correct), rate, tuple(val_accuracies), correct)
 
 
 def held_out_mask(labels: np.ndarray, seed: int) -> Tensor:
@@ -388,9 +403,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def probe_accuracies(weights: tuple[Tensor, Tensor], x: Tensor, y: Tensor) -> list[float]:
     """The accuracy of each of the K classifiers."""
+    return (probe_correct(weights, x, y).sum(0).cpu().double() / len(x)).tolist()
+
+
+def probe_correct(weights: tuple[Tensor, Tensor], x: Tensor, y: Tensor) -> Tensor:
+    """(M, K) bool: which images each of the K classifiers gets right."""
     weight, bias = weights
-    correct = torch.zeros(len(bias), dtype=torch.int64, device=x.device)
     size = max(1, LOGITS // bias.numel())
-    for rows, labels in zip(x.split(size), y.split(size), strict=True):
-        correct += (linear(rows, weight, bias).argmax(2) == labels[:, None]).sum(0)
-    return (correct.cpu().double() / len(x)).tolist()
+    parts = zip(x.split(size), y.split(size), strict=True)
+    return torch.cat([linear(rows, weight, bias).argmax(2) == labels[:, None] for rows, labels in parts])

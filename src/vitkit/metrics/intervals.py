@@ -49,6 +49,20 @@ def mcnemar(first_only: int, second_only: int) -> float:
     return min(1.0, 2 * tail / 2**total)  # integers, because floats would overflow
 
 
+def paired_interval(first_only: int, second_only: int, images: int, level: float = LEVEL) -> Interval:
+    """The interval of the second accuracy minus the first, measured on the same images.
+
+    Bonett and Price (2012): Wald's interval after one image is added to both counts and two to all.
+    """
+    if images < 1:
+        raise Error("an interval needs at least one image, not 0", code="data.empty")
+    first, second = (first_only + 1) / (images + 2), (second_only + 1) / (images + 2)
+    half = NormalDist().inv_cdf((1 + level) / 2) * sqrt(
+        (first + second - (second - first) ** 2) / (images + 2)
+    )
+    return max(-1.0, second - first - half), min(1.0, second - first + half)
+
+
 def decimals(images: int) -> int:
     """Decimal places that a single image can change: 0 up to 100 images, at most 2."""
     return min(2, max(0, ceil(log10(max(1, images))) - 2))

@@ -194,6 +194,7 @@ def with_stored_choices(request: Request, old: Recipe) -> Recipe:
     fixed = fixed_fields(request.options)
     by_rules = "rules" in request.recipe.auto and old.name == request.recipe.name
     kept = (*KEPT, *BY_RULES) if by_rules else KEPT
+    kept = (*kept, "model") if "pretraining" in request.recipe.auto else kept
     stored = {field: getattr(old, field) for field in kept if field not in fixed}
     if "schedule" in stored and request.options.lr is not None:
         stored["schedule"] = replace(stored["schedule"], rate=request.options.lr)
@@ -207,7 +208,7 @@ def with_options(old: Recipe, request: Request) -> Recipe:
     options = request.options
     data = old.data if same_place(old.data, request.data) else request.data
     new = replace(old, data=data, **options.changes())
-    if options.recipe:
+    if options.recipe or options.task:
         new = replace(new, name=request.recipe.name)
     if options.steps is not None or options.epochs is not None:
         new = replace(new, length=Duration(options.steps, options.epochs))

@@ -43,6 +43,7 @@ AUTO = {  # settings that may be chosen for a machine and its data
     "keep": "the best weights, if there are validation images",
     "patience": "early stopping, if there are validation images",
     "rules": "batch, rate and length by the data, SGD for a ResNet, a fitted head for a few images",
+    "pretraining": "model, image size, batch, rate and length by the images and the device (pretrain --task)",
     "hyperrule": "size, length, schedule and Mixup by BiT's HyperRule",
 }
 CHOICES = {
@@ -119,7 +120,7 @@ class Recipe:
     ] = ()  # fewest and most images of val; fewer than that, or than classes: no val
     test: float = 0.1  # share of train for testing, if the data has no test split
     evaluations: int = 10  # number of validations, at regular intervals
-    fewshot: str = ""  # a data set for few-shot accuracy at each evaluation; empty: none
+    fewshot: str = ""  # data for few-shot accuracy at each evaluation; empty: none, or own labels; none: off
     shots: int = 5  # images per class for few-shot accuracy
     draws: int = 3  # random draws of these images; the mean is reported
     fewshot_when: str = "evaluations"  # measure at every evaluation and at the end, or only at the end

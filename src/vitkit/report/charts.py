@@ -26,6 +26,17 @@ IDEAL = "ideal dashed"  # CSS classes of a reference line
 LINES, LINE = 2, 13  # lines of a group name, and the height of one
 FEW = 12  # up to this many points, a curve has markers
 VAL = "validation"
+STEP = (
+    "step",
+    "rate",
+    "images",
+    "seconds",
+    "waited",
+    "gradient_norm",
+    "std",
+    "rank",
+)  # of every step, or drawn
+EXTRA = 6  # charts of a task's own metrics
 DRAWN = ("loss", "top1", "accuracy")  # metrics that always have a chart
 
 
@@ -397,9 +408,20 @@ def run_curves(rows: Sequence[Row], metric: Mapping[str, Any]) -> Markup:
         curve(accuracies, "accuracy", percent=True),
         curve(task_metric, str(metric["label"]), percent=bool(metric["percent"])),
         curve({"few-shot": points(rows, "fewshot_mean")}, "few-shot accuracy", percent=True),
+        curve({"k-NN": points(rows, "knn")}, "k-NN accuracy", percent=True),
+        curve({"train": points(rows, "std"), VAL: points(rows, "val_std")}, "feature std"),
+        curve({"train": points(rows, "rank"), VAL: points(rows, "val_rank")}, "effective rank"),
         curve({"rate": points(rows, "rate")}, "learning rate", noisy=False),
         curve({"speed": speed(rows)}, "images per second"),
+        *(curve({"train": points(rows, name)}, name) for name in of_task(rows, key)),
     )
+
+
+def of_task(rows: Sequence[Row], key: str) -> list[str]:
+    """The names of further metrics of training steps, such as the entropy of a teacher's outputs."""
+    steps = (row for row in rows if "gradient_norm" in row)
+    names = {name for row in steps for name, value in row.items() if isinstance(value, int | float)}
+    return sorted(names - {*STEP, *DRAWN, key})[:EXTRA]
 
 
 def overlaid(runs: Mapping[str, Sequence[Row]]) -> Markup:

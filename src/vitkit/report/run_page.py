@@ -50,6 +50,7 @@ def run_page(run: Run) -> str:
     sections = {
         "Cross-validation": folds_section(run.get("folds")),
         "Curves": run_curves(run["metrics"], run["task"]["metric"]),
+        "Features": feature_section((run["result"] or {}).get("features"), run.get("pictures") or {}),
         "Classes": class_tables(per_class) if per_class else Markup(),
         "Confusion matrix": confusions(test.get("confusion"), list(per_class), mistakes.get("pairs")),
         "Calibration": calibration(mistakes.get("calibration") or (), test.get("calibration_error")),
@@ -114,8 +115,9 @@ def few_shot(run: Run) -> Markup:
     if test.get("fewshot_mean") is None:
         return Markup()
     images, deviation = test["fewshot_images"], test.get("fewshot_std")
+    data = run["recipe"].get("fewshot") or run["recipe"].get("data", "")
     return fill(
-        "run.html", "few_shot", run["recipe"].get("fewshot", ""), test["fewshot_shots"],
+        "run.html", "few_shot", data, test["fewshot_shots"],
         with_interval(test["fewshot_mean"], images), images,
         "" if deviation is None else percent(deviation, images),
     )  # fmt: skip
@@ -155,6 +157,39 @@ def folds_section(folds: Mapping[str, Any] | None) -> Markup:
          "95 % interval": Number(span(row["interval"], row["images"])), " ": bar(row["top1"])}
         for row in rows
     )  # fmt: skip
+
+
+def feature_section(verdict: Mapping[str, Any] | None, pictures: Mapping[str, Any]) -> Markup:
+    """Of a run without labels: the verdict on its features, and pictures of them."""
+    body = Markup()
+    if verdict:
+        images = verdict["images"]
+        lead = (
+            f"{verdict['sentence'][:1].upper()}{verdict['sentence'][1:]}. Frozen features with the labels of "
+            f"{verdict['reference']:,} images, on {images:,} {verdict['split']} of {verdict['data']}; exact "
+            "McNemar tests, which share an error probability of 5 %."
+        )
+        body += note(lead) + table(
+            {"measure": {"knn": "k-NN", "probe": "linear probe"}.get(key, key),
+             "before": Number(with_interval(row["before"], images)),
+             "after": Number(with_interval(row["after"], images)),
+             "difference, points (95 %)": Number(" to ".join(f"{100 * e:+.1f}" for e in row["difference"])),
+             "p": Number(f"{row['p']:.2g}"), "verdict": row["verdict"]}
+            for key, row in verdict["measures"].items()
+        )  # fmt: skip
+    if moments := pictures.get("moments"):
+        steps = [f"step {moment['step']:,}" for moment in moments]
+        rows = [
+            [picture(data, "image/jpeg", f"{label}, image {number + 1}") for label, data in
+             [("the image", image), *((step, m["colours"][number]) for step, m in
+                                      zip(steps, moments, strict=True))]]
+            for number, image in enumerate(pictures["images"])
+        ]  # fmt: skip
+        body += fill("run.html", "moments", ["image", *steps], rows)
+    extra = [
+        (picture(p["image"], "image/jpeg", p["caption"]), p["caption"]) for p in pictures.get("pictures", ())
+    ]
+    return body + (fill("run.html", "task_pictures", extra) if extra else Markup())
 
 
 def class_tables(per_class: Mapping[str, Mapping[str, Any]]) -> Markup:

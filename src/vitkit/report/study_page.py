@@ -29,6 +29,8 @@ MAIN_COLUMNS = (  # of the table of trials, after the factors
     "steps",
     "top1",
     "fewshot_mean",
+    "knn",
+    "probe",
     "images_seen",
     "seconds",
 )

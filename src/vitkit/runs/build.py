@@ -20,7 +20,7 @@ from vitkit.data.sources.remote import Cache
 from vitkit.data.sources.source import Source, from_rows, walk
 from vitkit.data.sources.sparse_labels import SparseLabels
 from vitkit.data.splits import Placed, complete, join, subset, with_noise
-from vitkit.datasets.opening import open_data
+from vitkit.datasets.opening import open_all, open_data
 from vitkit.errors import Error, similar_path
 from vitkit.io.files import replace_file
 from vitkit.models.adapt import adapt, linear_heads
@@ -231,10 +231,22 @@ def open_corrected(recipe: Recipe, cache: Cache | None = None) -> dict[str, Sour
 
 
 def open_for(task: Task, place: str, cache: Cache | None = None) -> dict[str, Source]:
-    """Open data; a task that needs no labels also takes an unlabelled folder."""
+    """Open data; a task that needs no labels also takes images in any folders, and unlabelled archives."""
     if not task.labelled and is_unlabelled(place):
         return open_unlabelled(Path(place))
-    return open_data(place, cache=cache)
+    try:
+        return open_data(place, cache=cache)
+    except Error as error:
+        if task.labelled or error.code != "data.layout":
+            raise
+    if Path(place).is_dir():
+        return open_unlabelled(Path(place))
+    return {name: of_one_class(part) for name, part in open_all(place, cache=cache).items()}
+
+
+def of_one_class(source: Source) -> Source:
+    """The same images as one class, as those of an unlabelled folder."""
+    return replace(source, labels=np.zeros(len(source), dtype=np.int64), classes=("image",))
 
 
 def is_unlabelled(place: str) -> bool:

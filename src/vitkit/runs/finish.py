@@ -30,14 +30,16 @@ def finish_run(run: RunContext, evaluator: Evaluator, logger: RunLogger, bad: Ba
     """
     load_kept_weights(run)
     split = run.recipe.report_on
-    metrics, fewshot = evaluator.evaluate(split), evaluator.evaluate_fewshot()
+    metrics, fewshot = evaluator.evaluate(split), evaluator.evaluate_fewshot(final=True)
+    verdict = evaluator.monitor.verdict()
+    evaluator.pictures.keep(run.state.step, last=True)
     model = save_model(run)
     test = metrics.to_json(model.labels) | {"split": split} | fewshot
     costs = run_cost(run, model, bad)
     numeric = {f"cost_{name}": value for name, value in costs.items() if isinstance(value, int | float)}
     logger.write(**metrics_row(run.task, metrics, "test"), **fewshot, **numeric)
     kept = describe_kept(run.recipe, run.task.headline, run.progress, run.state.step, run.total)
-    result = Result(str(run.out), str(run.out / MODEL), run.state.step, test, costs, kept)
+    result = Result(str(run.out), str(run.out / MODEL), run.state.step, test, costs, kept, verdict)
     if run.runtime.is_main:
         text = json.dumps(result.to_json(), indent=2)
         replace_file(run.out / RESULT, lambda beside: beside.write_text(text, encoding="utf-8"))

@@ -46,9 +46,11 @@ class Result:
     test: dict[str, Any]
     cost: dict[str, Any]
     kept: dict[str, Any] | None = None  # which weights, and whether it stopped early; None: older versions
+    features: dict[str, Any] | None = None  # the verdict of a run without labels; None: there is none
 
     def to_json(self) -> dict[str, Any]:
-        return dict(vars(self))  # asdict would copy the whole confusion matrix
+        facts = dict(vars(self))  # asdict would copy the whole confusion matrix
+        return facts if self.features else {k: v for k, v in facts.items() if k != "features"}
 
 
 def read_result(path: Path) -> Result:
@@ -86,6 +88,7 @@ class RunOptions:
             raise Error(f"price-per-hour must be 0 or more, not {self.price_per_hour}", code="request.value")
 
 
+FEATURES_OFF = "none"  # value of the field fewshot: no k-NN, few-shot accuracy or verdict
 MODEL, ADAPTER, RESULT = "model.safetensors", "adapter.safetensors", "result.json"
 MAY_CHANGE = {  # fields that may change when a run is resumed: none affects its result
     "about": "a description",

@@ -113,6 +113,7 @@ def task_name(recipe: dict[str, Any], test: dict[str, Any]) -> str:
 
 REPORT, MISTAKES = "report.html", "mistakes.csv"
 BATCH, SAMPLES = "training-batch.json", "samples.json"
+PICTURES = "feature-pictures.json"  # of a run without labels
 FOLDS = "folds.json"  # in the folder of a cross-validation: the accuracy of each fold, and their mean
 BIT = "bit"  # the folder of a protocol's run by BiT's HyperRule
 # fields that a command must name, or they would be chosen for the machine and the data
@@ -164,12 +165,14 @@ def gather(folder: Path, page: Path | None = None, per_hour: float | None = None
     shown = read_shown(folder, recipe, (files["result"] or {}).get("test"))
     return files | {
         "task": shown, "batch": read(folder / BATCH), "samples": read(folder / SAMPLES), "spent": spent(cost),
+        "pictures": read(folder / PICTURES),
         "folds": read(folder / FOLDS),
         "table": link(folder / MISTAKES, page or folder / REPORT) if (folder / MISTAKES).exists() else None,
         "pricing": words("report", str(folder), "--price-per-hour", "X"),
         "name": folder.resolve().name, "place": str(folder), "recipe": recipe, "usual": usual,
         "metrics": rows(folder / "metrics.jsonl"),
-        "commands": commands(folder, recipe, usual, typed, done, shown["predicts"]),
+        "commands": commands(folder, recipe, usual, typed, done, shown["predicts"])
+        | tuning_commands(folder, recipe, files["result"] or {}),
     }  # fmt: skip
 
 
@@ -217,6 +220,28 @@ def commands(
         groups["Use it"] = [*use, words("serve", run)]
     groups["View it"] = [words("report", run), shlex.join(["tensorboard", "--logdir", run])]
     return groups
+
+
+def tuning_commands(folder: Path, recipe: dict[str, Any], result: dict[str, Any]) -> dict[str, list[str]]:
+    """Commands that compare a run without labels with its start by fine-tuning, which takes two more runs."""
+    if not result.get("features"):
+        return {}
+    start = ["--weights", recipe["weights"]]
+    if not recipe.get("weights"):
+        options = recipe.get("model_options") or ()
+        start = [
+            "--model",
+            recipe["model"],
+            *(["--set", *(f"model.{text}" for text in options)] if options else ()),
+        ]
+    size = ["--image-size", "x".join(map(str, recipe["image_size"]))]
+    data, outs = result["features"]["data"], (f"{folder}-tuned", f"{folder}-start-tuned")
+    starts = (["--weights", str(folder)], start)
+    lines = [
+        words("finetune", data, "--recipe", "finetune", "--out", out, *size, *first)
+        for out, first in zip(outs, starts, strict=True)
+    ]
+    return {"Compare it with its start by fine-tuning": [*lines, words("report", *outs)]}
 
 
 def words(*parts: str) -> str:

@@ -175,6 +175,7 @@ class Trainer:
         with signals() as self.received:
             model = run.runtime.wrap(run.state.model)
             self.check_files()
+            self.validator.evaluator.begin()
             self.logger.start()
             try:
                 train(

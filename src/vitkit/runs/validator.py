@@ -46,8 +46,10 @@ class Validator:
             metrics = self.evaluator.evaluate("val")
             self.logger.write(**metrics_row(run.task, metrics, "val"))
             progress |= after_evaluation(progress, metrics, run.task.headline, state.step)
-            if run.recipe.fewshot_when == "evaluations" and state.step < run.total:
-                self.logger.write(**self.evaluator.evaluate_fewshot())  # at the end: of the kept weights
+            if run.recipe.fewshot_when == "evaluations":
+                self.log_fewshot()
+            if state.step < run.total:
+                self.evaluator.pictures.keep(state.step)
             if progress["since"] == 0 and run.recipe.keeps_best:
                 save_best(run.task, state.model, run.out / BEST, main=run.runtime.is_main)
         if state.step in continuation_starts(run.stages):  # patience starts anew with each stage
@@ -56,6 +58,13 @@ class Validator:
         self.logger.live.notes = self.notes()
         line = f"step {state.step}: {run.task.progress(metrics, 'validation')}"
         self.logger.say("; ".join([line, *self.notes()]))
+
+    def log_fewshot(self) -> None:
+        """Few-shot metrics; at the end, those on data that the recipe names are of the kept weights."""
+        if self.run.state.step < self.run.total:
+            self.logger.write(**self.evaluator.evaluate_fewshot())
+        elif not self.evaluator.fewshot and (row := self.evaluator.evaluate_fewshot()):
+            self.logger.write(**row)
 
     def notes(self) -> tuple[str, ...]:
         """The best evaluation so far, and when the run will stop early."""

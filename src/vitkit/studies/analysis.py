@@ -216,7 +216,10 @@ def laws(rows: Sequence[Row], factors: Sequence[str], score: str) -> list[dict[s
     return fits
 
 
-SCORES = {"top1": "top-1 accuracy", "fewshot_mean": "few-shot accuracy"}
+SCORES = {
+    "top1": "top-1 accuracy", "fewshot_mean": "few-shot accuracy", "knn": "k-NN accuracy",
+    "probe": "linear-probe accuracy",
+}  # fmt: skip
 AVERAGED = ("parameters", "GFLOPs", "exaFLOPs", "tpu_v3_core_days", "images_seen", "seconds")
 Lines = dict[str, list[Point]]
 Bars = dict[str, dict[str, tuple[float, float]]]
@@ -240,7 +243,7 @@ def means(rows: Sequence[Row], plan: Plan) -> list[Row]:
     lines = []
     for setting, group in group_rows(rows, factors).items():
         line: Row = dict(zip(factors, setting, strict=True)) | {"seeds": len(group)}
-        for score in SCORES:
+        for score in (name for name in SCORES if name in group[0]):
             values = [row[score] for row in group if row[score] is not None]
             e = estimate(values) if values else None
             line |= {score: e and e.mean, f"{score}_std": e and e.std}

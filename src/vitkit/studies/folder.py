@@ -81,7 +81,8 @@ def trial_folder(out: Path, name: str) -> Path:
 
 
 def is_finished(out: Path, trial: Trial) -> bool:
-    return (trial_folder(out, trial.name) / RESULT).exists()
+    result = read_result(out, trial)
+    return result is not None and (not trial.frozen or "knn" in result["test"])
 
 
 def read_result(out: Path, trial: Trial) -> dict[str, Any] | None:
@@ -103,6 +104,7 @@ def write_failed(out: Path, failed: Mapping[str, Mapping[str, str]]) -> None:
 Row = dict[str, Any]
 COSTS = ("parameters", "images_seen", "exaFLOPs", "seconds", "images_per_second", "device_hours",
          "tpu_v3_core_days", "energy_kWh", "MFU", "device", "precision")  # fmt: skip
+FROZEN = ("knn", "probe", "frozen_images")  # of the features of a trial's model
 TESTS = ("top1", "images", "fewshot_mean", "fewshot_std", "fewshot_shots", "fewshot_images")
 
 
@@ -134,7 +136,8 @@ def table_row(plan: Plan, trial: Trial, result: Mapping[str, Any], factors: Sequ
     row |= {"GFLOPs": cost["forward_FLOPs"] / 1e9}
     row |= {name: cost.get(name) for name in COSTS}
     names = {"images": "test_images"}
-    return row | {names.get(name, name): test.get(name) for name in TESTS}
+    tests = (*TESTS, *FROZEN) if any(other.frozen for other in plan.trials) else TESTS
+    return row | {names.get(name, name): test.get(name) for name in tests}
 
 
 def train_images(plan: Plan, trial: Trial) -> int | None:

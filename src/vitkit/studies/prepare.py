@@ -95,7 +95,7 @@ def trial_seconds(
         cached.add(batches)
         r, data = trial.recipe, surveys[trial.recipe.data]
         images = data.test + r.evaluations * r.val * data.train
-        if r.fewshot:
+        if r.fewshot in surveys:
             fewshot_evaluations = 1 + (r.evaluations if r.fewshot_when == "evaluations" else 0)
             images += fewshot_evaluations * surveys[r.fewshot].test
         steps = r.length.in_steps(data.train, r.batch)
@@ -105,7 +105,9 @@ def trial_seconds(
 
 def opening_seconds(trials: Sequence[Trial], surveys: Mapping[str, Survey]) -> float:
     """The seconds that a process needs to open all data, once for all its trials."""
-    paths = {path for trial in trials for path in (trial.recipe.data, trial.recipe.fewshot) if path}
+    paths = {
+        path for trial in trials for path in (trial.recipe.data, trial.recipe.fewshot) if path in surveys
+    }
     split = {trial.recipe.data for trial in trials if trial.recipe.val}
     opening = sum(surveys[path].seconds for path in paths)
     return opening + sum(SPLIT_SECONDS * surveys[path].train for path in split)
@@ -257,7 +259,8 @@ class Request:
                       "--scale paper": self.scale == "paper"}  # fmt: skip
         else:
             several = len(self.data) > 1 and self.study != "pretrain-sets"
-            unused = {"--weights": self.weights, "several --data; pretrain-sets and recipes do": several}
+            without = self.weights and not named_study(self.study).teacher
+            unused = {"--weights": without, "several --data; pretrain-sets and recipes do": several}
         if refused := [flag for flag, given in unused.items() if given]:
             raise Error(f"the study {self.study} does not take {refused[0]}", code="request.conflict")
 
@@ -284,6 +287,9 @@ def make_plan(
     facts = describe_plan(request, best, trials, slots, surveys)
     log(f"{study.name} ({study.shows}): {study.about}")
     log(plan_line(facts))
+    for note in (left_out := study.notes(best.setting)):
+        log(note)
+    facts |= {"notes": left_out} if left_out else {}
     epochs = best.setting.steps * best.setting.batch / max(1, best.setting.images)
     if epochs < 1 and not best.setting.paper:
         log(f"training covers only {epochs:.0%} of an epoch, too little for clear results; raise --budget")
@@ -345,6 +351,7 @@ def base_setting(request: Request, study: Study, surveys: dict[str, Survey]) -> 
         pixels=pixels, patch=patch, batch=batch, images=data.train,
         sizes=tuple(surveys[path].train for path in request.data), rows=request.rows,
         downstream_images=downstream.train, downstream_side=downstream.side, changes=request.set,
+        weights=request.weights,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from vitkit.errors import Error, did_you_mean
 from vitkit.studies.architecture import PARTS, at
 from vitkit.studies.recipe_changes import STUDY as RECIPES
+from vitkit.studies.self_supervision import STUDY as SELF_SUPERVISION
 from vitkit.studies.setting import (
     PAPER,
     Arm,
@@ -271,7 +272,7 @@ COMPARISONS = (
                           x_label="pixels of a side"),),
     ),
 )  # fmt: skip
-STUDIES: dict[str, Study] = {study.name: study for study in (*COMPARISONS, *PARTS, RECIPES)}
+STUDIES: dict[str, Study] = {study.name: study for study in (*COMPARISONS, *PARTS, SELF_SUPERVISION, RECIPES)}
 
 
 def study(name: str) -> Study:

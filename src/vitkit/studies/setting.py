@@ -71,7 +71,7 @@ class Setting:
     downstream_images: int = 0  # training images of the downstream data set
     downstream_side: int = 0  # median shorter side of these in pixels
     changes: tuple[str, ...] = ()  # field=value overrides of every recipe
-    weights: str = ""  # pretrained ones that are fine-tuned, for a study of recipes
+    weights: str = ""  # pretrained ones: to fine-tune in a study of recipes, or a teacher
 
     @property
     def paper(self) -> bool:

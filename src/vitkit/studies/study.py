@@ -24,6 +24,7 @@ class Trial:
     # candidate recipes, of which the protocol selects one on validation images; empty: only `recipe`
     compared: dict[str, Recipe] = field(default_factory=dict)
     keep_model: bool = True  # in its folder
+    frozen: str = ""  # the data on which its model's features are scored; empty: none
 
 
 def make_trial(
@@ -34,12 +35,13 @@ def make_trial(
     resize: str = "",
     compared: Mapping[str, Recipe] | None = None,
     keep_model: bool = True,
+    frozen: str = "",
 ) -> Trial:
     """Build a trial whose name consists of its factors and the recipe's seed."""
     parts = [f"{name}={value}" for name, value in factors.items()] + [f"seed={recipe.seed}"]
     name = ",".join(parts).replace("/", "-").replace(" ", "-").replace("%", "pc")
     return Trial(name=name, factors=dict(factors), recipe=recipe, needs=needs, resize=resize,
-                 compared=dict(compared or {}), keep_model=keep_model)  # fmt: skip
+                 compared=dict(compared or {}), keep_model=keep_model, frozen=frozen)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +104,8 @@ class Study:
     # the setting that all others change; such a study fine-tunes given weights on each of its data sets, in
     # trials of fixed length
     base: dict[str, Factor] = field(default_factory=dict)
+    teacher: bool = False  # takes --weights as the teacher of one of its arms
+    notes: Callable[[Setting], list[str]] = lambda setting: []  # what it leaves out, and why
     published: tuple[str, ...] = ()  # tables of report.literature to show beside the results
 
     def claims_at(self, scale: str) -> tuple[Claim, ...]:

@@ -13,18 +13,22 @@ import torch
 from vitkit.data.batch_cache import keep_batches
 from vitkit.errors import Error
 from vitkit.io.files import replace_file
+from vitkit.metrics.frozen_features import probe
 from vitkit.models.adapt import adapt
 from vitkit.ops.cuda_graph import WARMUP_CALLS
 from vitkit.recipes.recipe import Recipe
 from vitkit.runs.build import SplitCache, build_model
 from vitkit.runs.estimates import Trial as TimingRun
 from vitkit.runs.estimates import seconds_an_image, seconds_to_prepare
+from vitkit.runs.feature_monitor import MOST, LabelledFeatures, LabelledSet
+from vitkit.runs.features import Extractor, open_frozen
 from vitkit.runs.folder import MODEL, RunOptions
 from vitkit.runs.protocol import Protocol
 from vitkit.runs.run import run
 from vitkit.runtime.runtime import Runtime, choose_runtime
 from vitkit.studies.folder import RESULT, is_finished, read_result, trial_folder
 from vitkit.studies.prepare import Timing
+from vitkit.studies.setting import DRAWS
 from vitkit.studies.study import Trial
 from vitkit.weights.load import load
 from vitkit.weights.save import save
@@ -34,6 +38,7 @@ CACHED = 0.05  # time to read a cached batch, as a share of the time to prepare 
 SPLITS = SplitCache()  # opened data, shared by all trials of this process
 RECOMPILE_LIMIT = 64  # model shapes per process; beyond its own limit, PyTorch would run uncompiled
 BATCHES = "batches"  # folder of cached batches in a study folder, while the study runs
+FROZEN_SHOTS = 10
 START = "start.safetensors"  # the initial model of a trial that sets another position resizing
 
 
@@ -79,9 +84,30 @@ def run_trial(trial: Trial, out: Path, config: WorkerConfig) -> dict[str, Any]:
         remove_checkpoints(folder)
         if not trial.keep_model:
             (folder / MODEL).unlink(missing_ok=True)
+        if trial.frozen:
+            score_features(trial, folder, config)
     result = read_result(out, trial)
     assert result is not None
     return result
+
+
+def score_features(trial: Trial, folder: Path, config: WorkerConfig) -> None:
+    """Add k-NN, linear-probe and few-shot accuracy of the model's features to the result of a trial."""
+    runtime, data = (
+        config.runtime(),
+        LabelledSet(trial.frozen, *open_frozen(trial.frozen, SPLITS), "test images"),
+    )
+    data = data.capped(MOST, MOST)
+    model = load(folder / MODEL).to(runtime.device)
+    extractor = Extractor(model=model, runtime=runtime, batch=trial.recipe.batch, workers=config.workers)
+    features = LabelledFeatures(data, *map(extractor.features, (data.reference, data.classified)))
+    scores = {"knn": features.neighbours(), "probe": probe(*features.values).correct}
+    facts = {name: float(correct.double().mean()) for name, correct in scores.items()}
+    facts |= {f"fewshot_{name}": value for name, value in features.fewshot(FROZEN_SHOTS, DRAWS).items()}
+    path = folder / RESULT
+    result = json.loads(path.read_text(encoding="utf-8"))
+    result["test"] |= facts | {"frozen_images": len(features.classified.x)}
+    replace_file(path, lambda beside: beside.write_text(json.dumps(result), encoding="utf-8"))
 
 
 def run_protocol(recipes: Mapping[str, Recipe], folder: Path, runtime: Runtime, options: RunOptions) -> None:

@@ -43,6 +43,7 @@ class SelfSupervised(Task):
         "patience", "optimizer.layer_decay", "train", "patch_sizes",
     )  # fmt: skip
     predicts: ClassVar[bool] = False
+    rate_power: ClassVar[float] = 1.0  # MAE, SimMIM, DINO and MoCo v3 state the rate for 256 or 512 images
 
     def labels(self, classes: tuple[str, ...]) -> tuple[str, ...]:
         return ()  # the model is trained without a head

@@ -114,6 +114,7 @@ class Task(ABC):
     batch_note: ClassVar[str] = ""  # end of the caption of sample batches, after the augmentations
     columns: ClassVar[tuple[str, ...]] = ()  # CSV columns of predictions
     predicts: ClassVar[bool] = True  # the saved model can predict; otherwise it must be fine-tuned first
+    rate_power: ClassVar[float] = 0.0  # the rate grows with this power of the batch: 1 in proportion, 0 never
     output_names: ClassVar[tuple[str, str]] = ("outputs", "outputs")  # in exports: raw, activated
 
     def __post_init__(self) -> None:
@@ -183,6 +184,14 @@ class Task(ABC):
     def visible(self, model: Model, order: Order, step: int, batch: Batch) -> Tensor:
         """Return what the model sees of the uint8 images of a batch, for a report to show."""
         return batch["image"]
+
+    def pictures(self, module: nn.Module, images: Tensor) -> list[tuple[str, Tensor]]:
+        """Return pictures of what the module makes of uint8 images (B, 3, H, W), each with a caption.
+
+        Each is uint8 (3, h, w), such as a reconstruction or the attention of a head, for a report to show.
+        Collective: with a sharded module, all processes call this.
+        """
+        return []
 
     @abstractmethod
     def objective(self, model: Model) -> Objective:
