@@ -70,12 +70,10 @@ def test_a_run_leaves_a_plain_model_and_the_metrics_of_its_features(straight, ta
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_report_has_a_batch_with_hidden_patches_and_reconstructions(straight, task):
-    content = json.loads((straight[task] / "reconstructions.json").read_text())
-    assert content["names"] == ["image", "visible", "reconstruction"] and len(content["images"]) == 12
-    for row in content["images"]:
-        assert row["key"]
-        sizes = {Image.open(io.BytesIO(base64.b64decode(row[name]))).size for name in content["names"]}
-        assert sizes == {(192, 192)}
+    content = json.loads((straight[task] / "feature-pictures.json").read_text())["pictures"]
+    assert [one["caption"] for one in content] == 4 * ["original", "visible", "reconstruction"]
+    sizes = {Image.open(io.BytesIO(base64.b64decode(one["image"]))).size for one in content}
+    assert sizes == {(192, 192)}
     batch = json.loads((straight[task] / "training-batch.json").read_text())
     assert "hidden patches" in batch["how"] and not any(one["labels"] for one in batch["images"])
 
@@ -138,8 +136,8 @@ def test_two_processes_learn_like_one(tmp_path, task, kind, micro):
     assert many["rank"] == pytest.approx(one["rank"], rel=1e-2)
     a, b = (vitkit.load(tmp_path / n / "model.safetensors").state_dict() for n in ("one", "many"))
     assert all(torch.allclose(a[name], b[name], atol=1e-3) for name in a)
-    shown = [json.loads((tmp_path / n / "reconstructions.json").read_text()) for n in ("one", "many")]
-    assert [row["key"] for row in shown[0]["images"]] == [row["key"] for row in shown[1]["images"]]
+    shown = [json.loads((tmp_path / n / "feature-pictures.json").read_text()) for n in ("one", "many")]
+    assert len(shown[0]["pictures"]) == len(shown[1]["pictures"]) == 12
 
 
 def test_bfloat16_learns_the_same_to_rounding(straight, tmp_path):

@@ -427,9 +427,9 @@ def test_reconstructions_of_a_perfect_model_are_the_images(task, monkeypatch):
 
     monkeypatch.setattr(module, "forward", perfect)
     made = task.reconstructions(module, pictures)
-    assert list(made) == ["image", "visible", "reconstruction"]
+    assert list(made) == ["original", "visible", "reconstruction"]
     assert all(t.dtype == torch.uint8 and t.shape == pictures.shape for t in made.values())
-    assert torch.equal(made["image"], pictures) and torch.equal(made["reconstruction"], pictures)
+    assert torch.equal(made["original"], pictures) and torch.equal(made["reconstruction"], pictures)
     grey = (made["visible"] == GREY).all(1).view(3, 4, 8, 4, 8).all(-1).all(2)
     assert (grey.sum((1, 2)) == (12 if task.name == "mae" else 10)).all()
     covered = ~grey.repeat_interleave(8, 1).repeat_interleave(8, 2)[:, None]

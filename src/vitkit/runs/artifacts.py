@@ -19,7 +19,7 @@ import numpy as np
 import PIL
 import torch
 from PIL import Image, ImageDraw, ImageFont
-from torch import Tensor, nn
+from torch import Tensor
 
 import vitkit
 from vitkit.data.decode import BadImage
@@ -42,7 +42,7 @@ from vitkit.runs.page import BATCH, MISTAKES, SAMPLES, write_run_page, write_sho
 from vitkit.runs.page import FILE as SHOWN
 from vitkit.runs.page import read as read_json
 from vitkit.runs.provenance.predictions import PREDICTIONS, write_predictions
-from vitkit.runs.samples import jpeg, reconstructed_images, resized, sample_images
+from vitkit.runs.samples import jpeg, resized, sample_images
 from vitkit.runtime.runtime import Runtime
 from vitkit.tasks.classify import one_hot
 from vitkit.tasks.task import Metrics, Task
@@ -50,7 +50,6 @@ from vitkit.tasks.task import Metrics, Task
 KEPT = 24  # mistakes of each kind
 LEAST = 12  # correct images with the lowest confidence
 PAIRS, FILES, NAMES = 100, 100, 20  # at most: confusions, unusable files, files of a finding
-RECONSTRUCTIONS = "reconstructions.json"  # of masked images, by tasks that make them
 LOOKED = 1_000_000  # images up to which the doctor checks names and counts at the start
 Say = Callable[[str], None]
 Unusable = Mapping[str, Mapping[str, str]]  # by split: files and why they are unusable
@@ -165,16 +164,6 @@ def finish(
             write_mistakes(out / MISTAKES, source, accuracy)
     with harmless("report.html", say):
         write_run_page(out)
-
-
-def keep_reconstructions(
-    out: Path, runtime: Runtime, source: Source, task: Task, module: nn.Module, say: Say
-) -> None:
-    """Write what the trained module makes of some test images, if its task reconstructs them; collective."""
-    with harmless(RECONSTRUCTIONS, say):
-        content = reconstructed_images(source, task, module, runtime.to_device)
-        if content and runtime.is_main:
-            keep(out / RECONSTRUCTIONS, content)
 
 
 def listed(gathered: Sequence[Unusable]) -> dict[str, Any]:

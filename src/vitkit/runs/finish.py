@@ -46,9 +46,6 @@ def finish_run(run: RunContext, evaluator: Evaluator, logger: RunLogger, bad: Ba
         write_shown(run.out, run.task, test)
     logger.close()
     if run.options.report:
-        artifacts.keep_reconstructions(
-            run.out, run.runtime, run.splits[split], run.task, run.state.model, logger.say
-        )
         unusable = {"train": bad.reasons} | evaluator.unusable
         artifacts.finish(
             run.out, run.runtime, run.splits[split], run.task, metrics, model, unusable, logger.say

@@ -2,13 +2,13 @@
 
 import base64
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitkit.data.decode import BadImage
 from vitkit.data.sources.source import Source
@@ -16,7 +16,7 @@ from vitkit.data.views import apply
 from vitkit.inference.predict import evaluation_view, logits
 from vitkit.metrics.classification import Accuracy
 from vitkit.models.variants import Model
-from vitkit.tasks.task import Batch, Task
+from vitkit.tasks.task import Task
 
 CLASSES = 24  # classes of which an image is shown
 IMAGES = 12  # images shown if the metrics do not say what was predicted
@@ -50,29 +50,6 @@ def sample_images(
         for i, view in views.items()
     ]  # fmt: skip
     return {"classes": len(source.classes) if accuracy is not None else None, "images": images}
-
-
-def reconstructed_images(
-    source: Source, task: Task, module: nn.Module, place: Callable[[Batch], Batch]
-) -> dict[str, Any]:
-    """Some test images and what the trained module makes of them, for a task that reconstructs images.
-
-    Every process must call this, since a sharded module computes on all of them. Empty for other tasks.
-    """
-    if type(task).reconstructions is Task.reconstructions:
-        return {}
-    views = viewed(source, evenly(range(len(source)), IMAGES), task.extract(module))
-    if not views:
-        return {}
-    made = task.reconstructions(module, place({"image": torch.stack([*views.values()])})["image"])
-    small = {
-        name: [jpeg(resized(image.permute(1, 2, 0).numpy())) for image in images.cpu()]
-        for name, images in made.items()
-    }
-    rows = [{"key": str(source.keys[i])} for i in views]
-    for number, row in enumerate(rows):
-        row.update({name: pictures[number] for name, pictures in small.items()})
-    return {"names": list(made), "images": rows}
 
 
 def typical(accuracy: Accuracy, number: int) -> int:

@@ -33,7 +33,7 @@ from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViT, ViTConfig
 from vitkit.options import Range
 from vitkit.tasks.masked import FIXED, GREY, patches_in, patches_of
-from vitkit.tasks.self_supervised import SelfSupervised, headless
+from vitkit.tasks.self_supervised import SelfSupervised, captioned, headless
 from vitkit.tasks.task import Batch, Prepare, register
 
 EPSILON = 1e-6  # added to the variance of a patch
@@ -126,6 +126,9 @@ class Mae(SelfSupervised):
         model = self.extract(module)
         return self.objective(model).each(module, shuffled_for_evaluation(patches_in(model), batch), True)
 
+    def pictures(self, module: nn.Module, images: Tensor) -> list[tuple[str, Tensor]]:
+        return captioned(self.reconstructions(module, images))
+
     @torch.no_grad()
     def reconstructions(self, module: nn.Module, images: Tensor) -> dict[str, Tensor]:
         """Images (B, C, H, W) uint8 as they are, as the encoder sees them, and with the predicted patches.
@@ -148,7 +151,7 @@ class Mae(SelfSupervised):
             variance, mean = torch.var_mean(target, dim=-1, keepdim=True)
             every = every * (variance + EPSILON).sqrt() + mean
         return {
-            "image": images, "visible": covered(images, hidden, side),
+            "original": images, "visible": covered(images, hidden, side),
             "reconstruction": filled(images, every, hidden, side, model),
         }  # fmt: skip
 

@@ -102,6 +102,12 @@ def feature_width(config: Any) -> int:
     return config.width * (2 if config.head == "token+gap" else config.lead if config.head == "token" else 1)
 
 
+def captioned(made: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+    """Pictures for a report, image by image, from images (B, 3, H, W) by what they show."""
+    rows = zip(*made.values(), strict=True)
+    return [(name, picture) for row in rows for name, picture in zip(made, row, strict=True)]
+
+
 def headless(config: Any, task: str) -> ViTConfig:
     """The configuration of a ViT without a head and its hidden layer, which a task without labels needs."""
     if not isinstance(config, ViTConfig) or config.stem is not None:

@@ -29,7 +29,7 @@ from vitkit.models.vit import ViT, ViTConfig
 from vitkit.options import Range
 from vitkit.tasks.mae import covered, filled, targets
 from vitkit.tasks.masked import FIXED
-from vitkit.tasks.self_supervised import SelfSupervised, headless
+from vitkit.tasks.self_supervised import SelfSupervised, captioned, headless
 from vitkit.tasks.task import Batch, Prepare, register
 
 UNITS = 7  # mask units along the shorter side: 32 of 224 pixels
@@ -132,6 +132,9 @@ class SimMim(SelfSupervised):
         model = self.extract(module)
         return self.objective(model).each(module, self.hide_for_evaluation(model, batch), True)
 
+    def pictures(self, module: nn.Module, images: Tensor) -> list[tuple[str, Tensor]]:
+        return captioned(self.reconstructions(module, images))
+
     @torch.no_grad()
     def reconstructions(self, module: nn.Module, images: Tensor) -> dict[str, Tensor]:
         """Images (B, C, H, W) uint8 as they are, as the model sees them, and with the predicted patches."""
@@ -140,7 +143,7 @@ class SimMim(SelfSupervised):
         prediction, _ = module(normalise(images, loss.mean, loss.std), batch["hidden"])
         drawn = filled(images, prediction.float(), batch["hidden"], loss.patch, model)
         return {
-            "image": images, "visible": covered(images, batch["hidden"], loss.patch), "reconstruction": drawn
+            "original": images, "visible": covered(images, batch["hidden"], loss.patch), "reconstruction": drawn
         }  # fmt: skip
 
 

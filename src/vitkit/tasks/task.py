@@ -235,10 +235,6 @@ class Task(ABC):
         """Return the metrics if they say which images are wrong, for a report to show; None if not."""
         return None
 
-    def reconstructions(self, module: nn.Module, images: Tensor) -> dict[str, Tensor]:
-        """Return uint8 images (B, 3, H, W) and what the module makes of them, by name; {}: nothing."""
-        return {}
-
     # text
 
     def summary(self, test: Mapping[str, Any], images: str) -> str:
