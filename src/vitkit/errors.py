@@ -66,6 +66,7 @@ CODES = {  # area.reason -> meaning; docs/reference/errors.md lists them
     "checkpoint.corrupt": "No checkpoint of the run can be read.",
     "checkpoint.mismatch": "A checkpoint does not match the model or the number of processes.",
     "training.diverged": "The loss is no longer finite.",
+    "training.collapsed": "A model without labels gives all images the same output, so it learns nothing.",
     "training.out-of-memory": "The device is out of memory, even with the smallest micro-batch.",
     "training.stopped": "The run was interrupted.",
     "device.unavailable": "The device does not exist or cannot be used.",

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from vitkit.errors import Error, did_you_mean
-from vitkit.recipes import finetune, pretrain
+from vitkit.recipes import finetune, pretrain, self_distillation
 from vitkit.recipes.recipe import Recipe
 
-RECIPES: dict[str, Callable[[], Recipe]] = finetune.RECIPES | pretrain.RECIPES
+RECIPES: dict[str, Callable[[], Recipe]] = finetune.RECIPES | pretrain.RECIPES | self_distillation.RECIPES
 
 
 def recipe(name: str) -> Recipe:

@@ -334,7 +334,8 @@ def start_training(recipe: Recipe, task: Task, model: Model, runtime: Runtime) -
             code="request.conflict",
         )
     module = task.build(model)
-    freeze(task.extract(module), recipe.train, recipe.lora, recipe.seed)
+    if recipe.train != "all":  # a teacher, and whatever else the task has frozen, stays so
+        freeze(task.extract(module), recipe.train, recipe.lora, recipe.seed)
     state = TrainState.start(runtime.place(module), recipe.optimizer)
     if type(task).before_update is not Task.before_update:
         state.optimizer.register_step_pre_hook(lambda *_: task.before_update(state.model, state.optimizer))
