@@ -18,14 +18,11 @@ class DinoHead(nn.Module):
     ):  # fmt: skip
         """`trained_scale`: the norms of the last layer's rows are trained too, instead of staying 1."""
         super().__init__()
-        self.mlp = nn.Sequential(
-            nn.Linear(width, hidden), nn.GELU(),
-            nn.Linear(hidden, hidden), nn.GELU(),
-            nn.Linear(hidden, bottleneck),
-        )  # fmt: skip
-        for dense in self.mlp[::2]:
-            nn.init.trunc_normal_(dense.weight, std=STD, generator=generator)  # type: ignore[arg-type]
-            nn.init.zeros_(dense.bias)  # type: ignore[arg-type]
+        dense = [nn.Linear(width, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, bottleneck)]
+        for layer in dense:
+            nn.init.trunc_normal_(layer.weight, std=STD, generator=generator)
+            nn.init.zeros_(layer.bias)
+        self.mlp = nn.Sequential(dense[0], nn.GELU(), dense[1], nn.GELU(), dense[2])
         self.last = WeightNormLinear(bottleneck, outputs, trained_scale, generator)
 
     def bottleneck(self, features: Tensor) -> Tensor:

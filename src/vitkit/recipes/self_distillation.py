@@ -46,10 +46,32 @@ def dino_imagenet() -> Recipe:
         schedule=Schedule(
             rate=RATE * batch / 256, warmup=round(10 * IMAGENET / batch), decay="cosine", floor=1e-6
         ),
-        task_options=TaskOptions({"dino.outputs": 65_536}),
+        task_options=TaskOptions({"dino.prototypes": 65_536}),
         val=0.01,
         test=0.01,
     )
 
 
-RECIPES: dict[str, Callable[[], Recipe]] = {"dino": dino, "dino-imagenet": dino_imagenet}
+def ibot() -> Recipe:
+    """iBOT's numbers of its ViT-S/16 at a batch for one machine: 800 epochs there, k-NN 75.2 %, probe 77.9 %.
+
+    Its temperatures are warmed up over 30 epochs, here over 30 % of the run.
+    """
+    return replace(
+        dino(),
+        name="ibot",
+        about="iBOT: DINO with masked patches, 10 small crops, teacher's temperatures 0.04 to 0.07",
+        objective="ibot",
+        task_options=TaskOptions(
+            {
+                "ibot.norm_last_layer": False,
+                "ibot.local_crops": 10,
+                "ibot.global_scale": (0.25, 1.0),
+                "ibot.local_scale": (0.05, 0.25),
+                "ibot.teacher_temperature": 0.07,
+            }
+        ),
+    )
+
+
+RECIPES: dict[str, Callable[[], Recipe]] = {"dino": dino, "dino-imagenet": dino_imagenet, "ibot": ibot}

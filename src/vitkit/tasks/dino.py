@@ -32,8 +32,8 @@ from vitkit.tasks.task import Batch, Objective, Prepare, register
 from vitkit.tasks.teacher import StudentTeacher
 
 LOCAL = 3 / 7  # side of a local crop as a share of the image's: 96 of 224 pixels
-OUTPUTS = (256, 65_536)  # fewest and most, if they are chosen by the number of images
-IMAGES_PER_OUTPUT = 16  # at least: ImageNet then has the published 65,536
+FEWEST = 256  # prototypes, if they are chosen by the number of images
+IMAGES_EACH = 16  # at least: ImageNet then has the published 65,536
 SHARE, COUNT = Range(0, 1), Range(0, 10**9)
 CLIP_EPS = 1e-6  # of the official clipping
 MEMORY = 0.9  # of the averages over batches by which collapse is detected
@@ -47,11 +47,12 @@ class Dino(SelfSupervised):
     """Self-distillation from crops (DINO): the crops, the head, the teacher and the student's update."""
 
     name: ClassVar[str] = "dino"
+    most_prototypes: ClassVar[int] = 65_536  # as published
     unused_fields: ClassVar[tuple[str, ...]] = (
         *SelfSupervised.unused_fields, "crop", "crop_area", "optimizer.weight_decay",
     )  # fmt: skip
     ranges: ClassVar[Mapping[str, Range]] = {
-        "outputs": Range(0, 2**20), "hidden": Range(1, 2**16), "bottleneck": Range(1, 2**16),
+        "prototypes": Range(0, 2**20), "hidden": Range(1, 2**16), "bottleneck": Range(1, 2**16),
         "local_crops": Range(0, 100), "local_size": Range(0, 4096),
         "global_scale": Range(0, 1, above=True), "local_scale": Range(0, 1, above=True),
         "student_temperature": Range(0, 10, above=True), "teacher_temperature": Range(0, 10, above=True),
@@ -62,7 +63,7 @@ class Dino(SelfSupervised):
     about: ClassVar[str] = "by self-distillation without labels (DINO),"
     batch_note: ClassVar[str] = "the first of the two large crops of each image"
 
-    outputs: int = 0  # of the head; 0: the largest power of 2 up to images / 16, from 256 to 65,536
+    prototypes: int = 0  # outputs of the head; 0: the power of 2 up to images / 16, from 256 on
     hidden: int = 2048  # width of the head's hidden layers
     bottleneck: int = 256  # width before its last layer
     norm_last_layer: bool = True  # rows of the last layer have length 1; False: their lengths are trained
@@ -96,7 +97,11 @@ class Dino(SelfSupervised):
     # data
 
     def for_source(self, source: Source) -> "Dino":
-        return self if self.outputs else replace(self, outputs=outputs_for(len(source)))
+        return self if self.prototypes else replace(self, prototypes=self.prototypes_for(len(source)))
+
+    def prototypes_for(self, images: int) -> int:
+        """The outputs of a head for so many images."""
+        return min(self.most_prototypes, max(FEWEST, 2 ** int(math.log2(max(1, images / IMAGES_EACH)))))
 
     def first_view(self, view: View) -> View:
         return self.crop(view, self.global_scale, Distortion(blur=1.0))
@@ -233,7 +238,7 @@ class DinoModule(StudentTeacher):
     sums: Tensor
 
     def __init__(self, model: ViT, task: Dino):
-        self.task, self.outputs = task, task.outputs or OUTPUTS[1]
+        self.task, self.outputs = task, task.prototypes or task.most_prototypes
         width = model.config.pooled_width
         super().__init__(DinoNetwork(model, self.make_head(model, width)))
         self.width = width
@@ -307,12 +312,13 @@ class DinoModule(StudentTeacher):
 
     def sharpened(self, logits: Tensor) -> Tensor:
         """The teacher's logits, centred and divided by its temperature."""
-        return (logits - self.centre) / self.temperature()
+        task = self.task
+        return (logits - self.centre) / self.temperature(task.first_temperature, task.teacher_temperature)
 
-    def temperature(self) -> Tensor:
-        """The teacher's temperature at this step."""
-        last, share = self.task.teacher_temperature, self.task.temperature_warmup
-        return self.linear(self.task.first_temperature if share else last, last, share * self.steps)
+    def temperature(self, first: float, last: float) -> Tensor:
+        """The teacher's temperature at this step, after a linear warm-up from `first` to `last`."""
+        share = self.task.temperature_warmup
+        return self.linear(first if share else last, last, share * self.steps)
 
     @torch.no_grad()
     def add_up(
@@ -353,12 +359,6 @@ class DinoModule(StudentTeacher):
             shard = local_shard(parameter.detach())
             shard.copy_(torch.where(frozen, before, shard))
         self.last_layer = []
-
-
-def outputs_for(images: int) -> int:
-    """The outputs of a head for so many images."""
-    fewest, most = OUTPUTS
-    return min(most, max(fewest, 2 ** int(math.log2(max(1, images / IMAGES_PER_OUTPUT)))))
 
 
 def mark_images(step: int, batch: Batch) -> Batch:
