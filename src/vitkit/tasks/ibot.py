@@ -169,8 +169,8 @@ def most_masked(task: Ibot, patches: int) -> int:
 def draw_masks(task: Ibot, grid: tuple[int, int], order: Order, step: int, batch: Batch) -> Batch:
     """Add the masks of both large crops of each image, as a pure function of (seed, step, place).
 
-    "mask" (B, 2, N) bool, "masked" (B, 2, M) indices of masked patches and then zeros, "share" (B, 2, M) 1 / the
-    number of masked patches for each of them, and then zeros.
+    "mask" (B, 2, N) bool; "masked" (B, 2, M) indices of masked patches, then zeros; "share" (B, 2, M) 1 / the
+    number of masked patches for each of them, then zeros.
     """
     places, patches = batch["place"].tolist(), grid[0] * grid[1]
     most = most_masked(task, patches)
