@@ -168,7 +168,10 @@ def test_each_distortion_does_what_its_name_says():
     grey = made(grayscale=1.0)
     assert (grey == grey[..., :1]).all() and abs(int(grey[3, 4, 0]) - PHOTO[3, 4] @ [0.299, 0.587, 0.114]) < 1
     blurred = made(blur=1.0)
-    assert np.abs(np.diff(blurred.astype(int), axis=0)).mean() < np.abs(np.diff(PHOTO.astype(int), axis=0)).mean()
+    assert (
+        np.abs(np.diff(blurred.astype(int), axis=0)).mean()
+        < np.abs(np.diff(PHOTO.astype(int), axis=0)).mean()
+    )
     unchanged = made(jitter_probability=1.0, jitter=(0.0, 0.0, 0.0, 0.0)).astype(int)
     assert np.abs(unchanged - PHOTO).max() < 10  # levels, of rounding to HSV and back
     assert not np.array_equal(made(jitter_probability=1.0), PHOTO)

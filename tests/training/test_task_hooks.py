@@ -48,7 +48,9 @@ def noted(small, config: OptimizerConfig, pieces: int, steps: int = 3) -> tuple[
     torch.manual_seed(0)  # the same model each time
     state = start_training(Recipe(name="hooks", optimizer=config), task, small().train(), Runtime())
     batch = images(6)
-    split = [dict(zip(batch, parts, strict=True)) for parts in zip(*(t.chunk(pieces) for t in batch.values()))]
+    split = [
+        dict(zip(batch, parts, strict=True)) for parts in zip(*(t.chunk(pieces) for t in batch.values()))
+    ]
     objective = task.objective(state.model)
     for _ in range(steps):
         update(state, split, objective, 0.1, config, state.model)
