@@ -1,4 +1,4 @@
-"""DINO and iBOT from data to a fine-tuned classifier: resumed, on several processes, and stopped if collapsed."""
+"""DINO and iBOT from data to a fine-tuned classifier: resumed, on several processes, stopped by a collapse."""
 
 import json
 from pathlib import Path
@@ -77,8 +77,8 @@ def test_every_step_logs_what_shows_a_collapse(task, straight):
     assert "Training batch" in Page((straight / "report.html").read_text("utf-8")).sections
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_stopped_run_ends_like_the_straight_one(task, straight, tmp_path, workers):
+def test_a_stopped_run_ends_like_the_straight_one(task, straight, tmp_path):
+    workers = 2 if task == "dino" else 0
     with sigterm_at(4), pytest.raises(Interrupted):
         go(tmp_path, tiny(task), workers=workers)
     halfway = state_of(tmp_path)
@@ -89,11 +89,10 @@ def test_a_stopped_run_ends_like_the_straight_one(task, straight, tmp_path, work
     assert last[0].read_bytes() == last[1].read_bytes()  # teacher, centre and averages too
 
 
-def test_the_last_layer_is_frozen_in_the_first_part_of_the_run(task, tmp_path):
-    for steps in (2, 4):
-        with sigterm_at(steps), pytest.raises(Interrupted):
-            go(tmp_path / str(steps), tiny(task))
-    early, late = (state_of(tmp_path / str(steps)) for steps in (2, 4))
+def test_the_last_layer_is_frozen_in_the_first_part_of_the_run(task, straight, tmp_path):
+    with sigterm_at(2), pytest.raises(Interrupted):
+        go(tmp_path, tiny(task))
+    early, late = state_of(tmp_path), state_of(straight)
     first = early["model.teacher.head.last.weight"]
     assert torch.equal(early["model.student.head.last.weight"], first)
     assert not torch.equal(late["model.student.head.last.weight"], first)
@@ -101,7 +100,10 @@ def test_the_last_layer_is_frozen_in_the_first_part_of_the_run(task, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "micro"), [("ddp", 0), ("ddp", 3), ("fsdp", 0), ("fsdp", 3)])
+@pytest.mark.parametrize(
+    ("task", "kind", "micro"),
+    [("dino", "ddp", 0), ("dino", "fsdp", 3), ("ibot", "ddp", 3), ("ibot", "fsdp", 0)],
+)
 def test_any_number_of_processes_learns_alike(task, tmp_path, kind, micro):
     """Everything but what is each process's own: drop path."""
     go(tmp_path / "one", tiny(task, 5, SURE))
@@ -120,39 +122,23 @@ def test_any_number_of_processes_learns_alike(task, tmp_path, kind, micro):
 
 
 @pytest.mark.slow
-def test_cut_over_processes_stopped_and_gone_on_alone(task, tmp_path):
-    go(tmp_path / "straight", tiny(task, 6, SURE))
-    together(2, one_of_many, tiny(task, 6, SURE), tmp_path / "cut", {"stop": 3}, parallel="fsdp")
-    together(1, one_of_many, tiny(task, 6, SURE), tmp_path / "cut", {})
+def test_cut_over_processes_stopped_and_gone_on_alone(tmp_path):
+    go(tmp_path / "straight", tiny("ibot", 6, SURE))
+    together(2, one_of_many, tiny("ibot", 6, SURE), tmp_path / "cut", {"stop": 3}, parallel="fsdp")
+    together(1, one_of_many, tiny("ibot", 6, SURE), tmp_path / "cut", {})
     assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "straight"), abs=2e-4)
 
 
-BROKEN = {  # without a centre one output wins for all images; with high temperatures all are equally likely
-    "one output": (
-        "centre_momentum=1",
-        "teacher_temperature=0.001",
-        "first_temperature=0.001",
-        "momentum=0.9",
-    ),
-    "uniform": ("teacher_temperature=0.5", "first_temperature=0.5", "momentum=0.9"),
-}
-
-
-@pytest.mark.parametrize("kind", BROKEN)
-def test_a_run_that_collapses_is_stopped(tmp_path, kind):
-    changes = tuple(f"dino.{change}" for change in (*BROKEN[kind], "collapse_steps=8", "local_crops=1"))
-    with refused("training.collapsed", "dino.collapse_steps=0"):
-        go(tmp_path, tiny("dino", 150, (*changes, "schedule.rate=0.03", "evaluations=0")))
-    steps = rows(tmp_path)
-    assert 20 < steps[-1]["step"] < 150 and steps[-1]["collapsed"] == 8
-    assert (steps[-1]["entropy"] < 0.1) == (kind == "one output")
-
-
-def test_a_healthy_run_is_never_near_to_be_stopped(tmp_path):
-    go(tmp_path, tiny("dino", 100, ("dino.collapse_steps=1", "dino.local_crops=1", "evaluations=0")))
-    steps = [row for row in rows(tmp_path) if "loss" in row]
-    assert len(steps) == 100 and min(row["information"] for row in steps) > 0.01  # 100 times the limit
-    assert min(row["std"] for row in steps) > 0.05
+def test_a_run_that_collapses_is_stopped(tmp_path):
+    """Without a centre one output soon wins for all images; here with a limit that it reaches in few steps."""
+    broken = ("centre_momentum=1", "teacher_temperature=0.001", "first_temperature=0.001", "momentum=0.5")
+    changes = tuple(f"dino.{change}" for change in (*broken, "collapse_steps=2", "local_crops=0"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitkit.tasks.dino.LEAST_INFORMATION", 0.1)
+        with refused("training.collapsed", "centre_momentum", "dino.collapse_steps=0"):
+            go(tmp_path, tiny("dino", 60, (*changes, "schedule.rate=0.03", "evaluations=0")))
+    last = rows(tmp_path)[-1]
+    assert 6 < last["step"] < 60 and last["collapsed"] == 2 and last["entropy"] < 0.1
 
 
 def test_from_the_command_line_to_a_classifier(task, tmp_path, capsys):
@@ -164,7 +150,7 @@ def test_from_the_command_line_to_a_classifier(task, tmp_path, capsys):
     output = capsys.readouterr().out
     assert "feature std" in output and f"--weights {out}" in output
     tune = ["finetune", "digits", "--weights", out, "--steps", "4", "--image-size", "24", *words]
-    assert run(*tune, "--out", tmp_path / "tuned", "--json") == 0
+    assert run(*tune, "--out", tmp_path / "tuned", "--json", "--set", "evaluations=1") == 0
     assert json.loads(capsys.readouterr().out)["test"]["top1"] is not None
     assert len(vitkit.load(tmp_path / "tuned" / "model.safetensors").labels) == 10
     more = ["pretrain", "digits", "--recipe", task, "--weights", out, *words, "--steps", "1"]

@@ -1,4 +1,4 @@
-"""Several views of an image: pure functions of (seed, step, place), of the right size, and of the right image."""
+"""Several views of an image: pure functions of (seed, step, place), of their size and of the right image."""
 
 import colorsys
 import io

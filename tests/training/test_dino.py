@@ -1,4 +1,4 @@
-"""DINO beside its definition in plain PyTorch: views, head, loss, centre, teacher, decay, clipping, freezing."""
+"""DINO beside its definition in plain PyTorch: views, head, loss, centre, teacher, decay, clipping, collapse."""
 
 import copy
 import math
@@ -18,7 +18,15 @@ from vitkit.recipes import recipe
 from vitkit.recipes.recipe import Recipe, from_json, override, to_json
 from vitkit.runs.build import start_training
 from vitkit.runtime.runtime import Runtime
-from vitkit.tasks.dino import Dino, DinoModule, clip_each, decay_weights, mark_images
+from vitkit.tasks.dino import (
+    LEAST_INFORMATION,
+    LEAST_STD,
+    Dino,
+    DinoModule,
+    clip_each,
+    decay_weights,
+    mark_images,
+)
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.step import TrainState, blank, update
 
@@ -365,6 +373,38 @@ def test_collapsed_steps_are_counted_in_a_row_after_the_first_part_of_the_run(sm
     for changes, remedy in (({"entropy": 0.01}, "centre_momentum"), ({"entropy": 3.1}, "momentum")):
         with refused("training.collapsed", remedy):
             task.check_step(6, metrics | {"std": 0.5} | changes)
+
+
+def trained(small, steps: int, rate: float, **options) -> tuple[list[dict[str, float]], Dino]:
+    """The metrics of some steps on images of few kinds, up to a collapse."""
+    task = Dino(**SIZES | {"local_crops": 0}, freeze_last=0.0, **options)
+    state = started(small, task, replace(ADAM, eps=1e-8))
+    task.begin(state.model, steps)
+    objective, seen = task.objective(state.model.teacher.backbone), []
+    batches = [batch_of(8, seed, local=0) for seed in range(4)]
+    for step in range(steps):
+        seen.append(update(state, [batches[step % 4]], objective, rate, ADAM, state.model))
+        task.check_step(step + 1, seen[-1])
+    return seen, task
+
+
+BROKEN = {  # without a centre one output wins for all images; with high temperatures all are equally likely
+    "one output": {"centre_momentum": 1.0, "teacher_temperature": 1e-3, "first_temperature": 1e-3},
+    "uniform": {"teacher_temperature": 0.5, "first_temperature": 0.5},
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_run_that_collapses_is_stopped(small, kind):
+    with refused("training.collapsed", "10 steps in a row") as caught:
+        trained(small, 400, 0.02, momentum=0.8, collapse_steps=10, **BROKEN[kind])
+    assert ("centre_momentum" in str(caught.value)) == (kind == "one output")
+
+
+def test_a_healthy_run_is_never_near_to_be_stopped(small):
+    seen, _ = trained(small, 120, 1e-3, collapse_steps=1, momentum=0.99)
+    assert len(seen) == 120 and min(row["information"] for row in seen) > 100 * LEAST_INFORMATION
+    assert min(row["std"] for row in seen) > 3 * LEAST_STD and not any(row["collapsed"] for row in seen)
 
 
 def test_views_are_those_of_the_published_code():

@@ -49,7 +49,8 @@ def noted(small, config: OptimizerConfig, pieces: int, steps: int = 3) -> tuple[
     state = start_training(Recipe(name="hooks", optimizer=config), task, small().train(), Runtime())
     batch = images(6)
     split = [
-        dict(zip(batch, parts, strict=True)) for parts in zip(*(t.chunk(pieces) for t in batch.values()))
+        dict(zip(batch, parts, strict=True))
+        for parts in zip(*(t.chunk(pieces) for t in batch.values()), strict=True)
     ]
     objective = task.objective(state.model)
     for _ in range(steps):
