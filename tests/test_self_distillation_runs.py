@@ -12,7 +12,7 @@ from sigterm import sigterm_at
 from test_cli import run
 from test_experiment import go, rows, same
 from together import go as one_of_many
-from together import losses, together
+from together import in_bfloat16, losses, together
 
 import vitkit
 from vitkit.recipes import recipe
@@ -127,6 +127,18 @@ def test_cut_over_processes_stopped_and_gone_on_alone(tmp_path):
     together(2, one_of_many, tiny("ibot", 6, SURE), tmp_path / "cut", {"stop": 3}, parallel="fsdp")
     together(1, one_of_many, tiny("ibot", 6, SURE), tmp_path / "cut", {})
     assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "straight"), abs=2e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["dino", "ibot"])
+def test_bfloat16_learns_the_same_to_rounding(tmp_path, task):
+    go(tmp_path / "exact", tiny(task, 5, SURE))
+    together(1, in_bfloat16, tiny(task, 5, SURE), tmp_path / "rounded")
+    assert losses(tmp_path / "rounded") == pytest.approx(losses(tmp_path / "exact"), rel=0.05)
+    kept = state_of(tmp_path / "rounded")
+    assert {tensor.dtype for name, tensor in kept.items() if name.startswith("model.")} == {
+        torch.float32, torch.int64,
+    }  # fmt: skip
 
 
 def test_a_run_that_collapses_is_stopped(tmp_path):

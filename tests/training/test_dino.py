@@ -1,4 +1,4 @@
-"""DINO beside its definition in plain PyTorch: views, head, loss, centre, teacher, decay, clipping, collapse."""
+"""DINO beside its definition in plain PyTorch: loss, centre, teacher, decay, clipping, freezing, collapse."""
 
 import copy
 import math
