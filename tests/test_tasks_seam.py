@@ -280,7 +280,7 @@ def test_its_model_file_is_read_where_the_task_is_not_known_and_not_predicted_wi
     monkeypatch.delitem(registry.REGISTERED, "brightness")
     model = vitkit.load(straight)
     assert model.task == "brightness"
-    with refused("model.unsupported", "brightness", "classify, masked, multilabel"):
+    with refused("model.unsupported", "brightness", *("classify", "masked", "multilabel")):
         vitkit.predict(model, np.zeros((8, 8, 3), np.uint8))
 
 
