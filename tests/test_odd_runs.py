@@ -191,7 +191,8 @@ VALUES = [
 )
 def test_every_field_takes_a_value_or_refuses_it_in_one_line(field):
     task = field.partition(".")[0]
-    base = override(recipe("scratch"), [f"objective={task}"] if task in task_names() else [])
+    of_task = [f"objective={task}", "optimizer.weight_decay=0"]  # some tasks have their own
+    base = override(recipe("scratch"), of_task if task in task_names() else [])
     if field == "length.steps":
         base = dataclasses.replace(base, length=Duration(steps=5))
     for value in VALUES:

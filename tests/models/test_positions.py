@@ -9,7 +9,7 @@ import torch
 from refusals import refused
 
 import vitkit
-from vitkit.models.positions import RESIZE, resize_positions
+from vitkit.models.positions import RESIZE, learned_at, resize_positions
 
 GRIDS = [
     ((14, 14), (24, 24)),
@@ -129,3 +129,20 @@ def test_halves_are_resized_in_float32_and_come_back():
 def test_impossible_requests_are_refused(arguments, code, values):
     with refused(code, *values):
         resize_positions(*arguments)
+
+
+@pytest.mark.parametrize("method", RESIZE)
+@pytest.mark.parametrize("new", [(3, 2), (6, 9), (5, 4)])
+def test_a_table_that_learns_has_the_numbers_and_gradients_of_the_interpolation(method, new):
+    """By a product with a matrix, whose gradient is deterministic on a GPU."""
+    table, weights = torch.randn(1, 1 + 5 * 4, 8, requires_grad=True), torch.randn(1, 1 + new[0] * new[1], 8)
+    results = []
+    for resize in (resize_positions, learned_at):
+        table.grad = None
+        made = resize(table, (5, 4), new, method)
+        (made * weights).sum().backward()
+        results.append((made.detach(), table.grad.clone()))
+    for direct, by_matrix in zip(*results, strict=True):
+        assert torch.allclose(direct, by_matrix, atol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16):  # stays exact
+        assert torch.equal(learned_at(table, (5, 4), new, method), made)

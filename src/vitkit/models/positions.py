@@ -58,6 +58,25 @@ def resize_positions(table: Tensor, grid: Grid, new_grid: Grid, method: str = "o
     return torch.cat([first, square.flatten(2).mT], dim=1)
 
 
+def learned_at(table: Tensor, grid: Grid, new_grid: Grid, method: str) -> Tensor:
+    """`resize_positions` of a table that learns, as a product with a matrix, in the table's precision.
+
+    The gradient of a product is deterministic on a GPU, and that of an interpolation is not.
+    """
+    matrix = resize_matrix(grid, new_grid, method, table.device)
+    extra = table.shape[-2] - matrix.shape[1]
+    with torch.autocast(table.device.type, enabled=False):
+        return torch.cat([table[:, :extra], matrix.to(table.dtype) @ table[:, extra:]], dim=1)
+
+
+@lru_cache(maxsize=64)  # a model sees few sizes, and each in every step
+def resize_matrix(grid: Grid, new_grid: Grid, method: str, device: torch.device) -> Tensor:
+    """The matrix (new h*w, h*w) by which `resize_positions` interpolates."""
+    with torch.inference_mode(False), torch.no_grad():
+        units = torch.eye(grid[0] * grid[1], device=device)[None]
+        return resize_positions(units, grid, new_grid, method)[0].contiguous()
+
+
 def resize_patch(kernel: Tensor, patch: int) -> Tensor:
     """A patch embedding (D, C, P, P) for another patch size, by the pseudo-inverse of a resize (FlexiViT).
 
@@ -135,7 +154,10 @@ class Positions(nn.Module):
             square = torch.cat([x[None].expand(len(y), -1, -1), y[:, None].expand(-1, len(x), -1)], -1)
             table = square.flatten(0, 1)[None]
             return torch.cat([self.first[layer][None], table], 1) if self.lead else table
-        return resize_positions(self.table[layer][None], self.grid, grid, self.resize)
+        table = self.table[layer][None]
+        if table.requires_grad and tuple(grid) != tuple(self.grid):
+            return learned_at(table, self.grid, grid, self.resize)
+        return resize_positions(table, self.grid, grid, self.resize)
 
     def line(self, axis: Tensor, length: int) -> Tensor:
         """One axis of a 2d table, (n, D/2), interpolated to another length."""

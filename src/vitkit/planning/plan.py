@@ -427,9 +427,10 @@ def optimizer(recipe: Recipe) -> str:
 
 
 def crop_text(recipe: Recipe) -> str:
-    if recipe.crop in ("inception", "resized"):
-        return f"a random {100 * recipe.crop_area:g} to 100 % of the area, resized"
-    return CROPS[recipe.crop]
+    view = training_view(recipe)  # whose crop may be the task's
+    if view.crop in ("inception", "resized"):
+        return f"a random {100 * view.area:g} to {100 * view.largest:g} % of the area, resized"
+    return CROPS[view.crop]
 
 
 def augmentation(recipe: Recipe) -> list[str]:

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 from vitkit.errors import Error, did_you_mean
-from vitkit.recipes import distillation, finetune, masked_images, pretrain
+from vitkit.recipes import distillation, finetune, masked_images, pretrain, self_distillation
 from vitkit.recipes.recipe import Recipe
 
 RECIPES: dict[str, Callable[[], Recipe]] = {}
-for module in (finetune, pretrain, masked_images, distillation):
+for module in (finetune, pretrain, masked_images, self_distillation, distillation):
     RECIPES |= module.RECIPES
 
 

@@ -19,6 +19,7 @@ from vitkit.recipes.recipe import Recipe
 from vitkit.runs.batches import training_order, training_view
 from vitkit.runs.build import start_training
 from vitkit.runtime.runtime import Runtime, single_process
+from vitkit.tasks.task import Task
 from vitkit.training.loop import train
 from vitkit.training.step import Metrics, TrainState
 
@@ -50,20 +51,22 @@ def seconds_a_step(
     if runtime.is_sharded:
         return None
     images = recipe.batch // runtime.world
-    computing = images * seconds_an_image(recipe, model, runtime)
+    computing = images * seconds_an_image(recipe, model, runtime, task=recipe.task.for_source(train))
     preparing = images * seconds_to_prepare(recipe, train) / max(1, workers)
     if not workers or not runtime.device.startswith("cuda"):
         return computing + preparing  # on a CPU both use the same cores
     return max(computing, preparing)
 
 
-def seconds_an_image(recipe: Recipe, model: Model, runtime: Runtime, trial: Trial | None = None) -> float:
+def seconds_an_image(
+    recipe: Recipe, model: Model, runtime: Runtime, trial: Trial | None = None, *, task: Task | None = None
+) -> float:
     if trial is None:  # a smaller batch than the run has: not worth compiling for
         trial = GPU if runtime.device.startswith("cuda") else CPU
         runtime = replace(runtime, compile=False)
     count = min(recipe.micro_batch or recipe.batch // runtime.world, trial.images)
     runtime = single_process(runtime)
-    task = recipe.task
+    task = task or recipe.task
     state = start_training(recipe, task, copy.deepcopy(model), runtime)
     classes = model.config.classes
     objective = task.objective(model)

@@ -143,7 +143,8 @@ class SimMim(SelfSupervised):
         prediction, _ = module(normalise(images, loss.mean, loss.std), batch["hidden"])
         drawn = filled(images, prediction.float(), batch["hidden"], loss.patch, model)
         return {
-            "original": images, "visible": covered(images, batch["hidden"], loss.patch), "reconstruction": drawn
+            "original": images, "visible": covered(images, batch["hidden"], loss.patch),
+            "reconstruction": drawn,
         }  # fmt: skip
 
 
