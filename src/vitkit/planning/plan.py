@@ -314,14 +314,7 @@ def planned(request: Request, out: Path, old: Recipe | None, machine: Machine, o
         recipe, choice = start.fit_resolution(recipe, known, config)
         choices.add(choice)
     loader = load_here if only else load if requested.weights else automatic.load_default
-    trained_at: dict[str, tuple[int, int]] = {}  # weights: their resolution
-
-    def load_and_note(place: str) -> Model:
-        loaded = loader(place)
-        trained_at[place] = loaded.config.image_size
-        return loaded
-
-    model = LazyModel(partial(build_model, recipe, splits["train"], load_and_note))
+    model = LazyModel(partial(build_model, recipe, splits["train"], loader))
     note = dropped(model().config, strict=request.options.strict_size)
     if note and old is None and not only:
         machine.say(note)
@@ -329,8 +322,8 @@ def planned(request: Request, out: Path, old: Recipe | None, machine: Machine, o
         runtime, choice = automatic.fit_devices(recipe, model(), runtime)
         choices.add(choice)
     if old is None:
-        if recipe.weights in trained_at:
-            recipe, choice = finetune_rules.raise_rate(recipe, known, trained_at[recipe.weights])
+        if recipe.weights and config is not None:
+            recipe, choice = finetune_rules.raise_rate(recipe, known, config.image_size)
             choices.add(choice)
         recipe, choice = finetune_rules.fit_model(
             recipe, model(), known, runtime, data_workers(options.workers)

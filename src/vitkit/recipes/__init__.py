@@ -7,8 +7,8 @@ from vitkit.recipes import distillation, finetune, masked_images, pretrain, self
 from vitkit.recipes.recipe import Recipe
 
 RECIPES: dict[str, Callable[[], Recipe]] = {}
-for module in (finetune, pretrain, masked_images, self_distillation, distillation):
-    RECIPES |= module.RECIPES
+for recipes in (finetune, pretrain, masked_images, self_distillation, distillation):
+    RECIPES |= recipes.RECIPES
 
 
 def recipe(name: str) -> Recipe:
