@@ -163,6 +163,8 @@ def test_from_the_command_line_to_a_classifier(tmp_path, capsys, task):
     assert (tuned["optimizer"]["layer_decay"], tuned["stochastic_depth"]) == (0.65, 0.1)
     assert (model.config.head, model.config.final_norm, model.config.class_token) == ("gap", "pooled", True)
     assert model.pool_norm.weight.ne(1).any()  # it is trained
+    assert run(*tune, "--out", tmp_path / "tuned", "--json") == 0  # the same command finds its run
+    assert json.loads(capsys.readouterr().out)["already_finished"]
     assert vitkit.load(out).task == task and model.task == "classify"
     copied = tmp_path / "copied.safetensors"
     copied.write_bytes((out / "model.safetensors").read_bytes())
