@@ -138,6 +138,8 @@ def test_a_verdict_needs_enough_images_that_changed(knn, probe, verdict):
              for n, (lost, won) in (("knn", knn), ("probe", probe))}  # fmt: skip
     result = compared(facts(before), facts(after), "random weights")
     assert result["verdict"] == verdict
+    named = {measure["verdict"] for measure in result["measures"].values()}
+    assert all(word in result["sentence"] for word in named)
     assert result["measures"]["knn"]["p"] == mcnemar(*knn)
 
 

@@ -262,12 +262,19 @@ def compared(before: Mapping[str, Any], after: Mapping[str, Any], start: str) ->
 def sentence(facts: Mapping[str, Any]) -> str:
     """The verdict in words, with the accuracy by each measure before and after."""
     images, start = facts["images"], facts["start"]
-    opening = {
-        "better": f"the features are better than those of {start}",
-        "worse": f"the features are worse than those of {start}",
-        "mixed": f"the features are better than those of {start} by one measure and worse by the other",
-        "no difference": f"no difference from {start} that {images} test images can show",
-    }[facts["verdict"]]
+    by: dict[str, list[str]] = {}
+    for name, measure in facts["measures"].items():
+        by.setdefault(measure["verdict"], []).append(MEASURES[name])
+    unclear = f"that {images} test images can show"
+    changed = [
+        f"{word} by {' and '.join(by[word])}"
+        for word in ("better", "worse") if word in by
+    ]  # fmt: skip
+    opening = f"the features are {', '.join(changed)} than those of {start}"
+    if not changed:
+        opening = f"no difference from {start} {unclear}"
+    elif "no difference" in by:
+        opening += f" (by {by['no difference'][0]}, no difference {unclear})"
     parts = []
     for name, measure in facts["measures"].items():
         low, high = (f"{100 * end:+.1f}" for end in measure["difference"])
