@@ -17,8 +17,8 @@ from vitkit.io import http
 from vitkit.planning import plan as plan_module
 from vitkit.planning import start
 from vitkit.planning.plan_text import headline, page, time_in_words
-from vitkit.runs import build as build_module
 from vitkit.runs import run as experiment
+from vitkit.tasks import task as task_module
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_a_model_that_the_machine_cannot_hold_is_refused_before_it_is_built(
 ):
     monkeypatch.setattr(start, "total_memory", lambda: 4 * 10**9)
     monkeypatch.setattr(plan_module, "fresh", lambda *_, **__: pytest.fail("the model was built"))
-    monkeypatch.setattr(build_module, "fresh", lambda *_, **__: pytest.fail("the model was built"))
+    monkeypatch.setattr(task_module, "fresh", lambda *_, **__: pytest.fail("the model was built"))
     assert run("finetune", photos, *words, "--device", "cpu", "--workers", 0, "--plan", "--json")
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["code"] == "training.out-of-memory" and "1.1 billion" in error["message"]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import Error
-from vitkit.ops.precision import widest_float
+from vitkit.ops.precision import product, widest_float
 
 Grid = tuple[int, int]
 # Libraries interpolate in six ways, whose results differ by several per cent.
@@ -65,8 +65,7 @@ def learned_at(table: Tensor, grid: Grid, new_grid: Grid, method: str) -> Tensor
     """
     matrix = resize_matrix(grid, new_grid, method, table.device)
     extra = table.shape[-2] - matrix.shape[1]
-    with torch.autocast(table.device.type, enabled=False):
-        return torch.cat([table[:, :extra], matrix.to(table.dtype) @ table[:, extra:]], dim=1)
+    return torch.cat([table[:, :extra], product(matrix.to(table.dtype), table[:, extra:])], dim=1)
 
 
 @lru_cache(maxsize=64)  # a model sees few sizes, and each in every step

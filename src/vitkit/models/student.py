@@ -18,6 +18,7 @@ from vitkit.models.card import Preprocessing
 from vitkit.models.positions import Grid
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViT, ViTConfig
+from vitkit.ops.precision import product
 
 
 class FrozenTeacher:
@@ -175,11 +176,9 @@ def resized(patches: Tensor, grid: Grid, new_grid: Grid) -> Tensor:
     """
     if grid == new_grid:
         return patches
-    with torch.autocast(patches.device.type, enabled=False):
-        rows, columns = (line_resize(*pair, patches.device) for pair in zip(grid, new_grid, strict=True))
-        square = patches.unflatten(1, grid)  # (B, h, w, D)
-        square = torch.einsum("ih,bhwd->biwd", rows, square)
-        return torch.einsum("jw,biwd->bijd", columns, square).flatten(1, 2)
+    rows, columns = (line_resize(*pair, patches.device) for pair in zip(grid, new_grid, strict=True))
+    square = product(rows, patches.unflatten(1, grid).flatten(2))  # (B, new h, w * D)
+    return product(columns, square.unflatten(2, (grid[1], -1))).flatten(1, 2)
 
 
 @cache

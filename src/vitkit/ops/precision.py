@@ -9,6 +9,12 @@ def widest_float(device: torch.device | None) -> torch.dtype:
     return torch.float32 if device is not None and device.type == "mps" else torch.float64
 
 
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """left @ right in the tensors' own precision, also under autocast."""
+    with torch.autocast(right.device.type, enabled=False):
+        return left @ right
+
+
 def add_product(start: Tensor, left: Tensor, right: Tensor, scale: float) -> Tensor:
     """start + scale * left @ right in the tensors' own precision, also under autocast."""
     with torch.autocast(start.device.type, enabled=False):
