@@ -214,8 +214,8 @@ def conflicts(c: ViTConfig) -> dict[str, object]:
         ),
         "axial attention does not support RoPE; use rope='none'": c.rope != "none" and c.attention == "axial",
         **{
-            f"{field}={value} changes the coordinates of RoPE, which this model does not have; use rope='dinov3'"
-            f" or {field}={neutral:g}": c.rope == "none" and value != neutral
+            f"{field}={value} changes the coordinates of RoPE, and this model has none; use rope='dinov3' or "
+            f"{field}={neutral:g}": c.rope == "none" and value != neutral
             for field, neutral in ROPE_TRAINING.items()
             for value in (getattr(c, field),)
         },
