@@ -234,6 +234,32 @@ def test_shards_are_read_and_a_missing_one_is_noticed_offline(hub, model, tmp_pa
         vitkit.load("hf:me/large")
 
 
+def test_the_files_of_open_clip_are_downloaded_together(hub, small, tmp_path, monkeypatch):
+    clip = {"input_norm": True, "project_bias": False, "norm_eps": 1e-5, "classes": 0, "gelu": "erf"}
+    made = small(**clip, representation=24, representation_kind="linear", position_resize="timm")
+    vitkit.save(made, tmp_path / "m.safetensors", "clip")
+    arrays = safetensors.torch.load_file(tmp_path / "m.safetensors")
+    head_width = made.config.width // made.config.heads
+    vision = {"image_size": list(made.config.image_size), "head_width": head_width}
+    stated = {"model_cfg": {"vision_cfg": vision}, "preprocess_cfg": {"mean": [0.1, 0.2, 0.3]}}
+    files = {"open_clip_config.json": json.dumps(stated).encode(),
+             "open_clip_model.safetensors": safetensors.torch.save(arrays)}  # fmt: skip
+    hub.add("me/clip", files | {"config.json": b'{"model_type": "bert"}'})  # not of these weights
+    loaded = vitkit.load("hf:me/clip")
+    assert loaded.config == made.config and not loaded.origin.notes and downloads(hub) == set(files)
+    assert loaded.preprocessing.mean == (0.1, 0.2, 0.3)
+    with monkeypatch.context() as offline:
+        offline.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+        assert vitkit.load("hf:me/clip").config == made.config
+    for vision in ({"timm_model_name": "convnext_base"}, {"layers": [3, 4, 6, 3]}):
+        stated = {"open_clip_config.json": json.dumps({"model_cfg": {"vision_cfg": vision}}).encode()}
+        hub.add("me/other", files | stated)
+        hub.requests.clear()
+        with refused("weights.unsupported"):
+            vitkit.load("hf:me/other")
+        assert downloads(hub) == {"open_clip_config.json"}
+
+
 def test_files_that_repositories_share_may_lie_beside_them(hub, model):
     hub.add("me/photos", {"model.safetensors": in_memory(model)})
     vitkit.load("hf:me/photos")

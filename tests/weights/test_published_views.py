@@ -28,6 +28,15 @@ def answered(capsys, *words):
     return json.loads(capsys.readouterr().out)
 
 
+def test_dinov2_states_the_resolution_of_its_accuracy():
+    """Its positions are those of 518 pixels, its top-1 was measured with a crop of 224."""
+    weights = [weight for name, weight in PUBLISHED.items() if name.startswith("DINOv2")]
+    assert len(weights) == 16
+    for weight in weights:
+        assert weight.pixels == 518 and weight.top1 and "224" in weight.evaluation, weight.name
+        assert (weight.preprocessing.resize, weight.preprocessing.crop) == ("crop", 224 / 256)
+
+
 @pytest.mark.parametrize("text, size, crop, resized", [
     ("squash", (224, 224), "squash", None), ("centre", (224, 224), "centre", 256),
     ("center", (384, 384), "centre", 439), ("centre:448", (384, 384), "centre", 448),

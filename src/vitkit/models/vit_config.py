@@ -25,6 +25,7 @@ CHOICES = {
     "final_norm": ("tokens", "pooled"),
     "representation_kind": ("tanh", "linear"),
 }
+ROPE_TRAINING = {"rope_shift": 0.0, "rope_jitter": 1.0, "rope_rescale": 1.0}  # the value that changes nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,9 +170,9 @@ def check_vit(c: ViTConfig) -> None:
             raise ConfigError(f"{field} must be in [0, 1), not {getattr(c, field)}")
     if not 0 <= c.norm_eps < 1:
         raise ConfigError(f"norm_eps must be in [0, 1), not {c.norm_eps}")
-    for field, least in (("rope_shift", 0), ("rope_jitter", 1), ("rope_rescale", 1)):
+    for field, least in ROPE_TRAINING.items():
         if not least <= getattr(c, field) < math.inf:
-            raise ConfigError(f"{field} must be at least {least}, not {getattr(c, field)}")
+            raise ConfigError(f"{field} must be at least {least:g}, not {getattr(c, field)}")
     grid_of(c.image_size, c.stride)
     for message, applies in (conflicts(c) | token_conflicts(c) | merging_conflicts(c)).items():
         if applies:
@@ -212,6 +213,12 @@ def conflicts(c: ViTConfig) -> dict[str, object]:
             c.rope != "none" and c.positions == "relative"
         ),
         "axial attention does not support RoPE; use rope='none'": c.rope != "none" and c.attention == "axial",
+        **{
+            f"{field}={value} changes the coordinates of RoPE, and this model has none; use rope='dinov3' or "
+            f"{field}={neutral:g}": c.rope == "none" and value != neutral
+            for field, neutral in ROPE_TRAINING.items()
+            for value in (getattr(c, field),)
+        },
     }
 
 

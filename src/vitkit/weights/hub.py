@@ -18,13 +18,16 @@ from vitkit.models.card import Origin
 
 PREFIX = "hf:"
 INDEX = ".index.json"
-WEIGHTS = (  # in a folder or repository; the first that exists is read, as in transformers
+WRITTEN = (  # by transformers, timm and vitkit
     "model.safetensors",
     f"model.safetensors{INDEX}",
     "pytorch_model.bin",
     f"pytorch_model.bin{INDEX}",
 )
+OPEN_CLIP = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+WEIGHTS = (*WRITTEN, *OPEN_CLIP)  # in a folder or repository; the first that exists is read
 SIDE_FILES = ("config.json", "preprocessor_config.json")
+OPEN_CLIP_FILES = ("open_clip_config.json",)
 REPO = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*/\w[\w.-]*(?<![.-])(?<!\.git)", re.ASCII)
 REVISION = re.compile(r"(?!.*\.\.)\w[\w./-]*", re.ASCII)
 PASSWORD = re.compile(r"//[^/@]*@")  # with the name before it
@@ -191,7 +194,12 @@ def weight_files(files: Sequence[str], name: HubName) -> list[str]:
             f"{name}: no weights that vitkit reads ({', '.join(WEIGHTS)}); it has {shown or 'no files'}",
             code="weights.not-found",
         )
-    return [*(file for file in SIDE_FILES if file in files), weights, *shards(weights, files)]
+    return [*(file for file in described_by(weights) if file in files), weights, *shards(weights, files)]
+
+
+def described_by(weights: str) -> tuple[str, ...]:
+    """The JSON files that describe a weight file, by its name: open_clip's are beside those of others."""
+    return OPEN_CLIP_FILES if weights in OPEN_CLIP else SIDE_FILES
 
 
 def shards(weights: str, files: Sequence[str]) -> list[str]:
@@ -212,13 +220,9 @@ def cached(name: HubName) -> Path | None:
 
     Other libraries may have cached the weights alone. How images are preprocessed is not guessed then.
     """
-    config, processor = (in_cache(name, file) for file in SIDE_FILES)
-    of_timm = isinstance(config, str) and "architecture" in read_config(Path(config))
-    if config is None or (processor is None and not of_timm):
-        return None
     for weights in WEIGHTS:
         path = in_cache(name, weights)
-        if not isinstance(path, str):
+        if not isinstance(path, str) or not described(name, weights):
             continue
         folder = Path(path).parent
         parts = shards(weights, [file.name for file in folder.iterdir()])
@@ -227,6 +231,13 @@ def cached(name: HubName) -> Path | None:
         )
         return folder if len(parts) == expected else None
     return None
+
+
+def described(name: HubName, weights: str) -> bool:
+    """Whether the cache has the JSON files of these weights, or knows that the repository has none."""
+    config, *others = (in_cache(name, file) for file in described_by(weights))
+    of_timm = isinstance(config, str) and "architecture" in read_config(Path(config))
+    return config is not None and (of_timm or None not in others)
 
 
 def listing_or_cached(name: HubName) -> Listing | Path:
@@ -257,12 +268,13 @@ def fetch(source: str) -> tuple[Path, Origin]:
         hub = client()
         # asked for by its branch, which the cache remembers for later; all others by the same commit
         path = Path(hub.hf_hub_download(name.repo, first, revision=name.revision))
-        if first == SIDE_FILES[0]:
+        if first in (SIDE_FILES[0], *OPEN_CLIP_FILES):
             check_supported(name, path)
         at_commit = HubName(name.repo, path.parent.name)
         for file in others:
             hub.hf_hub_download(name.repo, file, revision=at_commit.revision)
-        for file in SIDE_FILES:
+        weights = next(file for file in WEIGHTS if file in known.files)
+        for file in described_by(weights):
             if in_cache(at_commit, file) is None:  # the cache remembers that it does not exist
                 with suppress(library().errors.EntryNotFoundError):
                     hub.hf_hub_download(name.repo, file, revision=at_commit.revision)
@@ -301,11 +313,23 @@ def check_supported(name: HubName, path: Path) -> None:
     fits = kind in MODEL_TYPES if isinstance(kind, str) else True
     if isinstance(architecture, str):  # a timm repository
         kind, fits = architecture, architecture.startswith(FAMILIES)
+    if path.name in OPEN_CLIP_FILES:
+        kind, fits = open_clip_tower(content)
     if not fits:
         raise WeightsError(
             f"{name}: its model is a {str(kind)[:60]}; vitkit reads ViTs, hybrids and BiT ResNets only",
             code="weights.unsupported",
         )
+
+
+def open_clip_tower(content: dict[str, Any]) -> tuple[str, bool]:
+    """The image tower of open_clip_config.json, and whether it may be a ViT; the reader checks the rest."""
+    model = content.get("model_cfg")
+    vision = model.get("vision_cfg") if isinstance(model, dict) else None
+    vision = vision if isinstance(vision, dict) else {}
+    if isinstance(trunk := vision.get("timm_model_name"), str):
+        return trunk, trunk.startswith(FAMILIES)
+    return "CLIP ResNet", not isinstance(vision.get("layers"), list)
 
 
 def check_login(repo: str) -> None:
@@ -329,7 +353,7 @@ def upload(repo: str, paths: Sequence[Path], *, private: bool, message: str) -> 
                 code="request.conflict",
             )
         files = [file.rfilename for file in info.siblings or ()]
-        old = {*WEIGHTS, *SIDE_FILES, *(shard for weights in WEIGHTS for shard in shards(weights, files))}
+        old = {*WRITTEN, *SIDE_FILES, *(shard for weights in WRITTEN for shard in shards(weights, files))}
         add, delete = library().CommitOperationAdd, library().CommitOperationDelete
         changes = [add(path.name, path) for path in paths]
         changes += [delete(file) for file in files if file in old - names]

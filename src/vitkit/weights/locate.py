@@ -1,7 +1,8 @@
 """Find the files of a model: a file, a run folder, a Hugging Face or timm folder, a published name, the Hub.
 
 A vitkit card in the weights describes the whole model. Without one, config.json and preprocessor_config.json
-in the same folder do, for a path to the folder and for a path to the weights in it.
+in the same folder do, or open_clip_config.json beside open_clip's weights, for a path to the folder and for a
+path to the weights in it.
 """
 
 import json
@@ -14,7 +15,7 @@ from vitkit.errors import Error, WeightsError
 from vitkit.models.card import Origin
 from vitkit.models.variants import variant
 from vitkit.weights import hub
-from vitkit.weights.hub import INDEX, SIDE_FILES, WEIGHTS
+from vitkit.weights.hub import INDEX, WEIGHTS, described_by
 from vitkit.weights.published import PUBLISHED, check_known, fetch, unknown
 from vitkit.weights.untrusted import Arrays, MalformedFile, UntrustedCheckpoint, listed, open_arrays
 
@@ -89,10 +90,11 @@ def open_weights(path: Path) -> Arrays:
 
 def side_files(path: Path) -> dict[str, Any]:
     """The JSON files of a Hugging Face folder, for a path to the folder or to its weights."""
-    if not path.is_dir() and path.name not in WEIGHTS:
+    weights = weight_file(path)
+    if weights.name not in WEIGHTS:
         return {}
-    folder = path if path.is_dir() else path.parent
-    return {name: read_json(folder, name) for name in SIDE_FILES if (folder / name).exists()}
+    names, folder = described_by(weights.name), weights.parent
+    return {name: read_json(folder, name) for name in names if (folder / name).exists()}
 
 
 def model_files(place: str | Path) -> list[Path]:
@@ -107,7 +109,8 @@ def model_files(place: str | Path) -> list[Path]:
     files = [weights] if path.is_dir() and weights else [] if path.is_dir() else [path]
     if files and files[0].name.endswith(INDEX):
         files += sorted(folder.glob(f"*{Path(files[0].name.removesuffix(INDEX)).suffix}"))
-    return [*files, *(folder / name for name in SIDE_FILES if (folder / name).exists())]
+    names = described_by(files[0].name if files else "")
+    return [*files, *(folder / name for name in names if (folder / name).exists())]
 
 
 def run_model(place: str | Path) -> Path | None:

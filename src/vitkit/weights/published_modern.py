@@ -37,7 +37,10 @@ def modern() -> Iterator[dict[str, Any]]:
 
 
 def dinov2() -> Iterator[dict[str, Any]]:
-    """Backbones from Meta, and with their linear heads from Hugging Face, where both are in one file."""
+    """Backbones from Meta, and with their linear heads from Hugging Face, where both are in one file.
+
+    The positions are those of 518 pixels, but Meta's linear evaluation takes a central crop of 224.
+    """
     sizes = {
         "S": ("small", 84.1, 87.1, 81.1, 80.9), "B": ("base", 330.3, 336.1, 84.5, 84.6),
         "L": ("large", 1161.1, 1168.9, 86.3, 86.7), "g": ("giant", 4335.3, 4347.0, 86.5, 87.1),
@@ -47,7 +50,7 @@ def dinov2() -> Iterator[dict[str, Any]]:
         linear = {"megabytes": classifier, "trained_on": "LVD-142M, head on ImageNet"}
         file = f"-{word}-imagenet1k-1-layer/resolve/main/model.safetensors"
         shared = {"megabytes": megabytes, "pixels": 518, "trained_on": "LVD-142M",
-                  "evaluation": "linear probe", "preprocessing": centre(0.875)}  # fmt: skip
+                  "evaluation": "linear probe at 224 px", "preprocessing": centre(0.875)}  # fmt: skip
         model = f"DINOv2-{size}/14"
         yield shared | {"name": f"{model}.lvd142m", "model": model, "top1": top1,
                         "address": f"{stem}_pretrain.pth"}  # fmt: skip

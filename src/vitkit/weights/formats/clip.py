@@ -23,6 +23,7 @@ from vitkit.weights.formats.layout import (
     unsupported_fields,
     with_numerics,
 )
+from vitkit.weights.formats.open_clip import with_config, with_stated
 from vitkit.weights.formats.text_rows import PREFIX, clip_canonical, clip_rows, clip_text
 
 TOWER = "visual."
@@ -42,6 +43,7 @@ ROWS: list[Row] = [
     (OWN + "mlp.down", BLOCK + "mlp.c_proj", SAME),
     (OWN + "scale2", BLOCK + "ls_2.gamma", SAME),
     ("encoder.norm", "ln_post", SAME),
+    ("pool_norm", "ln_post", SAME),  # after average pooling
     ("representation.weight", "proj", DENSE),
 ]
 
@@ -62,10 +64,11 @@ def written_name(name: str, config: Config) -> str:
 
 
 def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
-    """OpenAI's heads are 64 wide; whether the GELU is QuickGELU is in no array."""
+    """OpenAI's heads are 64 wide; whether the GELU is QuickGELU is in open_clip's file, but in no array."""
     kernel = required_shape(shapes, "conv1.weight", 4)
     depth, patch = count(shapes, BLOCK + "ln_1.weight"), square_patch((kernel[2], kernel[3]))
     hidden = required_shape(shapes, "transformer.resblocks.0.mlp.c_fc.weight", 2)[0]
+    hints = with_stated(hints, shapes, width=kernel[0], patch=patch, lead=1)
     heads, note = guess_heads(kernel[0], depth, hidden, hints)
     size, _ = infer_image_size(required_shape(shapes, "positional_embedding", 2)[0], 1, patch, hints)
     projected = "proj" in shapes
@@ -89,7 +92,8 @@ def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
         text=clip_text(shapes, hints),
     )
     gelu = "QuickGELU, as in OpenAI's models; for LAION's and DataComp's give gelu='erf' (--gelu erf)"
-    return ModelSpec(config, CLIP_PREPROCESSING, notes=tuple(n for n in (note, gelu) if n))
+    spec = ModelSpec(config, CLIP_PREPROCESSING, notes=tuple(n for n in (note, gelu) if n))
+    return with_config(spec, hints)
 
 
 def entries(config: Config) -> list[Entry]:

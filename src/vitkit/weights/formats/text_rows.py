@@ -27,6 +27,7 @@ from vitkit.weights.formats.layout import (
     read_number,
     required_shape,
 )
+from vitkit.weights.formats.open_clip import read, text_with_config
 
 PREFIX = "text."  # of our parameters and of the canonical names
 OWN = "text.encoder.blocks.{}."
@@ -189,12 +190,13 @@ def clip_text(shapes: Shapes, hints: Hints) -> TextConfig | None:
     hidden = required_shape(shapes, CLIP_LAYER.format(0) + "mlp.c_fc.weight", 2)[0]
     siglip = "text.logit_bias" in shapes
     layer = "text.text_projection.weight" in shapes
-    return TextConfig(
+    stated = read(hints.files)
+    config = TextConfig(
         vocabulary=vocabulary,
         length=required_shape(shapes, positions, 2)[0],
         width=width,
         depth=layers,
-        heads=text_heads(width, layers, hidden, hints),
+        heads=stated.text_heads(width) if stated else text_heads(width, layers, hidden, hints),
         hidden=hidden,
         output=projection[0 if layer else 1],
         gelu="tanh" if siglip else "quick",
@@ -204,6 +206,7 @@ def clip_text(shapes: Shapes, hints: Hints) -> TextConfig | None:
         output_bias="text.text_projection.bias" in shapes,
         sigmoid=siglip,
     )
+    return text_with_config(config, hints)
 
 
 BV_LAYER = "text.Encoder_0/encoderblock_{}/"
