@@ -169,11 +169,13 @@ def test_images_without_labels_are_enough(teacher, tmp_path):
 def test_from_the_command_line_to_a_classifier(teacher, tmp_path, capsys):
     words = ["--image-size", "16", "--batch", "16", "--workers", "0", "--device", "cpu", "--steps", "3"]
     more = ["model_options=width=16,depth=1,heads=2,hidden=16", "schedule.warmup=1", "evaluations=1"]
-    own = [f"distill.teacher={teacher}", "distill.teacher_size=24"]
+    own = ["distill.teacher_size=24", "--teacher", teacher]
     model = ["--model", "ViT-Ti/4"]
     pre = ["pretrain", "digits", "--recipe", "distill", *model, *words, "--set", *more]
     assert run(*pre, "--out", tmp_path / "no") == 2
-    assert "distill.teacher" in capsys.readouterr().err
+    assert "--teacher" in capsys.readouterr().err
+    assert run("pretrain", "digits", "--task", "mae", "--teacher", teacher, "--json") == 2
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "request.conflict"
     assert run(*pre, *own, "--out", tmp_path / "pre") == 0
     assert "effective rank" in capsys.readouterr().out
     tune = [

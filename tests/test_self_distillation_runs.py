@@ -67,6 +67,13 @@ def test_a_run_keeps_the_teachers_backbone_as_a_plain_model(task, straight):
     assert result["test"]["loss"] > 0 and 0 < result["test"]["std"] < 2 and result["test"]["rank"] > 1
 
 
+def test_the_report_has_the_attention_of_heads(task, straight):
+    content = json.loads((straight / "feature-pictures.json").read_text())["pictures"]
+    heads = vitkit.load(straight / "model.safetensors").config.heads
+    names = ["mean of the heads", *(f"head {i + 1}" for i in range(min(3, heads)))]
+    assert [one["caption"] for one in content] == (names * 4)[: len(content)] and content
+
+
 def test_every_step_logs_what_shows_a_collapse(task, straight):
     steps = [row for row in rows(straight) if "loss" in row]
     names = {"entropy", "divergence", "information", "std", "collapsed"}

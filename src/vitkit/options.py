@@ -115,6 +115,10 @@ class Training:
             help_behavior_hint="(default: the task of the recipe)",
         ),
     ] = ""
+    teacher: Annotated[
+        str,
+        arg(metavar="FILE|NAME", help="Model whose features or labels a task of distillation learns."),
+    ] = ""
     train: Annotated[
         str,
         arg(

@@ -341,7 +341,7 @@ def test_impossible_options_are_refused(make, bad):
 
 @pytest.mark.parametrize("make", [Distill, DistillLabels])
 def test_a_teacher_is_needed(small, make):
-    with refused("request.missing", f"{make.name}.teacher=FILE"):
+    with refused("request.missing", make.name, "--teacher FILE"):
         make().configure(small().config)
 
 

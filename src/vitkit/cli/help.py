@@ -47,7 +47,8 @@ GROUPS = {
 COMMON = {  # the options that --help shows, in this order; verbs that are not listed here show all
     "finetune": "weights model recipe train out epochs steps batch lr image-size more-steps folds seed "
     "device plan json",
-    "pretrain": "task model weights recipe out epochs steps batch lr image-size seed device plan json",
+    "pretrain": "task teacher model weights recipe out epochs steps batch lr image-size seed device plan "
+    "json",
     "suite": "data tasks rates seeds steps batch image-size out device json",
     "study run": "data downstream weights only budget seeds out device plan json",
     "evaluate": "split labels view tta merge-tokens reject batch device json",

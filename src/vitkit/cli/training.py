@@ -136,7 +136,8 @@ def pretrain(data: Data, training: OmitArgPrefixes[Training], json: Json = False
     A task without labels takes images in any folders. The model, image size, batch and length are chosen from
     the images and the device, each with a reason; --plan prints them without training.
 
-    $ vitkit pretrain photos/ --task masked
+    $ vitkit pretrain photos/ --task mae
+    $ vitkit pretrain photos/ --task distill --teacher DINOv2-S/14.lvd142m --model ViT-Ti/16
     $ vitkit pretrain shards/ --model ViT-S/16 --epochs 90
     $ vitkit pretrain imagenet/ --recipe imagenet.ViT-B/16 --plan
     $ vitkit pretrain shards/ --recipe augreg-i1k.ViT-B/16 --against cifar/ pets/

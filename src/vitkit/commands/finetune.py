@@ -15,7 +15,7 @@ from vitkit.planning.plan_text import print_plan
 from vitkit.planning.resume import Request
 from vitkit.recipes import RECIPES
 from vitkit.recipes import recipe as named_recipe
-from vitkit.recipes.recipe import Recipe, override
+from vitkit.recipes.recipe import Recipe, override, with_teacher
 from vitkit.report.terminal import print_table, say
 from vitkit.runs.cross_validation import check_folds, cross_validate, final_recipe
 from vitkit.runs.folder import stopping
@@ -174,7 +174,7 @@ def make_recipe(data: str, options: Training, default: str) -> Recipe:
         r = replace(r, length=Duration(options.steps, options.epochs))
     if options.lr is not None:
         r = replace(r, schedule=replace(r.schedule, rate=options.lr))
-    return r
+    return with_teacher(r, options.teacher)
 
 
 def check_start(options: Training) -> None:

@@ -23,6 +23,7 @@ class TrainingOptions(TypedDict, total=False):
     out: Place | None
     recipe: str
     task: str
+    teacher: str
     train: str
     image_size: Size | None
     strict_size: bool

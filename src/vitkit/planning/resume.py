@@ -12,7 +12,7 @@ from vitkit.io.files import is_locked
 from vitkit.models.variants import variant
 from vitkit.options import Training
 from vitkit.planning.automatic import fixed_fields
-from vitkit.recipes.recipe import Recipe, override, read_recipe
+from vitkit.recipes.recipe import Recipe, override, read_recipe, with_teacher
 from vitkit.runs.build import REMOVED, SplitCache, needs_split
 from vitkit.runs.cross_validation import final_recipe, first_fold, folder_of, folds_in
 from vitkit.runs.folder import (
@@ -208,6 +208,7 @@ def with_options(old: Recipe, request: Request) -> Recipe:
     options = request.options
     data = old.data if same_place(old.data, request.data) else request.data
     new = replace(old, data=data, **options.changes())
+    new = with_teacher(new, options.teacher)
     if options.recipe or options.task:
         new = replace(new, name=request.recipe.name)
     if options.steps is not None or options.epochs is not None:

@@ -231,6 +231,20 @@ def stages_of(recipe: Recipe, images: int) -> list[Stage]:
     return stages(recipe.length.in_steps(images, recipe.batch), recipe.schedule, recipe.more_steps)
 
 
+def with_teacher(recipe: Recipe, teacher: str) -> Recipe:
+    """The recipe with this teacher for its task; empty: as it is."""
+    if not teacher:
+        return recipe
+    if "teacher" not in option_names(type(recipe.task)):
+        raise Error(
+            f"--teacher {teacher}: {recipe.task.name} has no teacher of its own; use --task distill",
+            code="request.conflict",
+        )
+    return replace(
+        recipe, task_options=recipe.task_options.having(**{f"{recipe.task.name}.teacher": teacher})
+    )
+
+
 def only(recipe: Recipe, named: Iterable[str]) -> Recipe:
     """A recipe with only these fields of another, as a key for all recipes that agree in them."""
     return replace(Recipe(name="part"), **{name: getattr(recipe, name) for name in named})

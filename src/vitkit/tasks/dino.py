@@ -20,11 +20,13 @@ from vitkit.data.order import Order
 from vitkit.data.sources.source import Source
 from vitkit.data.views import MoreViews, View, normalise
 from vitkit.errors import Error
+from vitkit.inspection.attention import head_maps
 from vitkit.models.dino_head import DinoHead
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViT
 from vitkit.models.vit_config import grid_of
 from vitkit.options import Range
+from vitkit.report.overlay import overlay
 from vitkit.runtime.collectives import sum_over_processes
 from vitkit.runtime.runtime import local_shard
 from vitkit.tasks.self_supervised import SelfSupervised
@@ -37,6 +39,7 @@ IMAGES_EACH = 16  # at least: ImageNet then has the published 65,536
 SHARE, COUNT = Range(0, 1), Range(0, 10**9)
 CLIP_EPS = 1e-6  # of the official clipping
 MEMORY = 0.9  # of the averages over batches by which collapse is detected
+HEADS_SHOWN = 3  # of the last layer, in pictures
 COLLAPSE_FROM = 0.1  # share of the run before which nothing is called a collapse
 LEAST_INFORMATION, LEAST_STD = 1e-4, 1e-2  # below: collapsed
 
@@ -145,6 +148,23 @@ class Dino(SelfSupervised):
         self.check_model(model.config)
         assert isinstance(model, ViT)
         return DinoModule(model, self)
+
+    @torch.no_grad()
+    def pictures(self, module: nn.Module, images: Tensor) -> list[tuple[str, Tensor]]:
+        """The attention of the class token in the teacher's last layer: mean of the heads, and some heads."""
+        model = self.extract(module)
+        sharded = any(hasattr(p, "to_local") for p in model.parameters())
+        if not isinstance(model, ViT) or model.class_token is None or sharded:
+            return []
+        p = model.preprocessing
+        maps = head_maps(model, normalise(images, p.mean, p.std), layer=-1)  # (B, K, h, w)
+        result = []
+        for image, heads in zip(images.cpu().permute(0, 2, 3, 1).numpy(), maps, strict=True):
+            shown = [("mean of the heads", heads.mean(0))]
+            shown += [(f"head {i + 1}", head) for i, head in enumerate(heads[:HEADS_SHOWN])]
+            drawn = ((name, overlay(image, heat)) for name, heat in shown)
+            result += [(name, torch.from_numpy(picture).permute(2, 0, 1)) for name, picture in drawn]
+        return result
 
     def extract(self, module: nn.Module) -> Model:
         return module.teacher.backbone  # type: ignore[return-value, union-attr]

@@ -114,7 +114,7 @@ def as_float(images: Tensor, preprocessing: Preprocessing) -> Tensor:
 def check_named(teacher: str, task: str) -> None:
     if not teacher:
         raise Error(
-            f"{task} needs a teacher: --set {task}.teacher=FILE|NAME; vitkit list weights shows the names",
+            f"{task} needs a teacher: --teacher FILE|NAME; vitkit list weights shows the names",
             code="request.missing",
         )
 
