@@ -125,6 +125,7 @@ def test_what_no_array_shows_is_as_stated(folder, changes, tower, values):
         ({"text_cfg/pool_type": "first"}, "weights.unsupported", ("argmax, last",)),
         ({"vision_cfg": [1]}, "weights.format", ("vision_cfg",)),
         ({"vision_cfg/image_size": "large"}, "weights.format", ("image_size", "large")),
+        ({"quick_gelu": "false"}, "weights.format", ("quick_gelu", "false")),
         ({"vision_cfg/head_width": 0}, "weights.format", ("head_width is 0",)),
     ],
 )
@@ -150,6 +151,13 @@ def test_without_the_file_or_for_another_name_the_guess_is_noted(folder):
     (path / CONFIG).rename(path / "config.json")  # which describes the weights of other libraries
     guessed = vitkit.load(path, heads=4, image_size=(16, 32))
     assert guessed.config.gelu == "quick" and any("GELU" in note for note in guessed.origin.notes)
+
+
+def test_a_file_without_the_model_is_refused(folder):
+    _, path = folder
+    (path / CONFIG).write_text(json.dumps(STATED["model_cfg"]))
+    with refused("weights.format", CONFIG, "model_cfg"):
+        vitkit.load(path)
 
 
 def siglip_shapes(width):

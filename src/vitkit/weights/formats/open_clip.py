@@ -69,7 +69,7 @@ class Stated:
         arguments = table(tower, "act_kwargs")
         if (kind := arguments.get("approximate", "none")) not in ("none", "tanh"):
             raise unsupported("act_kwargs.approximate", kind, ("none", "tanh"))
-        if self.model.get("quick_gelu", False):
+        if switch(self.model, "quick_gelu"):
             return "quick"
         return {"none": "erf", "tanh": "tanh"}[kind] if "approximate" in arguments else default
 
@@ -78,6 +78,10 @@ def read(files: Mapping[str, Any]) -> Stated | None:
     """What the file says; None without it."""
     if CONFIG not in files:
         return None
+    if "model_cfg" not in files[CONFIG]:
+        raise WeightsError(
+            f"{CONFIG}: no table model_cfg; take the file that was published with these weights"
+        )
     model = table(files[CONFIG], "model_cfg")
     return Stated(
         model, table(model, "vision_cfg"), table(model, "text_cfg"), table(files[CONFIG], "preprocess_cfg")
@@ -89,6 +93,13 @@ def table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise WeightsError(f"{CONFIG}: {name} is {str(value)[:40]!r}; expected a table")
     return value
+
+
+def switch(content: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    value = content.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise WeightsError(f"{CONFIG}: {name} is {str(value)[:40]!r}; expected true or false")
+    return default if value is None else value
 
 
 def whole_pair(size: tuple[Any, ...]) -> bool:
@@ -116,13 +127,13 @@ def unsupported(name: str, value: Any, known: Any) -> WeightsError:
     )
 
 
-def compare(section: str, stated: Mapping[str, Any], found: Mapping[str, int]) -> None:
+def compare(section: str, stated: Mapping[str, Any], actual: Mapping[str, int]) -> None:
     """Refuse sizes that are not those of the arrays."""
-    numbers = {name: read_number(stated, name, SIZES[name], None, CONFIG) for name in found}
+    numbers = {name: read_number(stated, name, SIZES[name], None, CONFIG) for name in actual}
     wrong = [
-        f"{name} is {number:g}, the arrays have {found[name]}"
+        f"{name} is {number:g}, the arrays have {actual[name]}"
         for name, number in numbers.items()
-        if number not in (None, found[name])
+        if number not in (None, actual[name])
     ]
     if wrong:
         raise disagreement(section, wrong)
@@ -151,19 +162,19 @@ def with_config(spec: ModelSpec, hints: Hints) -> ModelSpec:
     spec = replace(spec, preprocessing=preprocessing(stated.preprocess))
     if stated.trunk:
         return spec
-    found = {"width": c.width, "layers": c.depth, "patch_size": c.patch}
-    compare("vision_cfg", stated.vision, found)
+    actual = {"width": c.width, "layers": c.depth, "patch_size": c.patch}
+    compare("vision_cfg", stated.vision, actual)
     ratio = read_number(stated.vision, "mlp_ratio", "", None, CONFIG)
     if ratio and (hidden := int(c.width * ratio)) != c.hidden:
         wrong = f"mlp_ratio {ratio} has the width {hidden}"
         raise disagreement("vision_cfg", [f"{wrong}, the arrays have {c.hidden}"])
     compare("model_cfg", stated.model, {"embed_dim": c.representation} if c.representation else {})
     for name in ("attentional_pool", "no_ln_pre"):
-        if stated.vision.get(name, False):
+        if switch(stated.vision, name):
             raise unsupported(f"vision_cfg.{name}", stated.vision[name], (False,))
     if (pooling := stated.vision.get("pool_type", "tok")) not in tuple(POOLING):
         raise unsupported("vision_cfg.pool_type", pooling, POOLING)
-    after = pooling == "avg" and bool(stated.vision.get("final_ln_after_pool", False))
+    after = pooling == "avg" and switch(stated.vision, "final_ln_after_pool")
     arguments = table(stated.vision, "norm_kwargs")
     config = replace(
         c,
@@ -194,9 +205,9 @@ def text_with_config(text: TextConfig, hints: Hints) -> TextConfig:
     """The text tower as stated; the GELU of SigLIP's is that of its training, unless the file has another."""
     if (stated := read(hints.files)) is None:
         return text
-    found = {"width": text.width, "layers": text.depth, "vocab_size": text.vocabulary,
+    actual = {"width": text.width, "layers": text.depth, "vocab_size": text.vocabulary,
              "context_length": text.length}  # fmt: skip
-    compare("text_cfg", stated.text, found)
+    compare("text_cfg", stated.text, actual)
     compare("model_cfg", stated.model, {"embed_dim": text.output})
     default = "last" if text.sigmoid else "argmax"
     if (pooling := stated.text.get("pool_type", default)) not in tuple(TEXT_POOLING):
@@ -206,6 +217,6 @@ def text_with_config(text: TextConfig, hints: Hints) -> TextConfig:
         text,
         gelu=stated.gelu(stated.text, text.gelu if text.sigmoid else "erf"),
         norm_eps=float(read_number(arguments, "eps", "norm_eps", text.norm_eps, CONFIG)),
-        causal=not stated.text.get("no_causal_mask", not text.causal),
+        causal=not switch(stated.text, "no_causal_mask", not text.causal),
         pool=TEXT_POOLING[pooling],
     )
