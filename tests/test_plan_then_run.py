@@ -104,6 +104,7 @@ def test_a_plan_is_a_value_that_is_run_once(home):
             f"weights {DEFAULT.name}",
             "learning rate 0.00013",
             "0 steps of warm-up, not the recipe's 50",
+            "learning rate 0.00052 instead",
         ]
         assert made.seconds and made.memory.total > 0 and made.splits["train"].classes == ("ant", "bee")
         with pytest.raises(AttributeError):

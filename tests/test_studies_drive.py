@@ -137,7 +137,7 @@ def test_a_killed_process_costs_its_own_job_only():
 def test_the_verb_lists_plans_and_refuses(tmp_path, capsys):
     assert run("study", "list", "--json") == 0
     listed = json.loads(capsys.readouterr().out)
-    assert [row["study"] for row in listed][:2] == ["scaling", "data-size"] and len(listed) == 11
+    assert [row["study"] for row in listed][:2] == ["scaling", "data-size"] and len(listed) == 12
     words = ["study", "run", "heads", "--data", "digits", "--steps", "5", "--out", str(tmp_path / "x")]
     assert run(*words, "--plan", "--json") == 0
     plan = json.loads(capsys.readouterr().out)

@@ -351,7 +351,7 @@ def test_recipes_say_what_has_no_use():
     from vitkit.recipes.recipe import from_json, override, to_json
 
     r = override(recipe("masked"), ["masked.rate=0.15", "masked.shares=0.7,0.2,0.1", "masked.target=pixels"])
-    assert r.masked.rate == 0.15 and r.masked.shares == (0.7, 0.2, 0.1) and from_json(to_json(r)) == r
+    assert r.task.rate == 0.15 and r.task.shares == (0.7, 0.2, 0.1) and from_json(to_json(r)) == r
     for change in ("mixup=0.2", "label_smoothing=0.1", "patience=3", "optimizer.layer_decay=0.7"):
         with refused("recipe.value", "objective=masked", change.partition("=")[0]):
             override(r, [change])

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import Error
-from vitkit.ops.precision import product, widest_float
+from vitkit.ops.precision import interpolates_repeatably, product, widest_float
 
 Grid = tuple[int, int]
 # Libraries interpolate in six ways, whose results differ by several per cent.
@@ -154,7 +154,8 @@ class Positions(nn.Module):
             table = square.flatten(0, 1)[None]
             return torch.cat([self.first[layer][None], table], 1) if self.lead else table
         table = self.table[layer][None]
-        if table.requires_grad and tuple(grid) != tuple(self.grid):
+        learns = table.requires_grad and tuple(grid) != tuple(self.grid)
+        if learns and not interpolates_repeatably(table.device):
             return learned_at(table, self.grid, grid, self.resize)
         return resize_positions(table, self.grid, grid, self.resize)
 

@@ -9,6 +9,11 @@ def widest_float(device: torch.device | None) -> torch.dtype:
     return torch.float32 if device is not None and device.type == "mps" else torch.float64
 
 
+def interpolates_repeatably(device: torch.device) -> bool:
+    """Whether the gradient of PyTorch's interpolation is the same each time; on an NVIDIA GPU it is not."""
+    return device.type != "cuda"
+
+
 def product(left: Tensor, right: Tensor) -> Tensor:
     """left @ right in the tensors' own precision, also under autocast."""
     with torch.autocast(right.device.type, enabled=False):
