@@ -74,7 +74,7 @@ def test_a_stopped_run_ends_like_the_straight_one(straight, tmp_path):
     assert last[0].read_bytes() == last[1].read_bytes()
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_two_processes_learn_like_one(straight, tmp_path, kind):
     together(2, one_of_many, contrastive(), tmp_path, {}, parallel=kind)
     assert losses(tmp_path) == pytest.approx(losses(straight), abs=1e-4)

@@ -32,6 +32,7 @@ from vitkit.weights.locate import pretraining
 
 BARE = ("width=32", "depth=2", "heads=2", "hidden=32", "positions=sincos2d-mae")
 TASKS = ("mae", "simmim")
+BOTH = ["mae", pytest.param("simmim", marks=pytest.mark.slow)]
 WORDS = ["--model", "ViT-Ti/4", "--image-size", "16", "--batch", "16", "--workers", "0", "--device", "cpu"]
 SMALL = ["--set", "model_options=width=32,depth=2,heads=2,hidden=32", "schedule.warmup=1", "evaluations=2"]
 
@@ -53,7 +54,7 @@ def straight(tmp_path_factory):
     return outs
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", BOTH)
 def test_a_run_leaves_a_plain_model_and_the_metrics_of_its_features(straight, task):
     out = straight[task]
     test = json.loads((out / "result.json").read_text())["test"]
@@ -68,7 +69,7 @@ def test_a_run_leaves_a_plain_model_and_the_metrics_of_its_features(straight, ta
     assert "model.decoder.positions" not in kept  # fixed
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", BOTH)
 def test_the_report_has_a_batch_with_hidden_patches_and_reconstructions(straight, task):
     content = json.loads((straight[task] / "feature-pictures.json").read_text())["pictures"]
     assert [one["caption"] for one in content] == 4 * ["original", "visible", "reconstruction"]
@@ -78,7 +79,7 @@ def test_the_report_has_a_batch_with_hidden_patches_and_reconstructions(straight
     assert "hidden patches" in batch["how"] and not any(one["labels"] for one in batch["images"])
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", BOTH)
 def test_a_stopped_run_ends_like_the_straight_one(straight, tmp_path, task):
     with sigterm_at(5), pytest.raises(Interrupted, match="SIGTERM at step"):
         go(tmp_path, training(task))
@@ -90,7 +91,7 @@ def test_a_stopped_run_ends_like_the_straight_one(straight, tmp_path, task):
     assert tests[0] == tests[1]
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", BOTH)
 def test_micro_batches_change_no_image_and_no_mask(tmp_path, task):
     for name, micro in (("whole", 0), ("pieces", 5)):
         go(tmp_path / name, training(task, dropout=0.0, evaluations=0, micro_batch=micro))
@@ -102,7 +103,7 @@ def test_recomputed_activations_change_no_bit(straight, tmp_path):
     assert same(straight["mae"], tmp_path) and losses(tmp_path) == losses(straight["mae"])
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", BOTH)
 def test_an_evaluation_hides_the_same_patches_every_time_and_in_any_batch(tmp_path, task):
     still = {
         "schedule": replace(training().schedule, rate=0.0),
@@ -124,7 +125,7 @@ def for_many(task: str, **changes) -> Recipe:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", BOTH)
 @pytest.mark.parametrize(("kind", "micro"), [("ddp", 3), ("fsdp", 0)])
 def test_two_processes_learn_like_one(tmp_path, task, kind, micro):
     go(tmp_path / "one", for_many(task))
@@ -145,7 +146,7 @@ def test_bfloat16_learns_the_same_to_rounding(straight, tmp_path):
     assert losses(tmp_path) == pytest.approx(losses(straight["mae"]), rel=0.02)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", BOTH)
 def test_from_the_command_line_to_a_classifier(tmp_path, capsys, task):
     out = tmp_path / "pre"
     words = ["pretrain", "digits", "--recipe", task, *WORDS, "--steps", "6", "--out", out, *SMALL]

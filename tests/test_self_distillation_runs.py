@@ -38,7 +38,7 @@ def tiny(task: str, steps: int = 8, changes: tuple[str, ...] = ()) -> Recipe:
 SURE = ("stochastic_depth=0", "model_options=width=32,depth=2,heads=2,hidden=48,position_resize=dinov2")
 
 
-@pytest.fixture(scope="module", params=["dino", "ibot"])
+@pytest.fixture(scope="module", params=["dino", pytest.param("ibot", marks=pytest.mark.slow)])
 def task(request):
     return request.param
 
