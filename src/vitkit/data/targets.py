@@ -1,0 +1,30 @@
+"""Target: the boxes, instance masks or class mask of an image, as its annotations give them."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+IGNORE = 255  # of a class mask: pixels that neither train nor count
+
+
+def no_boxes() -> np.ndarray:
+    return np.zeros((0, 4), np.float32)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is annotated in one image, in pixels of the image as the decoder returns it (EXIF applied).
+
+    Boxes are (x0, y0, x1, y1), continuous, with (0, 0) at the top left corner of the first pixel and
+    exclusive right and bottom edges.
+    """
+
+    size: tuple[int, int]  # height and width of the image
+    boxes: np.ndarray = field(default_factory=no_boxes)  # (N, 4) float32
+    labels: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # (N,) class numbers
+    crowd: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))  # (N,) ignored: crowd or difficult
+    areas: np.ndarray = field(
+        default_factory=lambda: np.zeros(0, np.float32)
+    )  # (N,) pixels, for COCO's sizes
+    instances: np.ndarray | None = None  # (N, H, W) bool, if the annotations have masks of objects
+    mask: np.ndarray | None = None  # (H, W) uint8 class numbers and IGNORE, for semantic segmentation
