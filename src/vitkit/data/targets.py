@@ -1,5 +1,6 @@
 """Target: the boxes, instance masks or class mask of an image, as its annotations give them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,3 +29,12 @@ class Target:
     )  # (N,) pixels, for COCO's sizes
     instances: np.ndarray | None = None  # (N, H, W) bool, if the annotations have masks of objects
     mask: np.ndarray | None = None  # (H, W) uint8 class numbers and IGNORE, for semantic segmentation
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The annotations of all images of a source, read on demand."""
+
+    read: Callable[[int], Target]  # of the image with this index; picklable, as all that a source holds
+    kinds: frozenset[str]  # what it has: "mask", "boxes", "instances"
+    most: int = 0  # objects in the image that has the most

@@ -13,6 +13,7 @@ import numpy as np
 
 from vitkit.data.names import MOST_CLASSES, SPLITS, SUFFIXES, hidden, split_folders
 from vitkit.data.sources.sparse_labels import Labels, SparseLabels
+from vitkit.data.targets import Targets
 from vitkit.errors import Error
 
 LABEL_SEPARATOR = ";"  # between several labels in one cell of a manifest
@@ -75,6 +76,7 @@ class Source:
     identity: str = ""  # digest of all names, labels and contents, if an index holds their checksums
     hashes: np.ndarray | None = None  # (N,) content hashes of all images, once they are computed
     empty: tuple[str, ...] = ()  # folders without images, which become no class
+    targets: Targets | None = None  # masks or boxes of the images, whose class numbers index `classes`
 
     def __post_init__(self) -> None:
         if isinstance(self.labels, np.ndarray) and self.labels.ndim == 2:  # multi-hot
@@ -91,6 +93,7 @@ class Source:
         """The images with these indices, in this order."""
         indices = np.asarray(indices, dtype=np.int64)
         keys, fetch, digest, size = self.keys, self.fetch, self.digest, self.size
+        targets = self.targets
         identity = (
             hashlib.sha256(self.identity.encode() + indices.tobytes()).hexdigest() if self.identity else ""
         )
@@ -103,6 +106,7 @@ class Source:
             size=partial(call_at, size, indices) if size else None,
             identity=identity,
             hashes=None if self.hashes is None else self.hashes[indices],
+            targets=targets and replace(targets, read=partial(call_at, targets.read, indices)),
         )
 
 
