@@ -12,7 +12,7 @@ from vitkit.errors import Error
 from vitkit.inference.predict import short_names
 from vitkit.metrics.cost import TRAINING, forward_flops, parameters, tpu_v3_core_days
 from vitkit.metrics.speed import images_per_second, largest_that_fits
-from vitkit.models.variants import Config, Model, skeleton, variant
+from vitkit.models.variants import Config, Model, skeleton, variant, with_image_size
 from vitkit.planning.automatic import largest_batch
 from vitkit.recipes import recipe as named
 from vitkit.recipes.pretrain import images_of
@@ -108,7 +108,7 @@ def config_of(place: str) -> Config:
 def training_cost(place: str, config: Config, r: Recipe, seen: int) -> dict[str, Any]:
     """Parameters and training FLOPs at the recipe's resolution, computed from the config alone."""
     try:
-        resized = replace(config, image_size=r.image_size)
+        resized = with_image_size(config, r.image_size)
     except Error as error:
         raise Error(f"{place} with recipe {r.name}: {error}", code=error.code) from None
     forward = forward_flops(resized)
@@ -129,7 +129,7 @@ def at_size(
                            "largest_batch": None}  # fmt: skip
     live.more(1)
     try:
-        resized = replace(config, image_size=(pixels, pixels))
+        resized = with_image_size(config, (pixels, pixels))
         row["GFLOPs"] = forward_flops(resized) / 1e9
         skeleton(resized)
     except ValueError as error:

@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import Error, did_you_mean
+from vitkit.models.dense import DenseModel
 from vitkit.models.encoder import Grid
 from vitkit.models.vit import ViT, grid_of
 
 
 def transformer(model: Any) -> ViT:
     """The model as a ViT; an error if it is neither a ViT nor a hybrid."""
+    if isinstance(model, DenseModel):
+        return model.vit
     if not isinstance(model, ViT):
         kind = type(model).__name__
         raise Error(

@@ -11,7 +11,7 @@ from vitkit.errors import Error
 from vitkit.models.card import pair
 from vitkit.models.positions import resize_patch, resize_positions
 from vitkit.models.resnet import check_size
-from vitkit.models.variants import Config, Model, skeleton
+from vitkit.models.variants import Backbone, BackboneConfig, Model, backbone, skeleton
 from vitkit.models.vit import ViT, ViTConfig, with_size_note
 
 HEADS = ("head.", "distillation_head.")
@@ -33,7 +33,7 @@ def adapt(
     resize: str | None = None,
     mean_pooling: bool = False,
     **training: Any,
-) -> Model:
+) -> Backbone:
     """A copy of the model with a zero head for `classes` (or `labels`); the old model is not changed.
 
     image_size           interpolate the positions to it, by `resize` or the model's own method
@@ -47,6 +47,7 @@ def adapt(
     classes = len(labels) or None if classes is None else classes
     if labels and len(labels) != classes:
         raise Error(f"there are {len(labels)} labels for {classes} classes", code="data.labels")
+    model = backbone(model)
     check_training(model, training)
     changes = training | {"text": None} | ({} if resize is None else {"position_resize": resize})
     changes |= mean_pooled(model) if mean_pooling else {}
@@ -57,7 +58,7 @@ def adapt(
     changes |= {} if classes is None else new_head(classes, keep_representation)
     known = {f.name for f in fields(model.config)}
     config = replace(model.config, **{k: v for k, v in changes.items() if k in known})
-    new = skeleton(config)
+    new = backbone(skeleton(config))
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     state |= resized_positions(model, config)
     if patch is not None:
@@ -110,7 +111,7 @@ def without_text(model: Model) -> Model:
     return rebuilt(model, replace(model.config, text=None), state)
 
 
-def rebuilt(model: Model, config: Config, state: Mapping[str, Tensor]) -> Model:
+def rebuilt(model: Model, config: BackboneConfig, state: Mapping[str, Tensor]) -> Model:
     """A model of another configuration with this state and the description of the old one."""
     new = skeleton(config)
     new.load_state_dict(state, assign=True)
@@ -156,7 +157,7 @@ def mean_pooled(model: Model) -> dict[str, Any]:
 
 def linear_heads(model: Model) -> list[nn.Linear]:
     """The layers whose mean is the logits: the head, and that of a distillation token."""
-    heads = (model.head, getattr(model, "distillation_head", None))
+    heads: tuple[Any, Any] = (getattr(model, "head", None), getattr(model, "distillation_head", None))
     return [head for head in heads if head is not None]
 
 
@@ -178,7 +179,7 @@ def check_patch(model: Model) -> None:
         )
 
 
-def resized_positions(model: Model, config: Config) -> dict[str, Tensor]:
+def resized_positions(model: Backbone, config: BackboneConfig) -> dict[str, Tensor]:
     """The position tables interpolated to the grid of another configuration; a ResNet has none."""
     if not isinstance(model, ViT):
         check_size(model.config, config.image_size)

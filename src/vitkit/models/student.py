@@ -16,7 +16,7 @@ from vitkit.errors import Error
 from vitkit.models.adapt import adapt, rebuilt
 from vitkit.models.card import Preprocessing
 from vitkit.models.positions import Grid
-from vitkit.models.variants import Config, Model
+from vitkit.models.variants import Backbone, Config, Model, backbone
 from vitkit.models.vit import ViT, ViTConfig
 from vitkit.ops.precision import product
 
@@ -35,7 +35,7 @@ class FrozenTeacher:
             changes["merge_tokens"] = 0
         if image_size is not None and image_size != tuple(model.config.image_size):
             changes["image_size"] = image_size
-        model = adapt(model, **changes) if changes else model
+        model = adapt(model, **changes) if changes else backbone(model)
         self.model = model.eval().requires_grad_(False)
         own = model.preprocessing
         pairs = [*zip(student.mean, student.std, own.mean, own.std, strict=True)]
@@ -150,7 +150,7 @@ def tokens_of(model: ViT, images: Tensor) -> tuple[Tensor, Tensor, Grid]:
     return model.pooled(z), z[:, model.config.prefix :], grid
 
 
-def feature_widths(model: Model) -> tuple[int, int]:
+def feature_widths(model: Backbone) -> tuple[int, int]:
     """The widths of what `FrozenTeacher.features` returns."""
     if isinstance(model, ViT):
         return feature_width(model.config), model.config.width

@@ -8,13 +8,16 @@ from typing import Any
 import torch
 
 from vitkit.errors import ConfigError, Error, did_you_mean
+from vitkit.models.dense import DenseConfig, DenseModel
 from vitkit.models.families import NAMES, family_options
 from vitkit.models.initialization import initialize_resnet, initialize_vit
 from vitkit.models.resnet import ResNet, ResNetConfig, StemConfig
 from vitkit.models.vit import ViT, ViTConfig, with_size_note
 
-Model = ViT | ResNet
-Config = ViTConfig | ResNetConfig
+Backbone = ViT | ResNet
+BackboneConfig = ViTConfig | ResNetConfig
+Model = Backbone | DenseModel
+Config = BackboneConfig | DenseConfig
 VARIANTS = {
     "Ti": {"width": 192, "depth": 12, "heads": 3, "hidden": 768},
     "S": {"width": 384, "depth": 12, "heads": 6, "hidden": 1536},
@@ -76,7 +79,7 @@ NAMED: dict[str, Published | None] = {
 }
 
 
-def variant(name: str) -> Config:
+def variant(name: str) -> BackboneConfig:
     """The configuration of ViT-L/16, R50+ViT-B/32, BiT-R152x2, ... at 224 pixels and 1000 classes."""
     if match := re.fullmatch(r"BiT-(?:[SML]-)?R(\d+)x(\d+)", name):
         depth, factor = int(match[1]), int(match[2])
@@ -122,7 +125,7 @@ def vit_variant(size: str, stride: int, stem: str | None, *, axial: bool) -> ViT
     return ViTConfig(**sizes, image_size=(image, image))
 
 
-def configure(name: str, **options: Any) -> Config:
+def configure(name: str, **options: Any) -> BackboneConfig:
     """The configuration of a named model with some fields changed; an unknown field is an error."""
     config = variant(name)
     known = [f.name for f in fields(config)]
@@ -137,7 +140,7 @@ def following_head(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"class_token": None, **options} if "head" in options else dict(options)
 
 
-def with_options(config: Config, options: Mapping[str, Any]) -> Config:
+def with_options(config: BackboneConfig, options: Mapping[str, Any]) -> BackboneConfig:
     """The configuration with these fields changed; fields of a stem are named stem.width and so on."""
     known = [f.name for f in fields(config)]
     stem = getattr(config, "stem", None)
@@ -165,12 +168,33 @@ def fresh(config: Config, *, seed: int | None = None) -> Model:
     """A model of this configuration with the published initialisation."""
     model = skeleton(config)._apply(lambda t: torch.empty(t.shape, dtype=t.dtype))  # to_empty imports sympy
     generator = None if seed is None else torch.Generator().manual_seed(seed)
-    (initialize_vit if isinstance(model, ViT) else initialize_resnet)(model, generator)
+    if isinstance(model, DenseModel):
+        model.initialize(generator)
+    else:
+        (initialize_vit if isinstance(model, ViT) else initialize_resnet)(model, generator)
     model.origin = with_size_note(model.origin, config)
     return model
+
+
+def with_image_size(config: Config, size: tuple[int, int]) -> Config:
+    """The same model for images of another size."""
+    if isinstance(config, DenseConfig):
+        return replace(config, vit=replace(config.vit, image_size=size))
+    return replace(config, image_size=size)
+
+
+def backbone(model: Model) -> Backbone:
+    """The model itself, or the ViT of a model with dense outputs, with the description of that model."""
+    if not isinstance(model, DenseModel):
+        return model
+    vit = model.vit
+    vit.preprocessing, vit.origin = model.preprocessing, model.origin
+    return vit
 
 
 def skeleton(config: Config) -> Model:
     """The model on the meta device: names and shapes without memory."""
     with torch.device("meta"):
+        if isinstance(config, DenseConfig):
+            return config.build()
         return ViT(config) if isinstance(config, ViTConfig) else ResNet(config)

@@ -14,7 +14,7 @@ from vitkit.data.loader import check_sockets
 from vitkit.data.sources.remote import Cache
 from vitkit.data.sources.source import Source
 from vitkit.metrics.cost import Memory, forward_flops, parameters, training_passes
-from vitkit.models.variants import Config, Model, fresh, skeleton, variant
+from vitkit.models.variants import Config, Model, fresh, skeleton, variant, with_image_size
 from vitkit.models.vit import ViTConfig, dropped
 from vitkit.options import Training
 from vitkit.planning import automatic, finetune_rules, pretraining_rules, resume, start
@@ -368,7 +368,7 @@ def compared(
     if "hyperrule" in recipe.auto:
         return candidates(recipe, convolutional=True)
     bit = bit_beside(recipe, known.images, round(known.side) ** 2, known.fixed)
-    resized = skeleton(replace(config, image_size=bit.image_size))
+    resized = skeleton(with_image_size(config, bit.image_size))
     bit = automatic.fitted(replace(bit, micro_batch=0), resized, known, machine.runtime, choices.add)
     rule = f"({bit.length.steps} steps, {bit.image_size[0]} pixels)"
     choices.add(Choice("a ResNet", f"BiT's HyperRule {rule} is tried too"))

@@ -44,7 +44,8 @@ from vitkit.weights.locate import RECIPE, inside, model_files, run_model
 def attention_objection(model: Model) -> str:
     """Why a model has no attention maps over all patches; empty if it has them."""
     try:
-        if attention_count(transformer(model)) and model.config.attention == "axial":
+        vit = transformer(model)
+        if attention_count(vit) and vit.config.attention == "axial":
             return "this model has axial attention, so no layer attends to all patches"
     except ValueError as error:
         return str(error)

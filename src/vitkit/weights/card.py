@@ -11,7 +11,9 @@ from vitkit.errors import WeightsError
 from vitkit.models.card import Origin, Preprocessing
 from vitkit.models.resnet import ResNetConfig, StemConfig
 from vitkit.models.text_tower import TextConfig
-from vitkit.models.variants import Config, Model
+from vitkit.models.dense import KINDS as DENSE
+from vitkit.models.dense import DenseConfig, config_kind
+from vitkit.models.variants import BackboneConfig, Config, Model
 from vitkit.models.vit import ViTConfig
 from vitkit.weights.limits import LONGEST_LABEL, out_of_range
 
@@ -23,7 +25,7 @@ LATER = {  # fields that version 0.1 does not know: written only where they are 
 }  # fmt: skip
 ADAPTER = "lora"  # layout of a file with a LoRA adapter, which is not a whole model
 FIRST_TASKS = ("classify", "multilabel")  # a card distinguishes these by its field `multilabel`
-KINDS = {"ViT": ViTConfig, "ResNet": ResNetConfig}
+KINDS: dict[str, type[BackboneConfig]] = {"ViT": ViTConfig, "ResNet": ResNetConfig}
 
 
 @dataclass(frozen=True)
@@ -50,16 +52,36 @@ def card_of(model: Model, layout: str) -> Card:
 
 
 def to_json(card: Card) -> str:
-    kind = "ViT" if isinstance(card.config, ViTConfig) else "ResNet"
     table = asdict(card)
     task = table.pop("task")
-    usual = {f.name: f.default for f in fields(card.config)}
-    table["config"] = {k: v for k, v in table["config"].items() if k not in LATER or v != usual[k]}
+    kind, table["config"] = config_table(card.config)
     if not table["reject_below"]:
         del table["reject_below"]
     if task in FIRST_TASKS:  # version 0.1 reads these
         return json.dumps({"version": VERSION, "kind": kind} | table | {"multilabel": card.multilabel})
     return json.dumps({"version": VERSION, "kind": kind} | table | {"multilabel": False, "task": task})
+
+
+def config_table(config: Config) -> tuple[str, dict[str, Any]]:
+    """The kind of a model and its configuration, as a card has them."""
+    if isinstance(config, DenseConfig):
+        own = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "vit"}
+        return config.kind, own | {"vit": config_table(config.vit)[1]}
+    usual = {f.name: f.default for f in fields(config)}
+    table = {k: v for k, v in asdict(config).items() if k not in LATER or v != usual[k]}
+    return "ViT" if isinstance(config, ViTConfig) else "ResNet", table
+
+
+def config_from(kind: str, table: dict[str, Any]) -> Config:
+    """The configuration that a card describes; every value is checked."""
+    if kind in DENSE:
+        vit = config_from("ViT", table.pop("vit"))
+        return parse(config_kind(kind), table, vit=vit)
+    for name, inner in (("stem", StemConfig), ("text", TextConfig)):
+        if table.get(name) is not None:
+            table[name] = parse(inner, table[name])
+    config: Config = parse(KINDS[kind], table)
+    return config
 
 
 def from_json(text: str) -> Card:
@@ -68,14 +90,11 @@ def from_json(text: str) -> Card:
         content = json.loads(text)
         if content.pop("version") != VERSION:
             raise WeightsError("the file was written by a newer vitkit; update vitkit to read it")
-        kind = KINDS[content.pop("kind")]
+        kind = content.pop("kind")
         multilabel = content.get("multilabel", False)  # the first files lack it
-        for name, inner in (("stem", StemConfig), ("text", TextConfig)):
-            if content["config"].get(name) is not None:
-                content["config"][name] = parse(inner, content["config"][name])
         return Card(
             layout=str(content["layout"]),
-            config=parse(kind, content["config"]),
+            config=config_from(kind, content["config"]),
             labels=checked("labels", content["labels"], ("",)),
             preprocessing=parse(Preprocessing, content["preprocessing"]),
             origin=parse(Origin, content["origin"]),
@@ -91,8 +110,8 @@ def from_json(text: str) -> Card:
         raise WeightsError(f"the card of the file is damaged ({reason})") from None
 
 
-def parse(kind: type, table: dict[str, Any]) -> Any:
-    """A dataclass from JSON: known fields only, each with the type of its default."""
+def parse(kind: type, table: dict[str, Any], **parsed: Any) -> Any:
+    """A dataclass from JSON: known fields only, each with the type of its default; `parsed` as they are."""
     defaults = {f.name: f.default for f in fields(kind)}
     values = {}
     for name, value in table.items():
@@ -101,7 +120,7 @@ def parse(kind: type, table: dict[str, Any]) -> Any:
         values[name] = checked(name, value, defaults[name])
         if reason := out_of_range(name, values[name]):
             raise WeightsError(f"the card of the file: {reason}")
-    return kind(**values)
+    return kind(**parsed, **values)
 
 
 def probability(name: str, value: Any) -> float:

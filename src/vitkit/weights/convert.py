@@ -19,7 +19,7 @@ from vitkit.errors import WeightsError
 from vitkit.models.card import with_view
 from vitkit.models.resnet import ResNetConfig
 from vitkit.models.variants import Config, Model, skeleton
-from vitkit.models.vit import ViTConfig
+from vitkit.models.vit import ViT, ViTConfig
 from vitkit.options import parse_view
 from vitkit.weights.formats import formats
 from vitkit.weights.formats.layout import Layout
@@ -159,7 +159,7 @@ def compare(path: Path, model: Model, layout: Layout) -> Parity:
     native_model = with_config(model, config)
     pixels = pixels_for(native_model)
     peer_logits, peer_features = PEERS[name].load(path, config, layout.name)(pixels)
-    features = native_model.tokens(pixels) if isinstance(config, ViTConfig) else native_model.features(pixels)
+    features = native_model.tokens(pixels) if isinstance(native_model, ViT) else native_model.features(pixels)
     logits = native_model(pixels)
     return Parity(
         peer,
@@ -246,6 +246,7 @@ def load_timm(path: Path, config: Config, layout: str) -> Forward:
     if isinstance(config, ResNetConfig):
         peer = timm_resnet(config)
     else:
+        assert isinstance(config, ViTConfig)
         peer = timm_eva(config) if layout == "timm-eva" else timm_vit(config)
     if layout.startswith("official"):
         peer.load_pretrained(str(path))
@@ -254,7 +255,7 @@ def load_timm(path: Path, config: Config, layout: str) -> Forward:
     peer.eval()
     # timm has no tanh layer
     has_head = (
-        isinstance(config, ResNetConfig)
+        not isinstance(config, ViTConfig)
         or config.representation_kind == "linear"
         or not config.representation
     )

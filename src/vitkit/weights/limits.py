@@ -6,6 +6,7 @@ from typing import Any
 
 from vitkit.errors import ConfigError
 from vitkit.models.card import Preprocessing
+from vitkit.models.dense import DenseConfig
 from vitkit.models.resnet import ResNetConfig, StemConfig
 from vitkit.models.text_tower import TextConfig
 from vitkit.models.vit import ViTConfig
@@ -43,7 +44,7 @@ LONGEST_LABEL = 10_000  # characters
 MOST_TOKENS = 2**18  # patches of one image
 LARGEST_TENSOR = 2**30  # elements of an activation for one image: 4 GiB in float32
 LARGEST_RESIZE = 8192  # pixels of the shorter side before the central crop
-Checked = ViTConfig | StemConfig | TextConfig | ResNetConfig | Preprocessing
+Checked = ViTConfig | StemConfig | TextConfig | ResNetConfig | DenseConfig | Preprocessing
 
 
 def out_of_range(field: str, value: Any, name: str = "") -> str:
@@ -59,11 +60,12 @@ def out_of_range(field: str, value: Any, name: str = "") -> str:
 
 
 def check_model(
-    config: ViTConfig | ResNetConfig, preprocessing: Preprocessing, labels: tuple[str, ...]
+    config: ViTConfig | ResNetConfig | DenseConfig, preprocessing: Preprocessing, labels: tuple[str, ...]
 ) -> None:
     """Refuse numbers out of range, and sizes with which one image would run out of memory."""
-    inner = (config.stem, config.text) if isinstance(config, ViTConfig) else ()
-    for part in (config, preprocessing, *(part for part in inner if part)):
+    vit = config.vit if isinstance(config, DenseConfig) else config
+    inner = (vit.stem, vit.text) if isinstance(vit, ViTConfig) else ()
+    for part in {id(part): part for part in (config, vit, preprocessing, *inner) if part}.values():
         check_fields(part)
     longest = max(map(len, labels), default=0)
     if longest > LONGEST_LABEL:
@@ -79,7 +81,7 @@ def check_model(
             f"crop is {preprocessing.crop}: images would be resized to {resized:.0f} pixels for a crop of "
             f"{max(config.image_size)}; the limit is {LARGEST_RESIZE} pixels per side"
         )
-    check_size(config)
+    check_size(vit)
 
 
 def check_fields(value: Checked) -> None:

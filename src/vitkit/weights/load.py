@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vitkit.errors import WeightsError
 from vitkit.models.card import Origin, Preprocessing, pair, shorter_side, with_view
+from vitkit.models.dense import DenseConfig
 from vitkit.models.variants import Config, Model, fresh, skeleton
 from vitkit.models.vit import ViT, ViTConfig, with_size_note
 from vitkit.options import parse_view
@@ -271,6 +272,8 @@ def assemble(
 
 def layer_count(config: Config) -> int:
     """Encoder layers and residual units, each of which has at least eight arrays."""
+    if isinstance(config, DenseConfig):
+        return layer_count(config.vit)
     if isinstance(config, ViTConfig):
         text = config.text.depth if config.text else 0
         return config.depth + text + (sum(config.stem.blocks) if config.stem else 0)

@@ -3,7 +3,7 @@
 import re
 
 from vitkit.errors import WeightsError
-from vitkit.models.resnet import StemConfig
+from vitkit.models.resnet import ResNetConfig, StemConfig
 from vitkit.models.variants import Config
 from vitkit.models.vit import ViTConfig
 from vitkit.weights.formats import bit
@@ -240,7 +240,7 @@ def unsupported(config: Config) -> str:
 
 def choose(config: Config) -> Layout:
     """The layout of the code that computes as the model does."""
-    if isinstance(config, ViTConfig):
+    if not isinstance(config, ResNetConfig):
         return LAYOUT
     return bit.BIG_VISION if config.root_padding == "-inf" else bit.OFFICIAL
 

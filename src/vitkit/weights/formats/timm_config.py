@@ -133,6 +133,8 @@ def architecture(config: Config) -> str:
     if isinstance(config, ResNetConfig):
         shape = RESNETS.get((config.blocks, config.width / 64))
         return f"resnetv2_{shape}_bit" if shape else ""
+    if not isinstance(config, ViTConfig):
+        return ""
     if config.representation and config.representation_kind == "tanh":  # timm has no such layer any more
         return ""
     if is_eva(config):
@@ -164,7 +166,7 @@ def is_eva(config: ViTConfig) -> bool:
 
 def model_args(config: Config) -> dict[str, Any]:
     """The arguments of the architecture's function: every size, and what its arrays do not show."""
-    if isinstance(config, ResNetConfig):
+    if not isinstance(config, ViTConfig):
         return {}
     hidden = config.hidden * (2 if config.mlp == "swiglu" and not is_eva(config) else 1)
     ratio = hidden / config.width
