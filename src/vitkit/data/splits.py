@@ -235,4 +235,5 @@ def same_classes(source: Source, classes: tuple[str, ...], name: str = "") -> So
     numbers = np.array([number[label] for label in source.classes], dtype=np.int64)
     multilabel = source.multilabel
     labels = source.labels.renumbered(numbers, len(classes)) if multilabel else numbers[source.labels]
-    return replace(source, classes=tuple(classes), labels=labels)
+    targets = source.targets and source.targets.renumbered(numbers)
+    return replace(source, classes=tuple(classes), labels=labels, targets=targets)

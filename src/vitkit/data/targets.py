@@ -1,7 +1,8 @@
 """Target: the boxes, instance masks or class mask of an image, as its annotations give them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -38,3 +39,16 @@ class Targets:
     read: Callable[[int], Target]  # of the image with this index; picklable, as all that a source holds
     kinds: frozenset[str]  # what it has: "mask", "boxes", "instances"
     most: int = 0  # objects in the image that has the most
+
+    def renumbered(self, numbers: np.ndarray) -> "Targets":
+        """The same annotations with other class numbers; numbers: the new one of each class."""
+        return replace(self, read=partial(read_renumbered, self.read, numbers))
+
+
+def read_renumbered(read: Callable[[int], Target], numbers: np.ndarray, index: int) -> Target:
+    target, mask = read(index), None
+    if target.mask is not None:
+        table = np.full(256, IGNORE, np.uint8)
+        table[: len(numbers)] = numbers
+        mask = table[target.mask]
+    return replace(target, labels=numbers[target.labels], mask=mask)

@@ -47,8 +47,7 @@ def adapt(
     classes = len(labels) or None if classes is None else classes
     if labels and len(labels) != classes:
         raise Error(f"there are {len(labels)} labels for {classes} classes", code="data.labels")
-    model = backbone(model)
-    check_training(model, training)
+    check_training(model := backbone(model), training)
     changes = training | {"text": None} | ({} if resize is None else {"position_resize": resize})
     changes |= mean_pooled(model) if mean_pooling else {}
     changes |= {} if image_size is None else {"image_size": pair(image_size)}

@@ -285,7 +285,7 @@ def keep_batch(
         return
     with harmless(BATCH, say):
         images, labels = first_images(recipe, source, order, partial(task.visible, model, order, 0))
-        named = [label_shares(row, source.classes) if task.labelled else [] for row in labels]
+        named = [label_shares(row, source.classes) if task.classifies else [] for row in labels]
         small = [resized(image.permute(1, 2, 0).numpy()) for image in images]
         sheet = contact_sheet([Image.fromarray(pixels) for pixels in small], named)
         replace_file(out / PICTURE, lambda beside: sheet.save(beside, "JPEG", quality=88))

@@ -23,10 +23,11 @@ from vitkit.data.splits import Placed, complete, join, subset, with_noise
 from vitkit.datasets.opening import open_all, open_data
 from vitkit.errors import Error, similar_path
 from vitkit.io.files import replace_file
-from vitkit.models.adapt import adapt, linear_heads
+from vitkit.models.adapt import linear_heads
 from vitkit.models.card import Origin, Preprocessing
+from vitkit.models.dense import DenseModel
 from vitkit.models.variants import Model, configure, with_options
-from vitkit.models.vit import with_size_note
+from vitkit.models.vit import ViT, with_size_note
 from vitkit.options import part_of
 from vitkit.recipes.recipe import Recipe, only, read_recipe
 from vitkit.runs.corrections import corrected
@@ -96,7 +97,7 @@ def split_data(
     findings: list[Finding] | None = None,
 ) -> dict[str, Source]:
     """Split the opened data; the images in `placed` stay in their split."""
-    if recipe.task.labelled:
+    if recipe.task.classifies:
         problems = usable(opened, recipe.data)
         if findings is not None:
             findings.extend(problem for problem in problems if problem not in findings)
@@ -141,7 +142,7 @@ def check_splits(splits: dict[str, Source], recipe: Recipe) -> dict[str, Source]
     present = np.flatnonzero(images_per_class(train))
     if not len(train):
         raise Error(f"{place}: no image is left to train on", code="data.empty")
-    if recipe.task.labelled and len(present) < 2 and not train.multilabel:
+    if recipe.task.classifies and len(present) < 2 and not train.multilabel:
         listed = ", ".join(repr(train.classes[i]) for i in present)
         raise Error(
             f"{place}: all {len(train)} training images are of one class, {listed}; a classifier needs two "
@@ -170,7 +171,7 @@ def warnings(splits: dict[str, Source], recipe: Recipe, findings: Sequence[Findi
 
     First the doctor's findings, then classes without images in the splits.
     """
-    if not recipe.task.labelled:
+    if not recipe.task.classifies:
         return
     for finding in findings:
         if finding.severity == "warning":
@@ -234,6 +235,8 @@ def open_for(task: Task, place: str, cache: Cache | None = None) -> dict[str, So
     """Open data; a task that needs no labels also takes images in any folders, and unlabelled archives."""
     if not task.labelled and is_unlabelled(place):
         return open_unlabelled(Path(place))
+    if task.targets:
+        return with_targets(task, place, open_data(place, cache=cache))
     try:
         return open_data(place, cache=cache)
     except Error as error:
@@ -242,6 +245,24 @@ def open_for(task: Task, place: str, cache: Cache | None = None) -> dict[str, So
     if Path(place).is_dir():
         return open_unlabelled(Path(place))
     return {name: of_one_class(part) for name, part in open_all(place, cache=cache).items()}
+
+
+def with_targets(task: Task, place: str, opened: dict[str, Source]) -> dict[str, Source]:
+    """The data, if all of it has the annotations that the task needs."""
+    for split, source in opened.items():
+        kinds = source.targets.kinds if source.targets else frozenset()
+        if task.targets not in kinds:
+            expected = {
+                "mask": "images/ beside masks/ with a PNG for each image, where a pixel is a class number",
+                "boxes": "COCO (images/ beside annotations/), YOLO (data.yaml) or Pascal VOC annotations",
+            }[task.targets]
+            has = f"only {' and '.join(sorted(kinds))}" if kinds else "no annotations of that kind"
+            raise Error(
+                f"{place}: --task {task.name} needs {task.targets}, but {split} has {has}; expected "
+                f"{expected}",
+                code="data.layout",
+            )
+    return opened
 
 
 def of_one_class(source: Source) -> Source:
@@ -303,9 +324,9 @@ def build_model(recipe: Recipe, train_split: Source, load: Callable[[str], Model
         source = model.origin.source if is_hub(recipe.weights) else recipe.weights  # with the commit
         origin = Origin(format="vitkit", source=source, licence=model.origin.licence)
         task.configure(model.config)  # raises before the model is adapted
-        training = training if hasattr(model.config, "dropout") else {}
-        model = task.extend(adapt(
-            model, classes=len(labels), labels=labels, image_size=recipe.image_size,
+        training = training if isinstance(model, ViT | DenseModel) else {}
+        model = task.extend(task.adapt(
+            model, labels, recipe.image_size, recipe.seed,
             keep_representation=recipe.keep_representation and bool(labels),
             mean_pooling=recipe.pooling == "mean", **training,
         ))  # fmt: skip

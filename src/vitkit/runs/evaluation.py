@@ -81,6 +81,7 @@ def evaluate(
         place=runtime.to_device,
         gather=runtime.all_gather_rows,
         images=len(source),
+        source=source,
         accepted=accepted,
         calibrate=calibrate,
     )

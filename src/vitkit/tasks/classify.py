@@ -28,6 +28,7 @@ from vitkit.tasks.task import (
     Evaluation,
     Headline,
     Prepare,
+    Sizes,
     Task,
     describe_images,
     register,
@@ -260,7 +261,7 @@ class Classify(Supervised):
     def invert(self, values: Tensor) -> Tensor:
         return values.log()
 
-    def answers(self, model: Any, values: Tensor, top: int) -> list[Answer]:
+    def answers(self, model: Any, values: Tensor, top: int, sizes: Sizes = ()) -> list[Answer]:
         return [Ranking(row) for row in ranked(model.labels, self.activate(values), top)]
 
 

@@ -23,7 +23,17 @@ from vitkit.models.masked import WHEN, MaskedViT, check_maskable, maskable, with
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViT
 from vitkit.options import Range
-from vitkit.tasks.task import Answer, Batch, Evaluation, Headline, Prepare, Task, describe_images, register
+from vitkit.tasks.task import (
+    Answer,
+    Batch,
+    Evaluation,
+    Headline,
+    Prepare,
+    Sizes,
+    Task,
+    describe_images,
+    register,
+)
 
 CELLS = {"mean-colour": 1, "colours-4x4": 4}  # target -> cells along a patch side, one colour each
 TARGETS = (*CELLS, "pixels")
@@ -186,7 +196,7 @@ class Masked(Task):
         correct = percent(test["accuracy"], test["patches"])
         return f"{correct} of patch colours correct", f"on {patches}; loss {test['loss']:.4g}"
 
-    def answers(self, model: Any, values: Tensor, top: int) -> list[Answer]:
+    def answers(self, model: Any, values: Tensor, top: int, sizes: Sizes = ()) -> list[Answer]:
         raise NotImplementedError  # `predicts` is False: the saved model has to be fine-tuned first
 
 

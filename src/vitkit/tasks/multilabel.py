@@ -12,7 +12,7 @@ from vitkit.metrics.intervals import percent, with_interval
 from vitkit.metrics.multilabel import MultilabelAccuracy, multilabel_accuracy
 from vitkit.models.variants import Model
 from vitkit.tasks.classify import ClassificationLoss, Ranking, Supervised, ranked
-from vitkit.tasks.task import Answer, Batch, Evaluation, Headline, describe_images, register
+from vitkit.tasks.task import Answer, Batch, Evaluation, Headline, Sizes, describe_images, register
 
 
 @register
@@ -79,5 +79,5 @@ class Multilabel(Supervised):
     def invert(self, values: Tensor) -> Tensor:
         return values.logit()
 
-    def answers(self, model: Any, values: Tensor, top: int) -> list[Answer]:
+    def answers(self, model: Any, values: Tensor, top: int, sizes: Sizes = ()) -> list[Answer]:
         return [Ranking(row, several=True) for row in ranked(model.labels, self.activate(values), top)]

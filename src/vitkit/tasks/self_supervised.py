@@ -14,7 +14,7 @@ from vitkit.metrics.feature_statistics import effective_rank, feature_std
 from vitkit.models.adapt import adapt
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViTConfig
-from vitkit.tasks.task import Answer, Batch, Evaluation, Headline, Task, describe_images
+from vitkit.tasks.task import Answer, Batch, Evaluation, Headline, Sizes, Task, describe_images
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class SelfSupervised(Task):
         about = f"feature std {test['std']:.2f}, effective rank {test['rank']:.1f}"
         return f"Loss {test['loss']:.4g}", f"on {describe_images(test)}; {about}"
 
-    def answers(self, model: Any, values: Tensor, top: int) -> list[Answer]:
+    def answers(self, model: Any, values: Tensor, top: int, sizes: Sizes = ()) -> list[Answer]:
         raise NotImplementedError  # `predicts` is False: the saved model has to be fine-tuned first
 
 

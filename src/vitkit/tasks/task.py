@@ -5,7 +5,7 @@
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -19,12 +19,14 @@ from vitkit.data.views import MoreViews, View
 from vitkit.errors import Error
 from vitkit.metrics.classification import Accuracy
 from vitkit.metrics.intervals import percent
+from vitkit.models.adapt import adapt
 from vitkit.models.variants import Config, Model, fresh
 from vitkit.options import Range, check_within
 
 Batch = dict[str, Tensor]
 Objective = Callable[[nn.Module, Batch], dict[str, Tensor]]
 Prepare = Callable[[int, Batch], Batch]
+Sizes = Sequence[tuple[int, int]]  # height and width of images
 
 
 class Metrics(Protocol):
@@ -64,6 +66,7 @@ class Evaluation:
     place: Callable[[Batch], Batch] = lambda batch: batch  # move a batch to the device
     gather: Callable[[Tensor], Tensor] = lambda rows: rows  # all-gather rows over the processes
     images: int = 0  # approximate number of images, for choosing an algorithm
+    source: Source | None = None  # of the images, whose targets are those of batch["index"]
     accepted: Tensor | None = None  # (data classes, model classes) bool: model classes that count as correct
     calibrate: bool = False  # also find the temperature at which the probabilities fit
 
@@ -107,6 +110,7 @@ class Task(ABC):
     headline: ClassVar[Headline]  # the metric for selecting weights and for early stopping
     metric_names: ClassVar[tuple[str, ...]] = ()  # metrics that are logged besides "loss" and "images"
     labelled: ClassVar[bool] = True  # training needs class labels
+    targets: ClassVar[str] = ""  # what it needs of a source beside labels: "mask" or "boxes"
     unused_fields: ClassVar[tuple[str, ...]] = ()  # recipe fields that have no effect on this task
     from_recipe: ClassVar[tuple[str, ...]] = ()  # own fields that recipe fields or the data set
     ranges: ClassVar[Mapping[str, Range]] = {}  # valid ranges of the task's own fields
@@ -143,6 +147,12 @@ class Task(ABC):
     def initial(self, config: Config, seed: int) -> Model:
         """Return a new model of this configuration, with its first weights."""
         return fresh(config, seed=seed)
+
+    def adapt(
+        self, model: Model, labels: tuple[str, ...], image_size: tuple[int, int], seed: int, **options: Any
+    ) -> Model:
+        """Return a pretrained model with a new head of this task; options: see `models.adapt.adapt`."""
+        return adapt(model, classes=len(labels), labels=labels, image_size=image_size, **options)
 
     def extend(self, model: Model) -> Model:
         """Return a pretrained model with the parameters that this task adds."""
@@ -271,8 +281,16 @@ class Task(ABC):
         return values
 
     @abstractmethod
-    def answers(self, model: Any, values: Tensor, top: int) -> list[Answer]:
-        """Return one answer for each row of the model's outputs (B, K), with at most `top` labels."""
+    def answers(self, model: Any, values: Tensor, top: int, sizes: Sizes = ()) -> list[Answer]:
+        """Return one answer for each row of the model's outputs (B, K), with at most `top` labels.
+
+        sizes: the original height and width of each image, where the answer is about places in it.
+        """
+
+    @property
+    def classifies(self) -> bool:
+        """Whether training needs a label for each image."""
+        return self.labelled and not self.targets
 
 
 def describe_images(test: Mapping[str, Any]) -> str:
@@ -283,7 +301,7 @@ def describe_images(test: Mapping[str, Any]) -> str:
 T = TypeVar("T", bound=type[Task])
 REGISTERED: dict[str, type[Task]] = {}
 PACKAGE = "vitkit.tasks"
-SHARED = ("task", "self_supervised", "teacher")  # files of the package that define no task
+SHARED = ("task", "self_supervised", "teacher", "dense")  # files of the package that define no task
 
 
 def register(task_type: T) -> T:

@@ -177,6 +177,7 @@ TOP = 10**6  # the layer of heads and norms above all others
 
 def layer_of(name: str) -> int:
     """How high in the model a parameter stands: 0 embeddings, then blocks or stages, then the rest."""
+    name = name.removeprefix("vit.")  # of a model with dense outputs
     if match := re.match(r"encoder\.blocks\.(\d+)\.", name):
         return int(match[1]) + 1
     if match := re.match(r"stages\.(\d+)\.", name):

@@ -4,6 +4,7 @@ from torch import nn
 
 from vitkit.errors import Error
 from vitkit.models.adapt import HEADS
+from vitkit.models.dense import DenseModel
 from vitkit.models.lora import LoRA, add_lora
 from vitkit.options import parse_train
 from vitkit.training.optimizer import TOP, layer_of
@@ -15,12 +16,14 @@ def freeze(model: nn.Module, train: str, lora: LoRA = LoRA(), seed: int = 0) -> 
     The optimizer takes the trainable ones, so the others have neither gradients nor moments.
     """
     kind, blocks = parse_train(train)
+    dense = isinstance(model, DenseModel)
     first = TOP if kind == "lora" else first_layer(model, blocks)
     model.requires_grad_(False)
     if kind == "lora":
         add_lora(model, lora, seed)
     for name, parameter in model.named_parameters():
-        is_new = name.startswith(HEADS) or ".lora_" in name
+        in_head = not name.startswith("vit.") if dense else name.startswith(HEADS)
+        is_new = in_head or ".lora_" in name
         in_layers = layer_of(name) >= first and kind == "last"
         parameter.requires_grad_(kind == "all" or is_new or in_layers)
 

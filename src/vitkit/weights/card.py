@@ -9,10 +9,10 @@ from typing import Any
 
 from vitkit.errors import WeightsError
 from vitkit.models.card import Origin, Preprocessing
-from vitkit.models.resnet import ResNetConfig, StemConfig
-from vitkit.models.text_tower import TextConfig
 from vitkit.models.dense import KINDS as DENSE
 from vitkit.models.dense import DenseConfig, config_kind
+from vitkit.models.resnet import ResNetConfig, StemConfig
+from vitkit.models.text_tower import TextConfig
 from vitkit.models.variants import BackboneConfig, Config, Model
 from vitkit.models.vit import ViTConfig
 from vitkit.weights.limits import LONGEST_LABEL, out_of_range

@@ -1,0 +1,101 @@
+"""What segmentation and detection share: a ViT with a head for parts of an image, and views with targets."""
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from vitkit.data.sources.source import Source
+from vitkit.data.targets import Target
+from vitkit.errors import Error
+from vitkit.models.adapt import adapt
+from vitkit.models.dense import DenseConfig, DenseModel
+from vitkit.models.variants import Backbone, Config, Model, backbone, fresh
+from vitkit.models.vit import ViTConfig
+from vitkit.tasks.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dense(Task):
+    """A task whose model answers for parts of an image; it learns from the masks or boxes of a source."""
+
+    unused_fields: ClassVar[tuple[str, ...]] = (
+        "mixup", "cutmix", "label_noise", "label_smoothing", "class_weights", "sampling", "head_init",
+        "pooling", "keep_representation", "patch_sizes", "crop", "crop_area", "resize", "randaugment",
+        "three_augment", "erasing", "evaluation_crop", "calibrate", "head_bias", "loss",
+    )  # fmt: skip
+
+    @abstractmethod
+    def head_config(self, vit: ViTConfig, classes: int) -> DenseConfig:
+        """Return the configuration of a model with this ViT, which has no head of its own."""
+
+    def check_source(self, source: Source) -> None:
+        if source.targets is None or self.targets not in source.targets.kinds:
+            raise Error(
+                f"{source.name} has no {self.targets} for its images, which a model for {self.name} needs",
+                code="data.labels",
+            )
+
+    def labels(self, classes: tuple[str, ...]) -> tuple[str, ...]:
+        return classes
+
+    def configure(self, config: Config) -> Config:
+        if isinstance(config, DenseConfig):
+            return config
+        if not isinstance(config, ViTConfig) or config.attention == "axial":
+            raise Error(
+                f"{self.name} needs a ViT with full attention; give another --model or --weights",
+                code="model.unsupported",
+            )
+        vit = replace(config, classes=0, representation=0, representation_kind="tanh", text=None)
+        return self.head_config(vit, config.classes)
+
+    def adapt(
+        self, model: Model, labels: tuple[str, ...], image_size: tuple[int, int], seed: int, **options: Any
+    ) -> Model:
+        """Return a model with this ViT at the image size; the head is kept where it is that of the task.
+
+        What depends on the classes is kept only if the labels are the same.
+        """
+        training = {name: options[name] for name in ("dropout", "stochastic_depth") if name in options}
+        vit = adapt(backbone(model), classes=0, image_size=image_size, **training)
+        config = self.configure(replace_classes(vit, len(labels)))
+        assert isinstance(config, DenseConfig)
+        new = fresh(config, seed=seed)
+        assert isinstance(new, DenseModel)
+        kept = {f"vit.{name}": tensor for name, tensor in vit.state_dict().items()}
+        kept |= kept_head(model, new, same_labels=model.labels == labels)
+        new.load_state_dict(new.state_dict() | kept, assign=True)
+        new.requires_grad_(True)
+        new.preprocessing, new.origin = model.preprocessing, model.origin
+        return new.train(model.training)
+
+    def build(self, model: Model) -> Any:
+        return model
+
+    def targets_of(self, source: Source | None, indices: Tensor) -> list[Target]:
+        """Return the annotations of the images of an evaluation batch."""
+        assert source is not None and source.targets is not None
+        return [source.targets.read(index) for index in indices.tolist()]
+
+
+def replace_classes(vit: Backbone, classes: int) -> ViTConfig:
+    """The configuration of a ViT as it would be with a head for these classes."""
+    if not isinstance(vit.config, ViTConfig):
+        raise Error("dense tasks need a ViT, not a ResNet; give other --weights", code="model.unsupported")
+    return replace(vit.config, classes=classes)
+
+
+def kept_head(model: Model, new: DenseModel, *, same_labels: bool) -> dict[str, Tensor]:
+    """The parameters of a head that fit the new model: all of them if it has the same labels."""
+    if not isinstance(model, DenseModel) or model.config.kind != new.config.kind:
+        return {}
+    shapes = {name: tensor.shape for name, tensor in new.state_dict().items()}
+    return {
+        name: tensor.detach().clone()
+        for name, tensor in model.state_dict().items()
+        if not name.startswith("vit.")
+        and shapes.get(name) == tensor.shape
+        and (same_labels or not name.startswith(tuple(new.heads)))
+    }
