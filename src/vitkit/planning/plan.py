@@ -17,7 +17,7 @@ from vitkit.metrics.cost import Memory, forward_flops, parameters, training_pass
 from vitkit.models.variants import Config, Model, fresh, skeleton, variant, with_image_size
 from vitkit.models.vit import ViTConfig, dropped
 from vitkit.options import Training
-from vitkit.planning import automatic, finetune_rules, pretraining_rules, resume, start
+from vitkit.planning import automatic, dense_rules, finetune_rules, pretraining_rules, resume, start
 from vitkit.planning.automatic import Choice, Circumstances
 from vitkit.planning.plan_text import headline, page
 from vitkit.planning.resume import Request
@@ -356,7 +356,13 @@ class Choices:
 def rules(request: Request) -> tuple[automatic.Rule, ...]:
     """The rules for a request; without early stopping where it trains on val in the end."""
     stop = () if request.protocol or request.folds else (automatic.choose_stopping,)
-    return (*automatic.RECIPE_RULES, *finetune_rules.RULES, *pretraining_rules.RULES, *stop)
+    return (
+        *automatic.RECIPE_RULES,
+        *finetune_rules.RULES,
+        *pretraining_rules.RULES,
+        *dense_rules.RULES,
+        *stop,
+    )
 
 
 def compared(

@@ -3,11 +3,18 @@
 from collections.abc import Callable
 
 from vitkit.errors import Error, did_you_mean
-from vitkit.recipes import distillation, finetune, masked_images, pretrain, self_distillation
+from vitkit.recipes import (
+    dense_images,
+    distillation,
+    finetune,
+    masked_images,
+    pretrain,
+    self_distillation,
+)
 from vitkit.recipes.recipe import Recipe
 
 RECIPES: dict[str, Callable[[], Recipe]] = {}
-for recipes in (finetune, pretrain, masked_images, self_distillation, distillation):
+for recipes in (finetune, pretrain, masked_images, self_distillation, distillation, dense_images):
     RECIPES |= recipes.RECIPES
 
 

@@ -44,6 +44,7 @@ AUTO = {  # settings that may be chosen for a machine and its data
     "patience": "early stopping, if there are validation images",
     "rules": "batch, rate and length by the data, SGD for a ResNet, a fitted head for a few images",
     "pretraining": "model, image size, batch, rate and length by the images and the device (pretrain --task)",
+    "dense": "image size, batch, rate and length by the images and the device (segmentation and detection)",
     "hyperrule": "size, length, schedule and Mixup by BiT's HyperRule",
 }
 CHOICES = {

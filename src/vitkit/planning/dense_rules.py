@@ -1,0 +1,96 @@
+"""How segmentation and detection train: image size, batch, rate and length by the images and the device."""
+
+from dataclasses import replace
+from statistics import median
+
+from vitkit.data.decode import BadImage, decode
+from vitkit.data.sources.source import Source
+from vitkit.planning.automatic import Choice, Circumstances, Rule
+from vitkit.recipes.recipe import Recipe
+from vitkit.training.schedule import Duration
+
+MULTIPLE = 32  # pixels: image sizes are multiples of this, which patches of 8, 16 and 32 divide
+LARGEST = {"mask": 512, "boxes": 640}  # pixels of the longer side on a GPU; larger images are scaled down
+LARGEST_CPU = 256
+LOOKED_AT = 32  # images whose sizes are read
+BATCH, BATCH_CPU = 16, 4
+STEPS_AN_EPOCH = 8  # at least, which limits the batch of a small data set
+EPOCHS, MOST_STEPS, FEWEST_STEPS = 100, 40_000, 1_000  # 100 passes over few images, 160,000 images at least
+CPU_STEPS = 300
+RATE, RATE_BATCH = 5e-4, 16
+WARMUP = 10  # a tenth of the steps
+
+
+def open_to_rules(recipe: Recipe, known: Circumstances, *fields: str) -> bool:
+    """Whether the recipe is a default one of a dense task, and the user has set none of these fields."""
+    fixed = known.fixed | {"schedule"} if known.fixed_rate else known.fixed
+    return "dense" in recipe.auto and not fixed.intersection(fields)
+
+
+def choose_image_size(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
+    """The median size of the images in multiples of 32, scaled down to the largest side of the device."""
+    if not open_to_rules(recipe, known, "image_size"):
+        return recipe, None
+    sizes = image_sizes(known.splits["train"])
+    height, width = (median(side) for side in zip(*sizes, strict=True))
+    most = LARGEST[recipe.task.targets] if known.gpu else LARGEST_CPU
+    scale = min(1.0, most / max(height, width))
+    size = (multiple(height * scale), multiple(width * scale))
+    reason = f"the images' median size is {height:.0f}x{width:.0f}" + ("" if known.gpu else ", on a CPU")
+    return replace(recipe, image_size=size), Choice(f"resolution {size[0]}x{size[1]}", reason)
+
+
+def multiple(pixels: float) -> int:
+    """The next multiple of 32, so that an image keeps all of its pixels where it is not scaled down."""
+    return max(1, -(-round(pixels) // MULTIPLE)) * MULTIPLE
+
+
+def image_sizes(source: Source) -> list[tuple[int, int]]:
+    """Height and width of some images from all parts of the data."""
+    sizes = []
+    for i in range(0, len(source), max(1, len(source) // LOOKED_AT)):
+        try:
+            content = source.fetch(i)
+            sizes.append((decode(content) if isinstance(content, bytes) else content).shape[:2])
+        except BadImage:
+            continue
+    return [(int(height), int(width)) for height, width in sizes] or [(512, 512)]
+
+
+def choose_batch(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
+    if not open_to_rules(recipe, known, "batch"):
+        return recipe, None
+    whole = max(1, known.images // STEPS_AN_EPOCH)
+    batch = max(2, min(BATCH if known.gpu else BATCH_CPU, 2 ** (whole.bit_length() - 1)))
+    batch = max(known.world, batch // known.world * known.world)
+    return replace(recipe, batch=batch), Choice(f"batch {batch}", f"for {known.images} images")
+
+
+def choose_length(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
+    """The recipe's epochs between two limits; on a CPU a length that ends in minutes. A tenth is warm-up."""
+    if not open_to_rules(recipe, known):
+        return recipe, None
+    choice = None
+    if "length" not in known.fixed:
+        steps = max(FEWEST_STEPS, min(MOST_STEPS, EPOCHS * known.images // recipe.batch))
+        steps = steps if known.gpu else min(steps, CPU_STEPS)
+        recipe = replace(recipe, length=Duration(steps=steps))
+        where = "a GPU" if known.gpu else "a CPU"
+        choice = Choice(f"{steps} steps", f"for {known.images} training images on {where}")
+    if "schedule" not in known.fixed:
+        steps = recipe.length.in_steps(known.images, recipe.batch)
+        recipe = replace(recipe, schedule=replace(recipe.schedule, warmup=steps // WARMUP))
+    return recipe, choice
+
+
+def choose_rate(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
+    if not open_to_rules(recipe, known, "schedule"):
+        return recipe, None
+    rate = float(f"{RATE * (recipe.batch / RATE_BATCH) ** 0.5:.2g}")
+    if rate == recipe.schedule.rate:
+        return recipe, None
+    schedule = replace(recipe.schedule, rate=rate)
+    return replace(recipe, schedule=schedule), Choice(f"learning rate {rate:g}", f"for batch {recipe.batch}")
+
+
+RULES: tuple[Rule, ...] = (choose_image_size, choose_batch, choose_length, choose_rate)

@@ -1,0 +1,45 @@
+"""Recipes for segmentation and detection with a plain ViT; planning/dense_rules.py fits them to the data."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from vitkit.recipes.recipe import Recipe
+from vitkit.training.optimizer import OptimizerConfig
+from vitkit.training.schedule import Duration, Schedule
+
+
+def segment() -> Recipe:
+    """A class for each pixel: the whole ViT is trained with a linear head on upscaled patches."""
+    return Recipe(
+        name="segment",
+        about="AdamW with layer decay 0.75, weight decay 0.05, crops of images scaled by 0.5 to 2, flips and "
+        "color distortion; image size, batch, rate and length by the data",
+        auto=("weights", "dense"),
+        objective="segment",
+        image_size=(512, 512),
+        color_jitter=1.0,
+        batch=16,
+        length=Duration(epochs=100),
+        schedule=Schedule(rate=5e-4, warmup=100, decay="cosine"),
+        optimizer=OptimizerConfig(kind="adam", weight_decay=0.05, layer_decay=0.75, clip=1.0),
+        stochastic_depth=0.1,
+        evaluations=5,
+        val=0.1,
+        val_images=(10, 500),
+    )
+
+
+def detect() -> Recipe:
+    """Boxes of objects: the whole ViT is trained with a simple feature pyramid and a dense head (FCOS)."""
+    return replace(
+        segment(),
+        name="detect",
+        about="AdamW with layer decay 0.75, weight decay 0.05, images scaled by 0.5 to 2, flips; image size, "
+        "batch, rate and length by the data",
+        objective="detect",
+        image_size=(640, 640),
+        color_jitter=0.0,
+    )
+
+
+RECIPES: dict[str, Callable[[], Recipe]] = {"segment": segment, "detect": detect}
