@@ -353,7 +353,7 @@ def check_device(name: str) -> None:
 
 
 def parse_view(text: str) -> tuple[str, int | None]:
-    """'model', 'squash', 'fit', 'centre' or 'centre:256' -> the kind and, if given, pixels of the shorter side."""
+    """'model', 'squash', 'fit', 'centre' or 'centre:256' -> the kind and, if given, the shorter side."""
     match = re.fullmatch(r"(model|squash|fit|cent(?:re|er))(?::([0-9]{1,5}))?", text)
     if match is None or (match[2] and not match[1].startswith("cent")) or match[2] == "0":
         raise Error(

@@ -15,7 +15,7 @@ ERASED_ASPECT = 0.3  # its aspect ratio is between this and the inverse
 ATTEMPTS = 10
 BLUR = (0.1, 2.0)  # radius in pixels
 SOLARIZE = 128
-HSV_PART = 2**13  # pixels
+HSV_PART = 2**14  # pixels
 PHOTOMETRIC = (32 / 255, 0.5, 0.5, 0.1)  # largest change of brightness, contrast, saturation and hue
 ENHANCEMENTS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 
@@ -102,26 +102,39 @@ def change_hsv(image: np.ndarray, saturation: float, hue: float) -> np.ndarray:
     flat = image.reshape(-1, 3)
     result = np.empty_like(flat)
     for start in range(0, len(flat), HSV_PART):
-        part = slice(start, start + HSV_PART)
-        result[part] = changed_hsv(flat[part].T.astype(np.float32, order="C"), saturation, hue).T
+        part, changed = flat[start : start + HSV_PART], result[start : start + HSV_PART]
+        planes = np.empty((3, len(part)), np.float32)
+        for channel in range(3):  # a transpose would take several times as long
+            planes[channel] = part[:, channel]
+        planes = changed_hsv(planes, np.float32(saturation), hue)
+        for channel in range(3):
+            changed[:, channel] = planes[channel]
     return result.reshape(image.shape)
 
 
-def changed_hsv(planes: np.ndarray, saturation: float, hue: float) -> np.ndarray:
-    """`change_hsv` of the levels of red, green and blue, (3, N) float32, rounded."""
+def changed_hsv(planes: np.ndarray, saturation: np.float32, hue: float) -> np.ndarray:
+    """`change_hsv` of the levels of red, green and blue, (3, N) float32, rounded, in place."""
     red, green, blue = planes
     value = planes.max(0)
     chroma = value - planes.min(0)
     safe = np.maximum(chroma, 1)  # gray has no hue: its chroma is 0 whatever the hue
-    angle = np.where(
-        value == green, (blue - red) / safe + 2, (red - green) / safe + 4
-    )  # sixths of the circle
-    angle = np.where(value == red, (green - blue) / safe, angle)
-    chroma = np.minimum(chroma * np.float32(saturation), value)
+    if not hue:
+        factor = np.minimum(saturation, value / safe)
+        planes -= value
+        planes *= factor
+        planes += value
+        return np.rint(planes, out=planes)
+    is_red, is_green = value == red, value == green  # masks multiplied, since `where` is slow on noise
+    angle = ((blue - red) / safe + 2) * is_green + ((red - green) / safe + 4) * ~is_green
+    angle = (green - blue) / safe * is_red + angle * ~is_red  # in sixths of the circle
+    chroma = np.minimum(chroma * saturation, value)
     for number, offset in enumerate((3, 1, -1)):  # red, green, blue
         turned = angle + np.float32(6 * hue + offset)
         turned -= 6 * np.rint(turned * np.float32(1 / 6))
-        planes[number] = value - chroma * np.clip(2 - np.abs(turned), 0, 1)
+        np.abs(turned, out=turned)
+        np.clip(2 - turned, 0, 1, out=turned)
+        turned *= chroma
+        np.subtract(value, turned, out=planes[number])
     return np.rint(planes, out=planes)
 
 

@@ -41,6 +41,13 @@ class Geometry:
         """Numbers (H, W) resized by the nearest pixel."""
         return mask.take(self.rows, 0).take(self.columns, 1)
 
+    def labels_in(self, mask: np.ndarray, box: np.ndarray) -> tuple[tuple[slice, slice], np.ndarray]:
+        """Where a box (4,) is in the result, and the numbers (H, W) in this part of the result."""
+        x0, y0, x1, y1 = box
+        rows, columns = self.rows, self.columns
+        down, across = between(rows, y0, y1), between(columns, x0, x1)
+        return (down, across), mask[rows[down, None], columns[across]]
+
     def boxes(self, boxes: np.ndarray) -> np.ndarray:
         """Boxes (N, 4) in pixels of the result, not clipped; the scales are those of the rounded sizes."""
         top, left, height, width = self.box
@@ -65,6 +72,12 @@ class Geometry:
 def nearest(start: int, length: int, resized: int) -> np.ndarray:
     """The original pixel at the centre of each pixel of a resized side, in whole numbers."""
     return start + (2 * np.arange(resized) + 1) * length // (2 * resized)
+
+
+def between(pixels: np.ndarray, start: float, stop: float) -> slice:
+    """The part of ascending or descending pixels of an image that a box touches."""
+    inside = np.flatnonzero((pixels > start - 1) & (pixels < stop))
+    return slice(inside[0], inside[-1] + 1) if len(inside) else slice(0, 0)
 
 
 def draw_crop(

@@ -208,7 +208,7 @@ class Samples(Dataset):
 
     @cached_property
     def cache(self) -> BatchCache | None:
-        """The disk cache of these batches, if batches are cached; of several views or targets they are not."""
+        """The disk cache of these batches, if batches are cached; with several views or targets, none are."""
         several = self.more or self.target_view
         return None if several else batch_cache_for(self.source, self.view, self.order)
 
@@ -250,7 +250,7 @@ class Samples(Dataset):
                 if self.more or self.target_view:  # decoded once for all views
                     content = decode(content) if isinstance(content, bytes) else content
                     fill_views(more, len(usable), views_of(content, self.more, order, step, place))
-                if self.target_view:
+                if self.target_view and isinstance(content, np.ndarray):
                     made = self.target_view(content, read_target(self.source.targets, index), rng)
                     image = fill_target(targets, len(usable), *made)
                 else:

@@ -130,7 +130,7 @@ class MaskView(JitterView):
 
 @dataclass(frozen=True, kw_only=True)
 class BoxView(JitterView):
-    """An image with its objects, without crowds: "boxes" float32 (M, 4), "classes" int64 (M,), padded with -1.
+    """An image with its objects: "boxes" float32 (M, 4) and "classes" int64 (M,), padded with -1. No crowds.
 
     Boxes are clipped to the view; an object is left out if less than `visible` of its area is in the crop. If
     the annotations have masks of objects, the box of an object that the crop cuts is the box around the rest
@@ -145,16 +145,19 @@ class BoxView(JitterView):
         super().__post_init__()
         if not 0 <= self.most < 2**15 or not 0 <= self.visible <= 1:
             raise Error(
-                f"most={self.most} and visible={self.visible}: expected 0 to {2**15 - 1} objects, and a share",
+                f"most={self.most} and visible={self.visible}: expected 0 to {2**15 - 1} objects, and a "
+                "share of the area",
                 code="request.value",
             )
 
     def empty(self) -> Arrays:
-        arrays = {
+        arrays: Arrays = {
             "boxes": np.full((self.most, 4), NO_OBJECT, np.float32),
             "classes": np.full(self.most, NO_OBJECT, np.int64),
         }
-        return arrays | ({"segments": np.full(self.size, NO_OBJECT, np.int16)} if self.segments else {})
+        if self.segments:
+            arrays["segments"] = np.full(self.size, NO_OBJECT, np.int16)
+        return arrays
 
     def arrays(self, target: Target, geometry: Geometry) -> Arrays:
         arrays = self.empty()
@@ -199,7 +202,7 @@ def rest_of(mask: np.ndarray, geometry: Geometry) -> tuple[np.ndarray, float]:
 def segments_of(target: Target, geometry: Geometry, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The object of each pixel, int16 (h, w), smaller ones on top; and which of `rows` have any pixel.
 
-    Objects are numbered without those that have no pixel.
+    Objects are numbered without those that have no pixel. Only their boxes are looked at.
     """
     segments = np.full(geometry.size, NO_OBJECT, np.int16)
     if not len(rows):
@@ -207,7 +210,9 @@ def segments_of(target: Target, geometry: Geometry, rows: np.ndarray) -> tuple[n
     if target.instances is None:
         raise BadImage("no-instances", "its annotations have no masks of objects")
     for number in np.argsort(-target.areas[rows], kind="stable"):
-        segments[geometry.labels(target.instances[rows[number]])] = number
+        row = rows[number]
+        place, part = geometry.labels_in(target.instances[row], target.boxes[row])
+        np.copyto(segments[place], number, where=part)
     shown = np.zeros(len(rows) + 1, bool)  # the last is that of -1
     shown[segments] = True
     numbers = np.append(np.cumsum(shown[:-1]) - 1, NO_OBJECT).astype(np.int16)
