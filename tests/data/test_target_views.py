@@ -56,6 +56,7 @@ def scene(height: int, width: int, seed: int = 0, objects: int = 4) -> tuple[np.
         instances[number, top : top + h, left : left + w] = True
         if number % 2:
             instances[number, top : top + h // 3, left : left + w // 3] = False
+        instances[number, top : top + h, left : left + w][-1, -1] = True  # also where the hole is all
     labels = random.integers(0, CLASSES, objects)
     mask = np.zeros((height, width), np.uint8)
     for number in range(objects):

@@ -296,8 +296,7 @@ def build_model(recipe: Recipe, train_split: Source, load: Callable[[str], Model
     labels = task.labels(train_split.classes)
     if recipe.evaluation_crop not in EVALUATION:
         raise Error(
-            f"evaluation_crop must be squash, fit or centre, not {recipe.evaluation_crop!r}",
-            code="recipe.value",
+            f"evaluation_crop {recipe.evaluation_crop!r}: expected squash, fit or centre", code="recipe.value"
         )
     training: dict[str, Any] = {
         "dropout": recipe.dropout, "stochastic_depth": recipe.stochastic_depth, "merge_tokens": 0
