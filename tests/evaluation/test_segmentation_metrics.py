@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+
 from vitkit.errors import Error
 from vitkit.metrics.segmentation import (
     PixelCounts,
@@ -31,7 +32,13 @@ def example(**options) -> PixelCounts:
 
 def test_the_printed_example():
     metrics = segmentation_metrics(example(), loss=0.5)
-    assert metrics.confusion.tolist() == [[6, 2, 0, 0, 0], [0, 10, 2, 0, 0], [1, 0, 1, 0, 0], [0] * 5, [0] * 5]
+    assert metrics.confusion.tolist() == [
+        [6, 2, 0, 0, 0],
+        [0, 10, 2, 0, 0],
+        [1, 0, 1, 0, 0],
+        [0] * 5,
+        [0] * 5,
+    ]
     assert metrics.ious[:3].tolist() == pytest.approx([0.666667, 0.714286, 0.25], abs=5e-7)
     assert metrics.ious[3:].isnan().all(), "class 3 is predicted on an ignored pixel only"
     assert metrics.miou == pytest.approx(0.543651, abs=5e-7)
@@ -49,7 +56,13 @@ def test_json_has_the_keys_of_the_others_and_no_nan():
     assert json_["per_class"]["car"] == pytest.approx(
         {"iou": 0.25, "accuracy": 0.5, "dice": 0.4, "pixels": 2, "images": 1}
     )
-    assert json_["per_class"]["dog"] == {"iou": None, "accuracy": None, "dice": None, "pixels": 0, "images": 0}
+    assert json_["per_class"]["dog"] == {
+        "iou": None,
+        "accuracy": None,
+        "dice": None,
+        "pixels": 0,
+        "images": 0,
+    }
 
 
 def test_a_class_that_is_only_predicted_counts_as_zero():
@@ -93,7 +106,9 @@ def test_the_interval_is_seeded_and_holds_the_miou():
     labels = torch.from_numpy(rng.integers(0, 3, (40, 8, 8)))
     share = torch.from_numpy(rng.random((40, 1, 1)))  # images differ in how much of them is wrong
     wrong = torch.from_numpy(rng.random((40, 8, 8))) < share
-    metrics = segmentation_metrics(pixel_counts(torch.where(wrong, (labels + 1) % 3, labels), labels, 3), seed=5)
+    metrics = segmentation_metrics(
+        pixel_counts(torch.where(wrong, (labels + 1) % 3, labels), labels, 3), seed=5
+    )
     counts = pixel_counts(torch.where(wrong, (labels + 1) % 3, labels), labels, 3)
     assert metrics.interval[0] < metrics.miou < metrics.interval[1]
     assert metrics.interval == miou_interval(counts.images, 5) != miou_interval(counts.images, 6)

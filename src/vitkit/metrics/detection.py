@@ -21,20 +21,16 @@ EPSILON = np.spacing(1)  # as in COCO's code, where it avoids 0 / 0
 
 @dataclass(frozen=True)
 class Curve:
-    """Precision and recall of a class at an IoU of 0.5, down to each score. Detections on crowds are left out."""
+    """Precision and recall of a class at an IoU of 0.5, down to each score, without those on crowds."""
 
     scores: np.ndarray  # falling, without repetition
     precision: np.ndarray
     recall: np.ndarray
-
-    @property
-    def f1(self) -> np.ndarray:
-        both = self.precision + self.recall
-        return np.divide(2 * self.precision * self.recall, both, out=np.zeros_like(both), where=both > 0)
+    f1: np.ndarray
 
     @property
     def best(self) -> tuple[float | None, float]:
-        """The score threshold with the highest F1 (None without a true positive), and this F1."""
+        """The highest score threshold with the best F1 (None without a true positive), and this F1."""
         if not self.f1.any():
             return None, 0.0
         place = int(self.f1.argmax())
@@ -165,8 +161,8 @@ def curves(matching: Matching, classes: int) -> tuple[Curve, ...]:
         rows = rows[np.argsort(-matching.scores[rows], kind="stable")]
         true, scores = right[rows].cumsum(), matching.scores[rows]
         last = np.append(scores[1:] != scores[:-1], True)[: len(rows)]  # the last of equal scores
-        precision = (true / np.arange(1, len(rows) + 1))[last]
-        result.append(Curve(scores[last], precision, true[last] / max(1, objects[k])))
+        true, shown, total = true[last], np.arange(1, len(rows) + 1)[last], max(1, objects[k])
+        result.append(Curve(scores[last], true / shown, true / total, 2 * true / (shown + total)))
     return tuple(result)
 
 

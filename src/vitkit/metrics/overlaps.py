@@ -68,7 +68,7 @@ def overlap(detections: Detections, objects: Objects) -> Overlap:
         iou = box_overlap(boxes, np.asarray(objects.boxes, np.float64).reshape(-1, 4), crowd)
     else:
         masks = detections.masks[order]
-        areas = np.count_nonzero(masks.reshape(len(masks), -1), axis=1).astype(np.float64)
+        areas = np.count_nonzero(flat(masks), axis=1).astype(np.float64)
         if objects.instances is None or objects.instances.shape[1:] != masks.shape[1:]:
             shape = None if objects.instances is None else objects.instances.shape[1:]
             raise Error(
@@ -106,9 +106,14 @@ def box_overlap(boxes: np.ndarray, others: np.ndarray, crowd: np.ndarray, edge: 
     return quotient(width * height, areas, (x1 - x0 + edge) * (y1 - y0 + edge), crowd)
 
 
+def flat(masks: np.ndarray) -> np.ndarray:
+    """(n, H W) from (n, H, W), also of no masks."""
+    return masks.reshape(len(masks), masks.shape[1] * masks.shape[2])
+
+
 def mask_overlap(masks: np.ndarray, areas: np.ndarray, others: np.ndarray, crowd: np.ndarray) -> np.ndarray:
     """(N, M) in float64, from boolean masks (N, H, W) and (M, H, W)."""
-    first, second = masks.reshape(len(masks), -1), others.reshape(len(others), -1)
+    first, second = flat(masks), flat(others)
     intersection = np.zeros((len(first), len(second)))
     for start in range(0, first.shape[1] if intersection.size else 0, PIXELS):
         part = slice(start, start + PIXELS)

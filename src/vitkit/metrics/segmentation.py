@@ -1,6 +1,6 @@
 """Segmentation metrics: mIoU and others from one confusion matrix of the data set, and boundary IoU."""
 
-# N images in total, B per batch, K classes; rows of a confusion matrix are true classes, columns predicted ones
+# N images in total, B per batch, K classes; a confusion matrix has a row for each true class
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,8 +54,8 @@ def pixel_counts(
     predicted, labels = (maps.reshape(-1, *maps.shape[-2:]) for maps in (predicted, labels))
     if predicted.shape != labels.shape:
         raise Error(
-            f"predictions of shape {tuple(predicted.shape)} do not fit labels of shape {tuple(labels.shape)}; "
-            "resize the logits to the size of the labels",
+            f"predictions of shape {tuple(predicted.shape)} do not fit labels of "
+            f"shape {tuple(labels.shape)}; resize the logits to the size of the labels",
             code="evaluation.unsupported",
         )
     labels, predicted = labels.long(), predicted.to(labels.device).long()
