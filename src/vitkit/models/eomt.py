@@ -1,4 +1,4 @@
-"""EoMT (Kerssies et al., CVPR 2025): a plain ViT whose last blocks also read queries for masks and classes."""
+"""EoMT (Kerssies et al., CVPR 2025): a plain ViT whose last blocks also read queries, for segmentation."""
 
 # B batch, Q queries, T all tokens, D width, K classes; H, W pixels; h, w grid of patches, hm, wm of masks
 
@@ -17,9 +17,11 @@ from vitkit.models.encoder import recomputed
 from vitkit.models.feature_map import (
     ScaleBlock,
     as_map,
+    check_window,
     cut_padding,
     final_norm,
     in_whole_patches,
+    in_windows,
     initialize_layers,
 )
 from vitkit.models.mask_criterion import Prediction
@@ -42,6 +44,7 @@ class EomtConfig(DenseConfig):
     queries: int = 100  # 200 for instances
     joint: int = 3  # last blocks, which read the queries and the image
     upscale: int = 2  # upscaling blocks: each doubles the resolution of masks
+    window: int = 0  # side of the windows in which larger images are predicted; 0: in one piece
     output: str = "semantic"  # what a prediction returns: scores of classes, or all masks for instances
 
     def __post_init__(self) -> None:
@@ -55,6 +58,9 @@ class EomtConfig(DenseConfig):
             raise ConfigError(
                 f"joint must be 1 to {self.vit.depth}, the blocks of the encoder, not {self.joint}"
             )
+        if self.window and self.output == "masks":
+            raise ConfigError("masks of objects cannot be predicted in windows; use window=0")
+        check_window(self.window, self.vit.stride)
         check_joint(self.vit)
 
     @property
@@ -150,7 +156,7 @@ class Eomt(DenseModel):
         # of training; a trained model has zeros, and so no masked attention
         self.register_buffer("mask_probabilities", torch.zeros(config.joint))
         self.masked = (False,) * config.joint  # blocks that mask attention in prediction
-        self.register_load_state_dict_post_hook(lambda model, _: model.read_masked())
+        self.register_load_state_dict_post_hook(after_loading)
         for block in self.joint_blocks():
             block.attention.__class__ = JointAttention  # the same parameters
 
@@ -165,7 +171,7 @@ class Eomt(DenseModel):
         if not self.mask_probabilities.is_meta:
             self.masked = tuple(share >= 0.5 for share in self.mask_probabilities.tolist())
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor, train: bool = False) -> Any:
         """Images (B, 3, H, W) of any size -> the outputs of prediction, without padding.
 
         output="semantic": (B, K, h, w), the logarithms of the scores of the classes, each the sum over the
@@ -173,26 +179,36 @@ class Eomt(DenseModel):
         the scores, as it does for a linear head. Windows of an image are averaged as scores, not logarithms.
 
         output="masks": (B, Q, K + 1 + h w), logits of the classes and of the mask of each query (`unpacked`).
+
+        train: return `train_outputs` instead, for callers that wrap the model
         """
-        *_, (masks, classes) = self.predictions(images)
-        masks = cut_padding(masks, (images.shape[-2], images.shape[-1]), self.config.cell)
+        if train:
+            return self.train_outputs(images)
+        size, whole = (images.shape[-2], images.shape[-1]), in_whole_patches(images, self.config.stride)
         if self.config.output == "masks":
-            return torch.cat([classes, masks.flatten(2)], dim=-1)
-        return semantic_scores(masks, classes).clamp(min=LEAST).log()
+            *_, (masks, classes) = self.predictions(whole)
+            return torch.cat([classes, cut_padding(masks, size, self.config.cell).flatten(2)], dim=-1)
+        scores = cut_padding(in_windows(self.scores, whole, self.config), size, self.config.cell)
+        return scores.clamp(min=LEAST).log()
+
+    def scores(self, images: Tensor) -> Tensor:
+        """Images in whole patches, in one piece -> the scores of classes, (B, K, h, w)."""
+        *_, (masks, classes) = self.predictions(images)
+        return semantic_scores(masks, classes)
 
     def train_outputs(self, images: Tensor) -> dict[str, Any]:
         """Logits of masks (B, Q, hm, wm) and classes (B, Q, K + 1) before each joint block and at the end.
 
         The masks cover the images and their padding to whole patches.
         """
-        pairs = list(self.predictions(images))
+        pairs = list(self.predictions(in_whole_patches(images, self.config.stride)))
         return {"masks": [mask for mask, _ in pairs], "classes": [of_class for _, of_class in pairs]}
 
     def predictions(self, images: Tensor) -> Iterator[Prediction]:
-        """The predictions before each joint block that needs them, and after the last."""
+        """Images in whole patches -> predictions before each joint block that needs them, and at the end."""
         vit, encoder = self.vit, self.vit.encoder
         vit.check_unmerged()
-        patches, grid = vit.patches(in_whole_patches(images, self.config.stride))
+        patches, grid = vit.patches(images)
         inject, turn = vit.inject(grid), encoder.turn(grid)
         again = encoder.recompute and self.training
         z, first, q = vit.embed(patches, grid), self.config.vit.depth - self.config.joint, self.config.queries
@@ -246,6 +262,10 @@ class Eomt(DenseModel):
         nn.init.normal_(self.queries, generator=generator)
         nn.init.zeros_(self.mask_probabilities)
         self.read_masked()
+
+
+def after_loading(model: Any, _: Any) -> None:
+    model.read_masked()
 
 
 def semantic_scores(masks: Tensor, classes: Tensor) -> Tensor:

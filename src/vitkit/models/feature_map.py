@@ -3,7 +3,9 @@
 # B batch, D width, C channels; H, W pixels; h, w grid of patches or cells; L, l lengths along one axis
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -11,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.errors import Error
+from vitkit.errors import ConfigError, Error
 from vitkit.models.positions import Grid
 from vitkit.models.vit import ViT, ViTConfig
+from vitkit.models.windows import windowed
 from vitkit.ops.precision import interpolates_repeatably, product
 
 EPS = 1e-6  # of norms over channels
@@ -60,6 +63,28 @@ def in_whole_patches(images: Tensor, stride: int) -> Tensor:
     """Images (B, C, H, W) padded with zeros at the right and bottom to whole patches."""
     down, right = (-side % stride for side in images.shape[-2:])
     return F.pad(images, (0, right, 0, down)) if down or right else images
+
+
+def check_window(window: int, stride: int) -> None:
+    """Refuse windows that are not whole patches."""
+    if window < 0 or window % stride:
+        near = max(1, round(window / stride)) * stride
+        raise ConfigError(
+            f"window must be 0 or a multiple of the patch of {stride} pixels, not {window}; try {near}"
+        )
+
+
+def in_windows(compute: Callable[[Tensor], Tensor], images: Tensor, config: Any) -> Tensor:
+    """compute(images) for images in whole patches, in the windows of the configuration if they are larger.
+
+    Windows overlap by a third, in whole patches.
+    """
+    window, patch = config.window, config.stride
+    if not window or max(images.shape[-2:]) <= window:
+        return compute(images)
+    stride = max(1, window * 2 // (3 * patch)) * patch
+    scale = 2**config.upscale  # windows begin at whole patches, so at whole cells
+    return windowed(compute, images, (window, window), (stride, stride), Fraction(patch, scale))
 
 
 def cut_padding(maps: Tensor, size: Size, cell: float) -> Tensor:
@@ -115,6 +140,20 @@ def axis_weights(
     place = ((pixels + 0.5) / cell - 0.5).clamp(0, cells - 1)
     first = place.floor()
     return first.long(), (first + 1).clamp(max=cells - 1).long(), place - first
+
+
+def resized_maps(maps: Tensor, fit: Size, size: Size, cell: float, rows: slice = slice(None)) -> Tensor:
+    """Some rows of maps (C, h, w) at the pixels of the original image, (C, rows, W); bilinear.
+
+    fit   the pixels of the model's input that the image covers, from the top left; the rest is padding
+    size  height and width of the original image
+    """
+    axes = []
+    for length, pixels, own in zip(cells_of(fit, cell), size, fit, strict=True):
+        axes.append(axis_weights(length, pixels, cell * pixels / own, maps.device))
+    (top, bottom, down), (left, right, along) = axes
+    lines = maps[:, top[rows]].lerp(maps[:, bottom[rows]], down[rows, None].to(maps.dtype))
+    return lines[..., left].lerp(lines[..., right], along.to(maps.dtype))
 
 
 class ChannelNorm(nn.Module):

@@ -18,8 +18,10 @@ from vitkit.models.feature_map import (
     BatchNorm,
     ChannelNorm,
     ScaleBlock,
+    check_window,
     cut_padding,
     in_whole_patches,
+    in_windows,
     initialize_layers,
     patch_map,
 )
@@ -37,6 +39,7 @@ class LinearSegmenterConfig(DenseConfig):
     upscale: int = 2  # upscaling blocks: each doubles the resolution
     norm: str = "layer"  # over the channels, before the linear layer: or batch, none
     dropout: float = 0.0  # of whole channels, in training
+    window: int = 0  # side of the windows in which larger images are predicted; 0: in one piece
 
     def __post_init__(self) -> None:
         if self.norm not in NORMS:
@@ -45,6 +48,7 @@ class LinearSegmenterConfig(DenseConfig):
             raise ConfigError(f"upscale must be 0 to 4 blocks, not {self.upscale}")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout must be in [0, 1), not {self.dropout}")
+        check_window(self.window, self.vit.stride)
 
     @property
     def cell(self) -> float:
@@ -74,12 +78,19 @@ class LinearSegmenter(DenseModel):
         """Images (B, 3, H, W) of any size -> logits (B, K, h, w).
 
         Row i covers the pixels from `cell` i to `cell` (i + 1). Sides that are not a multiple of the patch
-        are padded with zeros; logits that cover padding alone are cut off.
+        are padded with zeros; logits that cover padding alone are cut off. Images larger than the window of
+        the configuration are computed in windows that overlap by a third, and the mean of logits counts.
         """
-        maps = self.norm(self.dropout(patch_map(self.vit, in_whole_patches(images, self.config.stride))))
+        logits = in_windows(self.logits, in_whole_patches(images, self.config.stride), self.config)
+        return cut_padding(logits, (images.shape[-2], images.shape[-1]), self.config.cell)
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Images in whole patches, in one piece -> logits (B, K, h, w)."""
+        maps = self.norm(self.dropout(patch_map(self.vit, images)))
         for block in self.upscale:
             maps = block(maps)
-        return cut_padding(self.classifier(maps), (images.shape[-2], images.shape[-1]), self.config.cell)
+        logits: Tensor = self.classifier(maps)
+        return logits
 
     def train_outputs(self, images: Tensor) -> dict[str, Any]:
         """The same logits, by their name."""

@@ -32,7 +32,8 @@ def pixel_loss(
     """
 
     def values(logits: Tensor, mask: Tensor) -> Tensor:
-        return pixel_values(upsample(logits.float(), tuple(mask.shape[-2:]), cell), mask, weights, dice)
+        size = (mask.shape[-2], mask.shape[-1])
+        return pixel_values(upsample(logits.float(), size, cell), mask, weights, dice)
 
     each = logits.shape[1] * mask.shape[-2] * mask.shape[-1]
     return ByParts.apply(logits, mask, values, max(1, LARGEST // each))
@@ -62,13 +63,13 @@ class ByParts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, mask: Tensor, values: Values, images: int) -> Tensor:
         learns = ctx.needs_input_grad[0]
-        losses, gradients = [], []
+        losses, gradients = list[Tensor](), list[Tensor]()
         for part, target in zip(logits.split(images), mask.split(images), strict=True):
             with torch.set_grad_enabled(learns):
                 part = part.detach().requires_grad_(learns)
                 value = values(part, target)
+                gradients += torch.autograd.grad(value.sum(), part) if learns else ()
             losses.append(value.detach())
-            gradients += torch.autograd.grad(value.sum(), part) if learns else ()
         if learns:
             ctx.save_for_backward(torch.cat(gradients))
         return torch.cat(losses)
