@@ -59,10 +59,10 @@ def as_map(z: Tensor, grid: Grid) -> Tensor:
     return z[:, z.shape[1] - grid[0] * grid[1] :].unflatten(1, grid).permute(0, 3, 1, 2)
 
 
-def in_whole_patches(images: Tensor, stride: int) -> Tensor:
-    """Images (B, C, H, W) padded with zeros at the right and bottom to whole patches."""
+def in_whole_patches(images: Tensor, stride: int, fill: int = 0) -> Tensor:
+    """Images (..., H, W) padded at the right and bottom to whole patches."""
     down, right = (-side % stride for side in images.shape[-2:])
-    return F.pad(images, (0, right, 0, down)) if down or right else images
+    return F.pad(images, (0, right, 0, down), value=fill) if down or right else images
 
 
 def check_window(window: int, stride: int) -> None:

@@ -27,7 +27,14 @@ from vitkit.metrics.segmentation import (
 )
 from vitkit.models.dense import DenseConfig
 from vitkit.models.eomt import Eomt, EomtConfig, default_joint, default_upscale, mask_probabilities
-from vitkit.models.feature_map import Size, cells_of, check_window, dense_encoder, resized_maps
+from vitkit.models.feature_map import (
+    Size,
+    cells_of,
+    check_window,
+    dense_encoder,
+    in_whole_patches,
+    resized_maps,
+)
 from vitkit.models.linear_segmenter import NORMS, LinearSegmenterConfig
 from vitkit.models.mask_criterion import MaskCriterion, objects_of_classes
 from vitkit.models.pixel_loss import IGNORE, pixel_loss
@@ -195,7 +202,12 @@ class Segment(Dense):
             )
             most = min(self.objects, config.queries)
             return MaskObjective(
-                criterion=criterion, classes=config.classes, most=most, mean=p.mean, std=p.std
+                criterion=criterion,
+                classes=config.classes,
+                most=most,
+                stride=config.stride,
+                mean=p.mean,
+                std=p.std,
             )
         assert isinstance(config, LinearSegmenterConfig)
         return PixelObjective(
@@ -290,13 +302,15 @@ class MaskObjective:
 
     criterion: MaskCriterion
     classes: int
-    most: int
+    most: int  # classes of an image
+    stride: int
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
     def __call__(self, module: nn.Module, batch: Batch) -> dict[str, Tensor]:
         outputs = module(normalise(batch["image"], self.mean, self.std), train=True)
-        owner, labels = objects_of_classes(batch["mask"], self.classes, self.most)
+        mask = in_whole_patches(batch["mask"], self.stride, IGNORE)  # which predicted masks cover
+        owner, labels = objects_of_classes(mask, self.classes, self.most)
         mine, processes = (labels >= 0).sum().float(), torch.ones((), device=labels.device)
         masks = sum_over_processes(mine) / sum_over_processes(processes)
         predictions = list(zip(outputs["masks"], outputs["classes"], strict=True))
@@ -337,7 +351,7 @@ def parts_at_pixels(values: Tensor, fit: Size, size: Size, cell: float) -> Itera
 
 @torch.no_grad()
 def class_map(values: Tensor, fit: Size, size: Size, cell: float) -> Tensor:
-    """The class of each pixel, (H, W) uint8, from logits (K, h, w) of a view that the image covers by `fit`."""
+    """The class of each pixel, (H, W) uint8, from logits (K, h, w) of a view; the image covers `fit` of it."""
     rows = [logits.argmax(0).to(torch.uint8) for _, logits in parts_at_pixels(values, fit, size, cell)]
     return torch.cat(rows)
 
