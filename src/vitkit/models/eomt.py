@@ -40,6 +40,7 @@ class EomtConfig(DenseConfig):
     """A ViT, and queries that its last blocks read."""
 
     kind: ClassVar[str] = "EoMT"
+    task: ClassVar[str] = "segment"
 
     queries: int = 100  # 200 for instances
     joint: int = 3  # last blocks, which read the queries and the image

@@ -35,6 +35,7 @@ class LinearSegmenterConfig(DenseConfig):
     """A ViT and a linear layer on its patch tokens."""
 
     kind: ClassVar[str] = "LinearSegmenter"
+    task: ClassVar[str] = "segment"
 
     upscale: int = 2  # upscaling blocks: each doubles the resolution
     norm: str = "layer"  # over the channels, before the linear layer: or batch, none

@@ -351,7 +351,7 @@ def parts_at_pixels(values: Tensor, fit: Size, size: Size, cell: float) -> Itera
 
 @torch.no_grad()
 def class_map(values: Tensor, fit: Size, size: Size, cell: float) -> Tensor:
-    """The class of each pixel, (H, W) uint8, from logits (K, h, w) of a view; the image covers `fit` of it."""
+    """The class of each pixel, (H, W) uint8, from logits (K, h, w); `fit`: see `resized_maps`."""
     rows = [logits.argmax(0).to(torch.uint8) for _, logits in parts_at_pixels(values, fit, size, cell)]
     return torch.cat(rows)
 
