@@ -1,0 +1,152 @@
+"""The loss of a set of predicted masks (MaskFormer, EoMT): each true mask is matched with one query.
+
+Masks are compared at random points, which are drawn by PyTorch's generator of the device: training seeds it
+for each step, so the points are a function of the seed, the step and each image's place in its batch.
+"""
+
+# B batch, Q queries, T objects of an image with padding, K classes, P points; H, W pixels; h, w cells
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitkit.ops.batched_assignment import assign
+from vitkit.ops.points import sample, sample_each, sample_own, sample_owners
+
+Prediction = tuple[Tensor, Tensor]  # logits of masks (B, Q, h, w) and of classes (B, Q, K + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskCriterion:
+    """The weights of the losses, which also weigh the costs of matching, and how points are drawn."""
+
+    points: int = 12_544  # 112 x 112, as Mask2Former
+    oversample: float = 3.0  # times as many points are drawn, of which the most uncertain are kept
+    importance: float = 0.75  # share of points that are kept for being uncertain; the others are uniform
+    mask: float = 5.0
+    dice: float = 5.0
+    classes: float = 2.0
+    no_object: float = 0.1  # weight of queries without an object in the loss of the classes
+
+    def __call__(
+        self, predictions: Sequence[Prediction], owner: Tensor, labels: Tensor, masks: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """The sum over all predictions of "mask_loss", "dice_loss" and "class_loss", and "loss", their sum.
+
+        owner   (B, H, W) whole numbers: the object of each pixel, or a number that is none's
+        labels  (B, T): the class of each object, T <= Q; -1 for padding
+        masks   by how many masks the losses are divided; None: those of this batch, at least 1
+        """
+        predictions = [(mask.float(), classes.float()) for mask, classes in predictions]
+        real = labels >= 0
+        masks = real.sum() if masks is None else masks
+        masks = masks.clamp(min=1)
+        columns = self.matched(predictions, owner, labels)
+        total: dict[str, Tensor] = {}
+        for (mask, classes), own in zip(predictions, columns, strict=True):
+            losses = self.mask_losses(mask, owner, own, real, masks)
+            losses["class_loss"] = self.classes * class_loss(classes, labels, own, self.no_object)
+            total = {name: value + total.get(name, 0.0) for name, value in losses.items()}
+        return {"loss": sum(total.values(), total["class_loss"].new_zeros(()))} | total
+
+    @torch.no_grad()
+    def matched(self, predictions: Sequence[Prediction], owner: Tensor, labels: Tensor) -> Sequence[Tensor]:
+        """The query of each object, (B, T), for each prediction; padding gets queries that are left over."""
+        costs = torch.cat([self.costs(*prediction, owner, labels) for prediction in predictions])
+        real = (labels >= 0).repeat(len(predictions), 1)
+        return assign(costs, real).split(len(labels))
+
+    def costs(self, masks: Tensor, classes: Tensor, owner: Tensor, labels: Tensor) -> Tensor:
+        """The cost of each object for each query, (B, T, Q), at points that all masks of an image share."""
+        points = torch.rand(len(masks), self.points, 2, device=masks.device)
+        return pairwise_costs(
+            sample(masks, points), sample_owners(owner, points, labels.shape[1]), classes, labels,
+            weights=(self.mask, self.dice, self.classes),
+        )  # fmt: skip
+
+    def mask_losses(
+        self, masks: Tensor, owner: Tensor, columns: Tensor, real: Tensor, count: Tensor
+    ) -> dict[str, Tensor]:
+        """The losses of matched masks at points of their own."""
+        index = columns[..., None, None].expand(-1, -1, *masks.shape[2:])
+        own = masks.gather(1, index).flatten(0, 1)  # (B T, h, w)
+        with torch.no_grad():
+            points = self.uncertain_points(own)
+            target = sample_own(owner, points.unflatten(0, real.shape)).flatten(0, 1)
+        logits = sample_each(own, points)
+        counted = real.flatten() / count
+        return {
+            "mask_loss": self.mask * (binary_loss(logits, target) * counted).sum(),
+            "dice_loss": self.dice * (dice_loss(logits, target) * counted).sum(),
+        }
+
+    def uncertain_points(self, masks: Tensor) -> Tensor:
+        """Points (N, P, 2) for masks (N, h, w): of many drawn those with logits nearest to 0, and others."""
+        many, uncertain = int(self.points * self.oversample), int(self.points * self.importance)
+        drawn = torch.rand(len(masks), many, 2, device=masks.device)
+        best = sample(masks[:, None], drawn)[:, 0].abs().topk(uncertain, dim=1, largest=False).indices
+        chosen = drawn.gather(1, best[..., None].expand(-1, -1, 2))
+        uniform = torch.rand(len(masks), self.points - uncertain, 2, device=masks.device)
+        return torch.cat([chosen, uniform], dim=1)
+
+
+def pairwise_costs(
+    logits: Tensor, target: Tensor, classes: Tensor, labels: Tensor, *, weights: tuple[float, float, float]
+) -> Tensor:
+    """The cost (B, T, Q) of masks and classes, from logits (B, Q, P) and true masks (B, T, P) at points."""
+    mask, dice, of_class = weights
+    positive, negative = F.softplus(-logits), F.softplus(logits)  # (B, Q, P)
+    binary = (target @ positive.mT + (1 - target) @ negative.mT) / logits.shape[-1]
+    share = logits.sigmoid()
+    sizes = target.sum(-1)[:, :, None] + share.sum(-1)[:, None]
+    overlap = 1 - (2 * target @ share.mT + 1) / (sizes + 1)
+    index = labels.clamp(min=0)[:, None].expand(-1, classes.shape[1], -1)
+    probability = classes.softmax(-1).gather(2, index).mT  # (B, T, Q)
+    return mask * binary + dice * overlap - of_class * probability
+
+
+def binary_loss(logits: Tensor, target: Tensor) -> Tensor:
+    """Binary cross-entropy of each mask, (N,): the mean over its points, (N, P)."""
+    return F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(1)
+
+
+def dice_loss(logits: Tensor, target: Tensor) -> Tensor:
+    """1 - dice of each mask, (N,), with 1 added to both of its parts."""
+    share = logits.sigmoid()
+    return 1 - (2 * (share * target).sum(1) + 1) / (share.sum(1) + target.sum(1) + 1)
+
+
+def class_loss(logits: Tensor, labels: Tensor, columns: Tensor, no_object: float) -> Tensor:
+    """Cross-entropy of all queries, whose mean is weighted; queries without an object have the last class.
+
+    logits (B, Q, K + 1), labels (B, T), columns (B, T): the query of each object
+    """
+    none = logits.shape[-1] - 1
+    target = torch.full(logits.shape[:2], none, device=logits.device, dtype=torch.int64)
+    target = target.scatter(1, columns, torch.where(labels >= 0, labels, none))
+    weight = torch.where(target == none, no_object, 1.0)
+    losses = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view_as(weight)
+    return (losses * weight).sum() / weight.sum()
+
+
+def objects_of_classes(mask: Tensor, classes: int, most: int) -> tuple[Tensor, Tensor]:
+    """A class mask (B, H, W) uint8 as objects, one for each class that an image has: owner and labels.
+
+    most: objects of an image; of more classes those with the most pixels are kept, and the pixels of the
+    others belong to no object. Numbers from `classes` on, such as 255, are no object either.
+    """
+    flat = mask.flatten(1).long()
+    pixels = torch.zeros(len(mask), 256, dtype=torch.int64, device=mask.device)
+    pixels = pixels.scatter_add_(1, flat, torch.ones_like(flat))[:, :classes]
+    if classes <= most:
+        numbers = torch.arange(classes, device=mask.device).expand(len(mask), -1)
+        owner = torch.where(mask < classes, mask.long(), -1)
+        return owner, torch.where(pixels > 0, numbers, -1)
+    largest = pixels.topk(most, dim=1)
+    labels = torch.where(largest.values > 0, largest.indices, -1)
+    rows = torch.full((len(mask), 256), -1, dtype=torch.int64, device=mask.device)
+    rows.scatter_(1, largest.indices, torch.arange(most, device=mask.device).expand(len(mask), -1))
+    return rows.gather(1, flat).view_as(mask), labels

@@ -1,0 +1,48 @@
+"""Sliding windows: the outputs of a large image as the mean over overlapping windows of it."""
+
+# B batch, C channels; H, W pixels; h, w cells
+
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import product
+
+import torch
+from torch import Tensor
+
+Size = tuple[int, int]
+
+
+def window_starts(length: int, window: int, stride: int) -> list[int]:
+    """Where the windows along an axis begin; the last is moved back to end with the image.
+
+    >>> window_starts(1024, 512, 341), window_starts(512, 512, 341), window_starts(300, 512, 341)
+    ([0, 341, 512], [0], [0])
+    """
+    count = max(length - window + stride - 1, 0) // stride + 1
+    return [max(0, min(i * stride + window, length) - window) for i in range(count)]
+
+
+def windowed(
+    forward: Callable[[Tensor], Tensor], images: Tensor, window: Size, stride: Size,
+    cell: int | Fraction = 1,
+) -> Tensor:  # fmt: skip
+    """The mean of forward(window) over windows of images (B, C, H, W) -> outputs (B, K, h, w).
+
+    forward  images of a window's size, or of the whole image where it is smaller, to outputs whose rows and
+             columns cover `cell` pixels each; windows must begin at multiples of `cell`
+    """
+    sizes = (images.shape[-2], images.shape[-1])
+    starts = [window_starts(*axis) for axis in zip(sizes, window, stride, strict=True)]
+    if any(start % cell for axis in starts for start in axis):
+        raise ValueError(f"windows that begin at {starts} are not at multiples of {cell} pixels")
+    height, width = (min(pair) for pair in zip(sizes, window, strict=True))
+    total, count = torch.empty(0), torch.empty(0)
+    for top, left in product(*starts):
+        part = forward(images[..., top : top + height, left : left + width])
+        if not len(total):
+            h, w = (int(-(-side // cell)) for side in sizes)
+            total, count = part.new_zeros(*part.shape[:2], h, w), part.new_zeros(h, w)
+        y, x = int(top // cell), int(left // cell)
+        total[..., y : y + part.shape[-2], x : x + part.shape[-1]] += part
+        count[y : y + part.shape[-2], x : x + part.shape[-1]] += 1
+    return total / count

@@ -1,0 +1,368 @@
+"""Semantic segmentation: a class for each pixel, by a linear head on patches or by the queries of EoMT."""
+
+# B batch, N images, K classes; H, W pixels of an image; h, w cells of the outputs
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.data.run_lengths import compress_counts, counts_of
+from vitkit.data.sources.source import Source
+from vitkit.data.target_views import MaskView
+from vitkit.data.views import View, fitted, normalise
+from vitkit.errors import Error
+from vitkit.metrics.intervals import percent, span
+from vitkit.metrics.segmentation import (
+    PixelCounts,
+    SegmentationMetrics,
+    pixel_counts,
+    segmentation_metrics,
+    total_counts,
+)
+from vitkit.models.dense import DenseConfig
+from vitkit.models.eomt import Eomt, EomtConfig, default_joint, default_upscale, mask_probabilities
+from vitkit.models.feature_map import (
+    Size,
+    cells_of,
+    check_window,
+    dense_encoder,
+    in_whole_patches,
+    resized_maps,
+)
+from vitkit.models.linear_segmenter import NORMS, LinearSegmenterConfig
+from vitkit.models.mask_criterion import MaskCriterion, objects_of_classes
+from vitkit.models.pixel_loss import IGNORE, pixel_loss
+from vitkit.models.variants import Model
+from vitkit.models.vit import ViTConfig
+from vitkit.options import Range
+from vitkit.runtime.collectives import sum_over_processes
+from vitkit.tasks.dense import Dense
+from vitkit.tasks.task import Answer, Batch, Evaluation, Headline, Sizes, describe_images, register
+
+HEADS = ("linear", "eomt")
+WEIGHTING = ("none", "rare")
+LARGEST = 2**25  # logits at the pixels of an image that are in memory at a time
+LOOKED_AT = 500  # masks whose pixels are counted to weigh classes
+SCALE = (0.5, 2.0)  # of training images, relative to the size that fits
+
+
+@dataclass(frozen=True)
+class ClassMask(Answer):
+    """The class of each pixel of an image."""
+
+    mask: np.ndarray = field(repr=False)  # (H, W) uint8
+    labels: tuple[str, ...]
+    top: int = 5  # classes that a terminal and a table show
+
+    @property
+    def value(self) -> np.ndarray:
+        return self.mask
+
+    @property
+    def shares(self) -> list[tuple[str, float]]:
+        """The classes in the image with their shares of its pixels, the largest first."""
+        pixels = np.bincount(self.mask.ravel(), minlength=len(self.labels))
+        order = np.argsort(-pixels, kind="stable")
+        return [(self.labels[k], float(pixels[k] / self.mask.size)) for k in order if pixels[k]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Size, classes with their shares, and their masks as COCO's compressed run lengths."""
+        numbers = {label: number for number, label in enumerate(self.labels)}
+        size = list(self.mask.shape)
+        return {
+            "size": size,
+            "classes": [
+                {"label": label, "class": numbers[label], "share": share,
+                 "mask": {"size": size, "counts": compress_counts(counts_of(self.mask == numbers[label]))}}
+                for label, share in self.shares
+            ],
+        }  # fmt: skip
+
+    def text(self, image: str, *, unsure: bool = False, width: int = 1 << 30, alone: bool = False) -> str:
+        named, pixels = self.shares[: self.top], self.mask.size
+        parts = [f"{label} {percent(share, min(pixels, 1000))}" for label, share in named]
+        more = len(self.shares) - len(named)
+        return f"{image}: {', '.join(parts)}" + (f" and {more} more" if more else "")
+
+    def cells(self) -> list[tuple[Any, ...]]:
+        return [(label, share) for label, share in self.shares[: self.top]]
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Segment(Dense):
+    """Semantic segmentation: the head, its losses, and the windows in which large images are computed."""
+
+    name: ClassVar[str] = "segment"
+    targets: ClassVar[str] = "mask"
+    headline: ClassVar[Headline] = Headline("miou", "mean IoU")
+    metric_names: ClassVar[tuple[str, ...]] = ("miou", "pixel_accuracy")
+    about: ClassVar[str] = "for semantic segmentation"
+    columns: ClassVar[tuple[str, ...]] = ("label", "share")
+    output_names: ClassVar[tuple[str, str]] = ("logits", "probabilities")
+    from_recipe: ClassVar[tuple[str, ...]] = ("per_class",)
+    ranges: ClassVar[Mapping[str, Range]] = {
+        "upscale": Range(-1, 4), "head_dropout": Range(0, 1, below=True), "dice": Range(0, 100),
+        "queries": Range(1, 1000), "joint": Range(0, 100), "window": Range(0, 2**14),
+        "mask_weight": Range(0, 100), "dice_weight": Range(0, 100), "class_weight": Range(0, 100),
+        "points": Range(4, 2**20), "objects": Range(1, 256), "scale": Range(0, 10, above=True),
+    }  # fmt: skip
+
+    head: str = "linear"  # or eomt: queries in the last blocks
+    upscale: int = -1  # blocks that double the resolution; -1: to cells of about 4 pixels
+    window: int = 0  # side of training crops and of the windows of predictions; 0: the image size
+    scale: tuple[float, ...] = SCALE  # smallest and largest factor of training images
+    weighting: str = "none"  # or rare: classes with few pixels count more in the loss of a linear head
+    norm: str = "layer"  # of a linear head, over channels: layer, batch or none
+    head_dropout: float = 0.0  # of a linear head
+    dice: float = 0.0  # of a linear head: weight of the dice loss beside cross-entropy
+    queries: int = 100  # of EoMT
+    joint: int = 0  # of EoMT: blocks that read the queries; 0: 3 of 12, 4 of 24, 5 of 40
+    mask_weight: float = 5.0  # of EoMT: of cross-entropy, dice and the classes of its masks
+    dice_weight: float = 5.0
+    class_weight: float = 2.0
+    points: int = 12_544  # of EoMT: where masks are compared
+    objects: int = 64  # of EoMT: classes of an image that are learned; of more, those with the most pixels
+    per_class: tuple[float, ...] = ()  # weights of the classes, once the data is known
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, known in (("head", HEADS), ("weighting", WEIGHTING), ("norm", tuple(NORMS))):
+            if getattr(self, name) not in known:
+                raise Error(
+                    f"{self.name}.{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}",
+                    code="recipe.value",
+                )
+        if len(self.scale) != 2 or self.scale[0] > self.scale[1]:
+            raise Error(
+                f"{self.name}.scale must be the smallest and the largest factor, not {self.scale}",
+                code="recipe.value",
+            )
+
+    # data
+
+    def for_source(self, source: Source) -> "Segment":
+        if self.weighting == "none" or source.targets is None:
+            return self
+        return replace(self, per_class=rare_class_weights(source))
+
+    def target_view(self, view: View, source: Source) -> MaskView:
+        """Return the view of training images: scaled at random, cropped to the window or the image size."""
+        size = (self.window, self.window) if self.window else view.size
+        larger = max(view.size) / max(size)  # scales are relative to the image size
+        return MaskView(
+            size=size, scale=(self.scale[0] * larger, self.scale[1] * larger), flip=view.flip,
+            photometric=view.color_jitter, interpolation=view.interpolation,
+        )  # fmt: skip
+
+    # model
+
+    def head_config(self, vit: ViTConfig, classes: int) -> DenseConfig:
+        vit = dense_encoder(vit, self.name)
+        check_window(self.window, vit.stride)
+        upscale = default_upscale(vit.stride) if self.upscale < 0 else self.upscale
+        shared: dict[str, Any] = {
+            "vit": vit, "classes": classes, "upscale": upscale, "window": self.window,
+        }  # fmt: skip
+        if self.head == "linear":
+            return LinearSegmenterConfig(norm=self.norm, dropout=self.head_dropout, **shared)
+        joint = self.joint or default_joint(vit.depth)
+        return EomtConfig(queries=self.queries, joint=joint, **shared)
+
+    def build(self, model: Model) -> Model:
+        """The model itself; EoMT counts its steps, by which masked attention is annealed."""
+        if isinstance(model, Eomt):
+            model.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        return model
+
+    # training
+
+    def begin(self, module: nn.Module, steps: int) -> None:
+        if isinstance(module, Eomt):
+            module.steps = steps
+            anneal(module)
+
+    @torch.no_grad()
+    def after_update(self, module: nn.Module) -> None:
+        if isinstance(module, Eomt):
+            module.step += 1
+            anneal(module)
+
+    def objective(self, model: Model) -> "PixelObjective | MaskObjective":
+        p, config = model.preprocessing, model.config
+        if isinstance(config, EomtConfig):
+            criterion = MaskCriterion(
+                mask=self.mask_weight, dice=self.dice_weight, classes=self.class_weight, points=self.points
+            )
+            most = min(self.objects, config.queries)
+            return MaskObjective(
+                criterion=criterion,
+                classes=config.classes,
+                most=most,
+                stride=config.stride,
+                mean=p.mean,
+                std=p.std,
+            )
+        assert isinstance(config, LinearSegmenterConfig)
+        return PixelObjective(
+            cell=config.cell, dice=self.dice, per_class=self.per_class, mean=p.mean, std=p.std
+        )
+
+    # evaluation
+
+    def evaluate(
+        self, module: nn.Module, batches: Iterable[Batch], context: Evaluation
+    ) -> SegmentationMetrics:
+        """Compare each pixel of the original images; the loss is the cross-entropy there, without weights."""
+        model: Any = self.extract(module)
+        if isinstance(model, Eomt):
+            model.read_masked()
+        classes = model.config.classes
+        counts = [PixelCounts(torch.zeros(classes, classes, dtype=torch.int64),
+                              torch.zeros(0, 3, classes, dtype=torch.int64))]  # fmt: skip
+        losses: list[float] = []
+        for batch in batches:
+            values, view = self.outputs(module, batch, context), tuple(batch["image"].shape[-2:])
+            for row, target in zip(values, self.targets_of(context.source, batch["index"]), strict=True):
+                mask = torch.from_numpy(np.ascontiguousarray(target.mask))
+                pair = context.place({"values": row, "mask": mask})
+                predicted, loss = compared(pair["values"], pair["mask"], fitted(target.size, view), model)
+                counts.append(pixel_counts(predicted, pair["mask"], classes))
+                losses.append(loss)
+        own = total_counts(counts)
+        everyone = PixelCounts(context.gather(own.confusion[None]).sum(0), context.gather(own.images))
+        table = context.gather(torch.tensor(losses, dtype=torch.float64))
+        if not len(table):
+            raise Error("there are no images to evaluate", code="data.empty")
+        return segmentation_metrics(everyone, float(table.mean()))
+
+    # text
+
+    def summary(self, test: Mapping[str, Any], images: str) -> str:
+        n, interval = test["images"], test["interval"]
+        return (
+            f"mean IoU {percent(test['miou'], n)} (95 % interval: {span(interval, n)}) on {n} {images}; "
+            f"{percent(test['pixel_accuracy'], n)} of pixels correct"
+        )
+
+    def progress(self, metrics: Any, split: str) -> str:
+        n = metrics.images
+        return f"mean IoU {percent(metrics.miou, n)} on {n} {split} images"
+
+    def report_headline(self, test: Mapping[str, Any]) -> tuple[str, str]:
+        n = test["images"]
+        correct = f"{percent(test['pixel_accuracy'], n)} of pixels correct"
+        about = f"on {describe_images(test)}; 95 % interval {span(test['interval'], n)}; {correct}"
+        return f"{percent(test['miou'], n)} mean IoU", about
+
+    # prediction
+
+    def activate(self, values: Tensor) -> Tensor:
+        return values.softmax(1)
+
+    def invert(self, values: Tensor) -> Tensor:
+        return values.log()
+
+    def answers(self, model: Any, values: Tensor, top: int, sizes: Sizes = ()) -> list[Answer]:
+        """Return a class mask for each image, at its original size or else that of the model's input."""
+        view = model.config.image_size
+        labels = model.labels or tuple(map(str, range(model.config.classes)))
+        result: list[Answer] = []
+        for row, size in zip(values, sizes or [view] * len(values), strict=True):
+            mask = class_map(row.float(), fitted(size, view), size, model.config.cell)
+            result.append(ClassMask(mask.numpy(), labels, top))
+        return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixelObjective:
+    """Cross-entropy, with or without dice, at each labelled pixel of the training images."""
+
+    cell: float
+    dice: float = 0.0
+    per_class: tuple[float, ...] = ()
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+    def __call__(self, module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        logits = module(normalise(batch["image"], self.mean, self.std))
+        weights = on_device(self.per_class, logits.device) if self.per_class else None
+        return {"loss": pixel_loss(logits, batch["mask"], self.cell, weights=weights, dice=self.dice).mean()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskObjective:
+    """The losses of EoMT's masks and classes, where each class of an image is one object."""
+
+    criterion: MaskCriterion
+    classes: int
+    most: int  # classes of an image
+    stride: int
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+    def __call__(self, module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        outputs = module(normalise(batch["image"], self.mean, self.std), train=True)
+        mask = in_whole_patches(batch["mask"], self.stride, IGNORE)  # which predicted masks cover
+        owner, labels = objects_of_classes(mask, self.classes, self.most)
+        mine, processes = (labels >= 0).sum().float(), torch.ones((), device=labels.device)
+        masks = sum_over_processes(mine) / sum_over_processes(processes)
+        predictions = list(zip(outputs["masks"], outputs["classes"], strict=True))
+        return self.criterion(predictions, owner, labels, masks)
+
+
+@cache  # a copy to the GPU synchronises, and cannot be captured in a CUDA graph
+def on_device(values: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(values, device=device)
+
+
+@torch.no_grad()
+def anneal(model: Any) -> None:
+    """Set the share of queries with masked attention for the step that comes next; on the device."""
+    model.mask_probabilities.copy_(mask_probabilities(model.step, model.steps, model.config.joint))
+
+
+def rare_class_weights(source: Source) -> tuple[float, ...]:
+    """1 / ln(1.02 + share of pixels) of each class, as ENet weighs them, divided by their mean."""
+    assert source.targets is not None
+    pixels = np.zeros(256, np.int64)
+    for index in range(0, len(source), max(1, len(source) // LOOKED_AT)):
+        mask = source.targets.read(index).mask
+        pixels += 0 if mask is None else np.bincount(mask.ravel(), minlength=256)
+    pixels = pixels[: len(source.classes)]
+    weights = 1 / np.log(1.02 + pixels / max(1, pixels.sum()))
+    return tuple((weights / weights.mean()).tolist())
+
+
+def parts_at_pixels(values: Tensor, fit: Size, size: Size, cell: float) -> Iterator[tuple[slice, Tensor]]:
+    """Rows of an original image and the logits of its pixels there, (K, rows, W), a few at a time."""
+    h, w = cells_of(fit, cell)
+    rows = max(1, LARGEST // (len(values) * size[1]))
+    for first in range(0, size[0], rows):
+        part = slice(first, min(first + rows, size[0]))
+        yield part, resized_maps(values[:, :h, :w], fit, size, cell, part)
+
+
+@torch.no_grad()
+def class_map(values: Tensor, fit: Size, size: Size, cell: float) -> Tensor:
+    """The class of each pixel, (H, W) uint8, from logits (K, h, w); `fit`: see `resized_maps`."""
+    rows = [logits.argmax(0).to(torch.uint8) for _, logits in parts_at_pixels(values, fit, size, cell)]
+    return torch.cat(rows)
+
+
+@torch.no_grad()
+def compared(values: Tensor, mask: Tensor, fit: Size, model: Any) -> tuple[Tensor, float]:
+    """The class of each pixel, and the mean cross-entropy of those that are labelled."""
+    rows, total = [], torch.zeros((), dtype=torch.float64, device=mask.device)
+    size = (mask.shape[0], mask.shape[1])
+    for part, logits in parts_at_pixels(values.float(), fit, size, model.config.cell):
+        rows.append(logits.argmax(0).to(torch.uint8))
+        target = mask[None, part].long()
+        total += F.cross_entropy(logits[None], target, ignore_index=IGNORE, reduction="sum").double()
+    return torch.cat(rows), float(total / (mask != IGNORE).sum().clamp(min=1))
