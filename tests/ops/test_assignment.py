@@ -5,7 +5,6 @@ import pytest
 
 from vitkit.ops.assignment import linear_assignment
 
-
 SHAPES = [(0, 0), (0, 3), (4, 0), (1, 1), (3, 7), (7, 3), (20, 20), (100, 30), (300, 9)]
 
 

@@ -1,4 +1,7 @@
-"""FCOS: which object each location learns, and the losses; static shapes, and nothing is read back from a GPU."""
+"""The losses of FCOS, and which object each location learns.
+
+Shapes are static and nothing is read back from a GPU, so that a step can be captured in a CUDA graph.
+"""
 
 # B batch, N locations of all levels, M rows of boxes (those that are not used have class -1), K classes
 

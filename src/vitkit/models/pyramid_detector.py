@@ -1,5 +1,6 @@
-"""FCOS on a simple feature pyramid: a dense detector on the last map of a ViT (Tian et al.; Li et al., ViTDet).
+"""FCOS on a simple feature pyramid: a dense detector on the last map of a ViT.
 
+Tian et al., "FCOS" (2019), and Li et al., "Exploring plain vision transformer backbones" (2022).
 It learns from the weights of a classifier and a few hundred images, which set prediction does not.
 """
 
@@ -43,9 +44,10 @@ class FcosConfig(DenseConfig):
     def __post_init__(self) -> None:
         if self.vit.classes:
             raise ConfigError(f"the ViT of a detector has no head: classes=0, not {self.vit.classes}")
-        if not (0 <= self.doublings <= 3 and 1 <= self.levels <= 6 and self.vit.stride % 2**self.doublings == 0):
+        stride = self.vit.stride
+        if not (0 <= self.doublings <= 3 and 1 <= self.levels <= 6) or stride % 2**self.doublings:
             raise ConfigError(
-                f"doublings={self.doublings} and levels={self.levels} with patches of {self.vit.stride} pixels: "
+                f"doublings={self.doublings} and levels={self.levels} with patches of {stride} pixels: "
                 "expected up to 3 doublings that divide the patch, and 1 to 6 levels"
             )
         if min(self.classes, self.head_width, self.candidates, self.detections) < 1 or self.head_depth < 0:
