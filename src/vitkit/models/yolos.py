@@ -4,6 +4,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -65,7 +66,7 @@ class BoxHead(nn.Module):
     def __init__(self, width: int, outputs: int):
         super().__init__()
         sizes = [width] * BOX_LAYERS + [outputs]
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
 
     def forward(self, z: Tensor) -> Tensor:
         for layer in self.layers[:-1]:  # type: ignore[union-attr]
@@ -104,7 +105,7 @@ class Yolos(DenseModel):
         return rows.gather(1, order[..., None].expand_as(rows))
 
     def train_outputs(self, images: Tensor) -> dict[str, Any]:
-        """Class logits (B, Q, K + 1) and boxes (B, Q, 4), as centre, width and height in shares of the image."""
+        """Class logits (B, Q, K + 1) and boxes (B, Q, 4): centre, width and height as shares of the image."""
         z = self.detected(images)
         return {"logits": self.class_head(z), "boxes": self.box_head(z).float().sigmoid()}
 
