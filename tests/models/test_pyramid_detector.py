@@ -8,7 +8,6 @@ from vitkit.errors import ConfigError
 from vitkit.models.initialization import initialize_vit
 from vitkit.models.pyramid_detector import FcosConfig, boxes_at, fcos_config, locations
 from vitkit.models.vit import ViTConfig
-from vitkit.ops.boxes import box_iou, nms
 
 
 def detector(patch=8, size=(64, 64), classes=2, **options):
@@ -79,27 +78,3 @@ def test_a_location_is_the_middle_of_its_cell():
 def test_configurations_that_cannot_be_built_are_refused(options):
     with pytest.raises(ConfigError):
         FcosConfig(**({"vit": ViTConfig(classes=0), "classes": 2} | options))
-
-
-def greedy(boxes, scores, threshold):
-    """Suppression one box after another, as it is defined."""
-    kept = []
-    for i in np.argsort(-scores, kind="stable"):
-        overlaps = [box_iou(boxes[None, i], boxes[None, j]).item() for j in kept]
-        if all(overlap <= threshold for overlap in overlaps):
-            kept.append(i)
-    return kept
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_suppression_is_greedy(seed):
-    rng = np.random.default_rng(seed)
-    first = rng.uniform(0, 60, (2, 80, 2))
-    boxes = torch.from_numpy(np.concatenate([first, first + rng.uniform(10, 40, first.shape)], -1)).float()
-    scores = torch.from_numpy(rng.permuted(np.linspace(0.01, 1, 160)).reshape(2, 80)).float()
-    kept, values = nms(boxes, scores, 0.3, 80)
-    for image in range(2):
-        expected = greedy(boxes[image], scores[image].numpy(), 0.3)
-        count = int((values[image] > 0).sum())
-        assert kept[image, :count].tolist() == expected
-        torch.testing.assert_close(values[image, :count], scores[image][expected])

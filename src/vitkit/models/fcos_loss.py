@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.models.pyramid_detector import boxes_at
-from vitkit.ops.boxes import paired_giou
+from vitkit.ops.boxes import paired_generalized_iou
 
 RADIUS = 1.5  # strides from an object's centre within which locations learn it
 LONGEST = 8.0  # strides from a location to the farthest side of an object, beyond which the next level has it
@@ -80,7 +80,7 @@ def fcos_loss(outputs: dict[str, Tensor], boxes: Tensor, classes: Tensor) -> dic
     true = boxes.gather(1, rows[..., None].expand(-1, -1, 4))  # (B, N, 4)
     sides = torch.cat([locations - true[..., :2], true[..., 2:] - locations], dim=-1)
     predicted = boxes_at(locations, strides, outputs["distances"].float())
-    of_box = 1 - paired_giou(predicted / strides[:, None], true / strides[:, None])
+    of_box = 1 - paired_generalized_iou(predicted / strides[:, None], true / strides[:, None])
     of_centre = F.binary_cross_entropy_with_logits(
         outputs["centreness"].float(), centreness_of(sides).clamp(max=1), reduction="none"
     )

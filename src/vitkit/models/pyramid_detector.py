@@ -154,22 +154,24 @@ class Fcos(DenseModel):
         self.pyramid = nn.ModuleList(Level(width, channels, count) for count in counts)
         self.head = Head(config)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Images (B, 3, H, W) to detections (B, detections, 6) by their score, as DenseModel defines them."""
+    def forward(self, images: Tensor, train: bool = False) -> Any:
+        """Images (B, 3, H, W) to detections (B, detections, 6), or with `train` to what the loss needs."""
+        return self.train_outputs(images) if train else self.detect(images)
+
+    def detect(self, images: Tensor) -> Tensor:
+        """Images (B, 3, H, W) to detections by their score, as DenseModel defines them."""
         c, out = self.config, self.train_outputs(images)
         scores = (out["logits"].sigmoid() * out["centreness"].sigmoid()[..., None]).sqrt()  # (B, N, K)
         size = images.new_tensor([images.shape[3], images.shape[2]] * 2, dtype=torch.float32)
         boxes = (boxes_at(out["locations"], out["strides"], out["distances"]) / size).clamp(0, 1)
         flat = scores.flatten(1)
         best, places = flat.topk(min(c.candidates, flat.shape[1]), dim=1)
-        numbers = places % c.classes
+        classes = places % c.classes
         boxes = boxes.gather(1, (places // c.classes)[..., None].expand(-1, -1, 4))
-        apart = boxes + 2 * numbers[..., None].to(boxes.dtype)  # boxes of different classes do not overlap
-        kept, kept_scores = nms(apart, best, c.overlap, c.detections)
-        boxes = boxes.gather(1, kept[..., None].expand(-1, -1, 4))
-        labels = numbers.gather(1, kept).to(boxes.dtype)
-        rows = torch.cat([boxes, kept_scores[..., None], labels[..., None]], dim=-1)
-        return F.pad(rows, (0, 0, 0, c.detections - rows.shape[1]))
+        kept, exists = nms(boxes, best, c.overlap, c.detections, classes)
+        parts = boxes.gather(1, kept[..., None].expand(-1, -1, 4)), best.gather(1, kept)[..., None]
+        labels = classes.gather(1, kept)[..., None].to(boxes.dtype)
+        return torch.cat([*parts, labels], dim=-1) * exists[..., None]
 
     def train_outputs(self, images: Tensor) -> dict[str, Any]:
         """For all locations: logits (B, N, K), distances (B, N, 4) in strides, centreness logits (B, N).

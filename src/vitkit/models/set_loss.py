@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.ops.assignment import linear_assignment
-from vitkit.ops.boxes import cxcywh_to_xyxy, generalized_iou, paired_giou
+from vitkit.ops.boxes import corners, generalized_iou, paired_generalized_iou
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class SetLoss:
         chance = logits.float().softmax(-1)
         index = classes.clamp(min=0)[..., None, :].expand(*chance.shape[:-1], -1)
         distance = (boxes[..., :, None, :] - true[..., None, :, :]).abs().sum(-1)
-        overlap = generalized_iou(cxcywh_to_xyxy(boxes), cxcywh_to_xyxy(true))
+        overlap = generalized_iou(corners(boxes), corners(true))
         total = self.of_distance * distance - self.of_class * chance.gather(-1, index)
         return total - self.of_overlap * overlap
 
@@ -76,7 +76,7 @@ class SetLoss:
         entropy = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
         mine = true.gather(1, rows[..., None].expand(-1, -1, 4))  # (B, Q, 4)
         distance = (boxes - mine).abs().sum(-1)
-        overlap = paired_giou(cxcywh_to_xyxy(boxes), cxcywh_to_xyxy(mine))
+        overlap = paired_generalized_iou(corners(boxes), corners(mine))
         parts = {
             "class_loss": (entropy * weight.flatten()).sum() / weight.sum(),
             "distance_loss": torch.where(matched, distance, 0.0).sum() / count,

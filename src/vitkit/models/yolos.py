@@ -15,7 +15,7 @@ from vitkit.models.dense import DenseConfig, DenseModel
 from vitkit.models.initialization import xavier
 from vitkit.models.positions import Grid, learned_at, resize_positions
 from vitkit.models.vit_config import ViTConfig, grid_of
-from vitkit.ops.boxes import cxcywh_to_xyxy
+from vitkit.ops.boxes import corners
 from vitkit.ops.precision import interpolates_repeatably
 
 STD = 0.02  # of tokens and positions that start as random numbers
@@ -95,11 +95,15 @@ class Yolos(DenseModel):
         self.class_head = BoxHead(width, config.classes + 1)  # the last one: no object
         self.box_head = BoxHead(width, 4)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor, train: bool = False) -> Any:
+        """Images (B, 3, H, W) to detections (B, Q, 6), or with `train` to what the loss needs."""
+        return self.train_outputs(images) if train else self.detect(images)
+
+    def detect(self, images: Tensor) -> Tensor:
         """Images (B, 3, H, W) to detections (B, Q, 6) by their score, as DenseModel defines them."""
         out = self.train_outputs(images)
         scores, labels = out["logits"].float().softmax(-1)[..., :-1].max(-1)
-        boxes = cxcywh_to_xyxy(out["boxes"].float()).clamp(0, 1)
+        boxes = corners(out["boxes"].float()).clamp(0, 1)
         rows = torch.cat([boxes, scores[..., None], labels[..., None].to(boxes.dtype)], dim=-1)
         order = scores.argsort(dim=1, descending=True, stable=True)
         return rows.gather(1, order[..., None].expand_as(rows))

@@ -1,76 +1,104 @@
-"""Boxes as tensors: their overlap, their two usual forms, and non-maximum suppression."""
+"""Boxes: corners and centres, IoU and generalised IoU, and greedy non-maximum suppression of static shape."""
 
-# N boxes of one list, M of another; ... the same leading axes, such as a batch
+# B images, N and M boxes; a box is (x0, y0, x1, y1), and ... are any leading dimensions
 
 import torch
 from torch import Tensor
 
-EPS = 1e-9  # of areas, so that an empty box has an overlap of 0 with all others
-ROUNDS = 24  # of suppression: one box suppresses another, which then spares a third, and so on
 
-
-def cxcywh_to_xyxy(boxes: Tensor) -> Tensor:
-    """Centre, width and height (..., 4) to left, top, right and bottom."""
-    centre, size = boxes[..., :2], boxes[..., 2:]
+def corners(boxes: Tensor) -> Tensor:
+    """(..., 4) of (x0, y0, x1, y1) from (centre x, centre y, width, height)."""
+    centre, size = boxes.split(2, dim=-1)
     return torch.cat([centre - size / 2, centre + size / 2], dim=-1)
 
 
-def xyxy_to_cxcywh(boxes: Tensor) -> Tensor:
-    """Left, top, right and bottom (..., 4) to centre, width and height."""
-    first, last = boxes[..., :2], boxes[..., 2:]
-    return torch.cat([(first + last) / 2, last - first], dim=-1)
+def centres(boxes: Tensor) -> Tensor:
+    """(..., 4) of (centre x, centre y, width, height) from (x0, y0, x1, y1)."""
+    low, high = boxes.split(2, dim=-1)
+    return torch.cat([(low + high) / 2, high - low], dim=-1)
 
 
 def box_area(boxes: Tensor) -> Tensor:
-    """The areas (...) of boxes (..., 4); 0 of a box without a width or a height."""
-    return (boxes[..., 2:] - boxes[..., :2]).clamp(min=0).prod(-1)
+    """(...): zero where a right edge is not to the right of its left edge, or a bottom not below its top."""
+    x0, y0, x1, y1 = boxes.unbind(-1)
+    return (x1 - x0).clamp(min=0) * (y1 - y0).clamp(min=0)
 
 
-def overlap(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Intersection and union (...) of boxes (..., 4), which broadcast."""
-    first = torch.maximum(left[..., :2], right[..., :2])
-    last = torch.minimum(left[..., 2:], right[..., 2:])
-    shared = (last - first).clamp(min=0).prod(-1)
-    return shared, box_area(left) + box_area(right) - shared
+def paired_iou(first: Tensor, second: Tensor) -> Tensor:
+    """The IoU of each box with the one at the same place; the leading dimensions are broadcast.
 
-
-def box_iou(left: Tensor, right: Tensor) -> Tensor:
-    """Intersection over union of each pair of boxes (..., N, 4) and (..., M, 4), (..., N, M)."""
-    shared, union = overlap(left[..., :, None, :], right[..., None, :, :])
-    return shared / union.clamp(min=EPS)
-
-
-def paired_giou(left: Tensor, right: Tensor) -> Tensor:
-    """Generalised IoU (...) of boxes (..., 4) with others of the same place, from -1 to 1."""
-    shared, union = overlap(left, right)
-    first = torch.minimum(left[..., :2], right[..., :2])
-    last = torch.maximum(left[..., 2:], right[..., 2:])
-    hull = (last - first).clamp(min=0).prod(-1)
-    return shared / union.clamp(min=EPS) - (hull - union) / hull.clamp(min=EPS)
-
-
-def generalized_iou(left: Tensor, right: Tensor) -> Tensor:
-    """Generalised IoU of each pair of boxes (..., N, 4) and (..., M, 4), (..., N, M)."""
-    return paired_giou(left[..., :, None, :], right[..., None, :, :])
-
-
-def nms(boxes: Tensor, scores: Tensor, threshold: float, most: int) -> tuple[Tensor, Tensor]:
-    """The boxes (..., N, 4) that stay when each suppresses those of lower score (..., N) that overlap it.
-
-    Returns the indices and the scores of `most` boxes, (..., most), by their score; rows that are missing
-    have score 0. Shapes depend on nothing but shapes, so that exported graphs and CUDA graphs can hold it.
-
-    In order of score, a box stays if no box that stays overlaps it by more than the threshold. Each round
-    decides this for all boxes at once from the round before, and so for one more link of every chain of
-    suppressions; chains are short, and a longer one than ROUNDS changes a box at its end.
+    It is 0 if neither box has an area.
     """
-    scores, order = scores.sort(dim=-1, descending=True, stable=True)
-    boxes = boxes.gather(-2, order[..., None].expand_as(boxes))
-    count = boxes.shape[-2]
-    higher = torch.ones(count, count, device=boxes.device).triu(1)  # row suppresses column
-    suppresses = (box_iou(boxes, boxes) > threshold).to(higher.dtype) * higher
-    stays = torch.ones_like(scores)
-    for _ in range(min(ROUNDS, count)):
-        stays = ((stays[..., None, :] @ suppresses)[..., 0, :] < 0.5).to(scores.dtype)
-    kept, places = (scores * stays).topk(min(most, count), dim=-1)
-    return order.gather(-1, places), kept
+    intersection, union = intersection_and_union(first, second)
+    return ratio(intersection, union)
+
+
+def box_iou(first: Tensor, second: Tensor) -> Tensor:
+    """(..., N, M) from (..., N, 4) and (..., M, 4)."""
+    return paired_iou(first[..., :, None, :], second[..., None, :, :])
+
+
+def paired_generalized_iou(first: Tensor, second: Tensor) -> Tensor:
+    """IoU minus the share of the smallest box around both that neither covers: from -1 to 1.
+
+    It has a gradient also where the boxes do not overlap. Rezatofighi et al., 2019.
+    """
+    intersection, union = intersection_and_union(first, second)
+    around = box_area(
+        torch.cat(
+            [torch.minimum(first[..., :2], second[..., :2]), torch.maximum(first[..., 2:], second[..., 2:])],
+            dim=-1,
+        )
+    )
+    return ratio(intersection, union) - ratio(around - union, around)
+
+
+def generalized_iou(first: Tensor, second: Tensor) -> Tensor:
+    """(..., N, M) from (..., N, 4) and (..., M, 4)."""
+    return paired_generalized_iou(first[..., :, None, :], second[..., None, :, :])
+
+
+def intersection_and_union(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """The areas, coordinate by coordinate: tensors of pairs of numbers would be several times slower."""
+    (left, top, right, bottom), (x0, y0, x1, y1) = first.unbind(-1), second.unbind(-1)
+    width = (torch.minimum(right, x1) - torch.maximum(left, x0)).clamp(min=0)
+    height = (torch.minimum(bottom, y1) - torch.maximum(top, y0)).clamp(min=0)
+    intersection = width * height
+    return intersection, box_area(first) + box_area(second) - intersection
+
+
+def ratio(part: Tensor, whole: Tensor) -> Tensor:
+    """part / whole, and 0 with a gradient of 0 where the whole is 0."""
+    positive = whole > 0
+    return part * positive / torch.where(positive, whole, torch.ones_like(whole))
+
+
+def nms(
+    boxes: Tensor, scores: Tensor, threshold: float, most: int, classes: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Greedy non-maximum suppression: (B, most) rows by falling score, and (B, most) whether there is one.
+
+    boxes (B, N, 4), scores (B, N), classes (B, N). A box is dropped if its IoU with a kept box of a higher
+    score is greater than `threshold`; of equal scores the first comes first. Boxes with a score of -inf are
+    left out. Only boxes of the same class suppress each other; comparing classes is exact, unlike moving each
+    class to an area of its own, which rounds the coordinates. Rows that are missing at the end are 0.
+
+    The answer is exactly that of the loop over all sorted boxes that stops after `most`. Each turn takes the
+    best box that is left and strikes out those it suppresses, so the number of turns, and all shapes, are
+    fixed: there is no synchronisation, and it can be captured and exported. Memory grows with N squared.
+    """
+    keeps = box_iou(boxes, boxes) <= threshold  # (B, N, N): row i says which boxes survive box i
+    if classes is not None:
+        keeps = keeps | (classes[..., :, None] != classes[..., None, :])
+    place = torch.arange(boxes.shape[-2], device=boxes.device)
+    keeps = keeps & (place[:, None] != place)  # a box that is taken is no longer left, also one of no area
+    none = torch.full_like(scores, float("-inf"))
+    left, rows, best_scores = scores, [], []
+    for _ in range(most):
+        best = left.argmax(dim=-1, keepdim=True)  # the first of the highest; 0 if none is left
+        rows.append(best)
+        best_scores.append(left.gather(-1, best))
+        row = keeps.gather(-2, best[..., None].expand(*best.shape, len(place)))  # (B, 1, N)
+        left = torch.where(row.squeeze(-2), left, none)
+    exists = torch.cat(best_scores, dim=-1) > float("-inf")
+    return torch.cat(rows, dim=-1) * exists, exists
