@@ -32,6 +32,7 @@ class FcosConfig(DenseConfig):
     """A ViT, a feature pyramid from its last map, and a head that is shared by the levels."""
 
     kind: ClassVar[str] = "FCOS"
+    task: ClassVar[str] = "detect"
 
     head_width: int = 256  # channels of the pyramid and of the head
     head_depth: int = 4  # convolutions of each of the two branches
@@ -219,6 +220,7 @@ class Fcos(DenseModel):
                 nn.init.normal_(part.weight, std=0.01, generator=generator)
                 if part.bias is not None:
                     nn.init.zeros_(part.bias)
+        assert self.head.classify.bias is not None
         nn.init.constant_(self.head.classify.bias, -math.log((1 - PRIOR) / PRIOR))
         nn.init.ones_(self.head.scales)
 

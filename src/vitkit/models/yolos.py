@@ -27,6 +27,7 @@ class YolosConfig(DenseConfig):
     """A ViT and its detection tokens."""
 
     kind: ClassVar[str] = "YOLOS"
+    task: ClassVar[str] = "detect"
 
     detections: int = 100  # tokens, and so boxes of each image
     middle_size: tuple[int, int] = (0, 0)  # H, W of positions between the layers; (0, 0): there are none
@@ -69,7 +70,7 @@ class BoxHead(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
 
     def forward(self, z: Tensor) -> Tensor:
-        for layer in self.layers[:-1]:  # type: ignore[union-attr]
+        for layer in self.layers[:-1]:
             z = layer(z).relu()
         return self.layers[-1](z)
 

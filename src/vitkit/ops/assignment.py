@@ -34,11 +34,11 @@ def columns_of_rows(cost: np.ndarray) -> np.ndarray:
         return np.zeros(0, np.int64)
     row_price, column_price = cost.min(1), np.zeros(m)
     owner, column = np.full(m, -1), np.full(n, -1)  # the row of each column, and the column of each row
-    for row, best in enumerate(cost.argmin(1)):  # rows whose best column is free need no search
+    for row, best in enumerate(cost.argmin(1).tolist()):  # rows whose best column is free need no search
         if owner[best] < 0:
             owner[best], column[row] = row, best
-    for row in np.flatnonzero(column < 0):
-        augment(cost, int(row), row_price, column_price, owner, column)
+    for row in np.flatnonzero(column < 0).tolist():
+        augment(cost, row, row_price, column_price, owner, column)
     return column
 
 

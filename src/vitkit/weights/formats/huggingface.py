@@ -6,7 +6,8 @@ from typing import Any
 from vitkit.errors import WeightsError
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViTConfig
-from vitkit.weights.formats import hf_models
+from vitkit.models.yolos import YolosConfig
+from vitkit.weights.formats import hf_models, yolos_layouts
 from vitkit.weights.formats.hf_json import (
     CONFIG,
     PREPROCESSOR,
@@ -207,6 +208,8 @@ LAYOUT = Layout(
 
 def choose(config: Config) -> Layout:
     """The layout of the transformers class that computes as the model does."""
+    if isinstance(config, YolosConfig):
+        return yolos_layouts.HF
     if isinstance(config, ViTConfig):
         if config.rope == "dinov3":
             return hf_models.DINOV3
@@ -228,7 +231,7 @@ def needed_tokens(config: ViTConfig) -> dict[str, bool]:
 FORMAT = Format(
     name="hf",
     description="config.json and safetensors, as transformers reads and writes them",
-    layouts=(hf_models.DINOV3, hf_models.DINOV2, hf_models.CLIP, hf_models.SIGLIP, LAYOUT),
+    layouts=(yolos_layouts.HF, hf_models.DINOV3, hf_models.DINOV2, hf_models.CLIP, hf_models.SIGLIP, LAYOUT),
     choose=choose,
     tokens=needed_tokens,
     text=True,
