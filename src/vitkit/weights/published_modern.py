@@ -188,7 +188,7 @@ def eva02() -> Iterator[dict[str, Any]]:
 def yolos() -> Iterator[dict[str, Any]]:
     """Detectors of 91 COCO numbers, as transformers has them; their names are those of their encoders."""
     rows = {"tiny": ("Ti", ""), "small": ("S", ""), "small-300": ("S", "-300"), "base": ("B", "")}
-    fit = Preprocessing(resize="fit", **IMAGENET | {"interpolation": "bilinear"})
+    fit = Preprocessing(resize="fit", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     for word, (size, ending) in rows.items():
         model = f"ViT-{size}/16"
         yield {"name": f"{model}.yolos{ending}-coco", "model": model, "trained_on": "ImageNet, COCO",
