@@ -8,6 +8,7 @@ from vitkit.errors import ConfigError
 from vitkit.models.initialization import initialize_vit
 from vitkit.models.pyramid_detector import FcosConfig, boxes_at, fcos_config, locations
 from vitkit.models.vit import ViTConfig
+from vitkit.ops.fused import exporting
 
 
 def detector(patch=8, size=(64, 64), classes=2, **options):
@@ -78,3 +79,14 @@ def test_a_location_is_the_middle_of_its_cell():
 def test_configurations_that_cannot_be_built_are_refused(options):
     with pytest.raises(ConfigError):
         FcosConfig(**({"vit": ViTConfig(classes=0), "classes": 2} | options))
+
+
+@pytest.mark.slow
+def test_an_exported_graph_detects_the_same_in_batches_of_any_size():
+    model = detector(8, (64, 72), detections=5).requires_grad_(False)
+    with exporting(), torch.no_grad():
+        shapes = ({0: torch.export.Dim("batch", min=1)},)
+        program = torch.export.export(model, (torch.randn(2, 3, 64, 72),), dynamic_shapes=shapes, strict=True)
+    for count in (1, 3):
+        images = torch.randn(count, 3, 64, 72)
+        torch.testing.assert_close(program.module()(images), model(images), atol=1e-5, rtol=1e-5)
