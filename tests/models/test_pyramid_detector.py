@@ -29,7 +29,7 @@ def detector(patch=8, size=(64, 64), classes=2, **options):
 def test_levels_cover_the_image_for_any_patch(patch, size, strides):
     model = detector(patch, size)
     images = torch.randn(2, 3, *size)
-    out, found = model.train_outputs(images), model(images)
+    out, result = model.train_outputs(images), model(images)
     assert model.config.strides == strides
     cells = [-(-side // patch) * patch for side in size]  # padded to whole patches
     expected = [np.prod([-(-cell // stride) for cell in cells]) for stride in strides]
@@ -39,9 +39,11 @@ def test_levels_cover_the_image_for_any_patch(patch, size, strides):
     for axis, pixels in ((1, size[0]), (0, size[1])):  # x comes before y
         of_first = out["locations"][: counts[0], axis]
         assert of_first.min() == strides[0] / 2 and pixels - strides[0] < of_first.max() < pixels + patch
-    assert found.shape == (2, model.config.detections, 6)
-    assert (found[..., 4].diff(dim=1) <= 0).all() and found[..., :4].min() >= 0 and found[..., :4].max() <= 1
-    assert set(found[..., 5].unique().tolist()) <= {0.0, 1.0}
+    assert result.shape == (2, model.config.detections, 6)
+    assert (
+        (result[..., 4].diff(dim=1) <= 0).all() and result[..., :4].min() >= 0 and result[..., :4].max() <= 1
+    )
+    assert set(result[..., 5].unique().tolist()) <= {0.0, 1.0}
 
 
 @torch.no_grad()
