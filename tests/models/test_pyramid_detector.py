@@ -40,9 +40,8 @@ def test_levels_cover_the_image_for_any_patch(patch, size, strides):
         of_first = out["locations"][: counts[0], axis]
         assert of_first.min() == strides[0] / 2 and pixels - strides[0] < of_first.max() < pixels + patch
     assert result.shape == (2, model.config.detections, 6)
-    assert (
-        (result[..., 4].diff(dim=1) <= 0).all() and result[..., :4].min() >= 0 and result[..., :4].max() <= 1
-    )
+    assert (result[..., 4].diff(dim=1) <= 0).all()
+    assert result[..., :4].min() >= 0 and result[..., :4].max() <= 1
     assert set(result[..., 5].unique().tolist()) <= {0.0, 1.0}
 
 

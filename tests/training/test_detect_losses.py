@@ -139,7 +139,7 @@ def test_centreness_and_the_focal_loss_have_their_known_values():
     assert loss.tolist() == pytest.approx([0.0625 * math.log(2), 0.1875 * math.log(2)])
 
 
-def test_nothing_of_the_dense_loss_depends_on_values():
+def test_shapes_depend_on_no_value_and_none_is_read_back():
     """On tensors without values it would raise, as it would when a CUDA graph is captured."""
     vit = ViTConfig(width=48, depth=1, heads=3, hidden=96, patch=8, image_size=(64, 64), classes=0)
     with torch.device("meta"):
@@ -148,7 +148,9 @@ def test_nothing_of_the_dense_loss_depends_on_values():
         loss = fcos_loss(model(images, train=True), boxes, classes)["loss"]
         loss.backward()
         assert model.eval()(images).shape == (2, 100, 6)
-    assert loss.shape == () and model.head.scales.grad.shape == (4,)
+        outputs = {"logits": torch.empty(2, 9, 4), "boxes": torch.empty(2, 9, 4)}
+        of_set = SetLoss()(outputs, boxes, classes)["loss"]  # with up to 16 objects
+    assert loss.shape == of_set.shape == () and model.head.scales.grad.shape == (4,)
 
 
 SET = {  # logits of two classes and none, boxes, true boxes and classes; the last row is not used
