@@ -8,6 +8,7 @@ from vitkit.errors import ConfigError
 from vitkit.models.initialization import initialize_vit
 from vitkit.models.pyramid_detector import FcosConfig, boxes_at, fcos_config, locations
 from vitkit.models.vit import ViTConfig
+from vitkit.ops.fused import exporting
 
 
 def detector(patch=8, size=(64, 64), classes=2, **options):
@@ -28,7 +29,7 @@ def detector(patch=8, size=(64, 64), classes=2, **options):
 def test_levels_cover_the_image_for_any_patch(patch, size, strides):
     model = detector(patch, size)
     images = torch.randn(2, 3, *size)
-    out, found = model.train_outputs(images), model(images)
+    out, result = model.train_outputs(images), model(images)
     assert model.config.strides == strides
     cells = [-(-side // patch) * patch for side in size]  # padded to whole patches
     expected = [np.prod([-(-cell // stride) for cell in cells]) for stride in strides]
@@ -38,9 +39,10 @@ def test_levels_cover_the_image_for_any_patch(patch, size, strides):
     for axis, pixels in ((1, size[0]), (0, size[1])):  # x comes before y
         of_first = out["locations"][: counts[0], axis]
         assert of_first.min() == strides[0] / 2 and pixels - strides[0] < of_first.max() < pixels + patch
-    assert found.shape == (2, model.config.detections, 6)
-    assert (found[..., 4].diff(dim=1) <= 0).all() and found[..., :4].min() >= 0 and found[..., :4].max() <= 1
-    assert set(found[..., 5].unique().tolist()) <= {0.0, 1.0}
+    assert result.shape == (2, model.config.detections, 6)
+    assert (result[..., 4].diff(dim=1) <= 0).all()
+    assert result[..., :4].min() >= 0 and result[..., :4].max() <= 1
+    assert set(result[..., 5].unique().tolist()) <= {0.0, 1.0}
 
 
 @torch.no_grad()
@@ -78,3 +80,14 @@ def test_a_location_is_the_middle_of_its_cell():
 def test_configurations_that_cannot_be_built_are_refused(options):
     with pytest.raises(ConfigError):
         FcosConfig(**({"vit": ViTConfig(classes=0), "classes": 2} | options))
+
+
+@pytest.mark.slow
+def test_an_exported_graph_detects_the_same_in_batches_of_any_size():
+    model = detector(8, (64, 72), detections=5).requires_grad_(False)
+    with exporting(), torch.no_grad():
+        shapes = ({0: torch.export.Dim("batch", min=1)},)
+        program = torch.export.export(model, (torch.randn(2, 3, 64, 72),), dynamic_shapes=shapes, strict=True)
+    for count in (1, 3):
+        images = torch.randn(count, 3, 64, 72)
+        torch.testing.assert_close(program.module()(images), model(images), atol=1e-5, rtol=1e-5)

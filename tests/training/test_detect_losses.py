@@ -1,4 +1,4 @@
-"""The losses of detection: FCOS against a literal implementation, and learning a few images by heart."""
+"""The losses of detection against literal implementations, and learning a few images by heart."""
 
 import math
 
@@ -9,6 +9,7 @@ import torch
 from vitkit.models.fcos_loss import assign, centreness_of, fcos_loss, focal_loss
 from vitkit.models.initialization import initialize_vit
 from vitkit.models.pyramid_detector import fcos_config, locations
+from vitkit.models.set_loss import SetLoss
 from vitkit.models.vit import ViTConfig
 from vitkit.ops.boxes import box_iou, generalized_iou
 
@@ -136,6 +137,61 @@ def test_centreness_and_the_focal_loss_have_their_known_values():
     assert centreness_of(sides).tolist() == pytest.approx([1, 1 / 3, 0.25])
     loss = focal_loss(torch.zeros(2), torch.tensor([1.0, 0.0]))
     assert loss.tolist() == pytest.approx([0.0625 * math.log(2), 0.1875 * math.log(2)])
+
+
+def test_shapes_depend_on_no_value_and_none_is_read_back():
+    """On tensors without values it would raise, as it would when a CUDA graph is captured."""
+    vit = ViTConfig(width=48, depth=1, heads=3, hidden=96, patch=8, image_size=(64, 64), classes=0)
+    with torch.device("meta"):
+        model = fcos_config(vit, 2, head_width=32, head_depth=1).build()
+        images, boxes, classes = torch.empty(2, 3, 64, 64), torch.empty(2, 5, 4), torch.ones(2, 5).long()
+        loss = fcos_loss(model(images, train=True), boxes, classes)["loss"]
+        loss.backward()
+        assert model.eval()(images).shape == (2, 100, 6)
+        outputs = {"logits": torch.empty(2, 9, 4), "boxes": torch.empty(2, 9, 4)}
+        of_set = SetLoss()(outputs, boxes, classes)["loss"]  # with up to 16 objects
+    assert loss.shape == of_set.shape == () and model.head.scales.grad.shape == (4,)
+
+
+SET = {  # logits of two classes and none, boxes, true boxes and classes; the last row is not used
+    "logits": [[2, 0, 0], [0, 1, 0], [0, 0, 3], [1, 1, 0]],
+    "boxes": [[0.3, 0.3, 0.2, 0.2], [0.7, 0.7, 0.4, 0.4], [0.5, 0.5, 1, 1], [0.25, 0.3, 0.2, 0.3]],
+    "true": [[0.3, 0.3, 0.2, 0.3], [0.6, 0.7, 0.4, 0.4], [0, 0, 0, 0]],
+    "classes": [0, 1, -1],
+}
+
+
+def test_set_prediction_has_the_known_costs_and_losses():
+    logits, boxes, true = (torch.tensor(SET[name], dtype=torch.float32)[None] for name in list(SET)[:3])
+    classes, criterion = torch.tensor(SET["classes"])[None], SetLoss()
+    costs = criterion.cost(logits, boxes, true, classes)[0, :, :2]
+    expected = [[-1.620319, 6.441112], [6.449963, -1.276117], [9.334721, 7.134721], [-1.372319, 5.925117]]
+    torch.testing.assert_close(costs, torch.tensor(expected), atol=2e-6, rtol=0)
+    outputs = {"logits": logits, "boxes": boxes}
+    assert criterion.match(outputs, true, classes).tolist() == [[0, 1, -1, -1]]
+    losses = {name: value.item() for name, value in criterion(outputs, true, classes).items()}
+    assert losses == {
+        "loss": pytest.approx(1.681825, abs=2e-6), "class_loss": pytest.approx(0.448491, abs=2e-6),
+        "distance_loss": pytest.approx(0.1, abs=2e-6), "overlap_loss": pytest.approx(0.366667, abs=2e-6),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [0, 2, 12])
+def test_set_prediction_without_objects_and_with_more_objects_than_predictions(rows):
+    logits, boxes = torch.zeros(2, 4, 3, requires_grad=True), torch.full((2, 4, 4), 0.5, requires_grad=True)
+    true = torch.rand(2, rows, 4) * 0.5 + 0.2
+    none = SetLoss()({"logits": logits, "boxes": boxes}, true, torch.full((2, rows), -1))
+    assert none["distance_loss"] == none["overlap_loss"] == 0
+    assert none["class_loss"].item() == pytest.approx(math.log(3))
+    losses = SetLoss()({"logits": logits, "boxes": boxes}, true, torch.ones(2, rows, dtype=torch.int64))
+    losses["loss"].backward()
+    assert logits.grad.isfinite().all() and boxes.grad.isfinite().all()
+    used = (
+        SetLoss().match({"logits": logits, "boxes": boxes}, true, torch.ones(2, rows).long())
+        if rows
+        else None
+    )
+    assert used is None or (used >= 0).sum(1).tolist() == [min(rows, 4)] * 2
 
 
 def drawn(images=4, size=64, seed=0):

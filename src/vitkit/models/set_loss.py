@@ -1,6 +1,7 @@
 """The losses of set prediction (DETR, YOLOS): each object is matched with one prediction, at the least cost.
 
-Matching runs on the CPU, so a step with it reads from the GPU and cannot be captured in a CUDA graph.
+Up to 16 objects in an image are matched on the device, in a step that a CUDA graph can hold; more of them on
+the CPU, for which the step has to wait.
 """
 
 # B batch, Q predictions, M rows of objects (those that are not used have class -1), K classes
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.ops.assignment import linear_assignment
+from vitkit.ops.batched_assignment import LARGEST, assign
 from vitkit.ops.boxes import corners, generalized_iou, paired_generalized_iou
 
 
@@ -41,15 +43,23 @@ class SetLoss:
     @torch.no_grad()
     def match(self, outputs: dict[str, Tensor], true: Tensor, classes: Tensor) -> Tensor:
         """The object of each prediction, (B, Q): its row, or -1."""
-        cost = self.cost(outputs["logits"], outputs["boxes"].float(), true, classes)
-        costs = cost.nan_to_num(0.0, 1e10, -1e10).cpu().numpy()
-        used = (classes >= 0).cpu().numpy()
+        costs, real = self.cost(outputs["logits"], outputs["boxes"].float(), true, classes), classes >= 0
+        b, q, m = costs.shape
+        if q < m:  # as many objects as predictions, in the tensor's shape; fewer of them may be there
+            return self.match_few(costs, real)
+        rows = torch.full((b, q + 1), -1, device=costs.device)  # the last place is that of rows not used
+        places = torch.where(real, assign(costs.mT, real), q)
+        return rows.scatter(1, places, torch.arange(m, device=costs.device).expand(b, -1))[:, :q]
+
+    def match_few(self, costs: Tensor, real: Tensor) -> Tensor:
+        """`match` with fewer predictions than rows of objects, on the CPU."""
+        costs = costs.nan_to_num(0.0, LARGEST, -LARGEST)
         rows = np.full(costs.shape[:2], -1)
-        for row, one, real in zip(rows, costs, used, strict=True):
-            columns = np.flatnonzero(real)
+        for row, one, used in zip(rows, costs.cpu().numpy(), real.cpu().numpy(), strict=True):
+            columns = np.flatnonzero(used)
             predictions, objects = linear_assignment(one[:, columns])
             row[predictions] = columns[objects]
-        return torch.from_numpy(rows).to(cost.device)
+        return torch.from_numpy(rows).to(costs.device)
 
     def __call__(self, outputs: dict[str, Tensor], true: Tensor, classes: Tensor) -> dict[str, Tensor]:
         """The loss and its parts, of all predictions of a batch at once.

@@ -199,8 +199,8 @@ class Detect(Dense):
         model = self.extract(module)
         detections = context.forward(model, batch["image"]).double().cpu()
         view_size = (batch["image"].shape[2], batch["image"].shape[3])
-        found = self.targets_of(context.source, batch["index"])
-        with_boxes = context.place(batch | padded_objects(found, view_size, model.preprocessing))
+        objects = self.targets_of(context.source, batch["index"])
+        with_boxes = context.place(batch | padded_objects(objects, view_size, model.preprocessing))
         loss = self.objective(model)(module, with_boxes)["loss"].double().cpu().expand(len(detections), 1)
         return torch.cat([batch["index"].double().cpu()[:, None], loss, detections.flatten(1)], dim=1)
 
@@ -219,8 +219,8 @@ class Detect(Dense):
                 detections = row[2:].reshape(-1, COLUMNS)
                 detections = detections[detections[:, 4] > 0]
                 boxes = placed(detections[:, :4], target.size, model.config.image_size, model.preprocessing)
-                found = Detections(boxes, detections[:, 4], detections[:, 5].astype(np.int64))
-                overlaps.append(overlap(found, target))
+                detected = Detections(boxes, detections[:, 4], detections[:, 5].astype(np.int64))
+                overlaps.append(overlap(detected, target))
         loss = float(content[:, 1].mean()) if len(content) else 0.0
         metrics = detection_metrics(overlaps, model.config.classes, loss)
         if metrics.ap is None:
