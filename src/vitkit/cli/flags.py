@@ -50,8 +50,9 @@ View = Annotated[
     str,
     arg(
         metavar="NAME",
-        help="Resize to the model's input size: model (its own preprocessing), squash (no crop), centre "
-        "(shorter side to 256/224 of the size, then centre crop) or centre:N (shorter side to N).",
+        help="Resize to the model's input size: model (its own preprocessing), squash (no crop), fit "
+        "(aspect ratio kept, padded), centre (shorter side to 256/224 of the size, then centre crop) or "
+        "centre:N (shorter side to N).",
     ),
 ]
 Reject = Annotated[

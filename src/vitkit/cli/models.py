@@ -66,7 +66,7 @@ OutputView = Annotated[
     str | None,
     arg(
         metavar="NAME",
-        help="Set the preprocessing of the output: squash, centre or centre:N, as in evaluate.",
+        help="Set the preprocessing of the output: squash, fit, centre or centre:N, as in evaluate.",
     ),
 ]
 

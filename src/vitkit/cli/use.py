@@ -101,8 +101,8 @@ FrozenView = Annotated[
     str,
     arg(
         metavar="NAME",
-        help="model, squash, centre or centre:N as in evaluate, or official: squash to 256/224 of the size, "
-        "then centre crop.",
+        help="model, squash, fit, centre or centre:N as in evaluate, or official: squash to 256/224 of the "
+        "size, then centre crop.",
     ),
 ]
 Cache = Annotated[

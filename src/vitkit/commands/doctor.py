@@ -14,6 +14,7 @@ import torch
 import vitkit
 from vitkit.commands.shared import Emit, note_if_slow
 from vitkit.commands.suspects import ModelLook
+from vitkit.commands.target_samples import write_samples
 from vitkit.data.doctor import Report, examine
 from vitkit.datasets.opening import open_data
 from vitkit.datasets.opening import shard as write_shards
@@ -54,16 +55,22 @@ def doctor(
     more: dict[str, Any] = {}
     if look:
         report, more = look.examine(splits, report)
+    if report.targets and not quick:
+        more["samples"] = str(write_samples(data, splits, report, out))
     if emit:
         emit(report.to_json() | more)
         return report.ok
     print_table(split_rows(report))
+    for split, part in (report.targets or {}).items() if not quick else ():
+        print_table([{split: name, **class_row(row)} for name, row in part["classes"].items()])
     for finding in report.findings:
         say(f"{finding.severity}: {finding.text} {finding.remedy}", style=STYLES[finding.severity])
     for note in more.get("notes", ()):
         say(f"note: {note}")
     if look:
         say(f"images to look at: {more['page']}; to correct: {more['manifest']}")
+    if "samples" in more:
+        say(f"samples with their masks or boxes: {more['samples']}")
     say("no problems that prevent training" if report.ok else "fix the errors before training")
     return report.ok
 
@@ -86,8 +93,19 @@ def split_rows(report: Report) -> list[dict[str, Any]]:
 
 def split_row(row: dict[str, Any]) -> dict[str, Any]:
     sizes = row["per_class"]
+    if not sizes:  # annotations that were not read
+        return {"images": row["images"]}
     fewest = {"fewest_in_a_class": sizes["min"], "median": sizes["median"], "most": sizes["max"]}
     return {"images": row["images"], "classes": row["classes"]} | fewest
+
+
+def class_row(row: dict[str, Any]) -> dict[str, Any]:
+    """The counts of a class for the terminal."""
+    shown = {"images": row["images"]}
+    if "pixels" in row:
+        return shown | {"pixels": f"{100 * row['pixels']:.2f} %"}
+    side = "-" if row["side"] is None else f"{row['side']:.0f} px"
+    return shown | {"objects": row["objects"], "median_side_at_512": side}
 
 
 LEAST = {"torch": "2.10", "numpy": "1.26", "pillow": "12.3", "safetensors": "0.5"}  # as in pyproject.toml

@@ -1,4 +1,4 @@
-"""Augmentations beside RandAugment: colour jitter, 3-Augment, DINO's distortions, random erasing, CutMix.
+"""Augmentations beside RandAugment: colours, 3-Augment, DINO's distortions, random erasing, CutMix.
 
 All are pure functions of an image and a random generator.
 """
@@ -15,6 +15,8 @@ ERASED_ASPECT = 0.3  # its aspect ratio is between this and the inverse
 ATTEMPTS = 10
 BLUR = (0.1, 2.0)  # radius in pixels
 SOLARIZE = 128
+HSV_PART = 2**14  # pixels
+PHOTOMETRIC = (32 / 255, 0.5, 0.5, 0.1)  # largest change of brightness, contrast, saturation and hue
 ENHANCEMENTS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 
 
@@ -63,6 +65,77 @@ def turn_hue(picture: Image.Image, share: float) -> Image.Image:
     hsv = np.array(picture.convert("HSV"))
     hsv[..., 0] += np.uint8(int(share * 255) % 256)  # wraps around
     return Image.fromarray(hsv, "HSV").convert("RGB")
+
+
+def photometric(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    """The photometric distortion of segmentation and detection; strength 1 is as usual, 0 is the image.
+
+    Brightness, contrast, saturation and hue (the last two in HSV) each change with probability 1/2; contrast
+    changes first or last.
+    """
+    if not strength:
+        return image
+    chances = rng.random(5) < 0.5
+    changes = rng.uniform(-1, 1, 4) * [strength * most for most in PHOTOMETRIC]
+    brightness, contrast, saturation, hue = np.where(chances[:4], changes, 0.0).tolist()
+    levels, last = np.arange(256) + 255 * brightness, bool(chances[4])
+    if not last:
+        levels = levels.clip(0, 255) * max(0.0, 1 + contrast)
+    if brightness or (contrast and not last):
+        image = np.take(to_levels(levels), image)
+    if saturation or hue:
+        image = change_hsv(image, max(0.0, 1 + saturation), hue)
+    if contrast and last:
+        image = np.take(to_levels(np.arange(256) * max(0.0, 1 + contrast)), image)
+    return image
+
+
+def to_levels(values: np.ndarray) -> np.ndarray:
+    return np.rint(values).clip(0, 255).astype(np.uint8)
+
+
+def change_hsv(image: np.ndarray, saturation: float, hue: float) -> np.ndarray:
+    """Multiply the saturations of an image (h, w, 3) by a factor, and turn its hues by a share of the circle.
+
+    As in HSV, but in float32, so that nothing is rounded in between; in parts that fit into the CPU cache.
+    """
+    flat = image.reshape(-1, 3)
+    result = np.empty_like(flat)
+    for start in range(0, len(flat), HSV_PART):
+        part, changed = flat[start : start + HSV_PART], result[start : start + HSV_PART]
+        planes = np.empty((3, len(part)), np.float32)
+        for channel in range(3):  # a transpose would take several times as long
+            planes[channel] = part[:, channel]
+        planes = changed_hsv(planes, np.float32(saturation), hue)
+        for channel in range(3):
+            changed[:, channel] = planes[channel]
+    return result.reshape(image.shape)
+
+
+def changed_hsv(planes: np.ndarray, saturation: np.float32, hue: float) -> np.ndarray:
+    """`change_hsv` of the levels of red, green and blue, (3, N) float32, rounded, in place."""
+    red, green, blue = planes
+    value = planes.max(0)
+    chroma = value - planes.min(0)
+    safe = np.maximum(chroma, 1)  # gray has no hue: its chroma is 0 whatever the hue
+    if not hue:
+        factor = np.minimum(saturation, value / safe)
+        planes -= value
+        planes *= factor
+        planes += value
+        return np.rint(planes, out=planes)
+    is_red, is_green = value == red, value == green  # masks multiplied, since `where` is slow on noise
+    angle = ((blue - red) / safe + 2) * is_green + ((red - green) / safe + 4) * ~is_green
+    angle = (green - blue) / safe * is_red + angle * ~is_red  # in sixths of the circle
+    chroma = np.minimum(chroma * saturation, value)
+    for number, offset in enumerate((3, 1, -1)):  # red, green, blue
+        turned = angle + np.float32(6 * hue + offset)
+        turned -= 6 * np.rint(turned * np.float32(1 / 6))
+        np.abs(turned, out=turned)
+        np.clip(2 - turned, 0, 1, out=turned)
+        turned *= chroma
+        np.subtract(value, turned, out=planes[number])
+    return np.rint(planes, out=planes)
 
 
 def three_augment(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:

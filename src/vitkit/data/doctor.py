@@ -19,6 +19,7 @@ from vitkit.data.findings import Finding, find, some
 from vitkit.data.loader import BadFiles, TooManyBad
 from vitkit.data.names import folded
 from vitkit.data.sources.source import Source
+from vitkit.data.target_checks import annotation_notes, examine_targets
 from vitkit.errors import Error
 
 FEW, FEW_IN_ALL = 5, 20  # training images of a class, and of all classes
@@ -46,13 +47,15 @@ class Report:
     sizes: dict[str, Any]
     modes: dict[str, int]
     findings: tuple[Finding, ...]  # errors first
+    targets: dict[str, dict[str, Any]] | None = None  # the annotations by split, of data with masks or boxes
 
     @property
     def ok(self) -> bool:
         return not any(finding.severity == "error" for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        return {"ok": self.ok} | asdict(self)
+        fields = {"ok": self.ok} | asdict(self)
+        return {key: value for key, value in fields.items() if key != "targets" or value is not None}
 
 
 class ImageCheck(NamedTuple):
@@ -60,7 +63,7 @@ class ImageCheck(NamedTuple):
 
     split: str
     name: str
-    label: str  # empty for multi-label data
+    label: str  # empty for multi-label data, and for images with masks or boxes
     size: tuple[int, int] | None = None  # width, height; None for an unusable image
     tags: tuple[str, ...] = ()  # "tiny", "mode-gray", "unusable-truncated" ...
     detail: str = ""  # follows the name in messages
@@ -90,13 +93,14 @@ def examine(splits: Mapping[str, Source], *, deep: bool = True, workers: int = 4
                     advance(1)
             checks += sorted(results, key=lambda check: check[:3])
     files = {split: files_by_class(source, names[split]) for split, source in splits.items()}
-    findings = [*structure(splits, files), *masks(checks), *copies(checks)]
+    targets, wrong = examine_targets(splits, names, deep=deep, workers=workers)
+    findings = [*structure(splits, files), *wrong, *masks(checks), *copies(checks)]
     for tag in sorted({tag for check in checks for tag in check.tags}):
         tagged = [check for check in checks if tag in check.tags]
         first = f"{tagged[0].name!r}{tagged[0].detail}"
         findings.append(find(tag, [check.name for check in tagged], first=first))
     findings.sort(key=lambda finding: ("error", "warning", "note").index(finding.severity))
-    per = {split: [len(members) for members in files[split].values() if members] for split in splits}
+    per = class_sizes(files, targets)
     numbers = {
         s: {"images": len(splits[s]), "classes": len(n), "per_class": summary(n)} for s, n in per.items()
     }
@@ -104,7 +108,18 @@ def examine(splits: Mapping[str, Source], *, deep: bool = True, workers: int = 4
     sides = {"width": summary([w for w, _ in sizes]), "height": summary([h for _, h in sizes])}
     share = {"non_square": sum(w != h for w, h in sizes) / max(len(sizes), 1)}
     modes = Counter(tag.removeprefix("mode-") for c in checks for tag in c.tags if tag.startswith("mode-"))
-    return Report(numbers, sides | share if sizes else {}, dict(sorted(modes.items())), tuple(findings))
+    shapes = sides | share if sizes else {}
+    return Report(numbers, shapes, dict(sorted(modes.items())), tuple(findings), targets)
+
+
+def class_sizes(
+    files: Mapping[str, Mapping[str, Sequence[str]]], targets: Mapping[str, Mapping[str, Any]] | None
+) -> dict[str, list[int]]:
+    """The numbers of images of the classes that have any, by split."""
+    if targets is None:
+        return {split: [len(m) for m in members.values() if m] for split, members in files.items()}
+    rows = {split: facts["classes"].values() for split, facts in targets.items()}
+    return {split: [row["images"] for row in values if row["images"]] for split, values in rows.items()}
 
 
 def ordered(splits: Mapping[str, Source]) -> dict[str, Source]:
@@ -189,6 +204,9 @@ def structure(splits: Mapping[str, Source], files: dict[str, dict[str, list[str]
     skipped = sorted({name for source in splits.values() for name in source.skipped})
     if skipped:
         yield find("other-files", skipped)
+    if any(source.targets for source in splits.values()):  # their images have no label of their own
+        yield from annotation_notes(splits)
+        return
     alike: dict[str, list[str]] = {}
     for name in sorted(set(chain(*files.values()))):
         alike.setdefault(folded(name), []).append(name)
@@ -247,7 +265,7 @@ def too_few(source: Source, train: str, present: Mapping[str, int], *, alone: bo
 
 def check_image(source: Source, index: int, split: str, name: str) -> ImageCheck:
     """Decode one image and collect what findings are based on."""
-    label = "" if source.multilabel else source.classes[source.labels[index]]
+    label = "" if source.multilabel or source.targets else source.classes[source.labels[index]]
     try:
         content = source.fetch(index)
         pixels = decode(content) if isinstance(content, bytes) else np.ascontiguousarray(content)

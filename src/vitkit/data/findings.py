@@ -59,6 +59,62 @@ KINDS = {  # severity, text, remedy; a remedy is one line
     "imbalance": ("warning", "In {train}, {large} and {small}",
         "Add images of the small classes, and check the accuracy per class (`vitkit evaluate RUN DATA`), "
         "which the overall accuracy hides"),
+    "bad-annotation": ("error", "Images whose mask or boxes cannot be used: {n}, e.g. {first}",
+        "Correct the annotation, or delete it with its image; " + LISTED),
+    "mask-white": ("error", "Masks of {split}: only the numbers 0 and 255, and 255 is ignored",
+        "Save the foreground as 1, the number of the second class: numpy.where(mask == 255, 1, 0)"),
+    "exif-unclear": ("warning", "Images that EXIF turns, with annotations that may be of either picture: {n}, "
+        "e.g. {files}",
+        "Look at them in the page of samples; where masks or boxes are beside their objects, save the image "
+        "turned and without its EXIF orientation"),
+    "box-empty": ("warning", "Boxes without area, in {n} images: {count}, e.g. in {files}",
+        "They are left out: draw them again, or delete them; " + LISTED),
+    "box-outside": ("warning", "Boxes wholly outside of their image, in {n} images: {count}, e.g. in {files}",
+        "They are left out: check whether the image was cropped or resized after it was annotated; " + LISTED),
+    "box-clipped": ("warning", "Boxes partly outside of their image, in {n} images: {count}, e.g. in {files}",
+        "They are clipped at its edge: look at some, since corners that were written as centres and images "
+        "that were resized look like this; " + LISTED),
+    "box-copies": ("warning", "Boxes that repeat another of the same class, in {n} images: {count}, e.g. in "
+        "{files}", "Delete the copies, since each counts as an object that is missed; " + LISTED),
+    "box-near-copies": ("warning", "Boxes that cover another of the same class by more than 95 %, in {n} "
+        "images: {count}, e.g. in {files}",
+        "Look at them, and delete one of two boxes around one object; " + LISTED),
+    "box-small": ("warning", "Objects with a side under {least} pixels once the image has {size}, in {n} "
+        "images: {count}, e.g. in {files}",
+        "They will hardly be detected: train with a larger --image-size, or cut the images into tiles"),
+    "class-small": ("warning", "Classes whose objects are mostly smaller than two patches once the image has "
+        "{size} pixels: {listed}",
+        "Train with a larger --image-size or smaller patches, or cut the images into tiles"),
+    "class-unannotated": ("warning", "Classes without an annotation in {split}: {classes}",
+        "Annotate images of them, or delete them from the list of classes; {split} says nothing about them"),
+    "mask-ignored": ("warning", "Masks of which more than half is ignored: {n}, e.g. {files}",
+        "Check the number of the ignored class, which is 255 or a last class called void; " + LISTED),
+    "mask-one-class": ("warning", "Masks of {split}: only the class {classes}",
+        "Check the masks: a model learns nothing from a single class; smoothing and conversion to gray change "
+        "numbers"),
+    "stray-annotations": ("warning", "Annotations without an image: {n}, e.g. {files}",
+        "Copy their images into the data, under the same names, or delete them; " + LISTED),
+    "unlisted-images": ("warning", "Images that the annotations do not list: {n}, e.g. {files}",
+        "They are not used: list them, also those without an object, or move them elsewhere; " + LISTED),
+    "absent-split": ("note", "Splits that data.yaml names and that have no images: {files}",
+        "No action needed if they are not there on purpose; missing splits are taken from the others"),
+    "no-file": ("note", "Images without a file of annotations: {n}, e.g. {files}",
+        "No action needed if nothing is to be seen in them: they are background; otherwise annotate them"),
+    "no-objects": ("note", "Images without an object: {n} of {count}, e.g. {files}",
+        "No action needed if nothing is to be seen in them; detections in them count as errors"),
+    "crowd": ("note", "Objects marked as crowd or difficult, in {n} images: {count}, e.g. in {files}",
+        "They neither train nor count; if they are single objects, as some tools mark all that were drawn by "
+        "brush, set iscrowd to 0"),
+    "exif-turned": ("note", "Images that EXIF turns after they were annotated: {n}, e.g. {files}",
+        "No action needed: their masks and boxes are turned with them"),
+    "box-whole": ("note", "Boxes that cover more than 95 % of their image: {n} images, e.g. {files}",
+        "No action needed if the objects are that large; some tools write such a box by default"),
+    "many-objects": ("note", "Images with more than {most} objects: {n}, e.g. {files}",
+        "A detector with a fixed number of answers misses the others: check its number, or use tiles"),
+    "odd-ids": ("note", "Annotations whose id is 0, missing, repeated or text: {n}",
+        "No action needed here; other programs lose such objects: number the annotations from 1"),
+    "unused-root": ("note", "Categories without objects that only group others: {files}",
+        "No action needed: they are no classes"),
     "similar-classes": ("warning", "Classes that differ only in case, spaces or Unicode form: {twins}",
         "If they are one class, move all images into one folder, or use one name in the table, and check "
         "again: `vitkit doctor DATA --quick`"),

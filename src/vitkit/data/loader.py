@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,7 +32,9 @@ from vitkit.data.batch_cache import BatchCache, batch_cache_for
 from vitkit.data.decode import BadImage, decode
 from vitkit.data.order import Order
 from vitkit.data.sources.source import Source
-from vitkit.data.views import MoreViews, View, transform, views_of
+from vitkit.data.target_views import TargetView, empty_stacks, fill_target
+from vitkit.data.targets import read_target
+from vitkit.data.views import MoreViews, View, fill_views, transform, views_of
 from vitkit.errors import Error
 from vitkit.io.system import STOP_SIGNALS, at_fork, end_process, start_method
 
@@ -143,10 +145,11 @@ def train_batches(
     workers: int = 0,
     bad: BadFileLog | None = None,
     more: MoreViews = (),
+    target_view: TargetView | None = None,
 ) -> Iterator[Batch]:
     """Batches of the steps from `start` up to `stop`, or without end.
 
-    more: further views of each image.
+    more: further views of each image. target_view: makes images with masks or boxes, instead of `view`.
 
     `places` is this process's part of each global batch. An unusable file makes its batch one image smaller,
     down to an empty batch; no other sample replaces it.
@@ -159,7 +162,7 @@ def train_batches(
     places = range(order.batch) if places is None else places
     steps = count(start) if stop is None else range(start, stop)
     groups = ([(step, place) for place in places] for step in steps)
-    return stream(Samples(source, view, order, more), groups, workers, bad or BadFiles())
+    return stream(Samples(source, view, order, more, target_view), groups, workers, bad or BadFiles())
 
 
 def evaluation_batches(
@@ -201,11 +204,13 @@ class Samples(Dataset):
     view: View
     order: Order | None = None
     more: MoreViews = ()
+    target_view: TargetView | None = None
 
     @cached_property
     def cache(self) -> BatchCache | None:
-        """The disk cache of these batches, if batches are cached; those with several views are not."""
-        return None if self.more else batch_cache_for(self.source, self.view, self.order)
+        """The disk cache of these batches, if batches are cached; with several views or targets, none are."""
+        several = self.more or self.target_view
+        return None if several else batch_cache_for(self.source, self.view, self.order)
 
     def cached(self, places: list[Place]) -> Batch | None:
         """The batch from the cache, if it is there."""
@@ -225,7 +230,8 @@ class Samples(Dataset):
 
     def load(self, places: list[Place]) -> Result:
         """Decode and transform: a batch of the usable samples, and the errors of the others."""
-        images = torch.empty((len(places), 3, *self.view.size), dtype=torch.uint8)
+        size = (self.target_view or self.view).size
+        images = torch.empty((len(places), 3, *size), dtype=torch.uint8)
         rows = images.numpy()  # indexing an array is faster than indexing a tensor
         order = self.order
         indices = order.samples(places).tolist() if order else [number for _, number in places]
@@ -234,22 +240,28 @@ class Samples(Dataset):
             name: torch.empty((len(places), len(views), 3, *views[0].size), dtype=torch.uint8)
             for name, views in self.more
         }
+        targets = empty_stacks(self.target_view, len(places))
         usable: list[int] = []
         positions: list[int] = []
         errors: list[tuple[int, BadImage]] = []
         for (step, place), index, rng in zip(places, indices, rngs, strict=True):
             try:
                 content = self.source.fetch(index)
-                if self.more:  # decoded once for all views
+                if self.more or self.target_view:  # decoded once for all views
                     content = decode(content) if isinstance(content, bytes) else content
                     fill_views(more, len(usable), views_of(content, self.more, order, step, place))
-                rows[len(usable)] = transform(content, self.view, rng).transpose(2, 0, 1)
+                if self.target_view and isinstance(content, np.ndarray):
+                    made = self.target_view(content, read_target(self.source.targets, index), rng)
+                    image = fill_target(targets, len(usable), *made)
+                else:
+                    image = transform(content, self.view, rng)
+                rows[len(usable)] = image.transpose(2, 0, 1)
                 usable.append(index)
                 positions.append(place)
             except BadImage as error:
                 errors.append((index, error))
         batch = self.batch(images[: len(usable)], np.array(usable, dtype=np.int64), positions)
-        return batch | {name: stack[: len(usable)] for name, stack in more.items()}, errors
+        return batch | {k: stack[: len(usable)] for k, stack in (more | targets).items()}, errors
 
     def batch(self, images: Tensor, indices: np.ndarray, places: list[int]) -> Batch:
         labels = self.source.labels[indices]
@@ -258,14 +270,6 @@ class Samples(Dataset):
         labels = torch.from_numpy(labels)
         numbers = {"index": torch.from_numpy(indices), "place": torch.tensor(places, dtype=torch.int64)}
         return {"image": images, "label": labels, **numbers}
-
-
-def fill_views(stacks: Batch, row: int, views: Mapping[str, list[np.ndarray]]) -> None:
-    """Write the views (h, w, 3) of one image into row `row` of each stack (B, V, 3, h, w)."""
-    for name, images in views.items():
-        target = stacks[name].numpy()[row]
-        for i, image in enumerate(images):
-            target[i] = image.transpose(2, 0, 1)
 
 
 def stream(samples: Samples, groups: Iterator[list[Place]], workers: int, bad: BadFileLog) -> Iterator[Batch]:
@@ -353,9 +357,11 @@ def own_child_handler() -> Iterator[None]:
 
 
 def pack(result: Result) -> Any:
-    """Convert all but the images to arrays, since each tensor in shared memory costs a millisecond."""
+    """Convert all but large tensors to arrays, since each tensor in shared memory costs a millisecond."""
     batch, errors = result
-    return {k: t if t.dtype == torch.uint8 else t.numpy() for k, t in batch.items()}, errors
+    return {
+        k: t if t.dtype == torch.uint8 or t.nbytes > 2**20 else t.numpy() for k, t in batch.items()
+    }, errors
 
 
 def unpack(result: Any) -> Result:

@@ -15,6 +15,7 @@ from vitkit.data.decode import BadImage
 from vitkit.data.names import folded
 from vitkit.data.sources.source import Lazy, Source
 from vitkit.data.sources.sparse_labels import joined
+from vitkit.data.targets import joined_targets, renumbered
 from vitkit.errors import Error
 
 PART = 256  # images that a thread hashes in a row
@@ -190,13 +191,15 @@ def join(first: Source, second: Source) -> Source:
     """The concatenation of two sources with the same classes."""
     size = len(first)
 
+    second = same_classes(second, first.classes)
+
     def either(of_first: Callable[[int], Any], of_second: Callable[[int], Any]) -> Callable[[int], Any]:
         return partial(call_either, of_first, of_second, size)
 
     return replace(
         first,
         keys=Lazy(size + len(second), either(first.keys.__getitem__, second.keys.__getitem__)),
-        labels=joined(first.labels, same_classes(second, first.classes).labels),
+        labels=joined(first.labels, second.labels),
         fetch=either(first.fetch, second.fetch),
         skipped=first.skipped + second.skipped,
         digest=either(partial(fingerprint, first), partial(fingerprint, second)),
@@ -205,6 +208,7 @@ def join(first: Source, second: Source) -> Source:
         hashes=None
         if first.hashes is None or second.hashes is None
         else np.concatenate([first.hashes, second.hashes]),
+        targets=joined_targets(first.targets, second.targets, size),
     )
 
 
@@ -235,5 +239,5 @@ def same_classes(source: Source, classes: tuple[str, ...], name: str = "") -> So
     numbers = np.array([number[label] for label in source.classes], dtype=np.int64)
     multilabel = source.multilabel
     labels = source.labels.renumbered(numbers, len(classes)) if multilabel else numbers[source.labels]
-    targets = source.targets and source.targets.renumbered(numbers)
+    targets = source.targets and renumbered(source.targets, numbers)
     return replace(source, classes=tuple(classes), labels=labels, targets=targets)

@@ -1,10 +1,14 @@
 """Target: the boxes, instance masks or class mask of an image, as its annotations give them."""
 
+# N objects of an image; H, W its pixels
+
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
+
+from vitkit.errors import Error
 
 IGNORE = 255  # of a class mask: pixels that neither train nor count
 
@@ -40,15 +44,38 @@ class Targets:
     kinds: frozenset[str]  # what it has: "mask", "boxes", "instances"
     most: int = 0  # objects in the image that has the most
 
-    def renumbered(self, numbers: np.ndarray) -> "Targets":
-        """The same annotations with other class numbers; numbers: the new one of each class."""
-        return replace(self, read=partial(read_renumbered, self.read, numbers))
+
+def read_target(targets: Targets | None, index: int) -> Target:
+    """The annotations of an image of a source that must have some."""
+    if targets is None:
+        raise Error("the data has no masks or boxes, which this task learns from", code="data.layout")
+    return targets.read(index)
+
+
+def renumbered(targets: Targets, numbers: np.ndarray) -> Targets:
+    """The same annotations with other class numbers: `numbers` (C,) has the new one of each class."""
+    return replace(targets, read=partial(read_renumbered, targets.read, numbers))
 
 
 def read_renumbered(read: Callable[[int], Target], numbers: np.ndarray, index: int) -> Target:
-    target, mask = read(index), None
-    if target.mask is not None:
-        table = np.full(256, IGNORE, np.uint8)
+    target = read(index)
+    mask = target.mask
+    if mask is not None:
+        table = np.arange(256, dtype=np.uint8)  # IGNORE stays
         table[: len(numbers)] = numbers
-        mask = table[target.mask]
+        mask = table[mask]
     return replace(target, labels=numbers[target.labels], mask=mask)
+
+
+def joined_targets(first: Targets | None, second: Targets | None, size: int) -> Targets | None:
+    """The annotations of `size` images, then those of others: the kinds that both have; None if none."""
+    if first is None or second is None or not (kinds := first.kinds & second.kinds):
+        return None
+    read = partial(read_joined, first.read, second.read, size)
+    return Targets(read, kinds, max(first.most, second.most))
+
+
+def read_joined(
+    first: Callable[[int], Target], second: Callable[[int], Target], size: int, index: int
+) -> Target:
+    return first(index) if index < size else second(index - size)

@@ -4,7 +4,7 @@ All are pure functions: the same generator state gives the same crop, flip and o
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
@@ -32,6 +32,7 @@ CROPS = {
     "squash-random": "resize to a square of `resize`, then crop randomly",
     "centre": "resize the shorter side to `resize`, then crop the centre",
     "squash": "resize the whole image, without keeping its aspect ratio",
+    "fit": "resize the whole image to fit, keeping its aspect ratio, and pad the right or bottom",
 }
 RESIZED = {"random", "squash-random", "centre"}
 METHODS = ("bilinear", "bicubic")
@@ -42,6 +43,7 @@ RESIZED_ASPECT = 4 / 3  # of crop "resized": its aspect ratio is between this an
 RESIZED_ATTEMPTS = 10
 LONGEST = 16  # aspect ratio above which an image is cropped before it is resized
 AVX = torch.backends.cpu.get_cpu_capability().startswith("AVX")
+PADDING = 128  # level of the pixels beside an image that does not fill its view
 CACHED = 2**20  # bytes of an image that fit into the CPU cache for a transpose
 
 
@@ -113,6 +115,14 @@ def views_of(
     return result
 
 
+def fill_views(stacks: Mapping[str, Tensor], row: int, views: Mapping[str, list[np.ndarray]]) -> None:
+    """Write the views (h, w, 3) of one image into row `row` of each stack (B, V, 3, h, w)."""
+    for name, images in views.items():
+        target = stacks[name].numpy()[row]
+        for i, image in enumerate(images):
+            target[i] = image.transpose(2, 0, 1)
+
+
 class Window(NamedTuple):
     """A box of an image, the size to which it is resized, and the start of the view in the result."""
 
@@ -145,6 +155,7 @@ def transform(content: bytes | np.ndarray, view: View, rng: np.random.Generator)
     crop = resize(pixels, window.size, view.interpolation, box)[top : top + h, left : left + w]
     if view.flip and rng.random() < 0.5:
         crop = crop[:, ::-1]
+    crop = padded(crop, view.size)  # only the crop "fit" leaves room
     if view.three_augment:
         crop = three_augment(crop, rng)
     if view.color_jitter:
@@ -156,6 +167,27 @@ def transform(content: bytes | np.ndarray, view: View, rng: np.random.Generator)
     if view.erasing and rng.random() < view.erasing:
         crop = erase(crop, rng)
     return crop
+
+
+def fitted(image_size: tuple[int, int], view_size: tuple[int, int], scale: float = 1.0) -> tuple[int, int]:
+    """The size (h, w) of an image that is resized to fit into a view, keeping its aspect ratio.
+
+    This is the part of a view with crop "fit" that the image covers, from its top left corner. scale: a
+    factor on both sides, which above 1 makes the result larger than the view.
+    """
+    (height, width), (h, w) = image_size, view_size
+    ratio = scale * min(h / height, w / width)
+    return max(1, math.floor(height * ratio + 0.5)), max(1, math.floor(width * ratio + 0.5))
+
+
+def padded(image: np.ndarray, size: tuple[int, int], fill: int = PADDING) -> np.ndarray:
+    """An array (H, W, ...) with `fill` at the right and bottom up to a size; itself if it has that size."""
+    height, width = image.shape[:2]
+    if (height, width) == tuple(size):
+        return image
+    result = np.full((*size, *image.shape[2:]), fill, image.dtype)
+    result[:height, :width] = image
+    return result
 
 
 def resize(
@@ -290,6 +322,8 @@ def _window(height: int, width: int, view: View, rng: np.random.Generator) -> Wi
     whole = (0, 0, height, width)
     if view.crop == "squash":
         return Window(whole, view.size)
+    if view.crop == "fit":
+        return Window(whole, fitted((height, width), view.size))
     if view.crop == "inception":
         return Window(inception_box(height, width, rng, view.area), view.size)
     if view.crop == "resized":

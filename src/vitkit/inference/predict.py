@@ -77,8 +77,8 @@ class Prediction:
 def evaluation_view(preprocessing: Preprocessing, size: tuple[int, int], tta: str = "none") -> View:
     """The deterministic transform of a model's own preprocessing; tta: see inference/tta.py."""
     size, least = size_before(size, tta), shorter_side(size, preprocessing)
-    if preprocessing.resize == "squash":
-        return View(size=size, crop="squash", interpolation=preprocessing.interpolation)
+    if preprocessing.resize in ("squash", "fit"):
+        return View(size=size, crop=preprocessing.resize, interpolation=preprocessing.interpolation)
     resize = max(least, *size)
     return View(size=size, crop="centre", resize=resize, interpolation=preprocessing.interpolation)
 
@@ -90,6 +90,8 @@ def describe_view(preprocessing: Preprocessing, size: tuple[int, int], tta: str 
     more = f"; mean over {VIEWS[tta]}" if tta != "none" else ""
     if view.crop == "squash":
         return f"squashed to {height}x{width} ({view.interpolation}){more}"
+    if view.crop == "fit":
+        return f"resized to fit {height}x{width}, padded ({view.interpolation}){more}"
     return f"shorter side to {view.resized}, then the central {height}x{width} ({view.interpolation}){more}"
 
 

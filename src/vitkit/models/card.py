@@ -6,20 +6,24 @@ from typing import Any
 
 from vitkit.errors import ConfigError, Error
 
+RESIZES = ("squash", "crop", "fit")
+
 
 @dataclass(frozen=True)
 class Preprocessing:
     """How an image is resized and normalised for a model."""
 
-    resize: str = "squash"  # "squash" ignores the aspect ratio; "crop" resizes the shorter side, then crops
+    # "squash" ignores the aspect ratio, "crop" resizes the shorter side, then crops the centre, and "fit"
+    # resizes the whole image to fit, keeping its aspect ratio, and pads the right or bottom
+    resize: str = "squash"
     crop: float = 1.0  # with resize="crop": crop size / shorter side
     interpolation: str = "bilinear"
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
     def __post_init__(self) -> None:
-        if self.resize not in ("squash", "crop"):
-            raise ConfigError(f"resize must be 'squash' or 'crop', not {self.resize!r}")
+        if self.resize not in RESIZES:
+            raise ConfigError(f"resize must be one of {', '.join(RESIZES)}, not {self.resize!r}")
         if self.interpolation not in ("bilinear", "bicubic"):
             raise ConfigError(f"interpolation must be 'bilinear' or 'bicubic', not {self.interpolation!r}")
         if not 0 < self.crop <= 1 or 0 in self.std or len(self.mean) != len(self.std):
@@ -41,16 +45,16 @@ CENTRE = 224 / 256  # the usual central crop: crop size / shorter side
 def with_view(
     preprocessing: Preprocessing, size: tuple[int, int], kind: str, side: int | None = None
 ) -> Preprocessing:
-    """The preprocessing with another view: 'squash', 'centre', or 'model' for no change.
+    """The preprocessing with another view: 'squash', 'fit', 'centre', or 'model' for no change.
 
     side: with 'centre', the pixels to which the shorter side is resized before the crop.
     """
     if kind == "model":
         return preprocessing
-    if kind == "squash":
-        return replace(preprocessing, resize="squash", crop=1.0)
+    if kind in ("squash", "fit"):
+        return replace(preprocessing, resize=kind, crop=1.0)
     if kind != "centre":
-        raise Error(f"no view {kind!r}; known: model, squash, centre")
+        raise Error(f"no view {kind!r}; known: model, squash, fit, centre")
     if side is not None and not max(size) <= side <= 20 * max(size):
         raise Error(
             f"view centre:{side}: the model takes a crop of {size[0]}x{size[1]} pixels; "

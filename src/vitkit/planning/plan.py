@@ -43,6 +43,7 @@ CROPS = {
     "squash-random": "random crops of the squashed image",
     "centre": "central crops",
     "squash": "whole images, squashed to the size",
+    "fit": "whole images, resized to fit and padded",
 }
 Say = Callable[[str], None]
 

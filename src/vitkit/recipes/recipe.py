@@ -49,7 +49,7 @@ AUTO = {  # settings that may be chosen for a machine and its data
 }
 CHOICES = {
     "train_on": ("train", "train+val"), "report_on": ("test", "val"),
-    "crop": tuple(CROPS), "loss": LOSSES, "evaluation_crop": ("squash", "centre"),
+    "crop": tuple(CROPS), "loss": LOSSES, "evaluation_crop": ("squash", "fit", "centre"),
     "fewshot_when": ("evaluations", "end"), "keep": ("auto", "best", "last"),
     "interpolation": METHODS, "sampling": ("shuffled", "balanced"), "class_weights": CLASS_WEIGHTS,
     "head_init": ("zero", "least-squares"), "pooling": ("model", "mean"),

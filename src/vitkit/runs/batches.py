@@ -91,7 +91,7 @@ def training_batches(
     view = training_view(recipe)
     stream = train_batches(
         source, view, order, start=start, stop=stop, places=places, workers=workers, bad=bad,
-        more=recipe.task.more_views(view),
+        more=recipe.task.more_views(view), target_view=recipe.task.target_view(view, source),
     )  # fmt: skip
     if prepare:
         stream = map(prepare, count(start), stream)

@@ -53,7 +53,10 @@ DECIDING = (
     "split_of",
 )  # that decide which images are opened
 REMOVED = "removed.json"  # in a run folder: training images removed because other data sets have them too
-EVALUATION = {"squash": Preprocessing(), "centre": Preprocessing(resize="crop", crop=0.875)}
+EVALUATION = {
+    "squash": Preprocessing(), "fit": Preprocessing(resize="fit"),
+    "centre": Preprocessing(resize="crop", crop=0.875),
+}  # fmt: skip
 
 
 def open_splits(
@@ -314,7 +317,7 @@ def build_model(recipe: Recipe, train_split: Source, load: Callable[[str], Model
     labels = task.labels(train_split.classes)
     if recipe.evaluation_crop not in EVALUATION:
         raise Error(
-            f"evaluation_crop must be squash or centre, not {recipe.evaluation_crop!r}", code="recipe.value"
+            f"evaluation_crop {recipe.evaluation_crop!r}: expected squash, fit or centre", code="recipe.value"
         )
     training: dict[str, Any] = {
         "dropout": recipe.dropout, "stochastic_depth": recipe.stochastic_depth, "merge_tokens": 0

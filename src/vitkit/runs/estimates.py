@@ -97,8 +97,9 @@ def seconds_to_start(recipe: Recipe, train: Source, workers: int) -> float:
     order, start_time = training_order(recipe, train), time.monotonic()
     view = training_view(recipe)
     batches = train_batches(
-        train, view, order, workers=workers, bad=BadFiles(allowed=1.0), more=recipe.task.more_views(view)
-    )
+        train, view, order, workers=workers, bad=BadFiles(allowed=1.0), more=recipe.task.more_views(view),
+        target_view=recipe.task.target_view(view, train),
+    )  # fmt: skip
     with closing(batches):  # type: ignore[type-var]
         next(batches)
     return time.monotonic() - start_time
@@ -106,7 +107,10 @@ def seconds_to_start(recipe: Recipe, train: Source, workers: int) -> float:
 
 def seconds_to_prepare(recipe: Recipe, train: Source) -> float:
     view = training_view(recipe)
-    samples = Samples(train, view, training_order(recipe, train), recipe.task.more_views(view))
+    task = recipe.task
+    samples = Samples(
+        train, view, training_order(recipe, train), task.more_views(view), task.target_view(view, train)
+    )
     start_time = time.monotonic()
     samples.__getitems__([(0, place) for place in range(READ)])
     return (time.monotonic() - start_time) / READ

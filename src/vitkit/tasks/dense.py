@@ -60,7 +60,7 @@ class Dense(Task):
         """
         training = {name: options[name] for name in ("dropout", "stochastic_depth") if name in options}
         vit = adapt(backbone(model), classes=0, image_size=image_size, **training)
-        config = self.configure(replace_classes(vit, len(labels)))
+        config = self.adapted_config(model, vit, len(labels))
         assert isinstance(config, DenseConfig)
         new = fresh(config, seed=seed)
         assert isinstance(new, DenseModel)
@@ -70,6 +70,10 @@ class Dense(Task):
         new.requires_grad_(True)
         new.preprocessing, new.origin = model.preprocessing, model.origin
         return new.train(model.training)
+
+    def adapted_config(self, model: Model, vit: Backbone, classes: int) -> Config:
+        """Return the configuration of a model with this ViT, which is that of `model` at another size."""
+        return self.configure(replace_classes(vit, classes))
 
     def build(self, model: Model) -> Any:
         return model

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vitkit.data.order import Order
 from vitkit.data.sources.source import Source
+from vitkit.data.target_views import TargetView
 from vitkit.data.views import MoreViews, View
 from vitkit.errors import Error
 from vitkit.metrics.classification import Accuracy
@@ -182,6 +183,10 @@ class Task(ABC):
         A batch holds them as uint8 (B, V, 3, h, w). An image is decoded once for all of its views.
         """
         return ()
+
+    def target_view(self, view: View, source: Source) -> TargetView | None:
+        """Return the transform of an image with its masks or boxes, for a task that learns from them."""
+        return None
 
     def prepare(self, model: Model, order: Order) -> Prepare | None:
         """Return a function (step, batch) -> batch that runs on the CPU before the batch is moved.

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,9 +66,15 @@ def load(
     if not (card or preprocessing):
         model.preprocessing, more = published_preprocessing(origin.source, spec, model.config.image_size)
         notes += more
-    model.task, model.reject_below = (card.task, card.reject_below) if card else ("classify", 0.0)
+    model.task = card.task if card else usual_task(spec.config)
+    model.reject_below = card.reject_below if card else 0.0
     model.origin = with_size_note(origin_of(origin, card, layout, notes), model.config)
     return with_tokenizer(model.eval(), TokenizerPlace(path, origin.source))
+
+
+def usual_task(config: Config) -> str:
+    """The task of a model whose file does not say it."""
+    return config.task if isinstance(config, DenseConfig) else "classify"
 
 
 def config_of(source: str | Path) -> Config:
@@ -196,9 +203,11 @@ def without_text(card: Card | None) -> Card | None:
 
 def from_card(card: Card, hints: Hints) -> ModelSpec:
     """The model of a card, with the caller's hints instead of its fields."""
-    names = ("heads", "image_size")
-    overrides = {k: v for k in names if (v := getattr(hints, k)) and hasattr(card.config, k)}
-    return ModelSpec(replace(card.config, **overrides), card.preprocessing, card.labels)
+    names, config = ("heads", "image_size"), card.config
+    inner: Any = config.vit if isinstance(config, DenseConfig) else config
+    inner = replace(inner, **{k: v for k in names if (v := getattr(hints, k)) and hasattr(inner, k)})
+    config = replace(config, vit=inner) if isinstance(config, DenseConfig) else inner
+    return ModelSpec(config, card.preprocessing, card.labels)
 
 
 def with_json_files(spec: ModelSpec, inferred: ModelSpec, hints: Hints, layout: Layout) -> ModelSpec:

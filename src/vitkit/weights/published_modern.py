@@ -31,7 +31,7 @@ def centre(crop: float, pixel_values: dict[str, Any] | None = None) -> Preproces
 
 
 def modern() -> Iterator[dict[str, Any]]:
-    for family in (dinov2, dinov3, siglip, clip, deit, mae, flexivit, eva02):
+    for family in (dinov2, dinov3, siglip, clip, deit, mae, flexivit, eva02, yolos):
         for row in family():
             yield {"licence": "Apache-2.0", "top1": None, "megabytes": None, "view": ""} | row
 
@@ -183,3 +183,14 @@ def eva02() -> Iterator[dict[str, Any]]:
         yield {"name": f"{model}.i22k-i1k-448", "model": model, "pixels": 448, "licence": "MIT",
                "trained_on": "ImageNet-22k, ImageNet", "preprocessing": squash,
                "address": f"{HUB}/timm/{repository}/resolve/main/model.safetensors"}  # fmt: skip
+
+
+def yolos() -> Iterator[dict[str, Any]]:
+    """Detectors of 91 COCO numbers, as transformers has them; their names are those of their encoders."""
+    rows = {"tiny": ("Ti", ""), "small": ("S", ""), "small-300": ("S", "-300"), "base": ("B", "")}
+    fit = Preprocessing(resize="fit", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    for word, (size, ending) in rows.items():
+        model = f"ViT-{size}/16"
+        yield {"name": f"{model}.yolos{ending}-coco", "model": model, "trained_on": "ImageNet, COCO",
+               "pixels": 512 if size == "Ti" else 800, "preprocessing": fit,
+               "address": f"{HUB}/hustvl/yolos-{word}/resolve/main/model.safetensors"}  # fmt: skip

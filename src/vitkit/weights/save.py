@@ -174,6 +174,7 @@ def rows_of(shape: tuple[int, ...], source: Source) -> tuple[int, ...]:
 def flat(config: Config) -> dict[str, Any]:
     """The fields of a configuration; those of its stem as stem.NAME."""
     fields = asdict(config)
+    fields |= {f"vit.{name}": value for name, value in (fields.pop("vit", None) or {}).items()}
     return fields | {f"stem.{name}": value for name, value in (fields.pop("stem", None) or {}).items()}
 
 
@@ -187,7 +188,7 @@ def foreign_arrays(model: Model, layout: Layout) -> Iterator[tuple[str, Tensor]]
         if len(rows) < names.count(name):
             parts[name] = rows
         else:
-            yield name, torch.cat(rows) if len(rows) > 1 else tensor
+            yield name, torch.cat(rows, layout.axes.get(name, 0)) if len(rows) > 1 else tensor
 
 
 def canonical_arrays(model: Model, layout: Layout) -> Iterator[tuple[str, Tensor]]:

@@ -24,6 +24,7 @@ MAX_MEMBER = 200 * 2**20  # bytes of one image file
 # file names, a function that reads one, names of links and other special members, the size of one in bytes
 Members = tuple[list[str], Callable[[str], bytes], list[str], Callable[[str], int]]
 MEMBER_CHECKS: list[Callable[[Path, Sequence[str]], None]] = []  # each may reject an archive by its names
+ARCHIVE_READERS: list[Callable[[Path, Members], dict[str, Source] | None]] = []  # each may open it instead
 
 
 class Positioned(io.RawIOBase):
@@ -196,9 +197,13 @@ def check_name(path: Path, name: str) -> None:
 
 def open_archive(path: Path, *, labelled: bool = True) -> dict[str, Source]:
     """Images in class folders within a zip or tar; if they need no labels, in any folders."""
-    names, fetch, special, size = open_zip(path) if path.suffix.lower() == ".zip" else open_tar(path)
+    members = open_zip(path) if path.suffix.lower() == ".zip" else open_tar(path)
+    names, fetch, special, size = members
     for check in MEMBER_CHECKS if labelled else ():
         check(path, names)
+    for reader in ARCHIVE_READERS if labelled else ():
+        if (splits := reader(path, members)) is not None:
+            return splits
     read = open_tree if labelled else open_unsorted
     return read(path.name, names, fetch, skipped=special, size=size)
 

@@ -144,6 +144,12 @@ def shared_json(c: ViTConfig, kind: str, architecture: str) -> dict[str, Any]:
 
 
 def preprocessor_json(config: Config, p: Preprocessing) -> dict[str, Any]:
+    if p.resize == "fit":
+        raise WeightsError(
+            f"{PREPROCESSOR}: none of these image processors resizes to fit and pads as the model's "
+            "preprocessing does; write a file instead of a folder, or give convert --view squash",
+            code="weights.unsupported",
+        )
     h, w = config.image_size
     steps: dict[str, Any] = {"image_processor_type": "ViTImageProcessor", "size": {"height": h, "width": w}}
     if p.resize == "crop":  # the processor of a ViT has no central crop

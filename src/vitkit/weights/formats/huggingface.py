@@ -7,7 +7,8 @@ from vitkit.errors import WeightsError
 from vitkit.models.eomt import EomtConfig
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViTConfig
-from vitkit.weights.formats import eomt_layouts, hf_models
+from vitkit.models.yolos import YolosConfig
+from vitkit.weights.formats import eomt_layouts, hf_models, yolos_layouts
 from vitkit.weights.formats.hf_json import (
     CONFIG,
     PREPROCESSOR,
@@ -210,6 +211,8 @@ def choose(config: Config) -> Layout:
     """The layout of the transformers class that computes as the model does."""
     if isinstance(config, EomtConfig):
         return eomt_layouts.HF
+    if isinstance(config, YolosConfig):
+        return yolos_layouts.HF
     if isinstance(config, ViTConfig):
         if config.rope == "dinov3":
             return hf_models.DINOV3
@@ -231,7 +234,10 @@ def needed_tokens(config: ViTConfig) -> dict[str, bool]:
 FORMAT = Format(
     name="hf",
     description="config.json and safetensors, as transformers reads and writes them",
-    layouts=(eomt_layouts.HF, hf_models.DINOV3, hf_models.DINOV2, hf_models.CLIP, hf_models.SIGLIP, LAYOUT),
+    layouts=(
+        eomt_layouts.HF, yolos_layouts.HF, hf_models.DINOV3, hf_models.DINOV2, hf_models.CLIP,
+        hf_models.SIGLIP, LAYOUT,
+    ),  # fmt: skip
     choose=choose,
     tokens=needed_tokens,
     text=True,

@@ -68,6 +68,7 @@ class Layout:
     json_fields: tuple[str, ...] = ()  # of the configuration, where these files override the card
     remedies: Mapping[str, str] = field(default_factory=dict)  # field -> how to set it in that library
     constants: Callable[[Config], dict[str, Tensor]] = lambda config: {}  # arrays with fixed values
+    axes: Mapping[str, int] = field(default_factory=dict)  # of arrays whose parts are not joined along 0
 
 
 @dataclass(frozen=True)
@@ -213,6 +214,7 @@ HEADS = {  # (width, layers, hidden width) -> heads, where heads are not 64 wide
     (4096, 40, 8192, "swiglu"): 32,  # DINOv3 7B
     (1152, 27, 4304, "gelu"): 16,  # SigLIP So400m
     (1536, 40, 6144, "gelu"): 16,  # SigLIP 2 g-opt
+    (330, 14, 1320, "gelu"): 6,  # YOLOS-S-dWr
 }
 
 

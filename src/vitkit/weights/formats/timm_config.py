@@ -224,6 +224,12 @@ def config_json(model: Model) -> dict[str, Any]:
             "a folder; a file, such as model.safetensors, holds the arrays",
             code="weights.unsupported",
         )
+    if p.resize == "fit":
+        raise WeightsError(
+            "timm does not resize images to fit and pad them as the model's preprocessing does; write a file "
+            "instead of a folder, or give convert --view squash",
+            code="weights.unsupported",
+        )
     resnet, stem = isinstance(config, ResNetConfig), getattr(config, "stem", None)
     outputs = config.classes or getattr(config, "representation", 0)  # CLIP's projection is timm's head
     first = "stem.conv" if resnet else "patch_embed.proj"

@@ -1,0 +1,128 @@
+"""What detection metrics know of an image: the IoU of each detection with each object, by boxes or masks."""
+
+# N detections and M objects of an image
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from vitkit.errors import Error
+
+MOST = 100  # detections of a class in an image that count; COCO's rule
+PIXELS = 2**20  # of masks that are multiplied at a time; float32 counts up to 2**24 exactly
+
+
+def no_boxes() -> np.ndarray:
+    return np.zeros((0, 4))
+
+
+@dataclass(frozen=True)
+class Detections:
+    """The detections in one image, in any order, in pixels of the original image."""
+
+    boxes: np.ndarray = field(default_factory=no_boxes)  # (N, 4) of (x0, y0, x1, y1), edges exclusive
+    scores: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (N,)
+    classes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # (N,)
+    masks: np.ndarray | None = None  # (N, H, W) bool, to compare masks instead of boxes
+
+
+class Objects(Protocol):
+    """The annotated objects of one image; data.targets.Target is one of these."""
+
+    @property
+    def boxes(self) -> np.ndarray: ...  # (M, 4), as above
+    @property
+    def labels(self) -> np.ndarray: ...  # (M,) class numbers
+    @property
+    def crowd(self) -> np.ndarray: ...  # (M,) bool: a region in which detections are not judged
+    @property
+    def areas(self) -> np.ndarray: ...  # (M,) of the object, by which it is small, medium or large
+    @property
+    def instances(self) -> np.ndarray | None: ...  # (M, H, W) bool
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """An image without its pixels: detections by falling score, at most 100 of a class, and objects."""
+
+    scores: np.ndarray  # (N,)
+    classes: np.ndarray  # (N,)
+    areas: np.ndarray  # (N,)
+    ranks: np.ndarray  # (N,) place among the detections of the class
+    labels: np.ndarray  # (M,)
+    crowd: np.ndarray  # (M,)
+    object_areas: np.ndarray  # (M,)
+    iou: np.ndarray  # (N, M) float64; with a crowd, the share of the detection that it covers
+
+
+def overlap(detections: Detections, objects: Objects) -> Overlap:
+    """Compare by masks if the detections have masks, otherwise by boxes."""
+    order = np.argsort(-np.asarray(detections.scores, np.float64), kind="stable")
+    ranks = class_ranks(detections.classes[order])
+    order, ranks = order[ranks < MOST], ranks[ranks < MOST]
+    crowd = np.asarray(objects.crowd, bool)
+    if detections.masks is None:
+        boxes = np.asarray(detections.boxes, np.float64).reshape(-1, 4)[order]
+        areas = box_areas(boxes)
+        iou = box_overlap(boxes, np.asarray(objects.boxes, np.float64).reshape(-1, 4), crowd)
+    else:
+        masks = detections.masks[order]
+        areas = np.count_nonzero(flat(masks), axis=1).astype(np.float64)
+        if objects.instances is None or objects.instances.shape[1:] != masks.shape[1:]:
+            shape = None if objects.instances is None else objects.instances.shape[1:]
+            raise Error(
+                f"the detections have masks of {masks.shape[1:]} pixels, the annotations of {shape}",
+                code="evaluation.unsupported",
+            )
+        iou = mask_overlap(masks, areas, objects.instances, crowd)
+    return Overlap(
+        scores=np.asarray(detections.scores, np.float64)[order],
+        classes=np.asarray(detections.classes, np.int64)[order], areas=areas, ranks=ranks,
+        labels=np.asarray(objects.labels, np.int64), crowd=crowd,
+        object_areas=np.asarray(objects.areas, np.float64), iou=iou,
+    )  # fmt: skip
+
+
+def class_ranks(classes: np.ndarray) -> np.ndarray:
+    """(N,) how many earlier ones have the same class."""
+    order = np.argsort(classes, kind="stable")
+    ordered = classes[order]
+    ranks = np.empty(len(classes), np.int64)
+    ranks[order] = np.arange(len(classes)) - np.searchsorted(ordered, ordered)
+    return ranks
+
+
+def box_areas(boxes: np.ndarray) -> np.ndarray:
+    return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+
+
+def box_overlap(boxes: np.ndarray, others: np.ndarray, crowd: np.ndarray, edge: float = 0) -> np.ndarray:
+    """(N, M) in float64. edge: 1 if coordinates are those of the first and last pixel, as in Pascal VOC."""
+    (left, top, right, bottom), (x0, y0, x1, y1) = boxes.T[:, :, None], others.T[:, None]
+    width = (np.minimum(right, x1) - np.maximum(left, x0) + edge).clip(0)
+    height = (np.minimum(bottom, y1) - np.maximum(top, y0) + edge).clip(0)
+    areas = (right - left + edge) * (bottom - top + edge)
+    return quotient(width * height, areas, (x1 - x0 + edge) * (y1 - y0 + edge), crowd)
+
+
+def flat(masks: np.ndarray) -> np.ndarray:
+    """(n, H W) from (n, H, W), also of no masks."""
+    return masks.reshape(len(masks), masks.shape[1] * masks.shape[2])
+
+
+def mask_overlap(masks: np.ndarray, areas: np.ndarray, others: np.ndarray, crowd: np.ndarray) -> np.ndarray:
+    """(N, M) in float64, from boolean masks (N, H, W) and (M, H, W)."""
+    first, second = flat(masks), flat(others)
+    intersection = np.zeros((len(first), len(second)))
+    for start in range(0, first.shape[1] if intersection.size else 0, PIXELS):
+        part = slice(start, start + PIXELS)
+        intersection += first[:, part].astype(np.float32) @ second[:, part].astype(np.float32).T
+    return quotient(intersection, areas[:, None], np.count_nonzero(second, axis=1), crowd)
+
+
+def quotient(
+    intersection: np.ndarray, areas: np.ndarray, other_areas: np.ndarray, crowd: np.ndarray
+) -> np.ndarray:
+    whole = np.where(crowd, areas, areas + other_areas - intersection)
+    return np.divide(intersection, whole, out=np.zeros_like(intersection), where=intersection > 0)

@@ -1,0 +1,292 @@
+"""Detection: boxes of objects with a class and a score, by a dense head (FCOS) or by tokens (YOLOS)."""
+
+# B images, D detections of an image, M rows of objects, K classes; H, W pixels of an image, h, w of its view
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitkit.data.sources.source import Source
+from vitkit.data.target_views import BoxView, TargetView
+from vitkit.data.targets import Target
+from vitkit.data.views import View, fitted, normalise
+from vitkit.errors import Error
+from vitkit.metrics.detection import DetectionMetrics, detection_metrics
+from vitkit.metrics.overlaps import Detections, overlap
+from vitkit.models.card import Preprocessing
+from vitkit.models.dense import DenseConfig
+from vitkit.models.fcos_loss import fcos_loss
+from vitkit.models.pyramid_detector import FcosConfig, fcos_config
+from vitkit.models.set_loss import SetLoss
+from vitkit.models.variants import Backbone, Config, Model
+from vitkit.models.vit import ViTConfig
+from vitkit.models.yolos import YolosConfig, yolos_config
+from vitkit.ops.boxes import centres
+from vitkit.options import Range
+from vitkit.report.terminal import printable
+from vitkit.tasks.dense import Dense
+from vitkit.tasks.task import (
+    Answer,
+    Batch,
+    Evaluation,
+    Headline,
+    Objective,
+    Sizes,
+    describe_images,
+    register,
+)
+
+HEADS = ("auto", "fcos", "yolos")
+PART = 1024  # images whose annotations are in memory at a time
+COLUMNS = 6  # of a detection: the box, the score and the class
+SHARE = Range(0, 1)
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Detected:
+    """One detection, in pixels of the original image."""
+
+    label: str
+    score: float
+    box: tuple[float, float, float, float]  # left, top, right, bottom
+
+    def to_json(self) -> dict[str, Any]:
+        return {"label": self.label, "score": self.score, "box": list(self.box)}
+
+
+@dataclass(frozen=True)
+class Boxes(Answer):
+    """The detections of an image by their score."""
+
+    detections: tuple[Detected, ...]
+    all: tuple[Detected, ...] = ()  # also those below the threshold
+
+    @property
+    def best(self) -> tuple[str, float] | None:  # type: ignore[override]
+        return (self.detections[0].label, self.detections[0].score) if self.detections else None
+
+    @property
+    def value(self) -> list[dict[str, Any]]:
+        return [one.to_json() for one in self.detections]
+
+    def reject(self, below: float | None) -> "Boxes":
+        """The detections of at least this score, also where it is below the usual threshold."""
+        if below is None:
+            return self
+        return replace(self, detections=tuple(one for one in self.all if one.score >= below))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"detections": self.value}
+
+    def text(self, image: str, *, unsure: bool = False, width: int = 1 << 30, alone: bool = False) -> str:
+        if alone:
+            rows = [
+                f"  {one.score:6.2f}  {printable(one.label)}  {' '.join(f'{side:.0f}' for side in one.box)}"
+                for one in self.detections
+            ]
+            return "\n".join([f"{printable(image)}: {self.counts()}", *rows])
+        text = f"{printable(image)}: {self.counts()}"
+        return text if len(text) <= width else f"{printable(image)}: {len(self.detections)} objects"
+
+    def counts(self) -> str:
+        """How many objects of each label, as in '3 cell, 1 platelet'."""
+        labels = [one.label for one in self.detections]
+        parts = [f"{labels.count(label)} {printable(label)}" for label in dict.fromkeys(labels)]
+        return ", ".join(parts) or "no objects"
+
+    def cells(self) -> list[tuple[Any, ...]]:
+        return [(one.label, one.score, *one.box) for one in self.detections]
+
+    def coco(self, image_id: int, categories: Mapping[str, int]) -> list[dict[str, Any]]:
+        """Entries of COCO's results file; categories: the number of each label."""
+        results = []
+        for one in self.detections:
+            x0, y0, x1, y1 = one.box
+            box = [x0, y0, x1 - x0, y1 - y0]
+            number = categories[one.label]
+            results.append({"image_id": image_id, "category_id": number, "bbox": box, "score": one.score})
+        return results
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectionLoss:
+    """The training loss of a detector; normalises uint8 images on their device."""
+
+    kind: str
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+    def __call__(self, module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Return "loss" and its parts of a batch with "boxes" (B, M, 4) in pixels and "classes" (B, M)."""
+        images, boxes, classes = batch["image"], batch["boxes"], batch["classes"]
+        outputs = module(normalise(images, self.mean, self.std), train=True)
+        if self.kind == FcosConfig.kind:
+            return fcos_loss(outputs, boxes, classes)
+        height, width = images.shape[-2:]
+        x0, y0, x1, y1 = boxes.float().unbind(-1)
+        shares = torch.stack([x0 / width, y0 / height, x1 / width, y1 / height], dim=-1)
+        return SetLoss()(outputs, centres(shares), classes)
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Detect(Dense):
+    """Boxes of objects: which detector, how training images are scaled, and which boxes are answers."""
+
+    name: ClassVar[str] = "detect"
+    targets: ClassVar[str] = "boxes"
+    headline: ClassVar[Headline] = Headline("ap", "AP", percent=False)
+    metric_names: ClassVar[tuple[str, ...]] = ("ap", "ap50", "ap75")
+    columns: ClassVar[tuple[str, ...]] = ("label", "score", "x0", "y0", "x1", "y1")
+    output_names: ClassVar[tuple[str, str]] = ("detections", "detections")
+    about: ClassVar[str] = "to detect objects,"
+    ranges: ClassVar[Mapping[str, Range]] = {
+        "scale": Range(0, 10, above=True), "threshold": SHARE, "overlap": SHARE, "detections": Range(1, 1000),
+    }  # fmt: skip
+
+    head: str = "auto"  # fcos, which learns from few images; yolos; auto: that of the weights, else fcos
+    scale: tuple[float, float] = (0.5, 2.0)  # of training images, relative to the size that fits the view
+    threshold: float = 0.3  # the least score of a box that is an answer
+    overlap: float = 0.6  # IoU above which FCOS drops the box of lower score of the same class
+    detections: int = 100  # boxes of an image, and tokens of a new YOLOS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.head not in HEADS:
+            raise Error(
+                f"detect.head must be one of {', '.join(HEADS)}, not {self.head!r}", code="recipe.value"
+            )
+
+    # data
+
+    def target_view(self, view: View, source: Source) -> TargetView:
+        assert source.targets is not None
+        return BoxView(
+            size=view.size, scale=self.scale, flip=view.flip, photometric=view.color_jitter,
+            interpolation=view.interpolation, most=max(1, source.targets.most),
+        )  # fmt: skip
+
+    # model
+
+    def head_config(self, vit: ViTConfig, classes: int) -> DenseConfig:
+        if self.head == "yolos":
+            return yolos_config(vit, classes, detections=self.detections)
+        return fcos_config(vit, classes, detections=self.detections, overlap=self.overlap)
+
+    def adapted_config(self, model: Model, vit: Backbone, classes: int) -> Config:
+        """As the model's own detector, if it is one of the kind that is asked for."""
+        own = model.config
+        if isinstance(own, FcosConfig | YolosConfig) and self.head in ("auto", own.kind.lower()):
+            assert isinstance(vit.config, ViTConfig)
+            return replace(own, vit=vit.config, classes=classes)
+        return super().adapted_config(model, vit, classes)
+
+    # training and evaluation
+
+    def objective(self, model: Model) -> Objective:
+        assert isinstance(model.config, DenseConfig)
+        p = model.preprocessing
+        return DetectionLoss(kind=model.config.kind, mean=p.mean, std=p.std)
+
+    @torch.no_grad()
+    def outputs(self, module: nn.Module, batch: Batch, context: Evaluation) -> Tensor:
+        """One row (2 + D * 6) per image: its index, the loss of the batch, and the detections."""
+        model = self.extract(module)
+        detections = context.forward(model, batch["image"]).double().cpu()
+        view_size = (batch["image"].shape[2], batch["image"].shape[3])
+        found = self.targets_of(context.source, batch["index"])
+        with_boxes = context.place(batch | padded_objects(found, view_size, model.preprocessing))
+        loss = self.objective(model)(module, with_boxes)["loss"].double().cpu().expand(len(detections), 1)
+        return torch.cat([batch["index"].double().cpu()[:, None], loss, detections.flatten(1)], dim=1)
+
+    def evaluate(self, module: nn.Module, batches: Iterable[Batch], context: Evaluation) -> DetectionMetrics:
+        rows = [self.outputs(module, batch, context) for batch in batches]
+        model = self.extract(module)
+        assert isinstance(model.config, FcosConfig | YolosConfig)
+        width = 2 + model.config.detections * COLUMNS
+        table = context.gather(torch.cat(rows) if rows else torch.zeros(0, width, dtype=torch.float64))
+        content = table[table[:, 0].argsort(stable=True)].numpy()
+        overlaps = []
+        for start in range(0, len(content), PART):
+            part = content[start : start + PART]
+            objects = self.targets_of(context.source, torch.from_numpy(part[:, 0]).long())
+            for row, target in zip(part, objects, strict=True):
+                detections = row[2:].reshape(-1, COLUMNS)
+                detections = detections[detections[:, 4] > 0]
+                boxes = placed(detections[:, :4], target.size, model.config.image_size, model.preprocessing)
+                found = Detections(boxes, detections[:, 4], detections[:, 5].astype(np.int64))
+                overlaps.append(overlap(found, target))
+        loss = float(content[:, 1].mean()) if len(content) else 0.0
+        metrics = detection_metrics(overlaps, model.config.classes, loss)
+        if metrics.ap is None:
+            raise Error(
+                f"the annotations of {len(table)} images have no objects to detect, so there is no AP",
+                code="data.empty",
+            )
+        return metrics
+
+    # text
+
+    def summary(self, test: Mapping[str, Any], images: str) -> str:
+        return f"AP {test['ap']:.3f}, AP50 {test['ap50']:.3f} on {test['images']} {images}"
+
+    def report_headline(self, test: Mapping[str, Any]) -> tuple[str, str]:
+        details = f"AP50 {test['ap50']:.3f}, AP75 {test['ap75']:.3f}, on {describe_images(test)}"
+        return f"AP {test['ap']:.3f}", details
+
+    # prediction
+
+    def answers(self, model: Any, values: Tensor, top: int, sizes: Sizes = ()) -> list[Answer]:
+        """The boxes of each image above the threshold, all of them whatever `top` is."""
+        view_size: Size = tuple(model.config.image_size)
+        names = model.labels or tuple(str(k) for k in range(model.config.classes))
+        least = model.reject_below or self.threshold
+        rows = values.double().cpu().numpy()
+        answers: list[Answer] = []
+        for row, size in zip(rows, sizes or [view_size] * len(rows), strict=True):
+            row = row[row[:, 4] > 0]
+            boxes = placed(row[:, :4], size, view_size, model.preprocessing)
+            everything = tuple(
+                Detected(names[int(number)], float(score), tuple(round(side, 2) for side in box))
+                for box, score, number in zip(boxes.tolist(), row[:, 4], row[:, 5], strict=True)
+            )
+            kept = tuple(one for one in everything if one.score >= least)
+            answers.append(Boxes(kept, everything))
+        return answers
+
+
+def scales(size: Size, view_size: Size, preprocessing: Preprocessing) -> tuple[float, float]:
+    """Pixels of the view for each pixel of an image, along its height and its width."""
+    if preprocessing.resize == "crop":
+        raise Error(
+            "boxes in a central crop have no place in the whole image; use view fit or squash",
+            code="request.conflict",
+        )
+    h, w = fitted(size, view_size) if preprocessing.resize == "fit" else view_size
+    return h / size[0], w / size[1]
+
+
+def placed(boxes: np.ndarray, size: Size, view_size: Size, preprocessing: Preprocessing) -> np.ndarray:
+    """Boxes (D, 4), which are shares of a view, in pixels of the original image, clipped to it."""
+    down, across = scales(size, view_size, preprocessing)
+    factors = np.array([view_size[1] / across, view_size[0] / down] * 2)
+    return (boxes * factors).clip(0, [size[1], size[0]] * 2)
+
+
+def padded_objects(
+    targets: Sequence[Target], view_size: Size, preprocessing: Preprocessing
+) -> dict[str, Tensor]:
+    """The objects of some images as a batch has them: "boxes" (B, M, 4) in pixels of the view, "classes"."""
+    most = max([1, *(len(target.labels) for target in targets)])
+    boxes, classes = np.zeros((len(targets), most, 4), np.float32), np.full((len(targets), most), -1)
+    for row, target in enumerate(targets):
+        down, across = scales(target.size, view_size, preprocessing)
+        real = ~target.crowd
+        boxes[row, : real.sum()] = target.boxes[real] * np.array([across, down] * 2)
+        classes[row, : real.sum()] = target.labels[real]
+    return {"boxes": torch.from_numpy(boxes), "classes": torch.from_numpy(classes)}
