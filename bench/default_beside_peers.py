@@ -3,7 +3,9 @@
     python bench/default_beside_peers.py WEIGHTS.npz FOLDER... --device cuda --seeds 3 --out results.json
 
 Each FOLDER holds train/ and test/ with a folder for each class. FOLDER:20/class and FOLDER:5000 train on a
-part of train. The ways, in turn, by the wall clock of a process of its own from start to result:
+part of train. A file (.npz, .zip) is for the first two ways only and takes any part that vitkit knows, and
+wrong labels: cifar10.npz:imbalanced=100, cifar10.npz:5000+noise=0.2.
+The ways, in turn, by the wall clock of a process of its own from start to result:
 
 - default: `vitkit finetune FOLDER --weights WEIGHTS`, nothing else;
 - paper: SGD by Table 4 (`--recipe table4`) for as many images as the default has seen;
@@ -26,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -173,19 +175,28 @@ def train_timm(
     return {"top1": right / seen, "images": seen, "steps": steps, "batch": batch}
 
 
+def part_of_file(amount: str) -> list[str]:
+    """The options of vitkit for a part of a file: 5000, imbalanced=100, noise=0.2, or several joined by +."""
+    words: list[str] = []
+    for one in filter(None, amount.split("+")):
+        noise = one.startswith("noise=")
+        words += ["--set", f"label_{one}"] if noise else ["--subset", one]
+    return words
+
+
 def one_round(
-    folder: Path, options: argparse.Namespace, seed: int, scratch: Path, shots: int
+    folder: Path, options: argparse.Namespace, seed: int, scratch: Path, shots: int, more: Sequence[str] = ()
 ) -> dict[str, dict[str, Any]]:
     results: dict[str, dict[str, Any]] = {}
     common = (folder, options.weights, seed, options.device)
     if "default" in options.ways:
-        results["default"] = vitkit(*common, scratch / "default")
+        results["default"] = vitkit(*common, scratch / "default", *more)
     if "paper" in options.ways:
         like = results["default"]
         same = ["--recipe", options.paper, "--batch", str(like["batch"])]
         if like["steps"] > 1:  # else the default has fitted a head and trained nothing
             same += ["--steps", str(like["steps"])]
-        results["paper"] = vitkit(*common, scratch / "paper", *same)
+        results["paper"] = vitkit(*common, scratch / "paper", *same, *more)
     if "timm" in options.ways:
         results["timm"] = timm_run(*common)
     if "fewshot" in options.ways and shots:
@@ -259,9 +270,13 @@ def main() -> None:
         rounds = results.setdefault(f"{Path(path).name}{amount and ':' + amount}", [])
         for seed in range(len(rounds), options.seeds):
             scratch = Path(tempfile.mkdtemp())
-            folder = part(Path(path), amount, seed, scratch / "data") if amount else Path(path)
+            folder, more = Path(path), part_of_file(amount) if Path(path).is_file() else []
+            if folder.is_file() and not set(options.ways) <= {"default", "paper"}:
+                raise SystemExit(f"{folder} is a file: add --ways default paper")
+            if amount and not more:
+                folder = part(folder, amount, seed, scratch / "data")
             shots = int(amount.removesuffix("/class")) if amount.endswith("/class") else 0
-            rounds.append(one_round(folder, options, seed, scratch, shots))
+            rounds.append(one_round(folder, options, seed, scratch, shots, more))
             shutil.rmtree(scratch)
             options.out.write_text(json.dumps(results, indent=1))
             print(place, seed, json.dumps(rounds[-1]), flush=True)

@@ -11,7 +11,8 @@ The reference is plain PyTorch with a ViT of timm, in the structure of the offic
 wrapper that concatenates crops of one size, a head with a weight-normalised last layer, a loss over pairs of
 views, gradients clipped parameter by parameter with the norm read on the host, AdamW, autocast, a loop over
 all parameters for the teacher, and the loss read in each step. Sizes and loss are those of the recipe `dino`.
-A comparison whose task or library is missing is left out with a note.
+Each round is printed, and --out is written after each comparison, so a run that is cut short has its part.
+Without timm, the comparison of DINO is left out with a note.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,6 @@ from torch import Tensor, nn
 from vitkit.data.sources.source import Source
 from vitkit.models.variants import Model, variant
 from vitkit.ops.cuda_graph import WARMUP_CALLS
-from vitkit.recipes import RECIPES
 from vitkit.recipes import recipe as named_recipe
 from vitkit.recipes.recipe import Recipe
 from vitkit.recipes.values import ModelOptions
@@ -211,21 +212,30 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def in_turns(sides: dict[str, Measure], rounds: int) -> dict[str, list[float]]:
-    """Images per second of each side in each round."""
+def in_turns(sides: dict[str, Measure], options: argparse.Namespace) -> dict[str, list[float]]:
+    """Images per second of each side in each round; no round starts that would end after --seconds."""
     rates: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(rounds):
+    longest = 0.0
+    for number in range(options.rounds):
+        begun = time.monotonic()
+        if number and begun + longest > options.until:
+            print(f"--seconds are used up after {number} of {options.rounds} rounds", flush=True)
+            break
         for name, measure in sides.items():
             rates[name].append(1 / measure())
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
+        longest = max(longest, time.monotonic() - begun)
+        rounds = ", ".join(f"{name} {values[-1]:,.1f} images/s" for name, values in rates.items())
+        print(f"round {number + 1}: {rounds} ({time.monotonic() - begun:.1f} s)", flush=True)
     return rates
 
 
 def comparison(
     what: str, sides: dict[str, Measure], options: argparse.Namespace, batch: int
 ) -> dict[str, Any]:
-    rates = in_turns(sides, options.rounds)
+    print(f"{what}, batch {batch}", flush=True)
+    rates = in_turns(sides, options)
     medians = {name: statistics.median(values) for name, values in rates.items()}
     first, second = medians.values()
     return {
@@ -279,6 +289,9 @@ def main() -> None:
     parser.add_argument("--dino-batch", type=int, help="of the comparison of DINO; default: --batch")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10, help="timed steps of a round")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="no round ends after this, but the first"
+    )
     parser.add_argument("--only", choices=(MAE, DINO))
     parser.add_argument("--smoke", action="store_true", help="ViT-Ti/4 of 32 pixels and a small head")
     parser.add_argument("--out", type=Path, help="results as JSON")
@@ -287,25 +300,33 @@ def main() -> None:
     small = options.smoke or not runtime.device.startswith("cuda")
     options.smoke = small
     options.steps = 2 if small else options.steps
-    results = []
+    options.until = time.monotonic() + options.seconds
+    results: list[dict[str, Any]] = []
+    for compare in comparisons(options, small):
+        results.append(compare(runtime, options))
+        content = {"machine": runtime.describe(), "results": results}
+        if options.out:
+            options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    print(table(results))
+    if not options.out:
+        print(json.dumps(content, indent=1))
+
+
+Compare = Callable[[Runtime, argparse.Namespace], dict[str, Any]]
+
+
+def comparisons(options: argparse.Namespace, small: bool) -> list[Compare]:
+    """The comparisons that --only asks for and that this version and machine can make."""
+    chosen: list[Compare] = []
     if options.only != DINO:
         models = (("ViT-Ti/4", 32),) if small else (("ViT-B/16", 224), ("ViT-L/16", 224))
-        if MAE in RECIPES:
-            results += [compare_mae(model, pixels, runtime, options) for model, pixels in models]
-        else:
-            print(f"left out: {MAE}, this version has no such recipe")
+        chosen += [partial(compare_mae, *model) for model in models]
     if options.only != MAE:
-        missing = [] if DINO in RECIPES else [f"{DINO}, this version has no such recipe"]
-        missing += [] if importlib.util.find_spec("timm") else ["the reference, which needs timm"]
-        for why in missing:
-            print(f"left out: {why}")
-        if not missing:
-            model, pixels = ("ViT-Ti/4", 32) if small else ("ViT-S/16", 224)
-            results.append(compare_dino(model, pixels, runtime, options))
-    print(table(results))
-    content = {"machine": runtime.describe(), "rounds": options.rounds, "results": results}
-    text = json.dumps(content, indent=1)
-    print(text) if options.out is None else options.out.write_text(text + "\n", encoding="utf-8")
+        if importlib.util.find_spec("timm"):
+            chosen.append(partial(compare_dino, *(("ViT-Ti/4", 32) if small else ("ViT-S/16", 224))))
+        else:
+            print("left out: DINO, whose reference needs timm")
+    return chosen
 
 
 if __name__ == "__main__":
