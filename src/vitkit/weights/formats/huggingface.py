@@ -235,8 +235,13 @@ FORMAT = Format(
     name="hf",
     description="config.json and safetensors, as transformers reads and writes them",
     layouts=(
-        eomt_layouts.HF, yolos_layouts.HF, hf_models.DINOV3, hf_models.DINOV2, hf_models.CLIP,
-        hf_models.SIGLIP, LAYOUT,
+        eomt_layouts.HF,
+        yolos_layouts.HF,
+        hf_models.DINOV3,
+        hf_models.DINOV2,
+        hf_models.CLIP,
+        hf_models.SIGLIP,
+        LAYOUT,
     ),  # fmt: skip
     choose=choose,
     tokens=needed_tokens,
