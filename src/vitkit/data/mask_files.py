@@ -89,9 +89,7 @@ def mask_pixels(data: bytes, where: str) -> np.ndarray:
     except Error:
         raise
     except Exception as error:  # Pillow raises almost any type
-        raise Error(
-            f"{where}: damaged PNG ({error}); export the mask again", code="data.corrupt"
-        ) from None
+        raise Error(f"{where}: damaged PNG ({error}); export the mask again", code="data.corrupt") from None
     return stored_values(image, pixels, data, where)
 
 

@@ -152,7 +152,7 @@ def check_place(place: str) -> None:
     if os.path.exists(place) or find_opener(place) is not None:
         return
     if not Path(place).exists():  # raises where a folder on the way is not readable
-        hint = similar_path(place) or did_you_mean(place, ["digits"])
+        hint = similar_path(place) or did_you_mean(place, ["digits", "shapes"])
         raise Error(f"no data at {place!r};{hint} expected {expected_data()}", code="data.not-found")
 
 

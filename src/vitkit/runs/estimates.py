@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
 
+import numpy as np
 import torch
 
 from vitkit.data.loader import BadFiles, Samples, train_batches
@@ -19,7 +20,6 @@ from vitkit.recipes.recipe import Recipe
 from vitkit.runs.batches import training_order, training_view
 from vitkit.runs.build import start_training
 from vitkit.runtime.runtime import Runtime, single_process
-from vitkit.tasks.task import Task
 from vitkit.training.loop import train
 from vitkit.training.step import Metrics, TrainState
 
@@ -51,7 +51,7 @@ def seconds_a_step(
     if runtime.is_sharded:
         return None
     images = recipe.batch // runtime.world
-    computing = images * seconds_an_image(recipe, model, runtime, task=recipe.task.for_source(train))
+    computing = images * seconds_an_image(recipe, model, runtime, source=train)
     preparing = images * seconds_to_prepare(recipe, train) / max(1, workers)
     if not workers or not runtime.device.startswith("cuda"):
         return computing + preparing  # on a CPU both use the same cores
@@ -59,14 +59,20 @@ def seconds_a_step(
 
 
 def seconds_an_image(
-    recipe: Recipe, model: Model, runtime: Runtime, trial: Trial | None = None, *, task: Task | None = None
+    recipe: Recipe,
+    model: Model,
+    runtime: Runtime,
+    trial: Trial | None = None,
+    *,
+    source: Source | None = None,
 ) -> float:
+    """The time of a step for each of its images; source: the training data, which a dense task needs."""
     if trial is None:  # a smaller batch than the run has: not worth compiling for
         trial = GPU if runtime.device.startswith("cuda") else CPU
         runtime = replace(runtime, compile=False)
     count = min(recipe.micro_batch or recipe.batch // runtime.world, trial.images)
     runtime = single_process(runtime)
-    task = task or recipe.task
+    task = recipe.task.for_source(source) if source else recipe.task
     state = start_training(recipe, task, copy.deepcopy(model), runtime)
     classes = model.config.classes
     objective = task.objective(model)
@@ -74,6 +80,10 @@ def seconds_an_image(
     batch = {"image": images, "label": torch.arange(count) % max(1, classes), "place": torch.arange(count)}
     for name, views in task.more_views(training_view(recipe)):
         batch[name] = noise(count, len(views), 3, *views[0].size)
+    if source and (target_view := task.target_view(training_view(recipe), source)):
+        batch["image"] = noise(count, model.config.channels, *target_view.size)
+        rows = target_view.empty()
+        batch |= {name: torch.from_numpy(np.stack([row] * count)) for name, row in rows.items()}
     prepare = task.prepare(model, Order(count, count))
     batch = runtime.to_device(prepare(0, batch) if prepare else batch)
     end_times: list[float] = []

@@ -97,9 +97,7 @@ def tree_of_folder(folder: Path) -> Tree:
     """All files below a folder; folders that contain nothing but one folder are left out of their names."""
     files = Files(folder)
     names = sorted(walk(folder))
-    return rooted(
-        Tree(str(folder), names, files.read, files.size, files.digest, partial(read_whole, folder))
-    )
+    return rooted(Tree(str(folder), names, files.read, files.size, files.digest, partial(read_whole, folder)))
 
 
 def rooted(tree: Tree) -> Tree:
@@ -187,4 +185,3 @@ def common_tail(a: Sequence[str], b: Sequence[str]) -> int:
     """How many parts at the end of two paths are equal."""
     pairs = zip(reversed(a), reversed(b), strict=False)
     return next((n for n, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
-

@@ -27,7 +27,27 @@ CITYSCAPES_NAMES = (
 )
 CITYSCAPES = [name for part in CITYSCAPES_NAMES.split(",") for name in (
     [part] if part.startswith("traffic") else part.split())]  # fmt: skip
-CITYSCAPES_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)  # of those classes
+CITYSCAPES_IDS = (
+    7,
+    8,
+    11,
+    12,
+    13,
+    17,
+    19,
+    20,
+    21,
+    22,
+    23,
+    24,
+    25,
+    26,
+    27,
+    28,
+    31,
+    32,
+    33,
+)  # of those classes
 ADE20K = 150  # classes, numbered from 1
 
 
@@ -156,4 +176,3 @@ def csv_rows(text: str, where: str) -> list[Row]:
         f"{where}: expected the columns 'Pixel Value, Class' or 'name, r, g, b', not {', '.join(header)[:80]!r}",
         code="data.classes",
     )
-

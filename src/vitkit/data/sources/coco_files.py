@@ -123,7 +123,9 @@ def all_categories(
             where = f"{tree.place}, {files[split]}, category {row.get('id')!r}"
             number, name = row.get("id"), row.get("name")
             if not is_int(number) or not isinstance(name, str) or not name.strip():
-                raise Error(f"{where}: named {name!r}; expected a whole number and a name", code="data.classes")
+                raise Error(
+                    f"{where}: named {name!r}; expected a whole number and a name", code="data.classes"
+                )
             if number in here:
                 raise Error(f"{where}: listed twice; give each category its own id", code="data.classes")
             here.add(number)
@@ -313,4 +315,3 @@ def odd_ids(annotations: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
             odd.append(str(number)[:40])
         seen.add(number if isinstance(number, int | str) else None)
     return tuple(odd)
-

@@ -31,7 +31,15 @@ MASK_FOLDERS = {
     "segmentations", "gtfine", "gt", "ground_truth",
 }  # fmt: skip
 SPLIT_MASKS = re.compile(rf"({'|'.join(SPLITS)})[-_]?(annot|annotations?|masks?|labels?|gt)", re.IGNORECASE)
-ENDINGS = ("_gtFine_labelTrainIds", "_gtFine_labelIds", "_labelTrainIds", "_labelIds", "_mask", "_label", "_gt")
+ENDINGS = (
+    "_gtFine_labelTrainIds",
+    "_gtFine_labelIds",
+    "_labelTrainIds",
+    "_labelIds",
+    "_mask",
+    "_label",
+    "_gt",
+)
 NOT_CLASSES = ("_color", "_instanceIds")  # other pictures of Cityscapes
 IMAGE_ENDINGS = ("_leftImg8bit",)
 PAIRED = "_mask"  # of a mask that lies beside its image
@@ -190,7 +198,9 @@ def split_lists(tree: Tree, folder: str) -> dict[str, str]:
     for name in tree.names:
         above, _, file = name.rpartition("/")
         if f"/{above}/".endswith(f"/{folder}") and file.endswith(".txt"):
-            lists[file.removesuffix(".txt").lower()] = [line.split()[0] for _, line in lines_of(tree.text(name))]
+            lists[file.removesuffix(".txt").lower()] = [
+                line.split()[0] for _, line in lines_of(tree.text(name))
+            ]
     if "trainval" in lists and "train" not in lists:
         lists["train"] = [stem for stem in lists["trainval"] if stem not in set(lists.get("val", ()))]
     splits: dict[str, str] = {}

@@ -197,7 +197,9 @@ def from_folders(tree: Tree) -> Setup:
         splits.setdefault(darknet or split_in(image), []).append(image)
     names = [*listed.names]
     if listed.void:  # a list of objects has no pixels to ignore
-        names = [line.strip() for line in tree.text(listed_file(tree, listed.file)).splitlines() if line.strip()]
+        names = [
+            line.strip() for line in tree.text(listed_file(tree, listed.file)).splitlines() if line.strip()
+        ]
     return Setup(names, splits)
 
 
@@ -259,4 +261,3 @@ def add_line(rows: ObjectRows, line: str, classes: int, mark: str, place: str) -
     points = shares.reshape(-1, 2)
     box = (*points.min(0).tolist(), *points.max(0).tolist())
     rows.polygons[rows.add(mark, box, int(label), area=polygon_area(points))] = [points]
-

@@ -1,0 +1,117 @@
+"""Drawn shapes: a built-in data set for segmentation and detection, whose images are drawn when they are read."""
+
+# H, W pixels; N objects of an image
+
+from functools import partial
+
+import numpy as np
+
+from vitkit.data.sources.openers import Opener
+from vitkit.data.sources.source import Lazy, Source
+from vitkit.data.targets import Target, Targets
+
+NAME = "shapes"
+SIDE = 96  # pixels
+CLASSES = ("background", "circle", "square", "triangle")
+SPLITS = {"train": 400, "val": 60, "test": 100}
+MOST = 4  # objects of an image
+RADIUS = (8, 20)  # of the circle around an object, in pixels
+APART = 0.7  # smallest distance of two objects, as a share of the sum of their radii
+TRIES = 20
+
+
+def shape_mask(kind: int, centre: np.ndarray, radius: float, angle: float) -> np.ndarray:
+    """The pixels (H, W) of a shape within the circle of this radius; angle: by which it is turned."""
+    y, x = np.mgrid[:SIDE, :SIDE] + 0.5
+    x, y = x - centre[0], y - centre[1]
+    if kind == 0:
+        return np.hypot(x, y) <= radius
+    sides = 4 if kind == 1 else 3
+    normals = angle + 2 * np.pi * np.arange(sides) / sides
+    reach = radius * np.cos(np.pi / sides)  # from the centre to a side
+    inside = [np.cos(normal) * x + np.sin(normal) * y <= reach for normal in normals]
+    return np.logical_and.reduce(inside)
+
+
+def places(rng: np.random.Generator) -> list[tuple[np.ndarray, float]]:
+    """Centres and radii of one to four objects that overlap a little at most."""
+    chosen: list[tuple[np.ndarray, float]] = []
+    wanted = int(rng.integers(1, MOST + 1))
+    for _ in range(TRIES):
+        radius = rng.uniform(*RADIUS)
+        centre = rng.uniform(radius / 2, SIDE - radius / 2, 2)
+        if all(np.hypot(*(centre - other)) > APART * (radius + size) for other, size in chosen):
+            chosen.append((centre, radius))
+        if len(chosen) == wanted:
+            break
+    return chosen
+
+
+def draw(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Image `number`: pixels (H, W, 3), masks (N, H, W), and the classes (N,) of its objects."""
+    rng = np.random.default_rng([number, SIDE])
+    slope = rng.uniform(-0.6, 0.6, (2, 3))
+    y, x = np.mgrid[:SIDE, :SIDE] - SIDE / 2
+    pixels = rng.uniform(60, 190, 3) + y[..., None] * slope[0] + x[..., None] * slope[1]
+    masks, classes = [], []
+    for centre, radius in places(rng):
+        kind = int(rng.integers(3))
+        mask = shape_mask(kind, centre, radius, rng.uniform(0, 2 * np.pi))
+        colour = rng.uniform(0, 255, 3)
+        while np.abs(colour - pixels[mask].mean(0)).max() < 60:  # visible before the background
+            colour = rng.uniform(0, 255, 3)
+        pixels[mask] = colour
+        masks = [other & ~mask for other in masks]  # the later object is in front
+        masks.append(mask)
+        classes.append(kind + 1)
+    pixels += rng.normal(0, 10, pixels.shape)
+    visible = [i for i, mask in enumerate(masks) if mask.any()]
+    stack = np.stack([masks[i] for i in visible])
+    return pixels.clip(0, 255).astype(np.uint8), stack, np.array([classes[i] for i in visible])
+
+
+def fetch(first: int, index: int) -> np.ndarray:
+    return draw(first + index)[0]
+
+
+def read(first: int, index: int) -> Target:
+    """The masks, boxes and classes of an image's objects."""
+    _, masks, classes = draw(first + index)
+    mask = np.zeros((SIDE, SIDE), np.uint8)
+    for pixels, number in zip(masks, classes, strict=True):
+        mask[pixels] = number
+    return Target(
+        size=(SIDE, SIDE), boxes=np.stack([box_of(pixels) for pixels in masks]), labels=classes,
+        crowd=np.zeros(len(classes), bool), areas=masks.sum((1, 2)).astype(np.float32), instances=masks,
+        mask=mask,
+    )  # fmt: skip
+
+
+def box_of(pixels: np.ndarray) -> np.ndarray:
+    """The box (4,) around the pixels of an object."""
+    rows, columns = np.flatnonzero(pixels.any(1)), np.flatnonzero(pixels.any(0))
+    return np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1], np.float32)
+
+
+def name_of(split: str, index: int) -> str:
+    return f"{split}-{index:03d}"
+
+
+def shapes() -> dict[str, Source]:
+    """The splits: circles, squares and triangles with their masks and boxes."""
+    kinds, first, splits = frozenset({"mask", "boxes", "instances"}), 0, {}
+    for split, count in SPLITS.items():
+        splits[split] = Source(
+            NAME, CLASSES, Lazy(count, partial(name_of, split)), np.zeros(count, np.int64),
+            partial(fetch, first), targets=Targets(partial(read, first), kinds, MOST),
+        )  # fmt: skip
+        first += count
+    return splits
+
+
+OPENER = Opener(
+    description="shapes (drawn circles, squares and triangles with masks and boxes)",
+    matches=lambda place: place == NAME,
+    open=lambda place, cache: shapes(),
+    order=0,
+)
