@@ -201,7 +201,7 @@ def eomt() -> Iterator[dict[str, Any]]:
 
     Those with DINOv3 are published as differences to weights that are behind a form.
     """
-    fit = Preprocessing(resize="fit", **IMAGENET | {"interpolation": "bilinear"})
+    fit = Preprocessing(resize="fit", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     sizes = {"small": "S", "base": "B", "large": "L", "giant": "g"}
     kinds = {
         "ade20k_semantic_eomt": ("large_512",),
