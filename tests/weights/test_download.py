@@ -216,11 +216,11 @@ def test_published_weights_load_by_name_through_cut_connections(serve, small, tm
 def test_the_table_of_published_weights_is_sound():
     from vitkit.models.variants import variant
 
-    assert len(PUBLISHED) == 9 + 8 + 20 + 18 + 89 + 4
+    assert len(PUBLISHED) == 9 + 8 + 20 + 18 + 89 + 4 + 14
     assert len({weight.address for weight in PUBLISHED.values()}) == len(PUBLISHED)
     for name, weight in PUBLISHED.items():
         assert name.startswith(f"{weight.model}.") and weight.address.startswith("https://")
-        assert weight.address.endswith((".npz", ".pth", ".safetensors")) and weight.licence
+        assert weight.address.endswith((".npz", ".pth", ".safetensors", ".bin")) and weight.licence
         assert bool(weight.gated) == name.endswith("-original")
         variant(weight.model)
     assert PUBLISHED["ViT-B/16.augreg-i21k-i1k-384"].address.endswith(

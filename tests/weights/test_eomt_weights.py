@@ -157,5 +157,22 @@ def test_other_encoders_are_saved_as_vitkit_only(tmp_path, vit):
     assert again.config == own.config and torch.equal(again(images), own.eval()(images))
 
 
+def test_gate_and_value_in_one_layer_as_in_earlier_versions_of_transformers(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    own = small({"mlp": "swiglu", "hidden": 88})
+    save(own, tmp_path / "out", format="hf")
+    arrays = load_file(tmp_path / "out/model.safetensors")
+    for i in range(3):
+        for part in ("weight", "bias"):
+            mlp = f"layers.{i}.mlp"
+            both = [arrays.pop(f"{mlp}.{name}_proj.{part}") for name in ("gate", "up")]
+            arrays[f"{mlp}.weights_in.{part}"] = torch.cat(both)
+            arrays[f"{mlp}.weights_out.{part}"] = arrays.pop(f"{mlp}.down_proj.{part}")
+    save_file(arrays, tmp_path / "out/model.safetensors")
+    images = torch.randn(1, 3, 64, 64)
+    assert torch.equal(load(tmp_path / "out")(images), own.eval()(images))
+
+
 def test_the_format_is_listed():
     assert "eomt" in formats() and "eomt_layouts" not in formats()

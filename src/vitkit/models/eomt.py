@@ -146,6 +146,8 @@ class Eomt(DenseModel):
     config: EomtConfig
     heads: ClassVar[tuple[str, ...]] = ("class_head.",)
     mask_probabilities: Tensor
+    step: Tensor  # of training, which counts them by a buffer that no file has
+    steps: int = 1  # of the run
 
     def __init__(self, config: EomtConfig):
         super().__init__(config)

@@ -33,8 +33,7 @@ def windowed(
     """
     sizes = (images.shape[-2], images.shape[-1])
     starts = [window_starts(*axis) for axis in zip(sizes, window, stride, strict=True)]
-    if any(start % cell for axis in starts for start in axis):
-        raise ValueError(f"windows that begin at {starts} are not at multiples of {cell} pixels")
+    assert not any(start % cell for axis in starts for start in axis), "windows begin at whole cells"
     height, width = (min(pair) for pair in zip(sizes, window, strict=True))
     total, count = torch.empty(0), torch.empty(0)
     for top, left in product(*starts):

@@ -23,8 +23,7 @@ def assign(costs: Tensor, real: Tensor) -> Tensor:
     are solved on the CPU.
     """
     costs = torch.nan_to_num(costs.float(), nan=LARGEST).clamp(-LARGEST, LARGEST) * real[..., None]
-    if costs.shape[1] > costs.shape[2]:
-        raise ValueError(f"{costs.shape[1]} rows for {costs.shape[2]} columns")
+    assert costs.shape[1] <= costs.shape[2], "a column for each row"
     return assign_on_device(costs) if costs.shape[1] <= STATIC else assign_on_cpu(costs, real)
 
 

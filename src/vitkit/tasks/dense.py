@@ -66,7 +66,8 @@ class Dense(Task):
         assert isinstance(new, DenseModel)
         kept = {f"vit.{name}": tensor for name, tensor in vit.state_dict().items()}
         kept |= kept_head(model, new, same_labels=model.labels == labels)
-        new.load_state_dict(new.state_dict() | kept, assign=True)
+        own = new.state_dict()  # without parts that only a classifier reads, such as attention pooling
+        new.load_state_dict(own | {k: v for k, v in kept.items() if k in own}, assign=True)
         new.requires_grad_(True)
         new.preprocessing, new.origin = model.preprocessing, model.origin
         return new.train(model.training)

@@ -49,6 +49,7 @@ HEADS = ("linear", "eomt")
 WEIGHTING = ("none", "rare")
 LARGEST = 2**25  # logits at the pixels of an image that are in memory at a time
 LOOKED_AT = 500  # masks whose pixels are counted to weigh classes
+PIXELS = 1000  # of an image there are more, but their shares are printed with one decimal
 SCALE = (0.5, 2.0)  # of training images, relative to the size that fits
 
 
@@ -85,8 +86,8 @@ class ClassMask(Answer):
         }  # fmt: skip
 
     def text(self, image: str, *, unsure: bool = False, width: int = 1 << 30, alone: bool = False) -> str:
-        named, pixels = self.shares[: self.top], self.mask.size
-        parts = [f"{label} {percent(share, min(pixels, 1000))}" for label, share in named]
+        named = self.shares[: self.top]
+        parts = [f"{label} {percent(share, PIXELS)}" for label, share in named]
         more = len(self.shares) - len(named)
         return f"{image}: {', '.join(parts)}" + (f" and {more} more" if more else "")
 
@@ -183,15 +184,15 @@ class Segment(Dense):
 
     # training
 
-    def begin(self, module: nn.Module, steps: int) -> None:
+    def begin(self, module: Any, steps: int) -> None:
         if isinstance(module, Eomt):
             module.steps = steps
             anneal(module)
 
     @torch.no_grad()
-    def after_update(self, module: nn.Module) -> None:
+    def after_update(self, module: Any) -> None:
         if isinstance(module, Eomt):
-            module.step += 1
+            module.step.add_(1)
             anneal(module)
 
     def objective(self, model: Model) -> "PixelObjective | MaskObjective":
@@ -228,11 +229,12 @@ class Segment(Dense):
                               torch.zeros(0, 3, classes, dtype=torch.int64))]  # fmt: skip
         losses: list[float] = []
         for batch in batches:
-            values, view = self.outputs(module, batch, context), tuple(batch["image"].shape[-2:])
+            values, (height, width) = self.outputs(module, batch, context), batch["image"].shape[-2:]
             for row, target in zip(values, self.targets_of(context.source, batch["index"]), strict=True):
                 mask = torch.from_numpy(np.ascontiguousarray(target.mask))
                 pair = context.place({"values": row, "mask": mask})
-                predicted, loss = compared(pair["values"], pair["mask"], fitted(target.size, view), model)
+                fit = fitted(target.size, (height, width))
+                predicted, loss = compared(pair["values"], pair["mask"], fit, model)
                 counts.append(pixel_counts(predicted, pair["mask"], classes))
                 losses.append(loss)
         own = total_counts(counts)
@@ -245,21 +247,19 @@ class Segment(Dense):
     # text
 
     def summary(self, test: Mapping[str, Any], images: str) -> str:
-        n, interval = test["images"], test["interval"]
+        interval = f"95 % interval: {span(test['interval'], PIXELS)}"
         return (
-            f"mean IoU {percent(test['miou'], n)} (95 % interval: {span(interval, n)}) on {n} {images}; "
-            f"{percent(test['pixel_accuracy'], n)} of pixels correct"
+            f"mean IoU {percent(test['miou'], PIXELS)} ({interval}) on {test['images']} {images}; "
+            f"{percent(test['pixel_accuracy'], PIXELS)} of pixels correct"
         )
 
     def progress(self, metrics: Any, split: str) -> str:
-        n = metrics.images
-        return f"mean IoU {percent(metrics.miou, n)} on {n} {split} images"
+        return f"mean IoU {percent(metrics.miou, PIXELS)} on {metrics.images} {split} images"
 
     def report_headline(self, test: Mapping[str, Any]) -> tuple[str, str]:
-        n = test["images"]
-        correct = f"{percent(test['pixel_accuracy'], n)} of pixels correct"
-        about = f"on {describe_images(test)}; 95 % interval {span(test['interval'], n)}; {correct}"
-        return f"{percent(test['miou'], n)} mean IoU", about
+        correct = f"{percent(test['pixel_accuracy'], PIXELS)} of pixels correct"
+        about = f"on {describe_images(test)}; 95 % interval {span(test['interval'], PIXELS)}; {correct}"
+        return f"{percent(test['miou'], PIXELS)} mean IoU", about
 
     # prediction
 

@@ -191,7 +191,7 @@ PUBLISHED: dict[str, Weight] = {w.name: w for family in (original, augreg, bit, 
 
 def cache_path(weight: Weight, cache: Path | None = None) -> Path:
     """The path of a published checkpoint in the cache, downloaded or not."""
-    ending = next((e for e in (".safetensors", ".pth") if weight.address.endswith(e)), ".npz")
+    ending = next((e for e in (".safetensors", ".pth", ".bin") if weight.address.endswith(e)), ".npz")
     return (cache or cache_folder()) / f"{weight.name.replace('/', '_')}{ending}"
 
 

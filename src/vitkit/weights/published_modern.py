@@ -31,7 +31,7 @@ def centre(crop: float, pixel_values: dict[str, Any] | None = None) -> Preproces
 
 
 def modern() -> Iterator[dict[str, Any]]:
-    for family in (dinov2, dinov3, siglip, clip, deit, mae, flexivit, eva02, yolos):
+    for family in (dinov2, dinov3, siglip, clip, deit, mae, flexivit, eva02, yolos, eomt):
         for row in family():
             yield {"licence": "Apache-2.0", "top1": None, "megabytes": None, "view": ""} | row
 
@@ -194,3 +194,28 @@ def yolos() -> Iterator[dict[str, Any]]:
         yield {"name": f"{model}.yolos{ending}-coco", "model": model, "trained_on": "ImageNet, COCO",
                "pixels": 512 if size == "Ti" else 800, "preprocessing": fit,
                "address": f"{HUB}/hustvl/yolos-{word}/resolve/main/model.safetensors"}  # fmt: skip
+
+
+def eomt() -> Iterator[dict[str, Any]]:
+    """Segmenters with the encoder of DINOv2 with registers, in patches of 16; their licence is the code's.
+
+    Those with DINOv3 are published as differences to weights that are behind a form.
+    """
+    fit = Preprocessing(resize="fit", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    sizes = {"small": "S", "base": "B", "large": "L", "giant": "g"}
+    kinds = {
+        "ade20k_semantic_eomt": ("large_512",),
+        "cityscapes_semantic_eomt": ("large_1024",),
+        "coco_panoptic_eomt": ("small_640_2x", "base_640_2x", "large_640", "large_1280", "giant_640",
+                               "giant_1280"),
+        "ade20k_panoptic_eomt": ("large_640", "large_1280", "giant_640", "giant_1280"),
+        "coco_instance_eomt": ("large_640", "large_1280"),
+    }  # fmt: skip
+    for kind, endings in kinds.items():
+        for ending in endings:
+            word, pixels = ending.split("_")[:2]
+            data, task, _ = kind.split("_")
+            model = f"DINOv2-reg-{sizes[word]}/14"
+            yield {"name": f"{model}.eomt-{data}-{task}-{pixels}", "model": model, "pixels": int(pixels),
+                   "trained_on": f"LVD-142M, {data}", "licence": "MIT", "preprocessing": fit,
+                   "address": f"{HUB}/tue-mps/{kind}_{ending}/resolve/main/pytorch_model.bin"}  # fmt: skip

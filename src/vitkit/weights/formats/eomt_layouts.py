@@ -29,6 +29,7 @@ from vitkit.weights.formats.layout import (
     Layout,
     ModelSpec,
     Shapes,
+    Source,
     count,
     guess_heads,
     infer_image_size,
@@ -63,22 +64,27 @@ NAMES = {  # our module or parameter: that of the original, and that of transfor
     "mlp.down": (BACKBONE + "blocks.{}.mlp.fc2", "layers.{}.mlp.fc2"),
     "scale2": (BACKBONE + "blocks.{}.ls2.gamma", "layers.{}.layer_scale2.lambda1"),
 }  # fmt: skip
-GATED = {"mlp.up": "layers.{}.mlp.weights_in", "mlp.down": "layers.{}.mlp.weights_out"}
+GATED = ("layers.{}.mlp.gate_proj", "layers.{}.mlp.up_proj"), "layers.{}.mlp.down_proj"
+PACKED, PACKED_DOWN = ".mlp.weights_in.", ".mlp.weights_out."  # of earlier versions of transformers
 ORIGINAL_NAMES = {own: names[0] for own, names in NAMES.items()}
 HF_NAMES = {own: names[1] for own, names in NAMES.items()}
 HF_QKV = (".q_proj", ".k_proj", ".v_proj")
 MASK_LAYERS = (0, 2, 4), (1, 2, 3)  # the numbers of the mask head's layers in either
 
 
-def module(own: str, foreign: str, *, bias: bool = True) -> list[Entry]:
+def module(own: str, *foreign: str, bias: bool = True) -> list[Entry]:
+    """The weight and the bias of a module; several foreign ones are joined."""
     parts = ("weight", "bias") if bias else ("weight",)
-    return [Entry(f"{own}.{part}", (f"{foreign}.{part}",), SAME) for part in parts]
+    return [Entry(f"{own}.{part}", tuple(f"{name}.{part}" for name in foreign), SAME) for part in parts]
 
 
 def entries(
     config: Config, names: dict[str, str], qkv: tuple[str, ...], numbers: tuple[int, ...], table: Form
 ) -> list[Entry]:
-    """Every parameter of an EoMT. qkv: the parts of that layer; numbers: of the mask head's layers."""
+    """Every parameter of an EoMT. qkv: the parts of that layer; numbers: of the mask head's layers.
+
+    A name with a space stands for two modules.
+    """
     assert isinstance(config, EomtConfig)
     result = [
         *module("vit.project", names["vit.project"]),
@@ -100,7 +106,7 @@ def entries(
         for scale in ("scale1", "scale2"):
             result.append(Entry(f"{block}.{scale}", (names[scale].format(i),), SAME))
         for name in ("norm1", "attention.out", "norm2", "mlp.up", "mlp.down"):
-            result += module(f"{block}.{name}", names[name].format(i))
+            result += module(f"{block}.{name}", *(n.format(i) for n in names[name].split()))
     for i in range(config.upscale):
         for name in ("up", "mix", "norm"):
             result += module(f"upscale.{i}.{name}", names[f"upscale.{name}"].format(i), bias=name != "mix")
@@ -113,9 +119,27 @@ def original_entries(config: Config) -> list[Entry]:
     return entries(config, ORIGINAL_NAMES, ("",), MASK_LAYERS[0], SAME)
 
 
+def gated_names() -> dict[str, str]:
+    """The names in transformers where the MLP is a SwiGLU."""
+    return HF_NAMES | {"mlp.up": " ".join(GATED[0]), "mlp.down": GATED[1]}
+
+
+def hf_names(shapes: Shapes) -> dict[str, Source]:
+    """The names of today's transformers; earlier versions had gate and value in one layer."""
+    sources: dict[str, Source] = {}
+    for name, shape in shapes.items():
+        if PACKED in name and shape[0] % 2 == 0:
+            for number, own in enumerate(("gate_proj", "up_proj")):
+                rows = (number * shape[0] // 2, (number + 1) * shape[0] // 2)
+                sources[name.replace(PACKED, f".mlp.{own}.")] = Source(name, rows=rows)
+        else:
+            sources[name.replace(PACKED_DOWN, ".mlp.down_proj.")] = Source(name)
+    return sources
+
+
 def hf_entries(config: Config) -> list[Entry]:
     assert isinstance(config, EomtConfig)
-    names = HF_NAMES | (GATED if config.vit.mlp == "swiglu" else {})
+    names = gated_names() if config.vit.mlp == "swiglu" else HF_NAMES
     return entries(config, names, HF_QKV, MASK_LAYERS[1], TABLE)
 
 
@@ -131,7 +155,8 @@ def spec_of(shapes: Shapes, hints: Hints, names: dict[str, str], **fields: Any) 
     kernel = required_shape(shapes, f"{names['vit.project']}.weight", 4)
     width, patch = kernel[0], square_patch((kernel[2], kernel[3]))
     depth = count(shapes, names["norm1"] + ".weight")
-    rows = required_shape(shapes, names["mlp.up"].format(0) + ".weight", 2)[0]
+    up = [required_shape(shapes, n.format(0) + ".weight", 2) for n in names["mlp.up"].split()]
+    rows = sum(shape[0] for shape in up)
     hidden = required_shape(shapes, names["mlp.down"].format(0) + ".weight", 2)[1]
     mlp = "swiglu" if rows == 2 * hidden else "gelu"
     heads, note = guess_heads(width, depth, hidden, hints, mlp)
@@ -165,9 +190,9 @@ def infer_hf(shapes: Shapes, hints: Hints) -> ModelSpec:
         )
     heads = hints.heads or read_number(settings, "num_attention_heads", "heads", None, CONFIG)
     size = hints.image_size or configured_size(settings)
-    gated = GATED["mlp.up"].format(0) + ".weight" in shapes
+    gated = GATED[1].format(0) + ".weight" in shapes
     spec = spec_of(
-        shapes, replace(hints, heads=heads, image_size=size), HF_NAMES | (GATED if gated else {}),
+        shapes, replace(hints, heads=heads, image_size=size), gated_names() if gated else HF_NAMES,
         gelu="erf" if gated else read_gelu(settings),
         norm_eps=float(read_number(settings, "layer_norm_eps", "norm_eps", 1e-6, CONFIG)),
     )  # fmt: skip
@@ -241,6 +266,7 @@ ORIGINAL = Layout(
 )
 HF = Layout(
     name="hf-eomt",
+    canonical_names=hf_names,
     recognises=lambda shapes: {"query.weight", "class_predictor.weight", "attn_mask_probs"} <= shapes.keys(),
     infer=infer_hf,
     entries=hf_entries,
