@@ -152,8 +152,8 @@ def measure_timing(recipe: Recipe, config: WorkerConfig) -> Timing:
     keep_batches(None)
     train = SPLITS(recipe)["train"]
     timing_run = replace(TIMING_RUN, images=recipe.batch)  # whole batches: small ones underuse the device
-    model, task = build_model(recipe, train), recipe.task.for_source(train)
-    computing = seconds_an_image(recipe, model, runtime, timing_run, task=task)
+    model = build_model(recipe, train)
+    computing = seconds_an_image(recipe, model, runtime, timing_run, source=train)
     preparing = seconds_to_prepare(recipe, train)
 
     def step_and_image(preparing: float) -> tuple[float, float]:
