@@ -38,7 +38,7 @@ def write_samples(data: str, splits: Mapping[str, Source], report: Report, out: 
 def chosen(splits: Mapping[str, Source]) -> list[tuple[str, Source, int]]:
     """Images of all splits, the same for the same data: half of them of the first split."""
     parts = [(split, source) for split, source in ordered(splits).items() if source.targets and len(source)]
-    result = []
+    result: list[tuple[str, Source, int]] = []
     for n, (split, source) in enumerate(parts):
         left = SAMPLES - len(result)
         count = left if n == len(parts) - 1 else max(1, left // 2)
@@ -58,7 +58,9 @@ def drawn(split: str, source: Source, index: int) -> Sample | None:
         return None
     file = BytesIO()
     Image.fromarray(picture).save(file, "JPEG", quality=88)
-    return Sample(base64.b64encode(file.getvalue()).decode(), source.keys[index], split, f"{split}, {caption}")
+    return Sample(
+        base64.b64encode(file.getvalue()).decode(), source.keys[index], split, f"{split}, {caption}"
+    )
 
 
 def overlaid(pixels: np.ndarray, target: Target, names: tuple[str, ...]) -> tuple[np.ndarray, str]:
@@ -74,7 +76,9 @@ def overlaid(pixels: np.ndarray, target: Target, names: tuple[str, ...]) -> tupl
     ratio = np.array([size[0] / width, size[1] / height] * 2)
     masks: Any = None
     if target.instances is not None:
-        masks = np.array([resized(mask, size) for mask in target.instances], bool).reshape(-1, *small.shape[:2])
+        masks = np.array([resized(mask, size) for mask in target.instances], bool).reshape(
+            -1, *small.shape[:2]
+        )
     count = len(target.boxes)
     picture = draw_boxes(small, target.boxes * ratio, target.labels, names, masks=masks)
     return picture, f"{count} {'object' if count == 1 else 'objects'}"

@@ -81,7 +81,9 @@ def polygon_mask(points: np.ndarray, size: tuple[int, int], where: str = "polygo
     """The mask (H, W) bool of one polygon (N, 2) of x and y."""
     height, width = size
     limits = np.array([width, height], np.float64)
-    corners = np.clip(np.asarray(points, np.float64), -limits, 2 * limits)  # what is far outside stays outside
+    corners = np.clip(
+        np.asarray(points, np.float64), -limits, 2 * limits
+    )  # what is far outside stays outside
     corners = np.trunc(SCALE * corners + 0.5).astype(np.int64)
     following = np.roll(corners, -1, axis=0)
     if int(np.abs(following - corners).max(axis=1).sum()) > MOST_STEPS:

@@ -1,4 +1,4 @@
-"""Checks of masks and boxes for `vitkit doctor`: what is wrong with them, and how many there are of each class."""
+"""Checks of masks and boxes for `vitkit doctor`: what is wrong with them, and how many each class has."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,15 @@ TRAINING_SIZE, PATCH = 512, 16  # that "too small" refers to: the longer side of
 NEAR, WHOLE, MOSTLY = 0.95, 0.95, 0.5  # overlap of near copies; share of an image; ignored share of a mask
 MANY = 100  # objects, the fixed number of answers of small detectors
 COMPARED = 1000  # objects of an image up to which all pairs are compared
-PER_OBJECT = ("box-empty", "box-outside", "box-clipped", "box-copies", "box-near-copies", "box-small", "crowd")
+PER_OBJECT = (
+    "box-empty",
+    "box-outside",
+    "box-clipped",
+    "box-copies",
+    "box-near-copies",
+    "box-small",
+    "crowd",
+)
 PER_IMAGE = ("exif-unclear", "exif-turned", "box-whole", "many-objects", "mask-ignored")
 
 
@@ -167,7 +175,9 @@ def object_findings(checks: Mapping[str, Sequence[TargetCheck]]) -> Iterator[Fin
             yield find(kind, [check.name for check in concerned], **values)
 
 
-def no_objects(checks: Mapping[str, Sequence[TargetCheck]], splits: Mapping[str, Source]) -> Iterator[Finding]:
+def no_objects(
+    checks: Mapping[str, Sequence[TargetCheck]], splits: Mapping[str, Source]
+) -> Iterator[Finding]:
     """Images with no object in them, of data with boxes."""
     every = [check for split, part in checks.items() for check in part if has_boxes(splits[split])]
     empty = [check.name for check in every if not len(check.labels) and not check.error]

@@ -6,7 +6,19 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vitkit.report.html import Number, details, element, fill, fixed_percent, joined, name, note, page, picture, table
+from vitkit.report.html import (
+    Number,
+    details,
+    element,
+    fill,
+    fixed_percent,
+    joined,
+    name,
+    note,
+    page,
+    picture,
+    table,
+)
 
 NAMED = 80  # characters of a file name below a picture
 
@@ -54,8 +66,8 @@ class TargetPage:
         if "ignored" in facts:
             body += note(f"{facts['ignored']:.1%} of the pixels are ignored.")
         if "objects" in facts:
-            body += note(f"{facts['objects']:,} objects, {facts['crowd']:,} marked as crowd or difficult; at most "
-                         f"{facts['most']:,} in an image, none in {facts['empty']:,} images.")  # fmt: skip
+            body += note(f"{facts['objects']:,} objects, {facts['crowd']:,} marked as crowd or difficult; at "
+                         f"most {facts['most']:,} in one image, none in {facts['empty']:,}.")  # fmt: skip
         return details(f"{split}: {facts['images']:,} images", body)
 
     def finding_section(self) -> Markup:
@@ -72,5 +84,7 @@ def class_row(key: str, row: Mapping[str, Any]) -> dict[str, Any]:
     cells: dict[str, Any] = {"class": name(key), "images": row["images"]}
     if "pixels" in row:
         return cells | {"pixels": fixed_percent(row["pixels"])}
-    side, aspect = (Number("–" if row[k] is None else f"{row[k]:.{d}f}") for k, d in (("side", 0), ("aspect", 2)))
+    side, aspect = (
+        Number("–" if row[k] is None else f"{row[k]:.{d}f}") for k, d in (("side", 0), ("aspect", 2))
+    )
     return cells | {"objects": row["objects"], "median side at 512 px": side, "width : height": aspect}

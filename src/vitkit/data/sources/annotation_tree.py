@@ -22,7 +22,7 @@ SPLIT = re.compile(rf"({'|'.join(sorted(SPLITS, key=len, reverse=True))})(20\d\d
 
 
 class Note(NamedTuple):
-    """Something about the annotations of a split that `vitkit doctor` reports: a kind of finding, and names."""
+    """What `vitkit doctor` reports of the annotations of a split: a kind of finding, and names."""
 
     kind: str
     names: tuple[str, ...]
@@ -77,8 +77,9 @@ class Tree:
         digest = partial(call_item, self.digest, keys) if self.digest else None
         name = Path(self.place).name or self.place
         return Source(
-            name, tuple(classes), list(keys), np.zeros(len(keys), np.int64), partial(call_item, self.read, keys),
-            digest=digest, size=partial(call_item, self.size, keys), targets=targets,
+            name, tuple(classes), list(keys), np.zeros(len(keys), np.int64),
+            partial(call_item, self.read, keys), digest=digest,
+            size=partial(call_item, self.size, keys), targets=targets,
         )  # fmt: skip
 
 
@@ -97,9 +98,7 @@ def tree_of_folder(folder: Path) -> Tree:
     """All files below a folder; folders that contain nothing but one folder are left out of their names."""
     files = Files(folder)
     names = sorted(walk(folder))
-    return rooted(
-        Tree(str(folder), names, files.read, files.size, files.digest, partial(read_whole, folder))
-    )
+    return rooted(Tree(str(folder), names, files.read, files.size, files.digest, partial(read_whole, folder)))
 
 
 def rooted(tree: Tree) -> Tree:
@@ -187,4 +186,3 @@ def common_tail(a: Sequence[str], b: Sequence[str]) -> int:
     """How many parts at the end of two paths are equal."""
     pairs = zip(reversed(a), reversed(b), strict=False)
     return next((n for n, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
-

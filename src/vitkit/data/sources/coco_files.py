@@ -25,7 +25,8 @@ from vitkit.errors import Error
 
 FILE = re.compile(
     r"(?:_?annotations?|instances?|labels?|coco|result)?[-_.]*"
-    rf"(?P<split>{'|'.join(sorted(SPLITS, key=len, reverse=True))}|default|all)?(?:20\d\d)?(?:[-_.]*coco)?\.json",
+    rf"(?P<split>{'|'.join(sorted(SPLITS, key=len, reverse=True))}|default|all)?"
+    r"(?:20\d\d)?(?:[-_.]*coco)?\.json",
     re.IGNORECASE,
 )
 MARKS = (b'"images"', b'"annotations"', b'"categories"', b'"file_name"', b'"category_id"', b'"bbox"')
@@ -123,7 +124,9 @@ def all_categories(
             where = f"{tree.place}, {files[split]}, category {row.get('id')!r}"
             number, name = row.get("id"), row.get("name")
             if not is_int(number) or not isinstance(name, str) or not name.strip():
-                raise Error(f"{where}: named {name!r}; expected a whole number and a name", code="data.classes")
+                raise Error(
+                    f"{where}: named {name!r}; expected a whole number and a name", code="data.classes"
+                )
             if number in here:
                 raise Error(f"{where}: listed twice; give each category its own id", code="data.classes")
             here.add(number)
@@ -143,7 +146,7 @@ def is_int(value: Any) -> bool:
 
 
 def unused_roots(categories: Mapping[int, Mapping[str, Any]], used: set[Any]) -> list[int]:
-    """Categories without objects that are nothing but the supercategory of others, as Roboflow writes them."""
+    """Categories without objects that are only the supercategory of others, as Roboflow writes them."""
     above = {row.get("supercategory") for row in categories.values()}
     names = {number: row["name"] for number, row in categories.items()}
     roots = [n for n, name in names.items() if n not in used and name in above]
@@ -187,7 +190,8 @@ def read_images(
     """The file and the annotated size of each image, by id."""
     where, near = f"{tree.place}, {file}", file.rpartition("/")[0]
     images: dict[Any, tuple[str, tuple[int, int]]] = {}
-    missing, owners = [], {}
+    missing: list[str] = []
+    owners: dict[str, Any] = {}
     for row in listed:
         number, name = row.get("id"), row.get("file_name")
         if not (is_int(number) or isinstance(number, str)) or not isinstance(name, str) or not name:
@@ -212,8 +216,8 @@ def read_images(
         images[number] = key, (side(row.get("height"), where, number), side(row.get("width"), where, number))
     if missing:
         raise Error(
-            f"{where}: {len(missing)} of {len(listed)} images are not there: {some(missing)}; copy them into the "
-            f"folder of {'the images' if split == 'all' else split}, or delete their entries",
+            f"{where}: {len(missing)} of {len(listed)} images are not there: {some(missing)}; copy them into "
+            f"the folder of {'the images' if split == 'all' else split}, or delete their entries",
             code="data.labels",
         )
     return images
@@ -234,7 +238,7 @@ def add_object(
     """Add one annotation."""
     mark = f"{file}, annotation {row.get('id')!r}"
     where = f"{place}, {mark}"
-    category = row.get("category_id")
+    category: Any = row.get("category_id")
     if not is_int(category) or category not in numbers:
         raise Error(
             f"{where}: the category_id {str(category)[:40]!r} is that of no category; expected one of "
@@ -282,7 +286,8 @@ def read_shape(shape: Any, where: str) -> Any:
         if not all(isinstance(part, list) for part in shape):
             raise Error(f"{where}: a segmentation that is no list of polygons", code="data.labels")
         return [check_points(part, where) for part in shape]
-    size, counts = (shape.get("size"), shape.get("counts")) if isinstance(shape, dict) else (None, None)
+    size: Any = shape.get("size") if isinstance(shape, dict) else None
+    counts: Any = shape.get("counts") if isinstance(shape, dict) else None
     sides = isinstance(size, list) and len(size) == 2 and all(is_int(n) and n > 0 for n in size)
     if not sides or size[0] * size[1] > MOST_PIXELS:
         raise Error(
@@ -313,4 +318,3 @@ def odd_ids(annotations: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
             odd.append(str(number)[:40])
         seen.add(number if isinstance(number, int | str) else None)
     return tuple(odd)
-

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from xml.parsers import expat  # noqa: S407 - document types, and with them all entities, are refused
+from xml.parsers import expat  # document types, and so all entities, are refused
 
 from vitkit.data.findings import some
 from vitkit.data.sources.annotation_tree import Note, Tree, basenames, locate, split_in, split_names
@@ -142,8 +142,8 @@ def open_voc(tree: Tree, files: Sequence[str]) -> dict[str, Source]:
     if unknown := [name for name in used if name not in classes]:
         file = next(item.file for item in parsed if unknown[0] in item.names)
         raise Error(
-            f"{tree.place}, {file}: the class {unknown[0]!r} is not in {listed.file if listed else ''}; add it "
-            "there, or correct the annotation",
+            f"{tree.place}, {file}: the class {unknown[0]!r} is not in {listed.file if listed else ''}; add "
+            "it there, or correct the annotation",
             code="data.classes",
         )
     if not classes:
@@ -212,7 +212,7 @@ def read_split(
             assert item is not None
             rows.add(f"{item.file}, object {n}", box, numbers[name], crowd=item.difficult[n - 1])
         rows.end_image(item.size if item else (0, 0))
-    bare = tuple(key for key, item in pairs.items() if item is None)
-    notes = [Note("no-file", bare)] if bare else []
+    unpaired = tuple(key for key, item in pairs.items() if item is None)
+    notes = [Note("no-file", unpaired)] if unpaired else []
     notes += [Note("stray-annotations", tuple(stray))] if stray else []
     return box_source(tree, list(pairs), classes, rows, notes=notes, shift=shift)
