@@ -11,6 +11,7 @@ from annotated_data import png, random_mask, write_mask, write_photo
 from PIL import Image
 
 from vitkit.data.decode import decode
+from vitkit.data.splits import join, same_classes
 from vitkit.data.targets import IGNORE
 from vitkit.datasets.opening import open_data
 from vitkit.errors import Error
@@ -175,7 +176,9 @@ def test_ade20k_counts_from_one_and_cityscapes_has_ids(tmp_path):
     splits = open_data(streets)
     row = splits["train"].targets.read(0).mask[0, :30]
     assert set(splits) == {"train"} and len(splits["train"].classes) == 19
-    assert row[[7, 8, 11, 13, 17, 28]].tolist() == [0, 1, 2, 4, 5, 15] and row[[0, 9, 29]].tolist() == [255] * 3
+    assert (
+        row[[7, 8, 11, 13, 17, 28]].tolist() == [0, 1, 2, 4, 5, 15] and row[[0, 9, 29]].tolist() == [255] * 3
+    )
 
 
 @pytest.mark.parametrize("orientation", [1, 2, 3, 5, 6, 8])
@@ -191,7 +194,9 @@ def test_a_mask_of_the_stored_picture_is_turned_with_it(tmp_path, orientation):
     target, problems = source.targets.read.checked(0)
     pixels = decode(source.fetch(0))
     assert target.size == pixels.shape[:2] == target.mask.shape
-    if orientation > 4:  # otherwise both pictures have this size, and the mask is taken as that of the upright
+    if (
+        orientation > 4
+    ):  # otherwise both pictures have this size, and the mask is taken as that of the upright
         assert ((pixels[..., 0] > 127) == (target.mask == 1)).all() and problems == ("exif-turned",)
     else:
         assert (target.mask == mask).all() and problems == (("exif-unclear",) if orientation > 1 else ())
@@ -317,3 +322,14 @@ def test_a_huge_mask_is_refused_by_its_header(tmp_path):
     with pytest.raises(Error) as caught:
         open_data(tmp_path)["train"].targets.read(0)
     assert caught.value.code == "image.too-large"
+
+
+def test_joined_and_renumbered_sources_keep_their_targets(tmp_path):
+    masks = made(tmp_path)
+    splits = open_data(tmp_path)
+    both = pickle.loads(pickle.dumps(join(splits["train"], splits["val"])))
+    assert (both.targets.read(3).mask == splits["val"].targets.read(1).mask).all()
+    other = same_classes(splits["train"], ("tree", "road", "sky"))
+    read = other.targets.read(1).mask
+    assert (read == np.array([2, 1, IGNORE], np.uint8)[masks["train", "b"]]).all()
+    assert other.labels.tolist() == [0, 0] and other.classes == ("tree", "road", "sky")

@@ -14,7 +14,9 @@ from vitkit.errors import Error
 YAML = "path: .\ntrain: images/train\nval: images/val\nnc: 2\nnames: [cat, dog]\n"
 
 
-def yolo(folder, lines="0 0.5 0.5 0.2 0.4\n", config=YAML, labels="labels/{}/{}.txt", images="images/{}/{}.jpg"):
+def yolo(
+    folder, lines="0 0.5 0.5 0.2 0.4\n", config=YAML, labels="labels/{}/{}.txt", images="images/{}/{}.jpg"
+):
     """One image of 60 x 40 in train and val."""
     for n, split in enumerate(("train", "val")):
         write_photo(folder / images.format(split, "a"), n)
@@ -26,7 +28,9 @@ def yolo(folder, lines="0 0.5 0.5 0.2 0.4\n", config=YAML, labels="labels/{}/{}.
     return folder
 
 
-ROBOFLOW = "train: ../train/images\nval: ../valid/images\ntest: ../test/images\n\nnc: 2\nnames: ['cat', 'dog']\n"
+ROBOFLOW = (
+    "train: ../train/images\nval: ../valid/images\ntest: ../test/images\n\nnc: 2\nnames: ['cat', 'dog']\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -145,9 +149,11 @@ def test_paths_never_lead_out_of_the_data(tmp_path):
 
 
 def test_the_small_yaml():
-    text = "---\n# c\na: 1 # x\n'b': \"x # y\"\nc: [1, 'p, q', \"r\"]\nd:\n  0: u\n  1: 'it''s'\ne:\n- s\n- t\nf:\n"
+    text = "---\n# c\na: 1 # x\n'b': \"x # y\"\nc: [1, 'p, q', \"r\"]\nd:\n  0: u\n  1: 'it''s'\n"
+    text += "e:\n- s\n- t\nf:\n"
     assert read_yaml(text, "x", "abcdef") == {
-        "a": "1", "b": "x # y", "c": ["1", "p, q", "r"], "d": {"0": "u", "1": "it's"}, "e": ["s", "t"], "f": ""
+        "a": "1", "b": "x # y", "c": ["1", "p, q", "r"], "d": {"0": "u", "1": "it's"},
+        "e": ["s", "t"], "f": ""
     }  # fmt: skip
     assert read_yaml("a: &x [1]\nb: 2\n", "x", "b") == {"b": "2"}  # other keys are not read
 
@@ -164,7 +170,10 @@ def test_pixels_are_numbered_from_one_unless_a_box_begins_at_zero(tmp_path):
     source = open_data(voc(tmp_path / "one", objects))["all"]
     target = pickle.loads(pickle.dumps(source)).targets.read(0)
     assert source.classes == ("cat", "dog") and target.labels.tolist() == [1, 0]
-    assert target.boxes.tolist() == [[0, 0, 10, 20], [4, 5, 60, 40]] and target.crowd.tolist() == [False, True]
+    assert target.boxes.tolist() == [[0, 0, 10, 20], [4, 5, 60, 40]] and target.crowd.tolist() == [
+        False,
+        True,
+    ]
     assert source.targets.most == 2 and target.areas.tolist() == [200, 56 * 35]
 
     zero = voc(tmp_path / "zero", objects)
@@ -174,7 +183,12 @@ def test_pixels_are_numbered_from_one_unless_a_box_begins_at_zero(tmp_path):
 
 def test_splits_of_pascal_voc(tmp_path):
     for stem in "abc":
-        voc(tmp_path, [("cat", (1, 2, 3, 4), 0)], image=f"JPEGImages/{stem}.jpg", file=f"Annotations/{stem}.xml")
+        voc(
+            tmp_path,
+            [("cat", (1, 2, 3, 4), 0)],
+            image=f"JPEGImages/{stem}.jpg",
+            file=f"Annotations/{stem}.xml",
+        )
     lists = tmp_path / "ImageSets/Main"
     lists.mkdir(parents=True)
     for split, stems in {"train": "a", "val": "b", "trainval": "ab", "cat_train": "abc"}.items():
@@ -190,7 +204,9 @@ def test_splits_of_pascal_voc(tmp_path):
 def test_parts_are_not_objects_and_missing_sizes_are_allowed(tmp_path):
     part = "<part><name>head</name><bndbox><xmin>1</xmin></bndbox></part>"
     box = "<bndbox><xmin>2.5</xmin><ymin>3</ymin><xmax>8</xmax><ymax>9</ymax></bndbox>"
-    text = f"<annotation><size><width>0</width></size><object>{part}<name>cat</name>{box}</object></annotation>"
+    text = (
+        f"<annotation><size><width>0</width></size><object>{part}<name>cat</name>{box}</object></annotation>"
+    )
     target = open_data(voc(tmp_path, [], text=text))["all"].targets.read(0)
     assert target.boxes.tolist() == [[1.5, 2, 8, 9]]
 
@@ -205,7 +221,8 @@ CORNERS = "<xmin>1</xmin><ymin>1</ymin><xmax>{}</xmax><ymax>4</ymax>"
     "text",
     [BOMB, OUTSIDE, "<annotation>", "<annotation>" + "<a>" * 50 + "</a>" * 50 + "</annotation>",
      "<annotation><object><name>cat</name></object></annotation>", OBJECT.format("<xmin>1</xmin>"),
-     OBJECT.format(CORNERS.format("nan")), OBJECT.format(CORNERS.format("1e99")), OBJECT.format(CORNERS.format("x")),
+     OBJECT.format(CORNERS.format("nan")), OBJECT.format(CORNERS.format("1e99")),
+     OBJECT.format(CORNERS.format("x")),
      "<annotation><object><bndbox/></object></annotation>"],
     ids=range(10),
 )  # fmt: skip
@@ -246,7 +263,9 @@ def test_four_formats_of_the_same_boxes_are_equal(tmp_path, seed):
         count = 0 if n == 3 else int(rng.integers(1, 6))
         low = rng.integers(0, [width - 1, height - 1], (count, 2))
         high = rng.integers(low + 1, [width + 1, height + 1])
-        boxes[n] = [(int(rng.integers(3)), (*a, *b)) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
+        boxes[n] = [
+            (int(rng.integers(3)), (*a, *b)) for a, b in zip(low.tolist(), high.tolist(), strict=True)
+        ]
     boxes[0] += [(label, (0, 0, width, height)) for label in range(3)]  # all classes, and both corners
 
     images = [{"id": n, "file_name": f"{n}.png", "width": width, "height": height} for n in boxes]
@@ -256,7 +275,8 @@ def test_four_formats_of_the_same_boxes_are_equal(tmp_path, seed):
         for folder in ("coco/train", "roboflow/train", "yolo/images/train", "voc/train"):
             write_photo(tmp_path / folder / f"{n}.png", n, *size)
         shares = [
-            f"{label} {(x0 + x1) / 2 / width!r} {(y0 + y1) / 2 / height!r} {(x1 - x0) / width!r} {(y1 - y0) / height!r}"
+            f"{label} {(x0 + x1) / 2 / width!r} {(y0 + y1) / 2 / height!r} "
+            f"{(x1 - x0) / width!r} {(y1 - y0) / height!r}"
             for label, (x0, y0, x1, y1) in part
         ]
         (tmp_path / "yolo/labels/train").mkdir(parents=True, exist_ok=True)
@@ -276,5 +296,7 @@ def test_four_formats_of_the_same_boxes_are_equal(tmp_path, seed):
             assert target.boxes.dtype == target.areas.dtype == np.float32
             expected = np.array([box for _, box in part], np.float32).reshape(-1, 4)
             np.testing.assert_allclose(target.boxes, expected, atol=1e-5)
-            np.testing.assert_allclose(target.areas, np.prod(expected[:, 2:] - expected[:, :2], axis=1), rtol=1e-5)
+            np.testing.assert_allclose(
+                target.areas, np.prod(expected[:, 2:] - expected[:, :2], axis=1), rtol=1e-5
+            )
             assert not target.crowd.any() and target.mask is None and target.instances is None

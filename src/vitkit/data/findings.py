@@ -114,7 +114,7 @@ KINDS = {  # severity, text, remedy; a remedy is one line
     "odd-ids": ("note", "Annotations whose id is 0, missing, repeated or text: {n}",
         "No action needed here; other programs lose such objects: number the annotations from 1"),
     "unused-root": ("note", "Categories without objects that only group others: {files}",
-        "No action needed: they are no classes"),
+        "No action needed: they are left out of the classes, as the tools that write them intend"),
     "similar-classes": ("warning", "Classes that differ only in case, spaces or Unicode form: {twins}",
         "If they are one class, move all images into one folder, or use one name in the table, and check "
         "again: `vitkit doctor DATA --quick`"),

@@ -15,6 +15,7 @@ from vitkit.data.decode import BadImage
 from vitkit.data.names import folded
 from vitkit.data.sources.source import Lazy, Source
 from vitkit.data.sources.sparse_labels import joined
+from vitkit.data.targets import Targets, renumbered
 from vitkit.errors import Error
 
 PART = 256  # images that a thread hashes in a row
@@ -193,10 +194,18 @@ def join(first: Source, second: Source) -> Source:
     def either(of_first: Callable[[int], Any], of_second: Callable[[int], Any]) -> Callable[[int], Any]:
         return partial(call_either, of_first, of_second, size)
 
+    second = same_classes(second, first.classes)
+    targets = None
+    if first.targets and second.targets:
+        targets = Targets(
+            either(first.targets.read, second.targets.read), first.targets.kinds & second.targets.kinds,
+            max(first.targets.most, second.targets.most),
+        )  # fmt: skip
     return replace(
         first,
         keys=Lazy(size + len(second), either(first.keys.__getitem__, second.keys.__getitem__)),
-        labels=joined(first.labels, same_classes(second, first.classes).labels),
+        labels=joined(first.labels, second.labels),
+        targets=targets,
         fetch=either(first.fetch, second.fetch),
         skipped=first.skipped + second.skipped,
         digest=either(partial(fingerprint, first), partial(fingerprint, second)),
@@ -233,6 +242,9 @@ def same_classes(source: Source, classes: tuple[str, ...], name: str = "") -> So
         return source
     number = {label: i for i, label in enumerate(classes)}
     numbers = np.array([number[label] for label in source.classes], dtype=np.int64)
+    if source.targets:  # their images have no label of their own
+        targets = replace(source.targets, read=partial(renumbered, source.targets.read, numbers))
+        return replace(source, classes=tuple(classes), targets=targets)
     multilabel = source.multilabel
     labels = source.labels.renumbered(numbers, len(classes)) if multilabel else numbers[source.labels]
     return replace(source, classes=tuple(classes), labels=labels)

@@ -1,7 +1,7 @@
 """Target: the boxes, instance masks or class mask of an image, as its annotations give them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -38,3 +38,14 @@ class Targets:
     read: Callable[[int], Target]  # of the image with this index; picklable, as all that a source holds
     kinds: frozenset[str]  # what it has: "mask", "boxes", "instances"
     most: int = 0  # objects in the image that has the most
+
+
+def renumbered(read: Callable[[int], Target], numbers: np.ndarray, index: int) -> Target:
+    """A target with other class numbers: `numbers` has the new number of each class."""
+    target = read(index)
+    mask = target.mask
+    if mask is not None:
+        table = np.full(256, IGNORE, np.uint8)
+        table[: len(numbers)] = numbers
+        mask = table[mask]
+    return replace(target, labels=numbers[target.labels], mask=mask)

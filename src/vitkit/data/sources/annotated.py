@@ -2,8 +2,11 @@
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+
+import numpy as np
 
 from vitkit.data.decode import BadImage
 from vitkit.data.names import SUFFIXES, hidden
@@ -120,10 +123,19 @@ def open_archived(path: Path, members: Members) -> dict[str, Source] | None:
     return open_layout(tree, layout) if layout else None
 
 
+def without_labels(splits: dict[str, Source]) -> dict[str, Source]:
+    """The same images for what needs none: they have no label of their own."""
+    return {
+        split: replace(part, classes=(), labels=np.full(len(part), -1, np.int64))
+        for split, part in splits.items()
+    }
+
+
 ARCHIVE_READERS.append(open_archived)
 OPENER = Opener(
     description="images with masks or boxes (classes.txt and masks/, COCO, YOLO, Pascal VOC)",
     matches=lambda place: os.path.isdir(place) and bool(layout_of_folder(Path(place))),
     open=lambda place, cache: open_annotated(place),
+    open_all=lambda place, cache: without_labels(open_annotated(place)),
     order=85,  # after published data sets, some of which have masks too; before folders of classes
 )
