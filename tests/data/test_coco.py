@@ -182,6 +182,7 @@ def test_annotations_of_another_size_are_refused(tmp_path):
 
 BAD_ROWS = [
     {"bbox": [1, 2, 3]}, {"bbox": [1, 2, 3, "4"]}, {"bbox": [1, 2, 1e300, 4]}, {"bbox": [True, 2, 3, 4]}, {},
+    {"bbox": [1, 2, 3, 4], "category_id": []},
     {"bbox": [1, 2, 3, 4], "category_id": 2}, {"bbox": [1, 2, 3, 4], "category_id": "1"},
     {"bbox": [1, 2, 3, 4], "image_id": 8}, {"bbox": [1, 2, 3, 4], "image_id": "7"},
     {"bbox": [1, 2, 3, 4], "image_id": [7]}, {"bbox": [1, 2, 3, 4], "iscrowd": 2},
@@ -242,6 +243,7 @@ def test_damaged_files_are_refused(tmp_path, text):
         (lambda data: data["categories"].append({"id": 9, "name": "cat"}), "data.classes"),
         (lambda data: data["categories"].append({"id": "9", "name": "x"}), "data.classes"),
         (lambda data: data["categories"].clear(), "data.classes"),
+        (lambda data: data["categories"][0].update(supercategory=[], name=None), "data.classes"),
     ],
 )
 def test_lists_that_contradict_themselves_are_refused(tmp_path, change, code):

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,7 +66,8 @@ def open_coco(tree: Tree, files: Sequence[str]) -> dict[str, Source]:
     split_names(tree.place, tree.images)
     content = {split: parse_json(tree, file) for split, file in by_split.items()}
     categories = all_categories(tree, by_split, content)
-    used = {a.get("category_id") for data in content.values() for a in data["annotations"]}
+    listed = [a.get("category_id") for data in content.values() for a in data["annotations"]]
+    used = {number for number in listed if is_int(number)}
     roots = unused_roots(categories, used)
     ids = sorted(set(categories) - set(roots))
     if not ids:
@@ -147,11 +149,11 @@ def is_int(value: Any) -> bool:
 
 def unused_roots(categories: Mapping[int, Mapping[str, Any]], used: set[Any]) -> list[int]:
     """Categories without objects that are only the supercategory of others, as Roboflow writes them."""
-    above = {row.get("supercategory") for row in categories.values()}
-    names = {number: row["name"] for number, row in categories.items()}
-    roots = [n for n, name in names.items() if n not in used and name in above]
-    inner = [n for n in roots if any(categories[m].get("supercategory") == names[n] for m in names if m != n)]
-    return inner if len(inner) < len(categories) else []
+    above = {n: row.get("supercategory") for n, row in categories.items()}
+    uses = Counter(name for name in above.values() if isinstance(name, str))
+    names = {n: row["name"] for n, row in categories.items()}
+    roots = [n for n, name in names.items() if n not in used and uses[name] > (above[n] == name)]
+    return roots if len(roots) < len(categories) else []
 
 
 def read_split(
