@@ -166,6 +166,7 @@ def test_quick_looks_at_no_image_and_training_accepts_what_the_doctor_accepts(tm
     write_mask(folder / "masks/train/0.png", random_mask(1, 2, 9, 9))
     report = examined(folder, deep=False)
     assert report.ok and kinds(report) == {"stray-annotations": ("masks/train/stray.png",)}
+    assert report.splits["train"] == {"images": 3, "classes": 2, "per_class": {}}
     assert [finding.kind for finding in usable(open_data(folder), "x", "mask")] == ["stray-annotations"]
 
 

@@ -101,8 +101,10 @@ def examine(splits: Mapping[str, Source], *, deep: bool = True, workers: int = 4
         findings.append(find(tag, [check.name for check in tagged], first=first))
     findings.sort(key=lambda finding: ("error", "warning", "note").index(finding.severity))
     per = class_sizes(files, targets)
+    classes = {s: () if deep or targets is None else part.classes for s, part in splits.items()}
     numbers = {
-        s: {"images": len(splits[s]), "classes": len(n), "per_class": summary(n)} for s, n in per.items()
+        s: {"images": len(splits[s]), "classes": len(n or classes[s]), "per_class": summary(n)}
+        for s, n in per.items()
     }
     sizes = [check.size for check in checks if check.size]
     sides = {"width": summary([w for w, _ in sizes]), "height": summary([h for _, h in sizes])}

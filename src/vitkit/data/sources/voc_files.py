@@ -11,7 +11,7 @@ from vitkit.data.sources.box_tables import FARTHEST, ObjectRows, box_source
 from vitkit.data.sources.class_lists import find_list
 from vitkit.data.sources.mask_folders import split_lists
 from vitkit.data.sources.source import Source
-from vitkit.errors import Error
+from vitkit.errors import Error, code_of
 
 MOST_BYTES = 16 * 2**20  # of one file
 DEEPEST = 16  # nested elements
@@ -45,7 +45,7 @@ class Builder:
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         if len(self.stack) > DEEPEST:
-            raise ValueError(f"elements nested more than {DEEPEST} deep")
+            raise Error(f"elements nested more than {DEEPEST} deep", code="data.labels")
         element = Element(tag)
         self.stack[-1].inner.append(element)
         self.stack.append(element)
@@ -59,7 +59,7 @@ class Builder:
             element.text += text[:LONGEST]
 
     def refuse(self, *details: Any) -> None:
-        raise ValueError("a document type, which may define entities, is not read")
+        raise Error("a document type, which may define entities, is not read", code="data.unsafe")
 
 
 def parse_xml(data: bytes, where: str) -> Element:
@@ -74,7 +74,8 @@ def parse_xml(data: bytes, where: str) -> Element:
         parser.Parse(data, True)
     except (expat.ExpatError, ValueError, LookupError) as error:
         raise Error(
-            f"{where}: not readable as Pascal VOC XML ({error}); export it again", code="data.labels"
+            f"{where}: not readable as Pascal VOC XML ({error}); export it again",
+            code=code_of(error, "data.labels"),
         ) from None
     annotation = builder.root.first("annotation")
     if annotation is None:
