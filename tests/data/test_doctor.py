@@ -375,7 +375,8 @@ def test_every_remedy_is_one_line_that_says_what_to_do():
     assert reasons == set(MEND), "a reason for which a file is refused has its remedy"
     kinds = [kind for kind in KINDS if kind not in ("unusable", "mode")]
     kinds += [f"unusable-{reason}" for reason in MEND] + ["mode-gray"]
-    words = ("first", "place", "here", "split", "train", "listed", "large", "small", "twins", "beside")
+    words = ("first", "place", "here", "split", "train", "listed", "large", "small", "twins", "beside",
+             "least", "most", "size")  # fmt: skip
     values = dict.fromkeys((*words, "count", "page", "table"), "x")
     files = (*Path(cli.__file__).parent.glob("*.py"), Path(options.__file__))
     source = "".join(file.read_text() for file in files)

@@ -22,7 +22,7 @@ from vitkit.io.system import open_file_limit
 from vitkit.models.variants import skeleton, variant
 from vitkit.planning.automatic import device_memory
 from vitkit.report.terminal import Live, print_facts, print_table, say
-from vitkit.runs.build import is_unlabelled, open_unlabelled
+from vitkit.runs.build import is_unlabelled, of_one_class, open_unlabelled
 from vitkit.runtime.runtime import cpu_cores, data_workers
 
 STYLES = {"error": "bold red", "warning": "yellow", "note": ""}
@@ -54,7 +54,8 @@ def doctor(
         report = replace(report, findings=tuple(f for f in report.findings if f.kind != "one-class"))
     more: dict[str, Any] = {}
     if look:
-        report, more = look.examine(splits, report)
+        labelled = {s: of_one_class(part) if part.targets else part for s, part in splits.items()}
+        report, more = look.examine(labelled, report)
     if report.targets and not quick:
         more["samples"] = str(write_samples(data, splits, report, out))
     if emit:

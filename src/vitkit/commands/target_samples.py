@@ -38,7 +38,7 @@ def write_samples(data: str, splits: Mapping[str, Source], report: Report, out: 
 def chosen(splits: Mapping[str, Source]) -> list[tuple[str, Source, int]]:
     """Images of all splits, the same for the same data: half of them of the first split."""
     parts = [(split, source) for split, source in ordered(splits).items() if source.targets and len(source)]
-    result = []
+    result: list[tuple[str, Source, int]] = []
     for n, (split, source) in enumerate(parts):
         left = SAMPLES - len(result)
         count = left if n == len(parts) - 1 else max(1, left // 2)

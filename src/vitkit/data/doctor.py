@@ -19,7 +19,7 @@ from vitkit.data.findings import Finding, find, some
 from vitkit.data.loader import BadFiles, TooManyBad
 from vitkit.data.names import folded
 from vitkit.data.sources.source import Source
-from vitkit.data.target_checks import annotation_notes, examine_targets
+from vitkit.data.target_checks import annotation_notes, check_kind, examine_targets
 from vitkit.errors import Error
 
 FEW, FEW_IN_ALL = 5, 20  # training images of a class, and of all classes
@@ -101,8 +101,10 @@ def examine(splits: Mapping[str, Source], *, deep: bool = True, workers: int = 4
         findings.append(find(tag, [check.name for check in tagged], first=first))
     findings.sort(key=lambda finding: ("error", "warning", "note").index(finding.severity))
     per = class_sizes(files, targets)
+    classes = {s: () if deep or targets is None else part.classes for s, part in splits.items()}
     numbers = {
-        s: {"images": len(splits[s]), "classes": len(n), "per_class": summary(n)} for s, n in per.items()
+        s: {"images": len(splits[s]), "classes": len(n or classes[s]), "per_class": summary(n)}
+        for s, n in per.items()
     }
     sizes = [check.size for check in checks if check.size]
     sides = {"width": summary([w for w, _ in sizes]), "height": summary([h for _, h in sizes])}
@@ -133,12 +135,15 @@ def file_names(splits: Mapping[str, Source]) -> dict[str, list[str]]:
     return {s: [f"{s}:{k}" if uses[k] > 1 else k for k in source.keys] for s, source in splits.items()}
 
 
-def usable(splits: Mapping[str, Source], place: str) -> list[Finding]:
+def usable(splits: Mapping[str, Source], place: str, targets: str = "") -> list[Finding]:
     """The findings from names and labels; findings that are errors are raised.
+
+    targets: the annotations that the task needs, "mask", "boxes" or "instances"; "" if it needs labels.
 
     Every training run checks its data this way first, so that it accepts what the doctor accepts. Data sets
     of more than a million images are not checked, since that takes long.
     """
+    check_kind(splits, targets, place)
     if sum(map(len, splits.values())) > MANY:
         return []
     names = file_names(splits)

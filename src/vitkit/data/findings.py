@@ -63,14 +63,14 @@ KINDS = {  # severity, text, remedy; a remedy is one line
         "Correct the annotation, or delete it with its image; " + LISTED),
     "mask-white": ("error", "Masks of {split}: only the numbers 0 and 255, and 255 is ignored",
         "Save the foreground as 1, the number of the second class: numpy.where(mask == 255, 1, 0)"),
-    "exif-unclear": ("warning", "Images that EXIF turns, with annotations that may be of either picture: {n}, "
-        "e.g. {files}",
+    "exif-unclear": ("warning", "Images that EXIF turns, with annotations of either picture: {n}, e.g. "
+        "{files}",
         "Look at them in the page of samples; where masks or boxes are beside their objects, save the image "
         "turned and without its EXIF orientation"),
     "box-empty": ("warning", "Boxes without area, in {n} images: {count}, e.g. in {files}",
         "They are left out: draw them again, or delete them; " + LISTED),
     "box-outside": ("warning", "Boxes wholly outside of their image, in {n} images: {count}, e.g. in {files}",
-        "They are left out: check whether the image was cropped or resized after it was annotated; " + LISTED),
+        "They are left out: check whether the image was cropped or resized afterwards; " + LISTED),
     "box-clipped": ("warning", "Boxes partly outside of their image, in {n} images: {count}, e.g. in {files}",
         "They are clipped at its edge: look at some, since corners that were written as centres and images "
         "that were resized look like this; " + LISTED),
@@ -78,7 +78,7 @@ KINDS = {  # severity, text, remedy; a remedy is one line
         "{files}", "Delete the copies, since each counts as an object that is missed; " + LISTED),
     "box-near-copies": ("warning", "Boxes that cover another of the same class by more than 95 %, in {n} "
         "images: {count}, e.g. in {files}",
-        "Look at them, and delete one of two boxes around one object; " + LISTED),
+        "Look at them, and delete one of two boxes around an object; " + LISTED),
     "box-small": ("warning", "Objects with a side under {least} pixels once the image has {size}, in {n} "
         "images: {count}, e.g. in {files}",
         "They will hardly be detected: train with a larger --image-size, or cut the images into tiles"),
@@ -90,7 +90,7 @@ KINDS = {  # severity, text, remedy; a remedy is one line
     "mask-ignored": ("warning", "Masks of which more than half is ignored: {n}, e.g. {files}",
         "Check the number of the ignored class, which is 255 or a last class called void; " + LISTED),
     "mask-one-class": ("warning", "Masks of {split}: only the class {classes}",
-        "Check the masks: a model learns nothing from a single class; smoothing and conversion to gray change "
+        "Check the masks: a model learns nothing from a single class; smoothing and gray colours change "
         "numbers"),
     "stray-annotations": ("warning", "Annotations without an image: {n}, e.g. {files}",
         "Copy their images into the data, under the same names, or delete them; " + LISTED),
@@ -114,7 +114,7 @@ KINDS = {  # severity, text, remedy; a remedy is one line
     "odd-ids": ("note", "Annotations whose id is 0, missing, repeated or text: {n}",
         "No action needed here; other programs lose such objects: number the annotations from 1"),
     "unused-root": ("note", "Categories without objects that only group others: {files}",
-        "No action needed: they are no classes"),
+        "No action needed: they are left out of the classes, as the tools that write them intend"),
     "similar-classes": ("warning", "Classes that differ only in case, spaces or Unicode form: {twins}",
         "If they are one class, move all images into one folder, or use one name in the table, and check "
         "again: `vitkit doctor DATA --quick`"),

@@ -33,8 +33,8 @@ class ClassMasks:
             listed = ", ".join(f"{v} in {n} pixels" for v, n in zip(wrong[:5], counts[:5], strict=True))
             raise Error(
                 f"{where}: class numbers that the {len(self.names)} classes do not have: {listed}"
-                f"{' and others' * (len(wrong) > 5)}; expected 0 to {len(self.names) - 1}, and {IGNORE} where "
-                "it is to be ignored: correct the mask, or the list of classes",
+                f"{' and others' * (len(wrong) > 5)}; expected 0 to {len(self.names) - 1}, and {IGNORE} for "
+                "what is ignored: correct the mask, or the list of classes",
                 code="data.labels",
             )
         return mask.astype(np.uint8)
@@ -57,8 +57,8 @@ class ClassMasks:
             first = int(packed[unknown][0])
             colour = first >> 16, first >> 8 & 255, first & 255
             raise Error(
-                f"{where}: {int(unknown.sum())} pixels have a colour that no class has, such as {colour}; add "
-                "it to the list of classes, or save the mask without smoothing",
+                f"{where}: {int(unknown.sum())} pixels have a colour that no class has, such as {colour}; "
+                "add it to the list of classes, or save the mask without smoothing",
                 code="data.labels",
             )
         return values
@@ -70,7 +70,7 @@ def pack(colours: np.ndarray) -> np.ndarray:
 
 
 def mask_pixels(data: bytes, where: str) -> np.ndarray:
-    """Values (H, W) or colours (H, W, 3) of a PNG as they are stored: indices of a palette, unscaled grays."""
+    """Values (H, W) or colours (H, W, 3) of a PNG as stored: indices of a palette, unscaled grays."""
     if not data.startswith(PNG):
         raise Error(
             f"{where}: not a PNG file inside; masks must be PNG, since other formats change class numbers: "

@@ -96,8 +96,13 @@ def polygon_mask(points: np.ndarray, size: tuple[int, int], where: str = "polygo
     row = np.ceil(np.clip((np.minimum(y[steps], y[steps - 1]) + 0.5) / SCALE - 0.5, 0, height))
     hit = (column == np.floor(column)) & (column >= 0) & (column <= width - 1)
     toggles = (column[hit] * height + row[hit]).astype(np.int64)
-    crossed = np.bincount(toggles, minlength=height * width + 1)[: height * width]
-    return (np.cumsum(crossed) % 2 == 1).reshape(width, height).T
+    mask = np.zeros(height * width, bool)
+    if len(toggles):
+        first = toggles.min()
+        crossed = np.cumsum(np.bincount(toggles - first)) % 2 == 1
+        mask[first : first + len(crossed)] = crossed[: height * width - first]
+        mask[first + len(crossed) :] = crossed[-1]
+    return mask.reshape(width, height).T
 
 
 def line(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -189,9 +189,7 @@ def complete(
 
 def join(first: Source, second: Source) -> Source:
     """The concatenation of two sources with the same classes."""
-    size = len(first)
-
-    second = same_classes(second, first.classes)
+    size, second = len(first), same_classes(second, first.classes)
 
     def either(of_first: Callable[[int], Any], of_second: Callable[[int], Any]) -> Callable[[int], Any]:
         return partial(call_either, of_first, of_second, size)
@@ -237,7 +235,8 @@ def same_classes(source: Source, classes: tuple[str, ...], name: str = "") -> So
         return source
     number = {label: i for i, label in enumerate(classes)}
     numbers = np.array([number[label] for label in source.classes], dtype=np.int64)
+    if source.targets:  # their images have no label of their own
+        return replace(source, classes=tuple(classes), targets=renumbered(source.targets, numbers))
     multilabel = source.multilabel
     labels = source.labels.renumbered(numbers, len(classes)) if multilabel else numbers[source.labels]
-    targets = source.targets and renumbered(source.targets, numbers)
-    return replace(source, classes=tuple(classes), labels=labels, targets=targets)
+    return replace(source, classes=tuple(classes), labels=labels)

@@ -1,4 +1,4 @@
-"""Checks of masks and boxes for `vitkit doctor`: what is wrong with them, and how many there are of each class."""
+"""Checks of masks and boxes for `vitkit doctor`: what is wrong with them, and how many each class has."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,17 +67,24 @@ def read_checked(source: Source, index: int) -> tuple[Target, tuple[str, ...]]:
     return checked(index_of(index)) if checked else (read(index_of(index)), ())
 
 
+NEEDED = {
+    "": "labels of whole images, as folders of classes give them",
+    "mask": "class masks: images/ beside masks/, and classes.txt",
+    "boxes": "boxes: COCO, YOLO or Pascal VOC",
+    "instances": "the masks of all objects: polygons in COCO or YOLO",
+}
+
+
 def check_kind(splits: Mapping[str, Source], kind: str, place: str) -> None:
-    """Reject data without the annotations that a task needs: "mask", "boxes" or "instances"."""
+    """Reject data without the annotations that a task needs: "mask", "boxes", "instances" or "", labels."""
     for split, source in splits.items():
-        kinds = source.targets.kinds if source.targets else frozenset()
+        kinds = source.targets.kinds if source.targets else frozenset({""})
         if kind not in kinds:
-            has = " and ".join(sorted(kinds)) or "labels only"
-            needed = {"mask": "class masks (images/ beside masks/, and classes.txt)",
-                      "boxes": "boxes (COCO, YOLO or Pascal VOC)",
-                      "instances": "polygons or masks of all objects (COCO or YOLO)"}[kind]  # fmt: skip
+            has = {"mask": "masks", "": "labels of whole images"}
+            listed = " and ".join(sorted(has.get(name, name) for name in kinds))
             raise Error(
-                f"{place}: {split} has {has}; this task needs {needed}, as docs/guides/data.md shows",
+                f"{place}: the images of {split} have {listed}, but this task needs {NEEDED[kind]} "
+                "(docs/guides/data.md); use another task, or add them",
                 code="data.labels",
             )
 

@@ -229,9 +229,13 @@ def shard(
     if data and Path(data).is_dir() and Path(data).resolve() == out.resolve():
         left_out = index_shards(out, advance=advance)
     else:
-        left_out = write_shards(
-            open_data(data), out, seed=seed, images=images, workers=workers, advance=advance
-        )
+        splits_here = open_data(data)
+        if any(part.targets for part in splits_here.values()):
+            raise Error(
+                f"{data}: shards hold labels, not masks or boxes; use the folder, or a .zip of it, itself",
+                code="data.layout",
+            )
+        left_out = write_shards(splits_here, out, seed=seed, images=images, workers=workers, advance=advance)
     splits = open_index(out / INDEX)[1]
     shards = [item for index in splits.values() for item in index.shards]
     return {

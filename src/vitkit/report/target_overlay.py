@@ -13,19 +13,20 @@ from vitkit.report.terminal import printable
 
 IGNORED = 255  # number of pixels of a mask without a class
 FIRST = (  # colours that are told apart best, on photographs too
-    "e6194b 3cb44b ffe119 4363d8 f58231 911eb4 46f0f0 f032e6 bcf60c fabebe 008080 e6beff 9a6324 fffac8 800000 "
-    "aaffc3 808000 ffd8b1 000075 a9a9a9"
-).split()
+    "e6194b", "3cb44b", "ffe119", "4363d8", "f58231", "911eb4", "46f0f0",
+    "f032e6", "bcf60c", "fabebe", "008080", "e6beff", "9a6324", "fffac8",
+    "800000", "aaffc3", "808000", "ffd8b1", "000075", "a9a9a9",
+)  # fmt: skip
 GOLDEN = 0.61803398875  # of the colour circle, between one further colour and the next
 LONGEST = 28  # characters of a name in a picture
 OPACITY = 0.55  # of a mask
 
 
 def class_colour(number: int) -> tuple[int, int, int]:
-    """The colour of a class, the same in all pictures: 20 chosen ones, then ever finer parts of the circle."""
+    """The colour of a class, the same in all pictures: 20 chosen ones, then parts of the circle."""
     if number < len(FIRST):
-        red, green, blue = bytes.fromhex(FIRST[number])
-        return red, green, blue
+        chosen = bytes.fromhex(FIRST[number])
+        return chosen[0], chosen[1], chosen[2]
     rank = number - len(FIRST)
     value, saturation = (0.95, 0.65, 0.8)[rank % 3], (0.75, 0.9, 0.5)[rank // 3 % 3]
     parts = colorsys.hsv_to_rgb(rank * GOLDEN % 1, saturation, value)
@@ -108,8 +109,8 @@ def draw_mask(pixels: np.ndarray, mask: np.ndarray, names: Sequence[str]) -> np.
     for number in present:
         table[number] = class_colour(number) if number != IGNORED else (0, 0, 0)
     drawn = (1 - OPACITY) * pixels + OPACITY * table[mask]
-    rows, columns = np.indices(mask.shape, sparse=True)
-    drawn[(mask == IGNORED) & ((rows + columns) % 12 < 2)] = (160, 160, 160)
+    diagonals = np.arange(mask.shape[0])[:, None] + np.arange(mask.shape[1])
+    drawn[(mask == IGNORED) & (diagonals % 12 < 2)] = (160, 160, 160)
     picture = drawn.round().astype(np.uint8)
     entries = [(class_colour(n), label_text(names, n)) for n in present if n != IGNORED]
     entries += [((40, 40, 40), "ignored")] if IGNORED in present else []
@@ -121,7 +122,8 @@ def legend(entries: Sequence[tuple[tuple[int, int, int], str]], width: int, heig
     font = font_of(height, width)
     measure = ImageDraw.Draw(Image.new("RGB", (1, 1)))
     line = font.size + 8 if hasattr(font, "size") else 19
-    places, x, y = [], 4, 4
+    places: list[tuple[int, int, int, tuple[int, int, int], str]] = []
+    x, y = 4, 4
     for colour, text in entries:
         wide = round(measure.textlength(text, font=font)) + 10
         if x > 4 and x + wide > width:

@@ -66,8 +66,8 @@ class TargetPage:
         if "ignored" in facts:
             body += note(f"{facts['ignored']:.1%} of the pixels are ignored.")
         if "objects" in facts:
-            body += note(f"{facts['objects']:,} objects, {facts['crowd']:,} marked as crowd or difficult; at most "
-                         f"{facts['most']:,} in an image, none in {facts['empty']:,} images.")  # fmt: skip
+            body += note(f"{facts['objects']:,} objects, {facts['crowd']:,} marked as crowd or difficult; at "
+                         f"most {facts['most']:,} in one image, none in {facts['empty']:,}.")  # fmt: skip
         return details(f"{split}: {facts['images']:,} images", body)
 
     def finding_section(self) -> Markup:

@@ -1,9 +1,13 @@
 """Images with masks or boxes: folders and archives in the layouts of masks, COCO, YOLO and Pascal VOC."""
 
 import os
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+
+import numpy as np
 
 from vitkit.data.decode import BadImage
 from vitkit.data.names import SUFFIXES, hidden
@@ -11,15 +15,19 @@ from vitkit.data.sources.annotation_tree import Tree, common_root, rooted, tree_
 from vitkit.data.sources.archives import ARCHIVE_READERS, Members
 from vitkit.data.sources.class_lists import LISTS
 from vitkit.data.sources.coco_files import SNIFFED, is_coco, is_coco_name, open_coco
-from vitkit.data.sources.mask_folders import has_masks, open_masks
+from vitkit.data.sources.mask_folders import PAIRED, has_masks, open_masks
 from vitkit.data.sources.openers import Opener
 from vitkit.data.sources.source import Source
 from vitkit.data.sources.voc_files import open_voc
-from vitkit.data.sources.yolo_files import config_of, is_label, label_files, open_yolo
+from vitkit.data.sources.yolo_files import CONFIGS, config_of, is_label, label_files, open_yolo
 
-MOST_FOLDERS, MOST_FILES = 200, 100  # that are looked at to recognise a layout; deeper ones than 4 are not
+MOST_FOLDERS, MOST_FILES = 100, 50  # that are looked at to recognise a layout; deeper ones than 4 are not
 DEEPEST = 4
-BESIDE = ("_annotations.coco.json", "annotations.json", "_classes.csv")  # among thousands of images
+BESIDE = (  # names that show a layout, looked for among thousands of images
+    "_annotations.coco.json", "annotations.json", "_classes.csv", "classes.txt", "labelmap.txt", "obj.names",
+    *CONFIGS,
+)  # fmt: skip
+PARTNERS = 3  # masks of a folder whose image beside them is looked for
 SMALL = 2**16  # bytes of a text that shows a layout
 Head = Callable[[str], bytes]  # the beginning and end of a file
 
@@ -33,7 +41,7 @@ def layout_of(names: Sequence[str], head: Head) -> str:
     listed = any(name.rpartition("/")[2].lower() in LISTS and name.count("/") <= 2 for name in names)
     masks = has_masks(names, listed)
     xml = [name for name in names if name.lower().endswith(".xml")]
-    if xml and not masks and b"<annotation" in head(xml[0]):
+    if xml and not masks and re.search(rb"<annotation[\s/>]", head(xml[0])):
         return "voc"
     texts = label_files(names)
     config = config_of(names)
@@ -79,7 +87,9 @@ def peek(folder: Path) -> list[str]:
                         names.append(prefix + entry.name)
         except OSError:  # reported by what opens the folder
             continue
-        names += [prefix + name for name in BESIDE if os.path.isfile(folder / prefix / name)]
+        stems = [n.rpartition(".")[0].removesuffix(PAIRED) for n in names if n.endswith(f"{PAIRED}.png")]
+        partners = [f"{stem}{end}" for stem in stems[-PARTNERS:] for end in SUFFIXES]
+        names += [n for n in [*(prefix + name for name in BESIDE), *partners] if os.path.isfile(folder / n)]
     return sorted(set(names))
 
 
@@ -120,10 +130,19 @@ def open_archived(path: Path, members: Members) -> dict[str, Source] | None:
     return open_layout(tree, layout) if layout else None
 
 
+def without_labels(splits: dict[str, Source]) -> dict[str, Source]:
+    """The same images for what needs none: they have no label of their own."""
+    return {
+        split: replace(part, classes=(), labels=np.full(len(part), -1, np.int64))
+        for split, part in splits.items()
+    }
+
+
 ARCHIVE_READERS.append(open_archived)
 OPENER = Opener(
     description="images with masks or boxes (classes.txt and masks/, COCO, YOLO, Pascal VOC)",
     matches=lambda place: os.path.isdir(place) and bool(layout_of_folder(Path(place))),
     open=lambda place, cache: open_annotated(place),
+    open_all=lambda place, cache: without_labels(open_annotated(place)),
     order=85,  # after published data sets, some of which have masks too; before folders of classes
 )

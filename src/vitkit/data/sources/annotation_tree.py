@@ -22,7 +22,7 @@ SPLIT = re.compile(rf"({'|'.join(sorted(SPLITS, key=len, reverse=True))})(20\d\d
 
 
 class Note(NamedTuple):
-    """Something about the annotations of a split that `vitkit doctor` reports: a kind of finding, and names."""
+    """What `vitkit doctor` reports of the annotations of a split: a kind of finding, and names."""
 
     kind: str
     names: tuple[str, ...]
@@ -77,8 +77,9 @@ class Tree:
         digest = partial(call_item, self.digest, keys) if self.digest else None
         name = Path(self.place).name or self.place
         return Source(
-            name, tuple(classes), list(keys), np.zeros(len(keys), np.int64), partial(call_item, self.read, keys),
-            digest=digest, size=partial(call_item, self.size, keys), targets=targets,
+            name, tuple(classes), list(keys), np.zeros(len(keys), np.int64),
+            partial(call_item, self.read, keys), digest=digest,
+            size=partial(call_item, self.size, keys), targets=targets,
         )  # fmt: skip
 
 

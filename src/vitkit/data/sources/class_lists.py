@@ -17,13 +17,14 @@ VOID = {"void", "unlabelled", "unlabeled", "ignore", "ignored"}
 MOST_NAMES = 100_000
 NUMBERED = re.compile(r"(\d+)[\s,:]+(.*?\S)(?:[\s,]+(\d+)[\s,]+(\d+)[\s,]+(\d+))?")
 COLOURED = re.compile(r"(.*?\S)[\s,]+(\d+)[\s,]+(\d+)[\s,]+(\d+)")
-VOC_NAMES = (
-    "background aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person "
-    "pottedplant sheep sofa train tvmonitor"
-).split()
+VOC_TEXT = (
+    "background aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike "
+    "person pottedplant sheep sofa train tvmonitor"
+)
+VOC_NAMES = VOC_TEXT.split()
 CITYSCAPES_NAMES = (
-    "road sidewalk building wall fence pole,traffic light,traffic sign,vegetation terrain sky person rider car "
-    "truck bus train motorcycle bicycle"
+    "road sidewalk building wall fence pole,traffic light,traffic sign,vegetation terrain sky person rider "
+    "car truck bus train motorcycle bicycle"
 )
 CITYSCAPES = [name for part in CITYSCAPES_NAMES.split(",") for name in (
     [part] if part.startswith("traffic") else part.split())]  # fmt: skip
@@ -107,7 +108,7 @@ def read_list(tree: Tree, file: str) -> ClassList:
         rows = class_rows([line for _, line in lines_of(text)], where)
     names = [name for name, _ in rows]
     colours = [colour for _, colour in rows if colour is not None]
-    if colours and len(colours) < len(rows) or len(set(colours)) < len(colours):
+    if (colours and len(colours) < len(rows)) or len(set(colours)) < len(colours):
         raise Error(f"{where}: every class needs a colour of its own, or none has one", code="data.classes")
     if any(max(colour) > 255 for colour in colours):
         raise Error(f"{where}: a colour has three numbers from 0 to 255", code="data.classes")
@@ -173,6 +174,6 @@ def csv_rows(text: str, where: str) -> list[Row]:
     if len(header) == 4 and header[0] in ("name", "class", "class_name") and numbers:
         return [(row[0], colour_of(row[1:])) for row in rows[1:]]
     raise Error(
-        f"{where}: expected the columns 'Pixel Value, Class' or 'name, r, g, b', not {', '.join(header)[:80]!r}",
+        f"{where}: expected the columns 'Pixel Value, Class' or 'name, r, g, b', not {header[:8]}",
         code="data.classes",
     )

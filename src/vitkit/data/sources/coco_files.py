@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,8 @@ from vitkit.errors import Error
 
 FILE = re.compile(
     r"(?:_?annotations?|instances?|labels?|coco|result)?[-_.]*"
-    rf"(?P<split>{'|'.join(sorted(SPLITS, key=len, reverse=True))}|default|all)?(?:20\d\d)?(?:[-_.]*coco)?\.json",
+    rf"(?P<split>{'|'.join(sorted(SPLITS, key=len, reverse=True))}|default|all)?"
+    r"(?:20\d\d)?(?:[-_.]*coco)?\.json",
     re.IGNORECASE,
 )
 MARKS = (b'"images"', b'"annotations"', b'"categories"', b'"file_name"', b'"category_id"', b'"bbox"')
@@ -64,7 +66,8 @@ def open_coco(tree: Tree, files: Sequence[str]) -> dict[str, Source]:
     split_names(tree.place, tree.images)
     content = {split: parse_json(tree, file) for split, file in by_split.items()}
     categories = all_categories(tree, by_split, content)
-    used = {a.get("category_id") for data in content.values() for a in data["annotations"]}
+    listed = [a.get("category_id") for data in content.values() for a in data["annotations"]]
+    used = {number for number in listed if is_int(number)}
     roots = unused_roots(categories, used)
     ids = sorted(set(categories) - set(roots))
     if not ids:
@@ -108,7 +111,7 @@ def parse_json(tree: Tree, file: str) -> dict[str, Any]:
 
 
 def refuse_constant(text: str) -> None:
-    raise ValueError(f"{text} is no number")
+    raise Error(f"{text} is no number", code="data.labels")
 
 
 def all_categories(
@@ -145,12 +148,12 @@ def is_int(value: Any) -> bool:
 
 
 def unused_roots(categories: Mapping[int, Mapping[str, Any]], used: set[Any]) -> list[int]:
-    """Categories without objects that are nothing but the supercategory of others, as Roboflow writes them."""
-    above = {row.get("supercategory") for row in categories.values()}
-    names = {number: row["name"] for number, row in categories.items()}
-    roots = [n for n, name in names.items() if n not in used and name in above]
-    inner = [n for n in roots if any(categories[m].get("supercategory") == names[n] for m in names if m != n)]
-    return inner if len(inner) < len(categories) else []
+    """Categories without objects that are only the supercategory of others, as Roboflow writes them."""
+    above = {n: row.get("supercategory") for n, row in categories.items()}
+    uses = Counter(name for name in above.values() if isinstance(name, str))
+    names = {n: row["name"] for n, row in categories.items()}
+    roots = [n for n, name in names.items() if n not in used and uses[name] > (above[n] == name)]
+    return roots if len(roots) < len(categories) else []
 
 
 def read_split(
@@ -189,7 +192,8 @@ def read_images(
     """The file and the annotated size of each image, by id."""
     where, near = f"{tree.place}, {file}", file.rpartition("/")[0]
     images: dict[Any, tuple[str, tuple[int, int]]] = {}
-    missing, owners = [], {}
+    missing: list[str] = []
+    owners: dict[str, Any] = {}
     for row in listed:
         number, name = row.get("id"), row.get("file_name")
         if not (is_int(number) or isinstance(number, str)) or not isinstance(name, str) or not name:
@@ -214,8 +218,8 @@ def read_images(
         images[number] = key, (side(row.get("height"), where, number), side(row.get("width"), where, number))
     if missing:
         raise Error(
-            f"{where}: {len(missing)} of {len(listed)} images are not there: {some(missing)}; copy them into the "
-            f"folder of {'the images' if split == 'all' else split}, or delete their entries",
+            f"{where}: {len(missing)} of {len(listed)} images are not there: {some(missing)}; copy them into "
+            f"the folder of {'the images' if split == 'all' else split}, or delete their entries",
             code="data.labels",
         )
     return images
@@ -236,7 +240,7 @@ def add_object(
     """Add one annotation."""
     mark = f"{file}, annotation {row.get('id')!r}"
     where = f"{place}, {mark}"
-    category = row.get("category_id")
+    category: Any = row.get("category_id")
     if not is_int(category) or category not in numbers:
         raise Error(
             f"{where}: the category_id {str(category)[:40]!r} is that of no category; expected one of "
@@ -284,7 +288,8 @@ def read_shape(shape: Any, where: str) -> Any:
         if not all(isinstance(part, list) for part in shape):
             raise Error(f"{where}: a segmentation that is no list of polygons", code="data.labels")
         return [check_points(part, where) for part in shape]
-    size, counts = (shape.get("size"), shape.get("counts")) if isinstance(shape, dict) else (None, None)
+    size: Any = shape.get("size") if isinstance(shape, dict) else None
+    counts: Any = shape.get("counts") if isinstance(shape, dict) else None
     sides = isinstance(size, list) and len(size) == 2 and all(is_int(n) and n > 0 for n in size)
     if not sides or size[0] * size[1] > MOST_PIXELS:
         raise Error(

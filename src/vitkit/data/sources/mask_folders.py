@@ -93,7 +93,7 @@ class Pairs:
 
     images: list[str] = field(default_factory=list)
     masks: list[str] = field(default_factory=list)
-    bare: list[str] = field(default_factory=list)  # images without a mask
+    unpaired: list[str] = field(default_factory=list)  # images without a mask
     stray: list[str] = field(default_factory=list)  # masks without an image
 
 
@@ -109,12 +109,12 @@ def open_masks(tree: Tree) -> dict[str, Source]:
     classes, numbers = classes_and_numbers(tree, masks)
     sources = {}
     for split, part in pairs.items():
-        if split == "test" and part.images and not part.masks or (split == "test" and is_cityscapes(masks)):
+        if split == "test" and (not part.masks or is_cityscapes(masks)):
             continue  # the annotations of this test split are not published
-        if part.bare:
+        if part.unpaired:
             raise Error(
-                f"{tree.place}: {len(part.bare)} images of {split} have no mask: {some(part.bare)}; add a PNG "
-                "of the same name for each, or move these images elsewhere",
+                f"{tree.place}: {len(part.unpaired)} images of {split} have no mask: {some(part.unpaired)}; "
+                "add a PNG of the same name for each, or move these images elsewhere",
                 code="data.labels",
             )
         notes = [Note("stray-annotations", tuple(part.stray))] if part.stray else []
@@ -149,17 +149,17 @@ def pair_up(tree: Tree) -> dict[str, Pairs]:
         part = parts.setdefault(split, Pairs())
         if mask and used.setdefault(mask, name) != name:
             raise Error(
-                f"{tree.place}: {used[mask]} and {name} have the same mask, {mask}; give each image a name of "
-                "its own",
+                f"{tree.place}: {used[mask]} and {name} have the same mask, {mask}; give each image a name "
+                "of its own",
                 code="data.labels",
             )
-        (part.images if mask else part.bare).append(name)
+        (part.images if mask else part.unpaired).append(name)
         if mask:
             part.masks.append(mask)
     for name in masks:
         if name not in used and not lists:
             parts.setdefault(place_of(name).split, Pairs()).stray.append(name)
-    return {split: part for split, part in parts.items() if part.images or part.bare}
+    return {split: part for split, part in parts.items() if part.images or part.unpaired}
 
 
 def roles_of(tree: Tree) -> tuple[list[str], list[str]]:
@@ -185,7 +185,7 @@ def roles_of(tree: Tree) -> tuple[list[str], list[str]]:
     for name in masks:
         if not name.lower().endswith(".png"):
             raise Error(
-                f"{tree.place}, {name}: masks must be PNG, since JPEG changes the class numbers at every edge; "
+                f"{tree.place}, {name}: masks must be PNG, since JPEG changes the numbers at every edge; "
                 "export them again as PNG",
                 code="data.labels",
             )
@@ -246,9 +246,9 @@ def classes_and_numbers(tree: Tree, masks: Sequence[str]) -> tuple[ClassList, Cl
         classes = ClassList("Pascal VOC", tuple(VOC_NAMES))
     elif listed is None:
         raise Error(
-            f"{tree.place}: masks without a list of classes; write {tree.place}/classes.txt with one name per "
-            f"line, in the order of the numbers in the masks ({masks[0]} holds {values_text(tree, masks[0])}; "
-            f"{IGNORE}, or a last class called void, is ignored)",
+            f"{tree.place}: masks without a list of classes; write {tree.place}/classes.txt with one name "
+            f"per line, in the order of the numbers in masks ({masks[0]} has "
+            f"{values_text(tree, masks[0])}; {IGNORE}, or a last class called void, is ignored)",
             code="data.classes",
         )
     else:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from xml.parsers import expat  # noqa: S407 - document types, and with them all entities, are refused
+from xml.parsers import expat  # document types, and so all entities, are refused
 
 from vitkit.data.findings import some
 from vitkit.data.sources.annotation_tree import Note, Tree, basenames, locate, split_in, split_names
@@ -11,7 +11,7 @@ from vitkit.data.sources.box_tables import FARTHEST, ObjectRows, box_source
 from vitkit.data.sources.class_lists import find_list
 from vitkit.data.sources.mask_folders import split_lists
 from vitkit.data.sources.source import Source
-from vitkit.errors import Error
+from vitkit.errors import Error, code_of
 
 MOST_BYTES = 16 * 2**20  # of one file
 DEEPEST = 16  # nested elements
@@ -45,7 +45,7 @@ class Builder:
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         if len(self.stack) > DEEPEST:
-            raise ValueError(f"elements nested more than {DEEPEST} deep")
+            raise Error(f"elements nested more than {DEEPEST} deep", code="data.labels")
         element = Element(tag)
         self.stack[-1].inner.append(element)
         self.stack.append(element)
@@ -59,7 +59,7 @@ class Builder:
             element.text += text[:LONGEST]
 
     def refuse(self, *details: Any) -> None:
-        raise ValueError("a document type, which may define entities, is not read")
+        raise Error("a document type, which may define entities, is not read", code="data.unsafe")
 
 
 def parse_xml(data: bytes, where: str) -> Element:
@@ -74,7 +74,8 @@ def parse_xml(data: bytes, where: str) -> Element:
         parser.Parse(data, True)
     except (expat.ExpatError, ValueError, LookupError) as error:
         raise Error(
-            f"{where}: not readable as Pascal VOC XML ({error}); export it again", code="data.labels"
+            f"{where}: not readable as Pascal VOC XML ({error}); export it again",
+            code=code_of(error, "data.labels"),
         ) from None
     annotation = builder.root.first("annotation")
     if annotation is None:
@@ -142,8 +143,8 @@ def open_voc(tree: Tree, files: Sequence[str]) -> dict[str, Source]:
     if unknown := [name for name in used if name not in classes]:
         file = next(item.file for item in parsed if unknown[0] in item.names)
         raise Error(
-            f"{tree.place}, {file}: the class {unknown[0]!r} is not in {listed.file if listed else ''}; add it "
-            "there, or correct the annotation",
+            f"{tree.place}, {file}: the class {unknown[0]!r} is not in {listed.file if listed else ''}; add "
+            "it there, or correct the annotation",
             code="data.classes",
         )
     if not classes:
@@ -212,7 +213,7 @@ def read_split(
             assert item is not None
             rows.add(f"{item.file}, object {n}", box, numbers[name], crowd=item.difficult[n - 1])
         rows.end_image(item.size if item else (0, 0))
-    bare = tuple(key for key, item in pairs.items() if item is None)
-    notes = [Note("no-file", bare)] if bare else []
+    unpaired = tuple(key for key, item in pairs.items() if item is None)
+    notes = [Note("no-file", unpaired)] if unpaired else []
     notes += [Note("stray-annotations", tuple(stray))] if stray else []
     return box_source(tree, list(pairs), classes, rows, notes=notes, shift=shift)

@@ -73,13 +73,13 @@ def open_yolo(tree: Tree) -> dict[str, Source]:
                 if line.strip():
                     add_line(rows, line, len(setup.classes), f"{file}, line {n}", tree.place)
             rows.end_image()
-        bare = tuple(image for image, file in zip(images, files, strict=True) if not file)
-        notes = [Note("no-file", bare)] if bare else []
+        unpaired = tuple(image for image, file in zip(images, files, strict=True) if not file)
+        notes = [Note("no-file", unpaired)] if unpaired else []
         sources[split] = box_source(tree, images, setup.classes, rows, relative=True, notes=notes)
     if not used - {""}:
         raise Error(
-            f"{tree.place}: no image has a .txt file: {some(listed[0])}; images/1.jpg needs labels/1.txt, or a "
-            "1.txt beside it",
+            f"{tree.place}: no image has a .txt file: {some(listed[0])}; images/1.jpg needs labels/1.txt, or "
+            "a 1.txt beside it",
             code="data.layout",
         )
     stray = tuple(sorted(name for name in known - used if "/" in name))
@@ -108,7 +108,7 @@ def from_yaml(tree: Tree, config: str) -> Setup:
             images += images_at(tree, str(entry), str(values.get("path") or ""), where)
         if not images and split == "train":
             raise Error(
-                f"{where}: {key} is {entries!r}, where no images are; write the folder of the images, such as "
+                f"{where}: {key} is {entries!r}, where no images are; write the folder of images, such as "
                 "images/train, as seen from data.yaml",
                 code="data.layout",
             )
@@ -164,7 +164,8 @@ def images_at(tree: Tree, entry: str, root: str, where: str) -> list[str]:
 
 def listed_images(tree: Tree, file: str) -> list[str]:
     """The images that a .txt file lists, one path per line."""
-    images, missing = [], []
+    images: list[str] = []
+    missing: list[str] = []
     for line in tree.text(file).splitlines():
         if not line.strip():
             continue
@@ -174,8 +175,8 @@ def listed_images(tree: Tree, file: str) -> list[str]:
         (missing if image is None else images).append(line.strip() if image is None else image)
     if missing:
         raise Error(
-            f"{tree.place}, {file}: {len(missing)} images are not there: {some(missing)}; copy them into the data "
-            "set, or delete their lines",
+            f"{tree.place}, {file}: {len(missing)} images are not there: {some(missing)}; copy them into the "
+            "data set, or delete their lines",
             code="data.labels",
         )
     return images
@@ -229,14 +230,14 @@ def add_line(rows: ObjectRows, line: str, classes: int, mark: str, place: str) -
         raise Error(f"{where}: {line[:60]!r} is not a line of finite numbers", code="data.labels")
     if len(values) == 6:
         raise Error(
-            f"{where}: 6 numbers; a box has 5, and the sixth of a prediction is its score: delete that column, "
+            f"{where}: 6 numbers; a box has 5, and the sixth of a prediction is a score: delete the column, "
             "and check whether these are predictions",
             code="data.labels",
         )
     if len(values) < 5 or len(values) % 2 == 0:
         raise Error(
-            f"{where}: {len(values)} numbers; expected 5 (class, centre, width and height) or a class and 3 or "
-            "more points",
+            f"{where}: {len(values)} numbers; expected 5 (class, centre, width and height) or a class and 3 "
+            "or more points",
             code="data.labels",
         )
     label = values[0]
@@ -251,7 +252,7 @@ def add_line(rows: ObjectRows, line: str, classes: int, mark: str, place: str) -
     if shares.min() < -BEYOND or shares.max() > 1 + BEYOND:
         worst = float(shares[np.abs(shares - 0.5).argmax()])
         raise Error(
-            f"{where}: {worst:g} is no share of the image, from 0 to 1; divide pixels by its width and height",
+            f"{where}: {worst:g} is no share of the image, from 0 to 1; divide pixels by width and height",
             code="data.labels",
         )
     if len(shares) == 4:
