@@ -81,7 +81,8 @@ def test_formats_and_layouts_are_in_a_fixed_order():
     ]  # fmt: skip
     assert [layout.name for layout in layouts()] == [
         "vitkit", "official", "official-bit", "big_vision-bit", "yolos", "dinov3", "dinov2", "eomt",
-        "timm-eva", "timm", "open_clip", "timm-bit", "clip", "hf-eomt", "hf-yolos", "hf-dinov3", "hf-dinov2", "hf-clip", "hf-siglip", "hf",
+        "timm-eva", "timm", "open_clip", "timm-bit", "clip", "hf-eomt", "hf-yolos",
+        "hf-dinov3", "hf-dinov2", "hf-clip", "hf-siglip", "hf",
         "torchvision",
     ]  # fmt: skip
 
