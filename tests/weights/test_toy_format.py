@@ -76,11 +76,11 @@ def equal(one, other):
 
 
 def test_formats_and_layouts_are_in_a_fixed_order():
-    assert list(formats()) == ["vitkit", "official", "dino", "timm", "clip", "hf", "torchvision"]
+    assert list(formats()) == ["vitkit", "official", "dino", "timm", "clip", "hf", "rf-detr", "torchvision"]
     assert [layout.name for layout in layouts()] == [
         "vitkit", "official", "official-bit", "big_vision-bit", "dinov3", "dinov2", "timm-eva", "timm",
         "open_clip", "timm-bit", "clip", "hf-dinov3", "hf-dinov2", "hf-clip", "hf-siglip", "hf",
-        "torchvision",
+        "rf-detr", "torchvision",
     ]  # fmt: skip
 
 
