@@ -6,7 +6,7 @@ from rf_detr_peer import both
 
 from vitkit.errors import ConfigError, Error
 from vitkit.models.deformable import DeformableAttention, initialize_deformable
-from vitkit.models.rf_detr import RfDetrConfig, cell_boxes, detections, rf_detr_config
+from vitkit.models.rf_detr import RfDetrConfig, cell_boxes, detections, rf_detr_config, rf_detr_on
 from vitkit.models.rf_detr_loss import GroupSetLoss
 from vitkit.models.variants import fresh, published_variant, skeleton
 from vitkit.models.vit import ViTConfig
@@ -231,6 +231,17 @@ def test_half_precision_changes_little_and_boxes_stay_float32():
 # the loss
 
 
+@torch.no_grad()
+def test_more_objects_than_queries_leave_some_without_one():
+    outputs = small().train_outputs(torch.randn(2, 3, 64, 64))
+    true, classes = torch.rand(2, 40, 4) * 0.2 + 0.3, torch.randint(0, 5, (2, 40))
+    classes[1, 4:] = -1
+    rows = GroupSetLoss().match([(outputs["logits"][0], outputs["boxes"][0])], true, classes)[0]
+    assert (rows[0] >= 0).all() and len(set(rows[0, 0].tolist())) == 10
+    assert sorted(rows[1, 2][rows[1, 2] >= 0].tolist()) == [0, 1, 2, 3]
+    assert GroupSetLoss()(outputs, true, classes)["loss"].isfinite()
+
+
 def test_images_without_objects_teach_that_there_is_nothing():
     outputs = small().train_outputs(torch.randn(2, 3, 64, 64))
     for rows in (0, 3):
@@ -276,6 +287,15 @@ def test_published_sizes_have_the_published_number_of_parameters(size, millions)
     model = skeleton(published_variant(f"RF-DETR-{size}"))
     assert model.config == rf_detr_config(size)
     assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.05)
+
+
+@torch.no_grad()
+def test_a_detector_on_any_vit():
+    for pixels, windows in ((64, 2), (72, 1)):
+        vit = ViTConfig(width=32, depth=6, heads=2, hidden=48, patch=8, image_size=pixels, classes=0)
+        own = rf_detr_on(vit, 3, queries=5, groups=2, decoder_width=32)
+        assert (own.windows, own.taken, own.detections) == (windows, (1, 3, 4, 6), 5)
+        assert fresh(own, seed=0).eval()(torch.randn(1, 3, pixels, pixels)).shape == (1, 5, 6)
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def test_published_weights_load_by_name_through_cut_connections(serve, small, tm
 def test_the_table_of_published_weights_is_sound():
     from vitkit.models.variants import published_variant
 
-    assert len(PUBLISHED) == 9 + 8 + 20 + 18 + 89 + 4 + 14
+    assert len(PUBLISHED) == 9 + 8 + 20 + 18 + 89 + 4 + 14 + 4
     assert len({weight.address for weight in PUBLISHED.values()}) == len(PUBLISHED)
     for name, weight in PUBLISHED.items():
         assert name.startswith(f"{weight.model}.") and weight.address.startswith("https://")

@@ -13,7 +13,6 @@ from vitkit.models.rf_detr import RfDetrConfig, rf_detr_config
 from vitkit.models.variants import fresh
 from vitkit.models.vit import ViTConfig
 from vitkit.weights import published
-from vitkit.weights.formats.coco_names import NAMES, coco_labels
 from vitkit.weights.formats.roboflow import LAYOUT
 from vitkit.weights.load import config_of, load
 from vitkit.weights.published import PUBLISHED, DownloadError
@@ -76,16 +75,8 @@ def test_the_authors_checkpoints_are_read(tmp_path, prefix):
     torch.save(content, tmp_path / "checkpoint.pth")
     back = load(tmp_path / "checkpoint.pth")
     same(model, back)
-    assert back.labels == coco_labels() and back.labels[1] == "person" and back.labels[90] == "toothbrush"
-
-
-def test_names_of_coco_have_their_numbers():
-    labels = coco_labels()
-    assert len(NAMES) == 80 and len(set(labels)) == 91
-    places = {"stop sign": 13, "bench": 15, "hat": None, "backpack": 27, "handbag": 31, "wine glass": 46,
-              "dining table": 67, "toilet": 70, "tv": 72, "book": 84}  # fmt: skip
-    for name, place in places.items():
-        assert (labels.index(name) if name in labels else None) == place
+    assert len(back.labels) == 91
+    assert [back.labels[k] for k in (1, 13, 27, 90)] == ["person", "stop sign", "backpack", "toothbrush"]
 
 
 @torch.no_grad()

@@ -85,9 +85,17 @@ class RfDetrConfig(DenseConfig):
         return RfDetr(self)
 
     @property
-    def multiple(self) -> int:
-        """The pixels of which both sides of every image must be multiples."""
-        return self.vit.stride * self.windows
+    def detections(self) -> int:
+        return self.queries
+
+
+def rf_detr_on(vit: ViTConfig, classes: int, **options: Any) -> RfDetrConfig:
+    """The detector for a ViT: 2 windows along each side if they fit, and 4 maps from evenly spaced layers."""
+    count = max(1, min(4, vit.depth))
+    taken = tuple(vit.depth * (i + 1) // count for i in range(count))
+    windows = 1 if any(side % 2 for side in vit.grid) else 2
+    sizes: dict[str, Any] = {"windows": windows, "taken": taken} | options
+    return RfDetrConfig(vit=vit, classes=classes, **sizes)
 
 
 def rf_detr_config(size: str, classes: int = COCO_OUTPUTS) -> RfDetrConfig:

@@ -1,6 +1,6 @@
 """The losses of RF-DETR: every group of queries and every layer is matched with the objects on its own.
 
-Matching runs on the CPU, so a step with it reads from the GPU and cannot be captured in a CUDA graph.
+Up to 16 rows of objects are matched on the device, without a sync, and more rows on the CPU.
 """
 
 # B batch, G groups of queries, Q queries of a group, M rows of objects (class -1: not used), C classes
@@ -8,12 +8,12 @@ Matching runs on the CPU, so a step with it reads from the GPU and cannot be cap
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.ops.assignment import linear_assignment
+from vitkit.ops.batched_assignment import assign
 from vitkit.ops.boxes import corners, generalized_iou, paired_generalized_iou, paired_iou
 
 EPS = 1e-8  # of probabilities whose logarithm is taken
@@ -56,21 +56,11 @@ class GroupSetLoss:
     @torch.no_grad()
     def match(self, stages: list[tuple[Tensor, Tensor]], true: Tensor, classes: Tensor) -> list[Tensor]:
         """The object of each query, (B, G, Q) for each stage: its row, or -1."""
-        costs = torch.cat([self.cost(*stage, true, classes) for stage in stages], dim=2)
-        used = [np.flatnonzero(row) for row in (classes >= 0).cpu().numpy()]
-        matrices = costs.nan_to_num(1e10, 1e10, -1e10).cpu().numpy()  # (B, G, Q of all stages, M)
-        sizes = [logits.shape[2] for logits, _ in stages]
-        rows = np.full(matrices.shape[:3], -1)
-        for image, columns in enumerate(used):
-            if len(columns):
-                for group in range(matrices.shape[1]):
-                    first = 0
-                    for size in sizes:
-                        part = slice(first, first + size)
-                        queries, objects = linear_assignment(matrices[image, group, part][:, columns])
-                        rows[image, group, part][queries] = columns[objects]
-                        first += size
-        return list(torch.from_numpy(rows).to(costs.device).split(sizes, dim=2))
+        costs = [self.cost(*stage, true, classes) for stage in stages]
+        if len({cost.shape[2] for cost in costs}) > 1:  # on small maps there are fewer proposals than queries
+            return [matched(cost, classes >= 0) for cost in costs]
+        together = matched(torch.cat(costs), (classes >= 0).repeat(len(costs), 1))
+        return list(together.chunk(len(costs)))
 
     def cost(self, logits: Tensor, boxes: Tensor, true: Tensor, classes: Tensor) -> Tensor:
         """The cost (B, G, Q, M) of each query, with logits and boxes (B, G, Q, ...), for each object."""
@@ -111,3 +101,19 @@ class GroupSetLoss:
             "distance_loss": torch.where(matched, distance, 0.0).sum() / count,
             "overlap_loss": torch.where(matched, separation, 0.0).sum() / count,
         }
+
+
+def matched(costs: Tensor, real: Tensor) -> Tensor:
+    """The object of each query (B, G, Q) at the least cost (B, G, Q, M), or -1; real: objects (B, M)."""
+    groups, queries, objects = costs.shape[1:]
+    costs, real = costs.mT.flatten(0, 1), real.repeat_interleave(groups, dim=0)
+    rows = torch.full((len(costs), queries), -1, device=costs.device)
+    if objects <= queries:
+        numbers = torch.arange(objects, device=costs.device)
+        rows.scatter_(1, assign(costs, real), torch.where(real, numbers, -1))
+    else:
+        for row, cost, own in zip(rows, costs.nan_to_num(1e10, 1e10, -1e10).cpu(), real.cpu(), strict=True):
+            numbers = own.nonzero()[:, 0]
+            mine, places = linear_assignment(cost[numbers].numpy())
+            row[torch.from_numpy(places).to(row.device)] = numbers[mine].to(row.device)
+    return rows.unflatten(0, (-1, groups))

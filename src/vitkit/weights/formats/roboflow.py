@@ -11,7 +11,6 @@ from vitkit.models.card import Preprocessing
 from vitkit.models.rf_detr import RfDetrConfig
 from vitkit.models.variants import Config, Model, skeleton
 from vitkit.models.vit import ViTConfig
-from vitkit.weights.formats.coco_names import coco_labels
 from vitkit.weights.formats.hf_json import (
     CONFIG,
     PREPROCESSOR,
@@ -41,6 +40,7 @@ from vitkit.weights.formats.layout import (
     square_patch,
     with_numerics,
 )
+from vitkit.weights.formats.yolos_layouts import COCO_NAMES
 
 ENCODER, PROJECTOR = "backbone.0.encoder.encoder.", "backbone.0.projector.stages.0."
 STRIPPED = "0."  # what is left of "backbone.0." in a checkpoint whose prefix "backbone." was removed
@@ -147,9 +147,9 @@ def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
         ),
     )
     processor = hints.files.get(PREPROCESSOR)
-    labels = read_labels(settings, classes)
-    if not labels and classes == len(coco_labels()):
-        labels, note = coco_labels(), f"{note + '; ' if note else ''}91 outputs: the categories of COCO"
+    labels, of_coco = read_labels(settings, classes), tuple(COCO_NAMES.split(", "))
+    if not labels and classes == len(of_coco):
+        labels = of_coco
     notes = (note, size_note(processor or {}, vit.image_size))
     return ModelSpec(
         config,
