@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.models.encoder import Grid
+from vitkit.ops.points import sample_maps
 
 
 def moved(boxes: Tensor, deltas: Tensor) -> Tensor:
@@ -85,11 +86,9 @@ class DeformableAttention(nn.Module):
         places = centre + offsets / self.points * size * 0.5  # (B, Q, K, P, 2)
         weights = self.weights(z).unflatten(-1, shape).softmax(-1)  # (B, Q, K, P)
         value = self.value(memory).mT.unflatten(1, (self.heads, -1)).flatten(0, 1)  # (B K, Dh, h w)
-        read = F.grid_sample(
-            value.unflatten(2, grid).to(places.dtype),
-            2 * places.transpose(1, 2).flatten(0, 1) - 1,
-            mode="bilinear", padding_mode="zeros", align_corners=False,
-        )  # (B K, Dh, Q, P)  # fmt: skip
+        points = places.transpose(1, 2).flatten(0, 1).flatten(1, 2)  # (B K, Q P, 2)
+        read = sample_maps(value.unflatten(2, grid).to(places.dtype), points)
+        read = read.unflatten(2, (-1, self.points))  # (B K, Dh, Q, P)
         weights = weights.transpose(1, 2).flatten(0, 1)[:, None]  # (B K, 1, Q, P)
         mixed = (read * weights).sum(-1).unflatten(0, (-1, self.heads)).flatten(1, 2)  # (B, D, Q)
         return self.out(mixed.mT.to(z.dtype))
