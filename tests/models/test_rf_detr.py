@@ -164,7 +164,7 @@ def test_deformable_attention_reads_where_the_offsets_point():
 
 @torch.no_grad()
 def test_queries_of_a_group_do_not_see_other_groups():
-    model, images = small(), torch.randn(1, 3, 64, 64)
+    model, images = small().train(), torch.randn(1, 3, 64, 64)
     before = model.train_outputs(images)["logits"]
     model.queries[10:20] += 1
     moved = (model.train_outputs(images)["logits"] - before).abs().amax((0, 1, 3, 4))
@@ -173,7 +173,7 @@ def test_queries_of_a_group_do_not_see_other_groups():
 
 @torch.no_grad()
 def test_a_new_model_predicts_its_proposals_and_no_class():
-    outputs = fresh(config(), seed=0).eval().train_outputs(torch.randn(2, 3, 64, 64))
+    outputs = fresh(config(), seed=0).train().train_outputs(torch.randn(2, 3, 64, 64))
     for boxes in outputs["boxes"]:
         assert torch.allclose(boxes, outputs["proposal_boxes"], atol=1e-6)
     for name in ("logits", "proposal_logits"):
@@ -182,7 +182,7 @@ def test_a_new_model_predicts_its_proposals_and_no_class():
 
 @torch.no_grad()
 def test_maps_with_fewer_cells_than_queries_and_of_any_shape_give_as_many_rows():
-    model = small(queries=20)
+    model = small(queries=20).train()
     for size in ((32, 32), (16, 48), (64, 32)):  # 16, 12 and 32 cells
         images = torch.randn(2, 3, *size)
         rows = model(images)
@@ -226,6 +226,7 @@ def test_half_precision_changes_little_and_boxes_stay_float32():
         half = model.train_outputs(images)
     assert half["boxes"].dtype == half["proposal_boxes"].dtype == torch.float32
     assert half["boxes"].isfinite().all() and half["logits"].shape == whole["logits"].shape
+    assert half["logits"].shape[2] == 1  # in evaluation mode the first group alone
 
 
 # the loss
@@ -233,7 +234,7 @@ def test_half_precision_changes_little_and_boxes_stay_float32():
 
 @torch.no_grad()
 def test_more_objects_than_queries_leave_some_without_one():
-    outputs = small().train_outputs(torch.randn(2, 3, 64, 64))
+    outputs = small().train().train_outputs(torch.randn(2, 3, 64, 64))
     true, classes = torch.rand(2, 40, 4) * 0.2 + 0.3, torch.randint(0, 5, (2, 40))
     classes[1, 4:] = -1
     rows = GroupSetLoss().match([(outputs["logits"][0], outputs["boxes"][0])], true, classes)[0]
@@ -243,7 +244,7 @@ def test_more_objects_than_queries_leave_some_without_one():
 
 
 def test_images_without_objects_teach_that_there_is_nothing():
-    outputs = small().train_outputs(torch.randn(2, 3, 64, 64))
+    outputs = small().train().train_outputs(torch.randn(2, 3, 64, 64))
     for rows in (0, 3):
         losses = GroupSetLoss()(outputs, torch.zeros(2, rows, 4), torch.full((2, rows), -1))
         assert losses["distance_loss"] == losses["overlap_loss"] == 0 < losses["class_loss"]
@@ -253,7 +254,7 @@ def test_images_without_objects_teach_that_there_is_nothing():
 def test_each_object_has_one_query_of_each_group_and_layer():
     true, classes, _ = objects()
     with torch.no_grad():
-        outputs = small().train_outputs(torch.randn(2, 3, 64, 64))
+        outputs = small().train().train_outputs(torch.randn(2, 3, 64, 64))
     stages = [*zip(outputs["logits"], outputs["boxes"], strict=True)]
     rows = GroupSetLoss().match(stages, true, classes)
     assert len(rows) == 2

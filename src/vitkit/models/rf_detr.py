@@ -160,12 +160,13 @@ class RfDetr(DenseModel):
         return detections(self.classify(states), moved(boxes, self.box(states)), self.config.queries)
 
     def train_outputs(self, images: Tensor) -> dict[str, Any]:
-        """The outputs of all groups after every layer, and of the proposals.
+        """The outputs after every layer, and of the proposals; of the first group alone in evaluation mode.
 
         logits (L, B, G, Q, C) and boxes (L, B, G, Q, 4), centre and size as shares of the image;
         proposal_logits (B, G, n, C) and proposal_boxes (B, G, n, 4) of the n = min(Q, N) best proposals.
         """
-        groups, count = self.config.groups, (self.config.groups, self.config.queries)
+        groups = self.config.groups if self.training else 1
+        count = (groups, self.config.queries)
         memory, grid = self.memory(images)
         boxes, proposal_logits, proposal_boxes = self.start(memory, grid, groups=groups)
         states = torch.stack(self.decode(memory, grid, boxes, groups=groups))  # (L, B, G Q, D)
