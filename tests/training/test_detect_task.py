@@ -12,6 +12,7 @@ from vitkit.data.views import View
 from vitkit.errors import Error
 from vitkit.models.card import Preprocessing
 from vitkit.models.pyramid_detector import FcosConfig
+from vitkit.models.rf_detr import RfDetrConfig
 from vitkit.models.variants import build, fresh
 from vitkit.models.vit import ViTConfig
 from vitkit.models.yolos import YolosConfig
@@ -54,20 +55,26 @@ def test_a_classifier_becomes_a_detector():
     assert model.config.image_size == (48, 80) and all(p.requires_grad for p in model.parameters())
     assert torch.equal(model.vit.encoder.blocks[1].mlp.up.weight, vit.encoder.blocks[1].mlp.up.weight)
     assert model(torch.zeros(1, 3, 48, 80)).shape == (1, 100, 6)
+    queries = Detect(head="rf-detr").adapt(vit, ("cell", "dot"), (64, 64), 0)
+    assert isinstance(queries.config, RfDetrConfig) and queries.config.windows == 2
+    assert queries.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 300, 6)
     other = Detect(head="yolos", detections=5).adapt(vit, ("cell", "dot"), (64, 64), 0)
     assert isinstance(other.config, YolosConfig)
     assert other.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 5, 6)
 
 
-@pytest.mark.parametrize("head", ["fcos", "yolos"])
+@pytest.mark.parametrize("head", ["fcos", "yolos", "rf-detr"])
 def test_a_detector_with_other_classes_keeps_all_but_the_class_layer(head):
     old = detector(Detect(head=head, detections=9))
     new = Detect().adapt(old, ("cell", "dot", "line"), (64, 80), 3)  # auto: the model's own head
     assert new.config.kind == old.config.kind and new.config.classes == 3
     before, after = old.state_dict(), new.state_dict()
     changed = {n for n in after if before[n].shape != after[n].shape or not torch.equal(before[n], after[n])}
-    last = "head.classify." if head == "fcos" else "class_head.layers.2."
-    assert changed == {f"{last}weight", f"{last}bias", "vit.positions.table"}
+    last = {"fcos": ["head.classify"], "yolos": ["class_head.layers.2"]}.get(
+        head, ["classify", *(f"proposal_classes.{group}" for group in range(13))]
+    )
+    of_classes = {f"{name}.{part}" for name in last for part in ("weight", "bias")}
+    assert changed == {*of_classes, "vit.positions.table"}
     same = Detect().adapt(old, ("cell", "dot"), (64, 64), 3)
     assert all(torch.equal(before[n], t) for n, t in same.state_dict().items())
 
@@ -143,7 +150,7 @@ def test_images_without_any_object_have_no_ap():
     assert error.value.code == "data.empty"
 
 
-@pytest.mark.parametrize("head", ["fcos", "yolos"])
+@pytest.mark.parametrize("head", ["fcos", "yolos", "rf-detr"])
 def test_a_step_of_training_has_a_finite_loss_and_gradients(head):
     task = Detect(head=head, detections=9)
     model, data = detector(task).train(), source(target(), target())

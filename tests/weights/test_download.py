@@ -214,15 +214,15 @@ def test_published_weights_load_by_name_through_cut_connections(serve, small, tm
 
 
 def test_the_table_of_published_weights_is_sound():
-    from vitkit.models.variants import variant
+    from vitkit.models.variants import published_variant
 
-    assert len(PUBLISHED) == 9 + 8 + 20 + 18 + 89 + 4 + 14
+    assert len(PUBLISHED) == 9 + 8 + 20 + 18 + 89 + 4 + 14 + 4
     assert len({weight.address for weight in PUBLISHED.values()}) == len(PUBLISHED)
     for name, weight in PUBLISHED.items():
         assert name.startswith(f"{weight.model}.") and weight.address.startswith("https://")
         assert weight.address.endswith((".npz", ".pth", ".safetensors", ".bin")) and weight.licence
         assert bool(weight.gated) == name.endswith("-original")
-        variant(weight.model)
+        published_variant(weight.model)
     assert PUBLISHED["ViT-B/16.augreg-i21k-i1k-384"].address.endswith(
         "augreg/B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0"
         "--imagenet2012-steps_20k-lr_0.03-res_384.npz"

@@ -77,13 +77,12 @@ def equal(one, other):
 
 def test_formats_and_layouts_are_in_a_fixed_order():
     assert list(formats()) == [
-        "vitkit", "official", "yolos", "dino", "eomt", "timm", "clip", "hf", "torchvision",
+        "vitkit", "official", "yolos", "dino", "eomt", "timm", "clip", "hf", "rf-detr", "torchvision",
     ]  # fmt: skip
     assert [layout.name for layout in layouts()] == [
         "vitkit", "official", "official-bit", "big_vision-bit", "yolos", "dinov3", "dinov2", "eomt",
-        "timm-eva", "timm", "open_clip", "timm-bit", "clip", "hf-eomt", "hf-yolos",
-        "hf-dinov3", "hf-dinov2", "hf-clip", "hf-siglip", "hf",
-        "torchvision",
+        "timm-eva", "timm", "open_clip", "timm-bit", "clip", "hf-eomt", "hf-yolos", "hf-dinov3", "hf-dinov2",
+        "hf-clip", "hf-siglip", "hf", "rf-detr", "torchvision",
     ]  # fmt: skip
 
 

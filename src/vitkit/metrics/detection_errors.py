@@ -60,7 +60,7 @@ class Outcome:
 
     @property
     def ap50(self) -> float:
-        """The mean over the classes; one that a correction has emptied of objects and detections is left out."""
+        """The mean over the classes, without those that a correction has left no object and detection."""
         values = []
         for k in np.flatnonzero(self.evaluated):
             rows = np.flatnonzero((self.classes == k) & self.counted)

@@ -22,6 +22,9 @@ KINDS = {  # the architecture, as model files name it: the file and the configur
     "YOLOS": ("yolos", "YolosConfig"),
     "RF-DETR": ("rf_detr", "RfDetrConfig"),
 }
+PUBLISHED = {  # the start of the names of published models, and the function of the rest of a name
+    "RF-DETR-": ("rf_detr", "rf_detr_config"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +105,16 @@ class DenseModel(Described, nn.Module, ABC):
 
     def __repr__(self) -> str:
         return model_repr(self)
+
+
+def published_config(name: str) -> DenseConfig | None:
+    """The configuration of a published model such as RF-DETR-nano; None if it is none of these."""
+    for start, (module, function) in PUBLISHED.items():
+        if name.startswith(start):
+            make = getattr(importlib.import_module(f"vitkit.models.{module}"), function)
+            config: DenseConfig = make(name.removeprefix(start))
+            return config
+    return None
 
 
 def config_kind(kind: str) -> type[DenseConfig]:

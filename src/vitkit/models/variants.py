@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from vitkit.errors import ConfigError, Error, did_you_mean
-from vitkit.models.dense import DenseConfig, DenseModel
+from vitkit.models.dense import DenseConfig, DenseModel, published_config
 from vitkit.models.families import NAMES, family_options
 from vitkit.models.initialization import initialize_resnet, initialize_vit
 from vitkit.models.resnet import ResNet, ResNetConfig, StemConfig
@@ -101,6 +101,11 @@ def variant(name: str) -> BackboneConfig:
         "and DINOv2, DINOv3, CLIP, SigLIP, DeiT, MAE, FlexiViT, EVA02 with their sizes (see: vitkit list)",
         code="model.unknown",
     )
+
+
+def published_variant(name: str) -> Config:
+    """As variant, and of published models with dense outputs, such as RF-DETR-nano."""
+    return published_config(name) or variant(name)
 
 
 def vit_variant(size: str, stride: int, stem: str | None, *, axial: bool) -> ViTConfig:

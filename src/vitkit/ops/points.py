@@ -1,12 +1,14 @@
 """Values of maps at points between their cells, with a gradient that is the same bit for bit each time."""
 
-# N maps, P points, T objects; H, W cells; points are (x, y) from 0 to 1 across the map
+# N maps, C channels, P points, T objects; H, W cells; points are (x, y) from 0 to 1 across the map
 
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from vitkit.ops.precision import interpolates_repeatably
 
 FIXED = 2.0**40  # steps of a sum in whole numbers between 0 and the largest summand
 
@@ -58,10 +60,63 @@ class SampleEach(torch.autograd.Function):
         _, height, width = ctx.shape
         places, shares = corners(points, (height, width))
         terms = (shares * gradient[..., None].to(shares.dtype)).flatten(1)  # (N, 4 P)
-        step = terms.abs().amax().clamp(min=1e-30) / FIXED
-        sums = torch.zeros(len(terms), height * width, dtype=torch.int64, device=terms.device)
-        sums.scatter_add_(1, places.flatten(1), (terms / step).round().long())
-        return (sums.to(step.dtype) * step).to(gradient.dtype).unflatten(1, (height, width)), None
+        sums = repeatable_sums(terms, places.flatten(1), height * width)
+        return sums.to(gradient.dtype).unflatten(1, (height, width)), None
+
+
+def repeatable_sums(terms: Tensor, places: Tensor, count: int) -> Tensor:
+    """The sum of the terms (..., P) of each place (..., count), which has no order: of whole numbers."""
+    step = terms.abs().amax().clamp(min=1e-30) / FIXED
+    sums = torch.zeros(*terms.shape[:-1], count, dtype=torch.int64, device=terms.device)
+    sums.scatter_add_(-1, places, (terms / step).round().long())
+    return sums.to(step.dtype) * step
+
+
+def sample_maps(maps: Tensor, points: Tensor) -> Tensor:
+    """Maps (N, C, H, W), each at points of its own (N, P, 2) -> (N, C, P), with gradients for both."""
+    if torch.is_grad_enabled() and not interpolates_repeatably(maps.device):
+        return SampleMaps.apply(maps, points)
+    return sample(maps, points)
+
+
+class SampleMaps(torch.autograd.Function):
+    """grid_sample whose gradient for the maps has no order of summation."""
+
+    @staticmethod
+    def forward(ctx: Any, maps: Tensor, points: Tensor) -> Tensor:
+        ctx.save_for_backward(maps, points)
+        return sample(maps, points)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        maps, points = ctx.saved_tensors
+        size = (maps.shape[2], maps.shape[3])
+        places, shares = corners(points, size)  # (N, P, 4)
+        index = places.flatten(1)[:, None].expand(-1, maps.shape[1], -1)  # (N, C, 4 P)
+        for_maps = for_points = None
+        if ctx.needs_input_grad[0]:
+            terms = (gradient[..., None].to(shares.dtype) * shares[:, None]).flatten(2)
+            for_maps = repeatable_sums(terms, index, size[0] * size[1]).to(maps.dtype).unflatten(2, size)
+        if ctx.needs_input_grad[1]:
+            values = maps.flatten(2).gather(2, index).unflatten(2, places.shape[1:])  # (N, C, P, 4)
+            of_corners = (values * gradient[..., None]).sum(1)  # (N, P, 4)
+            for_points = (of_corners[..., None, :] * slopes(points, size)).sum(-1).to(points.dtype)
+        return for_maps, for_points
+
+
+def slopes(points: Tensor, size: tuple[int, int]) -> Tensor:
+    """How the shares of the four cells change with x and y, (..., P, 2, 4)."""
+    height, width = size
+    place = torch.stack([points[..., 0] * width - 0.5, points[..., 1] * height - 0.5], dim=-1)
+    low = place.floor()
+    right, down = (place - low).unbind(-1)
+    x, y = low.unbind(-1)
+    columns = [(x + i >= 0) & (x + i < width) for i in (0, 1)]
+    rows = [(y + i >= 0) & (y + i < height) for i in (0, 1)]
+    inside = torch.stack([row & column for row in rows for column in columns], dim=-1)
+    along_x = torch.stack([down - 1, 1 - down, -down, down], dim=-1) * width
+    along_y = torch.stack([right - 1, -right, 1 - right, right], dim=-1) * height
+    return torch.stack([along_x, along_y], dim=-2) * inside[..., None, :]
 
 
 def sample_owners(owner: Tensor, points: Tensor, objects: int) -> Tensor:

@@ -14,7 +14,7 @@ from vitkit.data.loader import check_sockets
 from vitkit.data.sources.remote import Cache
 from vitkit.data.sources.source import Source
 from vitkit.metrics.cost import Memory, forward_flops, parameters, training_passes
-from vitkit.models.variants import Config, Model, fresh, skeleton, variant, with_image_size
+from vitkit.models.variants import Config, Model, fresh, published_variant, skeleton, with_image_size
 from vitkit.models.vit import ViTConfig, dropped
 from vitkit.options import Training
 from vitkit.planning import automatic, dense_rules, finetune_rules, pretraining_rules, resume, start
@@ -97,7 +97,7 @@ def load_here(place: str) -> Model:
     weight = None if Path(place).exists() else PUBLISHED.get(place)
     if weight is None or cache_path(weight).exists():
         return load(place)
-    return fresh(variant(weight.model))
+    return fresh(published_variant(weight.model))
 
 
 class LazyModel:

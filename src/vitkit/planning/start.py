@@ -6,7 +6,7 @@ from pathlib import Path
 from vitkit.errors import Error
 from vitkit.io.system import total_memory
 from vitkit.metrics.cost import parameters
-from vitkit.models.variants import Config, skeleton, variant, with_options
+from vitkit.models.variants import Config, published_variant, skeleton, variant, with_image_size, with_options
 from vitkit.models.vit import ViTConfig
 from vitkit.planning.automatic import Choice, Circumstances, may_choose
 from vitkit.recipes.recipe import Recipe
@@ -22,7 +22,7 @@ def starting_config(recipe: Recipe) -> Config | None:
         weight = None if Path(recipe.weights).exists() else PUBLISHED.get(recipe.weights)
         if weight is None:
             return config_of(recipe.weights)
-        return replace(variant(weight.model), image_size=(weight.pixels, weight.pixels))
+        return with_image_size(published_variant(weight.model), (weight.pixels, weight.pixels))
     return with_options(variant(recipe.model), recipe.model_options) if recipe.model else None
 
 

@@ -1,4 +1,4 @@
-"""Detection: boxes of objects with a class and a score, by a dense head (FCOS) or by tokens (YOLOS)."""
+"""Detection: boxes with a class and a score, by a dense head (FCOS), tokens (YOLOS) or queries (RF-DETR)."""
 
 # B images, D detections of an image, M rows of objects, K classes; H, W pixels of an image, h, w of its view
 
@@ -21,6 +21,8 @@ from vitkit.models.card import Preprocessing
 from vitkit.models.dense import DenseConfig
 from vitkit.models.fcos_loss import fcos_loss
 from vitkit.models.pyramid_detector import FcosConfig, fcos_config
+from vitkit.models.rf_detr import RfDetrConfig, rf_detr_on
+from vitkit.models.rf_detr_loss import GroupSetLoss
 from vitkit.models.set_loss import SetLoss
 from vitkit.models.variants import Backbone, Config, Model
 from vitkit.models.vit import ViTConfig
@@ -40,8 +42,10 @@ from vitkit.tasks.task import (
     register,
 )
 
-HEADS = ("auto", "fcos", "yolos")
+HEADS = ("auto", "fcos", "yolos", "rf-detr")
+Detector = FcosConfig | YolosConfig | RfDetrConfig
 PART = 1024  # images whose annotations are in memory at a time
+NEW_QUERIES = 300  # of a group, in a new RF-DETR
 COLUMNS = 6  # of a detection: the box, the score and the class
 SHARE = Range(0, 1)
 Size = tuple[int, int]
@@ -130,7 +134,8 @@ class DetectionLoss:
         height, width = images.shape[-2:]
         x0, y0, x1, y1 = boxes.float().unbind(-1)
         shares = torch.stack([x0 / width, y0 / height, x1 / width, y1 / height], dim=-1)
-        return SetLoss()(outputs, centres(shares), classes)
+        loss = GroupSetLoss() if self.kind == RfDetrConfig.kind else SetLoss()
+        return loss(outputs, centres(shares), classes)
 
 
 @register
@@ -149,11 +154,11 @@ class Detect(Dense):
         "scale": Range(0, 10, above=True), "threshold": SHARE, "overlap": SHARE, "detections": Range(1, 1000),
     }  # fmt: skip
 
-    head: str = "auto"  # fcos, which learns from few images; yolos; auto: that of the weights, else fcos
+    head: str = "auto"  # fcos, which learns from few images; yolos; rf-detr; auto: as the weights, else fcos
     scale: tuple[float, float] = (0.5, 2.0)  # of training images, relative to the size that fits the view
     threshold: float = 0.3  # the least score of a box that is an answer
     overlap: float = 0.6  # IoU above which FCOS drops the box of lower score of the same class
-    detections: int = 100  # boxes of an image, and tokens of a new YOLOS
+    detections: int = 100  # boxes of an image, and tokens of a new YOLOS; a new RF-DETR has 300 queries
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -176,12 +181,14 @@ class Detect(Dense):
     def head_config(self, vit: ViTConfig, classes: int) -> DenseConfig:
         if self.head == "yolos":
             return yolos_config(vit, classes, detections=self.detections)
+        if self.head == "rf-detr":
+            return rf_detr_on(vit, classes, queries=max(NEW_QUERIES, self.detections))
         return fcos_config(vit, classes, detections=self.detections, overlap=self.overlap)
 
     def adapted_config(self, model: Model, vit: Backbone, classes: int) -> Config:
         """As the model's own detector, if it is one of the kind that is asked for."""
         own = model.config
-        if isinstance(own, FcosConfig | YolosConfig) and self.head in ("auto", own.kind.lower()):
+        if isinstance(own, Detector) and self.head in ("auto", own.kind.lower()):
             assert isinstance(vit.config, ViTConfig)
             return replace(own, vit=vit.config, classes=classes)
         return super().adapted_config(model, vit, classes)
@@ -207,7 +214,7 @@ class Detect(Dense):
     def evaluate(self, module: nn.Module, batches: Iterable[Batch], context: Evaluation) -> DetectionMetrics:
         rows = [self.outputs(module, batch, context) for batch in batches]
         model = self.extract(module)
-        assert isinstance(model.config, FcosConfig | YolosConfig)
+        assert isinstance(model.config, Detector)
         width = 2 + model.config.detections * COLUMNS
         table = context.gather(torch.cat(rows) if rows else torch.zeros(0, width, dtype=torch.float64))
         content = table[table[:, 0].argsort(stable=True)].numpy()

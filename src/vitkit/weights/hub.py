@@ -36,7 +36,7 @@ FAMILIES = ("vit", "deit", "flexivit", "eva02", "resnetv2", "test_vit")  # timm 
 VIT_TYPES = ("vit", "vit_mae", "deit")  # of transformers, with the array names of its ViT
 MODEL_TYPES = (
     *VIT_TYPES, "dinov2", "dinov2_with_registers", "dinov3_vit",
-    "clip", "clip_vision_model", "siglip", "siglip_vision_model", "eomt", "yolos",
+    "clip", "clip_vision_model", "siglip", "siglip_vision_model", "eomt", "yolos", "rf_detr",
 )  # fmt: skip
 SHOWN = 12  # files of a repository in a message
 NAMES = 500  # models of an owner that a mistyped name is compared with

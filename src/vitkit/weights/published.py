@@ -1,5 +1,6 @@
 """The published checkpoints (name, address, licence, accuracy), and their download into the cache."""
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from vitkit.io.files import sha256
 from vitkit.io.http import NetworkError, Progress
 from vitkit.models.card import Origin, Preprocessing
 from vitkit.weights import hub
+from vitkit.weights.published_dense import rf_detr
 from vitkit.weights.published_modern import NON_COMMERCIAL, modern
 
 HUB_PAGE = "https://huggingface.co/"
@@ -31,8 +33,8 @@ class DownloadError(WeightsError):
     code = "network.unreachable"
 
 
-def download(address: str, path: Path, *, progress: Progress | None = None) -> str:
-    """Download a file unless it exists already, and return its SHA-256."""
+def download(address: str, path: Path, *, progress: Progress | None = None, md5: str = "") -> str:
+    """Download a file unless it exists already, and return its SHA-256; md5: what it must be, if known."""
     recorded = path.with_name(path.name + ".sha256")
     if path.exists():
         return check_recorded(path, recorded)
@@ -41,10 +43,23 @@ def download(address: str, path: Path, *, progress: Progress | None = None) -> s
     partial = path.with_name(path.name + ".partial")
     with download_errors(), progress_bar(path.name) if progress is None else nullcontext(progress) as report:
         http.download(address, partial, limit=LIMIT, progress=report, tries=TRIES)
+    check_md5(partial, md5)
     digest = sha256(partial)
     recorded.write_text(digest + "\n", encoding="utf-8")
     os.replace(partial, path)
     return digest
+
+
+def check_md5(path: Path, expected: str) -> None:
+    """Delete a downloaded file whose MD5 is not the one that its publisher states, and raise an error."""
+    if not expected:
+        return
+    with path.open("rb") as file:
+        actual = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    if actual != expected:
+        path.unlink()
+        message = f"the download has the MD5 {actual}, and its publisher states {expected}; try again"
+        raise DownloadError(message, code="network.changed")
 
 
 def check_recorded(path: Path, recorded: Path) -> str:
@@ -94,7 +109,7 @@ def progress_bar(name: str) -> Iterator[Progress]:
 VIT = "https://storage.googleapis.com/vit_models"
 BIT = "https://storage.googleapis.com/bit_models"
 LICENCE = "Apache-2.0"
-SHARED_NAME = "model.safetensors"  # of every model on Hugging Face
+SHARED_NAMES = ("model.safetensors", "checkpoint_best_regular.pth")  # of many models
 AUGREG_VIEWS = {224: "centre:256", 384: "centre:448"}  # image size -> view, as big_vision evaluates AugReg
 AUGREG = re.compile(  # file names of the 50,000 AugReg checkpoints
     r"\w+-i(?:1k|21k)-\d+ep-lr_[\d.]+-aug_\w+-wd_[\d.]+-do_[\d.]+-sd_[\d.]+"
@@ -118,6 +133,7 @@ class Weight:
     evaluation: str = ""  # how the top-1 of a model without a head was measured, such as "linear probe"
     gated: str = ""  # what to do where the publisher wants its licence to be accepted first
     preprocessing: Preprocessing | None = None  # that of the publisher, where the file does not hold it
+    md5: str = ""  # of the file, as the publisher states it
 
 
 def original() -> Iterator[Weight]:
@@ -186,7 +202,14 @@ def later() -> Iterator[Weight]:
         yield Weight(**row)
 
 
-PUBLISHED: dict[str, Weight] = {w.name: w for family in (original, augreg, bit, later) for w in family()}
+def dense() -> Iterator[Weight]:
+    """Detectors and segmenters."""
+    for row in rf_detr():
+        yield Weight(**row)
+
+
+FAMILIES = (original, augreg, bit, later, dense)
+PUBLISHED: dict[str, Weight] = {w.name: w for family in FAMILIES for w in family()}
 
 
 def cache_path(weight: Weight, cache: Path | None = None) -> Path:
@@ -201,7 +224,7 @@ def fetch(weight: Weight, cache: Path | None = None) -> tuple[Path, str]:
     if weight.gated and not path.exists():
         raise DownloadError(f"{weight.name}: {weight.gated}", code="weights.gated")
     try:
-        return path, download(weight.address, path)
+        return path, download(weight.address, path, md5=weight.md5)
     except DownloadError as error:
         raise DownloadError(f"{weight.name}: {error}", code=error.code) from None
 
@@ -219,7 +242,7 @@ def by_source(source: str) -> Weight | None:
     """The published checkpoint of an address or file name; names that many files share say nothing."""
     name = source.rpartition("/")[2]
     for weight in PUBLISHED.values():
-        same_name = name != SHARED_NAME and weight.address.endswith((f"/{name}", f"#{name}"))
+        same_name = name not in SHARED_NAMES and weight.address.endswith((f"/{name}", f"#{name}"))
         if weight.address == source or same_name:
             return weight
     return None

@@ -1,4 +1,4 @@
-"""Drawn shapes: a built-in data set for segmentation and detection, whose images are drawn when they are read."""
+"""Drawn shapes: a built-in data set for segmentation and detection, drawn when its images are read."""
 
 # H, W pixels; N objects of an image
 
@@ -53,7 +53,7 @@ def draw(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     slope = rng.uniform(-0.6, 0.6, (2, 3))
     y, x = np.mgrid[:SIDE, :SIDE] - SIDE / 2
     pixels = rng.uniform(60, 190, 3) + y[..., None] * slope[0] + x[..., None] * slope[1]
-    masks, classes = [], []
+    masks, classes = list[np.ndarray](), list[int]()
     for centre, radius in places(rng):
         kind = int(rng.integers(3))
         mask = shape_mask(kind, centre, radius, rng.uniform(0, 2 * np.pi))

@@ -242,7 +242,7 @@ FORMAT = Format(
         hf_models.CLIP,
         hf_models.SIGLIP,
         LAYOUT,
-    ),  # fmt: skip
+    ),
     choose=choose,
     tokens=needed_tokens,
     text=True,
