@@ -72,16 +72,17 @@ def reference(images: Images, classes: int, kind: str = "bbox"):
     annotations, results = [], []
     for i, (shown, real) in enumerate(images):
         for row in range(len(real.labels)):
-            annotations.append({"id": len(annotations) + 1, "image_id": i, "category_id": int(real.labels[row]),
-                                "area": real.areas[row], "iscrowd": int(real.crowd[row]),
+            annotations.append({"id": len(annotations) + 1, "image_id": i,
+                                "category_id": int(real.labels[row]), "area": real.areas[row], "iscrowd": int(real.crowd[row]),
                                 **shape(real.boxes, real.instances, row)})  # fmt: skip
         for row in range(len(shown.scores)):
             results.append({"image_id": i, "category_id": int(shown.classes[row]),
                             "score": shown.scores[row], **shape(shown.boxes, shown.masks, row)})  # fmt: skip
     with contextlib.redirect_stdout(io.StringIO()):
         coco = tools.COCO()
-        coco.dataset = {"info": {}, "images": [{"id": i, "height": 60, "width": 70} for i in range(len(images))],
-                        "categories": [{"id": k} for k in range(classes)], "annotations": annotations}  # fmt: skip
+        sizes = [{"id": i, "height": 60, "width": 70} for i in range(len(images))]
+        categories = [{"id": k} for k in range(classes)]
+        coco.dataset = {"info": {}, "images": sizes, "categories": categories, "annotations": annotations}
         coco.createIndex()
         evaluation = COCOeval(coco, coco.loadRes(results), kind)
         evaluation.evaluate()

@@ -4,6 +4,8 @@
 
 import numpy as np
 
+from vitkit.errors import Error
+
 
 def linear_assignment(cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Pair rows and columns of a cost matrix (N, M) so that the sum is least; min(N, M) pairs.
@@ -15,10 +17,12 @@ def linear_assignment(cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     >>> rows.tolist(), columns.tolist()
     ([0, 1], [1, 0])
     """
-    if cost.ndim != 2:
-        raise ValueError(f"a cost matrix has two axes, not {cost.ndim}")
-    if not np.isfinite(cost).all():
-        raise ValueError("the cost matrix has values that are not finite")
+    if cost.ndim != 2 or not np.isfinite(cost).all():
+        raise Error(
+            f"matching needs finite costs with two axes, not {cost.ndim} axes or NaN; in training, the "
+            "predictions have diverged: use a lower learning rate",
+            code="training.diverged",
+        )
     cost = cost.astype(np.float64)
     if cost.shape[0] < cost.shape[1]:
         return np.arange(cost.shape[0]), columns_of_rows(cost)

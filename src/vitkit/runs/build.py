@@ -100,8 +100,8 @@ def split_data(
     findings: list[Finding] | None = None,
 ) -> dict[str, Source]:
     """Split the opened data; the images in `placed` stay in their split."""
-    if recipe.task.classifies:
-        problems = usable(opened, recipe.data)
+    if recipe.task.labelled:
+        problems = usable(opened, recipe.data, recipe.task.targets)
         if findings is not None:
             findings.extend(problem for problem in problems if problem not in findings)
     use_val = recipe.train_on == "train+val" or bool(recipe.fold)
@@ -174,11 +174,11 @@ def warnings(splits: dict[str, Source], recipe: Recipe, findings: Sequence[Findi
 
     First the doctor's findings, then classes without images in the splits.
     """
-    if not recipe.task.classifies:
-        return
     for finding in findings:
         if finding.severity == "warning":
             yield f"warning: {finding.text} {finding.remedy}"
+    if not recipe.task.classifies:
+        return
     classes, per_class = splits["train"].classes, images_per_class(splits["train"])
     reported = {name for finding in findings if finding.kind == "empty-class" for name in finding.classes}
     rows = [("no training image", (per_class == 0) & [name not in reported for name in classes])]
@@ -238,8 +238,6 @@ def open_for(task: Task, place: str, cache: Cache | None = None) -> dict[str, So
     """Open data; a task that needs no labels also takes images in any folders, and unlabelled archives."""
     if not task.labelled and is_unlabelled(place):
         return open_unlabelled(Path(place))
-    if task.targets:
-        return with_targets(task, place, open_data(place, cache=cache))
     try:
         return open_data(place, cache=cache)
     except Error as error:
@@ -248,24 +246,6 @@ def open_for(task: Task, place: str, cache: Cache | None = None) -> dict[str, So
     if Path(place).is_dir():
         return open_unlabelled(Path(place))
     return {name: of_one_class(part) for name, part in open_all(place, cache=cache).items()}
-
-
-def with_targets(task: Task, place: str, opened: dict[str, Source]) -> dict[str, Source]:
-    """The data, if all of it has the annotations that the task needs."""
-    for split, source in opened.items():
-        kinds = source.targets.kinds if source.targets else frozenset()
-        if task.targets not in kinds:
-            expected = {
-                "mask": "images/ beside masks/ with a PNG for each image, where a pixel is a class number",
-                "boxes": "COCO (images/ beside annotations/), YOLO (data.yaml) or Pascal VOC annotations",
-            }[task.targets]
-            has = f"only {' and '.join(sorted(kinds))}" if kinds else "no annotations of that kind"
-            raise Error(
-                f"{place}: --task {task.name} needs {task.targets}, but {split} has {has}; expected "
-                f"{expected}",
-                code="data.layout",
-            )
-    return opened
 
 
 def of_one_class(source: Source) -> Source:
