@@ -73,7 +73,8 @@ def reference(images: Images, classes: int, kind: str = "bbox"):
     for i, (shown, real) in enumerate(images):
         for row in range(len(real.labels)):
             annotations.append({"id": len(annotations) + 1, "image_id": i,
-                                "category_id": int(real.labels[row]), "area": real.areas[row], "iscrowd": int(real.crowd[row]),
+                                "category_id": int(real.labels[row]), "area": real.areas[row],
+                                "iscrowd": int(real.crowd[row]),
                                 **shape(real.boxes, real.instances, row)})  # fmt: skip
         for row in range(len(shown.scores)):
             results.append({"image_id": i, "category_id": int(shown.classes[row]),

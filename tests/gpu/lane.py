@@ -33,6 +33,10 @@ SOURCES = (  # what computes on a GPU and nowhere else, or captures it in a CUDA
     "ops/low_precision.py", "ops/triton_kernels.py", "runtime/processes.py", "runtime/runtime.py",
     "training/loop.py", "training/optimizer.py", "training/step.py", "training/step_graph.py",
 )  # fmt: skip
+WITHOUT_TRAINING = (  # tests that import nothing of vitkit.training, as test_gpu_record.py checks
+    "tests/gpu/test_gpu_service.py", "tests/evaluation/test_fewshot.py", "tests/inference/test_engines.py",
+    "tests/models/test_fused.py",
+)  # fmt: skip
 
 
 def hashes() -> dict[str, str]:
@@ -74,13 +78,30 @@ def write(record: dict[str, Any], out: Path) -> None:
     (out / PAGE.name).write_text(page(record))
 
 
-def kept() -> dict[str, str]:
-    """The tests that have passed on such a machine with the source files as they are."""
+def kept() -> tuple[dict[str, str], dict[str, Any]]:
+    """The tests that have passed on such a machine with the files that they use, and their record."""
     if not RECORD.exists():
-        return {}
+        return {}, {}
     old = json.loads(RECORD.read_text())
-    same = old["files"] == hashes() and old["machine"] == machine()
-    return {name: end for name, end in old["tests"].items() if end == "passed"} if same else {}
+    passed = {name: end for name, end in old["tests"].items() if end == "passed"}
+    return (valid(passed, old["files"]), old) if old["machine"] == machine() else ({}, old)
+
+
+def valid(passed: dict[str, str], files: dict[str, str]) -> dict[str, str]:
+    """Those of some tests that use no file which has changed; files: their hashes when the tests passed."""
+    changed = [name for name, digest in hashes().items() if files.get(name) != digest]
+    if all(name.startswith("training/") for name in changed):
+        chosen = WITHOUT_TRAINING if changed else ("",)
+        return {name: end for name, end in passed.items() if name.startswith(chosen)}
+    return {}
+
+
+def earlier(done: dict[str, str], old: dict[str, Any]) -> list[dict[str, Any]]:
+    """When tests passed that were not run again: commit, date and their names."""
+    before = [entry | {"tests": [n for n in entry["tests"] if n in done]} for entry in old.get("earlier", [])]
+    others = {name for entry in before for name in entry["tests"]}
+    last = {"commit": old["commit"], "date": old["date"], "tests": [n for n in done if n not in others]}
+    return [entry for entry in (*before, last) if entry["tests"]]
 
 
 def machine() -> dict[str, str]:
@@ -113,7 +134,12 @@ def page(record: dict[str, Any]) -> str:
         f"- Date: {record['date']}", f"- Commit: {record['commit']}",
         f"- Machine: {where['gpu']}, torch {where['torch']}, CUDA {where['cuda']}, Python {where['python']}",
         f"- Result: {counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped in "
-        f"{record['seconds']:.0f} s", "",
+        f"{record['seconds']:.0f} s",
+        *(
+            f"- {len(entry['tests'])} of them passed on {entry['date']} at commit {entry['commit'][:12]}; no "
+            "file that they use has changed since"
+            for entry in record.get("earlier", [])
+        ), "",
         "| tests | number |", "|---|---|",
         *(f"| `{name}` | {number} |" for name, number in sorted(files.items())), "",
         "## Reference losses", "",
@@ -154,10 +180,10 @@ def main() -> int:
     if options.reference:
         measure_reference(at)
     os.chdir(ROOT)
-    done = kept() if options.missing else {}
+    done, old = kept() if options.missing else ({}, {})
     record = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": at, "machine": machine(),
-        "seconds": json.loads(RECORD.read_text())["seconds"] if done else 0.0, "files": hashes(),
+        "seconds": 0.0, "files": hashes(), "earlier": earlier(done, old) if done else [],
         "tests": done, "reference": json.loads((HERE / "reference.json").read_text()),
     }  # fmt: skip
     left = [name for name in tests() if name not in done and all(word in name for word in options.only)]

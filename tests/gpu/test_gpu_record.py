@@ -1,9 +1,12 @@
 """The record of the GPU tests is complete, and no file of the GPU path is newer than it."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
-from lane import PAGE, RECORD, ROOT, hashes, marked, page
+from lane import PAGE, RECORD, ROOT, WITHOUT_TRAINING, earlier, hashes, marked, page, valid
 
 RERUN = "run `make gpu` on a machine with an NVIDIA GPU and commit docs/lab/gpu.*"
 
@@ -39,3 +42,27 @@ def test_a_changed_file_is_noticed(record, monkeypatch):
     monkeypatch.setitem(record["files"], next(iter(lane.SOURCES)), "0" * 64)
     with pytest.raises(AssertionError, match="changed since"):
         test_no_file_of_the_gpu_path_has_changed_since_the_record(record)
+
+
+def test_passes_hold_while_the_files_that_a_test_uses_stay(record):
+    passed = dict.fromkeys([f"{WITHOUT_TRAINING[0]}::a", "tests/gpu/test_gpu_commands.py::b"], "passed")
+    now = hashes()
+    assert valid(passed, now) == passed
+    assert list(valid(passed, now | {"training/step.py": "0"})) == [f"{WITHOUT_TRAINING[0]}::a"]
+    assert valid(passed, now | {"training/step.py": "0", "ops/fused.py": "0"}) == {}
+    old = {"commit": "x", "date": "d", "earlier": [{"commit": "w", "date": "c", "tests": ["a", "gone"]}]}
+    assert earlier({"a": "passed", "b": "passed"}, old) == [
+        {"commit": "w", "date": "c", "tests": ["a"]}, {"commit": "x", "date": "d", "tests": ["b"]},
+    ]  # fmt: skip
+
+
+def test_some_tests_use_nothing_of_training():
+    names = [path.rpartition("/")[2].removesuffix(".py") for path in WITHOUT_TRAINING]
+    folders = [str(ROOT / path.rpartition("/")[0]) for path in WITHOUT_TRAINING]
+    paths = [str(ROOT / "tests"), str(ROOT / "tests/service"), str(ROOT / "src"), *folders]
+    code = "import sys, importlib\n"
+    code += f"for name in {names}: importlib.import_module(name)\n"
+    code += "print(*[name for name in sys.modules if name.startswith('vitkit.training')])\n"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stdout.strip(), done
