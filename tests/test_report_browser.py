@@ -14,7 +14,8 @@ from vitkit.report.figure_style import render
 from vitkit.report.figures import draw_scores
 from vitkit.report.html import clipped, encoded, text
 from vitkit.report.palette import DARK, LIGHT
-from vitkit.report.run_page import NAMED, run_page
+from vitkit.report.confusion import NAMED
+from vitkit.report.run_page import run_page
 from vitkit.report.study_page import study_page
 from vitkit.report.suite_page import suite_page
 

@@ -395,10 +395,11 @@ def curve(
     return line_chart(lines, x_label="step", y_label=y_label, bands=bands, points=few, percent=percent)
 
 
-def run_curves(rows: Sequence[Row], metric: Mapping[str, Any]) -> Markup:
+def run_curves(rows: Sequence[Row], metric: Mapping[str, Any], more: Sequence[str] = ()) -> Markup:
     """Loss, accuracy, learning rate, throughput and, if measured, few-shot accuracy of a run.
 
-    metric: the metric of the run's task, which has a chart of its own if it is none of these.
+    metric: the metric of the run's task, which has a chart of its own if it is none of these; more: names of
+    metrics of its evaluations that are drawn beside it.
     """
     key = str(metric["key"])
     task_metric = {"train": points(rows, key), VAL: points(rows, f"val_{key}")} if key not in DRAWN else {}
@@ -407,6 +408,8 @@ def run_curves(rows: Sequence[Row], metric: Mapping[str, Any]) -> Markup:
         curve({"train": points(rows, "loss"), VAL: points(rows, "val_loss")}, "loss"),
         curve(accuracies, "accuracy", percent=True),
         curve(task_metric, str(metric["label"]), percent=bool(metric["percent"])),
+        curve({name.replace("_", " "): points(rows, f"val_{name}") for name in more if name != key},
+              "other metrics on validation images", percent=bool(metric["percent"])) if more else Markup(),
         curve({"few-shot": points(rows, "fewshot_mean")}, "few-shot accuracy", percent=True),
         curve({"k-NN": points(rows, "knn")}, "k-NN accuracy", percent=True),
         curve({"train": points(rows, "std"), VAL: points(rows, "val_std")}, "feature std"),

@@ -95,11 +95,8 @@ def write_label(
     draw.text((x + 2 - left, y + 2 - top), text, fill=text_colour(colour), font=font)
 
 
-def draw_mask(pixels: np.ndarray, mask: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    """A class mask (H, W) over an image uint8 (H, W, 3), with a legend of its classes below: uint8.
-
-    The picture is (H + legend, W, 3). Ignored pixels are dark, with stripes.
-    """
+def mask_over(pixels: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """A class mask (H, W) over an image uint8 (H, W, 3); ignored pixels are dark, with stripes."""
     check_image(pixels)
     if mask.shape != pixels.shape[:2]:
         raise Error(f"a mask of {mask.shape} over an image of {pixels.shape[:2]}", code="request.value")
@@ -110,7 +107,16 @@ def draw_mask(pixels: np.ndarray, mask: np.ndarray, names: Sequence[str]) -> np.
     drawn = (1 - OPACITY) * pixels + OPACITY * table[mask]
     rows, columns = np.indices(mask.shape, sparse=True)
     drawn[(mask == IGNORED) & ((rows + columns) % 12 < 2)] = (160, 160, 160)
-    picture = drawn.round().astype(np.uint8)
+    return drawn.round().astype(np.uint8)
+
+
+def draw_mask(pixels: np.ndarray, mask: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """A class mask (H, W) over an image uint8 (H, W, 3), with a legend of its classes below: uint8.
+
+    The picture is (H + legend, W, 3). Ignored pixels are dark, with stripes.
+    """
+    picture = mask_over(pixels, mask)
+    present = np.flatnonzero(np.bincount(mask.ravel(), minlength=IGNORED + 1)).tolist()
     entries = [(class_colour(n), label_text(names, n)) for n in present if n != IGNORED]
     entries += [((40, 40, 40), "ignored")] if IGNORED in present else []
     return np.concatenate([picture, legend(entries, picture.shape[1], picture.shape[0])])

@@ -1,0 +1,109 @@
+"""Small pictures of predictions beside the truth, and of training images with their targets, for reports."""
+
+# H, W pixels of an image, h, w of its picture; N boxes
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from vitkit.report.target_overlay import class_colour, mask_over
+
+SIDE = 360  # pixels of the longer side of a picture
+DASH, GAP = 6, 4  # pixels of the outline of a wrong box
+CLASSES = 40  # of a legend
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+def picture_size(height: int, width: int, side: int = SIDE) -> tuple[int, int]:
+    """Height and width of the picture of an image; very small images are enlarged by a whole number."""
+    factor = side / max(height, width)
+    factor = factor if factor < 1 else max(1, int(factor))
+    return max(1, round(height * factor)), max(1, round(width * factor))
+
+
+def resized(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """An image (H, W, 3) or a mask (H, W) at another size; the numbers of a mask are not mixed."""
+    smaller = pixels.ndim == 3 and size[0] < pixels.shape[0]
+    method = Image.Resampling.LANCZOS if smaller else Image.Resampling.NEAREST
+    return np.asarray(Image.fromarray(pixels).resize(size[::-1], method))
+
+
+def mask_pair(pixels: np.ndarray, truth: np.ndarray, predicted: np.ndarray) -> Pair:
+    """The true and the predicted class mask (H, W) over an image; ignored pixels are striped in the first."""
+    size = picture_size(*pixels.shape[:2])
+    small = resized(pixels, size)
+    return mask_over(small, resized(truth, size)), mask_over(small, resized(predicted, size))
+
+
+def box_pair(pixels: np.ndarray, truth: Mapping[str, Any], predicted: Mapping[str, Any]) -> Pair:
+    """The true and the predicted boxes over an image.
+
+    Each has "boxes" (N, 4) in pixels of the image, "labels" (N,), and "right" (N,): missed objects and false
+    detections have dashed outlines.
+    """
+    size = picture_size(*pixels.shape[:2])
+    small = resized(pixels, size)
+    ratio = np.array([size[1] / pixels.shape[1], size[0] / pixels.shape[0]] * 2)
+    first, second = (
+        outlined(small, part["boxes"] * ratio, part["labels"], part["right"]) for part in (truth, predicted)
+    )
+    return first, second
+
+
+def outlined(pixels: np.ndarray, boxes: np.ndarray, labels: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Boxes in the colours of their classes, on a dark line that separates them from any background."""
+    picture = Image.fromarray(pixels)
+    draw = ImageDraw.Draw(picture)
+    areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    height, width = pixels.shape[:2]
+    for row in np.argsort(-areas, kind="stable"):
+        x0, y0, x1, y1 = (float(value) for value in boxes[row])
+        frame = (x0, y0, max(x0, min(x1, width) - 1), max(y0, min(y1, height) - 1))
+        draw.rectangle(frame, outline=(0, 0, 0), width=4)
+        outline(draw, frame, class_colour(int(labels[row])), dashed=not right[row])
+    return np.array(picture)
+
+
+def outline(draw: Any, frame: tuple[float, ...], colour: tuple[int, int, int], *, dashed: bool) -> None:
+    """A line of two pixels inside of a dark one."""
+    x0, y0, x1, y1 = (frame[0] + 1, frame[1] + 1, frame[2] - 1, frame[3] - 1)
+    if x1 <= x0 or y1 <= y0:
+        return
+    if not dashed:
+        draw.rectangle((x0, y0, x1, y1), outline=colour, width=2)
+        return
+    for x in np.arange(x0, x1, DASH + GAP):
+        end = min(x + DASH - 1, x1)
+        draw.rectangle((x, y0, end, min(y0 + 1, y1)), fill=colour)
+        draw.rectangle((x, max(y1 - 1, y0), end, y1), fill=colour)
+    for y in np.arange(y0, y1, DASH + GAP):
+        end = min(y + DASH - 1, y1)
+        draw.rectangle((x0, y, min(x0 + 1, x1), end), fill=colour)
+        draw.rectangle((max(x1 - 1, x0), y, x1, end), fill=colour)
+
+
+def training_picture(pixels: np.ndarray, targets: Mapping[str, np.ndarray], side: int) -> np.ndarray:
+    """A training image uint8 (h, w, 3) with its "mask", or its "boxes" and "classes", as in a batch."""
+    size = picture_size(*pixels.shape[:2], side)
+    small = resized(pixels, size)
+    if "mask" in targets:
+        return mask_over(small, resized(targets["mask"], size))
+    real = targets["classes"] >= 0
+    ratio = np.array([size[1] / pixels.shape[1], size[0] / pixels.shape[0]] * 2)
+    return outlined(small, targets["boxes"][real] * ratio, targets["classes"][real], real[real])
+
+
+def legend(names: Sequence[str]) -> list[tuple[str, str]]:
+    """The classes with their colours, as "#rrggbb"."""
+    return [(label, "#{:02x}{:02x}{:02x}".format(*class_colour(k))) for k, label in enumerate(names[:CLASSES])]
+
+
+def jpeg(pixels: np.ndarray) -> str:
+    """A JPEG in base64, for JSON and HTML."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=84, optimize=True)
+    return base64.b64encode(file.getvalue()).decode()
