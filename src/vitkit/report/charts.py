@@ -1,6 +1,7 @@
 """Inline SVG charts: lines, dots per setting, and training curves; colours come from the page style."""
 
 import math
+import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,16 +27,7 @@ IDEAL = "ideal dashed"  # CSS classes of a reference line
 LINES, LINE = 2, 13  # lines of a group name, and the height of one
 FEW = 12  # up to this many points, a curve has markers
 VAL = "validation"
-STEP = (
-    "step",
-    "rate",
-    "images",
-    "seconds",
-    "waited",
-    "gradient_norm",
-    "std",
-    "rank",
-)  # of every step, or drawn
+STEP = ("step", "rate", "images", "seconds", "waited", "gradient_norm", "std", "rank")  # of every step, or drawn
 EXTRA = 6  # charts of a task's own metrics
 DRAWN = ("loss", "top1", "accuracy")  # metrics that always have a chart
 
@@ -398,8 +390,7 @@ def curve(
 def run_curves(rows: Sequence[Row], metric: Mapping[str, Any], more: Sequence[str] = ()) -> Markup:
     """Loss, accuracy, learning rate, throughput and, if measured, few-shot accuracy of a run.
 
-    metric: the metric of the run's task, which has a chart of its own if it is none of these; more: names of
-    metrics of its evaluations that are drawn beside it.
+    metric: that of the run's task, with a chart of its own if it is none of these; more: those drawn beside it.
     """
     key = str(metric["key"])
     task_metric = {"train": points(rows, key), VAL: points(rows, f"val_{key}")} if key not in DRAWN else {}
@@ -408,8 +399,7 @@ def run_curves(rows: Sequence[Row], metric: Mapping[str, Any], more: Sequence[st
         curve({"train": points(rows, "loss"), VAL: points(rows, "val_loss")}, "loss"),
         curve(accuracies, "accuracy", percent=True),
         curve(task_metric, str(metric["label"]), percent=bool(metric["percent"])),
-        curve({name.replace("_", " "): points(rows, f"val_{name}") for name in more if name != key},
-              "other metrics on validation images", percent=bool(metric["percent"])) if more else Markup(),
+        of_evaluations(rows, [name for name in more if name != key], percent=bool(metric["percent"])),
         curve({"few-shot": points(rows, "fewshot_mean")}, "few-shot accuracy", percent=True),
         curve({"k-NN": points(rows, "knn")}, "k-NN accuracy", percent=True),
         curve({"train": points(rows, "std"), VAL: points(rows, "val_std")}, "feature std"),
@@ -418,6 +408,17 @@ def run_curves(rows: Sequence[Row], metric: Mapping[str, Any], more: Sequence[st
         curve({"speed": speed(rows)}, "images per second"),
         *(curve({"train": points(rows, name)}, name) for name in of_task(rows, key)),
     )
+
+
+def of_evaluations(rows: Sequence[Row], names: Sequence[str], *, percent: bool) -> Markup:
+    """Further metrics of the validation images; empty without any."""
+    series = {label_of(name): points(rows, f"val_{name}") for name in names}
+    return curve(series, " and ".join(series), percent=percent)
+
+
+def label_of(name: str) -> str:
+    """The name of a metric as readers write it."""
+    return name.upper() if re.fullmatch(r"ap\d*", name) else name.replace("_", " ")
 
 
 def of_task(rows: Sequence[Row], key: str) -> list[str]:

@@ -31,30 +31,34 @@ def detection_tables(test: Mapping[str, Any]) -> tuple[TaskTable, ...]:
 
 
 def class_table(test: Mapping[str, Any]) -> TaskTable:
-    rows = [{"class": label, **row} for label, row in test["per_class"].items()]
-    known = sorted((row for row in rows if row["ap"] is not None), key=lambda row: row["ap"])
+    rows = [
+        {"class": label, "AP": row["ap"], "AP50": row["ap50"], "objects": row["objects"],
+         "images": row["images"], "best F1": row["f1"], "at score": row["threshold"]}
+        for label, row in test["per_class"].items()
+    ]  # fmt: skip
+    known = sorted((row for row in rows if row["AP"] is not None), key=lambda row: row["AP"])
     note = (
-        "Worst classes first. AP is the mean over IoU thresholds from 0.5 to 0.95. Threshold is the score from "
-        "which on the F1 of the class is best, at an IoU of 0.5."
+        "Worst classes first. AP is the mean over IoU thresholds from 0.5 to 0.95. The "
+        "best F1 at an IoU of 0.5 is reached by the detections from a score on."
     )
     if test.get("ignored"):
         note += f" {test['ignored']:,} objects are crowds or marked as difficult and do not count."
     return TaskTable(
-        title="Classes", rows=known + [row for row in rows if row["ap"] is None], bar="ap", note=note,
-        columns={"class": "name", "ap": "score", "ap50": "score", "objects": "count", "images": "count",
-                 "f1": "score", "threshold": "score"},
+        title="Classes", rows=known + [row for row in rows if row["AP"] is None], bar="AP", note=note,
+        columns={"class": "name", "AP": "score", "AP50": "score", "objects": "count", "images": "count",
+                 "best F1": "score", "at score": "score"},
     )  # fmt: skip
 
 
 def size_table(test: Mapping[str, Any]) -> TaskTable:
-    rows = [{"objects": "all", "ap": test["ap"], "recall": test["ar_100"]}]
+    rows = [{"objects": "all", "AP": test["ap"], "recall": test["ar_100"]}]
     rows += [
-        {"objects": f"{size}, {pixels}", "ap": test[f"ap_{size}"], "recall": test[f"ar_{size}"]}
+        {"objects": f"{size}, {pixels}", "AP": test[f"ap_{size}"], "recall": test[f"ar_{size}"]}
         for size, pixels in SIZES.items()
     ]
     note = "Recall is the mean over the same thresholds, with at most 100 detections of a class in an image."
-    columns = {"objects": "text", "ap": "score", "recall": "score"}
-    return TaskTable(title="Sizes of objects", columns=columns, rows=rows, bar="ap", note=note)
+    columns = {"objects": "text", "AP": "score", "recall": "score"}
+    return TaskTable(title="Sizes of objects", columns=columns, rows=rows, bar="AP", note=note)
 
 
 def error_table(errors: Mapping[str, Any]) -> TaskTable:

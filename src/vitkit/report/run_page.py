@@ -41,15 +41,16 @@ def run_page(run: Run) -> str:
     test = test_of(run)
     mistakes = run["mistakes"] or {}
     dense = dense_sections(run["task"], test, run.get("samples") or {})
-    per_class = {} if dense else test.get("per_class") or {}
-    confusion = None if dense else test.get("confusion")
+    per_class = test.get("per_class") or {}
+    classes = dense or {
+        "Classes": class_tables(per_class) if per_class else Markup(),
+        "Confusion matrix": confusions(test.get("confusion"), list(per_class), mistakes.get("pairs")),
+    }
     sections = {
         "Cross-validation": folds_section(run.get("folds")),
         "Curves": run_curves(run["metrics"], run["task"]["metric"], run["task"].get("metrics", ())),
         "Features": feature_section((run["result"] or {}).get("features"), run.get("pictures") or {}),
-        **dense,
-        "Classes": class_tables(per_class) if per_class else Markup(),
-        "Confusion matrix": confusions(confusion, list(per_class), mistakes.get("pairs")),
+        **classes,
         "Calibration": calibration(mistakes.get("calibration") or (), test.get("calibration_error")),
         "Mistakes": mistake_section(mistakes, run.get("table")) if "worst" in mistakes else Markup(),
         "Least confident": unsure_section(mistakes),
@@ -317,6 +318,8 @@ def data_section(run: Run) -> Markup:
              **{f"{label}_per_class": row["per_class"].get(key) for key, label in PER_CLASS.items()}}
             for split, row in doctor["splits"].items()
         ]  # fmt: skip
+        if run["task"].get("tables"):  # images have no label of their own
+            rows = [{"split": row["split"], "images": row["images"]} for row in rows]
         body += table(rows) + findings(doctor["findings"])
     unusable = [
         (split, files["count"], len(files["files"]),

@@ -95,8 +95,11 @@ def write_label(
     draw.text((x + 2 - left, y + 2 - top), text, fill=text_colour(colour), font=font)
 
 
-def mask_over(pixels: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """A class mask (H, W) over an image uint8 (H, W, 3); ignored pixels are dark, with stripes."""
+def mask_over(pixels: np.ndarray, mask: np.ndarray, clear: int = -1) -> np.ndarray:
+    """A class mask (H, W) over an image uint8 (H, W, 3); ignored pixels are dark, with stripes.
+
+    clear: the class that is left as it is, such as the background.
+    """
     check_image(pixels)
     if mask.shape != pixels.shape[:2]:
         raise Error(f"a mask of {mask.shape} over an image of {pixels.shape[:2]}", code="request.value")
@@ -105,6 +108,7 @@ def mask_over(pixels: np.ndarray, mask: np.ndarray) -> np.ndarray:
     for number in present:
         table[number] = class_colour(number) if number != IGNORED else (0, 0, 0)
     drawn = (1 - OPACITY) * pixels + OPACITY * table[mask]
+    drawn[mask == clear] = pixels[mask == clear]
     rows, columns = np.indices(mask.shape, sparse=True)
     drawn[(mask == IGNORED) & ((rows + columns) % 12 < 2)] = (160, 160, 160)
     return drawn.round().astype(np.uint8)

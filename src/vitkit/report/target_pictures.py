@@ -15,6 +15,7 @@ from vitkit.report.target_overlay import class_colour, mask_over
 SIDE = 360  # pixels of the longer side of a picture
 DASH, GAP = 6, 4  # pixels of the outline of a wrong box
 CLASSES = 40  # of a legend
+BACKGROUND = ("background", "_background_")  # names of the class for everything else
 Pair = tuple[np.ndarray, np.ndarray]
 
 
@@ -32,11 +33,12 @@ def resized(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return np.asarray(Image.fromarray(pixels).resize(size[::-1], method))
 
 
-def mask_pair(pixels: np.ndarray, truth: np.ndarray, predicted: np.ndarray) -> Pair:
+def mask_pair(pixels: np.ndarray, truth: np.ndarray, predicted: np.ndarray, clear: int = -1) -> Pair:
     """The true and the predicted class mask (H, W) over an image; ignored pixels are striped in the first."""
     size = picture_size(*pixels.shape[:2])
     small = resized(pixels, size)
-    return mask_over(small, resized(truth, size)), mask_over(small, resized(predicted, size))
+    first, second = (mask_over(small, resized(mask, size), clear) for mask in (truth, predicted))
+    return first, second
 
 
 def box_pair(pixels: np.ndarray, truth: Mapping[str, Any], predicted: Mapping[str, Any]) -> Pair:
@@ -97,9 +99,15 @@ def training_picture(pixels: np.ndarray, targets: Mapping[str, np.ndarray], side
     return outlined(small, targets["boxes"][real] * ratio, targets["classes"][real], real[real])
 
 
+def background(names: Sequence[str]) -> int:
+    """The number of the class for everything else, which pictures leave clear; -1 if there is none."""
+    return next((k for k, label in enumerate(names) if label.casefold() in BACKGROUND), -1)
+
+
 def legend(names: Sequence[str]) -> list[tuple[str, str]]:
     """The classes with their colours, as "#rrggbb"."""
-    return [(label, "#{:02x}{:02x}{:02x}".format(*class_colour(k))) for k, label in enumerate(names[:CLASSES])]
+    shown = [k for k in range(len(names)) if k != background(names)][:CLASSES]
+    return [(names[k], "#{:02x}{:02x}{:02x}".format(*class_colour(k))) for k in shown]
 
 
 def jpeg(pixels: np.ndarray) -> str:

@@ -42,7 +42,8 @@ from vitkit.models.pixel_loss import IGNORE, pixel_loss
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViTConfig
 from vitkit.options import Range
-from vitkit.report.target_pictures import Pair, mask_pair
+from vitkit.report.segmentation_tables import segmentation_tables
+from vitkit.report.target_pictures import Pair, background, mask_pair
 from vitkit.report.task_table import TaskTable
 from vitkit.runtime.collectives import sum_over_processes
 from vitkit.tasks.dense import Dense
@@ -51,7 +52,6 @@ from vitkit.tasks.task import Answer, Batch, Evaluation, Headline, Sizes, descri
 HEADS = ("linear", "eomt")
 WEIGHTING = ("none", "rare")
 LARGEST = 2**25  # logits at the pixels of an image that are in memory at a time
-CONFUSED = 12  # pairs of classes in a table
 LOOKED_AT = 500  # masks whose pixels are counted to weigh classes
 PIXELS = 1000  # of an image there are more, but their shares are printed with one decimal
 SCALE = (0.5, 2.0)  # of training images, relative to the size that fits
@@ -269,31 +269,12 @@ class Segment(Dense):
         self, pixels: np.ndarray, target: Target, answer: Any, names: Sequence[str], metrics: Any
     ) -> Pair:
         assert target.mask is not None
-        return mask_pair(pixels, target.mask, answer.mask)
+        return mask_pair(pixels, target.mask, answer.mask, background(names))
 
     # text
 
     def tables(self, test: Mapping[str, Any]) -> tuple[TaskTable, ...]:
-        rows = [{"class": label, **row} for label, row in test["per_class"].items()]
-        total = sum(row["pixels"] for row in rows) or 1
-        rows = [row | {"share of pixels": row["pixels"] / total} for row in rows]
-        known = sorted((row for row in rows if row["iou"] is not None), key=lambda row: row["iou"])
-        absent = [row for row in rows if row["iou"] is None]
-        note = "Worst classes first; accuracy is the share of the class's pixels that are correct."
-        if test.get("ignored"):
-            note += f" {percent(test['ignored'], PIXELS)} of all pixels have no class and do not count."
-        classes = TaskTable(
-            title="Classes", rows=known + absent, bar="iou", note=note,
-            columns={"class": "name", "iou": "percent", "accuracy": "percent", "dice": "percent",
-                     "pixels": "count", "share of pixels": "percent", "images": "count"},
-        )  # fmt: skip
-        pairs = confused_pairs(test.get("confusion"), list(test["per_class"]))
-        confused = TaskTable(
-            title="Most frequent confusions", rows=pairs,
-            columns={"true class": "name", "predicted class": "name", "pixels": "count",
-                     "share of class": "percent"},
-        )  # fmt: skip
-        return (classes, confused) if pairs else (classes,)
+        return segmentation_tables(test)
 
     def summary(self, test: Mapping[str, Any], images: str) -> str:
         interval = f"95 % interval: {span(test['interval'], PIXELS)}"
@@ -375,18 +356,6 @@ def on_device(values: tuple[float, ...], device: torch.device) -> Tensor:
 def anneal(model: Any) -> None:
     """Set the share of queries with masked attention for the step that comes next; on the device."""
     model.mask_probabilities.copy_(mask_probabilities(model.step, model.steps, model.config.joint))
-
-
-def confused_pairs(confusion: Sequence[Sequence[int]] | None, names: Sequence[str]) -> list[dict[str, Any]]:
-    """The largest shares of a class's pixels that are predicted as another class."""
-    pairs = []
-    for truth, row in enumerate(confusion or ()):
-        pairs += [
-            {"true class": names[truth], "predicted class": names[predicted], "pixels": pixels,
-             "share of class": pixels / sum(row)}
-            for predicted, pixels in enumerate(row) if pixels and predicted != truth
-        ]  # fmt: skip
-    return sorted(pairs, key=lambda pair: -pair["pixels"])[:CONFUSED]
 
 
 def rare_class_weights(source: Source) -> tuple[float, ...]:
