@@ -417,7 +417,6 @@ def of_evaluations(rows: Sequence[Row], names: Sequence[str], *, percent: bool) 
 
 
 def label_of(name: str) -> str:
-    """The name of a metric as readers write it."""
     return name.upper() if re.fullmatch(r"ap\d*", name) else name.replace("_", " ")
 
 
@@ -428,8 +427,8 @@ def of_task(rows: Sequence[Row], key: str) -> list[str]:
     return sorted(names - {*STEP, *DRAWN, key})[:EXTRA]
 
 
-def overlaid(runs: Mapping[str, Sequence[Row]]) -> Markup:
-    """The training curves of several runs, one colour per run."""
+def overlaid(runs: Mapping[str, Sequence[Row]], metrics: Sequence[Mapping[str, Any]] = ()) -> Markup:
+    """The training curves of several runs, one colour per run; metrics: further ones of their tasks."""
 
     def series(*keys: str) -> dict[str, list[Point]]:
         return {name: points(rows, *keys) for name, rows in runs.items()}
@@ -439,6 +438,7 @@ def overlaid(runs: Mapping[str, Sequence[Row]]) -> Markup:
         curve(series("val_loss"), "validation loss"),
         curve(series("accuracy"), "training accuracy", percent=True),
         curve(series("val_top1", "val_accuracy"), "validation accuracy", percent=True),
+        *(curve(series(f"val_{m['key']}"), f"validation {m['label']}", percent=m["percent"]) for m in metrics),
         curve(series("rate"), "learning rate", noisy=False),
         curve({name: speed(rows) for name, rows in runs.items()}, "images per second"),
     )

@@ -8,7 +8,7 @@ from markupsafe import Markup
 from vitkit.report.charts import charts, line_chart
 from vitkit.report.confusion import NAMED, Matrix, confusion_matrix
 from vitkit.report.detection_tables import NOTHING
-from vitkit.report.html import clipped, element, joined, name, note, picture
+from vitkit.report.html import clipped, details, element, joined, name, note, picture
 from vitkit.report.task_table import TaskTable
 
 CONFUSIONS = "Most frequent confusions"  # the table that stands below the matrix
@@ -43,7 +43,10 @@ def examples(group: Mapping[str, Any], labels: Markup) -> Markup:
         items.append(element("li", body + element("div", name(one["key"], NAMED), class_="file")))
     if not items:
         return Markup()
-    return note(group["lead"]) + labels + element("ul", joined(items), class_="pictures")
+    body = note(group["lead"]) + labels + element("ul", joined(items[:SEEN]), class_="pictures pairs")
+    if rest := items[SEEN:]:
+        body += details(f"{len(rest)} more", element("ul", joined(rest), class_="pictures pairs"))
+    return body
 
 
 def legend_of(entries: Sequence[Sequence[str]]) -> Markup:

@@ -38,8 +38,8 @@ def class_table(test: Mapping[str, Any]) -> TaskTable:
     ]  # fmt: skip
     known = sorted((row for row in rows if row["AP"] is not None), key=lambda row: row["AP"])
     note = (
-        "Worst classes first. AP is the mean over IoU thresholds from 0.5 to 0.95. The "
-        "best F1 at an IoU of 0.5 is reached by the detections from a score on."
+        "Worst classes first. AP is the mean over IoU thresholds from 0.5 to 0.95. Best F1 "
+        "is at an IoU of 0.5, with the detections of at least the score beside it."
     )
     if test.get("ignored"):
         note += f" {test['ignored']:,} objects are crowds or marked as difficult and do not count."

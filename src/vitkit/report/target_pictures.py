@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
+from vitkit.metrics.overlaps import box_overlap
 from vitkit.report.target_overlay import class_colour, mask_over
 
 SIDE = 360  # pixels of the longer side of a picture
-DASH, GAP = 6, 4  # pixels of the outline of a wrong box
+EDGE = 5  # pixels of an outline, with one dark pixel at each side
+DASH, GAP = 9, 7  # pixels of the outline of a wrong box
+SAME = 0.6  # IoU of boxes that cover each other in a picture
 CLASSES = 40  # of a legend
 BACKGROUND = ("background", "_background_")  # names of the class for everything else
 Pair = tuple[np.ndarray, np.ndarray]
@@ -57,35 +60,39 @@ def box_pair(pixels: np.ndarray, truth: Mapping[str, Any], predicted: Mapping[st
 
 
 def outlined(pixels: np.ndarray, boxes: np.ndarray, labels: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Boxes in the colours of their classes, on a dark line that separates them from any background."""
+    """Boxes in the colours of their classes, with dark edges that separate them from any background.
+
+    Large ones are drawn first, wrong ones before right ones. A wrong one that nearly covers a right one, such as
+    that of another class for the same object, is drawn inside of it.
+    """
     picture = Image.fromarray(pixels)
     draw = ImageDraw.Draw(picture)
     areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
     height, width = pixels.shape[:2]
-    for row in np.argsort(-areas, kind="stable"):
-        x0, y0, x1, y1 = (float(value) for value in boxes[row])
-        frame = (x0, y0, max(x0, min(x1, width) - 1), max(y0, min(y1, height) - 1))
-        draw.rectangle(frame, outline=(0, 0, 0), width=4)
+    near = box_overlap(boxes, boxes[right], np.zeros(int(right.sum()), bool)).max(1, initial=0) > SAME
+    inset = EDGE * (near & ~right)[:, None] * np.array([1, 1, -1, -1])
+    for row in np.lexsort((-areas, right)):
+        x0, y0, x1, y1 = (round(float(value)) for value in boxes[row] + inset[row])
+        frame = (max(0, x0), max(0, y0), min(x1, width) - 1, min(y1, height) - 1)
         outline(draw, frame, class_colour(int(labels[row])), dashed=not right[row])
     return np.array(picture)
 
 
-def outline(draw: Any, frame: tuple[float, ...], colour: tuple[int, int, int], *, dashed: bool) -> None:
-    """A line of two pixels inside of a dark one."""
-    x0, y0, x1, y1 = (frame[0] + 1, frame[1] + 1, frame[2] - 1, frame[3] - 1)
-    if x1 <= x0 or y1 <= y0:
+def outline(draw: Any, frame: tuple[int, ...], colour: tuple[int, int, int], *, dashed: bool) -> None:
+    """A line between two dark ones, inside of a frame whose edges are inclusive."""
+    x0, y0, x1, y1 = frame
+    if x1 - x0 < 2 * EDGE or y1 - y0 < 2 * EDGE:  # too small for an inside
+        draw.rectangle((x0, y0, max(x0, x1), max(y0, y1)), fill=colour)
         return
-    if not dashed:
-        draw.rectangle((x0, y0, x1, y1), outline=colour, width=2)
-        return
-    for x in np.arange(x0, x1, DASH + GAP):
-        end = min(x + DASH - 1, x1)
-        draw.rectangle((x, y0, end, min(y0 + 1, y1)), fill=colour)
-        draw.rectangle((x, max(y1 - 1, y0), end, y1), fill=colour)
-    for y in np.arange(y0, y1, DASH + GAP):
-        end = min(y + DASH - 1, y1)
-        draw.rectangle((x0, y, min(x0 + 1, x1), end), fill=colour)
-        draw.rectangle((max(x1 - 1, x0), y, x1, end), fill=colour)
+    draw.rectangle(frame, outline=(0, 0, 0), width=EDGE)
+    for x in range(x0 + 1, x1, DASH + GAP) if dashed else (x0 + 1,):
+        end = min(x + DASH, x1) - 1 if dashed else x1 - 1
+        draw.rectangle((x, y0 + 1, end, y0 + EDGE - 2), fill=colour)
+        draw.rectangle((x, y1 - EDGE + 2, end, y1 - 1), fill=colour)
+    for y in range(y0 + 1, y1, DASH + GAP) if dashed else (y0 + 1,):
+        end = min(y + DASH, y1) - 1 if dashed else y1 - 1
+        draw.rectangle((x0 + 1, y, x0 + EDGE - 2, end), fill=colour)
+        draw.rectangle((x1 - EDGE + 2, y, x1 - 1, end), fill=colour)
 
 
 def training_picture(pixels: np.ndarray, targets: Mapping[str, np.ndarray], side: int) -> np.ndarray:

@@ -37,6 +37,10 @@ class TaskTable:
         """The rows for a terminal."""
         return [{key: cell(row[key], kind) for key, kind in self.columns.items()} for row in self.rows]
 
+    @property
+    def numbers(self) -> set[str]:
+        return {key for key, kind in self.columns.items() if kind not in ("name", "text")}
+
     def markup(self) -> Markup:
         """The rows for a page; those after the first ones are collapsed."""
         first, rest = self.rows[:FIRST], self.rows[FIRST:]
