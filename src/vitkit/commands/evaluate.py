@@ -193,7 +193,9 @@ def check_label_files(task: Task, classes: str, real: str) -> None:
 def check_dense_options(task: Task, options: EvaluateOptions) -> None:
     """Reject the options that change the image as a whole, for a model that answers for parts of it."""
     unfit = {"--tta": options.tta != "none", "--merge-tokens": options.merge_tokens > 0}
-    unfit["--view"] = options.view not in (("model", "fit", "squash") if task.name == "detect" else ("model", "fit"))
+    unfit["--view"] = options.view not in (
+        ("model", "fit", "squash") if task.name == "detect" else ("model", "fit")
+    )
     if flags := [flag for flag, given in unfit.items() if given]:
         raise Error(
             f"{' and '.join(flags)} cannot be used with a model for {task.name}, whose answers are places in the "

@@ -10,7 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.metrics.detection import ALL, RECALLS, Curve, DetectionMetrics, detection_confusion, detection_metrics
+from vitkit.metrics.detection import (
+    ALL,
+    RECALLS,
+    Curve,
+    DetectionMetrics,
+    detection_confusion,
+    detection_metrics,
+)
 from vitkit.metrics.detection_errors import DetectionErrors, detection_errors
 from vitkit.metrics.matching import FREE, TAKEN, match
 from vitkit.metrics.overlaps import MOST, Detections, Objects, Overlap, class_ranks, overlap

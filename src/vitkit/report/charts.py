@@ -27,7 +27,16 @@ IDEAL = "ideal dashed"  # CSS classes of a reference line
 LINES, LINE = 2, 13  # lines of a group name, and the height of one
 FEW = 12  # up to this many points, a curve has markers
 VAL = "validation"
-STEP = ("step", "rate", "images", "seconds", "waited", "gradient_norm", "std", "rank")  # of every step, or drawn
+STEP = (
+    "step",
+    "rate",
+    "images",
+    "seconds",
+    "waited",
+    "gradient_norm",
+    "std",
+    "rank",
+)  # of every step, or drawn
 EXTRA = 6  # charts of a task's own metrics
 DRAWN = ("loss", "top1", "accuracy")  # metrics that always have a chart
 
@@ -438,7 +447,10 @@ def overlaid(runs: Mapping[str, Sequence[Row]], metrics: Sequence[Mapping[str, A
         curve(series("val_loss"), "validation loss"),
         curve(series("accuracy"), "training accuracy", percent=True),
         curve(series("val_top1", "val_accuracy"), "validation accuracy", percent=True),
-        *(curve(series(f"val_{m['key']}"), f"validation {m['label']}", percent=m["percent"]) for m in metrics),
+        *(
+            curve(series(f"val_{m['key']}"), f"validation {m['label']}", percent=m["percent"])
+            for m in metrics
+        ),
         curve(series("rate"), "learning rate", noisy=False),
         curve({name: speed(rows) for name, rows in runs.items()}, "images per second"),
     )

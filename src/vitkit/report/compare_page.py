@@ -82,7 +82,9 @@ def lead_of(runs: Sequence[Run]) -> Markup:
     shares = [value for run in finished if (value := share(run)) is not None]
     if same_but_seed(runs) and len(shares) == len(finished) > 1:
         count = test_of(finished[0])["images"]
-        return (dense_headline if is_dense(finished[0]) else mean_headline)(shares, headline(finished[0]), count)
+        return (dense_headline if is_dense(finished[0]) else mean_headline)(
+            shares, headline(finished[0]), count
+        )
     return headline_markup(*verdict(finished, by_id(runs, names(runs))))
 
 

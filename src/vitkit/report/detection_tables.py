@@ -63,7 +63,12 @@ def size_table(test: Mapping[str, Any]) -> TaskTable:
 
 def error_table(errors: Mapping[str, Any]) -> TaskTable:
     rows = [
-        {"error": kind, "meaning": ERRORS.get(kind, ""), "count": row["count"], "costs AP50": row["importance"]}
+        {
+            "error": kind,
+            "meaning": ERRORS.get(kind, ""),
+            "count": row["count"],
+            "costs AP50": row["importance"],
+        }
         for kind, row in errors["kinds"].items()
     ]
     rows.sort(key=lambda row: -row["costs AP50"])

@@ -13,7 +13,12 @@ PIXELS = 1000  # an image has more, but shares are printed with one decimal
 def segmentation_tables(test: Mapping[str, Any]) -> tuple[TaskTable, ...]:
     """Tables of the stored metrics."""
     rows = confused_pairs(test.get("confusion"), list(test["per_class"]))
-    columns = {"true class": "name", "predicted class": "name", "pixels": "count", "share of class": "percent"}
+    columns = {
+        "true class": "name",
+        "predicted class": "name",
+        "pixels": "count",
+        "share of class": "percent",
+    }
     confused = TaskTable(title="Most frequent confusions", columns=columns, rows=rows)
     return (class_table(test), confused) if rows else (class_table(test),)
 

@@ -92,7 +92,9 @@ class Dense(Task):
         """Return small pictures of the images with their masks or boxes."""
         pictures = []
         for row, image in enumerate(batch["image"]):
-            targets = {name: batch[name][row].numpy() for name in ("mask", "boxes", "classes") if name in batch}
+            targets = {
+                name: batch[name][row].numpy() for name in ("mask", "boxes", "classes") if name in batch
+            }
             pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
             pictures.append(torch.from_numpy(training_picture(pixels, targets, SIDE)).permute(2, 0, 1))
         return torch.stack(pictures)

@@ -210,7 +210,9 @@ class Detect(Dense):
         loss = self.objective(model)(module, with_boxes)["loss"].double().cpu().expand(len(detections), 1)
         return torch.cat([batch["index"].double().cpu()[:, None], loss, detections.flatten(1)], dim=1)
 
-    def evaluate(self, module: nn.Module, batches: Iterable[Batch], context: Evaluation) -> AnalysedDetections:
+    def evaluate(
+        self, module: nn.Module, batches: Iterable[Batch], context: Evaluation
+    ) -> AnalysedDetections:
         rows = [self.outputs(module, batch, context) for batch in batches]
         model = self.extract(module)
         assert isinstance(model.config, FcosConfig | YolosConfig)
@@ -239,7 +241,9 @@ class Detect(Dense):
 
     def ranked(self, metrics: Any) -> list[tuple[int, str]]:
         rows = []
-        for index, (right, false, missed) in zip(metrics.index.tolist(), metrics.by_image.tolist(), strict=True):
+        for index, (right, false, missed) in zip(
+            metrics.index.tolist(), metrics.by_image.tolist(), strict=True
+        ):
             wrong = false + missed
             f1 = 2 * right / (2 * right + wrong) if right + wrong else 1.0
             caption = f"{right} of {right + missed} objects detected, {false} false detections"
