@@ -21,8 +21,8 @@ from vitkit.weights.locate import RECIPE
 
 Place = str | os.PathLike[str]
 SHOWN = (  # in a short form
-    "top1", "mean_average_precision", "top5", "miou", "pixel_accuracy", "ap", "ap50", "f1", "accuracy", "loss",
-    "images",
+    "top1", "mean_average_precision", "top5", "miou", "pixel_accuracy", "ap", "ap50", "f1", "accuracy",
+    "loss", "images",
 )  # fmt: skip
 CLASSES, PICTURES = 10, 12  # shown in a notebook, the worst first
 

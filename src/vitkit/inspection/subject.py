@@ -16,7 +16,6 @@ from vitkit.models.dense import DenseModel
 from vitkit.models.encoder import Grid
 from vitkit.models.vit import ViT, grid_of
 
-
 NO_HEAD = "this model has no head"  # why there are no class maps
 
 
@@ -37,8 +36,8 @@ def check_class_maps(model: Any, classes: Sequence[int | str]) -> None:
     """Raise an error if class maps are asked for of a model that answers for parts of an image."""
     if classes and isinstance(model, DenseModel):
         raise Error(
-            f"there are no class maps of a model for {model.config.task}, which has no classes of whole images; "
-            "omit the class",
+            f"there are no class maps of a model for {model.config.task}, which has no classes of whole "
+            "images; omit the class",
             code="inspection.unsupported",
         )
 

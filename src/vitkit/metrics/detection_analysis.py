@@ -1,4 +1,4 @@
-"""Detection metrics together with what explains them: confusion, kinds of errors, and the result of each image."""
+"""Detection metrics with what explains them: confusion, kinds of errors, and the result of each image."""
 
 # N images, K classes, D detections and O objects of all images
 
@@ -27,7 +27,7 @@ MOST_CLASSES = 1000  # with more classes the JSON omits the confusion matrix
 
 @dataclass(frozen=True, kw_only=True)
 class AnalysedDetections(DetectionMetrics):
-    """COCO's numbers with the detections that they are made of; what explains them is computed when asked for.
+    """COCO's numbers with the detections that they are made of; the rest is computed when asked for.
 
     threshold      the score with the best F1 over the detections of all classes, at an IoU of 0.5; 0 without
                    a true positive
@@ -62,7 +62,7 @@ class AnalysedDetections(DetectionMetrics):
 
     @cached_property
     def confusion(self) -> np.ndarray:
-        """(K + 1, K + 1) of the detections from `threshold` on; the last row and column are the background."""
+        """(K + 1, K + 1) of the detections from `threshold` on; the last ones are the background."""
         return detection_confusion(self.overlaps, self.classes, self.threshold)
 
     @cached_property
@@ -85,7 +85,7 @@ class AnalysedDetections(DetectionMetrics):
         return int(sum(np.count_nonzero(image.crowd) for image in self.overlaps))
 
     def to_json(self, classes: tuple[str, ...]) -> dict[str, Any]:
-        """Also the confusion at a threshold and the kinds of errors, unless the classes have no names here."""
+        """Also the confusion at a threshold and the kinds of errors, if the classes are named."""
         facts = super().to_json(classes)
         if not classes:
             return facts

@@ -1,4 +1,4 @@
-"""Sections of a report for segmentation and detection: tables, confusion, curves, predictions beside truth."""
+"""Sections of a report on segmentation or detection: tables, confusion, curves, predictions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -65,13 +65,13 @@ def confusion_section(test: Mapping[str, Any], counted: str, confused: Markup) -
     if not matrix:
         return Markup()
     names = list(test["per_class"])
-    lead = f"Rows are the true class, columns the predicted class, in per cent of the {counted} of the true class."
+    lead = f"Rows are the true class, columns the predicted class, in per cent of the class's {counted}."
     if len(matrix) > len(names):
         names.append(NOTHING)
         lead = (
             "Rows are the true class, columns the detected class, in number of objects. The row "
-            f"“{NOTHING}” has false detections, the column missed objects. Detections have a score of at least "
-            f"{test['threshold']:.2f}, from which on the F1 over all classes is best "
+            f"“{NOTHING}” has false detections, the column missed objects. Detections have a score of at "
+            f"least {test['threshold']:.2f}, from which on the F1 over all classes is best "
             f"({test['f1']:.3f}), and an IoU of at least 0.5."
         )
     used = [k for k, row in enumerate(matrix) if any(row) or any(other[k] for other in matrix)]
@@ -87,8 +87,8 @@ def precision_section(curves: Mapping[str, Sequence[Sequence[float]]]) -> Markup
     if not lines:
         return Markup()
     lead = (
-        "Precision by recall at an IoU of 0.5: as more detections are taken, from the highest score down, more "
-        "objects are detected, and more detections are false."
+        "Precision by recall at an IoU of 0.5: as more detections are taken, from the highest score down, "
+        "more objects are detected, and more detections are false."
     )
     if len(curves) > len(lines):
         lead += f" {len(curves) - len(lines)} classes without a right detection have no curve."
