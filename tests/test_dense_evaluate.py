@@ -46,8 +46,8 @@ def test_evaluate_prints_each_table_and_the_headline(done, capsys):  # noqa: F81
 
 @pytest.mark.parametrize(
     "words",
-    [("--tta", "flip"), ("--reject", "0.5"), ("--view", "centre"), ("--real", "x.json"), ("--classes", "x.csv"),
-     ("--merge-tokens", "2"), ("--labels", "cat")],
+    [("--tta", "flip"), ("--reject", "0.5"), ("--view", "centre"), ("--real", "x.json"),
+     ("--classes", "x.csv"), ("--merge-tokens", "2"), ("--labels", "cat")],
 )  # fmt: skip
 def test_options_without_a_meaning_are_refused(done, capsys, words):  # noqa: F811
     capsys.readouterr()

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitkit.report.task_table import TaskTable
+from vitkit.report.task_table import Kind, TaskTable
 
 NOTHING = "no object"  # the row of false detections, the column of missed objects
 CONFUSED = 12  # pairs of classes
@@ -25,7 +25,7 @@ def detection_tables(test: Mapping[str, Any]) -> tuple[TaskTable, ...]:
         tables.append(error_table(test["errors"]))
     if pairs := confused_pairs(test.get("confusion"), list(test["per_class"])):
         note = f"Detections with a score of at least {test['threshold']:.2f} at an IoU of 0.5."
-        columns = {"true class": "name", "detected class": "name", "objects": "count"}
+        columns: dict[str, Kind] = {"true class": "name", "detected class": "name", "objects": "count"}
         tables.append(TaskTable(title="Most frequent confusions", columns=columns, rows=pairs, note=note))
     return tuple(tables)
 
@@ -57,7 +57,7 @@ def size_table(test: Mapping[str, Any]) -> TaskTable:
         for size, pixels in SIZES.items()
     ]
     note = "Recall is the mean over the same thresholds, with at most 100 detections of a class in an image."
-    columns = {"objects": "text", "AP": "score", "recall": "score"}
+    columns: dict[str, Kind] = {"objects": "text", "AP": "score", "recall": "score"}
     return TaskTable(title="Sizes of objects", columns=columns, rows=rows, bar="AP", note=note)
 
 
@@ -73,18 +73,18 @@ def error_table(errors: Mapping[str, Any]) -> TaskTable:
     ]
     rows.sort(key=lambda row: -row["costs AP50"])
     note = (
-        f"How much AP50 would rise if one kind of error were corrected; these do not add up. Without any false "
-        f"detection it would rise by {errors['false_positives']:.3f}, without any missed object by "
+        f"How much AP50 would rise if one kind of error were corrected; these do not add up. Without any "
+        f"false detection it would rise by {errors['false_positives']:.3f}, without any missed object by "
         f"{errors['false_negatives']:.3f}. Detections of any score count."
     )
-    columns = {"error": "text", "meaning": "text", "count": "count", "costs AP50": "score"}
+    columns: dict[str, Kind] = {"error": "text", "meaning": "text", "count": "count", "costs AP50": "score"}
     return TaskTable(title="Kinds of errors", columns=columns, rows=rows, bar="costs AP50", note=note)
 
 
 def confused_pairs(confusion: Sequence[Sequence[int]] | None, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Objects detected as another class, missed, and detected where there are none; the most frequent first."""
+    """Objects detected as another class, missed, or detected where there are none, most frequent first."""
     labels = [*names, NOTHING]
-    pairs = [
+    pairs: list[dict[str, Any]] = [
         {"true class": labels[truth], "detected class": labels[detected], "objects": count}
         for truth, row in enumerate(confusion or ())
         for detected, count in enumerate(row)

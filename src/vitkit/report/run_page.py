@@ -6,7 +6,7 @@ from typing import Any
 from markupsafe import Markup
 
 from vitkit.metrics.intervals import percent, span, wilson, with_interval
-from vitkit.report.charts import bar, line_chart, run_curves
+from vitkit.report.charts import bar, line_chart
 from vitkit.report.confusion import FIRST, NAMED, ROWS, confusions
 from vitkit.report.cost_section import cost_section, device_name, environment_section
 from vitkit.report.dense_sections import dense_sections, legend_of
@@ -24,6 +24,7 @@ from vitkit.report.html import (
     table,
 )
 from vitkit.report.literature import PUBLISHED, run_section
+from vitkit.report.run_curves import run_curves
 from vitkit.report.terminal import duration
 
 STORED = {  # files of a run folder, and what the report misses without them

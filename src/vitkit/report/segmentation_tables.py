@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitkit.metrics.intervals import percent
-from vitkit.report.task_table import TaskTable
+from vitkit.report.task_table import Kind, TaskTable
 
 CONFUSED = 12  # pairs of classes
 PIXELS = 1000  # an image has more, but shares are printed with one decimal
@@ -13,7 +13,7 @@ PIXELS = 1000  # an image has more, but shares are printed with one decimal
 def segmentation_tables(test: Mapping[str, Any]) -> tuple[TaskTable, ...]:
     """Tables of the stored metrics."""
     rows = confused_pairs(test.get("confusion"), list(test["per_class"]))
-    columns = {
+    columns: dict[str, Kind] = {
         "true class": "name",
         "predicted class": "name",
         "pixels": "count",
@@ -43,7 +43,7 @@ def class_table(test: Mapping[str, Any]) -> TaskTable:
 
 def confused_pairs(confusion: Sequence[Sequence[int]] | None, names: Sequence[str]) -> list[dict[str, Any]]:
     """The pixels of a class that are predicted as another class, the most first."""
-    pairs = [
+    pairs: list[dict[str, Any]] = [
         {"true class": names[truth], "predicted class": names[predicted], "pixels": pixels,
          "share of class": pixels / sum(row)}
         for truth, row in enumerate(confusion or ())

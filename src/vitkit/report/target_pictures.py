@@ -38,7 +38,7 @@ def resized(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 def mask_pair(pixels: np.ndarray, truth: np.ndarray, predicted: np.ndarray, clear: int = -1) -> Pair:
     """The true and the predicted class mask (H, W) over an image; ignored pixels are striped in the first."""
-    size = picture_size(*pixels.shape[:2])
+    size = picture_size(pixels.shape[0], pixels.shape[1])
     small = resized(pixels, size)
     first, second = (mask_over(small, resized(mask, size), clear) for mask in (truth, predicted))
     return first, second
@@ -50,7 +50,7 @@ def box_pair(pixels: np.ndarray, truth: Mapping[str, Any], predicted: Mapping[st
     Each has "boxes" (N, 4) in pixels of the image, "labels" (N,), and "right" (N,): missed objects and false
     detections have dashed outlines.
     """
-    size = picture_size(*pixels.shape[:2])
+    size = picture_size(pixels.shape[0], pixels.shape[1])
     small = resized(pixels, size)
     ratio = np.array([size[1] / pixels.shape[1], size[0] / pixels.shape[0]] * 2)
     first, second = (
@@ -62,8 +62,8 @@ def box_pair(pixels: np.ndarray, truth: Mapping[str, Any], predicted: Mapping[st
 def outlined(pixels: np.ndarray, boxes: np.ndarray, labels: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Boxes in the colours of their classes, with dark edges that separate them from any background.
 
-    Large ones are drawn first, wrong ones before right ones. A wrong one that nearly covers a right one, such as
-    that of another class for the same object, is drawn inside of it.
+    Large ones are drawn first, wrong ones before right ones. A wrong one that nearly covers a right one, such
+    as that of another class for the same object, is drawn inside of it.
     """
     picture = Image.fromarray(pixels)
     draw = ImageDraw.Draw(picture)
@@ -97,7 +97,7 @@ def outline(draw: Any, frame: tuple[int, ...], colour: tuple[int, int, int], *, 
 
 def training_picture(pixels: np.ndarray, targets: Mapping[str, np.ndarray], side: int) -> np.ndarray:
     """A training image uint8 (h, w, 3) with its "mask", or its "boxes" and "classes", as in a batch."""
-    size = picture_size(*pixels.shape[:2], side)
+    size = picture_size(pixels.shape[0], pixels.shape[1], side)
     small = resized(pixels, size)
     if "mask" in targets:
         return mask_over(small, resized(targets["mask"], size))

@@ -53,7 +53,7 @@ def console() -> Console:
 
 
 def print_table(rows: Iterable[Mapping[str, Any]], title: str = "", numbers: Container[str] = ()) -> None:
-    """Print one row per mapping and one column per key; numbers, and the columns `numbers`, are right-aligned."""
+    """Print one row per mapping and one column per key; numbers, and columns of `numbers`, at the right."""
     rows = list(rows)
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for key in rows[0] if rows else ():

@@ -92,7 +92,7 @@ class Dense(Task):
         """Return small pictures of the images with their masks or boxes."""
         pictures = []
         for row, image in enumerate(batch["image"]):
-            targets = {
+            targets: dict[str, np.ndarray] = {
                 name: batch[name][row].numpy() for name in ("mask", "boxes", "classes") if name in batch
             }
             pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())

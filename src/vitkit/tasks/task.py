@@ -264,7 +264,7 @@ class Task(ABC):
     # text
 
     def tables(self, test: Mapping[str, Any]) -> Sequence[TaskTable]:
-        """Return tables of stored metrics for `vitkit evaluate` and reports, where they are not accuracies."""
+        """Return tables of stored metrics for `vitkit evaluate` and reports, if these are not accuracies."""
         return ()
 
     def summary(self, test: Mapping[str, Any], images: str) -> str:
