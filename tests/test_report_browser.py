@@ -10,11 +10,12 @@ import pytest
 from test_report_page import run_content
 
 from vitkit.report.compare_page import compare_page
+from vitkit.report.confusion import NAMED
 from vitkit.report.figure_style import render
 from vitkit.report.figures import draw_scores
 from vitkit.report.html import clipped, encoded, text
 from vitkit.report.palette import DARK, LIGHT
-from vitkit.report.run_page import NAMED, run_page
+from vitkit.report.run_page import run_page
 from vitkit.report.study_page import study_page
 from vitkit.report.suite_page import suite_page
 

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from vitkit.report.charts import MOST, averaged, bar, dot_chart, line_chart, log_ticks, short, thinned, ticks
-from vitkit.report.run_page import OTHER, confusion_matrix, most_confused
+from vitkit.report.confusion import OTHER, confusion_matrix, most_confused
 
 
 def tree(markup: str) -> ElementTree.Element:

@@ -19,8 +19,9 @@ from PIL import Image
 from vitkit.flat_recipe import flat
 from vitkit.recipes import recipe
 from vitkit.report.compare_page import compare_page, protocol_page
+from vitkit.report.confusion import OTHER, pairs_of
 from vitkit.report.html import LONGEST, clipped, encoded, environment, facts, name, page, table, text
-from vitkit.report.run_page import OTHER, pairs_of, run_page
+from vitkit.report.run_page import run_page
 from vitkit.report.study_page import study_page
 from vitkit.report.suite_page import suite_page
 from vitkit.runs.page import shown, task_name

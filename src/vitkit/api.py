@@ -37,7 +37,7 @@ from vitkit.inference.rejection import STORED, parse_reject
 from vitkit.inference.tta import Tta
 from vitkit.inference.zero_shot import embed_texts, text_tower, texts_of
 from vitkit.inspection.gather import check_layer
-from vitkit.inspection.subject import transformer
+from vitkit.inspection.subject import note_dense, transformer
 from vitkit.models.variants import Model
 from vitkit.options import check_options, parse_size
 from vitkit.planning.plan import Plan
@@ -340,12 +340,14 @@ def inspect_model(
     )
     if most < 1:
         raise Error(f"most={most}: expected 1 or more", code="request.value")
-    vit = transformer(loaded(place := model_or_path(model), device))
+    vit = transformer(whole := loaded(place := model_or_path(model), device))
     check_layer(vit, layer)
     name = place if isinstance(place, str) else ""
     pictures = evenly_chosen(as_pictures(images), most)
     pixels = parse_size(size) or vit.config.image_size
-    return inspection(vit, name, pictures if pictures.names else None, pixels, layer, [], quiet=True)
+    result = inspection(vit, name, pictures if pictures.names else None, pixels, layer, [], quiet=True)
+    note_dense(whole, result.facts["skipped"])
+    return result
 
 
 def as_pictures(images: Picture | Iterable[Picture]) -> Pictures:

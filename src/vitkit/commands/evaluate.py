@@ -99,6 +99,8 @@ def measure(
         model = zero_shot_for(model, next(iter(named.values())), o)
     task = task_of(model)
     task.check_head(model)
+    if task.targets:
+        check_dense_options(task, o)
     reject_below = rejection_threshold(model, o.reject)
     check_label_files(task, o.classes, o.real)
     opened = as_in_run(named or open_for(task, data), data, run_folder(place))
@@ -188,6 +190,20 @@ def check_label_files(task: Task, classes: str, real: str) -> None:
         )
 
 
+def check_dense_options(task: Task, options: EvaluateOptions) -> None:
+    """Reject the options that change the image as a whole, for a model that answers for parts of it."""
+    unfit = {"--tta": options.tta != "none", "--merge-tokens": options.merge_tokens > 0}
+    unfit["--view"] = options.view not in (
+        ("model", "fit", "squash") if task.name == "detect" else ("model", "fit")
+    )
+    if flags := [flag for flag, given in unfit.items() if given]:
+        raise Error(
+            f"{' and '.join(flags)} cannot be used with a model for {task.name}, whose answers are places in "
+            "the image; omit it",
+            code="evaluation.unsupported",
+        )
+
+
 def unknown_origin(place: str, data: str, model: Model) -> str:
     """The note for a model of vitkit outside of its run folder, whose training images are unknown."""
     if run_folder(place) is not None or model.origin.format != "vitkit":
@@ -222,7 +238,11 @@ def add_predicted(facts: dict[str, Any], accuracy: Accuracy) -> None:
 
 
 def print_evaluation(facts: dict[str, Any], task: Task) -> None:
-    if "per_class" in facts:
+    tables = task.tables(facts)
+    for table in tables:
+        print_table(table.lines(), table.title, table.numbers)
+        say("")
+    if "per_class" in facts and not tables:
         print_table(class_rows(facts["per_class"]))
     if left_out := facts.get("not_counted"):
         say(f"left out: {use_words(left_out)} (--split all includes them)")

@@ -35,7 +35,13 @@ from vitkit.inspection.gather import (
     similarity_facts,
     uniform_distance,
 )
-from vitkit.inspection.subject import attention_count, class_number, transformer
+from vitkit.inspection.subject import (
+    attention_count,
+    check_class_maps,
+    class_number,
+    note_dense,
+    transformer,
+)
 from vitkit.io.files import replace_file
 from vitkit.models.vit import ViT, covered, dropped, grid_of
 from vitkit.options import parse_size
@@ -208,7 +214,8 @@ def inspect(
     emit: Emit = None,
 ) -> bool:
     """Write the inspection of a model into the folder `out`; returns whether every image could be read."""
-    model = transformer(load_model(place, device))
+    model = transformer(whole := load_model(place, device))
+    check_class_maps(whole, classes)
     size = parse_size(image_size or None) or model.config.image_size
     if note := dropped(model.config, size, strict=strict_size):
         warn(note)
@@ -218,6 +225,7 @@ def inspect(
     targets = [class_number(model, name) for name in classes]
     pictures = evenly_chosen(find_pictures(places), images) if places else None
     result = inspection(model, place, pictures, size, layer, targets, quiet=bool(emit))
+    note_dense(whole, result.facts["skipped"])
     folder, facts = out or default_folder(place), result.facts
     result.save(folder)
     emit(facts | {"folder": str(folder)}) if emit else print_summary(folder, facts)

@@ -18,7 +18,7 @@ from vitkit.data.views import apply, normalise
 from vitkit.errors import Error
 from vitkit.inference.predict import evaluation_view, logits
 from vitkit.inspection.gather import check_layer, gather
-from vitkit.inspection.subject import class_number, transformer
+from vitkit.inspection.subject import check_class_maps, class_number, note_dense, transformer
 from vitkit.models.card import pair
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT, grid_of, in_patches
@@ -105,7 +105,9 @@ def inspect(
     number or label (default: the predicted class); layer: layer of the attention heads; image_size: pixels or
     (height, width) (default: the model's).
     """
-    vit = transformer(loaded(os.fspath(model), "auto") if isinstance(model, str | os.PathLike) else model)
+    whole = loaded(os.fspath(model), "auto") if isinstance(model, str | os.PathLike) else model
+    vit = transformer(whole)
+    check_class_maps(whole, () if target is None else (target,))
     size = vit.config.image_size if image_size is None else pair(image_size)
     grid_of(size, vit.config.stride)
     check_layer(vit, layer)
@@ -114,6 +116,7 @@ def inspect(
     predictions, best = top_predictions(vit, view)
     number = int(best[0]) if requested is None else requested
     gathered = gather(vit, normalized(vit, view), layer=layer, targets=[[number]])
+    note_dense(whole, gathered.skipped)
     first = {name: values[0] for name, values in gathered.arrays.items()}
     maps = first.get("class_maps")
     return Look(

@@ -16,6 +16,7 @@ from vitkit.commands.shared import Emit
 from vitkit.errors import Error
 from vitkit.inference.predict import describe_view
 from vitkit.metrics.cost import parameters
+from vitkit.models.dense import DenseConfig
 from vitkit.models.variants import VARIANTS, Config, Model
 from vitkit.models.vit import ViTConfig
 from vitkit.report.model_card import LIBRARIES, model_card
@@ -176,6 +177,7 @@ def card_facts(model: Model, repo: str, format: str, run: Path | None, license: 
     return {
         "repo": repo, "name": repo.partition("/")[2], "format": format, "license": license, "run": gathered,
         "labels": model.labels or tuple(map(str, range(model.config.classes))),
+        "task": model.task,
         "pooled": bool(getattr(model.config, "representation", 0)),
         "data": str(recipe.get("data") or ""), "recipe": recipe, "model": model_facts(model, recipe),
         "base_model": hub.parse(source).repo if hub.is_hub(source) else "",
@@ -187,7 +189,9 @@ def card_facts(model: Model, repo: str, format: str, run: Path | None, license: 
 def model_facts(model: Model, recipe: Mapping[str, Any]) -> dict[str, Any]:
     config, origin = model.config, model.origin
     facts = {
-        "architecture": recipe.get("model") or kind_of(config),
+        "architecture": kind_of(config)
+        if isinstance(config, DenseConfig)
+        else recipe.get("model") or kind_of(config),
         "parameters": f"{parameters(model):,}",
         "input": describe_view(model.preprocessing, config.image_size),
         "mean and std": f"{list(model.preprocessing.mean)}, {list(model.preprocessing.std)}",
@@ -199,6 +203,8 @@ def model_facts(model: Model, recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 def kind_of(config: Config) -> str:
     """The name of a ViT by its sizes, such as ViT-B/16, or the family of another model."""
+    if isinstance(config, DenseConfig):
+        return f"{config.kind} on a {kind_of(config.vit)}"
     if not isinstance(config, ViTConfig):
         return "BiT ResNet"
     sizes = {k: getattr(config, k) for k in ("width", "depth", "heads", "hidden")}

@@ -20,7 +20,10 @@ from vitkit.weights.load import load
 from vitkit.weights.locate import RECIPE
 
 Place = str | os.PathLike[str]
-SHOWN = ("top1", "mean_average_precision", "top5", "f1", "accuracy", "loss", "images")  # in a short form
+SHOWN = (  # in a short form
+    "top1", "mean_average_precision", "top5", "miou", "pixel_accuracy", "ap", "ap50", "f1", "accuracy",
+    "loss", "images",
+)  # fmt: skip
 CLASSES, PICTURES = 10, 12  # shown in a notebook, the worst first
 
 
@@ -59,6 +62,20 @@ class Metrics(Mapping[str, Any]):
     @property
     def top5(self) -> float | None:
         return self.facts.get("top5")
+
+    @property
+    def miou(self) -> float | None:
+        """The mean IoU of the classes of a segmentation; None for other tasks."""
+        return self.facts.get("miou")
+
+    @property
+    def ap(self) -> float | None:
+        """COCO's average precision of a detector; None for other tasks."""
+        return self.facts.get("ap")
+
+    @property
+    def ap50(self) -> float | None:
+        return self.facts.get("ap50")
 
     def to_json(self) -> dict[str, Any]:
         return dict(self.facts)

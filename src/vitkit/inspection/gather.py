@@ -12,7 +12,7 @@ from torch import Tensor
 from vitkit.errors import Error
 from vitkit.inspection.attention import attention_rollout, class_map, distances, head_maps, register_maps
 from vitkit.inspection.embeddings import feature_colours
-from vitkit.inspection.subject import attention_count, grid_for, prefix_tokens
+from vitkit.inspection.subject import NO_HEAD, attention_count, grid_for, prefix_tokens
 from vitkit.models.encoder import Grid
 from vitkit.models.vit import ViT
 
@@ -118,7 +118,7 @@ def gather(model: ViT, images: Tensor, *, layer: int, targets: Sequence[Sequence
     if model.config.registers:
         result.add("register_maps", lambda: register_maps(model, images, layer=layer, batch=batch))
     if model.head is None:
-        result.skipped["class_maps"] = "this model has no head"
+        result.skipped["class_maps"] = NO_HEAD
     else:
         result.add(
             "class_maps",

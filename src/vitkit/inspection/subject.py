@@ -3,7 +3,7 @@
 # B batch, C channels, K heads; H, W pixels; h, w grid of patches
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,8 @@ from vitkit.errors import Error, did_you_mean
 from vitkit.models.dense import DenseModel
 from vitkit.models.encoder import Grid
 from vitkit.models.vit import ViT, grid_of
+
+NO_HEAD = "this model has no head"  # why there are no class maps
 
 
 def transformer(model: Any) -> ViT:
@@ -28,6 +30,22 @@ def transformer(model: Any) -> ViT:
             code="inspection.unsupported",
         )
     return model
+
+
+def check_class_maps(model: Any, classes: Sequence[int | str]) -> None:
+    """Raise an error if class maps are asked for of a model that answers for parts of an image."""
+    if classes and isinstance(model, DenseModel):
+        raise Error(
+            f"there are no class maps of a model for {model.config.task}, which has no classes of whole "
+            "images; omit the class",
+            code="inspection.unsupported",
+        )
+
+
+def note_dense(model: Any, skipped: dict[str, str]) -> None:
+    """State why a model for segmentation or detection has no class maps."""
+    if "class_maps" in skipped and isinstance(model, DenseModel) and skipped["class_maps"] == NO_HEAD:
+        skipped["class_maps"] = f"a model for {model.config.task} has no classes of whole images"
 
 
 def attention_count(model: ViT) -> int:

@@ -132,6 +132,7 @@ class SegmentationMetrics:
     mean_dice        the mean of the classes' Dice, 2 both / (true + predicted)
     interval         of the mIoU: the bootstrap over images
     boundary_iou     the mean IoU of the bands along the boundaries, if they were counted
+    ignored          share of the pixels that have no class and do not count, if they were counted
     """
 
     images: int
@@ -140,6 +141,23 @@ class SegmentationMetrics:
     class_images: Tensor  # (K,) images with pixels of each class
     interval: Interval
     boundary_ious: Tensor | None = None  # (K,), NaN for classes without a band
+    image_counts: Tensor | None = None  # (N, 3, K) as in PixelCounts
+    index: Tensor | None = None  # (N,) number of each image in its source
+    ignored: float | None = None
+
+    @property
+    def image_ious(self) -> Tensor:
+        """(N,) the mean IoU of the classes that each image has; NaN without labelled pixels."""
+        assert self.image_counts is not None
+        has = self.image_counts[:, 1] > 0
+        return torch.where(has, iou(self.image_counts), torch.nan).nanmean(1)
+
+    @property
+    def image_accuracies(self) -> Tensor:
+        """(N,) share of each image's labelled pixels that are correct."""
+        assert self.image_counts is not None
+        both, true, _ = self.image_counts.sum(2).double().unbind(1)
+        return both / true
 
     @property
     def counts(self) -> Tensor:
@@ -206,7 +224,8 @@ class SegmentationMetrics:
             "images": self.images, "loss": self.loss, "miou": self.miou, "interval": list(self.interval),
             "pixel_accuracy": self.pixel_accuracy, "mean_accuracy": self.mean_accuracy,
             "weighted_iou": self.weighted_iou, "mean_dice": self.mean_dice,
-            "boundary_iou": self.boundary_iou, "per_class": dict(zip(classes, rows, strict=True)),
+            "boundary_iou": self.boundary_iou, "ignored": self.ignored,
+            "per_class": dict(zip(classes, rows, strict=True)),
             "confusion": self.confusion.tolist() if written else None,
         }  # fmt: skip
 
@@ -229,7 +248,7 @@ def segmentation_metrics(counts: PixelCounts, loss: float = nan, seed: int = 0) 
     return SegmentationMetrics(
         images=len(counts.images), loss=loss, confusion=counts.confusion,
         class_images=(counts.images[:, 1] > 0).sum(0), interval=miou_interval(counts.images, seed),
-        boundary_ious=None if counts.boundary is None else iou(counts.boundary),
+        boundary_ious=None if counts.boundary is None else iou(counts.boundary), image_counts=counts.images,
     )  # fmt: skip
 
 

@@ -26,18 +26,6 @@ IDEAL = "ideal dashed"  # CSS classes of a reference line
 LINES, LINE = 2, 13  # lines of a group name, and the height of one
 FEW = 12  # up to this many points, a curve has markers
 VAL = "validation"
-STEP = (
-    "step",
-    "rate",
-    "images",
-    "seconds",
-    "waited",
-    "gradient_norm",
-    "std",
-    "rank",
-)  # of every step, or drawn
-EXTRA = 6  # charts of a task's own metrics
-DRAWN = ("loss", "top1", "accuracy")  # metrics that always have a chart
 
 
 @dataclass(frozen=True)
@@ -395,37 +383,8 @@ def curve(
     return line_chart(lines, x_label="step", y_label=y_label, bands=bands, points=few, percent=percent)
 
 
-def run_curves(rows: Sequence[Row], metric: Mapping[str, Any]) -> Markup:
-    """Loss, accuracy, learning rate, throughput and, if measured, few-shot accuracy of a run.
-
-    metric: the metric of the run's task, which has a chart of its own if it is none of these.
-    """
-    key = str(metric["key"])
-    task_metric = {"train": points(rows, key), VAL: points(rows, f"val_{key}")} if key not in DRAWN else {}
-    accuracies = {"train": points(rows, "accuracy"), VAL: points(rows, "val_top1", "val_accuracy")}
-    return charts(
-        curve({"train": points(rows, "loss"), VAL: points(rows, "val_loss")}, "loss"),
-        curve(accuracies, "accuracy", percent=True),
-        curve(task_metric, str(metric["label"]), percent=bool(metric["percent"])),
-        curve({"few-shot": points(rows, "fewshot_mean")}, "few-shot accuracy", percent=True),
-        curve({"k-NN": points(rows, "knn")}, "k-NN accuracy", percent=True),
-        curve({"train": points(rows, "std"), VAL: points(rows, "val_std")}, "feature std"),
-        curve({"train": points(rows, "rank"), VAL: points(rows, "val_rank")}, "effective rank"),
-        curve({"rate": points(rows, "rate")}, "learning rate", noisy=False),
-        curve({"speed": speed(rows)}, "images per second"),
-        *(curve({"train": points(rows, name)}, name) for name in of_task(rows, key)),
-    )
-
-
-def of_task(rows: Sequence[Row], key: str) -> list[str]:
-    """The names of further metrics of training steps, such as the entropy of a teacher's outputs."""
-    steps = (row for row in rows if "gradient_norm" in row)
-    names = {name for row in steps for name, value in row.items() if isinstance(value, int | float)}
-    return sorted(names - {*STEP, *DRAWN, key})[:EXTRA]
-
-
-def overlaid(runs: Mapping[str, Sequence[Row]]) -> Markup:
-    """The training curves of several runs, one colour per run."""
+def overlaid(runs: Mapping[str, Sequence[Row]], metrics: Sequence[Mapping[str, Any]] = ()) -> Markup:
+    """The training curves of several runs, one colour per run; metrics: further ones of their tasks."""
 
     def series(*keys: str) -> dict[str, list[Point]]:
         return {name: points(rows, *keys) for name, rows in runs.items()}
@@ -435,6 +394,10 @@ def overlaid(runs: Mapping[str, Sequence[Row]]) -> Markup:
         curve(series("val_loss"), "validation loss"),
         curve(series("accuracy"), "training accuracy", percent=True),
         curve(series("val_top1", "val_accuracy"), "validation accuracy", percent=True),
+        *(
+            curve(series(f"val_{m['key']}"), f"validation {m['label']}", percent=m["percent"])
+            for m in metrics
+        ),
         curve(series("rate"), "learning rate", noisy=False),
         curve({name: speed(rows) for name, rows in runs.items()}, "images per second"),
     )

@@ -15,10 +15,13 @@ from vitkit.report.literature import PUBLISHED, task_of, task_section
 from vitkit.report.run_page import Run, field_text, headline, test_of
 from vitkit.report.terminal import duration
 
+PIXELS = 1000  # an image has more, but shares are printed with one decimal
 DRAWN = 16  # runs whose curves can be distinguished
 LISTED = 3  # runs that a headline names
 FIRST, ROWS = 20, 1000  # classes shown at first, and in total
 COLUMNS = 8  # runs in the table of classes
+SHARES = ("mean_average_precision", "top1", "accuracy")  # main metrics of classifiers
+DENSE = ("miou", "ap")  # of segmentation and detection
 SEEDED = {"seed", "micro_batch", "evaluations", "about"}  # fields in which runs of one recipe may differ
 
 
@@ -53,9 +56,12 @@ def by_id(runs: Sequence[Run], labels: Sequence[str]) -> dict[int, str]:
 def share(run: Run) -> float | None:
     """The main metric of a run if it is a share."""
     test = test_of(run)
-    return next(
-        (test[k] for k in ("mean_average_precision", "top1", "accuracy") if test.get(k) is not None), None
-    )
+    return next((test[k] for k in (*SHARES, *DENSE) if test.get(k) is not None), None)
+
+
+def is_dense(run: Run) -> bool:
+    """Whether the main metric is none of shares of images, so that it has no binomial interval."""
+    return any(test_of(run).get(key) is not None for key in DENSE)
 
 
 def same_but_seed(runs: Sequence[Run]) -> bool:
@@ -75,7 +81,10 @@ def lead_of(runs: Sequence[Run]) -> Markup:
         return headline_markup("No result yet", "none of these runs is finished")
     shares = [value for run in finished if (value := share(run)) is not None]
     if same_but_seed(runs) and len(shares) == len(finished) > 1:
-        return mean_headline(shares, headline(finished[0]), test_of(finished[0])["images"])
+        count = test_of(finished[0])["images"]
+        return (dense_headline if is_dense(finished[0]) else mean_headline)(
+            shares, headline(finished[0]), count
+        )
     return headline_markup(*verdict(finished, by_id(runs, names(runs))))
 
 
@@ -87,6 +96,8 @@ def verdict(finished: Sequence[Run], labels: Mapping[int, str]) -> tuple[str, st
         unknown = not all(map(has_known_test_set, finished))
         reason = "it is not known whether these runs were" if unknown else "these runs were not"
         return "No winner", f"{reason} all tested on the same images, so their results cannot be compared"
+    if len({run["task"]["metric"]["key"] for run in finished}) > 1:
+        return "No winner", "these runs have different metrics, so their results cannot be compared"
     if not all(map(has_accuracy, finished)):
         best = max(finished, key=lambda run: (share(run) or 0.0, -test_of(run)["loss"]))
         big, small = headline(best)
@@ -114,6 +125,16 @@ def mean_headline(values: Sequence[float], example: tuple[str, str], images: int
     small = f"mean and standard deviation over {len(values)} seeds of one recipe, each {test_images}; "
     small += f"95 % interval {span(wilson(mean(values), images), images)}"
     return headline_markup(f"{middle} ± {deviation} % {example[0].partition(' % ')[2]}", small)
+
+
+def dense_headline(values: Sequence[float], example: tuple[str, str], images: int) -> Markup:
+    """Mean and standard deviation over seeds of a mean IoU or an AP."""
+    big = f"{100 * mean(values):.1f} ± {100 * stdev(values):.1f} % mean IoU"
+    if "%" not in example[0]:
+        big = f"AP {mean(values):.3f} ± {stdev(values):.3f}"
+    return headline_markup(
+        big, f"mean and standard deviation over {len(values)} seeds of one recipe, each on {images:,} images"
+    )
 
 
 def has_same_test_set(a: Run, b: Run) -> bool:
@@ -265,6 +286,7 @@ def result_row(run: Run, label: str) -> dict[str, Any]:
     result = run["result"] or {}
     test = test_of(run)
     ends = span(wilson(test["top1"], test["images"]), test["images"]) if has_accuracy(run) else "–"
+    ends = span(test["interval"], PIXELS) if test.get("miou") is not None else ends
     steps = result.get("steps") or max((row["step"] for row in run["metrics"]), default=0)
     return {
         "run": link(run.get("link"), name(label, 80)),
@@ -280,7 +302,13 @@ def result_row(run: Run, label: str) -> dict[str, Any]:
 
 def curves(runs: Sequence[Run], labels: Sequence[str]) -> Markup:
     metrics = dict(list(zip(labels, (run["metrics"] for run in runs), strict=True))[:DRAWN])
-    return fill("compare.html", "curves", overlaid(metrics), len(metrics), len(runs))
+    return fill("compare.html", "curves", overlaid(metrics, dense_metrics(runs)), len(metrics), len(runs))
+
+
+def dense_metrics(runs: Sequence[Run]) -> list[Mapping[str, Any]]:
+    """The main metrics that have no curve of their own yet."""
+    metrics = {run["task"]["metric"]["key"]: run["task"]["metric"] for run in runs}
+    return [metric for key, metric in metrics.items() if key in DENSE]
 
 
 def differences(runs: Sequence[Run], labels: Sequence[str]) -> Markup:

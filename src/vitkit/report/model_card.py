@@ -10,9 +10,11 @@ from markupsafe import escape
 from vitkit.metrics.intervals import percent, span, wilson
 from vitkit.report.cost_section import energy_text, price_text, without_none
 from vitkit.report.run_page import field_text
+from vitkit.report.task_table import TaskTable
 from vitkit.report.terminal import duration, printable
 
 LIBRARIES = {"hf": "transformers", "timm": "timm", "vitkit": "vitkit"}
+PIXELS = 1000  # an image has more, but shares are printed with one decimal
 ROWS = 30  # of a table that is not collapsed
 Facts = Mapping[str, Any]  # as commands/push.py collects them
 USE = {
@@ -63,12 +65,12 @@ def model_card(facts: Facts) -> str:
 
 def metadata(facts: Facts, test: Mapping[str, Any]) -> str:
     """The YAML header, each value as JSON, which YAML includes."""
-    classifies = bool(facts["labels"])
+    kind = kind_of(facts)
     values: dict[str, Any] = {
         "license": facts["license"] or None,
         "library_name": LIBRARIES[facts["format"]],
-        "pipeline_tag": "image-classification" if classifies else "image-feature-extraction",
-        "tags": ["vitkit", "vision", *(["image-classification"] if classifies else [])],
+        "pipeline_tag": kind,
+        "tags": ["vitkit", "vision", *([kind] if facts["labels"] else [])],
         "base_model": facts["base_model"] or None,
         "datasets": [facts["data"]] if re.fullmatch(r"[\w.-]+", facts["data"], re.ASCII) else None,
         "model-index": model_index(facts, test),
@@ -79,9 +81,18 @@ def metadata(facts: Facts, test: Mapping[str, Any]) -> str:
     return "".join(lines)
 
 
+def kind_of(facts: Facts) -> str:
+    """The Hub's name of what the model does."""
+    kinds = {"segment": "image-segmentation", "detect": "object-detection"}
+    if facts.get("task") in kinds:
+        return kinds[facts["task"]]
+    return "image-classification" if facts["labels"] else "image-feature-extraction"
+
+
 def model_index(facts: Facts, test: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """The measured accuracy as the Hub's leaderboards read it."""
-    measured = {"accuracy": test.get("top1"), "mean_average_precision": test.get("mean_average_precision")}
+    measured = {"accuracy": test.get("top1"), "mean_average_precision": test.get("mean_average_precision"),
+                "mean_iou": test.get("miou"), "average_precision": test.get("ap")}  # fmt: skip
     key, share = next(((k, v) for k, v in measured.items() if v is not None), ("", None))
     if share is None:
         return None
@@ -89,9 +100,11 @@ def model_index(facts: Facts, test: Mapping[str, Any]) -> list[dict[str, Any]] |
     name = f"{key.replace('_', ' ')} on {images:,} images"
     if key == "accuracy":
         name += f", 95 % interval {span(wilson(share, images), images)}"
+    elif key == "mean_iou":
+        name += f", 95 % interval {span(test['interval'], PIXELS)}"
     kind = re.sub(r"\W+", "-", facts["data"].lower()).strip("-") or "images"
     return [{"name": printable(facts["name"]), "results": [{
-        "task": {"type": "image-classification", "name": "Image classification"},
+        "task": {"type": (task := kind_of(facts)), "name": task.replace("-", " ").capitalize()},
         "dataset": {"name": printable(facts["data"] or "images"), "type": kind, "split": split},
         "metrics": [{"type": key, "value": share, "name": name}],
     }]}]  # fmt: skip
@@ -123,12 +136,21 @@ def accuracy(test: Mapping[str, Any], run: Mapping[str, Any]) -> str:
     if not headline:
         return ""
     body = f"{text(headline[0])} {text(headline[1])}."
+    if tables := (run.get("task") or {}).get("tables"):
+        return "\n\n".join([body, *map(task_table, map(TaskTable.from_json, tables))])
     per_class = test.get("per_class") or {}
     key = next((k for row in per_class.values() for k in row if k not in ("images", "interval")), "")
     if not key:
         return body
     rows = [class_row(label, row[key], row["images"], key) for label, row in per_class.items()]
     return f"{body}\n\n{collapsed(columns(rows), len(rows), 'classes')}"
+
+
+def task_table(content: TaskTable) -> str:
+    """A table that the task of the run defines."""
+    rows = [{key: text(value) for key, value in row.items()} for row in content.lines()]
+    about = f"\n\n{text(content.note)}" if content.note else ""
+    return f"### {content.title}{about}\n\n{collapsed(columns(rows), len(rows), 'rows')}"
 
 
 def class_row(label: str, share: float | None, images: int, key: str) -> dict[str, str]:

@@ -6,8 +6,10 @@ from typing import Any
 from markupsafe import Markup
 
 from vitkit.metrics.intervals import percent, span, wilson, with_interval
-from vitkit.report.charts import bar, line_chart, run_curves, short
+from vitkit.report.charts import bar, line_chart
+from vitkit.report.confusion import FIRST, NAMED, ROWS, confusions
 from vitkit.report.cost_section import cost_section, device_name, environment_section
+from vitkit.report.dense_sections import dense_sections, legend_of
 from vitkit.report.html import (
     Number,
     clipped,
@@ -22,6 +24,7 @@ from vitkit.report.html import (
     table,
 )
 from vitkit.report.literature import PUBLISHED, run_section
+from vitkit.report.run_curves import run_curves
 from vitkit.report.terminal import duration
 
 STORED = {  # files of a run folder, and what the report misses without them
@@ -29,30 +32,26 @@ STORED = {  # files of a run folder, and what the report misses without them
 }  # fmt: skip
 FINDINGS = 50
 PER_CLASS = {"min": "fewest", "median": "median", "max": "most"}
-FIRST, ROWS, OFTEN = 20, 1000, 12  # rows of a table: at first, expanded, and beside a matrix
 SEEN = 12  # mistakes shown at first
 ENOUGH = 5  # minimum images per point of a calibration curve
-NAMED = 120  # characters of a name in a long table
-WHOLE, PART = 40, 24  # up to WHOLE classes the full matrix fits a wide screen; else the PART most confused
-NARROW, NARROW_PART = 10, 8  # the same on a phone
-SHORT = 3  # characters of class names that need no room beside and above a matrix
-OTHER = "other classes"
 Run = Mapping[str, Any]  # the contents of a run folder, as runs/page.py collects them
-Pair = tuple[str, str, int, int]  # true class, predicted class, count, images of the true class
-Matrix = Sequence[Sequence[int]]
 
 
 def run_page(run: Run) -> str:
     """The report of a run; sections whose data is missing are omitted, and the header lists them."""
     test = test_of(run)
     mistakes = run["mistakes"] or {}
+    dense = dense_sections(run["task"], test, run.get("samples") or {})
     per_class = test.get("per_class") or {}
-    sections = {
-        "Cross-validation": folds_section(run.get("folds")),
-        "Curves": run_curves(run["metrics"], run["task"]["metric"]),
-        "Features": feature_section((run["result"] or {}).get("features"), run.get("pictures") or {}),
+    classes = dense or {
         "Classes": class_tables(per_class) if per_class else Markup(),
         "Confusion matrix": confusions(test.get("confusion"), list(per_class), mistakes.get("pairs")),
+    }
+    sections = {
+        "Cross-validation": folds_section(run.get("folds")),
+        "Curves": run_curves(run["metrics"], run["task"]["metric"], run["task"].get("metrics", ())),
+        "Features": feature_section((run["result"] or {}).get("features"), run.get("pictures") or {}),
+        **classes,
         "Calibration": calibration(mistakes.get("calibration") or (), test.get("calibration_error")),
         "Mistakes": mistake_section(mistakes, run.get("table")) if "worst" in mistakes else Markup(),
         "Least confident": unsure_section(mistakes),
@@ -220,91 +219,6 @@ def class_table(rows: Sequence[tuple[str, float | None, int]], key: str) -> Mark
     return table(line(*row) for row in rows)
 
 
-def pairs_of(matrix: Matrix, names: Sequence[str]) -> list[Pair]:
-    """The off-diagonal entries of a confusion matrix, the most frequent first."""
-    counts = [(n, i, j) for i, row in enumerate(matrix) for j, n in enumerate(row) if n and i != j]
-    counts.sort(key=lambda entry: (-entry[0], entry[1:]))
-    return [(names[i], names[j], count, sum(matrix[i])) for count, i, j in counts[:ROWS]]
-
-
-def confusions(matrix: Matrix | None, names: Sequence[str], pairs: Sequence[Pair] | None) -> Markup:
-    """The confusion matrix, or its most confused part, and the most frequent confusions."""
-    if pairs is None and matrix is not None:
-        pairs = pairs_of(matrix, names)
-    matrix_markup = confusion_matrix(matrix, names) if matrix is not None else Markup()
-    if not matrix_markup and pairs is None:
-        return Markup()
-    rows = [
-        {"true class": name(truth, NAMED), "predicted class": name(predicted, NAMED),
-         "images": Number(f"{count:,} of {images:,}"),
-         "share": Number(percent(count / images if images else None, images))}
-        for truth, predicted, count, images in (pairs or ())[: OFTEN if matrix_markup else FIRST]
-    ]  # fmt: skip
-    return fill("run.html", "confusions", matrix_markup, rows)
-
-
-def confusion_matrix(matrix: Matrix, names: Sequence[str]) -> Markup:
-    """The full matrix if it fits the screen, else its most confused part.
-
-    If wide and narrow screens need different matrices, both are in the page and the style shows one.
-    """
-    confused = most_confused(matrix, PART)
-    everything = list(range(len(names)))
-    wide = everything if len(names) <= WHOLE else confused
-    narrow = everything if len(names) <= NARROW else confused[:NARROW_PART]
-    if wide == narrow:
-        return matrix_table(matrix, names, wide)
-    return matrix_table(matrix, names, wide, "on-wide") + matrix_table(matrix, names, narrow, "on-narrow")
-
-
-def most_confused(matrix: Matrix, most: int) -> list[int]:
-    """Up to `most` classes in order of their most frequent confusions; confused pairs are adjacent."""
-    counts = ((-count, i, j) for i, row in enumerate(matrix) for j, count in enumerate(row) if count)
-    selected: dict[int, None] = {}
-    for _, i, j in sorted(entry for entry in counts if entry[1] != entry[2]):
-        if len(selected.keys() | {i, j}) <= most:
-            selected |= {i: None, j: None}
-        if len(selected) == most:
-            break
-    return list(selected)
-
-
-def matrix_table(matrix: Matrix, names: Sequence[str], selected: Sequence[int], screen: str = "") -> Markup:
-    """The selected rows and columns, coloured by row share; all other columns are summed into one."""
-    if not selected:
-        return Markup()
-    partial, selected_set = len(selected) < len(names), set(selected)
-    columns = [names[j] for j in selected] + [OTHER] * partial
-    rows = []
-    for diagonal, i in enumerate(selected):
-        counts = [matrix[i][j] for j in selected]
-        if partial:
-            counts.append(sum(count for j, count in enumerate(matrix[i]) if j not in selected_set))
-        total = sum(matrix[i])
-        cells = [
-            matrix_cell(count, total, names[i], column, correct=j == diagonal)
-            for j, (count, column) in enumerate(zip(counts, columns, strict=True))
-        ]
-        rows.append((names[i], cells))
-    sizes = ((3, "fewest"), (6, "few"), (14, "some"), (10**9, "many"))
-    css = next(css for most, css in sizes if len(columns) <= most)
-    if all(len(label) <= SHORT for label in columns):
-        css += " short"
-    class_counts = (len(selected), f"{len(names):,}") if partial else None
-    return fill("run.html", "matrix", f"{css} {screen}".strip(), class_counts, columns, rows)
-
-
-def matrix_cell(count: int, total: int, row: str, column: str, *, correct: bool) -> dict[str, str] | None:
-    """The count, colour and tooltip of a cell; None if it is empty."""
-    if not count:
-        return None
-    share = count / total
-    return {
-        "css": f"{'right' if correct else 'wrong'} q{max(1, round(10 * share))}", "count": short(count),
-        "title": f"{clipped(row, 40)} → {clipped(column, 40)}: {short(count)} ({share:.1%})",
-    }  # fmt: skip
-
-
 def calibration(bins: Sequence[Sequence[float]], error: float | None) -> Markup:
     """Accuracy by confidence: bins of (mean confidence, accuracy, images)."""
     points = [(b[0], b[1]) for b in bins if b[2] >= ENOUGH]
@@ -390,7 +304,8 @@ def batch_section(batch: Mapping[str, Any]) -> Markup:
                   for label, share in image["labels"]]  # fmt: skip
         images.append((picture(image["image"], "image/jpeg", alt), labels))
     lead = f"The first {len(images)} of {batch['of']:,} images of step {batch['step'] + 1:,}, as the model "
-    return fill("run.html", "batch", f"{lead}sees them: {batch['how']}.", images)
+    body = fill("run.html", "batch", f"{lead}sees them: {batch['how']}.", images)
+    return legend_of(batch["legend"]) + body if batch.get("legend") else body
 
 
 def data_section(run: Run) -> Markup:
@@ -404,6 +319,8 @@ def data_section(run: Run) -> Markup:
              **{f"{label}_per_class": row["per_class"].get(key) for key, label in PER_CLASS.items()}}
             for split, row in doctor["splits"].items()
         ]  # fmt: skip
+        if run["task"].get("tables"):  # images have no label of their own
+            rows = [{"split": row["split"], "images": row["images"]} for row in rows]
         body += table(rows) + findings(doctor["findings"])
     unusable = [
         (split, files["count"], len(files["files"]),

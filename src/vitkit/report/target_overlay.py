@@ -96,10 +96,10 @@ def write_label(
     draw.text((x + 2 - left, y + 2 - top), text, fill=text_colour(colour), font=font)
 
 
-def draw_mask(pixels: np.ndarray, mask: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    """A class mask (H, W) over an image uint8 (H, W, 3), with a legend of its classes below: uint8.
+def mask_over(pixels: np.ndarray, mask: np.ndarray, clear: int = -1) -> np.ndarray:
+    """A class mask (H, W) over an image uint8 (H, W, 3); ignored pixels are dark, with stripes.
 
-    The picture is (H + legend, W, 3). Ignored pixels are dark, with stripes.
+    clear: the class that is left as it is, such as the background.
     """
     check_image(pixels)
     if mask.shape != pixels.shape[:2]:
@@ -109,9 +109,19 @@ def draw_mask(pixels: np.ndarray, mask: np.ndarray, names: Sequence[str]) -> np.
     for number in present:
         table[number] = class_colour(number) if number != IGNORED else (0, 0, 0)
     drawn = (1 - OPACITY) * pixels + OPACITY * table[mask]
+    drawn[mask == clear] = pixels[mask == clear]
     diagonals = np.arange(mask.shape[0])[:, None] + np.arange(mask.shape[1])
     drawn[(mask == IGNORED) & (diagonals % 12 < 2)] = (160, 160, 160)
-    picture = drawn.round().astype(np.uint8)
+    return drawn.round().astype(np.uint8)
+
+
+def draw_mask(pixels: np.ndarray, mask: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """A class mask (H, W) over an image uint8 (H, W, 3), with a legend of its classes below: uint8.
+
+    The picture is (H + legend, W, 3). Ignored pixels are dark, with stripes.
+    """
+    picture = mask_over(pixels, mask)
+    present = np.flatnonzero(np.bincount(mask.ravel(), minlength=IGNORED + 1)).tolist()
     entries = [(class_colour(n), label_text(names, n)) for n in present if n != IGNORED]
     entries += [((40, 40, 40), "ignored")] if IGNORED in present else []
     return np.concatenate([picture, legend(entries, picture.shape[1], picture.shape[0])])

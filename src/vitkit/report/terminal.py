@@ -4,7 +4,7 @@ import math
 import sys
 import time
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.cells import cell_len
@@ -52,12 +52,12 @@ def console() -> Console:
     return out if out.is_terminal else Output(highlight=False, width=200)
 
 
-def print_table(rows: Iterable[Mapping[str, Any]], title: str = "") -> None:
-    """Print one row per mapping and one column per key; numbers are right-aligned."""
+def print_table(rows: Iterable[Mapping[str, Any]], title: str = "", numbers: Container[str] = ()) -> None:
+    """Print one row per mapping and one column per key; numbers, and columns of `numbers`, at the right."""
     rows = list(rows)
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for key in rows[0] if rows else ():
-        numeric = all(
+        numeric = key in numbers or all(
             isinstance(row[key], int | float | None) or str(row[key]).endswith(("%", "–")) for row in rows
         )
         table.add_column(key.replace("_", " "), justify="right" if numeric else "left", overflow="fold")

@@ -28,7 +28,7 @@ from vitkit.data.loader import Batch, Samples
 from vitkit.data.order import Order
 from vitkit.data.sources.source import Source
 from vitkit.data.views import apply, normalise
-from vitkit.inference.predict import evaluation_view
+from vitkit.inference.predict import evaluation_view, logits
 from vitkit.inspection.attention import attention_rollout
 from vitkit.io.files import replace_file
 from vitkit.metrics.classification import BINS, Accuracy
@@ -36,6 +36,7 @@ from vitkit.models.variants import Model
 from vitkit.models.vit import ViT, in_patches
 from vitkit.recipes.recipe import Recipe
 from vitkit.report.overlay import overlay
+from vitkit.report.target_pictures import legend
 from vitkit.report.terminal import csv_cell
 from vitkit.runs.batches import mix_batch, mixes, mixing_text, training_view
 from vitkit.runs.page import BATCH, MISTAKES, SAMPLES, write_run_page, write_shown
@@ -154,7 +155,10 @@ def finish(
         keep(out / "unusable.json", listed(gathered))
     with harmless(SAMPLES, say):
         if task.predicts:
-            keep(out / SAMPLES, sample_images(source, task, task.mistakes(metrics), model, runtime.device))
+            examples = task.examples(metrics, source, model, partial(outputs, model.to(runtime.device)))
+            keep(out / SAMPLES, examples or sample_images(
+                source, task, task.mistakes(metrics), model, runtime.device
+            ))  # fmt: skip
     if accuracy := task.mistakes(metrics):
         with harmless("mistakes.json", say):
             keep(out / "mistakes.json", mistakes(source, accuracy, model, runtime.device, say))
@@ -164,6 +168,12 @@ def finish(
             write_mistakes(out / MISTAKES, source, accuracy)
     with harmless("report.html", say):
         write_run_page(out)
+
+
+def outputs(model: Model, content: bytes | np.ndarray) -> Tensor:
+    """The outputs of a model for one image, as it sees it in an evaluation."""
+    view = evaluation_view(model.preprocessing, model.config.image_size)
+    return logits(model, apply(content, view, np.random.default_rng(0))[None])
 
 
 def listed(gathered: Sequence[Unusable]) -> dict[str, Any]:
@@ -290,7 +300,8 @@ def keep_batch(
         sheet = contact_sheet([Image.fromarray(pixels) for pixels in small], named)
         replace_file(out / PICTURE, lambda beside: sheet.save(beside, "JPEG", quality=88))
         pictures = [{"image": jpeg(pixels), "labels": row} for pixels, row in zip(small, named, strict=True)]
-        keep(out / BATCH, {"step": 0, "of": recipe.batch, "how": how_made(recipe), "images": pictures})
+        shown = {"step": 0, "of": recipe.batch, "how": how_made(recipe), "images": pictures}
+        keep(out / BATCH, shown | ({"legend": legend(source.classes)} if task.targets else {}))
 
 
 def first_images(
@@ -305,7 +316,10 @@ def first_images(
     places = list(mine)
     if mixes(recipe) and len(places) < recipe.batch:
         places.insert(0, recipe.batch - 1)  # mixed with the first one
-    samples, _ = Samples(source, training_view(recipe), order).load([(0, place) for place in places])
+    view = training_view(recipe)
+    target_view = recipe.task.target_view(view, source)
+    loader = Samples(source, view, order, target_view=target_view)
+    samples, _ = loader.load([(0, place) for place in places])
     targets = one_hot(samples["label"], len(source.classes))
     batch: Batch = samples | {"image": samples["image"].float(), "label": targets}
     if mixes(recipe):

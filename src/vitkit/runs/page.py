@@ -70,14 +70,19 @@ def write_shown(out: Path, task: "Task", test: dict[str, Any] | None = None) -> 
 
 def shown(task: "Task", test: dict[str, Any] | None) -> dict[str, Any]:
     """The content of task.json: what a page shows of a task; test: the metrics of the result."""
-    return {
+    about: dict[str, Any] = {
         "name": task.name,
         "about": task.about,
         "metric": vars(task.headline),
         "predicts": task.predicts,
-        "mistakes": task.labelled,
+        "mistakes": task.labelled and not task.targets,
         "headline": list(task.report_headline(test)) if test else None,
     }
+    if task.targets:
+        about |= {"metrics": list(task.metric_names), "counted": task.counted}
+    if test and (tables := task.tables(test)):
+        about["tables"] = [table.to_json() for table in tables]
+    return about
 
 
 def read_shown(folder: Path, recipe: dict[str, Any], test: dict[str, Any] | None) -> dict[str, Any]:

@@ -1,11 +1,16 @@
 """What segmentation and detection share: a ViT with a head for parts of an image, and views with targets."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from vitkit.data.decode import BadImage, decode
+from vitkit.data.order import Order
 from vitkit.data.sources.source import Source
 from vitkit.data.targets import Target
 from vitkit.errors import Error
@@ -13,7 +18,11 @@ from vitkit.models.adapt import adapt
 from vitkit.models.dense import DenseConfig, DenseModel
 from vitkit.models.variants import Backbone, Config, Model, backbone, fresh
 from vitkit.models.vit import ViTConfig
-from vitkit.tasks.task import Task
+from vitkit.report.target_pictures import Pair, jpeg, legend, training_picture
+from vitkit.tasks.task import Batch, Outputs, Task
+
+WORST, TYPICAL = 12, 6  # images of a report
+SIDE = 192  # pixels of the longer side of a training image there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +87,61 @@ class Dense(Task):
 
     def build(self, model: Model) -> Any:
         return model
+
+    def visible(self, model: Model, order: Order, step: int, batch: Batch) -> Tensor:
+        """Return small pictures of the images with their masks or boxes."""
+        pictures = []
+        for row, image in enumerate(batch["image"]):
+            targets: dict[str, np.ndarray] = {
+                name: batch[name][row].numpy() for name in ("mask", "boxes", "classes") if name in batch
+            }
+            pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
+            pictures.append(torch.from_numpy(training_picture(pixels, targets, SIDE)).permute(2, 0, 1))
+        return torch.stack(pictures)
+
+    @abstractmethod
+    def ranked(self, metrics: Any) -> list[tuple[int, str]]:
+        """Return the number of each image in its source and how good its prediction is, the worst first."""
+
+    @abstractmethod
+    def compared(
+        self, pixels: np.ndarray, target: Target, answer: Any, names: Sequence[str], metrics: Any
+    ) -> Pair:
+        """Return pictures of the truth and of the prediction of an image (H, W, 3); names: of the classes."""
+
+    def examples(self, metrics: Any, source: Source, model: Model, outputs: Outputs) -> dict[str, Any]:
+        ranked = self.ranked(metrics)
+        worst = ranked[:WORST]
+        first = max(len(worst), (len(ranked) - TYPICAL) // 2)
+        groups = {
+            "Worst images": (self.worst_lead(metrics), worst),
+            "Typical images": ("Images in the middle of the same order.", ranked[first : first + TYPICAL]),
+        }
+        shown = []
+        for title, (lead, rows) in groups.items():
+            images = (self.example(metrics, source, model, outputs, *row) for row in rows)
+            shown.append({"title": title, "lead": lead, "images": [image for image in images if image]})
+        return {"groups": shown, "legend": legend(source.classes)}
+
+    def example(
+        self, metrics: Any, source: Source, model: Model, outputs: Outputs, index: int, caption: str
+    ) -> dict[str, Any] | None:
+        """Return the truth and the prediction of an image as pictures; None if it cannot be read any more."""
+        assert source.targets is not None
+        try:
+            content = source.fetch(index)
+            pixels = decode(content) if isinstance(content, bytes) else np.ascontiguousarray(content)
+            target = source.targets.read(index)
+        except (BadImage, OSError):
+            return None
+        answer = self.answers(model, outputs(pixels), 1, [target.size])[0]
+        truth, predicted = self.compared(pixels, target, answer, source.classes, metrics)
+        key = str(source.keys[index])
+        return {"key": key, "caption": caption, "truth": jpeg(truth), "predicted": jpeg(predicted)}
+
+    @abstractmethod
+    def worst_lead(self, metrics: Any) -> str:
+        """Return a sentence about the order of the images."""
 
     def targets_of(self, source: Source | None, indices: Tensor) -> list[Target]:
         """Return the annotations of the images of an evaluation batch."""

@@ -15,7 +15,7 @@ from vitkit.data.target_views import BoxView, TargetView
 from vitkit.data.targets import Target
 from vitkit.data.views import View, fitted, normalise
 from vitkit.errors import Error
-from vitkit.metrics.detection import DetectionMetrics, detection_metrics
+from vitkit.metrics.detection_analysis import AnalysedDetections, analysed_detections, envelope, outcomes
 from vitkit.metrics.overlaps import Detections, overlap
 from vitkit.models.card import Preprocessing
 from vitkit.models.dense import DenseConfig
@@ -29,6 +29,9 @@ from vitkit.models.vit import ViTConfig
 from vitkit.models.yolos import YolosConfig, yolos_config
 from vitkit.ops.boxes import centres
 from vitkit.options import Range
+from vitkit.report.detection_tables import detection_tables
+from vitkit.report.target_pictures import Pair, box_pair
+from vitkit.report.task_table import TaskTable
 from vitkit.report.terminal import printable
 from vitkit.tasks.dense import Dense
 from vitkit.tasks.task import (
@@ -37,6 +40,7 @@ from vitkit.tasks.task import (
     Evaluation,
     Headline,
     Objective,
+    Outputs,
     Sizes,
     describe_images,
     register,
@@ -46,6 +50,7 @@ HEADS = ("auto", "fcos", "yolos", "rf-detr")
 Detector = FcosConfig | YolosConfig | RfDetrConfig
 PART = 1024  # images whose annotations are in memory at a time
 NEW_QUERIES = 300  # of a group, in a new RF-DETR
+CURVES = 8  # classes of which a report draws the curve
 COLUMNS = 6  # of a detection: the box, the score and the class
 SHARE = Range(0, 1)
 Size = tuple[int, int]
@@ -144,6 +149,7 @@ class Detect(Dense):
     """Boxes of objects: which detector, how training images are scaled, and which boxes are answers."""
 
     name: ClassVar[str] = "detect"
+    counted: ClassVar[str] = "objects"
     targets: ClassVar[str] = "boxes"
     headline: ClassVar[Headline] = Headline("ap", "AP", percent=False)
     metric_names: ClassVar[tuple[str, ...]] = ("ap", "ap50", "ap75")
@@ -211,7 +217,9 @@ class Detect(Dense):
         loss = self.objective(model)(module, with_boxes)["loss"].double().cpu().expand(len(detections), 1)
         return torch.cat([batch["index"].double().cpu()[:, None], loss, detections.flatten(1)], dim=1)
 
-    def evaluate(self, module: nn.Module, batches: Iterable[Batch], context: Evaluation) -> DetectionMetrics:
+    def evaluate(
+        self, module: nn.Module, batches: Iterable[Batch], context: Evaluation
+    ) -> AnalysedDetections:
         rows = [self.outputs(module, batch, context) for batch in batches]
         model = self.extract(module)
         assert isinstance(model.config, Detector)
@@ -229,7 +237,8 @@ class Detect(Dense):
                 detected = Detections(boxes, detections[:, 4], detections[:, 5].astype(np.int64))
                 overlaps.append(overlap(detected, target))
         loss = float(content[:, 1].mean()) if len(content) else 0.0
-        metrics = detection_metrics(overlaps, model.config.classes, loss)
+        index = content[:, 0].astype(np.int64)
+        metrics = analysed_detections(overlaps, model.config.classes, loss, index)
         if metrics.ap is None:
             raise Error(
                 f"the annotations of {len(table)} images have no objects to detect, so there is no AP",
@@ -237,7 +246,45 @@ class Detect(Dense):
             )
         return metrics
 
+    def ranked(self, metrics: Any) -> list[tuple[int, str]]:
+        rows = []
+        for index, (right, false, missed) in zip(
+            metrics.index.tolist(), metrics.by_image.tolist(), strict=True
+        ):
+            wrong = false + missed
+            f1 = 2 * right / (2 * right + wrong) if right + wrong else 1.0
+            caption = f"{right} of {right + missed} objects detected, {false} false detections"
+            rows.append((f1, -wrong, index, caption))
+        return [(index, caption) for *_, index, caption in sorted(rows)]
+
+    def worst_lead(self, metrics: Any) -> str:
+        return (
+            "The lowest F1 of an image. At left the annotation with missed objects dashed, at right the "
+            f"detections with a score of at least {metrics.threshold:.2f}, false ones dashed."
+        )
+
+    def examples(self, metrics: Any, source: Source, model: Model, outputs: Outputs) -> dict[str, Any]:
+        """Also the curves of the classes with the most objects."""
+        order = np.argsort(-metrics.objects, kind="stable")[:CURVES]
+        curves = {source.classes[k]: envelope(metrics.curves[k]) for k in order if metrics.objects[k]}
+        return super().examples(metrics, source, model, outputs) | {"curves": curves}
+
+    def compared(
+        self, pixels: np.ndarray, target: Target, answer: Any, names: Sequence[str], metrics: Any
+    ) -> Pair:
+        numbers = {label: k for k, label in enumerate(names)}
+        chosen = [one for one in answer.all if one.score >= metrics.threshold]
+        boxes = np.array([one.box for one in chosen], np.float64).reshape(-1, 4)
+        labels = np.array([numbers[one.label] for one in chosen], np.int64)
+        detections = Detections(boxes, np.array([one.score for one in chosen]), labels)
+        right, seen = outcomes(detections, target, len(names))
+        truth = {"boxes": target.boxes, "labels": target.labels, "right": seen}
+        return box_pair(pixels, truth, {"boxes": boxes, "labels": labels, "right": right})
+
     # text
+
+    def tables(self, test: Mapping[str, Any]) -> tuple[TaskTable, ...]:
+        return detection_tables(test)
 
     def summary(self, test: Mapping[str, Any], images: str) -> str:
         return f"AP {test['ap']:.3f}, AP50 {test['ap50']:.3f} on {test['images']} {images}"

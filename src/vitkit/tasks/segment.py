@@ -2,7 +2,7 @@
 
 # B batch, N images, K classes; H, W pixels of an image; h, w cells of the outputs
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, ClassVar
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vitkit.data.run_lengths import compress_counts, counts_of
 from vitkit.data.sources.source import Source
 from vitkit.data.target_views import MaskView
+from vitkit.data.targets import Target
 from vitkit.data.views import View, fitted, normalise
 from vitkit.errors import Error
 from vitkit.metrics.intervals import percent, span
@@ -41,6 +42,9 @@ from vitkit.models.pixel_loss import IGNORE, pixel_loss
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViTConfig
 from vitkit.options import Range
+from vitkit.report.segmentation_tables import segmentation_tables
+from vitkit.report.target_pictures import Pair, background, mask_pair
+from vitkit.report.task_table import TaskTable
 from vitkit.runtime.collectives import sum_over_processes
 from vitkit.tasks.dense import Dense
 from vitkit.tasks.task import Answer, Batch, Evaluation, Headline, Sizes, describe_images, register
@@ -101,6 +105,7 @@ class Segment(Dense):
     """Semantic segmentation: the head, its losses, and the windows in which large images are computed."""
 
     name: ClassVar[str] = "segment"
+    counted: ClassVar[str] = "pixels"
     targets: ClassVar[str] = "mask"
     headline: ClassVar[Headline] = Headline("miou", "mean IoU")
     metric_names: ClassVar[tuple[str, ...]] = ("miou", "pixel_accuracy")
@@ -227,24 +232,49 @@ class Segment(Dense):
         classes = model.config.classes
         counts = [PixelCounts(torch.zeros(classes, classes, dtype=torch.int64),
                               torch.zeros(0, 3, classes, dtype=torch.int64))]  # fmt: skip
-        losses: list[float] = []
+        rows: list[list[float]] = []  # of each image: its number, its loss, and its pixels
         for batch in batches:
             values, (height, width) = self.outputs(module, batch, context), batch["image"].shape[-2:]
-            for row, target in zip(values, self.targets_of(context.source, batch["index"]), strict=True):
+            targets = self.targets_of(context.source, batch["index"])
+            for row, target, index in zip(values, targets, batch["index"].tolist(), strict=True):
                 mask = torch.from_numpy(np.ascontiguousarray(target.mask))
                 pair = context.place({"values": row, "mask": mask})
                 fit = fitted(target.size, (height, width))
                 predicted, loss = compared(pair["values"], pair["mask"], fit, model)
                 counts.append(pixel_counts(predicted, pair["mask"], classes))
-                losses.append(loss)
+                rows.append([index, loss, mask.numel()])
         own = total_counts(counts)
         everyone = PixelCounts(context.gather(own.confusion[None]).sum(0), context.gather(own.images))
-        table = context.gather(torch.tensor(losses, dtype=torch.float64))
+        table = context.gather(torch.tensor(rows, dtype=torch.float64).view(-1, 3))
         if not len(table):
             raise Error("there are no images to evaluate", code="data.empty")
-        return segmentation_metrics(everyone, float(table.mean()))
+        metrics = segmentation_metrics(everyone, float(table[:, 1].mean()))
+        ignored = 1 - float(metrics.pixels.sum() / table[:, 2].sum())
+        return replace(metrics, index=table[:, 0].long(), ignored=ignored)
+
+    def ranked(self, metrics: Any) -> list[tuple[int, str]]:
+        rows = zip(metrics.index.tolist(), metrics.image_ious.tolist(), metrics.image_accuracies.tolist(),
+                   strict=True)  # fmt: skip
+        known = sorted((iou, index, right) for index, iou, right in rows if iou == iou)
+        return [(index, f"mean IoU {percent(iou, PIXELS)}, {percent(right, PIXELS)} of pixels correct")
+                for iou, index, right in known]  # fmt: skip
+
+    def worst_lead(self, metrics: Any) -> str:
+        return (
+            "The lowest mean IoU of the classes that an image has. At left the annotation, at right the "
+            "prediction; striped pixels are not annotated and do not count."
+        )
+
+    def compared(
+        self, pixels: np.ndarray, target: Target, answer: Any, names: Sequence[str], metrics: Any
+    ) -> Pair:
+        assert target.mask is not None
+        return mask_pair(pixels, target.mask, answer.mask, background(names))
 
     # text
+
+    def tables(self, test: Mapping[str, Any]) -> tuple[TaskTable, ...]:
+        return segmentation_tables(test)
 
     def summary(self, test: Mapping[str, Any], images: str) -> str:
         interval = f"95 % interval: {span(test['interval'], PIXELS)}"

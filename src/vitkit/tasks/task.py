@@ -23,11 +23,13 @@ from vitkit.metrics.intervals import percent
 from vitkit.models.adapt import adapt
 from vitkit.models.variants import Config, Model, fresh
 from vitkit.options import Range, check_within
+from vitkit.report.task_table import TaskTable
 
 Batch = dict[str, Tensor]
 Objective = Callable[[nn.Module, Batch], dict[str, Tensor]]
 Prepare = Callable[[int, Batch], Batch]
 Sizes = Sequence[tuple[int, int]]  # height and width of images
+Outputs = Callable[[Any], Tensor]  # an image, as a source has it, to the outputs of a model, (1, ...)
 
 
 class Metrics(Protocol):
@@ -116,6 +118,7 @@ class Task(ABC):
     from_recipe: ClassVar[tuple[str, ...]] = ()  # own fields that recipe fields or the data set
     ranges: ClassVar[Mapping[str, Range]] = {}  # valid ranges of the task's own fields
     about: ClassVar[str] = ""  # phrase for a report's sentence about how the model was trained
+    counted: ClassVar[str] = "images"  # what a confusion matrix counts
     batch_note: ClassVar[str] = ""  # end of the caption of sample batches, after the augmentations
     columns: ClassVar[tuple[str, ...]] = ()  # CSV columns of predictions
     predicts: ClassVar[bool] = True  # the saved model can predict; otherwise it must be fine-tuned first
@@ -250,7 +253,19 @@ class Task(ABC):
         """Return the metrics if they say which images are wrong, for a report to show; None if not."""
         return None
 
+    def examples(self, metrics: Any, source: Source, model: Model, outputs: Outputs) -> dict[str, Any] | None:
+        """Return pictures of predictions beside the truth for a report, as JSON; None: sample images do.
+
+        "groups": a list of {"title", "lead", "images": [{"key", "caption", "truth", "predicted"}]}, pictures
+        as JPEGs in base64; "legend": names of classes with their colours; "curves": by class, for detection.
+        """
+        return None
+
     # text
+
+    def tables(self, test: Mapping[str, Any]) -> Sequence[TaskTable]:
+        """Return tables of stored metrics for `vitkit evaluate` and reports, if these are not accuracies."""
+        return ()
 
     def summary(self, test: Mapping[str, Any], images: str) -> str:
         """Return stored metrics in one line; `images` names their split, as in 'test images'."""

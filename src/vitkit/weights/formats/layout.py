@@ -14,6 +14,7 @@ from torch import Tensor
 from vitkit.errors import WeightsError
 from vitkit.models.adapt import with_table, with_tokens, without_text
 from vitkit.models.card import Preprocessing
+from vitkit.models.dense import DenseConfig
 from vitkit.models.resnet import StemConfig
 from vitkit.models.variants import VARIANTS, Config, Model, skeleton
 from vitkit.models.vit import ViTConfig
@@ -291,6 +292,8 @@ def read_number(table: Mapping[str, Any], name: str, field: str, default: Any, f
 def unsupported_fields(config: Config, library: str, *, also: tuple[str, ...] = ()) -> str:
     """Why a layout cannot hold a ViT with these options; it does support the fields in `also`."""
     if not isinstance(config, ViTConfig):
+        if isinstance(config, DenseConfig):
+            return f"the {library} layout holds no heads for {config.task}; save it as vitkit"
         return f"the {library} layout holds only ViTs; save a ResNet as official or timm"
     if config.head == "token+gap" and "token+gap" not in also:
         return f"the {library} layout does not support head='token+gap'; save it as dino, hf or vitkit"
