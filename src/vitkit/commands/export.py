@@ -190,7 +190,8 @@ def compare(
         if form.pixels:
             values = task_of(model).activate(values)
         height, width = batch.shape[2:]
-        yield Comparison((height, width), len(batch), agreement(values, run(batch), form.precision))
+        result = agreement(values, run(batch), form.precision, task_of(model))
+        yield Comparison((height, width), len(batch), result)
 
 
 def other_size(model: Model) -> tuple[int, int]:

@@ -90,11 +90,11 @@ def open_exported(place: str | os.PathLike[str]) -> ExportedModel:
     size, channels = card.config.image_size, card.config.channels
     if not (
         fits(shapes[0], (None, *size, 3) if pixels else (None, channels, *size))
-        and fits(shapes[1], (None, card.config.classes or None))
+        and fits(shapes[1], task_of(card).output_shape(card.config))
     ):
         raise WeightsError(
             f"{path}: its graph has input shape {shapes[0]} and output shape {shapes[1]}, but its metadata "
-            f"says {size[0]}x{size[1]} pixels and {card.config.classes} classes; {remedy(path)}"
+            f"says {size[0]}x{size[1]} pixels and {card.config.classes} classes for {card.task}; {remedy(path)}"
         )
     return ExportedModel(
         path, card.config, card.labels, card.task, card.preprocessing, card.origin,

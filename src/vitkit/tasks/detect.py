@@ -34,6 +34,7 @@ from vitkit.tasks.task import (
     Batch,
     Evaluation,
     Headline,
+    Likeness,
     Objective,
     Sizes,
     describe_images,
@@ -44,6 +45,7 @@ HEADS = ("auto", "fcos", "yolos")
 PART = 1024  # images whose annotations are in memory at a time
 COLUMNS = 6  # of a detection: the box, the score and the class
 SHARE = Range(0, 1)
+ODD = 0.01  # share of detections that another runtime may suppress otherwise
 Size = tuple[int, int]
 
 
@@ -241,6 +243,26 @@ class Detect(Dense):
 
     # prediction
 
+    def output_shape(self, config: Any) -> tuple[int | None, ...]:
+        return None, config.detections, COLUMNS
+
+    def agreement(self, reference: Tensor, outputs: Tensor, tolerance: float) -> Likeness:
+        """Each detection has a partner of its class whose box and score differ by at most the tolerance.
+
+        A few may lack one, since suppression turns the least difference into another set of boxes.
+        """
+        pairs = list(zip(reference.double().cpu(), outputs.double().cpu(), strict=True))
+        both_ways = (*pairs, *(pair[::-1] for pair in pairs))
+        gaps = torch.cat([apartness(*pair, tolerance / 10) for pair in both_ways])
+        close = gaps <= tolerance
+        same = float(close.double().mean())
+        others = int((~close).sum()) if 1 - same > max(ODD, tolerance) else 0
+        return Likeness(
+            largest=float(gaps[close].max()) if close.any() else float(gaps.max()),
+            tolerance=tolerance, same=same, others=others,
+            about="box, class and score for {share} of the detections in {images} images",
+        )  # fmt: skip
+
     def answers(self, model: Any, values: Tensor, top: int, sizes: Sizes = ()) -> list[Answer]:
         """The boxes of each image above the threshold, all of them whatever `top` is."""
         view_size: Size = tuple(model.config.image_size)
@@ -258,6 +280,19 @@ class Detect(Dense):
             kept = tuple(one for one in everything if one.score >= least)
             answers.append(Boxes(kept, everything))
         return answers
+
+
+def apartness(rows: Tensor, others: Tensor, margin: float) -> Tensor:
+    """For each detection of (D, 6) the largest difference to the nearest of its class in (D, 6).
+
+    Left out are those at the end of the list, by a margin of the score, whose place in it is chance; where
+    that are all, the scores are compared.
+    """
+    clear = rows[rows[:, 4] > rows[-1, 4] + margin]
+    if not len(clear):
+        return (rows[:, 4] - others[:, 4]).abs()
+    far = (clear[:, None, :5] - others[None, :, :5]).abs().amax(-1)  # (D, D)
+    return far.masked_fill(clear[:, None, 5] != others[None, :, 5], 1.0).amin(1)
 
 
 def scales(size: Size, view_size: Size, preprocessing: Preprocessing) -> tuple[float, float]:

@@ -43,7 +43,16 @@ from vitkit.models.vit import ViTConfig
 from vitkit.options import Range
 from vitkit.runtime.collectives import sum_over_processes
 from vitkit.tasks.dense import Dense
-from vitkit.tasks.task import Answer, Batch, Evaluation, Headline, Sizes, describe_images, register
+from vitkit.tasks.task import (
+    Answer,
+    Batch,
+    Evaluation,
+    Headline,
+    Likeness,
+    Sizes,
+    describe_images,
+    register,
+)
 
 HEADS = ("linear", "eomt")
 WEIGHTING = ("none", "rare")
@@ -263,11 +272,20 @@ class Segment(Dense):
 
     # prediction
 
+    def output_shape(self, config: Any) -> tuple[int | None, ...]:
+        if getattr(config, "output", "semantic") == "masks":
+            return None, config.queries, None
+        return None, config.classes, *cells_of(config.image_size, config.cell)
+
+    def agreement(self, reference: Tensor, outputs: Tensor, tolerance: float) -> Likeness:
+        alike = super().agreement(reference, outputs, tolerance)
+        return replace(alike, about="class for {share} of the cells of {images} images")
+
     def activate(self, values: Tensor) -> Tensor:
         return values.softmax(1)
 
     def invert(self, values: Tensor) -> Tensor:
-        return values.log()
+        return values.clamp(min=torch.finfo(values.dtype).tiny).log()  # finite, so that cells can be mixed
 
     def answers(self, model: Any, values: Tensor, top: int, sizes: Sizes = ()) -> list[Answer]:
         """Return a class mask for each image, at its original size or else that of the model's input."""
