@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from torch import Tensor
 
 from vitkit.data.decode import BadImage
+from vitkit.inference.predict import Prepared
 from vitkit.server.decoder import Decoder, Share, Task
 from vitkit.server.guard import busy
 from vitkit.server.inputs import Images
@@ -32,13 +33,24 @@ class Job:
 
     kind: str  # one of KINDS
     served: Served
-    pixels: Tensor  # uint8 (3, h, w)
+    image: Prepared
     deadline: float  # by time.monotonic
     target: int | None = None  # the class of the class map
     future: "Future[Any]" = field(default_factory=Future)
 
     def batches_with(self, other: "Job") -> bool:
         return self.kind == other.kind and self.served is other.served
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """The model's outputs for an image, and the height and width of the image itself."""
+
+    values: Tensor
+    size: tuple[int, int]
+
+    def numel(self) -> int:
+        return self.values.numel()
 
 
 class Batcher(threading.Thread):
@@ -122,7 +134,7 @@ def is_active(job: Job) -> bool:
 
 def compute(jobs: list[Job]) -> list[Any]:
     """Logits or features of each job, or for one attention job its maps and logits."""
-    served, images = jobs[0].served, torch.stack([job.pixels for job in jobs])
+    served, images = jobs[0].served, torch.stack([job.image.pixels for job in jobs])
     if jobs[0].kind == "embed":
         return list(served.features(images))
     logits = served.engine(images) if served.model.config.classes else None
@@ -131,7 +143,7 @@ def compute(jobs: list[Job]) -> list[Any]:
         return list(logits)
     (job,) = jobs
     target = job.target if job.target is not None or logits is None else int(logits[0].argmax())
-    return [(attention_maps(served.model, job.pixels, target), logits)]  # type: ignore[arg-type]
+    return [(attention_maps(served.model, job.image.pixels, target), logits)]  # type: ignore[arg-type]
 
 
 SMALL = 64 * 1024  # bytes that are cheap enough to parse or serialise in the event loop
@@ -223,10 +235,11 @@ class AdmissionControl:
         target: int | None,
     ) -> Any:  # fmt: skip
         try:
-            pixels = await wrap_future(self.decoder.submit(content, served.view, share))
+            image = await wrap_future(self.decoder.submit(content, served.view, share))
         except BadImage as error:
             return error
-        return await wrap_future(self.batcher.submit(Job(kind, served, pixels, deadline, target)))
+        values = await wrap_future(self.batcher.submit(Job(kind, served, image, deadline, target)))
+        return Output(values, image.size) if kind == "predict" else values
 
     async def offload(self, size: int, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function that handles `size` bytes, in another thread if it would block the event loop."""

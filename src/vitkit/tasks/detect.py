@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitkit.data.sources.source import Source
 from vitkit.data.target_views import BoxView, TargetView
 from vitkit.data.targets import Target
-from vitkit.data.views import View, fitted, normalise
+from vitkit.data.views import View, normalise
 from vitkit.errors import Error
 from vitkit.metrics.detection import DetectionMetrics, detection_metrics
 from vitkit.metrics.overlaps import Detections, overlap
@@ -28,7 +28,7 @@ from vitkit.models.yolos import YolosConfig, yolos_config
 from vitkit.ops.boxes import centres
 from vitkit.options import Range
 from vitkit.report.terminal import printable
-from vitkit.tasks.dense import Dense
+from vitkit.tasks.dense import Dense, covered
 from vitkit.tasks.task import (
     Answer,
     Batch,
@@ -297,12 +297,7 @@ def apartness(rows: Tensor, others: Tensor, margin: float) -> Tensor:
 
 def scales(size: Size, view_size: Size, preprocessing: Preprocessing) -> tuple[float, float]:
     """Pixels of the view for each pixel of an image, along its height and its width."""
-    if preprocessing.resize == "crop":
-        raise Error(
-            "boxes in a central crop have no place in the whole image; use view fit or squash",
-            code="request.conflict",
-        )
-    h, w = fitted(size, view_size) if preprocessing.resize == "fit" else view_size
+    h, w = covered(size, view_size, preprocessing)
     return h / size[0], w / size[1]
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitkit.data.run_lengths import compress_counts, counts_of
 from vitkit.data.sources.source import Source
 from vitkit.data.target_views import MaskView
-from vitkit.data.views import View, fitted, normalise
+from vitkit.data.views import View, normalise
 from vitkit.errors import Error
 from vitkit.metrics.intervals import percent, span
 from vitkit.metrics.segmentation import (
@@ -42,7 +42,7 @@ from vitkit.models.variants import Model
 from vitkit.models.vit import ViTConfig
 from vitkit.options import Range
 from vitkit.runtime.collectives import sum_over_processes
-from vitkit.tasks.dense import Dense
+from vitkit.tasks.dense import Dense, covered
 from vitkit.tasks.task import (
     Answer,
     Batch,
@@ -242,7 +242,7 @@ class Segment(Dense):
             for row, target in zip(values, self.targets_of(context.source, batch["index"]), strict=True):
                 mask = torch.from_numpy(np.ascontiguousarray(target.mask))
                 pair = context.place({"values": row, "mask": mask})
-                fit = fitted(target.size, (height, width))
+                fit = covered(target.size, (height, width), model.preprocessing)
                 predicted, loss = compared(pair["values"], pair["mask"], fit, model)
                 counts.append(pixel_counts(predicted, pair["mask"], classes))
                 losses.append(loss)
@@ -293,7 +293,8 @@ class Segment(Dense):
         labels = model.labels or tuple(map(str, range(model.config.classes)))
         result: list[Answer] = []
         for row, size in zip(values, sizes or [view] * len(values), strict=True):
-            mask = class_map(row.float(), fitted(size, view), size, model.config.cell)
+            fit = covered(size, view, model.preprocessing)
+            mask = class_map(row.float(), fit, size, model.config.cell)
             result.append(ClassMask(mask.numpy(), labels, top))
         return result
 
