@@ -16,7 +16,6 @@ from starlette.requests import ClientDisconnect, Request
 from torch import Tensor
 
 from vitkit.data.decode import BadImage
-from vitkit.inference.predict import Prepared
 from vitkit.server.decoder import Decoder, Share, Task
 from vitkit.server.guard import busy
 from vitkit.server.inputs import Images
@@ -33,7 +32,7 @@ class Job:
 
     kind: str  # one of KINDS
     served: Served
-    image: Prepared
+    pixels: Tensor  # uint8 (3, h, w)
     deadline: float  # by time.monotonic
     target: int | None = None  # the class of the class map
     future: "Future[Any]" = field(default_factory=Future)
@@ -134,7 +133,7 @@ def is_active(job: Job) -> bool:
 
 def compute(jobs: list[Job]) -> list[Any]:
     """Logits or features of each job, or for one attention job its maps and logits."""
-    served, images = jobs[0].served, torch.stack([job.image.pixels for job in jobs])
+    served, images = jobs[0].served, torch.stack([job.pixels for job in jobs])
     if jobs[0].kind == "embed":
         return list(served.features(images))
     logits = served.engine(images) if served.model.config.classes else None
@@ -143,7 +142,7 @@ def compute(jobs: list[Job]) -> list[Any]:
         return list(logits)
     (job,) = jobs
     target = job.target if job.target is not None or logits is None else int(logits[0].argmax())
-    return [(attention_maps(served.model, job.image.pixels, target), logits)]  # type: ignore[arg-type]
+    return [(attention_maps(served.model, job.pixels, target), logits)]  # type: ignore[arg-type]
 
 
 SMALL = 64 * 1024  # bytes that are cheap enough to parse or serialise in the event loop
@@ -238,7 +237,7 @@ class AdmissionControl:
             image = await wrap_future(self.decoder.submit(content, served.view, share))
         except BadImage as error:
             return error
-        values = await wrap_future(self.batcher.submit(Job(kind, served, image, deadline, target)))
+        values = await wrap_future(self.batcher.submit(Job(kind, served, image.pixels, deadline, target)))
         return Output(values, image.size) if kind == "predict" else values
 
     async def offload(self, size: int, function: Callable[..., Any], *args: Any) -> Any:
