@@ -272,6 +272,15 @@ class Segment(Dense):
 
     # prediction
 
+    def check_head(self, model: Any) -> None:
+        super().check_head(model)
+        if getattr(model.config, "output", "semantic") == "masks":
+            raise Error(
+                "this EoMT answers with the masks of single objects, which predict does not show; load it with "
+                "output semantic",
+                code="model.unsupported",
+            )
+
     def output_shape(self, config: Any) -> tuple[int | None, ...]:
         if getattr(config, "output", "semantic") == "masks":
             return None, config.queries, None

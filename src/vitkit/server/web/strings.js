@@ -28,7 +28,7 @@ export const words = {
   leadPlaces: "See what the model finds, and where in the picture it is.",
   hintPlaces: "Open a picture to see the places.",
   places: "In the picture",
-  least: "Score from",
+  least: "Score ≥",
   boxes: (n, all) => `${count(n, "object", "objects")} shown of ${number.format(all)}`,
   masks: (n) => `${count(n, "class", "classes")}, with the share of the pixels`,
   nothing: (name) => `${name}: nothing found`,
