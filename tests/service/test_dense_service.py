@@ -101,7 +101,7 @@ def test_the_page_draws_places_that_follow_their_slider(browser, running):
             visit.slide("Score ≥", "End")
             assert visit.page.locator("#places li").count() < many
         else:
-            visit.slide("Opacity", "Home")
+            visit.slide("Mask", "Home")
         assert np.abs(visit.drawn() - before).max() > 20 and len(visit.asked) == asked
         visit.page.keyboard.press("Escape")
 
@@ -134,7 +134,9 @@ def test_masks_on_the_page_are_those_of_the_answer(browser, running):
 @pytest.mark.parametrize("width, scheme", [(390, "light"), (390, "dark"), (1280, "dark")])
 def test_the_page_fits_its_window(browser, running, width, scheme):
     with Visit(browser, running[1], width, scheme) as visit:
-        visit.give("drop", {f"a picture with a long name {n}.png": as_png(photograph(90, 120, n)) for n in range(3)})
+        visit.give(
+            "drop", {f"a picture with a long name {n}.png": as_png(photograph(90, 120, n)) for n in range(3)}
+        )
         visit.settled(3)
         assert wide(visit) == 0
         visit.open(1)

@@ -62,7 +62,11 @@ def make_app(admission: AdmissionControl) -> Guard:
 def add_inference(app: FastAPI, admission: AdmissionControl) -> None:
     """The endpoints that run the model on images."""
 
-    @app.post("/v1/predict", summary="Labels of images, or the boxes or masks in them", **openapi_extras("/v1/predict"))
+    @app.post(
+        "/v1/predict",
+        summary="Labels of images, or the boxes or masks in them",
+        **openapi_extras("/v1/predict"),
+    )
     async def predict(request: Request, top: Top = 5, reject: Reject = None) -> Response:
         served = admission.served  # a reload during the request does not change its model
         validate(task_of(served.model).check_head, served.model)

@@ -301,7 +301,9 @@ class Task(ABC):
         largest = float((reference - outputs).abs().max())
         reference, outputs = (values.movedim(1, -1).flatten(0, -2) for values in (reference, outputs))
         expected, top1 = reference.argmax(-1), outputs.argmax(-1)
-        lead = reference.gather(1, expected[:, None]) - reference.gather(1, top1[:, None])  # 0 where they agree
+        lead = reference.gather(1, expected[:, None]) - reference.gather(
+            1, top1[:, None]
+        )  # 0 where they agree
         same = float((expected == top1).cpu().double().mean())
         return Likeness(largest=largest, tolerance=tolerance, same=same, others=int((lead > tolerance).sum()))
 

@@ -29,6 +29,7 @@ export const words = {
   hintPlaces: "Open a picture to see the places.",
   places: "In the picture",
   least: "Score ≥",
+  over: "Mask",
   boxes: (n, all) => `${count(n, "object", "objects")} shown of ${number.format(all)}`,
   masks: (n) => `${count(n, "class", "classes")}, with the share of the pixels`,
   nothing: (name) => `${name}: nothing found`,
