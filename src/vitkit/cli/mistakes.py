@@ -60,7 +60,9 @@ SYNONYMS = {  # names that other tools use
     "train": "finetune", "fit": "finetune", "eval": "evaluate", "test": "evaluate", "classify": "predict",
     "infer": "predict", "info": "show", "server": "serve", "check": "doctor",
     "--learning-rate": "--lr", "--iterations": "--steps", "--resolution": "--image-size",
-    "--img-size": "--image-size", "--pretrained": "--weights", "--checkpoint": "--weights", "--conf": "--reject", "--score-threshold": "--reject",
+    "--img-size": "--image-size", "--pretrained": "--weights", "--checkpoint": "--weights",
+    "--conf": "--reject", "--score-threshold": "--reject", "--visualize": "--draw", "--save-masks": "--masks",
+    "--save-json": "--coco",
     "--visualize": "--draw", "--save-masks": "--masks", "--save-json": "--coco",
 }  # fmt: skip
 FLAG = re.compile("--[a-zA-Z]|-[a-zA-Z]$")  # -inf and -1 are values

@@ -96,7 +96,7 @@ def answer_files(
     for flag, place in {"--masks": masks, "--draw": draw, "--coco": coco}.items():
         if place and model.task not in TASK_OF[flag]:
             raise Error(
-                f"{flag} {place} needs a model for {' or '.join(TASK_OF[flag])}, not for {model.task}; omit it",
+                f"{flag} {place} needs a model for {' or '.join(TASK_OF[flag])}, not {model.task}; omit it",
                 code="request.conflict",
             )
     sources = {Path(image).resolve().parent for image in images}

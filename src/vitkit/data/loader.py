@@ -186,15 +186,14 @@ def range_batches(
 ) -> Iterator[Batch]:  # fmt: skip
     """The usable images of several ranges of indices, in order; no batch spans two ranges.
 
-    A range is taken from `ranges` only when its images are to be prepared. sizes: batches also hold "size",
-    the height and width of each image itself, int64 (B, 2).
+    A range is taken from `ranges` only when its images are to be prepared. sizes: also "size" of each image.
     """
     groups = (
         [(0, i) for i in part[start : start + batch]]
         for part in ranges
         for start in range(0, len(part), batch)
     )
-    batches = stream(Samples(source, view, sizes=sizes), groups, workers, bad)
+    batches = stream(Samples(source, view, with_sizes=sizes), groups, workers, bad)
     return (batch for batch in batches if len(batch["image"]))
 
 
@@ -207,12 +206,12 @@ class Samples(Dataset):
     order: Order | None = None
     more: MoreViews = ()
     target_view: TargetView | None = None
-    sizes: bool = False  # "size" of each image itself, int64 (B, 2)
+    with_sizes: bool = False  # "size" of each image itself, int64 (B, 2)
 
     @cached_property
     def cache(self) -> BatchCache | None:
         """The disk cache of these batches, if batches are cached; with several views or targets, none are."""
-        several = self.more or self.target_view or self.sizes
+        several = self.more or self.target_view or self.with_sizes
         return None if several else batch_cache_for(self.source, self.view, self.order)
 
     def cached(self, places: list[Place]) -> Batch | None:
@@ -251,8 +250,7 @@ class Samples(Dataset):
         for (step, place), index, rng in zip(places, indices, rngs, strict=True):
             try:
                 content = self.source.fetch(index)
-                if self.sizes:
-                    content, size_of_image = sized(content)
+                content, own_size = sized(content) if self.with_sizes else (content, (0, 0))
                 if self.more or self.target_view:  # decoded once for all views
                     content = decode(content) if isinstance(content, bytes) else content
                     fill_views(more, len(usable), views_of(content, self.more, order, step, place))
@@ -262,14 +260,13 @@ class Samples(Dataset):
                 else:
                     image = transform(content, self.view, rng)
                 rows[len(usable)] = image.transpose(2, 0, 1)
-                if self.sizes:
-                    sizes.append(size_of_image)
+                sizes.append(own_size)
                 usable.append(index)
                 positions.append(place)
             except BadImage as error:
                 errors.append((index, error))
         batch = self.batch(images[: len(usable)], np.array(usable, dtype=np.int64), positions)
-        batch |= {"size": torch.tensor(sizes, dtype=torch.int64).reshape(-1, 2)} if self.sizes else {}
+        batch |= {"size": torch.tensor(sizes).reshape(-1, 2)} if self.with_sizes else {}
         return batch | {k: stack[: len(usable)] for k, stack in (more | targets).items()}, errors
 
     def batch(self, images: Tensor, indices: np.ndarray, places: list[int]) -> Batch:

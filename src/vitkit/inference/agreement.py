@@ -52,7 +52,7 @@ class Agreement:
 def agreement(
     reference: Tensor, outputs: Tensor, precision: str = "fp32", task: Task | None = None
 ) -> Agreement:
-    """Compare outputs (B, ...) of a runtime with those of the reference, as a task does; None: a classifier."""
+    """Compare outputs (B, ...) of a runtime with those of the reference, as its task does."""
     if reference.shape != outputs.shape:
         raise Error(
             f"the outputs have shape {tuple(outputs.shape)}, those of the model {tuple(reference.shape)}",

@@ -94,7 +94,7 @@ def open_exported(place: str | os.PathLike[str]) -> ExportedModel:
     ):
         raise WeightsError(
             f"{path}: its graph has input shape {shapes[0]} and output shape {shapes[1]}, but its metadata "
-            f"says {size[0]}x{size[1]} pixels and {card.config.classes} classes for {card.task}; {remedy(path)}"
+            f"says {size[0]}x{size[1]} pixels and {card.config.classes} classes; {remedy(path)}"
         )
     return ExportedModel(
         path, card.config, card.labels, card.task, card.preprocessing, card.origin,

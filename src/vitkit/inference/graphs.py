@@ -214,7 +214,7 @@ def refuse_dense(config: DenseConfig, form: Form) -> None:
     """Raise an error for a form that models for segmentation and detection do not support."""
     if form.any_size:
         raise Error(
-            f"--any-size does not support a model for {config.task}, whose windows, levels and boxes are laid "
+            f"--any-size does not support a model for {config.task}, whose levels and boxes are laid "
             "out for one size; drop --any-size, and choose the size by --image-size",
             code="export.unsupported",
         )

@@ -276,8 +276,8 @@ class Segment(Dense):
         super().check_head(model)
         if getattr(model.config, "output", "semantic") == "masks":
             raise Error(
-                "this EoMT answers with the masks of single objects, which predict does not show; load it with "
-                "output semantic",
+                "this EoMT answers with the masks of single objects, which predict does not show; load it "
+                "with output semantic",
                 code="model.unsupported",
             )
 
