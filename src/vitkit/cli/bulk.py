@@ -60,6 +60,27 @@ SortInto = Annotated[
     ),
 ]
 
+Masks = Annotated[
+    Path | None,
+    arg(
+        metavar="DIR",
+        help="Segmentation: write the class of each pixel to DIR/<image>.png, class numbers with a palette.",
+    ),
+]
+Draw = Annotated[
+    Path | None,
+    arg(metavar="DIR", help="Write each image with its boxes or masks drawn over it to DIR/<image>.png."),
+]
+Coco = Annotated[
+    Path | None,
+    arg(
+        metavar="FILE",
+        help="Detection: write a COCO results file (.json). Categories are the model's labels from 1, images "
+        "are numbered from 1 in their order, with file_name. It has boxes of any score, or with --reject P "
+        "those from P.",
+    ),
+]
+
 Calibrate = Annotated[
     tuple[str, ...], arg(metavar="DATA|IMAGE...", help="Calibration images for an int8 engine.")
 ]
@@ -214,10 +235,16 @@ def predict(
     merge_tokens: MergeTokens = 0,
     unsure_below: UnsureBelow = None,
     sort_into: SortInto = None,
+    masks: Masks = None,
+    draw: Draw = None,
+    coco: Coco = None,
     csv: Csv = False,
     json: Json = False,
 ) -> None:
-    """Predict labels and probabilities. Unreadable files are reported and skipped.
+    """Predict labels and probabilities, boxes or masks. Unreadable files are reported and skipped.
+
+    A detector answers with boxes (left, top, right, bottom) in pixels of the image, a segmentation model with
+    the class of each pixel.
 
     With --out the images are written to one file, a row each; a killed command continues when it is run
     again, and torchrun divides the images among its processes.
@@ -226,6 +253,8 @@ def predict(
     $ vitkit predict runs/photos cat.jpg --reject
     $ vitkit predict runs/photos holiday/ --unsure-below 0.5 --sort-into sorted
     $ vitkit predict photos.onnx cat.jpg
+    $ vitkit predict runs/cells slides/ --draw drawn --coco boxes.json
+    $ vitkit predict runs/streets drive/ --masks masks
     $ vitkit predict hf:openai/clip-vit-base-patch32 cat.jpg --labels cat dog "red car"
     $ vitkit predict runs/photos photos.zip s3://bucket/more --out answers.parquet
     """
@@ -234,7 +263,8 @@ def predict(
             model, images, out, options, top=top, view=view, device=device, engine=engine,
             calibrate=calibrate, reject=reject, tta=tta, merge_tokens=merge_tokens, labels=labels,
             template=template, json=json,
-            unused={"--csv": csv, "--sort-into": sort_into, "--unsure-below": unsure_below},
+            unused={"--csv": csv, "--sort-into": sort_into, "--unsure-below": unsure_below,
+                    "--masks": masks, "--draw": draw, "--coco": coco},
         )  # fmt: skip
     check_printed(options, reject, unsure_below)
     from vitkit.commands.predict import predict as run
@@ -242,7 +272,8 @@ def predict(
     all_read = run(
         model, images, top, device, csv=csv, emit=print_json if json else None, engine=engine,
         calibrate=calibrate, view=view, unsure_below=unsure_below, sort_into=sort_into, reject=reject,
-        tta=tta, merge_tokens=merge_tokens, labels=labels, template=template,
+        tta=tta, merge_tokens=merge_tokens, labels=labels, template=template, masks=masks, draw=draw,
+        coco=coco,
     )  # fmt: skip
     if not all_read:
         sys.exit(1)

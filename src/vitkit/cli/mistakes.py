@@ -61,6 +61,9 @@ SYNONYMS = {  # names that other tools use
     "infer": "predict", "info": "show", "server": "serve", "check": "doctor",
     "--learning-rate": "--lr", "--iterations": "--steps", "--resolution": "--image-size",
     "--img-size": "--image-size", "--pretrained": "--weights", "--checkpoint": "--weights",
+    "--conf": "--reject", "--score-threshold": "--reject", "--visualize": "--draw", "--save-masks": "--masks",
+    "--save-json": "--coco",
+    "--visualize": "--draw", "--save-masks": "--masks", "--save-json": "--coco",
 }  # fmt: skip
 FLAG = re.compile("--[a-zA-Z]|-[a-zA-Z]$")  # -inf and -1 are values
 FRAME = re.compile("\x1b\\[[0-9;]*m|[╭╮╰╯│─]|-{3,}")  # of the parser's error box

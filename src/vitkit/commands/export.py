@@ -20,6 +20,7 @@ from vitkit.inference.export import NAMES, check_kind, runner, write
 from vitkit.inference.graphs import TYPES, Form, check_form
 from vitkit.inference.predict import logits, with_merging
 from vitkit.models.adapt import adapt
+from vitkit.models.dense import DenseModel
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViTConfig, dropped
 from vitkit.report.terminal import say, warn
@@ -94,7 +95,8 @@ def export(
     out, form = Path(out), Form(precision=precision, pixels=pixels, any_size=any_size)
     check_output(model, out, form, compiled=compiled, calibrated=bool(calibrate))
     check_free(out, overwrite)
-    model = model.eval() if image_size is None else adapt(model.eval(), image_size=image_size)
+    check_form(model, form)
+    model = model.eval() if image_size is None else at_size(model.eval(), image_size)
     model = cast(Model, with_merging(model, merge_tokens))
     dropped(model.config, strict=strict_size)
     check_form(model, form)
@@ -119,6 +121,16 @@ def export(
             compared=compared,
             unread=len(unread),
         )
+
+
+def at_size(model: Model, image_size: tuple[int, int]) -> Model:
+    """The model for images of another size; positions are resized."""
+    if not isinstance(model, DenseModel):
+        return adapt(model, image_size=image_size)
+    task = task_of(model)
+    resized = task.adapt(model, model.labels, image_size, 0)
+    resized.labels, resized.task, resized.reject_below = model.labels, model.task, model.reject_below
+    return resized.eval()
 
 
 def check_output(model: Model, out: Path, form: Form, *, compiled: bool, calibrated: bool) -> None:
@@ -190,7 +202,8 @@ def compare(
         if form.pixels:
             values = task_of(model).activate(values)
         height, width = batch.shape[2:]
-        yield Comparison((height, width), len(batch), agreement(values, run(batch), form.precision))
+        result = agreement(values, run(batch), form.precision, task_of(model))
+        yield Comparison((height, width), len(batch), result)
 
 
 def other_size(model: Model) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitkit.commands.answer_files import answer_files
 from vitkit.commands.shared import Emit
 from vitkit.data.decode import read
 from vitkit.data.names import folded
@@ -156,6 +157,9 @@ def predict(
     merge_tokens: int = 0,
     labels: tuple[str, ...] = (),
     template: tuple[str, ...] = (),
+    masks: Path | None = None,
+    draw: Path | None = None,
+    coco: Path | None = None,
 ) -> bool:
     """Print predictions one by one, or JSON at the end; returns whether every image could be read."""
     model = open_model(
@@ -165,8 +169,14 @@ def predict(
         warn(note)
     task = task_of(model)
     reject_below = rejection_threshold(model, reject)
+    if unsure_below is not None and task.targets:
+        raise Error(
+            f"--unsure-below needs a classifier, not a model for {model.task}; omit it",
+            code="request.conflict",
+        )
     sorter = sorter_for(model, sort_into) if sort_into else None
     names = find_images(images, outside=sort_into)
+    files = answer_files(model, names, masks, draw, coco, reject_below)
     compute = engine_for(model, engine, len(names), calibrate)
     printer = Printer(len(names), csv=csv, task=task) if not emit else None
     rows, unread = [], 0
@@ -174,6 +184,7 @@ def predict(
         if p.error:
             unread += 1
             warn_skipped(p)
+        files.add(p)
         best = p.answer.best if p.answer else None
         unsure = unsure_below is not None and best is not None and best[1] < unsure_below
         row = p.to_json() | ({"unsure": unsure} if unsure_below is not None and best else {})
@@ -185,6 +196,8 @@ def predict(
             rows.append(row)
     if emit:
         emit(rows)
+    for line in files.finish():
+        (warn if emit or csv else say)(line)
     if sorter:
         summarise(sorter, unread, quiet=bool(emit) or csv)
     return not unread
@@ -268,7 +281,8 @@ def open_model(
 
 def sorter_for(model: Classifier, folder: Path) -> Sorter:
     if model.task != "classify":
-        labels = "several labels" if model.task == "multilabel" else "no label"
+        kinds = {"multilabel": "several labels", "detect": "boxes", "segment": "a mask"}
+        labels = kinds.get(model.task, "no label")
         raise Error(
             f"--sort-into {folder} needs one label per image, but this model predicts {labels}; use "
             "--json or --csv",

@@ -34,7 +34,7 @@ from vitkit.data.order import Order
 from vitkit.data.sources.source import Source
 from vitkit.data.target_views import TargetView, empty_stacks, fill_target
 from vitkit.data.targets import read_target
-from vitkit.data.views import MoreViews, View, fill_views, transform, views_of
+from vitkit.data.views import MoreViews, View, fill_views, sized, transform, views_of
 from vitkit.errors import Error
 from vitkit.io.system import STOP_SIGNALS, at_fork, end_process, start_method
 
@@ -181,18 +181,19 @@ def evaluation_batches(
 
 
 def range_batches(
-    source: Source, view: View, batch: int, ranges: Iterable[range], *, workers: int, bad: BadFileLog
-) -> Iterator[Batch]:
+    source: Source, view: View, batch: int, ranges: Iterable[range], *, workers: int, bad: BadFileLog,
+    sizes: bool = False,
+) -> Iterator[Batch]:  # fmt: skip
     """The usable images of several ranges of indices, in order; no batch spans two ranges.
 
-    A range is taken from `ranges` only when its images are to be prepared.
+    A range is taken from `ranges` only when its images are to be prepared. sizes: also "size" of each image.
     """
     groups = (
         [(0, i) for i in part[start : start + batch]]
         for part in ranges
         for start in range(0, len(part), batch)
     )
-    batches = stream(Samples(source, view), groups, workers, bad)
+    batches = stream(Samples(source, view, with_sizes=sizes), groups, workers, bad)
     return (batch for batch in batches if len(batch["image"]))
 
 
@@ -205,11 +206,12 @@ class Samples(Dataset):
     order: Order | None = None
     more: MoreViews = ()
     target_view: TargetView | None = None
+    with_sizes: bool = False  # "size" of each image itself, int64 (B, 2)
 
     @cached_property
     def cache(self) -> BatchCache | None:
         """The disk cache of these batches, if batches are cached; with several views or targets, none are."""
-        several = self.more or self.target_view
+        several = self.more or self.target_view or self.with_sizes
         return None if several else batch_cache_for(self.source, self.view, self.order)
 
     def cached(self, places: list[Place]) -> Batch | None:
@@ -244,9 +246,11 @@ class Samples(Dataset):
         usable: list[int] = []
         positions: list[int] = []
         errors: list[tuple[int, BadImage]] = []
+        sizes: list[tuple[int, int]] = []
         for (step, place), index, rng in zip(places, indices, rngs, strict=True):
             try:
                 content = self.source.fetch(index)
+                content, own_size = sized(content) if self.with_sizes else (content, (0, 0))
                 if self.more or self.target_view:  # decoded once for all views
                     content = decode(content) if isinstance(content, bytes) else content
                     fill_views(more, len(usable), views_of(content, self.more, order, step, place))
@@ -256,11 +260,13 @@ class Samples(Dataset):
                 else:
                     image = transform(content, self.view, rng)
                 rows[len(usable)] = image.transpose(2, 0, 1)
+                sizes.append(own_size)
                 usable.append(index)
                 positions.append(place)
             except BadImage as error:
                 errors.append((index, error))
         batch = self.batch(images[: len(usable)], np.array(usable, dtype=np.int64), positions)
+        batch |= {"size": torch.tensor(sizes).reshape(-1, 2)} if self.with_sizes else {}
         return batch | {k: stack[: len(usable)] for k, stack in (more | targets).items()}, errors
 
     def batch(self, images: Tensor, indices: np.ndarray, places: list[int]) -> Batch:

@@ -136,6 +136,15 @@ def apply(content: bytes | np.ndarray, view: View, rng: np.random.Generator) -> 
     return torch.from_numpy(np.array(transform(content, view, rng).transpose(2, 0, 1), order="C"))
 
 
+def sized(content: bytes | np.ndarray) -> tuple[bytes | np.ndarray, tuple[int, int]]:
+    """An image for `transform`, and its own height and width; all files but JPEGs are decoded for that."""
+    if isinstance(content, bytes) and (size := jpeg_size(content)):
+        return content, size
+    pixels = decode(content) if isinstance(content, bytes) else content
+    _check_image(pixels)
+    return pixels, (pixels.shape[0], pixels.shape[1])
+
+
 def transform(content: bytes | np.ndarray, view: View, rng: np.random.Generator) -> np.ndarray:
     """An image file, or its pixels (H, W, 3), to uint8 (h, w, 3), possibly a view of the input.
 

@@ -18,6 +18,8 @@ from vitkit.errors import Error
 from vitkit.inference.predict import evaluation_view, find_images
 from vitkit.models.variants import Model
 from vitkit.report.terminal import warn
+from vitkit.tasks.classify import Classify
+from vitkit.tasks.task import Likeness, Task
 
 # precision -> largest allowed difference of an output; relative to the largest output where that exceeds 1
 TOLERANCES = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1, "8bit": 1e-1, "int8": 3e-1}
@@ -31,41 +33,36 @@ class Agreement:
     images: int
     largest: float  # difference of one output
     tolerance: float
-    same_top1: float  # share of the images
-    other_top1: int  # images with another top-1 although the reference leads by more than the tolerance
+    same_top1: float  # share of the images, or of what the task compares: pixels, objects
+    other_top1: int  # of these, how many have another answer although the reference leads by the tolerance
+    about: str = Likeness.about
 
     @property
     def ok(self) -> bool:
         return self.largest <= self.tolerance and not self.other_top1  # False for a NaN difference
 
     def text(self) -> str:
-        return (
-            f"largest difference {self.largest:.1e} (tolerance {self.tolerance:.1e}), "
-            f"the same top-1 for {self.same_top1:.1%} of {self.images} images"
-        )
+        same = self.about.format(share=f"{self.same_top1:.1%}", images=self.images)
+        return f"largest difference {self.largest:.1e} (tolerance {self.tolerance:.1e}), the same {same}"
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"ok": self.ok}
+        return {name: value for name, value in asdict(self).items() if name != "about"} | {"ok": self.ok}
 
 
-def agreement(reference: Tensor, outputs: Tensor, precision: str = "fp32") -> Agreement:
-    """Compare outputs (B, classes) of a runtime with those of the reference."""
+def agreement(
+    reference: Tensor, outputs: Tensor, precision: str = "fp32", task: Task | None = None
+) -> Agreement:
+    """Compare outputs (B, ...) of a runtime with those of the reference, as its task does."""
     if reference.shape != outputs.shape:
         raise Error(
             f"the outputs have shape {tuple(outputs.shape)}, those of the model {tuple(reference.shape)}",
             code="export.disagrees",
         )
-    tolerance = TOLERANCES[precision] * max(1.0, float(reference.abs().max()))
-    largest = float((reference - outputs).abs().max())
-    expected, top1 = reference.argmax(-1), outputs.argmax(-1)
-    margin = reference.gather(1, expected[:, None]) - reference.gather(1, top1[:, None])  # 0 where they agree
+    alike = (task or Classify()).agreement(reference, outputs, TOLERANCES[precision])
     return Agreement(
-        images=len(reference),
-        largest=largest,
-        tolerance=tolerance,
-        same_top1=float((expected == top1).cpu().double().mean()),
-        other_top1=int((margin > tolerance).sum()),
-    )
+        images=len(reference), largest=alike.largest, tolerance=alike.tolerance, same_top1=alike.same,
+        other_top1=alike.others, about=alike.about,
+    )  # fmt: skip
 
 
 def sample_images(

@@ -26,7 +26,7 @@ from vitkit.io.parts import Parts
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT
 from vitkit.runtime.runtime import Runtime
-from vitkit.tasks.task import Answer, task_of
+from vitkit.tasks.task import Answer, Sizes, task_of
 
 Pool = Literal["head", "cls", "mean"]
 
@@ -38,8 +38,11 @@ class Computation(Protocol):
     def model(self) -> Classifier: ...
     @property
     def tta(self) -> str: ...
+    @property
+    def sizes(self) -> bool:
+        """Whether `compute` needs the sizes of the images themselves."""
 
-    def compute(self, images: Tensor) -> list[Any]:
+    def compute(self, images: Tensor, sizes: Sizes = ()) -> list[Any]:
         """uint8 images (B, 3, h, w) to one value for each."""
 
     def columns(self, images: Images, indices: range, values: list[Any]) -> Columns:
@@ -56,6 +59,7 @@ class Embedding:
     normalize: bool = False
     dtype: Literal["float32", "float16"] = "float32"
     tta: ClassVar[str] = "none"
+    sizes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.pool != "head" and not isinstance(self.model, ViT):
@@ -70,7 +74,7 @@ class Embedding:
         if self.pool != "head" and isinstance(self.model, ViT):
             self.model.check_unmerged()
 
-    def compute(self, images: Tensor) -> list[Any]:
+    def compute(self, images: Tensor, sizes: Sizes = ()) -> list[Any]:
         with self.runtime.autocast():
             if isinstance(self.model, ViT) and self.pool != "head":
                 values = per_core(partial(forward_tokens, self.model, self.pool), self.model, images)
@@ -115,8 +119,12 @@ class Answering:
     reject_below: float | None = None
     tta: str = "none"
 
-    def compute(self, images: Tensor) -> list[Answer]:
-        return answers_of(self.model, self.engine(images), self.top, self.reject_below)
+    @property
+    def sizes(self) -> bool:
+        return bool(task_of(self.model).targets)
+
+    def compute(self, images: Tensor, sizes: Sizes = ()) -> list[Answer]:
+        return answers_of(self.model, self.engine(images), self.top, self.reject_below, sizes)
 
     def columns(self, images: Images, indices: range, values: list[Any]) -> Columns:
         if "probability" not in task_of(self.model).columns:
@@ -175,10 +183,12 @@ class Bulk:
 
         view = evaluation_view(model.preprocessing, model.config.image_size, self.computation.tta)
         batches = range_batches(
-            self.images.source(), view, self.batch, ranges(), workers=self.workers, bad=rows
-        )
+            self.images.source(), view, self.batch, ranges(), workers=self.workers, bad=rows,
+            sizes=self.computation.sizes,
+        )  # fmt: skip
         for batch in batches:
-            values = self.computation.compute(batch["image"])
+            sizes = [(height, width) for height, width in batch["size"].tolist()] if "size" in batch else ()
+            values = self.computation.compute(batch["image"], sizes)
             rows.values.update(zip(batch["index"].tolist(), values, strict=True))
             self.advance(len(values))
             while pending and rows.complete(self.parts.range(pending[0])):

@@ -23,6 +23,7 @@ from vitkit.inference.builders import ENGINES, available, build_engine, on_cpu
 from vitkit.inference.engine_cache import EngineCache
 from vitkit.inference.predict import logits
 from vitkit.models.variants import Model
+from vitkit.tasks.task import task_of
 
 QUICK_SECONDS = 120.0  # for less work than this, measuring engines takes longer than a faster one saves
 LONG_SECONDS = 3600.0  # only for more work than this is a compilation worth its time
@@ -127,7 +128,7 @@ class EngineSelector:
             run = build_engine(name, self.model, self.batch, self.calibrate, self.cache)
             images = self.images[:count]
             expected = self.reference_logits if count is None else self.reference(images)
-            result = agreement(expected, run(images), ENGINES[name])
+            result = agreement(expected, run(images), ENGINES[name], task_of(self.model))
         except Error:
             raise
         except Exception as error:  # ONNX Runtime's exceptions have no other common base class

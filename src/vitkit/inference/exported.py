@@ -90,7 +90,7 @@ def open_exported(place: str | os.PathLike[str]) -> ExportedModel:
     size, channels = card.config.image_size, card.config.channels
     if not (
         fits(shapes[0], (None, *size, 3) if pixels else (None, channels, *size))
-        and fits(shapes[1], (None, card.config.classes or None))
+        and fits(shapes[1], task_of(card).output_shape(card.config))
     ):
         raise WeightsError(
             f"{path}: its graph has input shape {shapes[0]} and output shape {shapes[1]}, but its metadata "

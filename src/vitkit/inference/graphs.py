@@ -19,6 +19,7 @@ from torch.export import Dim, ExportedProgram
 
 from vitkit.data.views import make_levels
 from vitkit.errors import Error
+from vitkit.models.dense import DenseConfig
 from vitkit.models.positions import RESIZE, Grid, Positions, sincos2d
 from vitkit.models.resnet import ResNetConfig
 from vitkit.models.variants import Model
@@ -180,6 +181,8 @@ class Graph(nn.Module):
 def check_form(model: Model, form: Form) -> None:
     """Raise an error for a form that this model does not support."""
     c = model.config
+    if isinstance(c, DenseConfig):
+        refuse_dense(c, form)
     if form.any_size and isinstance(c, ViTConfig) and c.positions == "relative":
         raise Error(
             f"--any-size does not support relative positions, which were learned on a fixed {c.grid} grid; "
@@ -205,6 +208,22 @@ def check_form(model: Model, form: Form) -> None:
         )
     if form.pixels and c.channels != 3:
         raise Error(f"--pixels takes RGB, but the model has {c.channels} channels", code="export.unsupported")
+
+
+def refuse_dense(config: DenseConfig, form: Form) -> None:
+    """Raise an error for a form that models for segmentation and detection do not support."""
+    if form.any_size:
+        raise Error(
+            f"--any-size does not support a model for {config.task}, whose levels and boxes are laid "
+            "out for one size; drop --any-size, and choose the size by --image-size",
+            code="export.unsupported",
+        )
+    if form.precision == "int8":
+        raise Error(
+            f"--precision int8 does not support a model for {config.task}: calibration "
+            "is checked with classifiers alone; use fp16 or fp32",
+            code="export.unsupported",
+        )
 
 
 def trace(model: Model, form: Form) -> ExportedProgram:

@@ -19,18 +19,19 @@ from vitkit.data.decode import BadImage, read
 from vitkit.data.names import SUFFIXES
 from vitkit.data.pictures import Picture, content_of, is_picture, name_of
 from vitkit.data.sources.source import walk
-from vitkit.data.views import View, apply, normalise
+from vitkit.data.views import View, apply, normalise, sized
 from vitkit.errors import Error
 from vitkit.inference.per_core import per_core
 from vitkit.inference.rejection import rejection_threshold
 from vitkit.inference.tta import VIEWS, Tta, augmented, check_tta, size_before
 from vitkit.inference.zero_shot import zero_shot
 from vitkit.models.card import Origin, Preprocessing, shorter_side, with_view
+from vitkit.models.dense import DenseModel
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViT
 from vitkit.options import parse_view
 from vitkit.runtime.runtime import choose_runtime
-from vitkit.tasks.task import Answer, task_of
+from vitkit.tasks.task import Answer, Sizes, task_of
 from vitkit.weights.load import load
 from vitkit.weights.locate import WEIGHTS, is_exported
 
@@ -53,6 +54,14 @@ class Classifier(Protocol):
     def origin(self) -> Origin: ...
     @property
     def reject_below(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An image as a model takes it, and the size that it had before."""
+
+    pixels: Tensor  # uint8 (3, h, w)
+    size: tuple[int, int]  # height, width
 
 
 @dataclass(frozen=True)
@@ -97,8 +106,14 @@ def describe_view(preprocessing: Preprocessing, size: tuple[int, int], tta: str 
 
 def pixels(content: bytes | np.ndarray, model: Classifier, tta: str = "none") -> Tensor:
     """An encoded image, or its pixels, resized and cropped for the model: uint8 (3, h, w)."""
+    return prepared(content, model, tta).pixels
+
+
+def prepared(content: bytes | np.ndarray, model: Classifier, tta: str = "none") -> Prepared:
+    """The same with the size of the image itself."""
     view = evaluation_view(model.preprocessing, model.config.image_size, tta)
-    return apply(content, view, np.random.default_rng(0))  # an evaluation view draws no random numbers
+    content, size = sized(content)
+    return Prepared(apply(content, view, np.random.default_rng(0)), size)  # the view draws nothing at random
 
 
 def logits(model: Model, images: Tensor) -> Tensor:
@@ -150,7 +165,9 @@ def predict(
 ) -> Answers | list[Answers]:  # fmt: skip
     """[(label, probability), ...] for an image, most likely first; for several images a list of such lists.
 
-    A model of a task other than classification returns the value of that task.
+    A detector returns its boxes, [{"label", "score", "box": [left, top, right, bottom]}, ...], in pixels of
+    the image, and a segmenter the class number of each pixel, a uint8 array (height, width); a model of another
+    task what that task answers.
 
     model   a model, or its path: a model file, a run folder, a published name, or an .onnx or .xml file
             that `vitkit export` wrote. A path is loaded at every call: use `vitkit.load` once instead.
@@ -159,7 +176,7 @@ def predict(
             from, each put into one or more texts ("a photo of a {}."). For many calls use `vitkit.zero_shot`.
     template  with `labels`: the texts, with {} where the label goes
     reject  answer [("unknown", probability)] if the probability of the likeliest label is below this number,
-            or, with True, below the threshold of the model
+            or, with True, below the threshold of the model; of a detector, the least score of a box
     tta     test-time augmentation: mean over the image and its mirror ("flip"), or over five crops and their
             mirrors ("crops")
     merge_tokens  merge so many similar tokens in each layer (ToMe): faster, and a little less accurate
@@ -171,18 +188,26 @@ def predict(
     task_of(model).check_head(model)
     check_tta(tta)
     below, compute = rejection_threshold(model, reject), augmented(engine_of(model), model, tta)
-    if is_picture(image):
-        return answers_of(model, compute(view_of(image, model, tta)[None]), top, below)[0].value
     values: list[Answers] = []
-    images = iter(cast(Iterable[Picture], image))
-    while batch := [view_of(picture, model, tta) for picture in islice(images, BATCH)]:
-        values += [answer.value for answer in answers_of(model, compute(torch.stack(batch)), top, below)]
-    return values
+    images = iter([image] if is_picture(image) else cast(Iterable[Picture], image))
+    while batch := [prepared_of(picture, model, tta) for picture in islice(images, BATCH)]:
+        values += [answer.value for answer in compute_answers(model, batch, top, compute, below)]
+    return values[0] if is_picture(image) else values
 
 
-def answers_of(model: Classifier, values: Tensor, top: int, below: float | None = None) -> list[Answer]:
-    """The answers for the outputs (B, K) of a model; with a threshold, "unknown" where it is not reached."""
-    return [answer.reject(below) for answer in task_of(model).answers(model, values, top)]
+def answers_of(
+    model: Classifier, values: Tensor, top: int, below: float | None = None, sizes: Sizes = ()
+) -> list[Answer]:
+    """The answers for the outputs (B, ...) of a model; with a threshold, "unknown" where it is not reached.
+
+    sizes: of the images themselves, for answers about places in them.
+    """
+    task = task_of(model)
+    if task.targets:
+        answers = task.answers(model, values, top, sizes=sizes)
+    else:  # a task of a user may not know sizes
+        answers = task.answers(model, values, top)
+    return [answer.reject(below) for answer in answers]
 
 
 def open_model(model: Classifier | str | os.PathLike[str]) -> Classifier:
@@ -219,6 +244,11 @@ def with_merging(model: Classifier, merge_tokens: int) -> Classifier:
     """The model with so many tokens merged in each layer, sharing its parameters; 0: the model as it is."""
     if not merge_tokens:
         return model
+    if isinstance(model, DenseModel):
+        raise Error(
+            f"merge_tokens={merge_tokens}: a model for {model.task} needs the token of every patch; omit it",
+            code="model.unsupported",
+        )
     if not isinstance(model, ViT):
         exported = "" if isinstance(model, Model) else "; for an exported file give it to vitkit export"
         raise Error(f"merge_tokens={merge_tokens}: only a ViT has tokens{exported}", code="model.unsupported")
@@ -245,9 +275,14 @@ def engine_of(model: Classifier) -> Callable[[Tensor], Tensor]:
 
 def view_of(image: Picture, model: Classifier, tta: str = "none") -> Tensor:
     """An image, resized and cropped for the model; the error for an unreadable one names it."""
+    return prepared_of(image, model, tta).pixels
+
+
+def prepared_of(image: Picture, model: Classifier, tta: str = "none") -> Prepared:
+    """The same with the size of the image itself."""
     content = content_of(image)
     try:
-        return pixels(content, model, tta)
+        return prepared(content, model, tta)
     except BadImage as error:
         name = name_of(image)
         raise BadImage(error.reason, f"{name}: {error}" if name else str(error)) from None
@@ -301,7 +336,7 @@ def predict_many(
     names = iter(images)
     pool = ThreadPoolExecutor(threads)
 
-    def prefetch() -> list[tuple[str, Future[Tensor]]]:
+    def prefetch() -> list[tuple[str, Future[Prepared]]]:
         return [(name, pool.submit(from_file, name, model, tta)) for name in islice(names, batch)]
 
     try:
@@ -315,11 +350,11 @@ def predict_many(
         pool.shutdown(cancel_futures=True)  # a caller that stops early does not wait for the rest
 
 
-def from_file(name: str, model: Classifier, tta: str = "none") -> Tensor:
-    return pixels(read(Path(name)), model, tta)
+def from_file(name: str, model: Classifier, tta: str = "none") -> Prepared:
+    return prepared(read(Path(name)), model, tta)
 
 
-def image_or_error(future: Future[Tensor]) -> Tensor | BadImage:
+def image_or_error(future: Future[Prepared]) -> Prepared | BadImage:
     try:
         return future.result()
     except BadImage as error:
@@ -328,18 +363,30 @@ def image_or_error(future: Future[Tensor]) -> Tensor | BadImage:
 
 def predict_batch(
     model: Classifier,
-    images: list[tuple[str, Tensor | BadImage]],
+    images: list[tuple[str, Prepared | BadImage]],
     top: int,
     compute: Callable[[Tensor], Tensor],
     below: float | None = None,
 ) -> list[Prediction]:
     """A prediction for each image of a batch, with the error for each that could not be decoded."""
-    good = [image for _, image in images if isinstance(image, Tensor)]
-    answers = iter(answers_of(model, compute(torch.stack(good)), top, below) if good else [])
+    good = [image for _, image in images if isinstance(image, Prepared)]
+    answers = iter(compute_answers(model, good, top, compute, below) if good else [])
     return [
         Prediction(name, error=str(image)) if isinstance(image, BadImage) else Prediction(name, next(answers))
         for name, image in images
     ]
+
+
+def compute_answers(
+    model: Classifier,
+    images: list[Prepared],
+    top: int,
+    compute: Callable[[Tensor], Tensor],
+    below: float | None = None,
+) -> list[Answer]:
+    """The answers for some images, in one batch."""
+    values = compute(torch.stack([one.pixels for one in images]))
+    return answers_of(model, values, top, below, [one.size for one in images])
 
 
 def load_model(place: str, device: str, view: str = "model", *, text: bool = False) -> Model:

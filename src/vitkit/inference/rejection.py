@@ -1,4 +1,4 @@
-"""Rejection: the confidence below which a classifier answers "unknown" instead of a label."""
+"""Rejection: the confidence below which a classifier answers "unknown", and a detector leaves out a box."""
 
 from typing import Any
 
@@ -33,9 +33,16 @@ def rejection_threshold(model: Any, reject: str | float | bool | None) -> float 
     if reject is None or reject is False:
         return None
     given = None if reject is True else parse_reject(str(reject))
-    if model.task != "classify":
+    if model.task not in ("classify", "detect"):
         raise Error(
-            f"--reject needs a classifier with one label per image, not a model for {model.task}; omit it",
+            "--reject needs a classifier with one label per image, or a detector, not a model for "
+            f"{model.task}; omit it",
+            code="model.unsupported",
+        )
+    if given is None and not model.reject_below and model.task == "detect":
+        raise Error(
+            "--reject: a detector has no threshold of its own; give the least score of a box, e.g. "
+            "--reject 0.5",
             code="model.unsupported",
         )
     if given is None and not model.reject_below:

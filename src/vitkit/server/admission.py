@@ -41,6 +41,17 @@ class Job:
         return self.kind == other.kind and self.served is other.served
 
 
+@dataclass(frozen=True, eq=False)
+class Output:
+    """The model's outputs for an image, and the height and width of the image itself."""
+
+    values: Tensor
+    size: tuple[int, int]
+
+    def numel(self) -> int:
+        return self.values.numel()
+
+
 class Batcher(threading.Thread):
     """Runs the model on batches of jobs of one kind, after a short wait in which a batch can fill up."""
 
@@ -223,10 +234,11 @@ class AdmissionControl:
         target: int | None,
     ) -> Any:  # fmt: skip
         try:
-            pixels = await wrap_future(self.decoder.submit(content, served.view, share))
+            image = await wrap_future(self.decoder.submit(content, served.view, share))
         except BadImage as error:
             return error
-        return await wrap_future(self.batcher.submit(Job(kind, served, pixels, deadline, target)))
+        values = await wrap_future(self.batcher.submit(Job(kind, served, image.pixels, deadline, target)))
+        return Output(values, image.size) if kind == "predict" else values
 
     async def offload(self, size: int, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function that handles `size` bytes, in another thread if it would block the event loop."""

@@ -20,13 +20,13 @@ from vitkit.inference.predict import answers_of
 from vitkit.inference.rejection import rejection_threshold
 from vitkit.inspection.subject import class_number
 from vitkit.report.palette import CSS
-from vitkit.server.admission import AdmissionControl
+from vitkit.server.admission import AdmissionControl, Output
 from vitkit.server.docs import base_url, openapi_extras, page
 from vitkit.server.guard import TOKEN_PATHS, AsciiJSONResponse, Guard, RequestError, error_response, to_json
 from vitkit.server.inputs import Images, read_images
 from vitkit.server.served_model import Served, attention_objection
 from vitkit.server.settings import Settings
-from vitkit.tasks.task import task_of
+from vitkit.tasks.task import Sizes, task_of
 
 WEB = Path(__file__).parent / "web"
 BYTES_PER_VALUE = 30  # of a response: a number, or a label with its probability
@@ -39,7 +39,8 @@ Reject = Annotated[
     Query(
         max_length=50,
         description="reject an image if the probability of its likeliest label is below this number, or with "
-        "'model' below the threshold of the model; each result then has the field rejected",
+        "'model' below the threshold of the model; each result then has the field rejected. For a detector: "
+        "the least score of a box",
     ),
 ]
 ToResult = Callable[[Any], dict[str, Any]]  # the output for one image -> its JSON fields
@@ -61,16 +62,21 @@ def make_app(admission: AdmissionControl) -> Guard:
 def add_inference(app: FastAPI, admission: AdmissionControl) -> None:
     """The endpoints that run the model on images."""
 
-    @app.post("/v1/predict", summary="The most likely labels of images", **openapi_extras("/v1/predict"))
+    @app.post(
+        "/v1/predict",
+        summary="Labels of images, or the boxes or masks in them",
+        **openapi_extras("/v1/predict"),
+    )
     async def predict(request: Request, top: Top = 5, reject: Reject = None) -> Response:
         served = admission.served  # a reload during the request does not change its model
         validate(task_of(served.model).check_head, served.model)
         below = validate(rejection_threshold, served.model, reject)
 
-        def to_result(logits: Any) -> dict[str, Any]:
-            return answer(served, logits[None], top, below)
+        def to_result(output: Output) -> dict[str, Any]:
+            return answer(served, output.values[None], top, below, [output.size])
 
-        return await respond(admission, request, "predict", served, to_result, top)
+        most = sys.maxsize if task_of(served.model).targets else top
+        return await respond(admission, request, "predict", served, to_result, most)
 
     @app.post("/v1/embed", summary="Feature vectors of images, the input of the head",
               **openapi_extras("/v1/embed"))  # fmt: skip
@@ -128,9 +134,11 @@ def encode_results(model: str, images: Images, outputs: list[Any], to_result: To
     return b'{"model":%b,"results":[%b]}' % (to_json(model), b",".join(results))
 
 
-def answer(served: Served, logits: Any, top: int, below: float | None = None) -> dict[str, Any]:
+def answer(
+    served: Served, values: Any, top: int, below: float | None = None, sizes: Sizes = ()
+) -> dict[str, Any]:
     """The prediction for one image, as the model's task serialises it; below: the threshold of rejection."""
-    return answers_of(served.model, check_finite(logits), top, below)[0].brief()
+    return answers_of(served.model, check_finite(values), top, below, sizes)[0].brief()
 
 
 def image_error(error: BadImage) -> dict[str, str]:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import struct
 import sys
 from dataclasses import asdict
 from multiprocessing.connection import Connection
@@ -17,6 +18,7 @@ from vitkit.data.views import View, apply
 from vitkit.io.system import RELOAD_SIGNALS
 
 OK, FAILED = b"\0", b"\1"  # the first byte of a reply
+SIZE = struct.Struct("<II")  # height and width of the image itself, before the pixels of a reply
 HEADROOM = 512 * 2**20  # bytes of memory besides the pixels
 BYTES_PER_PIXEL = 24  # of an image and its copies on the way to RGB
 
@@ -39,7 +41,8 @@ def main(pipe: Connection, max_pixels: int) -> None:
             return
         head, _, content = request.partition(b"\n")
         try:
-            reply = OK + decode_view(content, **json.loads(head)).numpy().tobytes()
+            pixels, size = decode_view(content, **json.loads(head))
+            reply = OK + SIZE.pack(*size) + pixels.numpy().tobytes()
         except BadImage as error:
             reply = error_reply(error.reason, without_addresses(str(error)))
         except (MemoryError, RuntimeError, ValueError):  # torch raises RuntimeError when out of memory
@@ -70,16 +73,17 @@ def set_limits(max_pixels: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 
 
-def decode_view(content: bytes, view: dict, max_pixels: int) -> Tensor:
-    """The model's input, uint8 (3, h, w): the same pixels as `vitkit predict` uses."""
+def decode_view(content: bytes, view: dict, max_pixels: int) -> tuple[Tensor, tuple[int, int]]:
+    """The model's input, uint8 (3, h, w): the same pixels as `vitkit predict` uses; and the image's size."""
     transform = View(**(view | {"size": tuple(view["size"])}))
     rng = np.random.default_rng(0)  # unused: an evaluation view is deterministic
     if size := jpeg_size(content):
         if size[0] * size[1] > max_pixels:
             message = f"{size[1]} x {size[0]} pixels; at most {max_pixels} are allowed"
             raise BadImage("too-many-pixels", message)
-        return apply(content, transform, rng)  # decodes no larger than needed
-    return apply(decode(content, max_pixels=max_pixels), transform, rng)
+        return apply(content, transform, rng), size  # decodes no larger than needed
+    pixels = decode(content, max_pixels=max_pixels)
+    return apply(pixels, transform, rng), (pixels.shape[0], pixels.shape[1])
 
 
 def without_addresses(text: str) -> str:

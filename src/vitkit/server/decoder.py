@@ -12,11 +12,11 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from vitkit.data.decode import BadImage
 from vitkit.data.loader import check_sockets
 from vitkit.data.views import View
+from vitkit.inference.predict import Prepared
 from vitkit.io.system import KILLED
 from vitkit.server import decode_worker
 from vitkit.server.guard import RequestError, busy
@@ -131,7 +131,7 @@ class Task:
 
     content: bytes
     view: View
-    future: "Future[Tensor]" = field(default_factory=Future)
+    future: "Future[Prepared]" = field(default_factory=Future)
 
 
 class Decoder:
@@ -151,8 +151,8 @@ class Decoder:
         for _ in range(workers):
             self.idle.put(self.start_worker())
 
-    def submit(self, content: bytes, view: View, share: Share[Task] | None = None) -> "Future[Tensor]":
-        """A future of the decoded image for this view, uint8 (3, h, w)."""
+    def submit(self, content: bytes, view: View, share: Share[Task] | None = None) -> "Future[Prepared]":
+        """A future of the decoded image for this view."""
         task = Task(content, view)
         self.queue.put(share or Share(), task)
         self.threads.submit(self.work)
@@ -174,19 +174,22 @@ class Decoder:
         finally:
             self.queue.done(share, time.monotonic() - start)
 
-    def decode(self, content: bytes, view: View, seconds: float = SECONDS) -> Tensor:
+    def decode(self, content: bytes, view: View, seconds: float = SECONDS) -> Prepared:
         """Decode one image; `seconds` is what is left of its request's decoding time."""
         start = time.monotonic()
         request = decode_worker.encode_request(content, view, self.max_pixels)
-        size = 3 * view.size[0] * view.size[1]
-        reply = self.reply_of_worker(request, max(size, 4096) + 1, seconds)
+        head = 1 + decode_worker.SIZE.size
+        size = head + 3 * view.size[0] * view.size[1]
+        reply = self.reply_of_worker(request, max(size, 4096), seconds)
         self.metrics.decode_seconds.observe(time.monotonic() - start)
         if reply[:1] == decode_worker.FAILED:
             reason, _, text = reply[1:].decode("utf-8", "replace").partition("\n")
             raise BadImage(reason, text)
-        if len(reply) != size + 1:
+        if len(reply) != size:
             raise BadImage("damaged", "it could not be decoded")
-        return torch.from_numpy(np.frombuffer(reply, np.uint8, offset=1).copy()).reshape(3, *view.size)
+        height, width = decode_worker.SIZE.unpack_from(reply, 1)
+        pixels = torch.from_numpy(np.frombuffer(reply, np.uint8, offset=head).copy())
+        return Prepared(pixels.reshape(3, *view.size), (height, width))
 
     def reply_of_worker(self, request: bytes, max_bytes: int, seconds: float) -> bytes:
         """Send a request to an idle worker, and to another if it dies: the image may not be the cause."""

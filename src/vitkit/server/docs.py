@@ -51,7 +51,10 @@ EXAMPLES = {
 }""",
         "One result per image, in the order of the request. An image that cannot be read has "
         '"error" and "code" instead of "top". With reject=0.6, or reject=model for the threshold of the '
-        'model, each result has "rejected".',
+        'model, each result has "rejected". '
+        'A detector answers with "detections", each with "label", "score" and "box" (left, top, right and '
+        'bottom in pixels of the image), and a model for segmentation with "size" and "classes", each with '
+        '"label", its "share" of the pixels, and "mask" as compressed run lengths of COCO.',
     ),
     "/v1/embed": Example(
         "curl -F files=@cat.jpg 'URL/v1/embed'",
@@ -91,6 +94,7 @@ EXAMPLES = {
   "task": "classify",
   "multilabel": false,
   "reject_below": null,
+  "threshold": null,
   "preprocessing": {"resize": "crop", "crop": 0.875},
   "engine": "torch",
   "device": "cpu",

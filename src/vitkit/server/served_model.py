@@ -33,16 +33,20 @@ from vitkit.inspection.subject import (
     transformer,
 )
 from vitkit.io.system import READ
+from vitkit.models.dense import DenseModel
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT, dropped
 from vitkit.report.overlay import stretched, to_bytes
 from vitkit.runtime.runtime import Runtime, choose_runtime
 from vitkit.server.settings import MAX_IMAGES, Settings
+from vitkit.tasks.task import task_of
 from vitkit.weights.locate import RECIPE, inside, model_files, run_model
 
 
 def attention_objection(model: Model) -> str:
     """Why a model has no attention maps over all patches; empty if it has them."""
+    if isinstance(model, DenseModel):
+        return f"a model for {model.task} answers with places in the image; it has no class maps"
     try:
         vit = transformer(model)
         if attention_count(vit) and vit.config.attention == "axial":
@@ -126,6 +130,7 @@ class Served:
             "task": model.task,
             "multilabel": model.multilabel,
             "reject_below": model.reject_below or None,
+            "threshold": getattr(task_of(model), "threshold", None),  # the least score of a detection
             "preprocessing": {"resize": model.preprocessing.resize, "crop": model.preprocessing.crop},
             "engine": self.engine.name,
             "device": self.runtime.device,

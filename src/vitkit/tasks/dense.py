@@ -13,8 +13,10 @@ from vitkit.data.decode import BadImage, decode
 from vitkit.data.order import Order
 from vitkit.data.sources.source import Source
 from vitkit.data.targets import Target
+from vitkit.data.views import fitted
 from vitkit.errors import Error
 from vitkit.models.adapt import adapt
+from vitkit.models.card import Preprocessing
 from vitkit.models.dense import DenseConfig, DenseModel
 from vitkit.models.variants import Backbone, Config, Model, backbone, fresh
 from vitkit.models.vit import ViTConfig
@@ -23,6 +25,8 @@ from vitkit.tasks.task import Batch, Outputs, Task
 
 WORST, TYPICAL = 12, 6  # images of a report
 SIDE = 192  # pixels of the longer side of a training image there
+
+Size = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +151,16 @@ class Dense(Task):
         """Return the annotations of the images of an evaluation batch."""
         assert source is not None and source.targets is not None
         return [source.targets.read(index) for index in indices.tolist()]
+
+
+def covered(size: Size, view_size: Size, preprocessing: Preprocessing) -> Size:
+    """The height and width of what an image covers of its view, from the top left."""
+    if preprocessing.resize == "crop":
+        raise Error(
+            "what is in a central crop does not answer for the whole image; use view fit or squash",
+            code="request.conflict",
+        )
+    return fitted(size, view_size) if preprocessing.resize == "fit" else view_size
 
 
 def replace_classes(vit: Backbone, classes: int) -> ViTConfig:

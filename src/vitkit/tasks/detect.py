@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitkit.data.sources.source import Source
 from vitkit.data.target_views import BoxView, TargetView
 from vitkit.data.targets import Target
-from vitkit.data.views import View, fitted, normalise
+from vitkit.data.views import View, normalise
 from vitkit.errors import Error
 from vitkit.metrics.detection_analysis import AnalysedDetections, analysed_detections, envelope, outcomes
 from vitkit.metrics.overlaps import Detections, overlap
@@ -33,12 +33,13 @@ from vitkit.report.detection_tables import detection_tables
 from vitkit.report.target_pictures import Pair, box_pair
 from vitkit.report.task_table import TaskTable
 from vitkit.report.terminal import printable
-from vitkit.tasks.dense import Dense
+from vitkit.tasks.dense import Dense, covered
 from vitkit.tasks.task import (
     Answer,
     Batch,
     Evaluation,
     Headline,
+    Likeness,
     Objective,
     Outputs,
     Sizes,
@@ -53,6 +54,7 @@ NEW_QUERIES = 300  # of a group, in a new RF-DETR
 CURVES = 8  # classes of which a report draws the curve
 COLUMNS = 6  # of a detection: the box, the score and the class
 SHARE = Range(0, 1)
+ODD = 0.01  # share of detections that another runtime may suppress otherwise
 Size = tuple[int, int]
 
 
@@ -295,6 +297,26 @@ class Detect(Dense):
 
     # prediction
 
+    def output_shape(self, config: Any) -> tuple[int | None, ...]:
+        return None, config.detections, COLUMNS
+
+    def agreement(self, reference: Tensor, outputs: Tensor, tolerance: float) -> Likeness:
+        """Each detection has a partner of its class whose box and score differ by at most the tolerance.
+
+        A few may lack one, since suppression turns the least difference into another set of boxes.
+        """
+        pairs = list(zip(reference.double().cpu(), outputs.double().cpu(), strict=True))
+        both_ways = (*pairs, *(pair[::-1] for pair in pairs))
+        gaps = torch.cat([apartness(*pair, tolerance / 10) for pair in both_ways])
+        close = gaps <= tolerance
+        same = float(close.double().mean())
+        others = int((~close).sum()) if 1 - same > max(ODD, tolerance) else 0
+        return Likeness(
+            largest=float(gaps[close].max()) if close.any() else float(gaps.max()),
+            tolerance=tolerance, same=same, others=others,
+            about="box, class and score for {share} of the detections in {images} images",
+        )  # fmt: skip
+
     def answers(self, model: Any, values: Tensor, top: int, sizes: Sizes = ()) -> list[Answer]:
         """The boxes of each image above the threshold, all of them whatever `top` is."""
         view_size: Size = tuple(model.config.image_size)
@@ -314,14 +336,22 @@ class Detect(Dense):
         return answers
 
 
+def apartness(rows: Tensor, others: Tensor, margin: float) -> Tensor:
+    """For each detection of (D, 6) the largest difference to the nearest of its class in (D, 6).
+
+    Left out are those at the end of the list, by a margin of the score, whose place in it is chance; where
+    that are all, the scores are compared.
+    """
+    clear = rows[rows[:, 4] > rows[-1, 4] + margin]
+    if not len(clear):
+        return (rows[:, 4] - others[:, 4]).abs()
+    far = (clear[:, None, :5] - others[None, :, :5]).abs().amax(-1)  # (D, D)
+    return far.masked_fill(clear[:, None, 5] != others[None, :, 5], 1.0).amin(1)
+
+
 def scales(size: Size, view_size: Size, preprocessing: Preprocessing) -> tuple[float, float]:
     """Pixels of the view for each pixel of an image, along its height and its width."""
-    if preprocessing.resize == "crop":
-        raise Error(
-            "boxes in a central crop have no place in the whole image; use view fit or squash",
-            code="request.conflict",
-        )
-    h, w = fitted(size, view_size) if preprocessing.resize == "fit" else view_size
+    h, w = covered(size, view_size, preprocessing)
     return h / size[0], w / size[1]
 
 

@@ -16,7 +16,7 @@ from vitkit.data.run_lengths import compress_counts, counts_of
 from vitkit.data.sources.source import Source
 from vitkit.data.target_views import MaskView
 from vitkit.data.targets import Target
-from vitkit.data.views import View, fitted, normalise
+from vitkit.data.views import View, normalise
 from vitkit.errors import Error
 from vitkit.metrics.intervals import percent, span
 from vitkit.metrics.segmentation import (
@@ -46,8 +46,17 @@ from vitkit.report.segmentation_tables import segmentation_tables
 from vitkit.report.target_pictures import Pair, background, mask_pair
 from vitkit.report.task_table import TaskTable
 from vitkit.runtime.collectives import sum_over_processes
-from vitkit.tasks.dense import Dense
-from vitkit.tasks.task import Answer, Batch, Evaluation, Headline, Sizes, describe_images, register
+from vitkit.tasks.dense import Dense, covered
+from vitkit.tasks.task import (
+    Answer,
+    Batch,
+    Evaluation,
+    Headline,
+    Likeness,
+    Sizes,
+    describe_images,
+    register,
+)
 
 HEADS = ("linear", "eomt")
 WEIGHTING = ("none", "rare")
@@ -239,7 +248,7 @@ class Segment(Dense):
             for row, target, index in zip(values, targets, batch["index"].tolist(), strict=True):
                 mask = torch.from_numpy(np.ascontiguousarray(target.mask))
                 pair = context.place({"values": row, "mask": mask})
-                fit = fitted(target.size, (height, width))
+                fit = covered(target.size, (height, width), model.preprocessing)
                 predicted, loss = compared(pair["values"], pair["mask"], fit, model)
                 counts.append(pixel_counts(predicted, pair["mask"], classes))
                 rows.append([index, loss, mask.numel()])
@@ -293,11 +302,29 @@ class Segment(Dense):
 
     # prediction
 
+    def check_head(self, model: Any) -> None:
+        super().check_head(model)
+        if getattr(model.config, "output", "semantic") == "masks":
+            raise Error(
+                "this EoMT answers with the masks of single objects, which predict does not show; load it "
+                "with output semantic",
+                code="model.unsupported",
+            )
+
+    def output_shape(self, config: Any) -> tuple[int | None, ...]:
+        if getattr(config, "output", "semantic") == "masks":
+            return None, config.queries, None
+        return None, config.classes, *cells_of(config.image_size, config.cell)
+
+    def agreement(self, reference: Tensor, outputs: Tensor, tolerance: float) -> Likeness:
+        alike = super().agreement(reference, outputs, tolerance)
+        return replace(alike, about="class for {share} of the cells of {images} images")
+
     def activate(self, values: Tensor) -> Tensor:
         return values.softmax(1)
 
     def invert(self, values: Tensor) -> Tensor:
-        return values.log()
+        return values.clamp(min=torch.finfo(values.dtype).tiny).log()  # finite, so that cells can be mixed
 
     def answers(self, model: Any, values: Tensor, top: int, sizes: Sizes = ()) -> list[Answer]:
         """Return a class mask for each image, at its original size or else that of the model's input."""
@@ -305,7 +332,8 @@ class Segment(Dense):
         labels = model.labels or tuple(map(str, range(model.config.classes)))
         result: list[Answer] = []
         for row, size in zip(values, sizes or [view] * len(values), strict=True):
-            mask = class_map(row.float(), fitted(size, view), size, model.config.cell)
+            fit = covered(size, view, model.preprocessing)
+            mask = class_map(row.float(), fit, size, model.config.cell)
             result.append(ClassMask(mask.numpy(), labels, top))
         return result
 

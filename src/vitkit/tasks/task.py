@@ -74,6 +74,17 @@ class Evaluation:
     calibrate: bool = False  # also find the temperature at which the probabilities fit
 
 
+@dataclass(frozen=True, kw_only=True)
+class Likeness:
+    """How far the outputs of another runtime are from those of the model."""
+
+    largest: float  # difference of one output
+    tolerance: float
+    same: float  # share of the images, pixels or objects with the same answer
+    others: int  # of them, how many have another answer although the model's is clear
+    about: str = "top-1 for {share} of {images} images"  # what is the same
+
+
 class Answer(ABC):
     """The prediction for one image, in each form that users receive."""
 
@@ -291,6 +302,25 @@ class Task(ABC):
                 "fine-tune it first: vitkit finetune DATA --weights MODEL",
                 code="model.unsupported",
             )
+
+    def output_shape(self, config: Any) -> tuple[int | None, ...]:
+        """Return the shape of the outputs for a batch, with None for any length."""
+        return None, config.classes or None
+
+    def agreement(self, reference: Tensor, outputs: Tensor, tolerance: float) -> "Likeness":
+        """Compare outputs (B, K, ...) of another runtime with those of the model.
+
+        tolerance: of a number up to 1; relative to the largest where that exceeds 1.
+        """
+        tolerance *= max(1.0, float(reference.abs().max()))
+        largest = float((reference - outputs).abs().max())
+        reference, outputs = (values.movedim(1, -1).flatten(0, -2) for values in (reference, outputs))
+        expected, top1 = reference.argmax(-1), outputs.argmax(-1)
+        lead = reference.gather(1, expected[:, None]) - reference.gather(
+            1, top1[:, None]
+        )  # 0 where they agree
+        same = float((expected == top1).cpu().double().mean())
+        return Likeness(largest=largest, tolerance=tolerance, same=same, others=int((lead > tolerance).sum()))
 
     def activate(self, values: Tensor) -> Tensor:
         """Map outputs (B, K) to what an exported graph returns, such as probabilities."""

@@ -3,6 +3,7 @@
 import { offerCamera } from "./camera.js";
 import { Card } from "./cards.js";
 import { csv, download } from "./csv.js";
+import { answersOf, inPlaces, placesOf, threshold } from "./places.js";
 import { at, fillWords, make, readable, setText, touch } from "./dom.js";
 import { ask, Refused } from "./server.js";
 import { words } from "./strings.js";
@@ -10,6 +11,7 @@ import { Viewer } from "./viewer.js";
 
 const OPTIONAL = [".avif", ".heic", ".heif"]; // formats that need a library on the server
 const TOP = 10; // answers that are asked for
+const LEAST = 0.05; // score of the boxes that are asked for; a slider chooses among them
 const AT_ONCE = 3; // requests
 const MANY = 3; // pictures from which there is a summary
 const TOLD = 4; // pictures up to which every answer is announced
@@ -62,11 +64,15 @@ async function answer(item) {
     await introduced; // what the server takes
     check(item.file);
     const waiting = (seconds) => change(item, seconds ? { state: "waiting", seconds } : { state: "sending" });
-    const said = await ask(`v1/predict?top=${TOP}`, { body: item.file, signal, waiting });
+    const query = model.task === "detect" ? `&reject=${LEAST}` : "";
+    const said = await ask(`v1/predict?top=${TOP}${query}`, { body: item.file, signal, waiting });
     const [result] = said.results;
     if (result.error) throw new Refused(result.error, 422);
-    change(item, { state: "done", top: result.top });
-    announce(words.answered(readable(item.name), readable(result.top[0].label), result.top[0].probability));
+    const places = placesOf(result);
+    change(item, { state: "done", places, top: result.top ?? answersOf(places, threshold(model)) });
+    const [first] = item.top;
+    const text = first ? words.answered(readable(item.name), readable(first.label), first.probability) : "";
+    announce(text || words.nothing(readable(item.name)));
   } catch (error) {
     if (item.removed) return;
     const told = error instanceof Refused ? error.message : words.strange(error.message);
@@ -212,10 +218,16 @@ async function introduce() {
     return complain(error.message);
   }
   viewer.model = model;
+  at("least").value = Math.round(100 * threshold(model));
   // Phones convert what is not accepted; elsewhere the server's answer says how to read the other formats.
   const formats = model.formats ?? ["image/*"];
   at("files").accept = [...new Set(touch ? formats : [...formats, ...OPTIONAL])].join();
-  at("hint").hidden = model.attention === false;
+  at("hint").hidden = model.attention === false && !inPlaces(model);
+  if (inPlaces(model)) {
+    setText(at("hint"), words.hintPlaces);
+    setText(document.querySelector(".headline"), words.titlePlaces);
+    setText(document.querySelector(".lead"), words.leadPlaces);
+  }
   const name = readable(model.name ?? words.unnamed);
   setText(at("model"), name);
   document.title = words.pageTitle(name);

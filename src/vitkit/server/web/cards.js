@@ -69,5 +69,6 @@ export function answerLine({ label, probability }) {
 function stateText(item) {
   if (item.state === "waiting") return words.waiting(item.seconds);
   if (item.state === "failed") return readable(item.error);
+  if (item.state === "done" && !item.top.length) return words.nothingHere;
   return { queued: words.queued, sending: words.sending }[item.state] ?? "";
 }

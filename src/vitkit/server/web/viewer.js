@@ -3,6 +3,7 @@
 import { answerLine } from "./cards.js";
 import { at, make, named, readable, setText } from "./dom.js";
 import { draw, drawScale, seen, stretched } from "./overlay.js";
+import { answersOf, drawBoxes, drawMask, inPlaces, maskCanvas, placeLine } from "./places.js";
 import { ask } from "./server.js";
 import { chance, words } from "./strings.js";
 
@@ -27,7 +28,8 @@ export class Viewer {
     at("previous").onclick = () => this.step(-1);
     at("next").onclick = () => this.step(1);
     for (const radio of document.getElementsByName("mode")) radio.onchange = () => this.setMode(radio.value);
-    for (const id of ["layer", "head", "opacity"]) at(id).oninput = () => this.redraw();
+    for (const id of ["layer", "head", "opacity", "over"]) at(id).oninput = () => this.redraw();
+    at("least").oninput = () => this.refresh();
   }
 
   open(item) {
@@ -166,14 +168,51 @@ export class Viewer {
     const region = seen(canvas.width, canvas.height, size, preprocessing, covered);
     const opacity = Number(at("opacity").value) / 100;
     if (canvas.width) draw(canvas, this.picture, map, { opacity, region });
+    if (canvas.width && this.item.places) this.drawPlaces(canvas);
     canvas.setAttribute("aria-label", readable(map ? map.title : words.drawn.photo(this.item.name)));
     at("outside").hidden = !map || (region[2] > canvas.width - 2 && region[3] > canvas.height - 2);
+  }
+
+  // Boxes or masks over the picture.
+  drawPlaces(canvas) {
+    const { places } = this.item;
+    if (places.classes) {
+      this.item.mask ??= maskCanvas(places);
+      return drawMask(canvas, this.item.mask, Number(at("over").value) / 100);
+    }
+    if (!this.picture) return;
+    const scale = canvas.width / this.picture.naturalWidth;
+    drawBoxes(canvas, this.shownBoxes(), this.numbers(), scale, readable);
+  }
+
+  shownBoxes() {
+    return answersOf(this.item.places, Number(at("least").value) / 100);
+  }
+
+  // The number of each class by its label.
+  numbers() {
+    return new Map((this.model.labels ?? []).map((label, number) => [label, number]));
+  }
+
+  fillPlaces() {
+    const { places } = this.item;
+    const boxes = Boolean(places?.boxes);
+    at("place-controls").hidden = !places;
+    at("least-row").hidden = !boxes;
+    at("over-row").hidden = boxes;
+    if (!places) return [];
+    setValue("least", words.shareOf(Number(at("least").value) / 100));
+    setValue("over", words.shareOf(Number(at("over").value) / 100));
+    const shown = boxes ? this.shownBoxes() : answersOf(places);
+    const numbers = this.numbers();
+    setText(at("place-note"), boxes ? words.boxes(shown.length, places.boxes.length) : words.masks(shown.length));
+    return shown.map((one) => make("li", {}, placeLine(one, one.class ?? numbers.get(one.label) ?? 0)));
   }
 
   fillControls() {
     const { looks, state } = this.item;
     at("controls").hidden = state !== "done" || this.model.attention === false;
-    at("no-attention").hidden = this.model.attention !== false;
+    at("no-attention").hidden = this.model.attention !== false || inPlaces(this.model);
     const without = looks && [...looks.classes.values()].every((map) => map === null);
     if (without && this.mode === "classMap") this.mode = "rollout";
     for (const radio of document.getElementsByName("mode")) {
@@ -193,9 +232,17 @@ export class Viewer {
   fillValues() {
     for (const id of ["layer", "head"]) setValue(id, words.of(at(id).value, at(id).max));
     setValue("opacity", words.shareOf(Number(at("opacity").value) / 100));
+    setValue("over", words.shareOf(Number(at("over").value) / 100));
   }
 
   fillAnswers() {
+    const lines = this.fillPlaces();
+    at("answer-section").hidden = Boolean(this.item.places);
+    if (this.item.places) {
+      at("places").replaceChildren(...lines);
+      at("more").hidden = true;
+      return;
+    }
     const { top, state } = this.item;
     const mapped = !at("controls").querySelector("[value=classMap]").disabled;
     const drawable = state === "done" && this.model.attention !== false && mapped;
