@@ -254,7 +254,6 @@ def predict(
     $ vitkit predict runs/photos holiday/ --unsure-below 0.5 --sort-into sorted
     $ vitkit predict photos.onnx cat.jpg
     $ vitkit predict runs/cells slides/ --draw drawn --coco boxes.json
-    $ vitkit predict runs/streets drive/ --masks masks
     $ vitkit predict hf:openai/clip-vit-base-patch32 cat.jpg --labels cat dog "red car"
     $ vitkit predict runs/photos photos.zip s3://bucket/more --out answers.parquet
     """

@@ -166,9 +166,8 @@ def predict(
     )
     if note := dropped(model.config):
         warn(note)
-    task = task_of(model)
     reject_below = rejection_threshold(model, reject)
-    check_unsure(task, unsure_below)
+    check_unsure(task := task_of(model), unsure_below)
     sorter = sorter_for(model, sort_into) if sort_into else None
     names = find_images(images, outside=sort_into)
     written = answer_files(model, names, reject_below, **files)
@@ -176,9 +175,7 @@ def predict(
     printer = Printer(len(names), csv=csv, task=task) if not emit else None
     rows, unread = [], 0
     for p in predict_many(model, names, top=top, engine=compute, reject_below=reject_below, tta=tta):
-        if p.error:
-            unread += 1
-            warn_skipped(p)
+        unread += warn_skipped(p) if p.error else 0
         written.add(p)
         best = p.answer.best if p.answer else None
         unsure = best is not None and best[1] < (unsure_below or 0)
@@ -211,9 +208,11 @@ def check_unsure(task: Task, unsure_below: float | None) -> None:
         )
 
 
-def warn_skipped(prediction: Prediction) -> None:
+def warn_skipped(prediction: Prediction) -> int:
+    """Warn about an image without an answer; returns how many they are: one."""
     hint = similar_path(prediction.image)  # empty if the file exists
     warn(f"skipped: {printable(prediction.image)}: {prediction.error}{hint and f';{hint}'}")
+    return 1
 
 
 class Printer:

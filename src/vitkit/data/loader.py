@@ -234,8 +234,9 @@ class Samples(Dataset):
         size = (self.target_view or self.view).size
         images = torch.empty((len(places), 3, *size), dtype=torch.uint8)
         rows = images.numpy()  # indexing an array is faster than indexing a tensor
-        order = self.order
-        indices = order.samples(places).tolist() if order else [number for _, number in places]
+        indices = (
+            order.samples(places).tolist() if (order := self.order) else [number for _, number in places]
+        )
         rngs = order.rngs(places) if order else (np.random.default_rng(0) for _ in places)
         more = {
             name: torch.empty((len(places), len(views), 3, *views[0].size), dtype=torch.uint8)
