@@ -231,12 +231,10 @@ class Samples(Dataset):
 
     def load(self, places: list[Place]) -> Result:
         """Decode and transform: a batch of the usable samples, and the errors of the others."""
-        size = (self.target_view or self.view).size
-        images = torch.empty((len(places), 3, *size), dtype=torch.uint8)
+        images = torch.empty((len(places), 3, *(self.target_view or self.view).size), dtype=torch.uint8)
         rows = images.numpy()  # indexing an array is faster than indexing a tensor
-        indices = (
-            order.samples(places).tolist() if (order := self.order) else [number for _, number in places]
-        )
+        order = self.order
+        indices = order.samples(places).tolist() if order else [number for _, number in places]
         rngs = order.rngs(places) if order else (np.random.default_rng(0) for _ in places)
         more = {
             name: torch.empty((len(places), len(views), 3, *views[0].size), dtype=torch.uint8)
