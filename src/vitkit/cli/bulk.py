@@ -60,27 +60,6 @@ SortInto = Annotated[
     ),
 ]
 
-Masks = Annotated[
-    Path | None,
-    arg(
-        metavar="DIR",
-        help="Segmentation: write the class of each pixel to DIR/<image>.png, class numbers with a palette.",
-    ),
-]
-Draw = Annotated[
-    Path | None,
-    arg(metavar="DIR", help="Write each image with its boxes or masks drawn over it to DIR/<image>.png."),
-]
-Coco = Annotated[
-    Path | None,
-    arg(
-        metavar="FILE",
-        help="Detection: write a COCO results file (.json). Categories are the model's labels from 1, images "
-        "are numbered from 1 in their order, with file_name. It has boxes of any score, or with --reject P "
-        "those from P.",
-    ),
-]
-
 Calibrate = Annotated[
     tuple[str, ...], arg(metavar="DATA|IMAGE...", help="Calibration images for an int8 engine.")
 ]
@@ -129,6 +108,32 @@ class BulkOptions:
             metavar="N",
             help="With --on ray: number of actors.",
             help_behavior_hint="(default: one per GPU, else one per machine)",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceFiles:
+    """What predict writes of boxes and masks."""
+
+    masks: Annotated[
+        Path | None,
+        arg(
+            metavar="DIR",
+            help="Segmentation: write the class of each pixel to DIR/<image>.png, numbers with a palette.",
+        ),
+    ] = None
+    draw: Annotated[
+        Path | None,
+        arg(metavar="DIR", help="Write each image with its boxes or masks over it to DIR/<image>.png."),
+    ] = None
+    coco: Annotated[
+        Path | None,
+        arg(
+            metavar="FILE",
+            help="Detection: write a COCO results file (.json). Categories are the model's labels from 1, "
+            "images are numbered from 1 in their order, with file_name. It has boxes of any score, or with "
+            "--reject P those from P.",
         ),
     ] = None
 
@@ -222,6 +227,7 @@ def predict(
     model: AnyModel,
     images: Images,
     options: OmitArgPrefixes[BulkOptions],
+    files: OmitArgPrefixes[PlaceFiles],
     out: TableOut = None,
     top: Annotated[int, arg(metavar="N", help="Number of labels per image.")] = 5,
     labels: Labels = (),
@@ -235,45 +241,35 @@ def predict(
     merge_tokens: MergeTokens = 0,
     unsure_below: UnsureBelow = None,
     sort_into: SortInto = None,
-    masks: Masks = None,
-    draw: Draw = None,
-    coco: Coco = None,
     csv: Csv = False,
     json: Json = False,
 ) -> None:
     """Predict labels and probabilities, boxes or masks. Unreadable files are reported and skipped.
 
-    A detector answers with boxes (left, top, right, bottom) in pixels of the image, a segmentation model with
-    the class of each pixel.
-
-    With --out the images are written to one file, a row each; a killed command continues when it is run
-    again, and torchrun divides the images among its processes.
+    Boxes are left, top, right, bottom in pixels of the image. With --out the images are written to one file,
+    a row each; a killed command continues when it is run again, and torchrun divides the images.
 
     $ vitkit predict runs/photos holiday/ 'inbox/*.png' --csv
     $ vitkit predict runs/photos cat.jpg --reject
     $ vitkit predict runs/photos holiday/ --unsure-below 0.5 --sort-into sorted
     $ vitkit predict photos.onnx cat.jpg
     $ vitkit predict runs/cells slides/ --draw drawn --coco boxes.json
-    $ vitkit predict runs/streets drive/ --masks masks
     $ vitkit predict hf:openai/clip-vit-base-patch32 cat.jpg --labels cat dog "red car"
     $ vitkit predict runs/photos photos.zip s3://bucket/more --out answers.parquet
     """
+    shared: dict[str, Any] = {
+        "top": top, "view": view, "device": device, "engine": engine, "calibrate": calibrate, "tta": tta,
+        "reject": reject, "merge_tokens": merge_tokens, "labels": labels, "template": template,
+    }  # fmt: skip
     if out is not None:
-        return predict_to_table(
-            model, images, out, options, top=top, view=view, device=device, engine=engine,
-            calibrate=calibrate, reject=reject, tta=tta, merge_tokens=merge_tokens, labels=labels,
-            template=template, json=json,
-            unused={"--csv": csv, "--sort-into": sort_into, "--unsure-below": unsure_below,
-                    "--masks": masks, "--draw": draw, "--coco": coco},
-        )  # fmt: skip
+        printed = {"csv": csv, "sort_into": sort_into, "unsure_below": unsure_below, **vars(files)}
+        return predict_to_table(model, images, out, options, json=json, unused=printed, **shared)
     check_printed(options, reject, unsure_below)
     from vitkit.commands.predict import predict as run
 
     all_read = run(
-        model, images, top, device, csv=csv, emit=print_json if json else None, engine=engine,
-        calibrate=calibrate, view=view, unsure_below=unsure_below, sort_into=sort_into, reject=reject,
-        tta=tta, merge_tokens=merge_tokens, labels=labels, template=template, masks=masks, draw=draw,
-        coco=coco,
+        model, images, csv=csv, emit=print_json if json else None, unsure_below=unsure_below,
+        sort_into=sort_into, files=vars(files), **shared,
     )  # fmt: skip
     if not all_read:
         sys.exit(1)
@@ -299,8 +295,9 @@ def predict_to_table(
     **flags: Any,
 ) -> None:
     """predict --out; `unused` are flags that belong to printed predictions."""
-    for flag, value in unused.items():
+    for name, value in unused.items():
         if value not in (None, False):
+            flag = f"--{name.replace('_', '-')}"
             raise Error(f"--out {out} writes every image to a table; omit {flag}", code="request.conflict")
     from vitkit.commands.bulk_request import BulkRequest
 

@@ -63,7 +63,6 @@ SYNONYMS = {  # names that other tools use
     "--img-size": "--image-size", "--pretrained": "--weights", "--checkpoint": "--weights",
     "--conf": "--reject", "--score-threshold": "--reject", "--visualize": "--draw", "--save-masks": "--masks",
     "--save-json": "--coco",
-    "--visualize": "--draw", "--save-masks": "--masks", "--save-json": "--coco",
 }  # fmt: skip
 FLAG = re.compile("--[a-zA-Z]|-[a-zA-Z]$")  # -inf and -1 are values
 FRAME = re.compile("\x1b\\[[0-9;]*m|[╭╮╰╯│─]|-{3,}")  # of the parser's error box

@@ -89,8 +89,8 @@ def mask_picture(mask: np.ndarray, classes: int) -> Image.Image:
 
 
 def answer_files(
-    model: Classifier, images: Sequence[str], masks: Path | None, draw: Path | None, coco: Path | None,
-    lowest: float | None,
+    model: Classifier, images: Sequence[str], lowest: float | None, masks: Path | None = None,
+    draw: Path | None = None, coco: Path | None = None,
 ) -> AnswerFiles:  # fmt: skip
     """The files to write; refuses what the model's task has not, and folders of the images themselves."""
     for flag, place in {"--masks": masks, "--draw": draw, "--coco": coco}.items():

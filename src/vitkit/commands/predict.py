@@ -6,14 +6,15 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from vitkit.commands.answer_files import answer_files
+from vitkit.commands.answer_files import AnswerFiles, answer_files
 from vitkit.commands.shared import Emit
 from vitkit.data.decode import read
 from vitkit.data.names import folded
@@ -157,9 +158,7 @@ def predict(
     merge_tokens: int = 0,
     labels: tuple[str, ...] = (),
     template: tuple[str, ...] = (),
-    masks: Path | None = None,
-    draw: Path | None = None,
-    coco: Path | None = None,
+    files: Mapping[str, Path | None] = MappingProxyType({}),
 ) -> bool:
     """Print predictions one by one, or JSON at the end; returns whether every image could be read."""
     model = open_model(
@@ -167,26 +166,19 @@ def predict(
     )
     if note := dropped(model.config):
         warn(note)
-    task = task_of(model)
     reject_below = rejection_threshold(model, reject)
-    if unsure_below is not None and task.targets:
-        raise Error(
-            f"--unsure-below needs a classifier, not a model for {model.task}; omit it",
-            code="request.conflict",
-        )
+    check_unsure(task := task_of(model), unsure_below)
     sorter = sorter_for(model, sort_into) if sort_into else None
     names = find_images(images, outside=sort_into)
-    files = answer_files(model, names, masks, draw, coco, reject_below)
+    written = answer_files(model, names, reject_below, **files)
     compute = engine_for(model, engine, len(names), calibrate)
     printer = Printer(len(names), csv=csv, task=task) if not emit else None
     rows, unread = [], 0
     for p in predict_many(model, names, top=top, engine=compute, reject_below=reject_below, tta=tta):
-        if p.error:
-            unread += 1
-            warn_skipped(p)
-        files.add(p)
+        unread += warn_skipped(p) if p.error else 0
+        written.add(p)
         best = p.answer.best if p.answer else None
-        unsure = unsure_below is not None and best is not None and best[1] < unsure_below
+        unsure = best is not None and best[1] < (unsure_below or 0)
         row = p.to_json() | ({"unsure": unsure} if unsure_below is not None and best else {})
         if sorter and best:
             row["copied_to"] = str(sorter.add(p.image, None if unsure else best[0]))
@@ -194,18 +186,33 @@ def predict(
             printer.show(p, unsure)
         else:
             rows.append(row)
-    if emit:
-        emit(rows)
-    for line in files.finish():
-        (warn if emit or csv else say)(line)
+    finish(rows, emit, written, quiet=bool(emit) or csv)
     if sorter:
         summarise(sorter, unread, quiet=bool(emit) or csv)
     return not unread
 
 
-def warn_skipped(prediction: Prediction) -> None:
+def finish(rows: list[dict[str, Any]], emit: Emit, written: AnswerFiles, *, quiet: bool) -> None:
+    """Print the JSON, and which files were written; these to standard error if the output is for programs."""
+    if emit:
+        emit(rows)
+    for line in written.finish():
+        (warn if quiet else say)(line)
+
+
+def check_unsure(task: Task, unsure_below: float | None) -> None:
+    if unsure_below is not None and task.targets:
+        raise Error(
+            f"--unsure-below needs a classifier, not a model for {task.name}; omit it",
+            code="request.conflict",
+        )
+
+
+def warn_skipped(prediction: Prediction) -> int:
+    """Warn about an image without an answer; returns how many they are: one."""
     hint = similar_path(prediction.image)  # empty if the file exists
     warn(f"skipped: {printable(prediction.image)}: {prediction.error}{hint and f';{hint}'}")
+    return 1
 
 
 class Printer:

@@ -186,15 +186,15 @@ def range_batches(
 ) -> Iterator[Batch]:  # fmt: skip
     """The usable images of several ranges of indices, in order; no batch spans two ranges.
 
-    A range is taken from `ranges` only when its images are to be prepared. sizes: also "size" of each image.
+    A range is taken only when its images are to be prepared. sizes: also the "size" of each image.
     """
     groups = (
         [(0, i) for i in part[start : start + batch]]
         for part in ranges
         for start in range(0, len(part), batch)
     )
-    batches = stream(Samples(source, view, with_sizes=sizes), groups, workers, bad)
-    return (batch for batch in batches if len(batch["image"]))
+    samples = Samples(source, view, with_sizes=sizes)
+    return (batch for batch in stream(samples, groups, workers, bad) if len(batch["image"]))
 
 
 @dataclass(frozen=True)
@@ -218,12 +218,11 @@ class Samples(Dataset):
         """The batch from the cache, if it is there."""
         if self.cache is None or (entry := self.cache.get(places)) is None:
             return None
-        images, indices = entry
-        return self.batch(torch.from_numpy(images), indices, [place for _, place in places])
+        return self.batch(torch.from_numpy(entry[0]), entry[1], [place for _, place in places])
 
     def __getitems__(self, places: list[Place]) -> Result:
         """The batch, and the errors of the images that are missing; complete batches are cached."""
-        if (cached := self.cached(places)) is not None:
+        if cached := self.cached(places):
             return cached, []
         batch, errors = self.load(places)
         if self.cache and not errors:
@@ -232,8 +231,7 @@ class Samples(Dataset):
 
     def load(self, places: list[Place]) -> Result:
         """Decode and transform: a batch of the usable samples, and the errors of the others."""
-        size = (self.target_view or self.view).size
-        images = torch.empty((len(places), 3, *size), dtype=torch.uint8)
+        images = torch.empty((len(places), 3, *(self.target_view or self.view).size), dtype=torch.uint8)
         rows = images.numpy()  # indexing an array is faster than indexing a tensor
         order = self.order
         indices = order.samples(places).tolist() if order else [number for _, number in places]
@@ -243,10 +241,8 @@ class Samples(Dataset):
             for name, views in self.more
         }
         targets = empty_stacks(self.target_view, len(places))
-        usable: list[int] = []
-        positions: list[int] = []
-        errors: list[tuple[int, BadImage]] = []
-        sizes: list[tuple[int, int]] = []
+        usable, positions = list[int](), list[int]()
+        sizes, errors = list[tuple[int, int]](), list[tuple[int, BadImage]]()
         for (step, place), index, rng in zip(places, indices, rngs, strict=True):
             try:
                 content = self.source.fetch(index)
@@ -255,8 +251,8 @@ class Samples(Dataset):
                     content = decode(content) if isinstance(content, bytes) else content
                     fill_views(more, len(usable), views_of(content, self.more, order, step, place))
                 if self.target_view and isinstance(content, np.ndarray):
-                    made = self.target_view(content, read_target(self.source.targets, index), rng)
-                    image = fill_target(targets, len(usable), *made)
+                    target = read_target(self.source.targets, index)
+                    image = fill_target(targets, len(usable), *self.target_view(content, target, rng))
                 else:
                     image = transform(content, self.view, rng)
                 rows[len(usable)] = image.transpose(2, 0, 1)
@@ -266,8 +262,8 @@ class Samples(Dataset):
             except BadImage as error:
                 errors.append((index, error))
         batch = self.batch(images[: len(usable)], np.array(usable, dtype=np.int64), positions)
-        batch |= {"size": torch.tensor(sizes).reshape(-1, 2)} if self.with_sizes else {}
-        return batch | {k: stack[: len(usable)] for k, stack in (more | targets).items()}, errors
+        own = {"size": torch.tensor(sizes).reshape(-1, 2)} if self.with_sizes else {}
+        return batch | own | {k: stack[: len(usable)] for k, stack in (more | targets).items()}, errors
 
     def batch(self, images: Tensor, indices: np.ndarray, places: list[int]) -> Batch:
         labels = self.source.labels[indices]

@@ -166,8 +166,8 @@ def predict(
     """[(label, probability), ...] for an image, most likely first; for several images a list of such lists.
 
     A detector returns its boxes, [{"label", "score", "box": [left, top, right, bottom]}, ...], in pixels of
-    the image, and a segmenter the class number of each pixel, a uint8 array (height, width); a model of another
-    task what that task answers.
+    the image, a segmenter the class number of each pixel, a uint8 array (height, width), and a model of
+    another task what that task answers.
 
     model   a model, or its path: a model file, a run folder, a published name, or an .onnx or .xml file
             that `vitkit export` wrote. A path is loaded at every call: use `vitkit.load` once instead.
