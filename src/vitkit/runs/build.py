@@ -132,6 +132,12 @@ def needs_split(opened: Mapping[str, Source]) -> bool:
 def with_subset(splits: dict[str, Source], recipe: Recipe) -> dict[str, Source]:
     """The splits with the recipe's subset of train, and its label noise."""
     train, part = splits["train"], dict[str, Any](part_of(recipe.subset))
+    if part and recipe.task.targets and not part.keys() & {"count", "fraction"}:
+        raise Error(
+            f"--subset {recipe.subset} counts the images of each class, but images with {recipe.task.targets} "
+            "show several; use a number of images, or a share such as 10%",
+            code="request.conflict",
+        )
     if part:
         train = subset(train, **part, seed=recipe.seed)
     if recipe.label_noise:
@@ -241,7 +247,8 @@ def open_for(task: Task, place: str, cache: Cache | None = None) -> dict[str, So
     if task.targets:
         return with_targets(task, place, open_data(place, cache=cache))
     try:
-        return open_data(place, cache=cache)
+        opened = open_data(place, cache=cache)
+        return with_labels(place, opened) if task.labelled else opened
     except Error as error:
         if task.labelled or error.code != "data.layout":
             raise
@@ -266,6 +273,19 @@ def with_targets(task: Task, place: str, opened: dict[str, Source]) -> dict[str,
                 code="data.layout",
             )
     return opened
+
+
+def with_labels(place: str, opened: dict[str, Source]) -> dict[str, Source]:
+    """The data, if its images have labels of their own, not only masks or boxes."""
+    kinds = {kind for source in opened.values() if source.targets for kind in source.targets.kinds}
+    if not kinds:
+        return opened
+    tasks = [task for task, kind in (("segment", "mask"), ("detect", "boxes")) if kind in kinds]
+    raise Error(
+        f"{place} has {' and '.join(sorted(kinds))}, but no label for each image, which a classifier needs; "
+        f"use --task {' or --task '.join(tasks)}",
+        code="data.labels",
+    )
 
 
 def of_one_class(source: Source) -> Source:
