@@ -35,8 +35,8 @@ def augmentation(recipe: Recipe, train: Source) -> list[str]:
 
 def with_targets(view: JitterView, image_size: tuple[int, int]) -> list[str]:
     """The changes of images with masks or boxes: scale, crop, flips and colours."""
-    larger = max(view.size) / max(image_size)  # a view of windows is scaled relative to the image size
-    least, largest = (factor / larger for factor in view.scale)
+    larger = max(image_size) / max(view.size)  # a view of windows is scaled relative to the image size
+    least, largest = (round(factor / larger, 4) for factor in view.scale)
     scaled = f"scaled by {least:g}" + ("" if least == largest else f" to {largest:g}")
     parts = [f"whole images, {scaled}" if view.scale[1] <= 1 else f"{scaled}, random crops"]
     if view.size != image_size:
