@@ -261,13 +261,22 @@ def test_images_can_be_excluded_but_not_labelled_by_corrections(tmp_path):
                 vitkit.finetune("shapes", corrections=table, **small)
 
 
-def test_a_plan_says_how_images_are_changed(tmp_path):
-    small = {"model": "ViT-Ti/8", "image_size": 48, "steps": 1, "device": "cpu", "workers": 0, "plan": True}
-    segment = vitkit.finetune("shapes", task="segment", **small, set={"segment.scale": "0.75,1.5"})
-    assert segment.to_json()["augmentation"] == [
-        "scaled by 0.75 to 1.5, random crops", "random horizontal flips", "colour distortion 1"
-    ]  # fmt: skip
-    window = vitkit.finetune("shapes", task="segment", **small, set={"segment.window": 32, "flip": False})
-    assert window.to_json()["augmentation"][0] == "scaled by 0.5 to 2, random crops of 32x32"
-    detect = vitkit.finetune("shapes", task="detect", **small, set={"detect.scale": "0.5,1"})
-    assert detect.to_json()["augmentation"] == ["whole images, scaled by 0.5 to 1", "random horizontal flips"]
+@pytest.mark.parametrize(
+    ("task", "changes", "words"),
+    [
+        ("segment", {"segment.scale": "0.75,1.5"},
+         ["scaled by 0.75 to 1.5, random crops", "random horizontal flips", "colour distortion 1"]),
+        ("segment", {"segment.window": 32, "flip": False},
+         ["scaled by 0.5 to 2, random crops of 32x32", "colour distortion 1"]),
+        ("detect", {"detect.scale": "0.5,1"},
+         ["whole images, scaled by 0.5 to 1", "random horizontal flips"]),
+    ],
+)  # fmt: skip
+def test_a_plan_says_how_images_are_changed(task, changes, words):
+    options = {"model_options": ",".join(SMALL), **changes}
+    plan = vitkit.finetune(
+        "shapes", task=task, model="ViT-Ti/8", image_size=48, steps=1, device="cpu", workers=0, plan=True,
+        set=options,
+    )  # fmt: skip
+    assert plan.to_json()["augmentation"] == words
+    assert all(word in " ".join(str(plan).split()) for word in words)
