@@ -1,8 +1,8 @@
 """Segmentation and detection beside timm and transformers: the same weights, images, steps and optimizer.
 
-    python bench/dense_beside_peers.py --prepare small/ --data PACKS --weights ti16.npz   # fewer bytes to carry
-    python bench/dense_beside_peers.py --data small/ --weights small/ti16-half.npz --seeds 3 --out dense.json
-    python bench/dense_beside_peers.py --smoke --only segment detect     # drawn shapes and tiny models, on a CPU
+    python bench/dense_beside_peers.py --prepare small/ --data PACKS --weights ti16.npz
+    python bench/dense_beside_peers.py --data small/ --weights small/ti16-half.npz --out dense.json
+    python bench/dense_beside_peers.py --smoke  # drawn shapes and tiny models, on a CPU
 
 PACKS holds camvid/ and bccd/ in layouts that vitkit reads. Parts, in this order unless --only names some:
 
@@ -13,8 +13,8 @@ detect   vitkit's YOLOS beside transformers': the loss of the same batch and wei
 runs     what `vitkit finetune` reaches by seed: CamVid (linear, EoMT; from the weights and from scratch) and
          BCCD (FCOS; from the weights and from scratch)
 
---out is written after each result, so a run that is cut short by --seconds has its part. The peer of segment is
-measured by vitkit's evaluation: its weights are copied into vitkit's model, whose outputs are compared first.
+--out is written after each result, so a run that is cut short by --seconds has its part. The peer of
+segment is measured by vitkit's evaluation: its weights are copied into vitkit's model.
 """
 
 import argparse
@@ -53,7 +53,7 @@ from vitkit.runtime.runtime import Runtime, choose_runtime
 from vitkit.training.schedule import Duration, stage_at
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-import importable_peers  # noqa: E402, F401
+import importable_peers  # noqa: F401
 
 PARTS = ("segment", "detect", "runs")
 SMALL = ("width=64", "depth=2", "heads=2", "hidden=128")
@@ -206,9 +206,10 @@ def segment(options: argparse.Namespace, runtime: Runtime) -> dict[str, Any]:
         peer_test = evaluated(folder / "peer.safetensors", recipe, options)
         own = run_once(recipe, 0, options, folder / "own", evaluations=0)
         count = recipe.batch
+        shape, classes = recipe.image_size, len(train.classes)
         batch = {
-            "image": torch.randint(0, 256, (count, 3, *recipe.image_size), dtype=torch.uint8, device=runtime.device),
-            "mask": torch.randint(0, len(train.classes), (count, *recipe.image_size), device=runtime.device).byte(),
+            "image": torch.randint(0, 256, (count, 3, *shape)).byte().to(runtime.device),
+            "mask": torch.randint(0, classes, (count, *shape)).byte().to(runtime.device),
         }  # fmt: skip
         sides = {
             "vitkit": own_measure(recipe, model.cpu(), train, runtime, options),

@@ -26,7 +26,8 @@ OUT = Path("runs/demo-shapes")
 MIN_AP50, MIN_MIOU = 0.4, 0.33  # chance is 0, and 0.22 for a mask of background alone
 MODEL = ["model=ViT-Ti/8", "model_options=width=64,depth=4,heads=4,hidden=128"]
 TRAIN = [
-    f"image_size={SIDE}", "batch=8", "evaluations=2", "optimizer.layer_decay=1", "optimizer.weight_decay=0.01",
+    f"image_size={SIDE}", "batch=8", "evaluations=2",
+    "optimizer.layer_decay=1", "optimizer.weight_decay=0.01",
     "stochastic_depth=0", "color_jitter=0",
 ]  # fmt: skip
 DETECT = ["schedule.rate=0.0015", "detect.scale=0.9,1.1", "detect.channels=48"]

@@ -134,8 +134,8 @@ def with_subset(splits: dict[str, Source], recipe: Recipe) -> dict[str, Source]:
     train, part = splits["train"], dict[str, Any](part_of(recipe.subset))
     if part and recipe.task.targets and not part.keys() & {"count", "fraction"}:
         raise Error(
-            f"--subset {recipe.subset} counts the images of each class, but images with {recipe.task.targets} "
-            "show several; use a number of images, or a share such as 10%",
+            f"--subset {recipe.subset} counts the images of each class, but images with "
+            f"{recipe.task.targets} show several; use a number of images, or a share such as 10%",
             code="request.conflict",
         )
     if part:

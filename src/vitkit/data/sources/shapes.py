@@ -1,4 +1,4 @@
-"""Drawn shapes: a built-in data set for segmentation and detection, whose images are drawn when they are read."""
+"""Drawn shapes: a built-in data set for segmentation and detection, drawn when it is read."""
 
 # H, W pixels; N objects of an image
 
@@ -50,12 +50,13 @@ def places(rng: np.random.Generator) -> list[tuple[np.ndarray, float]]:
 
 @lru_cache(maxsize=KEPT)
 def draw(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Image `number`: pixels (H, W, 3), masks (N, H, W), and the classes (N,) of its objects, to read only."""
+    """Image `number`: pixels (H, W, 3), masks (N, H, W), and the classes (N,) of its objects; read only."""
     rng = np.random.default_rng([number, SIDE])
     slope = rng.uniform(-0.6, 0.6, (2, 3))
     y, x = np.mgrid[:SIDE, :SIDE] - SIDE / 2
     pixels = rng.uniform(60, 190, 3) + y[..., None] * slope[0] + x[..., None] * slope[1]
-    masks, classes = [], []
+    masks: list[np.ndarray] = []
+    classes = []
     for centre, radius in places(rng):
         kind = int(rng.integers(3))
         mask = shape_mask(kind, centre, radius, rng.uniform(0, 2 * np.pi))
