@@ -110,8 +110,8 @@ class Training:
         str,
         arg(
             metavar="NAME",
-            help=f"What pretrain learns; without labels: {', '.join(tasks_without_labels())}. The recipe of "
-            "that name is the default; model, image size, batch and length are chosen.",
+            help="What is learned. finetune: segment (images with masks) or detect (with boxes). pretrain, "
+            f"without labels: {', '.join(tasks_without_labels())}. The recipe of that name is the default.",
             help_behavior_hint="(default: the task of the recipe)",
         ),
     ] = ""

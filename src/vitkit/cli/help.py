@@ -16,7 +16,7 @@ GROUPS = {
         "list": "List models, published weights, formats and recipes",
     },
     "Train": {
-        "finetune": "Train a classifier on your images",
+        "finetune": "Train a classifier, segmenter or detector on your images",
         "pretrain": "Train a model from scratch or without labels",
     },
     "Use": {
@@ -45,7 +45,7 @@ GROUPS = {
     },
 }
 COMMON = {  # the options that --help shows, in this order; verbs that are not listed here show all
-    "finetune": "weights model recipe train out epochs steps batch lr image-size more-steps folds seed "
+    "finetune": "task weights model recipe train out epochs steps batch lr image-size more-steps folds seed "
     "device plan json",
     "pretrain": "task teacher model weights recipe out epochs steps batch lr image-size seed device plan "
     "json",

@@ -120,24 +120,27 @@ def convert(
 
 def demo(
     part: Annotated[
-        Positional[Literal["all", "models", "digits"]], arg(help="models, digits or all.")
+        Positional[Literal["all", "models", "digits", "shapes"]],
+        arg(help="models, digits, shapes, or all: models and digits."),
     ] = "all",
     json: Json = False,
 ) -> None:
     """Run a demo: check every model and weight format, then train and use a digit classifier in six steps.
 
+    shapes trains a detector and a segmenter on drawn shapes, and draws what they predict.
+
     $ vitkit demo
     $ vitkit demo digits
+    $ vitkit demo shapes
     """
-    from vitkit.commands import demo
+    from vitkit.commands import demo, demo_shapes
 
     results: dict[str, Any] = {}
-    parts: dict[str, Callable[..., bool]] = {"models": demo.run_models, "digits": demo.run_digits}
-    succeeded = [
-        run(partial(results.__setitem__, name) if json else None)
-        for name, run in parts.items()
-        if part in ("all", name)
-    ]
+    parts: dict[str, Callable[..., bool]] = {
+        "models": demo.run_models, "digits": demo.run_digits, "shapes": demo_shapes.run_shapes,
+    }  # fmt: skip
+    chosen = ("models", "digits") if part == "all" else (part,)
+    succeeded = [parts[name](partial(results.__setitem__, name) if json else None) for name in chosen]
     if json:
         print_json(results)
     sys.exit(0 if all(succeeded) else 1)

@@ -111,6 +111,9 @@ def finetune(
 ) -> None:
     """Train a classifier on your images, test it and save one model file. The same command again resumes.
 
+    With --task segment the images have masks and the model answers with a class for each pixel; with --task
+    detect they have boxes, and so do the answers.
+
     By default, weights, resolution, batch size and length are chosen from the data and the device (CPU or
     GPU), each with a reason; --plan prints them without training.
     Other options on the same data start a new run in runs/<data>-2; --more-steps continues a finished run.
@@ -119,6 +122,8 @@ def finetune(
     $ vitkit finetune photos/ --plan
     $ vitkit finetune photos.zip --weights Ti_16.npz --steps 200 --lr 0.003
     $ vitkit finetune photos/ --train lora
+    $ vitkit finetune streets/ --task segment
+    $ vitkit finetune cells/ --task detect
     $ vitkit finetune photos/ --more-steps 200
     $ vitkit finetune photos/ --folds 5
     $ vitkit finetune digits --model ViT-Ti/4 --image-size 16

@@ -10,6 +10,7 @@ from torch.nn.utils import parametrize
 
 from vitkit.errors import Error
 from vitkit.models.adapt import HEADS
+from vitkit.models.dense import DenseModel
 from vitkit.ops.precision import add_product
 from vitkit.options import Range, check_within
 
@@ -80,7 +81,7 @@ def add_lora(model: nn.Module, config: LoRA, seed: int = 0) -> None:
 
 def adapted_parts(name: str, targets: str) -> dict[str, int]:
     """The adapted parts of a linear layer: name -> which part of the rows; none of layers outside blocks."""
-    if not name.startswith("encoder.blocks."):
+    if not name.removeprefix("vit.").startswith("encoder.blocks."):  # vit: of a dense model
         return {}
     last = name.rpartition(".")[2]
     if last == "qkv":
@@ -126,7 +127,12 @@ def adapter_state(model: nn.Module, full: Callable[[Tensor], Tensor]) -> dict[st
 
     encoder.blocks.0.attention.qkv.q.lora_A.weight is A of the queries in the first block.
     """
-    state = {name: full(t.detach()) for name, t in model.state_dict().items() if name.startswith(HEADS)}
+    dense = isinstance(model, DenseModel)
+    state = {
+        name: full(tensor.detach())
+        for name, tensor in model.state_dict().items()
+        if (not name.startswith("vit.") if dense else name.startswith(HEADS))
+    }
     for layer, update in updates(model):
         for factor in ("lora_A", "lora_B"):
             for part, tensor in getattr(update, factor).items():

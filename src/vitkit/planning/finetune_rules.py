@@ -39,7 +39,7 @@ RATE, RATE_BATCH = 5e-4, 512
 SMALL, USUAL, SMALL_FACTOR, SMALL_RATE = 0.5, 224, 4, 1e-3
 
 # Warm-up: a tenth of the steps. On four sets of 1,500 to 6,000 images none gave +0.05 points in the mean,
-# 30 % -0.3, no weight decay 0.0, a least-squares head -0.6 (one run each; standard errors 0.3 to 1.1 for a set).
+# 30 % -0.3, no weight decay 0.0, a least-squares head -0.6 (one run each; standard errors 0.3 to 1.1).
 
 # Length: 25 epochs up to 51,200 images, which are 2,500 steps of 512; from there on with the square root of
 # the number of images; at least 500 steps. Twice as long gave 2.6 points less on Tiny ImageNet. On a CPU

@@ -18,6 +18,7 @@ from vitkit.models.variants import Config, Model, fresh, published_variant, skel
 from vitkit.models.vit import ViTConfig, dropped
 from vitkit.options import Training
 from vitkit.planning import automatic, dense_rules, finetune_rules, pretraining_rules, resume, start
+from vitkit.planning.augmentation_text import augmentation
 from vitkit.planning.automatic import Choice, Circumstances
 from vitkit.planning.plan_text import headline, page
 from vitkit.planning.resume import Request
@@ -37,14 +38,6 @@ from vitkit.weights.published import PUBLISHED, cache_path
 
 TIMED_STEPS = 2000  # of a run on a GPU, from which on it is worth seconds to time its steps beforehand
 READ_TIMEOUT = timedelta(days=1)  # of the other processes, while one reads all images of a data set
-CROPS = {
-    "inception": "random crops of 5 to 100 % of an image",
-    "random": "random crops of the resized image",
-    "squash-random": "random crops of the squashed image",
-    "centre": "central crops",
-    "squash": "whole images, squashed to the size",
-    "fit": "whole images, resized to fit and padded",
-}
 Say = Callable[[str], None]
 
 
@@ -229,7 +222,7 @@ class Plan:
             **({"pixels": note} if note else {}),
             "batch": recipe.batch, "micro_batch": recipe.micro_batch or None, "optimizer": optimizer(recipe),
             "learning_rate": recipe.schedule.rate, "warmup": recipe.schedule.warmup,
-            "decay": recipe.schedule.decay, "augmentation": augmentation(recipe),
+            "decay": recipe.schedule.decay, "augmentation": augmentation(recipe, self.splits["train"]),
             "evaluations": recipe.evaluations if "val" in self.splits else 0,
             "keep": "best" if recipe.keeps_best else "last", "patience": recipe.patience,
             "steps": steps, "steps_left": self.steps_left, "images_seen": steps * recipe.batch,
@@ -245,6 +238,8 @@ class Plan:
             "checkpoint_GB": (memory.parameters + memory.optimizer) / 1e9,
             "choices": [str(choice) for choice in self.choices],
             "result": result.test.get("top1") if result else None,
+            "summary": recipe.task.summary(result.test, "test images")
+            if result and recipe.task.targets else None,
         } | self.runtime.describe()  # fmt: skip
         if self.candidates:
             facts |= {"candidates": len(self.candidates), "seeds": self.request.seeds, "runs": self.runs,
@@ -424,24 +419,3 @@ def optimizer(recipe: Recipe) -> str:
     name = f"SGD, momentum {config.momentum:g}" if config.kind == "sgd" else "Adam"
     decay = f", weight decay {config.weight_decay:g}" if config.weight_decay else ""
     return f"{name}{decay}"
-
-
-def crop_text(recipe: Recipe) -> str:
-    view = training_view(recipe)  # whose crop may be the task's
-    if view.crop in ("inception", "resized"):
-        return f"a random {100 * view.area:g} to {100 * view.largest:g} % of the area, resized"
-    return CROPS[view.crop]
-
-
-def augmentation(recipe: Recipe) -> list[str]:
-    parts = [crop_text(recipe)]
-    parts += ["random horizontal flips"] if recipe.flip else []
-    parts += ["3-Augment"] if recipe.three_augment else []
-    parts += [f"colour jitter {recipe.color_jitter:g}"] if recipe.color_jitter else []
-    if recipe.randaugment:
-        parts.append(f"RandAugment ({recipe.randaugment[0]} layers, magnitude {recipe.randaugment[1]})")
-    parts += [f"random erasing {recipe.erasing:g}"] if recipe.erasing else []
-    parts += [f"Mixup {recipe.mixup:g}"] if recipe.mixup else []
-    parts += [f"CutMix {recipe.cutmix:g}"] if recipe.cutmix else []
-    parts += [f"label smoothing {recipe.label_smoothing:g}"] if recipe.label_smoothing else []
-    return parts

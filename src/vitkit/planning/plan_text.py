@@ -35,6 +35,8 @@ def headline(plan: Mapping[str, Any]) -> str:
         accuracy = ""
         if plan["result"] is not None:
             accuracy = f", {percent(plan['result'], plan['test_images'])} of the test images correct"
+        elif plan["summary"]:
+            accuracy = f", {plan['summary']}"
         steps_done = counted(plan["step"], "step")
         return f"{run} is already finished: {steps_done}{accuracy}. It was trained as follows."
     if plan["action"] == "resume":

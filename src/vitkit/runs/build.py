@@ -132,6 +132,12 @@ def needs_split(opened: Mapping[str, Source]) -> bool:
 def with_subset(splits: dict[str, Source], recipe: Recipe) -> dict[str, Source]:
     """The splits with the recipe's subset of train, and its label noise."""
     train, part = splits["train"], dict[str, Any](part_of(recipe.subset))
+    if part and recipe.task.targets and not part.keys() & {"count", "fraction"}:
+        raise Error(
+            f"--subset {recipe.subset} counts the images of each class, but images with "
+            f"{recipe.task.targets} show several; use a number of images, or a share such as 10%",
+            code="request.conflict",
+        )
     if part:
         train = subset(train, **part, seed=recipe.seed)
     if recipe.label_noise:
@@ -239,13 +245,27 @@ def open_for(task: Task, place: str, cache: Cache | None = None) -> dict[str, So
     if not task.labelled and is_unlabelled(place):
         return open_unlabelled(Path(place))
     try:
-        return open_data(place, cache=cache)
+        opened = open_data(place, cache=cache)
+        return with_labels(place, opened) if task.classifies else opened
     except Error as error:
         if task.labelled or error.code != "data.layout":
             raise
     if Path(place).is_dir():
         return open_unlabelled(Path(place))
     return {name: of_one_class(part) for name, part in open_all(place, cache=cache).items()}
+
+
+def with_labels(place: str, opened: dict[str, Source]) -> dict[str, Source]:
+    """The data, if its images have labels of their own, not only masks or boxes."""
+    kinds = {kind for source in opened.values() if source.targets for kind in source.targets.kinds}
+    if not kinds:
+        return opened
+    tasks = [task for task, kind in (("segment", "mask"), ("detect", "boxes")) if kind in kinds]
+    raise Error(
+        f"{place} has {' and '.join(sorted(kinds))}, but no label for each image, which a classifier needs; "
+        f"use --task {' or --task '.join(tasks)}",
+        code="data.labels",
+    )
 
 
 def of_one_class(source: Source) -> Source:

@@ -125,6 +125,8 @@ def correct(source: Source, changes: list[Change], known: Mapping[str, str]) -> 
     for change in changes:
         if change.image not in rows:
             raise refusal(change, f"no image {change.image!r} in {change.split}; is the table of other data?")
+        if change.label and source.targets is not None:
+            raise refusal(change, "the images have masks or boxes, so that they can only be excluded")
         if change.label and source.multilabel:
             raise refusal(change, "the images have several labels each, so that they can only be excluded")
         if change.label and change.label not in known:

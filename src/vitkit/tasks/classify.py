@@ -180,6 +180,16 @@ def with_patch_size(sizes: tuple[int, ...], order: Order, step: int, batch: Batc
     return batch | {"patch": torch.zeros(len(batch["image"]), patch, dtype=torch.uint8)}
 
 
+def check_labels(source: Source) -> None:
+    """Raise an error for data that has masks or boxes instead of labels."""
+    if source.targets is not None:
+        raise Error(
+            f"{source.name} has {' and '.join(sorted(source.targets.kinds))}, but no label for each image, "
+            "which a classifier needs",
+            code="data.labels",
+        )
+
+
 @register
 @dataclass(frozen=True, kw_only=True)
 class Classify(Supervised):
@@ -214,6 +224,7 @@ class Classify(Supervised):
         return task_class("multilabel")(**own)
 
     def check_source(self, source: Source) -> None:
+        check_labels(source)
         if source.multilabel:
             raise Error(
                 f"{source.name} has several labels per image, but the model predicts exactly one",

@@ -160,6 +160,7 @@ class Detect(Dense):
     about: ClassVar[str] = "to detect objects,"
     ranges: ClassVar[Mapping[str, Range]] = {
         "scale": Range(0, 10, above=True), "threshold": SHARE, "overlap": SHARE, "detections": Range(1, 1000),
+        "channels": Range(0, 2048),
     }  # fmt: skip
 
     head: str = "auto"  # fcos, which learns from few images; yolos; rf-detr; auto: as the weights, else fcos
@@ -167,6 +168,7 @@ class Detect(Dense):
     threshold: float = 0.3  # the least score of a box that is an answer
     overlap: float = 0.6  # IoU above which FCOS drops the box of lower score of the same class
     detections: int = 100  # boxes of an image, and tokens of a new YOLOS; a new RF-DETR has 300 queries
+    channels: int = 0  # of the pyramid and head of FCOS; 0: 128 for a narrow ViT, 256 for others
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -191,7 +193,8 @@ class Detect(Dense):
             return yolos_config(vit, classes, detections=self.detections)
         if self.head == "rf-detr":
             return rf_detr_on(vit, classes, queries=max(NEW_QUERIES, self.detections))
-        return fcos_config(vit, classes, detections=self.detections, overlap=self.overlap)
+        width = {"head_width": self.channels} if self.channels else {}
+        return fcos_config(vit, classes, detections=self.detections, overlap=self.overlap, **width)
 
     def adapted_config(self, model: Model, vit: Backbone, classes: int) -> Config:
         """As the model's own detector, if it is one of the kind that is asked for."""

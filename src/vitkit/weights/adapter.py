@@ -11,8 +11,9 @@ from torch import Tensor
 from vitkit.errors import WeightsError
 from vitkit.io.files import replace_file
 from vitkit.models.adapt import TRAINING, adapt
+from vitkit.models.dense import DenseConfig
 from vitkit.models.lora import LoRA, adapter_state, add_lora, merge_lora
-from vitkit.models.variants import Config, Model
+from vitkit.models.variants import Backbone, Config, Model, backbone, fresh
 from vitkit.weights.card import ADAPTER, Card, card_of, from_json, to_json
 from vitkit.weights.untrusted import listed, one_line, open_arrays
 
@@ -37,10 +38,14 @@ def merge_adapter(model: Model, path: str | Path) -> Model:
     arrays = open_arrays(Path(path))
     card, lora = read_card(arrays.card, path)
     config = card.config
-    new = adapt(
-        model, classes=config.classes, labels=card.labels, image_size=config.image_size,
-        keep_representation=bool(getattr(config, "representation", 0)),
-    )  # fmt: skip
+    if isinstance(config, DenseConfig):
+        new = with_vit(fresh(config), adapt(backbone(model), classes=0, image_size=config.image_size), path)
+        new.labels = card.labels
+    else:
+        new = adapt(
+            model, classes=config.classes, labels=card.labels, image_size=config.image_size,
+            keep_representation=bool(getattr(config, "representation", 0)),
+        )  # fmt: skip
     if architecture(new.config) != architecture(config):
         raise WeightsError(
             f"{path} adapts {config}, but the model is {new.config}; give the weights that the run started "
@@ -62,6 +67,20 @@ def merge_adapter(model: Model, path: str | Path) -> Model:
     new.task, new.preprocessing, new.reject_below = card.task, card.preprocessing, card.reject_below
     new.origin = card.origin
     return new.eval()
+
+
+def with_vit(model: Model, vit: Backbone, path: str | Path) -> Model:
+    """The dense model with these weights of its ViT, whose heads the adapter has."""
+    own = model.state_dict()
+    state = {name: tensor for n, tensor in vit.state_dict().items() if (name := f"vit.{n}") in own}
+    wrong = [name for name, tensor in own.items() if name.startswith("vit.")
+             and (name not in state or state[name].shape != tensor.shape)]  # fmt: skip
+    if wrong:
+        raise WeightsError(
+            f"{path} adapts another model; missing or of another shape: {listed(wrong)}", code="weights.shape"
+        )
+    model.load_state_dict(own | state)
+    return model
 
 
 def read_card(text: str, path: str | Path) -> tuple[Card, LoRA]:

@@ -1,8 +1,8 @@
-"""Drawn shapes: a built-in data set for segmentation and detection, drawn when its images are read."""
+"""Drawn shapes: a built-in data set for segmentation and detection, drawn when it is read."""
 
 # H, W pixels; N objects of an image
 
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -18,6 +18,7 @@ MOST = 4  # objects of an image
 RADIUS = (8, 20)  # of the circle around an object, in pixels
 APART = 0.7  # smallest distance of two objects, as a share of the sum of their radii
 TRIES = 20
+KEPT = sum(SPLITS.values())  # drawn images that a process keeps: 35 MB for all of them
 
 
 def shape_mask(kind: int, centre: np.ndarray, radius: float, angle: float) -> np.ndarray:
@@ -47,13 +48,15 @@ def places(rng: np.random.Generator) -> list[tuple[np.ndarray, float]]:
     return chosen
 
 
+@lru_cache(maxsize=KEPT)
 def draw(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Image `number`: pixels (H, W, 3), masks (N, H, W), and the classes (N,) of its objects."""
+    """Image `number`: pixels (H, W, 3), masks (N, H, W), and the classes (N,) of its objects; read only."""
     rng = np.random.default_rng([number, SIDE])
     slope = rng.uniform(-0.6, 0.6, (2, 3))
     y, x = np.mgrid[:SIDE, :SIDE] - SIDE / 2
     pixels = rng.uniform(60, 190, 3) + y[..., None] * slope[0] + x[..., None] * slope[1]
-    masks, classes = list[np.ndarray](), list[int]()
+    masks: list[np.ndarray] = []
+    classes = []
     for centre, radius in places(rng):
         kind = int(rng.integers(3))
         mask = shape_mask(kind, centre, radius, rng.uniform(0, 2 * np.pi))
@@ -67,11 +70,14 @@ def draw(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     pixels += rng.normal(0, 10, pixels.shape)
     visible = [i for i, mask in enumerate(masks) if mask.any()]
     stack = np.stack([masks[i] for i in visible])
-    return pixels.clip(0, 255).astype(np.uint8), stack, np.array([classes[i] for i in visible])
+    drawn = pixels.clip(0, 255).astype(np.uint8), stack, np.array([classes[i] for i in visible])
+    for array in drawn:
+        array.flags.writeable = False  # the next reader gets the same arrays
+    return drawn
 
 
 def fetch(first: int, index: int) -> np.ndarray:
-    return draw(first + index)[0]
+    return draw(first + index)[0].copy()
 
 
 def read(first: int, index: int) -> Target:

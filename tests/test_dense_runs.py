@@ -1,0 +1,282 @@
+"""Segmentation and detection from data to a model: runs, resumed, on several processes, and fine-tuned on."""
+
+import csv
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from refusals import refused
+from sigterm import sigterm_at
+from test_cli import run
+from test_experiment import go, rows, same
+from together import go as one_of_many
+from together import losses, together
+
+import vitkit
+from vitkit.data.sources.shapes import CLASSES, shapes
+from vitkit.recipes import recipe
+from vitkit.recipes.recipe import Recipe
+from vitkit.runs.folder import Interrupted, RunOptions
+from vitkit.runs.run import run as run_recipe
+from vitkit.runtime.runtime import Runtime
+from vitkit.training.checkpoint import complete
+from vitkit.training.schedule import Duration
+from vitkit.weights.adapter import merge_adapter
+
+SMALL = ("width=32", "depth=2", "heads=2", "hidden=32")
+HEADS = {  # by name: the task, its options, and the model that it trains
+    "linear": ("segment", {}, "LinearSegmenter"),
+    "eomt": ("segment", {"segment.head": "eomt", "segment.queries": 8, "segment.joint": 1}, "EoMT"),
+    "fcos": ("detect", {"detect.channels": 16}, "FCOS"),
+    "yolos": ("detect", {"detect.head": "yolos", "detect.detections": 8}, "YOLOS"),
+}
+BOTH = ["linear", "fcos", pytest.param("eomt", marks=pytest.mark.slow),
+        pytest.param("yolos", marks=pytest.mark.slow)]  # fmt: skip
+WORDS = ["--model", "ViT-Ti/8", "--image-size", "48", "--batch", "8", "--workers", "0", "--device", "cpu"]
+SET = ["--set", f"model_options={','.join(SMALL)}", "evaluations=0"]
+
+
+def training(head: str, steps: int = 6, **changes) -> Recipe:
+    """A few steps on drawn shapes with everything random: scales, crops, flips, colours, dropped blocks."""
+    task, options, _ = HEADS[head]
+    base = replace(
+        recipe(task), data="shapes", model="ViT-Ti/8", model_options=SMALL, image_size=(48, 48), batch=6,
+        length=Duration(steps=steps), evaluations=2, auto=(), subset="20", color_jitter=1.0,
+        task_options=options,
+    )  # fmt: skip
+    return replace(base, schedule=replace(base.schedule, rate=2e-3, warmup=1), **changes)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """A run of each head that was never stopped, trained when a test asks for it."""
+    done = {}
+
+    def of(head: str):
+        if head not in done:
+            done[head] = tmp_path_factory.mktemp(head)
+            go(done[head], training(head))
+        return done[head]
+
+    return of
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_run_leaves_a_model_that_predicts_and_the_metrics_of_its_task(straight, head):
+    out, (task, _, kind) = straight(head), HEADS[head]
+    result = json.loads((out / "result.json").read_text())
+    metric = {"segment": "miou", "detect": "ap"}[task]
+    assert result["test"]["images"] == 100 and 0 <= result["test"][metric] <= 1
+    assert [row["step"] for row in rows(out) if f"val_{metric}" in row] == [3, 6]
+    assert all(np.isfinite(losses(out)))
+    model = vitkit.load(out)
+    assert (model.task, model.labels, model.config.kind) == (task, CLASSES, kind)
+    assert model.preprocessing.resize == "fit"
+    pixels = np.asarray(shapes()["test"].fetch(0))[:48, :48]
+    value = vitkit.predict(model, pixels)
+    if task == "segment":
+        assert value.shape == (48, 48) and set(np.unique(value)) <= {0, 1, 2, 3}
+    else:
+        assert all(set(one) == {"label", "score", "box"} for one in value)
+
+
+@pytest.mark.parametrize("head", BOTH)
+def test_a_stopped_run_ends_like_the_straight_one(straight, tmp_path, head):
+    with sigterm_at(4), pytest.raises(Interrupted, match="SIGTERM at step"):
+        go(tmp_path, training(head))
+    go(tmp_path, training(head))
+    assert same(straight(head), tmp_path) and losses(straight(head)) == losses(tmp_path)
+    last = [complete(at / "checkpoints")[-1] / "state-00000.safetensors" for at in (straight(head), tmp_path)]
+    assert last[0].read_bytes() == last[1].read_bytes()  # the moments too, and EoMT's count of steps
+    tests = [json.loads((at / "result.json").read_text())["test"] for at in (straight(head), tmp_path)]
+    assert tests[0] == tests[1]
+
+
+@pytest.mark.parametrize("head", ["linear", "fcos"])
+def test_worker_processes_change_no_bit(straight, tmp_path, head):
+    go(tmp_path, training(head), workers=2)
+    assert same(straight(head), tmp_path) and losses(straight(head)) == losses(tmp_path)
+
+
+@pytest.mark.parametrize("head", BOTH)
+def test_micro_batches_change_no_image_and_hardly_the_loss(tmp_path, head):
+    """A detector's loss is over the objects of the batch, which the micro-batches know only of themselves."""
+    still = {"stochastic_depth": 0.0, "evaluations": 0}
+    for name, micro in (("whole", 0), ("pieces", 4)):
+        go(tmp_path / name, training(head, 2, micro_batch=micro, **still))
+    exact = {"abs": 1e-4} if head == "linear" else {"rel": 0.05}
+    assert losses(tmp_path / "pieces") == pytest.approx(losses(tmp_path / "whole"), **exact)
+
+
+def test_recomputed_activations_change_no_bit(straight, tmp_path):
+    run_recipe(training("fcos"), tmp_path, Runtime(recompute=True), RunOptions(workers=0, quiet=True))
+    assert same(straight("fcos"), tmp_path) and losses(tmp_path) == losses(straight("fcos"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", HEADS)
+def test_two_processes_learn_like_one(tmp_path, head):
+    changes = {"stochastic_depth": 0.0, "evaluations": 1}
+    go(tmp_path / "one", training(head, **changes))
+    together(2, one_of_many, training(head, **changes), tmp_path / "many", {}, parallel="ddp")
+    one, many = (json.loads((tmp_path / n / "result.json").read_text())["test"] for n in ("one", "many"))
+    assert many["images"] == one["images"]
+    if head == "linear":
+        assert losses(tmp_path / "many") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
+        a, b = (vitkit.load(tmp_path / n / "model.safetensors").state_dict() for n in ("one", "many"))
+        assert all(torch.allclose(a[name], b[name], atol=1e-3) for name in a)
+        assert many["miou"] == pytest.approx(one["miou"], abs=2e-3)
+    else:  # the means over objects are those of each process, and EoMT's points are its own
+        assert losses(tmp_path / "many") == pytest.approx(losses(tmp_path / "one"), rel=0.1)
+
+
+@pytest.mark.slow
+def test_more_steps_continue_a_finished_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["finetune", "shapes", "--task", "segment", *WORDS, "--subset", "16"]
+    assert run(*words, "--steps", "2", *SET) == 0
+    assert run("finetune", "shapes", "--task", "segment", "--more-steps", "2", "--device", "cpu") == 0
+    assert json.loads((tmp_path / "runs/shapes/result.json").read_text())["steps"] == 4
+
+
+@pytest.mark.parametrize("head", ["linear", "fcos"])
+def test_weights_of_a_run_for_other_classes_and_for_a_classifier(straight, tmp_path, capsys, head):
+    """The whole model starts from the run, but what depends on its classes; a classifier takes the ViT."""
+    task, other = HEADS[head][0], tmp_path / "data"
+    drawn_folder(other, task)
+    words = ["--weights", straight(head), "--steps", "1", "--lr", "0", *WORDS[2:]]
+    assert run("finetune", other, "--task", task, *words, "--out", tmp_path / "other", "--set",
+               "evaluations=0") == 0  # fmt: skip
+    old, new = vitkit.load(straight(head)), vitkit.load(tmp_path / "other")
+    assert new.labels == ("object", "other") and new.config.kind == old.config.kind
+    a, b = old.state_dict(), new.state_dict()
+    moved = {name for name in a if a[name].shape != b[name].shape or not torch.equal(a[name], b[name])}
+    assert moved == ({"classifier.weight", "classifier.bias"} if task == "segment" else
+                     {"head.classify.weight", "head.classify.bias"})  # fmt: skip
+    digits = ["finetune", "digits", *words, "--out", tmp_path / "classifier", "--subset", "20"]
+    assert run(*digits, "--set", "evaluations=0") == 0
+    classifier = vitkit.load(tmp_path / "classifier")
+    assert classifier.task == "classify" and len(classifier.labels) == 10
+    assert torch.equal(classifier.encoder.blocks[1].mlp.up.weight, a["vit.encoder.blocks.1.mlp.up.weight"])
+
+
+def drawn_folder(folder, task: str) -> None:
+    """A few images with masks or with YOLO's boxes of two classes."""
+    rng = np.random.default_rng(0)
+    beside = {"segment": "masks", "detect": "labels"}[task]
+    for split, count in (("train", 6), ("test", 3)):
+        for kind in ("images", beside):
+            (folder / kind / split).mkdir(parents=True)
+        for number in range(count):
+            pixels, mask = rng.integers(0, 90, (40, 48, 3)).astype(np.uint8), np.zeros((40, 48), np.uint8)
+            pixels[10:30, 12:36], mask[10:30, 12:36] = 200, 1
+            name = f"{number}{split}"
+            Image.fromarray(pixels).save(folder / "images" / split / f"{name}.png")
+            if task == "segment":
+                Image.fromarray(mask).save(folder / "masks" / split / f"{name}.png")
+            else:
+                (folder / "labels" / split / f"{name}.txt").write_text(f"{number % 2} 0.5 0.5 0.5 0.5\n")
+    if task == "segment":
+        (folder / "classes.txt").write_text("object\nother\n")
+    else:
+        yaml = "train: images/train\ntest: images/test\nnames: [object, other]\n"
+        (folder / "data.yaml").write_text(yaml)
+
+
+@pytest.mark.parametrize("train", ["head", "last-1", "lora"])
+def test_parts_of_a_model_are_trained(straight, tmp_path, train):
+    out = tmp_path / "run"
+    flat = replace(training("linear").optimizer, layer_decay=1.0)
+    fields = {"model": "", "model_options": (), "weights": str(straight("linear")), "train": train}
+    go(out, training("linear", 2, **fields, evaluations=0, subset="6", optimizer=flat))
+    a, b = (vitkit.load(at).state_dict() for at in (straight("linear"), out))
+    changed = {name for name in a if not torch.equal(a[name], b[name])}
+    assert "classifier.weight" in changed
+    blocks = {name.split(".")[3] for name in changed if name.startswith("vit.encoder.blocks")}
+    assert blocks == {"head": set(), "last-1": {"1"}, "lora": {"0", "1"}}[train]
+    if train == "lora":
+        merged = merge_adapter(vitkit.load(straight("linear")), out / "adapter.safetensors").state_dict()
+        assert all(torch.allclose(merged[name], b[name], atol=1e-6) for name in b)
+
+
+REFUSED = (
+    ({}, "data.labels"),  # a classifier needs labels
+    ({"task": "segment", "folds": 3}, "request.conflict"),
+    ({"task": "detect", "protocol": True}, "request.conflict"),
+    ({"task": "segment", "train": "head"}, "request.conflict"),  # there is nothing to freeze
+    ({"task": "detect", "subset": "5/class"}, "request.conflict"),
+    ({"task": "detect", "set": {"mixup": 0.2}}, "recipe.value"),
+    ({"task": "detect", "set": {"segment.head": "eomt"}}, "recipe.value"),
+    ({"task": "segment", "model": "BiT-R50x1"}, "model.unsupported"),
+)
+
+
+@pytest.mark.parametrize(("options", "code"), REFUSED)
+def test_options_that_do_not_fit_are_refused(tmp_path, options, code):
+    small = {"model": "ViT-Ti/8", "steps": 1, "device": "cpu", "workers": 0, "out": tmp_path / "run"}
+    with refused(code):
+        vitkit.finetune("shapes", **(small | options))
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_data_without_the_annotations_of_a_task_is_refused(tmp_path):
+    drawn_folder(tmp_path / "segment", "segment")
+    drawn_folder(tmp_path / "detect", "detect")
+    for split in ("train", "test"):
+        for label in ("a", "b"):
+            folder = tmp_path / "classes" / split / label
+            folder.mkdir(parents=True)
+            for number in range(2):
+                noise = np.random.default_rng(number).integers(0, 255, (40, 40, 3), np.uint8)
+                Image.fromarray(noise).save(folder / f"{split}{label}{number}.png")
+    for data, task in (
+        ("segment", "detect"),
+        ("detect", "segment"),
+        ("classes", "segment"),
+        ("classes", "detect"),
+    ):
+        with refused("data.layout", task):
+            vitkit.finetune(tmp_path / data, task=task, model="ViT-Ti/8", plan=True, device="cpu")
+    for data in ("segment", "detect"):
+        with refused("data.labels", f"--task {data}"):
+            vitkit.finetune(tmp_path / data, model="ViT-Ti/8", plan=True, device="cpu")
+
+
+def test_images_can_be_excluded_but_not_labelled_by_corrections(tmp_path):
+    small = {"task": "segment", "model": "ViT-Ti/8", "steps": 1, "device": "cpu", "workers": 0, "plan": True}
+    table, key = tmp_path / "manifest.csv", shapes()["train"].keys[3]
+    for action, suggested in (("exclude", ""), ("relabel", "circle")):
+        with table.open("w", newline="") as file:
+            csv.writer(file).writerows(
+                [("image", "split", "suggested", "action"), (key, "train", suggested, action)]
+            )
+        if action == "exclude":
+            plan = vitkit.finetune("shapes", corrections=table, **small)
+            assert len(plan.splits["train"]) == 399
+        else:
+            with refused("data.labels", table.name):
+                vitkit.finetune("shapes", corrections=table, **small)
+
+
+@pytest.mark.parametrize(
+    ("task", "changes", "words"),
+    [
+        ("segment", {"segment.scale": "0.75,1.5"},
+         ["scaled by 0.75 to 1.5, random crops", "random horizontal flips", "colour distortion 1"]),
+        ("segment", {"segment.window": 32, "flip": False},
+         ["scaled by 0.5 to 2, random crops of 32x32", "colour distortion 1"]),
+        ("detect", {"detect.scale": "0.5,1"},
+         ["whole images, scaled by 0.5 to 1", "random horizontal flips"]),
+    ],
+)  # fmt: skip
+def test_a_plan_says_how_images_are_changed(task, changes, words):
+    options = {"model_options": ",".join(SMALL), **changes}
+    plan = vitkit.finetune(
+        "shapes", task=task, model="ViT-Ti/8", image_size=48, steps=1, device="cpu", workers=0, plan=True,
+        set=options,
+    )  # fmt: skip
+    assert plan.to_json()["augmentation"] == words
+    assert all(word in " ".join(str(plan).split()) for word in words)
