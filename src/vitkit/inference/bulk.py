@@ -187,8 +187,8 @@ class Bulk:
             sizes=self.computation.sizes,
         )  # fmt: skip
         for batch in batches:
-            sizes = [(height, width) for height, width in batch["size"].tolist()] if "size" in batch else ()
-            values = self.computation.compute(batch["image"], sizes)
+            own = (batch["size"].tolist(),) if self.computation.sizes else ()
+            values = self.computation.compute(batch["image"], *own)
             rows.values.update(zip(batch["index"].tolist(), values, strict=True))
             self.advance(len(values))
             while pending and rows.complete(self.parts.range(pending[0])):
