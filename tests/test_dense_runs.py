@@ -232,13 +232,13 @@ def test_data_without_the_annotations_of_a_task_is_refused(tmp_path):
             for number in range(2):
                 noise = np.random.default_rng(number).integers(0, 255, (40, 40, 3), np.uint8)
                 Image.fromarray(noise).save(folder / f"{split}{label}{number}.png")
-    for data, task in (
-        ("segment", "detect"),
-        ("detect", "segment"),
-        ("classes", "segment"),
-        ("classes", "detect"),
+    for data, task, remedy in (
+        ("segment", "detect", "--task segment"),
+        ("detect", "segment", "--task detect"),
+        ("classes", "segment", "without --task"),
+        ("classes", "detect", "without --task"),
     ):
-        with refused("data.layout", task):
+        with refused("data.labels", tmp_path / data, remedy):
             vitkit.finetune(tmp_path / data, task=task, model="ViT-Ti/8", plan=True, device="cpu")
     for data in ("segment", "detect"):
         with refused("data.labels", f"--task {data}"):

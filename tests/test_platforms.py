@@ -216,9 +216,9 @@ def test_decoders_that_are_spawned_decode_and_are_replaced(monkeypatch):
     service = decoder.Decoder(1, 10**6, Metrics())
     try:
         before = next(iter(service.workers)).process
-        assert service.submit(encoded(3), VIEW).result(60)[:, 0, 0].tolist() == [21, 40, 90]
+        assert service.submit(encoded(3), VIEW).result(60).pixels[:, 0, 0].tolist() == [21, 40, 90]
         before.kill()
-        assert service.submit(encoded(2), VIEW).result(60)[:, 0, 0].tolist() == [14, 40, 90]
+        assert service.submit(encoded(2), VIEW).result(60).pixels[:, 0, 0].tolist() == [14, 40, 90]
         assert next(iter(service.workers)).process is not before
     finally:
         service.close()

@@ -116,13 +116,13 @@ def test_control_without_turns_one_image_waits_for_all_of_another_request(monkey
 def test_a_request_has_so_many_seconds_of_decoders():
     service, share = Decoder(1, 10**7, Metrics()), Share()
     try:
-        assert service.submit(picture(1), VIEW, share).result(60).shape == (3, 32, 32)
+        assert service.submit(picture(1), VIEW, share).result(60).pixels.shape == (3, 32, 32)
         assert 0 < share.spent < decoder.REQUEST_SECONDS
         share.spent = decoder.REQUEST_SECONDS
         with refused("server.too-large", f"{decoder.REQUEST_SECONDS:.0f} s") as refusal:
             service.submit(picture(1), VIEW, share).result(60)
         assert refusal.value.status == 422
-        assert service.submit(picture(1), VIEW, Share()).result(60).shape == (3, 32, 32)
+        assert service.submit(picture(1), VIEW, Share()).result(60).pixels.shape == (3, 32, 32)
     finally:
         service.close()
 

@@ -192,7 +192,11 @@ def check_label_files(task: Task, classes: str, real: str) -> None:
 
 def check_dense_options(task: Task, options: EvaluateOptions) -> None:
     """Reject the options that change the image as a whole, for a model that answers for parts of it."""
-    unfit = {"--tta": options.tta != "none", "--merge-tokens": options.merge_tokens > 0}
+    unfit = {
+        "--tta": options.tta != "none",
+        "--merge-tokens": options.merge_tokens > 0,
+        "--reject": options.reject is not None,
+    }
     unfit["--view"] = options.view not in (
         ("model", "fit", "squash") if task.name == "detect" else ("model", "fit")
     )

@@ -81,10 +81,10 @@ KINDS = {  # severity, text, remedy; a remedy is one line
         "Look at them, and delete one of two boxes around an object; " + LISTED),
     "box-small": ("warning", "Objects with a side under {least} pixels once the image has {size}, in {n} "
         "images: {count}, e.g. in {files}",
-        "They will hardly be detected: train with a larger --image-size, or cut the images into tiles"),
+        "They will hardly be detected: give vitkit finetune a larger --image-size, or cut the images"),
     "class-small": ("warning", "Classes whose objects are mostly smaller than two patches once the image has "
         "{size} pixels: {listed}",
-        "Train with a larger --image-size or smaller patches, or cut the images into tiles"),
+        "Give vitkit finetune a larger --image-size, take smaller patches, or cut the images into tiles"),
     "class-unannotated": ("warning", "Classes without an annotation in {split}: {classes}",
         "Annotate images of them, or delete them from the list of classes; {split} says nothing about them"),
     "mask-ignored": ("warning", "Masks of which more than half is ignored: {n}, e.g. {files}",

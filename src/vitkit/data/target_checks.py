@@ -75,6 +75,9 @@ NEEDED = {
 }
 
 
+FITTING = {"": "vitkit finetune without --task", "mask": "--task segment", "boxes": "--task detect"}
+
+
 def check_kind(splits: Mapping[str, Source], kind: str, place: str) -> None:
     """Reject data without the annotations that a task needs: "mask", "boxes", "instances" or "", labels."""
     for split, source in splits.items():
@@ -82,9 +85,10 @@ def check_kind(splits: Mapping[str, Source], kind: str, place: str) -> None:
         if kind not in kinds:
             has = {"mask": "masks", "": "labels of whole images"}
             listed = " and ".join(sorted(has.get(name, name) for name in kinds))
+            fitting = " or ".join(text for name, text in FITTING.items() if name in kinds)
             raise Error(
                 f"{place}: the images of {split} have {listed}, but this task needs {NEEDED[kind]} "
-                "(docs/guides/data.md); use another task, or add them",
+                f"(docs/guides/data.md); use {fitting}, or add them",
                 code="data.labels",
             )
 
