@@ -8,6 +8,7 @@ from vitkit.commands import demo_shapes
 PICTURES = ("picture.png", "boxes.png", "masks.png")
 
 
+@pytest.mark.slow
 def test_a_short_demo_writes_its_pictures_and_says_that_it_has_not_learned(tmp_path, monkeypatch):
     monkeypatch.setattr(demo_shapes, "STEPS", {"detect": 1, "segment": 1})
     result = {}
