@@ -6,6 +6,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
+from vitkit.data.geometry import tight_box
 from vitkit.data.sources.openers import Opener
 from vitkit.data.sources.source import Lazy, Source
 from vitkit.data.targets import Target, Targets
@@ -87,16 +88,10 @@ def read(first: int, index: int) -> Target:
     for pixels, number in zip(masks, classes, strict=True):
         mask[pixels] = number
     return Target(
-        size=(SIDE, SIDE), boxes=np.stack([box_of(pixels) for pixels in masks]), labels=classes,
+        size=(SIDE, SIDE), boxes=np.array([tight_box(pixels) for pixels in masks], np.float32), labels=classes,
         crowd=np.zeros(len(classes), bool), areas=masks.sum((1, 2)).astype(np.float32), instances=masks,
         mask=mask,
     )  # fmt: skip
-
-
-def box_of(pixels: np.ndarray) -> np.ndarray:
-    """The box (4,) around the pixels of an object."""
-    rows, columns = np.flatnonzero(pixels.any(1)), np.flatnonzero(pixels.any(0))
-    return np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1], np.float32)
 
 
 def name_of(split: str, index: int) -> str:
