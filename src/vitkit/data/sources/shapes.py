@@ -87,10 +87,10 @@ def read(first: int, index: int) -> Target:
     mask = np.zeros((SIDE, SIDE), np.uint8)
     for pixels, number in zip(masks, classes, strict=True):
         mask[pixels] = number
+    boxes = np.array([tight_box(pixels) for pixels in masks], np.float32)
     return Target(
-        size=(SIDE, SIDE), boxes=np.array([tight_box(pixels) for pixels in masks], np.float32), labels=classes,
-        crowd=np.zeros(len(classes), bool), areas=masks.sum((1, 2)).astype(np.float32), instances=masks,
-        mask=mask,
+        size=(SIDE, SIDE), boxes=boxes, labels=classes, crowd=np.zeros(len(classes), bool),
+        areas=masks.sum((1, 2)).astype(np.float32), instances=masks, mask=mask,
     )  # fmt: skip
 
 
