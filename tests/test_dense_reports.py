@@ -15,8 +15,8 @@ from vitkit.data.targets import Target
 from vitkit.metrics.detection import detection_metrics
 from vitkit.metrics.detection_analysis import analysed_detections, envelope, outcomes
 from vitkit.metrics.overlaps import Detections, overlap
-from vitkit.report.target_overlay import class_colour, mask_over
-from vitkit.report.target_pictures import DASH, background, box_pair, legend, training_picture
+from vitkit.report.target_overlay import background, class_colour, mask_over
+from vitkit.report.target_pictures import DASH, box_pair, legend, training_picture
 from vitkit.report.task_table import TaskTable
 from vitkit.runs.page import write_run_page
 

@@ -12,6 +12,7 @@ from vitkit.report.overlay import check_image
 from vitkit.report.terminal import printable
 
 IGNORED = 255  # number of pixels of a mask without a class
+BACKGROUND = ("background", "_background_")  # names of the class for everything else
 FIRST = (  # colours that are told apart best, on photographs too
     "e6194b", "3cb44b", "ffe119", "4363d8", "f58231", "911eb4", "46f0f0",
     "f032e6", "bcf60c", "fabebe", "008080", "e6beff", "9a6324", "fffac8",
@@ -96,6 +97,11 @@ def write_label(
     draw.text((x + 2 - left, y + 2 - top), text, fill=text_colour(colour), font=font)
 
 
+def background(names: Sequence[str]) -> int:
+    """The number of the class for everything else, which pictures leave clear; -1 if there is none."""
+    return next((k for k, label in enumerate(names) if label.casefold() in BACKGROUND), -1)
+
+
 def mask_over(pixels: np.ndarray, mask: np.ndarray, clear: int = -1) -> np.ndarray:
     """A class mask (H, W) over an image uint8 (H, W, 3); ignored pixels are dark, with stripes.
 
@@ -118,11 +124,12 @@ def mask_over(pixels: np.ndarray, mask: np.ndarray, clear: int = -1) -> np.ndarr
 def draw_mask(pixels: np.ndarray, mask: np.ndarray, names: Sequence[str]) -> np.ndarray:
     """A class mask (H, W) over an image uint8 (H, W, 3), with a legend of its classes below: uint8.
 
-    The picture is (H + legend, W, 3). Ignored pixels are dark, with stripes.
+    The picture is (H + legend, W, 3). Ignored pixels are dark, with stripes; a background class is clear.
     """
-    picture = mask_over(pixels, mask)
+    clear = background(names)
+    picture = mask_over(pixels, mask, clear)
     present = np.flatnonzero(np.bincount(mask.ravel(), minlength=IGNORED + 1)).tolist()
-    entries = [(class_colour(n), label_text(names, n)) for n in present if n != IGNORED]
+    entries = [(class_colour(n), label_text(names, n)) for n in present if n not in (IGNORED, clear)]
     entries += [((40, 40, 40), "ignored")] if IGNORED in present else []
     return np.concatenate([picture, legend(entries, picture.shape[1], picture.shape[0])])
 

@@ -11,14 +11,13 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from vitkit.metrics.overlaps import box_overlap
-from vitkit.report.target_overlay import class_colour, mask_over
+from vitkit.report.target_overlay import background, class_colour, mask_over
 
 SIDE = 360  # pixels of the longer side of a picture
 EDGE = 5  # pixels of an outline, with one dark pixel at each side
 DASH, GAP = 9, 7  # pixels of the outline of a wrong box
 SAME = 0.6  # IoU of boxes that cover each other in a picture
 CLASSES = 40  # of a legend
-BACKGROUND = ("background", "_background_")  # names of the class for everything else
 Pair = tuple[np.ndarray, np.ndarray]
 
 
@@ -104,11 +103,6 @@ def training_picture(pixels: np.ndarray, targets: Mapping[str, np.ndarray], side
     real = targets["classes"] >= 0
     ratio = np.array([size[1] / pixels.shape[1], size[0] / pixels.shape[0]] * 2)
     return outlined(small, targets["boxes"][real] * ratio, targets["classes"][real], real[real])
-
-
-def background(names: Sequence[str]) -> int:
-    """The number of the class for everything else, which pictures leave clear; -1 if there is none."""
-    return next((k for k, label in enumerate(names) if label.casefold() in BACKGROUND), -1)
 
 
 def legend(names: Sequence[str]) -> list[tuple[str, str]]:

@@ -43,7 +43,8 @@ from vitkit.models.variants import Model
 from vitkit.models.vit import ViTConfig
 from vitkit.options import Range
 from vitkit.report.segmentation_tables import segmentation_tables
-from vitkit.report.target_pictures import Pair, background, mask_pair
+from vitkit.report.target_overlay import background
+from vitkit.report.target_pictures import Pair, mask_pair
 from vitkit.report.task_table import TaskTable
 from vitkit.runtime.collectives import sum_over_processes
 from vitkit.tasks.dense import Dense, covered

@@ -2,6 +2,7 @@
 
 # H, W pixels; N objects of an image
 
+import colorsys
 from functools import lru_cache, partial
 
 import numpy as np
@@ -19,6 +20,7 @@ MOST = 4  # objects of an image
 RADIUS = (8, 20)  # of the circle around an object, in pixels
 APART = 0.7  # smallest distance of two objects, as a share of the sum of their radii
 TRIES = 20
+HUE = 0.2  # largest difference from the hue of a class; a sixth would leave no overlap
 KEPT = sum(SPLITS.values())  # drawn images that a process keeps: 35 MB for all of them
 
 
@@ -49,22 +51,26 @@ def places(rng: np.random.Generator) -> list[tuple[np.ndarray, float]]:
     return chosen
 
 
+def colour_of(kind: int, rng: np.random.Generator) -> np.ndarray:
+    """A bright colour: circles are rather red, squares green and triangles blue, with an overlap."""
+    hue = kind / 3 + rng.uniform(-HUE, HUE)
+    return 255 * np.array(colorsys.hsv_to_rgb(hue % 1, rng.uniform(0.5, 1), rng.uniform(0.6, 1)))
+
+
 @lru_cache(maxsize=KEPT)
 def draw(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Image `number`: pixels (H, W, 3), masks (N, H, W), and the classes (N,) of its objects; read only."""
     rng = np.random.default_rng([number, SIDE])
-    slope = rng.uniform(-0.6, 0.6, (2, 3))
+    slope = rng.uniform(-0.6, 0.6, 2)
     y, x = np.mgrid[:SIDE, :SIDE] - SIDE / 2
-    pixels = rng.uniform(60, 190, 3) + y[..., None] * slope[0] + x[..., None] * slope[1]
+    light = rng.uniform(60, 190) + y * slope[0] + x * slope[1]
+    pixels = light[..., None] + rng.uniform(-15, 15, 3)  # nearly gray
     masks: list[np.ndarray] = []
     classes = []
     for centre, radius in places(rng):
         kind = int(rng.integers(3))
         mask = shape_mask(kind, centre, radius, rng.uniform(0, 2 * np.pi))
-        colour = rng.uniform(0, 255, 3)
-        while np.abs(colour - pixels[mask].mean(0)).max() < 60:  # visible before the background
-            colour = rng.uniform(0, 255, 3)
-        pixels[mask] = colour
+        pixels[mask] = colour_of(kind, rng)
         masks = [other & ~mask for other in masks]  # the later object is in front
         masks.append(mask)
         classes.append(kind + 1)
