@@ -17,13 +17,13 @@ from vitkit.data.augment import change_hsv, photometric
 from vitkit.data.batch_cache import keep_batches
 from vitkit.data.decode import BadImage
 from vitkit.data.decoded_cache import decoded
-from vitkit.data.geometry import Geometry, draw_crop, tight_box
+from vitkit.data.geometry import Geometry, draw_crop
 from vitkit.data.loader import BadFiles, evaluation_batches, train_batches
 from vitkit.data.order import Order
 from vitkit.data.sources.source import Source
 from vitkit.data.splits import complete, join, same_classes, subset
 from vitkit.data.target_views import DRAWS, BoxView, MaskView
-from vitkit.data.targets import IGNORE, Target, Targets
+from vitkit.data.targets import IGNORE, Target, Targets, tight_box
 from vitkit.data.views import PADDING, View, apply, fitted, resize, transform
 from vitkit.inference.predict import describe_view, evaluation_view
 from vitkit.models.card import Preprocessing, with_view

@@ -102,11 +102,3 @@ def crop_side(original: int, resized: int, length: int, rng: np.random.Generator
         return 0, original, resized
     pixels = max(1, min(original, (2 * length * original + resized) // (2 * resized)))
     return int(rng.integers(original - pixels + 1)), pixels, length
-
-
-def tight_box(mask: np.ndarray) -> np.ndarray | None:
-    """The box (4,) around the True pixels of a mask (H, W); None without any."""
-    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-    if not len(rows):
-        return None
-    return np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1], np.float32)

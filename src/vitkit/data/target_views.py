@@ -17,8 +17,8 @@ from torch import Tensor
 
 from vitkit.data.augment import photometric
 from vitkit.data.decode import BadImage
-from vitkit.data.geometry import Geometry, draw_crop, tight_box
-from vitkit.data.targets import IGNORE, Target
+from vitkit.data.geometry import Geometry, draw_crop
+from vitkit.data.targets import IGNORE, Target, tight_box
 from vitkit.data.views import METHODS, fitted, padded
 from vitkit.errors import Error
 

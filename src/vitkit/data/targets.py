@@ -79,3 +79,11 @@ def read_joined(
     first: Callable[[int], Target], second: Callable[[int], Target], size: int, index: int
 ) -> Target:
     return first(index) if index < size else second(index - size)
+
+
+def tight_box(mask: np.ndarray) -> np.ndarray | None:
+    """The box (4,) around the True pixels of a mask (H, W); None without any."""
+    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+    if not len(rows):
+        return None
+    return np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1], np.float32)

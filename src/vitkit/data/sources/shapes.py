@@ -7,10 +7,9 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from vitkit.data.geometry import tight_box
 from vitkit.data.sources.openers import Opener
 from vitkit.data.sources.source import Lazy, Source
-from vitkit.data.targets import Target, Targets
+from vitkit.data.targets import Target, Targets, tight_box
 
 NAME = "shapes"
 SIDE = 96  # pixels
