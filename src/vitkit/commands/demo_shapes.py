@@ -23,7 +23,7 @@ from vitkit.tasks.task import task_class
 from vitkit.weights.load import load
 
 OUT = Path("runs/demo-shapes")
-MIN_AP50, MIN_MIOU = 0.4, 0.33  # chance is 0, and 0.22 for a mask of background alone
+MIN_AP50, MIN_MIOU = 0.7, 0.5  # chance is 0, and 0.22 for a mask of background alone
 MODEL = ["model=ViT-Ti/8", "model_options=width=64,depth=4,heads=4,hidden=128"]
 TRAIN = [
     f"image_size={SIDE}", "batch=8", "evaluations=2",
@@ -62,7 +62,7 @@ def run_shapes(emit: Callable[[Any], None] | None = None, out: Path = OUT) -> bo
     step(log, 4, "Predict the objects of a picture", f"vitkit predict {out}/detect {picture}")
     predict_verb(str(out / "detect"), (str(picture),), 3, "auto", csv=False, emit=ignore if emit else None)
 
-    step(log, 5, "Draw truth and prediction side by side", f"{out}/boxes.png and {out}/masks.png")
+    log("\n5. Draw truth and prediction side by side")
     write_overlays(out, shapes()["test"])
 
     ap50, miou = metrics["detect"]["ap50"], metrics["segment"]["miou"]
