@@ -193,7 +193,7 @@ def test_A4_control_names_that_do_not_travel_with_the_model_are_lost(served, tmp
 
 @pytest.mark.control("vitkit.runs.build.usable", "vitkit.data.splits.same_classes")
 def test_A4_control_without_the_check_an_unknown_class_gets_the_name_of_another(tmp_path, switched_off):
-    switched_off("vitkit.runs.build.usable", lambda splits, place: [])
+    switched_off("vitkit.runs.build.usable", lambda splits, place, targets="": [])
     switched_off("vitkit.data.splits.same_classes", lambda source, classes, name="": source)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         test_A4_a_class_of_val_that_training_does_not_know_is_an_error_by_name(tmp_path)
