@@ -35,7 +35,7 @@ class Objects(Protocol):
     @property
     def labels(self) -> np.ndarray: ...  # (M,) class numbers
     @property
-    def crowd(self) -> np.ndarray: ...  # (M,) bool: a region in which detections are not judged
+    def crowd(self) -> np.ndarray: ...  # (M,) bool: a region in which detections do not count
     @property
     def areas(self) -> np.ndarray: ...  # (M,) of the object, by which it is small, medium or large
     @property
