@@ -14,6 +14,7 @@ from vitkit.inference.builders import compiler
 from vitkit.inference.graphs import Form, Graph, trace
 from vitkit.models.attention import Attention
 from vitkit.models.mlp import Mlp
+from vitkit.models.norm import LayerNorm
 from vitkit.models.variants import configure, fresh
 from vitkit.ops.cublaslt import product
 from vitkit.ops.fused import can_fuse, mlp
@@ -79,6 +80,40 @@ def test_values_and_gradients_are_those_of_float64(kind, shape, compiled):
         assert near(one.cpu(), other, 4 * HALF) or other.norm() < 1e-9  # that of the keys' bias is nothing
 
 
+def norm_of(width: int) -> LayerNorm:
+    layer = LayerNorm(width, eps=1e-6)
+    with torch.no_grad():
+        layer.weight.uniform_(0.5, 1.5)
+        layer.bias.uniform_(-1, 1)
+    return layer
+
+
+@gpu
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(5, 7, 64), (1, 1, 192), (33, 5, 768), (2, 197, 1000), (3, 50, 1664)])
+def test_a_layer_norm_has_the_values_and_gradients_of_float64(shape, kind):
+    torch.manual_seed(0)
+    layer, z = norm_of(shape[-1]), (3 * torch.randn(shape) + 2).to(kind)
+    want = gradients(copy.deepcopy(layer).double(), z.double(), half=False)
+    layer = layer.cuda()
+    result = gradients(layer, z.cuda(), half=True)
+    assert result[0].dtype == torch.bfloat16
+    assert result[1].dtype == kind
+    for one, other in zip(result, want, strict=True):
+        assert near(one.cpu(), other, 2 * HALF)
+    again = gradients(layer.requires_grad_(), z.cuda(), half=True)[:2]
+    assert all(torch.equal(one, other) for one, other in zip(result, again, strict=False))
+
+
+@gpu
+def test_a_layer_norm_takes_parts_of_a_tensor():
+    layer, z = norm_of(64).cuda(), torch.randn(4, 9, 64, device="cuda", dtype=torch.bfloat16)
+    for part_of_z in (z[:, :1], z.transpose(0, 1), z[:, 3:5]):
+        assert torch.equal(
+            gradients(layer, part_of_z, half=True)[0], gradients(layer, part_of_z.contiguous(), half=True)[0]
+        )
+
+
 @gpu
 @pytest.mark.parametrize("compiled", [False, True])
 def test_they_are_what_a_model_is_computed_by(compiled):
@@ -95,6 +130,7 @@ def test_they_are_what_a_model_is_computed_by(compiled):
     seen = kernels_of(run)
     assert "gelu_backward_kernel" in seen
     assert "pack_qkv_kernel" in seen
+    assert ("layer_norm_backward_kernel" in seen) != compiled  # the compiler fuses it with its neighbours
     assert "conv" not in seen.lower().replace("convert", "")
 
 

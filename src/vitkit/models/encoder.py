@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vitkit.models.attention import Attention
 from vitkit.models.mlp import Mlp, SwiGlu
+from vitkit.models.norm import LayerNorm
 from vitkit.models.rope import Rope, Turn
 
 
@@ -40,9 +41,9 @@ class Block(nn.Module):
     ):
         """`rescale`: branches that stochastic depth keeps are divided by their share, as in most code."""
         super().__init__()
-        self.norm1 = nn.LayerNorm(width, eps=eps)
+        self.norm1 = LayerNorm(width, eps=eps)
         self.attention = attention
-        self.norm2 = nn.LayerNorm(width, eps=eps)
+        self.norm2 = LayerNorm(width, eps=eps)
         self.mlp = mlp
         self.scale1 = nn.Parameter(torch.empty(width)) if layer_scale else None
         self.scale2 = nn.Parameter(torch.empty(width)) if layer_scale else None

@@ -16,6 +16,7 @@ from vitkit.ops.custom_op import custom_op
 
 AVAILABLE = library() is not None and importlib.util.find_spec("triton") is not None
 QKV = tuple[Tensor, Tensor, Tensor]
+MOST_WIDTH = 4096  # of a row that LayerNorm's kernel holds
 EXPORTING = False  # set by `exporting`
 
 
@@ -57,6 +58,17 @@ def mlp(z: Tensor, up: nn.Linear, down: nn.Linear, *, gelu: str = "tanh", dropou
 
 def quick_gelu(z: Tensor) -> Tensor:
     return z * torch.sigmoid(1.702 * z)
+
+
+def layer_norm(z: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """LayerNorm over the last dimension, with statistics in float32.
+
+    Under autocast to bf16 the result is bf16, which the dense layer after it would round it to.
+    """
+    fits = norm.bias is not None and z.shape[-1] <= MOST_WIDTH and torch.is_autocast_enabled("cuda")
+    if can_fuse(z, norm.weight, supported=fits and not torch.compiler.is_compiling()):
+        return FusedLayerNorm.apply(z, norm.weight, norm.bias, norm.eps)
+    return F.layer_norm(z, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
 
 def qkv(z: Tensor, layer: nn.Linear, heads: int, queries: int | None = None, *, key_bias: bool = True) -> QKV:
@@ -151,6 +163,29 @@ class FusedQkv(torch.autograd.Function):
         z, weight = ctx.saved_tensors
         packed, bias_gradient = pack_qkv(q, k, v)
         return (packed @ weight).view_as(z), packed.mT @ z.flatten(0, 1), bias_gradient, None
+
+
+class FusedLayerNorm(torch.autograd.Function):
+    """One kernel each way; torch.compile fuses more than these, so it gets PyTorch's LayerNorm instead."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        from vitkit.ops import triton_kernels
+
+        rows = z.reshape(-1, z.shape[-1]).contiguous()
+        result, mean, rstd = triton_kernels.layer_norm(rows, weight, bias, eps)
+        ctx.save_for_backward(rows, weight, mean, rstd)
+        return result.view_as(z)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        from vitkit.ops import triton_kernels
+
+        rows, weight, mean, rstd = ctx.saved_tensors
+        inner, scale, shift = triton_kernels.layer_norm_backward(
+            gradient.reshape(rows.shape), rows, weight, mean, rstd
+        )
+        return inner.view(gradient.shape), scale.to(weight.dtype), shift.to(weight.dtype), None
 
 
 def empty_gelu_backward(gradient: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:

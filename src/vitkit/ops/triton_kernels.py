@@ -1,10 +1,11 @@
-"""Triton kernels that sum a bias's gradient while they write the gradient of its layer, in bf16.
+"""Triton kernels for training in bf16: gradients with the sums that biases need, and LayerNorm.
 
 The gradient of a bias is the sum of its layer's gradient over all tokens. torch.compile reads that gradient
-again for the sum, and computes that of a GELU twice. Imported on first use, where Triton is installed.
+again for the sum, and computes that of a GELU twice. Autocast computes LayerNorm on float32 copies of its
+input and its gradient. Imported on first use, where Triton is installed.
 """
 
-# M tokens of all images, H hidden, B batch, N tokens of an image, K heads, Dh head width
+# M tokens of all images, D width, H hidden, B batch, N tokens of an image, K heads, Dh head width
 # A program handles BLOCK columns and CHUNK rows, ROWS at a time; the sums of chunks are added at the end
 
 import torch
@@ -13,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 GELU, PACK = (128, 2, 1024, 4), (512, 8, 128, 2)  # CHUNK, ROWS, BLOCK, warps; by bench/fused.py
+NORM_CHUNK, NORM_TILE, NORM_WARPS = 32, 4096, 8  # of LayerNorm; a tile of ROWS x BLOCK numbers, BLOCK >= D
 
 
 @triton.jit
@@ -71,6 +73,60 @@ def pack_qkv_kernel(
     tl.store(sums + (tl.program_id(1) * 3 + part) * width + whole, tl.sum(total, 0), whole < width)
 
 
+@triton.jit
+def layer_norm_kernel(
+    z, weight, bias, out, means, rstds, rows, width, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    column = tl.arange(0, BLOCK)[None, :]
+    each = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = each[:, None]
+    inside = (row < rows) & (column < width)
+    place = row.to(tl.int64) * width + column
+    x = tl.load(z + place, inside, other=0.0).to(tl.float32)
+    mean = tl.sum(x, 1) / width
+    centred = tl.where(inside, x - mean[:, None], 0.0)
+    rstd = 1 / tl.sqrt(tl.sum(centred * centred, 1) / width + eps)
+    scale = tl.load(weight + column, column < width, other=0.0).to(tl.float32)
+    shift = tl.load(bias + column, column < width, other=0.0).to(tl.float32)
+    result = centred * rstd[:, None] * scale + shift
+    tl.store(out + place, result.to(out.dtype.element_ty), inside)
+    tl.store(means + each, mean, each < rows)
+    tl.store(rstds + each, rstd, each < rows)
+
+
+@triton.jit
+def layer_norm_backward_kernel(
+    gradient, z, weight, means, rstds, inner, scale_sums, shift_sums, rows, width,
+    CHUNK: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    column = tl.arange(0, BLOCK)[None, :]
+    scale = tl.load(weight + column, column < width, other=0.0).to(tl.float32)
+    first = tl.program_id(0) * CHUNK
+    scale_total = tl.zeros((ROWS, BLOCK), tl.float32)
+    shift_total = tl.zeros((ROWS, BLOCK), tl.float32)
+    for at in range(0, CHUNK, ROWS):
+        each = first + at + tl.arange(0, ROWS)
+        row = each[:, None]
+        inside = (row < rows) & (column < width)
+        place = row.to(tl.int64) * width + column
+        x = tl.load(z + place, inside, other=0.0).to(tl.float32)
+        g = tl.load(gradient + place, inside, other=0.0).to(tl.float32)
+        mean = tl.load(means + each, each < rows, other=0.0)[:, None]
+        rstd = tl.load(rstds + each, each < rows, other=0.0)[:, None]
+        normed = tl.where(inside, (x - mean) * rstd, 0.0)
+        scaled = g * scale
+        along = tl.sum(scaled * normed, 1)[:, None] / width
+        level = tl.sum(scaled, 1)[:, None] / width
+        result = (scaled - normed * along - level) * rstd
+        tl.store(inner + place, result.to(inner.dtype.element_ty), inside)
+        scale_total += g * normed
+        shift_total += g
+    whole = tl.arange(0, BLOCK)
+    at = tl.program_id(0) * width + whole
+    tl.store(scale_sums + at, tl.sum(scale_total, 0), whole < width)
+    tl.store(shift_sums + at, tl.sum(shift_total, 0), whole < width)
+
+
 def gelu_backward(gradient: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient before a GELU from that after it, (M, H), and its sum, (H,)."""
     gradient, before = gradient.contiguous(), before.contiguous()
@@ -101,3 +157,41 @@ def pack_qkv(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
             CHUNK=chunk, ROWS=each, BLOCK=block, num_warps=warps,
         )  # fmt: skip
     return out, sums.sum(0).to(q.dtype)
+
+
+def layer_norm(z: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """LayerNorm of (M, D) in bf16, and the mean and the inverse deviation of each row, (M,)."""
+    rows, width = z.shape
+    block, each = tile_of(width)
+    out = torch.empty_like(z, dtype=torch.bfloat16)
+    mean, rstd = (z.new_empty(rows, dtype=torch.float32) for _ in range(2))
+    with torch.cuda.device(z.device):
+        layer_norm_kernel[(triton.cdiv(rows, each),)](
+            z, weight, bias, out, mean, rstd, rows, width, eps,
+            ROWS=each, BLOCK=block, num_warps=NORM_WARPS,
+        )  # fmt: skip
+    return out, mean, rstd
+
+
+def layer_norm_backward(
+    gradient: Tensor, z: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of z, (M, D), and of the scale and the shift, (D,), from that of the result."""
+    gradient = gradient.contiguous()
+    rows, width = z.shape
+    (block, each), chunks = tile_of(width), triton.cdiv(rows, NORM_CHUNK)
+    inner = torch.empty_like(z)
+    sums = z.new_empty((2, chunks, width), dtype=torch.float32)
+    with torch.cuda.device(z.device):
+        layer_norm_backward_kernel[(chunks,)](
+            gradient, z, weight, mean, rstd, inner, sums[0], sums[1], rows, width,
+            CHUNK=NORM_CHUNK, ROWS=each, BLOCK=block, num_warps=NORM_WARPS,
+        )  # fmt: skip
+    scale, shift = sums.sum(1)
+    return inner, scale, shift
+
+
+def tile_of(width: int) -> tuple[int, int]:
+    """BLOCK and ROWS for LayerNorm of this width: a whole row in each line of the tile."""
+    block = triton.next_power_of_2(width)
+    return block, min(NORM_CHUNK, max(1, NORM_TILE // block))
