@@ -17,6 +17,7 @@ from vitkit.recipes.finetune import table4
 from vitkit.runs.features import ridge_classifier
 from vitkit.runs.folder import changed_flags
 from vitkit.runtime.runtime import Runtime
+from vitkit.training.schedule import Duration
 
 GPU = Runtime("cuda", "bf16")
 
@@ -50,7 +51,10 @@ def test_batch_length_and_rate_on_a_gpu(images, batch, steps, rate):
     train = from_arrays("made", np.zeros((images, 1, 1, 3), np.uint8), np.arange(images) % 2, ("a", "b"))
     r = decided(train, GPU)
     assert (r.batch, r.length.steps, r.schedule.warmup) == (batch, steps, steps // 10)
-    assert r.schedule.rate == pytest.approx(rate, rel=0.05)
+    assert finetune_rules.choose_rate(r, known(train, GPU), None)[0].schedule.rate == pytest.approx(
+        rate, rel=0.05
+    )
+    assert r.optimizer.average == pytest.approx(0.99)
 
 
 def test_on_a_cpu_a_run_sees_fewer_images():
@@ -72,26 +76,42 @@ def test_what_the_user_sets_is_not_chosen():
     (224, 518, 2.5e-4),
 ])  # fmt: skip
 def test_much_smaller_images_than_the_weights_raise_the_rate_on_a_cpu(pixels, trained_at, rate):
-    train, size = source([20, 20]), (pixels, pixels)
-    r = replace(
-        recipe("finetune"), image_size=size, schedule=replace(recipe("finetune").schedule, rate=2.5e-4)
-    )
+    train = source([20, 20])
+    r = replace(recipe("finetune"), image_size=(pixels, pixels), batch=64)
     at = (trained_at, trained_at)
-    raised, choice = finetune_rules.raise_rate(r, known(train), at)
-    assert raised.schedule.rate == rate and (choice is None) == (rate == 2.5e-4)
+
+    def rate_of(r, known, at=at):
+        return finetune_rules.choose_rate(r, known, at)[0].schedule.rate
+
+    assert rate_of(r, known(train)) == rate
     head_only = automatic.circumstances(Training(train="head"), {"train": train}, Runtime())
-    for other in (known(train, GPU), known(train, lr=0.5), head_only):
-        assert finetune_rules.raise_rate(r, other, at) == (r, None)
-    high = replace(r, schedule=replace(r.schedule, rate=5e-4))
-    assert finetune_rules.raise_rate(high, known(train), (224, 224))[0].schedule.rate <= 1e-3
+    for other in (known(train, GPU), head_only):
+        assert rate_of(r, other) == 2.5e-4
+    assert rate_of(r, known(train), None) == 2.5e-4
+    assert finetune_rules.choose_rate(r, known(train, lr=0.5), at) == (r, None)
+    assert rate_of(replace(r, batch=512), known(train), (224, 224)) <= 1e-3
 
 
-def test_imbalance_is_mentioned_and_changes_nothing():
-    r = recipe("finetune")
-    for counts, mentioned in (([40, 4], True), ([40, 5], False)):
-        same, choice = finetune_rules.mention_imbalance(r, known(source(counts)))
-        assert same == r and (choice is not None) == mentioned
-    assert finetune_rules.mention_imbalance(table4(), known(source([40, 4])))[1] is None
+def test_imbalance_turns_mixing_and_smoothing_off_and_shortens_a_run_on_a_gpu():
+    usual = decided(source([40, 5]), GPU)
+    assert usual.mixup and usual.label_smoothing
+    for runtime, share in ((GPU, 0.5), (Runtime(), 1.0)):
+        even, uneven = (decided(source(counts), runtime) for counts in ([22, 22], [40, 4]))
+        assert (uneven.mixup, uneven.label_smoothing) == (0.0, 0.0)
+        assert uneven.length.steps == int(share * even.length.steps)
+        assert uneven.schedule.warmup == uneven.length.steps // 10
+    assert decided(source([40, 4]), GPU, steps=77).length == recipe("finetune").length
+    set_by_user = decided(source([40, 4]), GPU, set=("mixup=0.4",))
+    assert set_by_user.label_smoothing == recipe("finetune").label_smoothing
+    assert finetune_rules.choose_for_imbalance(table4(), known(source([40, 4])))[1] is None
+
+
+@pytest.mark.parametrize("steps, average", [(4, 0.0), (24, 0.792), (500, 0.99), (2500, 0.99)])
+def test_a_short_run_averages_fewer_steps(steps, average):
+    r = replace(recipe("finetune"), length=Duration(steps=steps))
+    assert finetune_rules.choose_average(r, known(source([20, 20])))[0].optimizer.average == average
+    fixed = known(source([20, 20]), set=("optimizer.average=0.5",))
+    assert finetune_rules.choose_average(r, fixed) == (r, None)
 
 
 def fit(train, model, **options):

@@ -16,7 +16,7 @@ from vitkit.options import Training
 from vitkit.planning import automatic
 from vitkit.planning import plan as planning
 from vitkit.runs.build import SplitCache
-from vitkit.runs.kept_weights import after_evaluation, best_notes
+from vitkit.runs.kept_weights import after_evaluation, best_notes, keeps_best
 from vitkit.runtime.runtime import Runtime
 from vitkit.tasks.classify import Classify
 
@@ -126,11 +126,24 @@ def test_equal_accuracies_are_decided_by_the_loss():
         memory |= after_evaluation(memory, SimpleNamespace(top1=top1, loss=loss, images=10), TOP1, step)
         if step == 4:
             assert memory == {
-                "best": 0.9, "best_loss": 0.4, "best_step": 2, "best_images": 10, "since": 2,
+                "best": 0.9, "best_loss": 0.4, "best_step": 2, "best_images": 10, "since": 2, "last": 0.8,
             }  # fmt: skip
     assert (memory["best_step"], memory["since"]) == (5, 0)
     old = {"best": 0.9, "since": 3}  # in a checkpoint of an earlier version
     assert after_evaluation(old, SimpleNamespace(top1=0.9, loss=0.2, images=10), TOP1, 7)["best_step"] == 7
+
+
+@pytest.mark.parametrize("margin, best, last, images, kept", [
+    (0.0, 0.96, 0.95, 250, True), (0.5, 0.96, 0.95, 250, True), (1.0, 0.96, 0.95, 250, False),
+    (0.5, 0.96, 0.955, 250, False), (0.5, 0.9, 0.85, 20, True), (0.5, 0.9, 0.9, 250, False),
+    (0.5, 1.0, 0.99, 250, True), (0.5, -0.3, -0.4, 250, True),
+])  # fmt: skip
+def test_earlier_weights_are_kept_only_if_they_are_better_by_the_margin(margin, best, last, images, kept):
+    recipe = SimpleNamespace(keeps_best=True, keep_margin=margin)
+    progress = {"best": best, "last": last, "best_images": images}
+    assert keeps_best(recipe, progress) == kept
+    assert not keeps_best(SimpleNamespace(keeps_best=False, keep_margin=margin), progress)
+    assert not keeps_best(recipe, {"best": None})
 
 
 def test_the_best_evaluation_and_when_the_run_stops_early():

@@ -170,7 +170,7 @@ def choose_stopping(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choic
     if recipe.evaluations and "val" in known.splits:
         if "keep" in recipe.auto and "patience" not in recipe.task.unused_fields:
             keep = recipe.keep if "keep" in known.fixed else "best"
-            patience = PATIENCE if keep == "best" else 0
+            patience = PATIENCE if keep == "best" and "patience" in recipe.auto else 0
             patience = recipe.patience if "patience" in known.fixed else patience
             recipe = replace(recipe, keep=keep, patience=patience)
         return recipe, None  # the plan and the result show both

@@ -53,10 +53,17 @@ FEWEST_EPOCHS_CPU = 2
 FEW_IMAGES, TOO_FEW_TO_TRAIN, SEPARABLE = 10, 3, 0.9
 LOOKED_AT = 2_000  # images at most for this comparison
 
-# Imbalance: on CIFAR-10 with 2,000 to 20 images per class, balanced sampling changed nothing (88.6 %
-# and 88.6 % of a balanced test set), so that images are drawn as they are. The paper's recipe, which stops
-# early, is 2.7 points better there with 1,000 to 10 images per class, and 2.3 with 20 % wrong labels: open.
+# Imbalance: where a class has ten times the images of another, no Mixup, no smoothing and half the length on
+# a GPU. CIFAR-10 with 1,000 to 10 images per class, balanced test set: 84.3 % with the usual settings, 84.7 %
+# without Mixup and smoothing, 85.7 % in half the length, 87.8 % with both; the paper's recipe 87.0 %.
+# Balanced sampling and class weights did not help (+0.0 and -0.7 points).
 IMBALANCE = 10
+
+# Averaged weights over the last fifth of the steps, at most 100 of them, and the weights of an earlier
+# evaluation where they are better by half a standard error. With 20 % wrong labels the model learns these at
+# the end: CIFAR-10 with 5,000 images 91.2 % with the last weights, 93.6 % with the best, 94.9 % with the best
+# of the averaged ones; the paper's recipe 93.7 %. On clean labels it changes nothing (95.8 and 95.8 %).
+AVERAGE, AVERAGED = 0.99, 5
 
 # Weights that reconstruct pixels (MAE, SimMIM): no token was trained for a head, so that the head reads the
 # mean of the patches through a new norm. Their papers fine-tune them with a steeper layer decay, stochastic
@@ -110,26 +117,21 @@ def steps_for(images: int, batch: int, *, gpu: bool, longer: float = 1) -> int:
     return max(20, round(seen / batch))
 
 
-def choose_rate(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
+def choose_rate(
+    recipe: Recipe, known: Circumstances, trained_at: tuple[int, int] | None
+) -> tuple[Recipe, Choice | None]:
+    """By the batch; higher on a CPU for images much smaller than those of the weights, `trained_at`."""
     if not open_to_rules(recipe, known, "schedule"):
         return recipe, None
-    rate = float(f"{RATE * (recipe.batch / RATE_BATCH) ** (1 / 3):.2g}")
+    rate, reason = RATE * (recipe.batch / RATE_BATCH) ** (1 / 3), f"for batch {recipe.batch}"
+    usual = min(math.prod(trained_at), USUAL**2) if trained_at else 0
+    small = math.prod(recipe.image_size) < SMALL**2 * usual
+    if small and not known.gpu and open_to_rules(recipe, known, "optimizer", "train"):
+        rate = min(SMALL_FACTOR * rate, SMALL_RATE)
+        reason += f" and {recipe.image_size[0]} pixels, where the weights were trained at {trained_at[0]}"  # type: ignore[index]
+    rate = float(f"{rate:.2g}")
     schedule = replace(recipe.schedule, rate=rate)
-    return replace(recipe, schedule=schedule), Choice(f"learning rate {rate:g}", f"for batch {recipe.batch}")
-
-
-def raise_rate(
-    recipe: Recipe, known: Circumstances, trained_at: tuple[int, int]
-) -> tuple[Recipe, Choice | None]:
-    """A higher rate on a CPU for images much smaller than `trained_at`, the resolution of the weights."""
-    small = math.prod(recipe.image_size) < SMALL**2 * min(math.prod(trained_at), USUAL**2)
-    if known.gpu or not small or not open_to_rules(recipe, known, "schedule", "optimizer", "train"):
-        return recipe, None
-    rate = min(SMALL_FACTOR * recipe.schedule.rate, SMALL_RATE)
-    reason = f"{recipe.image_size[0]} pixels, and the weights were trained at {trained_at[0]}"
-    return replace(recipe, schedule=replace(recipe.schedule, rate=rate)), Choice(
-        f"learning rate {rate:g} instead", reason
-    )
+    return replace(recipe, schedule=schedule), Choice(f"learning rate {rate:g}", reason)
 
 
 def choose_for_reconstruction(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
@@ -147,18 +149,36 @@ def choose_for_reconstruction(recipe: Recipe, known: Circumstances) -> tuple[Rec
     return recipe, Choice(what, f"as published for weights that {task} has trained, of this size")
 
 
-def mention_imbalance(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
-    """Nothing changes, but the user hears of it and of the alternatives."""
-    if not open_to_rules(recipe, known, "sampling", "class_weights"):
+def choose_for_imbalance(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
+    """No Mixup, no smoothing and a shorter run, where some classes have many more images than others."""
+    fields = ("sampling", "class_weights", "mixup", "cutmix", "label_smoothing", "loss")
+    if not open_to_rules(recipe, known, *fields):
         return recipe, None
     counts = class_sizes(known.splits["train"])
     if not len(counts) or counts.max() < IMBALANCE * counts.min():
         return recipe, None
-    reason = (
-        f"{counts.min()} to {counts.max()} images per class; balancing did not help in our measurements, to "
-        "try it use --set sampling=balanced or --set class_weights=balanced"
-    )
-    return recipe, Choice("sampling as the data is", reason)
+    recipe, shorter = replace(recipe, mixup=0.0, label_smoothing=0.0), ""
+    if known.gpu and "length" not in known.fixed:
+        steps = max(1, recipe.length.in_steps(known.images, recipe.batch) // 2)
+        warmup = recipe.schedule.warmup if "schedule" in known.fixed else steps // 10
+        recipe = replace(
+            recipe, length=Duration(steps=steps), schedule=replace(recipe.schedule, warmup=warmup)
+        )
+        shorter = f", half the length: {steps} steps"
+    reason = f"{counts.min()} to {counts.max()} images per class"
+    return recipe, Choice(f"no Mixup and no label smoothing{shorter}", reason)
+
+
+def choose_average(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
+    """Averaged weights over a share of the steps, so that also a short run forgets its first ones."""
+    if not open_to_rules(recipe, known, "optimizer"):
+        return recipe, None
+    steps = recipe.length.in_steps(known.images, recipe.batch)
+    average = float(f"{max(0.0, min(AVERAGE, 1 - AVERAGED / steps)):.3g}")
+    recipe = replace(recipe, optimizer=replace(recipe.optimizer, average=average))
+    if not average:
+        return recipe, None
+    return recipe, Choice(f"weights averaged with decay {average:g}", f"for {steps} steps")
 
 
 def class_sizes(source: Source) -> np.ndarray:
@@ -179,6 +199,7 @@ def with_fitted_head(recipe: Recipe) -> Recipe:
     return replace(
         recipe, train="head", head_init="least-squares", length=Duration(steps=1), mixup=0.0,
         label_smoothing=0.0, schedule=Schedule(rate=recipe.schedule.rate, warmup=1), evaluations=0,
+        keep="last", keep_margin=0.0, optimizer=replace(recipe.optimizer, average=0.0),
     )  # fmt: skip
 
 
@@ -210,5 +231,5 @@ def fit_model(
 
 
 RULES: tuple[Rule, ...] = (
-    choose_batch, choose_length, choose_rate, choose_for_reconstruction, mention_imbalance
+    choose_batch, choose_length, choose_for_imbalance, choose_average, choose_for_reconstruction
 )  # fmt: skip

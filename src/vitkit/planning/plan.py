@@ -224,7 +224,8 @@ class Plan:
             "learning_rate": recipe.schedule.rate, "warmup": recipe.schedule.warmup,
             "decay": recipe.schedule.decay, "augmentation": augmentation(recipe, self.splits["train"]),
             "evaluations": recipe.evaluations if "val" in self.splits else 0,
-            "keep": "best" if recipe.keeps_best else "last", "patience": recipe.patience,
+            "keep": "best" if recipe.keeps_best else "last", "keep_margin": recipe.keep_margin,
+            "patience": recipe.patience,
             "steps": steps, "steps_left": self.steps_left, "images_seen": steps * recipe.batch,
             "epochs": steps * recipe.batch / images,
             "training_FLOPs": round(
@@ -309,6 +310,9 @@ def planned(request: Request, out: Path, old: Recipe | None, machine: Machine, o
         recipe = automatic.decide(recipe, (automatic.fit_warmup,), known, choices.add)
         recipe, choice = start.fit_resolution(recipe, known, config)
         choices.add(choice)
+        trained_at = config.image_size if recipe.weights and config is not None else None
+        recipe, choice = finetune_rules.choose_rate(recipe, known, trained_at)
+        choices.add(choice)
     loader = load_here if only else load if requested.weights else automatic.load_default
     model = LazyModel(partial(build_model, recipe, splits["train"], loader))
     note = dropped(model().config, strict=request.options.strict_size)
@@ -318,9 +322,6 @@ def planned(request: Request, out: Path, old: Recipe | None, machine: Machine, o
         runtime, choice = automatic.fit_devices(recipe, model(), runtime)
         choices.add(choice)
     if old is None:
-        if recipe.weights and config is not None:
-            recipe, choice = finetune_rules.raise_rate(recipe, known, config.image_size)
-            choices.add(choice)
         recipe, choice = finetune_rules.fit_model(
             recipe, model(), known, runtime, data_workers(options.workers)
         )

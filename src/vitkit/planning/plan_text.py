@@ -93,6 +93,8 @@ def validation(plan: Mapping[str, Any]) -> str:
     if not plan["evaluations"]:
         return "none during the run; keeps the last weights"
     kept = "keeps the best weights (--keep last keeps the last)"
+    if plan["keep_margin"]:
+        kept = "keeps the last weights, or earlier ones that are clearly better (--keep last keeps the last)"
     if plan["keep"] == "last":
         kept = "keeps the last weights (--keep best keeps the best)"
     stop = f"stops early after {plan['patience']} without improvement (--patience 0 disables it)"

@@ -143,9 +143,9 @@ def finetune() -> Recipe:
     return replace(
         table4(),
         name="finetune",
-        about="AdamW with layer decay, Mixup 0.2, smoothing 0.1, crops of 30 % of the area or more; batch, "
-        "rate and length by the data",
-        auto=("weights", "image_size", "rules"),
+        about="AdamW with layer decay, Mixup 0.2, smoothing 0.1, crops of 30 % of the area or more, averaged "
+        "weights; batch, rate and length by the data",
+        auto=("weights", "image_size", "rules", "keep"),
         schedule=Schedule(rate=5e-4, warmup=50, decay="cosine"),
         rates=(1e-4, 2e-4, 5e-4, 1e-3),
         optimizer=OptimizerConfig(kind="adam", weight_decay=0.05, layer_decay=0.75, clip=1.0),
@@ -155,6 +155,7 @@ def finetune() -> Recipe:
         label_smoothing=0.1,
         val=0.05,
         val_images=(20, 500),
+        keep_margin=0.5,
     )
 
 

@@ -127,6 +127,7 @@ class Recipe:
     fewshot_when: str = "evaluations"  # measure at every evaluation and at the end, or only at the end
     patience: int = 0  # early stopping after this many evaluations without improvement; 0: never
     keep: str = "auto"  # best weights on val, or last; auto: best if patience is set
+    keep_margin: float = 0.0  # standard errors on val by which the best must exceed the last to be kept
     calibrate: bool = False  # temperature scaling on val at the end, stored in the head
     seed: int = 0  # random seed
 

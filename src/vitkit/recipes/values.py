@@ -331,6 +331,7 @@ GROUPED = {  # grouped name -> own name; schedule.* and optimizer.* are own name
     "evaluation.fewshot_when": "fewshot_when",
     "evaluation.patience": "patience",
     "evaluation.keep": "keep",
+    "evaluation.keep_margin": "keep_margin",
     "evaluation.calibrate": "calibrate",
 }
 GROUPS = {name.partition(".")[0] for name in GROUPED} - {"schedule"}  # a field with that name

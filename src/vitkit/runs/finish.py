@@ -14,7 +14,14 @@ from vitkit.runs.estimates import cost
 from vitkit.runs.evaluation import metrics_row
 from vitkit.runs.evaluator import Evaluator
 from vitkit.runs.folder import ADAPTER, MODEL, RESULT, Result
-from vitkit.runs.kept_weights import BEST, apply_calibration, describe_kept, kept_model, load_best
+from vitkit.runs.kept_weights import (
+    BEST,
+    apply_calibration,
+    describe_kept,
+    keeps_best,
+    kept_model,
+    load_best,
+)
 from vitkit.runs.page import write_shown
 from vitkit.runs.run_logger import RunLogger
 from vitkit.runtime.runtime import full_tensor
@@ -57,7 +64,7 @@ def finish_run(run: RunContext, evaluator: Evaluator, logger: RunLogger, bad: Ba
 def load_kept_weights(run: RunContext) -> None:
     """Into the module: the weights that did best on val, or the average, or the last ones as they are."""
     best = run.out / BEST
-    if run.recipe.keeps_best and best.exists():
+    if keeps_best(run.recipe, run.progress) and best.exists():
         load_best(run.task, run.state.model, best)
     else:
         swap_average(run.state.average, run.state.model)

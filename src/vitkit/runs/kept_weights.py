@@ -1,5 +1,6 @@
 """Which weights a run keeps, the best on val or the last ones, and whether it stops early."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -35,12 +36,12 @@ def after_evaluation(
     """
     score = headline.score(metrics)
     fitted = getattr(metrics, "calibration", None)
-    last = {"calibration": asdict(fitted)} if fitted else {}
+    last = {"last": score} | ({"calibration": asdict(fitted)} if fitted else {})
     best, lowest = progress["best"], progress.get("best_loss", float("inf"))
     if best is None or score > best or (score == best and metrics.loss < lowest):
         return {
             "best": score, "best_loss": metrics.loss, "best_step": step, "best_images": metrics.images,
-            "since": 0, **last, **({"best_calibration": last["calibration"]} if last else {}),
+            "since": 0, **last, **({"best_calibration": last["calibration"]} if fitted else {}),
         }  # fmt: skip
     return {"since": progress["since"] + 1, **last}
 
@@ -48,6 +49,21 @@ def after_evaluation(
 def stopped_early(recipe: Recipe, progress: Mapping[str, Any]) -> bool:
     """Whether as many evaluations as the recipe's patience have brought no improvement."""
     return bool(recipe.patience and progress["since"] >= recipe.patience)
+
+
+def keeps_best(recipe: Recipe, progress: Mapping[str, Any]) -> bool:
+    """Whether the run keeps its best weights on val, and not the last ones.
+
+    With a margin the best evaluation must be better than the last by that many standard errors of a share of
+    val images. A score that is no share has none, so that any difference counts.
+    """
+    best, last = progress["best"], progress.get("last")
+    if not recipe.keeps_best or best is None:
+        return False
+    if not recipe.keep_margin or last is None:
+        return True
+    variance = max(0.0, best * (1 - best)) / max(1, progress.get("best_images") or 1)
+    return best - last > recipe.keep_margin * math.sqrt(variance)
 
 
 def best_notes(recipe: Recipe, headline: Headline, progress: Mapping[str, Any], left: int) -> tuple[str, ...]:
@@ -70,7 +86,7 @@ def describe_kept(
     recipe: Recipe, headline: Headline, progress: Mapping[str, Any], step: int, total: int
 ) -> dict[str, Any]:
     """For result.json: which weights are kept, and whether the run ended early at `step` of `total`."""
-    best = recipe.keeps_best and progress["best"] is not None
+    best = keeps_best(recipe, progress)
     value = progress["best"] if best and headline.higher else -progress["best"] if best else None
     scores = {"val_top1": None} | ({f"val_{headline.key}": value} if best else {})
     return {
@@ -88,7 +104,7 @@ def apply_calibration(model: Model, recipe: Recipe, progress: Mapping[str, Any])
 
     So every format and engine gives the calibrated probabilities; no prediction changes its label.
     """
-    fitted = progress.get("best_calibration" if recipe.keeps_best else "calibration")
+    fitted = progress.get("best_calibration" if keeps_best(recipe, progress) else "calibration")
     if not fitted or model.head is None:
         return
     with torch.no_grad():
