@@ -1,6 +1,7 @@
 """What `vitkit finetune --plan` says of memory and time, beside what the run then takes.
 
     python bench/plan_beside_run.py DATA --models ViT-B/16 ViT-L/16 --batch 128 --steps 60
+    python bench/plan_beside_run.py MASKS --models ViT-Ti/16 --steps 200 --more --task segment
 
 The plan is asked for in a process of its own, as a user would; then the same command runs. Time is the steps'
 own (the first ones are slower and count too), memory the most that PyTorch held at once.
@@ -35,16 +36,16 @@ def told(*command: str) -> list[dict]:
 
 
 def compare(data: str, model: str, options: argparse.Namespace, out: str) -> dict:
-    words = [
-        "finetune", data, "--model", model, "--image-size", str(options.image_size), "--steps",
-        str(options.steps), "--batch", str(options.batch), "--out", out, "--json",
-        "--set", "evaluations=0", "test=0.002", *options.set,
-    ]  # fmt: skip
+    words = ["finetune", data, "--model", model, "--steps", str(options.steps), "--out", out, "--json"]
+    if not options.more:
+        words += ["--image-size", str(options.image_size), "--batch", str(options.batch)]
+    words += [*options.more, "--set", "evaluations=0", "test=0.002", *options.set]
     [plan] = told(sys.executable, "-m", "vitkit", *words, "--plan")
     result, memory = told(sys.executable, "-c", RUN, *words)
     seconds, peak = result["cost"]["seconds"], memory["peak"]
     return {
-        "model": model, "batch": options.batch, "planned_s": plan["seconds"], "seconds": seconds,
+        "model": model, "batch": plan["batch"], "more": options.more,
+        "planned_s": plan["seconds"], "seconds": seconds,
         "time_ratio": plan["seconds"] / seconds, "planned_GB": plan["memory_GB"],
         "GB": peak and peak / 1e9, "memory_ratio": peak and plan["memory_GB"] * 1e9 / peak,
         "largest_batch": plan["largest_batch_at_once"], "cost": result["cost"],
@@ -59,6 +60,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--set", nargs="*", default=[])
+    more = "further options, such as --task segment; batch and size are then the command's own choice"
+    parser.add_argument("--more", nargs=argparse.REMAINDER, default=[], help=more)
     options = parser.parse_args()
     for model in options.models:
         with tempfile.TemporaryDirectory() as folder:
