@@ -71,7 +71,7 @@ def forward_flops(config: Any, image_size: Size | None = None, *, padding: bool 
     size = image_size or config.image_size
     if hasattr(config, "vit"):  # with dense outputs: counted, not computed
         with torch.device("meta"):
-            return flops(config.build(), size, config.channels)
+            return flops(config.build().requires_grad_(False), size, config.channels)
     if hasattr(config, "depth"):
         return 2 * vit_products(config, size, padding)
     products, _, width = resnet_products(config, config.channels, size, padding, same=False)
