@@ -1,6 +1,5 @@
 """The losses of segmentation against definitions that are written out, PyTorch, SciPy and transformers."""
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,7 +15,6 @@ from vitkit.models.mask_criterion import (
     shifted,
 )
 from vitkit.models.pixel_loss import pixel_loss
-from vitkit.ops.batched_assignment import assign, assign_on_cpu, assign_on_device
 from vitkit.ops.points import even_points, sample, sample_each, sample_own, sample_owners
 
 
@@ -108,30 +106,6 @@ def test_masks_are_sampled_without_being_there():
     own = torch.rand(2, 3, 50, 2)
     each = sample_each(binary.flatten(0, 1), own.flatten(0, 1)).unflatten(0, (2, 3))
     assert torch.allclose(sample_own(owner, own), each, atol=1e-6)
-
-
-# matching
-
-
-@pytest.mark.parametrize("rows,columns", [(1, 1), (1, 5), (4, 4), (11, 100), (16, 17), (20, 25)])
-def test_assignments_cost_as_little_as_those_of_scipy(rows, columns):
-    solve = pytest.importorskip("scipy.optimize").linear_sum_assignment
-    costs = torch.randn(8, rows, columns)
-    costs[:4] = costs[:4].round()  # ties
-    real = torch.rand(8, rows) < 0.8
-    masked = costs * real[..., None]
-    for own in (assign(costs, real), assign_on_cpu(masked, real), assign_on_device(masked)):
-        for cost, chosen, kept in zip(costs, own, real, strict=True):
-            assert len(set(chosen.tolist())) == rows
-            cost, chosen = cost[kept].numpy(), chosen[kept].numpy()
-            assert cost[np.arange(len(chosen)), chosen].sum() == pytest.approx(
-                cost[solve(cost)].sum(), abs=1e-4
-            )
-
-
-def test_costs_that_are_not_finite_are_the_last_choice():
-    costs = torch.tensor([[[float("nan"), 5.0, float("inf")], [1.0, 2.0, float("nan")]]])
-    assert assign(costs, torch.ones(1, 2, dtype=torch.bool)).tolist() == [[1, 0]]
 
 
 def test_classes_become_objects():
@@ -241,7 +215,7 @@ def test_several_predictions_add_up_and_a_seed_decides_the_points():
 
 def test_points_cover_the_image_evenly_wherever_they_are_shifted():
     points = shifted(even_points(1000, torch.device("cpu")), torch.tensor([[0.0, 0.0], [0.3, 0.9]]))
-    assert points.shape == (2, 1000, 2) and 0 <= points.min() and points.max() < 1
+    assert points.shape == (2, 1000, 2) and points.min() >= 0 and points.max() < 1
     cells = (points * 10).long()
     for image in cells[..., 0] + 10 * cells[..., 1]:
         counts = image.bincount(minlength=100)

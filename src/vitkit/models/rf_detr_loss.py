@@ -1,7 +1,4 @@
-"""The losses of RF-DETR: every group of queries and every layer is matched with the objects on its own.
-
-Up to 16 rows of objects are matched on the device, without a sync, and more rows on the CPU.
-"""
+"""The losses of RF-DETR: every group of queries and every layer is matched with the objects on its own."""
 
 # B batch, G groups of queries, Q queries of a group, M rows of objects (class -1: not used), C classes
 
@@ -12,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitkit.ops.assignment import linear_assignment
-from vitkit.ops.batched_assignment import assign
+from vitkit.ops.batched_assignment import match
 from vitkit.ops.boxes import corners, generalized_iou, paired_generalized_iou, paired_iou
 
 EPS = 1e-8  # of probabilities whose logarithm is taken
@@ -116,15 +112,6 @@ class GroupSetLoss:
 
 def matched(costs: Tensor, real: Tensor) -> Tensor:
     """The object of each query (B, G, Q) at the least cost (B, G, Q, M), or -1; real: objects (B, M)."""
-    groups, queries, objects = costs.shape[1:]
-    costs, real = costs.mT.flatten(0, 1), real.repeat_interleave(groups, dim=0)
-    rows = torch.full((len(costs), queries), -1, device=costs.device)
-    if objects <= queries:
-        numbers = torch.arange(objects, device=costs.device)
-        rows.scatter_(1, assign(costs, real), torch.where(real, numbers, -1))
-    else:
-        for row, cost, own in zip(rows, costs.nan_to_num(1e10, 1e10, -1e10).cpu(), real.cpu(), strict=True):
-            numbers = own.nonzero()[:, 0]
-            mine, places = linear_assignment(cost[numbers].numpy())
-            row[torch.from_numpy(places).to(row.device)] = numbers[mine].to(row.device)
+    groups = costs.shape[1]
+    rows = match(costs.flatten(0, 1), real.repeat_interleave(groups, dim=0))
     return rows.unflatten(0, (-1, groups))

@@ -1,21 +1,15 @@
-"""The losses of set prediction (DETR, YOLOS): each object is matched with one prediction, at the least cost.
-
-Up to 16 objects in an image are matched on the device, in a step that a CUDA graph can hold; more of them on
-the CPU, for which the step has to wait.
-"""
+"""The losses of set prediction (DETR, YOLOS): each object is matched with one prediction at the least cost."""
 
 # B batch, Q predictions, M rows of objects (those that are not used have class -1), K classes
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitkit.ops.assignment import linear_assignment
-from vitkit.ops.batched_assignment import LARGEST, assign
+from vitkit.ops.batched_assignment import match
 from vitkit.ops.boxes import corners, generalized_iou, paired_generalized_iou
 
 
@@ -44,23 +38,7 @@ class SetLoss:
     @torch.no_grad()
     def match(self, outputs: dict[str, Tensor], true: Tensor, classes: Tensor) -> Tensor:
         """The object of each prediction, (B, Q): its row, or -1."""
-        costs, real = self.cost(outputs["logits"], outputs["boxes"].float(), true, classes), classes >= 0
-        b, q, m = costs.shape
-        if q < m:  # as many objects as predictions, in the tensor's shape; fewer of them may be there
-            return self.match_few(costs, real)
-        rows = torch.full((b, q + 1), -1, device=costs.device)  # the last place is that of rows not used
-        places = torch.where(real, assign(costs.mT, real), q)
-        return rows.scatter(1, places, torch.arange(m, device=costs.device).expand(b, -1))[:, :q]
-
-    def match_few(self, costs: Tensor, real: Tensor) -> Tensor:
-        """`match` with fewer predictions than rows of objects, on the CPU."""
-        costs = costs.nan_to_num(0.0, LARGEST, -LARGEST)
-        rows = np.full(costs.shape[:2], -1)
-        for row, one, used in zip(rows, costs.cpu().numpy(), real.cpu().numpy(), strict=True):
-            columns = np.flatnonzero(used)
-            predictions, objects = linear_assignment(one[:, columns])
-            row[predictions] = columns[objects]
-        return torch.from_numpy(rows).to(costs.device)
+        return match(self.cost(outputs["logits"], outputs["boxes"].float(), true, classes), classes >= 0)
 
     def counts(self, classes: Tensor, predictions: int) -> dict[str, Tensor]:
         """What the losses of images with objects of these classes (B, M) are divided by."""
