@@ -1,4 +1,4 @@
-"""The losses of set prediction (DETR, YOLOS): each object is matched with one prediction at the least cost."""
+"""The losses of set prediction (DETR, YOLOS): each object is matched with one prediction of least cost."""
 
 # B batch, Q predictions, M rows of objects (those that are not used have class -1), K classes
 
