@@ -247,12 +247,13 @@ def training_memory(
     recompute: bool = False,
     average: bool = False,
     shards: int = 1,
+    activations: int | None = None,
 ) -> Memory:
     """For a micro-batch of `images`. `slots`: optimizer values per parameter (SGD 1, Adam 2).
 
     Only trainable parameters have gradients, optimizer values and an average. FSDP splits weights, gradients
     and optimizer state into `shards`; of the copies, each process holds two blocks at a time. Activations are
-    not sharded.
+    not sharded; None: those of a classifier, by formula.
     """
     count = sum(p.numel() for p in model.parameters())
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -264,7 +265,9 @@ def training_memory(
         gradients=4 * trainable // shards,
         optimizer=4 * slots * trainable // shards,
         copies=copies if shards == 1 else (copies + 4 * count) * 2 // blocks,
-        activations=images * activation_bytes(model, half=half, recompute=recompute),
+        activations=images * activation_bytes(model, half=half, recompute=recompute)
+        if activations is None
+        else activations,
     )
 
 

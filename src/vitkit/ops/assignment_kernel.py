@@ -38,7 +38,7 @@ def assign_kernel(costs, real, result, T, Q, ROWS: tl.constexpr, COLUMNS: tl.con
             while row >= 0:
                 reached_at = tl.where(rows == row, reached, reached_at)
                 reached_rows = reached_rows | (rows == row)
-                cost = tl.load(costs + row.to(tl.int64) * Q + columns, inside, other=float("inf"))
+                cost = tl.load(costs + row * Q + columns, inside, other=float("inf"))
                 through = reached + cost.to(tl.float64) - value_at(row_price, rows, row) - column_price
                 closer = (through < distance) & (done == 0)
                 distance = tl.where(closer, through, distance)
