@@ -24,7 +24,7 @@ import torch
 
 import vitkit
 from vitkit.metrics.cost import parameters
-from vitkit.planning.automatic import memory_of, trained_skeleton
+from vitkit.planning.memory import memory_of, trained_skeleton
 from vitkit.recipes import recipe
 from vitkit.recipes.recipe import Recipe, override
 from vitkit.report.terminal import duration
@@ -63,7 +63,7 @@ def measure(r: Recipe, runtime: Runtime, options: argparse.Namespace, opener: Sp
     cuda = runtime.device.startswith("cuda")
     model = build_model(r, opener(r)["train"])
     planned = memory_of(r, model, runtime, r.micro_batch or r.batch).total
-    trainable, total = trainable_parameters(trained_skeleton(r, model)), parameters(model)
+    trainable, total = trainable_parameters(trained_skeleton(r, model.config)), parameters(model)
     del model
     gc.collect()
     if cuda:

@@ -22,6 +22,7 @@ from vitkit.metrics.cost import activation_bytes, training_memory
 from vitkit.models.variants import skeleton, variant
 from vitkit.options import Training, part_of
 from vitkit.planning import automatic, finetune_rules
+from vitkit.planning.memory import memory_of
 from vitkit.planning.plan import Choices, Machine, compared, plan
 from vitkit.recipes import recipe
 from vitkit.recipes.finetune import hyperrule
@@ -134,8 +135,8 @@ def test_the_largest_batch_fits_and_one_image_more_does_not(name, gigabytes, mon
     model = skeleton(variant(name))
     most = automatic.largest_batch(r, model, runtime)
     limit = automatic.USABLE * gigabytes * 1e9
-    assert automatic.memory_of(r, model, runtime, most + 1).total > limit
-    assert most == 0 or automatic.memory_of(r, model, runtime, most).total <= limit
+    assert memory_of(r, model, runtime, most + 1).total > limit
+    assert most == 0 or memory_of(r, model, runtime, most).total <= limit
     assert most or gigabytes == 2
 
 

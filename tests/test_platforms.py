@@ -69,7 +69,7 @@ import vitkit
 
 found = 0
 for module in pkgutil.walk_packages(vitkit.__path__, "vitkit."):
-    if not module.name.endswith("triton_kernels"):  # needs Triton; ops.fused asks for it
+    if not module.name.endswith("_kernel") and not module.name.endswith("_kernels"):  # they need Triton
         importlib.import_module(module.name)
         found += 1
 print(found)

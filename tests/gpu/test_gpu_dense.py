@@ -20,9 +20,10 @@ DATA = ("data=shapes", "subset=64", "model=ViT-Ti/8", "image_size=48,64", "batch
 LENGTH = ("length.epochs=none", f"length.steps={STEPS}", "schedule.warmup=2", "schedule.rate=0.001")
 HEADS = {  # recipe, its options, and whether its steps are replayed from a CUDA graph
     "linear": ("segment", ("segment.head=linear",), True),
-    "eomt": ("segment", ("segment.head=eomt", "segment.queries=8", "segment.points=256"), False),
+    "eomt": ("segment", ("segment.head=eomt", "segment.queries=8", "segment.points=256"), True),
     "fcos": ("detect", ("detect.head=fcos",), True),
-    "yolos": ("detect", ("detect.head=yolos", "detect.detections=10"), False),
+    "yolos": ("detect", ("detect.head=yolos", "detect.detections=10"), True),
+    "rf-detr": ("detect", ("detect.head=rf-detr",), True),
 }
 
 
@@ -65,5 +66,5 @@ def test_the_first_losses_in_float32_are_those_of_a_cpu(head, tmp_path):
     go(r, tmp_path / "cpu", device="cpu", precision="fp32")
     go(r, tmp_path / "here", precision="fp32")
     expected = losses(tmp_path / "cpu")
-    tolerance = 0.1 if head == "eomt" else 1e-3  # its points are random draws, other ones on each device
+    tolerance = 1e-2 if head == "eomt" else 1e-3  # which points are uncertain is decided by rounding
     assert len(expected) == FIRST and losses(tmp_path / "here") == pytest.approx(expected, rel=tolerance)

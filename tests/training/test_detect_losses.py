@@ -149,7 +149,7 @@ def test_shapes_depend_on_no_value_and_none_is_read_back():
         loss.backward()
         assert model.eval()(images).shape == (2, 100, 6)
         outputs = {"logits": torch.empty(2, 9, 4), "boxes": torch.empty(2, 9, 4)}
-        of_set = SetLoss()(outputs, boxes, classes)["loss"]  # with up to 16 objects
+        of_set = SetLoss()(outputs, boxes, classes)["loss"]
     assert loss.shape == of_set.shape == () and model.head.scales.grad.shape == (4,)
 
 

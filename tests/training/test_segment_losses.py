@@ -1,6 +1,5 @@
 """The losses of segmentation against definitions that are written out, PyTorch, SciPy and transformers."""
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,10 +12,10 @@ from vitkit.models.mask_criterion import (
     dice_loss,
     objects_of_classes,
     pairwise_costs,
+    shifted,
 )
 from vitkit.models.pixel_loss import pixel_loss
-from vitkit.ops.batched_assignment import assign, assign_on_cpu, assign_on_device
-from vitkit.ops.points import sample, sample_each, sample_own, sample_owners
+from vitkit.ops.points import even_points, sample, sample_each, sample_own, sample_owners
 
 
 def masks(classes=4, ignored=0.2):
@@ -109,30 +108,6 @@ def test_masks_are_sampled_without_being_there():
     assert torch.allclose(sample_own(owner, own), each, atol=1e-6)
 
 
-# matching
-
-
-@pytest.mark.parametrize("rows,columns", [(1, 1), (1, 5), (4, 4), (11, 100), (16, 17), (20, 25)])
-def test_assignments_cost_as_little_as_those_of_scipy(rows, columns):
-    solve = pytest.importorskip("scipy.optimize").linear_sum_assignment
-    costs = torch.randn(8, rows, columns)
-    costs[:4] = costs[:4].round()  # ties
-    real = torch.rand(8, rows) < 0.8
-    masked = costs * real[..., None]
-    for own in (assign(costs, real), assign_on_cpu(masked, real), assign_on_device(masked)):
-        for cost, chosen, kept in zip(costs, own, real, strict=True):
-            assert len(set(chosen.tolist())) == rows
-            cost, chosen = cost[kept].numpy(), chosen[kept].numpy()
-            assert cost[np.arange(len(chosen)), chosen].sum() == pytest.approx(
-                cost[solve(cost)].sum(), abs=1e-4
-            )
-
-
-def test_costs_that_are_not_finite_are_the_last_choice():
-    costs = torch.tensor([[[float("nan"), 5.0, float("inf")], [1.0, 2.0, float("nan")]]])
-    assert assign(costs, torch.ones(1, 2, dtype=torch.bool)).tolist() == [[1, 0]]
-
-
 def test_classes_become_objects():
     mask = masks(6)
     mask[1][mask[1] == 2] = 0
@@ -173,8 +148,9 @@ def test_class_loss_weighs_queries_without_an_object():
     logits, labels = torch.randn(1, 3, 3), torch.tensor([[1, -1]])
     columns, logs = torch.tensor([[2, 0]]), torch.randn(1, 3, 3)
     logs = logits.log_softmax(-1)[0]
-    expected = -(logs[2, 1] + 0.1 * logs[0, 2] + 0.1 * logs[1, 2]) / 1.2
+    expected = -(logs[2, 1] + 0.1 * logs[0, 2] + 0.1 * logs[1, 2])
     assert class_loss(logits, labels, columns, 0.1).item() == pytest.approx(expected.item(), abs=1e-6)
+    assert MaskCriterion().counts(labels, 3)["class_weight"].item() == pytest.approx(1.2)
 
 
 def test_perfect_predictions_have_almost_no_loss_and_are_matched_with_their_objects():
@@ -186,7 +162,8 @@ def test_perfect_predictions_have_almost_no_loss_and_are_matched_with_their_obje
     for query, label in enumerate((2, 0, 1, 3, 3)):
         classes[:, query, label] = 10
     criterion = MaskCriterion(points=200)
-    assert criterion.matched([(logits, classes)], owner, labels)[0].tolist() == [[1, 2, 0]] * 3
+    shifts = torch.rand(3, 1, 2)
+    assert criterion.matched([(logits, classes)], owner, labels, shifts)[0].tolist() == [[1, 2, 0]] * 3
     good = criterion([(logits, classes)], owner, labels)
     assert good["class_loss"] < 1e-6
     bad = criterion([(-logits, classes)], owner, labels)
@@ -217,7 +194,7 @@ def test_the_criterion_is_that_of_transformers():
 
 def test_uncertain_points_are_where_logits_are_near_zero():
     maps = torch.linspace(-4, 4, 64).expand(2, 64, 64)  # zero in the middle column
-    points = MaskCriterion(points=400, importance=0.75).uncertain_points(maps)
+    points = MaskCriterion(points=400, importance=0.75).uncertain_points(maps, torch.rand(2, 2))
     assert points.shape == (2, 400, 2)
     assert (points[:, :300, 0] - 0.5).abs().max() < 0.2 and (points[:, 300:, 0] - 0.5).abs().max() > 0.3
 
@@ -236,14 +213,26 @@ def test_several_predictions_add_up_and_a_seed_decides_the_points():
     assert losses[0].item() == pytest.approx(2 * one["loss"].item(), rel=0.2)
 
 
-def test_losses_are_divided_by_the_masks_of_all_processes():
+def test_points_cover_the_image_evenly_wherever_they_are_shifted():
+    points = shifted(even_points(1000, torch.device("cpu")), torch.tensor([[0.0, 0.0], [0.3, 0.9]]))
+    assert points.shape == (2, 1000, 2) and points.min() >= 0 and points.max() < 1
+    cells = (points * 10).long()
+    for image in cells[..., 0] + 10 * cells[..., 1]:
+        counts = image.bincount(minlength=100)
+        assert counts.min() >= 7 and counts.max() <= 13  # random points would have from about 2 to 20
+    moved = (points[1] - points[0]).remainder(1)
+    assert torch.allclose(moved, torch.tensor([0.3, 0.9]), atol=1e-6)
+
+
+def test_losses_are_divided_by_the_counts_that_are_given():
     mask, pair = masks(), predictions()
     owner, labels = objects_of_classes(mask, 4, 4)
     values = []
-    for count in (None, torch.tensor(24.0)):
+    for counts in (None, {"masks": torch.tensor(24.0), "class_weight": torch.tensor(25.2)}):
         torch.manual_seed(3)
-        values.append(MaskCriterion(points=100)([pair], owner, labels, count)["mask_loss"].item())
-    assert values[0] == pytest.approx(2 * values[1])  # there are 12
+        losses = MaskCriterion(points=100)([pair], owner, labels, counts)
+        values.append([losses[name].item() for name in ("mask_loss", "dice_loss", "class_loss")])
+    assert values[0] == pytest.approx([2 * value for value in values[1]])  # of 18 queries, 12 have an object
 
 
 def test_images_without_objects_have_no_mask_loss():

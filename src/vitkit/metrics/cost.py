@@ -71,7 +71,7 @@ def forward_flops(config: Any, image_size: Size | None = None, *, padding: bool 
     size = image_size or config.image_size
     if hasattr(config, "vit"):  # with dense outputs: counted, not computed
         with torch.device("meta"):
-            return flops(config.build(), size, config.channels)
+            return flops(config.build().requires_grad_(False), size, config.channels)
     if hasattr(config, "depth"):
         return 2 * vit_products(config, size, padding)
     products, _, width = resnet_products(config, config.channels, size, padding, same=False)
@@ -247,12 +247,13 @@ def training_memory(
     recompute: bool = False,
     average: bool = False,
     shards: int = 1,
+    activations: int | None = None,
 ) -> Memory:
     """For a micro-batch of `images`. `slots`: optimizer values per parameter (SGD 1, Adam 2).
 
     Only trainable parameters have gradients, optimizer values and an average. FSDP splits weights, gradients
     and optimizer state into `shards`; of the copies, each process holds two blocks at a time. Activations are
-    not sharded.
+    not sharded; None: those of a classifier, by formula.
     """
     count = sum(p.numel() for p in model.parameters())
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -264,7 +265,9 @@ def training_memory(
         gradients=4 * trainable // shards,
         optimizer=4 * slots * trainable // shards,
         copies=copies if shards == 1 else (copies + 4 * count) * 2 // blocks,
-        activations=images * activation_bytes(model, half=half, recompute=recompute),
+        activations=images * activation_bytes(model, half=half, recompute=recompute)
+        if activations is None
+        else activations,
     )
 
 

@@ -174,7 +174,7 @@ class Eomt(DenseModel):
         if not self.mask_probabilities.is_meta:
             self.masked = tuple(share >= 0.5 for share in self.mask_probabilities.tolist())
 
-    def forward(self, images: Tensor, train: bool = False) -> Any:
+    def forward(self, images: Tensor, train: bool = False, drawn: Tensor | None = None) -> Any:
         """Images (B, 3, H, W) of any size -> the outputs of prediction, without padding.
 
         output="semantic": (B, K, h, w), the logarithms of the scores of the classes, each the sum over the
@@ -186,7 +186,7 @@ class Eomt(DenseModel):
         train: return `train_outputs` instead, for callers that wrap the model
         """
         if train:
-            return self.train_outputs(images)
+            return self.train_outputs(images, drawn)
         size, whole = (images.shape[-2], images.shape[-1]), in_whole_patches(images, self.config.stride)
         if self.config.output == "masks":
             *_, (masks, classes) = self.predictions(whole)
@@ -199,15 +199,17 @@ class Eomt(DenseModel):
         *_, (masks, classes) = self.predictions(images)
         return semantic_scores(masks, classes)
 
-    def train_outputs(self, images: Tensor) -> dict[str, Any]:
+    def train_outputs(self, images: Tensor, drawn: Tensor | None = None) -> dict[str, Any]:
         """Logits of masks (B, Q, hm, wm) and classes (B, Q, K + 1) before each joint block and at the end.
 
         The masks cover the images and their padding to whole patches.
+
+        drawn: (B, joint, Q) from 0 to 1, by which queries drop their masks; None: random numbers
         """
-        pairs = list(self.predictions(in_whole_patches(images, self.config.stride)))
+        pairs = list(self.predictions(in_whole_patches(images, self.config.stride), drawn))
         return {"masks": [mask for mask, _ in pairs], "classes": [of_class for _, of_class in pairs]}
 
-    def predictions(self, images: Tensor) -> Iterator[Prediction]:
+    def predictions(self, images: Tensor, drawn: Tensor | None = None) -> Iterator[Prediction]:
         """Images in whole patches -> predictions before each joint block that needs them, and at the end."""
         vit, encoder = self.vit, self.vit.encoder
         vit.check_unmerged()
@@ -225,7 +227,7 @@ class Eomt(DenseModel):
             if self.training or self.masked[layer - first]:
                 prediction = self.predict(z, grid)
                 yield prediction
-                mask = self.attention_mask(prediction[0], grid, z.shape[1], layer - first)
+                mask = self.attention_mask(prediction[0], grid, z.shape[1], layer - first, drawn)
             if self.config.vit.injection != "stem":
                 z = torch.cat([z[:, :q], inject(z[:, q:], layer)], dim=1)
             z = recomputed(block, z, grid, None, Joint(turn, mask), again=again)
@@ -244,7 +246,9 @@ class Eomt(DenseModel):
         return masks, self.class_head(queries)
 
     @torch.no_grad()
-    def attention_mask(self, masks: Tensor, grid: Grid, tokens: int, block: int) -> Tensor:
+    def attention_mask(
+        self, masks: Tensor, grid: Grid, tokens: int, block: int, drawn: Tensor | None = None
+    ) -> Tensor:
         """What each token attends to, (B, 1, T, T): all, but of the patches a query only those of its mask.
 
         In training, queries drop their mask at random, in a growing share (`mask_probabilities`).
@@ -252,8 +256,8 @@ class Eomt(DenseModel):
         size, q = grid[0] * grid[1], self.config.queries
         seen = F.interpolate(masks.float(), size=grid, mode="bilinear").flatten(2) > 0  # (B, Q, N)
         if self.training:
-            drawn = torch.rand(seen.shape[:2], device=seen.device)
-            seen = seen | (drawn >= self.mask_probabilities[block])[..., None]
+            own = torch.rand(seen.shape[:2], device=seen.device) if drawn is None else drawn[:, block]
+            seen = seen | (own >= self.mask_probabilities[block])[..., None]
         first = F.pad(seen, (tokens - size, 0), value=True)  # queries and other tokens are always seen
         return F.pad(first, (0, 0, 0, tokens - q), value=True)[:, None]
 

@@ -41,6 +41,18 @@ def assign(locations: Tensor, strides: Tensor, boxes: Tensor, classes: Tensor) -
     return rows, smallest < FAR
 
 
+def positives(locations: Tensor, strides: Tensor, boxes: Tensor, classes: Tensor) -> Tensor:
+    """How many locations have an object to learn, in all images together."""
+    return assign(locations, strides, *with_a_row(boxes, classes))[1].sum()
+
+
+def with_a_row(boxes: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+    """Boxes (B, M, 4) and classes (B, M) with a row that is not used in place of none."""
+    if boxes.shape[1]:
+        return boxes.float(), classes
+    return boxes.new_zeros(len(boxes), 1, 4).float(), classes.new_full((len(boxes), 1), -1)
+
+
 def distances_to(locations: Tensor, boxes: Tensor) -> Tensor:
     """From each location to the left, top, right and bottom of each box, (B, N, M, 4)."""
     places, boxes = locations[:, None], boxes[:, None]
@@ -62,18 +74,19 @@ def focal_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return weight * wrong**GAMMA * F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
 
 
-def fcos_loss(outputs: dict[str, Tensor], boxes: Tensor, classes: Tensor) -> dict[str, Tensor]:
+def fcos_loss(
+    outputs: dict[str, Tensor], boxes: Tensor, classes: Tensor, count: Tensor | None = None
+) -> dict[str, Tensor]:
     """The loss and its three parts, each summed over locations and divided by those that have an object.
 
     outputs          of `Fcos.train_outputs`
     boxes, classes   (B, M, 4) in pixels of the images, and (B, M), -1 in rows that are not used
+    count            of locations with an object in the whole batch of a step; None: of those in these images
     """
     locations, strides, logits = outputs["locations"], outputs["strides"], outputs["logits"].float()
-    boxes = boxes.float()
-    if not boxes.shape[1]:  # no image has an object
-        boxes, classes = boxes.new_zeros(len(boxes), 1, 4), classes.new_full((len(boxes), 1), -1)
+    boxes, classes = with_a_row(boxes, classes)
     rows, positive = assign(locations, strides, boxes, classes)
-    count = positive.sum().clamp(min=1)
+    count = (positive.sum() if count is None else count).clamp(min=1)
     labels = classes.gather(1, rows)  # (B, N)
     numbers = torch.arange(logits.shape[-1], device=logits.device)
     targets = ((labels[..., None] == numbers) & positive[..., None]).to(logits.dtype)

@@ -130,6 +130,8 @@ def dense_zero_bias(dense: nn.Linear, generator: Generator) -> None:
 
 def generator_of(weight: Tensor) -> torch.Generator:
     """Random numbers for layers around a model with this weight: alike in every process, as the model is."""
+    if weight.is_meta:
+        return torch.Generator()
     content = weight.detach().float().cpu().contiguous().numpy().tobytes()
     seed = int.from_bytes(hashlib.sha256(content).digest()[:8], "little") >> 1
     return torch.Generator().manual_seed(seed)

@@ -1,20 +1,21 @@
 """The loss of a set of predicted masks (MaskFormer, EoMT): each true mask is matched with one query.
 
-Masks are compared at random points, which are drawn by PyTorch's generator of the device: training seeds it
-for each step, so the points are a function of the seed, the step and each image's place in its batch.
+Masks are compared at points that cover the image evenly, shifted at random for each image, object and
+prediction. Training draws the shifts as a function of the seed, the step and each image's place in its batch.
 """
 
 # B batch, Q queries, T objects of an image with padding, K classes, P points; H, W pixels; h, w cells
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitkit.models.set_loss import total_weight
 from vitkit.ops.batched_assignment import assign
-from vitkit.ops.points import sample, sample_each, sample_own, sample_owners
+from vitkit.ops.points import even_points, sample, sample_each, sample_own, sample_owners
 
 Prediction = tuple[Tensor, Tensor]  # logits of masks (B, Q, h, w) and of classes (B, Q, K + 1)
 
@@ -31,66 +32,94 @@ class MaskCriterion:
     classes: float = 2.0
     no_object: float = 0.1  # weight of queries without an object in the loss of the classes
 
+    def counts(self, labels: Tensor, queries: int) -> dict[str, Tensor]:
+        """What the losses of images with objects of these classes (B, T) are divided by."""
+        return {"masks": (labels >= 0).sum(), "class_weight": total_weight(labels, queries, self.no_object)}
+
     def __call__(
-        self, predictions: Sequence[Prediction], owner: Tensor, labels: Tensor, masks: Tensor | None = None
-    ) -> dict[str, Tensor]:
+        self, predictions: Sequence[Prediction], owner: Tensor, labels: Tensor,
+        counts: Mapping[str, Tensor] | None = None, shifts: Tensor | None = None,
+    ) -> dict[str, Tensor]:  # fmt: skip
         """The sum over all predictions of "mask_loss", "dice_loss" and "class_loss", and "loss", their sum.
 
         owner   (B, H, W) whole numbers: the object of each pixel, or a number that is none's
         labels  (B, T): the class of each object, T <= Q; -1 for padding
-        masks   by how many masks the losses are divided; None: those of this batch, at least 1
+        counts  of the whole batch of a step; None: of these images
+        shifts  (B, predictions, T + 1, 2) from 0 to 1: how far the points are moved at which the mask of each
+                object is compared, the last for those of the matching; None: random numbers
         """
         predictions = [(mask.float(), classes.float()) for mask, classes in predictions]
         real = labels >= 0
-        masks = real.sum() if masks is None else masks
-        masks = masks.clamp(min=1)
-        columns = self.matched(predictions, owner, labels)
+        counts = self.counts(labels, predictions[0][1].shape[1]) if counts is None else counts
+        if shifts is None:
+            b, t = labels.shape
+            shifts = torch.rand(b, len(predictions), t + 1, 2, device=labels.device)
+        columns = self.matched(predictions, owner, labels, shifts[:, :, -1])
         total: dict[str, Tensor] = {}
-        for (mask, classes), own in zip(predictions, columns, strict=True):
-            losses = self.mask_losses(mask, owner, own, real, masks)
-            losses["class_loss"] = self.classes * class_loss(classes, labels, own, self.no_object)
+        for number, ((mask, classes), own) in enumerate(zip(predictions, columns, strict=True)):
+            losses = self.mask_losses(mask, owner, own, real, shifts[:, number, :-1])
+            losses = {name: value / counts["masks"].clamp(min=1) for name, value in losses.items()}
+            entropy = class_loss(classes, labels, own, self.no_object)
+            losses["class_loss"] = self.classes * entropy / counts["class_weight"]
             total = {name: value + total.get(name, 0.0) for name, value in losses.items()}
         return {"loss": sum(total.values(), total["class_loss"].new_zeros(()))} | total
 
     @torch.no_grad()
-    def matched(self, predictions: Sequence[Prediction], owner: Tensor, labels: Tensor) -> Sequence[Tensor]:
-        """The query of each object, (B, T), for each prediction; padding gets queries that are left over."""
-        costs = torch.cat([self.costs(*prediction, owner, labels) for prediction in predictions])
-        real = (labels >= 0).repeat(len(predictions), 1)
-        return assign(costs, real).split(len(labels))
+    def matched(
+        self, predictions: Sequence[Prediction], owner: Tensor, labels: Tensor, shifts: Tensor
+    ) -> Sequence[Tensor]:
+        """The query of each object, (B, T), for each prediction; padding gets queries that are left over.
 
-    def costs(self, masks: Tensor, classes: Tensor, owner: Tensor, labels: Tensor) -> Tensor:
+        shifts  (B, predictions, 2) of the points
+        """
+        costs = [
+            self.costs(*prediction, owner, labels, shifts[:, number])
+            for number, prediction in enumerate(predictions)
+        ]
+        real = (labels >= 0).repeat(len(predictions), 1)
+        return assign(torch.cat(costs), real).split(len(labels))
+
+    def costs(self, masks: Tensor, classes: Tensor, owner: Tensor, labels: Tensor, shifts: Tensor) -> Tensor:
         """The cost of each object for each query, (B, T, Q), at points that all masks of an image share."""
-        points = torch.rand(len(masks), self.points, 2, device=masks.device)
+        points = shifted(even_points(self.points, masks.device), shifts)
         return pairwise_costs(
             sample(masks, points), sample_owners(owner, points, labels.shape[1]), classes, labels,
             weights=(self.mask, self.dice, self.classes),
         )  # fmt: skip
 
     def mask_losses(
-        self, masks: Tensor, owner: Tensor, columns: Tensor, real: Tensor, count: Tensor
+        self, masks: Tensor, owner: Tensor, columns: Tensor, real: Tensor, shifts: Tensor
     ) -> dict[str, Tensor]:
-        """The losses of matched masks at points of their own."""
+        """The summed losses of matched masks at points of their own, whose shifts are (B, T, 2)."""
         index = columns[..., None, None].expand(-1, -1, *masks.shape[2:])
         own = masks.gather(1, index).flatten(0, 1)  # (B T, h, w)
         with torch.no_grad():
-            points = self.uncertain_points(own)
+            points = self.uncertain_points(own, shifts.flatten(0, 1))
             target = sample_own(owner, points.unflatten(0, real.shape)).flatten(0, 1)
         logits = sample_each(own, points)
-        counted = real.flatten() / count
+        counted = real.flatten()
         return {
             "mask_loss": self.mask * (binary_loss(logits, target) * counted).sum(),
             "dice_loss": self.dice * (dice_loss(logits, target) * counted).sum(),
         }
 
-    def uncertain_points(self, masks: Tensor) -> Tensor:
-        """Points (N, P, 2) for masks (N, h, w): of many drawn those with logits nearest to 0, and others."""
+    def uncertain_points(self, masks: Tensor, shifts: Tensor) -> Tensor:
+        """Points (N, P, 2) for masks (N, h, w): of many those with logits nearest to 0, and others.
+
+        shifts  (N, 2) of the points
+        """
         many, uncertain = int(self.points * self.oversample), int(self.points * self.importance)
-        drawn = torch.rand(len(masks), many, 2, device=masks.device)
+        points = shifted(even_points(many + self.points - uncertain, masks.device), shifts)
+        drawn, uniform = points[:, :many], points[:, many:]
         best = sample(masks[:, None], drawn)[:, 0].abs().topk(uncertain, dim=1, largest=False).indices
         chosen = drawn.gather(1, best[..., None].expand(-1, -1, 2))
-        uniform = torch.rand(len(masks), self.points - uncertain, 2, device=masks.device)
         return torch.cat([chosen, uniform], dim=1)
+
+
+def shifted(points: Tensor, shifts: Tensor) -> Tensor:
+    """Points (P, 2) in the unit square, moved by shifts (N, 2) around its edges: (N, P, 2)."""
+    moved = points + shifts[:, None]
+    return moved - moved.floor()
 
 
 def pairwise_costs(
@@ -120,7 +149,7 @@ def dice_loss(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def class_loss(logits: Tensor, labels: Tensor, columns: Tensor, no_object: float) -> Tensor:
-    """Cross-entropy of all queries, whose mean is weighted; queries without an object have the last class.
+    """The weighted sum of the cross-entropy of all queries; those without an object have the last class.
 
     logits (B, Q, K + 1), labels (B, T), columns (B, T): the query of each object
     """
@@ -129,7 +158,7 @@ def class_loss(logits: Tensor, labels: Tensor, columns: Tensor, no_object: float
     target = target.scatter(1, columns, torch.where(labels >= 0, labels, none))
     weight = torch.where(target == none, no_object, 1.0)
     losses = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view_as(weight)
-    return (losses * weight).sum() / weight.sum()
+    return (losses * weight).sum()
 
 
 def objects_of_classes(mask: Tensor, classes: int, most: int) -> tuple[Tensor, Tensor]:

@@ -180,16 +180,12 @@ class Fcos(DenseModel):
         And their places in pixels, (N, 2) as x and y, and the strides of their levels, (N,).
         """
         maps = self.map(images)
-        results, places, strides = [], [], []
-        for level, (part, stride) in enumerate(zip(self.pyramid, self.config.strides, strict=True)):
-            features = part(maps)
-            results.append(self.head(features, level))
-            places.append(locations(features.shape[2], features.shape[3], stride, images.device))
-            strides.append(torch.full((len(places[-1]),), float(stride), device=images.device))
+        results = [self.head(part(maps), level) for level, part in enumerate(self.pyramid)]
         logits, distances, centreness = (torch.cat(parts, dim=1) for parts in zip(*results, strict=True))
+        places, strides = all_locations(self.config, (images.shape[2], images.shape[3]), images.device)
         return {
             "logits": logits, "distances": distances, "centreness": centreness,
-            "locations": torch.cat(places), "strides": torch.cat(strides),
+            "locations": places, "strides": strides,
         }  # fmt: skip
 
     def map(self, images: Tensor) -> Tensor:
@@ -230,6 +226,17 @@ def locations(height: int, width: int, stride: int, device: torch.device) -> Ten
     y = (torch.arange(height, device=device) + 0.5) * stride
     x = (torch.arange(width, device=device) + 0.5) * stride
     return torch.stack([x.repeat(height), y.repeat_interleave(width)], dim=-1)
+
+
+def all_locations(config: FcosConfig, size: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The locations of all levels for images (H, W), (N, 2), and the strides of their levels, (N,)."""
+    height, width = (-(-pixels // config.vit.stride) for pixels in size)
+    doubled, places, strides = 2**config.doublings, [], []
+    for level, stride in enumerate(config.strides):
+        h, w = (-(-side * doubled // 2**level) for side in (height, width))
+        places.append(locations(h, w, stride, device))
+        strides.append(torch.full((h * w,), float(stride), device=device))
+    return torch.cat(places), torch.cat(strides)
 
 
 def boxes_at(places: Tensor, strides: Tensor, distances: Tensor) -> Tensor:

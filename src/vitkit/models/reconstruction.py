@@ -261,5 +261,5 @@ def initialise_predictor(module: PixelPredictor, generator: torch.Generator) -> 
     nn.init.uniform_(module.predict.weight, -bound, bound, generator=generator)
     nn.init.uniform_(module.predict.bias, -bound, bound, generator=generator)
     token = module.vit.mask_token
-    if token is not None and not token.any():
+    if token is not None and not token.is_meta and not token.any():
         nn.init.normal_(token, std=STD, generator=generator)

@@ -1,7 +1,4 @@
-"""The losses of RF-DETR: every group of queries and every layer is matched with the objects on its own.
-
-Up to 16 rows of objects are matched on the device, without a sync, and more rows on the CPU.
-"""
+"""The losses of RF-DETR: every group of queries and every layer is matched with the objects on its own."""
 
 # B batch, G groups of queries, Q queries of a group, M rows of objects (class -1: not used), C classes
 
@@ -12,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitkit.ops.assignment import linear_assignment
-from vitkit.ops.batched_assignment import assign
+from vitkit.ops.batched_assignment import match
 from vitkit.ops.boxes import corners, generalized_iou, paired_generalized_iou, paired_iou
 
 EPS = 1e-8  # of probabilities whose logarithm is taken
@@ -34,11 +30,19 @@ class GroupSetLoss:
     alpha: float = 0.25  # of the focal cost, and share of the score in a target
     gamma: float = 2.0  # of the focal cost, and power of the score in the loss of what is not matched
 
-    def __call__(self, outputs: Mapping[str, Tensor], true: Tensor, classes: Tensor) -> dict[str, Tensor]:
+    def counts(self, classes: Tensor, predictions: int = 0) -> dict[str, Tensor]:
+        """What the losses of images with objects of these classes (B, M) are divided by."""
+        return {"objects": (classes >= 0).sum()}
+
+    def __call__(
+        self, outputs: Mapping[str, Tensor], true: Tensor, classes: Tensor,
+        counts: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:  # fmt: skip
         """The loss, summed over all layers and the proposals, and its parts in the last layer.
 
         outputs         of RfDetr.train_outputs
         true, classes   (B, M, 4), as centre, width and height in shares of the image, and (B, M)
+        counts          of the whole batch of a step; None: of these images
         """
         if not true.shape[1]:  # no image has an object
             true, classes = true.new_zeros(len(true), 1, 4), classes.new_full((len(classes), 1), -1)
@@ -47,7 +51,10 @@ class GroupSetLoss:
         stages = [proposed, *zip(outputs["logits"], outputs["boxes"], strict=True)]
         stages = [(logits.float(), boxes.float()) for logits, boxes in stages]
         rows = self.match(stages, true, classes)
-        parts = [self.parts(*stage, true, classes, row) for stage, row in zip(stages, rows, strict=True)]
+        count = (counts or self.counts(classes))["objects"].clamp(min=1)
+        parts = [
+            self.parts(*stage, true, classes, row, count) for stage, row in zip(stages, rows, strict=True)
+        ]
         weights = {"class_loss": self.of_class, "distance_loss": self.of_distance,
                    "overlap_loss": self.of_overlap}  # fmt: skip
         total = torch.stack([weight * part[name] for part in parts for name, weight in weights.items()]).sum()
@@ -74,10 +81,10 @@ class GroupSetLoss:
         return self.match_class * (right - wrong) + self.of_distance * distance - self.of_overlap * shared
 
     def parts(
-        self, logits: Tensor, boxes: Tensor, true: Tensor, classes: Tensor, rows: Tensor
+        self, logits: Tensor, boxes: Tensor, true: Tensor, classes: Tensor, rows: Tensor, objects: Tensor
     ) -> dict[str, Tensor]:
         """The losses of one stage for a match (B, G, Q), each divided by the objects of all groups."""
-        count = (classes >= 0).sum().clamp(min=1) * rows.shape[1]
+        count = objects * rows.shape[1]
         logits, boxes, rows = logits.flatten(1, 2), boxes.flatten(1, 2), rows.flatten(1)
         matched, rows = rows >= 0, rows.clamp(min=0)
         mine = true.gather(1, rows[..., None].expand(-1, -1, 4))  # (B, G Q, 4)
@@ -105,15 +112,6 @@ class GroupSetLoss:
 
 def matched(costs: Tensor, real: Tensor) -> Tensor:
     """The object of each query (B, G, Q) at the least cost (B, G, Q, M), or -1; real: objects (B, M)."""
-    groups, queries, objects = costs.shape[1:]
-    costs, real = costs.mT.flatten(0, 1), real.repeat_interleave(groups, dim=0)
-    rows = torch.full((len(costs), queries), -1, device=costs.device)
-    if objects <= queries:
-        numbers = torch.arange(objects, device=costs.device)
-        rows.scatter_(1, assign(costs, real), torch.where(real, numbers, -1))
-    else:
-        for row, cost, own in zip(rows, costs.nan_to_num(1e10, 1e10, -1e10).cpu(), real.cpu(), strict=True):
-            numbers = own.nonzero()[:, 0]
-            mine, places = linear_assignment(cost[numbers].numpy())
-            row[torch.from_numpy(places).to(row.device)] = numbers[mine].to(row.device)
+    groups = costs.shape[1]
+    rows = match(costs.flatten(0, 1), real.repeat_interleave(groups, dim=0))
     return rows.unflatten(0, (-1, groups))

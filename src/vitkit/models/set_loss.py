@@ -1,20 +1,15 @@
-"""The losses of set prediction (DETR, YOLOS): each object is matched with one prediction, at the least cost.
-
-Up to 16 objects in an image are matched on the device, in a step that a CUDA graph can hold; more of them on
-the CPU, for which the step has to wait.
-"""
+"""The losses of set prediction (DETR, YOLOS): each object is matched with one prediction of least cost."""
 
 # B batch, Q predictions, M rows of objects (those that are not used have class -1), K classes
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitkit.ops.assignment import linear_assignment
-from vitkit.ops.batched_assignment import LARGEST, assign
+from vitkit.ops.batched_assignment import match
 from vitkit.ops.boxes import corners, generalized_iou, paired_generalized_iou
 
 
@@ -43,43 +38,38 @@ class SetLoss:
     @torch.no_grad()
     def match(self, outputs: dict[str, Tensor], true: Tensor, classes: Tensor) -> Tensor:
         """The object of each prediction, (B, Q): its row, or -1."""
-        costs, real = self.cost(outputs["logits"], outputs["boxes"].float(), true, classes), classes >= 0
-        b, q, m = costs.shape
-        if q < m:  # as many objects as predictions, in the tensor's shape; fewer of them may be there
-            return self.match_few(costs, real)
-        rows = torch.full((b, q + 1), -1, device=costs.device)  # the last place is that of rows not used
-        places = torch.where(real, assign(costs.mT, real), q)
-        return rows.scatter(1, places, torch.arange(m, device=costs.device).expand(b, -1))[:, :q]
+        return match(self.cost(outputs["logits"], outputs["boxes"].float(), true, classes), classes >= 0)
 
-    def match_few(self, costs: Tensor, real: Tensor) -> Tensor:
-        """`match` with fewer predictions than rows of objects, on the CPU."""
-        costs = costs.nan_to_num(0.0, LARGEST, -LARGEST)
-        rows = np.full(costs.shape[:2], -1)
-        for row, one, used in zip(rows, costs.cpu().numpy(), real.cpu().numpy(), strict=True):
-            columns = np.flatnonzero(used)
-            predictions, objects = linear_assignment(one[:, columns])
-            row[predictions] = columns[objects]
-        return torch.from_numpy(rows).to(costs.device)
+    def counts(self, classes: Tensor, predictions: int) -> dict[str, Tensor]:
+        """What the losses of images with objects of these classes (B, M) are divided by."""
+        weight = total_weight(classes, predictions, self.no_object)
+        return {"objects": (classes >= 0).sum(), "class_weight": weight}
 
-    def __call__(self, outputs: dict[str, Tensor], true: Tensor, classes: Tensor) -> dict[str, Tensor]:
+    def __call__(
+        self, outputs: dict[str, Tensor], true: Tensor, classes: Tensor,
+        counts: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:  # fmt: skip
         """The loss and its parts, of all predictions of a batch at once.
 
         outputs         "logits" (B, Q, K + 1), the last one of no object, and "boxes" (B, Q, 4)
         true, classes   (B, M, 4), as centre, width and height in shares of the image, and (B, M)
+        counts          of the whole batch of a step; None: of these images
         """
         logits, boxes = outputs["logits"].float(), outputs["boxes"].float()
         if not true.shape[1]:  # no image has an object
             true, classes = true.new_zeros(len(true), 1, 4), classes.new_full((len(classes), 1), -1)
         true = true.float()
         rows = self.match(outputs, true, classes)
-        return self.value(logits, boxes, true, classes, rows)
+        counts = self.counts(classes, logits.shape[1]) if counts is None else counts
+        return self.value(logits, boxes, true, classes, rows, counts)
 
     def value(
-        self, logits: Tensor, boxes: Tensor, true: Tensor, classes: Tensor, rows: Tensor
-    ) -> dict[str, Tensor]:
+        self, logits: Tensor, boxes: Tensor, true: Tensor, classes: Tensor, rows: Tensor,
+        counts: Mapping[str, Tensor],
+    ) -> dict[str, Tensor]:  # fmt: skip
         """The losses for a match (B, Q)."""
         matched, rows = rows >= 0, rows.clamp(min=0)
-        count = (classes >= 0).sum().clamp(min=1)
+        count = counts["objects"].clamp(min=1)
         nothing = logits.shape[-1] - 1
         targets = torch.where(matched, classes.gather(1, rows), nothing)
         weight = torch.where(matched, 1.0, self.no_object)
@@ -88,10 +78,16 @@ class SetLoss:
         distance = (boxes - mine).abs().sum(-1)
         overlap = paired_generalized_iou(corners(boxes), corners(mine))
         parts = {
-            "class_loss": (entropy * weight.flatten()).sum() / weight.sum(),
+            "class_loss": (entropy * weight.flatten()).sum() / counts["class_weight"],
             "distance_loss": torch.where(matched, distance, 0.0).sum() / count,
             "overlap_loss": torch.where(matched, 1 - overlap, 0.0).sum() / count,
         }
         weights = (self.of_class, self.of_distance, self.of_overlap)
         total = torch.stack([w * part for w, part in zip(weights, parts.values(), strict=True)]).sum()
         return {"loss": total} | parts
+
+
+def total_weight(classes: Tensor, predictions: int, no_object: float) -> Tensor:
+    """The sum of the weights of all predictions in a cross-entropy, where each object (B, M) has its own."""
+    matched = (classes >= 0).sum(1).clamp(max=predictions).sum()
+    return matched + no_object * (len(classes) * predictions - matched)

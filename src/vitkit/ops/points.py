@@ -10,7 +10,14 @@ from torch import Tensor
 
 from vitkit.ops.precision import interpolates_repeatably
 
+STEPS = (12_664_746, 9_560_334)  # x and y of the R2 sequence in 2^-24 (M. Roberts, 2018)
 FIXED = 2.0**40  # steps of a sum in whole numbers between 0 and the largest summand
+
+
+def even_points(count: int, device: torch.device) -> Tensor:
+    """The first points of a sequence that covers the unit square evenly, (count, 2) float32."""
+    number = torch.arange(1, count + 1, device=device)
+    return torch.stack([number * step % 2**24 for step in STEPS], dim=-1) / 2**24
 
 
 def corners(points: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:

@@ -11,15 +11,14 @@ from vitkit.data.decode import BadImage, decode
 from vitkit.data.sources.source import Source
 from vitkit.errors import Error
 from vitkit.io.system import free_memory
-from vitkit.metrics.cost import Memory, training_memory
-from vitkit.models.variants import Model, skeleton
+from vitkit.models.variants import Model
 from vitkit.options import PATIENCE, Training
+from vitkit.planning.memory import memory_of
 from vitkit.recipes.finetune import hyperrule
 from vitkit.recipes.recipe import Recipe
 from vitkit.recipes.values import field_of
 from vitkit.runtime.runtime import Runtime
 from vitkit.training.schedule import Duration
-from vitkit.training.trainable import freeze
 from vitkit.weights.load import load
 from vitkit.weights.published import PUBLISHED, DownloadError, cache_path
 
@@ -222,7 +221,7 @@ def fitted(
     recipe: Recipe, model: Model, known: Circumstances, runtime: Runtime, note: Callable[[Choice], None]
 ) -> Recipe:
     """The recipe with micro-batches that fit into the device's memory with this model."""
-    known = replace(known, largest=largest_batch(recipe, model, runtime))
+    known = replace(known, largest=largest_batch(recipe, model, runtime, known.splits["train"]))
     return decide(recipe, MODEL_RULES, known, note)
 
 
@@ -253,35 +252,22 @@ def shorter_sides(source: Source, count: int = 32) -> list[int]:
     return sides or [224]
 
 
-def fit_devices(recipe: Recipe, model: Model, runtime: Runtime) -> tuple[Runtime, Choice | None]:
+def fit_devices(
+    recipe: Recipe, model: Model, runtime: Runtime, source: Source
+) -> tuple[Runtime, Choice | None]:
     """Shard the model with FSDP if it does not fit into the memory of one device."""
-    if runtime.world == 1 or largest_batch(recipe, model, runtime):
+    if runtime.world == 1 or largest_batch(recipe, model, runtime, source):
         return runtime, None
     reason = f"the model, its gradients and its optimizer do not fit into the memory of {runtime.device}"
     return replace(runtime, parallel="fsdp"), Choice("fsdp", reason)
 
 
-def largest_batch(recipe: Recipe, model: Model, runtime: Runtime) -> int:
-    """The largest micro-batch that fits into the device's memory, by the formula."""
-    memory = memory_of(recipe, model, runtime, 1)
+def largest_batch(recipe: Recipe, model: Model, runtime: Runtime, source: Source | None = None) -> int:
+    """The largest micro-batch that fits into the device's memory, as `memory_of` estimates it."""
+    memory, more = (memory_of(recipe, model, runtime, images, source) for images in (1, 2))
     free = USABLE * device_memory(runtime.device) - memory.parameters - memory.optimizer - memory.copies
-    return int(free // memory.activations) if free >= memory.gradients else 0
-
-
-def trained_skeleton(recipe: Recipe, model: Model) -> Model:
-    """The model without values, with LoRA's adapters if the recipe has them, and frozen as it says."""
-    empty = skeleton(model.config)
-    freeze(empty, recipe.train, recipe.lora)
-    return empty
-
-
-def memory_of(recipe: Recipe, model: Model, runtime: Runtime, images: int) -> Memory:
-    return training_memory(
-        trained_skeleton(recipe, model), images, half=runtime.precision == "bf16",
-        slots=2 if recipe.optimizer.kind == "adam" else 1,
-        recompute=runtime.recompute, average=bool(recipe.optimizer.average),
-        shards=runtime.world if runtime.is_sharded else 1,
-    )  # fmt: skip
+    each = more.activations - memory.activations
+    return max(0, int((free - memory.activations) // each) + 1) if free >= memory.gradients else 0
 
 
 def device_memory(device: str) -> int:

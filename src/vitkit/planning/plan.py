@@ -20,6 +20,7 @@ from vitkit.options import Training
 from vitkit.planning import automatic, dense_rules, finetune_rules, pretraining_rules, resume, start
 from vitkit.planning.augmentation_text import augmentation
 from vitkit.planning.automatic import Choice, Circumstances
+from vitkit.planning.memory import memory_of, trained_skeleton
 from vitkit.planning.plan_text import headline, page
 from vitkit.planning.resume import Request
 from vitkit.recipes.finetune import bit_beside
@@ -188,13 +189,13 @@ class Plan:
     def memory(self) -> Memory:
         """The expected memory of a step."""
         images = self.recipe.micro_batch or self.recipe.batch // self.runtime.world
-        return automatic.memory_of(self.recipe, self.model(), self.runtime, images)
+        return memory_of(self.recipe, self.model(), self.runtime, images, self.splits["train"])
 
     @property
     def trains(self) -> str:
         """Which parameters are trained, in words."""
         recipe, model = self.recipe, self.model()
-        trainable = trainable_parameters(automatic.trained_skeleton(recipe, model))
+        trainable = trainable_parameters(trained_skeleton(recipe, model.config))
         return trainable_text(recipe.train, recipe.lora, trainable, parameters(model))
 
     def __repr__(self) -> str:
@@ -207,7 +208,7 @@ class Plan:
         """The plan as `--plan --json` prints it."""
         recipe, model, steps, note = self.recipe, self.model(), self.steps, dropped(self.model().config)
         memory, images, result = self.memory, len(self.splits["train"]), self.state.result
-        trained = automatic.trained_skeleton(recipe, model)
+        trained = trained_skeleton(recipe, model.config)
         facts = {
             "run": str(self.out), "action": self.state.action, "step": self.state.step,
             "recipe": recipe.name, "data": recipe.data,
@@ -233,7 +234,9 @@ class Plan:
             ),
             "memory_GB": memory.total / 1e9,
             "memory_free_GB": automatic.device_memory(self.runtime.device) / 1e9,
-            "largest_batch_at_once": automatic.largest_batch(recipe, model, self.runtime),
+            "largest_batch_at_once": automatic.largest_batch(
+                recipe, model, self.runtime, self.splits["train"]
+            ),
             "seconds": self.seconds,
             "time": "not measured" if self.seconds is None else duration(self.seconds),
             "checkpoint_GB": (memory.parameters + memory.optimizer) / 1e9,
@@ -319,7 +322,7 @@ def planned(request: Request, out: Path, old: Recipe | None, machine: Machine, o
     if note and old is None and not only:
         machine.say(note)
     if request.options.parallel == "auto":
-        runtime, choice = automatic.fit_devices(recipe, model(), runtime)
+        runtime, choice = automatic.fit_devices(recipe, model(), runtime, splits["train"])
         choices.add(choice)
     if old is None:
         recipe, choice = finetune_rules.fit_model(

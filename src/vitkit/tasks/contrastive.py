@@ -27,6 +27,7 @@ from vitkit.models.projection import Projection
 from vitkit.models.student import feature_width
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT
+from vitkit.ops.precision import product
 from vitkit.options import Range
 from vitkit.runtime.collectives import gather_rows, sum_over_processes
 from vitkit.tasks.self_supervised import FeatureMetrics, SelfSupervised
@@ -116,8 +117,7 @@ def info_nce(
     keys (N, E), own (B,): the index of each query's key; `used` (B,) and `present` (N,) are false for rows
     that are no images.
     """
-    with torch.autocast(queries.device.type, enabled=False):  # in full precision
-        logits = F.normalize(queries.float(), dim=1) @ F.normalize(keys.float(), dim=1).mT / temperature
+    logits = product(F.normalize(queries.float(), dim=1), F.normalize(keys.float(), dim=1).mT) / temperature
     logits = logits.masked_fill(~present, -torch.inf)
     logits = torch.where(used[:, None], logits, 0.0)  # a blank row may have no key of its own
     loss = 2 * temperature * F.cross_entropy(logits, own, reduction="none")

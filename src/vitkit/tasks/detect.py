@@ -19,8 +19,8 @@ from vitkit.metrics.detection_analysis import AnalysedDetections, analysed_detec
 from vitkit.metrics.overlaps import Detections, overlap
 from vitkit.models.card import Preprocessing
 from vitkit.models.dense import DenseConfig
-from vitkit.models.fcos_loss import fcos_loss
-from vitkit.models.pyramid_detector import FcosConfig, fcos_config
+from vitkit.models.fcos_loss import fcos_loss, positives
+from vitkit.models.pyramid_detector import FcosConfig, all_locations, fcos_config
 from vitkit.models.rf_detr import RfDetrConfig, rf_detr_on
 from vitkit.models.rf_detr_loss import GroupSetLoss
 from vitkit.models.set_loss import SetLoss
@@ -43,6 +43,7 @@ from vitkit.tasks.task import (
     Objective,
     Outputs,
     Sizes,
+    SummedObjective,
     describe_images,
     register,
 )
@@ -125,24 +126,47 @@ class Boxes(Answer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectionLoss:
-    """The training loss of a detector; normalises uint8 images on their device."""
+class FcosObjective(SummedObjective):
+    """The loss of FCOS, of a batch with "boxes" (B, M, 4) in pixels and "classes" (B, M)."""
 
-    kind: str
+    config: FcosConfig
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
-    def __call__(self, module: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return "loss" and its parts of a batch with "boxes" (B, M, 4) in pixels and "classes" (B, M)."""
-        images, boxes, classes = batch["image"], batch["boxes"], batch["classes"]
+    def counts(self, batch: Batch) -> dict[str, Tensor]:
+        size = (batch["image"].shape[-2], batch["image"].shape[-1])
+        places = all_locations(self.config, size, batch["image"].device)
+        return {"positives": positives(*places, batch["boxes"], batch["classes"])}
+
+    def __call__(
+        self, module: nn.Module, batch: Batch, counts: dict[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        outputs = module(normalise(batch["image"], self.mean, self.std), train=True)
+        count = None if counts is None else counts["positives"]
+        return fcos_loss(outputs, batch["boxes"], batch["classes"], count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetObjective(SummedObjective):
+    """The loss of YOLOS or RF-DETR, of a batch with "boxes" (B, M, 4) in pixels and "classes" (B, M)."""
+
+    criterion: SetLoss | GroupSetLoss
+    predictions: int  # for an image
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+    def counts(self, batch: Batch) -> dict[str, Tensor]:
+        return self.criterion.counts(batch["classes"], self.predictions)
+
+    def __call__(
+        self, module: nn.Module, batch: Batch, counts: dict[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        images = batch["image"]
         outputs = module(normalise(images, self.mean, self.std), train=True)
-        if self.kind == FcosConfig.kind:
-            return fcos_loss(outputs, boxes, classes)
         height, width = images.shape[-2:]
-        x0, y0, x1, y1 = boxes.float().unbind(-1)
+        x0, y0, x1, y1 = batch["boxes"].float().unbind(-1)
         shares = torch.stack([x0 / width, y0 / height, x1 / width, y1 / height], dim=-1)
-        loss = GroupSetLoss() if self.kind == RfDetrConfig.kind else SetLoss()
-        return loss(outputs, centres(shares), classes)
+        return self.criterion(outputs, centres(shares), batch["classes"], counts)
 
 
 @register
@@ -207,9 +231,12 @@ class Detect(Dense):
     # training and evaluation
 
     def objective(self, model: Model) -> Objective:
-        assert isinstance(model.config, DenseConfig)
-        p = model.preprocessing
-        return DetectionLoss(kind=model.config.kind, mean=p.mean, std=p.std)
+        config, p = model.config, model.preprocessing
+        if isinstance(config, FcosConfig):
+            return FcosObjective(config=config, mean=p.mean, std=p.std)
+        assert isinstance(config, YolosConfig | RfDetrConfig)
+        criterion = SetLoss() if isinstance(config, YolosConfig) else GroupSetLoss()
+        return SetObjective(criterion=criterion, predictions=config.detections, mean=p.mean, std=p.std)
 
     @torch.no_grad()
     def outputs(self, module: nn.Module, batch: Batch, context: Evaluation) -> Tensor:

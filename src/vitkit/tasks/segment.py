@@ -4,7 +4,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitkit.data.order import Order
 from vitkit.data.run_lengths import compress_counts, counts_of
 from vitkit.data.sources.source import Source
 from vitkit.data.target_views import MaskView
@@ -46,7 +47,6 @@ from vitkit.report.segmentation_tables import segmentation_tables
 from vitkit.report.target_overlay import background
 from vitkit.report.target_pictures import Pair, mask_pair
 from vitkit.report.task_table import TaskTable
-from vitkit.runtime.collectives import sum_over_processes
 from vitkit.tasks.dense import Dense, covered
 from vitkit.tasks.task import (
     Answer,
@@ -54,7 +54,9 @@ from vitkit.tasks.task import (
     Evaluation,
     Headline,
     Likeness,
+    Prepare,
     Sizes,
+    SummedObjective,
     describe_images,
     register,
 )
@@ -199,6 +201,16 @@ class Segment(Dense):
 
     # training
 
+    def prepare(self, model: Model, order: Order) -> Prepare | None:
+        """EoMT's random numbers: where masks are compared, and which queries drop their masked attention."""
+        if not isinstance(model.config, EomtConfig):
+            return None
+        return partial(with_draws, order, model.config, self.most(model.config))
+
+    def most(self, config: EomtConfig) -> int:
+        """The classes of an image that EoMT can learn."""
+        return min(self.objects, config.queries, config.classes)
+
     def begin(self, module: Any, steps: int) -> None:
         if isinstance(module, Eomt):
             module.steps = steps
@@ -212,23 +224,14 @@ class Segment(Dense):
 
     def objective(self, model: Model) -> "PixelObjective | MaskObjective":
         p, config = model.preprocessing, model.config
+        scale: dict[str, Any] = {"mean": p.mean, "std": p.std}
         if isinstance(config, EomtConfig):
             criterion = MaskCriterion(
                 mask=self.mask_weight, dice=self.dice_weight, classes=self.class_weight, points=self.points
             )
-            most = min(self.objects, config.queries)
-            return MaskObjective(
-                criterion=criterion,
-                classes=config.classes,
-                most=most,
-                stride=config.stride,
-                mean=p.mean,
-                std=p.std,
-            )
+            return MaskObjective(criterion=criterion, config=config, most=self.most(config), **scale)
         assert isinstance(config, LinearSegmenterConfig)
-        return PixelObjective(
-            cell=config.cell, dice=self.dice, per_class=self.per_class, mean=p.mean, std=p.std
-        )
+        return PixelObjective(cell=config.cell, dice=self.dice, per_class=self.per_class, **scale)
 
     # evaluation
 
@@ -356,24 +359,43 @@ class PixelObjective:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskObjective:
+class MaskObjective(SummedObjective):
     """The losses of EoMT's masks and classes, where each class of an image is one object."""
 
     criterion: MaskCriterion
-    classes: int
+    config: EomtConfig
     most: int  # classes of an image
-    stride: int
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
-    def __call__(self, module: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        outputs = module(normalise(batch["image"], self.mean, self.std), train=True)
-        mask = in_whole_patches(batch["mask"], self.stride, IGNORE)  # which predicted masks cover
-        owner, labels = objects_of_classes(mask, self.classes, self.most)
-        mine, processes = (labels >= 0).sum().float(), torch.ones((), device=labels.device)
-        masks = sum_over_processes(mine) / sum_over_processes(processes)
+    def objects(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        mask = in_whole_patches(batch["mask"], self.config.stride, IGNORE)  # which predicted masks cover
+        return objects_of_classes(mask, self.config.classes, self.most)
+
+    def counts(self, batch: Batch) -> dict[str, Tensor]:
+        return self.criterion.counts(self.objects(batch)[1], self.config.queries)
+
+    def __call__(
+        self, module: nn.Module, batch: Batch, counts: dict[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        images = normalise(batch["image"], self.mean, self.std)
+        outputs = module(images, train=True, drawn=batch.get("drawn"))
         predictions = list(zip(outputs["masks"], outputs["classes"], strict=True))
-        return self.criterion(predictions, owner, labels, masks)
+        return self.criterion(predictions, *self.objects(batch), counts, batch.get("shifts"))
+
+
+def with_draws(order: Order, config: EomtConfig, most: int, step: int, batch: Batch) -> Batch:
+    """Add the random numbers of EoMT's training, a pure function of (seed, step, place).
+
+    They come from places below -1, as those of other tasks.
+    """
+    shapes = {"shifts": (config.joint + 1, most + 1, 2), "drawn": (config.joint, config.queries)}
+    drawn = {name: np.empty((len(batch["place"]), *shape), np.float32) for name, shape in shapes.items()}
+    places = [(step, -2 - place) for place in batch["place"].tolist()]
+    for row, rng in enumerate(order.rngs(places)):
+        for values in drawn.values():
+            rng.random(out=values[row], dtype=np.float32)
+    return batch | {name: torch.from_numpy(values) for name, values in drawn.items()}
 
 
 @cache  # a copy to the GPU synchronises, and cannot be captured in a CUDA graph

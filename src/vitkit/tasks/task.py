@@ -42,6 +42,26 @@ class Metrics(Protocol):
     def to_json(self, classes: tuple[str, ...]) -> dict[str, Any]: ...
 
 
+class SummedObjective(ABC):
+    """An objective whose sums are divided by what is counted in the whole batch of a step, such as objects.
+
+    So its gradients do not depend on the micro-batches and processes that a batch is divided into.
+    """
+
+    @abstractmethod
+    def counts(self, batch: Batch) -> dict[str, Tensor]:
+        """Return what is counted in a batch, (), from its targets alone and without reading a number back."""
+
+    @abstractmethod
+    def __call__(
+        self, module: nn.Module, batch: Batch, counts: dict[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """Return {"loss": ..., ...}: what this batch adds to each value of a step.
+
+        counts: those of the whole step; None: this batch is all of it
+        """
+
+
 @dataclass(frozen=True)
 class Headline:
     """The metric that selects the best weights and drives early stopping, and how to print it."""
@@ -224,7 +244,10 @@ class Task(ABC):
 
     @abstractmethod
     def objective(self, model: Model) -> Objective:
-        """Return loss(module, batch) -> {"loss": ..., ...}, each value a mean over the batch's images."""
+        """Return loss(module, batch) -> {"loss": ..., ...}, each value a mean over the batch's images.
+
+        A loss that is divided by something else, such as the number of objects, is a `SummedObjective`.
+        """
 
     def begin(self, module: nn.Module, steps: int) -> None:
         """Prepare the module for a run of so many steps in total, for schedules of the task's own."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitkit.errors import Error
 from vitkit.ops.low_precision import LowPrecisionCopy
 from vitkit.runtime.runtime import Runtime
-from vitkit.tasks.task import Batch, Objective
+from vitkit.tasks.task import Batch, Objective, SummedObjective
 from vitkit.training.optimizer import (
     OptimizerConfig,
     clip_gradients,
@@ -218,12 +218,13 @@ class Stepper:
         in their first steps only, where the synchronization is a pass of its own; with FSDP never.
         """
         state, runtime, backoff = self.state, self.runtime, self.backoff
+        counts = self.counts(micro_batches)
         separate_sync = runtime.world > 1 and not runtime.is_sharded and backoff.steps < BACKOFF_STEPS
         while True:
             pieces, failed = backoff.split(micro_batches), 0
             results: dict[str, Tensor] = {}
             try:
-                results = self.backward(pieces, images, sync=not separate_sync)
+                results = self.backward(pieces, images, counts, sync=not separate_sync)
             except torch.OutOfMemoryError as error:
                 if not self.may_shrink(separate_sync):
                     raise OutOfMemory(
@@ -243,7 +244,7 @@ class Stepper:
             if not released:
                 backoff.shrink(state.step, largest)
         if separate_sync:
-            self.backward([blank(pieces[0])], images, count=0)
+            self.backward([blank(pieces[0])], images, counts, weightless=True)
         backoff.steps += 1
         return results
 
@@ -251,18 +252,36 @@ class Stepper:
         """Whether smaller micro-batches are tried when memory is short."""
         return separate_sync or self.runtime.world == 1
 
+    def counts(self, micro_batches: list[Batch]) -> dict[str, Tensor] | None:
+        """What the objective counts in the batches of all processes; None if it counts nothing."""
+        if not isinstance(self.objective, SummedObjective):
+            return None
+        counts = [self.objective.counts(batch) for batch in micro_batches]
+        own = torch.stack([torch.stack([*each.values()]).float() for each in counts]).sum(0)
+        return dict(zip(counts[0], self.runtime.all_reduce_sum(own).unbind(), strict=True))
+
+    def losses(
+        self, batch: Batch, images: int, counts: dict[str, Tensor] | None
+    ) -> tuple[dict[str, Tensor], float]:
+        """The losses of a micro-batch, and the weight with which they count in those of the step."""
+        given = batch if len(batch["image"]) else blank(batch)
+        with self.runtime.autocast():  # one for each pass: autocast caches its copies of the weights
+            if isinstance(self.objective, SummedObjective):
+                return self.objective(self.call, given, counts), float(given is batch)
+            return self.objective(self.call, given), len(batch["image"]) / images
+
     def backward(
-        self, pieces: list[Batch], images: int, *, sync: bool = True, count: int | None = None
-    ) -> dict[str, Tensor]:
-        """Accumulate gradients piece by piece; sync: over all processes; count: images of each, if others."""
+        self, pieces: list[Batch], images: int, counts: dict[str, Tensor] | None = None, *,
+        sync: bool = True, weightless: bool = False,
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """Accumulate gradients piece by piece; sync: over all processes; weightless: gradients of 0."""
         results: dict[str, Tensor] = {}
         if self.copy:
             self.copy.refresh()
         for number, batch in enumerate(pieces, start=1):
-            share = (len(batch["image"]) if count is None else count) / images
             with self.runtime.gradient_sync(self.call, enabled=sync and number == len(pieces)):
-                with self.runtime.autocast():  # one for each pass: autocast caches its copies of the weights
-                    losses = self.objective(self.call, batch if len(batch["image"]) else blank(batch))
+                losses, share = self.losses(batch, images, counts)
+                share = 0.0 if weightless else share
                 (losses["loss"] * (share * self.runtime.world)).backward()  # the processes take the mean
             if self.copy:
                 self.copy.accumulate_grads()
