@@ -44,7 +44,7 @@ class Attention(nn.Module):
     def forward(self, z: Tensor, first: int | None = None, turn: Turn | None = None) -> Tensor:
         """Attend along the last but one axis of z, (..., N, D) -> (..., N, D), or (..., first, D).
 
-        first  queries of the first tokens only, which are no patches; None: of all tokens
+        first  queries of the first tokens only, which RoPE does not rotate; None: of all tokens
         turn   the rotation of each patch (RoPE)
         """
         q, k, v = self.project(z.flatten(0, -3), first, turn)

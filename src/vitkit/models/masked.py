@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vitkit.errors import Error
 from vitkit.models.variants import Model, skeleton
 from vitkit.models.vit import ViT, ViTConfig
+from vitkit.ops.rows import rows
 
 WHEN = ("before-positions", "after-positions")
 
@@ -58,14 +59,6 @@ class MaskedViT(nn.Module):
         """The embeddings (B, N, D) in the order of `take`, and the mask token where it is N."""
         count = patches.shape[1]
         return self.vit.masked(rows(patches, take.clamp(max=count - 1)), take == count)
-
-
-def rows(z: Tensor, indices: Tensor) -> Tensor:
-    """Select rows of each image: (B, N, D) and (B, K) -> (B, K, D).
-
-    Not with gather, whose gradient is not deterministic when an index occurs twice.
-    """
-    return z[torch.arange(len(z), device=z.device)[:, None], indices]
 
 
 def check_maskable(config: Any) -> None:

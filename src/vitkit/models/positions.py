@@ -3,6 +3,7 @@
 # N tokens (T with the class token), D width; h, w grid of patches
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -113,6 +114,26 @@ def sincos2d(grid: Grid, width: int, *, kind: str = "sincos2d", device: torch.de
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=-1).flatten(0, 1)[None]
 
 
+class Chosen(torch.autograd.Function):
+    """Rows of a table (N, D) for each image, (B, K, D).
+
+    The gradient is a product with a matrix of zeros and ones, which is deterministic and fast on a GPU.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, chosen: Tensor) -> Tensor:
+        ctx.save_for_backward(chosen)
+        ctx.rows = len(table)
+        return table[chosen]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (chosen,) = ctx.saved_tensors
+        row = torch.arange(ctx.rows, device=chosen.device)
+        of_row = (chosen.flatten() == row[:, None]).to(gradient.dtype)  # (N, B K)
+        return of_row @ gradient.flatten(0, 1), None
+
+
 class Positions(nn.Module):
     """Adds position embeddings to tokens, at the stem or before every layer (App. D.4).
 
@@ -137,11 +158,18 @@ class Positions(nn.Module):
             if lead:  # the class token is not on the grid
                 self.first = nn.Parameter(torch.empty(layers, lead, width))
 
-    def forward(self, z: Tensor, grid: Grid, layer: int) -> Tensor:
-        """z plus the positions that are added before this layer."""
+    def forward(self, z: Tensor, grid: Grid, layer: int, chosen: Tensor | None = None) -> Tensor:
+        """z plus the positions that are added before this layer.
+
+        chosen: the places (B, K) of the patches in z, if it does not have all of them in order
+        """
         if self.kind in ("none", "relative") or (layer and self.injection == "stem"):
             return z
-        return z + self.at(grid, layer if self.injection == "every" else 0, device=z.device).to(z.dtype)
+        table = self.at(grid, layer if self.injection == "every" else 0, device=z.device).to(z.dtype)
+        if chosen is not None:
+            lead = table[:, : self.lead].expand(len(chosen), -1, -1)
+            table = torch.cat([lead, Chosen.apply(table[0, self.lead :], chosen)], dim=1)
+        return z + table
 
     def at(self, grid: Grid, layer: int = 0, *, device: torch.device | None = None) -> Tensor:
         """The positions of one layer for a grid, (1, T, D)."""

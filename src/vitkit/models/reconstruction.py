@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import Error
 from vitkit.models.attention import Attention
 from vitkit.models.encoder import Block, Encoder, recomputed
-from vitkit.models.masked import rows
 from vitkit.models.mlp import Mlp
 from vitkit.models.positions import Grid, sincos2d
 from vitkit.models.rope import Turn
@@ -80,8 +80,9 @@ class Decoder(nn.Module):
         self.register_buffer("positions", self.positions_for(self.grid), persistent=False)
 
     def positions_for(self, grid: Grid, device: torch.device | None = None) -> Tensor:
-        """MAE's fixed positions, (N, W)."""
-        return sincos2d(grid, self.config.width, kind="sincos2d-mae", device=device)[0].float()
+        """MAE's fixed positions, (N + lead, W); the class token is last and has none."""
+        table = sincos2d(grid, self.config.width, kind="sincos2d-mae", device=device)[0].float()
+        return F.pad(table, (0, 0, 0, self.lead))
 
     def forward(self, z: Tensor, shuffle: Tensor, grid: Grid) -> Tensor:
         """Encoded tokens (B, lead + K, D) -> predictions for the hidden patches, (B, N - K, outputs).
@@ -89,17 +90,17 @@ class Decoder(nn.Module):
         z        the class token, if there is one, and the patches shuffle[:, :K]
         shuffle  (B, N): an order of the patches; the predictions are for shuffle[:, K:]
 
-        Attention does not depend on the order of the tokens. So the mask tokens stay behind the visible
-        patches with the positions of the hidden ones, instead of all being put back into the image's order.
+        Attention does not depend on the order of the tokens. So the mask tokens come first with the positions
+        of the hidden patches, and the last layer computes only them.
         """
-        z = self.embed(z)
         visible = z.shape[1] - self.lead
-        masks = self.mask_token.to(z.dtype).expand(len(z), shuffle.shape[1] - visible, -1)
+        known, hidden = shuffle[:, :visible], shuffle[:, visible:]
+        count, last = hidden.shape[1], shuffle.new_full((len(z), self.lead), shuffle.shape[1])
         table = self.positions if grid == self.grid else self.positions_for(grid, z.device)
-        patches = torch.cat([z[:, self.lead :], masks], dim=1) + table.to(z.dtype)[shuffle]
-        z = torch.cat([z[:, : self.lead], patches], dim=1)  # the class token has no position
-        z = self.encoder(z, grid, lambda z, layer: z)
-        return self.predict(z[:, self.lead + visible :])
+        z = self.embed(z)
+        masks = self.mask_token.to(z.dtype).expand(len(z), count, -1)
+        z = torch.cat([masks, z], dim=1) + table.to(z.dtype)[torch.cat([hidden, last, known], dim=1)]
+        return self.predict(self.encoder(z, grid, lambda z, layer: z, count))
 
 
 class MaskedAutoencoder(nn.Module):
@@ -112,39 +113,32 @@ class MaskedAutoencoder(nn.Module):
         self.decoder = decoder
         self.mask_ratio = mask_ratio
 
-    def forward(
-        self, images: Tensor, shuffle: Tensor, restore: Tensor, features: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, images: Tensor, shuffle: Tensor, features: bool = False) -> tuple[Tensor, Tensor]:
         """Images (B, C, H, W) -> predictions for the hidden patches (B, N - K, outputs), and features.
 
         shuffle   (B, N): an order of the patches, of which the first K are visible
-        restore   (B, N): its inverse
         features  whether to return what the head would read of the whole image; else they are empty
         """
-        patches, grid = self.vit.patches(images)
         keep = visible_patches(shuffle.shape[1], self.mask_ratio)
-        z = self.encode_visible(patches, grid, shuffle, restore, keep)
+        z, grid = self.encode_visible(images, shuffle[:, :keep])
         prediction = self.decoder(z, shuffle, grid)
-        whole = self.vit.pooled(self.vit.encode(patches, grid)) if features else images.new_empty(0)
-        return prediction, whole
+        if not features:
+            return prediction, images.new_empty(0)
+        return prediction, self.vit.pooled(self.vit.encode(*self.vit.patches(images)))
 
-    def encode_visible(
-        self, patches: Tensor, grid: Grid, shuffle: Tensor, restore: Tensor, keep: int
-    ) -> Tensor:
-        """Patch embeddings (B, N, D) -> the encoded class token and visible patches, (B, lead + K, D).
+    def encode_visible(self, images: Tensor, visible: Tensor) -> tuple[Tensor, Grid]:
+        """Images and the places of visible patches (B, K) -> their encoded tokens, and the grid.
 
-        The encoder sees the tokens before the patches and shuffle[:, :K], in this order. Registers and a
-        distillation token are part of the encoder alone.
+        The tokens (B, lead + K, D) are those of the class and of the patches. Registers and a distillation
+        token are part of the encoder alone.
         """
-        prefix, encoder = self.vit.config.prefix, self.vit.encoder
-        z = self.vit.embed(patches, grid)  # positions first: each patch has its own
-        visible = Shuffled.apply(z[:, prefix:], shuffle, restore)[:, :keep]
-        z = torch.cat([z[:, :prefix], visible], dim=1)
-        turn = turn_of_some(encoder.turn(grid), shuffle[:, :keep])
+        prefix, lead, encoder = self.vit.config.prefix, self.decoder.lead, self.vit.encoder
+        patches, grid = self.vit.patches(images, chosen=visible)
+        z, turn = self.vit.embed(patches, grid, chosen=visible), turn_of_some(encoder.turn(grid), visible)
         for block in encoder.blocks:
             z = recomputed(block, z, grid, None, turn, again=encoder.recompute and self.training)
         z = encoder.norm(z)
-        return torch.cat([z[:, : self.decoder.lead], z[:, prefix:]], dim=1) if prefix else z
+        return z if prefix == lead else torch.cat([z[:, :lead], z[:, prefix:]], dim=1), grid
 
 
 class PixelPredictor(nn.Module):
@@ -166,23 +160,6 @@ class PixelPredictor(nn.Module):
         z = self.vit.encode(patches, grid, hidden)
         whole = self.vit.pooled(self.vit.encode(patches, grid)) if features else images.new_empty(0)
         return self.predict(z[:, self.vit.config.prefix :]), whole
-
-
-class Shuffled(torch.autograd.Function):
-    """Rows (B, N, D) in another order. The gradient uses the inverse order, so nothing is added up:
-
-    it takes one read and one write, and it is the same bit for bit in every run.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, shuffle: Tensor, restore: Tensor) -> Tensor:
-        ctx.save_for_backward(restore)
-        return rows(z, shuffle)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        (restore,) = ctx.saved_tensors
-        return rows(gradient, restore), None, None
 
 
 def turn_of_some(turn: Turn | None, kept: Tensor) -> Turn | None:

@@ -23,6 +23,7 @@ from vitkit.models.rope import Rope
 from vitkit.models.text_tower import TextTower
 from vitkit.models.vit_config import ViTConfig, covered, grid_of
 from vitkit.ops.fused import patch_embedding, patchify
+from vitkit.ops.rows import rows
 
 DROPPED = "are dropped"  # the end of a note on pixels outside whole patches
 
@@ -157,10 +158,13 @@ class ViT(Described, nn.Module):
         patches, grid = self.patches(images)
         return self.encode(patches, grid, mask)
 
-    def patches(self, images: Tensor, patch: int | None = None) -> tuple[Tensor, Grid]:
+    def patches(
+        self, images: Tensor, patch: int | None = None, chosen: Tensor | None = None
+    ) -> tuple[Tensor, Grid]:
         """x_p E of Eq. 1: the patch embeddings (B, N, D), and their grid.
 
-        patch: cut the image into patches of another size, with the embedding resized as by FlexiViT
+        patch   cut the image into patches of another size, with the embedding resized as by FlexiViT
+        chosen  the places (B, K) of the patches to embed; None: all in order
         """
         if images.ndim != 4 or images.shape[1] != self.config.channels:
             raise Error(
@@ -170,20 +174,21 @@ class ViT(Described, nn.Module):
         stride = self.config.stride if patch is None else patch
         grid = grid_of((images.shape[2], images.shape[3]), stride)
         images = in_patches(images, stride)
-        if stride != self.config.stride:
-            return self.project_patches(images, stride), grid
+        if stride != self.config.stride or chosen is not None:
+            return self.project_patches(images, stride, chosen), grid
         maps = images if self.stem is None else self.stem(images)
         return patch_embedding(maps, self.project), grid
 
-    def project_patches(self, images: Tensor, patch: int) -> Tensor:
-        """The embeddings (B, N, D) of patches of another size; gradients reach the model's own embedding."""
+    def project_patches(self, images: Tensor, patch: int, chosen: Tensor | None = None) -> Tensor:
+        """The embeddings of all or chosen patches of any size; gradients reach the model's own embedding."""
         if self.stem is not None:
             raise Error(
                 f"patches of {patch} pixels: a hybrid has no patches of pixels, so its patch size is fixed",
                 code="model.unsupported",
             )
         weight = resize_patch(self.project.weight, patch).flatten(1)
-        return F.linear(patchify(images, patch), weight, self.project.bias)
+        pixels = patchify(images, patch)
+        return F.linear(pixels if chosen is None else rows(pixels, chosen), weight, self.project.bias)
 
     def encode(
         self, patches: Tensor, grid: Grid, mask: Tensor | None = None, first: int | None = None
@@ -214,8 +219,13 @@ class ViT(Described, nn.Module):
                 code="model.unsupported",
             )
 
-    def embed(self, patches: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
-        """z_0 of Eq. 1: [x_class; x_p E] + E_pos, with masked patches (B, N) replaced."""
+    def embed(
+        self, patches: Tensor, grid: Grid, mask: Tensor | None = None, chosen: Tensor | None = None
+    ) -> Tensor:
+        """z_0 of Eq. 1: [x_class; x_p E] + E_pos, with masked patches (B, N) replaced.
+
+        chosen: the places (B, K) of the patches; None: all in order
+        """
         if self.config.positions == "relative" and grid != self.config.grid:
             raise Error(
                 f"relative positions were learned on a {self.config.grid} grid and cannot be resized to "
@@ -225,9 +235,9 @@ class ViT(Described, nn.Module):
         z = patches if mask is None else self.masked(patches, mask)
         lead, c = [self.class_token, self.distillation_token], self.config
         if c.class_position:
-            z = self.positions(prepended(lead, z), grid, 0)  # Eq. 1
+            z = self.positions(prepended(lead, z), grid, 0, chosen)  # Eq. 1
         else:
-            z = prepended(lead, self.positions(z, grid, 0))
+            z = prepended(lead, self.positions(z, grid, 0, chosen))
         if self.registers is not None:  # which have no position
             z = torch.cat([z[:, : c.lead], prepended([self.registers], z[:, c.lead :])], dim=1)
         z = self.dropout(z)

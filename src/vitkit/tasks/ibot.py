@@ -18,9 +18,10 @@ from torch import Tensor
 
 from vitkit.data.order import Order
 from vitkit.errors import Error
-from vitkit.models.masked import maskable, rows, with_mask_token
+from vitkit.models.masked import maskable, with_mask_token
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViT
+from vitkit.ops.rows import rows
 from vitkit.options import Range
 from vitkit.runtime.collectives import sum_over_processes
 from vitkit.tasks.dino import SHARE, Dino, DinoModule, mark_images

@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.data.order import Order
 from vitkit.data.views import normalise
 from vitkit.metrics.cost import TRAINING, forward_flops
 from vitkit.models.adapt import with_tokens
-from vitkit.models.masked import rows
 from vitkit.models.reconstruction import (
     Decoder,
     DecoderConfig,
@@ -31,6 +31,7 @@ from vitkit.models.reconstruction import (
 )
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViT, ViTConfig
+from vitkit.ops.rows import rows
 from vitkit.options import Range
 from vitkit.tasks.masked import FIXED, GREY, patches_in, patches_of
 from vitkit.tasks.self_supervised import SelfSupervised, captioned, headless
@@ -99,12 +100,12 @@ class Mae(SelfSupervised):
     def visible(self, model: Model, order: Order, step: int, batch: Batch) -> Tensor:
         """Hidden patches are grey."""
         batch = shuffled(patches_in(model), order, step, batch)
-        hidden = self.hidden(batch["restore"])
+        hidden = self.hidden(batch["shuffle"])
         return covered(batch["image"], hidden, model.config.patch)  # type: ignore[union-attr]
 
-    def hidden(self, restore: Tensor) -> Tensor:
+    def hidden(self, shuffle: Tensor) -> Tensor:
         """Which patches are hidden, (B, N) bool."""
-        return restore >= visible_patches(restore.shape[1], self.mask_ratio)
+        return shuffle.argsort(1) >= visible_patches(shuffle.shape[1], self.mask_ratio)
 
     def objective(self, model: Model) -> "MaeLoss":
         p = model.preprocessing
@@ -117,9 +118,10 @@ class Mae(SelfSupervised):
         keep, lead = visible_patches(n, self.mask_ratio), int(c.class_token)
         outputs = c.channels * c.patch**2
         mlp = (3 if c.mlp == "swiglu" else 2) * c.width * c.hidden
-        products = n * outputs * c.width + c.depth * block_products(c.prefix + keep, c.width, mlp)
+        products = keep * outputs * c.width + c.depth * block_products(c.prefix + keep, c.width, mlp)
         products += (lead + keep) * c.width * d.width + (n - keep) * d.width * outputs
-        products += d.depth * block_products(lead + n, d.width, 8 * d.width**2)
+        products += (d.depth - 1) * block_products(lead + n, d.width, 8 * d.width**2)
+        products += block_products(lead + n, d.width, 8 * d.width**2, n - keep)
         return TRAINING * 2 * products / forward_flops(c)
 
     def each(self, module: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -140,13 +142,13 @@ class Mae(SelfSupervised):
         batch = {"image": images, "place": torch.arange(len(images))}
         batch = shuffled_for_evaluation(patches_in(model), batch)
         prediction = self.objective(model).predictions(module, batch)
-        restore = batch["restore"].to(images.device)
-        hidden = self.hidden(restore)
-        every = torch.zeros(*restore.shape, prediction.shape[2], device=images.device)
+        shuffle = batch["shuffle"]
+        hidden = self.hidden(shuffle)
+        every = torch.zeros(*shuffle.shape, prediction.shape[2], device=images.device)
         every[:, -prediction.shape[1] :] = prediction
-        every = rows(every, restore)
+        every = rows(every, shuffle.argsort(1))
         if self.norm_pix:
-            places = torch.arange(restore.shape[1], device=images.device).expand_as(restore)
+            places = torch.arange(shuffle.shape[1], device=images.device).expand_as(shuffle)
             target = targets(images, places, side, model)
             variance, mean = torch.var_mean(target, dim=-1, keepdim=True)
             every = every * (variance + EPSILON).sqrt() + mean
@@ -156,13 +158,14 @@ class Mae(SelfSupervised):
         }  # fmt: skip
 
 
-def block_products(tokens: int, width: int, mlp: int) -> int:
-    """Multiply-adds of a block of the encoder."""
-    return tokens * (4 * width**2 + mlp) + 2 * tokens**2 * width
+def block_products(tokens: int, width: int, mlp: int, read: int = 0) -> int:
+    """Multiply-adds of a block; read: how many of its tokens are computed, if not all."""
+    read = read or tokens
+    return read * (2 * width**2 + mlp) + 2 * tokens * (width + read) * width
 
 
 def shuffled(patches: int, order: Order, step: int, batch: Batch) -> Batch:
-    """Add an order of the patches of each image, and its inverse; a pure function of (seed, step, place).
+    """Add an order of the patches of each image, a pure function of (seed, step, place).
 
     As in MAE's code it is the order of uniform noise. The random numbers come from places below -1.
     """
@@ -170,10 +173,8 @@ def shuffled(patches: int, order: Order, step: int, batch: Batch) -> Batch:
     noise = np.empty((len(places), patches))
     for row, rng in zip(noise, order.rngs(places), strict=True):
         rng.random(out=row)
-    shuffle = torch.from_numpy(noise.argsort(axis=1))  # NumPy sorts rows four times as fast as PyTorch
-    restore = torch.empty_like(shuffle)
-    restore.scatter_(1, shuffle, torch.arange(patches).expand_as(shuffle))
-    return batch | {"shuffle": shuffle, "restore": restore}
+    order_of_noise = noise.argsort(axis=1)  # NumPy sorts rows four times as fast as PyTorch
+    return batch | {"shuffle": torch.from_numpy(order_of_noise)}
 
 
 def shuffled_for_evaluation(patches: int, batch: Batch) -> Batch:
@@ -200,12 +201,12 @@ class MaeLoss:
     def each(self, module: nn.Module, batch: Batch, features: bool = False) -> tuple[Tensor, Tensor]:
         """The loss of each image, (B,), and if asked for its features, (B, D)."""
         images, shuffle = normalise(batch["image"], self.mean, self.std), batch["shuffle"]
-        prediction, whole = module(images, shuffle, batch["restore"], features)
+        prediction, whole = module(images, shuffle, features)
         return self.value(prediction.float(), batch["image"], shuffle), whole
 
     def predictions(self, module: nn.Module, batch: Batch) -> Tensor:
         images = normalise(batch["image"], self.mean, self.std)
-        prediction: Tensor = module(images, batch["shuffle"], batch["restore"])[0]
+        prediction: Tensor = module(images, batch["shuffle"])[0]
         return prediction.float()
 
     def value(self, prediction: Tensor, images: Tensor, shuffle: Tensor) -> Tensor:
@@ -214,7 +215,7 @@ class MaeLoss:
         target = targets(images, hidden, self.patch, self)
         if self.config.norm_pix:
             target = standardised(target)
-        return (prediction - target).square().mean((1, 2))
+        return F.mse_loss(prediction, target, reduction="none").mean((1, 2))
 
 
 def standardised(pixels: Tensor) -> Tensor:
@@ -233,8 +234,9 @@ def targets(images: Tensor, chosen: Tensor, side: int, scale: Any) -> Tensor:
     Their order is that of MAE's code: row, column, channel. scale: has mean and std, or preprocessing.
     """
     scale = getattr(scale, "preprocessing", scale)
-    picked = rows(patches_of(images, side), chosen)  # (B, M, C, P, P)
-    values = normalise(picked.flatten(0, 1), scale.mean, scale.std)
+    patches = patches_of(images, side).permute(0, 1, 3, 4, 2)  # the channel last while they are bytes
+    picked = rows(patches, chosen).flatten(0, 1)  # (B M, P, P, C)
+    values = normalise(picked.permute(0, 3, 1, 2), scale.mean, scale.std)  # in the same order in memory
     return values.permute(0, 2, 3, 1).reshape(*chosen.shape, -1)
 
 
