@@ -285,6 +285,7 @@ def main() -> None:
     )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="auto")
+    parser.add_argument("--compile", action="store_true", help="vitkit's steps by torch.compile")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--dino-batch", type=int, help="of the comparison of DINO; default: --batch")
     parser.add_argument("--rounds", type=int, default=5)
@@ -296,7 +297,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="ViT-Ti/4 of 32 pixels and a small head")
     parser.add_argument("--out", type=Path, help="results as JSON")
     options = parser.parse_args()
-    runtime = choose_runtime(options.device, options.precision)
+    runtime = choose_runtime(options.device, options.precision, options.compile)
     small = options.smoke or not runtime.device.startswith("cuda")
     options.smoke = small
     options.steps = 2 if small else options.steps
@@ -304,7 +305,7 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     for compare in comparisons(options, small):
         results.append(compare(runtime, options))
-        content = {"machine": runtime.describe(), "results": results}
+        content = {"machine": runtime.describe(), "compiled": options.compile, "results": results}
         if options.out:
             options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(table(results))
