@@ -12,7 +12,7 @@ from vitkit.data.splits import complete
 from vitkit.datasets.opening import open_data
 from vitkit.errors import Error
 from vitkit.metrics.cost import TRAINING, forward_flops
-from vitkit.models.variants import configure, with_options
+from vitkit.models.variants import Config, configure, skeleton, with_options
 from vitkit.options import parse_budget, part_of
 from vitkit.recipes.recipe import Recipe, only
 from vitkit.report.terminal import duration
@@ -425,4 +425,11 @@ def run_flops(trial: Trial, recipe: Recipe, trials: Mapping[str, Trial], images:
     part = part_of(recipe.subset)
     train_images = part.get("count") or part.get("fraction", 1.0) * images[recipe.data]
     steps = recipe.length.in_steps(round(train_images), recipe.batch)
-    return TRAINING * forward_flops(config) * steps * recipe.batch
+    return passes_of(recipe, config) * forward_flops(config) * steps * recipe.batch
+
+
+def passes_of(recipe: Recipe, config: Config) -> float:
+    """What a step costs an image, in forward passes: of DINO many more than of a classifier."""
+    task = recipe.task
+    passes = None if task.labelled else task.passes(skeleton(task.configure(config)))
+    return TRAINING if passes is None else passes

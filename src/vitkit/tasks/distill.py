@@ -50,6 +50,7 @@ class Distill(SelfSupervised):
         "dense_weight": Range(0, 1e6),
     }  # fmt: skip
     about: ClassVar[str] = "by distillation of a teacher's features, without labels,"
+    rate_power: ClassVar[float] = 0.5  # LightlyTrain's rate grows with the root of the batch
 
     teacher: str = ""  # a file or a published name
     teacher_size: int = 0  # pixels of a side of the teacher's images; 0: its own size
