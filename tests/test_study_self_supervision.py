@@ -12,7 +12,7 @@ from vitkit.runs.folder import FEATURES_OFF
 from vitkit.studies import self_supervision
 from vitkit.studies.scale import STUDIES
 from vitkit.studies.self_supervision import ARMS, exists, notes
-from vitkit.studies.setting import Setting
+from vitkit.studies.setting import RATE, Setting
 
 S = Setting(data=("digits",), downstream="", pixels=8, patch=4, batch=64, steps=50, images=1618, seeds=1)
 
@@ -29,6 +29,8 @@ def test_every_arm_starts_from_the_same_model_and_takes_as_many_steps():
         assert tuned.needs == trials[arm, "pretrained"].name and trials[arm, "pretrained"].frozen == "digits"
     assert trials["nothing", "pretrained"].recipe.schedule.rate == 0
     assert trials["masked", "pretrained"].recipe.task.name == "masked"
+    rates = {arm: trials[arm, "pretrained"].recipe.schedule.rate for arm in present}
+    assert rates["labels"] == rates["masked"] == rates["mae"] == RATE and rates["dino"] == 5e-4 * 64 / 256
     assert len({replace(t.recipe, seed=0) for (_, phase), t in trials.items() if phase == "tuned"}) == 1
 
 

@@ -7,7 +7,7 @@ from vitkit.recipes import recipe as named_recipe
 from vitkit.recipes.recipe import Recipe, override
 from vitkit.recipes.values import TaskOptions
 from vitkit.runs.folder import FEATURES_OFF
-from vitkit.studies.setting import Arm, Setting, finetuning, pretraining, schedule, vit
+from vitkit.studies.setting import RATE, Arm, Setting, finetuning, pretraining, schedule, vit
 from vitkit.studies.study import Claim, Factor, Picture, Study, Trial, make_trial
 from vitkit.training.schedule import Duration, Schedule
 
@@ -45,7 +45,7 @@ def task_recipe(s: Setting, shape: Arm, name: str, seed: int, options: TaskOptio
         task_options=TaskOptions({**published.task_options, **(options or {})}),
     )  # fmt: skip
     if not s.paper:
-        rate = published.schedule.rate * (s.batch / published.batch) ** published.task.rate_power
+        rate = miniature_rate(published, s.batch)
         recipe = replace(
             recipe, name="study", about=f"a miniature of the recipe {name}", batch=s.batch,
             model_options=published.model_options.having(**shape.options), image_size=(s.pixels, s.pixels),
@@ -53,6 +53,17 @@ def task_recipe(s: Setting, shape: Arm, name: str, seed: int, options: TaskOptio
             test=0.1,
         )  # fmt: skip
     return override(recipe, s.changes)
+
+
+def miniature_rate(published: Recipe, batch: int) -> float:
+    """The rate of all miniatures; that of DINO is published for few images, and is in proportion to them.
+
+    The rates of the others are for batches of thousands and hundreds of epochs. In proportion to a small
+    batch they are far too low for a short run: MAE's loss falls more slowly, and its features get worse.
+    """
+    if published.objective != "dino":
+        return RATE
+    return published.schedule.rate * (batch / published.batch) ** published.task.rate_power
 
 
 def self_supervision(s: Setting) -> list[Trial]:
