@@ -247,15 +247,17 @@ def comparison(
     }
 
 
-def compare_mae(model: str, pixels: int, runtime: Runtime, options: argparse.Namespace) -> dict[str, Any]:
+def compare_mae(
+    model: str, pixels: int, parts: int, runtime: Runtime, options: argparse.Namespace
+) -> dict[str, Any]:
+    """parts: the batch is divided by this, so that a large model fits into memory."""
+    batch = options.batch // parts
     plain: dict[str, Any] = {"randaugment": (), "mixup": 0.0, "model_options": ModelOptions()}
     sides = {
-        "MAE": own_step(at_size(MAE, model, pixels, options.batch), runtime, options.steps),
-        "supervised": own_step(
-            at_size(SUPERVISED, model, pixels, options.batch, **plain), runtime, options.steps
-        ),
+        "MAE": own_step(at_size(MAE, model, pixels, batch), runtime, options.steps),
+        "supervised": own_step(at_size(SUPERVISED, model, pixels, batch, **plain), runtime, options.steps),
     }
-    return comparison(f"{model} at {pixels} px: MAE beside supervised", sides, options, options.batch)
+    return comparison(f"{model} at {pixels} px: MAE beside supervised", sides, options, batch)
 
 
 def compare_dino(model: str, pixels: int, runtime: Runtime, options: argparse.Namespace) -> dict[str, Any]:
@@ -320,7 +322,8 @@ def comparisons(options: argparse.Namespace, small: bool) -> list[Compare]:
     """The comparisons that --only asks for and that this version and machine can make."""
     chosen: list[Compare] = []
     if options.only != DINO:
-        models = (("ViT-Ti/4", 32),) if small else (("ViT-B/16", 224), ("ViT-L/16", 224))
+        large = (("ViT-B/16", 224, 1), ("ViT-L/16", 224, 1), ("ViT-H/14", 224, 2))
+        models = (("ViT-Ti/4", 32, 1),) if small else large
         chosen += [partial(compare_mae, *model) for model in models]
     if options.only != MAE:
         if importlib.util.find_spec("timm"):
