@@ -1,5 +1,6 @@
 """Segmentation of large images in windows: the written-out mean, any batch size, and every way to it."""
 
+import json
 from dataclasses import replace
 from io import BytesIO
 
@@ -9,8 +10,12 @@ import torch
 from dense_models import detector, model_of, photograph, segmenter, vit
 from PIL import Image
 from refusals import refused
+from test_dense_runs import training
+from test_experiment import go
 
 import vitkit
+from vitkit.commands.export import export
+from vitkit.data.sources.shapes import shapes
 from vitkit.data.sources.source import Source
 from vitkit.data.targets import Target, Targets
 from vitkit.data.views import resize
@@ -145,3 +150,21 @@ def test_an_image_covers_the_window_in_whole_patches():
         whole = covering(tuple(size), tuple(window), 16)
         assert all(side >= own and side % 16 == 0 for side, own in zip(whole, window, strict=True))
         assert min(side - own for side, own in zip(whole, window, strict=True)) == 0
+
+
+@pytest.mark.slow
+def test_a_run_is_evaluated_in_windows_and_its_exported_file_answers_alike(tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    recipe = training("linear", 4, image_size=(48, 64), evaluations=1)
+    go(tmp_path / "run", replace(recipe, task_options={"segment.inference": "windows"}))
+    model, source = vitkit.load(tmp_path / "run"), shapes()["test"]
+    right = [
+        (vitkit.predict(model, source.fetch(i)) == source.targets.read(i).mask).mean() for i in range(100)
+    ]
+    result = json.loads((tmp_path / "run/result.json").read_text())["test"]
+    assert result["pixel_accuracy"] == pytest.approx(np.mean(right))
+    export(model, tmp_path / "m.onnx")
+    image = np.concatenate([source.fetch(0)] * 3, axis=1)
+    same = vitkit.predict(tmp_path / "m.onnx", image) == vitkit.predict(model, image)
+    assert same.shape == (96, 288) and same.mean() > 0.999
