@@ -353,13 +353,13 @@ def check_device(name: str) -> None:
 
 
 def parse_view(text: str) -> tuple[str, int | None]:
-    """'model', 'squash', 'fit', 'centre' or 'centre:256' -> the kind and, if given, the shorter side."""
-    match = re.fullmatch(r"(model|squash|fit|cent(?:re|er))(?::([0-9]{1,5}))?", text)
+    """'model', 'squash', 'fit', 'windows', 'centre' or 'centre:256' -> the kind and any shorter side."""
+    match = re.fullmatch(r"(model|squash|fit|windows|cent(?:re|er))(?::([0-9]{1,5}))?", text)
     if match is None or (match[2] and not match[1].startswith("cent")) or match[2] == "0":
         raise Error(
             f"--view {text!r}: expected model (the model's own), squash (resize without cropping), fit "
-            "(keep the aspect ratio and pad), centre (shorter side to 256/224 of the size, then centre crop) "
-            "or centre:N (shorter side to N)",
+            "(keep the aspect ratio and pad), windows (of a segmenter: the image in overlapping windows), "
+            "centre (shorter side to 256/224 of the size, then centre crop) or centre:N (shorter side to N)",
             code="request.value",
         )
     return "centre" if match[1] == "center" else match[1], int(match[2]) if match[2] else None

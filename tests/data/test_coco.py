@@ -11,6 +11,7 @@ from PIL import Image
 
 from vitkit.data.decode import decode
 from vitkit.data.run_lengths import (
+    class_counts,
     compress_counts,
     counts_of,
     mask_of,
@@ -310,3 +311,17 @@ def test_a_polygon_that_is_far_too_long_to_draw_is_refused():
     with pytest.raises(Error) as caught:
         polygon_mask(points, (5000, 5000))
     assert caught.value.code == "data.labels"
+
+
+def test_the_runs_of_all_classes_at_once_are_those_of_each_mask():
+    rng = np.random.default_rng(3)
+    for size in ((1, 1), (3, 5), (40, 30), (7, 64)):
+        for classes in (1, 2, 5):
+            mask = rng.integers(0, classes, size, dtype=np.uint8)
+            runs = class_counts(mask)
+            assert list(runs) == np.unique(mask).tolist()
+            for number, counts in runs.items():
+                assert counts.tolist() == counts_of(mask == number).tolist()
+                assert parse_counts(compress_counts(counts), "").tolist() == counts.tolist()
+    large = np.array([0, 2**31, 5, 2**20, 7, 1])
+    assert parse_counts(compress_counts(large), "").tolist() == large.tolist()

@@ -70,6 +70,14 @@ def test_reject_is_the_least_score(running):
         same(model, response.json()["results"][0], content, reject=0.01)
 
 
+def test_a_picture_of_20_megapixels_is_answered_in_a_few_megabytes(running):
+    model, url = running
+    content = picture(1, (4000, 5000))
+    response = httpx.post(f"{url}/v1/predict", content=content, timeout=120)
+    assert response.status_code == 200 and len(response.content) < 4 * 2**20
+    same(model, response.json()["results"][0], content)
+
+
 CHROMIUM = shutil.which("chromium")
 
 

@@ -39,15 +39,17 @@ def parse_counts(text: str | bytes, where: str) -> np.ndarray:
 
 def compress_counts(counts: np.ndarray) -> str:
     """Run lengths as compressed text."""
-    text = []
-    for i, count in enumerate(counts.tolist()):
-        value = count - int(counts[i - 2]) if i > 2 else count
-        more = True
-        while more:
-            bits, value = value & 31, value >> 5
-            more = value != (-1 if bits & 16 else 0)
-            text.append(chr(48 + bits + 32 * more))
-    return "".join(text)
+    values = np.array(counts, np.int64)
+    values[3:] -= counts[1:-2]  # from the fourth on each is less the one two before it
+    limits = 1 << np.arange(4, 35, 5)  # of signed numbers in 5 bits, 10 bits and so on
+    groups = 1 + np.searchsorted(limits, np.where(values < 0, ~values, values), side="right")
+    starts = np.cumsum(groups) - groups
+    text = np.zeros(int(groups.sum()), np.uint8)
+    for group in range(int(groups.max(initial=0))):
+        rows = np.flatnonzero(groups > group)
+        more = groups[rows] > group + 1
+        text[starts[rows] + group] = 48 + (values[rows] >> 5 * group & 31) + 32 * more
+    return text.tobytes().decode("ascii")
 
 
 def counts_of(mask: np.ndarray) -> np.ndarray:
@@ -56,6 +58,22 @@ def counts_of(mask: np.ndarray) -> np.ndarray:
     changes = np.flatnonzero(flat[1:] != flat[:-1])
     edges = changes if mask.size and not mask.T.ravel()[-1] else np.append(changes, mask.size)
     return np.diff(np.concatenate([[0], edges]))
+
+
+def class_counts(mask: np.ndarray) -> dict[int, np.ndarray]:
+    """The run lengths of each class of a class mask (H, W), as `counts_of` gives them for its pixels."""
+    flat = mask.T.ravel()
+    edges = np.flatnonzero(flat[1:] != flat[:-1]) + 1
+    starts = np.concatenate([[0], edges]) if flat.size else edges
+    ends, values = np.append(edges, flat.size), flat[starts]
+    runs = {}
+    for number in np.unique(values).tolist():
+        own = values == number
+        bounds = np.stack([starts[own], ends[: len(starts)][own]], axis=1).ravel()
+        if bounds[-1] < flat.size:
+            bounds = np.append(bounds, flat.size)
+        runs[number] = np.diff(bounds, prepend=0)
+    return runs
 
 
 def mask_of(counts: np.ndarray | Sequence[int], size: tuple[int, int], where: str = "mask") -> np.ndarray:

@@ -15,9 +15,10 @@ from vitkit.data.decode import BadImage
 from vitkit.data.names import folded
 from vitkit.data.sources.source import Lazy, Source
 from vitkit.data.sources.sparse_labels import joined
-from vitkit.data.targets import joined_targets, renumbered
+from vitkit.data.targets import joined_targets, renumbered, target_digest
 from vitkit.errors import Error
 
+TARGET = 16  # bytes of the digest of an image's annotations
 PART = 256  # images that a thread hashes in a row
 CACHED = 2_000_000  # the largest source whose content hashes stay in memory, 32 bytes each
 Placed = Mapping[bytes | str, str]  # the split of an image, by its content hash or by its name
@@ -45,6 +46,20 @@ def fingerprints(source: Source, advance: Callable[[], None] = lambda: None) -> 
     parts = (range(len(source))[start : start + PART] for start in range(0, len(source), PART))
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(fill, parts))
+    HASH_CACHE.save()
+    return hashes
+
+
+def target_fingerprints(source: Source) -> np.ndarray | None:
+    """The digests of the masks or boxes of all images, (N,) of 16 bytes each; None without any."""
+    if source.targets is None or source.target_hashes is not None:
+        return source.target_hashes
+    hashes = np.zeros(len(source), dtype=f"V{TARGET}")
+    for index in range(len(source)):
+        try:
+            hashes[index] = target_digest(source.targets, index)
+        except (BadImage, Error):  # reported where the image is used
+            continue
     HASH_CACHE.save()
     return hashes
 
@@ -203,11 +218,15 @@ def join(first: Source, second: Source) -> Source:
         digest=either(partial(fingerprint, first), partial(fingerprint, second)),
         size=either(first.size or unknown, second.size or unknown) if first.size or second.size else None,
         identity="+".join([first.identity, second.identity]) if first.identity and second.identity else "",
-        hashes=None
-        if first.hashes is None or second.hashes is None
-        else np.concatenate([first.hashes, second.hashes]),
+        hashes=both(first.hashes, second.hashes),
         targets=joined_targets(first.targets, second.targets, size),
+        target_hashes=both(first.target_hashes, second.target_hashes),
     )
+
+
+def both(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | None:
+    """The hashes of two sources, if those of both are known."""
+    return None if first is None or second is None else np.concatenate([first, second])
 
 
 def call_either(first: Callable[[int], Any], second: Callable[[int], Any], size: int, index: int) -> Any:

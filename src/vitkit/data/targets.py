@@ -2,9 +2,11 @@
 
 # N objects of an image; H, W its pixels
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +45,7 @@ class Targets:
     read: Callable[[int], Target]  # of the image with this index; picklable, as all that a source holds
     kinds: frozenset[str]  # what it has: "mask", "boxes", "instances"
     most: int = 0  # objects in the image that has the most
+    digest: Callable[[int], bytes] | None = None  # of an image's annotations, if cheaper than reading them
 
 
 def read_target(targets: Targets | None, index: int) -> Target:
@@ -50,6 +53,24 @@ def read_target(targets: Targets | None, index: int) -> Target:
     if targets is None:
         raise Error("the data has no masks or boxes, which this task learns from", code="data.layout")
     return targets.read(index)
+
+
+def target_digest(targets: Targets, index: int) -> bytes:
+    """16 bytes that change with the masks, boxes, classes or crowds of an image."""
+    if targets.digest:
+        return targets.digest(index)
+    target = targets.read(index)
+    parts = (target.boxes, target.labels, target.crowd, target.areas, target.instances, target.mask)
+    return digest_of(part for part in parts if part is not None)
+
+
+def digest_of(arrays: Iterable[np.ndarray]) -> bytes:
+    """16 bytes for the shapes, types and values of arrays."""
+    hasher = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        hasher.update(f"{array.dtype.str} {array.shape} ".encode())
+        hasher.update(np.ascontiguousarray(array).data)
+    return hasher.digest()
 
 
 def renumbered(targets: Targets, numbers: np.ndarray) -> Targets:
@@ -72,12 +93,11 @@ def joined_targets(first: Targets | None, second: Targets | None, size: int) -> 
     if first is None or second is None or not (kinds := first.kinds & second.kinds):
         return None
     read = partial(read_joined, first.read, second.read, size)
-    return Targets(read, kinds, max(first.most, second.most))
+    digest = partial(read_joined, partial(target_digest, first), partial(target_digest, second), size)
+    return Targets(read, kinds, max(first.most, second.most), digest)
 
 
-def read_joined(
-    first: Callable[[int], Target], second: Callable[[int], Target], size: int, index: int
-) -> Target:
+def read_joined(first: Callable[[int], Any], second: Callable[[int], Any], size: int, index: int) -> Any:
     return first(index) if index < size else second(index - size)
 
 

@@ -181,6 +181,12 @@ class Bulk:
                 pending.append(number)
                 yield self.parts.range(number)
 
+        if model.preprocessing.resize == "windows":
+            raise Error(
+                "a table of many images is computed in batches of one size, not in windows; write the "
+                "model with vitkit convert --view fit, or leave out --out",
+                code="request.conflict",
+            )
         view = evaluation_view(model.preprocessing, model.config.image_size, self.computation.tta)
         batches = range_batches(
             self.images.source(), view, self.batch, ranges(), workers=self.workers, bad=rows,

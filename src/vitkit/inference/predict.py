@@ -31,6 +31,7 @@ from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViT
 from vitkit.options import parse_view
 from vitkit.runtime.runtime import choose_runtime
+from vitkit.tasks.image_windows import covering_image, in_image_windows
 from vitkit.tasks.task import Answer, Sizes, task_of
 from vitkit.weights.load import load
 from vitkit.weights.locate import WEIGHTS, is_exported
@@ -86,8 +87,9 @@ class Prediction:
 def evaluation_view(preprocessing: Preprocessing, size: tuple[int, int], tta: str = "none") -> View:
     """The deterministic transform of a model's own preprocessing; tta: see inference/tta.py."""
     size, least = size_before(size, tta), shorter_side(size, preprocessing)
-    if preprocessing.resize in ("squash", "fit"):
-        return View(size=size, crop=preprocessing.resize, interpolation=preprocessing.interpolation)
+    if preprocessing.resize in ("squash", "fit", "windows"):
+        crop = "fit" if preprocessing.resize == "windows" else preprocessing.resize
+        return View(size=size, crop=crop, interpolation=preprocessing.interpolation)
     resize = max(least, *size)
     return View(size=size, crop="centre", resize=resize, interpolation=preprocessing.interpolation)
 
@@ -96,6 +98,8 @@ def describe_view(preprocessing: Preprocessing, size: tuple[int, int], tta: str 
     """How an image is resized and cropped, as a phrase for a report."""
     view = evaluation_view(preprocessing, size, tta)
     height, width = view.size
+    if preprocessing.resize == "windows":
+        return f"resized to cover {height}x{width}, in windows of this size ({view.interpolation})"
     more = f"; mean over {VIEWS[tta]}" if tta != "none" else ""
     if view.crop == "squash":
         return f"squashed to {height}x{width} ({view.interpolation}){more}"
@@ -113,6 +117,8 @@ def prepared(content: bytes | np.ndarray, model: Classifier, tta: str = "none") 
     """The same with the size of the image itself."""
     view = evaluation_view(model.preprocessing, model.config.image_size, tta)
     content, size = sized(content)
+    if model.preprocessing.resize == "windows":
+        return Prepared(covering_image(content, size, model.config, model.preprocessing), size)
     return Prepared(apply(content, view, np.random.default_rng(0)), size)  # the view draws nothing at random
 
 
@@ -384,9 +390,20 @@ def compute_answers(
     compute: Callable[[Tensor], Tensor],
     below: float | None = None,
 ) -> list[Answer]:
-    """The answers for some images, in one batch."""
+    """The answers for some images, in one batch or each in its windows."""
+    if model.preprocessing.resize == "windows":  # images of any size, each in batches of windows
+        rows = ((in_image_windows(compute, one.pixels, model.config)[None], [one.size]) for one in images)
+        return [answers_of(model, values, top, below, size)[0] for values, size in rows]
     values = compute(torch.stack([one.pixels for one in images]))
     return answers_of(model, values, top, below, [one.size for one in images])
+
+
+def image_outputs(model: Model, content: bytes | np.ndarray) -> Tensor:
+    """The outputs (1, ...) of a model for one image, as it sees it in an evaluation."""
+    image, compute = prepared(content, model).pixels, partial(logits, model)
+    if model.preprocessing.resize == "windows":
+        return in_image_windows(compute, image, model.config)[None]
+    return compute(image[None])
 
 
 def load_model(place: str, device: str, view: str = "model", *, text: bool = False) -> Model:
@@ -396,6 +413,11 @@ def load_model(place: str, device: str, view: str = "model", *, text: bool = Fal
     """
     model = load(place, text=text).to(choose_runtime(device, "fp32").device).eval()
     model.preprocessing = with_view(model.preprocessing, model.config.image_size, *parse_view(view))
+    if model.preprocessing.resize == "windows" and model.task != "segment":
+        raise Error(
+            f"view windows is for segmentation, not for a model of the task {model.task}; omit it",
+            code="request.conflict",
+        )
     return model
 
 

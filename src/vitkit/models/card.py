@@ -6,7 +6,7 @@ from typing import Any
 
 from vitkit.errors import ConfigError, Error
 
-RESIZES = ("squash", "crop", "fit")
+RESIZES = ("squash", "crop", "fit", "windows")
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,8 @@ class Preprocessing:
     """How an image is resized and normalised for a model."""
 
     # "squash" ignores the aspect ratio, "crop" resizes the shorter side, then crops the centre, and "fit"
-    # resizes the whole image to fit, keeping its aspect ratio, and pads the right or bottom
+    # resizes the whole image to fit, keeping its aspect ratio, and pads the right or bottom; "windows", for
+    # segmentation, resizes it to cover the model's size and computes it in windows (tasks/image_windows.py)
     resize: str = "squash"
     crop: float = 1.0  # with resize="crop": crop size / shorter side
     interpolation: str = "bilinear"
@@ -45,16 +46,16 @@ CENTRE = 224 / 256  # the usual central crop: crop size / shorter side
 def with_view(
     preprocessing: Preprocessing, size: tuple[int, int], kind: str, side: int | None = None
 ) -> Preprocessing:
-    """The preprocessing with another view: 'squash', 'fit', 'centre', or 'model' for no change.
+    """The preprocessing with another view: 'squash', 'fit', 'centre', 'windows', or 'model' for no change.
 
     side: with 'centre', the pixels to which the shorter side is resized before the crop.
     """
     if kind == "model":
         return preprocessing
-    if kind in ("squash", "fit"):
+    if kind in ("squash", "fit", "windows"):
         return replace(preprocessing, resize=kind, crop=1.0)
     if kind != "centre":
-        raise Error(f"no view {kind!r}; known: model, squash, fit, centre")
+        raise Error(f"no view {kind!r}; known: model, squash, fit, centre, windows")
     if side is not None and not max(size) <= side <= 20 * max(size):
         raise Error(
             f"view centre:{side}: the model takes a crop of {size[0]}x{size[1]} pixels; "

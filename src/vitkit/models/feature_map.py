@@ -150,10 +150,16 @@ def resized_maps(maps: Tensor, fit: Size, size: Size, cell: float, rows: slice =
     """
     axes = []
     for length, pixels, own in zip(cells_of(fit, cell), size, fit, strict=True):
-        axes.append(axis_weights(length, pixels, cell * pixels / own, maps.device))
-    (top, bottom, down), (left, right, along) = axes
-    lines = maps[:, top[rows]].lerp(maps[:, bottom[rows]], down[rows, None].to(maps.dtype))
-    return lines[..., left].lerp(lines[..., right], along.to(maps.dtype))
+        axes.append(axis_weights(length, pixels, cell * pixels / own))
+    down, along = (share.to(maps) for _, _, share in axes)
+    top, bottom = axes[0][0][rows], axes[0][1][rows]
+    first, last = int(top[0]), int(bottom[-1]) + 1  # cells that these rows lie between
+    left, right, top, bottom = (
+        index.to(maps.device) for index in (*axes[1][:2], top - first, bottom - first)
+    )
+    lines = maps[:, first:last]  # along rows of cells first, which are fewer than rows of pixels
+    lines = lines[..., left].lerp(lines[..., right], along)
+    return lines[:, top].lerp(lines[:, bottom], down[rows, None])
 
 
 class ChannelNorm(nn.Module):

@@ -192,8 +192,9 @@ def resumed_recipe(request: Request, out: Path) -> Recipe | None:
 def with_stored_choices(request: Request, old: Recipe) -> Recipe:
     """The requested recipe with the choices of the existing run, so that the same command resumes it."""
     fixed = fixed_fields(request.options)
-    by_rules = "rules" in request.recipe.auto and old.name == request.recipe.name
-    kept = (*KEPT, *BY_RULES) if by_rules else KEPT
+    same_rules = old.name == request.recipe.name
+    kept = (*KEPT, *BY_RULES) if "rules" in request.recipe.auto and same_rules else KEPT
+    kept = (*kept, "optimizer") if "dense" in request.recipe.auto and same_rules else kept
     kept = (*kept, "model") if "pretraining" in request.recipe.auto else kept
     stored = {field: getattr(old, field) for field in kept if field not in fixed}
     if "schedule" in stored and request.options.lr is not None:

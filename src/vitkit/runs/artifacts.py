@@ -28,7 +28,7 @@ from vitkit.data.loader import Batch, Samples
 from vitkit.data.order import Order
 from vitkit.data.sources.source import Source
 from vitkit.data.views import apply, normalise
-from vitkit.inference.predict import evaluation_view, logits
+from vitkit.inference.predict import evaluation_view, image_outputs
 from vitkit.inspection.attention import attention_rollout
 from vitkit.io.files import replace_file
 from vitkit.metrics.classification import BINS, Accuracy
@@ -155,7 +155,7 @@ def finish(
         keep(out / "unusable.json", listed(gathered))
     with harmless(SAMPLES, say):
         if task.predicts:
-            examples = task.examples(metrics, source, model, partial(outputs, model.to(runtime.device)))
+            examples = task.examples(metrics, source, model, partial(image_outputs, model.to(runtime.device)))
             keep(out / SAMPLES, examples or sample_images(
                 source, task, task.mistakes(metrics), model, runtime.device
             ))  # fmt: skip
@@ -168,12 +168,6 @@ def finish(
             write_mistakes(out / MISTAKES, source, accuracy)
     with harmless("report.html", say):
         write_run_page(out)
-
-
-def outputs(model: Model, content: bytes | np.ndarray) -> Tensor:
-    """The outputs of a model for one image, as it sees it in an evaluation."""
-    view = evaluation_view(model.preprocessing, model.config.image_size)
-    return logits(model, apply(content, view, np.random.default_rng(0))[None])
 
 
 def listed(gathered: Sequence[Unusable]) -> dict[str, Any]:

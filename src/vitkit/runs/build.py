@@ -356,7 +356,7 @@ def build_model(recipe: Recipe, train_split: Source, load: Callable[[str], Model
     if labels:
         model.labels, model.task = labels, task.name
     base = model.preprocessing
-    view = Preprocessing(resize="fit") if task.targets else EVALUATION[recipe.evaluation_crop]
+    view = Preprocessing(resize=task.resize) if task.targets else EVALUATION[recipe.evaluation_crop]
     model.preprocessing = replace(view, mean=base.mean, std=base.std, interpolation=recipe.interpolation)
     model.origin = with_size_note(origin, model.config)
     return model

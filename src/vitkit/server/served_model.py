@@ -179,6 +179,9 @@ def open_revision(settings: Settings, revision: int, stamps: FileStamps) -> Serv
 def load_served(settings: Settings, source: str, name: str, revision: int, stamps: FileStamps) -> Served:
     runtime = choose_runtime(settings.device, settings.precision)
     model = load_model(source, settings.device, settings.view)
+    if model.preprocessing.resize == "windows":
+        model.preprocessing = replace(model.preprocessing, resize="fit")
+        log.info("the service resizes each image to fit; windows are for vitkit predict and evaluate")
     if (note := dropped(model.config)) and revision == 1:
         log.info(note)
     for parameter in model.parameters():

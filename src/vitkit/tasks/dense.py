@@ -21,6 +21,7 @@ from vitkit.models.dense import DenseConfig, DenseModel
 from vitkit.models.variants import Backbone, Config, Model, backbone, fresh
 from vitkit.models.vit import ViTConfig
 from vitkit.report.target_pictures import Pair, jpeg, legend, training_picture
+from vitkit.tasks.image_windows import covering
 from vitkit.tasks.task import Batch, Outputs, Task
 
 WORST, TYPICAL = 12, 6  # images of a report
@@ -153,13 +154,15 @@ class Dense(Task):
         return [source.targets.read(index) for index in indices.tolist()]
 
 
-def covered(size: Size, view_size: Size, preprocessing: Preprocessing) -> Size:
-    """The height and width of what an image covers of its view, from the top left."""
+def covered(size: Size, view_size: Size, preprocessing: Preprocessing, patch: int = 1) -> Size:
+    """The height and width of what an image covers of its view, from the top left; or of all its windows."""
     if preprocessing.resize == "crop":
         raise Error(
             "what is in a central crop does not answer for the whole image; use view fit or squash",
             code="request.conflict",
         )
+    if preprocessing.resize == "windows":
+        return covering(size, view_size, patch)
     return fitted(size, view_size) if preprocessing.resize == "fit" else view_size
 
 

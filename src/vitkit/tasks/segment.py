@@ -3,7 +3,7 @@
 # B batch, N images, K classes; H, W pixels of an image; h, w cells of the outputs
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, ClassVar
 
@@ -13,11 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.data.order import Order
-from vitkit.data.run_lengths import compress_counts, counts_of
 from vitkit.data.sources.source import Source
 from vitkit.data.target_views import MaskView
 from vitkit.data.targets import Target
-from vitkit.data.views import View, normalise
+from vitkit.data.views import View, normalise, sized
 from vitkit.errors import Error
 from vitkit.metrics.intervals import percent, span
 from vitkit.metrics.segmentation import (
@@ -47,7 +46,9 @@ from vitkit.report.segmentation_tables import segmentation_tables
 from vitkit.report.target_overlay import background
 from vitkit.report.target_pictures import Pair, mask_pair
 from vitkit.report.task_table import TaskTable
+from vitkit.tasks.class_mask import PIXELS, ClassMask
 from vitkit.tasks.dense import Dense, covered
+from vitkit.tasks.image_windows import covering_image, in_image_windows
 from vitkit.tasks.task import (
     Answer,
     Batch,
@@ -62,53 +63,11 @@ from vitkit.tasks.task import (
 )
 
 HEADS = ("linear", "eomt")
+INFERENCE = ("resize", "windows")
 WEIGHTING = ("none", "rare")
-LARGEST = 2**25  # logits at the pixels of an image that are in memory at a time
+LARGEST = 2**22  # logits at the pixels of an image that are in memory at a time; more are slower on a CPU
 LOOKED_AT = 500  # masks whose pixels are counted to weigh classes
-PIXELS = 1000  # of an image there are more, but their shares are printed with one decimal
 SCALE = (0.5, 2.0)  # of training images, relative to the size that fits
-
-
-@dataclass(frozen=True)
-class ClassMask(Answer):
-    """The class of each pixel of an image."""
-
-    mask: np.ndarray = field(repr=False)  # (H, W) uint8
-    labels: tuple[str, ...]
-    top: int = 5  # classes that a terminal and a table show
-
-    @property
-    def value(self) -> np.ndarray:
-        return self.mask
-
-    @property
-    def shares(self) -> list[tuple[str, float]]:
-        """The classes in the image with their shares of its pixels, the largest first."""
-        pixels = np.bincount(self.mask.ravel(), minlength=len(self.labels))
-        order = np.argsort(-pixels, kind="stable")
-        return [(self.labels[k], float(pixels[k] / self.mask.size)) for k in order if pixels[k]]
-
-    def to_json(self) -> dict[str, Any]:
-        """Size, classes with their shares, and their masks as COCO's compressed run lengths."""
-        numbers = {label: number for number, label in enumerate(self.labels)}
-        size = list(self.mask.shape)
-        return {
-            "size": size,
-            "classes": [
-                {"label": label, "class": numbers[label], "share": share,
-                 "mask": {"size": size, "counts": compress_counts(counts_of(self.mask == numbers[label]))}}
-                for label, share in self.shares
-            ],
-        }  # fmt: skip
-
-    def text(self, image: str, *, unsure: bool = False, width: int = 1 << 30, alone: bool = False) -> str:
-        named = self.shares[: self.top]
-        parts = [f"{label} {percent(share, PIXELS)}" for label, share in named]
-        more = len(self.shares) - len(named)
-        return f"{image}: {', '.join(parts)}" + (f" and {more} more" if more else "")
-
-    def cells(self) -> list[tuple[Any, ...]]:
-        return [(label, share) for label, share in self.shares[: self.top]]
 
 
 @register
@@ -134,6 +93,7 @@ class Segment(Dense):
 
     head: str = "linear"  # or eomt: queries in the last blocks
     upscale: int = -1  # blocks that double the resolution; -1: to cells of about 4 pixels
+    inference: str = "resize"  # or windows: images are resized to cover the image size, and cut into windows
     window: int = 0  # side of training crops and of the windows of predictions; 0: the image size
     scale: tuple[float, ...] = SCALE  # smallest and largest factor of training images
     weighting: str = "none"  # or rare: classes with few pixels count more in the loss of a linear head
@@ -151,7 +111,12 @@ class Segment(Dense):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, known in (("head", HEADS), ("weighting", WEIGHTING), ("norm", tuple(NORMS))):
+        for name, known in (
+            ("head", HEADS),
+            ("weighting", WEIGHTING),
+            ("norm", tuple(NORMS)),
+            ("inference", INFERENCE),
+        ):
             if getattr(self, name) not in known:
                 raise Error(
                     f"{self.name}.{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}",
@@ -235,6 +200,28 @@ class Segment(Dense):
 
     # evaluation
 
+    @property
+    def resize(self) -> str:
+        return "fit" if self.inference == "resize" else "windows"
+
+    def outputs(self, module: nn.Module, batch: Batch, context: Evaluation) -> Any:
+        """The outputs of each image: one tensor, or of images in windows a list of tensors (K, h, w)."""
+        model: Any = self.extract(module)
+        if model.preprocessing.resize != "windows" or context.source is None:
+            return super().outputs(module, batch, context)
+        if type(next(model.parameters())) is not nn.Parameter:
+            raise Error(
+                "a model that is sharded over processes cannot be evaluated in windows, of which images have "
+                "different numbers; use --parallel ddp",
+                code="evaluation.unsupported",
+            )
+        values = []
+        for index in batch["index"].tolist():
+            content, size = sized(context.source.fetch(index))
+            image = covering_image(content, size, model.config, model.preprocessing)
+            values.append(in_image_windows(partial(context.forward, model), image, model.config))
+        return values
+
     def evaluate(
         self, module: nn.Module, batches: Iterable[Batch], context: Evaluation
     ) -> SegmentationMetrics:
@@ -250,9 +237,9 @@ class Segment(Dense):
             values, (height, width) = self.outputs(module, batch, context), batch["image"].shape[-2:]
             targets = self.targets_of(context.source, batch["index"])
             for row, target, index in zip(values, targets, batch["index"].tolist(), strict=True):
+                fit = covered(target.size, (height, width), model.preprocessing, model.config.stride)
                 mask = torch.from_numpy(np.ascontiguousarray(target.mask))
                 pair = context.place({"values": row, "mask": mask})
-                fit = covered(target.size, (height, width), model.preprocessing)
                 predicted, loss = compared(pair["values"], pair["mask"], fit, model)
                 counts.append(pixel_counts(predicted, pair["mask"], classes))
                 rows.append([index, loss, mask.numel()])
@@ -336,7 +323,7 @@ class Segment(Dense):
         labels = model.labels or tuple(map(str, range(model.config.classes)))
         result: list[Answer] = []
         for row, size in zip(values, sizes or [view] * len(values), strict=True):
-            fit = covered(size, view, model.preprocessing)
+            fit = covered(size, view, model.preprocessing, getattr(model.config, "stride", 1))
             mask = class_map(row.float(), fit, size, model.config.cell)
             result.append(ClassMask(mask.numpy(), labels, top))
         return result
@@ -430,10 +417,15 @@ def parts_at_pixels(values: Tensor, fit: Size, size: Size, cell: float) -> Itera
         yield part, resized_maps(values[:, :h, :w], fit, size, cell, part)
 
 
+def best_class(logits: Tensor) -> Tensor:
+    """The class with the highest of logits (K, H, W), as uint8."""
+    return logits.max(0).indices.to(torch.uint8)  # on a CPU several times as fast as argmax
+
+
 @torch.no_grad()
 def class_map(values: Tensor, fit: Size, size: Size, cell: float) -> Tensor:
     """The class of each pixel, (H, W) uint8, from logits (K, h, w); `fit`: see `resized_maps`."""
-    rows = [logits.argmax(0).to(torch.uint8) for _, logits in parts_at_pixels(values, fit, size, cell)]
+    rows = [best_class(logits) for _, logits in parts_at_pixels(values, fit, size, cell)]
     return torch.cat(rows)
 
 
@@ -443,7 +435,7 @@ def compared(values: Tensor, mask: Tensor, fit: Size, model: Any) -> tuple[Tenso
     rows, total = [], torch.zeros((), dtype=torch.float64, device=mask.device)
     size = (mask.shape[0], mask.shape[1])
     for part, logits in parts_at_pixels(values.float(), fit, size, model.config.cell):
-        rows.append(logits.argmax(0).to(torch.uint8))
+        rows.append(best_class(logits))
         target = mask[None, part].long()
         total += F.cross_entropy(logits[None], target, ignore_index=IGNORE, reduction="sum").double()
     return torch.cat(rows), float(total / (mask != IGNORE).sum().clamp(min=1))

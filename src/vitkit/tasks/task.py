@@ -275,6 +275,11 @@ class Task(ABC):
 
     # evaluation
 
+    @property
+    def resize(self) -> str:
+        """The `resize` of a model's preprocessing, where the task learns from masks or boxes."""
+        return "fit"
+
     def outputs(self, module: nn.Module, batch: Batch, context: Evaluation) -> Tensor:
         """Compute one evaluation batch; with sharded models, all processes must call this equally often."""
         return context.forward(self.extract(module), batch["image"])
@@ -374,7 +379,9 @@ def describe_images(test: Mapping[str, Any]) -> str:
 T = TypeVar("T", bound=type[Task])
 REGISTERED: dict[str, type[Task]] = {}
 PACKAGE = "vitkit.tasks"
-SHARED = ("task", "self_supervised", "teacher", "dense")  # files of the package that define no task
+SHARED = (  # files of the package that define no task
+    "task", "self_supervised", "teacher", "dense", "class_mask", "image_windows",
+)  # fmt: skip
 
 
 def register(task_type: T) -> T:

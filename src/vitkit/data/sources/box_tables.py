@@ -11,7 +11,7 @@ from vitkit.data.image_frames import Frame, Frames, needs_turn, turn_boxes, turn
 from vitkit.data.run_lengths import mask_of, parse_counts, polygon_mask
 from vitkit.data.sources.annotation_tree import Note, Tree
 from vitkit.data.sources.source import Source
-from vitkit.data.targets import Target, Targets
+from vitkit.data.targets import Target, Targets, digest_of
 from vitkit.errors import Error
 
 FARTHEST = 1e7  # pixels: coordinates beyond it are damaged
@@ -146,6 +146,20 @@ class BoxReader:
         )  # fmt: skip
         return target, tuple(problems)
 
+    def digest(self, index: int) -> bytes:
+        """A digest of what is annotated in an image, without drawing any mask."""
+        rows = slice(int(self.starts[index]), int(self.starts[index + 1]))
+        parts = self.part_starts[rows.start : rows.stop + 1]
+        ends = self.point_starts[parts[0] : parts[-1] + 1]
+        runs = [self.runs[row] for row in range(rows.start, rows.stop) if row in self.runs]
+        texts = [f"{height} {width} {runs if isinstance(runs, str) else np.asarray(runs).tolist()}"
+                 for height, width, runs in runs]  # fmt: skip
+        return digest_of((
+            self.sizes[index], self.boxes[rows], self.labels[rows], self.crowd[rows], self.areas[rows],
+            parts - parts[0], ends - ends[0], self.points[ends[0] : ends[-1]],
+            np.frombuffer("\n".join(texts).encode(), np.uint8),
+        ))  # fmt: skip
+
     def turned(self, index: int, frame: Frame, problems: list[str]) -> bool:
         """Whether the annotations are those of the picture as stored, before EXIF turns it."""
         annotated = int(self.sizes[index][0]), int(self.sizes[index][1])
@@ -199,4 +213,4 @@ def box_source(
         tree.place, Frames(tree.read, list(images)), rows, relative=relative, notes=tuple(notes), shift=shift
     )
     kinds = {"boxes", "instances"} if reader.shapes else {"boxes"}
-    return tree.source(images, classes, Targets(reader, frozenset(kinds), reader.most))
+    return tree.source(images, classes, Targets(reader, frozenset(kinds), reader.most, reader.digest))

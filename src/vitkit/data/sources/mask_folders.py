@@ -1,5 +1,6 @@
 """Folders of images beside folders of class masks in PNG files."""
 
+import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -7,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vitkit.data.content import content_hash
 from vitkit.data.findings import some
 from vitkit.data.image_frames import Frames, needs_turn, turn_mask
 from vitkit.data.mask_files import ClassMasks, values_text
@@ -22,7 +24,7 @@ from vitkit.data.sources.class_lists import (
     lines_of,
 )
 from vitkit.data.sources.source import Source
-from vitkit.data.targets import IGNORE, Target, Targets
+from vitkit.data.targets import IGNORE, Target, Targets, digest_of
 from vitkit.errors import Error
 
 IMAGE_FOLDERS = {"images", "image", "imgs", "img", "jpegimages", "leftimg8bit"}
@@ -119,7 +121,8 @@ def open_masks(tree: Tree) -> dict[str, Source]:
             )
         notes = [Note("stray-annotations", tuple(part.stray))] if part.stray else []
         reader = MaskReader(tree, part.images, part.masks, numbers, tuple(notes))
-        sources[split] = tree.source(part.images, classes.names, Targets(reader, frozenset({"mask"})))
+        targets = Targets(reader, frozenset({"mask"}), digest=reader.digest)
+        sources[split] = tree.source(part.images, classes.names, targets)
     return sources
 
 
@@ -283,11 +286,18 @@ class MaskReader:
         notes: tuple[Note, ...] = (),
     ):  # fmt: skip
         self.tree_place, self.masks, self.numbers, self.notes = tree.place, masks, numbers, notes
-        self.read_mask = tree.read
+        self.read_mask, self.hash_mask = tree.read, tree.digest
+        self.values = digest_of((numbers.numbers, np.array(numbers.colours, np.int64)))
         self.frames = Frames(tree.read, images)
 
     def __call__(self, index: int) -> Target:
         return self.checked(index)[0]
+
+    def digest(self, index: int) -> bytes:
+        """A digest of the mask file of an image, and of how its values become classes."""
+        name = self.masks[index]
+        content = self.hash_mask(name) if self.hash_mask else content_hash(self.read_mask(name))
+        return hashlib.blake2b(self.values + content, digest_size=16).digest()
 
     def checked(self, index: int) -> tuple[Target, tuple[str, ...]]:
         """The target of an image, and the kinds of findings about it."""

@@ -43,6 +43,12 @@ def call_item(call: Callable[[Any], Any], items: Sequence[Any], index: int) -> A
     return call(items[index])
 
 
+def targets_at(targets: Targets, numbers: np.ndarray) -> Targets:
+    """The annotations of the images with these numbers, in this order."""
+    digest = targets.digest and partial(call_at, targets.digest, numbers)
+    return replace(targets, read=partial(call_at, targets.read, numbers), digest=digest)
+
+
 class Pixels:
     """Images in memory, (N, H, W, 1 or 3), with three channels."""
 
@@ -77,6 +83,7 @@ class Source:
     hashes: np.ndarray | None = None  # (N,) content hashes of all images, once they are computed
     empty: tuple[str, ...] = ()  # folders without images, which become no class
     targets: Targets | None = None  # masks or boxes of the images, whose class numbers index `classes`
+    target_hashes: np.ndarray | None = None  # (N,) digests of the masks or boxes, once they are computed
 
     def __post_init__(self) -> None:
         if isinstance(self.labels, np.ndarray) and self.labels.ndim == 2:  # multi-hot
@@ -106,7 +113,8 @@ class Source:
             size=partial(call_at, size, indices) if size else None,
             identity=identity,
             hashes=None if self.hashes is None else self.hashes[indices],
-            targets=targets and replace(targets, read=partial(call_at, targets.read, indices)),
+            targets=targets and targets_at(targets, indices),
+            target_hashes=None if self.target_hashes is None else self.target_hashes[indices],
         )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 SHOWN = 3  # examples of each kind of change
 CLASSES = 6  # classes whose changed images are counted one by one
+ANNOTATED = "with other masks or boxes"
 SHARE = 0.5  # of the file names: a class that shares more of them with another one was renamed
 
 
@@ -19,6 +20,7 @@ class Image(NamedTuple):
     split: str
     label: str
     hash: str = ""  # of its content, where that is known
+    targets: str = ""  # a digest of its masks or boxes, where that is known
 
     @property
     def file(self) -> str:
@@ -34,22 +36,30 @@ class Listing:
     keys: Mapping[str, tuple[Sequence[str], Sequence[str]]] | None = None  # split -> names, labels
     sizes: Mapping[str, Sequence[int]] | None = None  # split -> bytes of some files
     hashes: Mapping[str, Sequence[str]] | None = None  # split -> content hash of each image
+    targets: Mapping[str, Sequence[str]] | None = None  # split -> digest of its masks or boxes
 
     def images(self) -> "Counter[Image]":
         rows = (self.keys or {}).items()
         return Counter(
-            Image(key, split, label, hash)
+            Image(key, split, *row)
             for split, (keys, labels) in rows
-            for key, label, hash in zip(
-                keys, labels, self.hashes[split] if self.hashes else [""] * len(keys), strict=True
+            for key, *row in zip(
+                keys, labels, column(self.hashes, split, keys), column(self.targets, split, keys), strict=True
             )
-        )
+        )  # fmt: skip
+
+
+def column(known: Mapping[str, Sequence[str]] | None, split: str, keys: Sequence[str]) -> Sequence[str]:
+    """The hashes of the images of a split; empty texts if they are not known."""
+    return known[split] if known else [""] * len(keys)
 
 
 def differences(old: Listing, new: Listing) -> list[str]:
     """A phrase for each kind of change; compares contents where both states have hashes."""
     if old.hashes is None or new.hashes is None:
         old, new = replace(old, hashes=None), replace(new, hashes=None)
+    if old.targets is None or new.targets is None:
+        old, new = replace(old, targets=None), replace(new, targets=None)
     renamed = renamed_classes(old, new)
     changes = [f"class renamed: {a!r} -> {b!r}" for a, b in list(renamed.items())[:SHOWN]]
     changes += [f"{len(renamed) - SHOWN} more classes renamed"] if len(renamed) > SHOWN else []
@@ -121,11 +131,13 @@ def changed_images(old: "Counter[Image]", new: "Counter[Image]", renamed: Mappin
             way = [f"from class {a.label!r} to {b.label!r}"] if a.label != b.label else []
             way += [f"from {a.split} to {b.split}"] if a.split != b.split else []
             other = "changed" if a.hash != b.hash else "renamed" if a.hash else "moved to another folder"
+            if a.targets != b.targets and a.hash == b.hash:
+                other = ANNOTATED
             moves.setdefault(f"moved {' and '.join(way)}" if way else other, []).append(b)
     for path, moved in sorted(moves.items(), key=lambda item: -len(item[1])):
         listed = examples([image.key for image in moved])
-        moves_class = path.startswith("moved ")
-        yield f"{counted(len(moved), 'image')} {path}: {listed if moves_class else by_class(moved)}"
+        named = path.startswith("moved ") or path == ANNOTATED
+        yield f"{counted(len(moved), 'image')} {path}: {listed if named else by_class(moved)}"
     for action, side in (("removed", removed), ("added", added)):
         if side:
             yield f"{counted(side.total(), 'image')} {action}: {by_class([*side.elements()])}"

@@ -24,7 +24,7 @@ import numpy as np
 from vitkit.data.content import SIZE
 from vitkit.data.sources.source import Source
 from vitkit.data.sources.sparse_labels import SparseLabels, blocks
-from vitkit.data.splits import fingerprints, same_classes
+from vitkit.data.splits import TARGET, fingerprints, same_classes, target_fingerprints
 from vitkit.errors import Error, WeightsError
 from vitkit.io.files import replace_file
 from vitkit.runs.folder import has_learned
@@ -84,7 +84,9 @@ def compare(splits: Splits, current: dict[str, Any], out: Path, labelled: bool) 
     old = read(out / FILE, 1)
     recorded = old[0] if old else {}
     if old and is_same(recorded, current):
-        complete = has_content(recorded) >= has_content(current)
+        complete = all(
+            recorded["splits"][name].keys() >= row.keys() for name, row in current["splits"].items()
+        )
         return Comparison(current, True, [], recorded.get("order"), recorded=complete)
     if not has_learned(out):
         return Comparison(current, False, [], None, recorded=False)
@@ -154,15 +156,14 @@ def is_same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     )  # fmt: skip
 
 
-def has_content(summary: Mapping[str, Any]) -> bool:
-    return all("content" in row for row in summary["splits"].values())
-
-
 def with_marks(splits: Splits) -> Splits:
-    """The splits with content hashes, unless there are too many images to read."""
+    """The splits with hashes of images and annotations, unless there are too many images to read."""
     if sum(map(len, splits.values())) > READ:
         return splits
-    return {name: replace(part, hashes=fingerprints(part)) for name, part in splits.items()}
+    return {
+        name: replace(part, hashes=fingerprints(part), target_hashes=target_fingerprints(part))
+        for name, part in splits.items()
+    }
 
 
 def with_sizes(splits: Splits) -> Splits:
@@ -196,6 +197,11 @@ def summary(splits: Splits) -> dict[str, Any]:
             "sizes": hashlib.sha256(sizes(part).data).hexdigest(),
         }
         | ({} if part.hashes is None else {"content": hashlib.sha256(raw_marks(part)).hexdigest()})
+        | (
+            {}
+            if part.target_hashes is None
+            else {"targets": hashlib.sha256(part.target_hashes.tobytes()).hexdigest()}
+        )
         for name, part in splits.items()
     }
     return {"classes": list(splits["train"].classes), "splits": rows}
@@ -245,6 +251,8 @@ def detail(source: Source, named: bool, marked: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"kinds": names, "counts": counts}
     if marked and source.hashes is not None:
         row["marks"] = base64.b64encode(raw_marks(source)).decode()
+    if marked and source.target_hashes is not None:
+        row["targets"] = base64.b64encode(source.target_hashes.tobytes()).decode()
     return row | ({"labels": numbers.tolist(), "keys": list(source.keys),
                    "sizes": sizes(source).tolist()} if named else {})  # fmt: skip
 
@@ -271,15 +279,21 @@ def listing(lines: Sequence[Mapping[str, Any]]) -> Listing:
     if not rows or any("keys" not in row for row in rows.values()):
         return Listing(classes, counts)
     keys = {split: (row["keys"], [row["kinds"][i] for i in row["labels"]]) for split, row in rows.items()}
-    hashes = {split: split_hashes(row["marks"]) for split, row in rows.items() if "marks" in row}
     sizes = {split: row["sizes"] for split, row in rows.items()}
-    return Listing(classes, counts, keys, sizes, hashes if len(hashes) == len(rows) else None)
+    return Listing(
+        classes, counts, keys, sizes, hashes_of(rows, "marks", SIZE), hashes_of(rows, "targets", TARGET)
+    )
 
 
-def split_hashes(text: str) -> list[str]:
-    """The content hash of each image, in hex."""
-    raw = base64.b64decode(text).hex()
-    return [raw[start : start + 2 * SIZE] for start in range(0, len(raw), 2 * SIZE)]
+def hashes_of(rows: Mapping[str, Any], name: str, size: int) -> dict[str, list[str]] | None:
+    """The hashes of a field by split, of `size` bytes each, in hex; None if a split has none."""
+    raw = {split: base64.b64decode(row[name]).hex() for split, row in rows.items() if name in row}
+    if len(raw) < len(rows):
+        return None
+    return {
+        split: [text[start : start + 2 * size] for start in range(0, len(text), 2 * size)]
+        for split, text in raw.items()
+    }
 
 
 def write(path: Path, splits: Splits, current: dict[str, Any]) -> None:

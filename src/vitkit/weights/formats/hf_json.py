@@ -144,7 +144,7 @@ def shared_json(c: ViTConfig, kind: str, architecture: str) -> dict[str, Any]:
 
 
 def preprocessor_json(config: Config, p: Preprocessing) -> dict[str, Any]:
-    if p.resize == "fit":
+    if p.resize in ("fit", "windows"):
         raise WeightsError(
             f"{PREPROCESSOR}: none of these image processors resizes to fit and pads as the model's "
             "preprocessing does; write a file instead of a folder, or give convert --view squash",

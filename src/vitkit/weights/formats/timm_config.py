@@ -224,7 +224,7 @@ def config_json(model: Model) -> dict[str, Any]:
             "a folder; a file, such as model.safetensors, holds the arrays",
             code="weights.unsupported",
         )
-    if p.resize == "fit":
+    if p.resize in ("fit", "windows"):
         raise WeightsError(
             "timm does not resize images to fit and pad them as the model's preprocessing does; write a file "
             "instead of a folder, or give convert --view squash",
