@@ -17,6 +17,8 @@ from together import losses, together
 
 import vitkit
 from vitkit.data.sources.shapes import CLASSES, shapes
+from vitkit.planning import dense_rules
+from vitkit.planning.automatic import Circumstances, decide
 from vitkit.recipes import recipe
 from vitkit.recipes.recipe import Recipe
 from vitkit.runs.folder import Interrupted, RunOptions
@@ -277,3 +279,24 @@ def test_a_plan_says_how_images_are_changed(task, changes, words):
     )  # fmt: skip
     assert plan.to_json()["augmentation"] == words
     assert all(word in " ".join(str(plan).split()) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "fixed", "optimizer", "schedule"),
+    [
+        ("detect", {"task_options": {"detect.head": "rf-detr"}}, (), "rf-detr", "rf-detr"),
+        ("detect", {"weights": "RF-DETR-nano.coco"}, (), "rf-detr", "rf-detr"),
+        ("rf-detr", {}, (), "rf-detr", "rf-detr"),
+        ("detect", {"weights": "RF-DETR-nano.coco"}, ("optimizer",), "detect", "rf-detr"),
+        ("detect", {"weights": "RF-DETR-nano.coco"}, ("schedule",), "rf-detr", "detect"),
+        ("detect", {}, (), "detect", "detect"),
+    ],
+)
+def test_an_rf_detr_is_trained_with_its_published_optimizer(name, changes, fixed, optimizer, schedule):
+    changes = {"weights": "ViT-Ti/16.augreg-i21k"} | changes
+    known = Circumstances(splits=shapes(), fixed=frozenset(fixed), device="cuda")
+    chosen = decide(replace(recipe(name), **changes), dense_rules.RULES, known, lambda choice: None)
+    expected = recipe(schedule).schedule
+    assert chosen.optimizer == recipe(optimizer).optimizer and chosen.batch == 16
+    assert (chosen.schedule.rate, chosen.schedule.decay) == (expected.rate, expected.decay)
+    assert "schedule" in fixed or chosen.schedule.warmup == chosen.length.steps // 10

@@ -2,12 +2,15 @@
 
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
 from vitkit.data.decode import BadImage, decode
 from vitkit.data.sources.source import Source
 from vitkit.planning.automatic import Choice, Circumstances, Rule
+from vitkit.recipes.dense_images import rf_detr
 from vitkit.recipes.recipe import Recipe
 from vitkit.training.schedule import Duration
+from vitkit.weights.published import PUBLISHED
 
 MULTIPLE = 32  # pixels: image sizes are multiples of this, which patches of 8, 16 and 32 divide
 LARGEST = {"mask": 512, "boxes": 640}  # pixels of the longer side on a GPU; larger images are scaled down
@@ -83,10 +86,33 @@ def choose_length(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice 
     return recipe, choice
 
 
+def is_rf_detr(recipe: Recipe) -> bool:
+    """Whether the detector is an RF-DETR: by the recipe, or by the name of its published weights."""
+    head, weight = getattr(recipe.task, "head", ""), PUBLISHED.get(recipe.weights)
+    from_weights = head == "auto" and weight is not None and weight.model.startswith("RF-DETR")
+    return head == "rf-detr" or from_weights
+
+
+def follow_rf_detr(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
+    """The optimizer and the schedule of RF-DETR, where that is the detector."""
+    if not is_rf_detr(recipe) or not open_to_rules(recipe, known):
+        return recipe, None
+    own, changes = rf_detr(), dict[str, Any]()
+    for field in ("optimizer", "stochastic_depth"):
+        if open_to_rules(recipe, known, field):
+            changes[field] = getattr(own, field)
+    if open_to_rules(recipe, known, "schedule"):
+        changes["schedule"] = replace(own.schedule, warmup=recipe.schedule.warmup)
+    if all(getattr(recipe, field) == value for field, value in changes.items()):
+        return recipe, None
+    return replace(recipe, **changes), Choice("the published optimizer of RF-DETR", "that is the detector")
+
+
 def choose_rate(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
     if not open_to_rules(recipe, known, "schedule"):
         return recipe, None
-    rate = float(f"{RATE * (recipe.batch / RATE_BATCH) ** 0.5:.2g}")
+    base = rf_detr().schedule.rate if is_rf_detr(recipe) else RATE
+    rate = float(f"{base * (recipe.batch / RATE_BATCH) ** 0.5:.2g}")
     if rate == recipe.schedule.rate:
         return recipe, None
     schedule = replace(recipe.schedule, rate=rate)
@@ -102,5 +128,5 @@ def train_all_layers(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choi
 
 
 RULES: tuple[Rule, ...] = (
-    choose_image_size, choose_batch, choose_length, choose_rate, train_all_layers,
+    choose_image_size, choose_batch, choose_length, follow_rf_detr, choose_rate, train_all_layers,
 )  # fmt: skip

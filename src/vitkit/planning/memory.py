@@ -45,7 +45,7 @@ def memory_of(
     activations = None
     task = recipe.task
     if task.name not in BY_FORMULA and (source is not None or not task.targets):
-        view: Any = task.target_view(training_view(recipe), source) if source else None
+        view: Any = task.target_view(training_view(recipe), source) if source is not None else None
         fixed, each = counted(recipe, model.config, view)
         each = scaled(each, empty, half=half, recompute=runtime.recompute)
         module, activations = task.build(empty), fixed + images * each

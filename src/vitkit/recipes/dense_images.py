@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from vitkit.recipes.recipe import Recipe
+from vitkit.recipes.values import TaskOptions
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.schedule import Duration, Schedule
 
@@ -42,4 +43,22 @@ def detect() -> Recipe:
     )
 
 
-RECIPES: dict[str, Callable[[], Recipe]] = {"segment": segment, "detect": detect}
+def rf_detr() -> Recipe:
+    """Boxes of objects by RF-DETR, from its weights or those of a ViT, with its published optimizer.
+
+    Published are 1e-4 for the head, 1.5e-4 * 0.7^2 = 0.74e-4 for the encoder, with decay by layer, and 0.7e-4
+    for the decoder, which learns as the head here. The images keep their aspect ratio.
+    """
+    return replace(
+        detect(),
+        name="rf-detr",
+        about="RF-DETR: AdamW with layer decay 0.8, weight decay 1e-4, gradients clipped at 0.1, a constant "
+        "rate of 1e-4 for 16 images, weights averaged by 0.993; image size, batch and length by the data",
+        task_options=TaskOptions.of({"detect.head": "rf-detr"}),
+        schedule=Schedule(rate=1e-4, warmup=100, decay="constant"),
+        optimizer=OptimizerConfig(kind="adam", weight_decay=1e-4, layer_decay=0.8, clip=0.1, average=0.993),
+        stochastic_depth=0.0,
+    )
+
+
+RECIPES: dict[str, Callable[[], Recipe]] = {"segment": segment, "detect": detect, "rf-detr": rf_detr}
