@@ -67,7 +67,7 @@ def straight(tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize("head", [*list(HEADS)[:4], BOTH[-1]])
+@pytest.mark.parametrize("head", list(HEADS)[:4])
 def test_a_run_leaves_a_model_that_predicts_and_the_metrics_of_its_task(straight, head):
     out, (task, _, kind) = straight(head), HEADS[head]
     result = json.loads((out / "result.json").read_text())
@@ -106,7 +106,7 @@ def test_worker_processes_change_no_bit(straight, tmp_path, head):
 
 @pytest.mark.parametrize("head", BOTH)
 def test_micro_batches_change_nothing(tmp_path, head):
-    still = {"stochastic_depth": 0.0, "evaluations": 0}
+    still = {"stochastic_depth": 0.0, "evaluations": 0, "test": 0.02, "subset": "12"}
     for name, micro in (("whole", 0), ("pieces", 4)):
         go(tmp_path / name, training(head, 2, micro_batch=micro, **still))
     assert losses(tmp_path / "pieces") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
@@ -121,6 +121,8 @@ def test_recomputed_activations_change_no_bit(straight, tmp_path):
 @pytest.mark.parametrize(("head", "kind"), [*((head, "ddp") for head in HEADS), ("fcos", "fsdp")])
 def test_two_processes_learn_like_one(tmp_path, head, kind):
     changes = {"stochastic_depth": 0.0, "evaluations": 1}
+    if head == "rf-detr":  # 3,900 queries on a CPU
+        changes |= {"length": Duration(steps=3), "evaluations": 0, "subset": "6", "test": 0.02}
     go(tmp_path / "one", training(head, **changes))
     together(2, one_of_many, training(head, **changes, micro_batch=2), tmp_path / "many", {}, parallel=kind)
     one, many = (json.loads((tmp_path / n / "result.json").read_text())["test"] for n in ("one", "many"))
