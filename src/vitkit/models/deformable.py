@@ -25,7 +25,9 @@ def box_sines(boxes: Tensor, width: int) -> Tensor:
     """Sines and cosines of boxes (..., 4) in the order y, x, w, h, of `width` numbers each."""
     rates = torch.arange(width // 2, dtype=boxes.dtype, device=boxes.device)
     rates = 2 * math.pi / 10_000 ** (2 * rates / width)
-    angles = boxes[..., [1, 0, 2, 3], None] * rates  # (..., 4, width / 2)
+    # a list as an index would be copied to the GPU, which a CUDA graph cannot capture
+    turned = torch.cat([boxes[..., 1:2], boxes[..., :1], boxes[..., 2:]], dim=-1)
+    angles = turned[..., None] * rates  # (..., 4, width / 2)
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-3)
 
 
