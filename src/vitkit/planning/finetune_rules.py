@@ -47,10 +47,11 @@ SMALL, USUAL, SMALL_FACTOR, SMALL_RATE = 0.5, 224, 4, 1e-3
 EPOCHS, MANY_IMAGES, FEWEST_STEPS = 25, 51_200, 500
 FEWEST_EPOCHS_CPU = 2
 
-# Few images: below 10 images per class, compare with a ridge classifier on frozen features. Fine-tuning won
-# by 2 to 11 points at 5 per class where that classifier was right on less than 90 % of the images (leave one
-# out), and lost 0.4 to 1 point where it was right on more; at 1 per class it lost 6 to 16 points.
-FEW_IMAGES, TOO_FEW_TO_TRAIN, SEPARABLE = 10, 3, 0.9
+# Few images: below 10 images per class, compare with a ridge classifier on frozen features. At 5 per class
+# fine-tuning won by 2 to 11 points on CIFAR-10, where that classifier is right on 48 to 82 % of the images
+# (leave one out, 8 draws), and lost 0.4 to 1 point on imagenette, where it is right on 88 to 96 %; at 1 per
+# class it lost 6 to 16 points.
+FEW_IMAGES, TOO_FEW_TO_TRAIN, SEPARABLE = 10, 3, 0.85
 LOOKED_AT = 2_000  # images at most for this comparison
 
 # Imbalance: where a class has ten times the images of another, no Mixup, no smoothing and half the length on
