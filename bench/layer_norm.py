@@ -51,8 +51,10 @@ def main() -> None:
         rounds = "; ".join(
             f"{kind} {', '.join(f'{v:,.0f}' for v in values)}" for kind, values in rates.items()
         )
-        print(f"{name} {recipe_name}, batch {batch}: {new:,.0f} and {old:,.0f} images/s, {new / old:.2f} times"
-              f" as fast ({rounds})", flush=True)  # fmt: skip
+        print(
+            f"{name} {recipe_name}, batch {batch}: {new:,.0f} and {old:,.0f} images/s, "
+            f"{new / old:.2f} times as fast ({rounds})", flush=True,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":
