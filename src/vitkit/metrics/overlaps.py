@@ -3,7 +3,7 @@
 # N detections and M objects of an image
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -56,6 +56,12 @@ class Overlap:
     iou: np.ndarray  # (N, M) float64; with a crowd, the share of the detection that it covers
 
 
+COLUMNS: dict[str, Any] = {  # of a flattened image
+    "scores": np.float64, "classes": np.int64, "areas": np.float64, "ranks": np.int64, "labels": np.int64,
+    "crowd": bool, "object_areas": np.float64, "iou": np.float64,
+}  # fmt: skip
+
+
 def overlap(detections: Detections, objects: Objects) -> Overlap:
     """Compare by masks if the detections have masks, otherwise by boxes."""
     order = np.argsort(-np.asarray(detections.scores, np.float64), kind="stable")
@@ -82,6 +88,21 @@ def overlap(detections: Detections, objects: Objects) -> Overlap:
         labels=np.asarray(objects.labels, np.int64), crowd=crowd,
         object_areas=np.asarray(objects.areas, np.float64), iou=iou,
     )  # fmt: skip
+
+
+def flattened(image: Overlap) -> np.ndarray:
+    """All numbers of an image as one row of float64, which processes can exchange."""
+    parts = [np.asarray(getattr(image, name), np.float64).ravel() for name in COLUMNS]
+    return np.concatenate([[len(image.scores), len(image.labels)], *parts])
+
+
+def restored(row: np.ndarray) -> tuple[Overlap, np.ndarray]:
+    """The image at the beginning of a row, and the rest of the row."""
+    n, m = int(row[0]), int(row[1])
+    lengths = [n, n, n, n, m, m, m, n * m]
+    *parts, rest = np.split(row[2:], np.cumsum(lengths))
+    fields = {name: part.astype(kind) for (name, kind), part in zip(COLUMNS.items(), parts, strict=True)}
+    return Overlap(**fields | {"iou": fields["iou"].reshape(n, m)}), rest
 
 
 def class_ranks(classes: np.ndarray) -> np.ndarray:
