@@ -13,7 +13,11 @@ from vitkit.training.schedule import Duration
 from vitkit.weights.published import PUBLISHED
 
 MULTIPLE = 32  # pixels: image sizes are multiples of this, which patches of 8, 16 and 32 divide
-LARGEST = {"mask": 512, "boxes": 640, "instances": 640}  # pixels of the longer side on a GPU; larger images are scaled down
+LARGEST = {
+    "mask": 512,
+    "boxes": 640,
+    "instances": 640,
+}  # pixels of the longer side on a GPU; larger images are scaled down
 LARGEST_CPU = 256
 LOOKED_AT = 32  # images whose sizes are read
 BATCH, BATCH_CPU = 16, 4

@@ -71,9 +71,8 @@ def instances() -> Recipe:
     return replace(
         detect(),
         name="instances",
-        about="EoMT: AdamW with layer decay 0.8, weight decay 0.05, gradients clipped at 0.01, a rate of 1e-4 "
-        "for 16 images with linear decay, images scaled by 0.5 to 2, flips; image size, batch and length by "
-        "the data",
+        about="EoMT: AdamW with layer decay 0.8, weight decay 0.05, gradients clipped at 0.01, a rate of 1e-4 for "
+        "16 images with linear decay, images scaled by 0.5 to 2, flips; image size, batch and length by data",
         objective="instances",
         schedule=Schedule(rate=1e-4, warmup=100, decay="linear"),
         optimizer=OptimizerConfig(kind="adam", weight_decay=0.05, layer_decay=0.8, clip=0.01),

@@ -83,7 +83,7 @@ class Instances(ObjectTask):
     def adapted_config(self, model: Model, vit: Backbone, classes: int) -> Config:
         """With the blocks of the model, if it is an EoMT, where the task does not set them."""
         config, own = super().adapted_config(model, vit, classes), model.config
-        if not isinstance(own, EomtConfig):
+        if not isinstance(config, EomtConfig) or not isinstance(own, EomtConfig):
             return config
         return replace(config, joint=self.joint or own.joint,
                        upscale=own.upscale if self.upscale < 0 else self.upscale)  # fmt: skip
@@ -130,7 +130,8 @@ class Instances(ObjectTask):
         model.read_masked()
         rows = [np.zeros(0)]
         for batch in batches:
-            values, view_size = self.outputs(module, batch, context), tuple(batch["image"].shape[-2:])
+            values = self.outputs(module, batch, context)
+            view_size = (batch["image"].shape[-2], batch["image"].shape[-1])
             targets = self.targets_of(context.source, batch["index"])
             for row, target, index in zip(values, targets, batch["index"].tolist(), strict=True):
                 prediction = predicted(context.place({"row": row})["row"], view_size, model.config)

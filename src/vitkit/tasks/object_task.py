@@ -165,7 +165,7 @@ class ObjectTask(Dense):
         masks = self.masks_of(chosen, target.size)
         detections = Detections(boxes, np.array([one.score for one in chosen]), labels, masks)
         right, seen = outcomes(detections, target, len(names))
-        truth = {"boxes": target.boxes, "labels": target.labels, "right": seen}
+        truth: dict[str, Any] = {"boxes": target.boxes, "labels": target.labels, "right": seen}
         truth |= {} if masks is None else {"masks": target.instances}
         predicted = {"boxes": boxes, "labels": labels, "right": right, "masks": masks}
         return box_pair(pixels, truth, predicted)
