@@ -42,8 +42,8 @@ HEADS = {  # by name: the task, its options, and the model that it trains
     ),
 }
 METRICS = {"segment": "miou", "detect": "ap", "instances": "ap"}
-BOTH = ["linear", "fcos", pytest.param("eomt", marks=pytest.mark.slow),
-        *(pytest.param(head, marks=pytest.mark.slow) for head in ("yolos", "rf-detr", "instances"))]  # fmt: skip
+RARE = ("eomt", "yolos", "rf-detr", "instances")
+BOTH = ["linear", "fcos", *(pytest.param(head, marks=pytest.mark.slow) for head in RARE)]
 WORDS = ["--model", "ViT-Ti/8", "--image-size", "48", "--batch", "8", "--workers", "0", "--device", "cpu"]
 SET = ["--set", f"model_options={','.join(SMALL)}", "evaluations=0"]
 

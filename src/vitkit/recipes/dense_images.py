@@ -71,7 +71,7 @@ def instances() -> Recipe:
     return replace(
         detect(),
         name="instances",
-        about="EoMT: AdamW with layer decay 0.8, weight decay 0.05, gradients clipped at 0.01, a rate of 1e-4 for "
+        about="EoMT: AdamW with layer decay 0.8, weight decay 0.05, gradients clipped at 0.01, rate 1e-4 for "
         "16 images with linear decay, images scaled by 0.5 to 2, flips; image size, batch and length by data",
         objective="instances",
         schedule=Schedule(rate=1e-4, warmup=100, decay="linear"),
