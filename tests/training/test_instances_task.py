@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from dense_models import NAMES, model_of, photograph, vit
+from dense_models import NAMES, instance_segmenter, model_of, photograph, vit
 from PIL import Image
 from refusals import refused
 from test_cli import run
@@ -32,11 +32,6 @@ from vitkit.tasks.task import Evaluation
 
 TASK = Instances(points=60, objects=3)
 SIZE = (32, 48)
-
-
-def eomt(**options):
-    options = {"queries": 5, "joint": 1, "upscale": 1} | options
-    return model_of(EomtConfig(vit=vit(SIZE), classes=len(NAMES), output="masks", **options))
 
 
 def batch_of(task, model, step=5):
@@ -96,7 +91,7 @@ def defined_loss(task, model, batch, objects):
 
 
 def test_the_loss_and_its_gradients_are_those_of_the_definition():
-    model = TASK.build(eomt()).train()
+    model = TASK.build(instance_segmenter()).train()
     TASK.begin(model, 100)
     batch = batch_of(TASK, model)
     kept = ((1, 0, 2), (0,))  # of four objects the three largest
@@ -112,7 +107,7 @@ def test_the_loss_and_its_gradients_are_those_of_the_definition():
 
 
 def test_random_numbers_are_a_function_of_the_step_and_the_place():
-    model = eomt()
+    model = instance_segmenter()
     first, again, later = (batch_of(TASK, model, step) for step in (5, 5, 6))
     assert first["shifts"].shape == (2, 2, 4, 2) and first["drawn"].shape == (2, 1, 5)
     assert all(torch.equal(first[name], again[name]) for name in ("shifts", "drawn"))
@@ -253,7 +248,7 @@ def test_a_model_of_another_output_has_no_objects():
 
 def test_objects_are_printed_drawn_and_written(tmp_path, capsys):
     pixels, file = photograph(45, 70), tmp_path / "model.safetensors"
-    vitkit.save(eomt(), file)
+    vitkit.save(instance_segmenter(), file)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     model = vitkit.load(file)
     assert (model.task, model.config.output) == ("instances", "masks")
@@ -288,6 +283,8 @@ def test_pictures_of_training_show_masks():
     image, arrays = view(pixels, read_shape(0), np.random.default_rng(1))
     batch = {name: torch.from_numpy(array)[None] for name, array in arrays.items()}
     batch["image"] = torch.from_numpy(image).permute(2, 0, 1)[None]
-    shown = TASK.visible(eomt(), Order(1, 1), 0, batch)
-    without = TASK.visible(eomt(), Order(1, 1), 0, batch | {"segments": batch["segments"] * 0 - 1})
+    shown = TASK.visible(instance_segmenter(), Order(1, 1), 0, batch)
+    without = TASK.visible(
+        instance_segmenter(), Order(1, 1), 0, batch | {"segments": batch["segments"] * 0 - 1}
+    )
     assert shown.shape == without.shape and (shown != without).any()

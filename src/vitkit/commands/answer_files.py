@@ -30,7 +30,7 @@ class AnswerFiles:
     labels: tuple[str, ...]
     masks: Path | None = None  # folder of class masks
     draw: Path | None = None  # folder of pictures with boxes or masks
-    coco: Path | None = None  # file of all boxes, and the masks of objects
+    coco: Path | None = None  # file of all boxes, or of all masks of objects
     lowest: float | None = None  # score of a box in the COCO file; None: all of them
     images: int = 0
     results: list[dict[str, Any]] = field(default_factory=list)

@@ -7,7 +7,7 @@ from typing import Any
 from vitkit.data.decode import BadImage, decode
 from vitkit.data.sources.source import Source
 from vitkit.planning.automatic import Choice, Circumstances, Rule
-from vitkit.recipes.dense_images import instances, rf_detr
+from vitkit.recipes.dense_images import RECIPES, rf_detr
 from vitkit.recipes.recipe import Recipe
 from vitkit.training.schedule import Duration
 from vitkit.weights.published import PUBLISHED
@@ -115,8 +115,8 @@ def follow_rf_detr(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice
 def choose_rate(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
     if not open_to_rules(recipe, known, "schedule"):
         return recipe, None
-    published = rf_detr() if is_rf_detr(recipe) else instances() if recipe.objective == "instances" else None
-    base = published.schedule.rate if published else RATE
+    name = "rf-detr" if is_rf_detr(recipe) else recipe.name
+    base = RECIPES[name]().schedule.rate if name in RECIPES else RATE
     rate = float(f"{base * (recipe.batch / RATE_BATCH) ** 0.5:.2g}")
     if rate == recipe.schedule.rate:
         return recipe, None

@@ -19,12 +19,11 @@ from vitkit.data.views import View
 from vitkit.errors import Error
 from vitkit.metrics.detection_analysis import AnalysedDetections
 from vitkit.metrics.overlaps import Detections, Overlap, flattened, overlap, restored
+from vitkit.models import segments
 from vitkit.models.dense import DenseConfig
 from vitkit.models.eomt import Eomt, EomtConfig, default_joint, default_upscale, unpacked
 from vitkit.models.feature_map import Size, cells_of, dense_encoder, in_whole_patches
 from vitkit.models.mask_criterion import MaskCriterion, Prediction, largest_objects
-from vitkit.models.segments import Instances as Found
-from vitkit.models.segments import instances_at_pixels
 from vitkit.models.variants import Backbone, Config, Model
 from vitkit.models.vit import ViTConfig
 from vitkit.options import Range
@@ -136,10 +135,12 @@ class Instances(ObjectTask):
             for row, target, index in zip(values, targets, batch["index"].tolist(), strict=True):
                 prediction = predicted(context.place({"row": row})["row"], view_size, model.config)
                 fit = covered(target.size, view_size, model.preprocessing)
-                found = instances_at_pixels(*prediction, fit, target.size, model.config.cell, self.detections)
+                ranked = segments.instances_at_pixels(
+                    *prediction, fit, target.size, model.config.cell, self.detections
+                )
                 detected = Detections(
-                    scores=found.scores.double().cpu().numpy(), classes=found.classes.cpu().numpy(),
-                    masks=found.masks.cpu().numpy(),
+                    scores=ranked.scores.double().cpu().numpy(), classes=ranked.classes.cpu().numpy(),
+                    masks=ranked.masks.cpu().numpy(),
                 )  # fmt: skip
                 loss = self.loss_of(prediction, target, fit, model.config, context)
                 rows.append(np.concatenate([[index, loss], flattened(overlap(detected, target))]))
@@ -200,7 +201,7 @@ class Instances(ObjectTask):
             fit = covered(size, view_size, model.preprocessing)
             prediction = predicted(row, view_size, config)
             everything = detected_in(
-                instances_at_pixels(*prediction, fit, size, config.cell, self.detections), names
+                segments.instances_at_pixels(*prediction, fit, size, config.cell, self.detections), names
             )
             answers.append(Boxes(tuple(one for one in everything if one.score >= least), everything))
         return answers
@@ -252,11 +253,11 @@ def separated(numbers: np.ndarray) -> list[tuple[float, float, Overlap]]:
     return images
 
 
-def detected_in(found: Found, names: Sequence[str]) -> tuple[Detected, ...]:
+def detected_in(ranked: segments.Instances, names: Sequence[str]) -> tuple[Detected, ...]:
     """Instances as answers, with the boxes around their masks; without those that have no pixel."""
-    masks = found.masks.cpu().numpy()
+    masks = ranked.masks.cpu().numpy()
     detected = []
-    for pixels, label, score in zip(masks, found.classes.tolist(), found.scores.tolist(), strict=True):
+    for pixels, label, score in zip(masks, ranked.classes.tolist(), ranked.scores.tolist(), strict=True):
         box = tight_box(pixels)
         if box is not None:
             left, top, right, bottom = box.tolist()

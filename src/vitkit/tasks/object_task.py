@@ -110,14 +110,16 @@ class Boxes(Answer):
         return [(one.label, one.score, *one.box) for one in self.detections]
 
     def coco(self, image_id: int, categories: Mapping[str, int]) -> list[dict[str, Any]]:
-        """Entries of COCO's results file; categories: the number of each label."""
+        """Entries of COCO's results file; categories: the number of each label.
+
+        One with a mask has no box, from which pycocotools would take its area; it makes the box of the mask.
+        """
         results = []
         for one in self.detections:
             x0, y0, x1, y1 = one.box
-            box = [x0, y0, x1 - x0, y1 - y0]
-            number = categories[one.label]
-            entry = {"image_id": image_id, "category_id": number, "bbox": box, "score": one.score}
-            results.append(entry | ({"segmentation": one.mask.to_json()} if one.mask else {}))
+            place = {"segmentation": one.mask.to_json()} if one.mask else {"bbox": [x0, y0, x1 - x0, y1 - y0]}
+            entry = {"image_id": image_id, "category_id": categories[one.label], **place, "score": one.score}
+            results.append(entry)
         return results
 
 
