@@ -297,9 +297,12 @@ def test_a_plan_says_how_images_are_changed(task, changes, words):
         ("detect", {"weights": "RF-DETR-nano.coco"}, ("optimizer",), "detect", "rf-detr"),
         ("detect", {"weights": "RF-DETR-nano.coco"}, ("schedule",), "rf-detr", "detect"),
         ("detect", {}, (), "detect", "detect"),
+        ("instances", {}, (), "instances", "instances"),
     ],
 )
-def test_an_rf_detr_is_trained_with_its_published_optimizer(name, changes, fixed, optimizer, schedule):
+def test_rf_detr_and_eomt_for_instances_are_trained_with_their_published_optimizers(
+    name, changes, fixed, optimizer, schedule
+):
     changes = {"weights": "ViT-Ti/16.augreg-i21k"} | changes
     known = Circumstances(splits=shapes(), fixed=frozenset(fixed), device="cuda")
     chosen = decide(replace(recipe(name), **changes), dense_rules.RULES, known, lambda choice: None)
@@ -307,3 +310,10 @@ def test_an_rf_detr_is_trained_with_its_published_optimizer(name, changes, fixed
     assert chosen.optimizer == recipe(optimizer).optimizer and chosen.batch == 16
     assert (chosen.schedule.rate, chosen.schedule.decay) == (expected.rate, expected.decay)
     assert "schedule" in fixed or chosen.schedule.warmup == chosen.length.steps // 10
+
+
+def test_instances_from_scratch_have_the_rate_of_other_tasks_and_no_layer_decay():
+    known = Circumstances(splits=shapes(), device="cuda")
+    wanted = replace(recipe("instances"), model="ViT-Ti/16", weights="")
+    chosen = decide(wanted, dense_rules.RULES, known, lambda choice: None)
+    assert (chosen.schedule.rate, chosen.optimizer.layer_decay) == (dense_rules.RATE, 1.0)

@@ -82,7 +82,7 @@ class AnswerFiles:
                 replace_file(self.coco, lambda path: path.write_text(json.dumps(self.results), "utf-8"))
         places = {"masks": self.masks, "pictures": self.draw}
         lines = [f"{len(self.names)} {kind} in {place}" for kind, place in places.items() if place]
-        return lines + ([f"{len(self.results)} boxes in {self.coco}"] if self.coco else [])
+        return lines + ([f"{len(self.results)} objects in {self.coco}"] if self.coco else [])
 
 
 def mask_picture(mask: np.ndarray, classes: int) -> Image.Image:

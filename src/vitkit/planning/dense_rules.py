@@ -115,8 +115,8 @@ def follow_rf_detr(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice
 def choose_rate(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
     if not open_to_rules(recipe, known, "schedule"):
         return recipe, None
-    name = "rf-detr" if is_rf_detr(recipe) else recipe.name
-    base = RECIPES[name]().schedule.rate if name in RECIPES else RATE
+    name = "rf-detr" if is_rf_detr(recipe) else recipe.name if recipe.weights else ""
+    base = RECIPES[name]().schedule.rate if name in RECIPES else RATE  # published for pretrained weights
     rate = float(f"{base * (recipe.batch / RATE_BATCH) ** 0.5:.2g}")
     if rate == recipe.schedule.rate:
         return recipe, None
