@@ -313,7 +313,7 @@ def test_rf_detr_and_eomt_for_instances_are_trained_with_their_published_optimiz
 
 
 def test_instances_from_scratch_have_the_rate_of_other_tasks_and_no_layer_decay():
-    known = Circumstances(splits=shapes(), device="cuda")
+    known = Circumstances(splits=shapes(), fixed=frozenset(), device="cuda")
     wanted = replace(recipe("instances"), model="ViT-Ti/16", weights="")
     chosen = decide(wanted, dense_rules.RULES, known, lambda choice: None)
     assert (chosen.schedule.rate, chosen.optimizer.layer_decay) == (dense_rules.RATE, 1.0)
