@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitkit.models.feature_map import Size, cells_of, resized_maps
 
-LARGEST = 2**24  # logits at the pixels of an image that are in memory at a time
+LARGEST = 2**22  # logits at the pixels of an image that are in memory at a time; more are slower on a CPU
 
 CONFIDENT = 0.8  # the least score of a query that becomes a segment
 VISIBLE = 0.8  # the least share of its own mask that a segment keeps
