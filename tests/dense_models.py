@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from vitkit.models.eomt import EomtConfig
 from vitkit.models.linear_segmenter import LinearSegmenterConfig
 from vitkit.models.pyramid_detector import fcos_config
 from vitkit.models.variants import fresh
@@ -44,6 +45,11 @@ def detector(size=(32, 48), kind="fcos", **options):
 
 def segmenter(size=(32, 48), **options):
     return model_of(LinearSegmenterConfig(vit=vit(size), classes=len(NAMES), **({"upscale": 1} | options)))
+
+
+def instance_segmenter(size=(32, 48), **options):
+    options = {"queries": 5, "joint": 1, "upscale": 1} | options
+    return model_of(EomtConfig(vit=vit(size), classes=len(NAMES), output="masks", **options))
 
 
 def photograph(height, width, seed=0):

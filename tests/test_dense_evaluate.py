@@ -15,7 +15,9 @@ KEYS = {
     "segment": {"images", "miou", "pixel_accuracy", "per_class", "interval", "ignored", "confusion"},
     "detect": {"images", "ap", "ap50", "ap75", "per_class", "threshold", "errors", "confusion"},
 }
+KEYS["instances"] = KEYS["detect"]
 EACH = {"segment": {"iou", "accuracy", "pixels", "images"}, "detect": {"ap", "ap50", "objects", "images"}}
+EACH["instances"] = EACH["detect"]
 
 
 def printed(capsys, *words) -> tuple[int, str]:
@@ -92,9 +94,9 @@ def test_runs_are_compared(done, tmp_path, capsys):  # noqa: F811
 def test_the_card_states_task_metric_and_classes(done, tmp_path):  # noqa: F811
     assert run("push", done, "me/shapes", "--dry-run", tmp_path / "card", "--json") == 0
     card = (tmp_path / "card" / "README.md").read_text()
-    kind = {"segment": "image-segmentation", "detect": "object-detection"}[done.name]
+    kind = "object-detection" if done.name == "detect" else "image-segmentation"
     assert f'pipeline_tag: "{kind}"' in card and "| 3 | triangle |" in card
-    metric = {"segment": '"mean_iou"', "detect": '"average_precision"'}[done.name]
+    metric = '"mean_iou"' if done.name == "segment" else '"average_precision"'
     assert metric in card and "BiT" not in card
 
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from dense_models import NAMES, detector, photograph, segmenter
+from dense_models import NAMES, detector, instance_segmenter, photograph, segmenter
 from PIL import Image
 from refusals import refused
 from test_cli import run
@@ -49,6 +49,8 @@ def alike(model, path, seeds=range(2)):
         pytest.param(segmenter, ".xml", True, marks=SLOW),
         pytest.param(lambda: detector(kind="yolos"), ".onnx", False, marks=SLOW),
         pytest.param(lambda: segmenter(window=16), ".onnx", False, marks=SLOW),
+        pytest.param(instance_segmenter, ".onnx", False, marks=SLOW),
+        pytest.param(instance_segmenter, ".onnx", True, marks=SLOW),
     ],
 )
 def test_a_file_gives_the_same_answers(make, ending, pixels, tmp_path, capsys):
@@ -58,7 +60,8 @@ def test_a_file_gives_the_same_answers(make, ending, pixels, tmp_path, capsys):
     made = export(model, path, pixels=pixels)
     assert [one.batch for one in made.compared] == [1, 16] and all(one.result.ok for one in made.compared)
     names = {("detect", False): "detections", ("detect", True): "detections", ("segment", False): "logits",
-             ("segment", True): "probabilities"}  # fmt: skip
+             ("segment", True): "probabilities", ("instances", False): "objects",
+             ("instances", True): "objects"}  # fmt: skip
     assert made.output == names[model.task, pixels]
     described = describe_export(path)
     assert described.card.task == model.task and described.card.labels == NAMES
@@ -69,7 +72,7 @@ def test_a_file_gives_the_same_answers(make, ending, pixels, tmp_path, capsys):
     for name in (path.name, "m.safetensors"):
         assert run("predict", tmp_path / name, tmp_path / "a.png", "--json") == 0
         answers.append(json.loads(capsys.readouterr().out)[0])
-    if model.task == "detect":
+    if model.task != "segment":
         for one, other in zip(*(answer["detections"] for answer in answers), strict=True):
             assert one["box"] == pytest.approx(other["box"], abs=0.05) and one["label"] == other["label"]
     else:

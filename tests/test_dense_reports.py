@@ -27,7 +27,9 @@ SMALL = (
 HOSTILE = '<script>alert("x")</script>'
 
 
-@pytest.fixture(scope="module", params=["segment", "detect"])
+@pytest.fixture(
+    scope="module", params=["segment", "detect", pytest.param("instances", marks=pytest.mark.slow)]
+)
 def done(request, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("runs") / request.param
     assert run("finetune", "shapes", "--task", request.param, "--out", out, *SMALL, "--json") == 0
@@ -46,7 +48,8 @@ def test_the_report_has_tables_examples_and_the_first_batch(done):
     page, task, test = (done / "report.html").read_text(), kept(done, "task"), kept(done, "result")["test"]
     for title in ("Classes", "Worst images", "Confusion matrix", "Training batch"):
         assert f"<h2>{title}</h2>" in page
-    for title in {"segment": (), "detect": ("Sizes of objects", "Kinds of errors")}[task["name"]]:
+    of_objects = ("Sizes of objects", "Kinds of errors")
+    for title in {"segment": (), "detect": of_objects, "instances": of_objects}[task["name"]]:
         assert f"<h2>{title}</h2>" in page
     for name in ("circle", "square", "triangle"):
         assert f'<bdi class="name">{name}</bdi>' in page

@@ -35,9 +35,15 @@ HEADS = {  # by name: the task, its options, and the model that it trains
     "fcos": ("detect", {"detect.channels": 16}, "FCOS"),
     "yolos": ("detect", {"detect.head": "yolos", "detect.detections": 8}, "YOLOS"),
     "rf-detr": ("detect", {"detect.head": "rf-detr"}, "RF-DETR"),
+    "instances": (
+        "instances",
+        {"instances.queries": 8, "instances.joint": 1, "instances.points": 200},
+        "EoMT",
+    ),
 }
-BOTH = ["linear", "fcos", pytest.param("eomt", marks=pytest.mark.slow),
-        *(pytest.param(head, marks=pytest.mark.slow) for head in ("yolos", "rf-detr"))]  # fmt: skip
+METRICS = {"segment": "miou", "detect": "ap", "instances": "ap"}
+RARE = ("eomt", "yolos", "rf-detr", "instances")
+BOTH = ["linear", "fcos", *(pytest.param(head, marks=pytest.mark.slow) for head in RARE)]
 WORDS = ["--model", "ViT-Ti/8", "--image-size", "48", "--batch", "8", "--workers", "0", "--device", "cpu"]
 SET = ["--set", f"model_options={','.join(SMALL)}", "evaluations=0"]
 
@@ -67,11 +73,11 @@ def straight(tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize("head", list(HEADS)[:4])
+@pytest.mark.parametrize("head", [*list(HEADS)[:4], *BOTH[-2:]])
 def test_a_run_leaves_a_model_that_predicts_and_the_metrics_of_its_task(straight, head):
     out, (task, _, kind) = straight(head), HEADS[head]
     result = json.loads((out / "result.json").read_text())
-    metric = {"segment": "miou", "detect": "ap"}[task]
+    metric = METRICS[task]
     assert result["test"]["images"] == 100 and 0 <= result["test"][metric] <= 1
     assert [row["step"] for row in rows(out) if f"val_{metric}" in row] == [3, 6]
     assert all(np.isfinite(losses(out)))
@@ -83,7 +89,8 @@ def test_a_run_leaves_a_model_that_predicts_and_the_metrics_of_its_task(straight
     if task == "segment":
         assert value.shape == (48, 48) and set(np.unique(value)) <= {0, 1, 2, 3}
     else:
-        assert all(set(one) == {"label", "score", "box"} for one in value)
+        mask = {"mask"} if task == "instances" else set()
+        assert all(set(one) == {"label", "score", "box"} | mask for one in value)
 
 
 @pytest.mark.parametrize("head", BOTH)
@@ -130,7 +137,7 @@ def test_two_processes_learn_like_one(tmp_path, head, kind):
     assert losses(tmp_path / "many") == pytest.approx(losses(tmp_path / "one"), rel=1e-3)
     a, b = (vitkit.load(tmp_path / n / "model.safetensors").state_dict() for n in ("one", "many"))
     assert all(torch.allclose(a[name], b[name], atol=2e-3) for name in a)
-    metric = {"segment": "miou", "detect": "ap"}[HEADS[head][0]]
+    metric = METRICS[HEADS[head][0]]
     assert many[metric] == pytest.approx(one[metric], abs=5e-3)
 
 
@@ -292,9 +299,12 @@ def test_a_plan_says_how_images_are_changed(task, changes, words):
         ("detect", {"weights": "RF-DETR-nano.coco"}, ("optimizer",), "detect", "rf-detr"),
         ("detect", {"weights": "RF-DETR-nano.coco"}, ("schedule",), "rf-detr", "detect"),
         ("detect", {}, (), "detect", "detect"),
+        ("instances", {}, (), "instances", "instances"),
     ],
 )
-def test_an_rf_detr_is_trained_with_its_published_optimizer(name, changes, fixed, optimizer, schedule):
+def test_rf_detr_and_eomt_for_instances_are_trained_with_their_published_optimizers(
+    name, changes, fixed, optimizer, schedule
+):
     changes = {"weights": "ViT-Ti/16.augreg-i21k"} | changes
     known = Circumstances(splits=shapes(), fixed=frozenset(fixed), device="cuda")
     chosen = decide(replace(recipe(name), **changes), dense_rules.RULES, known, lambda choice: None)
@@ -302,3 +312,10 @@ def test_an_rf_detr_is_trained_with_its_published_optimizer(name, changes, fixed
     assert chosen.optimizer == recipe(optimizer).optimizer and chosen.batch == 16
     assert (chosen.schedule.rate, chosen.schedule.decay) == (expected.rate, expected.decay)
     assert "schedule" in fixed or chosen.schedule.warmup == chosen.length.steps // 10
+
+
+def test_instances_from_scratch_have_the_rate_of_other_tasks_and_no_layer_decay():
+    known = Circumstances(splits=shapes(), fixed=frozenset(), device="cuda")
+    wanted = replace(recipe("instances"), model="ViT-Ti/16", weights="")
+    chosen = decide(wanted, dense_rules.RULES, known, lambda choice: None)
+    assert (chosen.schedule.rate, chosen.optimizer.layer_decay) == (dense_rules.RATE, 1.0)

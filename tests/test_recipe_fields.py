@@ -195,8 +195,8 @@ def test_what_may_be_chosen_is_a_field_and_no_part_of_what_a_run_is():
     expected = dict.fromkeys(("imagenet", "cifar10", "cifar100", "pets", "flowers", "vtab"), ("weights",))
     expected |= {"table2.ViT-L/16": ("weights",), "table2.ViT-H/14": ("weights",)}
     expected |= {"bit": ("weights", "hyperrule"), "scratch": ("weights", "keep", "patience")}
-    expected["finetune"] = ("weights", "image_size", "rules")
-    expected |= dict.fromkeys(("segment", "detect"), ("weights", "dense"))
+    expected["finetune"] = ("weights", "image_size", "rules", "keep")
+    expected |= dict.fromkeys(("segment", "detect", "rf-detr", "instances"), ("weights", "dense"))
     for name in ("table4", "lora"):
         expected[name] = ("weights", "image_size", "batch", "length", "keep", "patience")
     assert {name: r.auto for name in RECIPES if (r := recipe(name)).auto} == expected

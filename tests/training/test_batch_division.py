@@ -12,6 +12,7 @@ from vitkit.models.variants import fresh
 from vitkit.models.vit import ViTConfig
 from vitkit.models.yolos import yolos_config
 from vitkit.tasks.detect import Detect
+from vitkit.tasks.instances import Instances
 from vitkit.tasks.segment import Segment
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.step import Stepper, TrainState, update
@@ -21,6 +22,10 @@ VIT = ViTConfig(width=32, depth=3, heads=2, hidden=48, patch=8, image_size=(SIDE
 HEADS = {
     "linear": (Segment(dice=1.0), LinearSegmenterConfig(vit=VIT, classes=CLASSES, upscale=1)),
     "eomt": (Segment(points=100, objects=8), EomtConfig(vit=VIT, classes=CLASSES, queries=6, joint=2)),
+    "instances": (
+        Instances(points=100, objects=4),
+        EomtConfig(vit=VIT, classes=CLASSES, queries=6, joint=2, output="masks"),
+    ),
     "fcos": (Detect(), fcos_config(VIT, CLASSES, head_width=16, head_depth=1, levels=3)),
     "yolos": (Detect(), yolos_config(VIT, CLASSES, detections=4)),
     "rf-detr": (Detect(), rf_detr_on(VIT, CLASSES, queries=6, groups=2, decoder_width=32, layers=1)),
@@ -39,9 +44,14 @@ def batch_of(task, model):
     mask = torch.randint(0, CLASSES, (IMAGES, 6, 6), generator=generator).to(torch.uint8)
     mask = mask.repeat_interleave(8, 1).repeat_interleave(8, 2)
     mask[0], mask[3, :, 9:], mask[5, 8:] = 255, 255, 1
+    segments = torch.full((IMAGES, SIDE, SIDE), -1, dtype=torch.int16)
+    for image, number in zip(*torch.nonzero(classes >= 0, as_tuple=True), strict=True):
+        x, y, right, bottom = (int(value) for value in (*corner[image, number], *size[image, number]))
+        segments[image, y : y + bottom, x : x + right] = number
     batch = {
         "image": torch.randint(0, 255, (IMAGES, 3, SIDE, SIDE), dtype=torch.uint8, generator=generator),
         "boxes": torch.cat([corner, corner + size], -1), "classes": classes, "mask": mask,
+        "segments": segments,
         "place": torch.arange(IMAGES),
     }  # fmt: skip
     prepare = task.prepare(model, Order(IMAGES, IMAGES, 3))
@@ -86,7 +96,7 @@ def test_micro_batches_have_the_losses_and_gradients_of_the_whole_batch(head):
         assert (other - gradient).abs().max() < 1e-5 * gradient.abs().max(), sizes
 
 
-@pytest.mark.parametrize("head", ["eomt", "fcos", "yolos", "rf-detr"])
+@pytest.mark.parametrize("head", ["eomt", "instances", "fcos", "yolos", "rf-detr"])
 def test_losses_divided_by_the_objects_of_each_part_would_differ(head):
     """A control: so different are the parts of this batch."""
     task, config = HEADS[head]

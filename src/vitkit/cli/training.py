@@ -112,7 +112,7 @@ def finetune(
     """Train a classifier on your images, test it and save one model file. The same command again resumes.
 
     With --task segment the images have masks and the model answers with a class for each pixel; with --task
-    detect they have boxes, and so do the answers.
+    detect they have boxes, with --task instances masks of objects, and so do the answers.
 
     By default, weights, resolution, batch size and length are chosen from the data and the device (CPU or
     GPU), each with a reason; --plan prints them without training.

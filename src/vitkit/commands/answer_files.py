@@ -18,7 +18,9 @@ from vitkit.io.files import naming, replace_file
 from vitkit.report.target_overlay import class_colour, draw_boxes, draw_mask
 from vitkit.tasks.task import Answer
 
-TASK_OF = {"--masks": ("segment",), "--draw": ("segment", "detect"), "--coco": ("detect",)}
+TASK_OF = {
+    "--masks": ("segment",), "--draw": ("segment", "detect", "instances"), "--coco": ("detect", "instances"),
+}  # fmt: skip
 
 
 @dataclass
@@ -28,7 +30,7 @@ class AnswerFiles:
     labels: tuple[str, ...]
     masks: Path | None = None  # folder of class masks
     draw: Path | None = None  # folder of pictures with boxes or masks
-    coco: Path | None = None  # file of all boxes
+    coco: Path | None = None  # file of all boxes, or of all masks of objects
     lowest: float | None = None  # score of a box in the COCO file; None: all of them
     images: int = 0
     results: list[dict[str, Any]] = field(default_factory=list)
@@ -64,7 +66,9 @@ class AnswerFiles:
             return draw_mask(pixels, value, self.labels)
         numbers = np.array([self.labels.index(one["label"]) for one in value], np.int64)
         boxes = np.array([one["box"] for one in value], np.float64).reshape(-1, 4)
-        return draw_boxes(pixels, boxes, numbers, self.labels, np.array([one["score"] for one in value]))
+        masks = np.array([one["mask"] for one in value]) if value and "mask" in value[0] else None
+        scores = np.array([one["score"] for one in value])
+        return draw_boxes(pixels, boxes, numbers, self.labels, scores, masks)
 
     def boxes(self, answer: Any, image: str) -> list[dict[str, Any]]:
         categories = {label: number for number, label in enumerate(self.labels, 1)}
@@ -78,7 +82,7 @@ class AnswerFiles:
                 replace_file(self.coco, lambda path: path.write_text(json.dumps(self.results), "utf-8"))
         places = {"masks": self.masks, "pictures": self.draw}
         lines = [f"{len(self.names)} {kind} in {place}" for kind, place in places.items() if place]
-        return lines + ([f"{len(self.results)} boxes in {self.coco}"] if self.coco else [])
+        return lines + ([f"{len(self.results)} objects in {self.coco}"] if self.coco else [])
 
 
 def mask_picture(mask: np.ndarray, classes: int) -> Image.Image:

@@ -198,7 +198,7 @@ def check_dense_options(task: Task, options: EvaluateOptions) -> None:
         "--reject": options.reject is not None,
     }
     unfit["--view"] = options.view not in (
-        ("model", "fit", "squash") if task.name == "detect" else ("model", "fit", "windows")
+        ("model", "fit", "windows") if task.name == "segment" else ("model", "fit", "squash")
     )
     if flags := [flag for flag, given in unfit.items() if given]:
         raise Error(

@@ -288,7 +288,12 @@ def open_model(
 
 def sorter_for(model: Classifier, folder: Path) -> Sorter:
     if model.task != "classify":
-        kinds = {"multilabel": "several labels", "detect": "boxes", "segment": "a mask"}
+        kinds = {
+            "multilabel": "several labels",
+            "detect": "boxes",
+            "segment": "a mask",
+            "instances": "objects",
+        }
         labels = kinds.get(model.task, "no label")
         raise Error(
             f"--sort-into {folder} needs one label per image, but this model predicts {labels}; use "

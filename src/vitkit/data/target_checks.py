@@ -75,7 +75,10 @@ NEEDED = {
 }
 
 
-FITTING = {"": "vitkit finetune without --task", "mask": "--task segment", "boxes": "--task detect"}
+FITTING = {
+    "": "vitkit finetune without --task", "mask": "--task segment", "boxes": "--task detect",
+    "instances": "--task instances",
+}  # fmt: skip
 
 
 def check_kind(splits: Mapping[str, Source], kind: str, place: str) -> None:

@@ -33,13 +33,13 @@ def rejection_threshold(model: Any, reject: str | float | bool | None) -> float 
     if reject is None or reject is False:
         return None
     given = None if reject is True else parse_reject(str(reject))
-    if model.task not in ("classify", "detect"):
+    if model.task not in ("classify", "detect", "instances"):
         raise Error(
             "--reject needs a classifier with one label per image, or a detector, not a model for "
             f"{model.task}; omit it",
             code="model.unsupported",
         )
-    if given is None and not model.reject_below and model.task == "detect":
+    if given is None and not model.reject_below and model.task in ("detect", "instances"):
         raise Error(
             "--reject: a detector has no threshold of its own; give the least score of a box, e.g. "
             "--reject 0.5",

@@ -32,7 +32,7 @@ class DenseConfig(ABC):
     """The configuration of a ViT without a head of its own, and what stands on it."""
 
     kind: ClassVar[str]  # the architecture: a key of KINDS
-    task: ClassVar[str]  # what a model of it is for
+    task: ClassVar[str]  # what a model of it is for; of EoMT its output decides
 
     vit: ViTConfig = field(default_factory=lambda: ViTConfig(classes=0))
     classes: int = 1

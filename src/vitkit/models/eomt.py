@@ -40,7 +40,6 @@ class EomtConfig(DenseConfig):
     """A ViT, and queries that its last blocks read."""
 
     kind: ClassVar[str] = "EoMT"
-    task: ClassVar[str] = "segment"
 
     queries: int = 100  # 200 for instances
     joint: int = 3  # last blocks, which read the queries and the image
@@ -63,6 +62,10 @@ class EomtConfig(DenseConfig):
             raise ConfigError("masks of objects cannot be predicted in windows; use window=0")
         check_window(self.window, self.vit.stride)
         check_joint(self.vit)
+
+    @property
+    def task(self) -> str:  # type: ignore[override]
+        return "instances" if self.output == "masks" else "segment"
 
     @property
     def cell(self) -> float:

@@ -164,18 +164,37 @@ def class_loss(logits: Tensor, labels: Tensor, columns: Tensor, no_object: float
 def objects_of_classes(mask: Tensor, classes: int, most: int) -> tuple[Tensor, Tensor]:
     """A class mask (B, H, W) uint8 as objects, one for each class that an image has: owner and labels.
 
-    most: objects of an image; of more classes those with the most pixels are kept, and the pixels of the
-    others belong to no object. Numbers from `classes` on, such as 255, are no object either.
+    Numbers from `classes` on, such as 255, are no object. most: see `largest_objects`
     """
-    flat = mask.flatten(1).long()
-    pixels = torch.zeros(len(mask), 256, dtype=torch.int64, device=mask.device)
-    pixels = pixels.scatter_add_(1, flat, torch.ones_like(flat))[:, :classes]
-    if classes <= most:
-        numbers = torch.arange(classes, device=mask.device).expand(len(mask), -1)
-        owner = torch.where(mask < classes, mask.long(), -1)
-        return owner, torch.where(pixels > 0, numbers, -1)
-    largest = pixels.topk(most, dim=1)
-    labels = torch.where(largest.values > 0, largest.indices, -1)
-    rows = torch.full((len(mask), 256), -1, dtype=torch.int64, device=mask.device)
-    rows.scatter_(1, largest.indices, torch.arange(most, device=mask.device).expand(len(mask), -1))
-    return rows.gather(1, flat).view_as(mask), labels
+    numbers = torch.arange(classes, device=mask.device).expand(len(mask), -1)
+    owner = torch.where(mask < classes, mask.long(), -1)
+    return largest_objects(owner, torch.where(pixels_of(owner, classes) > 0, numbers, -1), most)
+
+
+def largest_objects(owner: Tensor, labels: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """At most so many objects of each image: those with the most pixels.
+
+    owner (B, H, W): the object of each pixel, or -1; labels (B, T): their classes, -1 for padding. The pixels
+    of other objects belong to none.
+    """
+    t = labels.shape[1]
+    if t <= most:
+        return owner, labels
+    largest = pixels_of(owner, t).masked_fill(labels < 0, 0).topk(most, dim=1)
+    kept = torch.where(largest.values > 0, labels.gather(1, largest.indices), -1)
+    numbers = torch.full((len(owner), t + 1), -1, dtype=torch.int64, device=owner.device)
+    numbers.scatter_(1, largest.indices, torch.arange(most, device=owner.device).expand(len(owner), -1))
+    return numbers.gather(1, places_of(owner, t)).view_as(owner), kept
+
+
+def places_of(owner: Tensor, objects: int) -> Tensor:
+    """The object of each pixel, (B, H W) int64, with the number after the last in place of -1."""
+    flat = owner.flatten(1).long()
+    return torch.where(flat < 0, objects, flat)
+
+
+def pixels_of(owner: Tensor, objects: int) -> Tensor:
+    """How many pixels each object of an image has, (B, objects)."""
+    flat = places_of(owner, objects)
+    counts = torch.zeros(len(owner), objects + 1, dtype=torch.int64, device=owner.device)
+    return counts.scatter_add_(1, flat, torch.ones_like(flat))[:, :objects]

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from vitkit.models.feature_map import Size, cells_of, resized_maps
 
+LARGEST = 2**22  # logits at the pixels of an image that are in memory at a time; more are slower on a CPU
+
 CONFIDENT = 0.8  # the least score of a query that becomes a segment
 VISIBLE = 0.8  # the least share of its own mask that a segment keeps
 BEST = 100  # instances of an image
@@ -81,11 +83,40 @@ def instances(masks: Tensor, classes: Tensor, best: int = BEST) -> Instances:
     The score is the class's probability times the mean of the mask's inside of it. One query may give
     several instances, of different classes.
     """
+    queries, labels, scores = best_pairs(classes, best)
+    return ranked(queries, labels, scores, *inside_of(masks))
+
+
+def instances_at_pixels(
+    masks: Tensor, classes: Tensor, fit: Size, size: Size, cell: float, best: int = BEST
+) -> Instances:
+    """`instances` at the pixels of the original image, (N, H, W), from logits of masks (Q, h, w).
+
+    Only masks of the best pairs are resized, a few at a time. fit, size: see `masks_at_pixels`
+    """
+    queries, labels, scores = best_pairs(classes, best)
+    used, rows = queries.unique(return_inverse=True)
+    some = max(1, LARGEST // (size[0] * size[1]))
+    parts = [inside_of(masks_at_pixels(masks[part], fit, size, cell)) for part in used.split(some)]
+    inside, sure = (torch.cat(values) for values in zip(*parts, strict=True))
+    return ranked(rows, labels, scores, inside, sure)
+
+
+def best_pairs(classes: Tensor, best: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The pairs of a query and a class with the highest probabilities: query, class, probability, (N,)."""
     shares = classes.float().softmax(-1)[:, :-1]
     top = shares.flatten().topk(min(best, shares.numel()))
-    queries, labels = top.indices // shares.shape[1], top.indices % shares.shape[1]
+    return top.indices // shares.shape[1], top.indices % shares.shape[1], top.values
+
+
+def inside_of(masks: Tensor) -> tuple[Tensor, Tensor]:
+    """The pixels of each mask, (Q, H, W) bool, and the mean probability of these, (Q,)."""
     inside = masks > 0
-    sure = (masks.float().sigmoid() * inside).sum((1, 2)) / (inside.sum((1, 2)) + 1e-6)
-    scores = top.values * sure[queries]
+    return inside, (masks.float().sigmoid() * inside).sum((1, 2)) / (inside.sum((1, 2)) + 1e-6)
+
+
+def ranked(queries: Tensor, labels: Tensor, scores: Tensor, inside: Tensor, sure: Tensor) -> Instances:
+    """The pairs in the order of their scores, each the product of the class's and the mask's."""
+    scores = scores * sure[queries]
     order = scores.argsort(descending=True, stable=True)
     return Instances(inside[queries[order]], labels[order], scores[order])

@@ -7,13 +7,17 @@ from typing import Any
 from vitkit.data.decode import BadImage, decode
 from vitkit.data.sources.source import Source
 from vitkit.planning.automatic import Choice, Circumstances, Rule
-from vitkit.recipes.dense_images import rf_detr
+from vitkit.recipes.dense_images import RECIPES, rf_detr
 from vitkit.recipes.recipe import Recipe
 from vitkit.training.schedule import Duration
 from vitkit.weights.published import PUBLISHED
 
 MULTIPLE = 32  # pixels: image sizes are multiples of this, which patches of 8, 16 and 32 divide
-LARGEST = {"mask": 512, "boxes": 640}  # pixels of the longer side on a GPU; larger images are scaled down
+LARGEST = {
+    "mask": 512,
+    "boxes": 640,
+    "instances": 640,
+}  # pixels of the longer side on a GPU; larger images are scaled down
 LARGEST_CPU = 256
 LOOKED_AT = 32  # images whose sizes are read
 BATCH, BATCH_CPU = 16, 4
@@ -111,7 +115,8 @@ def follow_rf_detr(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice
 def choose_rate(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
     if not open_to_rules(recipe, known, "schedule"):
         return recipe, None
-    base = rf_detr().schedule.rate if is_rf_detr(recipe) else RATE
+    name = "rf-detr" if is_rf_detr(recipe) else recipe.name if recipe.weights else ""
+    base = RECIPES[name]().schedule.rate if name in RECIPES else RATE  # published for pretrained weights
     rate = float(f"{base * (recipe.batch / RATE_BATCH) ** 0.5:.2g}")
     if rate == recipe.schedule.rate:
         return recipe, None

@@ -83,7 +83,7 @@ def metadata(facts: Facts, test: Mapping[str, Any]) -> str:
 
 def kind_of(facts: Facts) -> str:
     """The Hub's name of what the model does."""
-    kinds = {"segment": "image-segmentation", "detect": "object-detection"}
+    kinds = dict.fromkeys(("segment", "instances"), "image-segmentation") | {"detect": "object-detection"}
     if facts.get("task") in kinds:
         return kinds[facts["task"]]
     return "image-classification" if facts["labels"] else "image-feature-extraction"

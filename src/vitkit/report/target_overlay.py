@@ -68,11 +68,7 @@ def draw_boxes(
     height, width = pixels.shape[:2]
     areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) if len(boxes) else np.zeros(0)
     order = np.argsort(-areas, kind="stable").tolist()
-    drawn = pixels.astype(np.float32)
-    for i in order if masks is not None else ():
-        assert masks is not None
-        drawn[masks[i]] = (1 - OPACITY) * drawn[masks[i]] + OPACITY * np.array(class_colour(int(labels[i])))
-    picture = Image.fromarray(drawn.round().astype(np.uint8))
+    picture = Image.fromarray(pixels if masks is None else filled(pixels, masks[order], labels[order]))
     draw, font = ImageDraw.Draw(picture), font_of(height, width)
     line = max(1, round(max(height, width) / 300))
     for i in order:
@@ -83,6 +79,14 @@ def draw_boxes(
         text = label_text(names, int(labels[i]), None if scores is None else float(scores[i]))
         write_label(draw, (x0, y0), text, colour, font, width)
     return np.array(picture)
+
+
+def filled(pixels: np.ndarray, masks: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Masks (N, H, W) in the colours of their classes over an image uint8 (H, W, 3), the last on top."""
+    drawn = pixels.astype(np.float32)
+    for mask, label in zip(masks, labels.tolist(), strict=True):
+        drawn[mask] = (1 - OPACITY) * drawn[mask] + OPACITY * np.array(class_colour(label))
+    return drawn.round().astype(np.uint8)
 
 
 def write_label(

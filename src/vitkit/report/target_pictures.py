@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from vitkit.metrics.overlaps import box_overlap
-from vitkit.report.target_overlay import background, class_colour, mask_over
+from vitkit.report.target_overlay import background, class_colour, filled, mask_over
 
 SIDE = 360  # pixels of the longer side of a picture
 EDGE = 5  # pixels of an outline, with one dark pixel at each side
@@ -46,16 +46,26 @@ def mask_pair(pixels: np.ndarray, truth: np.ndarray, predicted: np.ndarray, clea
 def box_pair(pixels: np.ndarray, truth: Mapping[str, Any], predicted: Mapping[str, Any]) -> Pair:
     """The true and the predicted boxes over an image.
 
-    Each has "boxes" (N, 4) in pixels of the image, "labels" (N,), and "right" (N,): missed objects and false
-    detections have dashed outlines.
+    Each has "boxes" (N, 4) in pixels of the image, "labels" (N,), "right" (N,), and of instance segmentation
+    "masks" (N, H, W): missed objects and false detections have dashed outlines.
     """
     size = picture_size(pixels.shape[0], pixels.shape[1])
     small = resized(pixels, size)
     ratio = np.array([size[1] / pixels.shape[1], size[0] / pixels.shape[0]] * 2)
-    first, second = (
-        outlined(small, part["boxes"] * ratio, part["labels"], part["right"]) for part in (truth, predicted)
-    )
-    return first, second
+    pictures = []
+    for part in (truth, predicted):
+        masks = part.get("masks")
+        under = small if masks is None else with_masks(small, masks, part["labels"])
+        pictures.append(outlined(under, part["boxes"] * ratio, part["labels"], part["right"]))
+    return pictures[0], pictures[1]
+
+
+def with_masks(small: np.ndarray, masks: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """The masks (N, H, W) of objects over the picture (h, w, 3) of their image, small ones on top."""
+    order = np.argsort(-masks.sum((1, 2)), kind="stable")
+    size = (small.shape[0], small.shape[1])
+    scaled = np.array([resized(masks[row], size) for row in order], bool).reshape(-1, *size)
+    return filled(small, scaled, labels[order])
 
 
 def outlined(pixels: np.ndarray, boxes: np.ndarray, labels: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -95,12 +105,19 @@ def outline(draw: Any, frame: tuple[int, ...], colour: tuple[int, int, int], *, 
 
 
 def training_picture(pixels: np.ndarray, targets: Mapping[str, np.ndarray], side: int) -> np.ndarray:
-    """A training image uint8 (h, w, 3) with its "mask", or its "boxes" and "classes", as in a batch."""
+    """A training image uint8 (h, w, 3) with its targets, as in a batch.
+
+    These are "mask", or "boxes" and "classes", and of instance segmentation also "segments".
+    """
     size = picture_size(pixels.shape[0], pixels.shape[1], side)
     small = resized(pixels, size)
     if "mask" in targets:
         return mask_over(small, resized(targets["mask"], size))
     real = targets["classes"] >= 0
+    if "segments" in targets:
+        rows = np.flatnonzero(real)
+        masks = targets["segments"] == rows[:, None, None]
+        small = with_masks(small, masks, targets["classes"][rows])
     ratio = np.array([size[1] / pixels.shape[1], size[0] / pixels.shape[0]] * 2)
     return outlined(small, targets["boxes"][real] * ratio, targets["classes"][real], real[real])
 

@@ -260,7 +260,8 @@ def with_labels(place: str, opened: dict[str, Source]) -> dict[str, Source]:
     kinds = {kind for source in opened.values() if source.targets for kind in source.targets.kinds}
     if not kinds:
         return opened
-    tasks = [task for task, kind in (("segment", "mask"), ("detect", "boxes")) if kind in kinds]
+    needs = {"segment": "mask", "detect": "boxes", "instances": "instances"}
+    tasks = [task for task, kind in needs.items() if kind in kinds]
     raise Error(
         f"{place} has {' and '.join(sorted(kinds))}, but no label for each image, which a classifier needs; "
         f"use --task {' or --task '.join(tasks)}",

@@ -53,8 +53,9 @@ EXAMPLES = {
         '"error" and "code" instead of "top". With reject=0.6, or reject=model for the threshold of the '
         'model, each result has "rejected". '
         'A detector answers with "detections", each with "label", "score" and "box" (left, top, right and '
-        'bottom in pixels of the image), and a model for segmentation with "size" and "classes", each with '
-        '"label", its "share" of the pixels, and "mask" as compressed run lengths of COCO.',
+        'bottom in pixels of the image), one of --task instances also with "mask", and a model for '
+        'segmentation with "size" and "classes", each with "label", its "share" of the '
+        'pixels, and "mask" as compressed run lengths of COCO.',
     ),
     "/v1/embed": Example(
         "curl -F files=@cat.jpg 'URL/v1/embed'",

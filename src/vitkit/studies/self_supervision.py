@@ -14,6 +14,7 @@ from vitkit.training.schedule import Duration, Schedule
 NOTHING, LABELS, DISTILLED = "nothing", "labels", "distilled"
 WITHOUT_LABELS = ("masked", "mae", "dino")  # tasks, which are also the names of their recipes
 DISTILLATION = "distill"  # the task of the arm `distilled`
+PUBLISHED_RATE = ("dino",)  # recipes whose rate a miniature keeps
 ARMS = (NOTHING, LABELS, *WITHOUT_LABELS, DISTILLED)
 
 
@@ -45,7 +46,7 @@ def task_recipe(s: Setting, shape: Arm, name: str, seed: int, options: TaskOptio
         task_options=TaskOptions({**published.task_options, **(options or {})}),
     )  # fmt: skip
     if not s.paper:
-        rate = miniature_rate(published, s.batch)
+        rate = miniature_rate(name, published, s.batch)
         recipe = replace(
             recipe, name="study", about=f"a miniature of the recipe {name}", batch=s.batch,
             model_options=published.model_options.having(**shape.options), image_size=(s.pixels, s.pixels),
@@ -55,13 +56,13 @@ def task_recipe(s: Setting, shape: Arm, name: str, seed: int, options: TaskOptio
     return override(recipe, s.changes)
 
 
-def miniature_rate(published: Recipe, batch: int) -> float:
+def miniature_rate(name: str, published: Recipe, batch: int) -> float:
     """The rate of all miniatures; that of DINO is published for few images, and is in proportion to them.
 
     The rates of the others are for batches of thousands and hundreds of epochs. In proportion to a small
     batch they are far too low for a short run: MAE's loss falls more slowly, and its features get worse.
     """
-    if published.objective != "dino":
+    if name not in PUBLISHED_RATE:
         return RATE
     return published.schedule.rate * (batch / published.batch) ** published.task.rate_power
 

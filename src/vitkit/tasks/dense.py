@@ -12,6 +12,7 @@ from torch import Tensor
 from vitkit.data.decode import BadImage, decode
 from vitkit.data.order import Order
 from vitkit.data.sources.source import Source
+from vitkit.data.target_checks import NEEDED
 from vitkit.data.targets import Target
 from vitkit.data.views import fitted
 from vitkit.errors import Error
@@ -25,6 +26,7 @@ from vitkit.tasks.image_windows import covering
 from vitkit.tasks.task import Batch, Outputs, Task
 
 WORST, TYPICAL = 12, 6  # images of a report
+TARGETS = ("mask", "boxes", "classes", "segments")  # arrays of a batch that pictures show
 SIDE = 192  # pixels of the longer side of a training image there
 
 Size = tuple[int, int]
@@ -47,7 +49,8 @@ class Dense(Task):
     def check_source(self, source: Source) -> None:
         if source.targets is None or self.targets not in source.targets.kinds:
             raise Error(
-                f"{source.name} has no {self.targets} for its images, which a model for {self.name} needs",
+                f"{source.name} does not have what a model for {self.name} learns from: "
+                f"{NEEDED[self.targets]}",
                 code="data.labels",
             )
 
@@ -98,7 +101,7 @@ class Dense(Task):
         pictures = []
         for row, image in enumerate(batch["image"]):
             targets: dict[str, np.ndarray] = {
-                name: batch[name][row].numpy() for name in ("mask", "boxes", "classes") if name in batch
+                name: batch[name][row].numpy() for name in TARGETS if name in batch
             }
             pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
             pictures.append(torch.from_numpy(training_picture(pixels, targets, SIDE)).permute(2, 0, 1))

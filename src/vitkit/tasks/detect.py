@@ -15,7 +15,7 @@ from vitkit.data.target_views import BoxView, TargetView
 from vitkit.data.targets import Target
 from vitkit.data.views import View, normalise
 from vitkit.errors import Error
-from vitkit.metrics.detection_analysis import AnalysedDetections, analysed_detections, envelope, outcomes
+from vitkit.metrics.detection_analysis import AnalysedDetections
 from vitkit.metrics.overlaps import Detections, overlap
 from vitkit.models.card import Preprocessing
 from vitkit.models.dense import DenseConfig
@@ -29,22 +29,16 @@ from vitkit.models.vit import ViTConfig
 from vitkit.models.yolos import YolosConfig, yolos_config
 from vitkit.ops.boxes import centres
 from vitkit.options import Range
-from vitkit.report.detection_tables import detection_tables
-from vitkit.report.target_pictures import Pair, box_pair
-from vitkit.report.task_table import TaskTable
-from vitkit.report.terminal import printable
-from vitkit.tasks.dense import Dense, covered
+from vitkit.tasks.dense import covered
+from vitkit.tasks.object_task import Boxes, Detected, ObjectTask
 from vitkit.tasks.task import (
     Answer,
     Batch,
     Evaluation,
-    Headline,
     Likeness,
     Objective,
-    Outputs,
     Sizes,
     SummedObjective,
-    describe_images,
     register,
 )
 
@@ -52,77 +46,10 @@ HEADS = ("auto", "fcos", "yolos", "rf-detr")
 Detector = FcosConfig | YolosConfig | RfDetrConfig
 PART = 1024  # images whose annotations are in memory at a time
 NEW_QUERIES = 300  # of a group, in a new RF-DETR
-CURVES = 8  # classes of which a report draws the curve
 COLUMNS = 6  # of a detection: the box, the score and the class
 SHARE = Range(0, 1)
 ODD = 0.01  # share of detections that another runtime may suppress otherwise
 Size = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Detected:
-    """One detection, in pixels of the original image."""
-
-    label: str
-    score: float
-    box: tuple[float, float, float, float]  # left, top, right, bottom
-
-    def to_json(self) -> dict[str, Any]:
-        return {"label": self.label, "score": self.score, "box": list(self.box)}
-
-
-@dataclass(frozen=True)
-class Boxes(Answer):
-    """The detections of an image by their score."""
-
-    detections: tuple[Detected, ...]
-    all: tuple[Detected, ...] = ()  # also those below the threshold
-
-    @property
-    def best(self) -> tuple[str, float] | None:  # type: ignore[override]
-        return (self.detections[0].label, self.detections[0].score) if self.detections else None
-
-    @property
-    def value(self) -> list[dict[str, Any]]:
-        return [one.to_json() for one in self.detections]
-
-    def reject(self, below: float | None) -> "Boxes":
-        """The detections of at least this score, also where it is below the usual threshold."""
-        if below is None:
-            return self
-        return replace(self, detections=tuple(one for one in self.all if one.score >= below))
-
-    def to_json(self) -> dict[str, Any]:
-        return {"detections": self.value}
-
-    def text(self, image: str, *, unsure: bool = False, width: int = 1 << 30, alone: bool = False) -> str:
-        if alone:
-            rows = [
-                f"  {one.score:6.2f}  {printable(one.label)}  {' '.join(f'{side:.0f}' for side in one.box)}"
-                for one in self.detections
-            ]
-            return "\n".join([f"{printable(image)}: {self.counts()}", *rows])
-        text = f"{printable(image)}: {self.counts()}"
-        return text if len(text) <= width else f"{printable(image)}: {len(self.detections)} objects"
-
-    def counts(self) -> str:
-        """How many objects of each label, as in '3 cell, 1 platelet'."""
-        labels = [one.label for one in self.detections]
-        parts = [f"{labels.count(label)} {printable(label)}" for label in dict.fromkeys(labels)]
-        return ", ".join(parts) or "no objects"
-
-    def cells(self) -> list[tuple[Any, ...]]:
-        return [(one.label, one.score, *one.box) for one in self.detections]
-
-    def coco(self, image_id: int, categories: Mapping[str, int]) -> list[dict[str, Any]]:
-        """Entries of COCO's results file; categories: the number of each label."""
-        results = []
-        for one in self.detections:
-            x0, y0, x1, y1 = one.box
-            box = [x0, y0, x1 - x0, y1 - y0]
-            number = categories[one.label]
-            results.append({"image_id": image_id, "category_id": number, "bbox": box, "score": one.score})
-        return results
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,15 +98,11 @@ class SetObjective(SummedObjective):
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Detect(Dense):
+class Detect(ObjectTask):
     """Boxes of objects: which detector, how training images are scaled, and which boxes are answers."""
 
     name: ClassVar[str] = "detect"
-    counted: ClassVar[str] = "objects"
     targets: ClassVar[str] = "boxes"
-    headline: ClassVar[Headline] = Headline("ap", "AP", percent=False)
-    metric_names: ClassVar[tuple[str, ...]] = ("ap", "ap50", "ap75")
-    columns: ClassVar[tuple[str, ...]] = ("label", "score", "x0", "y0", "x1", "y1")
     output_names: ClassVar[tuple[str, str]] = ("detections", "detections")
     about: ClassVar[str] = "to detect objects,"
     ranges: ClassVar[Mapping[str, Range]] = {
@@ -270,60 +193,7 @@ class Detect(Dense):
                 overlaps.append(overlap(detected, target))
         loss = float(content[:, 1].mean()) if len(content) else 0.0
         index = content[:, 0].astype(np.int64)
-        metrics = analysed_detections(overlaps, model.config.classes, loss, index)
-        if metrics.ap is None:
-            raise Error(
-                f"the annotations of {len(table)} images have no objects to detect, so there is no AP",
-                code="data.empty",
-            )
-        return metrics
-
-    def ranked(self, metrics: Any) -> list[tuple[int, str]]:
-        rows = []
-        for index, (right, false, missed) in zip(
-            metrics.index.tolist(), metrics.by_image.tolist(), strict=True
-        ):
-            wrong = false + missed
-            f1 = 2 * right / (2 * right + wrong) if right + wrong else 1.0
-            caption = f"{right} of {right + missed} objects detected, {false} false detections"
-            rows.append((f1, -wrong, index, caption))
-        return [(index, caption) for *_, index, caption in sorted(rows)]
-
-    def worst_lead(self, metrics: Any) -> str:
-        return (
-            "The lowest F1 of an image. At left the annotation with missed objects dashed, at right the "
-            f"detections with a score of at least {metrics.threshold:.2f}, false ones dashed."
-        )
-
-    def examples(self, metrics: Any, source: Source, model: Model, outputs: Outputs) -> dict[str, Any]:
-        """Also the curves of the classes with the most objects."""
-        order = np.argsort(-metrics.objects, kind="stable")[:CURVES]
-        curves = {source.classes[k]: envelope(metrics.curves[k]) for k in order if metrics.objects[k]}
-        return super().examples(metrics, source, model, outputs) | {"curves": curves}
-
-    def compared(
-        self, pixels: np.ndarray, target: Target, answer: Any, names: Sequence[str], metrics: Any
-    ) -> Pair:
-        numbers = {label: k for k, label in enumerate(names)}
-        chosen = [one for one in answer.all if one.score >= metrics.threshold]
-        boxes = np.array([one.box for one in chosen], np.float64).reshape(-1, 4)
-        labels = np.array([numbers[one.label] for one in chosen], np.int64)
-        detections = Detections(boxes, np.array([one.score for one in chosen]), labels)
-        right, seen = outcomes(detections, target, len(names))
-        truth = {"boxes": target.boxes, "labels": target.labels, "right": seen}
-        return box_pair(pixels, truth, {"boxes": boxes, "labels": labels, "right": right})
-
-    # text
-
-    def tables(self, test: Mapping[str, Any]) -> tuple[TaskTable, ...]:
-        return detection_tables(test)
-
-    def summary(self, test: Mapping[str, Any], images: str) -> str:
-        return f"AP {test['ap']:.3f}, AP50 {test['ap50']:.3f} on {test['images']} {images}"
-
-    def report_headline(self, test: Mapping[str, Any]) -> tuple[str, str]:
-        details = f"AP50 {test['ap50']:.3f}, AP75 {test['ap75']:.3f}, on {describe_images(test)}"
-        return f"AP {test['ap']:.3f}", details
+        return self.metrics_of(overlaps, model.config.classes, loss, index)
 
     # prediction
 

@@ -27,7 +27,7 @@ from vitkit.metrics.segmentation import (
     total_counts,
 )
 from vitkit.models.dense import DenseConfig
-from vitkit.models.eomt import Eomt, EomtConfig, default_joint, default_upscale, mask_probabilities
+from vitkit.models.eomt import Eomt, EomtConfig, default_joint, default_upscale
 from vitkit.models.feature_map import (
     Size,
     cells_of,
@@ -48,6 +48,7 @@ from vitkit.report.target_pictures import Pair, mask_pair
 from vitkit.report.task_table import TaskTable
 from vitkit.tasks.class_mask import PIXELS, ClassMask
 from vitkit.tasks.dense import Dense, covered
+from vitkit.tasks.eomt_training import MaskObjective, advance, begin, count_steps, with_draws
 from vitkit.tasks.image_windows import covering_image, in_image_windows
 from vitkit.tasks.task import (
     Answer,
@@ -57,7 +58,6 @@ from vitkit.tasks.task import (
     Likeness,
     Prepare,
     Sizes,
-    SummedObjective,
     describe_images,
     register,
 )
@@ -159,15 +159,11 @@ class Segment(Dense):
         return EomtConfig(queries=self.queries, joint=joint, **shared)
 
     def build(self, model: Model) -> Model:
-        """The model itself; EoMT counts its steps, by which masked attention is annealed."""
-        if isinstance(model, Eomt):
-            model.register_buffer("step", torch.zeros((), dtype=torch.int64))
-        return model
+        return count_steps(model) if isinstance(model, Eomt) else model
 
     # training
 
     def prepare(self, model: Model, order: Order) -> Prepare | None:
-        """EoMT's random numbers: where masks are compared, and which queries drop their masked attention."""
         if not isinstance(model.config, EomtConfig):
             return None
         return partial(with_draws, order, model.config, self.most(model.config))
@@ -178,14 +174,11 @@ class Segment(Dense):
 
     def begin(self, module: Any, steps: int) -> None:
         if isinstance(module, Eomt):
-            module.steps = steps
-            anneal(module)
+            begin(module, steps)
 
-    @torch.no_grad()
     def after_update(self, module: Any) -> None:
         if isinstance(module, Eomt):
-            module.step.add_(1)
-            anneal(module)
+            advance(module)
 
     def objective(self, model: Model) -> "PixelObjective | MaskObjective":
         p, config = model.preprocessing, model.config
@@ -194,7 +187,8 @@ class Segment(Dense):
             criterion = MaskCriterion(
                 mask=self.mask_weight, dice=self.dice_weight, classes=self.class_weight, points=self.points
             )
-            return MaskObjective(criterion=criterion, config=config, most=self.most(config), **scale)
+            objects = partial(objects_in_mask, config, self.most(config))
+            return MaskObjective(criterion=criterion, config=config, objects=objects, **scale)
         assert isinstance(config, LinearSegmenterConfig)
         return PixelObjective(cell=config.cell, dice=self.dice, per_class=self.per_class, **scale)
 
@@ -293,18 +287,7 @@ class Segment(Dense):
 
     # prediction
 
-    def check_head(self, model: Any) -> None:
-        super().check_head(model)
-        if getattr(model.config, "output", "semantic") == "masks":
-            raise Error(
-                "this EoMT answers with the masks of single objects, which predict does not show; load it "
-                "with output semantic",
-                code="model.unsupported",
-            )
-
     def output_shape(self, config: Any) -> tuple[int | None, ...]:
-        if getattr(config, "output", "semantic") == "masks":
-            return None, config.queries, None
         return None, config.classes, *cells_of(config.image_size, config.cell)
 
     def agreement(self, reference: Tensor, outputs: Tensor, tolerance: float) -> Likeness:
@@ -345,55 +328,15 @@ class PixelObjective:
         return {"loss": pixel_loss(logits, batch["mask"], self.cell, weights=weights, dice=self.dice).mean()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class MaskObjective(SummedObjective):
-    """The losses of EoMT's masks and classes, where each class of an image is one object."""
-
-    criterion: MaskCriterion
-    config: EomtConfig
-    most: int  # classes of an image
-    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
-    std: tuple[float, ...] = (0.5, 0.5, 0.5)
-
-    def objects(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        mask = in_whole_patches(batch["mask"], self.config.stride, IGNORE)  # which predicted masks cover
-        return objects_of_classes(mask, self.config.classes, self.most)
-
-    def counts(self, batch: Batch) -> dict[str, Tensor]:
-        return self.criterion.counts(self.objects(batch)[1], self.config.queries)
-
-    def __call__(
-        self, module: nn.Module, batch: Batch, counts: dict[str, Tensor] | None = None
-    ) -> dict[str, Tensor]:
-        images = normalise(batch["image"], self.mean, self.std)
-        outputs = module(images, train=True, drawn=batch.get("drawn"))
-        predictions = list(zip(outputs["masks"], outputs["classes"], strict=True))
-        return self.criterion(predictions, *self.objects(batch), counts, batch.get("shifts"))
-
-
-def with_draws(order: Order, config: EomtConfig, most: int, step: int, batch: Batch) -> Batch:
-    """Add the random numbers of EoMT's training, a pure function of (seed, step, place).
-
-    They come from places below -1, as those of other tasks.
-    """
-    shapes = {"shifts": (config.joint + 1, most + 1, 2), "drawn": (config.joint, config.queries)}
-    drawn = {name: np.empty((len(batch["place"]), *shape), np.float32) for name, shape in shapes.items()}
-    places = [(step, -2 - place) for place in batch["place"].tolist()]
-    for row, rng in enumerate(order.rngs(places)):
-        for values in drawn.values():
-            rng.random(out=values[row], dtype=np.float32)
-    return batch | {name: torch.from_numpy(values) for name, values in drawn.items()}
+def objects_in_mask(config: EomtConfig, most: int, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The classes of each image as objects, padded to the whole patches that predicted masks cover."""
+    mask = in_whole_patches(batch["mask"], config.stride, IGNORE)
+    return objects_of_classes(mask, config.classes, most)
 
 
 @cache  # a copy to the GPU synchronises, and cannot be captured in a CUDA graph
 def on_device(values: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(values, device=device)
-
-
-@torch.no_grad()
-def anneal(model: Any) -> None:
-    """Set the share of queries with masked attention for the step that comes next; on the device."""
-    model.mask_probabilities.copy_(mask_probabilities(model.step, model.steps, model.config.joint))
 
 
 def rare_class_weights(source: Source) -> tuple[float, ...]:

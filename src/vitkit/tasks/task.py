@@ -380,7 +380,8 @@ T = TypeVar("T", bound=type[Task])
 REGISTERED: dict[str, type[Task]] = {}
 PACKAGE = "vitkit.tasks"
 SHARED = (  # files of the package that define no task
-    "task", "self_supervised", "teacher", "dense", "class_mask", "image_windows",
+    "task", "self_supervised", "teacher", "dense", "class_mask", "eomt_training", "image_windows",
+    "object_task",
 )  # fmt: skip
 
 

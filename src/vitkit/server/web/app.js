@@ -64,7 +64,7 @@ async function answer(item) {
     await introduced; // what the server takes
     check(item.file);
     const waiting = (seconds) => change(item, seconds ? { state: "waiting", seconds } : { state: "sending" });
-    const query = model.task === "detect" ? `&reject=${LEAST}` : "";
+    const query = ["detect", "instances"].includes(model.task) ? `&reject=${LEAST}` : "";
     const said = await ask(`v1/predict?top=${TOP}${query}`, { body: item.file, signal, waiting });
     const [result] = said.results;
     if (result.error) throw new Refused(result.error, 422);

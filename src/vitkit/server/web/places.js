@@ -10,7 +10,7 @@ const COLOURS =
 const LARGEST = 4096; // pixels of the longer side of a mask that is drawn
 const USUAL = 0.3; // threshold of a detector that names none
 
-export const inPlaces = (model) => ["detect", "segment"].includes(model.task);
+export const inPlaces = (model) => ["detect", "instances", "segment"].includes(model.task);
 export const threshold = (model) => model.reject_below ?? model.threshold ?? USUAL;
 
 // What an answer says about places, or nothing: { boxes } or { classes, size }.
