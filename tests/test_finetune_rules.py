@@ -14,6 +14,7 @@ from vitkit.planning import automatic, finetune_rules
 from vitkit.planning.resume import with_stored_choices
 from vitkit.recipes import recipe
 from vitkit.recipes.finetune import table4
+from vitkit.recipes.recipe import override
 from vitkit.runs.features import ridge_classifier
 from vitkit.runs.folder import changed_flags
 from vitkit.runtime.runtime import Runtime
@@ -194,3 +195,18 @@ def test_weights_that_reconstruct_are_fine_tuned_for_longer():
         for name in ("ViT-B/16.augreg-i21k", "MAE-B/16.i1k")
     ]
     assert steps[1] == pytest.approx(2 * steps[0], abs=1)
+
+
+@pytest.mark.parametrize("options, keep, margin", [
+    ({}, "best", 0.5), ({"keep": "best"}, "best", 0.0), ({"keep": "last"}, "last", 0.0),
+    ({"keep": "best", "set": ("keep_margin=2",)}, "best", 2.0), ({"set": ("keep_margin=2",)}, "best", 2.0),
+])  # fmt: skip
+def test_who_asks_for_the_best_weights_gets_them_without_a_margin(options, keep, margin):
+    train = source([20, 20])
+    circumstances = automatic.circumstances(
+        Training(**options), {"train": train, "val": source([5, 5])}, Runtime()
+    )
+    request = finetuning("digits", Training(**options))
+    requested = override(request.recipe, request.options.set)
+    chosen = automatic.choose_stopping(requested, circumstances)[0]
+    assert (chosen.keep, chosen.keep_margin, chosen.patience) == (keep, margin, 0)

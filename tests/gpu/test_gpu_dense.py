@@ -67,5 +67,7 @@ def test_the_first_losses_in_float32_are_those_of_a_cpu(head, tmp_path):
     go(r, tmp_path / "cpu", device="cpu", precision="fp32")
     go(r, tmp_path / "here", precision="fp32")
     expected = losses(tmp_path / "cpu")
-    tolerance = 1e-2 if head in ("eomt", "instances") else 1e-3  # which points are uncertain is decided by rounding
+    tolerance = (
+        1e-2 if head in ("eomt", "instances") else 1e-3
+    )  # which points are uncertain is decided by rounding
     assert len(expected) == FIRST and losses(tmp_path / "here") == pytest.approx(expected, rel=tolerance)

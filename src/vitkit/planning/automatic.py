@@ -171,7 +171,9 @@ def choose_stopping(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choic
             keep = recipe.keep if "keep" in known.fixed else "best"
             patience = PATIENCE if keep == "best" and "patience" in recipe.auto else 0
             patience = recipe.patience if "patience" in known.fixed else patience
-            recipe = replace(recipe, keep=keep, patience=patience)
+            asked = "keep" in known.fixed and "keep_margin" not in known.fixed
+            margin = 0.0 if asked else recipe.keep_margin  # who asks for the best gets the best
+            recipe = replace(recipe, keep=keep, patience=patience, keep_margin=margin)
         return recipe, None  # the plan and the result show both
     if recipe.keep == "best" or recipe.patience:
         has_val = "val" in known.splits
