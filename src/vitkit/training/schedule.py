@@ -51,6 +51,7 @@ RANGES = {
     "shots": SHOTS,
     "draws": SEEDS,
     "patience": Range(0, 10**6),
+    "keep_margin": Range(0, 100),
     "seed": Range(0, 2**63 - 1),
 }
 
