@@ -58,7 +58,7 @@ def test_a_plan_downloads_and_writes_nothing(photos, tmp_path, capsys):
     assert plan["action"] == "create" and plan["run"] == "runs/photos" and plan["download_MB"] == 37
     assert plan["start"] == "ViT-Ti/16.augreg-i21k" and 5e6 < plan["parameters"] < 6e6
     assert plan["steps"] == plan["steps_left"] == 500 and plan["epochs"] == pytest.approx(500 * 8 / 26)
-    assert plan["learning_rate"] == 0.00052 and plan["seconds"] > 0 and plan["memory_GB"] > 0
+    assert plan["learning_rate"] == 0.0005 and plan["seconds"] > 0 and plan["memory_GB"] > 0
     assert (plan["keep"], plan["patience"], plan["evaluations"]) == ("last", 0, 0)
     assert files(tmp_path) == before
     assert run("finetune", *words, "--plan") == 0
@@ -66,7 +66,7 @@ def test_a_plan_downloads_and_writes_nothing(photos, tmp_path, capsys):
     assert files(tmp_path) == before
     assert max(map(len, shown.splitlines())) <= 80 and len(shown.splitlines()) < 40 and "{" not in shown
     shown = " ".join(shown.split())
-    for text in ("Would create runs/photos", "37 MB", "500 steps", "0.00052", "warm-up", "32 x 32",
+    for text in ("Would create runs/photos", "37 MB", "500 steps", "0.0005", "warm-up", "32 x 32",
                  "8 images", "horizontal flips", "Mixup 0.2", "last weights", "26 training"):  # fmt: skip
         assert text in shown
 

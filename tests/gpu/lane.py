@@ -32,7 +32,7 @@ FAILURES = "failures.txt"
 RECORD, PAGE = ROOT / "docs/lab/gpu.json", ROOT / "docs/lab/gpu.md"
 SOURCES = (  # what computes on a GPU and nowhere else, or captures it in a CUDA graph
     "inference/bf16.py", "inference/builders.py", "models/attention.py", "models/encoder.py",
-    "models/norm.py", "ops/assignment_kernel.py", "ops/attention.py", "ops/batched_assignment.py",
+    "ops/assignment_kernel.py", "ops/attention.py", "ops/batched_assignment.py",
     "ops/cublaslt.py", "ops/cuda_graph.py", "ops/custom_op.py", "ops/fused.py",
     "ops/low_precision.py", "ops/triton_kernels.py", "runtime/processes.py", "runtime/runtime.py",
     "training/loop.py", "training/optimizer.py", "training/step.py", "training/step_graph.py",

@@ -103,7 +103,7 @@ BY_HAND: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "the last weights are kept and not the best", "src/vitkit/runs/finish.py",
-        "if run.recipe.keeps_best and best.exists():", "if False:", KEPT,
+        "if keeps_best(run.recipe, run.progress) and best.exists():", "if False:", KEPT,
     ),
     (
         "the end of a run is no candidate", "src/vitkit/runs/run.py",

@@ -48,8 +48,8 @@ class AnyGrid(nn.Module):
             column = table[0, :, positions.width // 2 :]
             self.register_buffer("line", column.float(), persistent=False)
 
-    def forward(self, z: Tensor, grid: Grid, layer: int) -> Tensor:
-        """Add the positions of this layer to its input z."""
+    def forward(self, z: Tensor, grid: Grid, layer: int, chosen: None = None) -> Tensor:
+        """Add the positions of this layer to its input z, which has all patches."""
         p = self.learned
         if p.kind in ("none", "relative") or (layer and p.injection == "stem"):
             return z

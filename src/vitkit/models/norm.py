@@ -6,7 +6,7 @@ from vitkit.ops.fused import layer_norm
 
 
 class LayerNorm(nn.LayerNorm):
-    """LayerNorm before a dense layer: under autocast to bf16 its result is already in bf16."""
+    """LayerNorm before a dense layer: in training in bf16 its result is already in bf16."""
 
     def forward(self, z: Tensor) -> Tensor:
         return layer_norm(z, self)

@@ -57,9 +57,9 @@ def keeps_best(recipe: Recipe, progress: Mapping[str, Any]) -> bool:
     With a margin the best evaluation must be better than the last by that many standard errors of a share of
     val images. A score that is no share has none, so that any difference counts.
     """
-    best, last = progress["best"], progress.get("last")
-    if not recipe.keeps_best or best is None:
+    if not recipe.keeps_best or progress["best"] is None:
         return False
+    best, last = progress["best"], progress.get("last")
     if not recipe.keep_margin or last is None:
         return True
     variance = max(0.0, best * (1 - best)) / max(1, progress.get("best_images") or 1)
