@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from annotated_data import coco, one_image, random_mask, voc_xml, write_coco, write_mask, write_photo
+from refusals import refused
 
 from vitkit.commands.doctor import doctor
 from vitkit.data.doctor import examine, usable
@@ -123,6 +124,21 @@ def test_images_without_objects(tmp_path):
     report = examined(tmp_path)
     assert kinds(report) == {"no-objects": ("images/train/2.png",)}
     assert report.targets["train"]["empty"] == 1
+
+
+def test_a_split_without_any_object_is_refused_before_training(tmp_path):
+    objects(tmp_path, GOOD)
+    for n in range(2):
+        write_photo(tmp_path / f"images/val/{n}.png", 50 + n, 400, 512)
+    listed = [{"id": n, "file_name": f"{n}.png", "width": 512, "height": 400} for n in range(2)]
+    one = {"id": 1, "image_id": 0, "category_id": 1, "bbox": [10, 10, 100, 80]}
+    write_coco(tmp_path / "annotations/val.json", coco(listed, [one]))
+    assert not usable(open_data(tmp_path), "x", "boxes")
+    write_coco(tmp_path / "annotations/val.json", coco(listed, []))
+    report = examined(tmp_path, deep=False)
+    assert not report.ok and "nothing-annotated" in kinds(report)
+    with refused("data.labels", "val", "2"):
+        usable(open_data(tmp_path), "x", "boxes")
 
 
 def test_orientation_and_sizes(tmp_path):

@@ -19,9 +19,10 @@ from vitkit.data.findings import Finding, find, some
 from vitkit.data.loader import BadFiles, TooManyBad
 from vitkit.data.names import folded
 from vitkit.data.sources.source import Source
-from vitkit.data.target_checks import annotation_notes, check_kind, examine_targets
+from vitkit.data.target_checks import annotation_notes, check_kind, examine_targets, nothing_annotated
 from vitkit.errors import Error
 
+REFUSED_AS = {"nothing-to-test": "data.empty", "nothing-annotated": "data.labels"}
 FEW, FEW_IN_ALL = 5, 20  # training images of a class, and of all classes
 IMBALANCE = 10  # size ratio of the largest class to the smallest
 MANY = 1_000_000  # larger data sets are not checked before training
@@ -150,7 +151,7 @@ def usable(splits: Mapping[str, Source], place: str, targets: str = "") -> list[
     files = {split: files_by_class(source, names[split]) for split, source in ordered(splits).items()}
     findings = list(structure(ordered(splits), files))
     if errors := [finding for finding in findings if finding.severity == "error"]:
-        code = "data.empty" if errors[0].kind == "nothing-to-test" else "data.classes"
+        code = REFUSED_AS.get(errors[0].kind, "data.classes")
         message = " ".join(f"{finding.text} {finding.remedy}" for finding in errors)
         raise Error(f"{place}: {message}", code=code)
     return findings
@@ -211,6 +212,7 @@ def structure(splits: Mapping[str, Source], files: dict[str, dict[str, list[str]
         yield find("other-files", skipped)
     if any(source.targets for source in splits.values()):  # their images have no label of their own
         yield from annotation_notes(splits)
+        yield from nothing_annotated(splits)
         return
     alike: dict[str, list[str]] = {}
     for name in sorted(set(chain(*files.values()))):

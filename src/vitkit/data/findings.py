@@ -25,6 +25,9 @@ KINDS = {  # severity, text, remedy; a remedy is one line
     "nothing-to-test": ("error", "Images in {train}: {count}, one of each class",
         "Add images: a class needs at least two different ones, one to train and one to test on, and 50 or "
         "more for a meaningful result"),
+    "nothing-annotated": ("error", "Images of {split}: {count}, none with an annotated object",
+        "Annotate objects in some of them, check that the annotations name these images; if val or test is "
+        "left out, a part of train takes its place"),
     "empty-class": ("warning", "Classes without an image in {train}: {classes}",
         "Add images of them, or delete the empty folders: a folder without a readable image is not a class, "
         "and a class without images is never predicted"),

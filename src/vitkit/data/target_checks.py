@@ -199,6 +199,13 @@ def no_objects(
         yield find("no-objects", empty, count=f"{len(every):,}")
 
 
+def nothing_annotated(splits: Mapping[str, Source]) -> Iterator[Finding]:
+    """Splits with boxes none of whose images has any; known without reading the annotations one by one."""
+    for split, source in splits.items():
+        if has_boxes(source) and source.targets and not source.targets.most:
+            yield find("nothing-annotated", split=split, count=f"{len(source):,}")
+
+
 def has_boxes(source: Source) -> bool:
     return source.targets is not None and "boxes" in source.targets.kinds
 
