@@ -4,12 +4,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitkit.models.eomt import EomtConfig
-from vitkit.models.linear_segmenter import LinearSegmenterConfig
-from vitkit.models.pyramid_detector import fcos_config
+from vitkit.models.dense.eomt import EomtConfig
+from vitkit.models.dense.linear_segmenter import LinearSegmenterConfig
+from vitkit.models.dense.pyramid_detector import fcos_config
+from vitkit.models.dense.yolos import yolos_config
 from vitkit.models.variants import fresh
 from vitkit.models.vit import ViTConfig
-from vitkit.models.yolos import yolos_config
 
 NAMES = ("sky", "<b>road</b>", "=car")
 

@@ -31,7 +31,6 @@ SAME_IDEA = {  # one idea on two floors
     "bulk.py": "the computation, and the verb",
     "card.py": "the fields of a card, and its JSON",
     "cost.py": "the formulas, and the verb",
-    "dense.py": "the base of models, and of tasks, with dense outputs",
     "dino.py": "the layout of its files, and the task",
     "doctor.py": "the examination, and the verb",
     "export.py": "the files, and the verb",

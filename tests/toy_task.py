@@ -14,7 +14,7 @@ from vitkit.models.variants import Model
 from vitkit.recipes import RECIPES, pretrain
 from vitkit.recipes.recipe import Recipe
 from vitkit.tasks import task as registry
-from vitkit.tasks.self_supervised import SelfSupervised
+from vitkit.tasks.shared.self_supervised import SelfSupervised
 from vitkit.tasks.task import Batch, Objective, register
 from vitkit.training.schedule import Duration
 

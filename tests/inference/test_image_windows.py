@@ -20,10 +20,10 @@ from vitkit.data.sources.source import Source
 from vitkit.data.targets import Target, Targets
 from vitkit.data.views import resize
 from vitkit.inference.predict import load_model, logits, predict_many, prepared
-from vitkit.models.eomt import EomtConfig
+from vitkit.models.dense.eomt import EomtConfig
 from vitkit.runs.evaluation import evaluate
-from vitkit.tasks.image_windows import covering, in_image_windows
 from vitkit.tasks.segment import Segment
+from vitkit.tasks.shared.image_windows import covering, in_image_windows
 from vitkit.tasks.task import task_of
 
 SIZE = (32, 48)

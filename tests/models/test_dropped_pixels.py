@@ -12,7 +12,7 @@ from vitkit.commands.export import export
 from vitkit.commands.look import inspect
 from vitkit.inference.graphs import Form, trace
 from vitkit.metrics.cost import flops, forward_flops
-from vitkit.models.masked import MaskedViT, with_mask_token
+from vitkit.models.self_supervised.masked import MaskedViT, with_mask_token
 from vitkit.models.variants import configure, skeleton
 from vitkit.models.vit import in_patches
 from vitkit.ops.fused import patchify

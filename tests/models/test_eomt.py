@@ -5,8 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from vitkit.errors import Error
-from vitkit.models.encoder import scaled
-from vitkit.models.eomt import (
+from vitkit.models.dense.eomt import (
     EomtConfig,
     Joint,
     JointAttention,
@@ -15,7 +14,8 @@ from vitkit.models.eomt import (
     semantic_scores,
     unpacked,
 )
-from vitkit.models.segments import instances, masks_at_pixels, panoptic
+from vitkit.models.dense.segments import instances, masks_at_pixels, panoptic
+from vitkit.models.encoder import scaled
 from vitkit.models.variants import fresh
 from vitkit.models.vit import ViTConfig
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from vitkit.errors import ConfigError
+from vitkit.models.dense.pyramid_detector import FcosConfig, boxes_at, fcos_config, locations
 from vitkit.models.initialization import initialize_vit
-from vitkit.models.pyramid_detector import FcosConfig, boxes_at, fcos_config, locations
 from vitkit.models.vit import ViTConfig
 from vitkit.ops.fused import exporting
 

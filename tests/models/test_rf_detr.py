@@ -5,12 +5,12 @@ import torch
 from rf_detr_peer import both
 
 from vitkit.errors import ConfigError, Error
-from vitkit.models.deformable import DeformableAttention, initialize_deformable
-from vitkit.models.rf_detr import RfDetrConfig, cell_boxes, detections, rf_detr_config, rf_detr_on
-from vitkit.models.rf_detr_loss import GroupSetLoss
+from vitkit.models.dense.deformable import DeformableAttention, initialize_deformable
+from vitkit.models.dense.rf_detr import RfDetrConfig, cell_boxes, detections, rf_detr_config, rf_detr_on
+from vitkit.models.dense.rf_detr_loss import GroupSetLoss
+from vitkit.models.dense.windowed_encoder import joined, split, windowed_maps
 from vitkit.models.variants import fresh, published_variant, skeleton
 from vitkit.models.vit import ViTConfig
-from vitkit.models.windowed_encoder import joined, split, windowed_maps
 from vitkit.ops.boxes import corners
 
 LIMIT = 1e-5

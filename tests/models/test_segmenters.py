@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from vitkit.errors import Error
-from vitkit.models.feature_map import (
+from vitkit.models.dense.feature_map import (
     BatchNorm,
     ChannelNorm,
     ScaleBlock,
@@ -17,10 +17,10 @@ from vitkit.models.feature_map import (
     resized_maps,
     upsample,
 )
-from vitkit.models.linear_segmenter import LinearSegmenterConfig
+from vitkit.models.dense.linear_segmenter import LinearSegmenterConfig
+from vitkit.models.dense.windows import window_starts, windowed
 from vitkit.models.variants import fresh, variant
 from vitkit.models.vit import ViT, ViTConfig
-from vitkit.models.windows import window_starts, windowed
 
 VIT = {"width": 16, "depth": 2, "heads": 2, "hidden": 32, "patch": 8, "image_size": (32, 48), "classes": 0}
 KINDS = {

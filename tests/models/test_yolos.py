@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from vitkit.errors import ConfigError
+from vitkit.models.dense.yolos import YolosConfig
 from vitkit.models.positions import resize_positions
 from vitkit.models.variants import fresh
 from vitkit.models.vit import ViTConfig
-from vitkit.models.yolos import YolosConfig
 
 VIT = {"width": 32, "depth": 3, "heads": 2, "hidden": 48, "patch": 8, "image_size": (32, 48), "classes": 0}
 

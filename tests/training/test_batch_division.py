@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from vitkit.data.order import Order
-from vitkit.models.eomt import EomtConfig
-from vitkit.models.linear_segmenter import LinearSegmenterConfig
-from vitkit.models.pyramid_detector import all_locations, fcos_config
-from vitkit.models.rf_detr import rf_detr_on
+from vitkit.models.dense.eomt import EomtConfig
+from vitkit.models.dense.linear_segmenter import LinearSegmenterConfig
+from vitkit.models.dense.pyramid_detector import all_locations, fcos_config
+from vitkit.models.dense.rf_detr import rf_detr_on
+from vitkit.models.dense.yolos import yolos_config
 from vitkit.models.variants import fresh
 from vitkit.models.vit import ViTConfig
-from vitkit.models.yolos import yolos_config
 from vitkit.tasks.detect import Detect
 from vitkit.tasks.instances import Instances
 from vitkit.tasks.segment import Segment

@@ -15,7 +15,7 @@ from torch import nn
 from vitkit.data.augment import Distortion
 from vitkit.data.order import Order
 from vitkit.data.views import View
-from vitkit.models.projection import BatchNorm, Projection
+from vitkit.models.self_supervised.projection import BatchNorm, Projection
 from vitkit.models.variants import build
 from vitkit.recipes.recipe import Recipe
 from vitkit.runtime.runtime import Runtime

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from vitkit.models.fcos_loss import assign, centreness_of, fcos_loss, focal_loss
+from vitkit.models.dense.fcos_loss import assign, centreness_of, fcos_loss, focal_loss
+from vitkit.models.dense.pyramid_detector import fcos_config, locations
+from vitkit.models.dense.set_loss import SetLoss
 from vitkit.models.initialization import initialize_vit
-from vitkit.models.pyramid_detector import fcos_config, locations
-from vitkit.models.set_loss import SetLoss
 from vitkit.models.vit import ViTConfig
 from vitkit.ops.boxes import box_iou, generalized_iou
 

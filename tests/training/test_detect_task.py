@@ -11,11 +11,11 @@ from vitkit.data.targets import Target, Targets
 from vitkit.data.views import View
 from vitkit.errors import Error
 from vitkit.models.card import Preprocessing
-from vitkit.models.pyramid_detector import FcosConfig
-from vitkit.models.rf_detr import RfDetrConfig
+from vitkit.models.dense.pyramid_detector import FcosConfig
+from vitkit.models.dense.rf_detr import RfDetrConfig
+from vitkit.models.dense.yolos import YolosConfig
 from vitkit.models.variants import build, fresh
 from vitkit.models.vit import ViTConfig
-from vitkit.models.yolos import YolosConfig
 from vitkit.tasks.detect import Detect, padded_objects, placed
 from vitkit.tasks.task import Evaluation, task_of
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from vitkit.data.views import View
 from vitkit.metrics.feature_statistics import feature_std
-from vitkit.models.dino_head import DinoHead
+from vitkit.models.self_supervised.dino_head import DinoHead
 from vitkit.recipes import recipe
 from vitkit.recipes.recipe import Recipe, from_json, override, to_json
 from vitkit.runs.build import start_training

@@ -16,7 +16,7 @@ from vitkit.data.sources.source import digits
 from vitkit.data.views import View, normalise
 from vitkit.models.adapt import adapt
 from vitkit.models.card import Preprocessing
-from vitkit.models.student import (
+from vitkit.models.self_supervised.student import (
     FrozenTeacher,
     digest_of,
     feature_width,

@@ -10,7 +10,7 @@ from refusals import refused
 from test_dino import SIZES, batch_of, defined_loss, split, views_of
 
 from vitkit.data.order import Order
-from vitkit.models.masked import maskable
+from vitkit.models.self_supervised.masked import maskable
 from vitkit.models.variants import fresh
 from vitkit.recipes import recipe
 from vitkit.recipes.recipe import Recipe, override

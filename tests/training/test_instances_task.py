@@ -22,10 +22,10 @@ from vitkit.data.targets import Target, Targets
 from vitkit.data.views import View, normalise
 from vitkit.metrics.overlaps import Detections, flattened, overlap, restored
 from vitkit.models.card import Preprocessing
-from vitkit.models.eomt import EomtConfig, unpacked
-from vitkit.models.feature_map import cells_of
-from vitkit.models.mask_criterion import largest_objects, shifted
-from vitkit.models.segments import instances, instances_at_pixels, masks_at_pixels
+from vitkit.models.dense.eomt import EomtConfig, unpacked
+from vitkit.models.dense.feature_map import cells_of
+from vitkit.models.dense.mask_criterion import largest_objects, shifted
+from vitkit.models.dense.segments import instances, instances_at_pixels, masks_at_pixels
 from vitkit.ops.points import even_points
 from vitkit.tasks.instances import Instances, owners
 from vitkit.tasks.task import Evaluation
@@ -134,7 +134,7 @@ def test_masks_at_the_pixels_of_an_image_a_few_at_a_time(monkeypatch):
     fit, size = (28, 48), (91, 150)
     whole = instances(masks_at_pixels(masks, fit, size, 4.0), classes, 6)
     for most in (2**24, 1):
-        monkeypatch.setattr("vitkit.models.segments.LARGEST", most)
+        monkeypatch.setattr("vitkit.models.dense.segments.LARGEST", most)
         parts = instances_at_pixels(masks, classes, fit, size, 4.0, 6)
         assert torch.equal(parts.masks, whole.masks) and torch.equal(parts.classes, whole.classes)
         assert torch.equal(parts.scores, whole.scores)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from vitkit.data.order import Order
-from vitkit.models.masked import MaskedViT, maskable, with_mask_token
+from vitkit.models.self_supervised.masked import MaskedViT, maskable, with_mask_token
 from vitkit.models.variants import fresh
 from vitkit.tasks.masked import (
     TARGETS,

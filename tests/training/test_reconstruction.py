@@ -14,11 +14,11 @@ from vitkit.data.order import Order
 from vitkit.data.views import normalise
 from vitkit.metrics.cost import forward_flops
 from vitkit.models.positions import sincos2d
-from vitkit.models.reconstruction import decoder_config, visible_patches
+from vitkit.models.self_supervised.reconstruction import decoder_config, visible_patches
 from vitkit.models.variants import configure, skeleton
 from vitkit.tasks.mae import EPSILON, Mae, standardised, targets
 from vitkit.tasks.masked import GREY
-from vitkit.tasks.self_supervised import feature_width
+from vitkit.tasks.shared.self_supervised import feature_width
 from vitkit.tasks.simmim import SimMim
 from vitkit.training.step import blank
 

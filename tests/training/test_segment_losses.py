@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitkit.models import pixel_loss as pixels
-from vitkit.models.mask_criterion import (
+from vitkit.models.dense import pixel_loss as pixels
+from vitkit.models.dense.mask_criterion import (
     MaskCriterion,
     binary_loss,
     class_loss,
@@ -14,7 +14,7 @@ from vitkit.models.mask_criterion import (
     pairwise_costs,
     shifted,
 )
-from vitkit.models.pixel_loss import pixel_loss
+from vitkit.models.dense.pixel_loss import pixel_loss
 from vitkit.ops.points import even_points, sample, sample_each, sample_own, sample_owners
 
 

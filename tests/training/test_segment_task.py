@@ -11,9 +11,9 @@ from vitkit.data.targets import Target, Targets
 from vitkit.data.views import View, normalise
 from vitkit.errors import Error
 from vitkit.models.card import Preprocessing
-from vitkit.models.eomt import Eomt, mask_probabilities
-from vitkit.models.linear_segmenter import LinearSegmenter
-from vitkit.models.pixel_loss import pixel_loss
+from vitkit.models.dense.eomt import Eomt, mask_probabilities
+from vitkit.models.dense.linear_segmenter import LinearSegmenter
+from vitkit.models.dense.pixel_loss import pixel_loss
 from vitkit.models.variants import build
 from vitkit.tasks.segment import ClassMask, Segment, class_map
 from vitkit.tasks.task import Evaluation, option_names, task_class

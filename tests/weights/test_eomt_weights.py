@@ -7,7 +7,7 @@ import torch
 from conftest import randomise
 
 from vitkit.errors import Error, WeightsError
-from vitkit.models.eomt import Eomt, EomtConfig
+from vitkit.models.dense.eomt import Eomt, EomtConfig
 from vitkit.models.variants import fresh
 from vitkit.models.vit import ViTConfig
 from vitkit.weights.formats import formats

@@ -9,7 +9,7 @@ from rf_detr_peer import both, peer
 from safetensors.torch import load_file
 
 from vitkit.models.card import Preprocessing
-from vitkit.models.rf_detr import RfDetrConfig, rf_detr_config
+from vitkit.models.dense.rf_detr import RfDetrConfig, rf_detr_config
 from vitkit.models.variants import fresh
 from vitkit.models.vit import ViTConfig
 from vitkit.weights import published

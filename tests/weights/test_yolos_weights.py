@@ -9,9 +9,9 @@ import torch
 
 import vitkit
 from vitkit.errors import WeightsError
+from vitkit.models.dense.yolos import YolosConfig
 from vitkit.models.variants import fresh
 from vitkit.models.vit import ViTConfig
-from vitkit.models.yolos import YolosConfig
 
 LIMIT = 1e-5
 SIZES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 48}
@@ -78,7 +78,7 @@ def test_the_loss_is_that_of_transformers(tmp_path):
     pytest.importorskip("scipy")
     from transformers.loss.loss_for_object_detection import HungarianMatcher
 
-    from vitkit.models.set_loss import SetLoss
+    from vitkit.models.dense.set_loss import SetLoss
 
     peer, folder = peer_of(tmp_path, middle=False)
     model = vitkit.load(folder)

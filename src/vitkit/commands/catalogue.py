@@ -11,7 +11,7 @@ from vitkit.models.vit import ViTConfig
 from vitkit.recipes import RECIPES
 from vitkit.recipes.recipe import Recipe, settings
 from vitkit.report.terminal import say
-from vitkit.tasks.task import SHARED, files_of_tasks, task_class
+from vitkit.tasks.task import built_in_tasks, task_class
 from vitkit.weights.card import Card
 from vitkit.weights.convert import Conversion
 from vitkit.weights.formats import formats as weight_formats
@@ -98,8 +98,7 @@ def recipes() -> list[dict[str, Any]]:
 
 def tasks() -> list[dict[str, Any]]:
     """The tasks of this package, without those that a program registers."""
-    names = sorted(set(files_of_tasks()) - set(SHARED))
-    return [{"task": name, "labels": task_class(name).labelled} for name in names]
+    return [{"task": name, "labels": task_class(name).labelled} for name in sorted(built_in_tasks())]
 
 
 def describe(what: str) -> dict[str, Any]:

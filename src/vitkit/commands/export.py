@@ -20,7 +20,7 @@ from vitkit.inference.export import NAMES, check_kind, runner, write
 from vitkit.inference.graphs import TYPES, Form, check_form
 from vitkit.inference.predict import logits, with_merging
 from vitkit.models.adapt import adapt
-from vitkit.models.dense import DenseModel
+from vitkit.models.dense.dense_model import DenseModel
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViTConfig, dropped
 from vitkit.report.terminal import say, warn

@@ -16,7 +16,7 @@ from vitkit.commands.shared import Emit
 from vitkit.errors import Error
 from vitkit.inference.predict import describe_view
 from vitkit.metrics.cost import parameters
-from vitkit.models.dense import DenseConfig
+from vitkit.models.dense.dense_model import DenseConfig
 from vitkit.models.variants import VARIANTS, Config, Model
 from vitkit.models.vit import ViTConfig
 from vitkit.report.model_card import LIBRARIES, model_card

@@ -19,7 +19,7 @@ from torch.export import Dim, ExportedProgram
 
 from vitkit.data.views import make_levels
 from vitkit.errors import Error
-from vitkit.models.dense import DenseConfig
+from vitkit.models.dense.dense_model import DenseConfig
 from vitkit.models.positions import RESIZE, Grid, Positions, sincos2d
 from vitkit.models.resnet import ResNetConfig
 from vitkit.models.variants import Model

@@ -26,12 +26,12 @@ from vitkit.inference.rejection import rejection_threshold
 from vitkit.inference.tta import VIEWS, Tta, augmented, check_tta, size_before
 from vitkit.inference.zero_shot import zero_shot
 from vitkit.models.card import Origin, Preprocessing, shorter_side, with_view
-from vitkit.models.dense import DenseModel
+from vitkit.models.dense.dense_model import DenseModel
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViT
 from vitkit.options import parse_view
 from vitkit.runtime.runtime import choose_runtime
-from vitkit.tasks.image_windows import covering_image, in_image_windows
+from vitkit.tasks.shared.image_windows import covering_image, in_image_windows
 from vitkit.tasks.task import Answer, Sizes, task_of
 from vitkit.weights.load import load
 from vitkit.weights.locate import WEIGHTS, is_exported

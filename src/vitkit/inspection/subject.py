@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import Error, did_you_mean
-from vitkit.models.dense import DenseModel
+from vitkit.models.dense.dense_model import DenseModel
 from vitkit.models.encoder import Grid
 from vitkit.models.vit import ViT, grid_of
 

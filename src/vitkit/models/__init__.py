@@ -1,1 +1,1 @@
-"""The models of the paper: ViT, hybrids, BiT and axial ResNets, as nn.Modules."""
+"""ViTs of the paper and later ones, hybrids and ResNets, and the parts that tasks add, as nn.Modules."""

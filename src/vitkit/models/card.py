@@ -15,7 +15,7 @@ class Preprocessing:
 
     # "squash" ignores the aspect ratio, "crop" resizes the shorter side, then crops the centre, and "fit"
     # resizes the whole image to fit, keeping its aspect ratio, and pads the right or bottom; "windows", for
-    # segmentation, resizes it to cover the model's size and computes it in windows (tasks/image_windows.py)
+    # segmentation, resizes it to cover the model, in windows (tasks/shared/image_windows.py)
     resize: str = "squash"
     crop: float = 1.0  # with resize="crop": crop size / shorter side
     interpolation: str = "bilinear"

@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize
 
 from vitkit.errors import Error
 from vitkit.models.adapt import HEADS
-from vitkit.models.dense import DenseModel
+from vitkit.models.dense.dense_model import DenseModel
 from vitkit.ops.precision import add_product
 from vitkit.options import Range, check_within
 

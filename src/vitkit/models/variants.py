@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from vitkit.errors import ConfigError, Error, did_you_mean
-from vitkit.models.dense import DenseConfig, DenseModel, published_config
+from vitkit.models.dense.dense_model import DenseConfig, DenseModel, published_config
 from vitkit.models.families import NAMES, family_options
 from vitkit.models.initialization import initialize_resnet, initialize_vit
 from vitkit.models.resnet import ResNet, ResNetConfig, StemConfig

@@ -16,7 +16,7 @@ from vitkit.data.order import Order
 from vitkit.data.sources.source import Source
 from vitkit.data.target_views import TargetView, empty_stacks
 from vitkit.metrics.cost import Memory, activation_bytes, training_memory
-from vitkit.models.dense import DenseModel
+from vitkit.models.dense.dense_model import DenseModel
 from vitkit.models.variants import Config, Model, skeleton
 from vitkit.recipes.recipe import Recipe
 from vitkit.runs.batches import training_view

@@ -25,7 +25,7 @@ from vitkit.errors import Error, similar_path
 from vitkit.io.files import replace_file
 from vitkit.models.adapt import linear_heads
 from vitkit.models.card import Origin, Preprocessing
-from vitkit.models.dense import DenseModel
+from vitkit.models.dense.dense_model import DenseModel
 from vitkit.models.variants import Model, configure, with_options
 from vitkit.models.vit import ViT, with_size_note
 from vitkit.options import part_of

@@ -33,7 +33,7 @@ from vitkit.inspection.subject import (
     transformer,
 )
 from vitkit.io.system import READ
-from vitkit.models.dense import DenseModel
+from vitkit.models.dense.dense_model import DenseModel
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT, dropped
 from vitkit.report.overlay import stretched, to_bytes

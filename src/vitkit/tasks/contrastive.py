@@ -23,16 +23,16 @@ from vitkit.data.views import MoreViews, View, normalise
 from vitkit.errors import Error
 from vitkit.metrics.feature_statistics import effective_rank, feature_std
 from vitkit.models.initialization import generator_of
-from vitkit.models.projection import Projection
-from vitkit.models.student import feature_width
+from vitkit.models.self_supervised.projection import Projection
+from vitkit.models.self_supervised.student import feature_width
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViT
 from vitkit.ops.precision import product
 from vitkit.options import Range
 from vitkit.runtime.collectives import gather_rows, sum_over_processes
-from vitkit.tasks.self_supervised import FeatureMetrics, SelfSupervised
+from vitkit.tasks.shared.self_supervised import FeatureMetrics, SelfSupervised
+from vitkit.tasks.shared.teacher import StudentTeacher
 from vitkit.tasks.task import Batch, Evaluation, Objective, Prepare, register
-from vitkit.tasks.teacher import StudentTeacher
 
 FROZEN = ("auto", "yes", "no")
 GROUP = 256  # images that evaluation compares with each other

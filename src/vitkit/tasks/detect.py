@@ -18,19 +18,19 @@ from vitkit.errors import Error
 from vitkit.metrics.detection_analysis import AnalysedDetections
 from vitkit.metrics.overlaps import Detections, overlap
 from vitkit.models.card import Preprocessing
-from vitkit.models.dense import DenseConfig
-from vitkit.models.fcos_loss import fcos_loss, positives
-from vitkit.models.pyramid_detector import FcosConfig, all_locations, fcos_config
-from vitkit.models.rf_detr import RfDetrConfig, rf_detr_on
-from vitkit.models.rf_detr_loss import GroupSetLoss
-from vitkit.models.set_loss import SetLoss
+from vitkit.models.dense.dense_model import DenseConfig
+from vitkit.models.dense.fcos_loss import fcos_loss, positives
+from vitkit.models.dense.pyramid_detector import FcosConfig, all_locations, fcos_config
+from vitkit.models.dense.rf_detr import RfDetrConfig, rf_detr_on
+from vitkit.models.dense.rf_detr_loss import GroupSetLoss
+from vitkit.models.dense.set_loss import SetLoss
+from vitkit.models.dense.yolos import YolosConfig, yolos_config
 from vitkit.models.variants import Backbone, Config, Model
 from vitkit.models.vit import ViTConfig
-from vitkit.models.yolos import YolosConfig, yolos_config
 from vitkit.ops.boxes import centres
 from vitkit.options import Range
-from vitkit.tasks.dense import covered
-from vitkit.tasks.object_task import Boxes, Detected, ObjectTask
+from vitkit.tasks.shared.dense import covered
+from vitkit.tasks.shared.object_task import Boxes, Detected, ObjectTask
 from vitkit.tasks.task import (
     Answer,
     Batch,

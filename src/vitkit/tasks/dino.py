@@ -21,7 +21,7 @@ from vitkit.data.sources.source import Source
 from vitkit.data.views import MoreViews, View, normalise
 from vitkit.errors import Error
 from vitkit.inspection.attention import head_maps
-from vitkit.models.dino_head import DinoHead
+from vitkit.models.self_supervised.dino_head import DinoHead
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViT
 from vitkit.models.vit_config import grid_of
@@ -29,9 +29,9 @@ from vitkit.options import Range
 from vitkit.report.overlay import overlay
 from vitkit.runtime.collectives import sum_over_processes
 from vitkit.runtime.runtime import local_shard
-from vitkit.tasks.self_supervised import SelfSupervised
+from vitkit.tasks.shared.self_supervised import SelfSupervised
+from vitkit.tasks.shared.teacher import StudentTeacher
 from vitkit.tasks.task import Batch, Objective, Prepare, register
-from vitkit.tasks.teacher import StudentTeacher
 
 LOCAL = 3 / 7  # side of a local crop as a share of the image's: 96 of 224 pixels
 FEWEST = 256  # prototypes, if they are chosen by the number of images

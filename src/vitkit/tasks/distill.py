@@ -24,11 +24,11 @@ from vitkit.errors import Error
 from vitkit.metrics.cost import forward_flops, training_passes
 from vitkit.models.card import Preprocessing
 from vitkit.models.initialization import generator_of
-from vitkit.models.student import FeatureStudent, FrozenTeacher
+from vitkit.models.self_supervised.student import FeatureStudent, FrozenTeacher
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViT
 from vitkit.options import MOST_PIXELS, Range
-from vitkit.tasks.self_supervised import SelfSupervised
+from vitkit.tasks.shared.self_supervised import SelfSupervised
 from vitkit.tasks.task import Batch, Objective, register
 from vitkit.weights.load import load
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitkit.data.sources.source import Source
 from vitkit.errors import Error
 from vitkit.metrics.classification import Accuracy, accuracy, map_classes
-from vitkit.models.student import LabelStudent, with_distillation_token
+from vitkit.models.self_supervised.student import LabelStudent, with_distillation_token
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViT, ViTConfig
 from vitkit.options import MOST_PIXELS, Range

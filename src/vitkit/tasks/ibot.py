@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitkit.data.order import Order
 from vitkit.errors import Error
-from vitkit.models.masked import maskable, with_mask_token
+from vitkit.models.self_supervised.masked import maskable, with_mask_token
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViT
 from vitkit.ops.rows import rows

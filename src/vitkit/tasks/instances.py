@@ -19,17 +19,17 @@ from vitkit.data.views import View
 from vitkit.errors import Error
 from vitkit.metrics.detection_analysis import AnalysedDetections
 from vitkit.metrics.overlaps import Detections, Overlap, flattened, overlap, restored
-from vitkit.models import segments
-from vitkit.models.dense import DenseConfig
-from vitkit.models.eomt import Eomt, EomtConfig, default_joint, default_upscale, unpacked
-from vitkit.models.feature_map import Size, cells_of, dense_encoder, in_whole_patches
-from vitkit.models.mask_criterion import MaskCriterion, Prediction, largest_objects
+from vitkit.models.dense import segments
+from vitkit.models.dense.dense_model import DenseConfig
+from vitkit.models.dense.eomt import Eomt, EomtConfig, default_joint, default_upscale, unpacked
+from vitkit.models.dense.feature_map import Size, cells_of, dense_encoder, in_whole_patches
+from vitkit.models.dense.mask_criterion import MaskCriterion, Prediction, largest_objects
 from vitkit.models.variants import Backbone, Config, Model
 from vitkit.models.vit import ViTConfig
 from vitkit.options import Range
-from vitkit.tasks.dense import covered
-from vitkit.tasks.eomt_training import MaskObjective, advance, begin, count_steps, with_draws
-from vitkit.tasks.object_task import Boxes, Detected, ObjectMask, ObjectTask
+from vitkit.tasks.shared.dense import covered
+from vitkit.tasks.shared.eomt_training import MaskObjective, advance, begin, count_steps, with_draws
+from vitkit.tasks.shared.object_task import Boxes, Detected, ObjectMask, ObjectTask
 from vitkit.tasks.task import Answer, Batch, Evaluation, Likeness, Prepare, Sizes, register
 
 

@@ -20,7 +20,7 @@ from vitkit.data.order import Order
 from vitkit.data.views import normalise
 from vitkit.metrics.cost import TRAINING, forward_flops
 from vitkit.models.adapt import with_tokens
-from vitkit.models.reconstruction import (
+from vitkit.models.self_supervised.reconstruction import (
     Decoder,
     DecoderConfig,
     MaskedAutoencoder,
@@ -34,7 +34,7 @@ from vitkit.models.vit import ViT, ViTConfig
 from vitkit.ops.rows import rows
 from vitkit.options import Range
 from vitkit.tasks.masked import FIXED, GREY, patches_in, patches_of
-from vitkit.tasks.self_supervised import SelfSupervised, captioned, headless
+from vitkit.tasks.shared.self_supervised import SelfSupervised, captioned, headless
 from vitkit.tasks.task import Batch, Prepare, register
 
 EPSILON = 1e-6  # added to the variance of a patch

@@ -19,7 +19,7 @@ from vitkit.data.order import Order
 from vitkit.data.views import normalise
 from vitkit.errors import Error
 from vitkit.metrics.intervals import percent
-from vitkit.models.masked import WHEN, MaskedViT, check_maskable, maskable, with_mask_token
+from vitkit.models.self_supervised.masked import WHEN, MaskedViT, check_maskable, maskable, with_mask_token
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViT
 from vitkit.options import Range

@@ -26,9 +26,9 @@ from vitkit.metrics.segmentation import (
     segmentation_metrics,
     total_counts,
 )
-from vitkit.models.dense import DenseConfig
-from vitkit.models.eomt import Eomt, EomtConfig, default_joint, default_upscale
-from vitkit.models.feature_map import (
+from vitkit.models.dense.dense_model import DenseConfig
+from vitkit.models.dense.eomt import Eomt, EomtConfig, default_joint, default_upscale
+from vitkit.models.dense.feature_map import (
     Size,
     cells_of,
     check_window,
@@ -36,9 +36,9 @@ from vitkit.models.feature_map import (
     in_whole_patches,
     resized_maps,
 )
-from vitkit.models.linear_segmenter import NORMS, LinearSegmenterConfig
-from vitkit.models.mask_criterion import MaskCriterion, objects_of_classes
-from vitkit.models.pixel_loss import IGNORE, pixel_loss
+from vitkit.models.dense.linear_segmenter import NORMS, LinearSegmenterConfig
+from vitkit.models.dense.mask_criterion import MaskCriterion, objects_of_classes
+from vitkit.models.dense.pixel_loss import IGNORE, pixel_loss
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViTConfig
 from vitkit.options import Range
@@ -46,10 +46,10 @@ from vitkit.report.segmentation_tables import segmentation_tables
 from vitkit.report.target_overlay import background
 from vitkit.report.target_pictures import Pair, mask_pair
 from vitkit.report.task_table import TaskTable
-from vitkit.tasks.class_mask import PIXELS, ClassMask
-from vitkit.tasks.dense import Dense, covered
-from vitkit.tasks.eomt_training import MaskObjective, advance, begin, count_steps, with_draws
-from vitkit.tasks.image_windows import covering_image, in_image_windows
+from vitkit.tasks.shared.class_mask import PIXELS, ClassMask
+from vitkit.tasks.shared.dense import Dense, covered
+from vitkit.tasks.shared.eomt_training import MaskObjective, advance, begin, count_steps, with_draws
+from vitkit.tasks.shared.image_windows import covering_image, in_image_windows
 from vitkit.tasks.task import (
     Answer,
     Batch,

@@ -23,13 +23,13 @@ from vitkit.errors import Error
 from vitkit.metrics.cost import TRAINING, forward_flops
 from vitkit.models.adapt import with_tokens
 from vitkit.models.positions import Grid
-from vitkit.models.reconstruction import PixelPredictor, check_encoder, initialise_predictor
+from vitkit.models.self_supervised.reconstruction import PixelPredictor, check_encoder, initialise_predictor
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViT, ViTConfig
 from vitkit.options import Range
 from vitkit.tasks.mae import covered, filled, targets
 from vitkit.tasks.masked import FIXED
-from vitkit.tasks.self_supervised import SelfSupervised, captioned, headless
+from vitkit.tasks.shared.self_supervised import SelfSupervised, captioned, headless
 from vitkit.tasks.task import Batch, Prepare, register
 
 UNITS = 7  # mask units along the shorter side: 32 of 224 pixels

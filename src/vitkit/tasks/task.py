@@ -379,10 +379,6 @@ def describe_images(test: Mapping[str, Any]) -> str:
 T = TypeVar("T", bound=type[Task])
 REGISTERED: dict[str, type[Task]] = {}
 PACKAGE = "vitkit.tasks"
-SHARED = (  # files of the package that define no task
-    "task", "self_supervised", "teacher", "dense", "class_mask", "eomt_training", "image_windows",
-    "object_task",
-)  # fmt: skip
 
 
 def register(task_type: T) -> T:
@@ -393,14 +389,14 @@ def register(task_type: T) -> T:
 
 def task_names() -> tuple[str, ...]:
     """The names of all tasks: one for each file of this package, and those registered elsewhere."""
-    files = files_of_tasks()
-    return tuple(sorted({*(name for name in files if name not in SHARED), *REGISTERED}))
+    return tuple(sorted({*built_in_tasks(), *REGISTERED}))
 
 
 @cache
-def files_of_tasks() -> tuple[str, ...]:
-    """The names of this package's files."""
-    return tuple(module.name for module in pkgutil.iter_modules(importlib.import_module(PACKAGE).__path__))
+def built_in_tasks() -> tuple[str, ...]:
+    """The names of this package's tasks: each of its files but this one."""
+    modules = pkgutil.iter_modules(importlib.import_module(PACKAGE).__path__)
+    return tuple(module.name for module in modules if not module.ispkg and module.name != "task")
 
 
 def task_class(name: str) -> type[Task]:

@@ -4,7 +4,7 @@ from torch import nn
 
 from vitkit.errors import Error
 from vitkit.models.adapt import HEADS
-from vitkit.models.dense import DenseModel
+from vitkit.models.dense.dense_model import DenseModel
 from vitkit.models.lora import LoRA, add_lora
 from vitkit.options import parse_train
 from vitkit.training.optimizer import TOP, layer_of

@@ -11,7 +11,7 @@ from torch import Tensor
 from vitkit.errors import WeightsError
 from vitkit.io.files import replace_file
 from vitkit.models.adapt import TRAINING, adapt
-from vitkit.models.dense import DenseConfig
+from vitkit.models.dense.dense_model import DenseConfig
 from vitkit.models.lora import LoRA, adapter_state, add_lora, merge_lora
 from vitkit.models.variants import Backbone, Config, Model, backbone, fresh
 from vitkit.weights.card import ADAPTER, Card, card_of, from_json, to_json

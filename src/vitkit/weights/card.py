@@ -9,8 +9,8 @@ from typing import Any
 
 from vitkit.errors import WeightsError
 from vitkit.models.card import Origin, Preprocessing
-from vitkit.models.dense import KINDS as DENSE
-from vitkit.models.dense import DenseConfig, config_kind
+from vitkit.models.dense.dense_model import KINDS as DENSE
+from vitkit.models.dense.dense_model import DenseConfig, config_kind
 from vitkit.models.resnet import ResNetConfig, StemConfig
 from vitkit.models.text_tower import TextConfig
 from vitkit.models.variants import BackboneConfig, Config, Model

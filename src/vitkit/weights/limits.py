@@ -6,7 +6,7 @@ from typing import Any
 
 from vitkit.errors import ConfigError
 from vitkit.models.card import Preprocessing
-from vitkit.models.dense import DenseConfig
+from vitkit.models.dense.dense_model import DenseConfig
 from vitkit.models.resnet import ResNetConfig, StemConfig
 from vitkit.models.text_tower import TextConfig
 from vitkit.models.vit import ViTConfig

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitkit.errors import WeightsError
 from vitkit.models.card import Origin, Preprocessing, pair, shorter_side, with_view
-from vitkit.models.dense import DenseConfig
+from vitkit.models.dense.dense_model import DenseConfig
 from vitkit.models.variants import Config, Model, fresh, skeleton
 from vitkit.models.vit import ViT, ViTConfig, with_size_note
 from vitkit.options import parse_view

@@ -5,7 +5,7 @@ from typing import Any
 
 from vitkit.errors import WeightsError
 from vitkit.models.card import Preprocessing
-from vitkit.models.eomt import EomtConfig
+from vitkit.models.dense.eomt import EomtConfig
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViTConfig
 from vitkit.weights.formats.hf_json import (

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitkit.errors import WeightsError
-from vitkit.models.eomt import EomtConfig
+from vitkit.models.dense.eomt import EomtConfig
+from vitkit.models.dense.yolos import YolosConfig
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViTConfig
-from vitkit.models.yolos import YolosConfig
 from vitkit.weights.formats import eomt_layouts, hf_models, yolos_layouts
 from vitkit.weights.formats.hf_json import (
     CONFIG,

@@ -14,7 +14,7 @@ from torch import Tensor
 from vitkit.errors import WeightsError
 from vitkit.models.adapt import with_table, with_tokens, without_text
 from vitkit.models.card import Preprocessing
-from vitkit.models.dense import DenseConfig
+from vitkit.models.dense.dense_model import DenseConfig
 from vitkit.models.resnet import StemConfig
 from vitkit.models.variants import VARIANTS, Config, Model, skeleton
 from vitkit.models.vit import ViTConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 from vitkit.errors import WeightsError
 from vitkit.models.card import Preprocessing
-from vitkit.models.rf_detr import RfDetrConfig
+from vitkit.models.dense.rf_detr import RfDetrConfig
 from vitkit.models.variants import Config, Model, skeleton
 from vitkit.models.vit import ViTConfig
 from vitkit.weights.formats.hf_json import (

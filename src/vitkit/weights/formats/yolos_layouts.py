@@ -5,9 +5,9 @@ from typing import Any
 
 from vitkit.errors import WeightsError
 from vitkit.models.card import Preprocessing
+from vitkit.models.dense.yolos import BOX_LAYERS, YolosConfig
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViTConfig
-from vitkit.models.yolos import BOX_LAYERS, YolosConfig
 from vitkit.weights.formats.hf_json import (
     CONFIG,
     PREPROCESSOR,

@@ -1,4 +1,4 @@
-"""DenseModel: a ViT with a head for segmentation or detection; each architecture is a file of this room."""
+"""DenseModel: a ViT with a head for segmentation or detection; each architecture is a file of this folder."""
 
 # B batch; H, W pixels of an image
 
@@ -111,7 +111,7 @@ def published_config(name: str) -> DenseConfig | None:
     """The configuration of a published model such as RF-DETR-nano; None if it is none of these."""
     for start, (module, function) in PUBLISHED.items():
         if name.startswith(start):
-            make = getattr(importlib.import_module(f"vitkit.models.{module}"), function)
+            make = getattr(importlib.import_module(f"{__package__}.{module}"), function)
             config: DenseConfig = make(name.removeprefix(start))
             return config
     return None
@@ -120,5 +120,5 @@ def published_config(name: str) -> DenseConfig | None:
 def config_kind(kind: str) -> type[DenseConfig]:
     """The configuration class of an architecture."""
     module, name = KINDS[kind]
-    config: type[DenseConfig] = getattr(importlib.import_module(f"vitkit.models.{module}"), name)
+    config: type[DenseConfig] = getattr(importlib.import_module(f"{__package__}.{module}"), name)
     return config

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitkit.models.pyramid_detector import boxes_at
+from vitkit.models.dense.pyramid_detector import boxes_at
 from vitkit.ops.boxes import paired_generalized_iou
 
 RADIUS = 1.5  # strides from an object's centre within which locations learn it

@@ -19,7 +19,7 @@ from vitkit.report.detection_tables import detection_tables
 from vitkit.report.target_pictures import Pair, box_pair
 from vitkit.report.task_table import TaskTable
 from vitkit.report.terminal import printable
-from vitkit.tasks.dense import Dense
+from vitkit.tasks.shared.dense import Dense
 from vitkit.tasks.task import Answer, Headline, Outputs, describe_images
 
 CURVES = 8  # classes of which a report draws the curve

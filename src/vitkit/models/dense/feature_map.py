@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError, Error
+from vitkit.models.dense.windows import windowed
 from vitkit.models.positions import Grid
 from vitkit.models.vit import ViT, ViTConfig
-from vitkit.models.windows import windowed
 from vitkit.ops.precision import interpolates_repeatably, product
 
 EPS = 1e-6  # of norms over channels

@@ -14,8 +14,8 @@ from torch import Tensor
 from vitkit.data.views import View, apply
 from vitkit.errors import Error
 from vitkit.models.card import Preprocessing
-from vitkit.models.eomt import EomtConfig
-from vitkit.models.windows import window_starts
+from vitkit.models.dense.eomt import EomtConfig
+from vitkit.models.dense.windows import window_starts
 
 BATCH = 8  # windows that are computed at a time
 Size = tuple[int, int]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.models.dense import DenseConfig, DenseModel
+from vitkit.models.dense.dense_model import DenseConfig, DenseModel
 from vitkit.models.initialization import xavier
 from vitkit.models.positions import Grid, learned_at, resize_positions
 from vitkit.models.vit_config import ViTConfig, grid_of

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.models.dense import DenseConfig, DenseModel
-from vitkit.models.feature_map import (
+from vitkit.models.dense.dense_model import DenseConfig, DenseModel
+from vitkit.models.dense.feature_map import (
     BatchNorm,
     ChannelNorm,
     ScaleBlock,

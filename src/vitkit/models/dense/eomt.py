@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError, Error
 from vitkit.models.attention import Attention
-from vitkit.models.dense import DenseConfig, DenseModel
-from vitkit.models.encoder import recomputed
-from vitkit.models.feature_map import (
+from vitkit.models.dense.dense_model import DenseConfig, DenseModel
+from vitkit.models.dense.feature_map import (
     ScaleBlock,
     as_map,
     check_window,
@@ -24,7 +23,8 @@ from vitkit.models.feature_map import (
     in_windows,
     initialize_layers,
 )
-from vitkit.models.mask_criterion import Prediction
+from vitkit.models.dense.mask_criterion import Prediction
+from vitkit.models.encoder import recomputed
 from vitkit.models.positions import Grid
 from vitkit.models.rope import Turn
 from vitkit.models.vit import ViTConfig

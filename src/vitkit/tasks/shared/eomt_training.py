@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from vitkit.data.order import Order
 from vitkit.data.views import normalise
-from vitkit.models.eomt import Eomt, EomtConfig, mask_probabilities
-from vitkit.models.mask_criterion import MaskCriterion
+from vitkit.models.dense.eomt import Eomt, EomtConfig, mask_probabilities
+from vitkit.models.dense.mask_criterion import MaskCriterion
 from vitkit.tasks.task import Batch, SummedObjective
 
 Objects = Callable[[Batch], tuple[Tensor, Tensor]]

@@ -18,11 +18,11 @@ from vitkit.data.views import fitted
 from vitkit.errors import Error
 from vitkit.models.adapt import adapt
 from vitkit.models.card import Preprocessing
-from vitkit.models.dense import DenseConfig, DenseModel
+from vitkit.models.dense.dense_model import DenseConfig, DenseModel
 from vitkit.models.variants import Backbone, Config, Model, backbone, fresh
 from vitkit.models.vit import ViTConfig
 from vitkit.report.target_pictures import Pair, jpeg, legend, training_picture
-from vitkit.tasks.image_windows import covering
+from vitkit.tasks.shared.image_windows import covering
 from vitkit.tasks.task import Batch, Outputs, Task
 
 WORST, TYPICAL = 12, 6  # images of a report

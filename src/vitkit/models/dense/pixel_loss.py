@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitkit.models.feature_map import upsample
+from vitkit.models.dense.feature_map import upsample
 
 IGNORE = 255  # of a mask: pixels without a class
 LARGEST = 2**26  # logits at full resolution that are in memory at a time

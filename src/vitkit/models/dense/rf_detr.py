@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.models.c2f import C2f
-from vitkit.models.deformable import (
+from vitkit.models.dense.c2f import C2f
+from vitkit.models.dense.deformable import (
     Decoder,
     DecoderLayer,
     DeformableAttention,
@@ -19,11 +19,11 @@ from vitkit.models.deformable import (
     initialize_deformable,
     moved,
 )
-from vitkit.models.dense import DenseConfig, DenseModel
+from vitkit.models.dense.dense_model import DenseConfig, DenseModel
+from vitkit.models.dense.windowed_encoder import check_windowed, windowed_maps
 from vitkit.models.encoder import Grid
 from vitkit.models.initialization import dense_zero_bias, initialise_norms, is_meta, lecun
 from vitkit.models.vit import ViTConfig
-from vitkit.models.windowed_encoder import check_windowed, windowed_maps
 from vitkit.ops.boxes import corners
 
 SIZES = {"nano": (384, 2), "small": (512, 3), "medium": (576, 4), "large": (704, 4)}  # pixels, decoder layers

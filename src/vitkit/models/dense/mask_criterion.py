@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitkit.models.set_loss import total_weight
+from vitkit.models.dense.set_loss import total_weight
 from vitkit.ops.batched_assignment import assign
 from vitkit.ops.points import even_points, sample, sample_each, sample_own, sample_owners
 

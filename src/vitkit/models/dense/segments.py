@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitkit.models.feature_map import Size, cells_of, resized_maps
+from vitkit.models.dense.feature_map import Size, cells_of, resized_maps
 
 LARGEST = 2**22  # logits at the pixels of an image that are in memory at a time; more are slower on a CPU
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.models.dense import DenseConfig, DenseModel
+from vitkit.models.dense.dense_model import DenseConfig, DenseModel
 from vitkit.models.vit import ViTConfig
 from vitkit.ops.boxes import nms
 

@@ -1,0 +1,1 @@
+"""Models of segmentation and detection: DenseModel, its architectures, and the losses they learn by."""

@@ -1,0 +1,1 @@
+"""What self-supervised tasks train around a ViT: decoders, projection heads and students."""

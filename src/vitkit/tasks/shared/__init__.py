@@ -1,0 +1,1 @@
+"""What several tasks share: dense targets, windows of large images, and teachers."""
