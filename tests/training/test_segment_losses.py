@@ -144,6 +144,16 @@ def test_costs_and_losses_as_defined():
         assert dice_loss(logits[b, q][None], y[None]).item() == pytest.approx(dice.item(), abs=1e-5)
 
 
+def test_masks_are_matched_in_float32_in_a_step_in_bf16():
+    mask, (logits, classes) = masks(), predictions()
+    owner, labels = objects_of_classes(mask, 4, 4)
+    criterion, shifts = MaskCriterion(points=500), torch.rand(3, 2)
+    exact = criterion.costs(logits, classes, owner, labels, shifts)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (torch.randn(9, 9) @ torch.randn(9, 9)).dtype == torch.bfloat16
+        assert torch.equal(criterion.costs(logits, classes, owner, labels, shifts), exact)
+
+
 def test_class_loss_weighs_queries_without_an_object():
     logits, labels = torch.randn(1, 3, 3), torch.tensor([[1, -1]])
     columns, logs = torch.tensor([[2, 0]]), torch.randn(1, 3, 3)

@@ -82,10 +82,11 @@ class MaskCriterion:
     def costs(self, masks: Tensor, classes: Tensor, owner: Tensor, labels: Tensor, shifts: Tensor) -> Tensor:
         """The cost of each object for each query, (B, T, Q), at points that all masks of an image share."""
         points = shifted(even_points(self.points, masks.device), shifts)
-        return pairwise_costs(
-            sample(masks, points), sample_owners(owner, points, labels.shape[1]), classes, labels,
-            weights=(self.mask, self.dice, self.classes),
-        )  # fmt: skip
+        with torch.autocast(masks.device.type, enabled=False):  # products over thousands of points
+            return pairwise_costs(
+                sample(masks, points), sample_owners(owner, points, labels.shape[1]), classes, labels,
+                weights=(self.mask, self.dice, self.classes),
+            )  # fmt: skip
 
     def mask_losses(
         self, masks: Tensor, owner: Tensor, columns: Tensor, real: Tensor, shifts: Tensor
