@@ -6,8 +6,9 @@
 
 A model's times are medians over rounds in which all sizes take turns. "time" and "work" are a training step's
 seconds and operations, relative to the first row of their table: time must not grow faster than work.
-A run is the command `vitkit pretrain` on shards of real JPEGs, 50 steps and one evaluation, as a process of
-its own. Its memory is the most that it and its workers hold for themselves; mapped files are not counted.
+A run is the command `vitkit pretrain` on shards of real JPEGs, 50 steps and an evaluation of 100 images, as a
+process of its own. Its memory is the most that it and its workers hold for themselves; mapped files are not
+counted.
 """
 
 import argparse
@@ -39,7 +40,7 @@ from vitkit.tasks.classify import ClassificationLoss
 from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.step import TrainState, update
 
-CLASSES, STEPS, HALF = 100, 50, (0.5,) * 3
+CLASSES, STEPS, HELD_OUT, HALF = 100, 50, 100, (0.5,) * 3
 DEPTHS, PIXELS = (3, 6, 12, 24), (112, 224, 448)
 Row = dict[str, Any]
 
@@ -157,9 +158,11 @@ def run(images: int, folder: Path | None) -> Row:
         data, out = Path(place) / "data", Path(place) / "run"
         data.mkdir()
         write_shards(data, images)
+        share = HELD_OUT / images
         words = [
-            sys.executable, "-m", "vitkit", "pretrain", str(data), "--model", "ViT-Ti/16",
-            "--image-size", "32", "--steps", str(STEPS), "--batch", "64", "--workers", "1", "--device", "cpu", "--out", str(out),
+            sys.executable, "-m", "vitkit", "pretrain", str(data), "--out", str(out), "--model", "ViT-Ti/16",
+            "--image-size", "32", "--steps", str(STEPS), "--batch", "64", "--workers", "1", "--device", "cpu",
+            "--set", "evaluations=1", f"val={share}", f"test={share}",
         ]  # fmt: skip
         began, most = time.perf_counter(), 0
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -169,18 +172,21 @@ def run(images: int, folder: Path | None) -> Row:
                 most = max(most, held(watched))
             except psutil.Error:
                 break
-            time.sleep(0.2)
+            time.sleep(0.5)
         taken = time.perf_counter() - began
         if process.wait():
             assert process.stderr
             raise SystemExit(process.stderr.read().decode())
-        metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return {"images": images, "seconds": taken, "memory": most, "records": len(metrics)}
+        records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    steps = sum(record["seconds"] for record in records if "gradient_norm" in record)
+    return {"images": images, "seconds": taken, "steps": steps, "memory": most}
 
 
 def data_text(rows: list[Row]) -> str:
-    lines = ["| images | seconds of the command | most memory, MB |", "|---" * 3 + "|"]
-    lines += [f"| {row['images']:,} | {row['seconds']:.1f} | {row['memory'] / 1e6:,.0f} |" for row in rows]
+    lines = ["| images | seconds of the command | of its steps | most memory, MB |", "|---" * 4 + "|"]
+    for row in rows:
+        memory = f"{row['memory'] / 1e6:,.0f}"
+        lines.append(f"| {row['images']:,} | {row['seconds']:.1f} | {row['steps']:.1f} | {memory} |")
     return "\n".join(lines)
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from io import BytesIO
 from itertools import chain, combinations
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from vitkit.data.decode import FORMATS, OPENERS, BadImage, _orientation, decode
 from vitkit.data.findings import Finding, find, some
 from vitkit.data.loader import BadFiles, TooManyBad
 from vitkit.data.names import folded
-from vitkit.data.sources.source import Source
+from vitkit.data.sources.source import Lazy, Source
 from vitkit.data.target_checks import annotation_notes, check_kind, examine_targets, nothing_annotated
 from vitkit.errors import Error
 
@@ -26,6 +27,8 @@ REFUSED_AS = {"nothing-to-test": "data.empty", "nothing-annotated": "data.labels
 FEW, FEW_IN_ALL = 5, 20  # training images of a class, and of all classes
 IMBALANCE = 10  # size ratio of the largest class to the smallest
 MANY = 1_000_000  # larger data sets are not checked before training
+NAMED = 100_000  # images up to which all names are compared
+PART = 1 << 20  # labels that are counted at once
 TINY, ENORMOUS, LONG = 32, 20_000_000, 5  # shorter side; pixels; ratio of the longer side to the shorter
 NEAR, FLAT = 3, 8  # bits in which near-duplicates may differ; range of gray levels too flat to hash
 COLUMNS = [0, 2, 4, 6, 1, 3, 5, 7]  # of a hash: each half gets one of the margins, which are often flat
@@ -93,15 +96,15 @@ def examine(splits: Mapping[str, Source], *, deep: bool = True, workers: int = 4
                     results.append(check)
                     advance(1)
             checks += sorted(results, key=lambda check: check[:3])
-    files = {split: files_by_class(source, names[split]) for split, source in splits.items()}
+    counts = {split: class_counts(source) for split, source in splits.items()}
     targets, wrong = examine_targets(splits, names, deep=deep, workers=workers)
-    findings = [*structure(splits, files), *wrong, *masks(checks), *copies(checks)]
+    findings = [*structure(splits, names, counts), *wrong, *masks(checks), *copies(checks)]
     for tag in sorted({tag for check in checks for tag in check.tags}):
         tagged = [check for check in checks if tag in check.tags]
         first = f"{tagged[0].name!r}{tagged[0].detail}"
         findings.append(find(tag, [check.name for check in tagged], first=first))
     findings.sort(key=lambda finding: ("error", "warning", "note").index(finding.severity))
-    per = class_sizes(files, targets)
+    per = class_sizes(counts, targets)
     classes = {s: () if deep or targets is None else part.classes for s, part in splits.items()}
     numbers = {
         s: {"images": len(splits[s]), "classes": len(n or classes[s]), "per_class": summary(n)}
@@ -116,11 +119,11 @@ def examine(splits: Mapping[str, Source], *, deep: bool = True, workers: int = 4
 
 
 def class_sizes(
-    files: Mapping[str, Mapping[str, Sequence[str]]], targets: Mapping[str, Mapping[str, Any]] | None
+    counts: Mapping[str, Mapping[str, int]], targets: Mapping[str, Mapping[str, Any]] | None
 ) -> dict[str, list[int]]:
     """The numbers of images of the classes that have any, by split."""
     if targets is None:
-        return {split: [len(m) for m in members.values() if m] for split, members in files.items()}
+        return {split: [n for n in per_class.values() if n] for split, per_class in counts.items()}
     rows = {split: facts["classes"].values() for split, facts in targets.items()}
     return {split: [row["images"] for row in values if row["images"]] for split, values in rows.items()}
 
@@ -130,10 +133,21 @@ def ordered(splits: Mapping[str, Source]) -> dict[str, Source]:
     return {s: splits[s] for s in sorted(splits, key=lambda s: (usual.index(s) if s in usual else 4, s))}
 
 
-def file_names(splits: Mapping[str, Source]) -> dict[str, list[str]]:
-    """The name of each file in findings: its key, prefixed by its split if several splits have that key."""
+def file_names(splits: Mapping[str, Source]) -> dict[str, Sequence[str]]:
+    """The name of each file in findings: its key, prefixed by its split if several splits have that key.
+
+    Above `NAMED` images, all names of several splits are prefixed, and each is made when it is asked for.
+    """
+    if len(splits) == 1:
+        return {split: source.keys for split, source in splits.items()}
+    if sum(map(len, splits.values())) > NAMED:
+        return {s: Lazy(len(source), partial(prefixed, s, source.keys)) for s, source in splits.items()}
     uses = Counter(key for source in splits.values() for key in set(source.keys))
     return {s: [f"{s}:{k}" if uses[k] > 1 else k for k in source.keys] for s, source in splits.items()}
+
+
+def prefixed(split: str, keys: Sequence[str], index: int) -> str:
+    return f"{split}:{keys[index]}"
 
 
 def usable(splits: Mapping[str, Source], place: str, targets: str = "") -> list[Finding]:
@@ -147,9 +161,9 @@ def usable(splits: Mapping[str, Source], place: str, targets: str = "") -> list[
     check_kind(splits, targets, place)
     if sum(map(len, splits.values())) > MANY:
         return []
-    names = file_names(splits)
-    files = {split: files_by_class(source, names[split]) for split, source in ordered(splits).items()}
-    findings = list(structure(ordered(splits), files))
+    splits = ordered(splits)
+    counts = {split: class_counts(source) for split, source in splits.items()}
+    findings = list(structure(splits, file_names(splits), counts))
     if errors := [finding for finding in findings if finding.severity == "error"]:
         code = REFUSED_AS.get(errors[0].kind, "data.classes")
         message = " ".join(f"{finding.text} {finding.remedy}" for finding in errors)
@@ -197,16 +211,31 @@ def summary(values: Sequence[int]) -> dict[str, float]:
     return {"min": min(values), "median": float(np.median(values)), "max": max(values)} if values else {}
 
 
-def files_by_class(source: Source, names: list[str]) -> dict[str, list[str]]:
-    files: dict[str, list[str]] = {name: [] for name in sorted(source.classes)}
-    rows = source.labels.pairs() if source.multilabel else (np.arange(len(source)), source.labels)
-    for i, label in zip(*(part.tolist() for part in rows), strict=True):
-        files[source.classes[label]].append(names[i])
-    return {name: sorted(members) for name, members in files.items()}
+def class_counts(source: Source) -> dict[str, int]:
+    """The number of images of each class, by its name."""
+    numbers = source.labels.pairs()[1] if source.multilabel else source.labels
+    counts = np.zeros(len(source.classes), np.int64)
+    for start in range(0, len(numbers), PART):
+        counts += np.bincount(numbers[start : start + PART], minlength=len(counts))
+    return dict(sorted(zip(source.classes, counts.tolist(), strict=True)))
 
 
-def structure(splits: Mapping[str, Source], files: dict[str, dict[str, list[str]]]) -> Iterator[Finding]:
-    """The findings from names and labels, without reading images."""
+def files_of(source: Source, names: Sequence[str], classes: Sequence[str]) -> list[str]:
+    """The names of the images of some classes, class by class."""
+    rows, labels = source.labels.pairs() if source.multilabel else (None, source.labels)
+    numbers = {name: number for number, name in enumerate(source.classes)}
+    place = np.full(len(source.classes), -1)
+    place[[numbers[name] for name in classes]] = np.arange(len(classes))
+    members = np.flatnonzero(place[labels] >= 0)
+    images = members if rows is None else rows[members]
+    pairs = zip(place[labels[members]].tolist(), (names[i] for i in images.tolist()), strict=True)
+    return [name for _, name in sorted(pairs)]
+
+
+def structure(
+    splits: Mapping[str, Source], names: Mapping[str, Sequence[str]], counts: Mapping[str, Mapping[str, int]]
+) -> Iterator[Finding]:
+    """The findings from names and labels, without reading images; counts: images of each class by split."""
     skipped = sorted({name for source in splits.values() for name in source.skipped})
     if skipped:
         yield find("other-files", skipped)
@@ -215,37 +244,37 @@ def structure(splits: Mapping[str, Source], files: dict[str, dict[str, list[str]
         yield from nothing_annotated(splits)
         return
     alike: dict[str, list[str]] = {}
-    for name in sorted(set(chain(*files.values()))):
+    classes = sorted(set(chain(*counts.values())))
+    for name in classes:
         alike.setdefault(folded(name), []).append(name)
     for twins in alike.values():
         if len(twins) > 1:  # ascii(), since NFC and NFD look the same
             yield find("similar-classes", classes=twins, twins=", ".join(map(ascii, twins)))
-    generic = [name for name in sorted(set(chain(*files.values()))) if FOLDERS & set(name.lower().split("/"))]
+    generic = [name for name in classes if FOLDERS & set(name.lower().split("/"))]
     if generic:
         yield find("folder-name", classes=generic)
     train_split = next((split for split in ("train", "all") if split in splits), None)
     if train_split is None:  # data to evaluate on
         return
     train = "the data" if train_split == "all" else train_split
-    train_files = files[train_split]
-    present = {name: len(members) for name, members in train_files.items() if members}
+    present = {name: count for name, count in counts[train_split].items() if count}
     yield from too_few(splits[train_split], train, present, alone=len(splits) == 1)
-    for split, parts in files.items():
+    for split, parts in counts.items():
         unknown = [name for name in parts if parts[name] and name not in present]
         absent = [name for name in present if not parts.get(name)]
         if unknown:
-            names = chain(*(parts[name] for name in unknown))
-            yield find("class-not-in-train", names, classes=unknown, split=split, train=train)
+            files = files_of(splits[split], names[split], unknown)
+            yield find("class-not-in-train", files, classes=unknown, split=split, train=train)
         if absent:
             yield find("class-not-in-split", classes=absent, split=split, train=train)
+    train_files = partial(files_of, splits[train_split], names[train_split])
     single = [name for name, count in present.items() if count == 1]
     if single:
-        yield find("one-image", chain(*(train_files[name] for name in single)), classes=single, train=train)
+        yield find("one-image", train_files(single), classes=single, train=train)
     few = [name for name, count in present.items() if 1 < count < FEW]
     if few:
         listed = some([f"{name}: {present[name]}" for name in few])
-        names = chain(*(train_files[name] for name in few))
-        yield find("few-images", names, classes=few, train=train, listed=listed)
+        yield find("few-images", train_files(few), classes=few, train=train, listed=listed)
     if present and max(present.values()) > IMBALANCE * min(present.values()):
         ends = [max(present, key=present.__getitem__), min(present, key=present.__getitem__)]
         large, small = (f"{name!r} has {present[name]} images" for name in ends)

@@ -29,7 +29,7 @@ class Pool:
     """The usable images of all splits with their features, row by row."""
 
     splits: dict[str, Source]
-    names: dict[str, list[str]]  # of files in findings, by split
+    names: Mapping[str, Sequence[str]]  # of files in findings, by split
     split: list[str]  # (N,) the split of each row
     index: np.ndarray  # (N,) its index in the split
     x: torch.Tensor  # (N, D)

@@ -196,7 +196,7 @@ def summary(splits: Splits) -> dict[str, Any]:
             "digest": digest(part),
             "sizes": hashlib.sha256(sizes(part).data).hexdigest(),
         }
-        | ({} if part.hashes is None else {"content": hashlib.sha256(raw_marks(part)).hexdigest()})
+        | ({} if part.hashes is None else {"content": hashlib.sha256(raw_marks(part).data).hexdigest()})
         | (
             {}
             if part.target_hashes is None
@@ -207,10 +207,10 @@ def summary(splits: Splits) -> dict[str, Any]:
     return {"classes": list(splits["train"].classes), "splits": rows}
 
 
-def raw_marks(source: Source) -> bytes:
-    """The content hashes of all images, 32 bytes each."""
+def raw_marks(source: Source) -> np.ndarray:
+    """The content hashes of all images, 32 bytes each, as uint8."""
     assert source.hashes is not None
-    return source.hashes.astype(f"S{SIZE}").tobytes()
+    return np.ascontiguousarray(source.hashes, dtype=f"S{SIZE}").view(np.uint8)
 
 
 def digest(source: Source) -> str:
@@ -250,7 +250,7 @@ def detail(source: Source, named: bool, marked: bool) -> dict[str, Any]:
     counts = np.bincount(numbers, minlength=len(names)).tolist()
     row: dict[str, Any] = {"kinds": names, "counts": counts}
     if marked and source.hashes is not None:
-        row["marks"] = base64.b64encode(raw_marks(source)).decode()
+        row["marks"] = base64.b64encode(raw_marks(source).data).decode()
     if marked and source.target_hashes is not None:
         row["targets"] = base64.b64encode(source.target_hashes.tobytes()).decode()
     return row | ({"labels": numbers.tolist(), "keys": list(source.keys),
@@ -298,9 +298,14 @@ def hashes_of(rows: Mapping[str, Any], name: str, size: int) -> dict[str, list[s
 
 def write(path: Path, splits: Splits, current: dict[str, Any]) -> None:
     """Write the file atomically; in ASCII, so that names that are not valid Unicode survive."""
-    lines = (json.dumps(current), json.dumps(details(splits)))
-    content = gzip.compress("\n".join(lines).encode(), 6, mtime=0)
-    replace_file(path, lambda beside: beside.write_bytes(content))
+
+    def write_lines(beside: Path) -> None:
+        with beside.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
+            file.write(json.dumps(current).encode())
+            file.write(b"\n")
+            file.write(json.dumps(details(splits)).encode())
+
+    replace_file(path, write_lines)
 
 
 def read(path: Path, lines: int) -> list[dict[str, Any]] | None:
