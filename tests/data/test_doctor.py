@@ -15,11 +15,11 @@ from PIL import Image
 
 from vitkit import cli, options
 from vitkit.commands.shared import note_if_slow
-from vitkit.data import decode
+from vitkit.data import decode, doctor
 from vitkit.data.decode import BadImage
 from vitkit.data.doctor import COLUMNS, ImageCheck, difference_hash, examine, near_groups, near_pairs
 from vitkit.data.findings import KINDS, MEND, Finding, find
-from vitkit.data.sources.source import Source, digits, from_arrays, from_rows
+from vitkit.data.sources.source import Lazy, Source, digits, from_arrays, from_rows
 from vitkit.data.splits import complete
 from vitkit.datasets.opening import open_data
 
@@ -232,6 +232,23 @@ def test_a_class_with_one_image_is_a_finding_of_its_own():
     report = examine({"train": counted("train", cat=6, dog=1, emu=2)}, deep=False)
     assert check(report, "one-image", "warning", ["train/dog/0.png"], "'dog'").classes == ("dog",)
     assert check(report, "few-images", "warning", [f"train/emu/{i}.png" for i in (0, 1)]).classes == ("emu",)
+
+
+def test_of_many_images_only_those_in_findings_are_named(monkeypatch):
+    monkeypatch.setattr(doctor, "NAMED", 20)
+    asked = []
+
+    def large(part, emus):
+        labels = np.array([0, 1] * 30 + [2] * emus)
+        data = from_arrays(part, np.zeros((len(labels), 8, 8, 3), np.uint8), labels, ("cat", "dog", "emu"))
+        keys = Lazy(len(labels), lambda i: asked.append((part, i)) or f"{i}.png")
+        return replace(data, keys=keys)
+
+    examine({"train": large("train", 30), "val": large("val", 30)}, deep=False)
+    assert asked == []
+    report = examine({"train": large("train", 3), "val": large("val", 30)}, deep=False)
+    check(report, "few-images", "warning", ["train:60.png", "train:61.png", "train:62.png"], "emu: 3")
+    assert asked == [("train", 60), ("train", 61), ("train", 62)]
 
 
 def test_few_images_in_all_and_none_to_test_on():
