@@ -63,7 +63,7 @@ def default(folder: Path, weights: str, size: int, seed: int) -> dict[str, Any]:
         folder, weights=weights, image_size=size, seed=seed, out=folder / "run", device="cpu", workers=0
     )
     return {
-        "default": run.metrics["top1"], "seconds": time.monotonic() - begun, "steps": run.steps,
+        "default": run.metrics["top1"], "seconds": time.monotonic() - begun,
         "chosen": "ridge" if run.recipe.head_init == "least-squares" else "training",
     }  # fmt: skip
 
