@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.data.content import HASH_CACHE
+from vitkit.data.folds import check_classes
 from vitkit.data.loader import check_sockets
 from vitkit.data.sources.remote import Cache
 from vitkit.data.sources.source import Source
@@ -298,11 +299,14 @@ def planned(request: Request, out: Path, old: Recipe | None, machine: Machine, o
     requested = override(request.recipe, request.options.set)
     recipe = old or requested
     splits = opener(replace(recipe, against=()), out)
+    if request.folds:
+        check_classes(splits["train"], request.folds)
     known = automatic.circumstances(request.options, splits, runtime)
     choices = Choices(machine.say if not only else None)
     if old is None:
         for text in warnings(dict(splits), recipe, opener.findings):
             machine.say(text)
+        automatic.check_calibration(recipe, known, protocol=request.protocol)
         recipe = automatic.decide(recipe, rules(request), known, choices.add)
     runtime.local_places(recipe.batch)  # raises before anything takes time
     training_view(recipe)
