@@ -6,6 +6,7 @@ import torch
 from conftest import SMALL, randomise
 from PIL import Image
 from refusals import refused
+from test_cli import run as command
 
 import vitkit
 from vitkit.commands.finetune import finetuning
@@ -23,12 +24,12 @@ from vitkit.runtime.runtime import Runtime
 HERE = {"device": "cpu", "workers": 0, "image_size": 32}
 
 
-def write(folder, per_class, rng, names=("red", "green", "blue")):
-    """So many images of each class; each class has its own colour, with much noise."""
+def write(folder, per_class, rng, names=("red", "green", "blue"), noise=200):
+    """So many images of each class; each class has its own colour, with noise."""
     for number, (name, count) in enumerate(zip(names, per_class, strict=True)):
         for image in range(count):
-            pixels = rng.integers(0, 200, (32, 32, 3))
-            pixels[:, :, number % 3] += 25
+            pixels = rng.integers(0, noise, (32, 32, 3))
+            pixels[:, :, number % 3] += 225 - noise
             (folder / name).mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{image}.png")
 
@@ -150,3 +151,29 @@ def test_a_warmup_of_the_user_stays(name):
     rules = (*automatic.RECIPE_RULES, *finetune_rules.RULES, automatic.fit_warmup)
     asked = override(asked, ["weights=given"])
     assert automatic.decide(asked, rules, known, lambda choice: None).schedule.warmup == 7
+
+
+def test_what_is_said_about_a_fitted_head(made, tmp_path, capsys):
+    words = ["finetune", str(made / "with"), "--weights", str(made / "w.safetensors"), "--image-size", "32"]
+    words += ["--device", "cpu", "--workers", "0", "--out", str(tmp_path / "run")]
+    assert command(*words) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert any("head is fitted" in line and "--steps" in line for line in lines)
+    heads = [line for line in lines if line.startswith("head: ridge")]
+    assert len(heads) == 1 and "%" not in heads[0]  # of two images per class none can be left out
+    assert finetune_rules.is_fitted_head(vitkit.Run(tmp_path / "run").recipe)
+    assert not finetune_rules.is_fitted_head(recipe("finetune"))
+
+
+def test_no_correct_validation_image_gives_no_threshold(made, tmp_path, capsys):
+    folder, rng = tmp_path / "data", np.random.default_rng(1)
+    for part in ("train", "test"):
+        write(folder / part, [2, 2, 2], rng, noise=40)
+    write(folder / "val", [6, 0, 0], rng, names=("green", "blue", "red"), noise=40)  # they are red
+    run = vitkit.finetune(
+        folder, weights=made / "w.safetensors", out=tmp_path / "run", set=["calibrate=true"], progress=True,
+        **HERE,
+    )  # fmt: skip
+    assert run.result["kept"]["val_images"] == 6
+    assert not vitkit.load(run).reject_below
+    assert "no threshold for --reject" in capsys.readouterr().err

@@ -219,6 +219,11 @@ def with_fitted_head(recipe: Recipe) -> Recipe:
     )  # fmt: skip
 
 
+def is_fitted_head(recipe: Recipe) -> bool:
+    """Whether the recipe fits a head and trains nothing, as `with_fitted_head` makes it."""
+    return recipe.head_init == "least-squares" and recipe.length.steps == recipe.schedule.warmup == 1
+
+
 def fit_model(
     recipe: Recipe, model: Model, known: Circumstances, runtime: Runtime, workers: int
 ) -> tuple[Recipe, Choice | None]:
