@@ -16,6 +16,7 @@ from vitkit.metrics.frozen_features import (
     dual,
     fewshot,
     fewshot_grid,
+    head_scale,
     primal,
     ridge_head,
     solve,
@@ -188,16 +189,48 @@ def test_equal_penalties_share_their_rank():
     assert best_l2(np.array([[0.9, 0.9, 0.8], [0.7, 0.6, 0.8]])) == 0  # mean ranks 0.75, 1.25, 1
 
 
+def by_hand_divisor(x: torch.Tensor, *, single: bool) -> torch.Tensor:
+    """The definition: the common deviation of all features, or its geometric mean with a feature's own."""
+    own, common = x.std(0, correction=0) + EPSILON, (x - x.mean(0)).square().mean().sqrt() + EPSILON
+    return common.repeat(x.shape[1]) if single else (own * common) ** 0.5
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_features_of_a_head_are_divided_by_a_mean_of_own_and_common_deviation(single):
+    x = torch.randn(20, 6, generator=torch.Generator().manual_seed(0)).double() * torch.arange(1, 7) + 3
+    mean, divisor = head_scale(x, common=single)
+    assert torch.allclose(mean, x.mean(0)) and torch.allclose(divisor, by_hand_divisor(x, single=single))
+    assert (divisor[5] == divisor[0]) == single
+    x[:, 2] = 4.0  # a constant feature is removed, but its deviation counts in the common one
+    divisor = head_scale(x, common=single)[1]
+    assert divisor[2] == float("inf") and torch.allclose(divisor[:2], by_hand_divisor(x, single=single)[:2])
+
+
+def test_a_head_for_classes_of_one_image_has_the_common_scale():
+    x, y = (
+        torch.randn(6, 30, generator=torch.Generator().manual_seed(0)) * torch.arange(1, 31),
+        torch.arange(6),
+    )
+    head = ridge_head(x, y, 6)
+    rows = with_constant((x.double() - x.double().mean(0)) / by_hand_divisor(x.double(), single=True))
+    targets = 2.0 * torch.eye(6, dtype=torch.float64) - 1
+    weights = torch.linalg.solve(
+        rows.mT @ rows + HEAD_L2 * torch.eye(31, dtype=torch.float64), rows.mT @ targets
+    )
+    ratio = (x.double() @ head.weight.double().T + head.bias) / (rows @ weights)
+    assert float(ratio.std()) < 1e-3 * float(ratio.mean())
+
+
 @pytest.mark.parametrize("shape", [(30, 50), (200, 20)])
 def test_a_ridge_head_has_the_direct_solution_and_the_accuracy_of_leaving_one_out(shape):
     count, width = shape
     torch.manual_seed(0)
     y = torch.arange(count) % 4
     x = torch.randn(count, width) + 1.5 * torch.nn.functional.one_hot(y, width)
+    x *= torch.linspace(0.5, 2, width)  # so that the features have deviations of their own
     head = ridge_head(x, y, 4, (8.0,))
-    mean = x.double().mean(0)
-    scale = (x.double() - mean).square().mean().sqrt() + EPSILON  # one for all features
-    rows = with_constant((x.double() - mean) / scale)
+    mean, divisor = x.double().mean(0), by_hand_divisor(x.double(), single=False)
+    rows = with_constant((x.double() - mean) / divisor)
     targets = 2.0 * torch.nn.functional.one_hot(y, 4).double() - 1
 
     def fit(keep: torch.Tensor) -> torch.Tensor:
@@ -207,7 +240,9 @@ def test_a_ridge_head_has_the_direct_solution_and_the_accuracy_of_leaving_one_ou
     left_out = torch.stack([rows[i] @ fit(torch.arange(count) != i) for i in range(count)])
     assert head.accuracy == pytest.approx(float((left_out.argmax(1) == y).double().mean()))
     ratio = (x @ head.weight.T + head.bias) / (rows @ fit(torch.arange(count) >= 0)).float()
-    assert ratio.std() < 1e-3 and float(ratio.mean()) in [pytest.approx(scale, rel=1e-3) for scale in SCALES]
+    assert ratio.std() < 1e-3 and float(ratio.mean()) in [
+        pytest.approx(factor, rel=1e-3) for factor in SCALES
+    ]
 
 
 def test_a_ridge_head_prefers_a_penalty_that_generalises():

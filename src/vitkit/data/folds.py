@@ -61,11 +61,35 @@ def joined(groups: np.ndarray, links: list[tuple[np.ndarray, np.ndarray]]) -> np
     return np.array([root(group) for group in range(len(parent))], dtype=np.int64)[groups]
 
 
+def check_classes(source: Source, count: int, groups: np.ndarray | None = None) -> None:
+    """Refuse more folds than a class has images, or groups of copies of images if they are known."""
+    if source.multilabel:
+        return
+    sizes = {
+        number: len(members) if groups is None else len(np.unique(groups[members]))
+        for number, members in enumerate(by_class(source))
+        if len(members)
+    }
+    smallest = min(sizes, key=lambda number: sizes[number], default=0)
+    if not sizes or sizes[smallest] >= count:
+        return
+    fewest = sizes[smallest]
+    remedy = "add images of it, or leave --folds out"
+    remedy = f"use --folds {fewest}, or {remedy}" if fewest > 1 else remedy
+    kind = "image" if groups is None else "different image"
+    raise Error(
+        f"{source.name}: --folds {count} needs {count} training images of each class, but class "
+        f"{source.classes[smallest]!r} has {fewest} {kind}{'' if fewest == 1 else 's'}; {remedy}",
+        code="data.empty",
+    )
+
+
 def fold_numbers(source: Source, count: int, groups: np.ndarray) -> np.ndarray:
     """(N,): the fold of each image, from 0; every class is spread evenly, and no group is divided.
 
     It depends only on the content and the labels of the images, not on their names or order.
     """
+    check_classes(source, count, groups)
     hashes, folds, totals = fingerprints(source), np.full(len(source), -1), np.zeros(count, int)
     order = np.argsort(groups, kind="stable")
     starts = np.searchsorted(groups[order], np.arange(int(groups.max(initial=-1)) + 2))

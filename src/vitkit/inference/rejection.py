@@ -48,7 +48,7 @@ def rejection_threshold(model: Any, reject: str | float | bool | None) -> float 
     if given is None and not model.reject_below:
         raise Error(
             "--reject: the model has no threshold of its own; give one, e.g. --reject 0.6, or train with "
-            "vitkit finetune DATA --set calibrate=true, which stores one",
+            "vitkit finetune DATA --set calibrate=true, which chooses one on validation images",
             code="model.unsupported",
         )
     return float(model.reject_below) if given is None else given

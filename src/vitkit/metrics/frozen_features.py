@@ -91,17 +91,16 @@ class LinearHead(NamedTuple):
 def ridge_head(x: Tensor, y: Tensor, classes: int, grid: Sequence[float] = ()) -> LinearHead:
     """Ridge regression from features (N, D) to labels (N,), as logits of a softmax.
 
-    Features are centred and divided by one scale for all of them: with a few images, features of little
-    variance would otherwise count as much as the others.
+    The features are centred and divided by `head_scale`.
 
     The penalty and the scale of the logits are those with the lowest cross-entropy of the leave-one-out
     predictions, which ridge regression has in closed form: y - (y - prediction) / (1 - leverage). With one
     image of a class, the penalty is HEAD_L2. grid: the penalties to choose from.
     """
-    grid = grid or ((HEAD_L2,) if y.bincount().eq(1).any() else HEAD_GRID)
+    single = bool(y.bincount().eq(1).any())  # a class with one image
+    grid = grid or ((HEAD_L2,) if single else HEAD_GRID)
     x, targets = x.cpu().double(), 2.0 * F.one_hot(y.cpu(), classes).double() - 1
-    mean, scale = mean_and_scale(x)
-    scale = torch.where(scale.isinf(), scale, (x - mean).square().mean().sqrt() + EPSILON)
+    mean, scale = head_scale(x, common=single)
     rows = with_constant((x - mean) / scale)
     solution = solve(rows, targets)
     fitted = rows @ solution.left  # (N, R)
@@ -145,6 +144,19 @@ def mean_and_scale(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and divisor of each feature; constant features are divided by infinity, which removes them."""
     constant = (x == x[0]).all(0)
     return x.mean(0), (x.std(0, correction=0) + EPSILON).masked_fill(constant, float("inf"))
+
+
+def head_scale(x: Tensor, *, common: bool) -> tuple[Tensor, Tensor]:
+    """Mean and divisor of each feature, for a head: the geometric mean of its own deviation and a common one.
+
+    The common deviation is that of all features together. Divided by its own alone, a feature of little
+    variance would count as much as the others. common: the common deviation alone, for classes of one image,
+    where the own ones are too uncertain. Constant features are divided by infinity.
+    """
+    mean, own = mean_and_scale(x)
+    together = (x - mean).square().mean().sqrt() + EPSILON
+    divisor = together.expand_as(own) if common else (own * together).sqrt()
+    return mean, divisor.masked_fill(own.isinf(), float("inf"))
 
 
 def with_constant(x: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ from vitkit.options import PATIENCE, Training
 from vitkit.planning.memory import memory_of
 from vitkit.recipes.finetune import hyperrule
 from vitkit.recipes.recipe import Recipe
-from vitkit.recipes.values import field_of
+from vitkit.recipes.values import field_of, own_name
+from vitkit.runs.build import no_validation
 from vitkit.runtime.runtime import Runtime
 from vitkit.training.schedule import Duration
 from vitkit.weights.load import load
@@ -48,6 +49,7 @@ class Circumstances:
     device: str = "cpu"
     world: int = 1
     fixed_rate: bool = False  # whether the user has set the learning rate alone, of the schedule
+    fixed_warmup: bool = False  # whether the user has set schedule.warmup
     largest: int | None = None  # the largest micro-batch that fits into memory; None: not known yet
 
     @property
@@ -69,7 +71,8 @@ Rule = Callable[[Recipe, Circumstances], tuple[Recipe, Choice | None]]
 
 def circumstances(options: Training, splits: Mapping[str, Source], runtime: Runtime) -> Circumstances:
     fixed, rate = frozenset(fixed_fields(options)), options.lr is not None
-    return Circumstances(splits, fixed, runtime.device, runtime.world, rate)
+    warmup = any(own_name(change.partition("=")[0].strip()) == "schedule.warmup" for change in options.set)
+    return Circumstances(splits, fixed, runtime.device, runtime.world, rate, warmup)
 
 
 def decide(
@@ -144,7 +147,8 @@ def choose_length(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice 
     if not may_choose("length", recipe, known):
         return recipe, None
     steps = steps_for(known.images, recipe.batch, gpu=known.gpu)
-    schedule = replace(recipe.schedule, warmup=min(500, steps // 10))
+    warmup = recipe.schedule.warmup if known.fixed_warmup else min(500, steps // 10)
+    schedule = replace(recipe.schedule, warmup=warmup)
     reason = f"for {known.images} training images on a {'GPU' if known.gpu else 'CPU'}"
     return replace(recipe, length=Duration(steps=steps), schedule=schedule), Choice(f"{steps} steps", reason)
 
@@ -176,20 +180,52 @@ def choose_stopping(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choic
             recipe = replace(recipe, keep=keep, patience=patience, keep_margin=margin)
         return recipe, None  # the plan and the result show both
     if recipe.keep == "best" or recipe.patience:
-        has_val = "val" in known.splits
-        why = "evaluations is 0" if has_val else "the data has no validation images"
-        flag = "keep best" if recipe.keep == "best" else f"patience {recipe.patience}"
+        flag = "--keep best" if recipe.keep == "best" else f"--patience {recipe.patience}"
+        if "val" not in known.splits:
+            raise no_validation(flag, recipe.data, known.splits["train"])
         raise Error(
-            f"--{flag} needs evaluations on validation images, but {why}",
-            code="request.conflict" if has_val else "data.empty",
+            f"{flag} needs evaluations on validation images, but evaluations is 0; omit one of both",
+            code="request.conflict",
         )
     return recipe, None
+
+
+def check_calibration(recipe: Recipe, known: Circumstances, *, protocol: bool = False) -> None:
+    """Refuse calibrate=true where no evaluation on validation images, or no softmax, would calibrate."""
+    if not recipe.calibrate:
+        return
+    if protocol or recipe.train_on == "train+val":
+        flag = "--protocol" if protocol else "train_on=train+val"
+        raise Error(
+            f"calibrate=true needs validation images, but {flag} trains on them in the end; omit one of both",
+            code="request.conflict",
+        )
+    if recipe.loss != "softmax" or known.splits["train"].multilabel:
+        raise Error(
+            "calibrate=true needs one label per image and loss=softmax, whose probabilities have a "
+            "temperature; omit it",
+            code="request.conflict",
+        )
+    if "val" not in known.splits:
+        raise no_validation("calibrate=true", recipe.data, known.splits["train"])
+    if not recipe.evaluations:
+        raise Error(
+            "calibrate=true needs an evaluation on the validation images, but evaluations is 0; omit one of "
+            "both",
+            code="request.conflict",
+        )
 
 
 def fit_warmup(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
     """Shorten the warm-up of a run that is much shorter than its recipe."""
     steps, warmup = recipe.length.in_steps(known.images, recipe.batch), recipe.schedule.warmup
-    if "schedule" in known.fixed or warmup <= steps // 2:
+    if known.fixed_warmup and warmup > steps:
+        raise Error(
+            f"schedule.warmup={warmup} is longer than the run of {steps} steps; use at most {steps}, or "
+            "leave it out for a tenth of the steps",
+            code="request.conflict",
+        )
+    if known.fixed_warmup or warmup <= steps // 2:
         return recipe, None
     choice = Choice(f"{steps // 10} steps of warm-up, not the recipe's {warmup}", f"the run has {steps}")
     return replace(recipe, schedule=replace(recipe.schedule, warmup=steps // 10)), choice

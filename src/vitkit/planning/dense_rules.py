@@ -84,7 +84,7 @@ def choose_length(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice 
         recipe = replace(recipe, length=Duration(steps=steps))
         where = "a GPU" if known.gpu else "a CPU"
         choice = Choice(f"{steps} steps", f"for {known.images} training images on {where}")
-    if "schedule" not in known.fixed:
+    if not known.fixed_warmup:
         steps = recipe.length.in_steps(known.images, recipe.batch)
         recipe = replace(recipe, schedule=replace(recipe.schedule, warmup=steps // WARMUP))
     return recipe, choice

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.data.content import HASH_CACHE
+from vitkit.data.folds import check_classes
 from vitkit.data.loader import check_sockets
 from vitkit.data.sources.remote import Cache
 from vitkit.data.sources.source import Source
@@ -298,11 +299,14 @@ def planned(request: Request, out: Path, old: Recipe | None, machine: Machine, o
     requested = override(request.recipe, request.options.set)
     recipe = old or requested
     splits = opener(replace(recipe, against=()), out)
+    if request.folds:
+        check_classes(splits["train"], request.folds)
     known = automatic.circumstances(request.options, splits, runtime)
     choices = Choices(machine.say if not only else None)
     if old is None:
         for text in warnings(dict(splits), recipe, opener.findings):
             machine.say(text)
+        automatic.check_calibration(recipe, known, protocol=request.protocol)
         recipe = automatic.decide(recipe, rules(request), known, choices.add)
     runtime.local_places(recipe.batch)  # raises before anything takes time
     training_view(recipe)
@@ -384,7 +388,7 @@ def compared(
 def timed(plan: Plan, *, new: bool) -> Plan:
     """The plan with the measured time of a step: for a new run, or a --plan of an unfinished one.
 
-    Not for a short run on a GPU, which shows its remaining time after a second.
+    Not for a short run on a GPU, which shows its remaining time after a second, nor for a single step.
     """
     request, recipe, train = plan.request, plan.recipe, plan.splits["train"]
     only, workers = request.options.plan, data_workers(request.options.workers)
@@ -392,7 +396,8 @@ def timed(plan: Plan, *, new: bool) -> Plan:
         check_recipe(plan.out, read_recipe(stored), recipe)
     if plan.state.action == "finished" or not (only or new):
         return plan
-    short = plan.runtime.device != "cpu" and plan.runs * plan.steps_left < TIMED_STEPS
+    short = plan.steps_left == 1
+    short = short or (plan.runtime.device != "cpu" and plan.runs * plan.steps_left < TIMED_STEPS)
     seconds, start = None, 0.0
     if only or not short:
         seconds = seconds_a_step(recipe, plan.model(), train, plan.runtime, workers)
@@ -407,9 +412,12 @@ def timed(plan: Plan, *, new: bool) -> Plan:
 
 def length_text(recipe: Recipe, images: int, seconds: float | None) -> str:
     """The length of a run, its expected time, and how to change it."""
+    if finetune_rules.is_fitted_head(recipe):
+        return "the head is fitted and no weights are trained; --steps or --epochs for training all of them"
     steps = recipe.length.in_steps(images, recipe.batch)
     time = "" if seconds is None else f", about {duration(steps * seconds)}"
-    return f"{steps} steps of {recipe.batch} images{time}; --steps or --epochs for another length"
+    counted = "1 step" if steps == 1 else f"{steps} steps"
+    return f"{counted} of {recipe.batch} images{time}; --steps or --epochs for another length"
 
 
 def download_size(weights: str) -> float | None:

@@ -96,7 +96,7 @@ def choose_length(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice 
         recipe = replace(recipe, length=Duration(steps=steps))
         reason = f"{seen / known.images:.3g} epochs of {known.images} images"
         choice = Choice(f"{steps} steps", reason if known.gpu else f"{reason}, on a CPU")
-    if "schedule" not in known.fixed:
+    if not known.fixed_warmup:
         steps = recipe.length.in_steps(known.images, recipe.batch)
         recipe = replace(recipe, schedule=replace(recipe.schedule, warmup=steps // WARMUP))
     return recipe, choice

@@ -52,6 +52,7 @@ DECIDING = (
     "test",
     "split_of",
 )  # that decide which images are opened
+FEW_TO_CALIBRATE = 20  # validation images, below which their lowest confidence is the threshold
 REMOVED = "removed.json"  # in a run folder: training images removed because other data sets have them too
 EVALUATION = {
     "squash": Preprocessing(), "fit": Preprocessing(resize="fit"),
@@ -158,14 +159,27 @@ def check_splits(splits: dict[str, Source], recipe: Recipe) -> dict[str, Source]
             "or more, each a folder of its own (or a label of its own in a table)",
             code="data.classes",
         )
-    for name in (recipe.report_on, "val") if recipe.patience or recipe.keeps_best else (recipe.report_on,):
-        if name not in splits or not len(splits[name]):
-            raise Error(
-                f"{place}: no image for {name}: {len(train)} training images in {len(present)} classes, and "
-                f"a class needs three different ones for train, val and test; add images, or a folder {name}",
-                code="data.empty",
-            )
+    if recipe.report_on not in splits or not len(splits[recipe.report_on]):
+        raise Error(
+            f"{place}: no image for {recipe.report_on}: {len(train)} training images in {len(present)} "
+            "classes, and a class needs three different ones for train, val and test; add images, or a "
+            f"folder {recipe.report_on}",
+            code="data.empty",
+        )
+    if (recipe.patience or recipe.keeps_best) and not len(splits.get("val", ())):
+        flag = f"--patience {recipe.patience}" if recipe.patience else "--keep best"
+        raise no_validation(flag, place, train)
     return {name: part for name, part in splits.items() if len(part) or name == "train"}
+
+
+def no_validation(flag: str, place: str, train: Source) -> Error:
+    """The error about a setting that needs validation images where there are none."""
+    remedy = "or hold some training images out, e.g. a fifth of each class: --set val=0.2 val_images="
+    if images_per_class(train).max(initial=0) < 2:
+        remedy = "or more training images: each class has only one"
+    return Error(
+        f"{flag} needs validation images, but {place} has none; add a folder val, {remedy}", code="data.empty"
+    )
 
 
 def images_per_class(source: Source) -> np.ndarray:
@@ -194,6 +208,11 @@ def warnings(splits: dict[str, Source], recipe: Recipe, findings: Sequence[Findi
         yield "no validation images: the only evaluation is on the test images, at the end of the run"
     if recipe.report_on in splits:
         rows.append((f"no {recipe.report_on} image", images_per_class(splits[recipe.report_on]) == 0))
+    if recipe.calibrate and 0 < len(splits.get("val", ())) < FEW_TO_CALIBRATE:
+        yield (
+            f"warning: only {len(splits['val'])} validation images for the temperature and the threshold for "
+            f"--reject, which are rough; {FEW_TO_CALIBRATE} or more are better"
+        )
     for problem, mask in rows:
         names = [classes[i] for i in np.flatnonzero(mask)]
         if names:

@@ -36,6 +36,8 @@ def finish_run(run: RunContext, evaluator: Evaluator, logger: RunLogger, bad: Ba
     bad: the unusable training images.
     """
     load_kept_weights(run)
+    if run.recipe.calibrate and not run.model.reject_below:
+        logger.say("no threshold for --reject: none of the validation images was classified correctly")
     split = run.recipe.report_on
     metrics, fewshot = evaluator.evaluate(split), evaluator.evaluate_fewshot(final=True)
     verdict = evaluator.monitor.verdict()

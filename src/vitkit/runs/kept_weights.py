@@ -116,7 +116,7 @@ def apply_calibration(model: Model, recipe: Recipe, progress: Mapping[str, Any])
 
 def stopping_note(kept: Mapping[str, Any], steps: int) -> str:
     """How a run ended, in one line; kept: as `describe_kept` returns it."""
-    ending = f"{steps} steps"
+    ending = f"{steps} step{'' if steps == 1 else 's'}"
     if kept["stopped_early"]:
         ending = f"stopped early at step {steps} of {kept['planned_steps']}"
     if kept["weights"] == "last":

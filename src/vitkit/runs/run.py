@@ -17,7 +17,14 @@ from vitkit.recipes.recipe import Recipe, stages_of
 from vitkit.report.terminal import Live
 from vitkit.runs import artifacts
 from vitkit.runs.batches import UnusableImages, name_batch, training_batches
-from vitkit.runs.build import REMOVED, Opener, build_model, open_splits, start_training
+from vitkit.runs.build import (
+    REMOVED,
+    Opener,
+    build_model,
+    images_per_class,
+    open_splits,
+    start_training,
+)
 from vitkit.runs.checkpointer import Checkpointer
 from vitkit.runs.context import RunContext, continuation_starts
 from vitkit.runs.corrections import keep_copy
@@ -45,6 +52,7 @@ from vitkit.training.schedule import stage_at
 from vitkit.training.step import Diverged, Metrics, OutOfMemory, TrainState
 
 COMPARE_TIMEOUT = timedelta(days=1)  # for comparing a large data set with others
+FEW_TO_LEAVE_OUT = 3  # images of a class, below which leaving one out says nothing about the accuracy
 HEAD_BATCH = 256  # images at a time for the features that a head is fitted to
 PREFLIGHT_IMAGES = 1000  # that are read before training, to find out early if too many are unusable
 
@@ -129,7 +137,11 @@ def init_head(model: Model, recipe: Recipe, train: Source, runtime: Runtime, opt
         model, train, runtime, batch=min(recipe.batch, HEAD_BATCH), workers=data_workers(options.workers),
         seed=recipe.seed,
     )  # fmt: skip
-    return f"head: ridge regression on frozen features, leave-one-out accuracy {head.accuracy:.1%}"
+    text = "head: ridge regression on frozen features"
+    counts = images_per_class(train)
+    if counts[counts > 0].min() < FEW_TO_LEAVE_OUT:
+        return text
+    return f"{text}, leave-one-out accuracy {head.accuracy:.1%}"
 
 
 def resume(out: Path, state: TrainState, runtime: Runtime, messages: list[str]) -> dict[str, Any]:
