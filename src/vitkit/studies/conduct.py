@@ -17,7 +17,8 @@ from vitkit.recipes.recipe import Recipe
 from vitkit.report.study_page import OUTCOMES, difference_rows, study_page
 from vitkit.report.terminal import duration, print_facts, print_table, say, warn
 from vitkit.studies import clusters
-from vitkit.studies.analysis import evaluate_claim, factors_of, figures_of, laws, means, means_row
+from vitkit.studies.analysis import factors_of, figures_of, means, means_row
+from vitkit.studies.claims import evaluate_claim
 from vitkit.studies.differences import changes_from_base
 from vitkit.studies.executor import (
     InlineExecutor,
@@ -28,6 +29,7 @@ from vitkit.studies.executor import (
     share_gpus,
     worker_configs,
 )
+from vitkit.studies.fits import laws
 from vitkit.studies.folder import (
     claim_folder,
     existing_plan,

@@ -73,3 +73,11 @@ def changes_from_base(study: Study, rows: Sequence[Row]) -> list[dict[str, Any]]
                 {factor: change, "outcome": average.outcome, "mean": asdict(average), "data": each}
             )
     return sorted(entries, key=lambda entry: -entry["mean"]["mean"])
+
+
+def group_rows(rows: Sequence[Row], factors: Sequence[str]) -> dict[tuple[Any, ...], list[Row]]:
+    """The rows grouped by their values of some factors, in the order of the table."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row.get(name) for name in factors), []).append(row)
+    return groups
