@@ -117,11 +117,13 @@ def table_rows(out: Path, plan: Plan) -> list[Row]:
         if result is not None:
             rows.append(table_row(plan, trial, result, factors))
             needs[trial.name] = trial.needs
-    exaflops = {row["trial"]: row["exaFLOPs"] for row in rows}
+    firsts = {row["trial"]: row for row in rows}
     least = min((row["GFLOPs"] for row in rows), default=1.0)
     for row in rows:
         pretrained = needs[row["trial"]]
-        row["pretrain_exaFLOPs"] = exaflops.get(pretrained) if pretrained else row["exaFLOPs"]
+        first = firsts.get(pretrained, {}) if pretrained else row
+        row["pretrain_exaFLOPs"] = first.get("exaFLOPs")
+        row["pretrain_images"] = first.get("train_images")
         row["relative_compute"] = row["GFLOPs"] / least
     return rows
 

@@ -1,6 +1,7 @@
 """The data types of a study: trials, claims, figures, and the plan that a study folder stores."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -44,28 +45,53 @@ def make_trial(
                  compared=dict(compared or {}), keep_model=keep_model, frozen=frozen)  # fmt: skip
 
 
+RELATIONS = ("above", "not below", "equal")
+MEASURES = ("score", "compute", "crossing", "data")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     """A statement of the paper as a comparison of the mean scores of two settings.
 
+    right     None: zero
     relation  left is "above" right, "not below" it by more than `margin`, or "equal" to it within `margin`
     baseline  the two sides in another setting; then the gains over the baseline are compared
-    measure   score, or compute: log2 of the right side's compute over the left's at equal score
+    measure   score
+              compute: log2 of the right side's compute over the left's at equal score
+              crossing: over the column `along`, left is below right at first and above it at last
+              data: left, at one value of `along`, is worth more than `least` times as much of it on the right
+    best      a factor of which each side takes its best value, such as the learning rate
     score     the column to compare, if it is not the study's score
+    printed   the paper's own value, or the ends of its range: points, or times
+    source    where the paper has it
     """
 
     text: str
     left: dict[str, Factor]
-    right: dict[str, Factor]
+    right: dict[str, Factor] | None
     relation: str = "above"
     margin: float = 0.01
     baseline: tuple[dict[str, Factor], dict[str, Factor]] | None = None
     measure: str = "score"
+    best: str = ""
+    along: str = "train_images"
+    least: float = 2.0
     score: str = ""
+    unit: str = "points"
+    printed: tuple[float, ...] = ()
+    source: str = ""
 
     def __post_init__(self):
-        if self.relation not in ("above", "not below", "equal") or self.measure not in ("score", "compute"):
-            raise ValueError(f"relation is above, not below or equal, and measure score or compute: {self}")
+        if self.relation not in RELATIONS or self.measure not in MEASURES:
+            raise ValueError(f"relation is one of {RELATIONS}, and measure one of {MEASURES}: {self}")
+        if self.right is None and (self.measure != "score" or self.baseline):
+            raise ValueError(f"only a score is compared with zero: {self}")
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Between which the interval of the difference must lie."""
+        least = 0.0 if self.relation == "above" else -self.margin
+        return least, self.margin if self.relation == "equal" else math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
