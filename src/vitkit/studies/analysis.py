@@ -23,7 +23,7 @@ from vitkit.weights.load import load
 
 SCORES = {
     "top1": "top-1 accuracy", "fewshot_mean": "few-shot accuracy", "knn": "k-NN accuracy",
-    "probe": "linear-probe accuracy",
+    "probe": "linear-probe accuracy", "attention_first": "attention distance, share of uniform",
 }  # fmt: skip
 AVERAGED = ("parameters", "GFLOPs", "exaFLOPs", "tpu_v3_core_days", "images_seen", "seconds")
 Lines = dict[str, list[Point]]
@@ -136,7 +136,10 @@ def figures_of(study: Study, rows: Sequence[Row], out: Path) -> list[dict[str, A
     """Draw all figures of a study as figures/*.svg and *.png; return what the page shows of each."""
     entries: list[dict[str, Any]] = []
     for picture in study.pictures:
-        if not select_rows(rows, picture.where):
+        drawable = select_rows(rows, picture.where)
+        if picture.y != "score":
+            drawable = [row for row in drawable if row.get(picture.y) is not None]
+        if not drawable:
             continue
         y = SCORES.get(column(picture, study), column(picture, study))
         entry: dict[str, Any] = {"title": picture.title, "kind": picture.kind, "y": y, "log_x": picture.log_x}

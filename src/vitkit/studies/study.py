@@ -26,6 +26,7 @@ class Trial:
     compared: dict[str, Recipe] = field(default_factory=dict)
     keep_model: bool = True  # in its folder
     frozen: str = ""  # the data on which its model's features are scored; empty: none
+    attention: str = ""  # the data on which its model's attention distance is measured; empty: none
 
 
 def make_trial(
@@ -37,12 +38,14 @@ def make_trial(
     compared: Mapping[str, Recipe] | None = None,
     keep_model: bool = True,
     frozen: str = "",
+    attention: str = "",
 ) -> Trial:
     """Build a trial whose name consists of its factors and the recipe's seed."""
     parts = [f"{name}={value}" for name, value in factors.items()] + [f"seed={recipe.seed}"]
     name = ",".join(parts).replace("/", "-").replace(" ", "-").replace("%", "pc")
     return Trial(name=name, factors=dict(factors), recipe=recipe, needs=needs, resize=resize,
-                 compared=dict(compared or {}), keep_model=keep_model, frozen=frozen)  # fmt: skip
+                 compared=dict(compared or {}), keep_model=keep_model, frozen=frozen,
+                 attention=attention)  # fmt: skip
 
 
 RELATIONS = ("above", "not below", "equal")
@@ -125,6 +128,8 @@ class Study:
     claims: tuple[Claim, ...]
     pictures: tuple[Picture, ...]
     fitted: tuple[str, ...] = ()  # factors; a scaling law is fitted for each of their settings
+    # settings whose score is predicted from the others before their trials start
+    predicted: dict[str, Factor] = field(default_factory=dict)
     convolutions: bool = False  # includes ResNets, which need larger images
     paper: tuple[Claim, ...] = ()  # claims at the paper's scale, if its settings differ
     # the setting that all others change; such a study fine-tunes given weights on each of its data sets, in
