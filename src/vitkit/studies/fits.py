@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.studies.differences import group_rows
+from vitkit.studies.differences import group_rows, student
 from vitkit.studies.folder import Row
 
 SAMPLES = 1000  # bootstrap samples
@@ -52,6 +52,25 @@ def law(x: Sequence[float], y: Sequence[float], kind: str = "power") -> Law | No
     scale = math.exp(intercept) if kind == "power" else float(intercept)
     r2 = 1 - float((residuals**2).sum()) / total if total else 1.0
     return Law(kind, scale, float(slope), float(low), float(high), r2, len(xs))
+
+
+def prediction(
+    x: Sequence[float], y: Sequence[float], at: float, count: int = 1
+) -> tuple[float, float, float] | None:
+    """What a power law says of the mean of `count` further values at x, with its 95 % prediction interval.
+
+    The interval is that of a straight line in log space. None if the law cannot be fitted.
+    """
+    xs, ys = np.log(np.asarray(x, float)), np.log(np.asarray(y, float))
+    if len(set(x)) < 3 or not np.isfinite(ys).all():
+        return None
+    slope, intercept = np.polyfit(xs, ys, 1)
+    residuals = ys - (intercept + slope * xs)
+    freedom, distance = len(xs) - 2, math.log(at) - float(xs.mean())
+    spread = math.sqrt(float((residuals**2).sum()) / freedom)
+    error = spread * math.sqrt(1 / count + 1 / len(xs) + distance**2 / float(((xs - xs.mean()) ** 2).sum()))
+    center, margin = float(intercept + slope * math.log(at)), student(freedom) * error
+    return math.exp(center), math.exp(center - margin), math.exp(center + margin)
 
 
 def laws(rows: Sequence[Row], factors: Sequence[str], score: str) -> list[dict[str, Any]]:
