@@ -99,7 +99,7 @@ def test_augmentation_is_worth_as_much_data_as_reaches_its_score(score, times, o
 def test_what_all_of_the_data_does_not_reach_is_more_than_measured():
     verdict = evaluate_claim(WORTH, augmented(0.9), "score")
     assert verdict.place == Place(None, None, None) and verdict.outcome == HOLDS
-    assert "above 100" in verdict.words
+    assert "worth > 100 [> 100, > 100] times" in verdict.words
     assert evaluate_claim(WORTH, augmented(0.3, noise=()), "score").outcome == NOT_TESTED
 
 

@@ -10,7 +10,7 @@ from small_study import SETTING
 from vitkit.report.study_page import predictions
 from vitkit.studies.fits import law, prediction
 from vitkit.studies.folder import claim_folder, table_rows, trial_folder, write_failed
-from vitkit.studies.predictions import PREDICTIONS, before_prediction, compare, predict, predicted_trials
+from vitkit.studies.forecasts import PREDICTIONS, before_prediction, compare, predict, predicted_trials
 from vitkit.studies.prepare import Request, trial_flops
 from vitkit.studies.scale import STUDIES
 from vitkit.studies.study import Plan

@@ -158,6 +158,12 @@ def without(share: str) -> dict[str, Factor]:
 
 
 NEITHER = at(augmentation="none", regularisation="no")
+FIG_9 = (
+    Claim(text="average pooling at the learning rate of the class token is worse", source="Fig. 9",
+          left=at(head="token", rate="same"), right=at(head="gap", rate="same")),
+    Claim(text="average pooling at a lower learning rate is as good", source="Fig. 9",
+          left=at(head="gap", rate="lower"), right=at(head="token", rate="same"), relation="not below"),
+)  # fmt: skip
 AUGREG_4 = "AugReg, Fig. 4, ImageNet-21k"
 STEM = cell("1d", "stem")
 PARTS = (
@@ -184,15 +190,11 @@ PARTS = (
                           lines=("hyper",), where=at(positions="1d", injection="stem"))),
     ),
     Study(
-        name="heads", shows="Fig. 9", make=heads, score="fewshot_mean",
+        name="heads", shows="Fig. 9", paper=FIG_9, make=heads, score="fewshot_mean",
         published=("Fig. 9",),
         about="class token and average pooling at several learning rates, and attention pooling",
         claims=(
-            Claim(text="average pooling at the learning rate of the class token is worse",
-                  left=at(head="token", rate="same"), right=at(head="gap", rate="same"), source="Fig. 9"),
-            Claim(text="average pooling at a lower learning rate is as good",
-                  left=at(head="gap", rate="lower"), right=at(head="token", rate="same"),
-                  relation="not below", source="Fig. 9"),
+            *FIG_9,
             Claim(text="each at its best learning rate, average pooling is as good as the class token",
                   left=at(head="gap"), right=at(head="token"), relation="not below", best="rate",
                   source="Fig. 9"),

@@ -15,7 +15,7 @@ from vitkit.studies.curves import (
     paired_curves,
     score_at,
 )
-from vitkit.studies.differences import Estimate, by_seed, by_seed_at_best, estimate
+from vitkit.studies.differences import Estimate, by_seed, by_seed_at_best, estimate, group_rows
 from vitkit.studies.folder import Row, select_rows
 from vitkit.studies.power import MOST, Power, analyse
 from vitkit.studies.study import Claim
@@ -40,11 +40,12 @@ class Verdict:
     low: float | None = None
     high: float | None = None
     seeds: int = 0
-    words: str = ""
+    words: str = ""  # the measurement, and what it takes to decide
     compute: tuple[float, float] | None = None  # mean exaFLOPs of pre-training, left and right
     power: Power | None = None  # of an undecided claim
     place: Place | None = None  # of a crossing, or how many times the data
     curve: tuple[tuple[float, Estimate], ...] = ()  # the differences along a column
+    needed: str = ""  # the end of `words`: what it takes to decide
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -60,16 +61,18 @@ def of_differences(claim: Claim, rows: Sequence[Row], score: str) -> Verdict:
     """The verdict on a difference of scores, or on a ratio of compute."""
     values = list(differences(claim, rows, score).values())
     if not values:
-        sides = (claim.left, claim.right or {})
-        if claim.measure == "compute" and all(select_rows(rows, side) for side in sides):
+        finished = all(select_rows(rows, side) for side in (claim.left, claim.right or {}))
+        if claim.measure == "compute" and finished:
             return Verdict(claim.text, INCONCLUSIVE, words="no accuracy is reached by both sides")
-        return Verdict(claim.text, NOT_TESTED, words="no seed has finished on both sides")
+        missing = "these trials did not measure it" if finished else "no seed has finished on both sides"
+        return Verdict(claim.text, NOT_TESTED, words=missing)
     e = estimate(values)
     compute = None if claim.measure == "compute" else compute_of(claim, rows, score)
     outcome = decide(e, *claim.limits)
     plan = analyse(e, *claim.limits, reference(claim)) if outcome == INCONCLUSIVE else None
-    text = describe(claim, e) + compute_note(compute) + power_note(claim, e, plan)
-    return Verdict(claim.text, outcome, e.mean, e.low, e.high, e.count, text, compute, plan)
+    text, needed = describe(claim, e) + compute_note(compute), power_note(claim, e, plan)
+    words = text + needed
+    return Verdict(claim.text, outcome, e.mean, e.low, e.high, e.count, words, compute, plan, needed=needed)
 
 
 def of_crossing(claim: Claim, rows: Sequence[Row], score: str) -> Verdict:
@@ -84,17 +87,19 @@ def of_crossing(claim: Claim, rows: Sequence[Row], score: str) -> Verdict:
     place = crossing_place(x, values)
     names = [f"at {number(end)}" for end in (x[0], x[-1])]
     text = f"{interval(claim, first)} {names[0]} and {interval(claim, last)} {claim.unit} {names[1]}, "
-    text += f"{count(last)}; ahead from {place_text(place, x)} on"
-    plans = list[Power]()
+    text += f"{count(last)}; they cross at {place_text(place, x)}"
+    plans, needed = list[Power](), ""
     if outcome == INCONCLUSIVE:
         for e, sign, name in ((first, -1.0, names[0]), (last, 1.0, names[1])):
             toward = e if sign > 0 else negative(e)
             if decide(toward, 0.0) == INCONCLUSIVE and (plan := analyse(toward, *claim.limits, claim.margin)):
-                text += power_note(claim, e, plan, name, sign)
+                needed += power_note(claim, e, plan, name, sign)
                 plans.append(plan)
     widest = max(plans, key=lambda plan: plan.std, default=None)
-    return Verdict(claim.text, outcome, last.mean, last.low, last.high, last.count, text, None, widest, place,
-                   curve)  # fmt: skip
+    return Verdict(
+        claim.text, outcome, last.mean, last.low, last.high, last.count, text + needed, None, widest, place,
+        curve, needed,
+    )  # fmt: skip
 
 
 def of_worth(claim: Claim, rows: Sequence[Row], score: str) -> Verdict:
@@ -113,9 +118,13 @@ def of_worth(claim: Claim, rows: Sequence[Row], score: str) -> Verdict:
     outcome = decide(e, 0.0)
     plan = analyse(e, 0.0, np.inf, claim.margin) if outcome == INCONCLUSIVE else None
     text = f"worth {place_text(place, [at / start for at in x])} times the data; "
-    text += f"{describe(claim, e)} ahead of {claim.least:g} times the data" + power_note(claim, e, plan)
+    text += f"{describe(claim, e)} ahead of {claim.least:g} times the data"
+    needed = power_note(claim, e, plan)
     curve = tuple((at / start, negative(estimate(values[:, i].tolist()))) for i, at in enumerate(x))
-    return Verdict(claim.text, outcome, e.mean, e.low, e.high, e.count, text, None, plan, place, curve)
+    words = text + needed
+    return Verdict(
+        claim.text, outcome, e.mean, e.low, e.high, e.count, words, None, plan, place, curve, needed
+    )
 
 
 def negative(e: Estimate) -> Estimate:
@@ -188,15 +197,15 @@ def power_note(claim: Claim, e: Estimate, plan: Power | None, where: str = "", s
     if plan is None:
         return ""
     measured, other = (
-        f"more than {MOST:,} seeds" if n is None else f"{n:,} seeds"
-        for n in (plan.if_measured, plan.if_reference)
+        f"more than {MOST:,}" if n is None else f"{n:,}" for n in (plan.if_measured, plan.if_reference)
     )
     value = format_value(claim, sign * plan.reference)
-    text = f"; to decide it{f' {where}' * bool(where)} with 80 % power: {measured} if the true value is the "
-    text += f"measured one, {other} if it is {value}"
+    place = f" {where}" if where else ""
+    text = f"; to decide it{place} with 80 % power: {measured} seeds if the true value is the measured one, "
+    text += f"{other} if it is {value}"
     if plan.detectable is None:
         return text
-    return text + f" ({e.count} seeds show one of {format_value(claim, sign * plan.detectable)})"
+    return text + f"; {e.count} seeds would show {format_value(claim, sign * plan.detectable)}"
 
 
 def place_text(place: Place, x: Sequence[float]) -> str:
@@ -204,7 +213,7 @@ def place_text(place: Place, x: Sequence[float]) -> str:
 
     def text(value: float | None) -> str:
         if not value:
-            return f"above {number(x[-1])}" if value is None else f"below {number(x[0])}"
+            return f"> {number(x[-1])}" if value is None else f"< {number(x[0])}"
         return number(value)
 
     return f"{text(place.at)} [{text(place.low)}, {text(place.high)}]"
@@ -225,7 +234,10 @@ def differences(claim: Claim, rows: Sequence[Row], score: str) -> dict[int, floa
 
     def scores(side: Mapping[str, Any]) -> dict[int, float]:
         chosen = select_rows(rows, side)
-        return by_seed_at_best(chosen, claim.best, score) if claim.best else by_seed(chosen, score)
+        if not claim.best:
+            return by_seed(chosen, score)
+        several = len(group_rows(chosen, [claim.best])) > 1  # with one value, nothing is chosen
+        return by_seed_at_best(chosen, claim.best, score) if several else {}
 
     sides = [(1.0, claim.left)] + ([(-1.0, claim.right)] if claim.right is not None else [])
     if claim.baseline:

@@ -40,7 +40,7 @@ from vitkit.studies.folder import (
     write_failed,
     write_table,
 )
-from vitkit.studies.predictions import before_prediction, compare, predict
+from vitkit.studies.forecasts import before_prediction, compare, predict
 from vitkit.studies.prepare import Request, Stopwatch, Timings, make_plan, run_order
 from vitkit.studies.recipe_plan import plan_recipes, select
 from vitkit.studies.scale import study as named_study

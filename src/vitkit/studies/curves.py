@@ -91,7 +91,8 @@ def paired_curves(
     seeds = sorted(
         s for s in sides[0].keys() & sides[1].keys() if all(set(x) <= set(side[s]) for side in sides)
     )
-    return x, np.array([[sides[0][s][at] - sides[1][s][at] for at in x] for s in seeds]).reshape(-1, len(x))
+    values = [[sides[0][seed][at] - sides[1][seed][at] for at in x] for seed in seeds]
+    return x, np.array(values).reshape(len(seeds), len(x))
 
 
 def score_at(curve: Mapping[float, float], x: float) -> float:
