@@ -25,8 +25,8 @@ CLAIMS = sum(len(study.claims) for study in STUDIES.values())
 def write_table(path, shift):
     """Three seeds of two heads, a point apart."""
     rows = [
-        {"trial": f"head={head},rate=same,seed={seed}", "head": head, "rate": "same", "seed": seed, "steps": 10,
-         "top1": 0.5, "fewshot_mean": 0.5 + 0.001 * seed + (head == "token") * shift, "parameters": 1_000_000,
+        {"trial": f"head={head},rate=same,seed={seed}", "head": head, "rate": "same", "seed": seed,
+         "steps": 10, "top1": 0.5, "fewshot_mean": 0.5 + 0.001 * seed + (head == "token") * shift, "parameters": 1_000_000,
          "train_images": 1000, "pretrain_exaFLOPs": 1e-6, "device": "CPU", "precision": "fp32"}
         for head in ("token", "gap") for seed in range(3)
     ]  # fmt: skip
@@ -37,7 +37,7 @@ def write_table(path, shift):
 
 
 def test_the_published_page_is_what_the_published_tables_give(tmp_path):
-    """With the same figures; `vitkit study index docs/research/studies --to docs/research/studies` writes it."""
+    """`vitkit study index docs/research/studies --to docs/research/studies` writes it, with its figures."""
     shutil.copytree(DOCS, tmp_path / "studies")
     summary = write_index([tmp_path / "studies"], tmp_path / "studies")
     assert (tmp_path / "studies" / "index.md").read_text() == (DOCS / "index.md").read_text()
