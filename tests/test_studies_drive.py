@@ -141,7 +141,7 @@ def test_the_verb_lists_plans_and_refuses(tmp_path, capsys):
     words = ["study", "run", "heads", "--data", "digits", "--steps", "5", "--out", str(tmp_path / "x")]
     assert run(*words, "--plan", "--json") == 0
     plan = json.loads(capsys.readouterr().out)
-    assert plan["trials"] == 12 and plan["steps"] == 5 and not (tmp_path / "x").exists()
+    assert plan["trials"] == 21 and plan["steps"] == 5 and not (tmp_path / "x").exists()
     assert run("study", "run", "head", "--data", "digits") == 2
     assert "unknown study 'head'" in capsys.readouterr().err
     assert run("study", "report", tmp_path) == 2 and "plan.json" in capsys.readouterr().err
@@ -165,7 +165,7 @@ def test_stopped_by_a_signal_all_trials_save_and_the_same_command_goes_on(tmp_pa
     done = subprocess.run(words, capture_output=True, env=environment, timeout=170)
     assert done.returncode == 0, done.stderr
     output = json.loads(done.stdout)
-    assert output["finished"] == output["trials"] == 4 and not output["failed"]
+    assert output["finished"] == output["trials"] == 7 and not output["failed"]
 
 
 @pytest.mark.slow

@@ -5,17 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from vitkit.studies.analysis import (
-    FAILS,
-    HOLDS,
-    INCONCLUSIVE,
-    NOT_TESTED,
-    evaluate_claim,
-    law,
-    laws,
-    similarities,
-)
+from vitkit.studies.analysis import similarities
+from vitkit.studies.claims import FAILS, HOLDS, INCONCLUSIVE, NOT_TESTED, evaluate_claim
 from vitkit.studies.differences import STUDENT, estimate
+from vitkit.studies.fits import law, laws
 from vitkit.studies.scale import STUDIES
 from vitkit.studies.study import Claim
 

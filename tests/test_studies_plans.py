@@ -68,7 +68,7 @@ def test_every_claim_and_picture_speaks_of_settings_that_are_tried(name, scale):
         return any(setting.items() <= one.factors.items() for one in trials)
 
     for claim_ in STUDIES[name].claims_at(scale):
-        for side in (claim_.left, claim_.right, *(claim_.baseline or ())):
+        for side in filter(None, (claim_.left, claim_.right, *(claim_.baseline or ()))):
             assert tried(side), f"{claim_.text}: {side}"
     drawn = [picture for picture in STUDIES[name].pictures if tried(picture.where)]
     assert drawn and all(set(one.lines) <= factors and tried(one.band) for one in drawn)
@@ -84,8 +84,8 @@ def test_a_claim_compares_as_many_trials_on_each_side(name, scale):
         return sum(setting.items() <= one.factors.items() for one in trials)
 
     for claim_ in STUDIES[name].claims_at(scale):
-        if claim_.measure == "score":
-            sides = (claim_.left, claim_.right, *(claim_.baseline or ()))
+        if claim_.measure == "score" and not claim_.best:
+            sides = [*filter(None, (claim_.left, claim_.right)), *(claim_.baseline or ())]
             assert len({count(side) for side in sides}) == 1, f"{claim_.text}: {[*map(count, sides)]}"
 
 
@@ -282,9 +282,9 @@ def test_a_known_pace_gives_the_steps_that_fit():
         return {kind: Timing(pace * factor, 0.0, pace * factor, 0.0) for kind, factor in slower.items()}
 
     result = fit(heads, setting, 600.0, 2, SEEN, measure)
-    # 12 trials on 2 processes: 6 in a row, each its steps, a second, and the time of holding val out
-    allowed = int((BUDGET_SHARE * 600 / 6 - TRIAL_OVERHEAD - SPLIT_SECONDS * 1618) / pace)
-    assert result.setting.level == 0 and result.setting.steps == allowed > 800
+    # 21 trials on 2 processes: 11 in a row, each its steps, a second, and the time of holding val out
+    allowed = int((BUDGET_SHARE * 600 / 11 - TRIAL_OVERHEAD - SPLIT_SECONDS * 1618) / pace)
+    assert result.setting.level == 0 and result.setting.steps == allowed > 400
     assert result.seconds <= BUDGET_SHARE * 600
     richer = fit(heads, setting, 6000.0, 2, SEEN, measure)
     assert richer.setting.level > 0 and richer.seconds <= BUDGET_SHARE * 6000

@@ -1,4 +1,4 @@
-"""The study verb with its subcommands: study list, study run, study report."""
+"""The study verb with its subcommands: study list, study run, study report, study index."""
 
 import sys
 from dataclasses import dataclass
@@ -133,10 +133,27 @@ class Report:
     json: Json = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """Write one page with the claims of all studies: paper, measurement, verdict, and a small figure each.
+
+    $ vitkit study index runs/studies/scaling runs/studies/heads --to claims/
+    $ vitkit study index docs/research/studies --to docs/research/studies
+    """
+
+    folders: Annotated[
+        Positional[tuple[Path, ...]],
+        arg(metavar="FOLDER...", help="Study folders, or folders with published tables such as scaling.csv."),
+    ]
+    to: Annotated[Path, arg(metavar="DIR", help="Folder for index.md and its figures.")]
+    json: Json = False
+
+
 Do = (
     Annotated[List, subcommand("list")]
     | Annotated[Run, subcommand("run")]
     | Annotated[Report, subcommand("report")]
+    | Annotated[Index, subcommand("index")]
 )
 
 
@@ -153,6 +170,11 @@ def study(do: OmitSubcommandPrefixes[OmitArgPrefixes[Do]]) -> None:
         from vitkit.report.terminal import print_table
 
         return emit(listing.rows("studies")) if emit else print_table(listing.rows("studies"))
+    if isinstance(do, Index):
+        from vitkit.studies.claims_index import print_index, write_index
+
+        summary = write_index(do.folders, do.to)
+        return emit(summary) if emit else print_index(summary)
     from vitkit.studies import conduct
     from vitkit.studies.prepare import Request
 

@@ -50,6 +50,7 @@ def study_page(study: Study) -> str:
         "Means over seeds": means(study["means"]),
         PUBLISHED: study_section(study.get("published", ())),
         "Scaling laws": scaling_laws(study["laws"]),
+        "Predictions and results": predictions(study.get("predictions")),
         "Failed trials": failures(study["failed"]),
         "Settings": facts(study["chosen"]),
         "All trials": trials(study),
@@ -184,6 +185,23 @@ def scaling_laws(laws: Sequence[Mapping[str, Any]]) -> Markup:
         fit |= {"95 % interval": f"{law['low']:.4f} to {law['high']:.4f}", "R²": f"{law['r2']:.3f}"}
         rows.append(group | fit | {"points": points})
     return fill("study.html", "scaling_laws", rows)
+
+
+def predictions(stored: Mapping[str, Any] | None) -> Markup:
+    """Scores predicted before their trials started, beside what was measured."""
+    if not stored:
+        return Markup()
+    rows = []
+    for entry in stored["compared"]:
+        low, center, high = (f"{100 * entry[key]:.2f}" for key in ("low", "predicted", "high"))
+        value, inside = entry["measured"], entry["inside"]
+        rows.append(
+            entry["setting"]
+            | {"exaFLOPs": entry["exaFLOPs"], "predicted, %": Number(f"{center} [{low}, {high}]"),
+               "measured, %": Number("–" if value is None else f"{100 * value:.2f}"),
+               "inside": "–" if inside is None else "yes" if inside else "no"}
+        )  # fmt: skip
+    return fill("study.html", "predictions", rows, stored["made"], stored["digest"], stored["changed"])
 
 
 def failures(failed: Mapping[str, Mapping[str, str]]) -> Markup:

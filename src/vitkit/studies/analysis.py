@@ -1,8 +1,7 @@
-"""Analysis of a study's table: means over seeds, scaling laws, verdicts on claims, and figures."""
+"""Means over seeds and the figures of a study, from its table."""
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -17,208 +16,14 @@ from vitkit.report.figures import Point, draw_bars, draw_differences, draw_score
 from vitkit.report.html import Number
 from vitkit.runs.folder import MODEL
 from vitkit.runs.page import rows as journal_rows
-from vitkit.studies.differences import Estimate, by_seed, changes_from_base, estimate
+from vitkit.studies.differences import changes_from_base, estimate, group_rows
 from vitkit.studies.folder import Row, select_rows, trial_folder
-from vitkit.studies.study import Claim, Picture, Plan, Study
+from vitkit.studies.study import Picture, Plan, Study
 from vitkit.weights.load import load
-
-SAMPLES = 1000  # bootstrap samples
-SIMILAR_COMPUTE = 1.25  # ratio up to which two sides count as equal in compute
-HOLDS, FAILS, INCONCLUSIVE, NOT_TESTED = (
-    "holds at this scale",
-    "does not hold at this scale",
-    "cannot be seen",
-    "not tried",
-)
-
-
-@dataclass(frozen=True)
-class Law:
-    """A fit y = scale * x^exponent (power) or y = scale + exponent * log10 x (log-linear).
-
-    low, high: bootstrap interval of the exponent.
-    """
-
-    kind: str
-    scale: float
-    exponent: float
-    low: float
-    high: float
-    r2: float
-    points: int
-
-    def predict(self, x: float) -> float:
-        if self.kind == "power":
-            return self.scale * x**self.exponent
-        return self.scale + self.exponent * math.log10(x)
-
-
-def law(x: Sequence[float], y: Sequence[float], kind: str = "power") -> Law | None:
-    """Fit a law by least squares in log space; None if x has fewer than three distinct values."""
-    xs = np.log(np.asarray(x, float)) if kind == "power" else np.log10(np.asarray(x, float))
-    ys = np.log(np.asarray(y, float)) if kind == "power" else np.asarray(y, float)
-    if len(set(x)) < 3 or not np.isfinite(ys).all():
-        return None
-    slope, intercept = np.polyfit(xs, ys, 1)
-    residuals = ys - (intercept + slope * xs)
-    total = float(((ys - ys.mean()) ** 2).sum())
-    rng, slopes = np.random.default_rng(0), list[float]()
-    while len(slopes) < SAMPLES:
-        sample = rng.integers(0, len(xs), len(xs))
-        if len(set(xs[sample])) > 1:
-            slopes.append(np.polyfit(xs[sample], ys[sample], 1)[0])
-    low, high = np.quantile(slopes, [0.025, 0.975])
-    scale = math.exp(intercept) if kind == "power" else float(intercept)
-    r2 = 1 - float((residuals**2).sum()) / total if total else 1.0
-    return Law(kind, scale, float(slope), float(low), float(high), r2, len(xs))
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A claim with its outcome and the measured difference."""
-
-    claim: str
-    outcome: str
-    difference: float | None = None
-    low: float | None = None
-    high: float | None = None
-    seeds: int = 0
-    words: str = ""
-    compute: tuple[float, float] | None = None  # mean exaFLOPs of pre-training, left and right
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def evaluate_claim(claim: Claim, rows: Sequence[Row], score: str) -> Verdict:
-    """Test a claim by the confidence interval of the difference, paired by seed."""
-    score = claim.score or score
-    values = list(differences(claim, rows, score).values())
-    if not values:
-        sides = (claim.left, claim.right)
-        if claim.measure == "compute" and all(select_rows(rows, side) for side in sides):
-            return Verdict(claim.text, INCONCLUSIVE, words="no accuracy is reached by both sides")
-        return Verdict(claim.text, NOT_TESTED, words="no seed has finished on both sides")
-    e = estimate(values)
-    compute = None if claim.measure == "compute" else compute_of(claim, rows, score)
-    text = describe(claim, e) + compute_note(compute)
-    if e.low is None or e.high is None:
-        text += "; one seed has no interval"
-        return Verdict(claim.text, INCONCLUSIVE, e.mean, None, None, 1, text, compute)
-    outcome = decide(claim, e.low, e.high)
-    return Verdict(claim.text, outcome, e.mean, e.low, e.high, e.count, text, compute)
-
-
-def compute_of(claim: Claim, rows: Sequence[Row], score: str) -> tuple[float, float] | None:
-    """Mean exaFLOPs of pre-training of the two sides; None if unknown."""
-    sides = []
-    for side in (claim.left, claim.right):
-        scored = [row for row in select_rows(rows, side) if row.get(score) is not None]
-        exaflops = [row["pretrain_exaFLOPs"] for row in scored if row.get("pretrain_exaFLOPs")]
-        if not exaflops:
-            return None
-        sides.append(mean(exaflops))
-    return sides[0], sides[1]
-
-
-def compute_note(compute: tuple[float, float] | None) -> str:
-    """A note if the compute of the two sides differs."""
-    if compute is None or max(compute) <= SIMILAR_COMPUTE * min(compute):
-        return ""
-    left, right = (f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in compute)
-    return f"; different compute: {left} against {right} exaFLOPs of pre-training"
-
-
-def decide(claim: Claim, low: float, high: float) -> str:
-    """The outcome of a claim, given the interval of the difference."""
-    least = 0.0 if claim.relation == "above" else -claim.margin
-    most = claim.margin if claim.relation == "equal" else math.inf
-    if high < least or low > most:
-        return FAILS
-    return HOLDS if low > least and high < most else INCONCLUSIVE
-
-
-def describe(claim: Claim, e: Estimate) -> str:
-    """The measured difference with its interval and the criterion, in one line."""
-    interval = ""
-    if e.low is not None and e.high is not None:
-        interval = f" [{format_value(claim, e.low)}, {format_value(claim, e.high)}]"
-    unit = {"score": "points", "compute": "times the compute at equal accuracy"}[claim.measure]
-    margin = 100 * claim.margin
-    points = f"{margin:g} point{'s' * (margin != 1)}"
-    criterion = {
-        "above": "",
-        "not below": f"; at most {points} less counts as good",
-        "equal": f"; within {points} counts as equal",
-    }[claim.relation]
-    seeds = f"{e.count} seed{'s' * (e.count > 1)}"
-    return f"{format_value(claim, e.mean)}{interval} {unit}, {seeds}{criterion}"
-
-
-def format_value(claim: Claim, value: float) -> str:
-    return f"{2**value:.2f}" if claim.measure == "compute" else f"{100 * value:+.2f}"
-
-
-def differences(claim: Claim, rows: Sequence[Row], score: str) -> dict[int, float]:
-    """For each seed that has both sides: left minus right, or the difference of their gains."""
-    if claim.measure == "compute":
-        return compute_ratios(claim, rows, score)
-    sides = [(1.0, claim.left), (-1.0, claim.right)]
-    if claim.baseline:
-        sides += [(-1.0, claim.baseline[0]), (1.0, claim.baseline[1])]
-    means = [(weight, by_seed(select_rows(rows, factors), score)) for weight, factors in sides]
-    seeds = set.intersection(*(set(values) for _, values in means))
-    return {seed: sum(weight * values[seed] for weight, values in means) for seed in sorted(seeds)}
-
-
-def compute_ratios(claim: Claim, rows: Sequence[Row], score: str) -> dict[int, float]:
-    """For each seed: log2 of the right side's compute over the left's, at a score that both reach."""
-    ratios = {}
-    for seed in sorted({row["seed"] for row in rows}):
-        left, right = (
-            curve([r for r in select_rows(rows, side) if r["seed"] == seed], score)
-            for side in (claim.left, claim.right)
-        )
-        if left and right:
-            low, high = max(left[0][1], right[0][1]), min(left[-1][1], right[-1][1])
-            if low <= high:
-                middle = (low + high) / 2
-                ratios[seed] = math.log2(compute_at(right, middle) / compute_at(left, middle))
-    return ratios
-
-
-def curve(rows: Sequence[Row], score: str) -> list[tuple[float, float]]:
-    """(compute, best score up to there), strictly increasing: the Pareto front of a family."""
-    points = sorted((r["pretrain_exaFLOPs"], r[score]) for r in rows if r.get(score) is not None)
-    front: list[tuple[float, float]] = []
-    for compute, value in points:
-        if not front or value > front[-1][1]:
-            front.append((compute, value))
-    return front
-
-
-def compute_at(points: Sequence[tuple[float, float]], score: float) -> float:
-    """The compute at which an increasing curve reaches a score, interpolated on a log scale."""
-    values = [value for _, value in points]
-    return float(np.exp(np.interp(score, values, [math.log(compute) for compute, _ in points])))
-
-
-def laws(rows: Sequence[Row], factors: Sequence[str], score: str) -> list[dict[str, Any]]:
-    """For each setting of the factors: fits of the error (power) and the score (log-linear) to compute."""
-    fits: list[dict[str, Any]] = []
-    scored = [row for row in rows if row.get(score) is not None and row[score] < 1]
-    for values, group in group_rows(scored, factors).items():
-        x = [row["pretrain_exaFLOPs"] for row in group]
-        for kind, y in (("power", [1 - r[score] for r in group]), ("log-linear", [r[score] for r in group])):
-            fit = law(x, y, kind)
-            if fit:
-                fits.append(dict(zip(factors, values, strict=True)) | asdict(fit))
-    return fits
-
 
 SCORES = {
     "top1": "top-1 accuracy", "fewshot_mean": "few-shot accuracy", "knn": "k-NN accuracy",
-    "probe": "linear-probe accuracy",
+    "probe": "linear-probe accuracy", "attention_first": "attention distance, share of uniform",
 }  # fmt: skip
 AVERAGED = ("parameters", "GFLOPs", "exaFLOPs", "tpu_v3_core_days", "images_seen", "seconds")
 Lines = dict[str, list[Point]]
@@ -227,14 +32,6 @@ Bars = dict[str, dict[str, tuple[float, float]]]
 
 def factors_of(plan: Plan) -> list[str]:
     return list(dict.fromkeys(name for trial in plan.trials for name in trial.factors))
-
-
-def group_rows(rows: Sequence[Row], factors: Sequence[str]) -> dict[tuple[Any, ...], list[Row]]:
-    """The rows grouped by their values of some factors, in the order of the table."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row.get(name) for name in factors), []).append(row)
-    return groups
 
 
 def means(rows: Sequence[Row], plan: Plan) -> list[Row]:
@@ -339,7 +136,10 @@ def figures_of(study: Study, rows: Sequence[Row], out: Path) -> list[dict[str, A
     """Draw all figures of a study as figures/*.svg and *.png; return what the page shows of each."""
     entries: list[dict[str, Any]] = []
     for picture in study.pictures:
-        if not select_rows(rows, picture.where):
+        drawable = select_rows(rows, picture.where)
+        if picture.y != "score":
+            drawable = [row for row in drawable if row.get(picture.y) is not None]
+        if not drawable:
             continue
         y = SCORES.get(column(picture, study), column(picture, study))
         entry: dict[str, Any] = {"title": picture.title, "kind": picture.kind, "y": y, "log_x": picture.log_x}

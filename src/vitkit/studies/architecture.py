@@ -8,7 +8,7 @@ from vitkit.recipes.pretrain import AUGREG
 from vitkit.recipes.recipe import Recipe
 from vitkit.recipes.values import ModelOptions
 from vitkit.studies.setting import Arm, Setting, pretraining, resnet, scaled_rate, vit
-from vitkit.studies.study import Claim, Picture, Study, Trial, make_trial
+from vitkit.studies.study import Claim, Factor, Picture, Study, Trial, make_trial
 from vitkit.training.schedule import Duration
 
 CELLS = (  # Table 8: kinds of position embedding, and where they are added
@@ -18,6 +18,9 @@ CELLS = (  # Table 8: kinds of position embedding, and where they are added
 HYPER = (  # Fig. 10: name; length, rate and weight decay relative to Table 8
     ("low rate and decay", 1.0, 0.5, 0.1), ("twice as long", 2.0, 1.0, 1.0),
 )  # fmt: skip
+RATES = {"lower": 3 / 8, "same": 1.0, "higher": 8 / 3}  # relative to the class token's of Fig. 9
+HEAD_RATES = (("token", "same"), ("gap", "same"), ("gap", "lower"), ("map", "same"))  # Fig. 9, and pooling
+OTHER_RATES = (("token", "lower"), ("token", "higher"), ("gap", "higher"))
 DECAYS = (0.1, 0.03)  # AugReg's weight decays
 REGULARISATION = {"no": 0.0, "yes": 0.1}  # dropout and stochastic depth
 
@@ -51,14 +54,17 @@ def longer(recipe: Recipe, factor: float) -> Recipe:
 
 
 def heads(s: Setting) -> list[Trial]:
-    """Fig. 9: class token, average pooling at the same rate and at 3/8 of it, and attention pooling."""
+    """Fig. 9: class token and average pooling at several rates, and attention pooling.
+
+    A short run needs a higher rate than the paper's, so miniatures have rates on both sides.
+    """
     trials = []
+    rates = HEAD_RATES if s.paper else HEAD_RATES + OTHER_RATES
     for seed in range(s.seeds):
-        for head, rate in (("token", 1.0), ("gap", 1.0), ("gap", 3 / 8), ("map", 1.0)):
+        for head, rate in rates:
             evaluation: dict[str, Any] = {"evaluations": 6, "val": 0.02, "fewshot_when": "evaluations"}
             recipe = pretraining(s, base(s).having(head=head), seed, **evaluation)
-            factors = {"head": head, "rate": "same" if rate == 1 else "lower"}
-            trials.append(make_trial(factors, scaled_rate(recipe, rate)))
+            trials.append(make_trial({"head": head, "rate": rate}, scaled_rate(recipe, RATES[rate])))
     return trials
 
 
@@ -109,13 +115,14 @@ def axial(s: Setting) -> list[Trial]:
 
 
 def augreg(s: Setting) -> list[Trial]:
-    """AugReg: augmentation and regularisation, on all of the data and on a tenth of it.
+    """AugReg: augmentation and regularisation, on all of the data and on parts of it.
 
     At the paper's scale this is its sweep of 28 runs on ImageNet-21k with two weight decays, and four more.
     """
     levels = tuple(AUGREG) if s.paper else ("none", "light2", "medium2", "strong2")
     grid = [(level, regular, "100%") for level in levels for regular in REGULARISATION]
     grid += [(level, "no", "10%") for level in ("none", "medium2")]
+    grid += [] if s.paper else [("none", "no", "30%")]  # between them, to say what augmentation is worth
     trials = []
     for seed, (level, regular, share) in product(range(s.seeds), grid):
         layers, magnitude, mixup = AUGREG[level]
@@ -131,15 +138,33 @@ def augreg(s: Setting) -> list[Trial]:
     return trials
 
 
-def at(**factors: str | int | float) -> dict[str, str | int | float]:
+def at(**factors: Factor) -> dict[str, Factor]:
     """A setting of some factors, written as keyword arguments."""
     return factors
 
 
-def cell(kind: str, where: str) -> dict[str, str | int | float]:
+def cell(kind: str, where: str) -> dict[str, Factor]:
     return at(positions=kind, injection=where, hyper="default")
 
 
+def augmented(share: str) -> dict[str, Factor]:
+    """AugReg's augmentation without regularisation, on a share of the data."""
+    return at(augmentation="medium2", regularisation="no", share=share)
+
+
+def without(share: str) -> dict[str, Factor]:
+    """Neither augmentation nor regularisation."""
+    return NEITHER | at(share=share)
+
+
+NEITHER = at(augmentation="none", regularisation="no")
+FIG_9 = (
+    Claim(text="average pooling at the learning rate of the class token is worse", source="Fig. 9",
+          left=at(head="token", rate="same"), right=at(head="gap", rate="same")),
+    Claim(text="average pooling at a lower learning rate is as good", source="Fig. 9",
+          left=at(head="gap", rate="lower"), right=at(head="token", rate="same"), relation="not below"),
+)  # fmt: skip
+AUGREG_4 = "AugReg, Fig. 4, ImageNet-21k"
 STEM = cell("1d", "stem")
 PARTS = (
     Study(
@@ -148,15 +173,16 @@ PARTS = (
         about="four kinds of position embedding, added at the stem, before every layer, or shared by layers",
         claims=(
             Claim(text="without position embeddings a model is worse than with any",
-                  left=STEM, right=cell("none", "stem")),
-            Claim(text="2-D embeddings are not better than 1-D ones",
+                  left=STEM, right=cell("none", "stem"), printed=(2.82,), source="Table 8"),
+            Claim(text="2-D embeddings are not better than 1-D ones", printed=(0.21,), source="Table 8",
                   left=STEM, right=cell("2d", "stem"), relation="not below"),
-            Claim(text="relative embeddings are not better than 1-D ones",
+            Claim(text="relative embeddings are not better than 1-D ones", printed=(0.17,), source="Table 8",
                   left=STEM, right=cell("relative", "stem"), relation="not below"),
             Claim(text="it makes little difference whether 1-D embeddings are added before every layer",
-                  left=STEM, right=cell("1d", "every"), relation="equal"),
+                  left=STEM, right=cell("1d", "every"), relation="equal", printed=(0.24,), source="Table 8"),
             Claim(text="it makes little difference whether the layers share 1-D embeddings",
-                  left=STEM, right=cell("1d", "shared"), relation="equal"),
+                  left=STEM, right=cell("1d", "shared"), relation="equal", printed=(-0.09,),
+                  source="Table 8"),
         ),
         pictures=(Picture(title="Table 8 as a figure", x="positions", lines=("injection",), kind="bars",
                           where=at(hyper="default")),
@@ -164,15 +190,14 @@ PARTS = (
                           lines=("hyper",), where=at(positions="1d", injection="stem"))),
     ),
     Study(
-        name="heads", shows="Fig. 9", make=heads, score="fewshot_mean",
+        name="heads", shows="Fig. 9", paper=FIG_9, make=heads, score="fewshot_mean",
         published=("Fig. 9",),
-        about="class token, average pooling at two learning rates, and attention pooling",
+        about="class token and average pooling at several learning rates, and attention pooling",
         claims=(
-            Claim(text="average pooling at the learning rate of the class token is worse",
-                  left=at(head="token", rate="same"), right=at(head="gap", rate="same")),
-            Claim(text="average pooling at a lower learning rate is as good",
-                  left=at(head="gap", rate="lower"), right=at(head="token", rate="same"),
-                  relation="not below"),
+            *FIG_9,
+            Claim(text="each at its best learning rate, average pooling is as good as the class token",
+                  left=at(head="gap"), right=at(head="token"), relation="not below", best="rate",
+                  source="Fig. 9"),
         ),
         pictures=(
             Picture(title="few-shot accuracy during training (Fig. 9)", x="step", lines=("head", "rate"),
@@ -186,13 +211,15 @@ PARTS = (
         about="depth, width, MLP width and patch size, each alone and all together",
         claims=(
             Claim(text="depth helps more than width",
-                  left=at(scaled="depth", factor=4), right=at(scaled="width", factor=4)),
+                  left=at(scaled="depth", factor=4), right=at(scaled="width", factor=4), source="Fig. 8"),
             Claim(text="depth helps",
-                  left=at(scaled="depth", factor=4), right=at(scaled="nothing", factor=1)),
+                  left=at(scaled="depth", factor=4), right=at(scaled="nothing", factor=1),
+                  source="Fig. 8"),
             Claim(text="smaller patches help, without more parameters",
-                  left=at(scaled="patch", factor=2), right=at(scaled="nothing", factor=1)),
+                  left=at(scaled="patch", factor=2), right=at(scaled="nothing", factor=1),
+                  source="Fig. 8"),
             Claim(text="all dimensions together help",
-                  left=at(scaled="all", factor=2), right=at(scaled="nothing", factor=1)),
+                  left=at(scaled="all", factor=2), right=at(scaled="nothing", factor=1), source="Fig. 8"),
         ),
         pictures=(Picture(title="accuracy and compute by enlarged dimension (Fig. 8)", x="relative_compute",
                           lines=("scaled",), log_x=True,
@@ -204,11 +231,13 @@ PARTS = (
         about="axial attention (rows, then columns) in two ViTs and a ResNet, compared with standard models",
         claims=(
             Claim(text="axial attention is better than full attention with large patches, at more compute",
-                  left=at(attention="axial", patch="large"), right=at(attention="full", patch="large")),
+                  left=at(attention="axial", patch="large"), right=at(attention="full", patch="large"),
+                  source="Fig. 13"),
             Claim(text="axial attention is better than full attention with small patches",
-                  left=at(attention="axial", patch="small"), right=at(attention="full", patch="small")),
+                  left=at(attention="axial", patch="small"), right=at(attention="full", patch="small"),
+                  source="Fig. 13"),
             Claim(text="a ResNet is better with axial attention instead of 3x3 convolutions",
-                  left=at(attention="AxialResNet"), right=at(attention="ResNet")),
+                  left=at(attention="AxialResNet"), right=at(attention="ResNet"), source="Fig. 13"),
         ),
         pictures=(
             Picture(title="accuracy and compute (Fig. 13, left)", x="exaFLOPs", lines=("attention",),
@@ -220,19 +249,20 @@ PARTS = (
     Study(
         name="augreg", shows="AugReg, Fig. 4", make=augreg, score="top1",
         published=("AugReg, Fig. 4",),
-        about="augmentation and regularisation, on all of the data and on a tenth of it",
+        about="augmentation and regularisation, on all of the data and on parts of it",
         claims=(
             Claim(text="augmentation helps more than dropout and stochastic depth",
-                  left=at(augmentation="medium2", regularisation="no", share="100%"),
-                  right=at(augmentation="none", regularisation="yes", share="100%")),
+                  left=augmented("100%"), right=at(augmentation="none", regularisation="yes", share="100%"),
+                  printed=(3.0,), source=AUGREG_4),
             Claim(text="with augmentation, regularisation does not help",
-                  left=at(augmentation="medium2", regularisation="no", share="100%"),
+                  left=augmented("100%"), printed=(2.0,), source=AUGREG_4,
                   right=at(augmentation="medium2", regularisation="yes", share="100%")),
             Claim(text="augmentation helps more with little data than with much data",
-                  left=at(augmentation="medium2", regularisation="no", share="10%"),
-                  right=at(augmentation="medium2", regularisation="no", share="100%"),
-                  baseline=(at(augmentation="none", regularisation="no", share="10%"),
-                         at(augmentation="none", regularisation="no", share="100%"))),
+                  left=augmented("10%"), right=augmented("100%"), baseline=(without("10%"), without("100%")),
+                  printed=(4.0,), source="AugReg, Fig. 4, ImageNet-1k less ImageNet-21k"),
+            Claim(text="on a tenth of the data, augmentation is worth more than twice the data",
+                  left=augmented("10%"), right=NEITHER, measure="data", printed=(10.0,),
+                  source="AugReg, abstract"),
         ),
         pictures=(Picture(title="accuracy by augmentation", x="augmentation", kind="bars",
                           lines=("regularisation", "share")),),

@@ -17,7 +17,8 @@ from vitkit.recipes.recipe import Recipe
 from vitkit.report.study_page import OUTCOMES, difference_rows, study_page
 from vitkit.report.terminal import duration, print_facts, print_table, say, warn
 from vitkit.studies import clusters
-from vitkit.studies.analysis import evaluate_claim, factors_of, figures_of, laws, means, means_row
+from vitkit.studies.analysis import factors_of, figures_of, means, means_row
+from vitkit.studies.claims import evaluate_claim
 from vitkit.studies.differences import changes_from_base
 from vitkit.studies.executor import (
     InlineExecutor,
@@ -28,6 +29,7 @@ from vitkit.studies.executor import (
     share_gpus,
     worker_configs,
 )
+from vitkit.studies.fits import laws
 from vitkit.studies.folder import (
     claim_folder,
     existing_plan,
@@ -38,6 +40,7 @@ from vitkit.studies.folder import (
     write_failed,
     write_table,
 )
+from vitkit.studies.forecasts import before_prediction, compare, predict
 from vitkit.studies.prepare import Request, Stopwatch, Timings, make_plan, run_order
 from vitkit.studies.recipe_plan import plan_recipes, select
 from vitkit.studies.scale import study as named_study
@@ -91,7 +94,10 @@ def run_study(request: Request, execution: Execution, emit: Emit) -> bool:
         execution.out.mkdir(parents=True, exist_ok=True)
         stack.enter_context(locked(execution.out))
         claim_folder(execution.out, plan)
-        run_trials(plan, execution.out, executors, log, execution.only, lambda: clock() < budget)
+        small = before_prediction(plan, named_study(plan.study), execution.out)
+        run_trials(small, execution.out, executors, log, execution.only, lambda: clock() < budget)
+        if predict(plan, named_study(plan.study), execution.out, log) and small is not plan:
+            run_trials(plan, execution.out, executors, log, execution.only, lambda: clock() < budget)
     summary = report(execution.out)
     emit(summary) if emit else print_summary(summary)
     return not summary["failed"]
@@ -219,6 +225,7 @@ def report(out: Path) -> dict[str, Any]:
         "verdicts": [evaluate_claim(claim, rows, study.score).to_json() for claim in claims],
         "means": means(rows, plan), "laws": laws(rows, study.fitted, study.score) if study.fitted else [],
         "changes": changes_from_base(study, rows) if study.base else [],
+        "predictions": compare(out, rows),
     }  # fmt: skip
     page = study_page(
         summary | {"shows": study.shows, "about": study.about, "published": study.published,

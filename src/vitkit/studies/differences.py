@@ -15,6 +15,14 @@ STUDENT = (  # 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom
 )  # fmt: skip
 
 
+def student(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t; beyond the table by its expansion around the normal quantile."""
+    if freedom <= len(STUDENT):
+        return STUDENT[freedom - 1]
+    z = 1.959964
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A mean over seeds with its standard deviation and 95 % interval."""
@@ -39,7 +47,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     if n < 2:
         return Estimate(values[0], None, None, None, n)
     center, std = mean(values), stdev(values)
-    margin = (STUDENT[n - 2] if n - 2 < len(STUDENT) else 1.96) * std / math.sqrt(n)
+    margin = student(n - 1) * std / math.sqrt(n)
     return Estimate(center, std, center - margin, center + margin, n)
 
 
@@ -47,6 +55,21 @@ def by_seed(rows: Sequence[Row], score: str) -> dict[int, float]:
     """The mean score of each seed."""
     seeds = {row["seed"] for row in rows if row.get(score) is not None}
     return {s: mean(r[score] for r in rows if r["seed"] == s and r.get(score) is not None) for s in seeds}
+
+
+def by_seed_at_best(rows: Sequence[Row], factor: str, score: str) -> dict[int, float]:
+    """The score of each seed at the best value of a factor, such as the learning rate.
+
+    The value is chosen by the mean of the other seeds, so that the choice does not flatter the score.
+    """
+    values = {value: by_seed(group, score) for (value,), group in group_rows(rows, [factor]).items()}
+    seeds = set.intersection(*(set(scores) for scores in values.values())) if values else set[int]()
+    chosen = {}
+    for seed in seeds:
+        others = sorted(seeds - {seed}) or [seed]
+        best = max(values, key=lambda value: mean(values[value][other] for other in others))
+        chosen[seed] = values[best][seed]
+    return chosen
 
 
 def changes_from_base(study: Study, rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -73,3 +96,11 @@ def changes_from_base(study: Study, rows: Sequence[Row]) -> list[dict[str, Any]]
                 {factor: change, "outcome": average.outcome, "mean": asdict(average), "data": each}
             )
     return sorted(entries, key=lambda entry: -entry["mean"]["mean"])
+
+
+def group_rows(rows: Sequence[Row], factors: Sequence[str]) -> dict[tuple[Any, ...], list[Row]]:
+    """The rows grouped by their values of some factors, in the order of the table."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row.get(name) for name in factors), []).append(row)
+    return groups

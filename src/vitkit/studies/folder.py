@@ -82,7 +82,8 @@ def trial_folder(out: Path, name: str) -> Path:
 
 def is_finished(out: Path, trial: Trial) -> bool:
     result = read_result(out, trial)
-    return result is not None and (not trial.frozen or "knn" in result["test"])
+    scored = {"knn": trial.frozen, "attention_first": trial.attention}
+    return result is not None and all(name in result["test"] for name, data in scored.items() if data)
 
 
 def read_result(out: Path, trial: Trial) -> dict[str, Any] | None:
@@ -105,6 +106,7 @@ Row = dict[str, Any]
 COSTS = ("parameters", "images_seen", "exaFLOPs", "seconds", "images_per_second", "device_hours",
          "tpu_v3_core_days", "energy_kWh", "MFU", "device", "precision")  # fmt: skip
 FROZEN = ("knn", "probe", "frozen_images")  # of the features of a trial's model
+ATTENTION = ("attention_first", "attention_last", "attention_growth")  # distances in its layers
 TESTS = ("top1", "images", "fewshot_mean", "fewshot_std", "fewshot_shots", "fewshot_images")
 
 
@@ -117,11 +119,13 @@ def table_rows(out: Path, plan: Plan) -> list[Row]:
         if result is not None:
             rows.append(table_row(plan, trial, result, factors))
             needs[trial.name] = trial.needs
-    exaflops = {row["trial"]: row["exaFLOPs"] for row in rows}
+    firsts = {row["trial"]: row for row in rows}
     least = min((row["GFLOPs"] for row in rows), default=1.0)
     for row in rows:
         pretrained = needs[row["trial"]]
-        row["pretrain_exaFLOPs"] = exaflops.get(pretrained) if pretrained else row["exaFLOPs"]
+        first = firsts.get(pretrained, {}) if pretrained else row
+        row["pretrain_exaFLOPs"] = first.get("exaFLOPs")
+        row["pretrain_images"] = first.get("train_images")
         row["relative_compute"] = row["GFLOPs"] / least
     return rows
 
@@ -136,7 +140,8 @@ def table_row(plan: Plan, trial: Trial, result: Mapping[str, Any], factors: Sequ
     row |= {"GFLOPs": cost["forward_FLOPs"] / 1e9}
     row |= {name: cost.get(name) for name in COSTS}
     names = {"images": "test_images"}
-    tests = (*TESTS, *FROZEN) if any(other.frozen for other in plan.trials) else TESTS
+    tests = (*TESTS, *(FROZEN if any(other.frozen for other in plan.trials) else ()))
+    tests += ATTENTION if any(other.attention for other in plan.trials) else ()
     return row | {names.get(name, name): test.get(name) for name in tests}
 
 

@@ -9,6 +9,7 @@ from vitkit.studies.architecture import PARTS, at
 from vitkit.studies.recipe_changes import STUDY as RECIPES
 from vitkit.studies.self_supervision import STUDY as SELF_SUPERVISION
 from vitkit.studies.setting import (
+    LARGEST,
     PAPER,
     Arm,
     Setting,
@@ -72,7 +73,8 @@ def data_size(s: Setting) -> list[Trial]:
                     recipe = replace(
                         recipe, length=Duration(steps=recipe.length.in_steps(s.images, recipe.batch))
                     )
-                trials.append(make_trial({"model": model, "share": share}, recipe))
+                attention = s.downstream or s.data[0] if "ViT" in model else ""
+                trials.append(make_trial({"model": model, "share": share}, recipe, attention=attention))
     return trials
 
 
@@ -153,16 +155,30 @@ def data_claims(small: str, large: str, convolutional: str) -> tuple[Claim, ...]
     """The claims of Fig. 4; `small` and `convolutional` need about the same compute."""
     return (
         Claim(text="with little data, ResNets are better than ViTs", left=at(model=convolutional, share="3%"),
-              right=at(model=small, share="3%")),
+              right=at(model=small, share="3%"), source="Fig. 4"),
         Claim(text="with much data, ViTs are better than ResNets", left=at(model=small, share="100%"),
-              right=at(model=convolutional, share="100%")),
+              right=at(model=convolutional, share="100%"), source="Fig. 4"),
+        Claim(text="the curves cross: ResNets are ahead on little data, ViTs on much",
+              left=at(model=small), right=at(model=convolutional), measure="crossing",
+              source="Fig. 4: between 9 and 90 million images"),
         Claim(text="ViTs gain more from data than ResNets", left=at(model=small, share="100%"),
-              right=at(model=convolutional, share="100%"),
+              right=at(model=convolutional, share="100%"), source="Fig. 4",
               baseline=(at(model=small, share="3%"), at(model=convolutional, share="3%"))),
-        Claim(text="larger ViTs gain more from data than smaller ones",
+        Claim(text="larger ViTs gain more from data than smaller ones", source="Fig. 4",
               left=at(model=large, share="100%"), right=at(model=small, share="100%"),
               baseline=(at(model=large, share="3%"), at(model=small, share="3%"))),
+        Claim(text="attention distance grows with depth", left=at(model=large, share="100%"), right=None,
+              score="attention_growth", unit=UNIFORM, source="Fig. 7, right"),
+        Claim(text="with little data, the first layer attends less locally than with much",
+              left=at(model=large, share="3%"), right=at(model=large, share="100%"), score="attention_first",
+              unit=UNIFORM, source="Raghu et al., NeurIPS 2021"),
     )  # fmt: skip
+
+
+UNIFORM = "points of the distance of uniform attention"
+
+
+TABLE_5 = "Table 5, ImageNet, ViT-B/16 and L/16"
 
 
 def set_claims(small: str, large: str, convolutional: str) -> tuple[Claim, ...]:
@@ -172,15 +188,17 @@ def set_claims(small: str, large: str, convolutional: str) -> tuple[Claim, ...]:
     first, last = at(order="first"), at(order="last")
     return (
         Claim(text="pre-trained on the smallest set, the larger model is not better",
-              left=first | vits[small], right=first | vits[large]),
+              left=first | vits[small], right=first | vits[large], printed=(1.38,), source=TABLE_5),
         Claim(text="pre-trained on the largest set, the larger model is better", left=last | vits[large],
-              right=last | vits[small]),
-        Claim(text="more pre-training data is better", left=last | vits[large], right=first | vits[large]),
+              right=last | vits[small], printed=(2.97,), source=TABLE_5),
+        Claim(text="more pre-training data is better", left=last | vits[large], right=first | vits[large],
+              printed=(10.59,), source=TABLE_5),
         Claim(text="pre-trained on the smallest set, a large ViT is worse than a BiT ResNet",
-              left=first | bit, right=first | vits[large]),
+              left=first | bit, right=first | vits[large], source="Fig. 3"),
         Claim(text="pre-trained on the largest set, a large ViT is better than a BiT ResNet",
-              left=last | vits[large],
-              right=last | bit),
+              left=last | vits[large], right=last | bit, source="Fig. 3"),
+        Claim(text="the curves cross: BiT ResNets are ahead on small sets, a large ViT on large ones",
+              left=vits[large], right=bit, measure="crossing", along="pretrain_images", source="Fig. 3"),
     )  # fmt: skip
 
 
@@ -188,18 +206,20 @@ COMPARISONS = (
     Study(
         name="scaling", shows="Fig. 5, Table 6", make=scaling, score="fewshot_mean", convolutions=True,
         about="ViTs, hybrids and ResNets of growing size: transfer accuracy against training compute",
-        fitted=("family",), published=("Table 6",),
+        fitted=("family",), predicted=at(size=LARGEST), published=("Table 6",),
         claims=(
             Claim(text="ViTs need less compute than ResNets for the same accuracy (2 to 4 times less)",
-                  left=at(family="ViT"), right=at(family="ResNet"), measure="compute"),
+                  left=at(family="ViT"), right=at(family="ResNet"), measure="compute", printed=(2.0, 4.0),
+                  source="Fig. 5"),
             Claim(text="at small compute, hybrids are better than ViTs",
-                  left=at(family="hybrid", size="small"),
-                  right=at(family="ViT", size="small")),
+                  left=at(family="hybrid", size="small"), right=at(family="ViT", size="small"),
+                  printed=(1.43,), source="Table 6, ImageNet, R50+ViT-B/16"),
             Claim(text="for larger models, hybrids and ViTs are equally good",
-                  left=at(family="hybrid", size="large"),
-                  right=at(family="ViT", size="large"), relation="equal"),
+                  left=at(family="hybrid", size="large"), right=at(family="ViT", size="large"),
+                  relation="equal", printed=(0.0,), source="Table 6, ImageNet, R50+ViT-L/16"),
             Claim(text="ViTs do not saturate in the range tested",
-                  left=at(family="ViT", size="large"), right=at(family="ViT", size="medium")),
+                  left=at(family="ViT", size="large"), right=at(family="ViT", size="medium"),
+                  printed=(0.96,), source="Table 6, ImageNet, ViT-H/14 and L/16"),
         ),
         paper=(
             Claim(text="ViTs need less compute than ResNets for the same accuracy (2 to 4 times less)",
@@ -228,7 +248,10 @@ COMPARISONS = (
         claims=data_claims("ViT", "ViT, larger", "ResNet"),
         paper=data_claims("ViT-B/32", "ViT-L/16", "BiT-R50x1"),
         pictures=(Picture(title="few-shot accuracy and pre-training images (Fig. 4)", x="train_images",
-                          lines=("model",), log_x=True, x_label="images to pre-train on"),),
+                          lines=("model",), log_x=True, x_label="images to pre-train on"),
+                  Picture(title="attention distance of the first layer, and pre-training images",
+                          x="train_images", y="attention_first", lines=("model",), log_x=True,
+                          x_label="images to pre-train on")),
     ),
     Study(
         name="pretrain-sets", shows="Fig. 3, Table 5", make=pretrain_sets, score="top1", convolutions=True,
@@ -247,10 +270,12 @@ COMPARISONS = (
         claims=(
             Claim(text="a small ResNet pre-trained with Adam transfers better than with SGD",
                   left=at(optimizer="adam", size="small", **TUNED),
-                  right=at(optimizer="sgd", size="small", **TUNED)),
+                  right=at(optimizer="sgd", size="small", **TUNED), printed=(0.54,),
+                  source="Table 7, average"),
             Claim(text="a large ResNet pre-trained with Adam transfers better than with SGD",
                   left=at(optimizer="adam", size="large", **TUNED),
-                  right=at(optimizer="sgd", size="large", **TUNED)),
+                  right=at(optimizer="sgd", size="large", **TUNED), printed=(0.29,),
+                  source="Table 7, average"),
         ),
         pictures=(Picture(title="accuracy after fine-tuning (Table 7)", x="size", kind="bars",
                           lines=("optimizer",), where=TUNED),),
@@ -260,7 +285,8 @@ COMPARISONS = (
         about="one pre-training, fine-tuned at growing resolutions with four ways to resize positions",
         claims=(
             Claim(text="fine-tuning at a higher resolution helps",
-                  left=at(size="largest", resize="official", **TUNED), right=at(size="1x", **TUNED)),
+                  left=at(size="largest", resize="official", **TUNED), right=at(size="1x", **TUNED),
+                  source="Sec. 3.2"),
             Claim(text="how positions are resized does not matter after fine-tuning (timm's)",
                   left=at(size="largest", resize="official", **TUNED),
                   right=at(size="largest", resize="timm", **TUNED), relation="equal"),

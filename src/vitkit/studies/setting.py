@@ -19,14 +19,16 @@ from vitkit.training.optimizer import OptimizerConfig
 from vitkit.training.schedule import Duration, Schedule
 
 SIZES = ("small", "medium", "large")
+LARGEST = "largest"  # a fourth size, whose score a study predicts from the others
 VITS = (  # (width, depth, heads, hidden) of miniatures, from small to large
     (64, 3, 2, 128), (96, 4, 3, 192), (128, 6, 4, 256),
-    (192, 8, 6, 384), (256, 10, 8, 768), (384, 12, 6, 1536),
+    (192, 8, 6, 384), (256, 10, 8, 768), (384, 12, 6, 1536), (512, 12, 8, 2048),
 )  # fmt: skip
 RESNETS = (  # (blocks, width) of miniatures; deeper ones would not fit 32-pixel images
     ((1, 1), 32), ((1, 1, 1), 32), ((2, 2, 2), 32), ((2, 2, 2), 64), ((3, 4, 3), 64), ((3, 4, 6), 96),
+    ((3, 4, 6), 128),
 )  # fmt: skip
-LEVELS = len(VITS) - len(SIZES) + 1  # how often the three sizes can move up by one
+LEVELS = len(VITS) - len(SIZES)  # values of --size: where the four sizes begin
 TABLE_6 = {  # family: models with their JFT epochs
     "ViT": (("ViT-B/32", (7,)), ("ViT-B/16", (7,)), ("ViT-L/32", (7,)), ("ViT-L/16", (7, 14)),
             ("ViT-H/14", (14,))),
@@ -116,12 +118,12 @@ def hybrid(s: Setting, size: int) -> Arm:
 
 
 def members(s: Setting, family: str) -> list[tuple[str, Arm, int]]:
-    """(size name, model, epochs) of a family: three miniatures (0 epochs), or the rows of Table 6."""
+    """(size name, model, epochs) of a family: four miniatures (0 epochs), or the rows of Table 6."""
     if s.paper:
         rows = [(model, epochs) for model, lengths in TABLE_6[family] for epochs in lengths]
         return [(f"{model} {epochs}ep", Arm(model), epochs) for model, epochs in rows]
     make = {"ViT": vit, "ResNet": resnet, "hybrid": hybrid}[family]
-    return [(name, make(s, size), 0) for size, name in enumerate(SIZES)]
+    return [(name, make(s, size), 0) for size, name in enumerate((*SIZES, LARGEST))]
 
 
 def nearest_set(images: int) -> str:

@@ -1,6 +1,7 @@
 """The data types of a study: trials, claims, figures, and the plan that a study folder stores."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ class Trial:
     compared: dict[str, Recipe] = field(default_factory=dict)
     keep_model: bool = True  # in its folder
     frozen: str = ""  # the data on which its model's features are scored; empty: none
+    attention: str = ""  # the data on which its model's attention distance is measured; empty: none
 
 
 def make_trial(
@@ -36,36 +38,63 @@ def make_trial(
     compared: Mapping[str, Recipe] | None = None,
     keep_model: bool = True,
     frozen: str = "",
+    attention: str = "",
 ) -> Trial:
     """Build a trial whose name consists of its factors and the recipe's seed."""
     parts = [f"{name}={value}" for name, value in factors.items()] + [f"seed={recipe.seed}"]
     name = ",".join(parts).replace("/", "-").replace(" ", "-").replace("%", "pc")
     return Trial(name=name, factors=dict(factors), recipe=recipe, needs=needs, resize=resize,
-                 compared=dict(compared or {}), keep_model=keep_model, frozen=frozen)  # fmt: skip
+                 compared=dict(compared or {}), keep_model=keep_model, frozen=frozen,
+                 attention=attention)  # fmt: skip
+
+
+RELATIONS = ("above", "not below", "equal")
+MEASURES = ("score", "compute", "crossing", "data")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     """A statement of the paper as a comparison of the mean scores of two settings.
 
+    right     None: zero
     relation  left is "above" right, "not below" it by more than `margin`, or "equal" to it within `margin`
     baseline  the two sides in another setting; then the gains over the baseline are compared
-    measure   score, or compute: log2 of the right side's compute over the left's at equal score
+    measure   score
+              compute: log2 of the right side's compute over the left's at equal score
+              crossing: over the column `along`, left is below right at first and above it at last
+              data: left, at one value of `along`, is worth more than `least` times as much of it on the right
+    best      a factor of which each side takes its best value, such as the learning rate
     score     the column to compare, if it is not the study's score
+    printed   the paper's own value, or the ends of its range: points, or times
+    source    where the paper has it
     """
 
     text: str
     left: dict[str, Factor]
-    right: dict[str, Factor]
+    right: dict[str, Factor] | None
     relation: str = "above"
     margin: float = 0.01
     baseline: tuple[dict[str, Factor], dict[str, Factor]] | None = None
     measure: str = "score"
+    best: str = ""
+    along: str = "train_images"
+    least: float = 2.0
     score: str = ""
+    unit: str = "points"
+    printed: tuple[float, ...] = ()
+    source: str = ""
 
     def __post_init__(self):
-        if self.relation not in ("above", "not below", "equal") or self.measure not in ("score", "compute"):
-            raise ValueError(f"relation is above, not below or equal, and measure score or compute: {self}")
+        if self.relation not in RELATIONS or self.measure not in MEASURES:
+            raise ValueError(f"relation is one of {RELATIONS}, and measure one of {MEASURES}: {self}")
+        if self.right is None and (self.measure != "score" or self.baseline):
+            raise ValueError(f"only a score is compared with zero: {self}")
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Between which the interval of the difference must lie."""
+        least = 0.0 if self.relation == "above" else -self.margin
+        return least, self.margin if self.relation == "equal" else math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +128,8 @@ class Study:
     claims: tuple[Claim, ...]
     pictures: tuple[Picture, ...]
     fitted: tuple[str, ...] = ()  # factors; a scaling law is fitted for each of their settings
+    # settings whose score is predicted from the others before their trials start
+    predicted: dict[str, Factor] = field(default_factory=dict)
     convolutions: bool = False  # includes ResNets, which need larger images
     paper: tuple[Claim, ...] = ()  # claims at the paper's scale, if its settings differ
     # the setting that all others change; such a study fine-tunes given weights on each of its data sets, in

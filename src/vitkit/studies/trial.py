@@ -26,6 +26,7 @@ from vitkit.runs.folder import MODEL, RunOptions
 from vitkit.runs.protocol import Protocol
 from vitkit.runs.run import run
 from vitkit.runtime.runtime import Runtime, choose_runtime
+from vitkit.studies.attention_depth import attention_depth
 from vitkit.studies.folder import RESULT, is_finished, read_result, trial_folder
 from vitkit.studies.prepare import Timing
 from vitkit.studies.setting import DRAWS
@@ -86,6 +87,9 @@ def run_trial(trial: Trial, out: Path, config: WorkerConfig) -> dict[str, Any]:
             (folder / MODEL).unlink(missing_ok=True)
         if trial.frozen:
             score_features(trial, folder, config)
+        if trial.attention:
+            model = load(folder / MODEL).to(config.runtime().device)
+            add_scores(folder, attention_depth(model, open_frozen(trial.attention, SPLITS)[1]))
     result = read_result(out, trial)
     assert result is not None
     return result
@@ -104,9 +108,14 @@ def score_features(trial: Trial, folder: Path, config: WorkerConfig) -> None:
     scores = {"knn": features.neighbours(), "probe": probe(*features.values).correct}
     facts = {name: float(correct.double().mean()) for name, correct in scores.items()}
     facts |= {f"fewshot_{name}": value for name, value in features.fewshot(FROZEN_SHOTS, DRAWS).items()}
+    add_scores(folder, facts | {"frozen_images": len(features.classified.x)})
+
+
+def add_scores(folder: Path, scores: Mapping[str, float]) -> None:
+    """Add scores to the result of a trial."""
     path = folder / RESULT
     result = json.loads(path.read_text(encoding="utf-8"))
-    result["test"] |= facts | {"frozen_images": len(features.classified.x)}
+    result["test"] |= scores
     replace_file(path, lambda beside: beside.write_text(json.dumps(result), encoding="utf-8"))
 
 
