@@ -76,10 +76,10 @@ def predictions_of(plan: Plan, study: Study, out: Path, later: Sequence[Trial]) 
         errors = [1 - row[study.score] for row in group]
         compute = [row["pretrain_exaFLOPs"] for row in group]
         if (error := prediction(compute, errors, exaflops, len(trials)) if group else None) is not None:
-            center, low, high = (1 - value for value in error)
+            center, high, low = (max(0.0, 1 - value) for value in error)
             entries.append(
                 {"setting": factors, "exaFLOPs": exaflops, "seeds": len(trials), "points": len(group),
-                 "predicted": center, "low": high, "high": low}
+                 "predicted": center, "low": low, "high": high}
             )  # fmt: skip
     total = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
     return {
