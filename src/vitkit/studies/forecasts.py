@@ -98,7 +98,10 @@ def settings_of(trials: Sequence[Trial]) -> dict[tuple[tuple[str, Any], ...], li
 
 
 def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    """SHA-256 of what a trial measured; other parts of its result are paths, which may change."""
+    result = json.loads(path.read_text(encoding="utf-8"))
+    measured = {name: result[name] for name in ("steps", "test", "cost")}
+    return hashlib.sha256(json.dumps(measured, sort_keys=True).encode()).hexdigest()
 
 
 def compare(out: Path, rows: Sequence[Row]) -> dict[str, Any] | None:
