@@ -1,15 +1,20 @@
 """Crossings, what augmentation is worth, and each side at its best rate, on data with known answers."""
 
+import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from small_study import tiny_plan
 
 from vitkit.studies.attention_depth import attention_depth, profile
 from vitkit.studies.claims import FAILS, HOLDS, INCONCLUSIVE, NOT_TESTED, evaluate_claim
 from vitkit.studies.curves import Place, compute_ratios, crossing, crossing_place, paired_curves, seed_samples
 from vitkit.studies.differences import by_seed_at_best, student
+from vitkit.studies.folder import is_finished, table_rows
 from vitkit.studies.study import Claim
+from vitkit.studies.trial import WorkerConfig, run_trial
 
 IMAGES = (1e3, 1e4, 1e5, 1e6)
 
@@ -126,7 +131,10 @@ def test_the_best_rate_of_a_seed_is_chosen_by_the_other_seeds():
             for head in ("token", "gap")
             for row in rates({"low": (0.1, 0.11, 0.1), "high": (0.2, 0.22, 0.21)})]  # fmt: skip
     claim = Claim(text="", left={"head": "gap"}, right={"head": "token"}, best="rate")
-    assert evaluate_claim(claim, both, "score").difference == pytest.approx(0.05)
+    verdict = evaluate_claim(claim, both, "score")
+    assert verdict.difference == pytest.approx(0.05) and "best rate: high against high" in verdict.words
+    one_rate = [row for row in both if row["head"] == "gap" or row["rate"] == "low"]
+    assert evaluate_claim(claim, one_rate, "score").outcome == NOT_TESTED
 
 
 def test_a_score_may_be_compared_with_zero():
@@ -143,6 +151,22 @@ def test_attention_depth_is_the_line_through_the_layers():
         {"attention_first": 0.2, "attention_last": 0.6, "attention_growth": 0.4}
     )
     assert profile(np.array([0.3]))["attention_growth"] == 0.0
+
+
+def test_a_trial_measures_how_far_its_model_attends(tmp_path):
+    plan = tiny_plan(broken=False, seeds=1)
+    trial = replace(plan.trials[0], attention="digits")
+    plan = replace(plan, trials=(trial,))
+    test = run_trial(trial, tmp_path, WorkerConfig(threads=1))["test"]
+    assert 0 < test["attention_first"] < 1.5 and test["attention_growth"] == 0  # of one layer
+    (row,) = table_rows(tmp_path, plan)
+    assert row["attention_first"] == row["attention_last"] == test["attention_first"]
+    assert row["pretrain_images"] == 1618 and is_finished(tmp_path, trial)
+    result = tmp_path / "trials" / trial.name / "result.json"
+    content = json.loads(result.read_text())
+    del content["test"]["attention_first"]
+    result.write_text(json.dumps(content))
+    assert not is_finished(tmp_path, trial)
 
 
 def test_uniform_attention_has_the_distance_of_uniform_attention():

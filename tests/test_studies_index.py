@@ -26,8 +26,9 @@ def write_table(path, shift):
     """Three seeds of two heads, a point apart."""
     rows = [
         {"trial": f"head={head},rate=same,seed={seed}", "head": head, "rate": "same", "seed": seed,
-         "steps": 10, "top1": 0.5, "fewshot_mean": 0.5 + 0.001 * seed + (head == "token") * shift, "parameters": 1_000_000,
-         "train_images": 1000, "pretrain_exaFLOPs": 1e-6, "device": "CPU", "precision": "fp32"}
+         "steps": 10, "top1": 0.5, "fewshot_mean": 0.5 + 0.001 * seed + (head == "token") * shift,
+         "parameters": 1_000_000, "train_images": 1000, "pretrain_exaFLOPs": 1e-6,
+         "device": "CPU", "precision": "fp32"}
         for head in ("token", "gap") for seed in range(3)
     ]  # fmt: skip
     with path.open("w", newline="") as file:

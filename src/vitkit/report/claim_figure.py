@@ -8,8 +8,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLoc
 
 from vitkit.report.figure_style import FAINT, SOFT, colour, styled
 
-OURS = {"color": colour(0), "marker": "o", "markersize": 5, "linewidth": 1.6, "capsize": 3}
-PAPER = {"color": colour(1), "marker": "D", "markersize": 4.5, "linewidth": 1.6}
+OURS: dict[str, Any] = {"color": colour(0), "marker": "o", "markersize": 5, "linewidth": 1.6, "capsize": 3}
+PAPER: dict[str, Any] = {"color": colour(1), "marker": "D", "markersize": 4.5, "linewidth": 1.6}
 
 
 @styled

@@ -9,22 +9,24 @@ from vitkit.data.views import normalise
 from vitkit.inference.predict import evaluation_view
 from vitkit.inspection.attention import attention_distance
 from vitkit.inspection.gather import uniform_distance
-from vitkit.models.vit import ViT
+from vitkit.inspection.subject import transformer
+from vitkit.models.variants import Model
 from vitkit.studies.folder import ATTENTION
 
 IMAGES = 128  # as many as in the paper
 
 
-def attention_depth(model: ViT, source: Source, *, batch: int = 32) -> dict[str, float]:
+def attention_depth(model: Model, source: Source, *, batch: int = 32) -> dict[str, float]:
     """The columns for a model, on random images of a source; the model is on the device that computes."""
     images = subset(source, count=IMAGES) if len(source) > IMAGES else source
-    config, device = model.config, next(model.parameters()).device
-    view, total, count = evaluation_view(model.preprocessing, config.image_size), np.zeros(()), 0
+    vit = transformer(model)
+    config, device = vit.config, next(vit.parameters()).device
+    view, total, count = evaluation_view(vit.preprocessing, config.image_size), np.zeros(()), 0
     for part in evaluation_batches(images, view, batch):
-        pixels = normalise(part["image"], model.preprocessing.mean, model.preprocessing.std).to(device)
-        total = total + len(pixels) * attention_distance(model, pixels, batch=batch).astype(np.float64)
+        pixels = normalise(part["image"], vit.preprocessing.mean, vit.preprocessing.std).to(device)
+        total = total + len(pixels) * attention_distance(vit, pixels, batch=batch).astype(np.float64)
         count += len(pixels)
-    uniform = uniform_distance(model, config.grid)
+    uniform = uniform_distance(vit, config.grid)
     assert uniform, "axial attention has no uniform distance"
     return profile((total / count).mean(1) / uniform)
 

@@ -15,7 +15,7 @@ from vitkit.studies.curves import (
     paired_curves,
     score_at,
 )
-from vitkit.studies.differences import Estimate, by_seed, by_seed_at_best, estimate, group_rows
+from vitkit.studies.differences import Estimate, best_value, by_seed, by_seed_at_best, estimate, group_rows
 from vitkit.studies.folder import Row, select_rows
 from vitkit.studies.power import MOST, Power, analyse
 from vitkit.studies.study import Claim
@@ -71,6 +71,7 @@ def of_differences(claim: Claim, rows: Sequence[Row], score: str) -> Verdict:
     outcome = decide(e, *claim.limits)
     plan = analyse(e, *claim.limits, reference(claim)) if outcome == INCONCLUSIVE else None
     text, needed = describe(claim, e) + compute_note(compute), power_note(claim, e, plan)
+    text += best_note(claim, rows, score)
     words = text + needed
     return Verdict(claim.text, outcome, e.mean, e.low, e.high, e.count, words, compute, plan, needed=needed)
 
@@ -150,6 +151,16 @@ def compute_note(compute: tuple[float, float] | None) -> str:
         return ""
     left, right = (f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in compute)
     return f"; different compute: {left} against {right} exaFLOPs of pre-training"
+
+
+def best_note(claim: Claim, rows: Sequence[Row], score: str) -> str:
+    """The best value of each side, over all seeds, where each side is taken at its best."""
+    if not claim.best or claim.right is None:
+        return ""
+    left, right = (
+        best_value(select_rows(rows, side), claim.best, score) for side in (claim.left, claim.right)
+    )
+    return f"; best {claim.best}: {left} against {right}"
 
 
 def decide(e: Estimate, least: float, most: float = np.inf) -> str:

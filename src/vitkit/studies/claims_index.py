@@ -53,15 +53,15 @@ def write_index(folders: Sequence[Path], to: Path) -> dict[str, Any]:
     """Write the page and its figures from the results in some folders; return the outcomes of all claims."""
     published: dict[str, Published] = {}
     for folder in folders:
-        for result in read_results(folder):
-            name = result.study.name
+        for one in read_results(folder):
+            name = one.study.name
             if name in published:
                 raise Error(
-                    f"two results of the study {name}: {published[name].table} and {result.table}; give one "
+                    f"two results of the study {name}: {published[name].table} and {one.table}; give one "
                     "folder of each study",
                     code="study.value",
                 )
-            published[name] = result
+            published[name] = one
     (to / FIGURES).mkdir(parents=True, exist_ok=True)
     entries, sections, missing = list[dict[str, Any]](), list[str](), list[str]()
     for study in (study for study in STUDIES.values() if study.claims):

@@ -72,6 +72,12 @@ def by_seed_at_best(rows: Sequence[Row], factor: str, score: str) -> dict[int, f
     return chosen
 
 
+def best_value(rows: Sequence[Row], factor: str, score: str) -> Any:
+    """The value of a factor with the best mean score."""
+    groups = group_rows([row for row in rows if row.get(score) is not None], [factor])
+    return max(groups, key=lambda value: mean(row[score] for row in groups[value]))[0]
+
+
 def changes_from_base(study: Study, rows: Sequence[Row]) -> list[dict[str, Any]]:
     """For each change, the difference of its score from the base: on each data set and on average.
 

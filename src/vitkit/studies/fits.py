@@ -67,8 +67,10 @@ def prediction(
     slope, intercept = np.polyfit(xs, ys, 1)
     residuals = ys - (intercept + slope * xs)
     freedom, distance = len(xs) - 2, math.log(at) - float(xs.mean())
-    spread = math.sqrt(float((residuals**2).sum()) / freedom)
-    error = spread * math.sqrt(1 / count + 1 / len(xs) + distance**2 / float(((xs - xs.mean()) ** 2).sum()))
+    deviation = math.sqrt(float((residuals**2).sum()) / freedom)
+    error = deviation * math.sqrt(
+        1 / count + 1 / len(xs) + distance**2 / float(((xs - xs.mean()) ** 2).sum())
+    )
     center, margin = float(intercept + slope * math.log(at)), student(freedom) * error
     return math.exp(center), math.exp(center - margin), math.exp(center + margin)
 

@@ -76,10 +76,10 @@ def predictions_of(plan: Plan, study: Study, out: Path, later: Sequence[Trial]) 
         errors = [1 - row[study.score] for row in group]
         compute = [row["pretrain_exaFLOPs"] for row in group]
         if (error := prediction(compute, errors, exaflops, len(trials)) if group else None) is not None:
-            center, low, high = (1 - value for value in error)
+            center, high, low = (max(0.0, 1 - value) for value in error)
             entries.append(
                 {"setting": factors, "exaFLOPs": exaflops, "seeds": len(trials), "points": len(group),
-                 "predicted": center, "low": high, "high": low}
+                 "predicted": center, "low": low, "high": high}
             )  # fmt: skip
     total = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
     return {
@@ -98,7 +98,10 @@ def settings_of(trials: Sequence[Trial]) -> dict[tuple[tuple[str, Any], ...], li
 
 
 def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    """SHA-256 of what a trial measured; other parts of its result are paths, which may change."""
+    result = json.loads(path.read_text(encoding="utf-8"))
+    measured = {name: result[name] for name in ("steps", "test", "cost")}
+    return hashlib.sha256(json.dumps(measured, sort_keys=True).encode()).hexdigest()
 
 
 def compare(out: Path, rows: Sequence[Row]) -> dict[str, Any] | None:
