@@ -398,13 +398,13 @@ FORMS: dict[str, Callable[[str], Any]] = {  # parsers of text options; their Err
 }  # fmt: skip
 
 
-def parse_budget(text: str) -> float:
+def parse_budget(text: str, flag: str = "--budget") -> float:
     """'20min', '90s' or '1.5h' -> seconds."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)\s*([a-z]*)", text.strip().lower())
     seconds = float(match[1]) * SECONDS.get(match[2] or "min", 0) if match else 0.0
     if not 0 < seconds <= LONGEST:
         raise Error(
-            f"--budget {text!r}: expected a duration of at most a year, e.g. 90s, 20min or 1.5h",
+            f"{flag} {text!r}: expected a duration of at most a year, e.g. 90s, 20min or 1.5h",
             code="request.value",
         )
     return seconds

@@ -195,6 +195,7 @@ FLAGS: dict[str, Range | Form] = {
     "--weights": Form(check_weights),  # no network check: a plan downloads nothing
     **{f"--{name.replace('_', '-')}": allowed for name, allowed in RANGES.items()},
     "--budget": Form(parse_budget),
+    "--stop-after": Form(lambda text: parse_budget(text, "--stop-after")),
     "--cells": Range(1, MOST_PIXELS),
     "--device": Form(check_device),
     "--folds": Range(2, 100),

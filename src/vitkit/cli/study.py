@@ -68,6 +68,14 @@ class Run:
             "no trial after it.",
         ),
     ] = "20min"
+    stop_after: Annotated[
+        str,
+        arg(
+            metavar="TIME",
+            help="Stop after this time, e.g. 25min: running trials save, and the same command goes on.",
+            help_behavior_hint="(default: no limit)",
+        ),
+    ] = ""
     seeds: Annotated[int, arg(metavar="N", help="Runs per setting.")] = 3
     out: Annotated[
         Path | None,
@@ -167,6 +175,7 @@ def study(do: OmitSubcommandPrefixes[OmitArgPrefixes[Do]]) -> None:
     execution = conduct.Execution(
         out=do.out or Path("runs/studies") / do.name, on=do.on, processes=do.processes, device=do.device,
         precision=do.precision, compile=do.compile, cluster=do.cluster, plan=do.plan, only=do.only,
+        stop_after=do.stop_after,
     )  # fmt: skip
     if not conduct.run_study(request, execution, emit):
         sys.exit(1)

@@ -53,6 +53,7 @@ def study_page(study: Study) -> str:
         "Failed trials": failures(study["failed"]),
         "Settings": facts(study["chosen"]),
         "All trials": trials(study),
+        "Time": time_use(study.get("time", {})),
         "Commands": commands(study["commands"]),
     }
     return page(f"Study: {study['study']}", header(study), sections)
@@ -184,6 +185,11 @@ def scaling_laws(laws: Sequence[Mapping[str, Any]]) -> Markup:
         fit |= {"95 % interval": f"{law['low']:.4f} to {law['high']:.4f}", "R²": f"{law['r2']:.3f}"}
         rows.append(group | fit | {"points": points})
     return fill("study.html", "scaling_laws", rows)
+
+
+def time_use(values: Mapping[str, str]) -> Markup:
+    """Where the time of the study went."""
+    return fill("study.html", "time_use", facts(values)) if values else Markup()
 
 
 def failures(failed: Mapping[str, Mapping[str, str]]) -> Markup:

@@ -31,6 +31,7 @@ from vitkit.studies.executor import (
 from vitkit.studies.folder import (
     claim_folder,
     existing_plan,
+    has_begun,
     is_finished,
     read_failed,
     read_plan,
@@ -42,6 +43,10 @@ from vitkit.studies.prepare import Request, Stopwatch, Timings, make_plan, run_o
 from vitkit.studies.recipe_plan import plan_recipes, select
 from vitkit.studies.scale import study as named_study
 from vitkit.studies.study import Plan
+from vitkit.studies.time_limit import TimeLimit, expected_seconds, trial_work
+from vitkit.studies.time_use import append, session, time_use, trial_seconds
+from vitkit.studies.time_use import facts as time_facts
+from vitkit.studies.time_use import read as read_times
 from vitkit.studies.trial import BATCHES, SPLITS, measure_timing, run_trial
 
 PAGE, SUMMARY = "page.html", "summary.json"
@@ -61,6 +66,7 @@ class Execution:
     compile: bool = False
     cluster: tuple[str, ...] = ()  # sbatch options by their submitit names
     plan: bool = False  # print the plan only
+    stop_after: str = ""  # a duration after which running trials save and stop; empty: none
     only: tuple[str, ...] = ()  # words in the names of the changes to run, of a study of recipes; empty: all
 
     def __post_init__(self):
@@ -72,9 +78,13 @@ def run_study(request: Request, execution: Execution, emit: Emit) -> bool:
     """Plan a study, run its unfinished trials and write its page; return whether all trials succeeded."""
     log: Log = (lambda text: None) if emit else warn
     fixed, clock = bool(named_study(request.study).base), Stopwatch()
+    stop_after = parse_budget(execution.stop_after, "--stop-after") if execution.stop_after else math.inf
     budget = parse_budget(request.budget) if fixed else math.inf  # other plans are made to fit it
     with ExitStack() as stack:
-        executors = Executors(execution, stack, log, inline=fixed and not execution.processes)
+        executors = Executors(
+            execution, stack, log, inline=fixed and not execution.processes,
+            stop_at=clock.start_time + stop_after,
+        )  # fmt: skip
         plan = existing_plan(execution.out, request.to_json())
         if plan is None and fixed:
             plan = plan_recipes(request, executors.slots, SPLITS, log)
@@ -91,7 +101,8 @@ def run_study(request: Request, execution: Execution, emit: Emit) -> bool:
         execution.out.mkdir(parents=True, exist_ok=True)
         stack.enter_context(locked(execution.out))
         claim_folder(execution.out, plan)
-        run_trials(plan, execution.out, executors, log, execution.only, lambda: clock() < budget)
+        limit = TimeLimit(clock, start_by=budget, stop_after=stop_after)
+        run_trials(plan, execution.out, executors, log, execution.only, limit)
     summary = report(execution.out)
     emit(summary) if emit else print_summary(summary)
     return not summary["failed"]
@@ -100,13 +111,15 @@ def run_study(request: Request, execution: Execution, emit: Emit) -> bool:
 class Executors:
     """The executors of a study: the local one times steps; trials run on it or on a cluster.
 
-    inline: local trials run in this process.
+    inline: local trials run in this process, and stop at `stop_at`, a value of time.monotonic().
     """
 
     def __init__(
-        self, execution: Execution, stack: ExitStack, log: Log = lambda text: None, inline: bool = False
-    ):
+        self, execution: Execution, stack: ExitStack, log: Log = lambda text: None, inline: bool = False,
+        stop_at: float = math.inf,
+    ):  # fmt: skip
         self.execution, self.stack, self.log, self.inline = execution, stack, log, inline
+        self.stop_at = stop_at
         count = execution.processes if execution.on == "local" and not inline else 1
         self.configs = worker_configs(execution.device, count, execution.precision, execution.compile)
         self.pool: LocalExecutor | None = None
@@ -114,6 +127,11 @@ class Executors:
     @property
     def slots(self) -> int:
         return len(self.configs) if self.execution.on == "local" else self.execution.processes or 1
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices of the trials, if they run on this machine."""
+        return [config.device for config in self.configs] if self.execution.on == "local" else []
 
     def local(self) -> LocalExecutor:
         """The local executor, started on first use."""
@@ -145,7 +163,7 @@ class Executors:
             slurm = clusters.SlurmExecutor(resources, execution.out / "slurm", options)
             return self.stack.enter_context(slurm)
         if self.inline:
-            return InlineExecutor(replace(self.configs[0], threads=0, cache_batches=False))
+            return InlineExecutor(replace(self.configs[0], threads=0, cache_batches=False, stop_at=self.stop_at))
         return self.local()
 
 
@@ -155,14 +173,15 @@ def run_trials(
     executors: Executors,
     log: Log,
     only: Sequence[str] = (),
-    more: Callable[[], bool] = lambda: True,
+    limit: TimeLimit | None = None,
 ) -> None:
     """Run all unfinished trials; record each result and each failure as soon as it happens.
 
-    only: see `Execution`. more: whether there is time for further trials.
+    Interrupted trials come first. only: see `Execution`. limit: how much time there is.
     """
-    trials = select(run_order(plan), only)
+    trials, limit = select(run_order(plan), only), limit or TimeLimit(Stopwatch())
     unfinished = [trial for trial in trials if not is_finished(out, trial)]
+    unfinished = sorted(unfinished, key=lambda trial: not has_begun(out, trial))
     if len(unfinished) < len(trials):
         log(f"{len(trials) - len(unfinished)} of {len(trials)} trials are already finished")
     if not unfinished:
@@ -174,8 +193,13 @@ def run_trials(
     clock, total = Stopwatch(), len(unfinished)
     ended: list[str] = []
     folder = out.absolute()
+    pace = Pace(plan, out, limit)
 
     def on_end(job: Job, outcome: Outcome) -> None:
+        pace.record(job.name, outcome)
+        if outcome.stopped:
+            log(f"{job.name}: stopped, and goes on from its checkpoint")
+            return
         ended.append(job.name)
         if outcome.error:
             failed[job.name] = {"error": outcome.error, "trace": outcome.trace}
@@ -187,11 +211,36 @@ def run_trials(
 
     jobs = [Job(trial.name, run_trial, (trial, folder), trial.needs) for trial in unfinished]
     try:
-        run_jobs(jobs, executors.for_trials(), on_end, more)
+        executor = executors.for_trials()
+        with session(out, executors.devices, executors.slots, limit.clock):
+            run_jobs(jobs, executor, on_end, limit)
     finally:
         shutil.rmtree(folder / BATCHES, ignore_errors=True)
     if len(ended) < total:
-        log(f"the budget is used up; {total - len(ended)} trials are left, repeat the command to run them")
+        log(f"the time is used up; {total - len(ended)} trials are left, repeat the command to run them")
+
+
+class Pace:
+    """Records the seconds of each trial, and expects those of the others from them.
+
+    The trials of this session count, or those of earlier ones while there are none: another machine may have
+    run them.
+    """
+
+    def __init__(self, plan: Plan, out: Path, limit: TimeLimit):
+        self.out, self.limit = out, limit
+        self.work = {} if math.isinf(limit.stop_after) else trial_work(plan)
+        self.seconds: dict[str, float] = {}
+        done = {trial.name for trial in plan.trials if is_finished(out, trial)}
+        earlier = {name: value for name, value in trial_seconds(read_times(out)).items() if name in done}
+        self.limit.expected = expected_seconds(self.work, earlier)
+
+    def record(self, name: str, outcome: Outcome) -> None:
+        ended = "stopped" if outcome.stopped else "failed" if outcome.error else "finished"
+        append(self.out, {"trial": name, "seconds": round(outcome.seconds, 3), "ended": ended})
+        if ended == "finished":
+            self.seconds[name] = outcome.seconds
+            self.limit.expected = expected_seconds(self.work, self.seconds)
 
 
 def outcome_line(outcome: Outcome) -> str:
@@ -219,12 +268,13 @@ def report(out: Path) -> dict[str, Any]:
         "verdicts": [evaluate_claim(claim, rows, study.score).to_json() for claim in claims],
         "means": means(rows, plan), "laws": laws(rows, study.fitted, study.score) if study.fitted else [],
         "changes": changes_from_base(study, rows) if study.base else [],
+        "time": time_use(out, plan), "command": command(plan, out),
     }  # fmt: skip
     page = study_page(
         summary | {"shows": study.shows, "about": study.about, "published": study.published,
                    "figures": figures_of(study, rows, out), "rows": rows, "factors": factors_of(plan),
                    "table": "table.csv", "chosen": plan_settings(plan), "total": len(plan.trials),
-                   "commands": [command(plan, out)],
+                   "commands": [summary["command"]], "time": time_facts(summary["time"]),
                    "means": [means_row(row) for row in summary["means"]]}
     )  # fmt: skip
     replace_file(out / PAGE, lambda beside: beside.write_text(page, encoding="utf-8"))
@@ -264,6 +314,10 @@ def print_summary(summary: Mapping[str, Any]) -> None:
         print_claims(summary["verdicts"])
     for name, failure in summary["failed"].items():
         say(f"failed: {name}: {failure['error'].splitlines()[0]}")
+    if time := time_facts(summary["time"]):
+        print_facts(time)
+    if left := summary["trials"] - summary["finished"]:
+        say(f"{left} trials are left; to go on: {summary['command']}")
     say(f"{summary['finished']} of {summary['trials']} trials are finished; page: {summary['page']}")
 
 

@@ -12,6 +12,7 @@ from vitkit.errors import Error, similar_path
 from vitkit.flat_recipe import flat
 from vitkit.io.files import replace_file
 from vitkit.options import part_of
+from vitkit.runs.folder import has_learned
 from vitkit.studies.study import Plan, Trial, from_json, to_json
 
 PLAN, FAILED, TRIALS, RESULT = "plan.json", "failed.json", "trials", "result.json"
@@ -83,6 +84,12 @@ def trial_folder(out: Path, name: str) -> Path:
 def is_finished(out: Path, trial: Trial) -> bool:
     result = read_result(out, trial)
     return result is not None and (not trial.frozen or "knn" in result["test"])
+
+
+def has_begun(out: Path, trial: Trial) -> bool:
+    """Whether an unfinished trial, or a run in it, has saved a checkpoint or a result."""
+    folder = trial_folder(out, trial.name)
+    return any(has_learned(run) for run in (folder, *folder.glob("*/")))
 
 
 def read_result(out: Path, trial: Trial) -> dict[str, Any] | None:
