@@ -1,7 +1,7 @@
 """time.jsonl: the seconds of each trial and session of a study, and how busy its GPUs were."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean
@@ -54,7 +54,8 @@ class BusyMeter(Thread):
 
 
 @contextmanager
-def session(out: Path, devices: Sequence[str], slots: int, spent: Stopwatch) -> Iterator[None]:
+def session(out: Path, devices: Sequence[str], slots: int, spent: Callable[[], float]
+) -> Iterator[None]:
     """Record a session at its end: its seconds, those of its trials, and how busy its GPUs were meanwhile.
 
     devices: those of the trials, if they run on this machine. spent: the time since the command began.
