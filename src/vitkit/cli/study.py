@@ -1,4 +1,4 @@
-"""The study verb with its subcommands: study list, study run, study report."""
+"""The study verb with its subcommands: study list, run, report, pack and unpack."""
 
 import sys
 from dataclasses import dataclass
@@ -141,10 +141,51 @@ class Report:
     json: Json = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pack:
+    """Write a stopped study into one file, to go on with it on another machine.
+
+    $ vitkit study pack runs/studies/positions
+    $ vitkit study pack runs/studies/recipes --to recipes.zip --max-size 20MB
+    """
+
+    folder: Annotated[Positional[Path], arg(metavar="FOLDER", help="Study folder.")]
+    to: Annotated[
+        Path | None,
+        arg(metavar="FILE", help="The file to write.", help_behavior_hint="(default: FOLDER.study.zip)"),
+    ] = None
+    max_size: Annotated[
+        str,
+        arg(
+            metavar="SIZE",
+            help="Size of the file. Checkpoints are added as long as they fit; results that are larger are "
+            "written as numbered parts of this size.",
+        ),
+    ] = "60MB"
+    json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unpack:
+    """Read a packed study into a new folder, verify its content and write its report.
+
+    $ vitkit study unpack positions.study.zip --to runs/studies/positions
+    $ vitkit study unpack recipes.zip.* --to runs/studies/recipes
+    """
+
+    files: Annotated[
+        Positional[tuple[Path, ...]], arg(metavar="FILE...", help="The file, or all parts of it.")
+    ]
+    to: Annotated[Path, arg(metavar="FOLDER", help="The folder to create.")]
+    json: Json = False
+
+
 Do = (
     Annotated[List, subcommand("list")]
     | Annotated[Run, subcommand("run")]
     | Annotated[Report, subcommand("report")]
+    | Annotated[Pack, subcommand("pack")]
+    | Annotated[Unpack, subcommand("unpack")]
 )
 
 
@@ -164,6 +205,13 @@ def study(do: OmitSubcommandPrefixes[OmitArgPrefixes[Do]]) -> None:
     from vitkit.studies import conduct
     from vitkit.studies.prepare import Request
 
+    if isinstance(do, Pack):
+        return pack(do)
+    if isinstance(do, Unpack):
+        from vitkit.studies.unpack import unpack
+
+        unpack(do.files, do.to)
+        do = Report(folder=do.to, json=do.json)
     if isinstance(do, Report):
         summary = conduct.report(do.folder)
         return emit(summary) if emit else conduct.print_summary(summary)
@@ -179,3 +227,18 @@ def study(do: OmitSubcommandPrefixes[OmitArgPrefixes[Do]]) -> None:
     )  # fmt: skip
     if not conduct.run_study(request, execution, emit):
         sys.exit(1)
+
+
+def pack(do: Pack) -> None:
+    """Pack a study and print what is in the file."""
+    from vitkit.options import PACK_SIZE, size_in_bytes
+    from vitkit.report.terminal import say
+    from vitkit.studies import pack
+
+    packed = pack.pack(
+        do.folder, do.to or pack.default_name(do.folder), size_in_bytes(do.max_size, "--max-size", PACK_SIZE)
+    )
+    if do.json:
+        return print_json(packed.to_json())
+    for line in pack.lines(packed):
+        say(line)

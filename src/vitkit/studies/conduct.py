@@ -30,7 +30,6 @@ from vitkit.studies.executor import (
 )
 from vitkit.studies.folder import (
     claim_folder,
-    existing_plan,
     has_begun,
     is_finished,
     read_failed,
@@ -39,6 +38,7 @@ from vitkit.studies.folder import (
     write_failed,
     write_table,
 )
+from vitkit.studies.inputs import check_inputs, resumed_plan
 from vitkit.studies.prepare import Request, Stopwatch, Timings, make_plan, run_order
 from vitkit.studies.recipe_plan import plan_recipes, select
 from vitkit.studies.scale import study as named_study
@@ -85,7 +85,7 @@ def run_study(request: Request, execution: Execution, emit: Emit) -> bool:
             execution, stack, log, inline=fixed and not execution.processes,
             stop_at=clock.start_time + stop_after,
         )  # fmt: skip
-        plan = existing_plan(execution.out, request.to_json())
+        plan = resumed_plan(execution.out, request.to_json())
         if plan is None and fixed:
             plan = plan_recipes(request, executors.slots, SPLITS, log)
         plan = plan or make_plan(request, executors.slots, executors.measure, log)
@@ -100,6 +100,7 @@ def run_study(request: Request, execution: Execution, emit: Emit) -> bool:
             return True
         execution.out.mkdir(parents=True, exist_ok=True)
         stack.enter_context(locked(execution.out))
+        check_inputs(execution.out, plan)
         claim_folder(execution.out, plan)
         limit = TimeLimit(clock, start_by=budget, stop_after=stop_after)
         run_trials(plan, execution.out, executors, log, execution.only, limit)

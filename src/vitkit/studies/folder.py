@@ -61,7 +61,12 @@ def claim_folder(out: Path, plan: Plan) -> None:
             )
         return
     out.mkdir(parents=True, exist_ok=True)
-    replace_file(path, lambda beside: beside.write_text(to_json(plan) + "\n", encoding="utf-8"))
+    write_plan(out, plan)
+
+
+def write_plan(out: Path, plan: Plan) -> None:
+    text = to_json(plan) + "\n"
+    replace_file(out / PLAN, lambda beside: beside.write_text(text, encoding="utf-8"))
 
 
 def differences(old: Plan, new: Plan) -> list[str]:

@@ -28,6 +28,7 @@ from vitkit.runs.protocol import Protocol
 from vitkit.runs.run import run
 from vitkit.runtime.runtime import Runtime, choose_runtime
 from vitkit.studies.folder import RESULT, is_finished, read_result, trial_folder
+from vitkit.studies.inputs import adopt_paths
 from vitkit.studies.prepare import Timing
 from vitkit.studies.setting import DRAWS
 from vitkit.studies.study import Trial
@@ -79,6 +80,7 @@ def run_trial(trial: Trial, out: Path, config: WorkerConfig) -> dict[str, Any]:
         options = RunOptions(
             workers=config.workers, quiet=config.quiet, stop_at=config.stop_at, report=False
         )  # the study has a page
+        adopt_paths(folder, replace(trial.recipe, **start))
         keep_batches(out / BATCHES if config.cache_batches else None)
         if trial.compared:
             recipes = {name: replace(recipe, **start) for name, recipe in trial.compared.items()}
