@@ -4,7 +4,6 @@ import json
 import random
 import shutil
 import zipfile
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,10 +13,10 @@ from test_cli import run
 from test_studies_stop import go, numbers, plan_of
 
 from vitkit.studies import time_use as times
-from vitkit.studies.folder import is_finished, read_plan, table_rows
+from vitkit.studies.folder import claim_folder, read_plan, table_rows
 from vitkit.studies.inputs import check_inputs, relocated, renamed, resumed_plan
 from vitkit.studies.pack import KEPT, MANIFEST, MARK, OBJECTS, hash_of, pack
-from vitkit.studies.time_limit import TimeLimit
+from vitkit.studies.trial import WorkerConfig, run_trial
 from vitkit.studies.unpack import unpack
 
 MB = 10**6
@@ -41,17 +40,18 @@ def plan_on(data):
 
 
 def stopped(tmp_path):
-    """A study with one trial finished and one interrupted, and its data."""
+    """A study with its first trial finished, from which another starts, and its second one interrupted."""
     data, out = photos(tmp_path / "photos"), tmp_path / "study"
     plan = plan_on(data)
     out.mkdir()
     check_inputs(out, plan)
-    first = plan.trials[0].name
-    go(plan, out, TimeLimit(lambda: 10.0 * len(list(out.glob("trials/*"))), stop_after=5.0), stop_at=0.0)
-    (begun,) = (path.name for path in out.glob("trials/*"))
-    go(plan, out, TimeLimit(lambda: 10.0 * (len(list(out.glob("trials/*"))) > 1), stop_after=5.0))
-    assert is_finished(out, next(t for t in plan.trials if t.name == begun)) and first
-    go(plan, out, TimeLimit(lambda: 10.0 * (len(list(out.glob("trials/*"))) > 2), stop_after=5.0), stop_at=0.0)
+    claim_folder(out, plan)
+    first, second = plan.trials[:2]
+    run_trial(first, out, WorkerConfig(threads=1))
+    with pytest.raises(KeyboardInterrupt):
+        run_trial(second, out, WorkerConfig(threads=1, stop_at=0.0))
+    times.append(out, {"trial": first.name, "seconds": 2.0, "ended": "finished"})
+    times.append(out, {"trial": second.name, "seconds": 1.0, "ended": "stopped"})
     return plan, data, out
 
 
@@ -89,8 +89,7 @@ def test_a_packed_study_goes_on_elsewhere_to_the_same_results(study, tmp_path):
     go(plan_there, there)
     go(plan, out)
     assert numbers(there, plan_there) == numbers(out, plan) and len(numbers(out, plan)) == len(plan.trials)
-    name = interrupted_then = manifest["files"]
-    assert any("checkpoints" in path for path in interrupted_then) and name
+    assert any("checkpoints/step-00000001" in path for path in manifest["files"])
     tuned = json.loads((there / "trials" / plan.trials[-1].name / "recipe.json").read_text())
     assert tuned["data"] == str(moved) and tuned["weights"].startswith(str(there.absolute()))
     assert [row["train_images"] for row in table_rows(there, plan_there)] == [1618] * 5
@@ -114,10 +113,6 @@ def test_a_trial_whose_state_is_left_out_starts_again(study, tmp_path):
 def test_models_that_other_trials_need_are_packed_in_parts_where_they_are_large(study, tmp_path):
     plan, _, out = copied(study, tmp_path)
     first = out / "trials" / plan.trials[0].name
-    if not is_finished(out, plan.trials[0]):
-        go(replace(plan, trials=plan.trials[:1]), tmp_path / "alone")
-        shutil.rmtree(first, ignore_errors=True)
-        shutil.copytree(tmp_path / "alone" / "trials" / first.name, first)
     (first / "model.safetensors").write_bytes(random.Random(0).randbytes(250_000))
     packed = pack(out, tmp_path / "s.zip", 100_000)
     names = [path.name for path in packed.files]
@@ -253,11 +248,12 @@ def test_the_verbs_pack_and_unpack(study, tmp_path, capsys):
     assert run("study", "pack", out, "--json") == 0
     packed = json.loads(capsys.readouterr().out)
     assert packed["files"] == [str(tmp_path / "study.study.zip")] and packed["interrupted"] == 1
-    assert run("study", "pack", out, "--to", tmp_path / "parts.zip", "--max-size", "20kB") == 0
+    assert run("study", "pack", out, "--to", tmp_path / "parts.zip", "--max-size", "10kB") == 0
+    assert "finished trials: 1" in capsys.readouterr().out
     parts = sorted(tmp_path.glob("parts.zip.*"))
     assert len(parts) >= 2
     assert run("study", "unpack", *parts, "--to", tmp_path / "there", "--json") == 0
-    summary = json.loads(capsys.readouterr().out.partition("{")[2].join(["{", ""]))
+    summary = json.loads(capsys.readouterr().out)
     assert summary["finished"] == 1 and (tmp_path / "there" / "page.html").exists()
     assert run("study", "pack", out, "--max-size", "much") == 2
     assert "--max-size 'much'" in capsys.readouterr().err

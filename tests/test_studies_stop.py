@@ -78,7 +78,12 @@ def test_what_a_limit_allows():
     limit = TimeLimit(lambda: now, stop_after=100.0, expected={"short": 20.0, "long": 60.0, "longest": 101.0})
     assert all(limit.allows(name) for name in ("short", "long", "longest", "unknown"))
     now = 41.0
-    assert [limit.allows(name) for name in ("short", "long", "longest", "unknown")] == [True, False, True, True]
+    assert [limit.allows(name) for name in ("short", "long", "longest", "unknown")] == [
+        True,
+        False,
+        True,
+        True,
+    ]
     now = 100.0
     assert limit.is_up() and not any(map(limit.allows, ("short", "long", "longest", "unknown")))
     late = TimeLimit(lambda: 50.0, stop_after=100.0, expected={"long": 60.0})

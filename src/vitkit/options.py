@@ -420,8 +420,7 @@ def size_in_bytes(text: str, flag: str = "--max-bytes", allowed: Range = SERVICE
         size = 0.0
     if size not in allowed:
         raise Error(
-            f"{flag} {text!r}: expected {allowed.least:,} to {allowed.largest:,} bytes, e.g. 10MB or "
-            "500kB",
+            f"{flag} {text!r}: expected {allowed.least:,} to {allowed.largest:,} bytes, e.g. 10MB or 500kB",
             code="request.value",
         )
     return int(size)

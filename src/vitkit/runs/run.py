@@ -89,9 +89,7 @@ def run(
                 splits = splits | {"train": decoded(
                     splits["train"], options.decoded, workers, log=live.say, once=runtime.on_main_first
                 )}  # fmt: skip
-            context = RunContext(
-                recipe, task, out, runtime, options, splits, state, stages, progress, began
-            )
+            context = RunContext(recipe, task, out, runtime, options, splits, state, stages, progress, began)
             trainer = build_trainer(context, live, opener)
             try:
                 trainer.train()
@@ -228,7 +226,7 @@ class Trainer:
         return self.run.runtime.world > 1 or any(self.requests()) or self.validator.is_due(step)
 
     def requests(self) -> list[float]:
-        """Whether any process has received a signal or is out of time, is late to save, or has new unusable files."""
+        """A signal to stop, or no time left; a late checkpoint; and new unusable files, in any process."""
         late = time.monotonic() >= self.run.options.stop_at
         number = self.received[0] if self.received else signal.SIGTERM if late else 0
         return self.run.runtime.all_reduce_max(

@@ -164,7 +164,9 @@ class Executors:
             slurm = clusters.SlurmExecutor(resources, execution.out / "slurm", options)
             return self.stack.enter_context(slurm)
         if self.inline:
-            return InlineExecutor(replace(self.configs[0], threads=0, cache_batches=False, stop_at=self.stop_at))
+            return InlineExecutor(
+                replace(self.configs[0], threads=0, cache_batches=False, stop_at=self.stop_at)
+            )
         return self.local()
 
 

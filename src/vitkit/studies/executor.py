@@ -80,7 +80,7 @@ def run_jobs(
     jobs: Sequence[Job],
     executor: Executor,
     on_end: OnEnd = lambda job, outcome: None,
-    limit: TimeLimit = TimeLimit(),
+    limit: TimeLimit | None = None,
 ) -> dict[str, Outcome]:
     """Run all jobs; each starts after the job that it needs, and is skipped if that one fails.
 
@@ -88,6 +88,7 @@ def run_jobs(
     """
     by_name = {job.name: job for job in jobs}
     waiting, outcomes = list(jobs), dict[str, Outcome]()
+    limit = limit or TimeLimit()
     running: dict[str, Stopwatch] = {}
 
     def finish(name: str, outcome: Outcome) -> None:

@@ -1,4 +1,4 @@
-"""inputs.json: the content of a study's data and weights, so that it can go on where they have other paths."""
+"""inputs.json: the content of a study's data and weights, so that it goes on where they have other paths."""
 
 import json
 from collections.abc import Mapping
@@ -48,12 +48,16 @@ def check_inputs(out: Path, plan: Plan) -> None:
                 f"{', '.join(sorted(paths_of(read_plan(out).asked)))}",
                 code="run.changed",
             )
-        text = json.dumps(current, indent=1)
-        replace_file(path, lambda beside: beside.write_text(text + "\n", encoding="utf-8"))
+        write_json(path, current)
         return
     compare(out, read(path), current, plan.asked)
     if moved:
         write_plan(out, plan)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    text = json.dumps(value, indent=2) + "\n"
+    replace_file(path, lambda beside: beside.write_text(text, encoding="utf-8"))
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -80,7 +84,9 @@ def data_content(place: str) -> dict[str, Any]:
     return summary(with_sizes(with_marks(splits)))
 
 
-def compare(out: Path, stored: Mapping[str, Any], current: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+def compare(
+    out: Path, stored: Mapping[str, Any], current: Mapping[str, Any], asked: Mapping[str, Any]
+) -> None:
     """Raise an error that names the input whose content differs, and how."""
     pairs = list(zip(stored["data"], current["data"], asked["data"], strict=True))
     if stored["downstream"] and current["downstream"]:
@@ -166,7 +172,9 @@ def with_paths(recipe: Recipe, paths: Paths) -> Recipe:
         name: paths.get(value, value) if name.endswith(".teacher") else value
         for name, value in recipe.task_options.items()
     }
-    places = {name: paths.get(value := getattr(recipe, name), value) for name in ("data", "fewshot", "weights")}
+    places = {
+        name: paths.get(value := getattr(recipe, name), value) for name in ("data", "fewshot", "weights")
+    }
     return replace(recipe, task_options=TaskOptions(options), **places)
 
 
@@ -186,5 +194,4 @@ def adopt_paths(folder: Path, recipe: Recipe) -> None:
         places = {"data": recipe.data, "fewshot": recipe.fewshot, "weights": recipe.weights}
         new = stored | places | ({"task_options": options | teachers} if teachers else {})
         if new != stored:
-            text = json.dumps(new, indent=2)
-            replace_file(path, lambda beside, text=text: beside.write_text(text + "\n", encoding="utf-8"))
+            write_json(path, new)

@@ -1,8 +1,8 @@
 """A study in one file, or in numbered parts, to go on with it on another machine.
 
-A pack is a zip: manifest.json names the files of the study folder, and objects/SHA256 holds each content once.
-The zip's comment ends with the SHA-256 of everything before it. Parts are slices of the pack, NAME.1of3 and
-so on. Tables, figures and the page are left out, as `study report` writes them again.
+A pack is a zip: manifest.json names the files of the study folder, and objects/SHA256 holds each content
+once. The zip's comment ends with the SHA-256 of everything before it. Parts are slices of the pack, NAME.1of3
+and so on. Tables, figures and the page are left out, as `study report` writes them again.
 """
 
 import hashlib
@@ -215,7 +215,7 @@ def default_name(folder: Path) -> Path:
 def lines(packed: Packed) -> Iterator[str]:
     """What was packed, what was left out, and what that costs."""
     names = " ".join(str(path) for path in packed.files)
-    yield f"{packed.finished} finished trials and the state of {packed.interrupted} interrupted ones: {names}"
+    yield f"finished trials: {packed.finished}; interrupted ones with their state: {packed.interrupted}"
     for name, seconds in packed.restarted.items():
         yield f"left out, too large: the state of {name}, which starts again ({duration(seconds)} are lost)"
     if packed.finished and not packed.logs:

@@ -15,7 +15,7 @@ from vitkit.studies.study import Plan, Trial
 class TimeLimit:
     """The time that the trials of a study have in one session.
 
-    start_by: seconds after which no trial starts. stop_after: seconds after which running trials save and stop.
+    start_by: seconds after which no trial starts. stop_after: seconds after which running ones save and stop.
     expected: seconds of each trial, where they can be estimated. Trials that would not end in time are not
     started, except for those that would not fit into any session of this length.
     """

@@ -54,8 +54,7 @@ class BusyMeter(Thread):
 
 
 @contextmanager
-def session(out: Path, devices: Sequence[str], slots: int, spent: Callable[[], float]
-) -> Iterator[None]:
+def session(out: Path, devices: Sequence[str], slots: int, spent: Callable[[], float]) -> Iterator[None]:
     """Record a session at its end: its seconds, those of its trials, and how busy its GPUs were meanwhile.
 
     devices: those of the trials, if they run on this machine. spent: the time since the command began.
